@@ -1,0 +1,180 @@
+"""Kernel text, compilation and loading: NVRTC for CUDA (no nvcc needed), kept on disk between runs."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.resources
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+from ..rules import Rule
+from ..table import BLOCK, HostTable
+
+CUDA_TYPES = {
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.float16: "half_bits",
+    torch.bfloat16: "bfloat16_bits",
+}
+#: -ftz is left off: denormal gradients stay what they are, as in torch.
+OPTIONS = ("--std=c++17", "--fmad=true", "--device-as-default-execution-space")
+
+
+class CompileError(RuntimeError):
+    """NVRTC refused a kernel; the message holds its log."""
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept: $PAGEDOPT_CACHE_DIR, else $XDG_CACHE_HOME/pagedopt, else ~/.cache/pagedopt."""
+    if own := os.environ.get("PAGEDOPT_CACHE_DIR"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pagedopt"
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file that other processes see whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(data)
+    os.replace(file.name, path)
+
+
+@functools.cache
+def _text(name: str) -> str:
+    body = importlib.resources.files(__name__).joinpath(name).read_text()
+    return f'#line 1 "{name}"\n{body}'
+
+
+def source(rule: Rule | None, kernel: str = "multi_tensor_apply.cu") -> str:
+    """The whole CUDA text of ``kernel``, headers joined in (a cache keyed by text then sees every change)."""
+    names = ["device.cuh", "numbers.cuh", "table.cuh", "multi_tensor_apply.cu"]
+    parts = [_text(name) for name in names]
+    if kernel not in names:
+        parts.append(_text(kernel))
+    if rule is not None:
+        parts.append(f'#line 1 "rule {rule.name}"\n{rule.cuda_source()}')
+    return "\n".join(parts)
+
+
+def arithmetic(dtypes: tuple[torch.dtype, ...]) -> torch.dtype:
+    """The dtype a kernel computes in: float64 if any list has it, else float32."""
+    return torch.float64 if torch.float64 in dtypes else torch.float32
+
+
+def table_type(argument_bytes: int) -> str:
+    """The C++ type of the kernel's argument."""
+    return f"TableOf<{argument_bytes}>" if argument_bytes else "TableAt"
+
+
+def instance(rule: Rule, dtypes: tuple[torch.dtype, ...], threads: int, argument_bytes: int) -> str:
+    """The C++ name of one variant of the multi-tensor kernel."""
+    types = ", ".join(CUDA_TYPES[d] for d in dtypes)
+    number = CUDA_TYPES[arithmetic(dtypes)]
+    return f"multi_tensor_apply<{number}, {rule.program.name}, {threads}, {table_type(argument_bytes)}, {types}>"
+
+
+def compile_cuda(text: str, names: tuple[str, ...], arch: str) -> tuple[bytes, list[str]]:
+    """Compile ``text`` for ``arch`` ("sm_90").
+
+    Returns:
+        the cubin and, for each of ``names`` (C++ expressions), the symbol to load.
+
+    Raises:
+        CompileError: with NVRTC's log.
+    """
+    from cuda.bindings import nvrtc
+
+    def check(result: tuple[Any, ...]) -> Any:
+        code, *values = result
+        if int(code) != 0:
+            size = nvrtc.nvrtcGetProgramLogSize(program)[1]
+            log = bytearray(size)
+            nvrtc.nvrtcGetProgramLog(program, log)
+            raise CompileError(f"{code.name} for {', '.join(names)}\n{log.decode(errors='replace').strip(chr(0))}")
+        return values[0] if values else None
+
+    program = nvrtc.nvrtcCreateProgram(text.encode(), b"pagedopt.cu", 0, [], [])[1]
+    for name in names:
+        check(nvrtc.nvrtcAddNameExpression(program, name.encode()))
+    options = [o.encode() for o in (*OPTIONS, f"--gpu-architecture={arch}")]
+    check(nvrtc.nvrtcCompileProgram(program, len(options), options))
+    cubin = bytearray(check(nvrtc.nvrtcGetCUBINSize(program)))
+    check(nvrtc.nvrtcGetCUBIN(program, cubin))
+    symbols = [check(nvrtc.nvrtcGetLoweredName(program, name.encode())).decode() for name in names]
+    nvrtc.nvrtcDestroyProgram(program)
+    return bytes(cubin), symbols
+
+
+def cached_cubin(text: str, name: str, arch: str) -> tuple[Path, str]:
+    """The file with the compiled kernel and its symbol: compiled now, or found from an earlier run."""
+    key = hashlib.sha256("\0".join((text, name, arch, *OPTIONS, _nvrtc_version())).encode()).hexdigest()[:32]
+    cubin, symbol = cache_folder() / f"{key}.cubin", cache_folder() / f"{key}.symbol"
+    if not (cubin.exists() and symbol.exists()):
+        data, symbols = compile_cuda(text, (name,), arch)
+        write_atomically(cubin, data)
+        write_atomically(symbol, symbols[0].encode())
+    return cubin, symbol.read_text()
+
+
+@functools.cache
+def _nvrtc_version() -> str:
+    from cuda.bindings import nvrtc
+
+    return ".".join(str(v) for v in nvrtc.nvrtcVersion())
+
+
+class CudaKernel:
+    """A compiled kernel on one device: a CuPy RawKernel with one argument, the table."""
+
+    def __init__(self, text: str, name: str, device: int, chunks_per_block: int = 1) -> None:
+        import cupy
+
+        from ..memory import relaxed_capture
+
+        major, minor = torch.cuda.get_device_capability(device)
+        path, symbol = cached_cubin(text, name, f"sm_{major}{minor}")
+        with torch.cuda.device(device), relaxed_capture():
+            self._kernel = cupy.RawModule(path=str(path)).get_function(symbol)
+            self._kernel.compile()  # load now: a module cannot be loaded while a graph is captured
+        self.chunks_per_block = chunks_per_block
+
+    def __call__(self, argument: npt.NDArray[Any], count: int, stream: Stream) -> None:
+        """Launch over ``count`` chunks; ``argument`` (an array of size one) travels by value."""
+        blocks = -(-count // self.chunks_per_block)
+        self._kernel((blocks,), (BLOCK,), (argument,), stream=stream)
+
+
+class Stream:
+    """The one attribute CuPy asks of a stream."""
+
+    def __init__(self, handle: int) -> None:
+        self.ptr = handle
+
+
+@functools.cache
+def cuda_kernel(rule: Rule, dtypes: tuple[torch.dtype, ...], threads: int, argument_bytes: int, device: int) -> CudaKernel:
+    """The multi-tensor kernel for a rule, ready to launch on a device.
+
+    Raises:
+        CompileError, TypeError: a dtype is not supported.
+    """
+    name = instance(rule, dtypes, threads, argument_bytes)
+    return CudaKernel(source(rule), name, device, BLOCK // threads)
+
+
+@functools.cache
+def cpu_kernel(rule: Rule, dtypes: tuple[torch.dtype, ...]) -> Callable[[HostTable], None]:
+    """The Numba kernel for a rule: walks a table on all of torch's threads."""
+    from . import cpu
+
+    return functools.partial(cpu.run, cpu.kernel(rule, dtypes))
+
+
+__all__ = ["CompileError", "CudaKernel", "Stream", "arithmetic", "cpu_kernel", "cuda_kernel", "instance", "source"]

@@ -1,0 +1,126 @@
+"""What generated CPU kernels call: pointers from addresses, 16-bit floats from bits, functions on elements."""
+
+import math
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+
+@intrinsic
+def pointer(typing_context, address):  # type: ignore[no-untyped-def]
+    """An integer address as a void pointer, for ``numba.carray``."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
+
+    return types.voidptr(types.int64), generate
+
+
+@intrinsic
+def float_of(typing_context, bits):  # type: ignore[no-untyped-def]
+    """uint32 bits as the float32 they stand for."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(types.uint32), generate
+
+
+@intrinsic
+def bits_of(typing_context, value):  # type: ignore[no-untyped-def]
+    """The bits of a float32, as uint32."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return types.uint32(types.float32), generate
+
+
+@njit
+def from_bfloat16(bits):  # type: ignore[no-untyped-def]
+    return float_of(np.uint32(bits) << np.uint32(16))
+
+
+@njit
+def to_bfloat16(value):  # type: ignore[no-untyped-def]
+    """Round to nearest, ties to even."""
+    bits = bits_of(value)
+    rounded = np.uint32(bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    return np.uint16(0x7FFF) if nan else np.uint16(rounded)
+
+
+_EXPAND = np.float32(2.0**112)  # moves the exponent of a half to where a float has it; exact for denormals, too
+_SHRINK = np.float32(2.0**-112)
+
+
+@njit
+def from_half(bits):  # type: ignore[no-untyped-def]
+    wide = np.uint32(bits)
+    magnitude = float_of((wide & np.uint32(0x7FFF)) << np.uint32(13)) * _EXPAND
+    out = bits_of(magnitude)
+    if (wide & np.uint32(0x7C00)) == np.uint32(0x7C00):  # infinity and NaN keep an exponent of ones
+        out = out | np.uint32(0x7F800000)
+    return float_of(out | ((wide & np.uint32(0x8000)) << np.uint32(16)))
+
+
+@njit
+def to_half(value):  # type: ignore[no-untyped-def]
+    """Round to nearest, ties to even; what is beyond 65,504 + half a step becomes infinity."""
+    bits = bits_of(value)
+    sign = (bits >> np.uint32(16)) & np.uint32(0x8000)
+    size = bits & np.uint32(0x7FFFFFFF)
+    if size > np.uint32(0x7F800000):
+        return np.uint16(sign | np.uint32(0x7E00))
+    if size >= np.uint32(0x47800000):  # 65536 and more
+        return np.uint16(sign | np.uint32(0x7C00))
+    if size < np.uint32(0x38800000):  # below 2**-14: adding 0.5 leaves the rounded denormal in the low bits
+        small = bits_of(float_of(size) + np.float32(0.5)) - np.uint32(0x3F000000)
+        return np.uint16(sign | small)
+    rounded = size - np.uint32(0x38000000) + np.uint32(0xFFF) + ((size >> np.uint32(13)) & np.uint32(1))
+    return np.uint16(sign | (rounded >> np.uint32(13)))
+
+
+@njit
+def element_sqrt(x):  # type: ignore[no-untyped-def]
+    return math.sqrt(x)
+
+
+@njit
+def element_exp(x):  # type: ignore[no-untyped-def]
+    return math.exp(x)
+
+
+@njit
+def element_log(x):  # type: ignore[no-untyped-def]
+    return math.log(x)
+
+
+@njit
+def element_abs(x):  # type: ignore[no-untyped-def]
+    return abs(x)
+
+
+@njit
+def element_sign(x):  # type: ignore[no-untyped-def]
+    return (x > 0) - (x < 0)
+
+
+@njit
+def element_max(a, b):  # type: ignore[no-untyped-def]
+    """Hands a NaN on, as torch.maximum does."""
+    return a if (a > b or a != a) else b
+
+
+@njit
+def element_min(a, b):  # type: ignore[no-untyped-def]
+    """Hands a NaN on, as torch.minimum does."""
+    return a if (a < b or a != a) else b
+
+
+@njit
+def element_fma(a, b, c):  # type: ignore[no-untyped-def]
+    return a * b + c
+

@@ -1,0 +1,50 @@
+// Number types of the lists and the functions rules call. 16-bit floats are stored as bits; arithmetic is in S.
+
+struct half_bits { unsigned short bits; };
+struct bfloat16_bits { unsigned short bits; };
+
+template <class S, class T> __device__ __forceinline__ S load_as(T value) { return S(value); }
+
+template <> __device__ __forceinline__ float load_as<float, bfloat16_bits>(bfloat16_bits value) {
+    return __uint_as_float((unsigned)value.bits << 16);
+}
+template <> __device__ __forceinline__ double load_as<double, bfloat16_bits>(bfloat16_bits value) {
+    return (double)load_as<float>(value);
+}
+template <> __device__ __forceinline__ float load_as<float, half_bits>(half_bits value) {
+    return half_to_float(value.bits);
+}
+template <> __device__ __forceinline__ double load_as<double, half_bits>(half_bits value) {
+    return (double)half_to_float(value.bits);
+}
+
+// Rounds to nearest, ties to even, as torch does; a double goes to 16 bits through float, as torch's does too.
+template <class T, class S> __device__ __forceinline__ T store_as(S value) { return T(value); }
+
+__device__ __forceinline__ bfloat16_bits to_bfloat16(float value) {
+    unsigned bits = __float_as_uint(value);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return {0x7fff};  // NaN
+    return {(unsigned short)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
+}
+template <> __device__ __forceinline__ bfloat16_bits store_as<bfloat16_bits, float>(float value) {
+    return to_bfloat16(value);
+}
+template <> __device__ __forceinline__ bfloat16_bits store_as<bfloat16_bits, double>(double value) {
+    return to_bfloat16((float)value);
+}
+template <> __device__ __forceinline__ half_bits store_as<half_bits, float>(float value) {
+    return {float_to_half(value)};
+}
+template <> __device__ __forceinline__ half_bits store_as<half_bits, double>(double value) {
+    return {float_to_half((float)value)};
+}
+
+// min and max hand a NaN on, as torch.minimum and torch.maximum do.
+template <class S> __device__ __forceinline__ S element_max(S a, S b) { return (a > b || a != a) ? a : b; }
+template <class S> __device__ __forceinline__ S element_min(S a, S b) { return (a < b || a != a) ? a : b; }
+template <class S> __device__ __forceinline__ S element_sign(S x) { return S((x > S(0)) - (x < S(0))); }
+template <class S> __device__ __forceinline__ S element_abs(S x) { return fabs(x); }
+template <class S> __device__ __forceinline__ S element_sqrt(S x) { return sqrt(x); }
+template <class S> __device__ __forceinline__ S element_exp(S x) { return exp(x); }
+template <class S> __device__ __forceinline__ S element_log(S x) { return log(x); }
+template <class S> __device__ __forceinline__ S element_fma(S a, S b, S c) { return fma(a, b, c); }

@@ -1,0 +1,34 @@
+// The C side of pagedopt/table.py and of the arguments in pagedopt/transport.py. All counts and offsets are 64-bit.
+
+typedef unsigned long long word;
+
+struct Header {
+    long long rows;         // where the rows begin, in words
+    long long chunks;       // where the chunks begin, in words
+    long long count;        // chunks in this launch
+    long long chunk_numel;  // elements of a full chunk
+};
+
+struct Chunk {
+    long long row, offset;
+};
+
+template <int LISTS> struct Row {
+    word address[LISTS];
+    long long numel;
+    long long set;  // which hyperparameters
+};
+
+// A table in memory: managed, mapped, or copied to the device.
+struct TableAt {
+    const word* words;
+    Header header;
+    __device__ const word* data() const { return words; }
+};
+
+// A table that travels by value as the kernel's argument.
+template <int BYTES> struct TableOf {
+    Header header;
+    word words[(BYTES - sizeof(Header)) / sizeof(word)];
+    __device__ const word* data() const { return words; }
+};

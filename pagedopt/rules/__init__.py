@@ -1,0 +1,18 @@
+"""Update rules: what happens to one element.  One file per optimizer family; ``translate`` makes them run everywhere."""
+
+from .adamw import adamw, adamw_amsgrad
+from .elementwise import add, add_scalar, addcdiv, addcmul, lerp, lerp_tensor, mul, mul_scalar, square_root
+from .rule import Rule, fma, rule, sign, sqrt
+from .sgd import sgd, sgd_momentum
+from .translate import RuleError
+
+#: Every rule that ships, by name.
+RULES: dict[str, Rule] = {
+    r.name: r
+    for r in (
+        adamw, adamw_amsgrad, sgd, sgd_momentum,
+        add, add_scalar, mul, mul_scalar, lerp, lerp_tensor, addcmul, addcdiv, square_root,
+    )
+}  # fmt: skip
+
+__all__ = ["RULES", "Rule", "RuleError", "fma", "rule", "sign", "sqrt", *RULES]

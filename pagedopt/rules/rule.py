@@ -1,0 +1,167 @@
+"""What a rule is: one Python function with three lives (CUDA functor, Numba loop, float64 reference)."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from . import translate
+
+
+class Rule:
+    """The update of one element, written once.
+
+    Args:
+        function: positional parameters are elements of tensors, keyword-only parameters are hyperparameters.  It
+            returns the parameters that change, by name (or one expression, which overwrites the first parameter).
+
+    Attributes:
+        name: the function's name.
+        inputs: names of the tensor lists it takes, in order.
+        scalars: names of its hyperparameters; those in ``defaults`` may be left out.
+        writes: indices of the lists it overwrites.
+
+    Raises:
+        RuleError: the function uses something that cannot be translated; the message names the line.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.program = translate.analyse(function)
+        self.name = self.program.name
+        self.inputs = self.program.inputs
+        self.scalars = self.program.scalars
+        self.defaults = self.program.defaults
+        self.writes = self.program.writes
+        self.__doc__ = function.__doc__
+        self._host = translate.host_function(self.program)
+
+    def __repr__(self) -> str:
+        return f"Rule({self.name}({', '.join(self.inputs)}, *, {', '.join(self.scalars)}))"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Rule, (self.function,))
+
+    def __call__(self, *elements: Any, **scalars: Any) -> Any:
+        """The function itself, on Python scalars."""
+        return self.function(*elements, **scalars)
+
+    def uniforms(self, scalars: Mapping[str, float]) -> list[float]:
+        """What the kernel receives for these hyperparameters: every expression of them alone, computed in double.
+
+        Raises:
+            TypeError: a hyperparameter is missing or unknown.
+        """
+        try:
+            return self._host(**{**self.defaults, **scalars})
+        except TypeError as error:
+            missing = [s for s in self.scalars if s not in scalars and s not in self.defaults]
+            unknown = [s for s in scalars if s not in self.scalars]
+            if not missing and not unknown:
+                raise
+            raise TypeError(
+                f"rule {self.name!r} takes the scalars {list(self.scalars)}; missing {missing}, unknown {unknown}"
+            ) from error
+
+    def reference(self, *tensors: torch.Tensor, **scalars: float) -> tuple[torch.Tensor, ...]:
+        """The rule on whole tensors, in their own dtype (use float64): the new value of each list in ``writes``."""
+        result = self._reference(*tensors, **{**self.defaults, **scalars})
+        return result if isinstance(result, tuple) else (result,)
+
+    @cached_property
+    def _reference(self) -> Callable[..., Any]:
+        return translate.reference_function(self.program, _TENSOR_FUNCTIONS)
+
+    def cuda_source(self) -> str:
+        """The generated CUDA C++ functor, as text to read."""
+        return translate.cuda_functor(self.program)
+
+    def numba_source(self, dtypes: Sequence[torch.dtype] | None = None) -> str:
+        """The generated Python source of the CPU kernel for ``dtypes`` (default: all float32), as text to read."""
+        from ..kernels import cpu
+
+        return cpu.source(self, tuple(dtypes or [torch.float32] * len(self.inputs)))
+
+    @cached_property
+    def out_of_place(self) -> Rule:
+        """The same rule with one more list per result, behind its inputs, that takes the result instead."""
+        variant = copy.copy(self)
+        variant.__dict__.pop("out_of_place", None)
+        count = len(self.inputs)
+        outs = tuple(f"out_{self.inputs[i]}" for i in self.writes)
+        variant.program = dataclasses.replace(
+            self.program,
+            name=f"{self.name}_out",
+            inputs=self.inputs + outs,
+            writes=tuple(range(count, count + len(outs))),
+        )
+        variant.name, variant.inputs, variant.writes = variant.program.name, variant.program.inputs, variant.program.writes
+        return variant
+
+
+def rule(function: Callable[..., Any]) -> Rule:
+    """Decorator: make ``function`` a :class:`Rule`."""
+    return Rule(function)
+
+
+# Python's own versions of the functions that math lacks, for rules to import (and to be called on plain numbers).
+def sign(x: float) -> float:
+    """-1, 0 or 1."""
+    return float((x > 0) - (x < 0))
+
+
+def fma(a: float, b: float, c: float) -> float:
+    """a * b + c; the GPU rounds once."""
+    return a * b + c
+
+
+sqrt = math.sqrt
+
+
+def _tensor(value: Any, like: Any) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value
+    return torch.as_tensor(value, dtype=like.dtype if isinstance(like, torch.Tensor) else torch.float64)
+
+
+def _where(test: Any, yes: Any, no: Any) -> Any:
+    if not isinstance(test, torch.Tensor):
+        return yes if test else no
+    like = yes if isinstance(yes, torch.Tensor) else no
+    return torch.where(test.bool(), _tensor(yes, like), _tensor(no, like))
+
+
+def _pairwise(function: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+    def call(a: Any, b: Any) -> Any:
+        return function(_tensor(a, b), _tensor(b, a))
+
+    return call
+
+
+def _unary(function: Callable[..., Any]) -> Callable[[Any], Any]:
+    def call(a: Any) -> Any:
+        return function(_tensor(a, a))
+
+    return call
+
+
+_TENSOR_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "sqrt": _unary(torch.sqrt),
+    "abs": _unary(torch.abs),
+    "sign": _unary(torch.sign),
+    "exp": _unary(torch.exp),
+    "log": _unary(torch.log),
+    "min": _pairwise(torch.minimum),
+    "max": _pairwise(torch.maximum),
+    "fma": lambda a, b, c: a * b + c,
+    "where": _where,
+    "logical_and": _pairwise(torch.logical_and),
+    "logical_or": _pairwise(torch.logical_or),
+    "logical_not": _unary(torch.logical_not),
+}

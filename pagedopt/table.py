@@ -1,0 +1,147 @@
+"""The layout of a pointer table: arithmetic on plain values, no device and no torch.
+
+A table is one block of 8-byte words in three parts::
+
+    scalars   sets × uniforms   float64   the hyperparameters of each set
+    rows      n × (lists + 2)             the addresses of tensor i in every list, its number of elements, its set
+    chunks    c × 2             int64     which row, and from which element on: the work of one group of threads
+
+The rows are contiguous, so a thread block fetches all it needs to know of a tensor in one go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+WORD = 8
+BLOCK = 512  # threads of a block
+CHUNK = np.dtype([("row", np.int64), ("offset", np.int64)])
+#: What a launch passes besides the words: where the parts begin (in words), how many chunks, elements per chunk.
+HEADER = np.dtype([("rows", np.int64), ("chunks", np.int64), ("count", np.int64), ("chunk_numel", np.int64)])
+
+Words = npt.NDArray[np.uint64]
+
+
+def row_dtype(lists: int) -> np.dtype[Any]:
+    """One row of a table over ``lists`` lists."""
+    return np.dtype([("address", np.uint64, (lists,)), ("numel", np.int64), ("set", np.int64)])
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How the work is cut: ``threads`` threads (a warp or a block) share a chunk of ``chunk_numel`` elements."""
+
+    chunk_numel: int
+    threads: int
+
+
+def geometry(numels: Sequence[int]) -> Geometry:
+    """Small tensors get a warp each; otherwise blocks, with chunks small enough to fill a large GPU.
+
+    16,384 elements keep the cost of reading the table under a percent; below a thousand chunks
+    a GPU of 132 multiprocessors would idle, so chunks shrink down to 2,048 elements.
+    """
+    largest, total = max(numels, default=0), sum(numels)
+    if largest <= 1024:
+        return Geometry(1024, 32)
+    chunk = 16384
+    while chunk > 2048 and total < 1056 * chunk:
+        chunk //= 2
+    return Geometry(chunk, BLOCK)
+
+
+def chunks(numels: Sequence[int] | npt.NDArray[np.int64], chunk_numel: int) -> npt.NDArray[Any]:
+    """Every (row, offset) with ``offset`` a multiple of ``chunk_numel`` below the row's number of elements."""
+    sizes = np.asarray(numels, dtype=np.int64)
+    counts = -(-sizes // chunk_numel)
+    out = np.empty(int(counts.sum()), CHUNK)
+    out["row"] = np.repeat(np.arange(len(sizes), dtype=np.int64), counts)
+    first = np.cumsum(counts) - counts
+    out["offset"] = (np.arange(len(out), dtype=np.int64) - np.repeat(first, counts)) * chunk_numel
+    return out
+
+
+class HostTable:
+    """The words of a table in ordinary memory, and a stamp for each part that says when it last changed.
+
+    Transports compare stamps to send only what changed; the CPU kernels walk these very words.
+
+    Args:
+        lists: number of tensor lists.
+        numels: elements of each tensor.
+        uniforms: float64 hyperparameters per set.
+        sets: number of different sets of hyperparameters there may be at once.
+        shape: how to cut the work (default: :func:`geometry`).
+    """
+
+    def __init__(
+        self, lists: int, numels: Sequence[int], uniforms: int = 0, sets: int = 1, shape: Geometry | None = None
+    ) -> None:
+        self.lists = lists
+        self.geometry = shape or geometry(numels)
+        plan = chunks(numels, self.geometry.chunk_numel)
+        row = row_dtype(lists)
+        self.rows_at = sets * uniforms
+        self.chunks_at = self.rows_at + len(numels) * (row.itemsize // WORD)
+        self.words: Words = np.zeros(self.chunks_at + 2 * len(plan), np.uint64)
+        self.scalars = self.words[: self.rows_at].view(np.float64).reshape(sets, uniforms)
+        self.rows = self.words[self.rows_at : self.chunks_at].view(row)
+        self.chunks = self.words[self.chunks_at :].view(CHUNK)
+        self.rows["numel"] = numels
+        self.chunks[:] = plan
+        self.stamp = 0  # of scalars or rows, whichever changed last
+        self.rows_stamp = 0
+
+    def set_scalars(self, values: Sequence[Sequence[float]]) -> None:
+        """Write the hyperparameter sets (first ``len(values)`` of them) where they differ."""
+        if self.scalars.size and (new := np.asarray(values)).tobytes() != self.scalars[: len(values)].tobytes():
+            self.scalars[: len(values)] = new
+            self.stamp += 1
+
+    def rows_changed(self) -> None:
+        """To be called after a write to :attr:`rows`."""
+        self.stamp += 1
+        self.rows_stamp = self.stamp
+
+    def header(self) -> npt.NDArray[Any]:
+        """The HEADER of the whole table."""
+        value = (self.rows_at, self.chunks_at, len(self.chunks), self.geometry.chunk_numel)
+        return np.array([value], HEADER)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows and chunks, half-open, that travel in one launch."""
+
+    row: int
+    row_end: int
+    chunk: int
+    chunk_end: int
+
+
+def batches(table: HostTable, words: int) -> Iterator[Batch]:
+    """Cut a table so that the scalars and each batch's rows and chunks fit in ``words`` words.
+
+    Raises:
+        ValueError: not even one row with one chunk fits.
+    """
+    row_words = table.rows.itemsize // WORD
+    room = words - table.rows_at
+    if room < row_words + 2:
+        raise ValueError(
+            f"a launch carries {words * WORD} bytes; {table.rows_at} scalars and one row of {table.lists} lists need "
+            f"{(table.rows_at + row_words + 2) * WORD}: use another transport or fewer sets of hyperparameters"
+        )
+    row = np.ascontiguousarray(table.chunks["row"])
+    cost = (row + 1) * row_words + 2 * np.arange(1, len(row) + 1)  # words up to and with chunk i, had we begun at 0
+    start = 0
+    while start < len(row):
+        spent = int(row[start]) * row_words + 2 * start
+        end = int(np.searchsorted(cost, spent + room, side="right"))
+        yield Batch(int(row[start]), int(row[end - 1]) + 1, start, end)
+        start = end
