@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Collection, Sequence
+import copy
+import functools
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -15,8 +16,10 @@ from .table import Geometry, HostTable
 TensorList = Sequence[torch.Tensor | None]
 
 _address = torch.Tensor.data_ptr
-_contiguous = torch.Tensor.is_contiguous
-_nbytes = operator.attrgetter("nbytes")
+
+
+class LayoutError(ValueError):
+    """A tensor has the right shape and other strides than the first list's."""
 
 
 class PointerTable:
@@ -61,10 +64,9 @@ class PointerTable:
             self._adopt_shape(i, tensor)
         self.numels = [t.numel() for t in first]
         self.host = HostTable(len(lists), self.numels, uniforms, sets, geometry)
-        count = len(first)
-        self._addresses: list[list[int]] = [[-1] * count for _ in lists]
-        self._sizes: list[list[int]] = [[-1] * count for _ in lists]
-        self._flags: list[list[bool]] = [[False] * count for _ in lists]
+        self._columns: list[_Column | None] = [None] * len(lists)
+        #: indices of rows that are skipped because a list lacks their tensor
+        self.absent: list[int] = []
         self.refresh(lists)
 
     @property
@@ -87,23 +89,24 @@ class PointerTable:
         Raises:
             ValueError, TypeError: as at construction, naming list and index; the table is unchanged then.
         """
-        changes: list[tuple[int, list[int], list[int], list[bool]]] = []
+        changes: dict[int, _Column] = {}
         for j, tensors in enumerate(lists):
             if tensors is not None and (change := self._compare(j, tensors)):
-                changes.append(change)
+                changes[j] = change
         if not changes:
             return False
-        rows = self.host.rows
-        addresses = rows["address"].copy()
-        for j, new, _, _ in changes:
-            addresses[:, j] = new
-        present = (addresses != 0).all(axis=1)
-        if any(j in self.writes for j, *_ in changes):
+        addresses = self.host.rows["address"].copy()
+        for j, column in changes.items():
+            addresses[:, j] = column.addresses
+        if any(j in self.writes for j in changes):
             self._check_overlap(addresses)
-        for j, new, sizes, flags in changes:
-            self._addresses[j], self._sizes[j], self._flags[j] = new, sizes, flags
-        rows["address"] = addresses
-        rows["numel"] = np.where(present, self.numels, 0)
+        for j, column in changes.items():
+            self._columns[j] = column
+        absent = sorted(set().union(*(c.absent for c in self._columns if c)))
+        self.host.rows["address"] = addresses
+        self.host.rows["numel"] = self.numels
+        self.host.rows["numel"][absent] = 0
+        self.absent = absent
         self.host.rows_changed()
         return True
 
@@ -113,30 +116,30 @@ class PointerTable:
             (self.names[j], i)
             for j, tensors in enumerate(lists)
             for i, tensor in enumerate(tensors)
-            if (0 if tensor is None else tensor.data_ptr()) != self._addresses[j][i]
+            if (0 if tensor is None else tensor.data_ptr()) != self.host.rows["address"][i, j]
         ]
 
-    def _compare(self, j: int, tensors: TensorList) -> tuple[int, list[int], list[int], list[bool]] | None:
-        """None if list ``j`` lies where it did, in the same layout; else its validated new addresses."""
+    def _compare(self, j: int, tensors: TensorList) -> _Column | None:
+        """None if list ``j`` lies where it did, in the same layout; else its validated new column."""
         if len(tensors) != len(self.numels):
             raise ValueError(f"{self.names[j]} has {len(tensors)} tensors, the table has {len(self.numels)}")
-        try:
-            addresses = list(map(_address, tensors))  # type: ignore[arg-type]
-            sizes = list(map(_nbytes, tensors))
-            flags = list(map(_contiguous, tensors))  # type: ignore[arg-type]
-        except (TypeError, RuntimeError, NotImplementedError, AttributeError):  # absent, sparse, or no tensor at all
-            present = [None if t is None and j else self._tensor(j, i, t) for i, t in enumerate(tensors)]
-            addresses = [0 if t is None else t.data_ptr() for t in present]
-            sizes = [0 if t is None else t.nbytes for t in present]
-            flags = [t is None or t.is_contiguous() for t in present]
-        if addresses == self._addresses[j] and sizes == self._sizes[j] and flags == self._flags[j]:
-            return None
-        old = zip(self._addresses[j], self._sizes[j], self._flags[j], strict=True)
-        new = zip(addresses, sizes, flags, strict=True)
-        for i, (before, now) in enumerate(zip(old, new, strict=True)):
-            if before != now and (tensor := tensors[i]) is not None:
+        column = self._columns[j]
+        if column is not None and (now := column.follow(tensors)) is not None:
+            if now is not column:
+                self._check_memory(j, now)
+            return None if now is column else now
+        for i, tensor in enumerate(tensors):
+            if tensor is not None or j == 0:
                 self._check_tensor(j, i, tensor)
-        return j, addresses, sizes, flags
+        new = _Column(tensors)
+        self._check_memory(j, new)
+        return new
+
+    def _check_memory(self, j: int, column: _Column) -> None:
+        if 0 in column.addresses:
+            for i, (address, numel) in enumerate(zip(column.addresses, self.numels, strict=True)):
+                if not address and numel and i not in column.absent:
+                    self._fail(ValueError, j, i, "has no memory (its storage was freed or resized to nothing)")
 
     def _tensor(self, j: int, i: int, value: Any) -> torch.Tensor:
         if not isinstance(value, torch.Tensor):
@@ -156,14 +159,14 @@ class PointerTable:
             self._device = tensor.device
         self._shapes.append((tensor.shape, tensor.stride()))
 
-    def _check_tensor(self, j: int, i: int, tensor: torch.Tensor) -> None:
-        self._tensor(j, i, tensor)
+    def _check_tensor(self, j: int, i: int, value: Any) -> None:
+        tensor = self._tensor(j, i, value)
         shape, strides = self._shapes[i]
         if tensor.shape != shape:
             self._fail(ValueError, j, i, f"has shape {tuple(tensor.shape)}, the table has {tuple(shape)}")
         if tensor.numel() > 1 and not _same_layout(shape, tensor.stride(), strides):
             self._fail(
-                ValueError, j, i,
+                LayoutError, j, i,
                 f"has strides {tensor.stride()}, {self.names[0]} has {strides}: they must be laid out alike",
             )  # fmt: skip
         if tensor.device != self._device:
@@ -172,8 +175,6 @@ class PointerTable:
             self.dtypes[j] = tensor.dtype
         if tensor.dtype is not self.dtypes[j]:
             self._fail(TypeError, j, i, f"is {tensor.dtype}, the list is {self.dtypes[j]}")
-        if tensor.numel() and not tensor.data_ptr():
-            self._fail(ValueError, j, i, "has no memory (its storage was freed or resized to nothing)")
 
     def _check_overlap(self, addresses: npt.NDArray[np.uint64]) -> None:
         """What is written may share memory only with the same row of another list, exactly."""
@@ -208,6 +209,66 @@ class PointerTable:
 
     def _fail(self, kind: type[Exception], j: int, i: int, why: str) -> NoReturn:
         raise kind(f"tensor {i} of {self.names[j]} {why}")
+
+
+class _Column:
+    """Where the tensors of one list lie, and how they are laid out."""
+
+    def __init__(self, tensors: TensorList) -> None:
+        present = [t for t in tensors if t is not None]
+        self.absent = [i for i, t in enumerate(tensors) if t is None]
+        self.addresses = [0 if t is None else t.data_ptr() for t in tensors]
+        self._layout = _Layout(present)
+
+    def follow(self, tensors: TensorList) -> _Column | None:
+        """This column if nothing changed, a new one if only addresses did, None if more did."""
+        try:
+            if self.absent:
+                if self.absent != [i for i, t in enumerate(tensors) if t is None]:
+                    return None
+                addresses = [0 if t is None else t.data_ptr() for t in tensors]
+                if not self._layout.same([t for t in tensors if t is not None]):
+                    return None
+            else:
+                addresses = list(map(_address, tensors))  # type: ignore[arg-type]
+                if not self._layout.same(tensors):
+                    return None
+        except (TypeError, RuntimeError, NotImplementedError, AttributeError):  # absent now, sparse, or no tensor
+            return None
+        if addresses == self.addresses:
+            return self
+        moved = copy.copy(self)
+        moved.addresses = addresses
+        return moved
+
+
+class _Layout:
+    """The dtype, device, shape and strides of tensors, compared in one call where torch offers it."""
+
+    def __init__(self, tensors: TensorList) -> None:
+        self._check: Callable[..., bool]
+        try:
+            from torch._C._dynamo.guards import TensorGuards  # C++; in torch since 2.1, though not documented
+
+            self._check = TensorGuards(
+                *tensors,
+                dynamic_dims_sizes=[list(t.shape) for t in tensors],  # type: ignore[union-attr]
+                dynamic_dims_strides=[list(t.stride()) for t in tensors],  # type: ignore[union-attr]
+            ).check
+        except (ImportError, TypeError, SystemError, ValueError):
+            self._check = functools.partial(_same_layouts, _layouts(tensors))
+
+    def same(self, tensors: TensorList) -> bool:
+        """Whether ``tensors`` have the layout seen at construction."""
+        return bool(self._check(*tensors))
+
+
+def _layouts(tensors: Sequence[Any]) -> list[tuple[Any, ...]]:
+    return [(t.dtype, t.device, t.shape, t.stride()) for t in tensors]
+
+
+def _same_layouts(known: list[tuple[Any, ...]], *tensors: Any) -> bool:
+    return _layouts(tensors) == known
 
 
 def is_dense(tensor: torch.Tensor) -> bool:

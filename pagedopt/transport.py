@@ -6,8 +6,9 @@ chunks)`` once or more, and guards what the device still reads from being writte
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,6 +27,11 @@ RING = 4
 Launch = Callable[[npt.NDArray[Any], int], None]
 #: The argument that stands for a table in memory: its address and its header.
 TABLE_AT = np.dtype([("words", np.uint64), ("header", HEADER)])
+
+
+def opaque(fields: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The same memory as bytes without fields, which CuPy would walk at every launch."""
+    return fields.view(np.dtype((np.void, fields.itemsize)))
 
 
 class Transport:
@@ -64,8 +70,9 @@ class _Slot:
         self.source = buffer.address
         self.event = event
         self.keep = keep
-        self.argument = np.zeros(1, TABLE_AT)
-        self.argument["words"] = device_address
+        self.fields = np.zeros(1, TABLE_AT)
+        self.fields["words"] = device_address
+        self.argument = opaque(self.fields)
         self.stamp = self.rows_stamp = -1
         self.table: HostTable | None = None
         self.stream: int | None = None  # the one whose launches ``event`` guards; None when none may be in flight
@@ -82,11 +89,17 @@ class RingTransport(Transport):
         self._current = 0
 
     def run(self, table: HostTable, stream: int, launch: Launch) -> None:
+        with self.lend(table, stream) as slot:
+            self._launch(launch, slot.argument, len(table.chunks))
+
+    @contextlib.contextmanager
+    def lend(self, table: HostTable, stream: int) -> Iterator[_Slot]:
+        """A place that holds ``table``, for kernels launched on ``stream`` inside the block; guarded when it ends."""
         capturing = torch.cuda.is_current_stream_capturing()
         slot = self._fresh(table) if capturing else self._next(table, stream)
         if slot.stream is None:
             self._publish(slot, self._write(slot, table), stream)
-        self._launch(launch, slot.argument, len(table.chunks))
+        yield slot
         if capturing:
             self._captured.append(slot)
         else:
@@ -116,7 +129,7 @@ class RingTransport(Transport):
         """Bring the slot's words up to date; returns how many words, from the first, may differ from before."""
         if slot.table is not table:
             end = len(table.words)
-            slot.argument["header"] = table.header()[0]
+            slot.fields["header"] = table.header()[0]
         else:
             end = table.rows_at if slot.rows_stamp == table.rows_stamp else table.chunks_at
         slot.words[:end] = table.words[:end]
@@ -182,7 +195,7 @@ class MemcpyTransport(RingTransport):
         return _Slot(buffer, copy.data_ptr(), memory.Event(self.device), keep=copy)
 
     def _publish(self, slot: _Slot, words: int, stream: int) -> None:
-        memory.copy_to_device(int(slot.argument["words"][0]), slot.source, words * WORD, stream)
+        memory.copy_to_device(int(slot.fields["words"][0]), slot.source, words * WORD, stream)
         self.copied_bytes += words * WORD
 
 
@@ -200,14 +213,17 @@ class StructTransport(Transport):
         self.dtype = np.dtype([("header", HEADER), ("words", np.uint64, (self.words,))])
         self._table: HostTable | None = None
         self._stamp = -1
-        self._arguments: list[npt.NDArray[Any]] = []
+        self._arguments: list[tuple[npt.NDArray[Any], int]] = []
 
     def run(self, table: HostTable, stream: int, launch: Launch) -> None:
         if self._table is not table or self._stamp != table.stamp:
-            self._arguments = [self._argument(table, batch) for batch in batches(table, self.words)]
+            self._arguments = [
+                (opaque(self._argument(table, batch)), batch.chunk_end - batch.chunk)
+                for batch in batches(table, self.words)
+            ]
             self._table, self._stamp = table, table.stamp
-        for argument in self._arguments:
-            self._launch(launch, argument, int(argument["header"]["count"][0]))
+        for argument, count in self._arguments:
+            self._launch(launch, argument, count)
 
     def _argument(self, table: HostTable, batch: Any) -> npt.NDArray[Any]:
         argument = np.zeros(1, self.dtype)

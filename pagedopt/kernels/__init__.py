@@ -54,10 +54,7 @@ def _text(name: str) -> str:
 
 def source(rule: Rule | None, kernel: str = "multi_tensor_apply.cu") -> str:
     """The whole CUDA text of ``kernel``, headers joined in (a cache keyed by text then sees every change)."""
-    names = ["device.cuh", "numbers.cuh", "table.cuh", "multi_tensor_apply.cu"]
-    parts = [_text(name) for name in names]
-    if kernel not in names:
-        parts.append(_text(kernel))
+    parts = [_text(name) for name in ("device.cuh", "numbers.cuh", "table.cuh", kernel)]
     if rule is not None:
         parts.append(f'#line 1 "rule {rule.name}"\n{rule.cuda_source()}')
     return "\n".join(parts)
@@ -77,7 +74,7 @@ def instance(rule: Rule, dtypes: tuple[torch.dtype, ...], threads: int, argument
     """The C++ name of one variant of the multi-tensor kernel."""
     types = ", ".join(CUDA_TYPES[d] for d in dtypes)
     number = CUDA_TYPES[arithmetic(dtypes)]
-    return f"multi_tensor_apply<{number}, {rule.program.name}, {threads}, {table_type(argument_bytes)}, {types}>"
+    return f"multi_tensor_apply<{number}, {rule.program.functor}, {threads}, {table_type(argument_bytes)}, {types}>"
 
 
 def compile_cuda(text: str, names: tuple[str, ...], arch: str) -> tuple[bytes, list[str]]:
@@ -146,7 +143,7 @@ class CudaKernel:
         self.chunks_per_block = chunks_per_block
 
     def __call__(self, argument: npt.NDArray[Any], count: int, stream: Stream) -> None:
-        """Launch over ``count`` chunks; ``argument`` (an array of size one) travels by value."""
+        """Launch over ``count`` chunks; ``argument`` (an array of size one, best without fields) travels by value."""
         blocks = -(-count // self.chunks_per_block)
         self._kernel((blocks,), (BLOCK,), (argument,), stream=stream)
 
@@ -170,6 +167,16 @@ def cuda_kernel(rule: Rule, dtypes: tuple[torch.dtype, ...], threads: int, argum
 
 
 @functools.cache
+def norm_kernel(
+    stage: str, order: int, dtype: torch.dtype, number: torch.dtype, threads: int, argument_bytes: int, device: int
+) -> CudaKernel:
+    """A stage of the norm (``chunks``, ``rows``): ``dtype`` is what it reads or writes, ``number`` what it computes in."""
+    types = f"{threads}, {table_type(argument_bytes)}, {CUDA_TYPES[dtype]}"
+    name = f"norm_{stage}<{CUDA_TYPES[number]}, {order}, {types}>"
+    return CudaKernel(source(None, "norm.cu"), name, device, BLOCK // threads)
+
+
+@functools.cache
 def cpu_kernel(rule: Rule, dtypes: tuple[torch.dtype, ...]) -> Callable[[HostTable], None]:
     """The Numba kernel for a rule: walks a table on all of torch's threads."""
     from . import cpu
@@ -177,4 +184,4 @@ def cpu_kernel(rule: Rule, dtypes: tuple[torch.dtype, ...]) -> Callable[[HostTab
     return functools.partial(cpu.run, cpu.kernel(rule, dtypes))
 
 
-__all__ = ["CompileError", "CudaKernel", "Stream", "arithmetic", "cpu_kernel", "cuda_kernel", "instance", "source"]
+__all__ = ["CompileError", "CudaKernel", "Stream", "arithmetic", "cpu_kernel", "cuda_kernel", "instance", "norm_kernel", "source"]

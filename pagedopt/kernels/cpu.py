@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from ..rules import Rule
-from ..rules.translate import numba_lines
+from ..rules.translate import ELEMENT_FUNCTIONS, numba_lines
 from ..table import HostTable
 from . import arithmetic, cache_folder, write_atomically
 
@@ -64,13 +64,37 @@ def source(rule: Rule, dtypes: tuple[torch.dtype, ...]) -> str:
     sets = [f"u{i} = S(_scalars[_rows[_row, {lists + 1}], {i}])" for i in range(len(rule.program.uniforms))]
     inner = numba_lines(rule.program, loads, stores)
     lines = [*sets, *arrays, "for _i in range(_numel):", *(f"    {line}" for line in inner)]
-    text = "\n".join(lines)
-    functions = "".join(
-        f"element_{f}, " for f in ("abs", "exp", "fma", "log", "max", "min", "sign", "sqrt") if f"element_{f}(" in text
-    )
-    number = "float64" if arithmetic(dtypes) is torch.float64 else "float32"
+    return _module(rule.name, lists, arithmetic(dtypes), lines)
+
+
+_NORM_LINES = """\
+_x = _carray(_pointer(_rows[_row, 0] + _offset * {itemsize}), _numel, {kind})
+_partial = _carray(_pointer(_rows[_row, 1] + _offset // _chunk_numel * {number_size}), 1, S)
+_sum = S(0)
+for _i in range(_numel):
+    value = {load}
+    _sum = {join}
+_partial[0] = _sum"""
+_JOINS = {0: "S(element_max(_sum, abs(value)))", 1: "_sum + abs(value)", 2: "_sum + value * value"}
+
+
+@functools.cache
+def norm_kernel(dtype: torch.dtype, number: torch.dtype, order: int) -> Callable[..., None]:
+    """The kernel that leaves one partial norm per chunk (order 0: infinity) over lists (tensor, partials)."""
+    kind, load_template, _ = _TYPES[dtype]
+    lines = _NORM_LINES.format(
+        itemsize=dtype.itemsize, number_size=number.itemsize, kind=kind, load=load_template.format("_x[_i]"),
+        join=_JOINS[order],
+    ).splitlines()  # fmt: skip
+    return load(_module(f"norm{order}", 2, number, lines), f"norm{order}")
+
+
+def _module(name: str, lists: int, number: torch.dtype, lines: list[str]) -> str:
+    """A generated module whose kernel runs ``lines`` for every chunk."""
+    functions = "".join(f"element_{f}, " for f in sorted(ELEMENT_FUNCTIONS) if any(f"element_{f}(" in x for x in lines))
     body = "\n".join(" " * 8 + line for line in lines)
-    return _MODULE.format(name=rule.name, functions=functions, number=number, lists=lists, body=body)
+    kind = str(number).removeprefix("torch.")
+    return _MODULE.format(name=name, functions=functions, number=kind, lists=lists, body=body)
 
 
 @functools.cache

@@ -40,40 +40,63 @@ __device__ __forceinline__ void update(const word* address, const S* u, long lon
     (store<S, Rule, LIST, WIDTH, T>(out, address[LIST], at), ...);
 }
 
-template <class S, class Rule, int THREADS, class Table, class... T>
-__global__ void __launch_bounds__(BLOCK) multi_tensor_apply(const __grid_constant__ Table table) {
-    const long long item = (long long)blockIdx.x * (BLOCK / THREADS) + threadIdx.x / THREADS;
-    if (item >= table.header.count) return;
-    const int lane = threadIdx.x % THREADS;
+// What a group of threads must know of its chunk. One warp fetches it, each word once: a table in host memory answers
+// over the link, where every request counts.
+template <class S, class Rule> struct Work {
+    word address[Rule::lists];
+    long long offset;
+    int numel;
+    S u[Rule::uniforms ? Rule::uniforms : 1];
+};
+
+template <class S, class Rule, class Table>
+__device__ __forceinline__ void fetch(Work<S, Rule>& work, const Table& table, long long item, int lane) {
     const word* words = table.data();
     const Chunk chunk = ((const Chunk*)(words + table.header.chunks))[item];
-    const Row<Rule::lists>& row = ((const Row<Rule::lists>*)(words + table.header.rows))[chunk.row];
-    const long long left = row.numel - chunk.offset;
-    if (left <= 0) return;  // an absent tensor: its row says 0 elements
-    const int numel = (int)(left < table.header.chunk_numel ? left : table.header.chunk_numel);
+    double scalar = lane < Rule::uniforms ? ((const double*)words)[lane] : 0;  // most tables have one set, set 0
+    const word* row = words + table.header.rows + chunk.row * (Rule::lists + 2);
+    if (lane < Rule::lists) work.address[lane] = row[lane];
+    const long long left = (long long)row[Rule::lists] - chunk.offset;  // an absent tensor has 0 elements
+    const long long set = (long long)row[Rule::lists + 1];
+    if (set && lane < Rule::uniforms) scalar = ((const double*)words)[set * Rule::uniforms + lane];
+    if (lane < Rule::uniforms) work.u[lane] = (S)scalar;
+    if (lane == 0) {
+        work.offset = chunk.offset;
+        work.numel = left <= 0 ? 0 : (int)(left < table.header.chunk_numel ? left : table.header.chunk_numel);
+    }
+}
 
-    S u[Rule::uniforms ? Rule::uniforms : 1];
-#pragma unroll
-    for (int i = 0; i < Rule::uniforms; ++i) u[i] = (S)((const double*)words)[row.set * Rule::uniforms + i];
-    word address[Rule::lists];
-#pragma unroll
-    for (int i = 0; i < Rule::lists; ++i) address[i] = row.address[i];
+template <class S, class Rule, int THREADS, class Table, class... T>
+__global__ void __launch_bounds__(BLOCK, 2) multi_tensor_apply(const __grid_constant__ Table table) {
+    __shared__ Work<S, Rule> works[BLOCK / THREADS];
+    const long long item = (long long)blockIdx.x * (BLOCK / THREADS) + threadIdx.x / THREADS;
+    if (item >= table.header.count) return;  // whole groups leave together
+    const int lane = threadIdx.x % THREADS;
+    Work<S, Rule>& work = works[threadIdx.x / THREADS];
+    if (lane < 32) fetch(work, table, item, lane);
+    if constexpr (THREADS > 32) __syncthreads();
+    else __syncwarp();
 
     // The widest access is 16 bytes of the narrowest type; every list must be aligned for its share of it.
     constexpr int narrow = []() constexpr { int s = 8; ((s = sizeof(T) < s ? sizeof(T) : s), ...); return s; }();
     constexpr int WIDTH = 16 / narrow;
     typedef typename Count<sizeof...(T)>::type Lists;
+    const int numel = work.numel;
+    const long long offset = work.offset;
+    word address[Rule::lists];
+    S u[Rule::uniforms ? Rule::uniforms : 1];
+#pragma unroll
+    for (int i = 0; i < Rule::lists; ++i) address[i] = work.address[i];
+#pragma unroll
+    for (int i = 0; i < Rule::uniforms; ++i) u[i] = work.u[i];
     unsigned misaligned = 0;
     {
         int i = 0;
         ((misaligned |= (unsigned)(address[i++] % alignof(Pack<T, WIDTH>))), ...);
     }
-    int done = 0;
-    if (!misaligned) {
-        done = numel - numel % WIDTH;
-        for (int i = lane * WIDTH; i < done; i += THREADS * WIDTH)
-            update<S, Rule, WIDTH, T...>(address, u, chunk.offset + i, Lists());
-    }
+    const int done = misaligned ? 0 : numel - numel % WIDTH;
+    for (int i = lane * WIDTH; i < done; i += THREADS * WIDTH)
+        update<S, Rule, WIDTH, T...>(address, u, offset + i, Lists());
     for (int i = done + lane; i < numel; i += THREADS)
-        update<S, Rule, 1, T...>(address, u, chunk.offset + i, Lists());
+        update<S, Rule, 1, T...>(address, u, offset + i, Lists());
 }

@@ -13,7 +13,7 @@ def adamw(
     param = param * (1 - lr * weight_decay)
     exp_avg = exp_avg + (1 - beta1) * (grad - exp_avg)
     exp_avg_sq = beta2 * exp_avg_sq + (1 - beta2) * grad * grad
-    denominator = sqrt(exp_avg_sq) / bias_correction2_sqrt + eps
+    denominator = sqrt(exp_avg_sq) * (1 / bias_correction2_sqrt) + eps
     param = param - (lr / bias_correction1) * (exp_avg / denominator)
     return param, exp_avg, exp_avg_sq
 
@@ -29,6 +29,6 @@ def adamw_amsgrad(
     exp_avg = exp_avg + (1 - beta1) * (grad - exp_avg)
     exp_avg_sq = beta2 * exp_avg_sq + (1 - beta2) * grad * grad
     max_exp_avg_sq = max(max_exp_avg_sq, exp_avg_sq)
-    denominator = sqrt(max_exp_avg_sq) / bias_correction2_sqrt + eps
+    denominator = sqrt(max_exp_avg_sq) * (1 / bias_correction2_sqrt) + eps
     param = param - (lr / bias_correction1) * (exp_avg / denominator)
     return param, exp_avg, exp_avg_sq, max_exp_avg_sq

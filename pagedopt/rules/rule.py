@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
+import importlib
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -41,12 +42,17 @@ class Rule:
         self.writes = self.program.writes
         self.__doc__ = function.__doc__
         self._host = translate.host_function(self.program)
+        self._base: Rule | None = None  # of an out-of-place variant
 
     def __repr__(self) -> str:
         return f"Rule({self.name}({', '.join(self.inputs)}, *, {', '.join(self.scalars)}))"
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Rule:
+        """Itself: a rule does not change, and compiled kernels are found by it."""
+        return self
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Rule, (self.function,))
+        return (_find, (self.function.__module__, self.function.__qualname__, self._base is not None))
 
     def __call__(self, *elements: Any, **scalars: Any) -> Any:
         """The function itself, on Python scalars."""
@@ -91,8 +97,9 @@ class Rule:
     @cached_property
     def out_of_place(self) -> Rule:
         """The same rule with one more list per result, behind its inputs, that takes the result instead."""
-        variant = copy.copy(self)
-        variant.__dict__.pop("out_of_place", None)
+        variant = Rule.__new__(Rule)
+        variant.__dict__.update(self.__dict__)
+        variant._base = self
         count = len(self.inputs)
         outs = tuple(f"out_{self.inputs[i]}" for i in self.writes)
         variant.program = dataclasses.replace(
@@ -108,6 +115,13 @@ class Rule:
 def rule(function: Callable[..., Any]) -> Rule:
     """Decorator: make ``function`` a :class:`Rule`."""
     return Rule(function)
+
+
+def _find(module: str, name: str, out_of_place: bool) -> Rule:
+    """A rule by the name of its function: pickles hold no code."""
+    found = operator.attrgetter(name)(importlib.import_module(module))
+    base = found if isinstance(found, Rule) else Rule(found)
+    return base.out_of_place if out_of_place else base
 
 
 # Python's own versions of the functions that math lacks, for rules to import (and to be called on plain numbers).

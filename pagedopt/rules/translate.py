@@ -21,12 +21,17 @@ from typing import Any, NoReturn
 #: Functions a rule may call on elements: name -> number of arguments.
 ELEMENT_FUNCTIONS = {"sqrt": 1, "abs": 1, "sign": 1, "exp": 1, "log": 1, "min": 2, "max": 2, "fma": 3}
 
-#: Names the generated CUDA or Python text needs for itself, and what C++ would not take as a variable.
-_RESERVED = frozenset(
-    "in u out S asm auto bool case catch char const default delete do double enum explicit export extern float friend "
-    "goto inline int long mutable namespace new operator private protected public register short signed sizeof static "
-    "struct switch template this throw try typedef typename union unsigned using virtual void volatile wchar_t".split()
-) | set(ELEMENT_FUNCTIONS)
+#: What C++ takes for a keyword or a macro, and Python does not.
+_CPP_WORDS = frozenset(
+    "alignas alignof and_eq asm auto bitand bitor bool case catch char char8_t char16_t char32_t compl const "
+    "const_cast constexpr decltype default delete do double dynamic_cast enum explicit export extern false float "
+    "friend goto inline int long mutable namespace new noexcept not_eq nullptr operator or_eq private protected "
+    "public register reinterpret_cast short signed sizeof static static_assert static_cast struct switch template "
+    "this thread_local throw true typedef typeid typename union unsigned using virtual void volatile wchar_t xor "
+    "xor_eq INFINITY NAN NULL".split()  # noqa: SIM905
+)
+#: Names the generated CUDA or Python text needs for itself.
+_OWN_WORDS = {"in", "u", "out", "S", "range", *ELEMENT_FUNCTIONS, *(f"element_{f}" for f in ELEMENT_FUNCTIONS)}
 
 _BINARY: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 _COMPARE: dict[type[ast.cmpop], str] = {
@@ -63,6 +68,11 @@ class Program:
     returns: list[ast.expr] = field(default_factory=list)
     reads: frozenset[int] = frozenset()
     tree: ast.FunctionDef | None = None
+
+    @property
+    def functor(self) -> str:
+        """Its name in CUDA C++, where a rule may be called ``load`` or ``double``, too."""
+        return f"rule_{self.name}"
 
 
 def analyse(function: Callable[..., Any]) -> Program:
@@ -111,7 +121,7 @@ def cuda_functor(program: Program) -> str:
     writes = sum(1 << i for i in program.writes)
     slots = ", ".join(str(_slot(program.writes, i)) for i in range(len(program.inputs)))
     return (
-        f"struct {program.name} {{\n"
+        f"struct {program.functor} {{\n"
         f"    static constexpr int lists = {len(program.inputs)}, uniforms = {len(program.uniforms)}, "
         f"outputs = {len(program.returns)};\n"
         f"    static constexpr unsigned reads = {reads:#x}, writes = {writes:#x};\n"
@@ -179,6 +189,8 @@ class _Analysis:
         self.program = self._signature(tree, function)
         self.uniform = set(self.program.scalars)
         self.element = set(self.program.inputs)
+        self.called = {id(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)}
+        self.conditions = {id(c) for n in ast.walk(tree) for c in _conditions(n)}
         self.read: set[str] = set()
         self.assigned: set[str] = set()
         self._statements(tree)
@@ -192,6 +204,9 @@ class _Analysis:
         for arg in (*a.args, *a.kwonlyargs):
             self._check_name(arg, arg.arg)
         defaults = dict(function.__kwdefaults__ or {})
+        for arg in a.kwonlyargs:
+            if not isinstance(defaults.get(arg.arg, 0), int | float):
+                self.fail(arg, f"the default of {arg.arg!r} is {defaults[arg.arg]!r}, not a number")
         return Program(
             tree.name, tuple(x.arg for x in a.args), tuple(x.arg for x in a.kwonlyargs), defaults, tree=tree
         )
@@ -205,6 +220,10 @@ class _Analysis:
         if not isinstance(last, ast.Return) or last.value is None:
             self.fail(last, "a rule ends with 'return' of the new values")
         self._return(last)
+        program = self.program
+        if max(len(program.inputs) * 2, len(program.uniforms)) > 32:  # a warp fetches a row and a set in one go
+            self.fail(tree, f"{len(program.inputs)} tensors and {len(program.uniforms)} hyperparameter expressions; the "
+                      "limits are 15 (out-of-place results included) and 32")
 
     def _assignment(self, statement: ast.stmt) -> None:
         if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
@@ -226,9 +245,7 @@ class _Analysis:
             if name in self.uniform:
                 self.fail(statement, f"{name!r} is already a hyperparameter; use a new name")
             self._check(value)
-            self.program.host.append(
-                ast.Assign([ast.Name(name, ast.Store())], _copy(value), lineno=statement.lineno)
-            )
+            self.program.host.append(ast.Assign([ast.Name(name, ast.Store())], _copy(value)))
             self.uniform.add(name)
         else:
             translated = self._element(value)
@@ -285,7 +302,7 @@ class _Analysis:
         return changed
 
     def _check_name(self, node: ast.AST, name: str) -> None:
-        if name in _RESERVED or name.startswith("_") or re.fullmatch(r"u\d+", name):
+        if name in _CPP_WORDS | _OWN_WORDS or name.startswith("_") or re.fullmatch(r"u\d+", name):
             self.fail(node, f"the name {name!r} is reserved; choose another")
 
     def _check(self, node: ast.expr, deep: bool = True) -> None:
@@ -298,7 +315,8 @@ class _Analysis:
                 self.fail(node, f"constant {node.value!r} is not a number")
         elif isinstance(node, ast.BinOp):
             square = isinstance(node.op, ast.Pow) and isinstance(node.right, ast.Constant) and node.right.value in (2, 3)
-            if type(node.op) not in _BINARY and not square and not self._is_uniform(node):
+            on_host = isinstance(node.op, ast.Pow | ast.Mod | ast.FloorDiv) and self._is_uniform(node)
+            if type(node.op) not in _BINARY and not square and not on_host:
                 self.fail(node, f"operator in {ast.unparse(node)!r}; use + - * / or the powers 2 and 3")
         elif isinstance(node, ast.Call):
             name = node.func.id if isinstance(node.func, ast.Name) else None
@@ -306,20 +324,35 @@ class _Analysis:
                 known = ", ".join(f"{f}/{n}" for f, n in ELEMENT_FUNCTIONS.items())
                 self.fail(node, f"call {ast.unparse(node)!r}; a rule may call (name/arguments) {known}")
         elif isinstance(node, ast.Name):
-            if node.id not in self.uniform | self.element | set(ELEMENT_FUNCTIONS):
+            called = id(node) in self.called and node.id in ELEMENT_FUNCTIONS
+            if not called and node.id not in self.uniform | self.element:
                 self.fail(node, f"the name {node.id!r} is not a parameter or an earlier assignment of the rule")
         elif isinstance(node, ast.Compare):
             if any(type(op) not in _COMPARE for op in node.ops):
                 self.fail(node, f"comparison {ast.unparse(node)!r}")
+        elif isinstance(node, ast.BoolOp):
+            if id(node) not in self.conditions:  # in Python its value is one of the operands, on tensors it is not
+                self.fail(node, f"the value of {ast.unparse(node)!r}; 'and' and 'or' only stand in conditions")
+        elif isinstance(node, ast.UnaryOp):
+            if isinstance(node.op, ast.Invert):
+                self.fail(node, f"operator in {ast.unparse(node)!r}; use - or 'not'")
         elif not isinstance(
-            node, ast.IfExp | ast.BoolOp | ast.UnaryOp | ast.operator | ast.unaryop | ast.cmpop | ast.boolop
-            | ast.expr_context
+            node, ast.IfExp | ast.operator | ast.unaryop | ast.cmpop | ast.boolop | ast.expr_context
         ):  # fmt: skip
             self.fail(node, f"{ast.unparse(node)!r}: use arithmetic, comparisons, 'a if c else b' and the known functions")
 
     def fail(self, node: ast.AST, why: str) -> NoReturn:
         line = self.first + getattr(node, "lineno", 1) - 1
         raise RuleError(f"{self.file}:{line}: cannot translate this rule: {why}")
+
+
+def _conditions(node: ast.AST) -> list[ast.expr]:
+    """The operands of ``node`` of which only the truth counts."""
+    if isinstance(node, ast.IfExp):
+        return [node.test]
+    if isinstance(node, ast.BoolOp):
+        return node.values
+    return [node.operand] if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) else []
 
 
 def _copy_shallow(node: ast.expr) -> ast.expr:
@@ -346,23 +379,28 @@ class _CudaExpression(ast.NodeVisitor):
         return f"({left} {_BINARY[type(node.op)]} {right})"
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> str:
-        operand = self.visit(node.operand)
-        return {ast.USub: f"(-{operand})", ast.UAdd: operand, ast.Not: f"(!{operand})"}[type(node.op)]
+        if isinstance(node.op, ast.Not):
+            return f"S{self.condition(node)}"
+        return f"(-{self.visit(node.operand)})" if isinstance(node.op, ast.USub) else self.visit(node.operand)
 
     def visit_Compare(self, node: ast.Compare) -> str:
-        terms = [node.left, *node.comparators]
-        pairs = [
-            f"({self.visit(a)} {_COMPARE[type(op)]} {self.visit(b)})"
-            for a, op, b in zip(terms, node.ops, terms[1:], strict=False)
-        ]
-        return "(" + " && ".join(pairs) + ")"
-
-    def visit_BoolOp(self, node: ast.BoolOp) -> str:
-        sign = " && " if isinstance(node.op, ast.And) else " || "
-        return "(" + sign.join(f"({self.visit(v)} != S(0))" for v in node.values) + ")"
+        return f"S{self.condition(node)}"
 
     def visit_IfExp(self, node: ast.IfExp) -> str:
-        return f"(({self.visit(node.test)}) != S(0) ? {self.visit(node.body)} : {self.visit(node.orelse)})"
+        return f"({self.condition(node.test)} ? {self.visit(node.body)} : {self.visit(node.orelse)})"
+
+    def condition(self, node: ast.expr) -> str:
+        """``node`` as a bool."""
+        if isinstance(node, ast.Compare):
+            terms = [self.visit(t) for t in (node.left, *node.comparators)]
+            pairs = [f"{a} {_COMPARE[type(op)]} {b}" for a, op, b in zip(terms, node.ops, terms[1:], strict=False)]
+            return "(" + " && ".join(pairs) + ")"
+        if isinstance(node, ast.BoolOp):
+            sign = " && " if isinstance(node.op, ast.And) else " || "
+            return "(" + sign.join(self.condition(v) for v in node.values) + ")"
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return f"(!{self.condition(node.operand)})"
+        return f"({self.visit(node)} != S(0))"
 
     def visit_Call(self, node: ast.Call) -> str:
         return f"element_{node.func.id}<S>({', '.join(self.visit(a) for a in node.args)})"  # type: ignore[attr-defined]
@@ -380,6 +418,28 @@ class _NumbaExpression(ast.NodeTransformer):
         left = self.visit(node.left)
         product = ast.BinOp(left, ast.Mult(), left)
         return product if node.right.value == 2 else ast.BinOp(product, ast.Mult(), left)  # type: ignore[attr-defined]
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        return ast.Call(ast.Name("S", ast.Load()), [self.condition(node)], [])
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+        if isinstance(node.op, ast.Not):
+            return ast.Call(ast.Name("S", ast.Load()), [self.condition(node)], [])
+        return self.generic_visit(node)  # type: ignore[return-value]
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
+        return ast.IfExp(self.condition(node.test), self.visit(node.body), self.visit(node.orelse))
+
+    def condition(self, node: ast.expr) -> ast.expr:
+        """``node`` as a bool."""
+        if isinstance(node, ast.Compare):
+            return self.generic_visit(node)  # type: ignore[return-value]
+        if isinstance(node, ast.BoolOp):
+            return ast.BoolOp(node.op, [self.condition(v) for v in node.values])
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return ast.UnaryOp(node.op, self.condition(node.operand))
+        zero = ast.Call(ast.Name("S", ast.Load()), [ast.Constant(0.0)], [])
+        return ast.Compare(self.visit(node), [ast.NotEq()], [zero])
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         name = f"element_{node.func.id}"  # type: ignore[attr-defined]

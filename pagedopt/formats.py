@@ -1,0 +1,30 @@
+"""How optimizer state is stored: which dtype a state tensor has.  Arithmetic does not depend on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+#: State formats by name.
+FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+#: One format for all state, one per state name, or None: the parameter's dtype, as torch does.
+StateFormat = str | Mapping[str, str] | None
+
+
+def check_format(state_format: StateFormat) -> None:
+    """
+    Raises:
+        ValueError: a format is unknown.
+    """
+    names = state_format.values() if isinstance(state_format, Mapping) else [state_format]
+    for name in names:
+        if name is not None and name not in FORMATS:
+            raise ValueError(f"state_format is {name!r}; there are {', '.join(FORMATS)}, or None (as the parameter)")
+
+
+def state_dtype(state_format: StateFormat, name: str, param: torch.dtype) -> torch.dtype:
+    """The dtype of state ``name`` of a parameter of dtype ``param``."""
+    chosen = state_format.get(name) if isinstance(state_format, Mapping) else state_format
+    return FORMATS[chosen] if chosen else param

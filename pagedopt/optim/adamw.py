@@ -1,0 +1,84 @@
+"""AdamW, as a drop-in for ``torch.optim.AdamW``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from ..formats import StateFormat
+from ..rules import Rule, adamw, adamw_amsgrad
+from .base import Group, PagedOptimizer
+
+
+class PagedAdamW(PagedOptimizer, torch.optim.AdamW):
+    """AdamW (Loshchilov & Hutter 2019) with the arguments, defaults, errors and state dict of ``torch.optim.AdamW``.
+
+    One launch updates every parameter of one combination of dtypes, whatever their number.
+
+    Args:
+        params: parameters or groups.
+        lr: learning rate, a number or a tensor of one element (a CUDA tensor is read once per step, which waits for it).
+        betas: decay rates of the two moments.
+        eps: added to the root of the second moment.
+        weight_decay: decoupled weight decay.
+        amsgrad: use the largest second moment so far.
+        maximize: go up the gradient.
+        foreach, fused: which of its implementations torch would choose; this class has one, so they change nothing.
+        capturable, differentiable: must be False.
+        state_format, placement, transport: see :class:`PagedOptimizer`.
+
+    Raises:
+        ValueError, RuntimeError: as torch for its arguments; ``capturable`` or ``differentiable`` is True; an option is
+            unknown.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | torch.Tensor = 1e-3,
+        betas: tuple[float | torch.Tensor, float | torch.Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        state_format: StateFormat = None,
+        placement: str = "device",
+        transport: str = "managed",
+    ) -> None:
+        if capturable or differentiable:
+            raise ValueError(
+                f"capturable={capturable}, differentiable={differentiable}: PagedAdamW supports neither; "
+                "use torch.optim.AdamW for these"
+            )
+        self._configure(state_format, placement, transport)
+        torch.optim.AdamW.__init__(
+            self, params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, maximize=maximize
+        )
+        for group in (self.defaults, *self.param_groups):
+            group["foreach"], group["fused"] = foreach, fused
+
+    def rule_of(self, group: Group) -> Rule:
+        """AdamW, with or without the running maximum."""
+        return adamw_amsgrad if group.get("amsgrad") else adamw
+
+    def scalars(self, group: Group, step: float) -> dict[str, float]:
+        """The bias corrections of torch/optim/adamw.py, in double."""
+        beta1, beta2 = (float(beta) for beta in group["betas"])
+        return {
+            "lr": float(group["lr"]),
+            "beta1": beta1,
+            "beta2": beta2,
+            "eps": group["eps"],
+            "weight_decay": group["weight_decay"],
+            "bias_correction1": 1 - beta1**step,
+            "bias_correction2_sqrt": math.sqrt(1 - beta2**step),
+            "maximize": group["maximize"],
+        }
