@@ -10,43 +10,35 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_NAMES = {
-    "PagedAdamW": "optim",
-    "PagedSGD": "optim",
-    "PagedOptimizer": "optim",
-    "rule": "rules",
-    "Rule": "rules",
-    "multi_tensor_apply": "apply",
-    "Sweep": "apply",
-    "PointerTable": "pointers",
-    "DeviceTable": "device_table",
-    "foreach_add": "foreach",
-    "foreach_add_": "foreach",
-    "foreach_mul": "foreach",
-    "foreach_mul_": "foreach",
-    "foreach_lerp": "foreach",
-    "foreach_lerp_": "foreach",
-    "foreach_addcmul": "foreach",
-    "foreach_addcmul_": "foreach",
-    "foreach_addcdiv": "foreach",
-    "foreach_addcdiv_": "foreach",
-    "foreach_sqrt": "foreach",
-    "foreach_sqrt_": "foreach",
-    "foreach_norm": "norm",
-}
+_MODULES = {
+    "apply": ("Sweep", "multi_tensor_apply"),
+    "device_table": ("DeviceTable",),
+    "foreach": (
+        "foreach_add", "foreach_add_", "foreach_addcdiv", "foreach_addcdiv_", "foreach_addcmul", "foreach_addcmul_",
+        "foreach_lerp", "foreach_lerp_", "foreach_mul", "foreach_mul_", "foreach_sqrt", "foreach_sqrt_",
+    ),
+    "norm": ("foreach_norm",),
+    "optim": ("MemoryReport", "PagedAdamW", "PagedOptimizer", "PagedSGD"),
+    "pointers": ("PointerTable",),
+    "rules": ("Rule", "RuleError", "rule"),
+}  # fmt: skip
+_NAMES = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = ["__version__", *_NAMES]
 
 if TYPE_CHECKING:
-    from .apply import Sweep, multi_tensor_apply
-    from .device_table import DeviceTable
-    from .foreach import (
-        foreach_add, foreach_add_, foreach_addcdiv, foreach_addcdiv_, foreach_addcmul, foreach_addcmul_, foreach_lerp,
-        foreach_lerp_, foreach_mul, foreach_mul_, foreach_sqrt, foreach_sqrt_,
-    )  # fmt: skip
-    from .norm import foreach_norm
-    from .optim import PagedAdamW, PagedOptimizer, PagedSGD
-    from .pointers import PointerTable
-    from .rules import Rule, rule
+    from .apply import Sweep as Sweep
+    from .apply import multi_tensor_apply as multi_tensor_apply
+    from .device_table import DeviceTable as DeviceTable
+    from .foreach import *  # noqa: F403
+    from .norm import foreach_norm as foreach_norm
+    from .optim import MemoryReport as MemoryReport
+    from .optim import PagedAdamW as PagedAdamW
+    from .optim import PagedOptimizer as PagedOptimizer
+    from .optim import PagedSGD as PagedSGD
+    from .pointers import PointerTable as PointerTable
+    from .rules import Rule as Rule
+    from .rules import RuleError as RuleError
+    from .rules import rule as rule
 
 
 def __getattr__(name: str) -> Any:

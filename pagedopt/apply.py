@@ -55,10 +55,7 @@ class Sweep:
             geometry=geometry,
         )
         self.device = self.table.device
-        self.dtypes = tuple(d or torch.float32 for d in self.table.dtypes)
-        for name, dtype in zip(rule.inputs, self.dtypes, strict=True):
-            if dtype not in kernels.CUDA_TYPES:
-                raise TypeError(f"{name} is {dtype}; supported are {', '.join(map(str, kernels.CUDA_TYPES))}")
+        self._take_dtypes()
         if self.device.type == "cuda":
             index = self.device.index
             self.transport = create(transport, index) if isinstance(transport, str) else transport
@@ -69,7 +66,17 @@ class Sweep:
 
     def refresh(self, lists: Sequence[TensorList | None]) -> bool:
         """Take new addresses of tensors; see :meth:`PointerTable.refresh`."""
-        return self.table.refresh(lists)
+        changed = self.table.refresh(lists)
+        if changed:
+            self._take_dtypes()
+        return changed
+
+    def _take_dtypes(self) -> None:
+        """The kernel is chosen by these; a list of absent tensors has none before the first tensor comes."""
+        self.dtypes = tuple(d or torch.float32 for d in self.table.dtypes)
+        for name, dtype in zip(self.rule.inputs, self.dtypes, strict=True):
+            if dtype not in kernels.CUDA_TYPES:
+                raise TypeError(f"{name} is {dtype}; supported are {', '.join(map(str, kernels.CUDA_TYPES))}")
 
     def run(self, scalars: Scalars | Sequence[Sequence[float]]) -> None:
         """Update every tensor once, on the current stream, without waiting for it.
@@ -94,10 +101,11 @@ class Sweep:
         self.transport.run(self.table.host, stream, _Launcher(self, index, stream))
 
     def prepare(self) -> None:
-        """Compile (or load) the kernel now, so that the first :meth:`run` only launches."""
+        """Compile (or load) the kernel and have a table ready, so that the next :meth:`run` may be captured."""
         if self.device.type == "cpu":
             kernels.cpu_kernel(self.rule, self.dtypes)
         else:
+            self.transport.prepare(self.table.host)
             threads = self.table.host.geometry.threads
             kernels.cuda_kernel(self.rule, self.dtypes, threads, self.transport.argument_bytes, self.device.index)
 
@@ -126,7 +134,7 @@ class _Launcher:
 
 
 class CapturedSweep:
-    """A CUDA graph with one launch.  It owns its table: nothing rewrites it, and later sweeps get tables of their own."""
+    """A CUDA graph with one launch.  It owns its table: nothing rewrites it, later sweeps have tables of their own."""
 
     def __init__(self, sweep: Sweep, scalars: Scalars) -> None:
         self._sweep = sweep

@@ -40,15 +40,15 @@ class DeviceTable(PointerTable):
         ...     scale((len(table),), (256,), (rows, cupy.float32(2)))
     """
 
-    def __init__(
-        self, lists: Sequence[TensorList], *, writes: Sequence[int] = (), transport: str = "managed"
-    ) -> None:
+    def __init__(self, lists: Sequence[TensorList], *, writes: Sequence[int] = (), transport: str = "managed") -> None:
         super().__init__(lists, writes=writes)
         self._transport: RingTransport | None = None
         if self.device.type == "cuda":
             way = create(transport, self.device.index)
             if not isinstance(way, RingTransport):
-                raise ValueError(f"transport {transport!r} passes tables by value; a kernel of your own needs one in memory")
+                raise ValueError(
+                    f"transport {transport!r} passes tables by value; a kernel of your own needs one in memory"
+                )
             self._transport = way
 
     @property

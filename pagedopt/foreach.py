@@ -6,7 +6,7 @@ need autograd) goes to torch's own function, whose results and errors are then t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,19 +26,18 @@ def _fits(lists: Sequence[Tensors]) -> bool:
     first = lists[0]
     if not first or any(not isinstance(x, list | tuple) or len(x) != len(first) for x in lists):
         return False
-    dtype, device = first[0].dtype, first[0].device
-    if dtype not in CUDA_TYPES or device.type not in ("cpu", "cuda"):
+    tensors = [t for x in lists for t in x]
+    if not all(isinstance(t, torch.Tensor) for t in tensors):
         return False
-    grad = torch.is_grad_enabled()
-    return all(
-        isinstance(t, torch.Tensor)
-        and t.dtype is dtype
-        and t.device == device
-        and t.shape == like.shape
-        and t.layout is torch.strided
-        and not (grad and t.requires_grad)
-        for x in lists
-        for t, like in zip(x, first, strict=True)
+    dtypes, devices = {t.dtype for t in tensors}, {t.device.type for t in tensors}
+    return (
+        len(dtypes) == 1
+        and dtypes <= CUDA_TYPES.keys()
+        and devices <= {"cpu", "cuda"}
+        and len({t.device for t in tensors}) == 1
+        and {t.layout for t in tensors} == {torch.strided}
+        and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
+        and all([t.shape for t in x] == [t.shape for t in first] for x in lists[1:])
     )
 
 
@@ -48,9 +47,9 @@ def _apply(
     theirs: Callable[[], Any],
     *,
     in_place: bool,
-    scalars: dict[str, Numbers] | None = None,
+    scalars: Mapping[str, Numbers] | None = None,
 ) -> list[torch.Tensor] | None:
-    """Run ``rule`` over ``lists``, into the first of them or into new tensors; or ``theirs`` where ours does not fit."""
+    """Run ``rule`` over ``lists``, into the first of them or into new tensors; or ``theirs`` where it does not fit."""
     if not _fits(lists) or not all(_is_number(v, len(lists[0])) for v in (scalars or {}).values()):
         result: list[torch.Tensor] | None = theirs()
         return None if in_place else result
@@ -80,7 +79,7 @@ def _is_number(value: Any, count: int) -> bool:
     return isinstance(value, int | float)
 
 
-def _per_tensor(scalars: dict[str, Numbers], count: int) -> list[dict[str, float]]:
+def _per_tensor(scalars: Mapping[str, Numbers], count: int) -> list[dict[str, float]]:
     """One set of scalars for all tensors, or one for each."""
     if not any(isinstance(v, list | tuple) for v in scalars.values()):
         return [scalars]  # type: ignore[list-item]
@@ -127,7 +126,7 @@ def foreach_mul_(self: Tensors, other: Any) -> None:
 
 
 def _lerp(self: Tensors, end: Tensors, weight: Any, in_place: bool) -> list[torch.Tensor] | None:
-    theirs = torch._foreach_lerp_ if in_place else torch._foreach_lerp
+    theirs = getattr(torch, f"_foreach_lerp{'_' if in_place else ''}")
     if _is_list(weight):
         rule, lists, scalars = rules.lerp_tensor, [self, end, weight], {}
     else:
@@ -176,9 +175,9 @@ def foreach_addcdiv_(self: Tensors, tensor1: Tensors, tensor2: Tensors, value: A
 
 def foreach_sqrt(self: Tensors) -> list[torch.Tensor]:
     """sqrt(self[i])"""
-    return _apply(rules.square_root, [self], lambda: torch._foreach_sqrt(self), in_place=False)  # type: ignore[return-value]
+    return _apply(rules.square_root, [self], lambda: torch._foreach_sqrt(list(self)), in_place=False)  # type: ignore[return-value]
 
 
 def foreach_sqrt_(self: Tensors) -> None:
     """:func:`foreach_sqrt` in place."""
-    _apply(rules.square_root, [self], lambda: torch._foreach_sqrt_(self), in_place=True)
+    _apply(rules.square_root, [self], lambda: torch._foreach_sqrt_(list(self)), in_place=True)

@@ -103,9 +103,7 @@ def _location(where: Location, device: int) -> Any:
     d = driver()
     location = d.CUmemLocation()
     kinds = d.CUmemLocationType
-    location.type = (
-        kinds.CU_MEM_LOCATION_TYPE_HOST if where is Location.HOST else kinds.CU_MEM_LOCATION_TYPE_DEVICE
-    )
+    location.type = kinds.CU_MEM_LOCATION_TYPE_HOST if where is Location.HOST else kinds.CU_MEM_LOCATION_TYPE_DEVICE
     location.id = 0 if where is Location.HOST else device
     return location
 
@@ -140,16 +138,16 @@ class Buffer:
 
     def __init__(self, address: int, host_address: int, nbytes: int, device: int, free: str) -> None:
         self.address, self.nbytes, self.device = address, nbytes, device
-        raw = (ctypes.c_ubyte * nbytes).from_address(host_address)
+        raw: Any = (ctypes.c_ubyte * nbytes).from_address(host_address)
         raw.owner = self  # the view keeps the memory
         self.host: npt.NDArray[np.uint8] = np.frombuffer(raw, np.uint8)
         self._release = weakref.finalize(raw, _free, free, host_address, device)
 
 
 def _free(call: str, address: int, device: int) -> None:
-    with contextlib.suppress(Exception):  # at exit the context may be gone already, and its memory with it
-        with torch.cuda.device(device), relaxed_capture():
-            getattr(driver(), call)(address)
+    # At exit the context may be gone already, and its memory with it.
+    with contextlib.suppress(Exception), torch.cuda.device(device), relaxed_capture():
+        getattr(driver(), call)(address)
 
 
 @contextlib.contextmanager
@@ -176,8 +174,8 @@ def allocate_managed(nbytes: int, device: int) -> Buffer:
         free = torch.cuda.mem_get_info(device)[0]
         if nbytes > MANAGED_SHARE * free:
             raise MemoryError(
-                f"{nbytes:,} bytes of managed memory asked for on cuda:{device}, which has {free:,} bytes free; the limit "
-                f"is {MANAGED_SHARE:.0%} of that, because oversubscribed managed memory can hang the driver. "
+                f"{nbytes:,} bytes of managed memory asked for on cuda:{device}, which has {free:,} bytes free; the "
+                f"limit is {MANAGED_SHARE:.0%} of that, because oversubscribed managed memory can hang the driver. "
                 "Use placement='device' or a smaller state_format"
             )
         flag = int(d.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL)

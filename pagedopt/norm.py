@@ -57,7 +57,7 @@ def foreach_norm(
 
 def _cuda(table: PointerTable, order: int, out_dtype: torch.dtype, transport: str | Transport) -> torch.Tensor:
     device, dtype = table.device, table.dtypes[0]
-    assert dtype is not None and device.index is not None
+    assert dtype is not None
     number = kernels.arithmetic((dtype, out_dtype))
     host = HostTable(3, table.numels, shape=table.host.geometry)
     counts = np.bincount(host.chunks["row"], minlength=len(table))

@@ -57,11 +57,11 @@ class PointerTable:
             sizes = ", ".join(f"{name}: {len(x)}" for name, x in zip(self.names, lists, strict=False))
             raise ValueError(f"pointer table: every list needs the same number of tensors, got {sizes or 'no lists'}")
         self._device: torch.device | None = None
-        self._shapes: list[tuple[torch.Size, tuple[int, ...]]] = []
+        self._shapes: list[torch.Size] = []
+        self._strides: list[tuple[int, ...]] = []
         self.dtypes: list[torch.dtype | None] = [None] * len(lists)
         first = [self._tensor(0, i, t) for i, t in enumerate(lists[0])]
-        for i, tensor in enumerate(first):
-            self._adopt_shape(i, tensor)
+        self._adopt_shapes(first)
         self.numels = [t.numel() for t in first]
         self.host = HostTable(len(lists), self.numels, uniforms, sets, geometry)
         self._columns: list[_Column | None] = [None] * len(lists)
@@ -90,16 +90,21 @@ class PointerTable:
             ValueError, TypeError: as at construction, naming list and index; the table is unchanged then.
         """
         changes: dict[int, _Column] = {}
-        for j, tensors in enumerate(lists):
-            if tensors is not None and (change := self._compare(j, tensors)):
-                changes[j] = change
-        if not changes:
-            return False
-        addresses = self.host.rows["address"].copy()
-        for j, column in changes.items():
-            addresses[:, j] = column.addresses
-        if any(j in self.writes for j in changes):
-            self._check_overlap(addresses)
+        dtypes = list(self.dtypes)
+        try:
+            for j, tensors in enumerate(lists):
+                if tensors is not None and (change := self._compare(j, tensors)):
+                    changes[j] = change
+            if not changes:
+                return False
+            addresses = self.host.rows["address"].copy()
+            for j, column in changes.items():
+                addresses[:, j] = column.addresses
+            if any(j in self.writes for j in changes):
+                self._check_overlap(addresses)
+        except Exception:
+            self.dtypes = dtypes  # a list that was empty had taken one
+            raise
         for j, column in changes.items():
             self._columns[j] = column
         absent = sorted(set().union(*(c.absent for c in self._columns if c)))
@@ -128,11 +133,15 @@ class PointerTable:
             if now is not column:
                 self._check_memory(j, now)
             return None if now is column else now
-        for i, tensor in enumerate(tensors):
-            if tensor is not None or j == 0:
-                self._check_tensor(j, i, tensor)
-        new = _Column(tensors)
+        if not self._agree(j, tensors):
+            for i, tensor in enumerate(tensors):
+                if tensor is not None or j == 0:
+                    self._check_tensor(j, i, tensor)
+        new = _Column(tensors, refreshed=column is not None)
         self._check_memory(j, new)
+        if column is not None and (new.addresses, new.absent) == (column.addresses, column.absent):
+            self._columns[j] = new  # other objects in the same places, or another autograd mode
+            return None
         return new
 
     def _check_memory(self, j: int, column: _Column) -> None:
@@ -148,20 +157,39 @@ class PointerTable:
             self._fail(TypeError, j, i, f"is sparse ({value.layout}); only dense tensors are supported")
         return value
 
-    def _adopt_shape(self, i: int, tensor: torch.Tensor) -> None:
-        if not is_dense(tensor):
-            self._fail(
-                ValueError, 0, i,
-                f"of shape {tuple(tensor.shape)} and strides {tensor.stride()} has gaps or overlaps itself; "
-                "use a contiguous tensor",
-            )  # fmt: skip
-        if self._device is None:
-            self._device = tensor.device
-        self._shapes.append((tensor.shape, tensor.stride()))
+    def _adopt_shapes(self, tensors: list[torch.Tensor]) -> None:
+        for i, tensor in enumerate(tensors):
+            if not tensor.is_contiguous() and not is_dense(tensor):
+                self._fail(
+                    ValueError, 0, i,
+                    f"of shape {tuple(tensor.shape)} and strides {tensor.stride()} has gaps or overlaps itself; "
+                    "use a contiguous tensor",
+                )  # fmt: skip
+        self._device = tensors[0].device if tensors else None
+        self._shapes = [t.shape for t in tensors]
+        self._strides = [t.stride() for t in tensors]
+
+    def _agree(self, j: int, tensors: Sequence[Any]) -> bool:
+        """Whether all tensors are there and plainly alike; if not, each is to be looked at."""
+        try:
+            dtypes = {t.dtype for t in tensors}
+            alike = (
+                len(dtypes) == 1
+                and (self.dtypes[j] is None or self.dtypes[j] in dtypes)
+                and {t.device for t in tensors} == {self._device}
+                and {t.layout for t in tensors} == {torch.strided}
+                and [t.shape for t in tensors] == self._shapes
+                and [t.stride() for t in tensors] == self._strides
+            )
+        except AttributeError:  # absent, or no tensor
+            return False
+        if alike:
+            (self.dtypes[j],) = dtypes
+        return alike
 
     def _check_tensor(self, j: int, i: int, value: Any) -> None:
         tensor = self._tensor(j, i, value)
-        shape, strides = self._shapes[i]
+        shape, strides = self._shapes[i], self._strides[i]
         if tensor.shape != shape:
             self._fail(ValueError, j, i, f"has shape {tuple(tensor.shape)}, the table has {tuple(shape)}")
         if tensor.numel() > 1 and not _same_layout(shape, tensor.stride(), strides):
@@ -214,14 +242,17 @@ class PointerTable:
 class _Column:
     """Where the tensors of one list lie, and how they are laid out."""
 
-    def __init__(self, tensors: TensorList) -> None:
+    def __init__(self, tensors: TensorList, refreshed: bool) -> None:
         present = [t for t in tensors if t is not None]
         self.absent = [i for i, t in enumerate(tensors) if t is None]
         self.addresses = [0 if t is None else t.data_ptr() for t in tensors]
-        self._layout = _Layout(present)
+        # A table that is never refreshed, as most are that live for one call, has no use for it.
+        self._layout = _Layout(present) if refreshed else None
 
     def follow(self, tensors: TensorList) -> _Column | None:
-        """This column if nothing changed, a new one if only addresses did, None if more did."""
+        """This column if nothing changed, a new one if only addresses did, None if more did or it cannot tell."""
+        if self._layout is None:
+            return None
         try:
             if self.absent:
                 if self.absent != [i for i, t in enumerate(tensors) if t is None]:
@@ -252,8 +283,8 @@ class _Layout:
 
             self._check = TensorGuards(
                 *tensors,
-                dynamic_dims_sizes=[list(t.shape) for t in tensors],  # type: ignore[union-attr]
-                dynamic_dims_strides=[list(t.stride()) for t in tensors],  # type: ignore[union-attr]
+                dynamic_dims_sizes=[list(t.shape) for t in tensors],  # type: ignore[union-attr, misc]
+                dynamic_dims_strides=[list(t.stride()) for t in tensors],  # type: ignore[union-attr, misc]
             ).check
         except (ImportError, TypeError, SystemError, ValueError):
             self._check = functools.partial(_same_layouts, _layouts(tensors))

@@ -43,13 +43,13 @@ class Geometry:
 def geometry(numels: Sequence[int]) -> Geometry:
     """Small tensors get a warp each; otherwise blocks, with chunks small enough to fill a large GPU.
 
-    16,384 elements keep the cost of reading the table under a percent; below a thousand chunks
-    a GPU of 132 multiprocessors would idle, so chunks shrink down to 2,048 elements.
+    32,768 elements hide the cost of reading a table over the link (notes/fused_step.md); below a thousand chunks a GPU
+    of 132 multiprocessors would idle, so chunks shrink down to 2,048 elements.
     """
     largest, total = max(numels, default=0), sum(numels)
     if largest <= 1024:
         return Geometry(1024, 32)
-    chunk = 16384
+    chunk = 32768
     while chunk > 2048 and total < 1056 * chunk:
         chunk //= 2
     return Geometry(chunk, BLOCK)

@@ -56,6 +56,9 @@ class Transport:
     def probe(self) -> None:
         """Nothing to try by default."""
 
+    def prepare(self, table: HostTable) -> None:
+        """Nothing to make ready by default: what travels by value is frozen into a graph."""
+
     def _launch(self, launch: Launch, argument: npt.NDArray[Any], count: int) -> None:
         if count:
             launch(argument, count)
@@ -85,6 +88,7 @@ class RingTransport(Transport):
         super().__init__(device)
         self._size = ring
         self._slots: list[_Slot] = []
+        self._reserve: list[_Slot] = []  # for a capture, during which the driver gives no managed memory
         self._captured: list[_Slot] = []  # a captured graph owns its table for life
         self._current = 0
 
@@ -96,7 +100,7 @@ class RingTransport(Transport):
     def lend(self, table: HostTable, stream: int) -> Iterator[_Slot]:
         """A place that holds ``table``, for kernels launched on ``stream`` inside the block; guarded when it ends."""
         capturing = torch.cuda.is_current_stream_capturing()
-        slot = self._fresh(table) if capturing else self._next(table, stream)
+        slot = self._reserved(table) if capturing else self._next(table, stream)
         if slot.stream is None:
             self._publish(slot, self._write(slot, table), stream)
         yield slot
@@ -105,6 +109,20 @@ class RingTransport(Transport):
         else:
             slot.event.record(stream)
             slot.stream = stream
+
+    def prepare(self, table: HostTable) -> None:
+        """Have a place ready for ``table`` in case the next run is captured into a CUDA graph."""
+        if not any(len(slot.words) >= len(table.words) for slot in self._reserve):
+            self._reserve = [self._fresh(table)]
+
+    def _reserved(self, table: HostTable) -> _Slot:
+        for slot in self._reserve:
+            if len(slot.words) >= len(table.words):
+                self._reserve.remove(slot)
+                return slot
+        raise RuntimeError(
+            "a CUDA graph is being captured and no table is ready for it: call prepare() before the capture"
+        )
 
     def _next(self, table: HostTable, stream: int) -> _Slot:
         """The slot that holds this very table on this stream, or one that no launch reads any more."""
@@ -253,8 +271,16 @@ class HybridTransport(Transport):
         self._struct = StructTransport(device, argument_bytes)
         self._memcpy = MemcpyTransport(device)
 
+    def prepare(self, table: HostTable) -> None:
+        way = self._way(table)
+        self.argument_bytes = way.argument_bytes
+        way.prepare(table)
+
+    def _way(self, table: HostTable) -> StructTransport | MemcpyTransport:
+        return self._struct if self._struct.fits(table) else self._memcpy
+
     def run(self, table: HostTable, stream: int, launch: Launch) -> None:
-        way = self._struct if self._struct.fits(table) else self._memcpy
+        way = self._way(table)
         self.argument_bytes = way.argument_bytes
         way.run(table, stream, launch)
         self.copied_bytes = self._memcpy.copied_bytes

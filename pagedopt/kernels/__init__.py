@@ -156,7 +156,9 @@ class Stream:
 
 
 @functools.cache
-def cuda_kernel(rule: Rule, dtypes: tuple[torch.dtype, ...], threads: int, argument_bytes: int, device: int) -> CudaKernel:
+def cuda_kernel(
+    rule: Rule, dtypes: tuple[torch.dtype, ...], threads: int, argument_bytes: int, device: int
+) -> CudaKernel:
     """The multi-tensor kernel for a rule, ready to launch on a device.
 
     Raises:
@@ -170,7 +172,7 @@ def cuda_kernel(rule: Rule, dtypes: tuple[torch.dtype, ...], threads: int, argum
 def norm_kernel(
     stage: str, order: int, dtype: torch.dtype, number: torch.dtype, threads: int, argument_bytes: int, device: int
 ) -> CudaKernel:
-    """A stage of the norm (``chunks``, ``rows``): ``dtype`` is what it reads or writes, ``number`` what it computes in."""
+    """A stage of the norm (``chunks``, ``rows``) that reads or writes ``dtype`` and computes in ``number``."""
     types = f"{threads}, {table_type(argument_bytes)}, {CUDA_TYPES[dtype]}"
     name = f"norm_{stage}<{CUDA_TYPES[number]}, {order}, {types}>"
     return CudaKernel(source(None, "norm.cu"), name, device, BLOCK // threads)
@@ -184,4 +186,14 @@ def cpu_kernel(rule: Rule, dtypes: tuple[torch.dtype, ...]) -> Callable[[HostTab
     return functools.partial(cpu.run, cpu.kernel(rule, dtypes))
 
 
-__all__ = ["CompileError", "CudaKernel", "Stream", "arithmetic", "cpu_kernel", "cuda_kernel", "instance", "norm_kernel", "source"]
+__all__ = [
+    "CompileError",
+    "CudaKernel",
+    "Stream",
+    "arithmetic",
+    "cpu_kernel",
+    "cuda_kernel",
+    "instance",
+    "norm_kernel",
+    "source",
+]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
+import itertools
 import os
 import sys
 from collections.abc import Callable
@@ -19,7 +20,8 @@ import numpy.typing as npt
 import torch
 
 from ..rules import Rule
-from ..rules.translate import ELEMENT_FUNCTIONS, numba_lines
+from ..rules.analyse import ELEMENT_FUNCTIONS
+from ..rules.translate import numba_lines
 from ..table import HostTable
 from . import arithmetic, cache_folder, write_atomically
 
@@ -111,7 +113,8 @@ def load(text: str, name: str) -> Callable[..., None]:
     if not path.exists():
         write_atomically(path, text.encode())
     spec = importlib.util.spec_from_file_location(module_name, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     spec.loader.exec_module(module)
@@ -138,7 +141,7 @@ def run(compiled: Callable[..., None], table: HostTable) -> None:
     bounds = _shares(table, threads)
     futures = [
         _pool(threads).submit(compiled, scalars, rows, chunks, chunk_numel, first, last)
-        for first, last in zip(bounds[1:-1], bounds[2:], strict=True)
+        for first, last in itertools.pairwise(bounds[1:])
     ]
     compiled(scalars, rows, chunks, chunk_numel, bounds[0], bounds[1])  # this thread takes its share, too
     for future in futures:
@@ -168,4 +171,3 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 # The threads of a pool do not survive a fork; a child makes its own.
 os.register_at_fork(after_in_child=_pool.cache_clear)
-

@@ -77,9 +77,9 @@ __global__ void __launch_bounds__(BLOCK, 2) multi_tensor_apply(const __grid_cons
     if constexpr (THREADS > 32) __syncthreads();
     else __syncwarp();
 
-    // The widest access is 16 bytes of the narrowest type; every list must be aligned for its share of it.
-    constexpr int narrow = []() constexpr { int s = 8; ((s = sizeof(T) < s ? sizeof(T) : s), ...); return s; }();
-    constexpr int WIDTH = 16 / narrow;
+    // The widest type is accessed 16 bytes at a time; every list must be aligned for its share of that.
+    constexpr int widest = []() constexpr { int s = 1; ((s = sizeof(T) > s ? sizeof(T) : s), ...); return s; }();
+    constexpr int WIDTH = 16 / widest;
     typedef typename Count<sizeof...(T)>::type Lists;
     const int numel = work.numel;
     const long long offset = work.offset;

@@ -9,42 +9,42 @@ from numba.extending import intrinsic
 
 
 @intrinsic
-def pointer(typing_context, address):  # type: ignore[no-untyped-def]
+def pointer(typing_context, address):
     """An integer address as a void pointer, for ``numba.carray``."""
 
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):
         return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
 
     return types.voidptr(types.int64), generate
 
 
 @intrinsic
-def float_of(typing_context, bits):  # type: ignore[no-untyped-def]
+def float_of(typing_context, bits):
     """uint32 bits as the float32 they stand for."""
 
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):
         return builder.bitcast(arguments[0], ir.FloatType())
 
     return types.float32(types.uint32), generate
 
 
 @intrinsic
-def bits_of(typing_context, value):  # type: ignore[no-untyped-def]
+def bits_of(typing_context, value):
     """The bits of a float32, as uint32."""
 
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):
         return builder.bitcast(arguments[0], ir.IntType(32))
 
     return types.uint32(types.float32), generate
 
 
 @njit
-def from_bfloat16(bits):  # type: ignore[no-untyped-def]
+def from_bfloat16(bits):
     return float_of(np.uint32(bits) << np.uint32(16))
 
 
 @njit
-def to_bfloat16(value):  # type: ignore[no-untyped-def]
+def to_bfloat16(value):
     """Round to nearest, ties to even."""
     bits = bits_of(value)
     rounded = np.uint32(bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
@@ -57,7 +57,7 @@ _SHRINK = np.float32(2.0**-112)
 
 
 @njit
-def from_half(bits):  # type: ignore[no-untyped-def]
+def from_half(bits):
     wide = np.uint32(bits)
     magnitude = float_of((wide & np.uint32(0x7FFF)) << np.uint32(13)) * _EXPAND
     out = bits_of(magnitude)
@@ -67,7 +67,7 @@ def from_half(bits):  # type: ignore[no-untyped-def]
 
 
 @njit
-def to_half(value):  # type: ignore[no-untyped-def]
+def to_half(value):
     """Round to nearest, ties to even; what is beyond 65,504 + half a step becomes infinity."""
     bits = bits_of(value)
     sign = (bits >> np.uint32(16)) & np.uint32(0x8000)
@@ -84,43 +84,42 @@ def to_half(value):  # type: ignore[no-untyped-def]
 
 
 @njit
-def element_sqrt(x):  # type: ignore[no-untyped-def]
+def element_sqrt(x):
     return math.sqrt(x)
 
 
 @njit
-def element_exp(x):  # type: ignore[no-untyped-def]
+def element_exp(x):
     return math.exp(x)
 
 
 @njit
-def element_log(x):  # type: ignore[no-untyped-def]
+def element_log(x):
     return math.log(x)
 
 
 @njit
-def element_abs(x):  # type: ignore[no-untyped-def]
+def element_abs(x):
     return abs(x)
 
 
 @njit
-def element_sign(x):  # type: ignore[no-untyped-def]
+def element_sign(x):
     return (x > 0) - (x < 0)
 
 
 @njit
-def element_max(a, b):  # type: ignore[no-untyped-def]
+def element_max(a, b):
     """Hands a NaN on, as torch.maximum does."""
     return a if (a > b or a != a) else b
 
 
 @njit
-def element_min(a, b):  # type: ignore[no-untyped-def]
+def element_min(a, b):
     """Hands a NaN on, as torch.minimum does."""
     return a if (a < b or a != a) else b
 
 
 @njit
-def element_fma(a, b, c):  # type: ignore[no-untyped-def]
+def element_fma(a, b, c):
     return a * b + c
-

@@ -14,13 +14,13 @@ from .base import Group, PagedOptimizer
 
 
 class PagedAdamW(PagedOptimizer, torch.optim.AdamW):
-    """AdamW (Loshchilov & Hutter 2019) with the arguments, defaults, errors and state dict of ``torch.optim.AdamW``.
+    """AdamW (Loshchilov & Hutter 2019) with arguments, defaults, errors and state dict of ``torch.optim.AdamW``.
 
     One launch updates every parameter of one combination of dtypes, whatever their number.
 
     Args:
         params: parameters or groups.
-        lr: learning rate, a number or a tensor of one element (a CUDA tensor is read once per step, which waits for it).
+        lr: learning rate, a number or a tensor of one element (a CUDA tensor is read every step, which waits for it).
         betas: decay rates of the two moments.
         eps: added to the root of the second moment.
         weight_decay: decoupled weight decay.

@@ -46,8 +46,8 @@ class PagedOptimizer(torch.optim.Optimizer):
         params: parameters or groups, as for any torch optimizer.
         defaults: hyperparameters of groups that do not set their own.
         state_format: ``"float32"`` or ``"bfloat16"``, or one per state name; None: the parameter's dtype, as torch.
-        placement: ``"device"``, or ``"managed"`` for CUDA managed memory (resident on the device, of which it may take a
-            quarter of what is free).
+        placement: ``"device"``, or ``"managed"`` for CUDA managed memory (resident on the device, and at most a
+            quarter of what is free there).
         transport: how the pointer table reaches the kernel (see :func:`pagedopt.multi_tensor_apply`).
 
     Raises:
@@ -94,7 +94,7 @@ class PagedOptimizer(torch.optim.Optimizer):
         """Names of the state tensors of a parameter in ``group``."""
         return self.rule_of(group).inputs[2:]
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient, on the current stream, without waiting for it.
 
         Args:
@@ -111,8 +111,8 @@ class PagedOptimizer(torch.optim.Optimizer):
                 loss = closure()
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
-                f"{type(self).__name__}.step() cannot be captured into a CUDA graph: its step count and learning rate live "
-                "on the host. Capture the model and step outside of the graph"
+                f"{type(self).__name__}.step() cannot be captured into a CUDA graph: its step count and learning rate "
+                "live on the host. Capture the model and step outside of the graph"
             )
         buckets = self._current_buckets()
         for bucket in buckets:
@@ -167,7 +167,10 @@ class PagedOptimizer(torch.optim.Optimizer):
                 copy_state(self, self._arenas, loaded, before)
 
         # Registered here, so that they run behind and before the hooks that others have registered.
-        hooks = self.register_load_state_dict_pre_hook(take), self.register_load_state_dict_post_hook(fill, prepend=True)
+        hooks = (
+            self.register_load_state_dict_pre_hook(take),
+            self.register_load_state_dict_post_hook(fill, prepend=True),
+        )
         try:
             super().load_state_dict(state_dict)
         finally:
@@ -184,7 +187,9 @@ class PagedOptimizer(torch.optim.Optimizer):
                     value = state_dict["state"][key].get(name)
                     shape = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
                     if value is not None and shape != tuple(p.shape):
-                        raise ValueError(f"loaded {name} of parameter {key} is {shape}, the parameter is {tuple(p.shape)}")
+                        raise ValueError(
+                            f"loaded {name} of parameter {key} is {shape}, the parameter is {tuple(p.shape)}"
+                        )
 
     def __getstate__(self) -> dict[str, Any]:
         options = {"state_format": self.state_format, "placement": self.placement, "transport": self.transport}

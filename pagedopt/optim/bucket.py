@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from ..apply import Sweep
-from ..pointers import LayoutError
+from ..pointers import LayoutError, TensorList
 from ..rules import Rule
 
 if TYPE_CHECKING:
@@ -36,10 +36,12 @@ class Bucket:
         self.fixed: list[list[torch.Tensor]] = [[s[name] for s in states] for name in rule.inputs[2:]]
         self.grads: list[torch.Tensor | None] = [p.grad for p in self.params]
         self.sets = 2 * len(set(self.groups.tolist()))
-        lists = [self.params, self._laid_out(self.grads), *self.fixed]
+        lists: list[TensorList] = [self.params, self._laid_out(self.grads), *self.fixed]
         self.sweep = Sweep(rule, lists, transport=optimizer.transport, sets=self.sets)
         # One tensor holds all step counts, so that counting is one addition; state shows views of it.
-        self.steps = torch.tensor([_steps_so_far(s, id(p) in fresh) for p, s in zip(self.params, states, strict=True)], dtype=torch.float32)
+        self.steps = torch.tensor(
+            [_steps_so_far(s, id(p) in fresh) for p, s in zip(self.params, states, strict=True)], dtype=torch.float32
+        )
         self._counts: npt.NDArray[np.float32] = self.steps.numpy()
         if optimizer.has_step:
             for state, step in zip(states, self.steps.unbind(), strict=True):
@@ -122,7 +124,7 @@ class Bucket:
     def _widen(self, optimizer: PagedOptimizer, sets: int) -> None:
         """Make room for more sets of hyperparameters: parameters have begun to differ in their number of steps."""
         self.sets = 2 * sets
-        lists = [self.params, self.grads, *self.fixed]
+        lists: list[TensorList] = [self.params, self.grads, *self.fixed]
         self.sweep = Sweep(self.rule, lists, transport=optimizer.transport, sets=self.sets)
 
 

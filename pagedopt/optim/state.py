@@ -87,8 +87,8 @@ def _check(optimizer: PagedOptimizer) -> None:
         for p in group["params"]:
             if not is_dense(p):
                 raise ValueError(
-                    f"parameter {index} of shape {tuple(p.shape)} and strides {p.stride()} has gaps or overlaps itself; "
-                    "use a contiguous tensor"
+                    f"parameter {index} of shape {tuple(p.shape)} and strides {p.stride()} has gaps or overlaps "
+                    "itself; use a contiguous tensor"
                 )
             index += 1
 
@@ -99,7 +99,7 @@ def copy_state(
     loaded: Mapping[Any, Mapping[str, Any]],
     before: Mapping[torch.Tensor, Mapping[str, Any]],
 ) -> None:
-    """Fill state from ``loaded`` (keyed by position, as in a state dict), into the tensors of ``before`` if they fit."""
+    """Fill state from ``loaded`` (keyed by position, as in a state dict), into tensors of ``before``."""
     position = 0
     targets: list[tuple[torch.Tensor, str, torch.Tensor]] = []
     fresh: list[tuple[Wanted, torch.Tensor]] = []

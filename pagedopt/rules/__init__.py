@@ -1,10 +1,10 @@
-"""Update rules: what happens to one element.  One file per optimizer family; ``translate`` makes them run everywhere."""
+"""Update rules: what happens to one element.  One file per family of optimizers; ``translate`` makes them run."""
 
 from .adamw import adamw, adamw_amsgrad
+from .analyse import RuleError
 from .elementwise import add, add_scalar, addcdiv, addcmul, lerp, lerp_tensor, mul, mul_scalar, square_root
 from .rule import Rule, fma, rule, sign, sqrt
 from .sgd import sgd, sgd_momentum
-from .translate import RuleError
 
 #: Every rule that ships, by name.
 RULES: dict[str, Rule] = {

@@ -7,8 +7,8 @@ from .rule import rule, sqrt
 def adamw(
     param, grad, exp_avg, exp_avg_sq,
     *, lr, beta1, beta2, eps, weight_decay, bias_correction1, bias_correction2_sqrt, maximize=False,
-):  # type: ignore[no-untyped-def]  # fmt: skip
-    """One AdamW update.  ``bias_correction1`` is 1 - beta1**step, ``bias_correction2_sqrt`` is sqrt(1 - beta2**step)."""
+):  # fmt: skip
+    """One update; ``bias_correction1`` is 1 - beta1**step, ``bias_correction2_sqrt`` is sqrt(1 - beta2**step)."""
     grad = -grad if maximize else grad
     param = param * (1 - lr * weight_decay)
     exp_avg = exp_avg + (1 - beta1) * (grad - exp_avg)
@@ -22,7 +22,7 @@ def adamw(
 def adamw_amsgrad(
     param, grad, exp_avg, exp_avg_sq, max_exp_avg_sq,
     *, lr, beta1, beta2, eps, weight_decay, bias_correction1, bias_correction2_sqrt, maximize=False,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+):  # fmt: skip
     """The same with the running maximum of the second moment (Reddi et al. 2018, arXiv:1904.09237)."""
     grad = -grad if maximize else grad
     param = param * (1 - lr * weight_decay)

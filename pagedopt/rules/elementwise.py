@@ -4,54 +4,54 @@ from .rule import rule, sqrt
 
 
 @rule
-def add(self, other, *, alpha=1.0):  # type: ignore[no-untyped-def]
+def add(self, other, *, alpha=1.0):
     """self + alpha * other"""
     return self + alpha * other
 
 
 @rule
-def add_scalar(self, *, scalar):  # type: ignore[no-untyped-def]
+def add_scalar(self, *, scalar):
     """self + scalar"""
     return self + scalar
 
 
 @rule
-def mul(self, other):  # type: ignore[no-untyped-def]
+def mul(self, other):
     """self * other"""
     return self * other
 
 
 @rule
-def mul_scalar(self, *, scalar):  # type: ignore[no-untyped-def]
+def mul_scalar(self, *, scalar):
     """self * scalar"""
     return self * scalar
 
 
 @rule
-def lerp(self, end, *, weight):  # type: ignore[no-untyped-def]
+def lerp(self, end, *, weight):
     """self + weight * (end - self), from the nearer end, as torch does (aten/src/ATen/native/Lerp.h)"""
     return self + weight * (end - self) if abs(weight) < 0.5 else end - (end - self) * (1 - weight)
 
 
 @rule
-def lerp_tensor(self, end, weight):  # type: ignore[no-untyped-def]
+def lerp_tensor(self, end, weight):
     """The same with a weight per element."""
     return self + weight * (end - self) if abs(weight) < 0.5 else end - (end - self) * (1 - weight)
 
 
 @rule
-def addcmul(self, tensor1, tensor2, *, value=1.0):  # type: ignore[no-untyped-def]
+def addcmul(self, tensor1, tensor2, *, value=1.0):
     """self + value * tensor1 * tensor2"""
     return self + value * tensor1 * tensor2
 
 
 @rule
-def addcdiv(self, tensor1, tensor2, *, value=1.0):  # type: ignore[no-untyped-def]
+def addcdiv(self, tensor1, tensor2, *, value=1.0):
     """self + value * (tensor1 / tensor2)"""
     return self + value * (tensor1 / tensor2)
 
 
 @rule
-def square_root(self):  # type: ignore[no-untyped-def]
+def square_root(self):
     """sqrt(self)"""
     return sqrt(self)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from . import translate
+from . import analyse, translate
 
 
 class Rule:
@@ -34,7 +34,7 @@ class Rule:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
-        self.program = translate.analyse(function)
+        self.program = analyse.analyse(function)
         self.name = self.program.name
         self.inputs = self.program.inputs
         self.scalars = self.program.scalars
@@ -108,7 +108,11 @@ class Rule:
             inputs=self.inputs + outs,
             writes=tuple(range(count, count + len(outs))),
         )
-        variant.name, variant.inputs, variant.writes = variant.program.name, variant.program.inputs, variant.program.writes
+        variant.name, variant.inputs, variant.writes = (
+            variant.program.name,
+            variant.program.inputs,
+            variant.program.writes,
+        )
         return variant
 
 
@@ -151,6 +155,12 @@ def _where(test: Any, yes: Any, no: Any) -> Any:
     return torch.where(test.bool(), _tensor(yes, like), _tensor(no, like))
 
 
+def _number(truth: Any, *terms: Any) -> Any:
+    """0 and 1 in the dtype of the terms that were compared: torch does not subtract truths."""
+    dtypes = [t.dtype for t in terms if isinstance(t, torch.Tensor)]
+    return truth.to(dtypes[0]) if dtypes else truth
+
+
 def _pairwise(function: Callable[..., Any]) -> Callable[[Any, Any], Any]:
     def call(a: Any, b: Any) -> Any:
         return function(_tensor(a, b), _tensor(b, a))
@@ -178,4 +188,5 @@ _TENSOR_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "logical_and": _pairwise(torch.logical_and),
     "logical_or": _pairwise(torch.logical_or),
     "logical_not": _unary(torch.logical_not),
+    "number": _number,
 }

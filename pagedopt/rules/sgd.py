@@ -4,7 +4,7 @@ from .rule import rule
 
 
 @rule
-def sgd(param, grad, *, lr, weight_decay=0.0, maximize=False):  # type: ignore[no-untyped-def]
+def sgd(param, grad, *, lr, weight_decay=0.0, maximize=False):
     """One step without momentum: no state at all."""
     grad = -grad if maximize else grad
     grad = grad + weight_decay * param if weight_decay != 0 else grad
@@ -16,7 +16,7 @@ def sgd(param, grad, *, lr, weight_decay=0.0, maximize=False):  # type: ignore[n
 def sgd_momentum(
     param, grad, momentum_buffer, *, lr, momentum, dampening=0.0, weight_decay=0.0, nesterov=False, maximize=False,
     first=False,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+):  # fmt: skip
     """One step with momentum.  ``first``: the buffer takes the gradient as it is, undamped, as torch's does."""
     grad = -grad if maximize else grad
     grad = grad + weight_decay * param if weight_decay != 0 else grad

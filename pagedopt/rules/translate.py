@@ -1,109 +1,36 @@
-"""From one Python function to a CUDA functor, a Numba loop body and a float64 reference.
-
-A rule is written on scalars.  Its positional parameters are elements of tensors, its keyword-only parameters are
-hyperparameters.  Whatever depends on hyperparameters alone is *uniform*: it is hoisted out of the kernel and computed
-once per step on the host, in double, so ``(1 - beta2) * grad`` rounds to float32 once, as torch's kernels do.
-
-This module reads syntax trees and writes text.  It touches no memory and imports no compiler.
-"""
+"""From an analysed rule to text and functions: CUDA functor, lines of a Numba loop, the host's part, reference."""
 
 from __future__ import annotations
 
 import ast
-import inspect
 import math
-import re
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
-#: Functions a rule may call on elements: name -> number of arguments.
-ELEMENT_FUNCTIONS = {"sqrt": 1, "abs": 1, "sign": 1, "exp": 1, "log": 1, "min": 2, "max": 2, "fma": 3}
-
-#: What C++ takes for a keyword or a macro, and Python does not.
-_CPP_WORDS = frozenset(
-    "alignas alignof and_eq asm auto bitand bitor bool case catch char char8_t char16_t char32_t compl const "
-    "const_cast constexpr decltype default delete do double dynamic_cast enum explicit export extern false float "
-    "friend goto inline int long mutable namespace new noexcept not_eq nullptr operator or_eq private protected "
-    "public register reinterpret_cast short signed sizeof static static_assert static_cast struct switch template "
-    "this thread_local throw true typedef typeid typename union unsigned using virtual void volatile wchar_t xor "
-    "xor_eq INFINITY NAN NULL".split()  # noqa: SIM905
-)
-#: Names the generated CUDA or Python text needs for itself.
-_OWN_WORDS = {"in", "u", "out", "S", "range", *ELEMENT_FUNCTIONS, *(f"element_{f}" for f in ELEMENT_FUNCTIONS)}
-
-_BINARY: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
-_COMPARE: dict[type[ast.cmpop], str] = {
-    ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=",
-}  # fmt: skip
-
-
-class RuleError(TypeError):
-    """A rule that cannot be translated; the message names the file, the line and what to write instead."""
-
-
-@dataclass
-class Program:
-    """A rule after analysis: host part and element part, both still as syntax.
-
-    Attributes:
-        inputs: names of the element parameters, in order.
-        scalars: names of the hyperparameters; ``defaults`` holds those that have a default.
-        writes: for each returned value, the index of the input it overwrites.
-        host: statements over hyperparameters only, run once per step in double.
-        uniforms: expressions (over the host statements) the kernel receives, in order.
-        body: element statements, with uniform expressions replaced by the names ``u0, u1, …``.
-        returns: element expressions returned.
-    """
-
-    name: str
-    inputs: tuple[str, ...]
-    scalars: tuple[str, ...]
-    defaults: dict[str, float]
-    writes: tuple[int, ...] = ()
-    host: list[ast.stmt] = field(default_factory=list)
-    uniforms: list[ast.expr] = field(default_factory=list)
-    body: list[tuple[str, ast.expr]] = field(default_factory=list)
-    returns: list[ast.expr] = field(default_factory=list)
-    reads: frozenset[int] = frozenset()
-    tree: ast.FunctionDef | None = None
-
-    @property
-    def functor(self) -> str:
-        """Its name in CUDA C++, where a rule may be called ``load`` or ``double``, too."""
-        return f"rule_{self.name}"
-
-
-def analyse(function: Callable[..., Any]) -> Program:
-    """Read ``function`` and split it into what the host computes once and what the kernel computes per element.
-
-    Raises:
-        RuleError: the source is not available, or a statement or expression cannot be translated.
-    """
-    return _Analysis(function).program
+from .analyse import ARITHMETIC, COMPARE, Program, copy_of
 
 
 def host_function(program: Program) -> Callable[..., list[float]]:
     """The per-step function of a program: hyperparameters as keywords → the uniforms, as Python floats."""
-    values = ast.List([ast.Call(ast.Name("float", ast.Load()), [u], []) for u in program.uniforms], ast.Load())
-    arguments = ast.arguments([], [], None, [ast.arg(s) for s in program.scalars], [None] * len(program.scalars), None, [])
-    definition = ast.FunctionDef(
-        "host", arguments, [*program.host, ast.Return(values)], [], None, None, type_params=[]
-    )
-    function: Callable[..., list[float]] = _define(definition, dict(_HOST_FUNCTIONS))
+    lines = [
+        f"def host(*, {', '.join(program.scalars)}):" if program.scalars else "def host():",
+        *(f"    {ast.unparse(statement)}" for statement in program.host),
+        f"    return [{', '.join(f'float({ast.unparse(u)})' for u in program.uniforms)}]",
+    ]
+    function: Callable[..., list[float]] = _define("\n".join(lines), "host", dict(_HOST_FUNCTIONS))
     return function
 
 
 def reference_function(program: Program, functions: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
     """The rule itself, with every operation that scalars and tensors do differently taken from ``functions``.
 
-    ``functions`` holds ELEMENT_FUNCTIONS and ``where``.
+    ``functions`` holds ELEMENT_FUNCTIONS, ``where``, the logical functions, and ``number`` (of a truth).
     """
     assert program.tree is not None
     tree = _Vectorise().visit(ast.parse(ast.unparse(program.tree)).body[0])
     tree.decorator_list = []
-    function: Callable[..., Any] = _define(tree, dict(functions))
+    function: Callable[..., Any] = _define(ast.unparse(ast.fix_missing_locations(tree)), program.name, dict(functions))
     return function
 
 
@@ -134,12 +61,12 @@ def cuda_functor(program: Program) -> str:
 
 
 def numba_lines(program: Program, load: Sequence[str], store: Sequence[str]) -> list[str]:
-    """Python statements for one element.  ``load[i]`` reads list i, ``store[i]`` is a template with ``{}`` for the value."""
+    """Python statements for one element; ``load[i]`` reads list i, ``store[i]`` stores what stands for its ``{}``."""
     emit = _NumbaExpression()
     lines = [f"{name} = {load[i]}" for i, name in enumerate(program.inputs) if i in program.reads]
-    lines += [f"{name} = {ast.unparse(emit.visit(_copy(value)))}" for name, value in program.body]
+    lines += [f"{name} = {ast.unparse(emit.visit(copy_of(value)))}" for name, value in program.body]
     # All values are computed before the first store: a returned expression may read an input that another overwrites.
-    lines += [f"_out{i} = {ast.unparse(emit.visit(_copy(value)))}" for i, value in enumerate(program.returns)]
+    lines += [f"_out{i} = {ast.unparse(emit.visit(copy_of(value)))}" for i, value in enumerate(program.returns)]
     lines += [store[target].format(f"_out{i}") for i, target in enumerate(program.writes)]
     return lines
 
@@ -148,14 +75,9 @@ def _slot(writes: Sequence[int], index: int) -> int:
     return writes.index(index) if index in writes else -1
 
 
-def _copy(node: ast.expr) -> ast.expr:
-    return ast.parse(ast.unparse(node), mode="eval").body
-
-
-def _define(definition: ast.FunctionDef, namespace: dict[str, Any]) -> Any:
-    module = ast.fix_missing_locations(ast.Module([definition], []))
-    exec(compile(module, f"<rule {definition.name}>", "exec"), namespace)
-    return namespace[definition.name]
+def _define(text: str, name: str, namespace: dict[str, Any]) -> Any:
+    exec(compile(text, f"<rule {name}>", "exec"), namespace)
+    return namespace[name]
 
 
 def _sign(x: float) -> float:
@@ -170,193 +92,6 @@ _HOST_FUNCTIONS: dict[str, Any] = {
     "sqrt": math.sqrt, "exp": math.exp, "log": math.log, "abs": abs, "min": min, "max": max, "sign": _sign, "fma": _fma,
     "float": float,
 }  # fmt: skip
-
-
-class _Analysis:
-    """One pass over the function; ``uniform`` holds the names that depend on hyperparameters alone."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.file = inspect.getsourcefile(function) or "<unknown>"
-        try:
-            source, self.first = inspect.getsourcelines(function)
-        except (OSError, TypeError) as error:
-            raise RuleError(
-                f"rule {function.__name__!r}: its source cannot be read ({error}); define it in a file or a notebook cell"
-            ) from error
-        tree = ast.parse(textwrap.dedent("".join(source))).body[0]
-        if not isinstance(tree, ast.FunctionDef):
-            raise RuleError(f"rule {function!r}: a rule is a plain function written with def")
-        self.program = self._signature(tree, function)
-        self.uniform = set(self.program.scalars)
-        self.element = set(self.program.inputs)
-        self.called = {id(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)}
-        self.conditions = {id(c) for n in ast.walk(tree) for c in _conditions(n)}
-        self.read: set[str] = set()
-        self.assigned: set[str] = set()
-        self._statements(tree)
-
-    def _signature(self, tree: ast.FunctionDef, function: Callable[..., Any]) -> Program:
-        a = tree.args
-        if a.vararg or a.kwarg or a.posonlyargs or a.defaults:
-            self.fail(tree, "tensors are plain positional parameters, hyperparameters follow after '*'")
-        if not a.args:
-            self.fail(tree, "a rule needs at least one tensor parameter")
-        for arg in (*a.args, *a.kwonlyargs):
-            self._check_name(arg, arg.arg)
-        defaults = dict(function.__kwdefaults__ or {})
-        for arg in a.kwonlyargs:
-            if not isinstance(defaults.get(arg.arg, 0), int | float):
-                self.fail(arg, f"the default of {arg.arg!r} is {defaults[arg.arg]!r}, not a number")
-        return Program(
-            tree.name, tuple(x.arg for x in a.args), tuple(x.arg for x in a.kwonlyargs), defaults, tree=tree
-        )
-
-    def _statements(self, tree: ast.FunctionDef) -> None:
-        *statements, last = tree.body
-        for position, statement in enumerate(statements):
-            if position == 0 and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-                continue  # docstring
-            self._assignment(statement)
-        if not isinstance(last, ast.Return) or last.value is None:
-            self.fail(last, "a rule ends with 'return' of the new values")
-        self._return(last)
-        program = self.program
-        if max(len(program.inputs) * 2, len(program.uniforms)) > 32:  # a warp fetches a row and a set in one go
-            self.fail(tree, f"{len(program.inputs)} tensors and {len(program.uniforms)} hyperparameter expressions; the "
-                      "limits are 15 (out-of-place results included) and 32")
-
-    def _assignment(self, statement: ast.stmt) -> None:
-        if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
-            load = ast.copy_location(ast.Name(statement.target.id, ast.Load()), statement)
-            value: ast.expr = ast.copy_location(ast.BinOp(load, statement.op, statement.value), statement)
-            name = statement.target.id
-        elif (
-            isinstance(statement, ast.Assign)
-            and len(statement.targets) == 1
-            and isinstance(statement.targets[0], ast.Name)
-        ):
-            name, value = statement.targets[0].id, statement.value
-        else:
-            self.fail(statement, "only 'name = expression' and one final 'return' can be translated")
-        self._check_name(statement, name)
-        if self._is_uniform(value):
-            if name in self.element:
-                self.fail(statement, f"{name!r} varies per element and cannot become a hyperparameter; use a new name")
-            if name in self.uniform:
-                self.fail(statement, f"{name!r} is already a hyperparameter; use a new name")
-            self._check(value)
-            self.program.host.append(ast.Assign([ast.Name(name, ast.Store())], _copy(value)))
-            self.uniform.add(name)
-        else:
-            translated = self._element(value)
-            if name in self.uniform:
-                self.fail(statement, f"{name!r} is a hyperparameter and cannot vary per element; use a new name")
-            self.program.body.append((name, translated))
-            self.element.add(name)
-            self.assigned.add(name)
-
-    def _return(self, statement: ast.Return) -> None:
-        program, value = self.program, statement.value
-        values = list(value.elts) if isinstance(value, ast.Tuple) else [value]
-        names = [v.id if isinstance(v, ast.Name) else None for v in values]
-        if len(values) == 1 and names[0] not in program.inputs:
-            program.writes = (0,)  # 'return x + y' overwrites the first tensor
-        else:
-            for v, name in zip(values, names, strict=True):
-                if name not in program.inputs:
-                    self.fail(statement, f"returns {ast.unparse(v)!r}; return the parameters that change, by name")
-            program.writes = tuple(program.inputs.index(name) for name in names if name)
-        if len(set(program.writes)) != len(program.writes):
-            self.fail(statement, "returns one parameter twice")
-        program.returns = [self._element(v) for v in values]
-        program.reads = frozenset(i for i, name in enumerate(program.inputs) if name in self.read)
-
-    def _is_uniform(self, node: ast.expr) -> bool:
-        names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} - set(ELEMENT_FUNCTIONS)
-        return names <= self.uniform
-
-    def _element(self, node: ast.expr) -> ast.expr:
-        """``node`` with each maximal uniform subexpression replaced by u0, u1, …"""
-        if isinstance(node, ast.Constant):
-            self._check(node)
-            return node
-        if self._is_uniform(node):
-            self._check(node)
-            text = ast.unparse(node)
-            known = [ast.unparse(u) for u in self.program.uniforms]
-            if text not in known:
-                self.program.uniforms.append(node)
-                known.append(text)
-            return ast.Name(f"u{known.index(text)}", ast.Load())
-        self._check(node, deep=False)
-        if isinstance(node, ast.Name):
-            if node.id not in self.assigned:
-                self.read.add(node.id)
-            return node
-        changed = _copy_shallow(node)
-        for name, value in ast.iter_fields(node):
-            if isinstance(value, ast.expr) and name != "func":
-                setattr(changed, name, self._element(value))
-            elif isinstance(value, list) and value and isinstance(value[0], ast.expr):
-                setattr(changed, name, [self._element(v) for v in value])
-        return changed
-
-    def _check_name(self, node: ast.AST, name: str) -> None:
-        if name in _CPP_WORDS | _OWN_WORDS or name.startswith("_") or re.fullmatch(r"u\d+", name):
-            self.fail(node, f"the name {name!r} is reserved; choose another")
-
-    def _check(self, node: ast.expr, deep: bool = True) -> None:
-        for n in ast.walk(node) if deep else [node]:
-            self._check_one(n)
-
-    def _check_one(self, node: ast.AST) -> None:
-        if isinstance(node, ast.Constant):
-            if not isinstance(node.value, int | float):
-                self.fail(node, f"constant {node.value!r} is not a number")
-        elif isinstance(node, ast.BinOp):
-            square = isinstance(node.op, ast.Pow) and isinstance(node.right, ast.Constant) and node.right.value in (2, 3)
-            on_host = isinstance(node.op, ast.Pow | ast.Mod | ast.FloorDiv) and self._is_uniform(node)
-            if type(node.op) not in _BINARY and not square and not on_host:
-                self.fail(node, f"operator in {ast.unparse(node)!r}; use + - * / or the powers 2 and 3")
-        elif isinstance(node, ast.Call):
-            name = node.func.id if isinstance(node.func, ast.Name) else None
-            if name not in ELEMENT_FUNCTIONS or node.keywords or len(node.args) != ELEMENT_FUNCTIONS[name]:
-                known = ", ".join(f"{f}/{n}" for f, n in ELEMENT_FUNCTIONS.items())
-                self.fail(node, f"call {ast.unparse(node)!r}; a rule may call (name/arguments) {known}")
-        elif isinstance(node, ast.Name):
-            called = id(node) in self.called and node.id in ELEMENT_FUNCTIONS
-            if not called and node.id not in self.uniform | self.element:
-                self.fail(node, f"the name {node.id!r} is not a parameter or an earlier assignment of the rule")
-        elif isinstance(node, ast.Compare):
-            if any(type(op) not in _COMPARE for op in node.ops):
-                self.fail(node, f"comparison {ast.unparse(node)!r}")
-        elif isinstance(node, ast.BoolOp):
-            if id(node) not in self.conditions:  # in Python its value is one of the operands, on tensors it is not
-                self.fail(node, f"the value of {ast.unparse(node)!r}; 'and' and 'or' only stand in conditions")
-        elif isinstance(node, ast.UnaryOp):
-            if isinstance(node.op, ast.Invert):
-                self.fail(node, f"operator in {ast.unparse(node)!r}; use - or 'not'")
-        elif not isinstance(
-            node, ast.IfExp | ast.operator | ast.unaryop | ast.cmpop | ast.boolop | ast.expr_context
-        ):  # fmt: skip
-            self.fail(node, f"{ast.unparse(node)!r}: use arithmetic, comparisons, 'a if c else b' and the known functions")
-
-    def fail(self, node: ast.AST, why: str) -> NoReturn:
-        line = self.first + getattr(node, "lineno", 1) - 1
-        raise RuleError(f"{self.file}:{line}: cannot translate this rule: {why}")
-
-
-def _conditions(node: ast.AST) -> list[ast.expr]:
-    """The operands of ``node`` of which only the truth counts."""
-    if isinstance(node, ast.IfExp):
-        return [node.test]
-    if isinstance(node, ast.BoolOp):
-        return node.values
-    return [node.operand] if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) else []
-
-
-def _copy_shallow(node: ast.expr) -> ast.expr:
-    return type(node)(**dict(ast.iter_fields(node)))
 
 
 class _CudaExpression(ast.NodeVisitor):
@@ -376,7 +111,7 @@ class _CudaExpression(ast.NodeVisitor):
         if isinstance(node.op, ast.Pow):
             power = int(node.right.value)  # type: ignore[attr-defined]
             return "(" + " * ".join([left] * power) + ")"
-        return f"({left} {_BINARY[type(node.op)]} {right})"
+        return f"({left} {ARITHMETIC[type(node.op)]} {right})"
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> str:
         if isinstance(node.op, ast.Not):
@@ -393,7 +128,7 @@ class _CudaExpression(ast.NodeVisitor):
         """``node`` as a bool."""
         if isinstance(node, ast.Compare):
             terms = [self.visit(t) for t in (node.left, *node.comparators)]
-            pairs = [f"{a} {_COMPARE[type(op)]} {b}" for a, op, b in zip(terms, node.ops, terms[1:], strict=False)]
+            pairs = [f"{a} {COMPARE[type(op)]} {b}" for a, op, b in zip(terms, node.ops, terms[1:], strict=False)]
             return "(" + " && ".join(pairs) + ")"
         if isinstance(node, ast.BoolOp):
             sign = " && " if isinstance(node.op, ast.And) else " || "
@@ -464,12 +199,13 @@ class _Vectorise(ast.NodeTransformer):
         pairs: list[ast.expr] = [
             ast.Compare(a, [op], [b]) for a, op, b in zip(terms, node.ops, terms[1:], strict=False)
         ]
-        return self._fold("logical_and", pairs)
+        return ast.Call(ast.Name("number", ast.Load()), [self._fold("logical_and", pairs), *terms], [])
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
         self.generic_visit(node)
         if isinstance(node.op, ast.Not):
-            return ast.Call(ast.Name("logical_not", ast.Load()), [node.operand], [])
+            truth = ast.Call(ast.Name("logical_not", ast.Load()), [node.operand], [])
+            return ast.Call(ast.Name("number", ast.Load()), [truth, node.operand], [])
         return node
 
     @staticmethod

@@ -1,0 +1,158 @@
+"""Lists of tiny tensors at two sets of addresses, updated through any transport, with counts that must come out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from pagedopt import Sweep, memory, rule, transport
+from pagedopt.memory import Advice, Location
+from pagedopt.transport import ManagedTransport, Transport
+
+#: Elements of a tensor, (2, 3), and from one to the next, as torch's allocator would place them (512 bytes).
+SHAPE, STRIDE = (2, 3), 128
+
+
+@rule
+def count_one(value, *, by):
+    """A table with one list: value + by"""
+    return value + by
+
+
+@rule
+def count_four(param, grad, exp_avg, exp_avg_sq, *, by):
+    """A table with the four lists of AdamW; what is stored stays a whole number."""
+    param = param + by
+    exp_avg = exp_avg + by
+    exp_avg_sq = exp_avg_sq + by * grad
+    return param, exp_avg, exp_avg_sq
+
+
+RULES = {1: count_one, 4: count_four}
+
+
+class Unadvised(ManagedTransport):
+    """Pages migrate to whoever touched them last."""
+
+    advice = ()
+
+
+class PreferredHost(ManagedTransport):
+    """Pages stay on the host; the device maps them when it first faults."""
+
+    advice = ((Advice.PREFERRED, Location.HOST),)
+
+
+class AccessedBy(ManagedTransport):
+    """The device has the pages mapped, wherever they are."""
+
+    advice = ((Advice.ACCESSED_BY, Location.DEVICE),)
+
+
+class PreferredDevice(ManagedTransport):
+    """Pages return to the device after every write of the host."""
+
+    advice = ((Advice.PREFERRED, Location.DEVICE),)
+
+
+class ReadMostly(ManagedTransport):
+    """Both sides keep copies, and a write throws the other side's away."""
+
+    advice = ((Advice.READ_MOSTLY, Location.DEVICE),)
+
+
+class Prefetched(ManagedTransport):
+    """No advice, but a prefetch to the device before each launch over new words."""
+
+    advice = ()
+
+    def _publish(self, slot: Any, words: int, stream: int) -> None:
+        memory.prefetch(slot.source, 8 * words, Location.DEVICE, self.device, stream)
+
+
+Make = Callable[[int], Transport]
+TRANSPORTS: dict[str, Make] = {
+    "managed": transport.ManagedTransport,
+    "mapped": transport.MappedTransport,
+    "memcpy": transport.MemcpyTransport,
+    "struct 4 KB": lambda device: transport.StructTransport(device, 4096),
+    "struct 32 KB": lambda device: transport.StructTransport(device, 32764),
+    "hybrid": transport.HybridTransport,
+}
+ADVICE: dict[str, Make] = {
+    "none": Unadvised,
+    "preferred host": PreferredHost,
+    "accessed by": AccessedBy,
+    "preferred host, accessed by": transport.ManagedTransport,
+    "preferred device": PreferredDevice,
+    "read mostly": ReadMostly,
+    "prefetch": Prefetched,
+}
+
+
+class Lists:
+    """``count`` tiny tensors in each of ``lists`` lists, twice, and one sweep that goes over one or the other.
+
+    Args:
+        lists: how many lists there are (1 or 4).
+        count: tensors per list.
+        device: where.
+    """
+
+    def __init__(self, lists: int, count: int, device: torch.device) -> None:
+        generator = torch.Generator(device=device).manual_seed(count)
+        shape = (2, lists, count, STRIDE)
+        self.start = torch.randint(1, 4, shape, device=device, generator=generator, dtype=torch.float32)
+        self.memory = self.start.clone()
+        elements = SHAPE[0] * SHAPE[1]
+        self.tensors = [list(x[:, :elements].unflatten(1, SHAPE).unbind()) for x in self.memory[0]]
+        self.device = device
+        self.sweep = Sweep(RULES[lists], self.tensors)
+        first = self.sweep.table.host.rows["address"].copy()
+        self._addresses = (first, first + np.uint64(self.memory[0].nbytes))
+        self._values = {by: [self.sweep.rule.uniforms({"by": by})] for by in (1.0, 2.0)}
+        self._by = 1.0
+        self.active = 0
+        self.total = [0.0, 0.0]
+
+    def rewrite(self) -> None:
+        """Let the table name the other set of tensors."""
+        self.active = 1 - self.active
+        table = self.sweep.table.host
+        table.rows["address"] = self._addresses[self.active]
+        table.rows_changed()
+
+    def other_scalar(self) -> None:
+        """Add 2 next time instead of 1, or the other way round."""
+        self._by = 3.0 - self._by
+
+    def step(self, way: Transport | None = None) -> None:
+        """Update the set of tensors that the table names, once."""
+        if way is not None:
+            self.sweep.transport = way
+        self.sweep.run(self._values[self._by])
+        self.total[self.active] += self._by
+
+    def stepper(self, way: Transport | None) -> Callable[[], None]:
+        """:meth:`step` through one transport."""
+        return lambda: self.step(way)
+
+    def check(self, what: str) -> None:
+        """Compare every element with the number of updates it must have had.
+
+        Raises:
+            AssertionError: a launch read a stale or half-written table, or none at all.
+        """
+        elements = SHAPE[0] * SHAPE[1]
+        for side in (0, 1):
+            due = self.total[side]
+            for j, (now, start) in enumerate(zip(self.memory[side], self.start[side], strict=True)):
+                grows = due * (self.start[side][1] if len(self.start[side]) == 4 and j == 3 else 1)
+                expected = start + grows * (j in self.sweep.rule.writes)
+                if not torch.equal(now[:, :elements], expected[:, :elements]):
+                    raise AssertionError(f"{what}: list {j} of set {side} is not what {due:.0f} updates make of it")
+                if not torch.equal(now[:, elements:], start[:, elements:]):
+                    raise AssertionError(f"{what}: list {j} of set {side} was written beyond its tensors")

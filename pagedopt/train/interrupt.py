@@ -1,0 +1,35 @@
+"""Ctrl-C and SIGTERM as a request to stop after the step in progress."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+CAUGHT = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupt:
+    """While entered, the first signal sets `requested`; a second one ends the program as usual."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupt:
+        if threading.current_thread() is threading.main_thread():  # others may not set handlers
+            self._previous = {number: signal.signal(number, self._handle) for number in CAUGHT}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._restore()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.requested = True
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous = {}

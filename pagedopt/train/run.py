@@ -1,0 +1,150 @@
+"""The training loop: both contenders take every step in turn, on the same batch."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from pagedopt.cli import UsageError
+from pagedopt.train.checkpoint import load_checkpoint, save_checkpoint
+from pagedopt.train.contender import Contender
+from pagedopt.train.data import Corpus, load_corpus, sample_batch, to_device
+from pagedopt.train.display import Display
+from pagedopt.train.interrupt import Interrupt
+from pagedopt.train.options import OPTIMIZERS, Options, as_saved, resolve, resolve_resumed
+from pagedopt.train.report import report
+from pagedopt.train.schedule import learning_rate
+from pagedopt.train.sizes import parameter_count
+
+CHECKPOINT = "checkpoint.pt"
+COLLECT_EVERY = {"cpu": 1, "cuda": 10}  # steps between looks at the losses, each of which waits for the device
+VALIDATION_BATCHES = 16
+LOG_WIDTH = 120  # where the output is no terminal
+VALIDATION_SEED = 2**31  # far from the training seeds people choose
+
+
+class Run:
+    """The state of a training run: the contenders, the corpus and the number of steps taken."""
+
+    def __init__(self, options: Options, saved: dict[str, Any] | None) -> None:
+        self.options = options
+        self.device = torch.device(options.device)
+        self.corpus: Corpus = load_corpus(options.block)
+        if saved and saved["corpus"] != self.corpus.digest:
+            raise UsageError(
+                "the checkpoint was made with another version of Python, whose standard library is another text. "
+                "Resume with that Python, or start a new run."
+            )
+        self.contenders = [Contender(kind, options) for kind in OPTIMIZERS[options.optimizer]]
+        self.step = 0
+        if saved:
+            self.step = saved["step"]
+            for contender in self.contenders:
+                contender.load_state_dict(saved["contenders"][contender.kind])
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where this run is saved."""
+        return Path(self.options.out) / CHECKPOINT
+
+    def train(self, interrupt: Interrupt, console: Console) -> None:
+        """Take the remaining steps, or stop with a checkpoint after the step in which an interrupt arrived."""
+        options = self.options
+        with Display(console, self.step, options.steps, options.batch * options.block) as display:
+            while self.step < options.steps and not interrupt.requested:
+                self.take_step()
+                if self.step % COLLECT_EVERY[self.device.type] == 0 or self.step == options.steps:
+                    for contender in self.contenders:
+                        contender.collect()
+                    display.update(self.step, self.contenders)
+                if options.checkpoint_every and self.step % options.checkpoint_every == 0:
+                    self.save()
+        if interrupt.requested:
+            self.save()
+
+    def take_step(self) -> None:
+        """Give every contender the same batch; who goes first alternates, so neither always finds warm caches."""
+        options = self.options
+        windows = sample_batch(self.corpus.train, options.batch, options.block, options.seed, self.step)
+        inputs, targets = to_device(windows, self.device)
+        lr = learning_rate(self.step, options.steps, options.lr)
+        for contender in self.contenders[:: -1 if self.step % 2 else 1]:
+            contender.step(inputs, targets, lr)
+        self.step += 1
+
+    def save(self) -> None:
+        """Write a checkpoint."""
+        content = {
+            "options": as_saved(self.options),
+            "step": self.step,
+            "corpus": self.corpus.digest,
+            "contenders": {contender.kind: contender.state_dict() for contender in self.contenders},
+        }
+        save_checkpoint(self.checkpoint, content)
+
+    @torch.no_grad()
+    def validate(self, contender: Contender) -> float:
+        """Return the loss on held-out files, the same batches for every contender."""
+        options = self.options
+        losses = []
+        for number in range(VALIDATION_BATCHES):
+            windows = sample_batch(self.corpus.validation, options.batch, options.block, VALIDATION_SEED, number)
+            losses.append(contender.loss(*to_device(windows, self.device)))
+        return float(torch.stack(losses).mean())
+
+
+def start(args: argparse.Namespace) -> Run:
+    """Check the options and bring the run to where it starts."""
+    saved = load_checkpoint(args.resume) if args.resume else None
+    options = resolve_resumed(args, saved["options"]) if saved else resolve(args)
+    torch.set_num_threads(options.threads)
+    try:
+        Path(options.out).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {options.out}: cannot be made a folder ({error.strerror})") from error
+    return Run(options, saved)
+
+
+def announce(run: Run, console: Console) -> None:
+    """Say what is about to happen."""
+    options, corpus = run.options, run.corpus
+    where = torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else f"CPU, {options.threads} threads"
+    millions = parameter_count(options.shape, options.block) / 1e6
+    console.print(
+        f"GPT '{options.size}', {millions:.1f} M parameters, on {where}; {options.steps} steps of {options.batch} x "
+        f"{options.block} bytes of Python's standard library ({len(corpus.train) / 1e6:.1f} MB to train on, "
+        f"{len(corpus.validation) / 1e6:.1f} MB held out); optimizers: {', '.join(c.label for c in run.contenders)}",
+        highlight=False,
+    )
+    if run.step:
+        console.print(f"resumed after step {run.step}", highlight=False)
+
+
+def run(args: argparse.Namespace, interrupt: Interrupt | None = None) -> int:
+    """Train and report; see command.py for the exit status."""
+    console = Console(width=None if sys.stdout.isatty() else LOG_WIDTH)
+    try:
+        current = start(args)
+        announce(current, console)
+        with interrupt or Interrupt() as stop:
+            current.train(stop, console)
+        if stop.requested:
+            console.print(
+                f"interrupted after step {current.step} of {current.options.steps}; go on with\n"
+                f"  python -m pagedopt train --resume {current.checkpoint}",
+                highlight=False,
+                soft_wrap=True,
+            )
+            return 130
+        return report(current.options, current.contenders, [current.validate(c) for c in current.contenders], console)
+    except torch.OutOfMemoryError as error:
+        first = str(error).splitlines()[0]
+        raise UsageError(
+            f"out of device memory ({first}). Use a smaller --batch, --block or --size, or --optimizer paged, which "
+            "trains one model instead of two."
+        ) from error

@@ -1,0 +1,16 @@
+"""The learning rate of each step."""
+
+from __future__ import annotations
+
+import math
+
+FLOOR = 0.1  # the last step's share of the peak
+
+
+def learning_rate(step: int, steps: int, peak: float) -> float:
+    """Rise in a line over the first tenth of the run, then fall along a cosine to a tenth of the peak."""
+    warmup = max(1, steps // 10)
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    done = (step - warmup) / max(1, steps - 1 - warmup)
+    return peak * (FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * min(1.0, done))))

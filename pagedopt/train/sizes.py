@@ -1,0 +1,48 @@
+"""Named model sizes, each with the training settings it learns well with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Size:
+    """Shape of a GPT and the defaults that go with it."""
+
+    layers: int
+    heads: int
+    width: int
+    block: int  # context length, in tokens
+    vocabulary: int  # rows of the embedding; the corpus uses the first 256
+    batch: int
+    steps: int
+    lr: float
+
+
+BYTES = 256
+# GPT-2's 50,257 tokens rounded up to a multiple of 64. Bytes never reach most of these rows: they are there so that
+# the optimizer meets the tensors of the real model, of which the embedding is by far the largest.
+GPT2_ROWS = 50_304
+
+SIZES = {
+    "tiny": Size(2, 2, 64, 64, BYTES, batch=8, steps=60, lr=3e-3),
+    "small": Size(4, 4, 256, 128, BYTES, batch=4, steps=400, lr=1e-3),
+    "gpt2": Size(12, 12, 768, 1024, GPT2_ROWS, batch=8, steps=300, lr=6e-4),
+    "gpt2-medium": Size(24, 16, 1024, 1024, GPT2_ROWS, batch=8, steps=200, lr=3e-4),
+    "gpt2-large": Size(36, 20, 1280, 1024, GPT2_ROWS, batch=4, steps=100, lr=2.5e-4),
+    "gpt2-xl": Size(48, 25, 1600, 1024, GPT2_ROWS, batch=2, steps=100, lr=2e-4),
+}
+DEFAULT_SIZE = {"cpu": "small", "cuda": "gpt2"}
+
+
+def parameter_count(size: Size, block: int) -> int:
+    """Return the number of parameters of a GPT of this size, with the output layer tied to the embedding.
+
+    >>> parameter_count(SIZES["gpt2"], 1024)
+    124475904
+    """
+    width = size.width
+    attention = 4 * width * width + 4 * width
+    mlp = 8 * width * width + 5 * width
+    norms = 4 * width
+    return (size.vocabulary + block) * width + size.layers * (attention + mlp + norms) + 2 * width

@@ -1,0 +1,220 @@
+"""PagedAdamW on a GPU: torch's numbers over every transport and placement, on the current stream, without waiting."""
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from optim_support import ADAMW, distance, model, pair, train
+
+from pagedopt import PagedAdamW, PagedSGD, memory
+from pagedopt.transport import TRANSPORTS
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+
+@pytest.mark.parametrize("transport", sorted(TRANSPORTS))
+@pytest.mark.parametrize("case", [ADAMW, {**ADAMW, "amsgrad": True, "maximize": True}], ids=["plain", "amsgrad"])
+def test_adamw_follows_torch_over_every_transport(case: dict[str, Any], transport: str) -> None:
+    ours, theirs, _, _ = pair(
+        lambda p: PagedAdamW(p, transport=transport, **case),
+        lambda p: torch.optim.AdamW(p, fused=True, **case),
+        100,
+        device="cuda",
+    )
+    assert distance(ours, theirs) < 3e-6
+
+
+@pytest.mark.parametrize("momentum", [0, 0.8])
+def test_sgd_follows_torch(momentum: float) -> None:
+    case = {"lr": 0.05, "momentum": momentum, "weight_decay": 0.1}
+    ours, theirs, _, _ = pair(lambda p: PagedSGD(p, **case), lambda p: torch.optim.SGD(p, **case), 20, device="cuda")
+    assert distance(ours, theirs) < 2e-6
+
+
+def test_placement_and_transport_change_no_bit() -> None:
+    results = []
+    for options in [{"transport": t} for t in sorted(TRANSPORTS)] + [{"placement": "managed"}]:
+        net = model("cuda")
+        opt = PagedAdamW(net.parameters(), **options, **ADAMW)  # type: ignore[arg-type]
+        train(net, opt, 10)
+        results.append([p.detach().clone() for p in net.parameters()])
+    assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
+
+
+def test_managed_state_is_managed_and_survives_the_optimizer() -> None:
+    net = model("cuda")
+    opt = PagedAdamW(net.parameters(), placement="managed")
+    train(net, opt, 2)
+    assert opt.memory_report().by_place.keys() == {"managed"}
+    state = opt.state[next(net.parameters())]["exp_avg"]
+    d = memory.driver()
+    kind = d.CUpointer_attribute.CU_POINTER_ATTRIBUTE_IS_MANAGED
+    assert memory.check("cuPointerGetAttribute", d.cuPointerGetAttribute(kind, state.data_ptr()))
+    expected = state.clone()
+    del opt
+    torch.cuda.synchronize()
+    assert torch.equal(state, expected)
+
+
+def test_managed_memory_beyond_its_share_is_refused_and_the_optimizer_stays_usable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    net = model("cuda")
+    opt = PagedAdamW(net.parameters(), placement="managed")
+    monkeypatch.setattr(memory, "MANAGED_SHARE", 1e-12)
+    before = [p.detach().clone() for p in net.parameters()]
+    with pytest.raises(MemoryError, match="bytes of managed memory asked for on cuda:0"):
+        train(net, opt, 1)
+    assert not opt.state
+    assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+    monkeypatch.undo()
+    train(net, opt, 1)
+
+
+@pytest.mark.parametrize("refusal", ["attribute", "allocator"])
+def test_state_falls_back_to_the_device_with_one_warning(refusal: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pagedopt import arenas
+
+    arenas._warned.clear()
+    if refusal == "attribute":
+        monkeypatch.setattr(memory, "capabilities", lambda _: memory.Capabilities(True, False, True))
+    else:
+
+        def refuse(*_: Any) -> Any:
+            raise memory.CudaError("cuMemAllocManaged", "CUDA_ERROR_NOT_SUPPORTED", "operation not supported")
+
+        monkeypatch.setattr(memory, "allocate_managed", refuse)
+    calls: list[str] = []
+    for name in ("advise", "prefetch"):
+        monkeypatch.setattr(memory, name, lambda *_, name=name: calls.append(name))
+    net, other = model("cuda"), model("cuda")
+    opt, plain = PagedAdamW(net.parameters(), placement="managed", transport="memcpy"), PagedAdamW(other.parameters())
+    with pytest.warns(RuntimeWarning, match="placement='managed'") as caught:
+        train(net, opt, 3)
+    assert len([w for w in caught if "placement" in str(w.message)]) == 1
+    assert not calls
+    monkeypatch.undo()
+    train(other, plain, 3)
+    assert opt.memory_report().by_place.keys() == {"device"}
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), other.parameters(), strict=True))
+
+
+def test_step_does_not_synchronize_nor_allocate() -> None:
+    net = model("cuda")
+    opt = PagedAdamW(net.parameters())
+    train(net, opt, 6)  # more steps than the ring of tables has places
+    for p in net.parameters():
+        p.grad = torch.ones_like(p)
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            opt.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+
+
+def test_step_runs_on_the_current_stream() -> None:
+    """Gradients are written late on a side stream; a step on any other stream would use the old ones."""
+    results = []
+    for delayed in (False, True):
+        p = torch.nn.Parameter(torch.ones(100_000, device="cuda"))
+        p.grad = torch.full_like(p, 7.0)
+        opt = PagedAdamW([p], **ADAMW)
+        opt.step()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            if delayed:
+                torch.cuda._sleep(50_000_000)
+            p.grad.copy_(torch.linspace(-1, 1, 100_000, device="cuda"))
+            opt.step()
+        torch.cuda.synchronize()
+        results.append(p.detach().clone())
+    assert torch.equal(*results)
+
+
+def test_steps_that_run_ahead_of_the_gpu_keep_their_own_scalars() -> None:
+    """Twenty steps behind a delay: each table holds its step's bias corrections until the launch has read them."""
+    results = []
+    for delayed in (False, True):
+        p = torch.nn.Parameter(torch.linspace(-1, 1, 5000, device="cuda"))
+        p.grad = torch.ones_like(p)
+        opt = PagedAdamW([p], **ADAMW)
+        opt.step()
+        for step in range(20):
+            if delayed:
+                torch.cuda._sleep(5_000_000)
+            opt.param_groups[0]["lr"] = 0.01 * (step + 1)
+            opt.step()
+            if not delayed:
+                torch.cuda.synchronize()
+        torch.cuda.synchronize()
+        results.append(p.detach().clone())
+    assert torch.equal(*results)
+
+
+def test_capture_is_refused_in_words() -> None:
+    net = model("cuda")
+    opt = PagedAdamW(net.parameters())
+    train(net, opt, 1)
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(RuntimeError, match="cannot be captured"), torch.cuda.graph(graph):
+        opt.step()
+    train(net, opt, 1)
+
+
+def test_state_moves_between_torch_fused_and_us() -> None:
+    whole, half = model("cuda"), model("cuda")
+    a = torch.optim.AdamW(whole.parameters(), fused=True, **ADAMW)
+    train(whole, a, 10)
+    b = torch.optim.AdamW(half.parameters(), fused=True, **ADAMW)
+    train(half, b, 5)
+    c = PagedAdamW(half.parameters(), **ADAMW)
+    c.load_state_dict(copy.deepcopy(b.state_dict()))
+    train(half, c, 3, first=5)
+    d = torch.optim.AdamW(half.parameters(), fused=True, **ADAMW)
+    d.load_state_dict(copy.deepcopy(c.state_dict()))
+    train(half, d, 2, first=8)
+    assert distance(list(half.parameters()), list(whole.parameters())) < 3e-6
+
+
+def test_a_new_process_continues_to_the_same_bits(tmp_path: Path) -> None:
+    net = model("cuda")
+    opt = PagedAdamW(net.parameters(), **ADAMW)
+    train(net, opt, 5)
+    torch.save({"model": net.state_dict(), "opt": opt.state_dict()}, tmp_path / "half.pt")
+    train(net, opt, 5, first=5)
+    script = """
+import sys, torch
+from optim_support import ADAMW, model, train
+from pagedopt import PagedAdamW
+net = model("cuda")
+opt = PagedAdamW(net.parameters(), **ADAMW)
+half = torch.load(sys.argv[1] + "/half.pt", map_location={"none": None}.get(sys.argv[2], sys.argv[2]))
+net.load_state_dict(half["model"]); opt.load_state_dict(half["opt"])
+train(net, opt, 5, first=5)
+torch.save([p.detach().cpu() for p in net.parameters()], sys.argv[1] + "/end.pt")
+"""
+    for where in ("none", "cpu", "cuda"):
+        tests = str(Path(__file__).parents[1])
+        program = f"import sys; sys.path.insert(0, {tests!r})\n{script}"
+        subprocess.run([sys.executable, "-c", program, str(tmp_path), where], check=True, timeout=120)
+        end = torch.load(tmp_path / "end.pt")
+        assert all(torch.equal(a.cpu(), b) for a, b in zip(net.parameters(), end, strict=True)), where
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_parameters_of_another_device_than_the_current_one() -> None:
+    params = [torch.nn.Parameter(torch.ones(1000, device=f"cuda:{i}")) for i in (1, 0, 1)]
+    for p in params:
+        p.grad = torch.ones_like(p)
+    opt = PagedAdamW(params, lr=0.5, weight_decay=0.0)
+    opt.step()
+    torch.cuda.synchronize(0)
+    torch.cuda.synchronize(1)
+    assert all(torch.allclose(p, torch.full_like(p, 0.5)) for p in params)

@@ -1,0 +1,57 @@
+"""A small model and training loop that several optimizer tests share."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+#: Nothing at its default and nothing zero, so that a dropped term shows.
+ADAMW: dict[str, Any] = {"lr": 0.03, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.2}
+
+Make = Callable[[Any], torch.optim.Optimizer]
+
+
+def model(device: str = "cpu", dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    """Two linear layers with odd sizes and a convolution's 4-D weight."""
+    torch.manual_seed(1)
+    layers = torch.nn.Sequential(
+        torch.nn.Linear(13, 18), torch.nn.Unflatten(1, (2, 3, 3)), torch.nn.Conv2d(2, 5, 3), torch.nn.Flatten()
+    )
+    return layers.to(device, dtype)
+
+
+def train(
+    net: torch.nn.Module,
+    opt: torch.optim.Optimizer,
+    steps: int,
+    first: int = 0,
+    without: Callable[[int], int] | None = None,
+) -> None:
+    """Steps ``first`` … on data that depends on the step; ``without(step)`` names a parameter that gets no gradient."""
+    params = list(net.parameters())
+    for step in range(first, first + steps):
+        generator = torch.Generator().manual_seed(100 + step)
+        x = torch.randn(8, 13, generator=generator).to(params[0].device, params[0].dtype)
+        opt.zero_grad()
+        net(x).square().mean().backward()
+        if without is not None and (index := without(step)) >= 0:
+            params[index].grad = None
+        opt.step()
+
+
+def pair(
+    make_ours: Make, make_theirs: Make, steps: int, dtype: torch.dtype = torch.float32, device: str = "cpu", **how: Any
+) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.optim.Optimizer, torch.optim.Optimizer]:
+    """Train twin models; returns both lists of parameters and both optimizers, ours first."""
+    ours, theirs = model(device, dtype), model(device, dtype)
+    mine, other = make_ours(ours.parameters()), make_theirs(theirs.parameters())
+    train(ours, mine, steps, **how)
+    train(theirs, other, steps, **how)
+    return list(ours.parameters()), list(theirs.parameters()), mine, other
+
+
+def distance(a: list[torch.Tensor], b: list[torch.Tensor]) -> float:
+    """Largest difference over the largest magnitude, over all tensors."""
+    return max(
+        ((x.double() - y.double()).abs().max() / y.double().abs().max()).item() for x, y in zip(a, b, strict=True)
+    )

@@ -1,0 +1,128 @@
+"""foreach_* agree with torch._foreach_*: results, dtypes, and what they refuse."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import pagedopt
+
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+    ),
+]
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+#: A few units in the last place of results near one.
+TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-14, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+SIZES = ((0,), (), (3,), (5, 7), (4097,))
+
+
+def lists(count: int, device: str, dtype: torch.dtype) -> list[list[torch.Tensor]]:
+    torch.manual_seed(0)
+    return [[(torch.rand(s) + 0.5).to(device, dtype) for s in SIZES] for _ in range(count)]
+
+
+def calls(numbers: list[float]) -> dict[str, tuple[int, Any]]:
+    """Name → (lists it takes, the rest of its arguments)."""
+    return {
+        "add": (2, {"alpha": 1.7}),
+        "add scalar": (1, (0.3,)),
+        "add scalars": (1, (numbers,)),
+        "mul": (2, ()),
+        "mul scalar": (1, (1.3,)),
+        "mul scalars": (1, (numbers,)),
+        "lerp": (3, ()),
+        "lerp scalar": (2, (0.3,)),
+        "lerp far": (2, (0.8,)),
+        "addcmul": (3, {"value": 0.3}),
+        "addcmul scalars": (3, (numbers,)),
+        "addcdiv": (3, {"value": 0.3}),
+        "sqrt": (1, ()),
+    }
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("call", list(calls([])))
+@pytest.mark.parametrize("suffix", ["", "_"])
+def test_agrees_with_torch(call: str, dtype: torch.dtype, device: str, suffix: str) -> None:
+    count, rest = calls([0.5, 1.0, 2.0, 3.0, -4.0])[call]
+    args, kwargs = (rest, {}) if isinstance(rest, tuple) else ((), rest)
+    name = f"foreach_{call.split()[0]}{suffix}"
+    ours, theirs = lists(count, device, dtype), lists(count, device, dtype)
+    got = getattr(pagedopt, name)(*ours, *args, **kwargs)
+    want = getattr(torch, f"_{name}")(*theirs, *args, **kwargs)
+    if suffix:
+        assert got is None
+        got, want = ours[0], theirs[0]
+    for a, b in zip(got, want, strict=True):
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        torch.testing.assert_close(a, b, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_does_not_fit_one_launch_is_what_torch_makes_of_it(device: str) -> None:
+    ints = [torch.arange(4, device=device)]
+    assert torch.equal(pagedopt.foreach_add(ints, ints)[0], torch._foreach_add(ints, ints)[0])
+    mixed = [torch.ones(3, device=device)], [torch.ones(3, device=device, dtype=torch.float64)]
+    assert pagedopt.foreach_mul(*mixed)[0].dtype is torch._foreach_mul(*mixed)[0].dtype
+    broadcast = [torch.ones(2, 3, device=device)], [torch.ones(3, device=device)]
+    assert torch.equal(pagedopt.foreach_add(*broadcast)[0], torch.full((2, 3), 2.0, device=device))
+    gaps = [torch.arange(8.0, device=device)[::2]]
+    pagedopt.foreach_mul_(gaps, 3)
+    assert gaps[0].tolist() == [0, 6, 12, 18]
+    other_strides = torch.ones(2, 3, device=device), torch.arange(6.0, device=device).reshape(3, 2).t()
+    assert torch.equal(pagedopt.foreach_add([other_strides[0]], [other_strides[1]])[0], 1 + other_strides[1])
+    leaf = torch.ones(3, device=device, requires_grad=True)
+    (out,) = pagedopt.foreach_mul([leaf], 2)
+    out.sum().backward()
+    assert leaf.grad is not None
+    assert leaf.grad.tolist() == [2, 2, 2]
+
+
+def test_refuses_what_torch_refuses() -> None:
+    with pytest.raises(RuntimeError):
+        pagedopt.foreach_add([torch.ones(2)], [torch.ones(2), torch.ones(2)])
+    with pytest.raises(RuntimeError):
+        pagedopt.foreach_norm([])
+    with pytest.raises(RuntimeError, match="empty"):
+        pagedopt.foreach_norm([torch.ones(0)], math.inf)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("order", [1, 2, math.inf, 3, 0])
+def test_norms_agree_with_torch(order: float, dtype: torch.dtype, device: str) -> None:
+    tensors = [torch.randn(n, device=device).to(dtype) for n in (1, 3, 4097, 40_000)]
+    if order in (1, 2):
+        tensors.insert(2, torch.empty(0, dtype=dtype, device=device))
+    got, want = pagedopt.foreach_norm(tensors, order), torch._foreach_norm(tensors, order)
+    for a, b, t in zip(got, want, tensors, strict=True):
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        exact = torch.linalg.vector_norm(t.double(), order) if t.numel() else torch.zeros((), device=device)
+        torch.testing.assert_close(a.double(), exact.double(), rtol=2 * TOLERANCE[dtype], atol=0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_norms_take_a_dtype_and_hand_on_nan(device: str) -> None:
+    halves = [torch.full((9000,), 200.0, device=device, dtype=torch.float16)]  # whose squares overflow float16
+    (norm,) = pagedopt.foreach_norm(halves, 2, torch.float64)
+    assert norm.dtype is torch.float64
+    assert float(norm) == pytest.approx(200 * math.sqrt(9000), rel=1e-12)
+    poisoned = torch.ones(5000, device=device)
+    poisoned[4321] = math.nan
+    for order in (1, 2, math.inf):
+        bad, good = pagedopt.foreach_norm([poisoned, torch.ones(4, device=device)], order)
+        assert math.isnan(bad)
+        assert math.isfinite(good)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_norms_are_the_same_bits_every_time(device: str) -> None:
+    tensors = [torch.randn(100_003, device=device) for _ in range(3)]
+    first = torch.stack(pagedopt.foreach_norm(tensors))
+    assert all(torch.equal(first, torch.stack(pagedopt.foreach_norm(tensors))) for _ in range(5))
+    assert not torch.equal(first[0], first[1])

@@ -1,0 +1,401 @@
+"""PagedAdamW and PagedSGD against torch's: the same numbers, the same state, the same errors."""
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from optim_support import ADAMW, distance, model, pair, train
+
+import pagedopt
+from pagedopt import PagedAdamW, PagedOptimizer, PagedSGD
+
+ADAMW_CASES: list[dict[str, Any]] = [
+    ADAMW,
+    {**ADAMW, "amsgrad": True},
+    {**ADAMW, "maximize": True},
+    {**ADAMW, "amsgrad": True, "maximize": True},
+    {},
+]
+SGD_CASES: list[dict[str, Any]] = [
+    {"lr": 0.05, "weight_decay": 0.1},
+    {"lr": 0.05, "momentum": 0.8, "dampening": 0.3, "weight_decay": 0.1},
+    {"lr": 0.02, "momentum": 0.8, "nesterov": True, "weight_decay": 0.1},
+    {"lr": 0.001, "momentum": 0.8, "maximize": True},
+]
+
+
+@pytest.mark.parametrize("case", ADAMW_CASES, ids=str)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.float64, 1e-14)], ids=str)
+def test_adamw_follows_torch(case: dict[str, Any], dtype: torch.dtype, tolerance: float) -> None:
+    ours, theirs, mine, other = pair(lambda p: PagedAdamW(p, **case), lambda p: torch.optim.AdamW(p, **case), 40, dtype)
+    assert distance(ours, theirs) < tolerance
+    for a, b in zip(mine.state_dict()["state"].values(), other.state_dict()["state"].values(), strict=True):
+        assert list(a) == list(b)
+        for name in a:
+            assert (a[name].dtype, a[name].shape, a[name].device) == (b[name].dtype, b[name].shape, b[name].device)
+            torch.testing.assert_close(a[name], b[name], rtol=tolerance * 20, atol=tolerance * 1e-2)
+
+
+@pytest.mark.parametrize("case", SGD_CASES, ids=str)
+def test_sgd_follows_torch(case: dict[str, Any]) -> None:
+    ours, theirs, mine, other = pair(lambda p: PagedSGD(p, **case), lambda p: torch.optim.SGD(p, **case), 20)
+    assert distance(ours, theirs) < 2e-6
+    assert mine.state_dict()["state"].keys() == other.state_dict()["state"].keys() or not case.get("momentum")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_low_precision_is_as_near_to_float64_as_torch_fused(dtype: torch.dtype) -> None:
+    """Same parameters and gradients every step, so that only the update's rounding differs."""
+    torch.manual_seed(0)
+    start, grads = torch.randn(4097).to(dtype), [torch.randn(4097).to(dtype) for _ in range(10)]
+    errors = []
+    for make in (PagedAdamW, lambda p, **k: torch.optim.AdamW(p, fused=True, **k)):
+        p = torch.nn.Parameter(start.clone())
+        exact = torch.nn.Parameter(start.double())
+        opt, reference = make([p], **ADAMW), torch.optim.AdamW([exact], **ADAMW)
+        for g in grads:
+            p.grad, exact.grad = g.clone(), g.double()
+            opt.step()
+            reference.step()
+        errors.append((p.double() - exact).abs().mean().item())
+    assert errors[0] <= errors[1] * 1.05
+    assert errors[0] > 0
+
+
+def test_missing_gradients_leave_parameter_state_and_step_alone() -> None:
+    def without(step: int) -> int:
+        return -1 if step % 4 < 2 else step % 3
+
+    ours, theirs, mine, other = pair(
+        lambda p: PagedAdamW(p, **ADAMW), lambda p: torch.optim.AdamW(p, **ADAMW), 30, without=without
+    )
+    assert distance(ours, theirs) < 3e-6
+    steps = [
+        (float(a["step"]), float(b["step"])) for a, b in zip(mine.state.values(), other.state.values(), strict=True)
+    ]
+    assert len({a for a, _ in steps}) > 1
+    assert all(a == b for a, b in steps)
+
+
+def test_a_parameter_whose_first_gradient_comes_late_gets_its_state_then() -> None:
+    a, b = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    opt = PagedAdamW([a, b])
+    a.grad = torch.ones(3)
+    opt.step()
+    assert b not in opt.state
+    assert torch.equal(b, torch.ones(3))
+    b.grad = torch.ones(3)
+    opt.step()
+    assert (float(opt.state[a]["step"]), float(opt.state[b]["step"])) == (2, 1)
+
+
+def test_groups_have_their_own_hyperparameters_and_may_change_them() -> None:
+    def make(cls: Any, net: torch.nn.Module) -> Any:
+        first, *rest = net.parameters()
+        return cls(
+            [{"params": [first], "lr": 0.1}, {"params": rest, "weight_decay": 0.5, "betas": (0.5, 0.7)}], **ADAMW
+        )
+
+    nets = model(), model()
+    opts = make(PagedAdamW, nets[0]), make(torch.optim.AdamW, nets[1])
+    schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(o, 20) for o in opts]
+    for step in range(20):
+        for net, opt, schedule in zip(nets, opts, schedules, strict=True):
+            train(net, opt, 1, first=step)
+            schedule.step()
+    assert distance(list(nets[0].parameters()), list(nets[1].parameters())) < 3e-6
+
+
+@pytest.mark.parametrize("lr", [torch.tensor(0.03), torch.tensor([0.03])])
+def test_the_learning_rate_may_be_a_tensor(lr: torch.Tensor) -> None:
+    ours, theirs, _, _ = pair(lambda p: PagedAdamW(p, lr=lr), lambda p: torch.optim.AdamW(p, lr=0.03), 10)
+    assert distance(ours, theirs) < 2e-6
+
+
+def test_gradients_reallocated_and_data_swapped_are_followed() -> None:
+    """Every step new gradients elsewhere; once, new memory for a parameter."""
+    nets = model(), model()
+    opts = PagedAdamW(nets[0].parameters(), **ADAMW), torch.optim.AdamW(nets[1].parameters(), **ADAMW)
+    keep = []
+    for step in range(12):
+        for net, opt in zip(nets, opts, strict=True):
+            train(net, opt, 1, first=step)
+            keep += [p.grad for p in net.parameters()]  # so that addresses are not used again
+            if step == 6:
+                for p in net.parameters():
+                    p.data = p.data.clone()
+    assert distance(list(nets[0].parameters()), list(nets[1].parameters())) < 2e-6
+
+
+def test_a_gradient_laid_out_otherwise_is_taken_element_by_element() -> None:
+    p, q = (torch.nn.Parameter(torch.ones(3, 4)) for _ in range(2))
+    grad = torch.arange(12.0).reshape(4, 3).t()
+    p.grad, q.grad = grad, grad.contiguous()
+    for opt in (PagedAdamW([p], **ADAMW), PagedAdamW([q], **ADAMW)):
+        opt.step()
+        opt.step()
+    assert torch.equal(p, q)
+
+
+def test_channels_last_parameters_keep_their_layout_in_state() -> None:
+    p = torch.nn.Parameter(torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last))
+    p.grad = torch.randn_like(p)
+    opt = PagedAdamW([p])
+    opt.step()
+    assert opt.state[p]["exp_avg"].stride() == p.stride()
+    torch.testing.assert_close(opt.state[p]["exp_avg"], 0.1 * p.grad)
+
+
+def test_version_counters_go_up() -> None:
+    net = model()
+    opt = PagedAdamW(net.parameters())
+    train(net, opt, 1)
+    before = [p._version for p in net.parameters()], [opt.state[p]["exp_avg"]._version for p in net.parameters()]
+    train(net, opt, 1, first=1)
+    assert all(p._version > v for p, v in zip(net.parameters(), before[0], strict=True))
+    assert all(opt.state[p]["exp_avg"]._version > v for p, v in zip(net.parameters(), before[1], strict=True))
+
+
+def test_a_closure_is_called_with_gradients_on() -> None:
+    p = torch.nn.Parameter(torch.ones(3))
+    opt = PagedAdamW([p])
+
+    def closure() -> torch.Tensor:
+        opt.zero_grad()
+        loss = (p * p).sum()
+        loss.backward()
+        return loss
+
+    with torch.no_grad():
+        assert float(opt.step(closure)) == 3
+    assert not torch.equal(p, torch.ones(3))
+
+
+@pytest.mark.parametrize("save", ["torch", "pickle", "deepcopy"])
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_a_saved_optimizer_continues_to_the_same_bits(save: str, amsgrad: bool) -> None:
+    nets = model(), model()
+    whole = PagedAdamW(nets[0].parameters(), amsgrad=amsgrad, **ADAMW)
+    train(nets[0], whole, 10)
+    first = PagedAdamW(nets[1].parameters(), amsgrad=amsgrad, **ADAMW)
+    train(nets[1], first, 5)
+    state = first.state_dict()
+    if save == "torch":
+        file = io.BytesIO()
+        torch.save(state, file)
+        file.seek(0)
+        state = torch.load(file, weights_only=True)
+    elif save == "pickle":
+        state = pickle.loads(pickle.dumps(state))
+    else:
+        state = copy.deepcopy(state)
+    second = PagedAdamW(nets[1].parameters(), amsgrad=amsgrad, **ADAMW)
+    second.load_state_dict(state)
+    train(nets[1], second, 5, first=5)
+    assert all(torch.equal(a, b) for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True))
+
+
+@pytest.mark.parametrize("from_ours", [True, False])
+def test_state_moves_between_torch_and_us_in_mid_training(from_ours: bool) -> None:
+    classes = (PagedAdamW, torch.optim.AdamW) if from_ours else (torch.optim.AdamW, PagedAdamW)
+    nets = model(), model()
+    whole, half = classes[1](nets[0].parameters(), **ADAMW), classes[0](nets[1].parameters(), **ADAMW)
+    train(nets[0], whole, 10)
+    train(nets[1], half, 5)
+    other = classes[1](nets[1].parameters(), **ADAMW)
+    other.load_state_dict(copy.deepcopy(half.state_dict()))
+    train(nets[1], other, 5, first=5)
+    assert distance(list(nets[1].parameters()), list(nets[0].parameters())) < 2e-6
+
+
+def test_loading_copies_into_existing_state_and_keeps_its_format() -> None:
+    net = model(dtype=torch.bfloat16)
+    opt = PagedAdamW(net.parameters(), state_format="float32")
+    train(net, opt, 2)
+    saved = copy.deepcopy(opt.state_dict())
+    train(net, opt, 2, first=2)
+    p = next(net.parameters())
+    address = opt.state[p]["exp_avg"].data_ptr()
+    opt.load_state_dict(saved)
+    assert opt.state[p]["exp_avg"].data_ptr() == address
+    assert opt.state[p]["exp_avg"].dtype is torch.float32
+    assert torch.equal(opt.state[p]["exp_avg"], saved["state"][0]["exp_avg"])
+    assert float(opt.state[p]["step"]) == 2
+
+
+def test_a_state_dict_that_does_not_fit_changes_nothing() -> None:
+    net = model()
+    opt = PagedAdamW(net.parameters())
+    train(net, opt, 2)
+    before = copy.deepcopy(opt.state_dict())
+    wrong = copy.deepcopy(before)
+    wrong["state"][2]["exp_avg"] = torch.zeros(7)
+    wrong["param_groups"][0]["lr"] = 99.0
+    with pytest.raises(ValueError, match=r"exp_avg of parameter 2 is \(7,\)"):
+        opt.load_state_dict(wrong)
+    after = opt.state_dict()
+    assert after["param_groups"] == before["param_groups"]
+    assert all(torch.equal(a["exp_avg"], b["exp_avg"]) for a, b in
+               zip(after["state"].values(), before["state"].values(), strict=True))  # fmt: skip
+
+
+def test_hooks_of_others_see_and_may_change_what_is_loaded() -> None:
+    net = model()
+    opt = PagedAdamW(net.parameters())
+    train(net, opt, 1)
+    seen = []
+
+    def double(_: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
+        changed = copy.deepcopy(state_dict)
+        changed["state"][0]["exp_avg"] *= 2
+        return changed
+
+    opt.register_load_state_dict_pre_hook(double)
+    opt.register_load_state_dict_post_hook(lambda o: seen.append(o.state[next(net.parameters())]["exp_avg"].clone()))
+    saved = copy.deepcopy(opt.state_dict())
+    opt.load_state_dict(saved)
+    assert torch.equal(seen[0], 2 * saved["state"][0]["exp_avg"])
+
+
+def test_a_deep_copy_of_the_optimizer_keeps_its_options() -> None:
+    net = model(dtype=torch.bfloat16)
+    opt = PagedAdamW(net.parameters(), state_format={"exp_avg": "bfloat16", "exp_avg_sq": "float32"})
+    train(net, opt, 1)
+    net2, opt2 = copy.deepcopy((net, opt))
+    train(net, opt, 3, first=1)
+    train(net2, opt2, 3, first=1)
+    state = opt2.state[next(net2.parameters())]
+    assert (state["exp_avg"].dtype, state["exp_avg_sq"].dtype) == (torch.bfloat16, torch.float32)
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), net2.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": -1.0}, "Invalid learning rate: -1.0"),
+        ({"eps": -1.0}, "Invalid epsilon value: -1.0"),
+        ({"betas": (1.0, 0.9)}, "Invalid beta parameter at index 0: 1.0"),
+        ({"betas": (0.9, 1.0)}, "Invalid beta parameter at index 1: 1.0"),
+        ({"weight_decay": -1.0}, "Invalid weight_decay value: -1.0"),
+        ({"lr": torch.tensor([1.0, 2.0])}, "Tensor lr must be 1-element"),
+        ({"capturable": True}, "capturable=True"),
+        ({"differentiable": True}, "differentiable=True"),
+        ({"state_format": "int3"}, "state_format is 'int3'; there are float32, bfloat16"),
+        ({"placement": "moon"}, "placement is 'moon'; there are device, managed"),
+        ({"transport": "owl"}, "transport is 'owl'; there are hybrid, managed"),
+    ],
+)
+def test_wrong_arguments_are_refused_at_construction(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        PagedAdamW([torch.nn.Parameter(torch.ones(2))], **options)
+
+
+def test_sparse_gradients_are_refused_as_torch_refuses_them() -> None:
+    p = torch.nn.Parameter(torch.ones(4, 2))
+    p.grad = torch.ones(4, 2).to_sparse()
+    with pytest.raises(RuntimeError, match="PagedAdamW does not support sparse gradients"):
+        PagedAdamW([p]).step()
+    assert torch.equal(p, torch.ones(4, 2))
+
+
+def bad_steps() -> list[Any]:
+    def shrunk(p: torch.nn.Parameter) -> None:
+        p.data = p.data[:2]
+
+    def freed(p: torch.nn.Parameter) -> None:
+        assert p.grad is not None
+        p.grad.untyped_storage().resize_(0)
+
+    def recast(p: torch.nn.Parameter) -> None:
+        p.data = p.data.half()
+
+    def resized(p: torch.nn.Parameter) -> None:
+        assert p.grad is not None
+        p.grad.resize_(1)
+
+    def sparse(p: torch.nn.Parameter) -> None:
+        p.grad = torch.ones(5).to_sparse()
+
+    return [
+        pytest.param(shrunk, r"tensor 1 of param has shape \(2,\), the table has \(5,\)", id="shrunk"),
+        pytest.param(freed, "tensor 1 of grad has no memory", id="freed"),
+        pytest.param(recast, "tensor 1 of param is torch.float16", id="recast"),
+        pytest.param(resized, r"tensor 1 of grad has shape \(1,\)", id="resized"),
+        pytest.param(sparse, "sparse", id="sparse"),
+    ]
+
+
+@pytest.mark.parametrize(("harm", "message"), bad_steps())
+def test_a_tensor_that_changed_is_noticed_before_anything_is_updated(harm: Any, message: str) -> None:
+    params = [torch.nn.Parameter(torch.ones(n)) for n in (3, 5, 7)]
+    double = torch.nn.Parameter(torch.ones(4, dtype=torch.float64))  # another launch, prepared after the first
+    for p in (*params, double):
+        p.grad = torch.ones_like(p)
+    opt = PagedAdamW([double, *params])
+    opt.step()
+    before = [p.clone() for p in (params[0], params[2], double)]
+    harm(params[1])
+    with pytest.raises((ValueError, TypeError, RuntimeError), match=message):
+        opt.step()
+    assert all(torch.equal(a, b) for a, b in zip((params[0], params[2], double), before, strict=True))
+    assert float(opt.state[double]["step"]) == 1
+
+
+def test_parameters_with_gaps_are_refused_by_index() -> None:
+    base = torch.zeros(4, 6)
+    p, q = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(base[:, ::2])
+    p.grad, q.grad = torch.ones(3), torch.ones(4, 3)
+    with pytest.raises(ValueError, match="parameter 1 of shape"):
+        PagedAdamW([p, q]).step()
+    assert torch.equal(p, torch.ones(3))
+
+
+def test_empty_and_scalar_parameters_step() -> None:
+    params = [torch.nn.Parameter(torch.ones(s)) for s in ((0,), (), (1, 0, 3), (2,))]
+    for p in params:
+        p.grad = torch.ones_like(p)
+    opt = PagedAdamW(params, lr=0.5)
+    opt.step()
+    assert float(params[1]) < 1
+    assert opt.state[params[2]]["exp_avg"].shape == (1, 0, 3)
+
+
+def test_managed_placement_without_a_gpu_says_so_once() -> None:
+    from pagedopt import arenas
+
+    arenas._warned.clear()
+    p = torch.nn.Parameter(torch.ones(3))
+    p.grad = torch.ones(3)
+    with pytest.warns(RuntimeWarning, match="there is no GPU") as caught:
+        opt = PagedAdamW([p], placement="managed")
+        opt.step()
+        opt.step()
+    assert len(caught) == 1
+    assert opt.memory_report().by_place == {"host": 24}
+
+
+def test_a_rule_of_ones_own_is_an_optimizer_in_a_few_lines() -> None:
+    class Lion(PagedOptimizer):
+        rule = lion
+
+        def __init__(self, params: Any, lr: float = 1e-4, beta1: float = 0.9, beta2: float = 0.99) -> None:
+            super().__init__(params, {"lr": lr, "beta1": beta1, "beta2": beta2})
+
+    p = torch.nn.Parameter(torch.tensor([1.0, -2.0, 3.0]))
+    p.grad = torch.tensor([1.0, -1.0, 0.0])
+    opt = Lion([p], lr=0.5)
+    opt.step()
+    assert torch.equal(p, torch.tensor([0.5, -1.5, 3.0]))
+    torch.testing.assert_close(opt.state[p]["exp_avg"], 0.01 * p.grad)
+    assert list(opt.state_dict()["state"][0]) == ["step", "exp_avg"]
+
+
+@pagedopt.rule
+def lion(param, grad, exp_avg, *, lr, beta1, beta2):  # type: ignore[no-untyped-def]
+    """Chen et al. 2023, arXiv:2302.06675, without weight decay."""
+    param = param - lr * sign(beta1 * exp_avg + (1 - beta1) * grad)  # noqa: F821
+    exp_avg = beta2 * exp_avg + (1 - beta2) * grad
+    return param, exp_avg
