@@ -7,6 +7,7 @@ float32 parameter (parameter, gradient and two moments read, all but the gradien
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ from experiments.workloads import (
     outside,
     theirs,
 )
-from pagedopt import PointerTable
+from pagedopt import PagedAdamW, PointerTable
 
 OURS, FUSED, COPY = "PagedAdamW", "torch fused", "copy of its bytes"
 
@@ -147,6 +148,21 @@ def refresh_times(run: Run, device: torch.device) -> dict[str, Any]:
     return {name: timing.host.__dict__ for name, timing in timings.items()}
 
 
+def alone_times(run: Run, device: torch.device) -> dict[str, Any]:
+    """Host time of ``step()`` over 148 small tensors when nothing else runs between steps, one optimizer at a time.
+
+    The tables of the steps have it too, but there other contenders run in between and take the processor's caches:
+    the two say how much a step costs in a loop of its own, and amid other work.
+    """
+    work = Work("alone", [(16,)] * (4 if run.quick else 148), torch.float32, 28, 0)
+    found: dict[str, Any] = {}
+    for name, make in ((OURS, PagedAdamW), (FUSED, functools.partial(torch.optim.AdamW, fused=True))):
+        optimizer = make(work.parameters(device))
+        timings = measure([Case(name, optimizer.step)], device, rounds=10 * run.rounds, seconds=run.seconds)
+        found[name] = timings[name].host.__dict__
+    return found
+
+
 def experiment(run: Run, device: torch.device) -> dict[str, Any]:
     """Everything, as plain values."""
     run.console.print("steps", style="bold")
@@ -165,6 +181,7 @@ def experiment(run: Run, device: torch.device) -> dict[str, Any]:
     return {
         "device": device.type, "quick": run.quick, "steps": [s for s in steps if s],
         "refresh": refresh_times(run, device),
+        "alone": alone_times(run, device),
         "first step": fresh.first_steps(str(device), 1 if run.quick else 4),
         "imports": fresh.imports(modules),
         "left_out": run.left_out,

@@ -54,7 +54,7 @@ class DeviceTable(PointerTable):
     @property
     def rows(self) -> npt.NDArray[np.int64]:
         """The rows in host memory, (n, k + 2) int64: what a Numba kernel on the CPU walks."""
-        words = self.host.words[self.host.rows_at : self.host.chunks_at]
+        words = self.host.words[self.host.rows_at : self.host.rows_end]
         return words.view(np.int64).reshape(len(self), -1)
 
     @contextlib.contextmanager

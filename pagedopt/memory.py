@@ -197,6 +197,18 @@ def allocate_mapped(nbytes: int, device: int) -> Buffer:
     return Buffer(address, host, nbytes, device, "cuMemFreeHost")
 
 
+def allocate_pinned(nbytes: int, device: int) -> Buffer:
+    """``nbytes`` of page-locked host memory to copy from; ``address`` is the host's.  Works where mapping does not.
+
+    Raises:
+        CudaError: the driver refuses.
+    """
+    d = driver()
+    with torch.cuda.device(device), relaxed_capture():
+        host = int(check("cuMemHostAlloc", d.cuMemHostAlloc(nbytes, d.CU_MEMHOSTALLOC_PORTABLE)))
+    return Buffer(host, host, nbytes, device, "cuMemFreeHost")
+
+
 class Event:
     """A CUDA event without timing."""
 

@@ -6,7 +6,8 @@ A table is one block of 8-byte words in three parts::
     rows      n × (lists + 2)             the addresses of tensor i in every list, its number of elements, its set
     chunks    c × 2             int64     which row, and from which element on: the work of one group of threads
 
-The rows are contiguous, so a thread block fetches all it needs to know of a tensor in one go.
+The rows are contiguous, so a thread block fetches all it needs to know of a tensor in one go.  Where every tensor is
+one chunk, as in long lists of small tensors, chunk i is row i and the third part is left out.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ import numpy.typing as npt
 WORD = 8
 BLOCK = 512  # threads of a block
 CHUNK = np.dtype([("row", np.int64), ("offset", np.int64)])
-#: What a launch passes besides the words: where the parts begin (in words), how many chunks, elements per chunk.
+#: What a launch passes besides the words: where the parts begin (in words; no chunks: -1), how many chunks, elements
+#: per chunk.
 HEADER = np.dtype([("rows", np.int64), ("chunks", np.int64), ("count", np.int64), ("chunk_numel", np.int64)])
 
 Words = npt.NDArray[np.uint64]
@@ -87,13 +89,17 @@ class HostTable:
         plan = chunks(numels, self.geometry.chunk_numel)
         row = row_dtype(lists)
         self.rows_at = sets * uniforms
-        self.chunks_at = self.rows_at + len(numels) * (row.itemsize // WORD)
-        self.words: Words = np.zeros(self.chunks_at + 2 * len(plan), np.uint64)
+        self.rows_end = self.rows_at + len(numels) * (row.itemsize // WORD)
+        sizes = np.asarray(numels, np.int64)
+        self.lists_chunks = bool(((sizes < 1) | (sizes > self.geometry.chunk_numel)).any())
+        self.words: Words = np.zeros(self.rows_end + (2 * len(plan) if self.lists_chunks else 0), np.uint64)
         self.scalars = self.words[: self.rows_at].view(np.float64).reshape(sets, uniforms)
-        self.rows = self.words[self.rows_at : self.chunks_at].view(row)
-        self.chunks = self.words[self.chunks_at :].view(CHUNK)
+        self.rows = self.words[self.rows_at : self.rows_end].view(row)
         self.rows["numel"] = numels
-        self.chunks[:] = plan
+        self.chunks = plan
+        if self.lists_chunks:
+            self.chunks = self.words[self.rows_end :].view(CHUNK)
+            self.chunks[:] = plan
         self.stamp = 0  # of scalars or rows, whichever changed last
         self.rows_stamp = 0
 
@@ -110,8 +116,8 @@ class HostTable:
 
     def header(self) -> npt.NDArray[Any]:
         """The HEADER of the whole table."""
-        value = (self.rows_at, self.chunks_at, len(self.chunks), self.geometry.chunk_numel)
-        return np.array([value], HEADER)
+        chunks_at = self.rows_end if self.lists_chunks else -1
+        return np.array([(self.rows_at, chunks_at, len(self.chunks), self.geometry.chunk_numel)], HEADER)
 
 
 @dataclass(frozen=True)
@@ -130,18 +136,18 @@ def batches(table: HostTable, words: int) -> Iterator[Batch]:
     Raises:
         ValueError: not even one row with one chunk fits.
     """
-    row_words = table.rows.itemsize // WORD
+    row_words, chunk_words = table.rows.itemsize // WORD, 2 if table.lists_chunks else 0
     room = words - table.rows_at
-    if room < row_words + 2:
+    if room < row_words + chunk_words:
         raise ValueError(
             f"a launch carries {words * WORD} bytes; {table.rows_at} scalars and one row of {table.lists} lists need "
-            f"{(table.rows_at + row_words + 2) * WORD}: use another transport or fewer sets of hyperparameters"
+            f"{(table.rows_at + row_words + chunk_words) * WORD}: use another transport or fewer sets of scalars"
         )
     row = np.ascontiguousarray(table.chunks["row"])
-    cost = (row + 1) * row_words + 2 * np.arange(1, len(row) + 1)  # words up to and with chunk i, had we begun at 0
+    cost = (row + 1) * row_words + chunk_words * np.arange(1, len(row) + 1)  # words to the end of chunk i
     start = 0
     while start < len(row):
-        spent = int(row[start]) * row_words + 2 * start
+        spent = int(row[start]) * row_words + chunk_words * start
         end = int(np.searchsorted(cost, spent + room, side="right"))
         yield Batch(int(row[start]), int(row[end - 1]) + 1, start, end)
         start = end

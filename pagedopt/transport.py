@@ -103,12 +103,14 @@ class RingTransport(Transport):
         slot = self._reserved(table) if capturing else self._next(table, stream)
         if slot.stream is None:
             self._publish(slot, self._write(slot, table), stream)
-        yield slot
-        if capturing:
-            self._captured.append(slot)
-        else:
-            slot.event.record(stream)
-            slot.stream = stream
+        try:
+            yield slot
+        finally:  # the block may have failed behind its launch
+            if capturing:
+                self._captured.append(slot)
+            else:
+                slot.event.record(stream)
+                slot.stream = stream
 
     def prepare(self, table: HostTable) -> None:
         """Have a place ready for ``table`` in case the next run is captured into a CUDA graph."""
@@ -149,7 +151,7 @@ class RingTransport(Transport):
             end = len(table.words)
             slot.fields["header"] = table.header()[0]
         else:
-            end = table.rows_at if slot.rows_stamp == table.rows_stamp else table.chunks_at
+            end = table.rows_at if slot.rows_stamp == table.rows_stamp else table.rows_end
         slot.words[:end] = table.words[:end]
         slot.table, slot.stamp, slot.rows_stamp = table, table.stamp, table.rows_stamp
         return end
@@ -208,7 +210,7 @@ class MemcpyTransport(RingTransport):
     name = "memcpy"
 
     def _allocate(self, nbytes: int) -> _Slot:
-        buffer = memory.allocate_mapped(nbytes, self.device)
+        buffer = memory.allocate_pinned(nbytes, self.device)
         copy = torch.empty(nbytes, dtype=torch.uint8, device=f"cuda:{self.device}")
         return _Slot(buffer, copy.data_ptr(), memory.Event(self.device), keep=copy)
 
@@ -251,9 +253,11 @@ class StructTransport(Transport):
         count = batch.chunk_end - batch.chunk
         words[: table.rows_at] = table.words[: table.rows_at]
         words[table.rows_at : rows_end] = table.rows[batch.row : batch.row_end].view(np.uint64)
-        words[rows_end : rows_end + 2 * count] = table.chunks[batch.chunk : batch.chunk_end].view(np.uint64)
-        words[rows_end : rows_end + 2 * count : 2] -= np.uint64(batch.row)
-        argument["header"] = (table.rows_at, rows_end, count, table.geometry.chunk_numel)
+        if table.lists_chunks:
+            words[rows_end : rows_end + 2 * count] = table.chunks[batch.chunk : batch.chunk_end].view(np.uint64)
+            words[rows_end : rows_end + 2 * count : 2] -= np.uint64(batch.row)
+        chunks_at = rows_end if table.lists_chunks else -1
+        argument["header"] = (table.rows_at, chunks_at, count, table.geometry.chunk_numel)
         return argument
 
     def fits(self, table: HostTable) -> bool:

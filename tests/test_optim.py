@@ -369,10 +369,10 @@ def test_managed_placement_without_a_gpu_says_so_once() -> None:
     arenas._warned.clear()
     p = torch.nn.Parameter(torch.ones(3))
     p.grad = torch.ones(3)
+    opt = PagedAdamW([p], placement="managed")
     with pytest.warns(RuntimeWarning, match="there is no GPU") as caught:
-        opt = PagedAdamW([p], placement="managed")
         opt.step()
-        opt.step()
+    opt.step()
     assert len(caught) == 1
     assert opt.memory_report().by_place == {"host": 24}
 

@@ -52,7 +52,7 @@ template <class S, class Rule> struct Work {
 template <class S, class Rule, class Table>
 __device__ __forceinline__ void fetch(Work<S, Rule>& work, const Table& table, long long item, int lane) {
     const word* words = table.data();
-    const Chunk chunk = ((const Chunk*)(words + table.header.chunks))[item];
+    const Chunk chunk = chunk_of(table, item);
     double scalar = lane < Rule::uniforms ? ((const double*)words)[lane] : 0;  // most tables have one set, set 0
     const word* row = words + table.header.rows + chunk.row * (Rule::lists + 2);
     if (lane < Rule::lists) work.address[lane] = row[lane];

@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(BLOCK) norm_chunks(const __grid_constant__ Tab
     if (item >= table.header.count) return;  // whole groups leave together
     const int lane = threadIdx.x % THREADS;
     const word* words = table.data();
-    const Chunk chunk = ((const Chunk*)(words + table.header.chunks))[item];
+    const Chunk chunk = chunk_of(table, item);
     const Row<3>& row = ((const Row<3>*)(words + table.header.rows))[chunk.row];
     const long long left = row.numel - chunk.offset;
     const int numel = (int)(left < table.header.chunk_numel ? left : table.header.chunk_numel);
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(BLOCK) norm_rows(const __grid_constant__ Table
     if (item >= table.header.count) return;
     const int lane = threadIdx.x % THREADS;
     const word* words = table.data();
-    const Chunk chunk = ((const Chunk*)(words + table.header.chunks))[item];
+    const Chunk chunk = chunk_of(table, item);
     if (chunk.offset != 0) return;
     const Row<3>& row = ((const Row<3>*)(words + table.header.rows))[chunk.row];
     const long long partials = (row.numel + table.header.chunk_numel - 1) / table.header.chunk_numel;

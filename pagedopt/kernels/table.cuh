@@ -4,7 +4,7 @@ typedef unsigned long long word;
 
 struct Header {
     long long rows;         // where the rows begin, in words
-    long long chunks;       // where the chunks begin, in words
+    long long chunks;       // where the chunks begin, in words; -1: chunk i is the whole of row i
     long long count;        // chunks in this launch
     long long chunk_numel;  // elements of a full chunk
 };
@@ -32,3 +32,8 @@ template <int BYTES> struct TableOf {
     word words[(BYTES - sizeof(Header)) / sizeof(word)];
     __device__ const word* data() const { return words; }
 };
+
+template <class Table> __device__ __forceinline__ Chunk chunk_of(const Table& table, long long item) {
+    if (table.header.chunks < 0) return {item, 0};
+    return ((const Chunk*)(table.data() + table.header.chunks))[item];
+}

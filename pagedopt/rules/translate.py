@@ -15,7 +15,7 @@ def host_function(program: Program) -> Callable[..., list[float]]:
     """The per-step function of a program: hyperparameters as keywords → the uniforms, as Python floats."""
     lines = [
         f"def host(*, {', '.join(program.scalars)}):" if program.scalars else "def host():",
-        *(f"    {ast.unparse(statement)}" for statement in program.host),
+        *(f"    {ast.unparse(ast.fix_missing_locations(s))}" for s in program.host),
         f"    return [{', '.join(f'float({ast.unparse(u)})' for u in program.uniforms)}]",
     ]
     function: Callable[..., list[float]] = _define("\n".join(lines), "host", dict(_HOST_FUNCTIONS))

@@ -26,9 +26,8 @@ class Display:
         self.tokens = tokens
         self.started = self.last_line = time.monotonic()
         self.progress = Progress(
-            TextColumn("training"),
-            BarColumn(),
             MofNCompleteColumn(),
+            BarColumn(bar_width=6),  # all of it fits 80 columns
             TextColumn("{task.fields[status]}"),
             TextColumn("ETA"),
             TimeRemainingColumn(),
@@ -58,6 +57,7 @@ class Display:
             self.console.print(f"step {step}/{self.steps}  {status}  ETA {left:.0f} s", highlight=False, soft_wrap=True)
 
     def _status(self, contender: Contender) -> str:
+        """Return loss and speed, in thousands of tokens per second."""
         curve = contender.curve
         speed = self.tokens / statistics.median(curve.step_ms[-RECENT:]) * 1e3
-        return f"{contender.kind} loss {curve.losses[-1]:.3f} {speed:,.0f} tok/s"
+        return f"{contender.kind} loss {curve.losses[-1]:.3f} {speed / 1e3:.1f}k/s"

@@ -103,6 +103,9 @@ def start(args: argparse.Namespace) -> Run:
     saved = load_checkpoint(args.resume) if args.resume else None
     options = resolve_resumed(args, saved["options"]) if saved else resolve(args)
     torch.set_num_threads(options.threads)
+    device = torch.device(options.device)
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)  # events are recorded on the current device
     try:
         Path(options.out).mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,0 +1,50 @@
+# `make` alone lists the targets. Everything is installed into .venv, nothing outside this folder is touched.
+
+VENV  := .venv
+READY := $(VENV)/.ready
+PY    := $(VENV)/bin/python
+
+# The first of these that starts and is new enough (a pyenv shim may exist and yet not start).
+PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+
+ARGS       ?=#  more options for `make train`, e.g. ARGS="--steps 50"
+PIP_FLAGS  ?=#  more options for pip, e.g. PIP_FLAGS="--extra-index-url URL"
+TORCH      ?=#  a version of torch in place of the one set-up would choose
+VENV_FLAGS ?=#  more options for venv, e.g. VENV_FLAGS=--system-site-packages
+TEST_ARGS  ?=#  more options for pytest, e.g. TEST_ARGS="-k train -x"
+CORES      := $(shell nproc 2>/dev/null || echo 1)
+WORKERS    ?= $(shell echo $$(( $(CORES) < 8 ? $(CORES) : 8 )))
+
+.PHONY: help setup train test lint clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 14
+	@echo
+	@echo '  ARGS="…" goes to the training program, TEST_ARGS="…" to pytest, PIP_FLAGS="…" to pip,'
+	@echo '  VENV_FLAGS="…" to venv; PYTHON=… picks the interpreter (3.11 or newer), TORCH=… a version of torch.'
+	@echo '  With an NVIDIA GPU, set-up takes the CuPy and torch that its driver can run; README.md says how to overrule it.'
+	@echo '  Options of the training program: make train ARGS=--help'
+
+setup: $(READY)  ## create .venv and install into it (done by the other targets too)
+	@echo "set-up: $(VENV) is ready"
+
+$(READY): pyproject.toml constraints.txt scripts/setup_env.py
+	@test -n "$(PYTHON)" || { echo "set-up: no Python 3.11 or newer found; install one or pass PYTHON=/path/to/python3"; exit 1; }
+	@$(PYTHON) scripts/setup_env.py --venv $(VENV) --venv-flags="$(VENV_FLAGS)" --pip-flags="$(PIP_FLAGS)" --torch="$(TORCH)"
+	@touch $@
+
+train: $(READY)  ## train the GPT with PagedAdamW and torch's AdamW side by side
+	@$(PY) -m pagedopt train $(ARGS)
+
+# One thread per worker: the workers are the parallelism. With worksteal a file stays with one worker while it can.
+test: $(READY)  ## run the tests
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal $(TEST_ARGS)
+
+lint: $(READY)  ## ruff and mypy
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+
+clean:  ## remove .venv, caches and builds (runs/ stays)
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	find pagedopt tests scripts experiments -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

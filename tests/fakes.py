@@ -1,0 +1,134 @@
+"""A device made of queues: what is launched happens later, when an event is waited for or a test says so."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import defaultdict, deque
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from pagedopt import memory, transport
+from pagedopt.table import HEADER, HostTable
+
+
+def words_at(address: int, count: int) -> np.ndarray:
+    """A copy of ``count`` words of memory."""
+    return np.frombuffer((ctypes.c_uint64 * count).from_address(address), np.uint64).copy()
+
+
+class FakeBuffer:
+    """Ordinary memory in the place of managed or page-locked memory."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self._words = np.full(-(-nbytes // 8), 0xDEAD, np.uint64)  # memory is not zero
+        self.host = self._words.view(np.uint8)[:nbytes]
+        self.address = self._words.ctypes.data
+
+
+class FakeCuda:
+    """Streams as queues.  Calls are counted; ``refuse`` holds the names of allocators that fail."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **capabilities: bool) -> None:
+        self.queues: dict[int, deque[Callable[[], None]]] = defaultdict(deque)
+        self.graph: list[Callable[[], None]] | None = None
+        self.calls: list[str] = []
+        self.refuse: dict[str, str] = {}
+        has = {"managed": True, "concurrent_managed": True, "mapped": True, **capabilities}
+        fake_torch = SimpleNamespace(
+            empty=lambda n, dtype, device: torch.full((n,), 0xAD, dtype=dtype),
+            uint8=torch.uint8,
+            cuda=SimpleNamespace(is_current_stream_capturing=lambda: self.graph is not None),
+        )
+        monkeypatch.setattr(transport, "torch", fake_torch)
+        monkeypatch.setattr(transport, "_warned", set())
+        monkeypatch.setattr(memory, "capabilities", lambda device: memory.Capabilities(**has))
+        monkeypatch.setattr(memory, "allocate_managed", lambda n, device: self._allocate("managed", n))
+        monkeypatch.setattr(memory, "allocate_mapped", lambda n, device: self._allocate("mapped", n))
+        monkeypatch.setattr(memory, "allocate_pinned", lambda n, device: self._allocate("pinned", n))
+        monkeypatch.setattr(memory, "advise", lambda *a: self.calls.append("advise"))
+        monkeypatch.setattr(memory, "prefetch", lambda *a: self.calls.append("prefetch"))
+        monkeypatch.setattr(memory, "copy_to_device", self._copy)
+        monkeypatch.setattr(memory, "Event", lambda device: FakeEvent(self))
+
+    def _allocate(self, kind: str, nbytes: int) -> FakeBuffer:
+        self.calls.append(kind)
+        if kind in self.refuse:
+            raise memory.CudaError(f"allocate_{kind}", self.refuse[kind], "operation not supported")
+        return FakeBuffer(nbytes)
+
+    def _copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        self.submit(stream, lambda: ctypes.memmove(target, source, nbytes) and None)
+
+    def submit(self, stream: int, work: Callable[[], None]) -> None:
+        """Work for later; part of the graph while one is captured."""
+        (self.graph if self.graph is not None else self.queues[stream]).append(work)
+
+    def drain(self, stream: int, count: int | None = None) -> None:
+        """Let a stream do ``count`` pieces of work, or all."""
+        queue = self.queues[stream]
+        while queue and (count is None or count > 0):
+            queue.popleft()()
+            count = None if count is None else count - 1
+
+    def launch(self, table: HostTable, stream: int) -> transport.Launch:
+        """A kernel that reads its table when its turn comes, and must find it as it was when launched."""
+        want, header = table.words.copy(), table.header()
+
+        def kernel(argument: np.ndarray, count: int) -> None:
+            fields = argument.view(transport.TABLE_AT)
+            at, passed = int(fields["words"][0]), fields["header"].copy()
+            assert count == len(table.chunks)
+
+            def read() -> None:
+                assert passed.view(np.int64).tolist() == header.view(np.int64).tolist()
+                assert np.array_equal(words_at(at, len(want)), want), (
+                    "a table was rewritten under a launch, or never sent"
+                )
+
+            self.submit(stream, read)
+
+        return kernel
+
+
+class FakeEvent:
+    """Knows its place in the queue; waiting lets the stream run up to it."""
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        self.cuda, self.stream, self.passed = cuda, -1, True
+
+    def record(self, stream: int) -> None:
+        assert self.cuda.graph is None, "an event recorded during capture joins the graph"
+        self.stream, self.passed = stream, False
+        mark = self.mark = object()
+
+        def reach() -> None:
+            self.passed = self.passed or mark is self.mark
+
+        self.cuda.submit(stream, reach)
+
+    def wait(self) -> None:
+        self.cuda.calls.append("wait")
+        while not self.passed:
+            self.cuda.drain(self.stream, 1)
+
+
+def decode(argument: np.ndarray, table: HostTable) -> tuple[list[float], list[tuple[list[int], int]]]:
+    """The scalars of a by-value argument, and for each chunk (its row's words, its offset), as a kernel reads them."""
+    fields = argument.view(np.dtype([("header", HEADER), ("words", np.uint64, (argument.nbytes // 8 - 4,))]))
+    header, words = fields["header"][0], fields["words"][0]
+    row_words = table.rows.itemsize // 8
+    scalars = words[: table.rows_at].view(np.float64).tolist()
+    found = []
+    for item in range(int(header["count"])):
+        listed = int(header["chunks"]) >= 0
+        row, offset = words[int(header["chunks"]) + 2 * item :][:2].view(np.int64).tolist() if listed else (item, 0)
+        at = int(header["rows"]) + row * row_words
+        end = int(header["chunks"]) if listed else len(words)
+        assert table.rows_at <= at <= end - row_words, "a row outside the argument"
+        found.append((words[at : at + row_words].tolist(), offset))
+    return scalars, found

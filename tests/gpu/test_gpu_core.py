@@ -1,0 +1,241 @@
+"""The kernels on a GPU: parity with the float64 reference over every transport, odd views, and sizes beyond 32 bits."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+
+import pytest
+import torch
+from rules_under_test import PARTS, copied, same_values, special_pairs
+from support import (
+    BAND,
+    BF16,
+    DTYPES,
+    F16,
+    F32,
+    F64,
+    SIZES,
+    Lists,
+    assert_updated,
+    expected,
+    lists_for,
+    on,
+    scalars_for,
+)
+
+from pagedopt import Sweep, foreach_norm, multi_tensor_apply
+from pagedopt.rules import RULES, Rule
+from pagedopt.transport import TRANSPORTS, StructTransport
+
+if not torch.cuda.is_available():
+    pytest.skip("needs an NVIDIA GPU: torch.cuda.is_available() is False", allow_module_level=True)
+pytest.importorskip("cupy", reason="needs CuPy to launch kernels")
+pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
+
+pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("gpu")]
+
+ADAMW = RULES["adamw"]
+MIXES = {
+    "float32": (F32,) * 4,
+    "float64": (F64,) * 4,
+    "bfloat16": (BF16,) * 4,
+    "float16": (F16,) * 4,
+    "bfloat16, state float32": (BF16, BF16, F32, F32),
+    "float32, gradient float16, state bfloat16": (F32, F16, BF16, BF16),
+}
+
+
+def same_bits(one: Lists, other: Lists) -> bool:
+    pairs = [(a, b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True)]
+    return all((a is None and b is None) or torch.equal(a, b) for a, b in pairs)
+
+
+def check(rule: Rule, dtypes: tuple[torch.dtype, ...], transport: str | StructTransport, gap: int = 0) -> Lists:
+    before = lists_for(rule, SIZES, dtypes)
+    after, scalars = on("cuda", before, gap), scalars_for(rule)
+    multi_tensor_apply(rule, after, scalars, transport=transport)
+    assert_updated(rule, before, after, expected(rule, before, [scalars], [0] * len(SIZES)), dtypes)
+    for t in itertools.chain(*after):
+        assert t is not None
+        if t.numel():
+            assert (t.as_strided((gap,), (1,), 0) == 7).all(), "written in front of a view"
+            assert (t.as_strided((BAND,), (1,), gap + t.numel()) == 7).all(), "written behind a view"
+    return after
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_every_rule_is_its_reference(name: str, dtype: torch.dtype) -> None:
+    check(RULES[name], (dtype,) * len(RULES[name].inputs), "managed")
+
+
+@pytest.mark.parametrize("dtypes", MIXES.values(), ids=MIXES.keys())
+def test_transports_agree_with_the_reference_and_to_the_bit(dtypes: tuple[torch.dtype, ...]) -> None:
+    results = [check(ADAMW, dtypes, transport) for transport in sorted(TRANSPORTS)]
+    if torch.cuda.get_device_capability() >= (7, 0) and int((torch.version.cuda or "0").split(".")[0]) >= 13:
+        results.append(check(ADAMW, dtypes, StructTransport(torch.cuda.current_device(), 32764)))
+    for other in results[1:]:
+        assert same_bits(results[0], other)
+
+
+@pytest.mark.parametrize("gap", [1, 2, 3, 5])
+@pytest.mark.parametrize("dtypes", list(MIXES.values())[:5], ids=list(MIXES)[:5])
+def test_views_aligned_to_an_element_only(dtypes: tuple[torch.dtype, ...], gap: int) -> None:
+    assert same_bits(check(ADAMW, dtypes, "managed"), check(ADAMW, dtypes, "managed", gap))
+
+
+def test_a_few_lists_misaligned_among_aligned_ones() -> None:
+    before = lists_for(ADAMW, SIZES, MIXES["float32"])
+    aligned, mixed = on("cuda", before), [*on("cuda", before)[:2], *on("cuda", before, 1)[2:]]
+    for lists in (aligned, mixed):
+        multi_tensor_apply(ADAMW, lists, scalars_for(ADAMW))
+    assert same_bits(aligned, mixed)
+
+
+@pytest.mark.parametrize("transport", ["managed", "struct"])
+@pytest.mark.parametrize("sizes", [(5, 0, 1024, 77) * 100, (40_000, 3, 0, 4097)], ids=["warps", "blocks"])
+def test_sets_of_scalars_and_absent_tensors(sizes: tuple[int, ...], transport: str) -> None:
+    before = lists_for(ADAMW, sizes, MIXES["float32"])
+    before[1][3] = None
+    after = on("cuda", before)
+    sets = [i % 3 for i in range(len(sizes))]
+    scalars = [scalars_for(ADAMW, step) for step in (3, 1, 8)]
+    sweep = Sweep(ADAMW, after, sets=3, transport=transport)
+    sweep.table.host.rows["set"] = sets
+    sweep.table.host.rows_changed()
+    sweep.run([ADAMW.uniforms(s) for s in scalars])
+    assert_updated(ADAMW, before, after, expected(ADAMW, before, scalars, sets), MIXES["float32"])
+    for j in (0, 2, 3):
+        assert torch.equal(after[j][3].cpu(), before[j][3])
+
+
+@pytest.mark.parametrize("name", ["extremes", "choices", "functions"])
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+def test_the_language_of_rules(name: str, dtype: torch.dtype) -> None:
+    rule, in_torch, roundings = PARTS[name]
+    pair = special_pairs(dtype)
+    inputs = [
+        pair[i] if i < 2 and rule.inputs[i] in "ab" else torch.zeros_like(pair[0]) for i in range(len(rule.inputs))
+    ]
+    lists: Lists = [[t.cuda()] for t in inputs]
+    multi_tensor_apply(rule, lists)
+    for j, want in zip(rule.writes, in_torch(*inputs), strict=True):
+        assert same_values(lists[j][0].cpu(), want, roundings), f"{rule.inputs[j]}: {lists[j][0]} is not {want}"
+
+
+@pytest.mark.parametrize("target", [F16, BF16], ids=str)
+def test_conversions_are_those_of_torch(target: torch.dtype) -> None:
+    bits = torch.arange(-(1 << 31), 1 << 31, 1021, dtype=torch.int64).to(torch.int32)
+    values = bits.view(F32).cuda()
+    narrow = torch.zeros(len(values), dtype=target, device="cuda")
+    multi_tensor_apply(copied, [[values], [narrow]])
+    assert same_values(narrow.float().cpu(), values.cpu().to(target).float())
+    wide = torch.zeros(len(values), device="cuda")
+    multi_tensor_apply(copied, [[narrow], [wide]])
+    assert same_values(wide.cpu(), narrow.cpu().float())
+
+
+def test_denormals_are_kept() -> None:
+    x = torch.full((1000,), 1e-40, device="cuda")
+    multi_tensor_apply(RULES["mul_scalar"], [[x]], {"scalar": 2.0})
+    assert torch.equal(x.cpu(), torch.full((1000,), 1e-40) * 2)
+    assert x.cpu().max() > 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("order", [1, 2, float("inf")])
+def test_norms(order: float, dtype: torch.dtype) -> None:
+    for sizes in ((1, 3, 4097, 40_001, 70), (5, 1000, 31)):
+        tensors = [torch.randn(n, generator=torch.Generator().manual_seed(n)).to(dtype) for n in sizes]
+        moved = [t.cuda() for t in tensors]
+        got = torch.stack(foreach_norm(moved, order))
+        want = torch.stack([torch.linalg.vector_norm(t.double(), order) for t in tensors])
+        tight = torch.finfo(dtype).eps * 0.51 + 30 * torch.finfo(F64 if dtype is F64 else F32).eps
+        torch.testing.assert_close(got.double().cpu(), want, rtol=tight, atol=0)
+        assert torch.equal(got, torch.stack(foreach_norm(moved, order))), "another run, other bits"
+
+
+# ---- beyond 32 bits ----
+
+SLICE = 1 << 27
+GUARD = 4096
+
+
+def fill(room: torch.Tensor) -> None:
+    """Element i is i % 251, exact in 16 bits and out of step with every power of two."""
+    for start in range(0, len(room), SLICE):
+        end = min(start + SLICE, len(room))
+        room[start:end] = torch.arange(start, end, device="cuda") % 251
+
+
+def assert_doubled(room: torch.Tensor, begin: int, end: int) -> None:
+    """Elements from ``begin`` to ``end`` are doubled, those around are as they were."""
+    for start in range(0, len(room), SLICE):
+        stop = min(start + SLICE, len(room))
+        index = torch.arange(start, stop, device="cuda")
+        want = (index % 251) * torch.where((index >= begin) & (index < end), 2, 1)
+        wrong = torch.nonzero(room[start:stop] != want.to(room.dtype))
+        assert not len(wrong), f"{len(wrong)} elements are wrong, the first is {start + int(wrong[0])} of {len(room)}"
+
+
+def need_memory(nbytes: int) -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+    free = torch.cuda.mem_get_info()[0]
+    if free < nbytes:
+        pytest.skip(f"needs {nbytes / 1e9:.0f} GB of device memory, {free / 1e9:.1f} GB are free")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("numel", [2**31 - 1, 2**31, 2**31 + 65_536])
+def test_a_tensor_of_two_to_the_31_elements(numel: int) -> None:
+    """4.3 GB of bfloat16 between guard bands; every element is looked at."""
+    need_memory(12 << 30)
+    room = torch.empty(numel + 2 * GUARD, dtype=BF16, device="cuda")
+    fill(room)
+    multi_tensor_apply(RULES["mul_scalar"], [[room[GUARD : GUARD + numel]]], {"scalar": 2.0})
+    assert_doubled(room, GUARD, GUARD + numel)
+    del room
+    torch.cuda.empty_cache()
+
+
+@pytest.mark.timeout(300)
+def test_tensors_of_more_than_two_to_the_32_elements_together() -> None:
+    """Five times 2**30 bfloat16 elements, 10.7 GB, in one launch."""
+    need_memory(18 << 30)
+    rooms = [torch.empty((1 << 30) + i, dtype=BF16, device="cuda") for i in range(5)]
+    for room in rooms:
+        fill(room)
+    multi_tensor_apply(RULES["mul_scalar"], [rooms], {"scalar": 2.0})
+    for room in rooms:
+        assert_doubled(room, 0, len(room))
+    del rooms, room
+    torch.cuda.empty_cache()
+
+
+# ---- devices ----
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
+@pytest.mark.parametrize("transport", sorted(TRANSPORTS))
+def test_tensors_on_a_device_that_is_not_current(transport: str) -> None:
+    before = lists_for(ADAMW, SIZES, MIXES["float32"])
+    after = on("cuda:1", before)
+    torch.cuda.synchronize(1)
+    assert torch.cuda.current_device() == 0
+    multi_tensor_apply(ADAMW, after, scalars_for(ADAMW), transport=transport)
+    assert torch.cuda.current_device() == 0
+    want = expected(ADAMW, before, [scalars_for(ADAMW)], [0] * len(SIZES))
+    assert_updated(ADAMW, before, after, want, MIXES["float32"])
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
+def test_tensors_of_two_devices_are_refused() -> None:
+    with pytest.raises(ValueError, match="tensor 1 of self is on cuda:1, the table is on cuda:0"):
+        Sweep(RULES["mul_scalar"], [[torch.ones(3, device="cuda:0"), torch.ones(3, device="cuda:1")]])
+
+
+def test_tensors_of_the_host_among_device_tensors_are_refused() -> None:
+    with pytest.raises(ValueError, match="tensor 0 of grad is on cpu, the table is on cuda:0"):
+        Sweep(RULES["sgd"], [[torch.ones(3, device="cuda")], [torch.ones(3)]])

@@ -1,0 +1,352 @@
+"""Tables in flight on a GPU: streams, the hazard of rewriting, graphs, fallbacks, and kernels of one's own."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import F32, Lists, assert_updated, clone, expected, lists_for, on, scalars_for
+
+from pagedopt import DeviceTable, Sweep, memory, transport
+from pagedopt.rules import RULES
+from pagedopt.table import batches
+from pagedopt.transport import RING, TRANSPORTS, StructTransport
+
+if not torch.cuda.is_available():
+    pytest.skip("needs an NVIDIA GPU: torch.cuda.is_available() is False", allow_module_level=True)
+cupy = pytest.importorskip("cupy", reason="needs CuPy to launch kernels")
+pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
+
+pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("gpu")]
+
+RINGS = ("managed", "mapped", "memcpy")
+ADAMW, MUL = RULES["adamw"], RULES["mul_scalar"]
+FLOATS = (F32,) * 4
+SIZES = (5, 0, 3000, 4097, 77)
+DELAY = 400_000_000  # cycles; a fifth of a second or more, and the host needs a millisecond
+
+
+@pytest.fixture(autouse=True)
+def _idle() -> Iterator[None]:
+    torch.cuda.synchronize()
+    yield
+    torch.cuda.synchronize()
+
+
+def need_concurrent_access() -> None:
+    if not memory.capabilities(torch.cuda.current_device()).concurrent_managed:
+        pytest.skip("the host may not touch managed memory while a kernel runs (concurrentManagedAccess = 0)")
+
+
+def warmed(sweep: Sweep, scalars: dict[str, float]) -> Sweep:
+    """Compiled, loaded, and every place of the ring allocated, so that what follows only launches."""
+    for _ in range(RING):
+        sweep.table.host.rows_changed()
+        sweep.run(scalars)
+    torch.cuda.synchronize()
+    return sweep
+
+
+def still_busy() -> bool:
+    """Whether the current stream has work left, asked without waiting."""
+    return not torch.cuda.current_stream().query()
+
+
+# ---- streams and hazards ----
+
+
+@pytest.mark.parametrize("name", sorted(TRANSPORTS))
+def test_the_current_stream_is_used(name: str) -> None:
+    """Gradients appear late on a side stream; a launch on any other stream would read the old ones."""
+    before = lists_for(ADAMW, SIZES, FLOATS)
+    after, late = on("cuda", before), on("cuda", before)[1]
+    sweep = warmed(Sweep(ADAMW, on("cuda", before), transport=name), scalars_for(ADAMW))
+    sweep.refresh(after)
+    for grad in after[1]:
+        grad.fill_(-3)
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(DELAY)
+        for grad, value in zip(after[1], late, strict=True):
+            grad.copy_(value)
+        sweep.run(scalars_for(ADAMW))
+        assert still_busy(), "the host has waited, or the delay is too short to show anything"
+    side.synchronize()
+    want = expected(ADAMW, before, [scalars_for(ADAMW)], [0] * len(SIZES))
+    assert_updated(ADAMW, before, after, want, FLOATS)
+
+
+def test_the_hazard_is_real() -> None:
+    """A managed table rewritten by hand under a launch that waits: the kernel reads the new words."""
+    need_concurrent_access()
+    way = transport.ManagedTransport(torch.cuda.current_device())
+    x = torch.ones(100, device="cuda")
+    sweep = warmed(Sweep(MUL, [[x]], transport=way), {"scalar": 1.0})
+    torch.cuda._sleep(DELAY)
+    sweep.run({"scalar": 2.0})
+    slot = way._slots[way._current]
+    assert slot.words[:1].view(np.float64)[0] == 2
+    slot.words[:1].view(np.float64)[0] = 16
+    assert still_busy(), "the delay is too short to show anything"
+    torch.cuda.synchronize()
+    assert (x == 16).all()
+
+
+@pytest.mark.parametrize("name", RINGS)
+def test_a_table_in_flight_is_never_rewritten(name: str) -> None:
+    """The same through the front door: three rings of steps, each with other scalars and other tensors."""
+    way = TRANSPORTS[name](torch.cuda.current_device())
+    values = [torch.ones(n, device="cuda") for n in (100, 5000)]
+    others = [torch.ones(n, device="cuda") for n in (100, 5000)]
+    sweep = warmed(Sweep(MUL, [values], transport=way), {"scalar": 1.0})
+    want = {id(values): 1.0, id(others): 1.0}
+    for step in range(3 * RING):
+        lists = (values, others)[step % 2]
+        scalar = (2.0, 0.5, 4.0, 3.0, 0.25)[step % 5]
+        torch.cuda._sleep(DELAY // 4)
+        sweep.refresh([lists])
+        sweep.run({"scalar": scalar})
+        want[id(lists)] *= scalar
+        assert still_busy()
+    torch.cuda.synchronize()
+    for lists in (values, others):
+        for tensor in lists:
+            assert (tensor == want[id(lists)]).all()
+
+
+@pytest.mark.parametrize("name", RINGS)
+def test_the_host_runs_ahead_of_a_busy_device(name: str) -> None:
+    """As many steps as the ring holds are launched without waiting for the first."""
+    x = torch.ones(100, device="cuda")
+    sweep = warmed(Sweep(MUL, [[x]], transport=name), {"scalar": 1.0})
+    torch.cuda._sleep(DELAY)
+    first = torch.cuda.Event()
+    first.record()
+    for step in range(RING - 1):
+        sweep.run({"scalar": 2.0 + step})
+    assert not first.query(), "the host has waited for the device"
+    torch.cuda.synchronize()
+    assert (x == math.prod(2.0 + step for step in range(RING - 1))).all()
+
+
+@pytest.mark.parametrize("name", sorted(TRANSPORTS))
+def test_a_step_never_synchronizes(name: str) -> None:
+    lists = on("cuda", lists_for(ADAMW, SIZES, FLOATS))
+    sweep = warmed(Sweep(ADAMW, lists, transport=name), scalars_for(ADAMW))
+    moved = [t.clone() for t in lists[1]]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for step in range(2 * RING):
+            sweep.refresh([lists[0], moved if step % 2 else lists[1], None, None])
+            sweep.run(scalars_for(ADAMW, step + 1))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+# ---- what is counted ----
+
+
+def test_by_value_takes_as_many_launches_as_there_are_batches() -> None:
+    sizes = (17,) * 700
+    before = lists_for(ADAMW, sizes, FLOATS)
+    after, way = on("cuda", before), StructTransport(torch.cuda.current_device())
+    sweep = Sweep(ADAMW, after, transport=way)
+    sweep.run(scalars_for(ADAMW))
+    assert way.launches == len(list(batches(sweep.table.host, way.words))) > 5
+    assert way.copied_bytes == 0
+    want = expected(ADAMW, before, [scalars_for(ADAMW)], [0] * len(sizes))
+    assert_updated(ADAMW, before, after, want, FLOATS)
+
+
+@pytest.mark.parametrize(("name", "copies"), [("managed", False), ("mapped", False), ("memcpy", True)])
+def test_explicit_copies_are_counted(name: str, copies: bool) -> None:
+    way = TRANSPORTS[name](torch.cuda.current_device())
+    sweep = Sweep(ADAMW, on("cuda", lists_for(ADAMW, SIZES, FLOATS)), transport=way)
+    sweep.run(scalars_for(ADAMW, 1))
+    assert way.copied_bytes == (sweep.table.host.words.nbytes if copies else 0)
+    sweep.run(scalars_for(ADAMW, 2))
+    assert (way.copied_bytes > sweep.table.host.words.nbytes) is copies
+    assert way.launches == 2
+
+
+# ---- graphs ----
+
+
+@pytest.mark.parametrize("name", sorted(TRANSPORTS))
+def test_a_graph_replays_what_was_captured(name: str) -> None:
+    way = TRANSPORTS[name](torch.cuda.current_device())
+    before = lists_for(ADAMW, SIZES, FLOATS)
+    eager, replayed = on("cuda", before), on("cuda", before)
+    by_hand = Sweep(ADAMW, eager, transport=way)
+    sweep = Sweep(ADAMW, replayed, transport=way)
+    captured = sweep.capture(scalars_for(ADAMW))
+    torch.cuda.synchronize()
+    assert all(
+        torch.equal(a.cpu(), b) for x, y in zip(replayed, before, strict=True) for a, b in zip(x, y, strict=True)
+    )
+    for turn in range(3):
+        captured.replay(replayed)
+        by_hand.run(scalars_for(ADAMW))
+        others = on("cuda", lists_for(ADAMW, (9,) * (3 + turn), FLOATS, seed=turn))
+        for step in range(RING + 1):  # other tables over the same transport, so many that every place is used again
+            Sweep(ADAMW, others, transport=way).run(scalars_for(ADAMW, step + 1))
+    torch.cuda.synchronize()
+    for x, y in zip(eager, replayed, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(x, y, strict=True))
+    assert not torch.equal(replayed[0][2].cpu(), before[0][2])
+
+
+def test_a_graph_is_not_touched_by_later_steps_of_its_own_sweep() -> None:
+    x = torch.ones(1000, device="cuda")
+    sweep = Sweep(MUL, [[x]])
+    captured = sweep.capture({"scalar": 2.0})
+    want = 1.0
+    for step in range(2 * RING):
+        scalar = (3.0, 0.5)[step % 2]
+        sweep.run({"scalar": scalar})
+        captured.replay()
+        want *= scalar * 2
+    torch.cuda.synchronize()
+    assert (x == want).all()
+
+
+def test_a_replay_with_moved_tensors_is_refused() -> None:
+    lists = on("cuda", lists_for(ADAMW, SIZES, FLOATS))
+    sweep = Sweep(ADAMW, lists)
+    captured = sweep.capture(scalars_for(ADAMW))
+    captured.replay(lists)
+    torch.cuda.synchronize()
+    kept = clone(lists)
+    moved: Lists = [lists[0], [*lists[1][:2], lists[1][2].clone(), *lists[1][3:]], *lists[2:]]
+    with pytest.raises(RuntimeError, match="tensor 2 of grad has moved since the graph was captured"):
+        captured.replay(moved)
+    sweep.refresh(moved)
+    with pytest.raises(RuntimeError, match="tensor 2 of grad has moved"):
+        captured.replay()
+    torch.cuda.synchronize()
+    for x, y in zip(lists, kept, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(x, y, strict=True)), "a refused replay has run"
+    sweep.refresh(lists)
+    captured.replay(lists)
+
+
+# ---- fallbacks ----
+
+
+def refused(name: str) -> Callable[..., Any]:
+    def call(*_: Any) -> Any:
+        raise memory.CudaError(name, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported")
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("injure", "chosen"), [("attribute", "mapped"), ("managed", "mapped"), ("managed and mapped", "memcpy")]
+)
+def test_fallbacks_give_the_same_bits_with_one_warning(
+    monkeypatch: pytest.MonkeyPatch, injure: str, chosen: str
+) -> None:
+    before = lists_for(ADAMW, SIZES, FLOATS)
+    plain, injured = on("cuda", before), on("cuda", before)
+    Sweep(ADAMW, plain).run(scalars_for(ADAMW))
+    calls: list[str] = []
+    for name in ("advise", "prefetch"):
+        real = getattr(memory, name)
+        monkeypatch.setattr(memory, name, lambda *a, name=name, real=real: (calls.append(name), real(*a))[1])
+    if injure == "attribute":
+        less = memory.Capabilities(managed=True, concurrent_managed=False, mapped=True)
+        monkeypatch.setattr(memory, "capabilities", lambda device: less)
+    else:
+        monkeypatch.setattr(memory, "allocate_managed", refused("cuMemAllocManaged"))
+        if injure == "managed and mapped":
+            monkeypatch.setattr(memory, "allocate_mapped", refused("cuMemHostAlloc"))
+    monkeypatch.setattr(transport, "_warned", set())
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        sweep = Sweep(ADAMW, injured)
+        Sweep(ADAMW, injured)
+    assert sweep.transport.name == chosen
+    said = [w for w in said if "pointer tables" in str(w.message)]
+    assert [w.category for w in said] == [RuntimeWarning]
+    assert f"Using {chosen!r}" in str(said[0].message)
+    sweep.run(scalars_for(ADAMW))
+    torch.cuda.synchronize()
+    assert calls == []
+    for x, y in zip(plain, injured, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(x, y, strict=True))
+
+
+def test_a_refused_allocation_leaves_the_device_usable() -> None:
+    device = torch.cuda.current_device()
+    with pytest.raises(MemoryError, match="managed memory asked for on cuda"):
+        memory.allocate_managed(1 << 50, device)
+    with pytest.raises(memory.CudaError) as error:
+        memory.allocate_mapped(1 << 50, device)
+    assert error.value.code.startswith("CUDA_ERROR_")
+    assert (torch.ones(1000, device="cuda") * 2).sum().item() == 2000
+    x = torch.ones(100, device="cuda")
+    Sweep(MUL, [[x]]).run({"scalar": 2.0})
+    assert (x == 2).all()
+
+
+# ---- memory and kernels of one's own ----
+
+
+def test_both_sides_see_one_managed_buffer() -> None:
+    need_concurrent_access()
+    buffer = memory.allocate_managed(4096, torch.cuda.current_device())
+    buffer.host[:] = 3
+    view = memory.as_tensor(buffer)
+    assert (view.device.type, view.dtype, len(view)) == ("cuda", torch.uint8, 4096)
+    assert view.sum().item() == 3 * 4096
+    view.fill_(5)
+    torch.cuda.synchronize()
+    assert (buffer.host == 5).all()
+    address = buffer.address
+    del buffer
+    view.fill_(6)  # the view keeps the memory
+    torch.cuda.synchronize()
+    assert view.data_ptr() == address
+    assert view.sum().item() == 6 * 4096
+
+
+SCALE = r"""
+extern "C" __global__ void scale(const unsigned long long* rows, float by) {
+    const unsigned long long* row = rows + 4 * blockIdx.x;  // two lists: two addresses, elements, 0
+    const float* from = (const float*)row[0];
+    float* to = (float*)row[1];
+    for (long long i = threadIdx.x; i < (long long)row[2]; i += blockDim.x) to[i] = by * from[i];
+}
+"""
+
+
+@pytest.mark.parametrize("name", RINGS)
+def test_a_kernel_of_ones_own_reads_the_addresses(name: str) -> None:
+    kernel = cupy.RawKernel(SCALE, "scale")
+    sources = [torch.randn(n, device="cuda") for n in (5, 3000, 77)]
+    targets = [torch.zeros(n, device="cuda") for n in (5, 3000, 77)]
+    table = DeviceTable([sources, targets], writes=[1], transport=name)
+
+    def run(by: float) -> None:
+        with table.rows_on_device() as rows:
+            kernel((len(table),), (128,), (np.uint64(rows), np.float32(by)))
+
+    run(2.0)
+    torch.cuda.synchronize()
+    assert all(torch.equal(t, 2 * s) for s, t in zip(sources, targets, strict=True))
+    fresh = [torch.zeros_like(t) for t in targets]
+    torch.cuda._sleep(DELAY)
+    for step, lists in enumerate(itertools.islice(itertools.cycle((targets, fresh)), 2 * RING)):
+        table.refresh([None, lists])
+        run(3.0 + step)
+    torch.cuda.synchronize()
+    last = {id(targets): 3.0 + 2 * RING - 2, id(fresh): 3.0 + 2 * RING - 1}
+    for lists in (targets, fresh):
+        assert all(torch.equal(t, last[id(lists)] * s) for s, t in zip(sources, lists, strict=True))

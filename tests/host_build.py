@@ -1,0 +1,100 @@
+"""The kernels' own text, compiled by g++ behind host_shim.h and played over the words of a real table."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pagedopt import kernels
+from pagedopt.rules import Rule
+from pagedopt.table import BLOCK, HostTable
+from pagedopt.transport import TABLE_AT, StructTransport
+
+#: No contraction of a * b + c: then the results are Numba's bit for bit. The checks speak on stderr and go on.
+FLAGS = (
+    "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-ffp-contract=off",
+    "-fsanitize=alignment,bounds,shift,signed-integer-overflow",
+)  # fmt: skip
+
+Play = Callable[[np.ndarray, int, bool], None]
+
+
+def kernel_text(kernel: str = "multi_tensor_apply.cu") -> str:
+    """The text NVRTC gets, with the shim in the place of device.cuh."""
+    device, rest = kernels.source(None, kernel).split('#line 1 "numbers.cuh"', 1)
+    assert '#line 1 "device.cuh"' in device, "device.cuh no longer comes first"
+    shim = Path(__file__).with_name("host_shim.h").read_text()
+    return f'#line 1 "host_shim.h"\n{shim}\n#line 1 "numbers.cuh"{rest}'
+
+
+@functools.cache
+def build(names: tuple[str, ...], functors: tuple[str, ...] = (), kernel: str = "multi_tensor_apply.cu") -> list[Play]:
+    """A function to play each of ``names`` (kernel instances); skips the test where there is no g++."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("g++ is not installed")
+    entries = [
+        f'extern "C" void play_{i}(const void* table, long long blocks, bool backwards) {{\n'
+        f"    fibers::play(blocks, BLOCK, backwards, [=] {{ {name}(*(const {_table_of(name)}*)table); }});\n}}\n"
+        for i, name in enumerate(names)
+    ]
+    text = "\n".join([kernel_text(kernel), *functors, '#line 1 "entries"', *entries])
+    library = _library(compiler, text)
+    return [functools.partial(_play, getattr(library, f"play_{i}")) for i in range(len(names))]
+
+
+def _table_of(name: str) -> str:
+    return next(t for t in (*(f"TableOf<{n}>" for n in (4096, 32764)), "TableAt") if t in name)
+
+
+def _library(compiler: str, text: str) -> ctypes.CDLL:
+    """Compile once for all workers of a run."""
+    folder = Path(os.environ["PAGEDOPT_CACHE_DIR"]) / "host"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
+    if not path.exists():
+        own = path.with_suffix(f".{os.getpid()}")
+        own.with_suffix(f".{os.getpid()}.cpp").write_text(text)
+        source = own.with_suffix(f".{os.getpid()}.cpp")
+        result = subprocess.run([compiler, *FLAGS, str(source), "-o", str(own)], capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr[-4000:]
+        os.replace(own, path)
+    return ctypes.CDLL(str(path))
+
+
+def _play(function: Any, argument: np.ndarray, blocks: int, backwards: bool) -> None:
+    function(ctypes.c_void_p(argument.ctypes.data), ctypes.c_longlong(blocks), ctypes.c_bool(backwards))
+
+
+def table_at(table: HostTable) -> np.ndarray:
+    """The argument that stands for a table in memory."""
+    argument = np.zeros(1, TABLE_AT)
+    argument["words"] = table.words.ctypes.data
+    argument["header"] = table.header()[0]
+    return argument
+
+
+def launch(play: Play, table: HostTable, argument_bytes: int = 0, backwards: bool = False) -> int:
+    """Play the kernel over the table as its transport would hand it over; returns the number of launches."""
+    per_block = BLOCK // table.geometry.threads
+    if not argument_bytes:
+        play(table_at(table), -(-len(table.chunks) // per_block), backwards)
+        return 1
+    transport = StructTransport(0, argument_bytes)
+    transport.run(table, 0, lambda argument, count: play(argument, -(-count // per_block), backwards))
+    return transport.launches
+
+
+def functors(rules: Iterable[Rule]) -> tuple[str, ...]:
+    """The generated C++ of some rules."""
+    return tuple(rule.cuda_source() for rule in rules)

@@ -1,0 +1,94 @@
+// The CUDA words the kernels use, for g++: every thread of a block is a fiber, played in turn from barrier to barrier.
+// Read in the order given, or backwards: a barrier that is missing then shows in one of the two.
+#include <functional>
+#include <math.h>
+#include <string.h>
+#include <ucontext.h>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __shared__ static
+
+struct Index { unsigned x; } threadIdx, blockIdx;
+
+static inline float __uint_as_float(unsigned bits) { float value; memcpy(&value, &bits, 4); return value; }
+static inline unsigned __float_as_uint(float value) { unsigned bits; memcpy(&bits, &value, 4); return bits; }
+static inline float half_to_float(unsigned short bits) { _Float16 half; memcpy(&half, &bits, 2); return (float)half; }
+static inline unsigned short float_to_half(float value) {
+    const _Float16 half = (_Float16)value;
+    unsigned short bits;
+    memcpy(&bits, &half, 2);
+    return bits;
+}
+
+namespace fibers {
+constexpr int MOST = 512;
+constexpr size_t STACK = 1 << 16;
+ucontext_t scheduler, context[MOST];
+bool done[MOST];
+int current;
+std::vector<char> stacks(MOST * STACK);
+std::function<void()> body;
+
+void barrier() { swapcontext(&context[current], &scheduler); }
+
+void start() {
+    body();
+    done[current] = true;
+}
+
+void play_block(int threads, bool backwards) {
+    for (int i = 0; i < threads; ++i) {
+        getcontext(&context[i]);
+        context[i].uc_stack.ss_sp = stacks.data() + i * STACK;
+        context[i].uc_stack.ss_size = STACK;
+        context[i].uc_link = &scheduler;
+        makecontext(&context[i], start, 0);
+        done[i] = false;
+    }
+    for (bool any = true; any;) {
+        any = false;
+        for (int n = 0; n < threads; ++n) {
+            const int i = backwards ? threads - 1 - n : n;
+            if (done[i]) continue;
+            any = true;
+            current = i;
+            threadIdx.x = i;
+            swapcontext(&scheduler, &context[i]);
+        }
+    }
+}
+
+void play(long long blocks, int threads, bool backwards, std::function<void()> kernel) {
+    body = kernel;
+    for (long long n = 0; n < blocks; ++n) {
+        blockIdx.x = backwards ? blocks - 1 - n : n;
+        play_block(threads, backwards);
+    }
+}
+}  // namespace fibers
+
+static inline void __syncthreads() { fibers::barrier(); }
+static inline void __syncwarp(unsigned = 0xffffffffu) { fibers::barrier(); }
+
+template <class T> T shuffled(T value, int from) {
+    static T slot[fibers::MOST];
+    slot[threadIdx.x] = value;
+    fibers::barrier();
+    const T got = slot[from];
+    fibers::barrier();  // nobody writes its slot again before all have read
+    return got;
+}
+template <class T> T __shfl_xor_sync(unsigned, T value, int mask) { return shuffled(value, threadIdx.x ^ mask); }
+template <class T> T __shfl_down_sync(unsigned, T value, int by) {
+    return shuffled(value, threadIdx.x % 32 + by < 32 ? threadIdx.x + by : threadIdx.x);
+}
+template <class T> T __shfl_sync(unsigned, T value, int lane) { return shuffled(value, threadIdx.x / 32 * 32 + lane); }
+template <class T> T __ldg(const T* at) { return *at; }
+template <class T> T __ldcs(const T* at) { return *at; }
+template <class T> void __stcs(T* at, T value) { *at = value; }

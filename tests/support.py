@@ -1,0 +1,135 @@
+"""What several test files share: hyperparameters that are neither defaults nor zero, inputs, and the float64 judge."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from pagedopt.kernels import arithmetic
+from pagedopt.rules import Rule
+
+Lists = list[list[torch.Tensor | None]]
+
+F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
+DTYPES = (F32, F64, F16, BF16)
+#: A tail for every vector width, a single element, nothing at all, and more than one chunk of 2,048.
+SIZES = (0, 1, 3, 4097, 8, 130)
+
+BETAS = (0.8, 0.95)
+#: A step moves a weight by about 0.3, a hundred half-steps of a bfloat16 near 1.
+_SCALARS: dict[str, float] = {
+    "lr": 0.3, "beta1": BETAS[0], "beta2": BETAS[1], "eps": 1e-3, "weight_decay": 0.2, "momentum": 0.7,
+    "dampening": 0.4, "alpha": -1.7, "scalar": 0.37, "weight": 0.3, "value": 0.6,
+}  # fmt: skip
+
+
+def scalars_for(rule: Rule, step: int = 3, **changes: float) -> dict[str, float]:
+    """The rule's hyperparameters in ``step``, with ``changes``."""
+    known = {
+        **_SCALARS,
+        "bias_correction1": 1 - BETAS[0] ** step,
+        "bias_correction2_sqrt": math.sqrt(1 - BETAS[1] ** step),
+        "nesterov": True,
+        "maximize": False,
+        "first": False,
+    }
+    return {**{name: float(known[name]) for name in rule.scalars}, **changes}
+
+
+def values_for(name: str, numel: int, generator: torch.Generator) -> torch.Tensor:
+    """float64 values fit for the input ``name``: second moments and roots are positive, divisors not near zero."""
+    value = torch.randn(numel, dtype=F64, generator=generator)
+    if name in ("exp_avg_sq", "max_exp_avg_sq", "self_root"):
+        return value.square() + 0.3
+    if name in ("tensor2", "param", "weight"):
+        return value.sign() * (value.abs() + 0.25)
+    return value
+
+
+def lists_for(rule: Rule, sizes: Sequence[int], dtypes: Sequence[torch.dtype], seed: int = 0, gap: int = 0) -> Lists:
+    """One list of tensors per input.  ``gap`` elements in front make views that are aligned to an element only."""
+    generator = torch.Generator().manual_seed(seed)
+    lists: Lists = []
+    for name, dtype in zip(rule.inputs, dtypes, strict=True):
+        name = "self_root" if rule.name.startswith("square_root") else name
+        lists.append([_view(values_for(name, size, generator).to(dtype), gap) for size in sizes])
+    return lists
+
+
+def _view(value: torch.Tensor, gap: int) -> torch.Tensor:
+    room = torch.full((len(value) + 2 * gap + 16,), 7.0, dtype=value.dtype)
+    while room[gap:].data_ptr() % 16 != (gap * value.element_size()) % 16:  # torch aligns to 64: never runs
+        raise AssertionError("torch.full no longer aligns to 16 bytes")
+    view = room[gap : gap + len(value)]
+    return view.copy_(value)
+
+
+def clone(lists: Lists) -> Lists:
+    """Copies, absent tensors kept absent."""
+    return [[None if t is None else t.clone() for t in tensors] for tensors in lists]
+
+
+BAND = 16  # elements of 7 behind every view of ``on``
+
+
+def on(device: str, lists: Lists, gap: int = 0) -> Lists:
+    """The same values on ``device``, as views ``gap`` elements into memory of their own, with 7 around them."""
+    out: Lists = []
+    for tensors in lists:
+        moved: list[torch.Tensor | None] = []
+        for t in tensors:
+            if t is None:
+                moved.append(None)
+                continue
+            room = torch.full((gap + t.numel() + BAND,), 7.0, dtype=t.dtype, device=device)
+            moved.append(room[gap : gap + t.numel()].copy_(t.flatten()))
+        out.append(moved)
+    return out
+
+
+def expected(rule: Rule, lists: Lists, scalars: Sequence[Mapping[str, float]], sets: Sequence[int]) -> Lists:
+    """What every written list should hold, in float64; None for rows with an absent tensor, which stay as they are."""
+    out: Lists = [[None] * len(lists[j]) for j in rule.writes]
+    for i in range(len(lists[0])):
+        row = [tensors[i] for tensors in lists]
+        if any(t is None for t in row):
+            continue
+        results = rule.reference(*[t.double().cpu() for t in row if t is not None], **scalars[sets[i]])
+        for column, result in zip(out, results, strict=True):
+            column[i] = result
+    return out
+
+
+def assert_updated(
+    rule: Rule, before: Lists, after: Lists, want: Lists, dtypes: Sequence[torch.dtype], slack: float = 8.0
+) -> None:
+    """Every written list agrees with ``want`` to one rounding of its dtype and ``slack`` roundings of the arithmetic.
+
+    The bound itself is held to a fraction of the update, so that a kernel that does nothing cannot pass.
+    """
+    eps = torch.finfo(arithmetic(tuple(dtypes))).eps
+    for j, expect in zip(rule.writes, want, strict=True):
+        own = torch.finfo(dtypes[j])
+        for i, (old, new, target) in enumerate(zip(before[j], after[j], expect, strict=True)):
+            if new is None or target is None or old is None or not new.numel():
+                continue
+            old, got = old.double().cpu(), new.double().cpu()
+            where = f"{rule.name}: tensor {i} of {rule.inputs[j]}"
+            finite = torch.isfinite(target) & (target.abs() <= own.max)
+            assert torch.equal(got.isnan(), target.isnan()), f"{where}: NaN elsewhere than in the reference"
+            size = torch.maximum(target.abs(), old.abs()).clamp(min=0.25)
+            # Half a step of the list's own dtype, a little more where a double goes to 16 bits through float.
+            bound = target.abs() * own.eps * 0.502 + own.tiny * own.eps + slack * eps * size
+            error = (got - target).abs()[finite]
+            worst = (error / bound[finite]).argmax() if len(error) else None
+            assert worst is None or error[worst] <= bound[finite][worst], (
+                f"{where}: element {int(torch.nonzero(finite)[worst])} is {got[finite][worst]:.17g}, expected "
+                f"{target[finite][worst]:.17g}, off by {error[worst]:.3g} where {bound[finite][worst]:.3g} is allowed"
+            )
+            moved = (target - old).abs()[finite]
+            if len(moved) > 100:
+                assert (moved > 0).float().mean() > 0.2, f"{where}: hardly anything is updated"
+                share = (bound[finite] / moved)[moved > 0].median()
+                assert share < 0.15, f"{where}: the tolerance is {share:.2g} of an update and shows nothing"

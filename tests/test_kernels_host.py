@@ -1,0 +1,192 @@
+"""The arithmetic of the CUDA source itself, with no GPU: g++ compiles the same text and fibers play its threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from host_build import build, functors, launch
+from rules_under_test import MANY, PARTS, copied, many, same_values, special_pairs, steps, swap
+from support import BF16, F16, F32, F64, SIZES, Lists, assert_updated, clone, expected, lists_for, scalars_for
+
+from pagedopt import Sweep, kernels
+from pagedopt.rules import RULES, Rule
+from pagedopt.table import BLOCK, Geometry
+
+ADAMW = RULES["adamw"]
+MIXES = {
+    "float32": (F32,) * 4,
+    "float64": (F64,) * 4,
+    "bfloat16": (BF16,) * 4,
+    "float16": (F16,) * 4,
+    "bfloat16 and float32": (BF16, BF16, F32, F32),
+    "float16 and float64": (F16, F64, F32, BF16),
+}
+TABLES = {"in memory": 0, "4 KB by value": 4096, "32 KB by value": 32764}
+#: Warps share a block in the first; in the second the last chunk of 4,097 elements holds one.
+SHAPES = {32: Geometry(1024, 32), 512: Geometry(2048, BLOCK)}
+
+ADAMW_VARIANTS = [(dtypes, threads, 0) for dtypes in MIXES.values() for threads in SHAPES]
+ADAMW_VARIANTS += [(MIXES["float32"], threads, nbytes) for threads in SHAPES for nbytes in (4096, 32764)]
+ADAMW_VARIANTS += [(MIXES["bfloat16 and float32"], 512, nbytes) for nbytes in (4096, 32764)]
+
+
+def sweep_over(rule: Rule, lists: Lists, threads: int, sets: int = 1) -> Sweep:
+    return Sweep(rule, lists, geometry=SHAPES[threads], sets=sets)
+
+
+def check(rule: Rule, dtypes: Sequence[torch.dtype], threads: int, nbytes: int, play, capfd, **how) -> None:  # type: ignore[no-untyped-def]
+    """The played kernel agrees with the reference, and with Numba to the last bit."""
+    backwards, gap, sizes = how.get("backwards", False), how.get("gap", 0), how.get("sizes", SIZES)
+    before = lists_for(rule, sizes, dtypes, gap=gap)
+    if how.get("absent"):
+        before[1][3] = None
+    sets = [i % 3 for i in range(len(sizes))]
+    scalars = [scalars_for(rule, step) for step in (3, 1, 8)]
+    played, by_numba = clone(before), clone(before)
+    if gap:
+        played, by_numba = lists_for(rule, sizes, dtypes, gap=gap), lists_for(rule, sizes, dtypes, gap=gap)
+    for lists, use in ((played, "g++"), (by_numba, "numba")):
+        sweep = sweep_over(rule, lists, threads, sets=3)
+        sweep.table.host.rows["set"] = sets
+        sweep.table.host.rows_changed()
+        uniforms = [rule.uniforms(s) for s in scalars]
+        if use == "numba":
+            sweep.run(uniforms)
+        else:
+            sweep.table.host.set_scalars(uniforms)
+            launch(play, sweep.table.host, nbytes, backwards)
+    assert "runtime error" not in (said := capfd.readouterr().err), said
+    assert_updated(rule, before, played, expected(rule, before, scalars, sets), dtypes)
+    for j, (mine, others, old) in enumerate(zip(played, by_numba, before, strict=True)):
+        for i, (a, b, c) in enumerate(zip(mine, others, old, strict=True)):
+            if a is not None and b is not None and c is not None:
+                assert torch.equal(a.nan_to_num(7e4), b.nan_to_num(7e4)), f"{rule.inputs[j]} {i}: not Numba's bits"
+                if any(tensors[i] is None for tensors in before) or j not in rule.writes:
+                    assert torch.equal(a, c), f"{rule.inputs[j]} {i} was written"
+                if gap and a.numel():
+                    around = a.as_strided((gap + a.numel() + gap,), (1,), 0)
+                    assert (around[:gap] == 7).all()
+                    assert (around[-gap:] == 7).all(), f"{rule.inputs[j]} {i}: written past its end"
+
+
+@pytest.mark.xdist_group("host-adamw")
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"backwards": True}, {"gap": 1}, {"gap": 3, "backwards": True}, {"absent": True}],
+    ids=["aligned", "backwards", "one off", "three off", "absent"],
+)
+@pytest.mark.parametrize("variant", range(len(ADAMW_VARIANTS)), ids=lambda v: "-".join(map(str, ADAMW_VARIANTS[v][1:])))
+def test_adamw_in_every_variant(variant: int, how: dict, capfd: pytest.CaptureFixture[str]) -> None:
+    names = tuple(kernels.instance(ADAMW, dtypes, threads, nbytes) for dtypes, threads, nbytes in ADAMW_VARIANTS)
+    dtypes, threads, nbytes = ADAMW_VARIANTS[variant]
+    check(ADAMW, dtypes, threads, nbytes, build(names, functors([ADAMW]))[variant], capfd, **how)
+
+
+@pytest.mark.xdist_group("host-adamw")
+@pytest.mark.parametrize(("nbytes", "least"), [(4096, 20), (32764, 3)])
+@pytest.mark.parametrize("threads", SHAPES)
+def test_a_table_split_over_launches(threads: int, nbytes: int, least: int) -> None:
+    """Several hundred tensors: rows and chunks are renumbered in each launch."""
+    names = tuple(kernels.instance(ADAMW, dtypes, threads, nbytes) for dtypes, threads, nbytes in ADAMW_VARIANTS)
+    plays = build(names, functors([ADAMW]))
+    sizes = [(i * 37) % 101 if i % 5 else 0 for i in range(1500)] + [5000]
+    before = lists_for(ADAMW, sizes, MIXES["float32"])
+    results = []
+    for argument_bytes in (0, nbytes):
+        lists = clone(before)
+        sweep = sweep_over(ADAMW, lists, threads)
+        sweep.table.host.set_scalars([ADAMW.uniforms(scalars_for(ADAMW))])
+        play = plays[ADAMW_VARIANTS.index((MIXES["float32"], threads, argument_bytes))]
+        launches = launch(play, sweep.table.host, argument_bytes)
+        assert launches >= (least if argument_bytes else 1)
+        results.append(lists)
+    want = expected(ADAMW, before, [scalars_for(ADAMW)], [0] * len(sizes))
+    assert_updated(ADAMW, before, results[0], want, MIXES["float32"])
+    assert all(torch.equal(a, b) for x, y in zip(*results, strict=True) for a, b in zip(x, y, strict=True))
+
+
+OTHERS = [RULES[n] for n in RULES if n != "adamw"] + [RULES[n].out_of_place for n in ("adamw", "lerp", "sgd_momentum")]
+OTHER_VARIANTS = [(r, (d,) * len(r.inputs), t) for r in OTHERS for d, t in ((F32, 512), (BF16, 32))]
+
+
+@pytest.mark.xdist_group("host-rules")
+@pytest.mark.parametrize("gap", [0, 1])
+@pytest.mark.parametrize(
+    "variant", range(len(OTHER_VARIANTS)), ids=lambda v: f"{OTHER_VARIANTS[v][0].name}-{OTHER_VARIANTS[v][2]}"
+)
+def test_every_rule(variant: int, gap: int, capfd: pytest.CaptureFixture[str]) -> None:
+    plays = build(tuple(kernels.instance(r, d, t, 0) for r, d, t in OTHER_VARIANTS), functors(OTHERS))
+    rule, dtypes, threads = OTHER_VARIANTS[variant]
+    if rule.name.endswith("_out"):
+        lists = lists_for(rule, SIZES, dtypes)
+        played = clone(lists)
+        sweep = sweep_over(rule, played, threads)
+        sweep.table.host.set_scalars([rule.uniforms(scalars_for(rule))])
+        launch(plays[variant], sweep.table.host)
+        sweep_over(rule, lists, threads).run(scalars_for(rule))
+        assert all(torch.equal(a, b) for x, y in zip(lists, played, strict=True) for a, b in zip(x, y, strict=True))
+    else:
+        check(rule, dtypes, threads, 0, plays[variant], capfd, gap=gap)
+
+
+# ---- the language of rules ----
+
+LANGUAGE = [(r, (d,) * len(r.inputs)) for r, _, _ in PARTS.values() for d in (F32, F64)]
+LANGUAGE += [(steps, (F64, F64)), (swap, (F32, F32)), (many, (F64, F64))]
+LANGUAGE += [(copied, pair) for pair in ((BF16, F32), (F32, BF16), (F64, BF16), (F16, F32), (F64, F16), (F64, F32))]
+
+
+def play_language(rule: Rule, lists: Lists, scalars: dict[str, float] | None = None) -> None:
+    dtypes = tuple(x[0].dtype for x in lists if x[0] is not None)
+    rules = {r.name: r for r, _ in LANGUAGE}
+    plays = build(tuple(kernels.instance(r, d, 512, 0) for r, d in LANGUAGE), functors(rules.values()))
+    sweep = sweep_over(rule, lists, 512)
+    sweep.table.host.set_scalars([rule.uniforms(scalars or {})])
+    launch(plays[LANGUAGE.index((rule, dtypes))], sweep.table.host)
+
+
+@pytest.mark.xdist_group("host-language")
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+@pytest.mark.parametrize("name", PARTS)
+def test_every_part_of_the_language(name: str, dtype: torch.dtype) -> None:
+    rule, in_torch, roundings = PARTS[name]
+    pair = special_pairs(dtype)
+    inputs = [
+        pair[i] if i < 2 and rule.inputs[i] in "ab" else torch.zeros_like(pair[0]) for i in range(len(rule.inputs))
+    ]
+    lists: Lists = [[t.clone()] for t in inputs]
+    play_language(rule, lists)
+    for j, want in zip(rule.writes, in_torch(*inputs), strict=True):
+        assert same_values(lists[j][0], want, roundings), f"{rule.inputs[j]}: {lists[j][0]} is not {want}"
+
+
+@pytest.mark.xdist_group("host-language")
+def test_results_that_read_each_other() -> None:
+    a, b = torch.randn(100, dtype=F64), torch.randn(100, dtype=F64)
+    want = steps.reference(a, b, rate=0.3, flag=1.0)
+    play_language(steps, [[a], [b]], {"rate": 0.3, "flag": 1.0})
+    torch.testing.assert_close((a, b), tuple(want), rtol=1e-14, atol=1e-14)
+    x, y = torch.arange(5.0), -torch.arange(5.0)
+    play_language(swap, [[x], [y]])
+    assert torch.equal(x, -torch.arange(5.0))
+    assert torch.equal(y, torch.arange(5.0))
+
+
+@pytest.mark.xdist_group("host-language")
+def test_more_hyperparameters_than_a_warp_has_threads() -> None:
+    a, b = torch.randn(3000, dtype=F64), torch.randn(3000, dtype=F64)
+    (want,) = many.reference(a, b, **MANY)
+    play_language(many, [[a], [b]], MANY)
+    torch.testing.assert_close(a, want, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.xdist_group("host-language")
+@pytest.mark.parametrize(("source", "target"), [d for r, d in LANGUAGE if r is copied], ids=str)
+def test_conversions_are_those_of_torch(source: torch.dtype, target: torch.dtype) -> None:
+    bits = torch.arange(-(1 << 31), 1 << 31, 65_521, dtype=torch.int64).to(torch.int32)
+    values = torch.cat([bits.view(F32), bits[::7].view(F32).bfloat16().float() * 1.00390625]).to(source)
+    got = torch.zeros(len(values), dtype=target)
+    play_language(copied, [[values], [got]])
+    assert same_values(got.float(), values.to(target).float())

@@ -1,0 +1,153 @@
+"""NVRTC takes every variant of every kernel, for architectures that need not be there.
+
+The whole product of dtypes, tables and threads is compiled for adamw on sm_90.  Elsewhere a covering part is: what
+depends on the rule (its functor) does not depend on how the table travels, and what depends on the architecture (the
+code NVRTC makes of loads, conversions and shuffles) does not depend on the rule.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+import torch
+from rules_under_test import PARTS, copied, steps, swap
+from support import BF16, DTYPES, F16, F32, F64
+
+from pagedopt import kernels
+from pagedopt.rules import RULES, Rule
+from pagedopt.transport import ARGUMENT_BYTES
+
+ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
+TABLES = (0, *ARGUMENT_BYTES)
+THREADS = (32, 512)
+Variant = tuple[tuple[torch.dtype, ...], int, int]
+
+
+@pytest.fixture(autouse=True)
+def _nvrtc() -> None:
+    nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
+    try:
+        nvrtc.nvrtcVersion()
+    except (RuntimeError, OSError) as error:
+        pytest.skip(f"NVRTC cannot be loaded: {error}")
+
+
+def need(arch: str) -> None:
+    from cuda.bindings import nvrtc
+
+    known = nvrtc.nvrtcGetSupportedArchs()[1]
+    if int(arch[3:]) not in known:
+        pytest.skip(f"this NVRTC compiles for {known}, not for {arch}")
+
+
+def compile_all(text: str, names: list[str], arch: str) -> None:
+    """One program with all instances: the text is read once."""
+    need(arch)
+    cubin, symbols = kernels.compile_cuda(text, tuple(names), arch)
+    assert cubin[:4] == b"\x7fELF"
+    assert len(set(symbols)) == len(set(names)), "two variants share a symbol"
+    assert all(symbol.encode() in cubin for symbol in symbols)
+
+
+def state_mixes(rule: Rule) -> Iterator[tuple[torch.dtype, ...]]:
+    """Every pair of parameter and gradient dtypes, with state in float32, bfloat16 and the parameter's dtype."""
+    states = len(rule.inputs) - 2
+    for param, grad in itertools.product(DTYPES, DTYPES):
+        for state in dict.fromkeys((F32, BF16, param)) if states else (F32,):
+            yield (param, grad, *[state] * states)
+
+
+@pytest.mark.parametrize("threads", THREADS)
+@pytest.mark.parametrize("table", TABLES, ids=kernels.table_type)
+def test_adamw_in_every_combination_compiles(table: int, threads: int) -> None:
+    rule = RULES["adamw"]
+    names = [kernels.instance(rule, dtypes, threads, table) for dtypes in state_mixes(rule)]
+    assert len(names) == 40
+    compile_all(kernels.source(rule), names, "sm_90")
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_adamw_compiles_for_every_architecture(arch: str) -> None:
+    """Each dtype as parameter, gradient and state, each table and group size once."""
+    rule = RULES["adamw"]
+    mixes = [(F32,) * 4, (F64,) * 4, (BF16, F16, F32, F32), (F16, BF16, BF16, BF16)]
+    around = itertools.cycle(itertools.product(TABLES, THREADS))
+    names = [kernels.instance(rule, dtypes, *next(around)[::-1]) for dtypes in mixes + mixes[:2]]
+    compile_all(kernels.source(rule), names, arch)
+
+
+@pytest.mark.parametrize("variant", ["in place", "out of place"])
+@pytest.mark.parametrize("name", RULES)
+def test_every_rule_compiles(name: str, variant: str) -> None:
+    rule = RULES[name] if variant == "in place" else RULES[name].out_of_place
+    count = len(rule.inputs)
+    mixes = [(d,) * count for d in DTYPES] + [tuple(itertools.islice(itertools.cycle((BF16, F32, F16)), count))]
+    tables = itertools.cycle(zip((512, 32, 512), TABLES, strict=True))
+    names = [kernels.instance(rule, dtypes, *next(tables)) for dtypes in mixes]
+    compile_all(kernels.source(rule), names, "sm_90")
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_all_rules_compile_together_for_every_architecture(arch: str) -> None:
+    """A cross-check of names as well: no functor collides with another or with the kernel's own words."""
+    text = "\n".join([kernels.source(None), *(r.cuda_source() for r in RULES.values())])
+    compile_all(text, [kernels.instance(r, (F32,) * len(r.inputs), 512, 0) for r in RULES.values()], arch)
+
+
+def test_the_whole_language_of_rules_compiles() -> None:
+    rules = [*(part[0] for part in PARTS.values()), steps, swap]
+    text = "\n".join([kernels.source(None), *(r.cuda_source() for r in (*rules, copied))])
+    names = [kernels.instance(r, (d,) * len(r.inputs), 512, 0) for r in rules for d in (F32, F64)]
+    names += [kernels.instance(copied, pair, 512, 0) for pair in itertools.permutations(DTYPES, 2)]
+    compile_all(text, names, "sm_75")
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_norms_compile(arch: str) -> None:
+    names = []
+    for dtype, number, order in itertools.product(DTYPES, (F32, F64), (0, 1, 2)):
+        if (dtype is F64 and number is F32) or (arch != "sm_90" and number is F64 and dtype is not F64):
+            continue
+        for threads, table in itertools.product(THREADS, TABLES if arch == "sm_90" and dtype is F32 else (0,)):
+            types = f"{threads}, {kernels.table_type(table)}, {kernels.CUDA_TYPES[dtype]}"
+            names += [f"norm_{s}<{kernels.CUDA_TYPES[number]}, {order}, {types}>" for s in ("chunks", "rows")]
+    compile_all(kernels.source(None, "norm.cu"), names, arch)
+
+
+@pytest.mark.parametrize(
+    "name", ["load", "store", "update", "Row", "Chunk", "word", "fetch", "double", "apply", "lists"]
+)
+def test_a_rule_may_have_any_name(name: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "user.py"
+    path.write_text(f"def {name}(word, table, *, address):\n    word = word + address * table\n    return word\n")
+    namespace: dict = {}
+    exec(compile(path.read_text(), str(path), "exec"), namespace)
+    rule = Rule(namespace[name])
+    compile_all(kernels.source(rule), [kernels.instance(rule, (F32, F16), 512, 0)], "sm_90")
+
+
+def test_an_error_of_nvrtc_says_what_and_where() -> None:
+    text = kernels.source(None) + '\n#line 1 "mine"\nint broken() { return nothing_of_that_name; }\n'
+    with pytest.raises(kernels.CompileError, match=r'mine\(1\): error: identifier "nothing_of_that_name" is undefined'):
+        kernels.compile_cuda(text, (), "sm_90")
+
+
+def test_denormals_are_kept_and_products_fused() -> None:
+    """torch's kernels keep denormals; CuPy's default would not."""
+    assert "-ftz=true" not in kernels.OPTIONS
+    assert "--use_fast_math" not in kernels.OPTIONS
+
+
+def test_compiled_kernels_are_kept_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setenv("PAGEDOPT_CACHE_DIR", str(tmp_path))
+    rule = RULES["mul_scalar"]
+    name = kernels.instance(rule, (F32,), 512, 0)
+    path, symbol = kernels.cached_cubin(kernels.source(rule), name, "sm_90")
+    assert path.read_bytes()[:4] == b"\x7fELF"
+    assert symbol.encode() in path.read_bytes()
+    monkeypatch.setattr(kernels, "compile_cuda", lambda *_: pytest.fail("compiled again"))
+    assert kernels.cached_cubin(kernels.source(rule), name, "sm_90") == (path, symbol)
+    with pytest.raises(pytest.fail.Exception, match="compiled again"):
+        kernels.cached_cubin(kernels.source(rule) + "// changed", name, "sm_90")

@@ -1,0 +1,72 @@
+"""The C structs are the NumPy dtypes: size, offset and width of every field, checked by the compiler itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pagedopt import kernels
+from pagedopt.table import BLOCK, CHUNK, HEADER, row_dtype
+from pagedopt.transport import ARGUMENT_BYTES, TABLE_AT, StructTransport
+
+STRUCTS: dict[str, np.dtype] = {
+    "Header": HEADER,
+    "Chunk": CHUNK,
+    "TableAt": TABLE_AT,
+    **{f"Row<{k}>": row_dtype(k) for k in (1, 2, 3, 5, 8)},
+    **{f"TableOf<{n}>": StructTransport(0, n).dtype for n in ARGUMENT_BYTES},
+}
+
+
+def assertions() -> str:
+    """static_asserts made from the NumPy side."""
+    lines = [f'static_assert(BLOCK == {BLOCK}, "BLOCK");', "template <class T> T&& value_of();"]
+    for name, dtype in STRUCTS.items():
+        lines.append(f'static_assert(sizeof({name}) == {dtype.itemsize}, "size of {name}");')
+        for field, (inner, offset, *_) in dtype.fields.items():
+            width = f"sizeof(((({name}*)0)->{field}))"
+            lines.append(f'static_assert({width} == {inner.itemsize}, "width of {name}::{field}");')
+            lines.append(
+                f'static_assert(__builtin_offsetof({name}, {field}) == {offset}, "offset of {name}::{field}");'
+            )
+    return "\n".join(lines)
+
+
+def compile_with(extra: str, text: str | None = None) -> None:
+    nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed")
+    try:
+        nvrtc.nvrtcVersion()
+    except RuntimeError as error:
+        pytest.skip(f"NVRTC cannot be loaded: {error}")
+    kernels.compile_cuda(f"{text or kernels.source(None)}\n{extra}\n", (), "sm_90")
+
+
+def test_structs_are_laid_out_alike_on_both_sides() -> None:
+    compile_with(assertions())
+
+
+@pytest.mark.parametrize(
+    ("line", "broken"),
+    [
+        ("long long count;", "int count;"),
+        ("long long rows; ", "long long pad, rows; "),
+        ("long long row, offset;", "long long offset, row;"),
+        ("long long row, offset;", "int row; long long offset;"),
+        ("word address[LISTS];\n    long long numel;", "long long numel;\n    word address[LISTS];"),
+        ("long long set;", "int set;"),
+        ("const word* words;\n    Header header;", "Header header;\n    const word* words;"),
+        ("word words[(BYTES - sizeof(Header)) / sizeof(word)];", "word words[BYTES / sizeof(word)];"),
+        ("constexpr int BLOCK = 512;", "constexpr int BLOCK = 256;"),
+    ],
+)
+def test_a_struct_that_differs_is_noticed(line: str, broken: str) -> None:
+    text = kernels.source(None)
+    assert line in text, "the source has changed: plant this bug anew"
+    with pytest.raises(kernels.CompileError, match="static assertion"):
+        compile_with(assertions(), text.replace(line, broken))
+
+
+@pytest.mark.parametrize("nbytes", ARGUMENT_BYTES)
+def test_an_argument_by_value_fits_what_cuda_takes(nbytes: int) -> None:
+    assert StructTransport(0, nbytes).dtype.itemsize <= nbytes
+    assert nbytes - StructTransport(0, nbytes).dtype.itemsize < 8, "a word more would fit"

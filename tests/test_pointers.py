@@ -1,0 +1,317 @@
+"""Pointer tables: what is refused, by list and index, and what is noticed when tensors change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pagedopt import PointerTable
+
+NAMES = ("weights", "grads")
+
+
+def tensors(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    return [torch.randn(shape).to(dtype) for shape in shapes]
+
+
+def build(*lists: Sequence[Any], writes: Sequence[int] = ()) -> PointerTable:
+    return PointerTable(lists, writes=writes, names=NAMES[: len(lists)] + ("third",) * (len(lists) - 2))
+
+
+def addresses(*lists: Sequence[torch.Tensor | None]) -> list[list[int]]:
+    return [[0 if t is None else t.data_ptr() for t in row] for row in zip(*lists, strict=True)]
+
+
+# ---- what is refused ----
+
+
+def swapped(index: int, value: Any) -> Callable[[list[Any]], list[Any]]:
+    return lambda good: [*good[:index], value, *good[index + 1 :]]
+
+
+Case = tuple[Callable[[list[Any]], list[Any]], type[Exception], str]
+REFUSED: dict[str, Case] = {
+    "a number": (swapped(1, 3.5), TypeError, "tensor 1 of grads is float, not a tensor"),
+    "an array": (swapped(2, np.ones(7)), TypeError, "tensor 2 of grads is ndarray, not a tensor"),
+    "sparse": (swapped(1, torch.eye(4, 6).to_sparse()), TypeError, "tensor 1 of grads is sparse"),
+    "a shape": (swapped(1, torch.ones(6, 4)), ValueError, r"tensor 1 of grads has shape \(6, 4\), the .* \(4, 6\)"),
+    "a flat shape": (swapped(1, torch.ones(24)), ValueError, r"tensor 1 of grads has shape \(24,\)"),
+    "strides": (swapped(1, torch.ones(6, 4).t()), ValueError, r"1 of grads has strides \(1, 4\), weights has \(6, 1\)"),
+    "gaps": (swapped(1, torch.ones(4, 12)[:, ::2]), ValueError, r"tensor 1 of grads has strides \(12, 2\)"),
+    "expanded": (swapped(1, torch.ones(6).expand(4, 6)), ValueError, r"tensor 1 of grads has strides \(0, 1\)"),
+    "a device": (swapped(2, torch.ones(7, device="meta")), ValueError, "2 of grads is on meta, the table is on cpu"),
+    "a dtype": (swapped(2, torch.ones(7).double()), TypeError, r"tensor 2 of grads is torch\.float64, the list is"),
+    "an integer": (swapped(2, torch.ones(7).int()), TypeError, r"tensor 2 of grads is torch\.int32, the list is"),
+    "one missing": (lambda good: good[:-1], ValueError, "grads has 2 tensors, the table has 3|grads: 2"),
+    "one more": (lambda good: [*good, torch.ones(1)], ValueError, "grads has 4 tensors, the table has 3|grads: 4"),
+}
+BAD = pytest.mark.parametrize(("spoil", "kind", "message"), REFUSED.values(), ids=REFUSED.keys())
+
+
+@BAD
+def test_lists_that_do_not_fit_are_refused(spoil: Any, kind: type[Exception], message: str) -> None:
+    good = tensors((5,), (4, 6), (7,))
+    with pytest.raises(kind, match=message):
+        build(tensors((5,), (4, 6), (7,)), spoil(good))
+
+
+@BAD
+def test_a_refused_refresh_changes_nothing(spoil: Any, kind: type[Exception], message: str) -> None:
+    weights, good = tensors((5,), (4, 6), (7,)), tensors((5,), (4, 6), (7,))
+    table = build(weights, good, writes=[0])
+    words, stamp, dtypes = table.host.words.copy(), table.host.stamp, list(table.dtypes)
+    moved = [w.clone() for w in weights]
+    with pytest.raises(kind, match=message):
+        table.refresh([moved, spoil([g.clone() for g in good])])
+    assert np.array_equal(table.host.words, words)
+    assert (table.host.stamp, table.dtypes) == (stamp, dtypes)
+    assert table.refresh([weights, good]) is False
+    assert table.refresh([moved, good]) is True
+
+
+def test_a_refused_list_does_not_settle_the_dtype_of_an_empty_one() -> None:
+    table = build(tensors((3,), (4,)), [None, None])
+    with pytest.raises(TypeError, match=r"tensor 1 of grads is torch\.float32, the list is torch\.bfloat16"):
+        table.refresh([None, [torch.ones(3).bfloat16(), torch.ones(4)]])
+    assert table.refresh([None, tensors((3,), (4,))]) is True
+
+
+def test_the_first_list_has_none_absent() -> None:
+    with pytest.raises(TypeError, match="tensor 1 of weights is NoneType"):
+        build([torch.ones(2), None], tensors((2,), (2,)))
+    table = build(tensors((2,)), tensors((2,)))
+    with pytest.raises(TypeError, match="tensor 0 of weights is NoneType"):
+        table.refresh([[None], None])
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.ones(4, 6)[:, ::2], torch.ones(6).expand(4, 6), torch.ones(3, 4, 6)[:, :2], torch.ones(10).unfold(0, 4, 2)],
+    ids=["every second", "expanded", "slice of a middle", "windows"],
+)
+def test_a_tensor_with_gaps_or_overlaps_is_refused(tensor: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match=r"tensor 1 of weights of shape .* has gaps or overlaps itself"):
+        build([torch.ones(3), tensor])
+
+
+def test_no_lists_are_refused_and_empty_lists_are_not() -> None:
+    with pytest.raises(ValueError, match="no lists"):
+        PointerTable([])
+    table = build([], [])
+    assert (len(table), table.device.type, len(table.host.chunks)) == (0, "cpu", 0)
+    assert table.refresh([[], []]) is False
+
+
+def test_freed_storage_is_noticed() -> None:
+    weights, grads = tensors((5,), (7,)), tensors((5,), (7,))
+    table = build(weights, grads)
+    before = table.host.words.copy()
+    grads[1].untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="tensor 1 of grads has no memory"):
+        table.refresh([weights, grads])
+    with pytest.raises(ValueError, match="tensor 1 of grads has no memory"):
+        build(weights, grads)
+    assert np.array_equal(table.host.words, before)
+    grads[1].untyped_storage().resize_(28)
+    table.refresh([weights, grads])
+    assert table.host.rows["address"].tolist() == addresses(weights, grads)
+
+
+def test_a_tensor_that_lies_nowhere_yet_is_refused() -> None:
+    lazy = torch.ones(7)
+    lazy.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="tensor 0 of weights has no memory"):
+        build([lazy])
+
+
+# ---- what is noticed ----
+
+
+def test_the_table_holds_addresses_and_sizes() -> None:
+    weights, grads = tensors((5,), (0,), (4, 6)), tensors((5,), (0,), (4, 6))
+    table = build(weights, grads)
+    assert table.host.rows["address"].tolist() == addresses(weights, grads)
+    assert table.host.rows["numel"].tolist() == [5, 0, 24]
+    assert (len(table), table.device, table.dtypes) == (3, torch.device("cpu"), [torch.float32] * 2)
+
+
+def test_views_are_followed_to_their_first_element() -> None:
+    room = torch.ones(100)
+    table = build([room[3:10], room[50:57]])
+    assert table.host.rows["address"][:, 0].tolist() == [room.data_ptr() + 12, room.data_ptr() + 200]
+
+
+def test_a_reallocated_gradient_is_noticed() -> None:
+    weight = torch.ones(4, 6, requires_grad=True)
+    weight.grad = torch.ones(4, 6)
+    table = build([weight], [weight.grad])
+    assert table.refresh([[weight], [weight.grad]]) is False
+    old = weight.grad
+    weight.grad = torch.ones(4, 6)
+    assert table.moved([[weight], [weight.grad]]) == [("grads", 0)]
+    assert table.refresh([None, [weight.grad]]) is True
+    assert table.host.rows["address"].tolist() == addresses([weight], [weight.grad])
+    assert table.moved([[weight], [weight.grad]]) == []
+    del old
+
+
+def test_swapped_data_is_noticed() -> None:
+    weight = torch.nn.Parameter(torch.ones(4, 6))
+    table = build([weight], [torch.ones(4, 6)])
+    weight.data = torch.zeros(4, 6)
+    assert table.refresh([[weight], None]) is True
+    assert int(table.host.rows["address"][0, 0]) == weight.data_ptr()
+    weight.data = torch.zeros(6, 4)
+    with pytest.raises(ValueError, match="tensor 0 of weights has shape"):
+        table.refresh([[weight], None])
+    weight.data = torch.zeros(4, 6).double()
+    with pytest.raises(TypeError, match=r"tensor 0 of weights is torch\.float64"):
+        table.refresh([[weight], None])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.resize_(5, 6), "has shape"),
+        (lambda t: t.resize_(3, 6), "has shape"),  # keeps its memory and its address
+        (lambda t: t.t_(), "has shape"),
+        (lambda t: t.as_strided_((4, 6), (1, 4)), "has strides"),  # same size at the same address
+        (lambda t: t.unsqueeze_(0), "has shape"),
+        (lambda t: t.set_(torch.ones(4, 7)), "has shape"),
+        (lambda t: setattr(t, "data", t.data.view(torch.int32)), "is torch.int32"),  # same address, other meaning
+    ],
+    ids=["grown", "shrunk", "transposed", "restrided", "one more dimension", "set", "reinterpreted"],
+)
+def test_a_tensor_altered_in_place_is_noticed(change: Callable[[torch.Tensor], Any], message: str) -> None:
+    weights, grads = tensors((3,), (4, 6)), tensors((3,), (4, 6))
+    table = build(weights, grads)
+    before = table.host.words.copy()
+    change(grads[1])
+    with pytest.raises((ValueError, TypeError), match=f"tensor 1 of grads {message}"):
+        table.refresh([weights, grads])
+    assert np.array_equal(table.host.words, before)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("made_in", [torch.no_grad, torch.enable_grad], ids=lambda m: m.__name__)
+def test_the_autograd_mode_is_no_change(made_in: Any, mode: Any) -> None:
+    weights, grads = [torch.ones(5, requires_grad=True), torch.ones(3, 4)], tensors((5,), (3, 4))
+    with made_in():
+        table = build(weights, grads, writes=[0])
+    with mode():
+        assert table.refresh([weights, grads]) is False
+    weights[0].requires_grad_(False)
+    table.refresh([weights, grads])
+    assert table.refresh([weights, grads]) is False
+
+
+# ---- absent tensors ----
+
+
+def test_absent_tensors_come_and_go() -> None:
+    weights, grads = tensors((5,), (7,), (0,)), tensors((5,), (7,), (0,))
+    table = build(weights, [grads[0], None, None])
+    assert table.host.rows["numel"].tolist() == [5, 0, 0]
+    assert table.absent == [1, 2]
+    assert table.refresh([weights, [grads[0], None, None]]) is False
+    assert table.refresh([weights, grads]) is True
+    assert table.host.rows["numel"].tolist() == [5, 7, 0]
+    assert table.refresh([None, [None, grads[1], grads[2]]]) is True
+    assert table.host.rows["numel"].tolist() == [0, 7, 0]
+    assert table.host.rows["address"].tolist() == addresses(weights, [None, *grads[1:]])
+    assert table.moved([weights, grads]) == [("grads", 0)]
+
+
+def test_a_list_of_absent_tensors_takes_the_dtype_that_comes() -> None:
+    weights = tensors((5,), (7,))
+    table = build(weights, [None, None])
+    assert table.dtypes == [torch.float32, None]
+    assert table.refresh([weights, tensors((5,), (7,), dtype=torch.bfloat16)]) is True
+    assert table.dtypes == [torch.float32, torch.bfloat16]
+
+
+# ---- layouts ----
+
+
+def test_any_dense_order_of_dimensions_is_taken() -> None:
+    nhwc = [torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last) for _ in range(2)]
+    transposed = [torch.randn(6, 4).t() for _ in range(2)]
+    permuted = [torch.randn(2, 3, 4).permute(2, 0, 1) for _ in range(2)]
+    table = build([nhwc[0], transposed[0], permuted[0]], [nhwc[1], transposed[1], permuted[1]])
+    assert table.host.rows["numel"].tolist() == [120, 24, 24]
+    with pytest.raises(ValueError, match="laid out alike"):
+        build([nhwc[0]], [nhwc[1].contiguous()])
+
+
+def test_strides_of_dimensions_of_one_do_not_matter() -> None:
+    odd = torch.ones(1, 5, 1).as_strided((1, 5, 1), (99, 1, 42))
+    assert build([torch.ones(1, 5, 1)], [odd]).host.rows["numel"].tolist() == [5]
+    conv = torch.ones(8, 1, 3, 3)
+    assert build([conv], [conv.clone().to(memory_format=torch.channels_last)]).numels == [72]
+    assert build([torch.ones(1)], [torch.ones(4)[::4]]).numels == [1]
+
+
+# ---- memory that is shared ----
+
+
+def test_a_written_tensor_given_twice_is_refused() -> None:
+    weight = torch.ones(5)
+    with pytest.raises(ValueError, match=r"tensors 0 and 2 of the lists .* overlap in memory"):
+        build([weight, torch.ones(3), weight], tensors((5,), (3,), (5,)), writes=[0])
+    build([weight, torch.ones(3), weight], tensors((5,), (3,), (5,)))  # reading twice harms nobody
+
+
+@pytest.mark.parametrize("shift", [1, 3, 4, 6])
+def test_overlapping_views_are_refused(shift: int) -> None:
+    room = torch.ones(20)
+    with pytest.raises(ValueError, match=r"tensors 0 and 1 .* overlap"):
+        build([room[:7], room[shift : shift + 3]], writes=[0])
+    with pytest.raises(ValueError, match="overlap"):
+        build([room[:7]], [room[shift : shift + 7]], writes=[0])
+    with pytest.raises(ValueError, match="overlap"):
+        build([room[shift : shift + 7]], [room[:7]], writes=[0])
+
+
+def test_neighbours_do_not_overlap() -> None:
+    room = torch.ones(30)
+    build([room[:7], room[7:8], room[8:20]], [room[20:27], room[27:28], torch.ones(12)], writes=[0, 1])
+
+
+def test_one_row_may_read_exactly_what_it_writes() -> None:
+    """foreach_mul(x, x): the element is read before it is written."""
+    values = tensors((5,), (7,))
+    assert build(values, values, writes=[0]).numels == [5, 7]
+    with pytest.raises(ValueError, match=r"tensors 1 and 0 .* overlap"):  # another row's is written meanwhile
+        build([values[0], values[0].clone()], [torch.ones(5), values[0]], writes=[0])
+    with pytest.raises(ValueError, match="overlap"):  # written twice
+        build(values, values, writes=[0, 1])
+    with pytest.raises(ValueError, match="overlap"):  # the same bytes, other elements
+        build([torch.ones(5)], [values[0]], [values[0].view(torch.bfloat16)[:5]], writes=[1])
+
+
+def test_a_large_tensor_around_small_ones_is_found() -> None:
+    room = torch.ones(1000)
+    for order in ([room[400:410], room, room[900:901]], [room, room[5:6]], [room[999:], room]):
+        with pytest.raises(ValueError, match="overlap"):
+            build(order, writes=[0])
+
+
+def test_overlap_that_comes_later_is_refused_and_nothing_changes() -> None:
+    room = torch.ones(20)
+    weights = [room[:5], room[5:10]]
+    table = build(weights, tensors((5,), (5,)), writes=[0])
+    before = table.host.words.copy()
+    with pytest.raises(ValueError, match="overlap"):
+        table.refresh([[room[:5], room[3:8]], None])
+    assert np.array_equal(table.host.words, before)
+    assert table.refresh([weights, None]) is False
+
+
+def test_absent_and_empty_tensors_overlap_nothing() -> None:
+    room = torch.ones(10)
+    build([room[:5], room[2:7]], [torch.ones(5), None], writes=[0])
+    build([room[:5], room[2:2]], writes=[0])

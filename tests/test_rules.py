@@ -1,0 +1,209 @@
+"""Update rules: the float64 reference against torch itself, hoisting, and what the generated source looks like."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from collections.abc import Callable
+
+import pytest
+import torch
+from support import BETAS, F64, scalars_for
+
+from pagedopt.rules import RULES, Rule, rule
+
+EXACT = {"rtol": 1e-12, "atol": 1e-15}
+STEPS = 5
+
+
+def gradients(shape: tuple[int, ...] = (3, 7)) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(shape, dtype=F64, generator=generator) for _ in range(STEPS)]
+
+
+def run_torch(make: Callable[[list[torch.Tensor]], torch.optim.Optimizer]) -> tuple[list[torch.Tensor], dict]:
+    """The parameter after every step of a torch optimizer, and its state at the end."""
+    param = torch.linspace(-2, 2, 21, dtype=F64).reshape(3, 7).requires_grad_()
+    optimizer = make([param])
+    history = []
+    for grad in gradients():
+        param.grad = grad.clone()
+        optimizer.step()
+        history.append(param.detach().clone())
+    return history, optimizer.state[param]
+
+
+@pytest.mark.parametrize("maximize", [False, True])
+@pytest.mark.parametrize("name", ["adamw", "adamw_amsgrad"])
+def test_adamw_reference_is_torch(name: str, maximize: bool) -> None:
+    subject = RULES[name]
+    history, state = run_torch(
+        lambda p: torch.optim.AdamW(
+            p, lr=0.03, betas=BETAS, eps=1e-3, weight_decay=0.2, amsgrad=name == "adamw_amsgrad", maximize=maximize,
+            foreach=False,
+        )
+    )  # fmt: skip
+    values = [torch.linspace(-2, 2, 21, dtype=F64).reshape(3, 7)]
+    values += [torch.zeros(3, 7, dtype=F64) for _ in subject.inputs[2:]]
+    for step, (grad, want) in enumerate(zip(gradients(), history, strict=True), 1):
+        scalars = scalars_for(subject, step, lr=0.03, maximize=maximize)
+        values = list(subject.reference(values[0], grad, *values[1:], **scalars))
+        torch.testing.assert_close(values[0], want, **EXACT)
+    for value, key in zip(values[1:], subject.inputs[2:], strict=True):
+        torch.testing.assert_close(value, state[key], **EXACT)
+
+
+@pytest.mark.parametrize("maximize", [False, True])
+@pytest.mark.parametrize("decay", [0.0, 0.2])
+def test_sgd_reference_is_torch(decay: float, maximize: bool) -> None:
+    history, _ = run_torch(lambda p: torch.optim.SGD(p, lr=0.3, weight_decay=decay, maximize=maximize, foreach=False))
+    param = torch.linspace(-2, 2, 21, dtype=F64).reshape(3, 7)
+    for grad, want in zip(gradients(), history, strict=True):
+        (param,) = RULES["sgd"].reference(param, grad, lr=0.3, weight_decay=decay, maximize=maximize)
+        torch.testing.assert_close(param, want, **EXACT)
+
+
+@pytest.mark.parametrize(
+    ("dampening", "nesterov", "decay", "maximize"),
+    [(0.4, False, 0.2, False), (0.0, True, 0.2, False), (0.4, False, 0.0, True), (0.0, True, 0.2, True)],
+)
+def test_sgd_momentum_reference_is_torch(dampening: float, nesterov: bool, decay: float, maximize: bool) -> None:
+    options = {"dampening": dampening, "nesterov": nesterov, "weight_decay": decay, "maximize": maximize}
+    history, state = run_torch(lambda p: torch.optim.SGD(p, lr=0.3, momentum=0.7, foreach=False, **options))
+    param = torch.linspace(-2, 2, 21, dtype=F64).reshape(3, 7)
+    buffer = torch.full_like(param, math.nan)  # the first step takes the gradient whatever is there
+    for step, (grad, want) in enumerate(zip(gradients(), history, strict=True)):
+        param, buffer = RULES["sgd_momentum"].reference(
+            param, grad, buffer, lr=0.3, momentum=0.7, first=step == 0, **options
+        )
+        torch.testing.assert_close(param, want, **EXACT)
+    torch.testing.assert_close(buffer, state["momentum_buffer"], **EXACT)
+
+
+ELEMENTWISE: dict[str, Callable[..., list[torch.Tensor]]] = {
+    "add": lambda a, b: torch._foreach_add([a], [b], alpha=-1.7),
+    "add_scalar": lambda a: torch._foreach_add([a], 0.37),
+    "mul": lambda a, b: torch._foreach_mul([a], [b]),
+    "mul_scalar": lambda a: torch._foreach_mul([a], 0.37),
+    "lerp": lambda a, b: torch._foreach_lerp([a], [b], 0.3),
+    "lerp_tensor": lambda a, b, w: torch._foreach_lerp([a], [b], [w]),
+    "addcmul": lambda a, b, c: torch._foreach_addcmul([a], [b], [c], value=0.6),
+    "addcdiv": lambda a, b, c: torch._foreach_addcdiv([a], [b], [c], value=0.6),
+    "square_root": lambda a: torch._foreach_sqrt([a]),
+}
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_elementwise_reference_is_torch(name: str) -> None:
+    subject = RULES[name]
+    values = [torch.randn(301, dtype=F64, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+    values = values[: len(subject.inputs)]
+    (got,) = subject.reference(*values, **scalars_for(subject))
+    torch.testing.assert_close(got, ELEMENTWISE[name](*values)[0], equal_nan=True, **EXACT)
+
+
+def test_lerp_comes_from_the_nearer_end() -> None:
+    a, b = torch.tensor([1e8, -3.0], dtype=F64), torch.tensor([1.0, 5.0], dtype=F64)
+    for weight in (0.3, 0.5, 0.9, 1.0, -2.0, 1.5):
+        (got,) = RULES["lerp"].reference(a, b, weight=weight)
+        assert torch.equal(got, torch.lerp(a, b, weight))
+
+
+def test_every_rule_has_a_witness() -> None:
+    assert set(RULES) == {"adamw", "adamw_amsgrad", "sgd", "sgd_momentum", *ELEMENTWISE}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_on_plain_numbers_is_its_reference(name: str) -> None:
+    subject = RULES[name]
+    values = [0.7, -0.4, 0.2, 0.9, 1.1][: len(subject.inputs)]
+    scalars = scalars_for(subject)
+    got = subject(*values, **scalars)
+    want = subject.reference(*[torch.tensor(v, dtype=F64) for v in values], **scalars)
+    assert list(got if isinstance(got, tuple) else (got,)) == pytest.approx([w.item() for w in want], rel=1e-14)
+
+
+# ---- what is hoisted ----
+
+
+def test_expressions_of_hyperparameters_are_computed_once_in_double() -> None:
+    adamw = RULES["adamw"]
+    scalars = scalars_for(adamw, lr=1e-3, beta2=0.999, weight_decay=0.1)
+    uniforms = adamw.uniforms(scalars)
+    assert all(type(u) is float for u in uniforms)
+    assert 1 - 0.999 in uniforms  # and not float32(1) - float32(0.999), which is 3e-5 off
+    assert 1 - 1e-3 * 0.1 in uniforms
+    assert 1e-3 / scalars["bias_correction1"] in uniforms
+
+
+def test_an_expression_used_twice_travels_once() -> None:
+    @rule
+    def twice(param, *, lr):  # type: ignore[no-untyped-def]
+        param = param * (1 - lr) + (1 - lr)
+        return param - lr
+
+    assert twice.uniforms({"lr": 0.25}) == [0.75, 0.25]
+
+
+def test_statements_of_hyperparameters_run_on_the_host() -> None:
+    @rule
+    def scheduled(param, *, lr, step):  # type: ignore[no-untyped-def]
+        """A warm-up written in the rule."""
+        warm = min(1.0, step / 10)
+        rate = lr * warm**0.5 if step % 2 else -lr
+        param -= rate * param
+        return param
+
+    assert scheduled.uniforms({"lr": 0.3, "step": 5}) == [0.3 * 0.5**0.5]
+    assert scheduled.uniforms({"lr": 0.3, "step": 4}) == [-0.3]
+
+
+def test_defaults_of_a_rule_are_taken_and_missing_scalars_named() -> None:
+    assert RULES["sgd"].uniforms({"lr": 0.5}) == RULES["sgd"].uniforms(
+        {"lr": 0.5, "weight_decay": 0, "maximize": False}
+    )
+    with pytest.raises(TypeError, match=r"missing \['lr'\], unknown \['rate'\]"):
+        RULES["sgd"].uniforms({"rate": 0.5})
+
+
+# ---- what a rule says of itself ----
+
+
+@pytest.mark.parametrize(("name", "writes"), [("adamw", (0, 2, 3)), ("sgd_momentum", (0, 2)), ("lerp_tensor", (0,))])
+def test_a_rule_names_what_it_overwrites(name: str, writes: tuple[int, ...]) -> None:
+    assert RULES[name].writes == writes
+
+
+def test_the_out_of_place_variant_writes_lists_behind_the_inputs() -> None:
+    variant = RULES["sgd_momentum"].out_of_place
+    assert variant.inputs == ("param", "grad", "momentum_buffer", "out_param", "out_momentum_buffer")
+    assert variant.writes == (3, 4)
+    assert variant.name == "sgd_momentum_out"
+    assert RULES["sgd_momentum"].writes == (0, 2)
+
+
+def test_a_list_that_is_never_read_is_not_loaded() -> None:
+    @rule
+    def fresh(param, grad):  # type: ignore[no-untyped-def]
+        param = 2 * grad
+        return param
+
+    assert "reads = 0x2, writes = 0x1" in fresh.cuda_source()
+    assert "S param = in[0]" not in fresh.cuda_source()
+
+
+@pytest.mark.parametrize("name", ["adamw", "square_root"])
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda r: pickle.loads(pickle.dumps(r))], ids=["deepcopy", "pickle"])
+def test_a_rule_survives_copies(name: str, again: Callable[[Rule], Rule]) -> None:
+    for original in (RULES[name], RULES[name].out_of_place):
+        twin = again(original)
+        assert (twin.name, twin.inputs, twin.writes) == (original.name, original.inputs, original.writes)
+        assert twin.cuda_source() == original.cuda_source()
+
+
+def test_generated_sources_are_readable_text() -> None:
+    text = RULES["adamw"].cuda_source()
+    assert "struct rule_adamw" in text
+    assert "// 1 - beta1" in text  # each hyperparameter says what it is
+    assert "for _i in range(_numel):" in RULES["adamw"].numba_source()

@@ -1,0 +1,296 @@
+"""What cannot be translated is refused where the rule is made, with the file and line it stands on."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import re
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pagedopt.rules import Rule, RuleError
+
+# The offending line is marked with #!; everything else about each rule is fine.
+REFUSED = {
+    "if statement": """
+        def f(param, grad, *, lr):
+            if lr > 1:  #!
+                param = param - grad
+            return param""",
+    "for loop": """
+        def f(param, grad):
+            grad = grad * 2
+            for i in range(3):  #!
+                param = param - grad
+            return param""",
+    "while loop": """
+        def f(param):
+            while param > 1:  #!
+                param = param / 2
+            return param""",
+    "unknown call": """
+        def f(param):
+            param = param * 2
+            param = tanh(param)  #!
+            return param""",
+    "call of a hyperparameter alone": """
+        def f(param, *, lr):
+            rate = round(lr)  #!
+            return param - rate""",
+    "module function": """
+        def f(param):
+            param = math.sqrt(param)  #!
+            return param""",
+    "method": """
+        def f(param):
+            return param.sqrt()  #!""",
+    "attribute": """
+        def f(param):
+            param = param.grad  #!
+            return param""",
+    "subscript": """
+        def f(param):
+            param = param[0]  #!
+            return param""",
+    "string": """
+        def f(param):
+            param = param + "1"  #!
+            return param""",
+    "None": """
+        def f(param):
+            param = None  #!
+            return param""",
+    "complex number": """
+        def f(param):
+            param = param * 1j  #!
+            return param""",
+    "global name": """
+        def f(param):
+            param = param * RATE  #!
+            return param""",
+    "function used as a value": """
+        def f(param):
+            param = param + sqrt  #!
+            return param""",
+    "too many arguments": """
+        def f(param):
+            param = sqrt(param, 2)  #!
+            return param""",
+    "keyword argument": """
+        def f(param):
+            param = sqrt(x=param)  #!
+            return param""",
+    "three-way min": """
+        def f(param, grad):
+            param = min(param, grad, 1)  #!
+            return param""",
+    "lambda": """
+        def f(param):
+            param = (lambda x: x)(param)  #!
+            return param""",
+    "walrus": """
+        def f(param):
+            param = (y := 2) * param  #!
+            return param""",
+    "comprehension": """
+        def f(param):
+            param = [param for i in 3]  #!
+            return param""",
+    "root as a power": """
+        def f(param):
+            param = param ** 0.5  #!
+            return param""",
+    "power of an element": """
+        def f(param, grad):
+            param = param ** grad  #!
+            return param""",
+    "number to the power of an element": """
+        def f(param, *, lr):
+            param = lr ** param  #!
+            return param""",
+    "remainder": """
+        def f(param):
+            param = param % 2  #!
+            return param""",
+    "floor division": """
+        def f(param):
+            param = param // 2  #!
+            return param""",
+    "bit operator": """
+        def f(param, grad):
+            param = param & grad  #!
+            return param""",
+    "inverted bits": """
+        def f(param):
+            param = ~param  #!
+            return param""",
+    "identity": """
+        def f(param, grad):
+            param = param if param is grad else 0  #!
+            return param""",
+    "membership": """
+        def f(param, grad):
+            param = param if param in (1, 2) else 0  #!
+            return param""",
+    "value of 'or'": """
+        def f(param, grad):
+            param = param or grad  #!
+            return param""",
+    "value of 'and'": """
+        def f(param, grad):
+            param = 2 * (param > 0 and grad)  #!
+            return param""",
+    "hyperparameter reassigned": """
+        def f(param, *, lr):
+            lr = lr / 2  #!
+            return param - lr""",
+    "hyperparameter made an element": """
+        def f(param, *, lr):
+            lr = lr * param  #!
+            return param - lr""",
+    "element made a hyperparameter": """
+        def f(param, *, lr):
+            param = lr  #!
+            return param""",
+    "two targets": """
+        def f(param, grad):
+            param = grad = 2 * param  #!
+            return param""",
+    "unpacking": """
+        def f(param, grad):
+            param, grad = grad, param  #!
+            return param""",
+    "annotation": """
+        def f(param):
+            param: float = 2 * param  #!
+            return param""",
+    "nested function": """
+        def f(param):
+            def g(x):  #!
+                return x
+            return param""",
+    "returns a local": """
+        def f(param, grad):
+            step = param - grad
+            return param, step  #!""",
+    "returns an expression beside a name": """
+        def f(param, grad):
+            return param, grad * 2  #!""",
+    "returns one twice": """
+        def f(param, grad):
+            return param, param  #!""",
+    "returns nothing": """
+        def f(param):
+            param = 2 * param
+            return  #!""",
+    "no return": """
+        def f(param):
+            param = 2 * param  #!""",
+    "early return": """
+        def f(param):
+            return param  #!
+            return param""",
+    "no tensors": """
+        def f(*, lr):  #!
+            return lr""",
+    "varargs": """
+        def f(param, *rest):  #!
+            return param""",
+    "keyword varargs": """
+        def f(param, **rest):  #!
+            return param""",
+    "positional only": """
+        def f(param, /, grad):  #!
+            return param""",
+    "default of a tensor": """
+        def f(param, grad=0):  #!
+            return param""",
+    "default that is no number": """
+        def f(param, *, mode="fast"):  #!
+            return param""",
+    "local u3": """
+        def f(param):
+            u3 = param * 2  #!
+            return u3 + param""",
+    "local with an underscore": """
+        def f(param):
+            _x = param * 2  #!
+            return _x + param""",
+}
+
+
+def rule_from(body: str, tmp_path: Any) -> Rule:
+    """The rule that ``body`` defines in a file of its own."""
+    text = textwrap.dedent(body).lstrip("\n")
+    path = tmp_path / "rules_of_a_user.py"
+    path.write_text("import math\nfrom math import sqrt\nRATE = 2.0\n\n\n" + text + "\n")
+    namespace: dict[str, Any] = {}
+    linecache.clearcache()
+    exec(compile(path.read_text(), str(path), "exec"), namespace)
+    name = next(n for n in re.findall(r"^def (\w+)", text, re.M))
+    return Rule(namespace[name])
+
+
+@pytest.mark.parametrize("body", REFUSED.values(), ids=REFUSED.keys())
+def test_what_cannot_be_translated_is_refused_by_line(body: str, tmp_path: Any) -> None:
+    lines = body.strip("\n").splitlines()
+    line = 6 + next(i for i, text in enumerate(lines) if text.endswith("#!"))  # five lines stand above
+    with pytest.raises(RuleError, match=rf"rules_of_a_user\.py:{line}: cannot translate"):
+        rule_from(body, tmp_path)
+
+
+@pytest.mark.parametrize("body", REFUSED.values(), ids=REFUSED.keys())
+def test_an_indented_rule_is_refused_by_the_same_line(body: str, tmp_path: Any) -> None:
+    """Rules are often written inside functions; getsource dedents them."""
+    lines = body.strip("\n").splitlines()
+    if lines[0].lstrip().startswith("def f"):
+        inner = textwrap.indent(textwrap.dedent(body.strip("\n")), "    ")
+        path = tmp_path / "rules_of_a_user.py"
+        path.write_text(f"from math import sqrt\ndef make():\n{inner}\n    return f\n")
+        namespace: dict[str, Any] = {}
+        linecache.clearcache()
+        exec(compile(path.read_text(), str(path), "exec"), namespace)
+        line = 3 + next(i for i, text in enumerate(lines) if text.endswith("#!"))
+        with pytest.raises(RuleError, match=rf":{line}: "):
+            Rule(namespace["make"]())
+
+
+CPP_WORDS = (  # noqa: SIM905
+    "alignas alignof asm auto bitand bitor bool case catch char char16_t char32_t compl const const_cast "
+    "constexpr decltype default delete do double dynamic_cast enum explicit export extern false float friend goto "
+    "inline int long mutable namespace new noexcept not_eq nullptr operator or_eq private protected public "
+    "register reinterpret_cast short signed sizeof static static_assert static_cast struct switch template this "
+    "thread_local throw true typedef typeid typename union unsigned using virtual void volatile wchar_t xor "
+    "xor_eq and_eq"
+).split()
+# Names the generated texts use themselves, macros of the compilers, and a Python name the loop needs.
+OWN_WORDS = ["u", "u0", "u12", "out", "S", "range", "INFINITY", "NAN", "NULL", "sqrt", "max", "element_abs"]
+
+
+@pytest.mark.parametrize("word", [*CPP_WORDS, *OWN_WORDS])
+@pytest.mark.parametrize("place", ["tensor", "hyperparameter", "local"])
+def test_reserved_names_are_refused(word: str, place: str, tmp_path: Any) -> None:
+    body = {
+        "tensor": f"def f(param, {word}):\n    return param",
+        "hyperparameter": f"def f(param, *, {word}):\n    return param",
+        "local": f"def f(param):\n    {word} = 2 * param\n    return param",
+    }[place]
+    with pytest.raises(RuleError, match=f"'{word}' is reserved"):
+        rule_from(body, tmp_path)
+
+
+def test_a_function_without_source_is_refused() -> None:
+    namespace: dict[str, Callable[..., Any]] = {}
+    exec("def f(param):\n    return param * 2", namespace)
+    assert inspect.isfunction(namespace["f"])
+    with pytest.raises(RuleError, match="source cannot be read"):
+        Rule(namespace["f"])
+
+
+def test_a_lambda_is_refused() -> None:
+    double = lambda param: param * 2  # noqa: E731
+    with pytest.raises(RuleError, match="written with def"):
+        Rule(double)

@@ -1,0 +1,216 @@
+"""The layout of a pointer table: pure arithmetic, up to sizes no memory would hold."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from pagedopt.table import BLOCK, WORD, Batch, Geometry, HostTable, batches, chunks, geometry, row_dtype
+from pagedopt.transport import ARGUMENT_BYTES, StructTransport
+
+HUGE = 2**31 + 5
+LIMITS = [StructTransport(0, nbytes).words for nbytes in ARGUMENT_BYTES]  # words of a launch: 508 and 4,091
+
+ORDINARY = st.lists(st.one_of(st.sampled_from([0, 1, 3, 1023, 1024, 1025, 4097]), st.integers(0, 40_000)), max_size=40)
+VAST = st.lists(st.one_of(st.sampled_from([0, 1, 4097, 2**31 - 1, 2**31, HUGE]), st.integers(0, 2**33)), max_size=6)
+
+
+def assert_covered_once(numels: list[int], cut: np.ndarray, chunk_numel: int) -> None:
+    """Chunks are in order and tile every row from 0 to its end, without touching a byte per element."""
+    position = [0] * len(numels)
+    last = -1
+    for row, offset in cut.tolist():
+        assert row >= last, "rows go back"
+        last = row
+        assert offset == position[row], "a gap or an overlap"
+        assert offset < numels[row], "a chunk of nothing"
+        position[row] = min(offset + chunk_numel, numels[row])
+    assert position == numels
+
+
+@given(ORDINARY, st.sampled_from([1, 7, 1000, 1024, 2048, 32768]))
+@example([0, 1, 3, 4097], 1024)
+@settings(deadline=None, max_examples=150)
+def test_chunks_cover_every_element_once(numels: list[int], chunk_numel: int) -> None:
+    numels = [min(n, 2000 * chunk_numel) for n in numels]
+    assert_covered_once(numels, chunks(numels, chunk_numel), chunk_numel)
+
+
+@given(VAST)
+@example([HUGE])
+@example([HUGE, 0, HUGE, 3])
+@example([2**31 - 1, 1, 2**31])
+@settings(deadline=None, max_examples=30)
+def test_chunks_cover_tensors_beyond_32_bits(numels: list[int]) -> None:
+    cut = chunks(numels, 1 << 24)
+    assert cut["offset"].dtype == np.int64
+    assert_covered_once(numels, cut, 1 << 24)
+
+
+def test_the_default_cut_of_a_huge_tensor_stays_64_bit() -> None:
+    """Sums past 2**32 and an offset past 2**31, in the chunks that a launch would really use."""
+    numels = [HUGE, HUGE, 1]
+    shape = geometry(numels)
+    cut = chunks(numels, shape.chunk_numel)
+    per_row = -(-HUGE // shape.chunk_numel)
+    assert len(cut) == 2 * per_row + 1
+    assert cut[per_row - 1].tolist() == (0, (per_row - 1) * shape.chunk_numel)
+    assert cut[per_row].tolist() == (1, 0)
+    assert int(cut["offset"].max()) >= 2**31
+    assert (np.diff(cut["offset"][:per_row]) == shape.chunk_numel).all()
+
+
+@given(st.one_of(ORDINARY, VAST))
+def test_geometry_fits_the_kernels(numels: list[int]) -> None:
+    shape = geometry(numels)
+    assert shape.threads in (32, BLOCK)
+    assert BLOCK % shape.threads == 0
+    assert shape.chunk_numel % 1024 == 0  # a chunk starts where the tensor's own alignment holds
+    assert shape.chunk_numel < 2**31  # the kernel counts within a chunk in 32 bits
+    if shape.threads == 32:
+        assert max(numels, default=0) <= shape.chunk_numel, "a warp for more than one chunk of a tensor"
+
+
+def test_geometry_fills_a_large_gpu_before_it_saves_on_reading() -> None:
+    assert geometry([]) == geometry([5, 1024]) == Geometry(1024, 32)
+    assert geometry([1025]) == Geometry(2048, BLOCK)
+    assert geometry([4 * 1056 * 1024]).chunk_numel == 4096
+    assert geometry([HUGE]) == Geometry(32768, BLOCK)
+
+
+# ---- the words ----
+
+
+def test_the_words_hold_scalars_rows_and_chunks_in_this_order() -> None:
+    table = HostTable(2, [5000, 3], uniforms=3, sets=2, shape=Geometry(4096, BLOCK))
+    table.set_scalars([[1.5, 2.5, 3.5], [4.5, 5.5, 6.5]])
+    table.rows["address"] = [[0x1000, 0x2000], [0x3000, 0x4000]]
+    table.rows["set"] = [0, 1]
+    signed = table.words.view(np.int64).tolist()
+    assert table.words[:6].view(np.float64).tolist() == [1.5, 2.5, 3.5, 4.5, 5.5, 6.5]
+    assert signed[6:14] == [0x1000, 0x2000, 5000, 0, 0x3000, 0x4000, 3, 1]
+    assert signed[14:] == [0, 0, 0, 4096, 1, 0]
+    assert table.header().tolist() == [(6, 14, 3, 4096)]
+
+
+def test_a_row_of_any_number_of_lists_is_packed() -> None:
+    for lists in range(1, 9):
+        row = row_dtype(lists)
+        assert row.itemsize == WORD * (lists + 2)
+        assert [row.fields[name][1] for name in ("address", "numel", "set")] == [0, WORD * lists, WORD * (lists + 1)]
+
+
+def test_stamps_say_what_changed() -> None:
+    table = HostTable(2, [10, 10], uniforms=2)
+    table.set_scalars([[1.0, 2.0]])
+    first = table.stamp
+    table.set_scalars([[1.0, 2.0]])
+    assert table.stamp == first, "the same scalars are no change"
+    table.set_scalars([[1.0, 2.5]])
+    assert table.stamp > first
+    assert table.rows_stamp < table.stamp, "scalars alone leave the rows as they were sent"
+    table.rows_changed()
+    assert table.rows_stamp == table.stamp > first + 1
+    before = table.stamp
+    table.set_scalars([[1.0, float("nan")]])
+    table.set_scalars([[1.0, float("nan")]])
+    assert table.stamp == before + 1
+
+
+def test_fewer_sets_than_the_table_holds_leave_the_others() -> None:
+    table = HostTable(1, [10], uniforms=1, sets=3)
+    table.set_scalars([[1.0], [2.0], [3.0]])
+    table.set_scalars([[7.0]])
+    assert table.scalars.tolist() == [[7.0], [2.0], [3.0]]
+
+
+def test_a_table_without_scalars_takes_empty_sets() -> None:
+    table = HostTable(1, [10])
+    table.set_scalars([[]])
+    assert table.stamp == 0
+    assert table.rows_at == 0
+
+
+# ---- batches ----
+
+
+def check_batches(table: HostTable, words: int) -> list[Batch]:
+    """Batches fit the limit, hold whole chunks in order, each once, and the rows of those chunks."""
+    found = list(batches(table, words))
+    row_words, chunk_words = table.rows.itemsize // WORD, 2 if table.lists_chunks else 0
+    expected_chunk = 0
+    for batch in found:
+        assert batch.chunk == expected_chunk
+        assert batch.chunk_end > batch.chunk, "a launch of nothing"
+        expected_chunk = batch.chunk_end
+        rows = table.chunks["row"][batch.chunk : batch.chunk_end]
+        assert batch.row == rows[0]
+        assert batch.row_end == rows[-1] + 1
+        size = table.rows_at + (batch.row_end - batch.row) * row_words + chunk_words * (batch.chunk_end - batch.chunk)
+        assert size <= words
+        if batch.chunk_end < len(table.chunks):  # greedy: one more chunk would not fit
+            more = (int(table.chunks["row"][batch.chunk_end]) + 1 - batch.row_end) * row_words + chunk_words
+            assert size + more > words, "a launch carries less than it could"
+    assert expected_chunk == len(table.chunks)
+    return found
+
+
+@pytest.mark.parametrize("words", LIMITS)
+@given(
+    numels=st.lists(st.one_of(st.integers(0, 3), st.integers(0, 60_000)), max_size=300),
+    lists=st.integers(1, 6),
+    uniforms=st.integers(0, 10),
+    sets=st.integers(1, 3),
+)
+@settings(deadline=None, max_examples=60)
+def test_batches_fit_and_cover_all_chunks(words: int, numels: list[int], lists: int, uniforms: int, sets: int) -> None:
+    check_batches(HostTable(lists, numels, uniforms, sets, Geometry(1024, 32)), words)
+
+
+@pytest.mark.parametrize("words", LIMITS)
+def test_batches_of_a_tensor_beyond_32_bits(words: int) -> None:
+    found = check_batches(HostTable(4, [3, HUGE, 0, 5], 9, 1, Geometry(1 << 20, BLOCK)), words)
+    assert len(found) > 1 or words > 2000
+
+
+@pytest.mark.parametrize("words", LIMITS)
+@pytest.mark.parametrize("spare", [0, 1, 2])
+def test_a_table_at_the_limit_is_one_batch(words: int, spare: int) -> None:
+    """Rows of 3 words, and chunks of 2 where one row has none: the last tensor that fits, and one more."""
+    for size, empty in ((5, [0]), (3, [])):
+        count = (words - spare) // size
+        assert len(check_batches(HostTable(1, [1] * count + empty, 0, 1), words)) == 1
+        assert len(check_batches(HostTable(1, [1] * (words // size + 1) + empty, 0, 1), words)) == 2
+
+
+def test_chunks_are_listed_only_where_they_say_more_than_the_rows() -> None:
+    for numels, listed in (([1, 1024, 7], False), ([1, 0, 7], True), ([1025, 3], True), ([], False)):
+        table = HostTable(2, numels, shape=Geometry(1024, 32))
+        assert table.lists_chunks is listed
+        assert (int(table.header()["chunks"][0]) == -1) is not listed
+        assert len(table.words) == 4 * len(numels) + (2 * len(table.chunks) if listed else 0)
+
+
+def test_a_row_of_absent_tensors_travels_with_its_chunks() -> None:
+    table = HostTable(1, [5, 5, 5])
+    table.rows["numel"][1] = 0  # absent now; the chunks were cut when it was there
+    assert list(batches(table, 100)) == [Batch(0, 3, 0, 3)]
+
+
+def test_what_cannot_hold_one_row_is_refused() -> None:
+    table = HostTable(3, [5, 0], uniforms=10, sets=60)
+    with pytest.raises(ValueError, match=r"carries 4064 bytes; 600 scalars and one row of 3 lists need 4856"):
+        list(batches(table, LIMITS[0]))
+    least = table.rows_at + 5 + 2
+    assert len(list(batches(table, least))) == 1
+    with pytest.raises(ValueError, match="another transport or fewer sets"):
+        list(batches(table, least - 1))
+
+
+def test_an_empty_table_needs_no_launch() -> None:
+    for numels in ([], [0, 0]):
+        table = HostTable(2, numels, 1)
+        assert len(table.chunks) == 0
+        assert list(batches(table, LIMITS[0])) == []

@@ -1,0 +1,280 @@
+"""`python -m pagedopt train`, on a model that takes a second."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pagedopt.cli import UsageError, main
+from pagedopt.train import checkpoint, contender
+from pagedopt.train.compare import TOLERANCE, compare
+from pagedopt.train.data import load_corpus, sample_batch, to_device
+from pagedopt.train.model import build_model
+from pagedopt.train.run import Run
+from pagedopt.train.schedule import learning_rate
+from pagedopt.train.sizes import SIZES, parameter_count
+
+TINY = ("train", "--size", "tiny", "--device", "cpu", "--threads", "1")
+PNG = b"\x89PNG"
+
+
+def train(out: Path, *options: object) -> int:
+    """Run the command in this process."""
+    return main([*TINY, "--out", str(out), *map(str, options)])
+
+
+def result(out: Path) -> Any:
+    """Read what a run wrote; NaN and Infinity are not JSON."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} in result.json")
+
+    return json.loads((out / "result.json").read_text(), parse_constant=refuse)
+
+
+def losses(out: Path) -> dict[str, list[float]]:
+    return {kind: measured["losses"] for kind, measured in result(out)["optimizers"].items()}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole run of 30 steps with both optimizers."""
+    out = tmp_path_factory.mktemp("finished")
+    assert train(out, "--steps", 30) == 0
+    return out
+
+
+def test_curves_coincide_and_fall(finished: Path) -> None:
+    curves = losses(finished)
+    assert len(curves["paged"]) == len(curves["torch"]) == 30
+    assert max(abs(a - b) for a, b in zip(curves["paged"], curves["torch"], strict=True)) <= TOLERANCE["cpu"]
+    assert curves["paged"][0] == pytest.approx(math.log(256), abs=0.3)  # knows nothing
+    assert sum(curves["paged"][-5:]) / 5 < curves["paged"][0] - 1.5
+
+
+def test_everything_is_written(finished: Path) -> None:
+    assert (finished / "losses.png").read_bytes().startswith(PNG)
+    content = result(finished)
+    assert content["options"]["steps"] == 30
+    assert content["machine"]["torch"] == torch.__version__
+    assert content["comparison"]["agree"] is True
+    count = content["parameters"]
+    for measured in content["optimizers"].values():
+        assert len(measured["optimizer_ms"]) == 30
+        assert measured["tokens_per_second"] > 0
+        assert 0 < measured["optimizer_step_ms"]["p10"] <= measured["optimizer_step_ms"]["median"]
+        assert measured["validation_loss"] < 5
+        assert sum(measured["state_bytes"].values()) >= 2 * 4 * count  # two float32 moments
+
+
+def test_a_wrong_optimizer_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slightest mistake that the tolerance is for: decay forgotten, over the first steps of `tiny`."""
+    right = contender.build_optimizer
+
+    def build(kind: str, model: torch.nn.Module, options: Any) -> torch.optim.Optimizer:
+        optimizer = right("torch", model, options)
+        for group in optimizer.param_groups:
+            group["weight_decay"] *= kind == "torch"
+        return optimizer
+
+    monkeypatch.setattr(contender, "build_optimizer", build)
+    monkeypatch.setattr(contender.Contender, "state_bytes", lambda self: {"host": 0})
+    assert train(tmp_path, "--steps", 60) == 1
+    assert result(tmp_path)["comparison"]["agree"] is False
+
+
+def test_interrupted_run_resumes_bit_for_bit(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    take_step = Run.take_step
+
+    def step_and_signal(run: Run) -> None:
+        take_step(run)
+        if run.step == 13:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "take_step", step_and_signal)
+        assert train(tmp_path, "--steps", 30) == 130
+    saved = tmp_path / "checkpoint.pt"
+    assert f"python -m pagedopt train --resume {saved}" in capsys.readouterr().out.replace("\n", " ")
+    assert not (tmp_path / "result.json").exists()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+    assert main(["train", "--resume", str(saved)]) == 0
+    assert "resumed after step 13" in capsys.readouterr().out
+    assert losses(tmp_path) == losses(finished)
+    again, whole = (result(out)["optimizers"] for out in (tmp_path, finished))
+    assert all(again[kind]["validation_loss"] == whole[kind]["validation_loss"] for kind in whole)
+
+
+def test_killed_run_resumes_from_the_last_checkpoint(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_step = Run.take_step
+
+    def step_and_die(run: Run) -> None:
+        if run.step == 11:
+            raise SystemError("killed")
+        take_step(run)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "take_step", step_and_die)
+        with pytest.raises(SystemError):
+            train(tmp_path, "--steps", 30, "--checkpoint-every", 4)
+    assert checkpoint.load_checkpoint(tmp_path / "checkpoint.pt")["step"] == 8
+    elsewhere = tmp_path / "elsewhere"
+    assert main(["train", "--resume", str(tmp_path / "checkpoint.pt"), "--out", str(elsewhere)]) == 0
+    assert losses(elsewhere) == losses(finished)
+
+
+def test_a_failed_write_keeps_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "checkpoint.pt"
+    content = {"options": {}, "step": 1, "corpus": "", "contenders": {}}
+    checkpoint.save_checkpoint(path, content)
+
+    def half(content: Any, file: Any) -> None:
+        file.write(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(checkpoint.torch, "save", half)
+    with pytest.raises(OSError, match="disk full"):
+        checkpoint.save_checkpoint(path, {**content, "step": 2})
+    monkeypatch.undo()
+    assert checkpoint.load_checkpoint(path)["step"] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--batch", "0"), "--batch 0: must be a number of at least 1"),
+        (("--batch", "-3"), "--batch -3"),
+        (("--steps", "0"), "--steps 0"),
+        (("--lr", "nan"), "--lr nan"),
+        (("--lr", "-1"), "--lr -1"),
+        (("--seed", "-1"), "--seed -1"),
+        (("--seed", str(2**64)), "must be at most"),
+        (("--device", "toaster"), "must be cpu, cuda or cuda:N"),
+        (("--device", "cuda:99"), "--device cuda:99"),
+        (("--block", "100000000"), "--block 100000000 needs at least"),
+        (("--resume", "no/such/file.pt"), "there is no such file"),
+    ],
+)
+def test_bad_values_are_refused(
+    options: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--out", str(tmp_path), *options]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [("--size", "huge"), ("--optimizer", "adam"), ("--batch", "x"), ("--nonsense",)])
+def test_unknown_options_are_refused(options: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["train", *options])
+    assert options[0] in capsys.readouterr().err
+
+
+def test_unusable_files_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = tmp_path / "plain"
+    plain.write_text("not a checkpoint")
+    assert main(["train", "--resume", str(plain)]) == 2
+    assert "not a readable checkpoint" in capsys.readouterr().err
+    torch.save({"model": torch.zeros(1)}, tmp_path / "other.pt")
+    assert main(["train", "--resume", str(tmp_path / "other.pt")]) == 2
+    assert "not a checkpoint of this program" in capsys.readouterr().err
+    assert train(plain) == 2
+    assert "cannot be made a folder" in capsys.readouterr().err
+
+
+def test_resume_refuses_what_would_change_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(tmp_path, "--steps", 2, "--optimizer", "torch", "--checkpoint-every", 1) == 0
+    saved = tmp_path / "checkpoint.pt"
+    for options in (("--batch", "4"), ("--steps", "9"), ("--optimizer", "both"), ("--size", "small")):
+        assert main(["train", "--resume", str(saved), *options]) == 2
+        assert f"was made with {options[0]}" in capsys.readouterr().err
+    content = checkpoint.load_checkpoint(saved)
+    checkpoint.save_checkpoint(saved, {**content, "corpus": "of another Python"})
+    assert main(["train", "--resume", str(saved)]) == 2
+    assert "another version of Python" in capsys.readouterr().err
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    code = "import sys; from pagedopt.cli import build_parser; build_parser(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_corpus_is_the_library_without_its_tests(tmp_path: Path) -> None:
+    for name in ("b.py", "a.py", "pkg/c.py", "pkg/tests/d.py", "test/e.py", "site-packages/f.py", "g.txt"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"<{name}>")
+    corpus = load_corpus(3, tmp_path)
+    assert bytes(corpus.validation) == b"<a.py>"  # the first of every ten
+    assert bytes(corpus.train) == b"<b.py><pkg/c.py>"
+    with pytest.raises(UsageError, match="--block 6 needs at least 7"):
+        load_corpus(6, tmp_path)
+
+
+def test_batches_depend_on_seed_and_step_alone() -> None:
+    text = load_corpus(64).train
+    first = sample_batch(text, 4, 64, seed=1, step=2)
+    assert first.shape == (4, 65)
+    assert torch.equal(first, sample_batch(text, 4, 64, seed=1, step=2))
+    assert not torch.equal(first, sample_batch(text, 4, 64, seed=1, step=3))
+    assert not torch.equal(first, sample_batch(text, 4, 64, seed=2, step=2))
+    inputs, targets = to_device(first, torch.device("cpu"))
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+
+
+def test_model_is_causal_and_counted() -> None:
+    size = SIZES["tiny"]
+    model = build_model(size, 16, seed=3, device=torch.device("cpu"))
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameter_count(size, 16)
+    assert 124e6 < parameter_count(SIZES["gpt2"], 1024) < 125e6
+    seen: list[torch.Tensor] = []
+    model.norm.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    tokens = torch.randint(256, (1, 16), generator=torch.Generator().manual_seed(0))
+    changed = tokens.clone()
+    changed[0, 9] = (tokens[0, 9] + 1) % 256
+    for text in (tokens, changed):
+        model(text, tokens)
+    assert torch.equal(seen[0][:, :9], seen[1][:, :9])
+    assert not torch.isclose(seen[0][:, 9:], seen[1][:, 9:]).all(dim=-1).any()
+    assert torch.equal(model.tokens.weight, build_model(size, 16, 3, torch.device("cpu")).tokens.weight)
+
+
+def test_norms_and_biases_do_not_decay() -> None:
+    model = build_model(SIZES["tiny"], 16, seed=0, device=torch.device("cpu"))
+    options: Any = type("Some", (), {"weight_decay": 0.3, "lr": 0.1})
+    decayed, plain = contender.build_optimizer("paged", model, options).param_groups
+    assert decayed["weight_decay"] == 0.3
+    assert plain["weight_decay"] == 0.0
+    assert all(parameter.dim() == 2 for parameter in decayed["params"])
+    assert {id(p) for p in plain["params"]} == {id(p) for p in model.parameters() if p.dim() == 1}
+
+
+def test_learning_rate_rises_and_falls() -> None:
+    rates = [learning_rate(step, 100, 2.0) for step in range(100)]
+    assert rates[0] == pytest.approx(0.2)
+    assert max(rates) == rates[9] == pytest.approx(2.0)
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert rates[-1] == pytest.approx(0.2)
+    assert learning_rate(0, 1, 2.0) == pytest.approx(2.0)
+
+
+def test_comparison_finds_the_worst_step() -> None:
+    found = compare([3.0, 2.0, 1.0], [3.0, 2.25, 1.125], tolerance=0.2)
+    assert (found.max_difference, found.at_step, found.mean_difference) == (0.25, 2, 0.125)
+    assert not found.agree
+    assert compare([3.0, 2.0], [3.0, 2.1], tolerance=0.2).agree
+    broken = compare([3.0, math.nan, 1.0], [3.0, 2.0, 9.0], tolerance=0.2)
+    assert not broken.agree
+    assert broken.at_step == 2

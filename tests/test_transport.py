@@ -1,0 +1,389 @@
+"""How a table reaches a kernel, on a device made of queues: order, hazards, fallbacks.  No GPU."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+from fakes import FakeCuda, decode
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pagedopt.memory import Capabilities
+from pagedopt.table import BLOCK, Geometry, HostTable
+from pagedopt.transport import (
+    ARGUMENT_BYTES,
+    RING,
+    TRANSPORTS,
+    HybridTransport,
+    ManagedTransport,
+    MemcpyTransport,
+    StructTransport,
+    choose,
+    create,
+)
+
+RINGS = ("managed", "mapped", "memcpy")
+in_memory = pytest.mark.parametrize("name", RINGS)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    return FakeCuda(monkeypatch)
+
+
+def filled(numels: list[int], lists: int = 2, uniforms: int = 2, sets: int = 1, seed: int = 0) -> HostTable:
+    table = HostTable(lists, numels, uniforms, sets, Geometry(1024, 32))
+    change(table, seed, "both")
+    return table
+
+
+def change(table: HostTable, seed: int, what: str) -> None:
+    """Other scalars, other rows, or both: every word that may differ does."""
+    if what in ("scalars", "both"):
+        table.set_scalars(seed + np.arange(table.scalars.size).reshape(table.scalars.shape) / 7)
+    if what in ("rows", "both"):
+        table.rows["address"] = 1000 * seed + np.arange(table.rows["address"].size).reshape(-1, table.lists)
+        table.rows_changed()
+
+
+# ---- a ring of tables ----
+
+
+@in_memory
+def test_kernels_read_the_table_of_their_own_launch(cuda: FakeCuda, name: str) -> None:
+    """Twenty steps launched ahead, each with other words, before anything has run."""
+    way, table = TRANSPORTS[name](0), filled([5, 3000])
+    for step in range(20):
+        change(table, step, ("scalars", "rows", "both")[step % 3])
+        way.run(table, 7, cuda.launch(table, 7))
+    cuda.drain(7)
+    assert way.launches == 20
+    assert cuda.calls.count("wait") == 20 - RING, "the host waits only for the oldest of a full ring"
+
+
+@in_memory
+def test_an_unchanged_table_is_sent_once_and_never_waited_for(cuda: FakeCuda, name: str) -> None:
+    way, table = TRANSPORTS[name](0), filled([5, 3000])
+    for _ in range(3 * RING):
+        way.run(table, 7, cuda.launch(table, 7))
+    cuda.drain(7)
+    assert cuda.calls.count("wait") == 0
+    assert sum(cuda.calls.count(kind) for kind in ("managed", "mapped", "pinned")) == 1
+    assert way.copied_bytes == (8 * len(table.words) if name == "memcpy" else 0)
+
+
+def test_memcpy_sends_what_changed_and_no_more(cuda: FakeCuda) -> None:
+    way, table = MemcpyTransport(0), filled([5, 3000])
+    for step in range(RING):
+        change(table, step, "both")
+        way.run(table, 7, cuda.launch(table, 7))
+    cuda.drain(7)
+    for what, words in (("scalars", table.rows_at), ("rows", table.rows_end)):
+        for step in range(2 * RING):
+            if step == RING:  # by now every place in the ring has the rows as they are
+                sent = way.copied_bytes
+            change(table, 10 * words + step, what)
+            way.run(table, 7, cuda.launch(table, 7))
+        cuda.drain(7)
+        assert way.copied_bytes - sent == RING * 8 * words, what
+
+
+@in_memory
+def test_the_ring_is_dangerous_without_its_events(cuda: FakeCuda, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hazard is real: with waiting switched off, a launch finds the words of a later one."""
+    way, table = TRANSPORTS[name](0), filled([5, 3000])
+    monkeypatch.setattr("fakes.FakeEvent.wait", lambda self: None)
+    for step in range(RING + 1):
+        change(table, step, "both")
+        way.run(table, 7, cuda.launch(table, 7))
+    with pytest.raises(AssertionError, match="rewritten under a launch"):
+        cuda.drain(7)
+
+
+@in_memory
+def test_a_larger_table_gets_a_larger_place(cuda: FakeCuda, name: str) -> None:
+    way, small, large = TRANSPORTS[name](0), filled([5]), filled([5] * 400, seed=3)
+    for table in (small, large, small, large, large, small, small, large):
+        change(table, 1 + table.stamp, "both")
+        way.run(table, 7, cuda.launch(table, 7))
+    cuda.drain(7)
+
+
+@in_memory
+def test_another_stream_gets_a_table_of_its_own(cuda: FakeCuda, name: str) -> None:
+    """Work of one stream says nothing about another's: the same table on a second stream is sent again."""
+    way, table = TRANSPORTS[name](0), filled([5, 3000])
+    for stream in (7, 8, 7, 7, 8):
+        way.run(table, stream, cuda.launch(table, stream))
+    change(table, 5, "rows")
+    for stream in (8, 7):
+        way.run(table, stream, cuda.launch(table, stream))
+    cuda.drain(8)
+    cuda.drain(7)
+
+
+@in_memory
+def test_a_table_without_chunks_is_not_launched(cuda: FakeCuda, name: str) -> None:
+    way = TRANSPORTS[name](0)
+    way.run(filled([0, 0]), 7, lambda argument, count: pytest.fail("launched over nothing"))
+    assert way.launches == 0
+
+
+@in_memory
+def test_a_failed_launch_leaves_the_transport_usable(cuda: FakeCuda, name: str) -> None:
+    way, table = TRANSPORTS[name](0), filled([5, 3000])
+
+    def fail(argument: np.ndarray, count: int) -> None:
+        raise RuntimeError("no kernel")
+
+    for step in range(RING + 2):
+        change(table, step, "both")
+        with pytest.raises(RuntimeError, match="no kernel"):
+            way.run(table, 7, fail)
+        way.run(table, 7, cuda.launch(table, 7))
+    cuda.drain(7)
+
+
+@in_memory
+def test_a_block_that_fails_after_its_launch_is_guarded_all_the_same(cuda: FakeCuda, name: str) -> None:
+    way, table = TRANSPORTS[name](0), filled([5, 3000])
+    for step in range(RING + 1):
+        change(table, step, "both")
+        with pytest.raises(KeyError), way.lend(table, 7) as slot:  # noqa: PT012
+            cuda.launch(table, 7)(slot.argument, len(table.chunks))
+            raise KeyError("after the launch")
+    cuda.drain(7)
+
+
+@in_memory
+def test_a_captured_graph_keeps_its_table_for_life(cuda: FakeCuda, name: str) -> None:
+    way, table, other = TRANSPORTS[name](0), filled([5, 3000]), filled([9] * 50, seed=9)
+    way.run(table, 7, cuda.launch(table, 7))
+    way.prepare(table)
+    graph = cuda.graph = []
+    way.run(table, 7, cuda.launch(table, 7))
+    cuda.graph = None
+    for step in range(3 * RING):
+        change(table, 50 + step, "both")
+        change(other, step, "both")
+        way.run(table, 7, cuda.launch(table, 7))
+        way.run(other, 7, cuda.launch(other, 7))
+        for work in graph:  # a replay between any two steps
+            work()
+    cuda.drain(7)
+
+
+@in_memory
+def test_a_capture_that_was_not_prepared_is_refused(cuda: FakeCuda, name: str) -> None:
+    """Memory cannot be had while a graph is captured; nothing in flight may be taken instead."""
+    way, table = TRANSPORTS[name](0), filled([5, 3000])
+    way.prepare(filled([5]))
+    way.run(table, 7, cuda.launch(table, 7))
+    cuda.graph = []
+    with pytest.raises(RuntimeError, match="call prepare"):
+        way.run(table, 7, cuda.launch(table, 7))
+    assert cuda.graph == []
+
+
+@in_memory
+def test_two_captures_get_two_tables(cuda: FakeCuda, name: str) -> None:
+    way, one, two = TRANSPORTS[name](0), filled([5, 3000]), filled([5, 3000], seed=4)
+    graph = []
+    for table in (one, two, one):
+        way.prepare(table)
+        cuda.graph = graph
+        way.run(table, 7, cuda.launch(table, 7))
+        cuda.graph = None
+        change(table, 20 + len(graph), "both")
+    for _ in range(2):
+        for work in graph:
+            work()
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["run", "scalars", "rows", "both", "drain", "drain some"]), st.integers(0, 2), st.integers(7, 8)
+    ),
+    max_size=60,
+)
+
+
+@in_memory
+@given(steps=STEPS, ring=st.integers(1, RING))
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_order_of_work_reads_the_right_words(cuda: FakeCuda, name: str, steps: list, ring: int) -> None:
+    cuda.queues.clear()
+    way = TRANSPORTS[name](0, ring)
+    tables = [filled([5], seed=1), filled([3000, 7], seed=2), filled([8] * 70, seed=3)]
+    for number, (what, which, stream) in enumerate(steps):
+        if what == "drain":
+            cuda.drain(stream)
+        elif what == "drain some":
+            cuda.drain(stream, which + 1)
+        else:
+            if what != "run":
+                change(tables[which], 100 + number, what)
+            way.run(tables[which], stream, cuda.launch(tables[which], stream))
+    for stream in (8, 7):
+        cuda.drain(stream)
+
+
+def test_managed_tables_are_advised_to_stay_on_the_host(cuda: FakeCuda) -> None:
+    table = filled([5])
+    ManagedTransport(0).run(table, 7, cuda.launch(table, 7))
+    assert cuda.calls == ["managed", "advise", "advise"]
+
+
+# ---- by value ----
+
+
+@pytest.mark.parametrize("nbytes", ARGUMENT_BYTES)
+@given(
+    numels=st.lists(st.one_of(st.integers(0, 2), st.integers(0, 30_000)), max_size=400),
+    lists=st.integers(1, 5),
+    sets=st.integers(1, 3),
+)
+@settings(deadline=None, max_examples=40)
+def test_arguments_by_value_hold_the_whole_table(nbytes: int, numels: list[int], lists: int, sets: int) -> None:
+    table = filled(numels, lists, 3, sets)
+    table.rows["set"] = np.arange(len(numels)) % sets
+    passed: list[np.ndarray] = []
+    way = StructTransport(0, nbytes)
+    way.run(table, 0, lambda argument, count: passed.append(argument))
+    seen = []
+    for argument in passed:
+        assert argument.nbytes <= nbytes
+        assert argument.view(way.dtype)["header"]["chunk_numel"].tolist() == [table.geometry.chunk_numel]
+        scalars, found = decode(argument, table)
+        assert scalars == table.scalars.flatten().tolist()
+        seen += found
+    rows = [table.rows[row : row + 1].view(np.uint64).tolist() for row in range(len(numels))]
+    assert seen == [(rows[row], offset) for row, offset in table.chunks.tolist()]
+    assert way.launches == len(passed)
+    assert way.copied_bytes == 0
+
+
+@pytest.mark.parametrize("nbytes", ARGUMENT_BYTES)
+def test_arguments_are_rebuilt_when_the_table_changes_and_only_then(nbytes: int) -> None:
+    way, table, other = StructTransport(0, nbytes), filled([5, 3000]), filled([5, 3000], seed=5)
+    passed: list[np.ndarray] = []
+    for subject in (table, table, other, table):
+        way.run(subject, 0, lambda argument, count: passed.append(argument))
+    assert passed[0] is passed[1]
+    assert decode(passed[2], other)[1] != decode(passed[0], table)[1] == decode(passed[3], table)[1]
+    kept = passed[0].copy()
+    change(table, 77, "both")
+    way.run(table, 0, lambda argument, count: passed.append(argument))
+    assert decode(passed[4], table)[0] == table.scalars.flatten().tolist()
+    assert passed[0].tobytes() == kept.tobytes(), "an argument handed out before was written"
+
+
+def test_only_the_limits_of_cuda_are_taken() -> None:
+    with pytest.raises(ValueError, match="argument_bytes is 8192; CUDA has the limits"):
+        StructTransport(0, 8192)
+
+
+@pytest.mark.parametrize("nbytes", ARGUMENT_BYTES)
+def test_hybrid_goes_by_value_as_long_as_one_launch_takes_it(cuda: FakeCuda, nbytes: int) -> None:
+    way = HybridTransport(0, nbytes)
+    most = (StructTransport(0, nbytes).words - 2) // 4  # rows of 4 words, scalars 2, no chunks: each tensor is one
+    small, large = filled([5] * most), filled([5] * (most + 1), seed=2)
+    seen = []
+    for table in (small, large, small):
+        way.run(table, 7, lambda argument, count: seen.append((way.argument_bytes, argument.nbytes)))
+    assert [bytes_by_value for bytes_by_value, _ in seen] == [nbytes, 0, nbytes]
+    assert seen[0][1] == StructTransport(0, nbytes).dtype.itemsize
+    assert (way.launches, way.copied_bytes) == (3, 8 * len(large.words))
+
+
+def test_a_hybrid_prepares_for_the_way_it_will_take(cuda: FakeCuda) -> None:
+    way, small, large = HybridTransport(0), filled([5]), filled([5] * 400, seed=2)
+    way.prepare(small)
+    assert way.argument_bytes == ARGUMENT_BYTES[0]
+    way.prepare(large)
+    assert way.argument_bytes == 0
+    graph = cuda.graph = []
+    way.run(large, 7, cuda.launch(large, 7))
+    cuda.graph = None
+    for work in graph:
+        work()
+
+
+# ---- which transport where ----
+
+
+@pytest.mark.parametrize("has", list(itertools.product([False, True], repeat=3)), ids=str)
+@pytest.mark.parametrize("name", TRANSPORTS)
+def test_the_choice_by_capabilities(name: str, has: tuple[bool, bool, bool]) -> None:
+    managed, concurrent, mapped = has
+    chosen, reason = choose(name, Capabilities(managed, concurrent, mapped))
+    if name == "managed" and not (managed and concurrent):
+        assert chosen == ("mapped" if mapped else "memcpy")
+        assert "concurrentManagedAccess = 0" in reason
+    elif name == "mapped" and not mapped:
+        assert chosen == "memcpy"
+        assert "canMapHostMemory = 0" in reason
+    else:
+        assert (chosen, reason) == (name, "")
+
+
+def test_without_concurrent_access_managed_memory_is_never_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(monkeypatch, concurrent_managed=False)
+    with pytest.warns(RuntimeWarning, match=r"cuda:0 cannot use 'managed' .* Using 'mapped'; results are the same"):
+        way = create("managed", 0)
+    assert way.name == "mapped"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert create("managed", 0).name == "mapped"  # said once, not for every optimizer
+    with pytest.warns(RuntimeWarning, match="cuda:1 cannot"):
+        create("managed", 1)
+    table = filled([5, 3000])
+    for step in range(RING + 1):
+        change(table, step, "both")
+        way.run(table, 7, cuda.launch(table, 7))
+    cuda.drain(7)
+    assert not {"managed", "advise", "prefetch"} & set(cuda.calls)
+
+
+@pytest.mark.parametrize(
+    ("refused", "asked", "chosen"),
+    [
+        (["managed"], "managed", "mapped"),
+        (["managed", "mapped"], "managed", "memcpy"),
+        (["mapped"], "mapped", "memcpy"),
+        (["mapped"], "managed", "managed"),
+        (["managed"], "mapped", "mapped"),
+        (["managed", "mapped"], "struct", "struct"),
+    ],
+)
+def test_refused_memory_falls_back_with_one_warning(
+    monkeypatch: pytest.MonkeyPatch, refused: list[str], asked: str, chosen: str
+) -> None:
+    cuda = FakeCuda(monkeypatch)
+    cuda.refuse = dict.fromkeys(refused, "CUDA_ERROR_NOT_SUPPORTED")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert create(asked, 0).name == chosen
+        way = create(asked, 0)
+        assert way.name == chosen
+    assert len(said) == (asked != chosen)
+    for warning in said:
+        assert "CUDA_ERROR_NOT_SUPPORTED" in str(warning.message)
+        assert f"Using {chosen!r}" in str(warning.message)
+        assert warning.category is RuntimeWarning
+    if chosen != "struct":
+        table = filled([5, 3000])
+        way.run(table, 7, cuda.launch(table, 7))  # and what was chosen needs nothing that was refused
+        cuda.drain(7)
+
+
+def test_an_unknown_transport_is_refused_with_the_known() -> None:
+    with pytest.raises(ValueError, match=r"transport is 'pigeon'; there are hybrid, managed, mapped, memcpy, struct"):
+        create("pigeon", 0)
+
+
+def test_blocks_of_the_host_match_those_of_the_kernels() -> None:
+    assert BLOCK == 512
