@@ -79,7 +79,7 @@ def contenders(run: Run, key: str, cuda: bool) -> dict[str, Build]:
     if cuda:
         found["CUDA graph of torch fused"] = graphed
     if key in ("gpt2", "1000"):
-        if run.compile_too:
+        if run.compile_too and key == "gpt2":
             found["torch.compile of foreach"] = compiled
         found.update(outside(run.left_out if key == "gpt2" else []) if cuda else {})
     return found
@@ -191,7 +191,7 @@ def experiment(run: Run, device: torch.device) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print, write JSON and a plot; or fill the note's tables from results."""
     parser = report.options("fused_step", __doc__)
-    parser.add_argument("--compile", action="store_true", help="time torch.compile of the foreach step, too")
+    parser.add_argument("--compile", action="store_true", help="time torch.compile of the foreach step on GPT-2, too")
     options = parser.parse_args(arguments)
     if options.note is not None:
         result = report.find(options.note, options.out, "fused_step")

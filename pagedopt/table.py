@@ -36,10 +36,20 @@ def row_dtype(lists: int) -> np.dtype[Any]:
 
 @dataclass(frozen=True)
 class Geometry:
-    """How the work is cut: ``threads`` threads (a warp or a block) share a chunk of ``chunk_numel`` elements."""
+    """How the work is cut: ``threads`` threads (a warp or a block) share a chunk of ``chunk_numel`` elements.
+
+    Raises:
+        ValueError: the kernels could not work so.
+    """
 
     chunk_numel: int
     threads: int
+
+    def __post_init__(self) -> None:
+        if self.chunk_numel % 16 or not 0 < self.chunk_numel < 2**31:  # a chunk begins as aligned as its tensor
+            raise ValueError(f"chunk_numel is {self.chunk_numel}; it must be a multiple of 16 below 2**31")
+        if self.threads not in (32, BLOCK):
+            raise ValueError(f"threads is {self.threads}; it must be 32 (a warp) or {BLOCK} (a block)")
 
 
 def geometry(numels: Sequence[int]) -> Geometry:

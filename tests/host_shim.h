@@ -28,7 +28,7 @@ static inline unsigned short float_to_half(float value) {
 
 namespace fibers {
 constexpr int MOST = 512;
-constexpr size_t STACK = 1 << 16;
+constexpr size_t STACK = 1 << 18;  // room for a sanitizer to speak
 ucontext_t scheduler, context[MOST];
 bool done[MOST];
 int current;

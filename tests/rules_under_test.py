@@ -93,14 +93,14 @@ def steps_in_torch(a: torch.Tensor, b: torch.Tensor, rate: float, flag: float) -
 def many(
     a, b, *,
     s00, s01, s02, s03, s04, s05, s06, s07, s08, s09, s10, s11, s12, s13, s14, s15, s16, s17, s18, s19,
-    s20, s21, s22, s23, s24, s25, s26, s27, s28, s29, s30, s31, s32, s33, s34, s35, s36, s37, s38, s39,
+    s20, s21, s22, s23, s24, s25, s26, s27, s28, s29, s30, s31, s32, s33, s34,
 ):  # type: ignore[no-untyped-def]  # fmt: skip
     """More hyperparameters than a warp has threads."""
     return (
         s00 * b + s01 * a + s02 * b + s03 * a + s04 * b + s05 * a + s06 * b + s07 * a + s08 * b + s09 * a +
         s10 * b + s11 * a + s12 * b + s13 * a + s14 * b + s15 * a + s16 * b + s17 * a + s18 * b + s19 * a +
         s20 * b + s21 * a + s22 * b + s23 * a + s24 * b + s25 * a + s26 * b + s27 * a + s28 * b + s29 * a +
-        s30 * b + s31 * a + s32 * b + s33 * a + s34 * b + s35 * a + s36 * b + s37 * a + s38 * b + s39 * a
+        s30 * b + s31 * a + s32 * b + s33 * a + s34 * b
     )  # fmt: skip
 
 

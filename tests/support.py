@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Mapping, Sequence
 
 import torch
 
 from pagedopt.kernels import arithmetic
 from pagedopt.rules import Rule
+from pagedopt.table import HostTable
 
 Lists = list[list[torch.Tensor | None]]
 
@@ -64,6 +66,21 @@ def _view(value: torch.Tensor, gap: int) -> torch.Tensor:
         raise AssertionError("torch.full no longer aligns to 16 bytes")
     view = room[gap : gap + len(value)]
     return view.copy_(value)
+
+
+def vast(numel: int) -> torch.Tensor:
+    """bfloat16 zeros that take address space, and memory only where they are touched."""
+    no_reserve = 0x4000  # of Linux; the module names it from Python 3.13 on
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve
+    return torch.frombuffer(mmap.mmap(-1, 2 * numel, flags=flags), dtype=BF16)
+
+
+def tail_of(table: HostTable, numel: int, reach: int) -> None:
+    """Make a table over one tensor of ``reach`` elements and one of none speak of the last ``reach`` of ``numel``."""
+    assert table.rows["numel"].tolist() == [reach, 0]
+    table.rows["numel"][0] = numel
+    table.chunks["offset"] += numel - reach
+    table.rows_changed()
 
 
 def clone(lists: Lists) -> Lists:

@@ -8,7 +8,22 @@ import numpy as np
 import pytest
 import torch
 from rules_under_test import MANY, PARTS, copied, many, same_values, special_pairs, steps, steps_in_torch, swap
-from support import BF16, DTYPES, F16, F32, F64, SIZES, Lists, assert_updated, clone, expected, lists_for, scalars_for
+from support import (
+    BF16,
+    DTYPES,
+    F16,
+    F32,
+    F64,
+    SIZES,
+    Lists,
+    assert_updated,
+    clone,
+    expected,
+    lists_for,
+    scalars_for,
+    tail_of,
+    vast,
+)
 
 from pagedopt import Sweep, multi_tensor_apply
 from pagedopt.rules import RULES, Rule
@@ -138,7 +153,7 @@ def test_many_steps_drift_by_rounding_only() -> None:
     assert (exact[0] - lists_for(rule, (4097,), dtypes)[0][0]).abs().median() > 0.1
 
 
-@pytest.mark.parametrize("shape", [Geometry(1000, 512), Geometry(1, 32), Geometry(1 << 20, 512)], ids=str)
+@pytest.mark.parametrize("shape", [Geometry(48, 32), Geometry(4080, 512), Geometry(1 << 20, 512)], ids=str)
 def test_how_the_work_is_cut_changes_no_bit(shape: Geometry) -> None:
     rule, dtypes = RULES["adamw"], (F32,) * 4
     one, other = lists_for(rule, SIZES, dtypes), lists_for(rule, SIZES, dtypes)
@@ -163,6 +178,18 @@ def test_threads_change_no_bit() -> None:
         torch.set_num_threads(before)
     for other in results[1:]:
         assert all(torch.equal(a, b) for x, y in zip(results[0], other, strict=True) for a, b in zip(x, y, strict=True))
+
+
+@pytest.mark.parametrize("numel", [2**31 + 4104, 2**32 + 4104])
+def test_offsets_beyond_32_bits(numel: int) -> None:
+    """The last chunks of a tensor of 8.6 GB, of which a few pages exist."""
+    room = vast(numel)
+    room[-5000:] = 3  # from an even multiple of 8 on, as chunks begin
+    sweep = Sweep(RULES["mul_scalar"], [[room[:5000], room[:0]]])
+    tail_of(sweep.table.host, numel, 5000)
+    sweep.run({"scalar": 2.0})
+    assert (room[-5000:] == 6).all()
+    assert (room[:10_000] == 0).all()
 
 
 # ---- the language of rules ----

@@ -8,7 +8,21 @@ import pytest
 import torch
 from host_build import build, functors, launch
 from rules_under_test import MANY, PARTS, copied, many, same_values, special_pairs, steps, swap
-from support import BF16, F16, F32, F64, SIZES, Lists, assert_updated, clone, expected, lists_for, scalars_for
+from support import (
+    BF16,
+    F16,
+    F32,
+    F64,
+    SIZES,
+    Lists,
+    assert_updated,
+    clone,
+    expected,
+    lists_for,
+    scalars_for,
+    tail_of,
+    vast,
+)
 
 from pagedopt import Sweep, kernels
 from pagedopt.rules import RULES, Rule
@@ -107,6 +121,22 @@ def test_a_table_split_over_launches(threads: int, nbytes: int, least: int) -> N
     assert all(torch.equal(a, b) for x, y in zip(*results, strict=True) for a, b in zip(x, y, strict=True))
 
 
+@pytest.mark.parametrize("numel", [2**31 + 4104, 2**32 + 4104])
+@pytest.mark.parametrize("threads", SHAPES)
+def test_offsets_beyond_32_bits(threads: int, numel: int) -> None:
+    """The last chunks of a tensor of 8.6 GB, of which a few pages exist."""
+    rule = RULES["mul_scalar"]
+    room = vast(numel)
+    room[-5000:] = 3  # from an even multiple of 8 on, as chunks begin
+    sweep = sweep_over(rule, [[room[:5000], room[:0]]], threads)
+    tail_of(sweep.table.host, numel, 5000)
+    sweep.table.host.set_scalars([[2.0]])
+    (play,) = build((kernels.instance(rule, (BF16,), threads, 0),), functors([rule]))
+    launch(play, sweep.table.host)
+    assert (room[-5000:] == 6).all()
+    assert (room[:10_000] == 0).all()
+
+
 OTHERS = [RULES[n] for n in RULES if n != "adamw"] + [RULES[n].out_of_place for n in ("adamw", "lerp", "sgd_momentum")]
 OTHER_VARIANTS = [(r, (d,) * len(r.inputs), t) for r in OTHERS for d, t in ((F32, 512), (BF16, 32))]
 
@@ -175,7 +205,7 @@ def test_results_that_read_each_other() -> None:
 
 
 @pytest.mark.xdist_group("host-language")
-def test_more_hyperparameters_than_a_warp_has_threads() -> None:
+def test_as_many_hyperparameters_as_a_warp_has_threads() -> None:
     a, b = torch.randn(3000, dtype=F64), torch.randn(3000, dtype=F64)
     (want,) = many.reference(a, b, **MANY)
     play_language(many, [[a], [b]], MANY)

@@ -159,6 +159,31 @@ def test_version_counters_go_up() -> None:
     assert all(opt.state[p]["exp_avg"]._version > v for p, v in zip(net.parameters(), before[1], strict=True))
 
 
+def test_the_version_of_a_parameter_without_gradient_stays() -> None:
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    opt = PagedAdamW(params)
+    for p in params:
+        p.grad = torch.ones(3)
+    opt.step()
+    params[1].grad = None
+    before = [p._version for p in params]
+    opt.step()
+    assert [p._version - v for p, v in zip(params, before, strict=True)] == [1, 0]
+
+
+def test_a_step_that_fails_to_launch_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    p = torch.nn.Parameter(torch.ones(3))
+    p.grad = torch.ones(3)
+    opt = PagedAdamW([p])
+    opt.step()
+    before = p.detach().clone()
+    monkeypatch.setattr(pagedopt.apply.kernels, "cpu_kernel", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        opt.step()
+    assert float(opt.state[p]["step"]) == 1
+    assert torch.equal(p, before)
+
+
 def test_a_closure_is_called_with_gradients_on() -> None:
     p = torch.nn.Parameter(torch.ones(3))
     opt = PagedAdamW([p])

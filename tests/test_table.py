@@ -80,6 +80,15 @@ def test_geometry_fills_a_large_gpu_before_it_saves_on_reading() -> None:
     assert geometry([HUGE]) == Geometry(32768, BLOCK)
 
 
+@pytest.mark.parametrize(
+    "shape", [(0, 32), (-16, 32), (1001, 512), (24, 512), (2**31, 512), (1024, 64), (1024, 0)], ids=str
+)
+def test_a_geometry_the_kernels_could_not_work_with_is_refused(shape: tuple[int, int]) -> None:
+    """A chunk must begin as aligned as its tensor, whatever the dtype."""
+    with pytest.raises(ValueError, match="it must be"):
+        Geometry(*shape)
+
+
 # ---- the words ----
 
 

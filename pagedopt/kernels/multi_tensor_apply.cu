@@ -53,13 +53,11 @@ template <class S, class Rule, class Table>
 __device__ __forceinline__ void fetch(Work<S, Rule>& work, const Table& table, long long item, int lane) {
     const word* words = table.data();
     const Chunk chunk = chunk_of(table, item);
-    double scalar = lane < Rule::uniforms ? ((const double*)words)[lane] : 0;  // most tables have one set, set 0
     const word* row = words + table.header.rows + chunk.row * (Rule::lists + 2);
-    if (lane < Rule::lists) work.address[lane] = row[lane];
     const long long left = (long long)row[Rule::lists] - chunk.offset;  // an absent tensor has 0 elements
-    const long long set = (long long)row[Rule::lists + 1];
-    if (set && lane < Rule::uniforms) scalar = ((const double*)words)[set * Rule::uniforms + lane];
-    if (lane < Rule::uniforms) work.u[lane] = (S)scalar;
+    const double* scalars = (const double*)words + (long long)row[Rule::lists + 1] * Rule::uniforms;
+    for (int i = lane; i < Rule::lists; i += 32) work.address[i] = row[i];
+    for (int i = lane; i < Rule::uniforms; i += 32) work.u[i] = (S)scalars[i];
     if (lane == 0) {
         work.offset = chunk.offset;
         work.numel = left <= 0 ? 0 : (int)(left < table.header.chunk_numel ? left : table.header.chunk_numel);

@@ -91,21 +91,24 @@ class Bucket:
         ]
 
     def run(self, optimizer: PagedOptimizer) -> None:
-        """Count the step and launch the update of every parameter that has a gradient."""
+        """Launch the update of every parameter that has a gradient, and count the step."""
         absent = self.sweep.table.absent
         if len(absent) == len(self.params):
             return
         if absent != self._absent or not (self._counts == self._expected).all():
             self._find_pattern(optimizer, absent)
-        self._counts += 1
-        if absent:
-            self._counts[absent] -= 1
-        self._expected[:] = self._counts
-        groups = optimizer.param_groups
+        groups, counts = optimizer.param_groups, self._counts
         self.sweep.run(
-            [self.rule.uniforms(optimizer.scalars(groups[g], float(self._counts[row]))) for g, row in self._pattern]
+            [self.rule.uniforms(optimizer.scalars(groups[g], float(counts[row]) + 1)) for g, row in self._pattern]
         )
-        torch.autograd.graph.increment_version(self._written)
+        counts += 1
+        written = self._written
+        if absent:
+            counts[absent] -= 1
+            away = {id(self.params[i]) for i in absent}
+            written = [t for t in written if id(t) not in away]
+        self._expected[:] = counts
+        torch.autograd.graph.increment_version(written)
         self.grads = []
 
     def _find_pattern(self, optimizer: PagedOptimizer, absent: list[int]) -> None:

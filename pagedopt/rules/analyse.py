@@ -131,13 +131,6 @@ class _Analysis:
         if not isinstance(last, ast.Return) or last.value is None:
             self.fail(last, "a rule ends with 'return' of the new values")
         self._return(last)
-        program = self.program
-        if max(len(program.inputs) * 2, len(program.uniforms)) > 32:  # a warp fetches a row and a set in one go
-            self.fail(
-                tree,
-                f"{len(program.inputs)} tensors and {len(program.uniforms)} hyperparameter expressions; the "
-                "limits are 15 (out-of-place results included) and 32",
-            )
 
     def _assignment(self, statement: ast.stmt) -> None:
         if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):

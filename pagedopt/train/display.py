@@ -24,6 +24,7 @@ class Display:
         self.first = step
         self.steps = steps
         self.tokens = tokens
+        self.next_line = min(steps, step + max(1, steps // LINES))
         self.started = self.last_line = time.monotonic()
         self.progress = Progress(
             MofNCompleteColumn(),
@@ -45,19 +46,18 @@ class Display:
 
     def update(self, step: int, contenders: Sequence[Contender]) -> None:
         """Show the state after `step` steps."""
-        status = "  ".join(self._status(contender) for contender in contenders)
+        losses = " ".join(f"{contender.kind} {contender.curve.losses[-1]:.3f}" for contender in contenders)
+        speeds = " ".join(f"{self._speed(contender) / 1e3:.1f}k" for contender in contenders)
+        status = f"loss {losses}  {speeds} tokens/s"
         self.progress.update(self.task, completed=step, status=status)
-        if self.console.is_terminal:
-            return
         now = time.monotonic()
-        every = max(1, self.steps // LINES)
-        if step % every == 0 or step == self.steps or now - self.last_line > PATIENCE:
-            self.last_line = now
-            left = (now - self.started) / (step - self.first) * (self.steps - step)
-            self.console.print(f"step {step}/{self.steps}  {status}  ETA {left:.0f} s", highlight=False, soft_wrap=True)
+        if self.console.is_terminal or (step < self.next_line and now - self.last_line < PATIENCE):
+            return
+        self.last_line = now
+        self.next_line = min(self.steps, step + max(1, self.steps // LINES))
+        left = (now - self.started) / (step - self.first) * (self.steps - step)
+        self.console.print(f"step {step}/{self.steps}  {status}  ETA {left:.0f} s", highlight=False, soft_wrap=True)
 
-    def _status(self, contender: Contender) -> str:
-        """Return loss and speed, in thousands of tokens per second."""
-        curve = contender.curve
-        speed = self.tokens / statistics.median(curve.step_ms[-RECENT:]) * 1e3
-        return f"{contender.kind} loss {curve.losses[-1]:.3f} {speed / 1e3:.1f}k/s"
+    def _speed(self, contender: Contender) -> float:
+        """Return tokens per second of the whole step: forward, backward and optimizer."""
+        return self.tokens / statistics.median(contender.curve.step_ms[-RECENT:]) * 1e3

@@ -151,7 +151,7 @@ def test_norms(order: float, dtype: torch.dtype) -> None:
         moved = [t.cuda() for t in tensors]
         got = torch.stack(foreach_norm(moved, order))
         want = torch.stack([torch.linalg.vector_norm(t.double(), order) for t in tensors])
-        tight = torch.finfo(dtype).eps * 0.51 + 30 * torch.finfo(F64 if dtype is F64 else F32).eps
+        tight = torch.finfo(dtype).eps * 0.51 + 60 * torch.finfo(F64 if dtype is F64 else F32).eps
         torch.testing.assert_close(got.double().cpu(), want, rtol=tight, atol=0)
         assert torch.equal(got, torch.stack(foreach_norm(moved, order))), "another run, other bits"
 
