@@ -44,8 +44,8 @@ def build(names: tuple[str, ...], functors: tuple[str, ...] = (), kernel: str = 
     if compiler is None:
         pytest.skip("g++ is not installed")
     entries = [
-        f'extern "C" void play_{i}(const void* table, long long blocks, bool backwards) {{\n'
-        f"    fibers::play(blocks, BLOCK, backwards, [=] {{ {name}(*(const {_table_of(name)}*)table); }});\n}}\n"
+        f'extern "C" bool play_{i}(const void* table, long long blocks, bool backwards) {{\n'
+        f"    return fibers::play(blocks, BLOCK, backwards, [=] {{ {name}(*(const {_table_of(name)}*)table); }});\n}}\n"
         for i, name in enumerate(names)
     ]
     text = "\n".join([kernel_text(kernel), *functors, '#line 1 "entries"', *entries])
@@ -73,7 +73,9 @@ def _library(compiler: str, text: str) -> ctypes.CDLL:
 
 
 def _play(function: Any, argument: np.ndarray, blocks: int, backwards: bool) -> None:
-    function(ctypes.c_void_p(argument.ctypes.data), ctypes.c_longlong(blocks), ctypes.c_bool(backwards))
+    function.restype = ctypes.c_bool
+    alive = function(ctypes.c_void_p(argument.ctypes.data), ctypes.c_longlong(blocks), ctypes.c_bool(backwards))
+    assert alive, "a thread touched memory that is not there"
 
 
 def table_at(table: HostTable) -> np.ndarray:

@@ -1,6 +1,8 @@
 // The CUDA words the kernels use, for g++: every thread of a block is a fiber, played in turn from barrier to barrier.
 // Read in the order given, or backwards: a barrier that is missing then shows in one of the two.
 #include <functional>
+#include <setjmp.h>
+#include <signal.h>
 #include <math.h>
 #include <string.h>
 #include <ucontext.h>
@@ -64,12 +66,25 @@ void play_block(int threads, bool backwards) {
     }
 }
 
-void play(long long blocks, int threads, bool backwards, std::function<void()> kernel) {
+sigjmp_buf escape;
+void crash(int) { siglongjmp(escape, 1); }
+
+// False if a thread touched memory that is not there.
+bool play(long long blocks, int threads, bool backwards, std::function<void()> kernel) {
     body = kernel;
-    for (long long n = 0; n < blocks; ++n) {
-        blockIdx.x = backwards ? blocks - 1 - n : n;
-        play_block(threads, backwards);
+    struct sigaction ours = {}, before[2];
+    ours.sa_handler = crash;
+    const int signals[] = {SIGSEGV, SIGBUS};
+    for (int i = 0; i < 2; ++i) sigaction(signals[i], &ours, &before[i]);
+    const bool alive = sigsetjmp(escape, 1) == 0;
+    if (alive) {
+        for (long long n = 0; n < blocks; ++n) {
+            blockIdx.x = backwards ? blocks - 1 - n : n;
+            play_block(threads, backwards);
+        }
     }
+    for (int i = 0; i < 2; ++i) sigaction(signals[i], &before[i], nullptr);
+    return alive;
 }
 }  // namespace fibers
 

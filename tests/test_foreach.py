@@ -103,7 +103,7 @@ def test_norms_agree_with_torch(order: float, dtype: torch.dtype, device: str) -
     for a, b, t in zip(got, want, tensors, strict=True):
         assert (a.dtype, a.shape) == (b.dtype, b.shape)
         exact = torch.linalg.vector_norm(t.double(), order) if t.numel() else torch.zeros((), device=device)
-        torch.testing.assert_close(a.double(), exact.double(), rtol=2 * TOLERANCE[dtype], atol=0)
+        torch.testing.assert_close(a.double(), exact.double(), rtol=4 * TOLERANCE[dtype], atol=0)
 
 
 @pytest.mark.parametrize("device", DEVICES)

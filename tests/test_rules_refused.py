@@ -196,6 +196,9 @@ REFUSED = {
     "no tensors": """
         def f(*, lr):  #!
             return lr""",
+    "seventeen tensors": """
+        def f(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q):  #!
+            return a + q""",
     "varargs": """
         def f(param, *rest):  #!
             return param""",

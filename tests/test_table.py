@@ -104,6 +104,17 @@ def test_the_words_hold_scalars_rows_and_chunks_in_this_order() -> None:
     assert table.header().tolist() == [(6, 14, 3, 4096)]
 
 
+@pytest.mark.parametrize(
+    ("numels", "listed"), [((1, 1024, 7), False), ((1, 1025), True), ((1, 0, 7), True), ((), False)]
+)
+def test_the_chunks_are_left_out_where_chunk_i_is_row_i(numels: tuple[int, ...], listed: bool) -> None:
+    table = HostTable(1, numels, 1, shape=Geometry(1024, 32))
+    assert len(table.words) == 1 + 3 * len(numels) + 2 * len(table.chunks) * listed
+    assert int(table.header()["chunks"][0]) == (1 + 3 * len(numels) if listed else -1)
+    if not listed:
+        assert table.chunks.tolist() == [(row, 0) for row in range(len(numels))]
+
+
 def test_a_row_of_any_number_of_lists_is_packed() -> None:
     for lists in range(1, 9):
         row = row_dtype(lists)

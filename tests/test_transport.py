@@ -289,8 +289,9 @@ def test_only_the_limits_of_cuda_are_taken() -> None:
 @pytest.mark.parametrize("nbytes", ARGUMENT_BYTES)
 def test_hybrid_goes_by_value_as_long_as_one_launch_takes_it(cuda: FakeCuda, nbytes: int) -> None:
     way = HybridTransport(0, nbytes)
-    most = (StructTransport(0, nbytes).words - 2) // 4  # rows of 4 words, scalars 2, no chunks: each tensor is one
-    small, large = filled([5] * most), filled([5] * (most + 1), seed=2)
+    most, scalars = divmod(StructTransport(0, nbytes).words, 4)  # rows of 4 words, no chunks: each tensor is one
+    small, large = filled([5] * most, uniforms=scalars), filled([5] * (most + 1), uniforms=scalars, seed=2)
+    assert len(small.words) == StructTransport(0, nbytes).words
     seen = []
     for table in (small, large, small):
         way.run(table, 7, lambda argument, count: seen.append((way.argument_bytes, argument.nbytes)))

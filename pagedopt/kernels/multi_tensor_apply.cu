@@ -55,9 +55,13 @@ __device__ __forceinline__ void fetch(Work<S, Rule>& work, const Table& table, l
     const Chunk chunk = chunk_of(table, item);
     const word* row = words + table.header.rows + chunk.row * (Rule::lists + 2);
     const long long left = (long long)row[Rule::lists] - chunk.offset;  // an absent tensor has 0 elements
-    const double* scalars = (const double*)words + (long long)row[Rule::lists + 1] * Rule::uniforms;
+    const long long set = (long long)row[Rule::lists + 1];
     for (int i = lane; i < Rule::lists; i += 32) work.address[i] = row[i];
+    // Most tables have one set: it is on its way before the row says so.
+    const double* scalars = (const double*)words;
     for (int i = lane; i < Rule::uniforms; i += 32) work.u[i] = (S)scalars[i];
+    if (set)
+        for (int i = lane; i < Rule::uniforms; i += 32) work.u[i] = (S)scalars[set * Rule::uniforms + i];
     if (lane == 0) {
         work.offset = chunk.offset;
         work.numel = left <= 0 ? 0 : (int)(left < table.header.chunk_numel ? left : table.header.chunk_numel);

@@ -114,6 +114,8 @@ class _Analysis:
             self.fail(tree, "tensors are plain positional parameters, hyperparameters follow after '*'")
         if not a.args:
             self.fail(tree, "a rule needs at least one tensor parameter")
+        if len(a.args) > 16:  # the kernel keeps a mask of 32 bits, and results out of place are lists as well
+            self.fail(tree, f"{len(a.args)} tensor parameters; there may be 16")
         for arg in (*a.args, *a.kwonlyargs):
             self._check_name(arg, arg.arg)
         defaults = dict(function.__kwdefaults__ or {})

@@ -110,7 +110,7 @@ def test_sets_of_scalars_and_absent_tensors(sizes: tuple[int, ...], transport: s
         assert torch.equal(after[j][3].cpu(), before[j][3])
 
 
-@pytest.mark.parametrize("name", ["extremes", "choices", "functions"])
+@pytest.mark.parametrize("name", ["extremes", "choices", "powers", "functions"])
 @pytest.mark.parametrize("dtype", [F32, F64], ids=str)
 def test_the_language_of_rules(name: str, dtype: torch.dtype) -> None:
     rule, in_torch, roundings = PARTS[name]
