@@ -1,8 +1,8 @@
 """Where does the host time of one step() go?
 
 The pieces of ``PagedAdamW.step()`` over 148, 1,000 and 5,000 small tensors of which nothing changed, each timed alone
-in a warm loop, beside torch's fused step.  Every look at a tensor from Python is a call of its own, so a step that looks
-at every parameter and gradient cannot cost less than a handful of calls per tensor.
+in a warm loop, beside torch's fused step.  Every look at a tensor from Python is a call of its own, so a step that
+looks at every parameter and gradient cannot cost less than a handful of calls per tensor.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 #
 # cuda: bfloat16 products round a thousand times coarser and the backward passes of attention and of the embedding
 # add up in an order that changes from run to run, so even one optimizer against itself does not repeat its losses.
-# torch's fused AdamW twice from one seed: 0.015 within 100 steps of `gpt2` on an H200. The tolerance is three times that
-# and only tells curves that part from curves that do not; the finer test is the float32 one.
+# torch's fused AdamW twice from one seed: 0.015 apart within 100 steps of `gpt2` on an H200. The tolerance is three
+# times that and only tells curves that part from curves that do not; the finer test is the float32 one.
 TOLERANCE = {"cpu": 5e-4, "cuda": 0.05}
 
 
