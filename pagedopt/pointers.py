@@ -80,6 +80,9 @@ class PointerTable:
     def refresh(self, lists: Sequence[TensorList | None]) -> bool:
         """Compare every address, size and layout with the table and rewrite what changed.
 
+        Overlaps are looked for again when a list that is written has moved.  A list that is only read may move without
+        that, as gradients do in every step: fresh memory overlaps nothing.
+
         Args:
             lists: as at construction; ``None`` for a list that cannot have changed.
 
