@@ -89,6 +89,21 @@ def test_a_parameter_whose_first_gradient_comes_late_gets_its_state_then() -> No
     assert (float(opt.state[a]["step"]), float(opt.state[b]["step"])) == (2, 1)
 
 
+def test_a_group_added_after_steps_is_updated_from_then_on() -> None:
+    results = []
+    for cls in (PagedAdamW, torch.optim.AdamW):
+        first, late = torch.nn.Parameter(torch.ones(5)), torch.nn.Parameter(torch.ones(7))
+        opt = cls([first], **ADAMW)
+        for step in range(4):
+            if step == 2:
+                opt.add_param_group({"params": [late], "lr": 0.2})
+            first.grad, late.grad = torch.full((5,), 0.3), torch.full((7,), -0.7)
+            opt.step()
+        assert [float(opt.state[p]["step"]) for p in (first, late)] == [4, 2]
+        results.append([first, late])
+    assert distance(*results) < 1e-6
+
+
 def test_groups_have_their_own_hyperparameters_and_may_change_them() -> None:
     def make(cls: Any, net: torch.nn.Module) -> Any:
         first, *rest = net.parameters()
