@@ -122,7 +122,7 @@ class PagedOptimizer(torch.optim.Optimizer):
         return loss
 
     def _current_buckets(self) -> list[Bucket]:
-        """The prepared launches; made anew when groups changed, or when a parameter has its first gradient."""
+        """The prepared launches; made anew when groups were added or changed, or a parameter has its first gradient."""
         rules = [self.rule_of(group) for group in self.param_groups]
         stale = self._buckets is None or rules != self._rules or any(p.grad is not None for p in self._waiting)
         if stale:
@@ -140,11 +140,6 @@ class PagedOptimizer(torch.optim.Optimizer):
             for p in group["params"]:
                 if p.grad is not None and p.grad.layout is not torch.strided:
                     raise RuntimeError(f"{type(self).__name__} does not support sparse gradients")
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters; their state appears with their first step."""
-        super().add_param_group(param_group)
-        self._buckets = None
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of this class or of the torch optimizer it stands for.
