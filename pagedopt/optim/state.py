@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ class Arenas:
 
     def __init__(self, placement: str) -> None:
         self.placement = placement
-        self._places: dict[int, tuple[weakref.ref[Any], str]] = {}
+        self._places: dict[int, str] = {}  # by the address of the storage
 
     def create(self, wanted: Sequence[Wanted]) -> list[torch.Tensor]:
         """A zeroed tensor laid out as each parameter in ``wanted``, in the dtype asked for; one arena per device."""
@@ -33,8 +32,7 @@ class Arenas:
             sizes = [wanted[i][0].numel() * wanted[i][2].itemsize for i in here]
             starts = _starts(sizes)
             base, place = arenas.allocate(starts[-1], device, self.placement)
-            storage = base.untyped_storage()
-            self._places[storage.data_ptr()] = (weakref.ref(base), place)
+            self._places[base.untyped_storage().data_ptr()] = place
             for i, start, nbytes in zip(here, starts, sizes, strict=False):
                 p, _, dtype = wanted[i]
                 flat = base[start : start + nbytes].view(dtype)
@@ -43,8 +41,7 @@ class Arenas:
 
     def place_of(self, tensor: torch.Tensor) -> str:
         """``host``, ``device`` or ``managed``; state that was not made here is where its device says."""
-        _, place = self._places.get(tensor.untyped_storage().data_ptr(), (None, ""))
-        return place or ("device" if tensor.is_cuda else "host")
+        return self._places.get(tensor.untyped_storage().data_ptr(), "device" if tensor.is_cuda else "host")
 
 
 def _starts(sizes: Sequence[int]) -> list[int]:

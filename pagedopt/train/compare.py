@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 # In nats per byte, for the largest difference at any step, by type of device.
 #
-# cpu: float32. Two correct AdamWs (torch's fused and its foreach one) differ by rounding alone: 2e-6 after 240 steps
-# of `small`, 3e-5 after 1,500 of `tiny`. The slightest mistakes tried (eps ten times too large, beta2 off by 0.001,
-# decay forgotten) give 1.5e-3 to 5e-3 within 100 steps of `tiny`. The tolerance lies between the two.
+# cpu: float32. Two correct AdamWs differ by rounding alone: 2e-6 at the end of `make train`
+# (experiments/results/train-cpu.json). A forgotten decay goes beyond the tolerance within a short run, which
+# tests/test_train.py holds.
 #
 # cuda: bfloat16 products round a thousand times coarser and the backward passes of attention and of the embedding
 # add up in an order that changes from run to run, so even one optimizer against itself does not repeat its losses.
