@@ -13,13 +13,15 @@ __version__ = "0.1.0"
 _MODULES = {
     "apply": ("Sweep", "multi_tensor_apply"),
     "device_table": ("DeviceTable",),
+    "estimates": ("Estimate", "estimate"),
     "foreach": (
         "foreach_add", "foreach_add_", "foreach_addcdiv", "foreach_addcdiv_", "foreach_addcmul", "foreach_addcmul_",
         "foreach_lerp", "foreach_lerp_", "foreach_mul", "foreach_mul_", "foreach_sqrt", "foreach_sqrt_",
     ),
     "norm": ("foreach_norm",),
-    "optim": ("MemoryReport", "PagedAdamW", "PagedOptimizer", "PagedSGD"),
+    "optim": ("MemoryReport", "PagedAdamW", "PagedOptimizer", "PagedSGD", "run_with_room"),
     "pointers": ("PointerTable",),
+    "rates": ("Rates",),
     "rules": ("Rule", "RuleError", "rule"),
 }  # fmt: skip
 _NAMES = {name: module for module, names in _MODULES.items() for name in names}
@@ -29,13 +31,17 @@ if TYPE_CHECKING:
     from .apply import Sweep as Sweep
     from .apply import multi_tensor_apply as multi_tensor_apply
     from .device_table import DeviceTable as DeviceTable
+    from .estimates import Estimate as Estimate
+    from .estimates import estimate as estimate
     from .foreach import *  # noqa: F403
     from .norm import foreach_norm as foreach_norm
     from .optim import MemoryReport as MemoryReport
     from .optim import PagedAdamW as PagedAdamW
     from .optim import PagedOptimizer as PagedOptimizer
     from .optim import PagedSGD as PagedSGD
+    from .optim import run_with_room as run_with_room
     from .pointers import PointerTable as PointerTable
+    from .rates import Rates as Rates
     from .rules import Rule as Rule
     from .rules import RuleError as RuleError
     from .rules import rule as rule

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from . import kernels
-from .pointers import PointerTable, TensorList
+from .pointers import PointerTable, Rows, TensorList
 from .rules import Rule
-from .table import Geometry
+from .table import Geometry, Span
 from .transport import Transport, create
 
 Scalars = Mapping[str, float]
@@ -27,6 +27,8 @@ class Sweep:
         transport: how the table reaches a CUDA kernel: a name, or a :class:`Transport` to share.  Not used on a CPU.
         sets: how many different sets of scalars may be in use at once.
         geometry: how to cut the work; chosen from the sizes when left out.
+        rows: which parts of the tensors are the rows of the table (see :class:`~pagedopt.pointers.Rows`).
+        blocks: at most this many thread blocks per launch; left out: one per chunk.
 
     Raises:
         ValueError, TypeError: the lists do not fit the rule or each other (see :class:`PointerTable`).
@@ -40,6 +42,8 @@ class Sweep:
         transport: str | Transport = "managed",
         sets: int = 1,
         geometry: Geometry | None = None,
+        rows: Rows | None = None,
+        blocks: int | None = None,
     ) -> None:
         if not isinstance(rule, Rule):
             raise TypeError(f"rule is {type(rule).__name__}; decorate a function with pagedopt.rule")
@@ -53,7 +57,9 @@ class Sweep:
             uniforms=len(rule.program.uniforms),
             sets=sets,
             geometry=geometry,
+            rows=rows,
         )
+        self.blocks = blocks
         self.device = self.table.device
         self._take_dtypes()
         if self.device.type == "cuda":
@@ -78,36 +84,50 @@ class Sweep:
             if dtype not in kernels.CUDA_TYPES:
                 raise TypeError(f"{name} is {dtype}; supported are {', '.join(map(str, kernels.CUDA_TYPES))}")
 
-    def run(self, scalars: Scalars | Sequence[Sequence[float]]) -> None:
+    def run(self, scalars: Scalars | Sequence[Sequence[float]], spans: Iterable[Span] | None = None) -> None:
         """Update every tensor once, on the current stream, without waiting for it.
 
         Args:
             scalars: the rule's hyperparameters; or, prepared, one list of ``rule.uniforms(…)`` per set.
+            spans: chunks to launch one after the other, each when it is asked for; left out: all at once.
         """
         sets = [self.rule.uniforms(scalars)] if isinstance(scalars, Mapping) else scalars
         self.table.host.set_scalars(sets)
         if self.device.type == "cpu":
-            kernels.cpu_kernel(self.rule, self.dtypes)(self.table.host)
+            kernel = kernels.cpu_kernel(self.rule, self.dtypes)
+            for span in [None] if spans is None else spans:
+                kernel(self.table.host, span)
             return
         index = self.device.index
         if torch._C._cuda_getDevice() == index:
-            self._launch(index)
+            self._launch(index, spans)
         else:
             with torch.cuda.device(index):
-                self._launch(index)
+                self._launch(index, spans)
 
-    def _launch(self, index: int) -> None:
+    def _launch(self, index: int, spans: Iterable[Span] | None) -> None:
         stream = torch._C._cuda_getCurrentRawStream(index)
-        self.transport.run(self.table.host, stream, _Launcher(self, index, stream))
+        self.transport.run(self.table.host, stream, _Launcher(self, stream), spans)
 
     def prepare(self) -> None:
         """Compile (or load) the kernel and have a table ready, so that the next :meth:`run` may be captured."""
-        if self.device.type == "cpu":
-            kernels.cpu_kernel(self.rule, self.dtypes)
-        else:
+        if self.device.type == "cuda":
             self.transport.prepare(self.table.host)
-            threads = self.table.host.geometry.threads
-            kernels.cuda_kernel(self.rule, self.dtypes, threads, self.transport.argument_bytes, self.device.index)
+        self.compile()
+
+    def compile(self) -> None:
+        """Compile (or load) the kernel now and not in the next :meth:`run`."""
+        if self.device.type == "cuda":
+            self.kernel()
+        else:
+            kernels.cpu_kernel(self.rule, self.dtypes)
+
+    def kernel(self) -> kernels.CudaKernel:
+        """The compiled CUDA kernel for these lists, as the table travels now."""
+        threads = self.table.host.geometry.threads
+        return kernels.cuda_kernel(
+            self.rule, self.dtypes, threads, self.transport.argument_bytes, self.device.index, self.blocks
+        )
 
     def capture(self, scalars: Scalars) -> CapturedSweep:
         """Capture one :meth:`run` with these scalars into a CUDA graph of its own (see :class:`CapturedSweep`).
@@ -123,14 +143,11 @@ class Sweep:
 class _Launcher:
     """What a transport calls; the kernel depends on how the table travels, which a hybrid decides per run."""
 
-    def __init__(self, sweep: Sweep, index: int, stream: int) -> None:
-        self.sweep, self.index, self.stream = sweep, index, kernels.Stream(stream)
+    def __init__(self, sweep: Sweep, stream: int) -> None:
+        self.sweep, self.stream = sweep, kernels.Stream(stream)
 
     def __call__(self, argument: Any, count: int) -> None:
-        sweep = self.sweep
-        threads = sweep.table.host.geometry.threads
-        kernel = kernels.cuda_kernel(sweep.rule, sweep.dtypes, threads, sweep.transport.argument_bytes, self.index)
-        kernel(argument, count, self.stream)
+        self.sweep.kernel()(argument, count, self.stream)
 
 
 class CapturedSweep:

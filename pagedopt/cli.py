@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from importlib import import_module
 
 COMMANDS = {
+    "doctor": "pagedopt.doctor.command",
+    "plan": "pagedopt.plan",
     "train": "pagedopt.train.command",
 }
 

@@ -11,7 +11,7 @@ import ctypes
 import enum
 import functools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -54,6 +54,7 @@ class Capabilities:
     managed: bool
     concurrent_managed: bool
     mapped: bool
+    host_pages: bool = False  # page-locked host pages in a virtual range of the device (CUDA virtual memory management)
 
 
 @functools.cache
@@ -81,6 +82,31 @@ def check(call: str, result: tuple[Any, ...], hint: str = "") -> Any:
     return values[0] if values else None
 
 
+@contextlib.contextmanager
+def explained(device: int, nbytes: int, where: Location) -> Iterator[None]:
+    """Say what to do when memory runs out inside the block.
+
+    Raises:
+        torch.OutOfMemoryError: the device is full.
+        MemoryError: the host will not give more page-locked memory.
+    """
+    try:
+        yield
+    except CudaError as error:
+        if error.code != "CUDA_ERROR_OUT_OF_MEMORY":
+            raise
+        if where is Location.DEVICE:
+            free, total = torch.cuda.mem_get_info(device)
+            raise torch.OutOfMemoryError(
+                f"cuda:{device} has no {nbytes:,} bytes left for optimizer state ({free:,} of {total:,} free); "
+                "lower device_budget, or give back what torch caches (torch.cuda.empty_cache())"
+            ) from error
+        raise MemoryError(
+            f"the host gave no {nbytes:,} bytes of page-locked memory for optimizer state ({error}); raise "
+            "device_budget, use a smaller state_format, or free host memory"
+        ) from error
+
+
 @functools.cache
 def capabilities(device: int) -> Capabilities:
     """What CUDA device ``device`` can do."""
@@ -95,11 +121,19 @@ def capabilities(device: int) -> Capabilities:
         managed=has(names.CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY),
         concurrent_managed=has(names.CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS),
         mapped=has(names.CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY),
+        host_pages=has(names.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) and has_host_pages(names, has),
     )
 
 
+def has_host_pages(names: Any, has: Callable[[Any], bool]) -> bool:
+    """Whether virtual ranges take host memory; toolkits before 12.6 do not know the attribute."""
+    attribute = getattr(names, "CU_DEVICE_ATTRIBUTE_HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED", None)
+    return attribute is not None and has(attribute)
+
+
 @functools.cache
-def _location(where: Location, device: int) -> Any:
+def location(where: Location, device: int) -> Any:
+    """The driver's struct for a place."""
     d = driver()
     location = d.CUmemLocation()
     kinds = d.CUmemLocationType
@@ -112,19 +146,24 @@ def advise(address: int, nbytes: int, advice: Advice, where: Location, device: i
     """``cuMemAdvise`` on a managed range."""
     d = driver()
     call = getattr(d, "cuMemAdvise_v2", d.cuMemAdvise)  # CUDA 12 has both forms, 13 only this one under the old name
-    check("cuMemAdvise", call(address, nbytes, getattr(d.CUmem_advise, advice.value), _location(where, device)))
+    check("cuMemAdvise", call(address, nbytes, getattr(d.CUmem_advise, advice.value), location(where, device)))
 
 
 def prefetch(address: int, nbytes: int, where: Location, device: int, stream: int) -> None:
     """``cuMemPrefetchAsync`` of a managed range, in stream order."""
     d = driver()
     call = getattr(d, "cuMemPrefetchAsync_v2", d.cuMemPrefetchAsync)
-    check("cuMemPrefetchAsync", call(address, nbytes, _location(where, device), 0, stream))
+    check("cuMemPrefetchAsync", call(address, nbytes, location(where, device), 0, stream))
 
 
 def copy_to_device(target: int, source: int, nbytes: int, stream: int) -> None:
     """Copy host → device in stream order; asynchronous when ``source`` is page-locked."""
     check("cuMemcpyHtoDAsync", driver().cuMemcpyHtoDAsync(target, source, nbytes, stream))
+
+
+def copy(target: int, source: int, nbytes: int, stream: int) -> None:
+    """Copy between any two addresses the device knows, in stream order."""
+    check("cuMemcpyAsync", driver().cuMemcpyAsync(target, source, nbytes, stream))
 
 
 class Buffer:
@@ -139,7 +178,8 @@ class Buffer:
     def __init__(self, address: int, host_address: int, nbytes: int, device: int, free: str) -> None:
         self.address, self.nbytes, self.device = address, nbytes, device
         raw: Any = (ctypes.c_ubyte * nbytes).from_address(host_address)
-        raw.owner = self  # the view keeps the memory
+        # The view keeps ``raw``, whose end frees the memory.  Nothing points back here: a cycle would wait for the
+        # garbage collector, and memory outside of Python's sight does not make it run.
         self.host: npt.NDArray[np.uint8] = np.frombuffer(raw, np.uint8)
         self._release = weakref.finalize(raw, _free, free, host_address, device)
 
@@ -171,16 +211,27 @@ def allocate_managed(nbytes: int, device: int) -> Buffer:
     """
     d = driver()
     with torch.cuda.device(device), relaxed_capture():
-        free = torch.cuda.mem_get_info(device)[0]
-        if nbytes > MANAGED_SHARE * free:
+        free, taken = torch.cuda.mem_get_info(device)[0], managed_bytes(device)
+        if nbytes + taken > MANAGED_SHARE * free:
             raise MemoryError(
-                f"{nbytes:,} bytes of managed memory asked for on cuda:{device}, which has {free:,} bytes free; the "
-                f"limit is {MANAGED_SHARE:.0%} of that, because oversubscribed managed memory can hang the driver. "
-                "Use placement='device' or a smaller state_format"
+                f"{nbytes:,} bytes of managed memory asked for on cuda:{device}, where this process has {taken:,} and "
+                f"{free:,} bytes are free; the limit is {MANAGED_SHARE:.0%} of that, because oversubscribed managed "
+                "memory can hang the driver. Use placement='mapped' (any size the host has) or 'device', or a smaller "
+                "state_format"
             )
         flag = int(d.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL)
         address = int(check("cuMemAllocManaged", d.cuMemAllocManaged(nbytes, flag)))
-    return Buffer(address, address, nbytes, device, "cuMemFree")
+    buffer = Buffer(address, address, nbytes, device, "cuMemFree")
+    _managed.add(buffer)
+    return buffer
+
+
+_managed: weakref.WeakSet[Buffer] = weakref.WeakSet()
+
+
+def managed_bytes(device: int) -> int:
+    """Bytes of managed memory that :func:`allocate_managed` gave out for ``device`` and that are still in use."""
+    return sum(b.nbytes for b in _managed if b.device == device)
 
 
 def allocate_mapped(nbytes: int, device: int) -> Buffer:
@@ -222,6 +273,10 @@ class Event:
         """Mark the work given to ``stream`` so far."""
         check("cuEventRecord", driver().cuEventRecord(self.handle, stream))
 
+    def hold(self, stream: int) -> None:
+        """Let work given to ``stream`` from now on wait for the marked work."""
+        check("cuStreamWaitEvent", driver().cuStreamWaitEvent(stream, self.handle, 0))
+
     def wait(self) -> None:
         """Block the host until the marked work has ended."""
         check("cuEventSynchronize", driver().cuEventSynchronize(self.handle))
@@ -233,16 +288,20 @@ def _destroy_event(handle: int) -> None:
 
 
 class _ArrayInterface:
-    """What ``torch.as_tensor`` needs to view a buffer on the device; torch keeps this object, and so the buffer."""
+    """What ``torch.as_tensor`` needs to view memory on the device; torch keeps this object, and so the owner."""
 
-    def __init__(self, buffer: Buffer) -> None:
-        self.buffer = buffer
-        self.keep = buffer.host
+    def __init__(self, address: int, nbytes: int, owner: object) -> None:
+        self.owner = owner
         self.__cuda_array_interface__ = {
-            "shape": (buffer.nbytes,), "typestr": "|u1", "data": (buffer.address, False), "strides": None, "version": 3,
+            "shape": (nbytes,), "typestr": "|u1", "data": (address, False), "strides": None, "version": 3,
         }  # fmt: skip
+
+
+def view(address: int, nbytes: int, device: int, owner: object) -> torch.Tensor:
+    """Memory as a CUDA tensor (uint8) that keeps ``owner`` alive."""
+    return torch.as_tensor(_ArrayInterface(address, nbytes, owner), device=f"cuda:{device}")
 
 
 def as_tensor(buffer: Buffer) -> torch.Tensor:
     """The bytes of ``buffer`` as a CUDA tensor (uint8) that keeps it alive."""
-    return torch.as_tensor(_ArrayInterface(buffer), device=f"cuda:{buffer.device}")
+    return view(buffer.address, buffer.nbytes, buffer.device, (buffer, buffer.host))

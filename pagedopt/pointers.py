@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 
 from .table import Geometry, HostTable
 
+Indices = npt.NDArray[np.int64]
 TensorList = Sequence[torch.Tensor | None]
 
 _address = torch.Tensor.data_ptr
@@ -20,6 +22,22 @@ _address = torch.Tensor.data_ptr
 
 class LayoutError(ValueError):
     """A tensor has the right shape and other strides than the first list's."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """How tensors become rows of a table: parts of tensors, in any order.
+
+    Attributes:
+        tensor: which tensor a row is part of.
+        offset, numel: which of its elements.
+        shift: (rows, lists) bytes from where that part lies to where the kernel works on it, modulo 2**64.
+    """
+
+    tensor: Indices
+    offset: Indices
+    numel: Indices
+    shift: npt.NDArray[np.uint64]
 
 
 class PointerTable:
@@ -35,6 +53,7 @@ class PointerTable:
         names: what to call the lists in errors.
         uniforms, sets: hyperparameters per set, and sets at once (see :class:`~pagedopt.table.HostTable`).
         geometry: how to cut the work, chosen from the sizes when left out.
+        rows: what the rows are; left out: row i is the whole of tensor i.
 
     Raises:
         ValueError: lengths, shapes, strides or devices differ, or tensors are not dense or overlap.
@@ -50,6 +69,7 @@ class PointerTable:
         uniforms: int = 0,
         sets: int = 1,
         geometry: Geometry | None = None,
+        rows: Rows | None = None,
     ) -> None:
         self.names = list(names) if names else [f"list {i}" for i in range(len(lists))]
         self.writes = tuple(writes)
@@ -63,9 +83,12 @@ class PointerTable:
         first = [self._tensor(0, i, t) for i, t in enumerate(lists[0])]
         self._adopt_shapes(first)
         self.numels = [t.numel() for t in first]
-        self.host = HostTable(len(lists), self.numels, uniforms, sets, geometry)
+        self._rows = rows
+        counts = self.numels if rows is None else rows.numel.tolist()
+        self.host = HostTable(len(lists), counts, uniforms, sets, geometry)
+        self._addresses = np.zeros((len(first), len(lists)), np.uint64)
         self._columns: list[_Column | None] = [None] * len(lists)
-        #: indices of rows that are skipped because a list lacks their tensor
+        #: indices of tensors that are skipped because a list lacks them
         self.absent: list[int] = []
         self.refresh(lists)
 
@@ -100,7 +123,7 @@ class PointerTable:
                     changes[j] = change
             if not changes:
                 return False
-            addresses = self.host.rows["address"].copy()
+            addresses = self._addresses.copy()
             for j, column in changes.items():
                 addresses[:, j] = column.addresses
             if any(j in self.writes for j in changes):
@@ -111,12 +134,26 @@ class PointerTable:
         for j, column in changes.items():
             self._columns[j] = column
         absent = sorted(set().union(*(c.absent for c in self._columns if c)))
-        self.host.rows["address"] = addresses
-        self.host.rows["numel"] = self.numels
-        self.host.rows["numel"][absent] = 0
-        self.absent = absent
-        self.host.rows_changed()
+        self._addresses, self.absent = addresses, absent
+        self._write_rows()
         return True
+
+    def _write_rows(self) -> None:
+        rows, parts = self.host.rows, self._rows
+        if parts is None:
+            rows["address"], rows["numel"] = self._addresses, self.numels
+            rows["numel"][self.absent] = 0
+        else:
+            items = np.array([d.itemsize if d else 0 for d in self.dtypes], np.uint64)
+            inner = parts.offset.astype(np.uint64)[:, None] * items
+            rows["address"] = self._addresses[parts.tensor] + inner + parts.shift
+            rows["numel"] = np.where(np.isin(parts.tensor, self.absent), 0, parts.numel)
+        self.host.rows_changed()
+
+    def assign_sets(self, sets: npt.NDArray[np.int64]) -> None:
+        """Say which set of hyperparameters each tensor takes (see :class:`~pagedopt.table.HostTable`)."""
+        self.host.rows["set"] = sets if self._rows is None else sets[self._rows.tensor]
+        self.host.rows_changed()
 
     def moved(self, lists: Sequence[TensorList]) -> list[tuple[str, int]]:
         """(list name, index) of every tensor that no longer lies where the table says."""
@@ -124,7 +161,7 @@ class PointerTable:
             (self.names[j], i)
             for j, tensors in enumerate(lists)
             for i, tensor in enumerate(tensors)
-            if (0 if tensor is None else tensor.data_ptr()) != self.host.rows["address"][i, j]
+            if (0 if tensor is None else tensor.data_ptr()) != self._addresses[i, j]
         ]
 
     def _compare(self, j: int, tensors: TensorList) -> _Column | None:

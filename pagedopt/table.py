@@ -27,6 +27,8 @@ CHUNK = np.dtype([("row", np.int64), ("offset", np.int64)])
 HEADER = np.dtype([("rows", np.int64), ("chunks", np.int64), ("count", np.int64), ("chunk_numel", np.int64)])
 
 Words = npt.NDArray[np.uint64]
+#: Chunks from the first to before the second.
+Span = tuple[int, int]
 
 
 def row_dtype(lists: int) -> np.dtype[Any]:
@@ -124,10 +126,17 @@ class HostTable:
         self.stamp += 1
         self.rows_stamp = self.stamp
 
-    def header(self) -> npt.NDArray[Any]:
-        """The HEADER of the whole table."""
-        chunks_at = self.rows_end if self.lists_chunks else -1
-        return np.array([(self.rows_at, chunks_at, len(self.chunks), self.geometry.chunk_numel)], HEADER)
+    def header(self, first: int = 0, last: int | None = None) -> npt.NDArray[Any]:
+        """The HEADER of the table, or of its chunks ``first`` … ``last - 1`` alone."""
+        count = (len(self.chunks) if last is None else last) - first
+        chunks_at = self.rows_end + 2 * first if self.lists_chunks else -1
+        rows_at = self.rows_at if self.lists_chunks else self.rows_at + first * (self.rows.itemsize // WORD)
+        return np.array([(rows_at, chunks_at, count, self.geometry.chunk_numel)], HEADER)
+
+    def chunks_of(self, rows: Sequence[tuple[int, int]]) -> list[Span]:
+        """The chunks that were cut from each (first, last + 1) of some rows."""
+        bounds = np.searchsorted(np.ascontiguousarray(self.chunks["row"]), np.asarray(rows, np.int64))
+        return [(first, last) for first, last in bounds.tolist()]
 
 
 @dataclass(frozen=True)
@@ -140,8 +149,8 @@ class Batch:
     chunk_end: int
 
 
-def batches(table: HostTable, words: int) -> Iterator[Batch]:
-    """Cut a table so that the scalars and each batch's rows and chunks fit in ``words`` words.
+def batches(table: HostTable, words: int, span: Span | None = None) -> Iterator[Batch]:
+    """Cut a table, or a span of its chunks, so that scalars and each batch's rows and chunks fit in ``words`` words.
 
     Raises:
         ValueError: not even one row with one chunk fits.
@@ -155,9 +164,9 @@ def batches(table: HostTable, words: int) -> Iterator[Batch]:
         )
     row = np.ascontiguousarray(table.chunks["row"])
     cost = (row + 1) * row_words + chunk_words * np.arange(1, len(row) + 1)  # words to the end of chunk i
-    start = 0
-    while start < len(row):
+    start, stop = span or (0, len(row))
+    while start < stop:
         spent = int(row[start]) * row_words + chunk_words * start
-        end = int(np.searchsorted(cost, spent + room, side="right"))
+        end = min(int(np.searchsorted(cost, spent + room, side="right")), stop)
         yield Batch(int(row[start]), int(row[end - 1]) + 1, start, end)
         start = end

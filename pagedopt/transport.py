@@ -1,14 +1,15 @@
 """How a pointer table reaches a kernel: one class per way, all with the same members.
 
 ``run(table, stream, launch)`` makes the words of a host table readable for the device, calls ``launch(argument,
-chunks)`` once or more, and guards what the device still reads from being written again.
+chunks)`` once or more, and guards what the device still reads from being written again.  With ``spans`` it launches
+them one by one; whoever makes them may give work to the stream in between.
 """
 
 from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from . import memory
-from .table import HEADER, WORD, HostTable, batches
+from .table import HEADER, WORD, HostTable, Span, batches
 
 #: Bytes of kernel arguments: before CUDA 12.1, and since (Volta and later, driver 530 and later).
 ARGUMENT_BYTES = (4096, 32764)
@@ -49,8 +50,8 @@ class Transport:
         self.copied_bytes = 0  # by explicit copy calls, all runs together
         self.launches = 0
 
-    def run(self, table: HostTable, stream: int, launch: Launch) -> None:
-        """Hand ``table`` over and launch, in order, on ``stream`` (a handle)."""
+    def run(self, table: HostTable, stream: int, launch: Launch, spans: Iterable[Span] | None = None) -> None:
+        """Hand ``table`` over and launch, in order, on ``stream`` (a handle): all chunks, or each of ``spans``."""
         raise NotImplementedError
 
     def probe(self) -> None:
@@ -80,6 +81,12 @@ class _Slot:
         self.table: HostTable | None = None
         self.stream: int | None = None  # the one whose launches ``event`` guards; None when none may be in flight
 
+    def part(self, table: HostTable, first: int, last: int) -> npt.NDArray[Any]:
+        """The argument that stands for some chunks of the table."""
+        fields = self.fields.copy()
+        fields["header"] = table.header(first, last)[0]
+        return opaque(fields)
+
 
 class RingTransport(Transport):
     """A ring of tables in memory, each guarded by an event: a table in flight is never rewritten."""
@@ -92,9 +99,13 @@ class RingTransport(Transport):
         self._captured: list[_Slot] = []  # a captured graph owns its table for life
         self._current = 0
 
-    def run(self, table: HostTable, stream: int, launch: Launch) -> None:
+    def run(self, table: HostTable, stream: int, launch: Launch, spans: Iterable[Span] | None = None) -> None:
         with self.lend(table, stream) as slot:
-            self._launch(launch, slot.argument, len(table.chunks))
+            if spans is None:
+                self._launch(launch, slot.argument, len(table.chunks))
+                return
+            for first, last in spans:
+                self._launch(launch, slot.part(table, first, last), last - first)
 
     @contextlib.contextmanager
     def lend(self, table: HostTable, stream: int) -> Iterator[_Slot]:
@@ -235,15 +246,20 @@ class StructTransport(Transport):
         self._stamp = -1
         self._arguments: list[tuple[npt.NDArray[Any], int]] = []
 
-    def run(self, table: HostTable, stream: int, launch: Launch) -> None:
-        if self._table is not table or self._stamp != table.stamp:
-            self._arguments = [
-                (opaque(self._argument(table, batch)), batch.chunk_end - batch.chunk)
-                for batch in batches(table, self.words)
-            ]
+    def run(self, table: HostTable, stream: int, launch: Launch, spans: Iterable[Span] | None = None) -> None:
+        if spans is None and (self._table is not table or self._stamp != table.stamp):
+            self._arguments = self._cut(table, None)
             self._table, self._stamp = table, table.stamp
-        for argument, count in self._arguments:
-            self._launch(launch, argument, count)
+        for arguments in [self._arguments] if spans is None else (self._cut(table, span) for span in spans):
+            for argument, count in arguments:
+                self._launch(launch, argument, count)
+
+    def _cut(self, table: HostTable, span: Span | None) -> list[tuple[npt.NDArray[Any], int]]:
+        """Arguments, and the number of chunks in each."""
+        return [
+            (opaque(self._argument(table, batch)), batch.chunk_end - batch.chunk)
+            for batch in batches(table, self.words, span)
+        ]
 
     def _argument(self, table: HostTable, batch: Any) -> npt.NDArray[Any]:
         argument = np.zeros(1, self.dtype)
@@ -283,10 +299,10 @@ class HybridTransport(Transport):
     def _way(self, table: HostTable) -> StructTransport | MemcpyTransport:
         return self._struct if self._struct.fits(table) else self._memcpy
 
-    def run(self, table: HostTable, stream: int, launch: Launch) -> None:
+    def run(self, table: HostTable, stream: int, launch: Launch, spans: Iterable[Span] | None = None) -> None:
         way = self._way(table)
         self.argument_bytes = way.argument_bytes
-        way.run(table, stream, launch)
+        way.run(table, stream, launch, spans)
         self.copied_bytes = self._memcpy.copied_bytes
         self.launches = self._struct.launches + self._memcpy.launches
 

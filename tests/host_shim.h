@@ -16,7 +16,7 @@
 #define __grid_constant__
 #define __shared__ static
 
-struct Index { unsigned x; } threadIdx, blockIdx;
+struct Index { unsigned x; } threadIdx, blockIdx, gridDim;
 
 static inline float __uint_as_float(unsigned bits) { float value; memcpy(&value, &bits, 4); return value; }
 static inline unsigned __float_as_uint(float value) { unsigned bits; memcpy(&bits, &value, 4); return bits; }
@@ -78,6 +78,7 @@ bool play(long long blocks, int threads, bool backwards, std::function<void()> k
     for (int i = 0; i < 2; ++i) sigaction(signals[i], &ours, &before[i]);
     const bool alive = sigsetjmp(escape, 1) == 0;
     if (alive) {
+        gridDim.x = blocks;
         for (long long n = 0; n < blocks; ++n) {
             blockIdx.x = backwards ? blocks - 1 - n : n;
             play_block(threads, backwards);

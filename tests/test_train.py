@@ -22,7 +22,7 @@ from pagedopt.train.run import Run
 from pagedopt.train.schedule import learning_rate
 from pagedopt.train.sizes import SIZES, parameter_count
 
-TINY = ("train", "--size", "tiny", "--device", "cpu", "--threads", "1")
+TINY = ("train", "--size", "tiny", "--device", "cpu", "--threads", "1", "--no-spill")
 PNG = b"\x89PNG"
 
 
@@ -253,7 +253,7 @@ def test_model_is_causal_and_counted() -> None:
 
 def test_norms_and_biases_do_not_decay() -> None:
     model = build_model(SIZES["tiny"], 16, seed=0, device=torch.device("cpu"))
-    options: Any = type("Some", (), {"weight_decay": 0.3, "lr": 0.1})
+    options: Any = type("Some", (), {"weight_decay": 0.3, "lr": 0.1, "placement": None, "budget": None})
     decayed, plain = contender.build_optimizer("paged", model, options).param_groups
     assert decayed["weight_decay"] == 0.3
     assert plain["weight_decay"] == 0.0

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from ..rules import Rule
-from ..table import BLOCK, HostTable
+from ..table import BLOCK
 
 CUDA_TYPES = {
     torch.float32: "float",
@@ -71,11 +71,14 @@ def table_type(argument_bytes: int) -> str:
     return f"TableOf<{argument_bytes}>" if argument_bytes else "TableAt"
 
 
-def instance(rule: Rule, dtypes: tuple[torch.dtype, ...], threads: int, argument_bytes: int) -> str:
+def instance(
+    rule: Rule, dtypes: tuple[torch.dtype, ...], threads: int, argument_bytes: int, small_grid: bool = False
+) -> str:
     """The C++ name of one variant of the multi-tensor kernel."""
+    kernel = "multi_tensor_apply_small_grid" if small_grid else "multi_tensor_apply"
     types = ", ".join(CUDA_TYPES[d] for d in dtypes)
     number = CUDA_TYPES[arithmetic(dtypes)]
-    return f"multi_tensor_apply<{number}, {rule.program.functor}, {threads}, {table_type(argument_bytes)}, {types}>"
+    return f"{kernel}<{number}, {rule.program.functor}, {threads}, {table_type(argument_bytes)}, {types}>"
 
 
 def compile_cuda(text: str, names: tuple[str, ...], arch: str) -> tuple[bytes, list[str]]:
@@ -131,7 +134,7 @@ def _nvrtc_version() -> str:
 class CudaKernel:
     """A compiled kernel on one device: a CuPy RawKernel with one argument, the table."""
 
-    def __init__(self, text: str, name: str, device: int, chunks_per_block: int = 1) -> None:
+    def __init__(self, text: str, name: str, device: int, chunks_per_block: int = 1, blocks: int | None = None) -> None:
         import cupy
 
         from ..memory import relaxed_capture
@@ -141,11 +144,13 @@ class CudaKernel:
         with torch.cuda.device(device), relaxed_capture():
             self._kernel = cupy.RawModule(path=str(path)).get_function(symbol)
             self._kernel.compile()  # load now: a module cannot be loaded while a graph is captured
-        self.chunks_per_block = chunks_per_block
+        self.chunks_per_block, self.most_blocks = chunks_per_block, blocks
 
     def __call__(self, argument: npt.NDArray[Any], count: int, stream: Stream) -> None:
         """Launch over ``count`` chunks; ``argument`` (an array of size one, best without fields) travels by value."""
         blocks = -(-count // self.chunks_per_block)
+        if self.most_blocks is not None:
+            blocks = min(blocks, self.most_blocks)
         self._kernel((blocks,), (BLOCK,), (argument,), stream=stream)
 
 
@@ -158,15 +163,20 @@ class Stream:
 
 @functools.cache
 def cuda_kernel(
-    rule: Rule, dtypes: tuple[torch.dtype, ...], threads: int, argument_bytes: int, device: int
+    rule: Rule,
+    dtypes: tuple[torch.dtype, ...],
+    threads: int,
+    argument_bytes: int,
+    device: int,
+    blocks: int | None = None,
 ) -> CudaKernel:
-    """The multi-tensor kernel for a rule, ready to launch on a device.
+    """The multi-tensor kernel for a rule, ready to launch on a device (on at most ``blocks`` thread blocks).
 
     Raises:
         CompileError, TypeError: a dtype is not supported.
     """
-    name = instance(rule, dtypes, threads, argument_bytes)
-    return CudaKernel(source(rule), name, device, BLOCK // threads)
+    name = instance(rule, dtypes, threads, argument_bytes, small_grid=blocks is not None)
+    return CudaKernel(source(rule), name, device, BLOCK // threads, blocks)
 
 
 @functools.cache
@@ -180,8 +190,8 @@ def norm_kernel(
 
 
 @functools.cache
-def cpu_kernel(rule: Rule, dtypes: tuple[torch.dtype, ...]) -> Callable[[HostTable], None]:
-    """The Numba kernel for a rule: walks a table on all of torch's threads."""
+def cpu_kernel(rule: Rule, dtypes: tuple[torch.dtype, ...]) -> Callable[..., None]:
+    """The Numba kernel for a rule: walks a table, or a span of its chunks, on all of torch's threads."""
     from . import cpu
 
     return functools.partial(cpu.run, cpu.kernel(rule, dtypes))

@@ -22,7 +22,7 @@ import torch
 from ..rules import Rule
 from ..rules.analyse import ELEMENT_FUNCTIONS
 from ..rules.translate import numba_lines
-from ..table import HostTable
+from ..table import HostTable, Span
 from . import arithmetic, cache_folder, write_atomically
 
 #: dtype -> (NumPy type its bits are read as, template that loads, template that stores)
@@ -131,22 +131,22 @@ def _numbers_text() -> str:
     return importlib.resources.files(__package__).joinpath("numba_numbers.py").read_text()
 
 
-def run(compiled: Callable[..., None], table: HostTable) -> None:
-    """Walk ``table`` with ``compiled`` on as many threads as torch uses, each with its share of the chunks."""
+def run(compiled: Callable[..., None], table: HostTable, span: Span | None = None) -> None:
+    """Walk ``table``, or a span of its chunks, with ``compiled`` on as many threads as torch uses."""
     scalars, chunks = table.scalars, table.chunks.view(np.int64).reshape(-1, 2)
     rows = table.words[table.rows_at : table.rows_end].view(np.int64).reshape(-1, table.lists + 2)
-    count, chunk_numel = len(chunks), table.geometry.chunk_numel
+    first, last = span or (0, len(chunks))
+    chunk_numel = table.geometry.chunk_numel
     threads = torch.get_num_threads()
-    work = count * min(chunk_numel, max(1, int(table.rows["numel"].max(initial=0))))
-    if threads == 1 or count == 1 or work < 1 << 15:
-        compiled(scalars, rows, chunks, chunk_numel, 0, count)
+    work = (last - first) * min(chunk_numel, max(1, int(table.rows["numel"].max(initial=0))))
+    if threads == 1 or last - first <= 1 or work < 1 << 15:
+        compiled(scalars, rows, chunks, chunk_numel, first, last)
         return
-    bounds = _shares(table, threads * SHARES)
-    shares = iter(list(itertools.pairwise(bounds)))  # taken one at a time by whichever thread is free
+    shares = iter(list(itertools.pairwise(_shares(table, threads * SHARES, span))))  # taken by whichever thread is free
 
     def work_on() -> None:
-        for first, last in shares:
-            compiled(scalars, rows, chunks, chunk_numel, first, last)
+        for begin, end in shares:
+            compiled(scalars, rows, chunks, chunk_numel, begin, end)
 
     futures = [_pool(threads).submit(work_on) for _ in range(threads - 1)]
     work_on()  # this thread helps, too
@@ -154,16 +154,19 @@ def run(compiled: Callable[..., None], table: HostTable) -> None:
         future.result()
 
 
-def _shares(table: HostTable, count: int) -> list[int]:
+def _shares(table: HostTable, count: int, span: Span | None) -> list[int]:
     """Bounds that cut the chunks into stretches of about equal work (elements, and a little for each chunk)."""
-    if (known := _known_shares.get(id(table))) and known[0] is table and known[1] == count:
+    if span is None and (known := _known_shares.get(id(table))) and known[0] is table and known[1] == count:
         return known[2]
-    left = np.minimum(table.rows["numel"][table.chunks["row"]] - table.chunks["offset"], table.geometry.chunk_numel)
+    first, last = span or (0, len(table.chunks))
+    chunks = table.chunks[first:last]
+    left = np.minimum(table.rows["numel"][chunks["row"]] - chunks["offset"], table.geometry.chunk_numel)
     done: npt.NDArray[np.int64] = np.cumsum(np.maximum(left, 0) + 64)
     ends = np.searchsorted(done, done[-1] * np.arange(1, count) / count)
-    bounds = sorted({0, *(int(e) + 1 for e in ends), len(done)})
-    _known_shares.clear()
-    _known_shares[id(table)] = (table, count, bounds)
+    bounds = sorted({first, *(first + int(e) + 1 for e in ends), last})
+    if span is None:
+        _known_shares.clear()
+        _known_shares[id(table)] = (table, count, bounds)
     return bounds
 
 

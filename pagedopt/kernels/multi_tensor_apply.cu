@@ -68,13 +68,9 @@ __device__ __forceinline__ void fetch(Work<S, Rule>& work, const Table& table, l
     }
 }
 
+// One chunk by one group of threads, which have all come here with the same item.
 template <class S, class Rule, int THREADS, class Table, class... T>
-__global__ void __launch_bounds__(BLOCK, 2) multi_tensor_apply(const __grid_constant__ Table table) {
-    __shared__ Work<S, Rule> works[BLOCK / THREADS];
-    const long long item = (long long)blockIdx.x * (BLOCK / THREADS) + threadIdx.x / THREADS;
-    if (item >= table.header.count) return;  // whole groups leave together
-    const int lane = threadIdx.x % THREADS;
-    Work<S, Rule>& work = works[threadIdx.x / THREADS];
+__device__ __forceinline__ void apply_chunk(Work<S, Rule>& work, const Table& table, long long item, int lane) {
     if (lane < 32) fetch(work, table, item, lane);
     if constexpr (THREADS > 32) __syncthreads();
     else __syncwarp();
@@ -101,4 +97,25 @@ __global__ void __launch_bounds__(BLOCK, 2) multi_tensor_apply(const __grid_cons
         update<S, Rule, WIDTH, T...>(address, u, offset + i, Lists());
     for (int i = done + lane; i < numel; i += THREADS)
         update<S, Rule, 1, T...>(address, u, offset + i, Lists());
+}
+
+template <class S, class Rule, int THREADS, class Table, class... T>
+__global__ void __launch_bounds__(BLOCK, 2) multi_tensor_apply(const __grid_constant__ Table table) {
+    __shared__ Work<S, Rule> works[BLOCK / THREADS];
+    const long long item = (long long)blockIdx.x * (BLOCK / THREADS) + threadIdx.x / THREADS;
+    if (item >= table.header.count) return;  // whole groups leave together
+    apply_chunk<S, Rule, THREADS, Table, T...>(works[threadIdx.x / THREADS], table, item, threadIdx.x % THREADS);
+}
+
+// The same on a grid of any size: a few blocks fill the link to the host and leave the rest of the GPU to others.
+template <class S, class Rule, int THREADS, class Table, class... T>
+__global__ void __launch_bounds__(BLOCK, 2) multi_tensor_apply_small_grid(const __grid_constant__ Table table) {
+    __shared__ Work<S, Rule> works[BLOCK / THREADS];
+    const long long stride = (long long)gridDim.x * (BLOCK / THREADS);
+    long long item = (long long)blockIdx.x * (BLOCK / THREADS) + threadIdx.x / THREADS;
+    for (; item < table.header.count; item += stride) {
+        apply_chunk<S, Rule, THREADS, Table, T...>(works[threadIdx.x / THREADS], table, item, threadIdx.x % THREADS);
+        if constexpr (THREADS > 32) __syncthreads();  // before the next chunk's fetch overwrites what this one reads
+        else __syncwarp();
+    }
 }

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..formats import StateFormat
+from ..residency import Budget
 from ..rules import Rule, adamw, adamw_amsgrad
 from .base import Group, PagedOptimizer
 
@@ -28,7 +29,7 @@ class PagedAdamW(PagedOptimizer, torch.optim.AdamW):
         maximize: go up the gradient.
         foreach, fused: which of its implementations torch would choose; this class has one, so they change nothing.
         capturable, differentiable: must be False.
-        state_format, placement, transport: see :class:`PagedOptimizer`.
+        state_format, placement, device_budget, host_access, blocks, transport: see :class:`PagedOptimizer`.
 
     Raises:
         ValueError, RuntimeError: as torch for its arguments; ``capturable`` or ``differentiable`` is True; an option is
@@ -50,7 +51,10 @@ class PagedAdamW(PagedOptimizer, torch.optim.AdamW):
         differentiable: bool = False,
         fused: bool | None = None,
         state_format: StateFormat = None,
-        placement: str = "device",
+        placement: str | None = None,
+        device_budget: Budget = None,
+        host_access: str | None = None,
+        blocks: int | None = None,
         transport: str = "managed",
     ) -> None:
         if capturable or differentiable:
@@ -58,7 +62,7 @@ class PagedAdamW(PagedOptimizer, torch.optim.AdamW):
                 f"capturable={capturable}, differentiable={differentiable}: PagedAdamW supports neither; "
                 "use torch.optim.AdamW for these"
             )
-        self._configure(state_format, placement, transport)
+        self._configure(state_format, placement, device_budget, host_access, blocks, transport)
         torch.optim.AdamW.__init__(
             self, params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, maximize=maximize
         )

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
 import torch
 
-from ..arenas import check_placement
 from ..formats import StateFormat, check_format
+from ..residency import Budget, parse_bytes
 from ..rules import Rule
+from ..store import MemoryReport, Store
 from ..transport import TRANSPORTS
 from .bucket import Bucket
-from .state import Arenas, copy_state, create_state
+from .checkpoint import adopt, load
+from .state import create_state, state_tensors
 
 Group = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class MemoryReport:
-    """Bytes of optimizer state, by the place they are in (``device``, ``managed``, ``host``)."""
-
-    by_place: Mapping[str, int]
-
-    def __str__(self) -> str:
-        parts = [f"{nbytes / 2**20:,.1f} MiB on {place}" for place, nbytes in self.by_place.items()]
-        return "optimizer state: " + (", ".join(parts) or "none yet")
 
 
 class PagedOptimizer(torch.optim.Optimizer):
@@ -46,8 +37,18 @@ class PagedOptimizer(torch.optim.Optimizer):
         params: parameters or groups, as for any torch optimizer.
         defaults: hyperparameters of groups that do not set their own.
         state_format: ``"float32"`` or ``"bfloat16"``, or one per state name; None: the parameter's dtype, as torch.
-        placement: ``"device"``, or ``"managed"`` for CUDA managed memory (resident on the device, and at most a
-            quarter of what is free there).
+        placement: where state lives: ``"device"``; ``"mapped"`` (a range of device pages and page-locked host pages),
+            ``"managed"`` (managed memory, each part advised to stay on its side; at most a quarter of free device
+            memory), ``"managed-driver"`` (managed memory that the driver evicts and a step prefetches), ``"host"``
+            (all page-locked on the host); for parameters on a CPU ``"host"`` or ``"file"`` (a file mapped into memory).
+            None: ``"device"``, or with a budget ``"mapped"``, for parameters on a CPU ``"file"``.
+        device_budget: bytes of state, as a number or a text as ``"2GiB"``, that stay on each device of parameters (for
+            those on a CPU: in RAM); the rest is kept on the host (in the file).  None: all stays.  ``"auto"``: what
+            the device can spare beside model and activations, looked up again as training goes.
+        host_access: how a step reaches what is away: ``"staged"`` (through a ring of device buffers, on copy engines)
+            or ``"in_place"`` (by the kernel, over the link).  None: the faster one of the placement.
+        blocks: most thread blocks of a launch.  A few (8) fill the link, so that an update in place on a stream of its
+            own leaves the multiprocessors to a backward beside it.
         transport: how the pointer table reaches the kernel (see :func:`pagedopt.multi_tensor_apply`).
 
     Raises:
@@ -64,19 +65,31 @@ class PagedOptimizer(torch.optim.Optimizer):
         defaults: dict[str, Any],
         *,
         state_format: StateFormat = None,
-        placement: str = "device",
+        placement: str | None = None,
+        device_budget: Budget = None,
+        host_access: str | None = None,
+        blocks: int | None = None,
         transport: str = "managed",
     ) -> None:
-        self._configure(state_format, placement, transport)
+        self._configure(state_format, placement, device_budget, host_access, blocks, transport)
         super().__init__(params, defaults)
 
-    def _configure(self, state_format: StateFormat, placement: str, transport: str) -> None:
+    def _configure(
+        self,
+        state_format: StateFormat,
+        placement: str | None,
+        device_budget: Budget,
+        host_access: str | None,
+        blocks: int | None,
+        transport: str,
+    ) -> None:
         check_format(state_format)
-        check_placement(placement)
         if transport not in TRANSPORTS:
             raise ValueError(f"transport is {transport!r}; there are {', '.join(sorted(TRANSPORTS))}")
-        self.state_format, self.placement, self.transport = state_format, placement, transport
-        self._arenas = Arenas(placement)
+        if blocks is not None and (isinstance(blocks, bool) or not isinstance(blocks, int) or blocks < 1):
+            raise ValueError(f"blocks is {blocks!r}; it must be a number of thread blocks from 1 on, or None")
+        self.store = Store(placement, device_budget, host_access)
+        self.state_format, self.blocks, self.transport = state_format, blocks, transport
         self._buckets: list[Bucket] | None = None
         self._waiting: list[torch.Tensor] = []
         self._rules: list[Rule] = []
@@ -114,9 +127,12 @@ class PagedOptimizer(torch.optim.Optimizer):
                 f"{type(self).__name__}.step() cannot be captured into a CUDA graph: its step count and learning rate "
                 "live on the host. Capture the model and step outside of the graph"
             )
+        if self.store.look():
+            self._buckets = None
         buckets = self._current_buckets()
         for bucket in buckets:
             bucket.refresh()
+        self.store.prepare()
         for bucket in buckets:
             bucket.run(self)
         return loss
@@ -129,7 +145,7 @@ class PagedOptimizer(torch.optim.Optimizer):
             self._refuse_sparse()
             self._buckets = None
             with torch.no_grad():
-                self._waiting, fresh = create_state(self, self._arenas)
+                self._waiting, fresh = create_state(self, self.store)
                 self._buckets = Bucket.partition(self, fresh)
             self._rules = rules
         assert self._buckets is not None
@@ -142,52 +158,28 @@ class PagedOptimizer(torch.optim.Optimizer):
                     raise RuntimeError(f"{type(self).__name__} does not support sparse gradients")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict of this class or of the torch optimizer it stands for.
+        """Load a state dict of this class, of the torch optimizer it stands for, or of a 32-bit one of bitsandbytes.
 
-        Values are copied into existing state tensors where there are any; state keeps its format and placement.
+        Values are copied into existing state tensors where there are any; state keeps its format, placement and
+        budget, and neither the dict nor anything of it is kept.
 
         Raises:
-            ValueError: groups, parameters or shapes differ; the optimizer is unchanged then.
+            ValueError: groups, parameters, shapes or names differ, or values would be rounded to another dtype that
+                nobody asked for; the optimizer is unchanged then.
+            MemoryError, torch.OutOfMemoryError: there is no room for the state; the optimizer is unchanged then.
         """
-        loaded: dict[Any, dict[str, Any]] = {}
-        before = dict(self.state)
-
-        def take(_: torch.optim.Optimizer, given: dict[str, Any]) -> dict[str, Any]:
-            loaded.update(given["state"])
-            self._check_loadable(given)
-            return {**given, "state": {}}
-
-        def fill(_: torch.optim.Optimizer) -> None:
-            with torch.no_grad():
-                copy_state(self, self._arenas, loaded, before)
-
-        # Registered here, so that they run behind and before the hooks that others have registered.
-        hooks = (
-            self.register_load_state_dict_pre_hook(take),
-            self.register_load_state_dict_post_hook(fill, prepend=True),
-        )
-        try:
-            super().load_state_dict(state_dict)
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    def _check_loadable(self, state_dict: dict[str, Any]) -> None:
-        mine, theirs = self.param_groups, state_dict["param_groups"]
-        if [len(g["params"]) for g in mine] != [len(g["params"]) for g in theirs]:
-            return  # torch says it best
-        for group, other in zip(mine, theirs, strict=True):
-            for p, key in zip(group["params"], other["params"], strict=True):
-                for name in self.state_names(other) if key in state_dict["state"] else ():
-                    value = state_dict["state"][key].get(name)
-                    shape = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-                    if value is not None and shape != tuple(p.shape):
-                        raise ValueError(
-                            f"loaded {name} of parameter {key} is {shape}, the parameter is {tuple(p.shape)}"
-                        )
+        load(self, self.store, state_dict, super().load_state_dict)
 
     def __getstate__(self) -> dict[str, Any]:
-        options = {"state_format": self.state_format, "placement": self.placement, "transport": self.transport}
+        store = self.store
+        options = {
+            "state_format": self.state_format,
+            "placement": store.placement,
+            "device_budget": store.budget,
+            "host_access": store.host_access,
+            "blocks": self.blocks,
+            "transport": self.transport,
+        }
         return {**super().__getstate__(), "_options": options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -195,14 +187,62 @@ class PagedOptimizer(torch.optim.Optimizer):
             self._configure(**options)
         super().__setstate__(state)
         self._buckets = None
+        if options:
+            adopt(self, self.store)
+
+    def set_device_budget(self, device_budget: Budget) -> None:
+        """Change how many bytes of state stay on the device.  Pages move now, at their addresses; waits for the device.
+
+        Args:
+            device_budget: as at construction.
+
+        Raises:
+            ValueError, TypeError: it is no budget, or the placement keeps none.
+            MemoryError, torch.OutOfMemoryError: there is no room; no state is lost, and :meth:`memory_report` says
+                where each page is.
+        """
+        try:
+            self.store.set_budget(device_budget)
+        finally:
+            self._buckets = None
+
+    def spill(self, nbytes: int | str | None = None) -> int:
+        """Give device memory back now, beyond what the budget says, until :meth:`unspill`.  Waits for the device.
+
+        Args:
+            nbytes: how much is needed, as a number or a text as ``"2GiB"``; None: all that can be given.
+
+        Returns:
+            the bytes given back: fewer than asked for if the state on the device is less, or does not move.
+
+        Raises:
+            MemoryError: the host has no room; what was moved before stays moved.
+        """
+        try:
+            return self.store.spill(None if nbytes is None else parse_bytes(nbytes, "nbytes"))
+        finally:
+            self._buckets = None
+
+    def unspill(self) -> None:
+        """Take the room back that :meth:`spill` gave, as far as the budget says.  Waits for the device.
+
+        Raises:
+            torch.OutOfMemoryError: it is no longer there; pages that did not fit stay away.
+        """
+        if self.store.settle():
+            self._buckets = None
+
+    @contextlib.contextmanager
+    def spilled(self, nbytes: int | str | None = None) -> Iterator[int]:
+        """A block with room: :meth:`spill` before it, :meth:`unspill` behind it."""
+        given = self.spill(nbytes)
+        try:
+            yield given
+        finally:
+            self.unspill()
 
     def memory_report(self) -> MemoryReport:
-        """Bytes of state by place."""
-        places: dict[str, int] = {}
-        for group in self.param_groups:
-            for p in group["params"]:
-                for name in self.state_names(group):
-                    if isinstance(value := self.state.get(p, {}).get(name), torch.Tensor):
-                        place = self._arenas.place_of(value)
-                        places[place] = places.get(place, 0) + value.nbytes
-        return MemoryReport(places)
+        """Bytes of state by place, as they should be and as they are (see :class:`MemoryReport`)."""
+        ours = {a.tensor.untyped_storage().data_ptr() for a in self.store.arenas}
+        state = state_tensors(self)
+        return self.store.report([t for t in state if t.untyped_storage().data_ptr() not in ours])

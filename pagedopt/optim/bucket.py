@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from ..apply import Sweep
 from ..pointers import LayoutError, TensorList
 from ..rules import Rule
+from .route import route
 
 if TYPE_CHECKING:
     from .base import PagedOptimizer
@@ -37,7 +39,8 @@ class Bucket:
         self.grads: list[torch.Tensor | None] = [p.grad for p in self.params]
         self.sets = 2 * len(set(self.groups.tolist()))
         lists: list[TensorList] = [self.params, self._laid_out(self.grads), *self.fixed]
-        self.sweep = Sweep(rule, lists, transport=optimizer.transport, sets=self.sets)
+        self.route = route(optimizer.store, self.params, self.fixed)
+        self.sweep = self._sweep(optimizer, lists)
         # One tensor holds all step counts, so that counting is one addition; state shows views of it.
         self.steps = torch.tensor(
             [_steps_so_far(s, id(p) in fresh) for p, s in zip(self.params, states, strict=True)], dtype=torch.float32
@@ -67,6 +70,13 @@ class Bucket:
                 state = tuple(optimizer.state[p][name].dtype for name in rule.inputs[2:])
                 found.setdefault((rule, p.device, p.dtype, grad, state), []).append((p, index))
         return [cls(optimizer, key[0], members, fresh) for key, members in found.items()]
+
+    def _sweep(self, optimizer: PagedOptimizer, lists: list[TensorList]) -> Sweep:
+        rows, shape = (self.route.rows, self.route.geometry) if self.route else (None, None)
+        return Sweep(
+            self.rule, lists, transport=optimizer.transport, sets=self.sets, blocks=optimizer.blocks, rows=rows,
+            geometry=shape,
+        )  # fmt: skip
 
     def refresh(self) -> None:
         """Take the addresses of parameters and gradients as they are now.
@@ -98,9 +108,13 @@ class Bucket:
         if absent != self._absent or not (self._counts == self._expected).all():
             self._find_pattern(optimizer, absent)
         groups, counts = optimizer.param_groups, self._counts
-        self.sweep.run(
-            [self.rule.uniforms(optimizer.scalars(groups[g], float(counts[row]) + 1)) for g, row in self._pattern]
-        )
+        scalars = [self.rule.uniforms(optimizer.scalars(groups[g], float(counts[row]) + 1)) for g, row in self._pattern]
+        if self.route is None:
+            self.sweep.run(scalars)
+        else:
+            self.sweep.compile()  # nothing may fail once pages are on their way
+            with contextlib.closing(self.route.spans(self.sweep.table.host, absent)) as spans:
+                self.sweep.run(scalars, spans)
         counts += 1
         written = self._written
         if absent:
@@ -120,15 +134,15 @@ class Bucket:
             self._widen(optimizer, len(first))
         self._pattern = [(int(self.groups[row]), int(row)) for row in present[first]]
         self._absent = absent
-        rows = self.sweep.table.host.rows
-        rows["set"][present] = inverse
-        self.sweep.table.host.rows_changed()
+        sets = np.zeros(len(keys), np.int64)
+        sets[present] = inverse
+        self.sweep.table.assign_sets(sets)
 
     def _widen(self, optimizer: PagedOptimizer, sets: int) -> None:
         """Make room for more sets of hyperparameters: parameters have begun to differ in their number of steps."""
         self.sets = 2 * sets
         lists: list[TensorList] = [self.params, self.grads, *self.fixed]
-        self.sweep = Sweep(self.rule, lists, transport=optimizer.transport, sets=self.sets)
+        self.sweep = self._sweep(optimizer, lists)
 
 
 def _steps_so_far(state: dict[str, Any], fresh: bool) -> float:

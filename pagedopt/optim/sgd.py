@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..formats import StateFormat
+from ..residency import Budget
 from ..rules import Rule, sgd, sgd_momentum
 from .base import Group, PagedOptimizer
 
@@ -18,7 +19,7 @@ class PagedSGD(PagedOptimizer, torch.optim.SGD):
     Args:
         params: parameters or groups.
         lr, momentum, dampening, weight_decay, nesterov, maximize: as in torch.
-        state_format, placement, transport: see :class:`PagedOptimizer`.
+        state_format, placement, device_budget, host_access, blocks, transport: see :class:`PagedOptimizer`.
 
     Raises:
         ValueError: as torch for its arguments; an option is unknown.
@@ -37,10 +38,13 @@ class PagedSGD(PagedOptimizer, torch.optim.SGD):
         *,
         maximize: bool = False,
         state_format: StateFormat = None,
-        placement: str = "device",
+        placement: str | None = None,
+        device_budget: Budget = None,
+        host_access: str | None = None,
+        blocks: int | None = None,
         transport: str = "managed",
     ) -> None:
-        self._configure(state_format, placement, transport)
+        self._configure(state_format, placement, device_budget, host_access, blocks, transport)
         torch.optim.SGD.__init__(
             self, params, lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov,
             maximize=maximize,

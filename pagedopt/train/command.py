@@ -2,6 +2,10 @@
 torch.optim.AdamW side by side: same seed, same batches, step by step in turn. It ends with a table, a plot of both
 loss curves and a JSON file, and says whether the curves lie on each other (exit status 1 if they do not).
 
+With --spill a short second act follows, on a CPU by default: the same training from its start, once with all optimizer
+state at hand and once with most of it spilled, to a file (on a GPU: to the host). It shows where the bytes are and what
+the detour costs, and that the losses do not change.
+
 Without a GPU the default is --size small (3.3 M parameters, about two minutes on two cores); with one it is
 --size gpt2 (124 M parameters, bfloat16 autocast). The text is bytes, so 256 rows of an embedding would do; the gpt2
 sizes keep GPT-2's 50,304 rows so that the optimizer meets the tensors of the real model.
@@ -32,6 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     optimizer.add_argument("--lr", type=float, metavar="X", help="peak learning rate; default: the size's")
     optimizer.add_argument("--weight-decay", type=float, metavar="X", help="of matrices and embeddings; default: 0.1")
 
+    _add_state_arguments(parser.add_argument_group("where PagedAdamW keeps its state"))
+
     machine = parser.add_argument_group("machine")
     machine.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:N; default: cuda where there is a GPU")
     machine.add_argument("--threads", type=int, metavar="N", help="CPU threads of torch; default: torch's choice")
@@ -50,6 +56,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="go on from this checkpoint, with its options; the same losses follow as without the interruption "
         "(bit for bit on a CPU with the same number of threads)",
+    )
+
+
+def _add_state_arguments(state: argparse._ArgumentGroup) -> None:
+    """Declare the options that change no loss, and so may change on --resume too."""
+    state.add_argument(
+        "--device-budget",
+        metavar="BYTES",
+        help="how much of it stays on the device (on a CPU: in RAM), as 2GiB, 500MB or 0; the rest is spilled to the "
+        "host (on a CPU: to a file). all: nothing is spilled; auto: what the machine can spare; default: all",
+    )
+    state.add_argument(
+        "--placement",
+        metavar="NAME",
+        help="device, mapped, managed, managed-driver or host; on a CPU device, host or file; default: device, or with "
+        "a budget mapped, on a CPU file",
+    )
+    state.add_argument(
+        "--spill",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="end with a second act that shows spilling, with --device-budget or, without, a quarter of the state in "
+        "RAM (half on a GPU); default: on a CPU, unless a placement or budget is given",
     )
 
 

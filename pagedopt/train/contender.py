@@ -31,7 +31,7 @@ def build_optimizer(kind: str, model: nn.Module, options: Options) -> torch.opti
     if kind == "paged":
         from pagedopt import PagedAdamW
 
-        return PagedAdamW(groups, lr=options.lr, betas=BETAS)
+        return PagedAdamW(groups, lr=options.lr, betas=BETAS, placement=options.placement, device_budget=options.budget)
     return torch.optim.AdamW(groups, lr=options.lr, betas=BETAS, fused=True)
 
 
@@ -66,8 +66,9 @@ class Curve:
 class Contender:
     """A model and its optimizer. Losses and times stay on the device until `collect`, so no step waits for them."""
 
-    def __init__(self, kind: str, options: Options) -> None:
+    def __init__(self, kind: str, options: Options, name: str = "") -> None:
         self.kind = kind
+        self.name = name or kind  # short, for the display
         self.label = LABELS[kind]
         self.device = torch.device(options.device)
         self.model: GPT = build_model(options.shape, options.block, options.seed, self.device)

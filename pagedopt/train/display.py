@@ -46,7 +46,7 @@ class Display:
 
     def update(self, step: int, contenders: Sequence[Contender]) -> None:
         """Show the state after `step` steps."""
-        losses = " ".join(f"{contender.kind} {contender.curve.losses[-1]:.3f}" for contender in contenders)
+        losses = " ".join(f"{contender.name} {contender.curve.losses[-1]:.3f}" for contender in contenders)
         speeds = " ".join(f"{self._speed(contender) / 1e3:.1f}k" for contender in contenders)
         status = f"loss {losses}  {speeds} tokens/s"
         self.progress.update(self.task, completed=step, status=status)

@@ -7,7 +7,7 @@ import math
 import os
 import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,9 @@ from pagedopt.train.compare import TOLERANCE, Comparison, compare
 from pagedopt.train.contender import Contender
 from pagedopt.train.options import Options, as_saved
 from pagedopt.train.sizes import parameter_count
+from pagedopt.units import text_of_bytes
 
+RESULT = "result.json"
 FINAL_STEPS = 10  # the final loss is their mean, since batches differ
 WARM_UP_STEPS = 5  # left out of the times: compilation, allocation and autotuning happen there
 
@@ -33,11 +35,11 @@ def report(options: Options, contenders: Sequence[Contender], validation: Sequen
         first, second = (contender.curve.losses for contender in contenders)
         comparison = compare(first, second, TOLERANCE[contenders[0].device.type])
     out = Path(options.out)
-    write_json(out / "result.json", options, results, comparison)
+    write_json(out / RESULT, options, results, comparison)
     console.print(table(list(results.values())))
     plotted = draw(out / "losses.png", contenders, comparison)
     console.print(verdict(comparison, contenders), highlight=False, soft_wrap=True)
-    files = f"{out / 'losses.png'}, {out / 'result.json'}" if plotted else f"{out / 'result.json'}"
+    files = f"{out / 'losses.png'}, {out / RESULT}" if plotted else f"{out / RESULT}"
     note = "" if plotted else " (no plot: matplotlib is not installed; pip install 'pagedopt[plots]')"
     console.print(f"written: {files}{note}", highlight=False, soft_wrap=True)
     finite = all(math.isfinite(loss) for contender in contenders for loss in contender.curve.losses)
@@ -47,20 +49,30 @@ def report(options: Options, contenders: Sequence[Contender], validation: Sequen
 def summarize(contender: Contender, validation_loss: float, options: Options) -> dict[str, Any]:
     """Return what a contender measured, as plain values."""
     curve = contender.curve
-    warm = min(WARM_UP_STEPS, len(curve.step_ms) - 1)
-    low, median, high = (float(value) for value in np.percentile(curve.optimizer_ms[warm:], (10, 50, 90)))
     return {
         "optimizer": contender.label,
         "first_train_loss": curve.losses[0],
         "final_train_loss": statistics.fmean(curve.losses[-FINAL_STEPS:]),
         "validation_loss": validation_loss,
-        "tokens_per_second": options.batch * options.block / statistics.median(curve.step_ms[warm:]) * 1e3,
-        "optimizer_step_ms": {"p10": low, "median": median, "p90": high},
+        "tokens_per_second": options.batch * options.block / spread(curve.step_ms)["median"] * 1e3,
+        "optimizer_step_ms": spread(curve.optimizer_ms),
         "state_bytes": contender.state_bytes(),
         "losses": curve.losses,
         "step_ms": curve.step_ms,
         "optimizer_ms": curve.optimizer_ms,
     }
+
+
+def spread(times: Sequence[float]) -> dict[str, float]:
+    """Return the median and the percentiles around it, without the first steps."""
+    warm = min(WARM_UP_STEPS, len(times) - 1)
+    low, median, high = (float(value) for value in np.percentile(times[warm:], (10, 50, 90)))
+    return {"p10": low, "median": median, "p90": high}
+
+
+def text_of_places(places: Mapping[str, int]) -> str:
+    """Return bytes by place as a cell of a table."""
+    return ", ".join(f"{text_of_bytes(size)} {place}" for place, size in places.items()) or "none"
 
 
 def table(results: Sequence[dict[str, Any]]) -> Table:
@@ -70,14 +82,13 @@ def table(results: Sequence[dict[str, Any]]) -> Table:
         shown.add_column(heading, justify="right")
     for result in results:
         times = result["optimizer_step_ms"]
-        state = ", ".join(f"{size / 2**20:,.1f} MiB {place}" for place, size in result["state_bytes"].items())
         shown.add_row(
             result["optimizer"],
             f"{result['final_train_loss']:.4f}",
             f"{result['validation_loss']:.4f}",
             f"{result['tokens_per_second']:,.0f}",
             f"{times['median']:.2f} ({times['p10']:.2f} to {times['p90']:.2f})",
-            state,
+            text_of_places(result["state_bytes"]),
         )
     return shown
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
 
 from pagedopt.cli import UsageError
+from pagedopt.train import spill
 from pagedopt.train.checkpoint import load_checkpoint, save_checkpoint
 from pagedopt.train.contender import Contender
 from pagedopt.train.data import Corpus, load_corpus, sample_batch, to_device
 from pagedopt.train.display import Display
 from pagedopt.train.interrupt import Interrupt
 from pagedopt.train.options import OPTIMIZERS, Options, as_saved, resolve, resolve_resumed
-from pagedopt.train.report import report
+from pagedopt.train.report import RESULT, report
 from pagedopt.train.schedule import learning_rate
 from pagedopt.train.sizes import parameter_count
 
@@ -31,21 +31,12 @@ VALIDATION_SEED = 2**31  # far from the training seeds people choose
 class Run:
     """The state of a training run: the contenders, the corpus and the number of steps taken."""
 
-    def __init__(self, options: Options, saved: dict[str, Any] | None) -> None:
+    def __init__(self, options: Options, corpus: Corpus, contenders: list[Contender], step: int = 0) -> None:
         self.options = options
         self.device = torch.device(options.device)
-        self.corpus: Corpus = load_corpus(options.block)
-        if saved and saved["corpus"] != self.corpus.digest:
-            raise UsageError(
-                "the checkpoint was made with another version of Python, whose standard library is another text. "
-                "Resume with that Python, or start a new run."
-            )
-        self.contenders = [Contender(kind, options) for kind in OPTIMIZERS[options.optimizer]]
-        self.step = 0
-        if saved:
-            self.step = saved["step"]
-            for contender in self.contenders:
-                contender.load_state_dict(saved["contenders"][contender.kind])
+        self.corpus = corpus
+        self.contenders = contenders
+        self.step = step
 
     @property
     def checkpoint(self) -> Path:
@@ -53,7 +44,7 @@ class Run:
         return Path(self.options.out) / CHECKPOINT
 
     def train(self, interrupt: Interrupt, console: Console) -> None:
-        """Take the remaining steps, or stop with a checkpoint after the step in which an interrupt arrived."""
+        """Take the remaining steps, or stop after the step in which an interrupt arrived."""
         options = self.options
         with Display(console, self.step, options.steps, options.batch * options.block) as display:
             while self.step < options.steps and not interrupt.requested:
@@ -64,8 +55,6 @@ class Run:
                     display.update(self.step, self.contenders)
                 if options.checkpoint_every and self.step % options.checkpoint_every == 0:
                     self.save()
-        if interrupt.requested:
-            self.save()
 
     def take_step(self) -> None:
         """Give every contender the same batch; who goes first alternates, so neither always finds warm caches."""
@@ -110,7 +99,17 @@ def start(args: argparse.Namespace) -> Run:
         Path(options.out).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"--out {options.out}: cannot be made a folder ({error.strerror})") from error
-    return Run(options, saved)
+    corpus = load_corpus(options.block)
+    if saved and saved["corpus"] != corpus.digest:
+        raise UsageError(
+            "the checkpoint was made with another version of Python, whose standard library is another text. "
+            "Resume with that Python, or start a new run."
+        )
+    contenders = [Contender(kind, options) for kind in OPTIMIZERS[options.optimizer]]
+    if saved:
+        for contender in contenders:
+            contender.load_state_dict(saved["contenders"][contender.kind])
+    return Run(options, corpus, contenders, saved["step"] if saved else 0)
 
 
 def announce(run: Run, console: Console) -> None:
@@ -128,6 +127,26 @@ def announce(run: Run, console: Console) -> None:
         console.print(f"resumed after step {run.step}", highlight=False)
 
 
+def second_act(first: Run, interrupt: Interrupt, console: Console) -> int:
+    """Show spilling beside a twin that does not spill; returns 1 if the two part, 130 if interrupted, else 0."""
+    corpus, out = first.corpus, Path(first.options.out)
+    first.contenders.clear()  # their memory is needed now
+    if first.device.type == "cuda":
+        torch.cuda.empty_cache()
+    twins = spill.twins(first.options)
+    console.print(spill.announcement(*twins), highlight=False, soft_wrap=True)
+    contenders = [Contender("paged", options, name) for name, options in zip(spill.NAMES, twins, strict=True)]
+    act = Run(twins[0], corpus, contenders)
+    try:
+        act.train(interrupt, console)
+    except MemoryError as error:
+        raise UsageError(f"second act: {error}. The results above are complete; --no-spill leaves it out.") from error
+    if interrupt.requested:
+        console.print("second act interrupted; the results above are complete", highlight=False)
+        return 130
+    return spill.report(contenders, out / RESULT, console)
+
+
 def run(args: argparse.Namespace, interrupt: Interrupt | None = None) -> int:
     """Train and report; see command.py for the exit status."""
     console = Console(width=None if sys.stdout.isatty() else LOG_WIDTH)
@@ -136,18 +155,23 @@ def run(args: argparse.Namespace, interrupt: Interrupt | None = None) -> int:
         announce(current, console)
         with interrupt or Interrupt() as stop:
             current.train(stop, console)
-        if stop.requested:
-            console.print(
-                f"interrupted after step {current.step} of {current.options.steps}; go on with\n"
-                f"  python -m pagedopt train --resume {current.checkpoint}",
-                highlight=False,
-                soft_wrap=True,
-            )
-            return 130
-        return report(current.options, current.contenders, [current.validate(c) for c in current.contenders], console)
+            if stop.requested:
+                current.save()
+                console.print(
+                    f"interrupted after step {current.step} of {current.options.steps}; go on with\n"
+                    f"  python -m pagedopt train --resume {current.checkpoint}",
+                    highlight=False,
+                    soft_wrap=True,
+                )
+                return 130
+            validation = [current.validate(contender) for contender in current.contenders]
+            status = report(current.options, current.contenders, validation, console)
+            return second_act(current, stop, console) if current.options.spill and not status else status
     except torch.OutOfMemoryError as error:
         first = str(error).splitlines()[0]
         raise UsageError(
-            f"out of device memory ({first}). Use a smaller --batch, --block or --size, or --optimizer paged, which "
-            "trains one model instead of two."
+            f"out of device memory ({first}). Use --device-budget 0, which keeps PagedAdamW's state on the host, a "
+            "smaller --batch, --block or --size, or --optimizer paged, which trains one model instead of two."
         ) from error
+    except MemoryError as error:
+        raise UsageError(f"{error} (--device-budget and --placement say where state goes)") from error

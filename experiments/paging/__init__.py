@@ -1,0 +1,1 @@
+"""Parts of the experiment ``paged_state``, one module each, and what they share."""

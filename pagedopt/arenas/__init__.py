@@ -1,0 +1,131 @@
+"""Arenas: where optimizer state lives, and what is used where a placement cannot be had."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+
+from .. import memory, residency
+from ..pages import lay_out
+from .base import Arena, total
+from .file import FileArena
+from .managed import DriverManagedArena, ManagedArena
+from .mapped import MappedArena
+from .plain import DeviceArena, HostArena, PinnedArena
+
+#: Placements by the type of the parameters' device and name.  One that spills by default stands before its stand-ins.
+ARENAS: dict[str, dict[str, type[Arena]]] = {
+    "cuda": {a.name: a for a in (MappedArena, ManagedArena, PinnedArena, DriverManagedArena, DeviceArena)},
+    "cpu": {a.name: a for a in (FileArena, HostArena, DeviceArena)},
+}
+PLACEMENTS = tuple(dict.fromkeys(name for arenas in ARENAS.values() for name in arenas))
+#: Ways to reach pages that are away.
+HOST_ACCESS = ("in_place", "staged")
+
+
+def check_placement(placement: str | None, budget: residency.Budget, host_access: str | None) -> None:
+    """
+    Raises:
+        ValueError: a name is unknown, or the placement does not go with the budget or the way to the host.
+    """
+    if placement is not None and placement not in PLACEMENTS:
+        raise ValueError(f"placement is {placement!r}; there are {', '.join(PLACEMENTS)}")
+    if host_access is not None and host_access not in HOST_ACCESS:
+        raise ValueError(f"host_access is {host_access!r}; there are {', '.join(HOST_ACCESS)}")
+    budget = residency.check_budget(budget)
+    if placement in ("device", "managed-driver") and budget is not None:
+        why = "all state stays on the device" if placement == "device" else "the driver decides what stays"
+        raise ValueError(f"device_budget is {budget!r} with placement={placement!r}, where {why}; use 'mapped'")
+    if placement == "host" and budget not in (None, 0):
+        raise ValueError(f"device_budget is {budget!r} with placement='host', where nothing stays; use 'mapped'")
+    if host_access is not None and placement is not None:
+        ways = {way for arenas in ARENAS.values() if placement in arenas for way in arenas[placement].ways}
+        if host_access not in ways:
+            raise ValueError(
+                f"host_access is {host_access!r} with placement={placement!r}, which has {', '.join(sorted(ways))}"
+            )
+
+
+def default_placement(device: torch.device, budget: residency.Budget) -> str:
+    """``device`` unless there is a budget; then what spills best."""
+    return "device" if budget is None else next(iter(ARENAS.get(device.type, ARENAS["cpu"])))
+
+
+def stand_ins(placement: str, device: torch.device, budget: residency.Budget) -> list[type[Arena]]:
+    """The placement, and what to try in its stead, in order.
+
+    Raises:
+        ValueError: it is not made for such a device and nothing can stand in.
+    """
+    known = ARENAS.get(device.type)
+    if known is None:
+        return [DeviceArena]
+    if placement not in known:
+        if device.type == "cuda":
+            raise ValueError(f"placement={placement!r} is for parameters on a CPU; these are on {device}")
+        return [DeviceArena if budget is None else FileArena]
+    names = [placement]
+    if placement not in ("device", "host", "file"):
+        names += ["device"] if budget is None else ["mapped", "managed", "host"]
+    elif placement == "host" and device.type == "cuda":
+        names += ["mapped", "managed"]
+    return [known[name] for name in dict.fromkeys(names)]
+
+
+def create(
+    numels: Sequence[int],
+    itemsizes: Sequence[int],
+    device: torch.device,
+    placement: str,
+    budget: int | None,
+    wanted: residency.Budget = None,
+) -> Arena:
+    """An arena of zeros with a section per entry of ``itemsizes``, for parameters of ``numels`` elements.
+
+    Where ``placement`` cannot be had, the nearest that can, with one warning; results are the same.
+
+    Args:
+        budget: bytes that may stay on the device; None: all.
+        wanted: what the user asked for, of which ``budget`` is what is left.
+
+    Raises:
+        MemoryError, torch.OutOfMemoryError: there is no room; nothing stays allocated.
+        CudaError: no placement can be had.
+    """
+    candidates = stand_ins(placement, device, wanted)
+    reason = "" if candidates[0].name == placement else "there is no GPU behind these parameters"
+    for i, kind in enumerate(candidates):
+        refusal = kind.refusal(device) if device.type == "cuda" else ""
+        if not refusal:
+            layout = lay_out(numels, itemsizes, kind.granule, kind.stretch)
+            try:
+                arena = kind(layout, device, residency.place([layout.page_bytes()], budget)[0])
+            except memory.CudaError as error:
+                if i + 1 == len(candidates):
+                    raise
+                refusal = str(error)
+            else:
+                if reason:
+                    _warn_once(device, placement, arena, reason)
+                return arena
+        reason = reason or refusal
+    raise ValueError(f"placement={placement!r} on {device}: {reason}")
+
+
+_warned: set[tuple[str, str, str]] = set()
+
+
+def _warn_once(device: torch.device, placement: str, arena: Arena, reason: str) -> None:
+    if (key := (str(device), placement, arena.name)) not in _warned:
+        _warned.add(key)
+        place = "ordinary memory" if arena.near == "host" and arena.away is None else f"placement {arena.name!r}"
+        warnings.warn(
+            f"placement={placement!r} on {device}: {reason}. State is kept in {place}; results are the same",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
+__all__ = ["ARENAS", "PLACEMENTS", "Arena", "check_placement", "create", "default_placement", "total"]

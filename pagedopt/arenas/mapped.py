@@ -1,0 +1,70 @@
+"""Device pages and page-locked host pages in one range, mapped by us: it cannot thrash and may exceed the card."""
+
+from __future__ import annotations
+
+import torch
+
+from .. import memory, virtual
+from ..host_memory import check_host
+from ..memory import Location
+from ..pages import GRANULE, Layout
+from .base import Arena
+
+
+class MappedArena(Arena):
+    """CUDA virtual memory: copy engines reach the host part at the link's full rate, kernels reach it in place."""
+
+    name = "mapped"
+    away = "host"
+    paged = True
+    granule = GRANULE
+    ways = ("staged", "in_place")
+
+    @classmethod
+    def refusal(cls, device: torch.device) -> str:
+        """Needs host pages in virtual ranges, of a size that fits ours."""
+        if not memory.capabilities(device.index).host_pages:
+            return "it cannot map host pages into a virtual range (CUDA 12.6 and a driver for it are needed)"
+        for where in Location:
+            if cls.granule % (size := virtual.granule(where, device.index)):
+                return f"its pages at {where.value} are of {size:,} bytes"
+        return ""
+
+    def __init__(self, layout: Layout, device: torch.device, resident: int) -> None:
+        super().__init__(layout, device, resident)
+        self._index: int = device.index
+        self._check_room(resident, layout.pages)
+        self._range = virtual.Range(max(layout.nbytes, self.granule), self._index)
+        for page in range(layout.pages):
+            where = Location.DEVICE if page < resident else Location.HOST
+            for offset, nbytes in layout.stretches(page, page + 1):
+                with memory.explained(self._index, nbytes, where):
+                    self._range.give(offset, nbytes, where)
+        self.tensor = self._range.tensor()[: layout.nbytes] if layout.pages else torch.empty(
+            0, dtype=torch.uint8, device=device
+        )  # fmt: skip
+        self.tensor.zero_()
+
+    def move(self, resident: int) -> None:
+        """Page by page, each at its own address; waits for the device first."""
+        torch.cuda.synchronize(self.device)
+        stream = torch.cuda.current_stream(self.device).cuda_stream
+        if resident < self.resident:
+            self._check_room(resident, self.resident)
+        where = Location.DEVICE if resident > self.resident else Location.HOST
+        step = 1 if resident > self.resident else -1
+        while self.resident != resident:
+            page = self.resident if step > 0 else self.resident - 1
+            for offset, nbytes in self.layout.stretches(page, page + 1):
+                with memory.explained(self._index, nbytes, where):
+                    self._range.move(offset, where, stream)
+            self.resident += step
+
+    def measured(self) -> dict[str, int]:
+        """What the physical handles that are mapped add up to."""
+        return {"device": self._range.bytes_at(Location.DEVICE), "host": self._range.bytes_at(Location.HOST)}
+
+    def _check_room(self, first: int, last: int) -> None:
+        nbytes = sum(n for _, n in self.layout.stretches(first, last))
+        if nbytes:
+            check_host(nbytes, "page-locked optimizer state")

@@ -1,0 +1,186 @@
+"""Room on this machine: memory this process may still take, space on a disk, and what of a range is in memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from . import libc
+
+#: Share of memory or disk that :func:`check_host` and :func:`check_disk` leave free, and the most they leave.
+RESERVE_SHARE, RESERVE_BYTES = 0.05, 256 << 20
+#: ``mincore`` writes a byte for each page; so many bytes of address space are asked about at once.
+_STRIDE = 1 << 30
+
+
+@dataclass(frozen=True)
+class Room:
+    """Memory that one limit leaves: ``free`` of ``limit`` bytes, and whose limit it is."""
+
+    free: int
+    limit: int
+    owner: str
+
+    @property
+    def reserve(self) -> int:
+        """Bytes that stay free."""
+        return min(RESERVE_BYTES, int(self.limit * RESERVE_SHARE))
+
+
+@dataclass(frozen=True)
+class _Version:
+    """Names of one version of cgroups.  Of ``limits`` the smallest counts; ``cache`` can be had back at any time."""
+
+    limits: tuple[str, ...]
+    usage: str
+    cache: tuple[str, ...]
+
+
+_V1 = _Version(("memory.limit_in_bytes",), "memory.usage_in_bytes", ("total_inactive_file", "total_active_file"))
+_V2 = _Version(("memory.max", "memory.high"), "memory.current", ("inactive_file", "active_file"))
+
+
+def available() -> int:
+    """Bytes of host memory that this process may still take; 0 where the system does not say."""
+    return max(0, min((room.free for room in rooms()), default=0))
+
+
+def check_host(nbytes: int, what: str) -> None:
+    """Refuse ``nbytes`` of host memory for ``what`` if they would not leave the machine and its cgroup a reserve.
+
+    Raises:
+        MemoryError: they would not.
+    """
+    if nbytes <= 0:
+        return
+    for room in rooms():
+        if nbytes > room.free - room.reserve:
+            raise MemoryError(
+                f"{what} needs {nbytes:,} bytes of host memory, but {room.owner} has {max(room.free, 0):,} of "
+                f"{room.limit:,} left, of which {room.reserve:,} stay in reserve; free some (or raise the limit), use "
+                "a smaller state_format, or keep less of it here: a larger device_budget for parameters on a GPU, "
+                "placement='file' for parameters on a CPU"
+            )
+
+
+def check_disk(folder: str | os.PathLike[str], nbytes: int, what: str) -> None:
+    """Refuse ``nbytes`` for ``what`` in ``folder`` if they would not leave its disk a reserve.
+
+    Raises:
+        MemoryError: they would not.
+    """
+    found = os.statvfs(folder)
+    room = Room(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize, "")
+    if 0 < nbytes > room.free - room.reserve:
+        raise MemoryError(
+            f"{what} needs {nbytes:,} bytes in {os.fspath(folder)}, whose disk has {room.free:,} of {room.limit:,} "
+            f"left, of which {room.reserve:,} stay in reserve; free some, name a folder on another disk with "
+            "PAGEDOPT_STATE_DIR, use a smaller state_format or raise device_budget"
+        )
+
+
+def rooms(root: Path = Path("/")) -> list[Room]:
+    """Every limit that is set on this process's memory: the machine's and those of its cgroups.
+
+    Args:
+        root: where ``proc`` and ``sys`` are.
+    """
+    found = []
+    fields = numbers(_text(root / "proc/meminfo"))
+    if "MemAvailable" in fields:
+        found.append(Room(fields["MemAvailable"] * 1024, fields.get("MemTotal", 0) * 1024, "the machine"))
+    mounts = _text(root / "proc/self/mountinfo")
+    for version, folder in cgroup_folders(_text(root / "proc/self/cgroup"), mounts):
+        room = _cgroup_room(version, root / folder.relative_to("/"), f"cgroup {folder}")
+        if room is not None:
+            found.append(room)
+    return found
+
+
+def numbers(text: str) -> dict[str, int]:
+    """Lines as ``MemTotal:  16 kB`` or ``inactive_file 16`` by name, in whatever unit they are."""
+    rows = (line.replace(":", " ").split() for line in text.splitlines())
+    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
+
+
+def cgroup_folders(cgroup: str, mountinfo: str) -> list[tuple[_Version, PurePosixPath]]:
+    """Folders that may hold memory limits of a process, from its own up to the root of each hierarchy.
+
+    Args:
+        cgroup, mountinfo: the texts of ``/proc/self/cgroup`` and ``/proc/self/mountinfo``.
+    """
+    paths: dict[str, str] = {}
+    for line in cgroup.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers or "memory" in controllers.split(","):
+            paths["cgroup" if controllers else "cgroup2"] = path
+    found = []
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        kind, options = right.split()[0], right.split()[-1].split(",")
+        if kind not in paths or (kind == "cgroup" and "memory" not in options):
+            continue
+        top, mount = (PurePosixPath(field) for field in left.split()[3:5])
+        own = PurePosixPath(paths[kind])
+        # In a container the hierarchy may be mounted from the container's own cgroup on.
+        own = own.relative_to(top) if own.is_relative_to(top) else own.relative_to("/")
+        version = _V1 if kind == "cgroup" else _V2
+        found += [(version, folder) for folder in [mount / own, *(mount / own).parents] if folder.is_relative_to(mount)]
+    return found
+
+
+def _cgroup_room(version: _Version, folder: Path, owner: str) -> Room | None:
+    """What the limits in one folder leave; None if there are none."""
+    limits = [int(text) for name in version.limits if (text := _text(folder / name).strip()).isdigit()]
+    usage = _text(folder / version.usage).strip()
+    # Version 1 says "no limit" by a number beyond all memory.
+    if not limits or min(limits) >= 1 << 62 or not usage.isdigit():
+        return None
+    cache = numbers(_text(folder / "memory.stat"))
+    used = int(usage) - sum(cache.get(name, 0) for name in version.cache)
+    return Room(min(limits) - max(used, 0), min(limits), owner)
+
+
+def _text(path: Path) -> str:
+    """A small file, or nothing where there is none."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def resident_bytes(address: int, nbytes: int) -> int:
+    """Bytes of a mapped range that are in memory; pages of a file count when they are cached, mapped or not.
+
+    Raises:
+        OSError: a part of the range is not mapped.
+    """
+    end = address + nbytes
+    first, last = address // libc.PAGE * libc.PAGE, -(-end // libc.PAGE) * libc.PAGE
+    total = 0
+    for begin in range(first, last, _STRIDE):
+        pages = libc.in_memory(begin, min(_STRIDE, last - begin))
+        starts = begin + np.flatnonzero(pages) * libc.PAGE
+        total += int((np.minimum(starts + libc.PAGE, end) - np.maximum(starts, address)).sum())
+    return total
+
+
+def mapping_rss(address: int, nbytes: int) -> int:
+    """Resident bytes of this process's mappings that overlap a range, each counted whole."""
+    with open("/proc/self/smaps") as lines:
+        return sum(rss for begin, end, rss in mappings(lines) if begin < address + nbytes and end > address)
+
+
+def mappings(smaps: Iterable[str]) -> Iterator[tuple[int, int, int]]:
+    """(begin, end, resident bytes) of each mapping in the lines of a ``smaps``."""
+    begin = end = 0
+    for line in smaps:
+        head, _, rest = line.partition(" ")
+        if head == "Rss:":
+            yield begin, end, int(rest.split()[0]) * 1024
+        elif not head.endswith(":"):
+            begin, end = (int(part, 16) for part in head.split("-"))

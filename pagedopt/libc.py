@@ -1,0 +1,100 @@
+"""Linux calls for memory and files that Python's own modules lack, or make while they hold the interpreter's lock."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_INT, _SIZE, _POINTER, _OFFSET = ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int64
+#: Result and arguments.  Addresses come back signed, so that every failure is -1.
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "mmap": (ctypes.c_ssize_t, _POINTER, _SIZE, _INT, _INT, _INT, _OFFSET),
+    "munmap": (_INT, _POINTER, _SIZE),
+    "madvise": (_INT, _POINTER, _SIZE, _INT),
+    "mincore": (_INT, _POINTER, _SIZE, _POINTER),
+    "msync": (_INT, _POINTER, _SIZE, _INT),
+    "sync_file_range": (_INT, _INT, _OFFSET, _OFFSET, ctypes.c_uint),
+    "fallocate": (_INT, _INT, _INT, _OFFSET, _OFFSET),
+}
+_PROT_READ_WRITE = 1 | 2
+_MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS = 0x01, 0x02, 0x10, 0x20
+_MADV_WILLNEED, _MADV_DONTNEED = 3, 4
+_MS_SYNC = 4
+_SYNC_WAIT_BEFORE_WRITE_WAIT_AFTER = 1 | 2 | 4
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+
+#: Bytes of a page of the operating system.
+PAGE = os.sysconf("SC_PAGESIZE")
+
+
+@functools.cache
+def _function(name: str) -> Any:
+    function = getattr(ctypes.CDLL(None, use_errno=True), name)
+    function.restype, *function.argtypes = _SIGNATURES[name]
+    return function
+
+
+def _call(name: str, *arguments: int | None) -> int:
+    """The result of a call.
+
+    Raises:
+        OSError: it failed.
+    """
+    result: int = _function(name)(*arguments)
+    if result == -1:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{name}: {os.strerror(code)}")
+    return result
+
+
+def map_anonymous(nbytes: int, at: int | None = None) -> int:
+    """The address of fresh memory of this process alone, in the place of what is mapped at ``at`` if that is given."""
+    flags = _MAP_PRIVATE | _MAP_ANONYMOUS | (0 if at is None else _MAP_FIXED)
+    return _call("mmap", at, nbytes, _PROT_READ_WRITE, flags, -1, 0)
+
+
+def map_file_at(address: int, nbytes: int, file: int, offset: int) -> None:
+    """Put a part of an open file in the place of what is mapped at ``address``."""
+    _call("mmap", address, nbytes, _PROT_READ_WRITE, _MAP_SHARED | _MAP_FIXED, file, offset)
+
+
+def unmap(address: int, nbytes: int) -> None:
+    """Give memory back."""
+    _call("munmap", address, nbytes)
+
+
+def read_ahead(address: int, nbytes: int) -> None:
+    """Begin to read a mapped part of a file, of which the kernel may do no more than the first 128 KiB."""
+    _call("madvise", address, nbytes, _MADV_WILLNEED)
+
+
+def let_go(address: int, nbytes: int) -> None:
+    """Take mapped pages of a file out of this process; the page cache still has them, changes included."""
+    _call("madvise", address, nbytes, _MADV_DONTNEED)
+
+
+def write_out(file: int, offset: int, nbytes: int) -> None:
+    """Write changed pages to their places on the disk and wait; no journal, no flush of the disk's own cache."""
+    _call("sync_file_range", file, offset, nbytes, _SYNC_WAIT_BEFORE_WRITE_WAIT_AFTER)
+
+
+def sync(address: int, nbytes: int) -> None:
+    """Write changed pages of a mapped file to the disk and wait until they would survive a loss of power."""
+    _call("msync", address, nbytes, _MS_SYNC)
+
+
+def punch_hole(file: int, offset: int, nbytes: int) -> None:
+    """Give the space of a part of a file back to the disk; it reads as zeros then."""
+    _call("fallocate", file, _KEEP_SIZE | _PUNCH_HOLE, offset, nbytes)
+
+
+def in_memory(address: int, nbytes: int) -> npt.NDArray[np.bool_]:
+    """Which pages of a range, whose ends are multiples of :data:`PAGE`, are in memory (of a file: cached)."""
+    out = np.empty(nbytes // PAGE, np.uint8)
+    _call("mincore", address, nbytes, out.ctypes.data)
+    return (out & 1).astype(np.bool_)

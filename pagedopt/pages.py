@@ -1,0 +1,138 @@
+"""Where state lies in an arena, and how it is cut into pages: arithmetic on plain values, no device and no torch.
+
+An arena is one address range with a *section* for each state name.  Every section holds the parameters in the same
+order, so element e of one section belongs to the same parameter element as element e of every other::
+
+    exp_avg     | param 0 | param 1            | param 2 | …
+    exp_avg_sq  | param 0 | param 1            | param 2 | …
+                 ^ page 0      ^ page 1      ^ page 2
+
+A *page* is the same stretch of elements in all sections: the unit that moves between device and host.  A parameter may
+begin in one page and end in another; a *piece* is its part in one page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+#: State tensors begin at multiples of this many bytes, so that kernels may load 16 bytes at a time.
+ALIGNMENT = 16
+#: What CUDA can map or migrate: page boundaries are multiples of this many bytes.
+GRANULE = 2 << 20
+#: The largest stretch of a page in one section: two of them (AdamW) fill the link in both directions at 98 %.
+STRETCH = 8 << 20
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Sections and pages of one arena.
+
+    Attributes:
+        numels: elements of each parameter.
+        starts: the element at which each parameter begins, the same in all sections.
+        itemsizes: bytes of an element, by section.
+        sections: the byte at which each section begins.
+        nbytes: bytes of the whole range.
+        page_numel: elements of a full page, in each section; never 0.
+        granule: page boundaries and the ends of sections are multiples of this many bytes.
+    """
+
+    numels: Indices
+    starts: Indices
+    itemsizes: tuple[int, ...]
+    sections: tuple[int, ...]
+    nbytes: int
+    page_numel: int
+    granule: int
+
+    @property
+    def numel(self) -> int:
+        """Elements of a section, gaps included."""
+        return int(self.starts[-1] + self.numels[-1]) if len(self.numels) else 0
+
+    @property
+    def pages(self) -> int:
+        """Number of pages."""
+        return -(-self.numel // self.page_numel)
+
+    def stretch(self, section: int, first: int, last: int) -> tuple[int, int]:
+        """(offset, bytes) of the pages ``first`` … ``last - 1`` in one section."""
+        size = self.itemsizes[section]
+        begin = first * self.page_numel * size
+        end = min(last * self.page_numel * size, _round_up(self.numel * size, self.granule))
+        return self.sections[section] + begin, max(end - begin, 0)
+
+    def stretches(self, first: int, last: int) -> list[tuple[int, int]]:
+        """:meth:`stretch` for every section."""
+        return [self.stretch(section, first, last) for section in range(len(self.itemsizes))]
+
+    def page_bytes(self) -> Indices:
+        """Bytes of each page, all sections together; they add up to ``nbytes``."""
+        out = np.full(self.pages, self.page_numel * sum(self.itemsizes), np.int64)
+        if self.pages:
+            out[-1] = sum(nbytes for _, nbytes in self.stretches(self.pages - 1, self.pages))
+        return out
+
+
+def lay_out(numels: Sequence[int], itemsizes: Sequence[int], granule: int = 0, stretch: int = STRETCH) -> Layout:
+    """Place parameters of ``numels`` elements in sections of ``itemsizes`` bytes an element.
+
+    Args:
+        granule: page boundaries are multiples of this many bytes; 0: the arena has one page and no rounding.
+        stretch: bytes of a full page in its widest section; small states get smaller pages, so that a budget can be
+            met closely.
+    """
+    sizes = np.asarray(numels, np.int64)
+    step = max(1, ALIGNMENT // min(itemsizes, default=1))
+    room = -(-sizes // step) * step
+    starts = np.cumsum(room) - room
+    numel = int(starts[-1] + sizes[-1]) if len(sizes) else 0
+    if granule:
+        least = granule // min(itemsizes, default=1)
+        wide = max(itemsizes, default=1)
+        page = max(least, min(stretch, numel * wide // 16) // wide // least * least)
+    else:
+        page = _round_up(max(numel, 1), step)  # so that the page ends where the section does
+    sections, end = [], 0
+    for size in itemsizes:
+        sections.append(end)
+        end = _round_up(end + numel * size, granule or ALIGNMENT)
+    return Layout(sizes, starts, tuple(itemsizes), tuple(sections), end, page, granule or ALIGNMENT)
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Parts of parameters, each in one page: parallel arrays."""
+
+    tensor: Indices
+    offset: Indices  # from the parameter's first element
+    numel: Indices
+    page: Indices
+
+    def __len__(self) -> int:
+        return len(self.tensor)
+
+
+def cut(layout: Layout) -> Pieces:
+    """Every piece, in the order of pages.  A parameter without elements has one piece, of none."""
+    page = layout.page_numel
+    first = layout.starts // page
+    last = np.maximum(layout.starts + layout.numels - 1, layout.starts) // page
+    counts = last - first + 1
+    tensor = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
+    number = np.arange(len(tensor), dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)
+    pages = first[tensor] + number
+    begin = np.maximum(pages * page, layout.starts[tensor])
+    end = np.minimum((pages + 1) * page, (layout.starts + layout.numels)[tensor])
+    pieces = Pieces(tensor, begin - layout.starts[tensor], end - begin, np.minimum(pages, max(layout.pages - 1, 0)))
+    return pieces
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

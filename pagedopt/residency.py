@@ -1,0 +1,114 @@
+"""The policy: which pages stay on the device, and in which order the others pass through.  No device and no torch.
+
+A step touches every page once.  Under such a sweep every fixed choice of pages costs the same, and evicting the least
+recently used would move them all; so a plan is a boundary: the first pages stay, the rest pass through a ring of slots.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from .pages import Indices
+
+#: Slots of the ring through which pages pass: one is filled, one updated, one emptied, one is slack.
+SLOTS = 4
+#: Share of device memory that ``device_budget="auto"`` leaves free, and the least it leaves.
+RESERVE_SHARE, RESERVE_BYTES = 0.05, 256 << 20
+#: ``"auto"`` looks after these many steps, then after every last of them.
+LOOKS = (1, 2, 4, 8, 16, 32, 64)
+
+_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30,
+          "ti": 1 << 40}  # fmt: skip
+Budget = int | str | None
+
+
+def parse_bytes(value: int | str, name: str = "device_budget") -> int:
+    """A number of bytes, or a text as ``"2GiB"``, ``"500 MB"``, as bytes.
+
+    Raises:
+        ValueError: it is negative or no such text.
+        TypeError: it is neither an integer nor a text.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise TypeError(f"{name} is {value!r}; give bytes as an integer or a text as '2GiB'")
+    if isinstance(value, str):
+        found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([kmgt]i?|)b?\s*", value.lower())
+        if not found:
+            raise ValueError(f"{name} is {value!r}; give bytes, or a number with kB, MB, GB, TB, KiB, MiB, GiB or TiB")
+        return int(Fraction(found[1]) * _UNITS[found[2]])  # a float would round from 2**53 bytes on
+    if value < 0:
+        raise ValueError(f"{name} is {value}; it cannot be negative")
+    return value
+
+
+def check_budget(value: Budget) -> Budget:
+    """``None`` and ``"auto"`` as they are, everything else as bytes.
+
+    Raises:
+        ValueError, TypeError: see :func:`parse_bytes`.
+    """
+    return value if value is None or value == "auto" else parse_bytes(value)
+
+
+def place(page_bytes: Sequence[Indices], budget: int | None) -> list[int]:
+    """How many of the first pages of each arena stay on the device: never more bytes than ``budget`` (None: all).
+
+    Behind an arena that does not fit whole no other has pages there, so that a larger budget keeps what a smaller keeps.
+    """
+    boundaries = []
+    left = budget
+    for sizes in page_bytes:
+        if left is None:
+            boundaries.append(len(sizes))
+            continue
+        boundaries.append(int(np.searchsorted(np.cumsum(sizes), left, side="right")))
+        left = max(0, left - int(sizes.sum()))
+    return boundaries
+
+
+@dataclass(frozen=True)
+class Move:
+    """One visit of a page to the device: fetch it into ``slot``, update it there, evict it."""
+
+    arena: int
+    page: int
+    slot: int
+
+
+def schedule(pages: Sequence[tuple[int, int]], slots: int = SLOTS) -> list[Move]:
+    """Moves for (arena, page) in the given order, through ``slots`` slots in turn."""
+    return [Move(arena, page, i % slots) for i, (arena, page) in enumerate(pages)]
+
+
+def reserve(total: int) -> int:
+    """Bytes that ``"auto"`` leaves free of a device with ``total``."""
+    return max(RESERVE_BYTES, int(total * RESERVE_SHARE))
+
+
+def spare_bytes(limit: int, ours: int, free: int, cached: int, growth: int) -> int:
+    """What ``"auto"`` gives to state.
+
+    Args:
+        limit: bytes the process may take of the device (its whole size, unless capped): a share of them stays free.
+        ours: bytes of state that are on it now.
+        free: bytes the process may still take.
+        cached: bytes the caching allocator holds without using them.
+        growth: how much more than now the allocator has had in use at its peak.
+    """
+    return max(0, ours + free + min(0, cached - growth) - reserve(limit))
+
+
+def due(step: int) -> bool:
+    """Whether ``"auto"`` looks again after ``step`` steps."""
+    return step in LOOKS or step % LOOKS[-1] == 0
+
+
+def worth_moving(now: int, wanted: int, total: int) -> bool:
+    """Whether ``"auto"`` moves pages: at once to give room back, otherwise only for a twentieth of the state or to have
+    all of it there, as even the last twentieth doubles the time of a step."""
+    return wanted < now or wanted - now > total // 20 or wanted >= total > now

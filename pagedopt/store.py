@@ -1,0 +1,265 @@
+"""The memory of an optimizer's state: its arenas, its budget, and who may take room when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from . import arenas, host_memory, residency
+from .arenas import Arena, default_placement
+from .staging import Ring, slot_bytes
+
+Wanted = tuple[torch.Tensor, str, torch.dtype]
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """Where the bytes of optimizer state are.
+
+    Attributes:
+        by_place: bytes by where they should be: ``device``, ``host``, ``file``.
+        measured: the same as the driver or the operating system has it.
+        placement: by what means, e.g. ``mapped``; several are joined by ``+``.
+        budget: bytes that may stay on the device (for parameters on a CPU: in RAM); None: all.
+        ring: bytes of the device slots through which pages pass.
+    """
+
+    by_place: Mapping[str, int]
+    measured: Mapping[str, int]
+    placement: str
+    budget: int | None
+    ring: int
+
+    def __str__(self) -> str:
+        parts = [
+            f"{nbytes / 2**20:,.1f} MiB on {place} (measured {self.measured.get(place, 0) / 2**20:,.1f})"
+            for place, nbytes in self.by_place.items()
+        ]
+        budget = "" if self.budget is None else f", budget {self.budget / 2**20:,.1f} MiB"
+        ring = f", ring of {self.ring / 2**20:,.1f} MiB" if self.ring else ""
+        return f"optimizer state ({self.placement}{budget}{ring}): " + (", ".join(parts) or "none yet")
+
+
+class Store:
+    """Creates state and keeps to the budget.
+
+    Args:
+        placement, budget, host_access: as :class:`~pagedopt.PagedOptimizer` takes them, checked.
+    """
+
+    def __init__(self, placement: str | None, budget: residency.Budget, host_access: str | None) -> None:
+        arenas.check_placement(placement, budget, host_access)
+        self.placement, self.budget, self.host_access = placement, residency.check_budget(budget), host_access
+        self.arenas: list[Arena] = []
+        self.rings: dict[torch.device, Ring] = {}
+        self._auto: dict[torch.device, int] = {}
+        self._steps = 0
+
+    def create(self, wanted: Sequence[Wanted]) -> list[torch.Tensor]:
+        """A zeroed tensor laid out as each parameter in ``wanted``, in the dtype asked for.
+
+        One arena for the parameters of one device that will be updated in one launch.
+
+        Raises:
+            MemoryError, torch.OutOfMemoryError, CudaError: there is no room; nothing has been created then.
+        """
+        members: dict[int, list[int]] = {}
+        for i, (p, _, _) in enumerate(wanted):
+            members.setdefault(id(p), []).append(i)
+        kinds: dict[tuple[object, ...], list[list[int]]] = {}
+        for indices in members.values():
+            p = wanted[indices[0]][0]
+            grad = None if p.grad is None else p.grad.dtype
+            kinds.setdefault((p.device, p.dtype, grad, *(wanted[i][1:] for i in indices)), []).append(indices)
+        made: list[Arena] = []
+        tensors: dict[int, torch.Tensor] = {}
+        for groups in kinds.values():
+            first = [wanted[i] for i in groups[0]]
+            numels = [wanted[indices[0]][0].numel() for indices in groups]
+            arena = self._arena(first[0][0].device, numels, [dtype.itemsize for _, _, dtype in first], made)
+            made.append(arena)
+            for index, indices in enumerate(groups):
+                for section, i in enumerate(indices):
+                    p, _, dtype = wanted[i]
+                    tensors[i] = arena.view(section, index, p, dtype)
+        self.arenas += made
+        return [tensors[i] for i in range(len(wanted))]
+
+    def _arena(self, device: torch.device, numels: list[int], itemsizes: list[int], made: list[Arena]) -> Arena:
+        budget = self.limit(device)
+        if budget is not None:  # as residency.place divides it among arenas in their order
+            before = (a for a in (*self.arenas, *made) if a.device == device and a.paged)
+            budget = max(0, budget - sum(int(a.layout.page_bytes().sum()) for a in before))
+        placement = self.placement or default_placement(device, self.budget)
+        return arenas.create(numels, itemsizes, device, placement, budget, self.budget)
+
+    def limit(self, device: torch.device) -> int | None:
+        """The budget in bytes; ``"auto"`` is read from the machine when it is first asked for."""
+        if self.budget != "auto":
+            return self.budget if self.budget is None else int(self.budget)
+        if device not in self._auto:
+            self._auto[device] = spare(device, self.on(device))
+        return self._auto[device]
+
+    def on(self, device: torch.device) -> list[Arena]:
+        """The arenas of a device."""
+        return [a for a in self.arenas if a.device == device]
+
+    def find(self, states: Sequence[torch.Tensor]) -> tuple[int, int] | None:
+        """(number of the arena, index of the parameter in it) whose views these tensors are, one for each section."""
+        for number, arena in enumerate(self.arenas):
+            layout, base = arena.layout, arena.tensor.data_ptr()
+            if len(states) != len(layout.itemsizes) or not arena.tensor.nbytes:
+                continue
+            begin = states[0].data_ptr() - base - layout.sections[0]
+            if not 0 <= begin < max(arena.tensor.nbytes, 1):
+                continue
+            start = begin // layout.itemsizes[0]
+            index = int(np.searchsorted(layout.starts, start, side="right")) - 1
+            expected = [
+                base + at + int(layout.starts[index]) * size
+                for at, size in zip(layout.sections, layout.itemsizes, strict=True)
+            ]
+            if expected == [s.data_ptr() for s in states]:
+                return number, index
+        return None
+
+    def forget(self, in_use: Iterable[torch.Tensor]) -> None:
+        """Drop the arenas that none of these tensors views: their memory goes with their last tensor."""
+        storages = {t.untyped_storage().data_ptr() for t in in_use}
+        self.arenas = [a for a in self.arenas if a.tensor.untyped_storage().data_ptr() in storages]
+
+    def way(self, arena: Arena) -> str:
+        """How a step reaches pages of an arena that are away."""
+        return self.host_access if self.host_access in arena.ways else arena.ways[0]
+
+    def ring(self, device: torch.device) -> Ring:
+        """The slots of a device, large enough for any page of its staged arenas.
+
+        Raises:
+            torch.OutOfMemoryError: there is no room for them.
+        """
+        need = max(slot_bytes(a.layout) for a in self.on(device) if self.way(a) == "staged")
+        ring = self.rings.get(device)
+        if ring is None or ring.slot_bytes < need:
+            self.rings.pop(device, None)
+            ring = self.rings[device] = Ring(device, need)
+        return ring
+
+    def set_budget(self, budget: residency.Budget) -> None:
+        """Move pages to match a new budget.  Waits for the device if any move.
+
+        Raises:
+            ValueError, TypeError: it is no budget, or the placement keeps none.
+            MemoryError, torch.OutOfMemoryError, CudaError: there is no room; no state is lost, and the report says
+                where each page is.
+        """
+        arenas.check_placement(self.placement, budget, self.host_access)
+        if budget is not None and self.arenas and not any(a.paged and a.keeps_budget for a in self.arenas):
+            names = "+".join(sorted({a.name for a in self.arenas}))
+            if not (budget == 0 and all(a.away and not a.paged for a in self.arenas)):
+                raise ValueError(
+                    f"device_budget is {budget!r}, but state was created with placement {names!r}, whose pages do not "
+                    "move; give a device_budget (or placement='mapped') when making the optimizer"
+                )
+        self.budget = residency.check_budget(budget)
+        self._auto.clear()
+        self.settle()
+
+    def _targets(self) -> list[tuple[Arena, int]]:
+        """Arenas that have not as many resident pages as the budget gives them, and that number."""
+        targets: list[tuple[Arena, int]] = []
+        for device in {a.device for a in self.arenas}:
+            movable = [a for a in self.on(device) if a.paged]
+            wanted = residency.place([a.layout.page_bytes() for a in movable], self.limit(device))
+            targets += zip(movable, wanted, strict=True)
+        return [(arena, resident) for arena, resident in targets if arena.resident != resident]
+
+    def is_spilled(self) -> bool:
+        """Whether pages are away that the budget would have on the device."""
+        return any(arena.resident < resident for arena, resident in self._targets())
+
+    def settle(self) -> bool:
+        """Bring every page to the side where the budget has it; returns whether any moved."""
+        moved = False
+        for arena, resident in sorted(self._targets(), key=lambda t: t[1] > t[0].resident):  # give back before taking
+            arena.move(resident)
+            moved = True
+        if moved and all(a.resident == a.layout.pages for a in self.arenas):
+            self.rings.clear()
+        return moved
+
+    def spill(self, nbytes: int | None) -> int:
+        """Send pages away until ``nbytes`` (None: all) are given back; returns how many were."""
+        given = 0
+        for arena in reversed(self.arenas):
+            if not arena.paged:
+                continue
+            sizes, resident = arena.layout.page_bytes(), arena.resident
+            while resident and (nbytes is None or given < nbytes):
+                resident -= 1
+                given += int(sizes[resident])
+            if resident != arena.resident:
+                arena.move(resident)
+        return given
+
+    def prepare(self) -> None:
+        """To be called before the launches of a step."""
+        for arena in self.arenas:
+            arena.prepare()
+
+    def drop(self) -> None:
+        """Send away what others, by reading or writing it, have brought into memory beyond the budget."""
+        for arena in self.arenas:
+            arena.drop()
+
+    def look(self) -> bool:
+        """With ``"auto"``: see from time to time what the machine can spare; returns whether pages moved."""
+        if self.budget != "auto":
+            return False
+        self._steps += 1
+        moved = False
+        for device in {a.device for a in self.arenas} if residency.due(self._steps) else ():
+            here = self.on(device)
+            now, wanted = sum(map(near_bytes, here)), spare(device, here)
+            if residency.worth_moving(now, wanted, sum(a.layout.nbytes for a in here)):
+                self._auto[device] = wanted
+                moved = True
+        return self.settle() if moved else False
+
+    def report(self, elsewhere: Iterable[torch.Tensor]) -> MemoryReport:
+        """See :class:`MemoryReport`; ``elsewhere`` is state that was not made here."""
+        loose = [{"device" if t.is_cuda else "host": t.nbytes} for t in elsewhere]
+        names = "+".join(dict.fromkeys(a.name for a in self.arenas)) or self.placement or "none"
+        limits = [self.limit(d) for d in {a.device for a in self.arenas}] if self.budget == "auto" else [self.budget]
+        return MemoryReport(
+            arenas.total([a.planned() for a in self.arenas] + loose),
+            arenas.total([a.measured() for a in self.arenas] + loose),
+            names,
+            sum(int(x) for x in limits if x is not None) if limits and None not in limits else None,
+            sum(ring.nbytes for ring in self.rings.values()),
+        )
+
+
+def near_bytes(arena: Arena) -> int:
+    """Bytes of an arena's resident pages."""
+    return arena.planned().get(arena.near, 0) if arena.away != arena.near else 0
+
+
+def spare(device: torch.device, here: Sequence[Arena]) -> int:
+    """Bytes that ``"auto"`` gives to state on ``device``, of which ``here`` are the arenas."""
+    ours = sum(map(near_bytes, here))
+    if device.type != "cuda":
+        room = host_memory.available()
+        return residency.spare_bytes(ours + room, ours, room, 0, 0)
+    free, total = torch.cuda.mem_get_info(device)
+    stats = torch.cuda.memory_stats(device)
+    reserved, used = stats["reserved_bytes.all.current"], stats["allocated_bytes.all.current"]
+    fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device)
+    limit = int(total * fraction)
+    outside = sum(near_bytes(a) for a in here if a.name != "device")
+    room = max(0, min(free, limit - reserved - outside))
+    return residency.spare_bytes(limit, ours, room, reserved - used, stats["allocated_bytes.all.peak"] - used)

@@ -1,0 +1,91 @@
+"""State in files, as the tests of the arena and those run in a process of their own need it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from pagedopt.arenas.file import FileArena, FileMover
+from pagedopt.moves import spans
+from pagedopt.pages import lay_out
+from pagedopt.residency import SLOTS, place, schedule
+
+MIB = 1 << 20
+CPU = torch.device("cpu")
+
+
+def arena(numel: int, budget: int | None = 0, sections: int = 2, stretch: int = FileArena.stretch) -> FileArena:
+    """State of one parameter of ``numel`` 32-bit numbers, of which ``budget`` bytes stay in memory."""
+    layout = lay_out([numel], [4] * sections, FileArena.granule, stretch)
+    return FileArena(layout, CPU, place([layout.page_bytes()], budget)[0])
+
+
+def sections_of(memory: FileArena) -> list[torch.Tensor]:
+    """What belongs to the parameter in each section, as int32."""
+    return [
+        memory.tensor[begin : begin + memory.layout.numel * 4].view(torch.int32) for begin in memory.layout.sections
+    ]
+
+
+def step(memory: FileArena) -> None:
+    """Add 1 to every number, and the section's number to each, page by page as an optimizer would."""
+    numel, sections = memory.layout.page_numel, sections_of(memory)
+    moves = schedule([(0, page) for page in range(memory.resident, memory.layout.pages)])
+    visits = [(move, (move.page * numel, (move.page + 1) * numel)) for move in moves]
+    memory.prepare()
+    with contextlib.closing(spans((0, memory.resident * numel), visits, SLOTS, FileMover([memory]))) as parts:
+        for begin, end in parts:
+            for number, section in enumerate(sections):
+                section[begin:end] += 1 + number
+
+
+def process_bytes(name: str) -> int:
+    """A field of /proc/self/status, e.g. ``VmRSS``."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name + ":"))
+
+
+def peak_of_steps(megabytes: int, share: float, steps: int) -> None:
+    """Print by how many bytes steps raise the resident size above what it was with the budget in use."""
+    nbytes = megabytes * MIB
+    memory = arena(nbytes // 8, int(nbytes * share))
+    step(memory)  # modules and threads are there from now on
+    before = process_bytes("VmRSS") - memory.planned()["host"]
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    for _ in range(steps):
+        step(memory)
+    peak = process_bytes("VmHWM") - before
+    after, measured = process_bytes("VmRSS") - before, memory.measured()
+    right = all(
+        torch.equal(s.unique(), torch.tensor([(1 + i) * (steps + 1)])) for i, s in enumerate(sections_of(memory))
+    )
+    print(peak, after, measured["host"], measured["file"], right)
+
+
+def wait_to_be_killed() -> None:
+    """Hold state in a file, half of it used, until the end."""
+    memory = arena(2 * MIB, 4 * MIB)
+    step(memory)
+    print("ready", flush=True)
+    sys.stdin.read()
+
+
+def shortage(limit: int) -> None:
+    """Ask for more than a file may have, and print what came of it."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    before = len(os.listdir("/proc/self/fd"))
+    try:
+        arena(limit)
+    except MemoryError as error:
+        maps = Path("/proc/self/maps").read_text()
+        print(len(os.listdir("/proc/self/fd")) - before, maps.count("(deleted)"), error)
+
+
+if __name__ == "__main__":
+    {"peak": peak_of_steps, "wait": wait_to_be_killed, "shortage": shortage}[sys.argv[1]](*map(eval, sys.argv[2:]))

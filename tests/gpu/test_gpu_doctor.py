@@ -1,0 +1,115 @@
+"""The examination of a real card, and estimates held against what the driver gives out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from pagedopt import PagedAdamW, Rates, arenas, estimate
+from pagedopt.cli import main
+from pagedopt.doctor import facts
+from pagedopt.rates import RATES
+
+if not torch.cuda.is_available():
+    pytest.skip("needs an NVIDIA GPU: torch.cuda.is_available() is False", allow_module_level=True)
+pytest.importorskip("cupy", reason="needs CuPy to launch kernels")
+pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
+
+pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("gpu")]
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def report() -> Any:
+    """A whole examination, taken through the command."""
+    import contextlib
+    import io
+
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        status = main(["doctor", "--device", "cuda:0", "--json"])
+    found = json.loads(out.getvalue())
+    assert status == (1 if found["problems"] else 0), found["problems"]
+    return found
+
+
+def test_everything_is_reported(report: Any) -> None:
+    assert report["problems"] == []
+    assert report["driver"]
+    assert all(report["cuda"].values()), report["cuda"]
+    assert report["step"]["works"], report["step"]["reason"]
+    card = report["cards"][0]
+    assert 0 < card["memory_free"] <= card["memory_total"]
+    assert card["attributes"].keys() == facts.ATTRIBUTES.keys()
+    assert card["attributes"]["asyncEngineCount"] >= 1
+
+
+def test_every_rate_is_measured(report: Any) -> None:
+    found = Rates.from_dict(report["rates"])
+    assert not found.assumed
+    assert torch.cuda.get_device_name(0) in found.machine
+    optional = set() if report["cards"][0]["attributes"]["canMapHostMemory"] else {"in_place"}
+    assert {name for name in RATES if getattr(found, name) is None} <= optional
+
+
+def test_every_placement_is_tried(report: Any) -> None:
+    tried = {t["placement"]: t for t in report["placements"] if t["device"] == "cuda:0"}
+    assert tried.keys() == arenas.ARENAS["cuda"].keys()
+    for name, one in tried.items():
+        refusal = arenas.ARENAS["cuda"][name].refusal(torch.device("cuda", 0))
+        assert (one["works"], one["reason"]) == (not refusal, refusal)
+    chosen = report["choices"][1]
+    assert tried[chosen["placement"]]["works"]
+
+
+def test_examining_gives_back_what_it_took() -> None:
+    free = []
+    for _ in range(2):
+        assert main(["doctor", "--device", "cuda:0", "--quick", "--json"]) in (0, 1)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        free.append(torch.cuda.mem_get_info(0)[0])
+    assert free[1] >= free[0] - 4 * MIB
+
+
+def test_a_plan_measures_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--params", "1B", "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["rates"]["assumed"] is False
+    assert content["room"].keys() == {"device", "host"}
+    assert all(isinstance(row["fits"], bool) and row["seconds"] > 0 for row in content["rows"])
+
+
+def network() -> torch.nn.Module:
+    """About 26 million parameters, 200 MiB of state in float32."""
+    layers = [torch.nn.Linear(2048, 2048) for _ in range(6)]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(2048, 301)).to("cuda")
+
+
+@pytest.mark.parametrize("way", ["staged", "in_place"])
+@pytest.mark.parametrize("share", [0, 0.25, 0.6, 1])
+@pytest.mark.parametrize("placement", ["mapped", "managed", "host"])
+def test_bytes_are_what_was_said(placement: str, share: float, way: str) -> None:
+    if refusal := arenas.ARENAS["cuda"][placement].refusal(torch.device("cuda", 0)):
+        pytest.skip(refusal)
+    if (placement, way) == ("managed", "staged") or (placement == "host" and share):
+        pytest.skip("there is no such combination")
+    net = network()
+    options: dict[str, Any] = {"placement": placement, "host_access": way}
+    options["device_budget"] = int(share * estimate(net).state_bytes)
+    said = estimate(net, **options)
+    optimizer = PagedAdamW(net.parameters(), **options)
+    for p in net.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    torch.cuda.synchronize()
+    report = optimizer.memory_report()
+    assert said.by_place == report.by_place
+    assert (said.placement, said.budget, said.ring) == (report.placement, report.budget, report.ring)
+    for place in {*said.by_place, *report.measured}:
+        taken = report.measured.get(place, 0)
+        assert said.by_place.get(place, 0) == pytest.approx(taken, rel=0.02, abs=2 * MIB), place

@@ -1,0 +1,266 @@
+"""Room on demand, and what happens when there is none: guards, fall-backs, failures half-way, leaks."""
+
+from __future__ import annotations
+
+import gc
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from optim_support import ADAMW
+from spill_support import everything, parameters, same, steps
+
+from pagedopt import PagedAdamW, arenas, host_memory, memory, run_with_room, virtual
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+MiB = 1 << 20
+
+
+def available() -> int:
+    """MemAvailable in bytes."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+
+
+@pytest.mark.parametrize("placement", ["mapped", "managed", "managed-driver"])
+def test_spill_gives_room_and_unspill_takes_it(placement: str) -> None:
+    params = parameters()
+    opt = PagedAdamW(params, placement=placement, **ADAMW)
+    steps(params, opt, 3)
+    before, total = everything(params, opt), sum(opt.memory_report().by_place.values())
+    torch.cuda.synchronize()
+    free = torch.cuda.mem_get_info()[0]
+    given = opt.spill("10MiB")
+    assert 10 * MiB <= given <= 10 * MiB + int(opt.store.arenas[0].layout.page_bytes().max())
+    if placement == "mapped":  # managed memory keeps room it does not use until somebody asks for it
+        assert torch.cuda.mem_get_info()[0] - free >= given - 2 * MiB
+    assert opt.memory_report().measured["host"] >= 0.98 * given
+    with opt.spilled():
+        assert opt.memory_report().by_place == {"host": total}
+        assert same(before, everything(params, opt))
+    assert opt.memory_report().by_place == {"device": total}
+    steps(params, opt, 4, first=3)
+    twin = parameters()
+    plain = PagedAdamW(twin, **ADAMW)
+    steps(twin, plain, 7)
+    assert same(everything(params, opt), everything(twin, plain))
+
+
+def test_run_with_room_survives_a_shortage() -> None:
+    params = parameters(shapes=((8 << 20,),) * 4)  # 256 MiB of state
+    opt = PagedAdamW(params, placement="mapped", **ADAMW)
+    steps(params, opt, 1, gaps=False)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    total = torch.cuda.mem_get_info()[1]
+    card = torch.cuda.memory_reserved() + 256 * MiB + 64 * MiB  # what torch and state have, and a little
+
+    def cap() -> None:
+        ours = opt.memory_report().by_place.get("device", 0)
+        torch.cuda.set_per_process_memory_fraction((card - ours) / total)
+
+    def needs_much() -> int:
+        cap()
+        return torch.ones(256 * MiB, dtype=torch.uint8, device="cuda").nbytes
+
+    try:
+        with pytest.raises(torch.OutOfMemoryError):
+            needs_much()
+        assert run_with_room(opt, needs_much) == 256 * MiB
+        assert set(opt.memory_report().by_place) == {"device"}
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_no_room_to_give_raises_the_first_error() -> None:
+    opt = PagedAdamW(parameters(), **ADAMW)
+
+    def fail() -> None:
+        raise torch.OutOfMemoryError("too much")
+
+    with pytest.raises(torch.OutOfMemoryError, match="too much"):
+        run_with_room(opt, fail)
+
+
+@pytest.mark.parametrize("what", ["device", "host"])
+def test_an_allocation_that_fails_half_way_leaves_nothing(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = parameters()
+    for p in params:
+        p.grad = torch.ones_like(p)
+    opt = PagedAdamW(params, device_budget="20MiB", **ADAMW)
+    create, calls = virtual.Range._create, []
+
+    def failing(self: virtual.Range, nbytes: int, where: memory.Location) -> Any:
+        calls.append(where)
+        if where.value == what and calls.count(where) == 3:
+            raise memory.CudaError("cuMemCreate", "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")
+        return create(self, nbytes, where)
+
+    before = [p.detach().clone() for p in params]
+    gc.collect()
+    torch.cuda.synchronize()
+    free, room = torch.cuda.mem_get_info()[0], available()
+    monkeypatch.setattr(virtual.Range, "_create", failing)
+    with pytest.raises(torch.OutOfMemoryError if what == "device" else MemoryError, match="device_budget"):
+        opt.step()
+    monkeypatch.undo()
+    gc.collect()
+    assert abs(torch.cuda.mem_get_info()[0] - free) <= 2 * MiB
+    assert available() > room - 24 * MiB
+    assert not opt.state
+    assert same([p.detach().cpu() for p in params], [b.cpu() for b in before])
+    assert float(torch.ones(3, device="cuda").sum()) == 3  # the error state is clean
+    opt.step()
+    assert opt.memory_report().by_place["host"] > 0
+
+
+def test_a_move_that_fails_half_way_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = parameters()
+    opt = PagedAdamW(params, device_budget=0, **ADAMW)
+    steps(params, opt, 3)
+    before = everything(params, opt)
+    create, calls = virtual.Range._create, []
+
+    def failing(self: virtual.Range, nbytes: int, where: memory.Location) -> Any:
+        calls.append(where)
+        if len(calls) == 6:  # in the middle of a page: its second section
+            raise memory.CudaError("cuMemCreate", "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")
+        return create(self, nbytes, where)
+
+    monkeypatch.setattr(virtual.Range, "_create", failing)
+    with pytest.raises(torch.OutOfMemoryError, match="lower device_budget"):
+        opt.set_device_budget(None)
+    monkeypatch.undo()
+    assert same(before, everything(params, opt))
+    assert opt.memory_report().by_place["device"] == 2 * int(opt.store.arenas[0].layout.page_bytes()[0])
+    steps(params, opt, 4, first=3)
+    twin = parameters()
+    plain = PagedAdamW(twin, **ADAMW)
+    steps(twin, plain, 7)
+    assert same(everything(params, opt), everything(twin, plain))
+    opt.unspill()
+    assert set(opt.memory_report().by_place) == {"device"}
+
+
+CAN = {"managed": True, "concurrent_managed": True, "mapped": True, "host_pages": True}
+
+
+@pytest.mark.parametrize(
+    ("asked", "can", "got"),
+    [
+        ("mapped", {"host_pages": False}, "managed"),
+        ("mapped", {"host_pages": False, "concurrent_managed": False}, "host"),
+        ("managed", {"concurrent_managed": False}, "mapped"),
+        ("managed", {"concurrent_managed": False, "host_pages": False}, "host"),
+        ("managed", {"managed": False, "concurrent_managed": False, "host_pages": False}, "host"),
+    ],
+)
+def test_what_a_device_cannot_do_falls_back_with_one_warning(
+    asked: str, can: dict[str, bool], got: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twin = parameters()
+    plain = PagedAdamW(twin, **ADAMW)
+    steps(twin, plain, 4)
+    calls: list[str] = []
+    monkeypatch.setattr(memory, "capabilities", lambda _: memory.Capabilities(**{**CAN, **can}))
+    monkeypatch.setattr(arenas, "_warned", set())
+    if "concurrent_managed" in can:
+        monkeypatch.setattr(memory, "advise", lambda *a: calls.append("advise"))
+        monkeypatch.setattr(memory, "prefetch", lambda *a: calls.append("prefetch"))
+    params = parameters()
+    opt = PagedAdamW(params, placement=asked, device_budget="10MiB", transport="mapped", **ADAMW)
+    with pytest.warns(RuntimeWarning, match="results are the same") as caught:
+        steps(params, opt, 4)
+    assert len([w for w in caught if "placement" in str(w.message)]) == 1
+    assert opt.memory_report().placement == got
+    assert not calls
+    assert same(everything(params, opt), everything(twin, plain))
+
+
+def test_refused_managed_memory_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise memory.CudaError("cuMemAllocManaged", "CUDA_ERROR_NOT_SUPPORTED", "operation not supported")
+
+    monkeypatch.setattr(memory, "allocate_managed", refuse)
+    monkeypatch.setattr(arenas, "_warned", set())
+    params = parameters()
+    opt = PagedAdamW(params, placement="managed", device_budget="10MiB", transport="mapped", **ADAMW)
+    with pytest.warns(RuntimeWarning, match="CUDA_ERROR_NOT_SUPPORTED"):
+        steps(params, opt, 1)
+    assert opt.memory_report().placement == "mapped"
+
+
+def test_too_little_host_memory_is_said_before_anything_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = parameters()
+    monkeypatch.setattr(host_memory, "rooms", lambda: [host_memory.Room(20 * MiB, 20 * MiB, "the machine")])
+    opt = PagedAdamW(params, device_budget=0, **ADAMW)
+    with pytest.raises(MemoryError, match="page-locked"):
+        steps(params, opt, 1)
+    assert not opt.state
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"device_budget": "20MiB"}, {"placement": "managed", "device_budget": "20MiB"}, {"placement": "host"}, {}],
+    ids=["mapped", "managed", "host", "device"],
+)
+def test_a_hundred_optimizers_leave_memory_as_it_was(options: dict[str, Any]) -> None:
+    def round_() -> None:
+        params = parameters()
+        opt = PagedAdamW(params, **options, **ADAMW)
+        steps(params, opt, 1, gaps=False)
+
+    for _ in range(3):
+        round_()
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    free, room, managed = torch.cuda.mem_get_info()[0], available(), memory.managed_bytes(0)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(100):
+        round_()
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    used = 48 * MiB
+    # Managed memory keeps the room of the last optimizer for the next; a leak would be a hundred times that.
+    assert torch.cuda.mem_get_info()[0] >= free - (used if options.get("placement") == "managed" else 2 * MiB)
+    assert available() > room - used
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < used // 1024
+    assert memory.managed_bytes(0) == managed
+
+
+@pytest.mark.parametrize("placement", ["mapped", "managed", "host"])
+def test_state_outlives_the_optimizer_and_is_freed_with_its_last_tensor(placement: str) -> None:
+    free = torch.cuda.mem_get_info()[0]
+    params = parameters(shapes=((4 << 20,),) * 2)
+    opt = PagedAdamW(params, placement=placement, device_budget=0, **ADAMW)
+    steps(params, opt, 2, gaps=False)
+    room = available()
+    state = opt.state[params[0]]["exp_avg"]
+    expected = state.clone()
+    del opt, params
+    gc.collect()
+    assert torch.equal(state, expected)
+    del state, expected
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert available() - room >= 40 * MiB  # of 64
+    assert abs(torch.cuda.mem_get_info()[0] - free) <= 4 * MiB
+
+
+def test_no_power_of_two_is_asked_for() -> None:
+    elements = (33 << 20) // 4 * 3  # 99 MiB a section
+    params = parameters(shapes=((elements,),))
+    for options in ({"device_budget": 0}, {"placement": "host"}, {"placement": "managed", "device_budget": 0}):
+        room = available()
+        opt = PagedAdamW(params, **options, **ADAMW)
+        steps(params, opt, 1, gaps=False)
+        asked = 8 * elements
+        assert sum(opt.memory_report().by_place.values()) <= 1.02 * asked
+        assert room - available() <= 1.02 * asked + 16 * MiB
+        del opt
+        gc.collect()

@@ -1,0 +1,296 @@
+"""Loading state: what does not fit is refused and changes nothing; what fits is copied, and nothing else is kept."""
+
+from __future__ import annotations
+
+import copy
+import io
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from optim_support import ADAMW, model, train
+
+import pagedopt
+from pagedopt import PagedAdamW, PagedOptimizer
+from pagedopt.optim import checkpoint
+
+StateDict = dict[str, Any]
+
+
+def trained(steps: int = 2, **options: Any) -> tuple[torch.nn.Module, PagedAdamW]:
+    net = model()
+    opt = PagedAdamW(net.parameters(), **{**ADAMW, **options})
+    train(net, opt, steps)
+    return net, opt
+
+
+def photograph(opt: torch.optim.Optimizer) -> Any:
+    """All that a failed load must not change: objects, values and addresses, and what hooks there are."""
+    hooks = {k: dict(v) for k, v in vars(opt).items() if k.endswith("_hooks")}
+    objects = [id(opt.param_groups), id(opt.state), *map(id, opt.param_groups), sorted(vars(opt))]
+    groups = copy.deepcopy([{k: v for k, v in g.items() if k != "params"} for g in opt.param_groups])
+    params = [[id(p) for p in g["params"]] for g in opt.param_groups]
+    state = {id(p): {k: (id(v), v.data_ptr(), v.tolist()) for k, v in entry.items()} for p, entry in opt.state.items()}
+    return hooks, objects, groups, params, state
+
+
+def whole_dict() -> StateDict:
+    return copy.deepcopy(trained()[1].state_dict())
+
+
+def cut_off(values: torch.Tensor) -> torch.Tensor:
+    values = values.clone()
+    values.untyped_storage().resize_(values.nbytes - 1)
+    return values
+
+
+def entry(change: Callable[[dict[str, Any]], Any]) -> Callable[[StateDict], Any]:
+    return lambda d: change(d["state"][2])
+
+
+def group(change: Callable[[dict[str, Any]], Any]) -> Callable[[StateDict], Any]:
+    return lambda d: change(d["param_groups"][0])
+
+
+HARMS: dict[str, tuple[Callable[[StateDict], Any], str]] = {
+    "shape": (entry(lambda e: e.update(exp_avg=torch.zeros(7))), r"exp_avg of parameter 2 is \(7,\), the parameter"),
+    "transposed": (lambda d: d["state"][0].update(exp_avg=d["state"][0]["exp_avg"].t()), r"parameter 0 is \(13, 18\)"),
+    "a name less": (entry(lambda e: e.pop("exp_avg_sq")), "parameter 2 has no exp_avg_sq; it has step, exp_avg"),
+    "a name without value": (entry(lambda e: e.update(exp_avg_sq=None)), "has no exp_avg_sq"),
+    "no step": (entry(lambda e: e.pop("step")), "parameter 2 has no step"),
+    "of another rule": (
+        lambda d: d["state"].update({2: {"momentum_buffer": d["state"][2]["exp_avg"]}}),
+        "parameter 2 has no step, exp_avg, exp_avg_sq; it has momentum_buffer",
+    ),
+    "a list": (entry(lambda e: e.update(exp_avg=e["exp_avg"].tolist())), "exp_avg of parameter 2 is a list"),
+    "integers": (entry(lambda e: e.update(exp_avg=e["exp_avg"].int())), "parameter 2 is torch.int32"),
+    "complex": (entry(lambda e: e.update(exp_avg=e["exp_avg"] * 1j)), "parameter 2 is torch.complex64"),
+    "sparse": (entry(lambda e: e.update(exp_avg=e["exp_avg"].to_sparse())), "parameter 2 is .*torch.sparse_coo"),
+    "meta": (entry(lambda e: e.update(exp_avg=e["exp_avg"].to("meta"))), "does not hold its values"),
+    "cut off": (entry(lambda e: e.update(exp_avg=cut_off(e["exp_avg"]))), "exp_avg of parameter 2 does not hold"),
+    "other, cut off": (entry(lambda e: e.update(other=cut_off(e["exp_avg"]))), "other of parameter 2 does not hold"),
+    "step cut off": (entry(lambda e: e.update(step=cut_off(torch.ones(1)))), "step of parameter 2 does not hold"),
+    "steps": (entry(lambda e: e.update(step=torch.ones(2))), r"step of parameter 2 is a tensor of torch.float32, \(2,"),
+    "half a step": (entry(lambda e: e.update(step=1.5)), "step of parameter 2 is 1.5, not a number of steps"),
+    "step before 0": (entry(lambda e: e.update(step=torch.tensor(-1.0))), "step of parameter 2 is -1.0"),
+    "step nan": (entry(lambda e: e.update(step=torch.tensor(float("nan")))), "step of parameter 2 is nan"),
+    "step inf": (entry(lambda e: e.update(step=float("inf"))), "step of parameter 2 is inf"),
+    "step true": (entry(lambda e: e.update(step=True)), "step of parameter 2 is True"),
+    "step text": (entry(lambda e: e.update(step="3")), "step of parameter 2 is '3'"),
+    "no entry but a tensor": (lambda d: d["state"].update({2: torch.ones(3)}), "state of parameter 2 is a Tensor"),
+    "state of nobody": (lambda d: d["state"].update({9: d["state"][2]}), "state of parameter 9, which is in no"),
+    "a parameter twice": (group(lambda g: g["params"].__setitem__(2, 1)), "name a parameter twice"),
+    "double": (entry(lambda e: e.update(exp_avg=e["exp_avg"].double())), "float64 and would be rounded to torch.float"),
+    "no betas": (group(lambda g: g.pop("betas")), "loaded group 0 has no betas"),
+    "a parameter more": (group(lambda g: g["params"].append(4)), "doesn't match the size"),
+    "a group more": (lambda d: d["param_groups"].append({**d["param_groups"][0], "params": []}), "different number of"),
+    "no parameters": (group(lambda g: g.pop("params")), "loaded group 0 has no list of parameters"),
+    "no state": (lambda d: d.pop("state"), "no state dict of an optimizer: .* and has 'param_groups'"),
+    "the whole checkpoint": (lambda d: d.update(model={}, optimizer=d.pop("state")), "has 'param_groups', 'model'"),
+    "amsgrad": (group(lambda g: g.update(amsgrad=True)), "parameter 0 has no max_exp_avg_sq"),
+}
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize("name", HARMS)
+def test_what_does_not_fit_raises_and_changes_nothing(name: str, steps: int) -> None:
+    harm, message = HARMS[name]
+    state_dict = whole_dict()
+    state_dict["param_groups"][0]["lr"] = 99.0
+    harm(state_dict)
+    net, opt = trained(steps)
+    opt.register_load_state_dict_post_hook(lambda _: pytest.fail("nothing was loaded"))
+    before = photograph(opt)
+    with pytest.raises(ValueError, match=message):
+        opt.load_state_dict(state_dict)
+    assert photograph(opt) == before
+    twin, untouched = trained(steps)
+    train(net, opt, 2, first=steps)
+    train(twin, untouched, 2, first=steps)
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), twin.parameters(), strict=True))
+
+
+def test_the_right_dict_loads_after_a_wrong_one() -> None:
+    net, opt = trained(5)
+    good = copy.deepcopy(opt.state_dict())
+    bad = copy.deepcopy(good)
+    bad["state"][3].pop("exp_avg")
+    again = PagedAdamW(net.parameters(), lr=1.0)
+    with pytest.raises(ValueError, match="parameter 3 has no exp_avg;"):
+        again.load_state_dict(bad)
+    again.load_state_dict(good)
+    assert photograph(again)[2] == photograph(opt)[2]
+    assert same_state(again, opt)
+
+
+def same_state(a: torch.optim.Optimizer, b: torch.optim.Optimizer) -> bool:
+    x, y = a.state_dict()["state"], b.state_dict()["state"]
+    return x.keys() == y.keys() and all(
+        list(x[k]) == list(y[k]) and all(x[k][n].dtype == y[k][n].dtype and torch.equal(x[k][n], y[k][n]) for n in x[k])
+        for k in x
+    )
+
+
+def test_a_file_cut_off_anywhere_changes_nothing(tmp_path: Path) -> None:
+    _, opt = trained()
+    file = io.BytesIO()
+    torch.save(opt.state_dict(), file)
+    whole, before = file.getvalue(), photograph(opt)
+    for share in (0, 0.1, 0.5, 0.9, 0.999):
+        (tmp_path / "cut.pt").write_bytes(whole[: int(len(whole) * share)])
+        with pytest.raises((RuntimeError, EOFError, OSError)):
+            opt.load_state_dict(torch.load(tmp_path / "cut.pt", weights_only=True))
+        assert photograph(opt) == before
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize("where", ["create", "setstate", "fill"])
+def test_a_failure_on_the_way_changes_nothing(where: str, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Own(PagedAdamW):
+        def __setstate__(self, state: dict[str, Any]) -> None:
+            super().__setstate__(state)
+            if where == "setstate":
+                self.mark = 1
+                raise MemoryError
+
+    net = model()
+    opt = Own(net.parameters(), **ADAMW)
+    train(net, opt, steps)
+    before = photograph(opt)
+    arenas = list(opt.store.arenas)
+    if where == "create":
+        monkeypatch.setattr(checkpoint, "prepare", lambda *_: exec("raise MemoryError"))
+    if where == "fill":
+        monkeypatch.setattr(checkpoint, "fill", lambda *_: exec("raise MemoryError"))
+    with pytest.raises(MemoryError):
+        opt.load_state_dict(whole_dict())
+    assert photograph(opt) == before
+    assert opt.store.arenas == arenas, "memory made for a load that failed is held"
+
+
+def test_hooks_are_what_they_were_and_one_that_fails_behind_the_load_undoes_nothing() -> None:
+    _, opt = trained(3)
+    _, other = trained(5)
+
+    def late(_: torch.optim.Optimizer) -> None:
+        raise KeyError("mine")
+
+    opt.register_load_state_dict_post_hook(late)
+    hooks = photograph(opt)[0]
+    with pytest.raises(KeyError, match="mine"):
+        opt.load_state_dict(other.state_dict())
+    assert photograph(opt)[0] == hooks
+    assert same_state(opt, other)
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_nothing_of_the_loaded_dict_is_kept(steps: int) -> None:
+    state_dict = whole_dict()
+    state_dict["state"][0]["mine"] = torch.ones(3)
+    state_dict["state"]["shared"] = {"mine": torch.ones(3)}
+    state_dict["param_groups"][0]["lr"] = torch.tensor(0.1)
+    _, opt = trained(steps)
+    opt.load_state_dict(state_dict)
+    tensors = [t for e in state_dict["state"].values() for t in e.values()] + [state_dict["param_groups"][0]["lr"]]
+    watched = [weakref.ref(t.untyped_storage()) for t in tensors] + [weakref.ref(t) for t in tensors]
+    theirs = {t.untyped_storage().data_ptr() for t in tensors}
+    ours = {t.untyped_storage().data_ptr() for e in opt.state.values() for t in e.values()}
+    assert not theirs & ours
+    del state_dict, tensors
+    assert not [w for w in watched if w() is not None]
+    assert torch.equal(opt.state[opt.param_groups[0]["params"][0]]["mine"], torch.ones(3))
+
+
+def test_state_keeps_its_addresses_and_what_is_missing_is_made_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    state_dict = whole_dict()
+    for key, values in state_dict["state"].items():  # in another order than the rule's
+        state_dict["state"][key] = dict(reversed(values.items()))
+    net, opt = trained(1)
+    params = list(net.parameters())
+    addresses = [opt.state[p][name].data_ptr() for p in params for name in ("exp_avg", "exp_avg_sq")]
+    asked: list[Any] = []
+    create = opt.store.create
+    monkeypatch.setattr(opt.store, "create", lambda wanted: asked.append(wanted) or create(wanted))
+    opt.load_state_dict(state_dict)
+    assert [opt.state[p][name].data_ptr() for p in params for name in ("exp_avg", "exp_avg_sq")] == addresses
+    assert asked == []
+    for p in params[1:3]:
+        del opt.state[p]
+    opt.load_state_dict(state_dict)
+    assert [[(p.shape, name, dtype) for p, name, dtype in wanted] for wanted in asked] == [
+        [(p.shape, name, torch.float32) for p in params[1:3] for name in ("exp_avg", "exp_avg_sq")]
+    ]
+    assert [list(opt.state[p]) for p in params] == [["step", "exp_avg", "exp_avg_sq"]] * 4
+
+
+def test_entries_of_the_optimizer_s_own_dict_may_change_places() -> None:
+    params = [torch.nn.Parameter(torch.ones(n)) for n in (5, 5, 5)]
+    opt = PagedAdamW(params, **ADAMW)
+    for i, p in enumerate(params):
+        p.grad = torch.full((5,), i + 1.0)
+    opt.step()
+    state_dict = opt.state_dict()
+    values = [state_dict["state"][i]["exp_avg"].clone() for i in range(3)]
+    state_dict["state"] = {0: state_dict["state"][1], 1: state_dict["state"][0], 2: state_dict["state"][2]}
+    before = photograph(opt)[4]
+    opt.load_state_dict(opt.state_dict())
+    assert [v["exp_avg"] for v in photograph(opt)[4].values()] == [v["exp_avg"] for v in before.values()]
+    opt.load_state_dict(state_dict)
+    assert all(torch.equal(opt.state[p]["exp_avg"], values[i]) for p, i in zip(params, (1, 0, 2), strict=True))
+
+
+def test_the_state_of_a_living_optimizer_is_copied() -> None:
+    net, opt = trained(3)
+    other = PagedAdamW(net.parameters(), **ADAMW)
+    other.load_state_dict(opt.state_dict())
+    assert same_state(opt, other)
+    train(net, other, 1, first=3)
+    assert float(opt.state_dict()["state"][0]["step"]) == 3
+    assert not torch.equal(*(o.state_dict()["state"][0]["exp_avg"] for o in (opt, other)))
+
+
+@pytest.mark.parametrize("how", ["pickle", "deepcopy"])
+def test_a_copied_optimizer_has_its_state_where_its_options_say(how: str) -> None:
+    net, opt = trained(3, placement="file", device_budget=0)
+    if how == "pickle":
+        file = io.BytesIO()
+        torch.save((net, opt), file)
+        file.seek(0)
+        net2, opt2 = torch.load(file, weights_only=False)
+    else:
+        net2, opt2 = copy.deepcopy((net, opt))
+    assert opt2.memory_report().by_place == opt.memory_report().by_place
+    assert opt2.memory_report().by_place.keys() == {"file"}
+    assert same_state(opt, opt2)
+    for n, o in ((net, opt), (net2, opt2)):
+        train(n, o, 2, first=3)
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), net2.parameters(), strict=True))
+
+
+@pagedopt.rule
+def running_sum(param, grad, state1, *, lr):  # type: ignore[no-untyped-def]
+    """State by the name that bitsandbytes uses."""
+    state1 = state1 + grad
+    param = param - lr * state1
+    return param, state1
+
+
+def test_a_rule_of_ones_own_loads_what_it_saved() -> None:
+    class Sum(PagedOptimizer):
+        rule = running_sum
+
+        def __init__(self, params: Any, lr: float = 1e-3) -> None:
+            super().__init__(params, {"lr": lr})
+
+    net = model()
+    opt = Sum(net.parameters(), lr=0.01)
+    train(net, opt, 3)
+    again = Sum(net.parameters())
+    again.load_state_dict(copy.deepcopy(opt.state_dict()))
+    assert same_state(again, opt)
+    assert list(opt.state_dict()["state"][0]) == ["step", "state1"]
+    with pytest.raises(ValueError, match="parameter 0 has no state1"):
+        opt.load_state_dict(whole_dict())

@@ -1,0 +1,269 @@
+"""State dicts of torch and bitsandbytes: files that they wrote, and dicts that go back and forth.
+
+The files in ``tests/data`` hold the schemas.  ``python tests/test_checkpoint_foreign.py [LIBRARY]`` writes them anew,
+that of bitsandbytes where it is installed; it was done with the versions that stand in them, on a CPU.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from optim_support import ADAMW, distance, model, train
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+from pagedopt import PagedAdamW, PagedSGD
+
+DATA = Path(__file__).parent / "data"
+SGD: dict[str, Any] = {"lr": 0.05, "momentum": 0.8, "weight_decay": 0.1}
+FLAGS = {"amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused", "decoupled_weight_decay"}
+
+Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+
+
+def record(make: Make) -> dict[str, Any]:
+    """Three steps, the state dict after them, and two steps more."""
+    torch.manual_seed(3)
+    params = [torch.nn.Parameter(torch.randn(shape)) for shape in ((3, 5), (4,))]
+    grads = [[torch.randn_like(p).detach() for p in params] for _ in range(5)]
+    opt = make(params)
+    for step, given in enumerate(grads):
+        if step == 3:
+            kept = [p.detach().clone() for p in params], copy.deepcopy(opt.state_dict())
+        for p, g in zip(params, given, strict=True):
+            p.grad = g.clone()
+        opt.step()
+    return {"params": kept[0], "state_dict": kept[1], "grads": grads[3:], "after": [p.detach() for p in params]}
+
+
+def write_torch() -> None:
+    makes: dict[str, Make] = {
+        "adamw": lambda p: torch.optim.AdamW(p, **ADAMW),
+        "amsgrad": lambda p: torch.optim.AdamW(p, amsgrad=True, **ADAMW),
+        "fused": lambda p: torch.optim.AdamW(p, fused=True, **ADAMW),
+        "sgd": lambda p: torch.optim.SGD(p, **SGD),
+    }
+    torch.save({"version": str(torch.__version__), **{k: record(m) for k, m in makes.items()}}, DATA / "torch.pt")
+
+
+def write_bitsandbytes() -> None:
+    import bitsandbytes as bnb
+
+    makes: dict[str, Make] = {
+        "paged": lambda p: bnb.optim.PagedAdamW32bit(p, **ADAMW),
+        "8 bit": lambda p: bnb.optim.AdamW8bit(p, min_8bit_size=1, **ADAMW),
+        "lion": lambda p: bnb.optim.Lion32bit(p, lr=0.01),
+    }
+    torch.save({"version": bnb.__version__, **{k: record(m) for k, m in makes.items()}}, DATA / "bitsandbytes.pt")
+
+
+def read(library: str, case: str) -> dict[str, Any]:
+    found: dict[str, Any] = torch.load(DATA / f"{library}.pt", weights_only=True)[case]
+    return found
+
+
+def go_on(params: list[torch.nn.Parameter], opt: torch.optim.Optimizer, grads: list[list[torch.Tensor]]) -> None:
+    for given in grads:
+        for p, g in zip(params, given, strict=True):
+            p.grad = g.clone()
+        opt.step()
+
+
+@pytest.mark.parametrize("case", ["adamw", "amsgrad", "fused", "sgd"])
+@pytest.mark.parametrize("age", ["new", "old"])
+def test_a_file_of_torch_is_read_to_the_bit_and_continued(case: str, age: str) -> None:
+    found = read("torch", case)
+    state_dict = copy.deepcopy(found["state_dict"])
+    if age == "old":  # as of torch 1.11: the step is a number, and there are no flags
+        for entry in state_dict["state"].values():
+            entry.update({"step": int(entry["step"])} if "step" in entry else {})
+        old = FLAGS - {"amsgrad"} | {"nesterov"} if case != "sgd" else FLAGS | {"nesterov"}
+        state_dict["param_groups"] = [{k: v for k, v in g.items() if k not in old} for g in state_dict["param_groups"]]
+    params = [torch.nn.Parameter(p) for p in found["params"]]
+    opt: torch.optim.Optimizer = PagedSGD(params) if case == "sgd" else PagedAdamW(params)
+    opt.load_state_dict(state_dict)
+    for i, p in enumerate(params):
+        expected = found["state_dict"]["state"][i]
+        assert list(opt.state[p]) == list(expected)
+        assert all(torch.equal(opt.state[p][name], expected[name]) for name in expected)
+        assert all(t.device.type == "cpu" and t.dtype == torch.float32 for t in opt.state[p].values())
+    go_on(params, opt, found["grads"])
+    assert distance(params, found["after"]) < 1e-6
+
+
+@pytest.mark.parametrize("age", ["new", "old"])
+def test_a_file_of_bitsandbytes_is_read_to_the_bit_and_continued(age: str) -> None:
+    found = read("bitsandbytes", "paged")
+    state_dict = copy.deepcopy(found["state_dict"])
+    inner = {key: entry["__bnb_optimizer_quant_state__"] for key, entry in state_dict["state"].items()}
+    if age == "old":  # before the tensors were wrapped; with the workspaces of its clipping
+        for key, entry in state_dict["state"].items():
+            del entry["__bnb_optimizer_quant_state__"]
+            entry.update(inner[key], unorm_vec=torch.ones(1), gnorm_vec=torch.ones(100))
+    before = repr(state_dict)
+    params = [torch.nn.Parameter(p) for p in found["params"]]
+    opt = PagedAdamW(params, amsgrad=True)
+    opt.load_state_dict(state_dict)
+    assert repr(state_dict) == before, "the dict belongs to the caller"
+    for i, p in enumerate(params):
+        assert list(opt.state[p]) == ["step", "exp_avg", "exp_avg_sq"]
+        assert torch.equal(opt.state[p]["step"], torch.tensor(3.0))
+        assert torch.equal(opt.state[p]["exp_avg"], inner[i]["state1"])
+        assert torch.equal(opt.state[p]["exp_avg_sq"], inner[i]["state2"])
+    assert opt.param_groups[0].keys() == FLAGS | {"params", "lr", "betas", "eps", "weight_decay"}
+    assert opt.param_groups[0]["betas"] == ADAMW["betas"]
+    go_on(params, opt, found["grads"])
+    assert distance(params, found["after"]) < 1e-6
+    theirs = torch.optim.AdamW([torch.nn.Parameter(p) for p in found["params"]])
+    theirs.load_state_dict(opt.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        (
+            "8 bit",
+            r"parameter 0 is that of an 8-bit optimizer of bitsandbytes.* qmap1\[state1.long\(\)\] times absmax1",
+        ),
+        ("lion", "parameter 0 is that of an optimizer of bitsandbytes with one moment"),
+    ],
+)
+def test_other_state_of_bitsandbytes_is_refused(case: str, message: str) -> None:
+    found = read("bitsandbytes", case)
+    opt = PagedAdamW([torch.nn.Parameter(p) for p in found["params"]])
+    with pytest.raises(ValueError, match=message):
+        opt.load_state_dict(found["state_dict"])
+    assert not opt.state
+    assert opt.param_groups[0]["lr"] == 1e-3
+
+
+IMPLEMENTATIONS: list[dict[str, Any]] = [{}, {"foreach": True}, {"fused": True}, {"foreach": False}]
+
+
+@pytest.mark.parametrize("how", IMPLEMENTATIONS, ids=str)
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_state_goes_to_torch_and_back_to_the_bit(how: dict[str, Any], amsgrad: bool) -> None:
+    net = model()
+    ours = PagedAdamW(net.parameters(), amsgrad=amsgrad, **ADAMW)
+    train(net, ours, 3)
+    saved = copy.deepcopy(ours.state_dict())
+    theirs = torch.optim.AdamW(net.parameters(), lr=1.0, **how)
+    theirs.load_state_dict(copy.deepcopy(saved))
+    again = PagedAdamW(net.parameters(), lr=1.0)
+    again.load_state_dict(theirs.state_dict())
+    for a, b, c in zip(*(o.state.values() for o in (ours, theirs, again)), strict=True):
+        assert list(a) == list(b) == list(c)
+        assert all(torch.equal(a[k], b[k]) and torch.equal(a[k], c[k]) for k in a)
+        assert c["step"].shape == ()
+    assert again.state_dict()["param_groups"] == saved["param_groups"]
+
+
+def test_amsgrad_comes_and_goes_with_the_loaded_groups() -> None:
+    net = model()
+    with_it, without = (PagedAdamW(net.parameters(), amsgrad=flag, **ADAMW) for flag in (True, False))
+    train(net, with_it, 2)
+    saved = copy.deepcopy(with_it.state_dict())
+    train(net, without, 2)
+    address = without.state[next(net.parameters())]["exp_avg"].data_ptr()
+    plain = copy.deepcopy(without.state_dict())
+    without.load_state_dict(saved)
+    entry = without.state[next(net.parameters())]
+    assert entry["exp_avg"].data_ptr() == address
+    assert torch.equal(entry["max_exp_avg_sq"], saved["state"][0]["max_exp_avg_sq"])
+    nets = [copy.deepcopy(net) for _ in range(2)]
+    fresh = PagedAdamW(nets[0].parameters(), amsgrad=True, **ADAMW)
+    fresh.load_state_dict(saved)
+    train(nets[0], fresh, 2)
+    train(net, without, 2)
+    assert distance(list(nets[0].parameters()), list(net.parameters())) == 0
+    without.load_state_dict(plain)
+    assert list(without.state[next(net.parameters())]) == ["step", "exp_avg", "exp_avg_sq"]
+
+
+def test_saved_before_the_first_step_or_without_gradients_it_goes_on_as_new() -> None:
+    nets = [model() for _ in range(3)]
+    whole, first, second = (PagedAdamW(n.parameters(), **ADAMW) for n in nets)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    assert not second.state
+    for n, o in zip(nets[:2], (whole, first), strict=True):
+        train(n, o, 3, without=lambda _: 1)
+    saved = copy.deepcopy(first.state_dict())
+    assert list(saved["state"]) == [0, 2, 3]
+    train(nets[2], second, 2)  # its parameter 1 has state, which the saved one has not
+    nets[2].load_state_dict(nets[1].state_dict())
+    second.load_state_dict(saved)
+    assert len(second.state) == 3
+    for n, o in ((nets[0], whole), (nets[2], second)):
+        train(n, o, 3, first=3)
+    assert distance(list(nets[0].parameters()), list(nets[2].parameters())) == 0
+    assert [float(s["step"]) for s in second.state_dict()["state"].values()] == [6, 6, 6, 3]
+
+
+def test_groups_may_name_their_parameters_as_they_like() -> None:
+    def groups(net: torch.nn.Module) -> list[dict[str, Any]]:
+        a, b, c, d = net.parameters()
+        return [{"params": [c, a], "lr": 0.1}, {"params": [d, b], "betas": (0.5, 0.6)}]
+
+    net = model()
+    opt = PagedAdamW(groups(net), **ADAMW)
+    train(net, opt, 2)
+    saved = copy.deepcopy(opt.state_dict())
+    names = {0: "weight", 1: 99, 2: 0, 3: "bias"}
+    saved["state"] = {names[key]: entry for key, entry in reversed(saved["state"].items())}
+    for group in saved["param_groups"]:
+        group["params"] = [names[key] for key in group["params"]]
+    again = PagedAdamW(groups(net), **ADAMW)
+    again.load_state_dict(saved)
+    assert all(torch.equal(again.state[p][k], v) for p, entry in opt.state.items() for k, v in entry.items())
+
+
+@pytest.mark.parametrize("momentum", [0, 0.8])
+def test_sgd_takes_torch_s_state_and_gives_it_back(momentum: float) -> None:
+    case = {**SGD, "momentum": momentum}
+    nets = model(), model()
+    whole, half = torch.optim.SGD(nets[0].parameters(), **case), torch.optim.SGD(nets[1].parameters(), **case)
+    train(nets[0], whole, 6)
+    train(nets[1], half, 2, without=lambda _: -1)
+    ours = PagedSGD(nets[1].parameters())
+    ours.load_state_dict(half.state_dict())
+    train(nets[1], ours, 2, first=2)
+    back = torch.optim.SGD(nets[1].parameters())
+    back.load_state_dict(ours.state_dict())
+    train(nets[1], back, 2, first=4)
+    assert distance(list(nets[1].parameters()), list(nets[0].parameters())) < 2e-6
+
+
+def test_a_momentum_buffer_that_is_none_is_one_that_has_not_begun() -> None:
+    results = []
+    for cls in (PagedSGD, torch.optim.SGD):
+        p = torch.nn.Parameter(torch.ones(3))
+        p.grad = torch.full((3,), 0.5)
+        opt = cls([p], dampening=0.4, **SGD)
+        opt.load_state_dict({**opt.state_dict(), "state": {0: {"momentum_buffer": None}}})
+        opt.step()
+        opt.step()
+        results.append(p)
+    assert torch.allclose(*results, rtol=1e-6)
+
+
+def test_through_torch_s_distributed_checkpoints() -> None:
+    net = model()
+    opt = PagedAdamW(net.parameters(), **ADAMW)
+    train(net, opt, 3)
+    saved = copy.deepcopy(get_optimizer_state_dict(net, opt))
+    again = PagedAdamW(net.parameters(), lr=1.0)
+    params = [p.detach().clone() for p in net.parameters()]
+    set_optimizer_state_dict(net, again, saved)
+    assert all(torch.equal(a, b) for a, b in zip(params, net.parameters(), strict=True))
+    for p in net.parameters():
+        assert all(torch.equal(again.state[p][k], v) for k, v in opt.state[p].items())
+    assert again.param_groups[0]["lr"] == ADAMW["lr"]
+
+
+if __name__ == "__main__":
+    write_bitsandbytes() if "bitsandbytes" in sys.argv else write_torch()

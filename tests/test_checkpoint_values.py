@@ -1,0 +1,129 @@
+"""Loaded values arrive whatever their layout and dtype, where the state is and as it is stored, block by block."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from optim_support import ADAMW, model, train
+
+from pagedopt import PagedAdamW
+from pagedopt.host_memory import mapping_rss
+from pagedopt.optim import checkpoint
+
+SOURCES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "as the parameter": lambda t: t.clone(),
+    "contiguous": lambda t: t.contiguous(),
+    "columns first": lambda t: t.permute(list(range(t.dim()))[::-1]).contiguous().permute(list(range(t.dim()))[::-1]),
+    "with gaps": lambda t: torch.stack([t, t], -1)[..., 1],
+    "narrower": lambda t: t.bfloat16(),
+    "expanded": lambda t: torch.ones(()).expand(t.shape),
+    "a leaf of a graph": lambda t: t.clone().requires_grad_(),
+}
+
+
+@pytest.mark.parametrize("chunk", [64, 16 << 20])
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_values_arrive_whatever_the_layout_in_blocks_of_a_chunk(
+    layout: torch.memory_format, source: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "CHUNK", chunk)
+    shapes = [(4, 3, 2, 5), (3, 1, 40, 1), (0, 2, 2, 2)]
+    params = [torch.nn.Parameter(torch.randn(s).to(memory_format=layout)) for s in shapes]
+    params += [torch.nn.Parameter(torch.randn(s)) for s in ((), (1,), (200,), (2, 100))]
+    state = {
+        i: {"step": 4, **{name: SOURCES[source](torch.randn_like(p).detach()) for name in ("exp_avg", "exp_avg_sq")}}
+        for i, p in enumerate(params)
+    }
+    opt = PagedAdamW(params)
+    blocks: list[torch.Tensor] = []
+    copy_block = checkpoint._copy
+    monkeypatch.setattr(checkpoint, "_copy", lambda block, *rest: blocks.append(block) or copy_block(block, *rest))
+    opt.load_state_dict({**opt.state_dict(), "state": state})
+    for i, p in enumerate(params):
+        for name in ("exp_avg", "exp_avg_sq"):
+            assert torch.equal(opt.state[p][name], state[i][name].float())
+            assert opt.state[p][name].stride() == p.stride() or not p.numel()
+    assert all(b.is_contiguous() and b.nbytes <= chunk for b in blocks)
+    assert sum(b.numel() for b in blocks) == 2 * sum(p.numel() for p in params)
+
+
+def test_state_is_never_rounded_to_the_parameter_s_dtype_unasked() -> None:
+    net = model(dtype=torch.bfloat16)
+    saved = PagedAdamW(net.parameters(), state_format="float32", **ADAMW)
+    train(net, saved, 2)
+    state_dict = copy.deepcopy(saved.state_dict())
+    kept = PagedAdamW(net.parameters(), state_format={"exp_avg": "float32", "exp_avg_sq": "bfloat16"}, **ADAMW)
+    kept.load_state_dict(state_dict)
+    for p in net.parameters():
+        assert torch.equal(kept.state[p]["exp_avg"], saved.state[p]["exp_avg"])
+        assert torch.equal(kept.state[p]["exp_avg_sq"], saved.state[p]["exp_avg_sq"].bfloat16())  # asked for
+    fresh = PagedAdamW(net.parameters(), **ADAMW)
+    half = PagedAdamW(net.parameters(), state_format={"exp_avg": "float32"}, **ADAMW)
+    for opt, name in ((fresh, "exp_avg"), (half, "exp_avg_sq")):
+        with pytest.raises(ValueError, match=f"loaded {name} of parameter 0 is torch.float32 and would be rounded to"):
+            opt.load_state_dict(state_dict)
+        assert not opt.state
+
+
+def test_loading_keeps_memory_to_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    chunk = 256 << 10
+    monkeypatch.setattr(checkpoint, "CHUNK", chunk)
+    params = [torch.nn.Parameter(torch.zeros(n)) for n in (300_000, 7, 200_000)]
+    values = {name: [torch.randn_like(p).detach() for p in params] for name in ("exp_avg", "exp_avg_sq")}
+    state = {i: {"step": 1, **{name: v[i] for name, v in values.items()}} for i in range(3)}
+    opt = PagedAdamW(params, placement="file", device_budget=0)
+    in_memory: list[int] = []
+    copy_block = checkpoint._copy
+
+    def watched(*given: Any) -> None:
+        copy_block(*given)
+        in_memory.extend(mapping_rss(a.tensor.data_ptr(), a.tensor.nbytes) for a in opt.store.arenas)
+
+    monkeypatch.setattr(checkpoint, "_copy", watched)
+    opt.load_state_dict({**opt.state_dict(), "state": state})
+    assert chunk // 2 < max(in_memory) <= 3 * chunk
+    assert opt.memory_report().measured.get("host", 0) == 0
+    assert all(torch.equal(opt.state[p][name], values[name][i]) for i, p in enumerate(params) for name in values)
+
+
+def test_state_that_no_longer_fits_its_parameter_is_made_anew() -> None:
+    image = torch.ones(4, 3, 2, 2)
+    for before, data in ((torch.ones(12), torch.ones(9)), (image, image.to(memory_format=torch.channels_last))):
+        p = torch.nn.Parameter(before)
+        p.grad = torch.ones_like(p)
+        opt = PagedAdamW([p])
+        opt.step()
+        p.data = data
+        state = {0: {"step": 1, "exp_avg": torch.rand_like(data), "exp_avg_sq": torch.rand_like(data)}}
+        opt.load_state_dict({**opt.state_dict(), "state": state})
+        assert opt.state[p]["exp_avg"].stride() == data.stride()
+        assert torch.equal(opt.state[p]["exp_avg"], state[0]["exp_avg"])
+        p.grad = torch.ones_like(p)
+        opt.step()
+
+
+def test_state_stays_as_it_is_stored_when_its_parameter_is_cast() -> None:
+    net = model()
+    opt = PagedAdamW(net.parameters(), **ADAMW)
+    train(net, opt, 2)
+    saved = copy.deepcopy(opt.state_dict())
+    net.bfloat16()
+    p = next(net.parameters())
+    address = opt.state[p]["exp_avg"].data_ptr()
+    opt.load_state_dict(saved)
+    assert opt.state[p]["exp_avg"].data_ptr() == address
+    assert opt.state[p]["exp_avg"].dtype == torch.float32
+    assert torch.equal(opt.state[p]["exp_avg"], saved["state"][0]["exp_avg"])
+
+
+def test_a_parameter_with_gaps_is_refused() -> None:
+    p = torch.nn.Parameter(torch.ones(4, 6)[:, ::2])
+    opt = PagedAdamW([p])
+    state = {0: {"step": 1, "exp_avg": torch.ones(4, 3), "exp_avg_sq": torch.ones(4, 3)}}
+    with pytest.raises(ValueError, match=r"parameter 0 of shape \(4, 3\) has gaps"):
+        opt.load_state_dict({**opt.state_dict(), "state": state})

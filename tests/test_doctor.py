@@ -1,0 +1,290 @@
+"""`python -m pagedopt doctor` and the rates it measures, on a machine without a GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pagedopt import Rates, arenas, machine, memory, rates
+from pagedopt.cli import main
+from pagedopt.doctor import examine, facts, show, trial
+
+CPU = torch.device("cpu")
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure with a few MiB."""
+    monkeypatch.setattr(rates, "SAMPLE", 4 << 20)
+    monkeypatch.setattr(rates, "FILE_BLOCK", 2 << 20)
+
+
+def doctor(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, dict[str, Any]]:
+    """The exit status, and all that is printed, as JSON; NaN and Infinity are not JSON."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} in the report")
+
+    status = main(["doctor", "--device", "cpu", "--json", *options])
+    return status, json.loads(capsys.readouterr().out, parse_constant=refuse)
+
+
+def test_a_healthy_machine(capsys: pytest.CaptureFixture[str], small: None) -> None:
+    status, report = doctor(capsys)
+    assert (status, report["problems"]) == (0, [])
+    assert report["device"] == "cpu"
+    assert report["packages"]["torch"] == torch.__version__
+    assert report["packages"]["numba"]
+    assert 0 < report["host"]["available"] <= report["host"]["limits"][0]["limit"]
+    assert report["state_folder"]["free"] > 0
+    assert report["step"] == {"works": True, "reason": ""}
+    found = Rates.from_dict(report["rates"])
+    assert not found.assumed
+    assert found.ram
+    assert found.file_read
+    assert found.file_write
+    assert found.both is None
+    placements = {t["placement"]: t for t in report["placements"] if t["device"] == "cpu"}
+    assert placements.keys() == arenas.ARENAS["cpu"].keys()
+    assert all(t["works"] for t in placements.values())
+    without, with_budget = report["choices"]
+    assert (without["device_budget"], without["placement"]) == (None, "device")
+    assert (with_budget["placement"], with_budget["host_access"]) == ("file", arenas.ARENAS["cpu"]["file"].ways[0])
+
+
+def test_quick_measures_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates, "measure", lambda *_, **__: pytest.fail("measured"))
+    status, report = doctor(capsys, "--quick")
+    assert (status, report["rates"]) == (0, None)
+
+
+def test_the_report_is_rates_for_a_plan(capsys: pytest.CaptureFixture[str], small: None, tmp_path: Path) -> None:
+    _, report = doctor(capsys)
+    (tmp_path / "here.json").write_text(json.dumps(report))
+    assert Rates.load(tmp_path / "here.json").as_dict() == report["rates"]
+    assert main(["plan", "--params", "1B", "--device", "cpu", "--rates", str(tmp_path / "here.json")]) == 0
+    assert machine.processor() in capsys.readouterr().out
+
+
+def test_it_is_readable(capsys: pytest.CaptureFixture[str], small: None) -> None:
+    assert main(["doctor", "--device", "cpu"]) == 0
+    text = capsys.readouterr().out
+    for part in ("this machine", torch.__version__, "placements, each tried", "mapped", "file", "state folder, writing",
+                 "placement='file'", "Everything that should work here does."):  # fmt: skip
+        assert part in text, part
+    assert max(map(len, (line for line in text.splitlines() if line.startswith(("│", "┃"))))) <= 80
+
+
+def test_placements_of_a_gpu_are_listed_where_there_is_none(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    status, report = doctor(capsys, "--quick")
+    assert status == 0
+    there = {t["placement"]: t for t in report["placements"] if t["device"] == "cuda"}
+    assert there.keys() == arenas.ARENAS["cuda"].keys()
+    assert {t["reason"] for t in there.values()} == {"there is no CUDA device here"}
+    assert not any(t["works"] or t["promised"] for t in there.values())
+    assert report["cards"] == []
+
+
+@pytest.mark.parametrize("name", ["cupy", "cuda.bindings", "matplotlib"])
+def test_what_a_cpu_does_not_need_is_a_note(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)  # importing it fails
+    status, report = doctor(capsys, "--quick")
+    assert (status, report["packages"][name]) == (0, None)
+    assert any(note.startswith(f"{name} is not installed") for note in report["notes"])
+
+
+def test_nothing_but_torch_numpy_and_rich() -> None:
+    """In a process of its own, where nothing has imported them before."""
+    program = """
+import sys
+for name in ("numba", "cupy", "cuda", "cuda.bindings", "matplotlib"):
+    sys.modules[name] = None
+from pagedopt.cli import main
+sys.exit(main(["doctor", "--json", "--quick", "--device", "cpu"]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, cwd=ROOT)
+    assert done.returncode == 1, done.stderr
+    report = json.loads(done.stdout)
+    assert [report["packages"][name] for name in ("numba", "cupy", "cuda.bindings")] == [None] * 3
+    assert report["cuda"]["nvrtc"] is None
+    assert len(report["problems"]) == 1
+    assert "numba is missing, which parameters on cpu need" in report["problems"][0]
+    assert {t["placement"] for t in report["placements"] if t["works"]} == arenas.ARENAS["cpu"].keys()
+
+
+def test_without_torch_it_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    status, report = doctor(capsys)
+    assert status == 1
+    assert "torch cannot be imported" in report["problems"][0]
+    assert main(["doctor"]) == 1
+    assert capsys.readouterr().out.startswith("problem: torch")
+
+
+class Broken(arenas.Arena):
+    """Claims to work, and fails in some way."""
+
+    name = "file"
+    away = "file"
+    paged = True
+    granule = 2 << 20
+
+    def __init__(self, layout: Any, device: torch.device, resident: int) -> None:
+        super().__init__(layout, device, resident)
+        self.tensor = torch.zeros(layout.nbytes, dtype=torch.uint8)
+
+    def move(self, resident: int) -> None:
+        for offset, nbytes in self.layout.stretches(self.layout.pages - 1, self.layout.pages):
+            self.tensor[offset : offset + nbytes] = 0
+
+
+class Full(Broken):
+    def __init__(self, *_: Any) -> None:
+        raise MemoryError("no room\nat all")
+
+
+class Refusing(Broken):
+    @classmethod
+    def refusal(cls, device: torch.device) -> str:
+        return "it is Sunday"
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "status"),
+    [(Broken, "state read back is not what was written", 1), (Full, "no room", 1), (Refusing, "it is Sunday", 0)],
+)
+def test_a_placement_that_breaks_its_promise_is_a_problem(
+    kind: type[arenas.Arena], reason: str, status: int, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setitem(arenas.ARENAS["cpu"], "file", kind)
+    got, report = doctor(capsys, "--quick")
+    tried = next(t for t in report["placements"] if t["placement"] == "file" and t["device"] == "cpu")
+    assert (tried["works"], tried["reason"], got) == (False, reason, status)
+    assert len(report["problems"]) == status
+    show.show(report)
+    assert reason in capsys.readouterr().out
+
+
+def test_a_failing_step_is_a_problem(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pagedopt.optim.PagedAdamW.step", lambda self: None)
+    status, report = doctor(capsys, "--quick")
+    assert status == 1
+    assert "parameters are 0.1" in report["step"]["reason"]
+    assert report["problems"] == [f"a step of AdamW on cpu failed: {report['step']['reason']}"]
+
+
+def test_what_is_chosen_on_a_gpu_and_why() -> None:
+    cuda = torch.device("cuda", 0)
+    found = Rates(both=101.7e9, in_place=84.4e9)
+    tried = [{"placement": n, "device": "cuda:0", "works": True, "reason": ""} for n in arenas.ARENAS["cuda"]]
+    without, with_budget = trial.choices(cuda, tried, found)
+    assert without["placement"] == "device"
+    assert (with_budget["placement"], with_budget["host_access"]) == ("mapped", "staged")
+    assert "102 GB/s staged, 84.4 GB/s in place" in with_budget["why"]
+    tried[0].update(works=False, reason="no host pages")
+    assert tried[0]["placement"] == "mapped"
+    _, with_budget = trial.choices(cuda, tried, None)
+    assert (with_budget["placement"], with_budget["host_access"]) == ("managed", "in_place")
+    assert "mapped does not work: no host pages" in with_budget["why"]
+    for one in tried:
+        one.update(works=False, reason="nothing goes")
+    assert trial.choices(cuda, tried, None)[1]["placement"] is None
+
+
+def test_a_card_is_asked_for_its_attributes(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"CU_DEVICE_ATTRIBUTE_{a}" for a in facts.ATTRIBUTES.values()]
+    known = SimpleNamespace(**{name: name for name in names if "HOST_VIRTUAL" not in name})  # as in CUDA 12.0
+
+    def ask(name: str, handle: int) -> tuple[int, int]:
+        return (801, 0) if "INTEGRATED" in name else (0, 2 if "ASYNC" in name else 1)
+
+    fake = SimpleNamespace(CUdevice_attribute=known, cuDeviceGet=lambda i: (0, i), cuDeviceGetAttribute=ask)
+    monkeypatch.setattr(memory, "driver", lambda: fake)
+    assert facts.attributes(0) == {
+        **dict.fromkeys(facts.ATTRIBUTES, 1),
+        "asyncEngineCount": 2,
+        "hostVirtualMemoryManagement": None,
+        "integrated": None,
+    }
+
+    def missing() -> Any:
+        raise RuntimeError("no cuda-bindings")
+
+    monkeypatch.setattr(memory, "driver", missing)
+    assert facts.attributes(0) == dict.fromkeys(facts.ATTRIBUTES)
+
+
+@pytest.mark.parametrize(
+    ("line", "version"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 07:19:55 2025\nGCC 12.3", "580.65.06"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  595.45  Release Build", "595.45"),
+    ],
+)  # fmt: skip
+def test_the_drivers_version(line: str, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "version").write_text(line)
+    monkeypatch.setattr(machine, "_DRIVER", tmp_path / "version")
+    assert machine.driver_version() == version
+
+
+def test_no_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_DRIVER", tmp_path / "version")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert machine.driver_version() is None
+
+
+@pytest.mark.parametrize(
+    ("cuda", "text"), [(None, "is built without CUDA"), ("13.0", "sees no GPU"), ("nothing", "no NVIDIA driver")]
+)
+def test_a_gpu_that_torch_cannot_use_is_a_note(cuda: str | None, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "driver_version", lambda: None if cuda == "nothing" else "580.65.06")
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert text in examine.notes(CPU, {"torch": "2"})[0]
+
+
+def test_devices_that_are_not_here_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--device", "cuda:99"]) == 2
+    assert "--device cuda:99: torch" in capsys.readouterr().err
+
+
+def test_measuring_leaves_no_file_and_stays_in_its_folder(
+    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = rates.measure("cpu", seconds=0.05, folder=tmp_path)
+    assert not list(tmp_path.iterdir())
+    assert found.machine == machine.processor()
+    assert found.versions["torch"] == torch.__version__
+    found = rates.measure("cpu", seconds=0.05, folder=tmp_path / "absent")
+    assert (found.file_read, found.file_write) == (None, None)
+    assert found.ram
+    with pytest.raises(ValueError, match="device is meta"):
+        rates.measure("meta")
+    monkeypatch.setattr("pagedopt.host_memory.available", lambda: 1 << 20)
+    with pytest.raises(MemoryError, match="host memory are free"):
+        rates.measure("cpu")
+
+
+def test_rates_come_back_from_a_file(tmp_path: Path) -> None:
+    rates.ASSUMED.save(tmp_path / "r.json")
+    assert Rates.load(tmp_path / "r.json") == rates.ASSUMED
+    with pytest.raises(ValueError, match="rate up is 0"):
+        Rates(up=0)
+    with pytest.raises(ValueError, match="rate both is inf"):
+        Rates(both=float("inf"))
+    with pytest.raises(ValueError, match="rate ram is True"):
+        Rates(ram=True)

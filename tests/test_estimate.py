@@ -1,0 +1,291 @@
+"""What is said in advance: the bytes that are really taken, and seconds that can be worked out by hand."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import pagedopt
+from pagedopt import Estimate, PagedAdamW, PagedSGD, Rates, estimate
+from pagedopt.rates import ASSUMED
+from pagedopt.residency import SLOTS
+
+MIB = 1 << 20
+F32, BF16 = torch.float32, torch.bfloat16
+
+
+def network(dtype: torch.dtype = F32) -> torch.nn.Module:
+    """About 1.3 million parameters with odd sizes: several pages of state, and parameters that cross from one to the
+    next."""
+    return torch.nn.Sequential(torch.nn.Linear(1001, 701), torch.nn.Linear(701, 803), torch.nn.LayerNorm(803)).to(dtype)
+
+
+def step_once(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for p in net.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+
+
+def taken(net: torch.nn.Module, **options: Any) -> pagedopt.MemoryReport:
+    """What a real optimizer reports after its first step."""
+    optimizer = PagedAdamW(net.parameters(), **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step_once(net, optimizer)
+    return optimizer.memory_report()
+
+
+@pytest.mark.parametrize("budget", [0, 3 * MIB, "5 MiB", "10.2MB", "1GiB"])
+@pytest.mark.parametrize("options", [{}, {"state_format": "bfloat16"}, {"amsgrad": True}], ids=str)
+def test_a_file_takes_what_was_said(options: dict[str, Any], budget: int | str) -> None:
+    net = network()
+    report = taken(net, device_budget=budget, **options)
+    format_ = options.get("state_format")
+    rule = "adamw_amsgrad" if options.get("amsgrad") else "adamw"
+    said = estimate(net, rule=rule, device_budget=budget, state_format=format_)
+    assert (said.by_place, said.placement, said.budget) == (report.by_place, report.placement, report.budget)
+    assert said.state_bytes == sum(report.by_place.values())
+
+
+@pytest.mark.parametrize("placement", [None, "device", "host"])
+def test_ordinary_memory_takes_what_was_said(placement: str | None) -> None:
+    net = network(BF16)
+    report = taken(net, placement=placement, state_format="float32")
+    said = estimate(net, placement=placement, state_format="float32")
+    assert said.by_place == report.by_place
+    assert said.by_place.keys() == {"host"}
+    assert (said.moved, said.ring, said.host_access, said.away_bytes) == (0, 0, None, 0)
+
+
+@pytest.mark.parametrize("budget", [0, 4 * MIB, 9 * MIB, 14 * MIB])
+def test_each_combination_of_dtypes_has_an_arena_and_the_budget_is_shared(budget: int) -> None:
+    net = torch.nn.Sequential(network(BF16), network(F32), torch.nn.Linear(7, 5).to(BF16))
+    report = taken(net, device_budget=budget)
+    assert estimate(net, device_budget=budget).by_place == report.by_place
+
+
+def test_sgd_without_momentum_has_no_state() -> None:
+    net = network()
+    optimizer = PagedSGD(net.parameters(), lr=0.1)
+    step_once(net, optimizer)
+    said = estimate(net, rule="sgd", device_budget=0)
+    assert said.by_place == optimizer.memory_report().by_place == {}
+    rates = Rates(ram=1e6)
+    # Read the parameter and the gradient, write the parameter: 12 bytes an element, wherever state would be.
+    assert estimate(net, rule="sgd", device_budget=0, rates=rates).seconds == pytest.approx(12 * said.parameters / 1e6)
+    said = estimate(net, rule="sgd", device="cuda", placement="host", rates=Rates(device=1e6))
+    assert said.seconds == pytest.approx(12 * said.parameters / 1e6)
+
+
+SHAPE = [(16 * MIB,)]  # 64 MiB in float32, so 128 MiB of state, in 16 pages of 8 MiB
+#: MiB a second that make the sums come out in whole seconds.
+HAND = Rates(
+    device=28 * MIB, up=8 * MIB, down=4 * MIB, both=16 * MIB, in_place=6 * MIB, ram=14 * MIB, file_read=32 * MIB,
+    file_write=16 * MIB,
+)  # fmt: skip
+
+
+def test_staged_seconds_by_hand() -> None:
+    said = estimate(SHAPE, device_budget=32 * MIB, rates=HAND)
+    assert (said.placement, said.host_access) == ("mapped", "staged")
+    assert said.by_place == {"device": 32 * MIB, "host": 96 * MIB}
+    assert said.ring == SLOTS * 8 * MIB
+    assert said.moved == 192 * MIB
+    assert said.near_bytes == (64 + 64 + 32 + 8 * SLOTS) * MIB
+    # 4 Mi elements stay: 3 reads of state and parameter, 1 of the gradient, 3 writes: 28 bytes each, 112 MiB: 4 s.
+    # 96 MiB go both ways: the first page comes in 1 s, the last goes in 2 s, 88 MiB pass one another in 11 s.
+    assert said.seconds == pytest.approx(4 + 1 + 11 + 2)
+    assert said.floor == pytest.approx(16)  # 448 MiB of device memory; the link needs 12 s
+
+
+def test_in_place_seconds_by_hand() -> None:
+    said = estimate(SHAPE, device_budget=32 * MIB, host_access="in_place", rates=HAND)
+    assert (said.ring, said.host_access) == (0, "in_place")
+    assert said.seconds == pytest.approx(4 + 192 / 6)
+    assert said.seconds == estimate(SHAPE, device_budget=32 * MIB, placement="managed", rates=HAND).seconds
+
+
+def test_resident_seconds_by_hand() -> None:
+    for options in ({}, {"device_budget": 128 * MIB}, {"placement": "managed-driver"}, {"placement": "device"}):
+        said = estimate(SHAPE, rates=HAND, **options)  # type: ignore[arg-type]
+        assert said.seconds == said.floor == pytest.approx(448 / 28)
+        assert (said.moved, said.ring, said.host_access) == (0, 0, None)
+
+
+def test_everything_on_the_host_by_hand() -> None:
+    for placement in ("host", "mapped"):
+        said = estimate(SHAPE, placement=placement, device_budget=0, rates=HAND)
+        assert said.by_place == {"host": 128 * MIB}
+        assert said.seconds == pytest.approx(1 + 2 * 120 / 16 + 2)
+        assert said.floor == pytest.approx(16)
+
+
+def test_file_seconds_by_hand() -> None:
+    said = estimate(SHAPE, device="cpu", device_budget=0, rates=HAND)
+    assert said.by_place == {"file": 128 * MIB}
+    assert said.seconds == pytest.approx(4 + 8)
+    assert said.floor == pytest.approx(448 / 14)
+    assert estimate(SHAPE, device="cpu", rates=HAND).seconds == pytest.approx(448 / 14)
+
+
+def test_formats_change_what_moves() -> None:
+    said = estimate(SHAPE, param_dtype="bfloat16", state_format={"exp_avg": "bfloat16", "exp_avg_sq": "float32"},
+                    rates=Rates(device=1.0))  # fmt: skip
+    assert (said.param_bytes, said.grad_bytes, said.state_bytes) == (32 * MIB, 32 * MIB, 96 * MIB)
+    assert said.seconds == pytest.approx((3 * 2 + 2 * 2 + 2 * 4) * 16 * MIB)
+
+
+def test_rules_of_ones_own() -> None:
+    @pagedopt.rule
+    def momentum_and_sum(param, grad, buffer, total, *, lr):  # type: ignore[no-untyped-def]
+        buffer = buffer + grad
+        param = param - lr * buffer * total
+        return param, buffer
+
+    said = estimate(SHAPE, rule=momentum_and_sum, rates=Rates(device=1.0))
+    assert said.state_bytes == 128 * MIB
+    assert said.seconds == pytest.approx(6 * 4 * 16 * MIB)  # four are read, two are written
+
+
+def test_an_unknown_rate_leaves_out_only_what_depends_on_it() -> None:
+    for name, staged, in_place, resident in (
+        ("device", None, None, None), ("both", None, 36, 16), ("in_place", 18, None, 16), ("ram", 18, 36, 16),
+    ):  # fmt: skip
+        rates = replace(HAND, **{name: None})
+        seconds = [
+            estimate(SHAPE, device_budget=b, host_access=way, rates=rates).seconds
+            for b, way in ((32 * MIB, "staged"), (32 * MIB, "in_place"), (None, None))
+        ]
+        assert seconds == [staged, in_place, resident]
+    assert "unknown" in str(estimate(SHAPE, rates=Rates()))
+
+
+def test_without_rates_those_of_an_h200_are_assumed_and_said_to_be() -> None:
+    said = estimate(SHAPE, device_budget=0)
+    assert said.rates is ASSUMED
+    assert "assumed" in str(said)
+    assert "assumed" not in str(estimate(SHAPE, rates=replace(HAND, machine="mine")))
+    # The reading for 268 million parameters, all state on the host, is 43.1 ms staged and 50.9 in place.
+    for way, reading in (("staged", 43.1e-3), ("in_place", 50.9e-3)):
+        assert estimate([(1 << 28,)], device_budget=0, host_access=way).seconds == pytest.approx(reading, rel=0.03)
+
+
+def test_what_may_describe_a_model() -> None:
+    net = network()
+    named = {name: tuple(p.shape) for name, p in net.named_parameters()}
+    with torch.device("meta"):
+        meta = network()
+    whole = estimate(net, device="cuda", device_budget=3 * MIB)
+    decay, plain = [p for p in net.parameters() if p.dim() > 1], [p for p in net.parameters() if p.dim() == 1]
+    for model in (
+        net.parameters(), list(net.parameters()), net.named_parameters(), [{"params": net.parameters()}],
+        list(named.values()), named, meta, meta.parameters(), net.state_dict(), [p.shape for p in net.parameters()],
+    ):  # fmt: skip
+        assert estimate(model, device="cuda", device_budget=3 * MIB) == whole
+    groups = [{"params": decay, "weight_decay": 0.1}, {"params": plain}]
+    assert estimate(groups, device="cuda", device_budget=3 * MIB).state_bytes == whole.state_bytes
+    one = [{"params": decay[0]}]
+    assert estimate(one).parameters == decay[0].numel()
+    for number in (7_000_000_000, 7e9, "7B", "7e9", "7,000,000,000", " 7 b "):
+        assert estimate(number).parameters == 7_000_000_000
+
+
+def test_parameters_that_are_not_trained_have_no_gradient_and_no_state() -> None:
+    net = network()
+    net[0].requires_grad_(False)
+    said = estimate(net)
+    assert estimate(list(net.parameters())) == said
+    trained = sum(p.numel() for p in net.parameters() if p.requires_grad)
+    assert said.param_bytes == 4 * sum(p.numel() for p in net.parameters())
+    assert said.grad_bytes == 4 * trained
+    assert said.state_bytes == pytest.approx(8 * trained, abs=256)
+    step_once(net[1:], optimizer := PagedAdamW(net.parameters()))
+    assert said.by_place == optimizer.memory_report().by_place
+
+
+def test_shared_parameters_count_once() -> None:
+    net = network()
+    twice = [*net.parameters(), *net.parameters()]
+    assert estimate(twice) == estimate(net)
+
+
+def test_the_device_is_where_the_parameters_are() -> None:
+    assert estimate(network()).device == "cpu"
+    assert estimate(network(), device="cuda").device == "cuda"
+    assert estimate(SHAPE).device == "cuda"
+    with torch.device("meta"):
+        assert estimate(network()).device == "cuda"
+
+
+def test_a_placement_of_the_gpu_has_its_stand_in_on_a_cpu() -> None:
+    net = network()
+    said = estimate(net, placement="mapped", device_budget=0)
+    with pytest.warns(RuntimeWarning, match="placement='mapped'"):
+        step_once(net, optimizer := PagedAdamW(net.parameters(), placement="mapped", device_budget=0))
+    assert (said.placement, said.by_place) == ("file", optimizer.memory_report().by_place)
+
+
+def test_seventy_billion_parameters_take_no_memory() -> None:
+    shapes = [(8192, 28672)] * 240 + [(8192, 8192)] * 160 + [(32000, 8192)] * 2 + [(8192,)] * 161
+    said = estimate(shapes, param_dtype="bfloat16", state_format="float32", device_budget="40GiB")
+    exact = 8 * said.parameters
+    assert said.parameters == 240 * 8192 * 28672 + 160 * 8192**2 + 2 * 32000 * 8192 + 161 * 8192
+    assert exact <= said.state_bytes <= 1.0001 * exact
+    assert 0 <= 40 * 1024 * MIB - said.by_place["device"] < 16 * MIB
+    assert estimate("70B", device_budget=0).state_bytes == pytest.approx(560e9, rel=1e-4)
+
+
+def test_nothing_is_an_answer_too() -> None:
+    for model in ([], [(0,)], torch.nn.Identity()):
+        said = estimate(model, device_budget=0)
+        assert (said.by_place, said.moved, said.seconds) == ({}, 0, 0)
+
+
+def test_it_reads_well() -> None:
+    text = str(estimate("7B", param_dtype="bfloat16", device_budget="2GiB"))
+    for part in ("7.00 B parameters", "13.0 GiB", "mapped, budget 2.00 GiB", "2.00 GiB on device", "24.1 GiB on host",
+                 "ring 64.0 MiB", "over the link (staged)", " ms ", "H200"):  # fmt: skip
+        assert part in text, part
+    assert "file" in str(estimate("7B", device="cpu", device_budget=0))
+    values = estimate("7B").as_dict()
+    assert values["by_place"] == {"device": 56_000_000_000}
+    assert isinstance(estimate("7B"), Estimate)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "text"),
+    [
+        ("lots", {}, "model is 'lots'; give a number of parameters, as"),
+        ("0", {}, "must be between 1 and"),
+        (-5, {}, "must be between 1 and"),
+        (float("nan"), {}, "must be between 1 and"),
+        ("1e20", {}, "must be between 1 and"),
+        ("1.5", {}, "must be a whole number"),
+        (None, {}, "model is a NoneType; give a module"),
+        (torch.ones(3), {}, "model is a Tensor; give a module"),
+        ([4096, 4096], {}, r"a shape is 4096; give sizes, as \(4096, 4096\)"),
+        ([(4096, -1)], {}, "cannot be negative"),
+        ([(4096, 1.5)], {}, "must be integers"),
+        (["weight"], {}, "a shape is 'weight'"),
+        ([(3,), torch.ones(3)], {}, "both tensors and shapes"),
+        ("7B", {"rule": "adam"}, "rule is 'adam'; there are adamw"),
+        ("7B", {"param_dtype": "float8"}, "param_dtype is 'float8'; there are float32"),
+        ("7B", {"state_format": "int3"}, "state_format is 'int3'"),
+        ("7B", {"placement": "moon"}, "placement is 'moon'"),
+        ("7B", {"placement": "file"}, "placement='file' is for parameters on a CPU"),
+        ("7B", {"placement": "device", "device_budget": 5}, "device_budget is 5 with placement='device'"),
+        ("7B", {"device_budget": "2 parsecs"}, "device_budget is '2 parsecs'"),
+        ("7B", {"device_budget": -1}, "cannot be negative"),
+        ("7B", {"device_budget": "auto"}, "device_budget is 'auto'.*give bytes"),
+        ("7B", {"host_access": "by_post"}, "host_access is 'by_post'"),
+        ("7B", {"placement": "managed", "host_access": "staged"}, "host_access is 'staged' with placement='managed'"),
+        ("7B", {"device": "mps"}, "device is 'mps'; there are cuda, cpu"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused(model: Any, options: dict[str, Any], text: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=text):
+        estimate(model, **options)

@@ -1,0 +1,261 @@
+"""What memory and disk may still be taken: made-up machines as file trees, and what is in memory of a real range."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from pagedopt import host_memory, libc
+from pagedopt.host_memory import Room, available, check_disk, check_host, mapping_rss, mappings, resident_bytes, rooms
+
+MIB, GIB = 1 << 20, 1 << 30
+V2_MOUNT = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
+V1_MOUNT = "33 32 0:30 {top} /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory\n"
+V1_OTHER = "34 32 0:31 / /sys/fs/cgroup/cpu rw,relatime shared:10 - cgroup cgroup rw,cpu,cpuacct\n"
+
+
+def tree(root: Path, files: dict[str, str]) -> Path:
+    """Files by their paths."""
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def meminfo(total: int, free: int) -> dict[str, str]:
+    return {
+        "proc/meminfo": f"MemTotal: {total // 1024} kB\nMemFree: 1 kB\nMemAvailable:   {free // 1024} kB\nHuge: 0\n"
+    }
+
+
+def v2(folder: str, limit: int | str, used: int, **more: int | str) -> dict[str, str]:
+    """A cgroup of version 2 with the files that count."""
+    at = f"sys/fs/cgroup{folder}"
+    cache = f"anon 5\ninactive_file {more.pop('inactive', 0)}\nactive_file {more.pop('active', 0)}\n"
+    files = {
+        "memory.max": limit,
+        "memory.current": used,
+        "memory.stat": cache,
+        **{f"memory.{k}": v for k, v in more.items()},
+    }
+    return {f"{at}/{name}": f"{value}\n" for name, value in files.items()}
+
+
+def v2_at(path: str) -> dict[str, str]:
+    return {"proc/self/cgroup": f"0::{path}\n", "proc/self/mountinfo": V2_MOUNT}
+
+
+def v1(folder: str, limit: int, used: int, cache: int = 0) -> dict[str, str]:
+    at = f"sys/fs/cgroup/memory{folder}"
+    return {
+        f"{at}/memory.limit_in_bytes": str(limit),
+        f"{at}/memory.usage_in_bytes": str(used),
+        f"{at}/memory.stat": f"cache 1\ntotal_inactive_file {cache}\ntotal_active_file 0\n",
+    }
+
+
+def v1_at(path: str, top: str = "/") -> dict[str, str]:
+    return {
+        "proc/self/cgroup": f"9:memory:{path}\n4:cpu,cpuacct:/elsewhere\n0::/\n",
+        "proc/self/mountinfo": V1_OTHER + V1_MOUNT.format(top=top),
+    }
+
+
+# ---- what limits say ----
+
+
+def test_a_machine_without_cgroups(tmp_path: Path) -> None:
+    assert rooms(tree(tmp_path, meminfo(16 * GIB, 9 * GIB))) == [Room(9 * GIB, 16 * GIB, "the machine")]
+
+
+def test_a_system_that_does_not_say(tmp_path: Path) -> None:
+    assert rooms(tmp_path) == []
+
+
+def test_every_cgroup_up_to_the_root_counts(tmp_path: Path) -> None:
+    files = {
+        **meminfo(16 * GIB, 9 * GIB), **v2_at("/user/job/step"),
+        **v2("/user/job/step", "max", 1 * GIB), **v2("/user/job", 4 * GIB, 3 * GIB), **v2("/user", 8 * GIB, 4 * GIB),
+        "sys/fs/memory.max": "9", "sys/fs/memory.current": "8",
+    }  # fmt: skip
+    assert rooms(tree(tmp_path, files))[1:] == [
+        Room(1 * GIB, 4 * GIB, "cgroup /sys/fs/cgroup/user/job"),
+        Room(4 * GIB, 8 * GIB, "cgroup /sys/fs/cgroup/user"),
+    ]
+
+
+def test_cached_files_are_not_taken(tmp_path: Path) -> None:
+    files = {**v2_at("/job"), **v2("/job", 4 * GIB, 4 * GIB, inactive=GIB, active=2 * GIB)}
+    assert rooms(tree(tmp_path, files)) == [Room(3 * GIB, 4 * GIB, "cgroup /sys/fs/cgroup/job")]
+
+
+def test_the_lower_of_two_limits_of_a_cgroup_counts(tmp_path: Path) -> None:
+    files = {**v2_at("/job"), **v2("/job", 4 * GIB, GIB, high=2 * GIB)}
+    assert rooms(tree(tmp_path, files)) == [Room(GIB, 2 * GIB, "cgroup /sys/fs/cgroup/job")]
+
+
+def test_version_1(tmp_path: Path) -> None:
+    """A limit of nearly 2**63 means that there is none; of the hierarchies only that of memory is looked at."""
+    files = {
+        **v1_at("/a/b"), **v1("/a/b", 2 * GIB, GIB, cache=GIB // 2), **v1("/a", (1 << 63) - 4096, GIB),
+        **v1("", 16 * GIB, 2 * GIB), "sys/fs/cgroup/cpu/memory.limit_in_bytes": "9",
+        "sys/fs/cgroup/cpu/memory.usage_in_bytes": "8",
+    }  # fmt: skip
+    assert rooms(tree(tmp_path, files)) == [
+        Room(3 * GIB // 2, 2 * GIB, "cgroup /sys/fs/cgroup/memory/a/b"),
+        Room(14 * GIB, 16 * GIB, "cgroup /sys/fs/cgroup/memory"),
+    ]
+
+
+@pytest.mark.parametrize("top", ["/", "/docker/1f"])
+def test_a_container_that_sees_its_own_cgroup_as_the_root(tmp_path: Path, top: str) -> None:
+    """The path is the host's; the hierarchy is mounted from the container's cgroup on, known by ``top`` or not."""
+    files = {**v1_at("/docker/1f", top), **v1("", 2 * GIB, GIB)}
+    assert rooms(tree(tmp_path, files)) == [Room(GIB, 2 * GIB, "cgroup /sys/fs/cgroup/memory")]
+
+
+def test_a_part_of_a_container_is_found_below_its_own_root(tmp_path: Path) -> None:
+    files = {**v1_at("/docker/1f/part", "/docker/1f"), **v1("/part", 2 * GIB, GIB), **v1("", 3 * GIB, GIB)}
+    assert [room.limit for room in rooms(tree(tmp_path, files))] == [2 * GIB, 3 * GIB]
+
+
+def test_both_versions_at_once(tmp_path: Path) -> None:
+    """Version 2 for the processes, version 1 for the memory, as some distributions have it."""
+    files = {
+        "proc/self/cgroup": "4:memory:/job\n0::/job\n",
+        "proc/self/mountinfo": V1_MOUNT.format(top="/") + V2_MOUNT.replace("/sys/fs/cgroup", "/sys/fs/cgroup/unified"),
+        **v1("/job", 2 * GIB, GIB),
+    }
+    assert rooms(tree(tmp_path, files)) == [Room(GIB, 2 * GIB, "cgroup /sys/fs/cgroup/memory/job")]
+
+
+def test_this_machine_has_memory() -> None:
+    assert 16 * MIB < available() <= os.sysconf("SC_PHYS_PAGES") * libc.PAGE
+
+
+# ---- refusals ----
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, *limits: Room) -> None:
+    monkeypatch.setattr(host_memory, "rooms", lambda: list(limits))
+
+
+def test_the_tightest_limit_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, Room(5 * GIB, 16 * GIB, "the machine"), Room(3 * GIB, 4 * GIB, "cgroup /job"))
+    assert available() == 3 * GIB
+    pretend(monkeypatch, Room(-5, 16 * GIB, "the machine"))
+    assert available() == 0
+    pretend(monkeypatch)
+    assert available() == 0
+
+
+def test_memory_is_refused_with_who_how_much_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, Room(5 * GIB, 16 * GIB, "the machine"), Room(GIB, 2 * GIB, "cgroup /job"))
+    with pytest.raises(MemoryError) as error:
+        check_host(GIB, "optimizer state")
+    text = str(error.value)
+    for part in ("optimizer state needs 1,073,741,824 bytes", "cgroup /job has 1,073,741,824 of 2,147,483,648 left",
+                 "107,374,182 stay in reserve", "device_budget", "placement='file'"):  # fmt: skip
+        assert part in text
+
+
+def test_the_reserve_is_a_twentieth_and_never_more_than_256_mib(monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit, reserve in ((GIB, GIB // 20), (1000 * GIB, 256 * MIB)):
+        pretend(monkeypatch, Room(limit, limit, "the machine"))
+        check_host(limit - reserve - 1, "state")
+        with pytest.raises(MemoryError, match="the machine"):
+            check_host(limit - reserve + 1, "state")
+
+
+def test_nothing_is_always_granted(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, Room(0, GIB, "the machine"))
+    check_host(0, "state")
+    with pytest.raises(MemoryError):
+        check_host(1, "state")
+
+
+def test_a_disk_is_refused_with_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = SimpleNamespace(f_bavail=2048, f_frsize=MIB, f_blocks=10_240)
+    monkeypatch.setattr(os, "statvfs", lambda folder: blocks)
+    check_disk("/data", 2 * GIB - 256 * MIB, "state")
+    check_disk("/data", 0, "state")
+    with pytest.raises(MemoryError, match=r"state needs 1,900,000,000 bytes in /data.*PAGEDOPT_STATE_DIR"):
+        check_disk("/data", 1_900_000_000, "state")
+
+
+# ---- what is in memory ----
+
+
+def anonymous(pages: int) -> np.ndarray:
+    """Fresh memory that comes one page at a time."""
+    room = mmap.mmap(-1, pages * libc.PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    room.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(room, np.uint8)
+
+
+def test_anonymous_memory_counts_where_it_was_touched() -> None:
+    room = anonymous(64)
+    address = room.ctypes.data
+    assert resident_bytes(address, room.nbytes) == 0
+    room[5 * libc.PAGE] = 1
+    room[9 * libc.PAGE : 11 * libc.PAGE] = 1
+    assert resident_bytes(address, room.nbytes) == 3 * libc.PAGE
+    assert resident_bytes(address + 5 * libc.PAGE + 100, 50) == 50, "only what was asked about"
+    assert resident_bytes(address + 4 * libc.PAGE + 100, libc.PAGE) == 100
+    assert resident_bytes(address + 10 * libc.PAGE + 1, 2 * libc.PAGE) == libc.PAGE - 1
+    assert resident_bytes(address, 0) == 0
+
+
+def test_long_ranges_are_asked_about_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_memory, "_STRIDE", 4 * libc.PAGE)
+    room = anonymous(10)
+    room[3 * libc.PAGE : 9 * libc.PAGE] = 1
+    assert resident_bytes(room.ctypes.data, room.nbytes) == 6 * libc.PAGE
+    part = 5 * libc.PAGE + 50
+    assert resident_bytes(room.ctypes.data + 3 * libc.PAGE + 100, part) == part
+
+
+def test_a_range_that_is_not_mapped_is_an_error() -> None:
+    with pytest.raises(OSError, match="mincore"):
+        resident_bytes(libc.PAGE, libc.PAGE)
+
+
+def test_cached_pages_of_a_file_count() -> None:
+    with tempfile.TemporaryFile() as file:
+        file.write(bytes(8 * libc.PAGE))
+        file.flush()
+        view = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
+        assert resident_bytes(view.ctypes.data, view.nbytes) == 8 * libc.PAGE
+
+
+SMAPS = """\
+7f10000000-7f10004000 rw-p 00000000 00:00 0          [heap: odd name]
+Size:                 16 kB
+Rss:                   8 kB
+VmFlags: rd wr mr
+7f10004000-7f10008000 rw-s 00000000 00:06 11    /dev/some-device
+Size:                 16 kB
+Rss:                  12 kB
+AnonHugePages:         4 kB
+"""
+
+
+def test_mappings_are_read_with_their_resident_size() -> None:
+    found = list(mappings(SMAPS.splitlines(keepends=True)))
+    assert found == [(0x7F10000000, 0x7F10004000, 8192), (0x7F10004000, 0x7F10008000, 12288)]
+
+
+def test_mappings_that_touch_a_range_are_added_up() -> None:
+    room = np.frombuffer(mmap.mmap(-1, 64 * libc.PAGE), np.uint8)  # shared, so that it is a mapping of its own
+    assert mapping_rss(room.ctypes.data, room.nbytes) == 0
+    room[: 20 * libc.PAGE] = 1
+    assert mapping_rss(room.ctypes.data, room.nbytes) == 20 * libc.PAGE
+    assert mapping_rss(room.ctypes.data + 40 * libc.PAGE, libc.PAGE) == 20 * libc.PAGE, "a mapping counts whole"
+    assert mapping_rss(room.ctypes.data - 1, 1) != 20 * libc.PAGE

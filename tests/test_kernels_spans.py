@@ -1,0 +1,182 @@
+"""Parts of a table: the CUDA text over spans of chunks and on small grids, and rows that are parts of tensors."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from host_build import build, functors, table_at
+from support import F32, Lists, clone, lists_for, scalars_for
+
+from pagedopt import Sweep, kernels
+from pagedopt.pointers import Rows
+from pagedopt.rules import RULES
+from pagedopt.table import BLOCK, Geometry, Span
+from pagedopt.transport import StructTransport
+
+ADAMW = RULES["adamw"]
+DTYPES = (F32,) * 4
+SIZES = (5000, 0, 1, 700, 4097, 33, 8, 2048, 130, 1) * 3
+SHAPES = {32: Geometry(1024, 32), 512: Geometry(2048, BLOCK)}
+
+
+def sweep_over(lists: Lists, threads: int, rows: Rows | None = None) -> Sweep:
+    sweep = Sweep(ADAMW, lists, geometry=SHAPES[threads], rows=rows)
+    sweep.table.host.set_scalars([ADAMW.uniforms(scalars_for(ADAMW))])
+    return sweep
+
+
+def same(a: Lists, b: Lists) -> bool:
+    return all(torch.equal(x, y) for m, n in zip(a, b, strict=True) for x, y in zip(m, n, strict=True))  # type: ignore[arg-type]
+
+
+def updated(lists: Lists, threads: int) -> Lists:
+    """What one whole run on the CPU makes of copies."""
+    lists = clone(lists)
+    sweep_over(lists, threads).run([ADAMW.uniforms(scalars_for(ADAMW))])
+    return lists
+
+
+def cut(count: int, pieces: int) -> list[Span]:
+    bounds = np.linspace(0, count, pieces + 1).astype(int).tolist()
+    return list(itertools.pairwise(bounds))
+
+
+NAMES = [(threads, nbytes, small) for threads in SHAPES for nbytes in (0, 4096) for small in (False, True)]
+
+
+def play_of(threads: int, nbytes: int, small: bool):  # type: ignore[no-untyped-def]
+    names = tuple(kernels.instance(ADAMW, DTYPES, t, n, small_grid=s) for t, n, s in NAMES)
+    return build(names, functors([ADAMW]))[NAMES.index((threads, nbytes, small))]
+
+
+@pytest.mark.xdist_group("host-spans")
+@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize("threads", SHAPES)
+def test_a_small_grid_does_all_the_work(threads: int, blocks: int) -> None:
+    before = lists_for(ADAMW, SIZES, DTYPES)
+    lists = clone(before)
+    for backwards in (False, True):
+        lists = clone(before)
+        table = sweep_over(lists, threads).table.host
+        play_of(threads, 0, True)(table_at(table), blocks, backwards)
+        assert same(lists, updated(before, threads))
+    assert not same(lists, before)
+
+
+@pytest.mark.xdist_group("host-spans")
+@pytest.mark.parametrize("sizes", [SIZES, (700, 1, 3, 33, 1024) * 9], ids=["chunks listed", "one chunk each"])
+@pytest.mark.parametrize("nbytes", [0, 4096])
+@pytest.mark.parametrize("threads", SHAPES)
+def test_spans_together_are_the_whole(threads: int, nbytes: int, sizes: tuple[int, ...]) -> None:
+    before = lists_for(ADAMW, sizes, DTYPES)
+    lists = clone(before)
+    table = sweep_over(lists, threads).table.host
+    assert table.lists_chunks == (sizes is SIZES)
+    play, per_block = play_of(threads, nbytes, False), BLOCK // threads
+    spans = cut(len(table.chunks), 4)
+    done: list[Span] = []
+
+    def one_by_one():  # type: ignore[no-untyped-def]
+        for span in spans:
+            assert same(lists, before) == (not done)
+            yield span
+            done.append(span)
+
+    if nbytes:
+        StructTransport(0, nbytes).run(table, 0, lambda a, n: play(a, -(-n // per_block), False), one_by_one())
+    else:
+        for first, last in one_by_one():
+            argument = table_at(table)
+            argument["header"] = table.header(first, last)[0]
+            play(argument, -(-(last - first) // per_block), False)
+    assert done == spans
+    assert same(lists, updated(before, threads))
+
+
+@pytest.mark.parametrize("threads", SHAPES)
+def test_numba_takes_spans_too(threads: int) -> None:
+    before = lists_for(ADAMW, (70_000, *SIZES), DTYPES)
+    lists = clone(before)
+    sweep = sweep_over(lists, threads)
+    spans = cut(len(sweep.table.host.chunks), 5)
+    sweep.run([ADAMW.uniforms(scalars_for(ADAMW))], spans[:-1])
+    assert not same(lists, updated(before, threads))
+    sweep.run([ADAMW.uniforms(scalars_for(ADAMW))], spans[-1:])
+    assert same(lists, updated(before, threads))
+
+
+def test_chunks_of_rows() -> None:
+    table = sweep_over(lists_for(ADAMW, SIZES, DTYPES), 512).table.host
+    for first, last in [(0, 0), (0, 1), (1, 2), (0, len(SIZES)), (4, 9)]:
+        ((begin, end),) = table.chunks_of([(first, last)])
+        assert set(table.chunks["row"][begin:end].tolist()) == {i for i in range(first, last) if SIZES[i]}
+        assert (end - begin) == sum(-(-SIZES[i] // 2048) for i in range(first, last))
+
+
+def parts(sizes: tuple[int, ...], shift: np.ndarray | None = None) -> Rows:
+    """Every tensor in two or three parts, the rows in an order of their own."""
+    rows = []
+    for i, size in enumerate(sizes):
+        bounds = sorted({0, size // 3 // 4 * 4, size // 2 // 4 * 4, size})
+        rows += [(i, a, b - a) for a, b in itertools.pairwise(bounds)] or [(i, 0, 0)]
+    rows = rows[::-1]
+    tensor, offset, numel = (np.array(x, np.int64) for x in zip(*rows, strict=True))
+    return Rows(tensor, offset, numel, np.zeros((len(rows), 4), np.uint64) if shift is None else shift)
+
+
+def test_rows_that_are_parts_of_tensors() -> None:
+    before = lists_for(ADAMW, SIZES, DTYPES)
+    lists = clone(before)
+    sweep_over(lists, 512, parts(SIZES)).run([ADAMW.uniforms(scalars_for(ADAMW))])
+    assert same(lists, updated(before, 512))
+
+
+def test_parts_of_absent_tensors_are_skipped_and_come_back() -> None:
+    before = lists_for(ADAMW, SIZES, DTYPES)
+    lists = clone(before)
+    gradient, lists[1][4] = lists[1][4], None
+    sweep = sweep_over(lists, 512, parts(SIZES))
+    sweep.run([ADAMW.uniforms(scalars_for(ADAMW))])
+    want = updated(before, 512)
+    for j in ADAMW.writes:
+        for i in range(len(SIZES)):
+            kept = before if i == 4 else want
+            assert torch.equal(lists[j][i], kept[j][i])  # type: ignore[arg-type]
+    lists[1][4] = gradient
+    sweep.refresh([None, lists[1], None, None])
+    assert sweep.table.absent == []
+    sweep.run([ADAMW.uniforms(scalars_for(ADAMW))])
+    assert all(torch.equal(lists[j][4], want[j][4]) for j in ADAMW.writes)  # type: ignore[arg-type]
+
+
+def test_a_shift_sends_the_kernel_elsewhere() -> None:
+    sizes = (700, 33)
+    before = lists_for(ADAMW, sizes, DTYPES)
+    lists, slot = clone(before), clone(before)
+    rows = parts(sizes)
+    for row, tensor in enumerate(rows.tensor):
+        for j in (2, 3):
+            away = slot[j][tensor].data_ptr() - lists[j][tensor].data_ptr()  # type: ignore[union-attr]
+            rows.shift[row, j] = np.uint64(away % 2**64)
+    sweep_over(lists, 512, rows).run([ADAMW.uniforms(scalars_for(ADAMW))])
+    want = updated(before, 512)
+    for i in range(len(sizes)):
+        assert torch.equal(lists[0][i], want[0][i])  # type: ignore[arg-type]
+        for j in (2, 3):
+            assert torch.equal(slot[j][i], want[j][i])  # type: ignore[arg-type]
+            assert torch.equal(lists[j][i], before[j][i])  # type: ignore[arg-type]
+
+
+def test_sets_of_hyperparameters_follow_the_tensors() -> None:
+    before = lists_for(ADAMW, SIZES, DTYPES)
+    lists, whole = clone(before), clone(before)
+    sets = np.arange(len(SIZES), dtype=np.int64) % 2
+    for target, rows in ((lists, parts(SIZES)), (whole, None)):
+        sweep = Sweep(ADAMW, target, sets=2, geometry=SHAPES[512], rows=rows)
+        sweep.table.assign_sets(sets)
+        sweep.run([ADAMW.uniforms(scalars_for(ADAMW, step)) for step in (2, 9)])
+    assert same(lists, whole)
+    assert not same(lists, updated(before, 512))

@@ -1,0 +1,194 @@
+"""How pages visit the device: the order of fetches, arrivals, updates and evictions, replayed on plain values."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from pagedopt.moves import Span, spans
+from pagedopt.residency import SLOTS, Move, schedule
+
+Moves = list[tuple[Move, Span]]
+RESIDENT = (0, 7)
+
+
+class Trace:
+    """A mover that moves nothing, remembers all, and refuses what a real one could not carry out.
+
+    ``fails`` names the call that raises, e.g. ``("arrive", 2)`` for page 2.
+    """
+
+    def __init__(self, fails: tuple[str, int] | None = None) -> None:
+        self.calls: list[tuple[str, int]] = []
+        self.slots: dict[int, tuple[Move, str]] = {}
+        self.most = 0
+        self.open = False
+        self.fails = fails
+
+    def begin(self) -> None:
+        assert not self.open
+        self.open = True
+        self._note("begin", -1)
+
+    def fetch(self, move: Move) -> None:
+        self._note("fetch", move.page)
+        assert self.open
+        assert move.slot not in self.slots, f"slot {move.slot} is in use"
+        self.slots[move.slot] = (move, "fetched")
+        self.most = max(self.most, len(self.slots))
+
+    def arrive(self, move: Move) -> None:
+        self._note("arrive", move.page)
+        assert self.slots[move.slot] == (move, "fetched")
+        self.slots[move.slot] = (move, "here")
+
+    def update(self, span: Span) -> None:
+        """To be called by the consumer with every span."""
+        if span == RESIDENT:
+            self._note("resident", -1)
+            return
+        self._note("update", span[0])
+        assert [m.page for m, s in self.slots.values() if s == "here"] == [span[0]], "not the page that is here"
+
+    def evict(self, move: Move) -> None:
+        self._note("evict", move.page)
+        assert self.slots.pop(move.slot) == (move, "here")
+
+    def finish(self) -> None:
+        self._note("finish", -1)
+        assert self.open
+        self.open = False
+
+    def _note(self, verb: str, page: int) -> None:
+        self.calls.append((verb, page))
+        if self.fails == (verb, page):
+            raise OSError(f"{verb} {page}")
+
+    def of(self, verb: str) -> list[int]:
+        """The pages of all calls of one kind, in order."""
+        return [page for name, page in self.calls if name == verb]
+
+
+def cyclic(count: int, slots: int = SLOTS) -> Moves:
+    """Moves of pages 100 …, whose spans begin with the number of their page."""
+    return [(m, (m.page, m.page + 1)) for m in schedule([(0, 100 + i) for i in range(count)], slots)]
+
+
+@st.composite
+def some_moves(draw: st.DrawFn) -> tuple[Moves, int]:
+    """Moves of which a part was left out, as for parameters without a gradient, and a number of slots."""
+    slots = draw(st.integers(1, 5))
+    every = cyclic(draw(st.integers(0, 20)), slots)
+    keep = draw(st.lists(st.booleans(), min_size=len(every), max_size=len(every)))
+    return [move for move, kept in zip(every, keep, strict=True) if kept], slots
+
+
+def run(trace: Trace, moves: Moves, slots: int, resident: Span | None = RESIDENT) -> None:
+    with contextlib.closing(spans(resident, moves, slots, trace)) as parts:
+        for span in parts:
+            trace.update(span)
+
+
+@given(some_moves())
+@example((cyclic(9), SLOTS))
+@example(([m for i, m in enumerate(cyclic(9)) if i not in (1, 2)], SLOTS))
+def test_every_page_is_updated_once_while_it_is_in_its_slot(case: tuple[Moves, int]) -> None:
+    moves, slots = case
+    trace = Trace()
+    run(trace, moves, slots)
+    pages = [move.page for move, _ in moves]
+    for verb in ("fetch", "arrive", "update", "evict"):
+        assert trace.of(verb) == pages, verb
+    assert trace.of("resident") == [-1]
+    assert not trace.slots, "a page is left in its slot"
+    assert trace.most <= slots
+    assert trace.calls[0][0] == "begin"
+    assert trace.calls[-1][0] == "finish"
+
+
+@given(st.integers(0, 12), st.integers(1, 5))
+def test_pages_are_fetched_as_early_as_slots_allow(count: int, slots: int) -> None:
+    trace = Trace()
+    run(trace, cyclic(count, slots), slots)
+    first = [verb for verb, _ in trace.calls[1 : 1 + min(slots, count)]]
+    assert first == ["fetch"] * min(slots, count), "the first pages come while the resident part is updated"
+    for page in range(100 + slots, 100 + count):
+        assert trace.calls[trace.calls.index(("evict", page - slots)) + 1] == ("fetch", page)
+
+
+def test_never_more_at_a_time_than_slots() -> None:
+    trace = Trace()
+    run(trace, cyclic(9, 4), 2)
+    assert trace.most == 2
+    assert trace.of("update") == list(range(100, 109))
+
+
+@pytest.mark.parametrize("resident", [None, (3, 3)])
+def test_no_resident_part_no_span(resident: Span | None) -> None:
+    assert list(spans(resident, cyclic(2), SLOTS, Trace())) == [(100, 101), (101, 102)]
+
+
+def test_nothing_at_all() -> None:
+    trace = Trace()
+    run(trace, [], SLOTS, None)
+    assert trace.calls == [("begin", -1), ("finish", -1)]
+
+
+def test_no_slots_is_refused_before_anything_happens() -> None:
+    trace = Trace()
+    with pytest.raises(ValueError, match="slots is 0"):
+        next(spans(None, cyclic(1), 0, trace))
+    assert not trace.calls
+
+
+def taken(parts: Iterator[Span], trace: Trace, count: int) -> None:
+    for _ in range(count):
+        trace.update(next(parts))
+
+
+@given(some_moves(), st.data())
+def test_stopping_early_brings_back_what_was_fetched(case: tuple[Moves, int], data: st.DataObject) -> None:
+    moves, slots = case
+    trace = Trace()
+    parts = spans(RESIDENT, moves, slots, trace)
+    taken(parts, trace, data.draw(st.integers(1, len(moves) + 1)))
+    if data.draw(st.booleans()):
+        parts.close()  # type: ignore[attr-defined]
+    else:
+        with pytest.raises(KeyError):
+            parts.throw(KeyError())  # type: ignore[attr-defined]
+    assert not trace.slots
+    assert trace.of("fetch") == trace.of("arrive") == trace.of("evict")
+    assert trace.of("update") == trace.of("evict")[: len(trace.of("update"))]
+    assert trace.of("finish") == [-1]
+    assert trace.calls[-1][0] == "finish"
+
+
+@pytest.mark.parametrize("verb", ["fetch", "arrive", "evict"])
+@pytest.mark.parametrize("page", [100, 102, 105, 108])
+def test_a_mover_that_fails_is_still_finished_and_the_error_is_its_own(verb: str, page: int) -> None:
+    trace = Trace((verb, page))
+    with pytest.raises(OSError, match=f"{verb} {page}"):
+        run(trace, cyclic(9), SLOTS)
+    assert trace.of("finish") == [-1]
+    assert trace.calls[-1][0] == "finish"
+    evicted = trace.of("evict")
+    assert len(set(evicted)) == len(evicted)
+    left = {move.page for move, _ in trace.slots.values()}
+    assert left <= {page}, "another page is left in its slot"
+
+
+def test_an_error_of_the_last_writes_is_raised() -> None:
+    with pytest.raises(OSError, match="finish"):
+        run(Trace(("finish", -1)), cyclic(3), SLOTS)
+
+
+def test_a_mover_that_cannot_begin_is_not_finished() -> None:
+    trace = Trace(("begin", -1))
+    with pytest.raises(OSError, match="begin"):
+        run(trace, cyclic(3), SLOTS)
+    assert trace.calls == [("begin", -1)]

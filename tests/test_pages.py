@@ -1,0 +1,239 @@
+"""How state is laid out and cut into pages: pure arithmetic, up to sizes no memory would hold."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from pagedopt.pages import ALIGNMENT, GRANULE, STRETCH, Layout, Pieces, cut, lay_out
+
+HUGE = 2**31 + 5
+VAST = 2**40
+MIB = 1 << 20
+
+#: Elements of parameters: none, odd ones, multiples of every page, and more than a page of the small granules.
+NUMELS = st.lists(st.one_of(st.sampled_from([0, 1, 3, 4097, 8192, 65_536]), st.integers(0, 200_000)), max_size=30)
+LARGE = st.lists(st.one_of(st.sampled_from([0, 1, 2**31 - 1, 2**31, HUGE, VAST]), st.integers(0, 2**33)), max_size=6)
+ITEMSIZES = st.sampled_from([(4,), (4, 4), (2, 2), (8, 8), (2, 4), (4, 8), (1, 4), (4, 1), (1, 1, 4), (4, 4, 4), ()])
+#: Page boundaries as of an operating system and as of CUDA; 0 is an arena of one page.
+GRANULES = st.sampled_from([0, 4096, 64 << 10, GRANULE])
+STRETCHES = st.sampled_from([4096, 64 << 10, STRETCH])
+
+
+def assert_layout_holds(layout: Layout, numels: list[int], granule: int) -> None:
+    """Everything a kernel, a mover of pages and a reader of state rely on."""
+    unit = granule or ALIGNMENT
+    ends = layout.starts + layout.numels
+    assert layout.numels.tolist() == numels
+    assert (layout.starts[1:] >= ends[:-1]).all(), "parameters overlap"
+    assert layout.numel == (int(ends[-1]) if numels else 0)
+    end = 0
+    for section, size in enumerate(layout.itemsizes):
+        begin = layout.sections[section]
+        assert begin == end, "sections overlap or leave a gap"
+        assert begin % unit == 0
+        assert (layout.starts * size % ALIGNMENT == 0).all(), "a tensor is not aligned"
+        assert layout.page_numel * size % unit == 0, "a page boundary is not at a granule"
+        at = begin
+        for page in range(min(layout.pages, 50)):
+            offset, nbytes = layout.stretch(section, page, page + 1)
+            assert offset == at
+            assert nbytes > 0
+            at += nbytes
+        offset, nbytes = layout.stretch(section, 0, layout.pages)
+        end = offset + nbytes
+        assert offset == begin
+        assert nbytes % unit == 0
+        assert 0 <= nbytes - layout.numel * size < unit, "more than the rounding of a section"
+    assert end == layout.nbytes
+    assert int(layout.page_bytes().sum()) == layout.nbytes
+    assert len(layout.page_bytes()) == layout.pages
+
+
+def assert_pieces_partition(layout: Layout, pieces: Pieces) -> None:
+    """Every parameter is cut from its first to its last element, in order, and no piece leaves its page."""
+    assert (np.diff(pieces.tensor) >= 0).all()
+    assert (np.diff(pieces.page) >= 0).all(), "not in the order of pages"
+    first = np.flatnonzero(np.diff(pieces.tensor, prepend=-1))
+    assert pieces.tensor[first].tolist() == list(range(len(layout.numels))), "a parameter without a piece"
+    assert (pieces.offset[first] == 0).all()
+    ends = pieces.offset + pieces.numel
+    last = np.append(first[1:], len(pieces))[: len(first)] - 1
+    assert (ends[last] == layout.numels).all()
+    inner = np.setdiff1d(np.arange(len(pieces)), first)
+    assert (pieces.offset[inner] == ends[inner - 1]).all(), "a gap or an overlap"
+    some = layout.numels[pieces.tensor] > 0
+    assert (pieces.numel[some] > 0).all(), "a piece of nothing"
+    begin = layout.starts[pieces.tensor] + pieces.offset
+    page = layout.page_numel
+    assert (begin[some] // page == pieces.page[some]).all(), "a piece begins outside of its page"
+    assert ((begin + pieces.numel - 1)[some] // page == pieces.page[some]).all(), "a piece ends outside of its page"
+    assert (pieces.page >= 0).all()
+    assert (pieces.page < max(layout.pages, 1)).all()
+
+
+@given(NUMELS, ITEMSIZES, GRANULES, STRETCHES)
+@example([], (4, 4), GRANULE, STRETCH)
+@example([0, 0], (4, 4), GRANULE, STRETCH)
+@example([], (4, 4), 0, STRETCH)
+@example([5], (), GRANULE, STRETCH)
+@example([3, 5], (2, 4), 0, STRETCH)
+@example([65_536, 0], (4, 4), 4096, 4096)  # the one without elements begins behind the last page
+@settings(deadline=None, max_examples=300)
+def test_layouts_hold(numels: list[int], itemsizes: tuple[int, ...], granule: int, stretch: int) -> None:
+    layout = lay_out(numels, itemsizes, granule, stretch)
+    assert_layout_holds(layout, numels, granule)
+    assert_pieces_partition(layout, cut(layout))
+
+
+@given(LARGE, ITEMSIZES, GRANULES.filter(lambda granule: granule in (0, GRANULE)))
+@example([HUGE, 0, VAST, 3], (4, 4), GRANULE)
+@settings(deadline=None, max_examples=50)
+def test_layouts_hold_beyond_any_memory(numels: list[int], itemsizes: tuple[int, ...], granule: int) -> None:
+    layout = lay_out(numels, itemsizes, granule)
+    assert_layout_holds(layout, numels, granule)
+    assert_pieces_partition(layout, cut(layout))
+
+
+@given(st.lists(st.integers(0, 2000), max_size=12), ITEMSIZES.filter(len), st.sampled_from([0, 256, 1024]))
+@settings(deadline=None, max_examples=100)
+def test_every_byte_of_a_piece_belongs_to_its_page_alone(
+    numels: list[int], itemsizes: tuple[int, ...], granule: int
+) -> None:
+    """The pages, written over a real buffer: each byte once, and each element where its piece says it is."""
+    layout = lay_out(numels, itemsizes, granule, stretch=1024)
+    page_of = np.full(layout.nbytes, -1, np.int64)
+    for page in range(layout.pages):
+        for offset, nbytes in layout.stretches(page, page + 1):
+            assert (page_of[offset : offset + nbytes] == -1).all()
+            page_of[offset : offset + nbytes] = page
+    assert (page_of >= 0).all()
+    pieces = cut(layout)
+    for tensor, offset, numel, page in zip(pieces.tensor, pieces.offset, pieces.numel, pieces.page, strict=True):
+        for section, size in enumerate(itemsizes):
+            at = layout.sections[section] + (layout.starts[tensor] + offset) * size
+            assert (page_of[at : at + numel * size] == page).all()
+
+
+@given(NUMELS.filter(sum), ITEMSIZES.filter(len), st.integers(0, 40), st.integers(0, 40))
+@settings(deadline=None)
+def test_stretches_of_pages_join(numels: list[int], itemsizes: tuple[int, ...], first: int, last: int) -> None:
+    """Neighbours make one stretch; no pages make none."""
+    layout = lay_out(numels, itemsizes, 4096, 8192)
+    first, last = sorted((min(first, layout.pages), min(last, layout.pages)))
+    for section in range(len(itemsizes)):
+        whole = layout.stretch(section, first, last)[1]
+        assert whole == sum(layout.stretch(section, page, page + 1)[1] for page in range(first, last))
+        assert layout.stretch(section, layout.pages, layout.pages)[1] == 0
+
+
+# ---- sizes ----
+
+
+@pytest.mark.parametrize("itemsizes", [(4, 4), (2, 2), (2, 4), (4, 4, 4), (8, 8)], ids=str)
+@pytest.mark.parametrize("millions", [50, 268, 7000])
+def test_large_state_takes_what_was_asked_and_two_per_cent(itemsizes: tuple[int, ...], millions: int) -> None:
+    count = millions * 10**6 // 60
+    layout = lay_out([count + i % 7 for i in range(60)], itemsizes, GRANULE)
+    asked = int(layout.numels.sum()) * sum(itemsizes)
+    assert asked <= layout.nbytes <= 1.02 * asked
+
+
+@given(NUMELS.filter(lambda numels: len(numels) < 20), ITEMSIZES, GRANULES)
+@settings(deadline=None)
+def test_small_state_takes_at_most_a_granule_more_for_each_section(
+    numels: list[int], itemsizes: tuple[int, ...], granule: int
+) -> None:
+    layout = lay_out(numels, itemsizes, granule)
+    gaps = len(numels) * ALIGNMENT * max(itemsizes, default=1) // min(itemsizes, default=1)
+    assert layout.nbytes <= sum(numels) * sum(itemsizes) + len(itemsizes) * (gaps + (granule or ALIGNMENT))
+
+
+def test_pages_of_large_state_are_as_long_as_the_link_likes() -> None:
+    layout = lay_out([268 * 10**6], (4, 4), GRANULE)
+    assert layout.page_numel * 4 == STRETCH
+    assert layout.page_bytes()[0] == 2 * STRETCH
+    assert layout.pages == 128
+    mixed = lay_out([268 * 10**6], (2, 4), GRANULE)
+    assert mixed.page_numel * 4 == STRETCH  # the widest section counts
+
+
+def test_small_state_gets_smaller_pages() -> None:
+    """A budget of a quarter is met within a sixteenth, down to the granule."""
+    layout = lay_out([16 * MIB], (4, 4), GRANULE)  # 64 MiB a section
+    assert layout.page_numel * 4 == 4 * MIB
+    assert layout.pages == 16
+    assert lay_out([3 * MIB], (4, 4), GRANULE).page_bytes().tolist() == [4 * MIB] * 6
+    assert lay_out([1], (4, 4), GRANULE).page_bytes().tolist() == [4 * MIB]
+
+
+def test_a_page_is_a_granule_in_the_narrowest_section() -> None:
+    layout = lay_out([5 * MIB], (1, 4), GRANULE)
+    assert layout.page_numel == 2 * MIB
+    assert layout.sections == (0, 6 * MIB)
+    assert layout.page_bytes().tolist() == [10 * MIB, 10 * MIB, 6 * MIB]  # the last: 2 of bytes, 4 of words
+
+
+def test_an_arena_without_a_granule_has_one_page() -> None:
+    layout = lay_out([3, 5], (4, 8), 0)
+    assert layout.starts.tolist() == [0, 4]
+    assert layout.sections == (0, 48)  # 9 elements of 4 bytes, to the next multiple of 16
+    assert layout.nbytes == 48 + 80
+    assert layout.page_bytes().tolist() == [128]
+    assert cut(layout).page.tolist() == [0, 0]
+
+
+def test_a_hand_case_of_pieces() -> None:
+    """Pages of 1,024 elements: the second parameter begins in page 0 and ends in page 3."""
+    layout = lay_out([1000, 2500, 0, 4], (4,), 4096, stretch=4096)
+    assert layout.page_numel == 1024
+    assert layout.starts.tolist() == [0, 1000, 3500, 3500]
+    pieces = cut(layout)
+    assert pieces.tensor.tolist() == [0, 1, 1, 1, 1, 2, 3]
+    assert pieces.offset.tolist() == [0, 0, 24, 1048, 2072, 0, 0]
+    assert pieces.numel.tolist() == [1000, 24, 1024, 1024, 428, 0, 4]
+    assert pieces.page.tolist() == [0, 0, 1, 2, 3, 3, 3]
+    assert len(pieces) == 7
+
+
+@pytest.mark.parametrize("granule", [0, GRANULE])
+@pytest.mark.parametrize("numels", [[], [0], [0, 0, 0]], ids=str)
+def test_nothing_takes_nothing(numels: list[int], granule: int) -> None:
+    layout = lay_out(numels, (4, 4), granule)
+    assert (layout.nbytes, layout.pages, layout.numel) == (0, 0, 0)
+    assert layout.page_numel > 0
+    assert layout.page_bytes().tolist() == []
+    pieces = cut(layout)
+    assert pieces.numel.tolist() == numels
+    assert pieces.page.tolist() == [0] * len(numels)
+
+
+def test_a_rule_without_state_takes_nothing() -> None:
+    layout = lay_out([1000, 3], (), GRANULE)
+    assert layout.nbytes == 0
+    assert layout.page_bytes().sum() == 0
+    assert cut(layout).numel.tolist() == [1000, 3]
+
+
+def test_huge_tensors_cost_nothing() -> None:
+    layout = lay_out([HUGE, VAST, 7], (4, 4), GRANULE)
+    pieces = cut(layout)
+    assert layout.starts.dtype == pieces.offset.dtype == pieces.page.dtype == np.int64
+    assert layout.nbytes >= 8 * (HUGE + VAST + 7)
+    assert int(pieces.offset.max()) > 2**39
+    assert int(pieces.numel.sum()) == HUGE + VAST + 7
+    assert len(pieces) == layout.pages + 2  # one more wherever two parameters share a page
+    assert layout.starts[2] % 4 == 0
+    assert layout.stretch(1, layout.pages - 1, layout.pages)[0] > 8 * VAST - 2 * STRETCH
+
+
+def test_thousands_of_tiny_tensors_share_a_page() -> None:
+    numels = [1 + i % 7 for i in range(20_000)]
+    layout = lay_out(numels, (4, 4), GRANULE)
+    assert layout.pages == 1
+    pieces = cut(layout)
+    assert pieces.tensor.tolist() == list(range(20_000))
+    assert pieces.numel.tolist() == numels
+    assert layout.nbytes == 2 * GRANULE  # in 16 or 32 bytes each, all in one granule a section

@@ -1,0 +1,202 @@
+"""`python -m pagedopt plan`: a table of budgets, or the same as JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pagedopt import Rates, estimate, host_memory, plan, rates
+from pagedopt.cli import main
+from pagedopt.train.sizes import SIZES, parameter_count
+
+HAND = Rates(device=1e12, up=1e9, down=1e9, both=2e9, in_place=1e9, ram=1e10, machine="a machine of mine")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    HAND.save(tmp_path / "rates.json")
+    return str(tmp_path / "rates.json")
+
+
+def planned(capsys: pytest.CaptureFixture[str], *options: str) -> Any:
+    """What the command prints as JSON; NaN and Infinity are not JSON."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} in the plan")
+
+    assert main(["plan", "--json", *options]) == 0
+    return json.loads(capsys.readouterr().out, parse_constant=refuse)
+
+
+def test_budgets_from_nothing_to_all_and_ones_own(capsys: pytest.CaptureFixture[str], file: str) -> None:
+    content = planned(capsys, "--params", "1B", "--budget", "3GiB", "--rates", file)
+    rows = content["rows"]
+    state = rows[0]["state_bytes"]
+    assert state == pytest.approx(8e9, rel=1e-3)
+    assert [row["budget"] for row in rows] == [0, state // 4, 3 << 30, state // 2, state * 3 // 4, state]
+    assert content["rates"] == HAND.as_dict()
+    for row in rows:
+        said = estimate("1B", device_budget=row["budget"], rates=HAND).as_dict()
+        said.pop("rates")
+        assert {name: row[name] for name in said} == said
+    assert rows[-1]["by_place"].keys() == {"device"}
+    assert [row["seconds"] for row in rows] == sorted((row["seconds"] for row in rows), reverse=True)
+
+
+def test_the_table_says_it_in_words(capsys: pytest.CaptureFixture[str], file: str) -> None:
+    assert main(["plan", "--params", "7B", "--param-dtype", "bfloat16", "--budget", "2GiB", "--rates", file]) == 0
+    text = capsys.readouterr().out
+    for part in ("7.00 B parameters in bfloat16", "13.0 GiB", "26.1 GiB", "placement mapped", "staged", "2.00 GiB",
+                 "a machine of mine", "activations"):  # fmt: skip
+        assert part in text, part
+    assert "assumed" not in text
+    assert max(map(len, re.findall(r"^[│┃┏└].*$", text, re.MULTILINE))) <= 80
+
+
+def test_sizes_are_those_that_train_trains(capsys: pytest.CaptureFixture[str], file: str) -> None:
+    for name, size in SIZES.items():
+        rows = planned(capsys, "--size", name, "--rates", file)["rows"]
+        assert rows[0]["parameters"] == parameter_count(size, size.block)
+
+
+@pytest.mark.parametrize("placement", ["device", "host", "managed-driver"])
+def test_a_placement_without_budgets_has_one_row(placement: str, capsys: pytest.CaptureFixture[str], file: str) -> None:
+    rows = planned(capsys, "--params", "1B", "--placement", placement, "--rates", file)["rows"]
+    assert [row["placement"] for row in rows] == [placement]
+    assert list(rows[0]["by_place"]) == ["host" if placement == "host" else "device"]
+
+
+def test_options_reach_the_estimate(capsys: pytest.CaptureFixture[str], file: str) -> None:
+    options = ["--placement", "mapped", "--host-access", "in_place", "--rule", "adamw_amsgrad", "--state-format",
+               "bfloat16", "--param-dtype", "float32", "--params", "1B", "--rates", file]  # fmt: skip
+    row = planned(capsys, *options)["rows"][0]
+    assert (row["host_access"], row["ring"]) == ("in_place", 0)
+    assert row["state_bytes"] == pytest.approx(6e9, rel=1e-3)
+    assert row["param_bytes"] == 4e9
+    assert row["seconds"] == pytest.approx(12, rel=1e-3)
+
+
+def test_without_a_gpu_nothing_is_measured_and_the_plan_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(rates, "measure", lambda *_: pytest.fail("measured"))
+    content = planned(capsys, "--params", "1B")
+    assert content["rates"]["assumed"] is True
+    assert content["room"] == {}
+    assert {row["fits"] for row in content["rows"]} == {None}
+    assert main(["plan", "--params", "1B"]) == 0
+    text = capsys.readouterr().out
+    assert "assumed: not measured here" in text
+    assert "--rates FILE" in text
+    assert "fits" not in text
+
+
+def test_on_a_cpu_this_machine_is_measured_and_its_memory_compared(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = Rates(ram=1e9, file_read=1e9, file_write=1e9, machine="this one")
+    monkeypatch.setattr(rates, "measure", lambda device: mine if device == "cpu" else pytest.fail(str(device)))
+    monkeypatch.setattr(host_memory, "available", lambda: 11_000_000_000)
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=10**12))
+    rows = planned(capsys, "--params", "1B", "--device", "cpu")["rows"]
+    assert [row["fits"] for row in rows] == [True, True, False, False, False]  # 8 GB beside 0 … 8 GB of state
+    assert rows[-1]["short"] == {"host": pytest.approx(5e9, rel=1e-3)}
+    assert rows[0]["by_place"].keys() == {"file"}
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=7_000_000_000))
+    rows = planned(capsys, "--params", "1B", "--device", "cpu")["rows"]
+    assert [row["fits"] for row in rows] == [False, True, False, False, False]
+    assert main(["plan", "--params", "1B", "--device", "cpu"]) == 0
+    text = capsys.readouterr().out
+    assert "no: host" in text
+    assert "this one" in text
+    assert "on file" in text
+
+
+def test_on_a_gpu_both_sides_are_compared() -> None:
+    row = estimate("1B", device_budget=0, rates=HAND)
+    room = {"device": 9 * 10**9, "host": 10**9}
+    assert plan.short(row, room) == {"host": row.away_bytes - 10**9}
+    assert plan.short(row, {"device": 10**9, "host": 9 * 10**9}) == {"device": row.near_bytes - 10**9}
+    assert plan.short(row, {"device": 10**12, "host": 10**12}) == {}
+
+
+def test_a_doctors_report_serves_as_rates(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    report = tmp_path / "there.json"
+    report.write_text(json.dumps({"rates": replace(HAND, up=None).as_dict(), "problems": []}))
+    content = planned(capsys, "--params", "1B", "--rates", str(report))
+    assert content["rates"]["machine"] == "a machine of mine"
+    assert content["rows"][0]["seconds"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--params", "lots"], "--params 'lots'; give a number of parameters, as 7000000000, 7e9, 7B or 124M"),
+        (["--params", "0"], "--params 0; it must be between 1 and"),
+        (["--params", "7B", "--budget", "much"], "--budget 'much'; give bytes"),
+        (["--params", "7B", "--placement", "moon"], "--placement 'moon'; there are"),
+        (["--params", "7B", "--placement", "file"], "--placement 'file' is for parameters on a CPU"),
+        (["--params", "7B", "--placement", "device", "--budget", "1k"], "--budget 1000 with --placement 'device'"),
+        (["--params", "7B", "--placement", "managed", "--host-access", "staged"], "--host-access 'staged' with"),
+        (["--params", "7B", "--state-format", "int3"], "--state-format 'int3'; there are"),
+        (["--params", "7B", "--param-dtype", "int3"], "--param-dtype 'int3'; there are"),
+        (["--params", "7B", "--rule", "adam"], "--rule 'adam'; there are"),
+        (["--params", "7B", "--rates", "/nowhere/rates.json"], "--rates /nowhere/rates.json: No such file"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused_in_a_line_before_anything_is_measured(
+    options: list[str], text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rates, "measure", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert main(["plan", *options]) == 2
+    out, err = capsys.readouterr()
+    assert text in err
+    assert err.startswith("pagedopt plan: ")
+    assert err.count("\n") == 1
+    assert not out
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("", "not JSON"),
+        ("[1, 2]", "there are no rates in it"),
+        ('{"bytes_per_second": {"up": -1}}', "rate up is -1"),
+        ('{"bytes_per_second": {"up": "fast"}}', "rate up is 'fast'"),
+        ('{"bytes_per_second": {"sideways": 1}}', "unknown rates sideways"),
+        ('{"rates": null, "problems": []}', "there are no rates in it"),
+    ],
+)
+def test_files_that_hold_no_rates_are_refused(
+    content: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rates.json").write_text(content)
+    assert main(["plan", "--params", "7B", "--rates", str(tmp_path / "rates.json")]) == 2
+    err = capsys.readouterr().err
+    assert text in err
+    assert "rates.json" in err
+
+
+def test_it_wants_to_know_what_to_train(capsys: pytest.CaptureFixture[str]) -> None:
+    for options in ([], ["--params", "1B", "--size", "gpt2"]):
+        with pytest.raises(SystemExit) as stopped:
+            main(["plan", *options])
+        assert stopped.value.code == 2
+    assert "--size" in capsys.readouterr().err
+
+
+def test_help_teaches_by_example(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", "--help"])
+    text = capsys.readouterr().out
+    assert "python -m pagedopt plan --params 7B --budget 2GiB" in text
+    assert "--rates there.json" in text

@@ -1,0 +1,344 @@
+"""`python -m pagedopt train` with its state elsewhere: the options, and the second act that shows spilling."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pagedopt.arenas.file import FileArena
+from pagedopt.cli import UsageError, build_parser, main
+from pagedopt.train import checkpoint, contender, spill
+from pagedopt.train.options import Options, resolve
+from pagedopt.train.run import Run
+from pagedopt.train.sizes import SIZES, parameter_count
+
+TINY = ("train", "--size", "tiny", "--device", "cpu", "--threads", "1")
+STATE = 8 * parameter_count(SIZES["tiny"], SIZES["tiny"].block)  # bytes of two float32 moments
+
+
+def train(out: Path, *options: object) -> int:
+    """Run the command in this process."""
+    return main([*TINY, "--out", str(out), *map(str, options)])
+
+
+def result(out: Path) -> Any:
+    return json.loads((out / "result.json").read_text())
+
+
+def losses(out: Path, kind: str = "paged") -> list[float]:
+    return result(out)["optimizers"][kind]["losses"]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """20 steps with all state in RAM and no second act."""
+    out = tmp_path_factory.mktemp("plain")
+    assert train(out, "--steps", 20, "--optimizer", "paged", "--no-spill") == 0
+    return out
+
+
+# ---- the second act ----
+
+
+def test_a_run_on_a_cpu_ends_with_a_second_act(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(tmp_path, "--steps", 8) == 0
+    said = capsys.readouterr().out
+    assert "Second act, spilling: 5 steps from the same start" in said
+    assert "equal bit for bit" in said
+    act = result(tmp_path)["spill"]
+    assert act["agree"] is True
+    near, away = act["resident"], act["spilled"]
+    assert near["losses"] == away["losses"]
+    assert len(near["losses"]) == 5
+    assert set(near["state_bytes"]) == {"host"}
+    assert near["state_bytes"]["host"] >= STATE
+    assert away["placement"] == "file"
+    assert away["device_budget"] == STATE // 4
+    # Three quarters and more are in the file, and the operating system agrees.
+    assert away["state_bytes"].get("host", 0) <= STATE // 4
+    assert away["state_bytes"]["file"] >= STATE - STATE // 4
+    assert sum(away["state_bytes"].values()) <= near["state_bytes"]["host"] + 2 * FileArena.granule
+    assert away["measured_bytes"].get("host", 0) <= STATE // 4 + (1 << 20)
+    for twin in (near, away):
+        assert 0 < twin["optimizer_step_ms"]["median"] <= twin["whole_step_ms"]["median"]
+
+
+def test_the_act_repeats_the_run_and_both_results_are_kept(plain: Path, tmp_path: Path) -> None:
+    """The act's first loss is the run's: same weights, same batch.  Later ones follow a shorter schedule."""
+    assert train(tmp_path, "--steps", 20, "--optimizer", "paged") == 0
+    content = result(tmp_path)
+    assert losses(tmp_path) == losses(plain)
+    assert content["spill"]["spilled"]["losses"][0] == losses(plain)[0]
+    assert "spill" not in result(plain)
+
+
+def test_no_spill_and_other_placements_leave_the_act_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for options in (("--no-spill",), ("--placement", "file"), ("--device-budget", "1MiB"), ("--optimizer", "torch")):
+        assert train(tmp_path, "--steps", 1, *options) == 0
+        assert "Second act" not in capsys.readouterr().out
+        assert "spill" not in result(tmp_path)
+
+
+def test_the_act_takes_the_budget_that_was_given(tmp_path: Path) -> None:
+    assert train(tmp_path, "--steps", 1, "--spill", "--device-budget", 0, "--optimizer", "paged") == 0
+    act = result(tmp_path)["spill"]
+    assert act["spilled"]["device_budget"] == 0
+    assert set(act["spilled"]["state_bytes"]) == {"file"}
+    assert set(act["resident"]["state_bytes"]) == {"host"}
+    assert result(tmp_path)["optimizers"]["paged"]["state_bytes"].keys() == {"file"}
+
+
+@pytest.mark.parametrize("broken", ["losses", "weights"])
+def test_an_act_whose_twins_part_fails(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = contender.Contender.step
+
+    def nudged(self: contender.Contender, *batch: Any) -> None:
+        step(self, *batch)
+        weight = next(self.model.parameters())
+        last = int(self.optimizer.state[weight]["step"]) == 5
+        if self.name == "spilled" and (broken == "losses" or last):
+            with torch.no_grad():
+                weight.mul_(1 + 2**-20)
+
+    monkeypatch.setattr(contender.Contender, "step", nudged)
+    assert train(tmp_path, "--steps", 3) == 1
+    assert "NOT EQUAL" in capsys.readouterr().out
+    assert result(tmp_path)["spill"]["agree"] is False
+
+
+def test_a_run_that_failed_has_no_second_act(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its own verdict is the last word."""
+    monkeypatch.setattr("pagedopt.train.run.report", lambda *_: 1)
+    assert train(tmp_path, "--steps", 1) == 1
+    assert "Second act" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("budget", "said"),
+    [
+        ("3MiB", "once with all but 3.00 MiB of it in a file"),
+        ("0", "once with all of it in a file"),
+        ("auto", "once with what has no room there in a file"),
+    ],
+)
+def test_the_act_is_announced(budget: str, said: str) -> None:
+    text = spill.announcement(*spill.twins(options(device_budget=budget, steps=9)))
+    assert text.endswith(f"5 steps from the same start, once with PagedAdamW's state in RAM, {said}")
+
+
+def test_the_act_is_announced_on_a_gpu() -> None:
+    text = spill.announcement(*spill.twins(options(device="cuda", placement="host")))
+    assert text.endswith("once with PagedAdamW's state on the device, once with all of it on the host")
+
+
+def test_an_interrupted_act_keeps_the_results_of_the_run(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    take_step = Run.take_step
+
+    def step_and_signal(run: Run) -> None:
+        take_step(run)
+        if run.contenders[-1].name == "spilled" and run.step == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Run, "take_step", step_and_signal)
+    assert train(tmp_path, "--steps", 20, "--optimizer", "paged", "--checkpoint-every", 0) == 130
+    assert "second act interrupted; the results above are complete" in capsys.readouterr().out
+    assert losses(tmp_path) == losses(plain)
+    assert not (tmp_path / "checkpoint.pt").exists()  # of the act, it would be taken for the run's
+
+
+def test_the_act_is_a_tenth_of_a_short_run_and_a_few_dozen_steps_of_a_long_one() -> None:
+    for steps, expected in ((1, 5), (60, 6), (200, 20), (400, 30), (10**6, 30)):
+        resident, spilled = spill.twins(options(steps=steps))
+        assert resident.steps == spilled.steps == expected
+
+
+def test_the_twins_differ_in_the_place_of_their_state_alone() -> None:
+    resident, spilled = spill.twins(options(spill=True, checkpoint_every=7))
+    assert (resident.placement, resident.budget, resident.checkpoint_every) == ("device", None, 0)
+    assert (spilled.placement, spilled.budget) == ("file", STATE // 4)
+    changed = {name for name, value in vars(resident).items() if value != getattr(spilled, name)}
+    assert changed == {"placement", "device_budget"}
+
+
+@pytest.mark.parametrize(
+    ("given", "placement", "budget"),
+    [
+        ({}, "mapped", STATE // 2),
+        ({"device_budget": "3MB"}, "mapped", 3_000_000),
+        ({"device_budget": "auto"}, "mapped", "auto"),
+        ({"placement": "managed"}, "managed", STATE // 2),
+        ({"placement": "host"}, "host", None),  # it has no budget: all of it is away
+    ],
+)
+def test_the_twins_on_a_gpu(given: dict[str, Any], placement: str, budget: Any) -> None:
+    resident, spilled = spill.twins(options(device="cuda", **given))
+    assert (resident.placement, resident.budget) == ("device", None)
+    assert (spilled.placement, spilled.budget) == (placement, budget)
+
+
+def options(**changes: Any) -> Options:
+    """Options of a run of `tiny`."""
+    values: dict[str, Any] = {
+        "size": "tiny", "batch": 8, "block": 64, "steps": 60, "seed": 0, "optimizer": "both", "lr": 1e-3,
+        "weight_decay": 0.1, "device": "cpu", "threads": 1, "checkpoint_every": 100, "out": "runs",
+    }  # fmt: skip
+    return Options(**{**values, **changes})
+
+
+def resolved_on_a_gpu(monkeypatch: pytest.MonkeyPatch, *given: str) -> Options:
+    """What these options mean where there is a GPU."""
+    monkeypatch.setattr("pagedopt.train.options.pick_device", lambda _: torch.device("cuda"))
+    return resolve(build_parser().parse_args(["train", *given]))
+
+
+def test_a_gpu_shows_spilling_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not resolved_on_a_gpu(monkeypatch).spill
+    assert resolved_on_a_gpu(monkeypatch, "--spill").spill
+    chosen = resolved_on_a_gpu(monkeypatch, "--placement", "mapped", "--device-budget", "2GiB")
+    assert (chosen.placement, chosen.budget, chosen.spill) == ("mapped", 2 << 30, False)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--placement", "file"), "for parameters on cuda there are device, host, managed, managed-driver, mapped"),
+        (("--placement", "managed-driver", "--spill"), "no budget sends state of placement managed-driver away"),
+        (("--placement", "device", "--spill"), "no budget sends state of placement device away"),
+        (("--spill", "--device-budget", "1GiB"), "all state stays, it is 950 MiB"),
+    ],
+)
+def test_what_a_gpu_cannot_do_is_refused(given: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match=said):
+        resolved_on_a_gpu(monkeypatch, *given)
+
+
+# ---- the options of the run itself ----
+
+
+def test_a_budget_changes_no_loss_and_shows_in_the_table(
+    plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(tmp_path, "--steps", 20, "--optimizer", "paged", "--device-budget", "300 KiB") == 0
+    places = result(tmp_path)["optimizers"]["paged"]["state_bytes"]
+    assert 0 < places["host"] <= 300 << 10
+    assert sum(places.values()) >= STATE
+    assert losses(tmp_path) == losses(plain)
+    shown = capsys.readouterr().out
+    assert re.search(r"KiB host,? ", shown)
+    assert re.search(r"KiB file ", shown)
+
+
+def test_bad_values_are_refused_before_anything_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    cases = {
+        ("--device-budget", "2 apples"): "--device-budget 2 apples: device_budget is '2 apples'; give bytes",
+        ("--device-budget", "-1"): "--device-budget -1: ",
+        ("--device-budget", ""): "--device-budget : device_budget is ''",
+        ("--device-budget", "every"): "all and auto are budgets too",
+        ("--placement", "attic"): "--placement attic: for parameters on cpu there are device, file, host",
+        ("--placement", "mapped"): "--placement mapped: for parameters on cpu there are device, file, host",
+        ("--placement", "device", "--device-budget", "1MB"): "--placement device --device-budget 1MB: ",
+        ("--placement", "host", "--device-budget", "1MB"): "--placement host --device-budget 1MB: ",
+        ("--spill", "--placement", "host"): "no budget sends state of placement host away",
+        ("--spill", "--optimizer", "torch"): "--spill: only PagedAdamW keeps its state elsewhere",
+        ("--spill", "--device-budget", "1GB"): "all state stays, it is 942 KiB; use a smaller --device-budget",
+        ("--placement", "file", "--optimizer", "torch"): "--placement file: only PagedAdamW",
+        ("--device-budget", "1MB", "--optimizer", "torch"): "--device-budget 1MB: only PagedAdamW",
+    }
+    for given, said in cases.items():
+        assert train(out, *given) == 2, given
+        assert said in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_folder_that_cannot_hold_state_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PAGEDOPT_STATE_DIR", str(tmp_path / "missing"))
+    for given, said in {
+        ("--placement", "file"): "--placement file: PAGEDOPT_STATE_DIR is",
+        ("--device-budget", "1MB"): "--device-budget 1MB: PAGEDOPT_STATE_DIR is",
+        (): "--spill: PAGEDOPT_STATE_DIR is",
+    }.items():
+        assert train(tmp_path / "out", "--steps", 1, *given) == 2
+        error = capsys.readouterr().err
+        assert said in error
+        assert ("--no-spill needs none" in error) == (given == ())
+    assert not (tmp_path / "out").exists()
+    assert train(tmp_path / "out", "--steps", 1, "--no-spill") == 0
+
+
+def test_memory_that_is_not_there_is_said_plainly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(_: object) -> None:
+        raise MemoryError("no room for 5 bytes in a file")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "take_step", full)
+        assert train(tmp_path, "--placement", "file", "--device-budget", 0) == 2
+        assert "no room for 5 bytes in a file (--device-budget and --placement" in capsys.readouterr().err
+    # In the second act nothing is lost by it, and there is a way around.
+    steps = contender.Contender.step
+    monkeypatch.setattr(
+        contender.Contender, "step", lambda self, *batch: full(self) if self.name == "spilled" else steps(self, *batch)
+    )
+    assert train(tmp_path, "--steps", 2, "--optimizer", "paged") == 2
+    said = capsys.readouterr().err
+    assert "second act: no room for 5 bytes in a file. The results above are complete; --no-spill leaves it" in said
+    assert len(losses(tmp_path)) == 2
+
+
+def test_a_resumed_run_keeps_its_placement_and_may_change_it(plain: Path, tmp_path: Path) -> None:
+    """Halfway, spilled to a file; on from there as it was, with another budget, and with all in RAM: the same bits."""
+    saved = tmp_path / "checkpoint.pt"
+    start = ("--optimizer", "paged", "--device-budget", "300KiB", "--checkpoint-every", 12)
+    assert train(tmp_path, "--steps", 20, *start) == 0
+    assert checkpoint.load_checkpoint(saved)["step"] == 12
+    assert checkpoint.load_checkpoint(saved)["options"]["device_budget"] == "300KiB"
+    places = {}
+    for name, changed in {
+        "kept": (),
+        "more": ("--device-budget", "500KiB"),
+        "none": ("--device-budget", "0"),
+        "all": ("--device-budget", "all", "--placement", "host"),
+    }.items():
+        out = tmp_path / name
+        assert main(["train", "--resume", str(saved), "--out", str(out), *changed]) == 0
+        assert losses(out) == losses(plain), name
+        places[name] = result(out)["optimizers"]["paged"]["state_bytes"]
+    assert 0 < places["kept"]["host"] <= 300 << 10 < places["more"]["host"] <= 500 << 10
+    assert "host" not in places["none"]
+    assert places["all"].keys() == {"host"}
+
+
+def test_a_checkpoint_from_before_these_options_resumes(plain: Path, tmp_path: Path) -> None:
+    assert train(tmp_path, "--steps", 20, "--optimizer", "paged", "--checkpoint-every", 7, "--no-spill") == 0
+    saved = tmp_path / "checkpoint.pt"
+    content = checkpoint.load_checkpoint(saved)
+    for name in ("placement", "device_budget", "spill"):
+        del content["options"][name]
+    checkpoint.save_checkpoint(saved, content)
+    out = tmp_path / "on"
+    assert main(["train", "--resume", str(saved), "--out", str(out)]) == 0
+    assert losses(out) == losses(plain)
+    assert "spill" not in result(out)
+
+
+def test_resume_checks_the_options_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(tmp_path, "--steps", 1, "--device-budget", "300KiB", "--checkpoint-every", 1) == 0
+    saved = tmp_path / "checkpoint.pt"
+    assert main(["train", "--resume", str(saved), "--placement", "device"]) == 2
+    assert "--placement device --device-budget 300KiB: " in capsys.readouterr().err
