@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Protocol
 
 from .residency import Move
@@ -35,7 +35,9 @@ class Mover(Protocol):
         """
 
 
-def spans(resident: Span | None, moves: Sequence[tuple[Move, Span]], slots: int, mover: Mover) -> Iterator[Span]:
+def spans(
+    resident: Span | None, moves: Sequence[tuple[Move, Span]], slots: int, mover: Mover
+) -> Generator[Span, None, None]:
     """What to launch one after the other: ``resident``, then the span of each move while its page is in its slot.
 
     Between the spans the moves are carried out, up to ``slots`` of them at a time.  If the caller stops early, or

@@ -58,7 +58,7 @@ def check_budget(value: Budget) -> Budget:
 def place(page_bytes: Sequence[Indices], budget: int | None) -> list[int]:
     """How many of the first pages of each arena stay on the device: never more bytes than ``budget`` (None: all).
 
-    Behind an arena that does not fit whole no other has pages there, so that a larger budget keeps what a smaller keeps.
+    Behind an arena that does not fit whole no other has pages there: a larger budget keeps what a smaller one keeps.
     """
     boundaries = []
     left = budget

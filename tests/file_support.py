@@ -1,21 +1,29 @@
-"""State in files, as the tests of the arena and those run in a process of their own need it."""
+"""State in files, as several test files need it, and what they run in a process of its own."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import torch
 
 from pagedopt.arenas.file import FileArena, FileMover
 from pagedopt.moves import spans
 from pagedopt.pages import lay_out
 from pagedopt.residency import SLOTS, place, schedule
+from pagedopt.state_file import FOLDER_VARIABLE, state_folder
 
 MIB = 1 << 20
 CPU = torch.device("cpu")
+SMALL = 64 << 10  # bytes of a page in each section
+NUMEL = 10 * SMALL // 4 - 77  # ten pages, the last one not full
 
 
 def arena(numel: int, budget: int | None = 0, sections: int = 2, stretch: int = FileArena.stretch) -> FileArena:
@@ -47,6 +55,66 @@ def process_bytes(name: str) -> int:
     """A field of /proc/self/status, e.g. ``VmRSS``."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name + ":"))
+
+
+@contextlib.contextmanager
+def folder_for_state() -> Iterator[Path]:
+    """An empty folder on a disk, where state files go."""
+    with contextlib.ExitStack() as stack:
+        try:
+            parent = state_folder()
+        except ValueError as error:
+            pytest.skip(str(error))
+        path = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=parent)))
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setenv(FOLDER_VARIABLE, str(path))
+        yield path
+
+
+def small(resident: int = 0, sections: int = 2) -> FileArena:
+    memory = arena(NUMEL, resident * sections * SMALL, sections, SMALL)
+    assert (memory.resident, memory.layout.pages) == (resident, 10)
+    return memory
+
+
+def fill(memory: FileArena) -> list[torch.Tensor]:
+    """Numbers that say where they are; returns copies."""
+    for i, section in enumerate(sections_of(memory)):
+        section.copy_(torch.arange(section.numel(), dtype=torch.int32) * 7 + i)
+    return [section.clone() for section in sections_of(memory)]
+
+
+def assert_holds(memory: FileArena, want: list[torch.Tensor]) -> None:
+    assert all(torch.equal(a, b) for a, b in zip(sections_of(memory), want, strict=True))
+
+
+def assert_measured(memory: FileArena) -> None:
+    """Exactly what was planned is in memory; the disk adds a block or two for its own records."""
+    planned, measured = memory.planned(), memory.measured()
+    assert measured["host"] == planned["host"]
+    assert 0 <= measured["file"] - planned["file"] <= 16384
+
+
+def open_files(folder: Path) -> int:
+    """How many descriptors of this process are of files in ``folder``, named or not."""
+    links = [os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+    return sum(os.readlink(link).startswith(str(folder)) for link in links if os.path.islink(link))
+
+
+def mapped(folder: Path) -> int:
+    return Path("/proc/self/maps").read_text().count(str(folder))
+
+
+def run_apart(*arguments: object) -> str:
+    """What ``file_support.py`` prints in a process of its own."""
+    command = [sys.executable, __file__, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment(), check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 def peak_of_steps(megabytes: int, share: float, steps: int) -> None:
@@ -88,4 +156,6 @@ def shortage(limit: int) -> None:
 
 
 if __name__ == "__main__":
-    {"peak": peak_of_steps, "wait": wait_to_be_killed, "shortage": shortage}[sys.argv[1]](*map(eval, sys.argv[2:]))
+    {"peak": peak_of_steps, "wait": wait_to_be_killed, "shortage": shortage}[sys.argv[1]](
+        *map(json.loads, sys.argv[2:])
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import pytest
 from hypothesis import example, given
@@ -145,7 +145,7 @@ def test_no_slots_is_refused_before_anything_happens() -> None:
     assert not trace.calls
 
 
-def taken(parts: Iterator[Span], trace: Trace, count: int) -> None:
+def taken(parts: Generator[Span, None, None], trace: Trace, count: int) -> None:
     for _ in range(count):
         trace.update(next(parts))
 
@@ -157,10 +157,10 @@ def test_stopping_early_brings_back_what_was_fetched(case: tuple[Moves, int], da
     parts = spans(RESIDENT, moves, slots, trace)
     taken(parts, trace, data.draw(st.integers(1, len(moves) + 1)))
     if data.draw(st.booleans()):
-        parts.close()  # type: ignore[attr-defined]
+        parts.close()
     else:
         with pytest.raises(KeyError):
-            parts.throw(KeyError())  # type: ignore[attr-defined]
+            parts.throw(KeyError())
     assert not trace.slots
     assert trace.of("fetch") == trace.of("arrive") == trace.of("evict")
     assert trace.of("update") == trace.of("evict")[: len(trace.of("update"))]

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
+from pagedopt import MemoryReport
 from pagedopt.arenas.file import FileArena
 from pagedopt.cli import UsageError, build_parser, main
 from pagedopt.train import checkpoint, contender, spill
+from pagedopt.train.model import GPT
 from pagedopt.train.options import Options, resolve
 from pagedopt.train.run import Run
 from pagedopt.train.sizes import SIZES, parameter_count
@@ -50,6 +55,7 @@ def test_a_run_on_a_cpu_ends_with_a_second_act(tmp_path: Path, capsys: pytest.Ca
     assert train(tmp_path, "--steps", 8) == 0
     said = capsys.readouterr().out
     assert "Second act, spilling: 5 steps from the same start" in said
+    assert re.search(r"loss resident \d\.\d+ spilled \d\.\d+", said)
     assert "equal bit for bit" in said
     act = result(tmp_path)["spill"]
     assert act["agree"] is True
@@ -158,6 +164,39 @@ def test_an_interrupted_act_keeps_the_results_of_the_run(
     assert not (tmp_path / "checkpoint.pt").exists()  # of the act, it would be taken for the run's
 
 
+def test_the_act_has_the_memory_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run's models and state are gone before it begins."""
+    alive: list[int] = []
+    take_step = Run.take_step
+
+    def count_and_step(run: Run) -> None:
+        if run.contenders[-1].name == "spilled":
+            gc.collect()
+            alive.append(sum(type(thing) is GPT for thing in gc.get_objects()))
+        take_step(run)
+
+    monkeypatch.setattr(Run, "take_step", count_and_step)
+    assert train(tmp_path, "--steps", 1) == 0
+    assert alive == [2] * 5
+
+
+def test_the_act_reports_what_should_be_and_what_is() -> None:
+    report = MemoryReport({"host": 5 << 20, "file": 7 << 20}, {"host": 6 << 20, "file": 8 << 20}, "file", 5 << 20, 3)
+    twin: Any = SimpleNamespace(
+        name="spilled",
+        optimizer=SimpleNamespace(memory_report=lambda: report),
+        curve=contender.Curve([2.5, 1.25], [70.0, 30.0], [7.0, 3.0]),
+    )
+    found = spill.summarize(twin)
+    assert (found["state_bytes"], found["measured_bytes"]) == (report.by_place, report.measured)
+    assert (found["placement"], found["device_budget"], found["ring_bytes"]) == ("file", 5 << 20, 3)
+    console = Console(width=120)
+    with console.capture() as shown:
+        console.print(spill.table([{**found, "state_bytes": {"host": 12 << 20}}, found]))
+    row = [cell.strip() for cell in shown.get().splitlines()[4].strip("│").split("│")]
+    assert row == ["spilled", "5.00 MiB host, 7.00 MiB file", "6.00 MiB", "3.00", "30.0", "1.2500"]
+
+
 def test_the_act_is_a_tenth_of_a_short_run_and_a_few_dozen_steps_of_a_long_one() -> None:
     for steps, expected in ((1, 5), (60, 6), (200, 20), (400, 30), (10**6, 30)):
         resident, spilled = spill.twins(options(steps=steps))
@@ -238,6 +277,13 @@ def test_a_budget_changes_no_loss_and_shows_in_the_table(
     shown = capsys.readouterr().out
     assert re.search(r"KiB host,? ", shown)
     assert re.search(r"KiB file ", shown)
+
+
+def test_the_optimizer_gets_placement_and_budget() -> None:
+    made = contender.Contender("paged", options(placement="file", device_budget="5KiB")).optimizer.memory_report()
+    assert (made.placement, made.budget) == ("file", 5 << 10)
+    made = contender.Contender("paged", options(placement="host")).optimizer.memory_report()
+    assert (made.placement, made.budget) == ("host", None)
 
 
 def test_bad_values_are_refused_before_anything_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

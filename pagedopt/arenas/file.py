@@ -52,6 +52,8 @@ class FileArena(Arena):
         if resident > self.resident:
             check_host(nbytes, "optimizer state")
             while self.resident < resident:
+                if self.resident + 1 < resident:
+                    self.fetch(self.resident + 1)
                 self._file.bring_in(self._stretches(self.resident))
                 self.resident += 1
         elif resident < self.resident:

@@ -18,8 +18,8 @@ from ..staging import StagedMover, slot_offset
 from ..store import Store
 from ..table import BLOCK, Geometry, HostTable, Span, geometry
 
-#: Elements of a chunk where pages pass through: every block reads its part of the table over a link that copies fill in
-#: both directions, so there are few.  At 32,768 a step took 1.4 % longer, from 65,536 on as long as with a copied table.
+#: Elements of a chunk where pages pass through: every block reads its part of the table over a link that copies fill
+#: both ways, so there are few.  At 32,768 a step took 1.4 % longer; from 65,536 on as long as with a copied table.
 CHUNK = 65536
 
 
