@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -217,7 +218,10 @@ class Store:
             arena.drop()
 
     def look(self) -> bool:
-        """With ``"auto"``: see from time to time what the machine can spare; returns whether pages moved."""
+        """With ``"auto"``: see from time to time what the machine can spare; returns whether pages may have moved.
+
+        Room that is gone before it can be taken is no error: the next look sees it.
+        """
         if self.budget != "auto":
             return False
         self._steps += 1
@@ -228,7 +232,10 @@ class Store:
             if residency.worth_moving(now, wanted, sum(a.layout.nbytes for a in here)):
                 self._auto[device] = wanted
                 moved = True
-        return self.settle() if moved else False
+        if moved:
+            with contextlib.suppress(torch.OutOfMemoryError, MemoryError):
+                self.settle()
+        return moved
 
     def report(self, elsewhere: Iterable[torch.Tensor]) -> MemoryReport:
         """See :class:`MemoryReport`; ``elsewhere`` is state that was not made here."""

@@ -37,9 +37,11 @@ def check_placement(placement: str | None, budget: residency.Budget, host_access
     budget = residency.check_budget(budget)
     if placement in ("device", "managed-driver") and budget is not None:
         why = "all state stays on the device" if placement == "device" else "the driver decides what stays"
-        raise ValueError(f"device_budget is {budget!r} with placement={placement!r}, where {why}; use 'mapped'")
+        raise ValueError(
+            f"device_budget is {budget!r} with placement={placement!r}, where {why}; use 'mapped' (on a CPU 'file')"
+        )
     if placement == "host" and budget not in (None, 0):
-        raise ValueError(f"device_budget is {budget!r} with placement='host', where nothing stays; use 'mapped'")
+        raise ValueError(f"device_budget is {budget!r} with placement='host'; use 'mapped' (on a CPU 'file')")
     if host_access is not None and placement is not None:
         ways = {way for arenas in ARENAS.values() if placement in arenas for way in arenas[placement].ways}
         if host_access not in ways:

@@ -229,7 +229,9 @@ class PagedOptimizer(torch.optim.Optimizer):
         Raises:
             torch.OutOfMemoryError: it is no longer there; pages that did not fit stay away.
         """
-        if self.store.settle():
+        try:
+            self.store.settle()
+        finally:
             self._buckets = None
 
     @contextlib.contextmanager

@@ -12,7 +12,7 @@ import torch
 from optim_support import ADAMW
 from spill_support import everything, parameters, same, steps
 
-from pagedopt import PagedAdamW, arenas, host_memory, memory, run_with_room, virtual
+from pagedopt import PagedAdamW, arenas, host_memory, memory, residency, run_with_room, virtual
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -71,6 +71,39 @@ def test_run_with_room_survives_a_shortage() -> None:
             needs_much()
         assert run_with_room(opt, needs_much) == 256 * MiB
         assert set(opt.memory_report().by_place) == {"device"}
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_auto_gives_state_what_the_cap_leaves_and_follows_it() -> None:
+    if not hasattr(torch.cuda, "get_per_process_memory_fraction"):
+        pytest.skip("this torch does not say how much the process may take")
+    params = parameters()
+    steps(params, PagedAdamW(params, lr=0.0), 1, gaps=False)  # gradients are there, kernels loaded
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    total = torch.cuda.mem_get_info()[1]
+
+    def cap(left: int) -> None:
+        held = torch.cuda.memory_reserved() + residency.RESERVE_BYTES
+        torch.cuda.set_per_process_memory_fraction((held + left) / total)
+
+    opt = PagedAdamW(params, device_budget="auto", **ADAMW)
+    try:
+        cap(24 * MiB)
+        opt.step()
+        assert 16 * MiB <= opt.memory_report().by_place["device"] <= 24 * MiB
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        for _ in range(2):
+            opt.step()
+        assert set(opt.memory_report().by_place) == {"device"}
+        torch.cuda.empty_cache()
+        cap(8 * MiB + sum(opt.memory_report().by_place.values()) // 2)
+        for _ in range(4):
+            opt.step()
+        assert opt.memory_report().by_place["host"] > 0
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
 
