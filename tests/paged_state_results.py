@@ -69,7 +69,8 @@ def whole_result(slower: float = 1.0) -> dict[str, Any]:
             {"placement": p, "access": "in_place", "blocks": 8, "times": times, "hidden": 0.5 if bad else 0.9}
             for p in ("mapped", "managed")]},
         "memory": {"rows": [{"way": "mapped, staged", "share": 0.25, "budget": STATE // 4, "ring": 64 << 20,
-                             "allowed": STATE // 4, "device_extra": STATE // 4 + (bad << 22), "away": 1, "host_extra": 1}]},
+                             "allowed": STATE // 4, "device_extra": STATE // 4 + (bad << 22), "away": 1,
+                             "host_extra": 1}]},
         "spike": {"card": 8e9, "state_bytes": STATE, "normal": 3e9, "spiked": 7e9, "same": not bad,
                   "helpless": "finished" if bad else "out of memory: x",
                   "slowdown": {spike.SPILL_ALL: 1.01 * slower, spike.SPILL_SOME: 1.0},
