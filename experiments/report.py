@@ -18,6 +18,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from pagedopt.machine import machine as this_machine
 from pagedopt.train import report as train_report
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -111,7 +112,7 @@ def machine() -> dict[str, Any]:
             continue
     when = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return {
-        **train_report.machine(), "when": when, "versions": versions,
+        **this_machine(), "when": when, "versions": versions,
         "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
         "commit": _output("git", "rev-parse", "--short", "HEAD"),
     }  # fmt: skip

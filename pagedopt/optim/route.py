@@ -86,7 +86,7 @@ def route(store: Store, params: Sequence[torch.Tensor], states: Sequence[Sequenc
         for number, arena in enumerate(store.arenas)
         if arena.away and arena.resident < arena.layout.pages and store.way(arena) == "staged"
     }
-    if not any(at is not None and at[0] in passing for at in found):
+    if not any(at is not None and at[0] in passing for at in found) or _half_in(store, passing, found, states):
         return None
     tensor, offset, numel, arena, page = _pieces(store, params, found, passing)
     away = np.array([a >= 0 and p >= store.arenas[a].resident for a, p in zip(arena, page, strict=True)])
@@ -104,6 +104,23 @@ def route(store: Store, params: Sequence[torch.Tensor], states: Sequence[Sequenc
             shift[begin:end, 2:] = _shift(store, device, move)
     visits = tuple(zip(moves, itertools.pairwise(bounds), strict=True))
     return Route(store, device, Rows(tensor, offset, numel, shift), at_hand, visits)
+
+
+def _half_in(
+    store: Store,
+    passing: set[int],
+    found: Sequence[tuple[int, int] | None],
+    states: Sequence[Sequence[torch.Tensor]],
+) -> bool:
+    """Whether a parameter has only some of its state in a passing arena (somebody put another tensor in its place).
+
+    An update of the rest in place would be lost when the page that was copied before it is copied back.
+    """
+    ranges = {store.arenas[number].tensor.untyped_storage().data_ptr() for number in passing}
+    return any(
+        at is None and any(s.numel() and s.untyped_storage().data_ptr() in ranges for s in each)
+        for at, each in zip(found, zip(*states, strict=True), strict=True)
+    )
 
 
 def _pieces(

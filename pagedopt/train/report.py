@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import platform
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from rich.console import Console
 from rich.table import Table
 
+from pagedopt.machine import machine
 from pagedopt.train.compare import TOLERANCE, Comparison, compare
 from pagedopt.train.contender import Contender
 from pagedopt.train.options import Options, as_saved
@@ -106,31 +104,6 @@ def verdict(comparison: Comparison | None, contenders: Sequence[Contender]) -> s
     if comparison.agree:
         return f"{fell} The curves lie on each other: {where}."
     return f"{fell} The curves DO NOT lie on each other: {where}."
-
-
-def machine() -> dict[str, Any]:
-    """Return what the numbers were measured on."""
-    gpu = torch.cuda.is_available()
-    return {
-        "platform": platform.platform(),
-        "processor": processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "gpu": torch.cuda.get_device_name() if gpu else None,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "torch_cuda": torch.version.cuda,
-        "numpy": np.__version__,
-    }
-
-
-def processor() -> str:
-    """Return the processor's name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
 
 
 def write_json(path: Path, options: Options, results: dict[str, Any], comparison: Comparison | None) -> None:

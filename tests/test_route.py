@@ -1,0 +1,106 @@
+"""Which rows go in one launch and which pages visit: on a CPU, with a file, where every move is real."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from optim_support import ADAMW
+
+from pagedopt import PagedAdamW
+from pagedopt.optim.route import Route
+
+SIZES = (40_000, 0, 3, 90_001, 1, 300_000)
+
+
+@pytest.fixture(autouse=True)
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pagedopt.arenas import FileArena
+
+    monkeypatch.setattr(FileArena, "stretch", 1 << 17)
+
+
+def stepped(steps: int = 1, **options: Any) -> tuple[list[torch.nn.Parameter], PagedAdamW]:
+    torch.manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(n)) for n in SIZES]
+    opt = PagedAdamW(params, **options, **ADAMW)
+    for step in range(steps):
+        step_with(params, opt, step)
+    return params, opt
+
+
+def step_with(params: list[torch.nn.Parameter], opt: PagedAdamW, step: int) -> None:
+    for i, p in enumerate(params):
+        p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(100 * step + i))
+    opt.step()
+
+
+def route_of(opt: PagedAdamW) -> Route | None:
+    (bucket,) = opt._buckets or ()
+    return bucket.route
+
+
+def test_nothing_away_is_one_launch() -> None:
+    for options in ({}, {"device_budget": "1GiB"}, {"placement": "file"}):
+        assert route_of(stepped(**options)[1]) is None
+
+
+@pytest.mark.parametrize("budget", [0, 400_000, 1_500_000])
+def test_every_element_is_in_one_row_and_every_page_that_is_away_visits_once(budget: int) -> None:
+    _, opt = stepped(device_budget=budget)
+    (arena,) = opt.store.arenas
+    found = route_of(opt)
+    assert found is not None
+    rows = found.rows
+    for i, size in enumerate(SIZES):
+        mine = np.flatnonzero(rows.tensor == i)
+        spans = sorted((int(rows.offset[r]), int(rows.numel[r])) for r in mine)
+        assert sum(n for _, n in spans) == size
+        assert all(a + n == b for (a, n), (b, _) in itertools.pairwise(spans))
+    assert [move.page for move, _ in found.moves] == list(range(arena.resident, arena.layout.pages))
+    begins = [found.at_hand, *(last for _, (_, last) in found.moves)]
+    assert [rows_ for _, rows_ in found.moves] == list(itertools.pairwise(begins))
+    assert begins[-1] == len(rows.tensor)
+    for move, (first, last) in found.moves:
+        start = arena.layout.starts[rows.tensor[first:last]] + rows.offset[first:last]
+        assert (start // arena.layout.page_numel == move.page).all()
+
+
+def test_budgets_change_no_bit_and_may_change_between_steps() -> None:
+    params, opt = stepped(5)
+    others, spilled = stepped(2, device_budget=0)
+    for step, budget in enumerate([500_000, None, "1MB"], start=2):
+        spilled.set_device_budget(budget)
+        step_with(others, spilled, step)
+    for p, q in zip(params, others, strict=True):
+        assert torch.equal(p, q)
+        assert torch.equal(opt.state[p]["exp_avg_sq"], spilled.state[q]["exp_avg_sq"])
+
+
+def test_state_that_is_half_elsewhere_is_updated_in_place() -> None:
+    """Else the update of the other half would be lost when its page comes back from its visit."""
+    params, opt = stepped(2)
+    others, spilled = stepped(1, device_budget=0)
+    spilled.state[others[3]]["exp_avg"] = spilled.state[others[3]]["exp_avg"].clone()
+    spilled._buckets = None
+    step_with(others, spilled, 1)
+    assert route_of(spilled) is None
+    for p, q in zip(params, others, strict=True):
+        assert torch.equal(p, q)
+        assert torch.equal(opt.state[p]["exp_avg_sq"], spilled.state[q]["exp_avg_sq"])
+
+
+def test_state_that_is_wholly_elsewhere_leaves_the_others_their_visits() -> None:
+    params, _opt = stepped(2)
+    others, spilled = stepped(1, device_budget=0)
+    entry = spilled.state[others[3]]
+    entry.update({name: entry[name].clone() for name in ("exp_avg", "exp_avg_sq")})
+    spilled._buckets = None
+    step_with(others, spilled, 1)
+    found = route_of(spilled)
+    assert found is not None
+    assert 3 in found.rows.tensor[: found.at_hand]
+    assert all(torch.equal(p, q) for p, q in zip(params, others, strict=True))
