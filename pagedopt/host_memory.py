@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -167,20 +166,3 @@ def resident_bytes(address: int, nbytes: int) -> int:
         starts = begin + np.flatnonzero(pages) * libc.PAGE
         total += int((np.minimum(starts + libc.PAGE, end) - np.maximum(starts, address)).sum())
     return total
-
-
-def mapping_rss(address: int, nbytes: int) -> int:
-    """Resident bytes of this process's mappings that overlap a range, each counted whole."""
-    with open("/proc/self/smaps") as lines:
-        return sum(rss for begin, end, rss in mappings(lines) if begin < address + nbytes and end > address)
-
-
-def mappings(smaps: Iterable[str]) -> Iterator[tuple[int, int, int]]:
-    """(begin, end, resident bytes) of each mapping in the lines of a ``smaps``."""
-    begin = end = 0
-    for line in smaps:
-        head, _, rest = line.partition(" ")
-        if head == "Rss:":
-            yield begin, end, int(rest.split()[0]) * 1024
-        elif not head.endswith(":"):
-            begin, end = (int(part, 16) for part in head.split("-"))

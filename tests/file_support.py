@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -159,3 +159,20 @@ if __name__ == "__main__":
     {"peak": peak_of_steps, "wait": wait_to_be_killed, "shortage": shortage}[sys.argv[1]](
         *map(json.loads, sys.argv[2:])
     )
+
+
+def mapping_rss(address: int, nbytes: int) -> int:
+    """Resident bytes of this process's mappings that overlap a range, each counted whole."""
+    with open("/proc/self/smaps") as lines:
+        return sum(rss for begin, end, rss in mappings(lines) if begin < address + nbytes and end > address)
+
+
+def mappings(smaps: Iterable[str]) -> Iterator[tuple[int, int, int]]:
+    """(begin, end, resident bytes) of each mapping in the lines of a ``smaps``."""
+    begin = end = 0
+    for line in smaps:
+        head, _, rest = line.partition(" ")
+        if head == "Rss:":
+            yield begin, end, int(rest.split()[0]) * 1024
+        elif not head.endswith(":"):
+            begin, end = (int(part, 16) for part in head.split("-"))

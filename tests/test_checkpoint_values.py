@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from file_support import mapping_rss
 from optim_support import ADAMW, model, train
 
 from pagedopt import PagedAdamW
-from pagedopt.host_memory import mapping_rss
 from pagedopt.optim import checkpoint
 
 SOURCES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -10,9 +10,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from file_support import mapping_rss, mappings
 
 from pagedopt import host_memory, libc
-from pagedopt.host_memory import Room, available, check_disk, check_host, mapping_rss, mappings, resident_bytes, rooms
+from pagedopt.host_memory import Room, available, check_disk, check_host, resident_bytes, rooms
 
 MIB, GIB = 1 << 20, 1 << 30
 V2_MOUNT = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
