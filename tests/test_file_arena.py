@@ -17,6 +17,7 @@ from file_support import (
     assert_measured,
     fill,
     folder_for_state,
+    mappings,
     open_files,
     run_apart,
     sections_of,
@@ -28,7 +29,6 @@ from hypothesis import strategies as st
 
 from pagedopt import libc
 from pagedopt.arenas.file import FileArena, FileMover
-from pagedopt.host_memory import mappings
 from pagedopt.residency import SLOTS, Move
 
 
