@@ -38,6 +38,15 @@ def step_with(params: list[torch.nn.Parameter], opt: PagedAdamW, step: int) -> N
     opt.step()
 
 
+def assert_same(
+    params: list[torch.nn.Parameter], opt: PagedAdamW, others: list[torch.nn.Parameter], other: PagedAdamW
+) -> None:
+    """Parameters and state, bit for bit."""
+    for p, q in zip(params, others, strict=True):
+        assert torch.equal(p, q)
+        assert all(torch.equal(value, other.state[q][name]) for name, value in opt.state[p].items())
+
+
 def route_of(opt: PagedAdamW) -> Route | None:
     (bucket,) = opt._buckets or ()
     return bucket.route
@@ -75,9 +84,7 @@ def test_budgets_change_no_bit_and_may_change_between_steps() -> None:
     for step, budget in enumerate([500_000, None, "1MB"], start=2):
         spilled.set_device_budget(budget)
         step_with(others, spilled, step)
-    for p, q in zip(params, others, strict=True):
-        assert torch.equal(p, q)
-        assert torch.equal(opt.state[p]["exp_avg_sq"], spilled.state[q]["exp_avg_sq"])
+    assert_same(params, opt, others, spilled)
 
 
 def test_state_that_is_half_elsewhere_is_updated_in_place() -> None:
@@ -88,13 +95,11 @@ def test_state_that_is_half_elsewhere_is_updated_in_place() -> None:
     spilled._buckets = None
     step_with(others, spilled, 1)
     assert route_of(spilled) is None
-    for p, q in zip(params, others, strict=True):
-        assert torch.equal(p, q)
-        assert torch.equal(opt.state[p]["exp_avg_sq"], spilled.state[q]["exp_avg_sq"])
+    assert_same(params, opt, others, spilled)
 
 
 def test_state_that_is_wholly_elsewhere_leaves_the_others_their_visits() -> None:
-    params, _opt = stepped(2)
+    params, opt = stepped(2)
     others, spilled = stepped(1, device_budget=0)
     entry = spilled.state[others[3]]
     entry.update({name: entry[name].clone() for name in ("exp_avg", "exp_avg_sq")})
@@ -103,4 +108,4 @@ def test_state_that_is_wholly_elsewhere_leaves_the_others_their_visits() -> None
     found = route_of(spilled)
     assert found is not None
     assert 3 in found.rows.tensor[: found.at_hand]
-    assert all(torch.equal(p, q) for p, q in zip(params, others, strict=True))
+    assert_same(params, opt, others, spilled)
