@@ -23,7 +23,7 @@ import numpy.typing as npt
 ALIGNMENT = 16
 #: What CUDA can map or migrate: page boundaries are multiples of this many bytes.
 GRANULE = 2 << 20
-#: The largest stretch of a page in one section: two of them (AdamW) fill the link in both directions at 98 %.
+#: The largest stretch of a page in one section: two of them (AdamW) keep 97 % of the link's two-way rate.
 STRETCH = 8 << 20
 
 Indices = npt.NDArray[np.int64]

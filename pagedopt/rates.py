@@ -125,7 +125,7 @@ RATES = tuple(f.name for f in fields(Rates) if f.name not in ("machine", "versio
 
 #: For a machine nobody has measured.  Device and link: readings on one H200; host memory and disk: a round guess.
 ASSUMED = Rates(
-    device=4.2e12, up=55.5e9, down=55.4e9, both=101.7e9, in_place=84.4e9, ram=20e9, file_read=2e9, file_write=1e9,
+    device=4.2e12, up=55.5e9, down=55.4e9, both=101.7e9, in_place=85.0e9, ram=20e9, file_read=2e9, file_write=1e9,
     machine="an NVIDIA H200 on PCIe 5.0 x16 (assumed: not measured here)", assumed=True,
 )  # fmt: skip
 

@@ -15,7 +15,7 @@ class ManagedArena(Arena):
     """Each part prefers its own side; the device reads and writes the host part in place, over the link.
 
     With a preferred location nothing migrates on touch, so a step costs the same every time.  Copy engines do not
-    help: managed memory is not page-locked, and copies out of its host part run at a fifth of the link's rate.
+    help: managed memory is not page-locked.
     """
 
     name = "managed"
@@ -45,7 +45,7 @@ class ManagedArena(Arena):
         for offset, nbytes in layout.stretches(0, resident):
             self.tensor[offset : offset + nbytes].zero_()
         for offset, nbytes in layout.stretches(resident, layout.pages):
-            buffer.host[offset : offset + nbytes] = 0  # where it lies; the device would take four times as long
+            buffer.host[offset : offset + nbytes] = 0  # where it lies, and not over the link
 
     def move(self, resident: int) -> None:
         """Advise and prefetch the pages between the old boundary and the new."""

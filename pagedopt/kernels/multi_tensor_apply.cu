@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(BLOCK, 2) multi_tensor_apply(const __grid_cons
     apply_chunk<S, Rule, THREADS, Table, T...>(works[threadIdx.x / THREADS], table, item, threadIdx.x % THREADS);
 }
 
-// The same on a grid of any size: a few blocks fill the link to the host and leave the rest of the GPU to others.
+// The same on a grid of any size: a few blocks nearly fill the link to the host and leave the rest of the GPU to others.
 template <class S, class Rule, int THREADS, class Table, class... T>
 __global__ void __launch_bounds__(BLOCK, 2) multi_tensor_apply_small_grid(const __grid_constant__ Table table) {
     __shared__ Work<S, Rule> works[BLOCK / THREADS];

@@ -47,8 +47,8 @@ class PagedOptimizer(torch.optim.Optimizer):
             the device can spare beside model and activations, looked up again as training goes.
         host_access: how a step reaches what is away: ``"staged"`` (through a ring of device buffers, on copy engines)
             or ``"in_place"`` (by the kernel, over the link).  None: the faster one of the placement.
-        blocks: most thread blocks of a launch.  A few (8) fill the link, so that an update in place on a stream of its
-            own leaves the multiprocessors to a backward beside it.
+        blocks: most thread blocks of a launch.  A few (8) nearly fill the link, so that an update in place on a stream
+            of its own leaves the multiprocessors to a backward beside it.
         transport: how the pointer table reaches the kernel (see :func:`pagedopt.multi_tensor_apply`).
 
     Raises:
