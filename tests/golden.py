@@ -1,0 +1,206 @@
+"""Golden trajectories: what 50 steps make of parameters and state, bit for bit, as digests in ``data/golden.json``.
+
+Inputs come from integer arithmetic, so that no generator of random numbers has a say.  Digests hold for what may change
+bits: the version of the compiler and the architecture.  Where in memory state is stored may not: all placements must
+give the same one.  To record those of this machine, merged into FILE (from the root of the project):
+
+    PYTHONPATH=. python tests/golden.py --record [--device cuda] [--out FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import hashlib
+import json
+import platform
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from pagedopt import PagedAdamW, PagedSGD
+
+FILE = Path(__file__).parent / "data" / "golden.json"
+STEPS, DIGESTS_AFTER = 50, (1, 10, 50)
+#: A scalar, a few, a tail for every vector width, several dimensions, and one of more than a page of state (64 KiB in a
+#: file, 2 MiB on a GPU).
+SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
+    "cpu": ((), (3,), (4097,), (130, 7), (70_001,)),
+    "cuda": ((), (3,), (4097,), (130, 7), (2_100_001,)),
+}
+#: Significant bits of the inputs, so that each is exact in its dtype.
+BITS = {torch.float64: 31, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
+
+ADAMW = {"lr": 0.03, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.2}
+OTHER_ADAMW = {"lr": 0.01, "betas": (0.7, 0.9), "eps": 3e-3, "weight_decay": 0.05}
+MOMENTUM = {"lr": 0.03, "momentum": 0.7, "dampening": 0.4, "weight_decay": 0.2}
+OTHER_MOMENTUM = {"lr": 0.01, "momentum": 0.9, "dampening": 0.1, "weight_decay": 0.05}
+NESTEROV, OTHER_NESTEROV = {"dampening": 0.0, "nesterov": True}, {"dampening": 0.0, "momentum": 0.8}
+
+#: Name: class, and what the two groups set.
+OPTIMIZERS: dict[str, tuple[Callable[..., torch.optim.Optimizer], dict[str, Any], dict[str, Any]]] = {
+    "adamw": (PagedAdamW, ADAMW, OTHER_ADAMW),
+    "amsgrad": (PagedAdamW, {**ADAMW, "amsgrad": True}, OTHER_ADAMW),
+    "maximize": (PagedAdamW, {**ADAMW, "maximize": True}, OTHER_ADAMW),
+    "sgd": (PagedSGD, {"lr": 0.03, "weight_decay": 0.2}, {"lr": 0.01}),
+    "momentum": (PagedSGD, MOMENTUM, OTHER_MOMENTUM),
+    "nesterov": (PagedSGD, {**MOMENTUM, **NESTEROV}, {**OTHER_MOMENTUM, **OTHER_NESTEROV}),
+}
+#: (dtype of parameters, format of state).  A kernel costs a compilation: the last ones are AdamW's only.
+STORED = (
+    (torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, "float32"), (torch.float64, None),
+    (torch.float32, "bfloat16"), (torch.float16, None), (torch.float16, "float32"),
+)  # fmt: skip
+STORED_BY = {"adamw": STORED, "maximize": STORED, "sgd": ((torch.float32, None), (torch.bfloat16, None))}
+Options = dict[str, Any]
+
+
+class Case(NamedTuple):
+    """What has one digest per machine."""
+
+    optimizer: str
+    dtype: torch.dtype
+    state_format: str | None
+
+    def __str__(self) -> str:
+        return f"{self.optimizer} {str(self.dtype).removeprefix('torch.')} {self.state_format or 'as the parameter'}"
+
+
+CASES = [
+    Case(name, dtype, state_format)
+    for dtype, state_format in STORED  # first, as the inputs of one dtype are kept
+    for name in OPTIMIZERS
+    if (dtype, state_format) in STORED_BY.get(name, STORED[:4])
+]
+
+
+def state_bytes(case: Case, device: str) -> int:
+    """Bytes of state, without step counts and without what pages round up."""
+    tensors = {"adamw": 2, "maximize": 2, "amsgrad": 3, "sgd": 0, "momentum": 1, "nesterov": 1}[case.optimizer]
+    itemsize = getattr(torch, case.state_format).itemsize if case.state_format else case.dtype.itemsize
+    return tensors * itemsize * sum(torch.Size(shape).numel() for shape in SHAPES[device])
+
+
+def placements(case: Case, device: str) -> dict[str, Options]:
+    """Options that may not change a bit, by name."""
+    if not (nbytes := state_bytes(case, device)):
+        return {"default": {}}
+    half = nbytes // 2
+    if device == "cpu":
+        return {
+            "default": {},
+            "host": {"placement": "host"},
+            "file": {"placement": "file", "device_budget": 0},
+            "file half": {"placement": "file", "device_budget": half},
+        }
+    out: dict[str, Options] = {"default": {}, "host": {"placement": "host"}}
+    for access in ("staged", "in_place"):
+        mapped = {"placement": "mapped", "host_access": access}
+        out |= {f"mapped {access}": {**mapped, "device_budget": 0}}
+        out |= {f"mapped half {access}": {**mapped, "device_budget": half}}
+    return out | {"managed": {"placement": "managed", "device_budget": half}}
+
+
+def numbers(numel: int, stream: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+    """Values from -1 to 1 of eight magnitudes, each exact in ``dtype``: a mixed Weyl sequence, of integers only."""
+    words = torch.arange(numel, dtype=torch.int64, device=device) * 0x9E3779B1 + (stream + 1) * 0x85EBCA77
+    words &= 0xFFFFFFFF
+    words ^= words >> 15
+    words = (words * 0x2C1B3C6D) & 0xFFFFFFFF
+    words ^= words >> 12
+    words = (words * 0x297A2D39) & 0xFFFFFFFF
+    words ^= words >> 15
+    bits = BITS[dtype]
+    value = (words >> (32 - bits)) - (1 << (bits - 1))  # ``bits`` bits with the sign: exact
+    scale = 1 << (7 - (words & 7))  # 2 ** 0 … 2 ** 7, exact as the quotient below
+    return (value.to(torch.float64) * scale * 2.0 ** -(bits + 6)).to(dtype)
+
+
+@functools.lru_cache(maxsize=STEPS + 1)
+def _values(stream: int, dtype: torch.dtype, device: str) -> list[torch.Tensor]:
+    """One tensor per shape; stream 0 holds first parameters, the others gradients.  Kept: all cases share them."""
+    sizes = [torch.Size(shape).numel() for shape in SHAPES[device]]
+    parts = numbers(sum(sizes), stream, dtype, device).split(sizes)
+    return [part.view(shape) for part, shape in zip(parts, SHAPES[device], strict=True)]
+
+
+def digest(params: Iterable[torch.Tensor], opt: torch.optim.Optimizer) -> str:
+    """A short digest of every bit of the parameters and of their state."""
+    whole = hashlib.sha256()
+    for p in params:
+        state = opt.state.get(p, {})
+        for name, tensor in [("", p), *sorted(state.items())]:
+            whole.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            whole.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return whole.hexdigest()[:12]
+
+
+def trajectory(case: Case, device: str, options: Options) -> str:
+    """Digests after some of the steps; the second parameter has no gradient in every seventh step."""
+    params = [torch.nn.Parameter(value.clone()) for value in _values(0, case.dtype, device)]
+    make, first, second = OPTIMIZERS[case.optimizer]
+    groups = [{"params": params[::2], **first}, {"params": params[1::2], **first, **second}]
+    opt = make(groups, state_format=case.state_format, **options)
+    found = []
+    for step in range(1, STEPS + 1):
+        for i, (p, grad) in enumerate(zip(params, _values(step, case.dtype, device), strict=True)):
+            p.grad = None if i == 1 and step % 7 == 0 else grad
+        opt.step()
+        if step in DIGESTS_AFTER:
+            assert all(p.isfinite().all() for p in params), f"{case}: infinite after step {step}; it shows nothing"
+            found.append(digest(params, opt))
+    return " ".join(found)
+
+
+def machine_key(device: str) -> str:
+    """What may change bits: the compiler and what it compiles for."""
+    if device == "cpu":
+        import numba
+
+        return f"cpu / numba {numba.__version__} / {platform.machine()}"
+    from cuda.bindings import nvrtc
+
+    _, *version = nvrtc.nvrtcVersion()
+    major, minor = torch.cuda.get_device_capability()
+    return f"cuda / nvrtc {'.'.join(map(str, version))} / sm_{major}{minor}"
+
+
+def recorded(device: str, file: Path = FILE) -> dict[str, str] | None:
+    """Digests by case for this machine; None if nobody recorded them."""
+    known: dict[str, dict[str, str]] = json.loads(file.read_text()) if file.exists() else {}
+    return known.get(machine_key(device))
+
+
+def record(device: str, file: Path) -> None:
+    """Merge the digests of this machine into ``file``.
+
+    Raises:
+        SystemExit: placements disagree; nothing is written then.
+    """
+    found = {}
+    for case in CASES:
+        by_place = {name: trajectory(case, device, options) for name, options in placements(case, device).items()}
+        if len(set(by_place.values())) > 1:
+            sys.exit(f"{case}: placements disagree, nothing recorded: {by_place}")
+        found[str(case)] = by_place["default"]
+    known = json.loads(file.read_text()) if file.exists() else {}
+    known[machine_key(device)] = found
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+    print(f"{len(found)} digests for {machine_key(device)!r} in {file}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--record", action="store_true", required=True, help="replace what is known of this machine")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--out", type=Path, default=FILE, metavar="FILE", help="default: the file that the tests read")
+    chosen = parser.parse_args()
+    record(chosen.device, chosen.out)
+
+
+if __name__ == "__main__":
+    main()

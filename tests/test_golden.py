@@ -1,0 +1,22 @@
+"""Trajectories that must not change: 50 steps of every optimizer, dtype and format, from each placement, to the bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from golden import CASES, FILE, Case, machine_key, placements, recorded, trajectory
+
+on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_bit_is_what_it_was(case: Case, device: str) -> None:
+    if (known := recorded(device)) is None:
+        pytest.skip(
+            f"no digests for {machine_key(device)!r}; on a commit you trust run: "
+            f"PYTHONPATH=. python tests/golden.py --record --device {device}"
+        )
+    assert str(case) in known, f"{FILE.name} has no digest for {case}; record it on a commit you trust"
+    found = {name: trajectory(case, device, options) for name, options in placements(case, device).items()}
+    assert found == dict.fromkeys(found, known[str(case)])
