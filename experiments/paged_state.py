@@ -26,6 +26,7 @@ from rich.console import Console
 from experiments import report
 from experiments.paging import bars, parts, plots, tables
 from experiments.paging.problem import Run
+from experiments.revision import this_revision
 
 NAME = "paged_state"
 #: Name of a part → its module, in the order in which they run: the profiler of ``bytes`` slows what comes behind it.
@@ -51,7 +52,8 @@ def measured(name: str, device: torch.device, quick: bool, console: Console) -> 
     seconds = time.perf_counter() - begin
     command = f"experiments/{NAME}.py --only {name}{' --quick' if quick else ''}"
     when = report.machine()["when"]
-    return {**found, "left_out": run.left_out, "seconds": seconds, "command": command, "when": when}
+    source = this_revision()  # parts of several runs come together in one file
+    return {**found, "left_out": run.left_out, "seconds": seconds, "command": command, "when": when, **source}
 
 
 def experiment(

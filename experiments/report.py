@@ -18,10 +18,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from experiments.revision import HELP, ROOT, check_source, this_revision, words
 from pagedopt.machine import machine as this_machine
 from pagedopt.train import report as train_report
 
-ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "experiments" / "results"
 NOTES = ROOT / "notes"
 PACKAGES = ("torch", "numpy", "numba", "cupy-cuda13x", "cupy-cuda12x", "cuda-bindings", "bitsandbytes", "torchao")
@@ -67,7 +67,7 @@ def number(value: float | None) -> str:
 
 def options(name: str, description: str | None) -> argparse.ArgumentParser:
     """The options that every experiment takes."""
-    parser = argparse.ArgumentParser(prog=name, description=(description or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog=name, description=(description or "").splitlines()[0], epilog=HELP)
     parser.add_argument("--quick", action="store_true", help="tiny sizes: a smoke test whose numbers mean nothing")
     default = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", default=default, help="cuda, cuda:N or cpu (default: %(default)s)")
@@ -80,11 +80,12 @@ def options(name: str, description: str | None) -> argparse.ArgumentParser:
 
 
 def chosen_device(name: str) -> torch.device:
-    """The device, with its index, made current.
+    """The device, with its index, made current.  The revision is looked at, too, before anything is measured.
 
     Raises:
-        SystemExit: it is not here.
+        SystemExit: it is not here, or what should name the revision does not.
     """
+    this_revision()
     device = torch.device(name)
     if device.type == "cuda":
         if not torch.cuda.is_available():
@@ -114,7 +115,7 @@ def machine() -> dict[str, Any]:
     return {
         **this_machine(), "when": when, "versions": versions,
         "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
-        "commit": _output("git", "rev-parse", "--short", "HEAD"),
+        **this_revision(),
     }  # fmt: skip
 
 
@@ -139,14 +140,19 @@ def find(option: Path, folder: Path, name: str) -> dict[str, Any]:
     """Read the results that ``--note`` names, or else those in the folder, a GPU's before the CPU's.
 
     Raises:
-        SystemExit: there are none.
+        SystemExit: there are none, or they are not of a commit (see :func:`check_source`).
     """
-    if option != Path():
-        return dict(json.loads(option.read_text()))
-    known = sorted(folder.glob(f"{name}-*.json"), key=lambda p: (p.stem.endswith("-cpu"), -p.stat().st_mtime))
+    known = [option] if option != Path() else sorted(folder.glob(f"{name}-*.json"), key=_newest_of_a_gpu)
     if not known:
         raise SystemExit(f"no results {name}-*.json in {folder}: run the experiment first, or name a file after --note")
-    return dict(json.loads(known[0].read_text()))
+    found = dict(json.loads(known[0].read_text()))
+    check_source(found, known[0].name)
+    return found
+
+
+def _newest_of_a_gpu(path: Path) -> tuple[bool, float]:
+    """Sorts the newest results of a GPU first."""
+    return path.stem.endswith("-cpu"), -path.stat().st_mtime
 
 
 def verdicts(bars: Sequence[Bar]) -> Table:
@@ -196,6 +202,8 @@ def finish(
     for line in left_out:
         console.print(f"left out: {line}", highlight=False, markup=False, soft_wrap=True)
     console.print(verdicts(bars))
+    if this_revision()["dirty"] is not False:
+        console.print(f"measured at {words(this_revision())}: a note is not filled from that", highlight=False)
     if result.get("quick"):
         console.print("--quick: the sizes are toys, the verdicts say nothing")
     console.print("written: " + ", ".join(map(str, written)), highlight=False, soft_wrap=True)
@@ -235,7 +243,7 @@ def machine_line(result: dict[str, Any]) -> str:
     gpu = f"{m['gpu']} (driver {m['driver']}, CUDA {m['torch_cuda']})" if result["device"] != "cpu" else "CPU only"
     quick = " **A `--quick` run: the numbers mean nothing.**" if result.get("quick") else ""
     return (
-        f"Measured {m['when'][:10]} at commit {m['commit'] or 'unknown'}: {gpu}; {m['processor']}, {m['cores']} cores; "
+        f"Measured {m['when'][:10]} at {words(m)}: {gpu}; {m['processor']}, {m['cores']} cores; "
         f"Python {m['python']}, {versions}.{quick}"
     )
 
