@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -10,19 +9,25 @@ from typing import Any
 import torch
 
 from pagedopt.cli import UsageError
+from pagedopt.train.files import replacing
 
 FORMAT = 1
 KEYS = {"format", "options", "step", "corpus", "contenders"}
 
 
 def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
-    """Write beside `path`, then rename: whoever reads finds the old checkpoint or the new one, never a half."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        torch.save({"format": FORMAT, **content}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    """Write beside `path`, then rename: whoever reads finds the old checkpoint or the new one, never a half.
+
+    Raises:
+        OSError: there is no room, or the disk fails; the old checkpoint is still there.
+    """
+    with replacing(path, mode=0o600) as file:
+        try:
+            torch.save({"format": FORMAT, **content}, file)
+        except RuntimeError as error:  # torch says "unexpected pos" of a write that failed or was interrupted
+            if isinstance(error.__context__, (OSError, KeyboardInterrupt)):
+                raise error.__context__ from None
+            raise
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:

@@ -43,7 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     machine.add_argument("--threads", type=int, metavar="N", help="CPU threads of torch; default: torch's choice")
 
     output = parser.add_argument_group("output")
-    output.add_argument("--out", type=Path, metavar="DIR", help="default: runs/train, or the checkpoint's on --resume")
+    output.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="of one run at a time; default: runs/train, or the checkpoint's on --resume",
+    )
     output.add_argument(
         "--checkpoint-every",
         type=int,

@@ -11,7 +11,10 @@ CAUGHT = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupt:
-    """While entered, the first signal sets `requested`; a second one ends the program as usual."""
+    """While entered, the first signal sets `requested`; a second one ends the program as usual.
+
+    A signal that was ignored stays so: a shell starts a background job like that, to keep Ctrl-C from it.
+    """
 
     def __init__(self) -> None:
         self.requested = False
@@ -19,7 +22,9 @@ class Interrupt:
 
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is threading.main_thread():  # others may not set handlers
-            self._previous = {number: signal.signal(number, self._handle) for number in CAUGHT}
+            kept = (signal.SIG_IGN, None)  # None: set by something other than Python, which could not be put back
+            caught = [number for number in CAUGHT if signal.getsignal(number) not in kept]
+            self._previous = {number: signal.signal(number, self._handle) for number in caught}
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -16,6 +16,7 @@ from rich.table import Table
 from pagedopt.machine import machine
 from pagedopt.train.compare import TOLERANCE, Comparison, compare
 from pagedopt.train.contender import Contender
+from pagedopt.train.files import replacing
 from pagedopt.train.options import Options, as_saved
 from pagedopt.train.sizes import parameter_count
 from pagedopt.units import text_of_bytes
@@ -115,7 +116,14 @@ def write_json(path: Path, options: Options, results: dict[str, Any], comparison
         "optimizers": results,
         "comparison": comparison and {**vars(comparison), "agree": comparison.agree},
     }
-    path.write_text(json.dumps(finite(content), indent=1, allow_nan=False) + "\n")
+    write_values(path, content)
+
+
+def write_values(path: Path, content: dict[str, Any]) -> None:
+    """Write values as JSON."""
+    text = json.dumps(finite(content), indent=1, allow_nan=False) + "\n"
+    with replacing(path) as file:
+        file.write(text.encode())
 
 
 def finite(value: Any) -> Any:
@@ -151,5 +159,6 @@ def draw(path: Path, contenders: Sequence[Contender], comparison: Comparison | N
         axes[1].set_ylabel("difference")
         axes[1].grid(alpha=0.3)
     axes[-1].set_xlabel("step")
-    figure.savefig(path, dpi=150)
+    with replacing(path) as file:
+        figure.savefig(file, dpi=150, format="png")
     return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from pagedopt.train.checkpoint import load_checkpoint, save_checkpoint
 from pagedopt.train.contender import Contender
 from pagedopt.train.data import Corpus, load_corpus, sample_batch, to_device
 from pagedopt.train.display import Display
+from pagedopt.train.files import only_run
 from pagedopt.train.interrupt import Interrupt
 from pagedopt.train.options import OPTIMIZERS, Options, as_saved, resolve, resolve_resumed
 from pagedopt.train.report import RESULT, report
@@ -67,14 +69,25 @@ class Run:
         self.step += 1
 
     def save(self) -> None:
-        """Write a checkpoint."""
+        """Write a checkpoint.
+
+        Raises:
+            UsageError: there is no room for it.
+        """
         content = {
             "options": as_saved(self.options),
             "step": self.step,
             "corpus": self.corpus.digest,
             "contenders": {contender.kind: contender.state_dict() for contender in self.contenders},
         }
-        save_checkpoint(self.checkpoint, content)
+        try:
+            save_checkpoint(self.checkpoint, content)
+        except OSError as error:
+            older = " The one before it is whole." if self.checkpoint.exists() else ""
+            raise UsageError(
+                f"--out {self.options.out}: the checkpoint of step {self.step} cannot be written "
+                f"({error.strerror or error}).{older} Make room there, or name another folder with --out."
+            ) from error
 
     @torch.no_grad()
     def validate(self, contender: Contender) -> float:
@@ -87,8 +100,8 @@ class Run:
         return float(torch.stack(losses).mean())
 
 
-def start(args: argparse.Namespace) -> Run:
-    """Check the options and bring the run to where it starts."""
+def start(args: argparse.Namespace, held: contextlib.ExitStack) -> Run:
+    """Check the options and bring the run to where it starts; `held` keeps its folder from other runs."""
     saved = load_checkpoint(args.resume) if args.resume else None
     options = resolve_resumed(args, saved["options"]) if saved else resolve(args)
     torch.set_num_threads(options.threads)
@@ -99,6 +112,7 @@ def start(args: argparse.Namespace) -> Run:
         Path(options.out).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"--out {options.out}: cannot be made a folder ({error.strerror})") from error
+    held.enter_context(only_run(Path(options.out)))
     corpus = load_corpus(options.block)
     if saved and saved["corpus"] != corpus.digest:
         raise UsageError(
@@ -147,26 +161,31 @@ def second_act(first: Run, interrupt: Interrupt, console: Console) -> int:
     return spill.report(contenders, out / RESULT, console)
 
 
+def _train(current: Run, interrupt: Interrupt, console: Console) -> int:
+    """Train, report, and go on to the second act; or save what an interrupt left."""
+    announce(current, console)
+    with interrupt as stop:
+        current.train(stop, console)
+        if stop.requested:
+            current.save()
+            console.print(
+                f"interrupted after step {current.step} of {current.options.steps}; go on with\n"
+                f"  python -m pagedopt train --resume {current.checkpoint}",
+                highlight=False,
+                soft_wrap=True,
+            )
+            return 130
+        validation = [current.validate(contender) for contender in current.contenders]
+        status = report(current.options, current.contenders, validation, console)
+        return second_act(current, stop, console) if current.options.spill and not status else status
+
+
 def run(args: argparse.Namespace, interrupt: Interrupt | None = None) -> int:
     """Train and report; see command.py for the exit status."""
     console = Console(width=None if sys.stdout.isatty() else LOG_WIDTH)
     try:
-        current = start(args)
-        announce(current, console)
-        with interrupt or Interrupt() as stop:
-            current.train(stop, console)
-            if stop.requested:
-                current.save()
-                console.print(
-                    f"interrupted after step {current.step} of {current.options.steps}; go on with\n"
-                    f"  python -m pagedopt train --resume {current.checkpoint}",
-                    highlight=False,
-                    soft_wrap=True,
-                )
-                return 130
-            validation = [current.validate(contender) for contender in current.contenders]
-            status = report(current.options, current.contenders, validation, console)
-            return second_act(current, stop, console) if current.options.spill and not status else status
+        with contextlib.ExitStack() as held:
+            return _train(start(args, held), interrupt or Interrupt(), console)
     except torch.OutOfMemoryError as error:
         first = str(error).splitlines()[0]
         raise UsageError(

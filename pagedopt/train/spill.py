@@ -16,7 +16,7 @@ from pagedopt.arenas import ARENAS, default_placement
 from pagedopt.train.compare import TOLERANCE, compare
 from pagedopt.train.contender import Contender
 from pagedopt.train.options import EVERYTHING, Options
-from pagedopt.train.report import finite, spread, text_of_places
+from pagedopt.train.report import spread, text_of_places, write_values
 from pagedopt.units import text_of_bytes
 
 NAMES = ("resident", "spilled")
@@ -62,7 +62,7 @@ def report(contenders: Sequence[Contender], path: Path, console: Console) -> int
     console.print(table(list(results.values())))
     console.print(words, highlight=False, soft_wrap=True)
     content = {**json.loads(path.read_text()), "spill": {**results, "agree": agree}}
-    path.write_text(json.dumps(finite(content), indent=1, allow_nan=False) + "\n")
+    write_values(path, content)
     console.print(f"added to: {path}", highlight=False, soft_wrap=True)
     return 0 if agree else 1
 
