@@ -1,19 +1,34 @@
-"""One folder of compiled kernels for the whole run, shared by the workers and dropped at its end; never the user's."""
+"""What a whole run shares, workers and all: a folder for compiled kernels (never the user's) and locks; signals."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
+from pathlib import Path
 
 import pytest
+from gpu_lock import Turns
+
+RUN_FOLDER = "PAGEDOPT_TESTS_FOLDER"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):  # workers of pytest-xdist inherit the variable from the controller
-        os.environ["PAGEDOPT_CACHE_DIR"] = tempfile.mkdtemp(prefix="pagedopt-tests-")
+    heed_interrupts()
+    if not hasattr(config, "workerinput"):  # workers of pytest-xdist inherit the variables from the controller
+        os.environ[RUN_FOLDER] = folder = tempfile.mkdtemp(prefix="pagedopt-tests-")
+        os.environ["PAGEDOPT_CACHE_DIR"] = os.path.join(folder, "cache")
+    config.pluginmanager.register(Turns(Path(os.environ[RUN_FOLDER])))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
-        shutil.rmtree(os.environ["PAGEDOPT_CACHE_DIR"], ignore_errors=True)
+        shutil.rmtree(os.environ[RUN_FOLDER], ignore_errors=True)
+
+
+def heed_interrupts() -> None:
+    """A shell starts background jobs with SIGINT ignored, which Python and its children then keep so: tests that send
+    it, here or to a child, would show nothing."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

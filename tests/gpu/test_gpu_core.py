@@ -33,7 +33,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("cupy", reason="needs CuPy to launch kernels")
 pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
 
-pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("gpu")]
+pytestmark = pytest.mark.gpu
 
 ADAMW = RULES["adamw"]
 MIXES = {
@@ -187,6 +187,7 @@ def need_memory(nbytes: int) -> None:
         pytest.skip(f"needs {nbytes / 1e9:.0f} GB of device memory, {free / 1e9:.1f} GB are free")
 
 
+@pytest.mark.exclusive
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("numel", [2**31 - 1, 2**31, 2**31 + 65_536])
 def test_a_tensor_of_two_to_the_31_elements(numel: int) -> None:
@@ -200,6 +201,7 @@ def test_a_tensor_of_two_to_the_31_elements(numel: int) -> None:
     torch.cuda.empty_cache()
 
 
+@pytest.mark.exclusive
 @pytest.mark.timeout(300)
 def test_tensors_of_more_than_two_to_the_32_elements_together() -> None:
     """Five times 2**30 bfloat16 elements, 10.7 GB, in one launch."""

@@ -18,7 +18,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("cupy", reason="needs CuPy to launch kernels")
 pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
 
-pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("gpu")]
+pytestmark = [pytest.mark.gpu, pytest.mark.exclusive]
 
 MIB = 1 << 20
 

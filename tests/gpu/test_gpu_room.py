@@ -14,7 +14,11 @@ from spill_support import everything, parameters, same, steps
 
 from pagedopt import PagedAdamW, arenas, host_memory, memory, residency, run_with_room, virtual
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.exclusive,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
 
 MiB = 1 << 20
 
@@ -118,6 +122,7 @@ def test_no_room_to_give_raises_the_first_error() -> None:
         run_with_room(opt, fail)
 
 
+@pytest.mark.exclusive("host")
 @pytest.mark.parametrize("what", ["device", "host"])
 def test_an_allocation_that_fails_half_way_leaves_nothing(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     params = parameters()
@@ -235,6 +240,7 @@ def test_too_little_host_memory_is_said_before_anything_is_taken(monkeypatch: py
     assert not opt.state
 
 
+@pytest.mark.exclusive("host")
 @pytest.mark.parametrize(
     "options",
     [{"device_budget": "20MiB"}, {"placement": "managed", "device_budget": "20MiB"}, {"placement": "host"}, {}],
@@ -266,6 +272,7 @@ def test_a_hundred_optimizers_leave_memory_as_it_was(options: dict[str, Any]) ->
     assert memory.managed_bytes(0) == managed
 
 
+@pytest.mark.exclusive("host")
 @pytest.mark.parametrize("placement", ["mapped", "managed", "host"])
 def test_state_outlives_the_optimizer_and_is_freed_with_its_last_tensor(placement: str) -> None:
     free = torch.cuda.mem_get_info()[0]
@@ -285,6 +292,7 @@ def test_state_outlives_the_optimizer_and_is_freed_with_its_last_tensor(placemen
     assert abs(torch.cuda.mem_get_info()[0] - free) <= 4 * MiB
 
 
+@pytest.mark.exclusive("host")
 def test_no_power_of_two_is_asked_for() -> None:
     elements = (33 << 20) // 4 * 3  # 99 MiB a section
     params = parameters(shapes=((elements,),))

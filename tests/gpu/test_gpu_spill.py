@@ -29,7 +29,7 @@ WAYS = [
     *[{"placement": "host", "host_access": way} for way in ("staged", "in_place")],
     {"placement": "host", "device_budget": 0},
     {"device_budget": "11MiB"},
-    {"device_budget": "auto"},
+    pytest.param({"device_budget": "auto"}, marks=pytest.mark.exclusive),
     {"placement": "mapped", "host_access": "in_place", "device_budget": 0, "blocks": 3},
 ]
 FORMATS: list[tuple[torch.dtype, Any]] = [
@@ -86,6 +86,7 @@ def test_momentum_of_sgd_spills_too() -> None:
     assert same(*results)
 
 
+@pytest.mark.exclusive
 @pytest.mark.parametrize("placement", ["mapped", "managed"])
 def test_pages_move_between_steps_at_their_addresses(placement: str) -> None:
     params = parameters()
@@ -131,6 +132,7 @@ def test_a_page_without_gradients_stays_where_it_is() -> None:
     assert ring.copied_bytes == [int(arena.layout.page_bytes()[0])] * 2
 
 
+@pytest.mark.exclusive
 def test_a_step_takes_no_more_than_budget_and_ring() -> None:
     params = parameters(shapes=((4 << 20,),) * 8)  # 256 MiB of state
     for p in params:
@@ -165,6 +167,7 @@ def test_steps_follow_the_current_stream() -> None:
         assert same(everything(params, opt), want)
 
 
+@pytest.mark.exclusive
 def test_a_step_waits_for_nothing() -> None:
     params = parameters()
     opt = PagedAdamW(params, device_budget="9MiB", **ADAMW)

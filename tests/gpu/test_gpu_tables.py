@@ -23,7 +23,7 @@ if not torch.cuda.is_available():
 cupy = pytest.importorskip("cupy", reason="needs CuPy to launch kernels")
 pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
 
-pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("gpu")]
+pytestmark = pytest.mark.gpu
 
 RINGS = ("managed", "mapped", "memcpy")
 ADAMW, MUL = RULES["adamw"], RULES["mul_scalar"]
@@ -61,6 +61,7 @@ def still_busy() -> bool:
 # ---- streams and hazards ----
 
 
+@pytest.mark.exclusive
 @pytest.mark.parametrize("name", sorted(TRANSPORTS))
 def test_the_current_stream_is_used(name: str) -> None:
     """Gradients appear late on a side stream; a launch on any other stream would read the old ones."""
@@ -83,6 +84,7 @@ def test_the_current_stream_is_used(name: str) -> None:
     assert_updated(ADAMW, before, after, want, FLOATS)
 
 
+@pytest.mark.exclusive
 def test_the_hazard_is_real() -> None:
     """A managed table rewritten by hand under a launch that waits: the kernel reads the new words."""
     need_concurrent_access()
@@ -99,6 +101,7 @@ def test_the_hazard_is_real() -> None:
     assert (x == 16).all()
 
 
+@pytest.mark.exclusive
 @pytest.mark.parametrize("name", RINGS)
 def test_a_table_in_flight_is_never_rewritten(name: str) -> None:
     """The same through the front door: three rings of steps, each with other scalars and other tensors."""
@@ -121,6 +124,7 @@ def test_a_table_in_flight_is_never_rewritten(name: str) -> None:
             assert (tensor == want[id(lists)]).all()
 
 
+@pytest.mark.exclusive
 @pytest.mark.parametrize("name", RINGS)
 def test_the_host_runs_ahead_of_a_busy_device(name: str) -> None:
     """As many steps as the ring holds are launched without waiting for the first."""

@@ -1,0 +1,205 @@
+"""The lock that keeps tests on one card out of each other's way, between real processes and in a real run of pytest."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gpu_lock import Lock
+
+TESTS = Path(__file__).parent
+HOLDER = """
+import os, sys, time
+from pathlib import Path
+from gpu_lock import Lock
+folder, how = sys.argv[1:]
+with Lock(Path(folder), "card").hold(how == "alone"):
+    if how == "forks" and not os.fork():
+        time.sleep(60)
+        os._exit(0)
+    print("in", flush=True)
+    sys.stdin.readline()
+print("out", flush=True)
+time.sleep(60 if how == "forks" else 0)
+"""
+
+
+class Holder:
+    """A process that takes the lock and keeps it until told."""
+
+    def __init__(self, folder: Path, how: str, stack: contextlib.ExitStack) -> None:
+        command = [sys.executable, "-c", HOLDER, str(folder), how]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(), start_new_session=True
+        )
+        stack.callback(self.end)
+
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, 9)  # with what it forked
+        self.process.communicate()
+
+    def says(self, word: str) -> None:
+        assert self.process.stdout is not None
+        assert select.select([self.process.stdout], [], [], 30)[0], f"{word!r} does not come"
+        assert self.process.stdout.readline() == word + "\n"
+
+    def waits(self, seconds: float = 0.3) -> bool:
+        """Whether it says nothing for so long."""
+        return not select.select([self.process.stdout], [], [], seconds)[0]
+
+    def leave(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        self.says("out")
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(TESTS)}
+
+
+@pytest.fixture
+def stack() -> Iterator[contextlib.ExitStack]:
+    with contextlib.ExitStack() as found:
+        yield found
+
+
+def until_somebody_queues(folder: Path) -> None:
+    """Return when a process holds the turnstile, as one does that waits for the lock."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        with (folder / "card.turnstile").open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return
+        time.sleep(0.01)
+    raise AssertionError("nobody waits for the lock")
+
+
+def test_shared_ones_overlap_and_a_lone_one_is_alone(tmp_path: Path, stack: contextlib.ExitStack) -> None:
+    first, second = (Holder(tmp_path, "shared", stack) for _ in range(2))
+    first.says("in")
+    second.says("in")
+    lone = Holder(tmp_path, "alone", stack)
+    until_somebody_queues(tmp_path)
+    first.leave()
+    assert lone.waits()
+    second.leave()
+    lone.says("in")
+    third, other = Holder(tmp_path, "shared", stack), Holder(tmp_path, "alone", stack)
+    until_somebody_queues(tmp_path)
+    assert third.waits()
+    assert other.waits()
+    lone.leave()
+    assert select.select([third.process.stdout, other.process.stdout], [], [], 30)[0]
+
+
+def test_a_lone_one_is_not_starved_by_shared_ones(tmp_path: Path, stack: contextlib.ExitStack) -> None:
+    first = Holder(tmp_path, "shared", stack)
+    first.says("in")
+    lone = Holder(tmp_path, "alone", stack)
+    until_somebody_queues(tmp_path)
+    late = Holder(tmp_path, "shared", stack)
+    assert late.waits(0.6), "a late comer went in before the one that waits"
+    first.leave()
+    lone.says("in")
+    assert late.waits()
+    lone.leave()
+    late.says("in")
+
+
+def test_a_holder_that_dies_lets_go(tmp_path: Path, stack: contextlib.ExitStack) -> None:
+    first = Holder(tmp_path, "alone", stack)
+    first.says("in")
+    second = Holder(tmp_path, "shared", stack)
+    until_somebody_queues(tmp_path)
+    first.process.kill()
+    second.says("in")
+
+
+def test_a_child_of_a_holder_does_not_keep_the_lock(tmp_path: Path, stack: contextlib.ExitStack) -> None:
+    first = Holder(tmp_path, "forks", stack)
+    first.says("in")
+    first.leave()
+    second = Holder(tmp_path, "alone", stack)
+    second.says("in")
+
+
+CONFTEST = """
+from pathlib import Path
+from gpu_lock import Turns, need_of
+
+class Always(Turns):
+    needed = True
+
+def pytest_configure(config):
+    config.pluginmanager.register(Always(Path(__file__).parent))
+
+def pytest_runtest_setup(item):
+    print(item.name, *need_of(item))
+"""
+MARKED = """
+import time
+import pytest
+
+def test_plain(): ...
+
+@pytest.mark.gpu
+def test_on_the_card(): ...
+
+@pytest.mark.exclusive
+def test_alone(): ...
+
+@pytest.mark.exclusive("host")
+def test_alone_here(): ...
+
+@pytest.mark.gpu
+def test_slow():
+    time.sleep(20)
+"""
+
+
+def inner_run(folder: Path, **files: str) -> subprocess.Popen[str]:
+    (folder / "conftest.py").write_text(CONFTEST)
+    (folder / "pytest.ini").write_text("[pytest]\ntimeout = 0.7\nmarkers =\n  gpu\n  exclusive\n")
+    for name, text in files.items():
+        (folder / f"{name}.py").write_text(text)
+    command = [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", str(folder)]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True, env=environment())
+
+
+def test_waiting_does_not_count_against_the_time_of_a_test(tmp_path: Path) -> None:
+    with Lock(tmp_path, "card").hold(alone=True):
+        run = inner_run(tmp_path, test_marked=MARKED, test_doctor="def test_marked_by_its_file(): ...")
+        until_somebody_queues(tmp_path)
+        time.sleep(1.2)
+        assert run.poll() is None
+    said = run.communicate(timeout=60)[0]
+    assert "1 failed, 5 passed" in said, said
+    assert "Timeout (>0.7s)" in said  # of the slow one: the clock does run
+    for line in (
+        "test_plain False None",
+        "test_on_the_card False False",
+        "test_alone False True",
+        "test_alone_here True True",
+        "test_marked_by_its_file False False",
+    ):
+        assert line in said, said
+
+
+def test_an_unknown_argument_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    marked = "import pytest\n@pytest.mark.exclusive('hosts')\ndef test_it(): ..."
+    run = inner_run(tmp_path, test_wrong=marked)
+    said = run.communicate(timeout=60)[0]
+    assert run.returncode == 4
+    assert "test_it" not in said.partition("collected")[2]
