@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import exp, log
 
 import torch
 
@@ -62,8 +63,8 @@ def powers_in_torch(a: torch.Tensor, *rest: torch.Tensor) -> Outcome:
 def functions(a, root, power, logarithm, size, fused):  # type: ignore[no-untyped-def]
     """Every function on elements, once."""
     root = sqrt(a)
-    power = exp(-a)  # noqa: F821
-    logarithm = log(a)  # noqa: F821
+    power = exp(-a)
+    logarithm = log(a)
     size = abs(a)
     fused = fma(a, a, -a)
     return root, power, logarithm, size, fused
@@ -71,6 +72,31 @@ def functions(a, root, power, logarithm, size, fused):  # type: ignore[no-untype
 
 def functions_in_torch(a: torch.Tensor, *rest: torch.Tensor) -> Outcome:
     return a.sqrt(), torch.exp(-a), torch.log(a), a.abs(), a * a - a
+
+
+@rule
+def constants(a, b, zero, half, kept):  # type: ignore[no-untyped-def]
+    """What varies per element may take one value for all, before and after it is read."""
+    zero = 0.0
+    kept = a - b
+    b = -2
+    kept = kept * b
+    half = a
+    half = 1 / 2
+    return zero, half, kept
+
+
+def constants_in_torch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> Outcome:
+    return torch.zeros_like(a), torch.full_like(a, 0.5), (a - b) * -2
+
+
+@rule
+def filled(a, b, *, value):  # type: ignore[no-untyped-def]
+    """The same with hyperparameters."""
+    a = value
+    b = b * a
+    a = value / 2
+    return a, b
 
 
 @rule
@@ -129,6 +155,7 @@ PARTS: dict[str, tuple[Rule, Callable[..., Outcome], float]] = {
     "choices": (choices, choices_in_torch, 0),
     "powers": (powers, powers_in_torch, 0),
     "functions": (functions, functions_in_torch, 4),
+    "constants": (constants, constants_in_torch, 0),
 }
 
 _NAN, _INF = float("nan"), float("inf")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from rules_under_test import MANY, PARTS, copied, many, same_values, special_pairs, steps, steps_in_torch, swap
+from rules_under_test import MANY, PARTS, copied, filled, many, same_values, special_pairs, steps, steps_in_torch, swap
 from support import (
     BF16,
     DTYPES,
@@ -219,6 +219,19 @@ def test_locals_and_results_that_read_each_other(flag: float) -> None:
     multi_tensor_apply(steps, [[a], [b]], {"rate": 0.3, "flag": flag})
     torch.testing.assert_close(a, want[0], rtol=1e-14, atol=1e-14)
     torch.testing.assert_close(b, want[1], rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_an_element_may_take_the_value_of_a_hyperparameter(dtype: torch.dtype) -> None:
+    a, b = torch.arange(5, dtype=dtype), torch.arange(5, dtype=dtype)
+    want = (torch.full_like(a, 1.5), 3 * b)
+    for got, expect in zip(filled.reference(a, b, value=3.0), want, strict=True):
+        assert torch.equal(got, expect)
+        assert got.dtype is dtype
+    multi_tensor_apply(filled, [[a], [b]], {"value": 3.0})
+    assert torch.equal(a, want[0])
+    assert torch.equal(b, want[1])
+    assert filled(7.0, 2.0, value=3.0) == (1.5, 6.0)
 
 
 def test_many_hyperparameters() -> None:

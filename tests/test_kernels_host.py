@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from host_build import build, functors, launch
-from rules_under_test import MANY, PARTS, copied, many, same_values, special_pairs, steps, swap
+from rules_under_test import MANY, PARTS, copied, filled, many, same_values, special_pairs, steps, swap
 from support import (
     BF16,
     F16,
@@ -165,7 +165,7 @@ def test_every_rule(variant: int, gap: int, capfd: pytest.CaptureFixture[str]) -
 # ---- the language of rules ----
 
 LANGUAGE = [(r, (d,) * len(r.inputs)) for r, _, _ in PARTS.values() for d in (F32, F64)]
-LANGUAGE += [(steps, (F64, F64)), (swap, (F32, F32)), (many, (F64, F64))]
+LANGUAGE += [(steps, (F64, F64)), (swap, (F32, F32)), (many, (F64, F64)), (filled, (F32, BF16))]
 LANGUAGE += [(copied, pair) for pair in ((BF16, F32), (F32, BF16), (F64, BF16), (F16, F32), (F64, F16), (F64, F32))]
 
 
@@ -203,6 +203,14 @@ def test_results_that_read_each_other() -> None:
     play_language(swap, [[x], [y]])
     assert torch.equal(x, -torch.arange(5.0))
     assert torch.equal(y, torch.arange(5.0))
+
+
+@pytest.mark.xdist_group("host-language")
+def test_elements_take_the_value_of_a_hyperparameter() -> None:
+    a, b = torch.arange(5.0), torch.arange(5.0).bfloat16()
+    play_language(filled, [[a], [b]], {"value": 3.0})
+    assert torch.equal(a, torch.full((5,), 1.5))
+    assert torch.equal(b, 3 * torch.arange(5.0).bfloat16())
 
 
 @pytest.mark.xdist_group("host-language")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from rules_under_test import PARTS, copied, steps, swap
+from rules_under_test import PARTS, copied, filled, steps, swap
 from support import BF16, DTYPES, F16, F32, F64
 
 from pagedopt import kernels
@@ -97,7 +97,7 @@ def test_all_rules_compile_together_for_every_architecture(arch: str) -> None:
 
 
 def test_the_whole_language_of_rules_compiles() -> None:
-    rules = [*(part[0] for part in PARTS.values()), steps, swap]
+    rules = [*(part[0] for part in PARTS.values()), filled, steps, swap]
     text = "\n".join([kernels.source(None), *(r.cuda_source() for r in (*rules, copied))])
     names = [kernels.instance(r, (d,) * len(r.inputs), 512, 0) for r in rules for d in (F32, F64)]
     names += [kernels.instance(copied, pair, 512, 0) for pair in itertools.permutations(DTYPES, 2)]

@@ -35,12 +35,12 @@ def run_torch(make: Callable[[list[torch.Tensor]], torch.optim.Optimizer]) -> tu
 
 
 @pytest.mark.parametrize("maximize", [False, True])
-@pytest.mark.parametrize("name", ["adamw", "adamw_amsgrad"])
+@pytest.mark.parametrize("name", ["adamw", "adamw_amsgrad", "adam", "adam_amsgrad"])
 def test_adamw_reference_is_torch(name: str, maximize: bool) -> None:
     subject = RULES[name]
     history, state = run_torch(
-        lambda p: torch.optim.AdamW(
-            p, lr=0.03, betas=BETAS, eps=1e-3, weight_decay=0.2, amsgrad=name == "adamw_amsgrad", maximize=maximize,
+        lambda p: (torch.optim.AdamW if name.startswith("adamw") else torch.optim.Adam)(
+            p, lr=0.03, betas=BETAS, eps=1e-3, weight_decay=0.2, amsgrad=name.endswith("amsgrad"), maximize=maximize,
             foreach=False,
         )
     )  # fmt: skip
@@ -111,7 +111,7 @@ def test_lerp_comes_from_the_nearer_end() -> None:
 
 
 def test_every_rule_has_a_witness() -> None:
-    assert set(RULES) == {"adamw", "adamw_amsgrad", "sgd", "sgd_momentum", *ELEMENTWISE}
+    assert set(RULES) == {"adamw", "adamw_amsgrad", "adam", "adam_amsgrad", "sgd", "sgd_momentum", *ELEMENTWISE}
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -151,10 +151,6 @@ REFUSED = {
         def f(param, *, lr):
             lr = lr * param  #!
             return param - lr""",
-    "element made a hyperparameter": """
-        def f(param, *, lr):
-            param = lr  #!
-            return param""",
     "two targets": """
         def f(param, grad):
             param = grad = 2 * param  #!

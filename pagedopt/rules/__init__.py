@@ -1,5 +1,6 @@
 """Update rules: what happens to one element.  One file per family of optimizers; ``translate`` makes them run."""
 
+from .adam import adam, adam_amsgrad
 from .adamw import adamw, adamw_amsgrad
 from .analyse import RuleError
 from .elementwise import add, add_scalar, addcdiv, addcmul, lerp, lerp_tensor, mul, mul_scalar, square_root
@@ -10,7 +11,7 @@ from .sgd import sgd, sgd_momentum
 RULES: dict[str, Rule] = {
     r.name: r
     for r in (
-        adamw, adamw_amsgrad, sgd, sgd_momentum,
+        adamw, adamw_amsgrad, adam, adam_amsgrad, sgd, sgd_momentum,
         add, add_scalar, mul, mul_scalar, lerp, lerp_tensor, addcmul, addcdiv, square_root,
     )
 }  # fmt: skip

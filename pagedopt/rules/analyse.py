@@ -10,12 +10,13 @@ This module reads; ``translate`` writes.  Neither touches memory or imports a co
 from __future__ import annotations
 
 import ast
-import inspect
 import re
-import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
+
+from .functions import Binding
+from .source import RuleError, is_source_of, source_of
 
 #: Functions a rule may call on elements: name -> number of arguments.
 ELEMENT_FUNCTIONS = {"sqrt": 1, "abs": 1, "sign": 1, "exp": 1, "log": 1, "min": 2, "max": 2, "fma": 3}
@@ -40,10 +41,6 @@ COMPARE: dict[type[ast.cmpop], str] = {
 }  # fmt: skip
 
 
-class RuleError(TypeError):
-    """A rule that cannot be translated; the message names the file, the line and what to write instead."""
-
-
 @dataclass
 class Program:
     """A rule after analysis: host part and element part, both still as syntax.
@@ -56,6 +53,8 @@ class Program:
         uniforms: expressions (over the host statements) the kernel receives, in order.
         body: element statements, with uniform expressions replaced by the names ``u0, u1, …``.
         returns: element expressions returned.
+        filled: which statements give one value to all elements, by their place in the function.
+        calls: the functions it calls, each with the first place ("file:line").
     """
 
     name: str
@@ -68,6 +67,8 @@ class Program:
     body: list[tuple[str, ast.expr]] = field(default_factory=list)
     returns: list[ast.expr] = field(default_factory=list)
     reads: frozenset[int] = frozenset()
+    filled: set[int] = field(default_factory=set)
+    calls: list[tuple[Binding, str]] = field(default_factory=list)
     tree: ast.FunctionDef | None = None
 
     @property
@@ -80,7 +81,8 @@ def analyse(function: Callable[..., Any]) -> Program:
     """Read ``function`` and split it into what the host computes once and what the kernel computes per element.
 
     Raises:
-        RuleError: the source is not available, or a statement or expression cannot be translated.
+        RuleError: the source is not available, or a statement or expression cannot be translated, or a name it calls
+            stands for another function.
     """
     return _Analysis(function).program
 
@@ -89,16 +91,8 @@ class _Analysis:
     """One pass over the function; ``uniform`` holds the names that depend on hyperparameters alone."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self.file = inspect.getsourcefile(function) or "<unknown>"
-        try:
-            source, self.first = inspect.getsourcelines(function)
-        except (OSError, TypeError) as error:
-            raise RuleError(
-                f"rule {function.__name__!r}: its source cannot be read ({error}); define it in a file or notebook"
-            ) from error
-        tree = ast.parse(textwrap.dedent("".join(source))).body[0]
-        if not isinstance(tree, ast.FunctionDef):
-            raise RuleError(f"rule {function!r}: a rule is a plain function written with def")
+        self.function = function
+        tree, self.file, self.first = source_of(function)
         self.program = self._signature(tree, function)
         self.uniform = set(self.program.scalars)
         self.element = set(self.program.inputs)
@@ -107,6 +101,12 @@ class _Analysis:
         self.read: set[str] = set()
         self.assigned: set[str] = set()
         self._statements(tree)
+        if not is_source_of(tree, function.__code__):
+            self.fail(
+                tree,
+                "its source is not what Python runs when it is called; import it anew if the file has changed since, "
+                "and let nothing rewrite it on import",
+            )
 
     def _signature(self, tree: ast.FunctionDef, function: Callable[..., Any]) -> Program:
         a = tree.args
@@ -129,12 +129,12 @@ class _Analysis:
         for position, statement in enumerate(statements):
             if position == 0 and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
                 continue  # docstring
-            self._assignment(statement)
+            self._assignment(statement, position)
         if not isinstance(last, ast.Return) or last.value is None:
             self.fail(last, "a rule ends with 'return' of the new values")
         self._return(last)
 
-    def _assignment(self, statement: ast.stmt) -> None:
+    def _assignment(self, statement: ast.stmt, position: int) -> None:
         if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
             load = ast.copy_location(ast.Name(statement.target.id, ast.Load()), statement)
             value: ast.expr = ast.copy_location(ast.BinOp(load, statement.op, statement.value), statement)
@@ -148,9 +148,7 @@ class _Analysis:
         else:
             self.fail(statement, "only 'name = expression' and one final 'return' can be translated")
         self._check_name(statement, name)
-        if self._is_uniform(value):
-            if name in self.element:
-                self.fail(statement, f"{name!r} varies per element and cannot become a hyperparameter; use a new name")
+        if self._is_uniform(value) and name not in self.element:
             if name in self.uniform:
                 self.fail(statement, f"{name!r} is already a hyperparameter; use a new name")
             self._check(value)
@@ -160,6 +158,8 @@ class _Analysis:
             translated = self._element(value)
             if name in self.uniform:
                 self.fail(statement, f"{name!r} is a hyperparameter and cannot vary per element; use a new name")
+            if self._is_uniform(value):
+                self.program.filled.add(position)
             self.program.body.append((name, translated))
             self.element.add(name)
             self.assigned.add(name)
@@ -235,6 +235,7 @@ class _Analysis:
             if name not in ELEMENT_FUNCTIONS or node.keywords or len(node.args) != ELEMENT_FUNCTIONS[name]:
                 known = ", ".join(f"{f}/{n}" for f, n in ELEMENT_FUNCTIONS.items())
                 self.fail(node, f"call {ast.unparse(node)!r}; a rule may call (name/arguments) {known}")
+            self._check_binding(node, name)
         elif isinstance(node, ast.Name):
             called = id(node) in self.called and node.id in ELEMENT_FUNCTIONS
             if not called and node.id not in self.uniform | self.element:
@@ -255,9 +256,19 @@ class _Analysis:
                 node, f"{ast.unparse(node)!r}: use arithmetic, comparisons, 'a if c else b' and the known functions"
             )
 
+    def _check_binding(self, node: ast.AST, name: str) -> None:
+        """A name that is called must stand for the function that it is translated to."""
+        if name not in (binding.name for binding, _ in self.program.calls):
+            binding = Binding(self.function, name)
+            if not binding.holds():
+                self.fail(node, binding.complaint())
+            self.program.calls.append((binding, self._place(node)))
+
     def fail(self, node: ast.AST, why: str) -> NoReturn:
-        line = self.first + getattr(node, "lineno", 1) - 1
-        raise RuleError(f"{self.file}:{line}: cannot translate this rule: {why}")
+        raise RuleError(f"{self._place(node)}: cannot translate this rule: {why}")
+
+    def _place(self, node: ast.AST) -> str:
+        return f"{self.file}:{self.first + getattr(node, 'lineno', 1) - 1}"
 
 
 def _conditions(node: ast.AST) -> list[ast.expr]:

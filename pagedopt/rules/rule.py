@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -13,6 +12,8 @@ from typing import Any
 import torch
 
 from . import analyse, translate
+from .functions import fma, sign, sqrt
+from .source import RuleError
 
 
 class Rule:
@@ -35,6 +36,7 @@ class Rule:
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self.program = analyse.analyse(function)
+        self._code = function.__code__
         self.name = self.program.name
         self.inputs = self.program.inputs
         self.scalars = self.program.scalars
@@ -58,12 +60,27 @@ class Rule:
         """The function itself, on Python scalars."""
         return self.function(*elements, **scalars)
 
+    def check(self) -> None:
+        """Whether the function still is what was translated; asked whenever the rule is about to be used.
+
+        Raises:
+            RuleError: its code was replaced, or a name that it calls now stands for something else.
+        """
+        if self.function.__code__ is not self._code:
+            where = f"{self._code.co_filename}:{self._code.co_firstlineno}"
+            raise RuleError(f"{where}: the code of rule {self.name!r} was replaced; make the new function a rule")
+        for binding, where in self.program.calls:
+            if not binding.holds():
+                raise RuleError(f"{where}: rule {self.name!r} is no longer what was translated: {binding.complaint()}")
+
     def uniforms(self, scalars: Mapping[str, float]) -> list[float]:
         """What the kernel receives for these hyperparameters: every expression of them alone, computed in double.
 
         Raises:
             TypeError: a hyperparameter is missing or unknown.
+            RuleError: see :meth:`check`.
         """
+        self.check()
         try:
             return self._host(**{**self.defaults, **scalars})
         except TypeError as error:
@@ -77,8 +94,11 @@ class Rule:
 
     def reference(self, *tensors: torch.Tensor, **scalars: float) -> tuple[torch.Tensor, ...]:
         """The rule on whole tensors, in their own dtype (use float64): the new value of each list in ``writes``."""
+        self.check()
         result = self._reference(*tensors, **{**self.defaults, **scalars})
-        return result if isinstance(result, tuple) else (result,)
+        results = result if isinstance(result, tuple) else (result,)
+        writes = (self._base or self).writes
+        return tuple(_filled(value, tensors[i]) for value, i in zip(results, writes, strict=True))
 
     @cached_property
     def _reference(self) -> Callable[..., Any]:
@@ -128,24 +148,17 @@ def _find(module: str, name: str, out_of_place: bool) -> Rule:
     return base.out_of_place if out_of_place else base
 
 
-# Python's own versions of the functions that math lacks, for rules to import (and to be called on plain numbers).
-def sign(x: float) -> float:
-    """-1, 0 or 1."""
-    return float((x > 0) - (x < 0))
-
-
-def fma(a: float, b: float, c: float) -> float:
-    """a * b + c; the GPU rounds once."""
-    return a * b + c
-
-
-sqrt = math.sqrt
-
-
 def _tensor(value: Any, like: Any) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value
     return torch.as_tensor(value, dtype=like.dtype if isinstance(like, torch.Tensor) else torch.float64)
+
+
+def _filled(value: Any, like: torch.Tensor) -> torch.Tensor:
+    """``value`` for every element of ``like``; a tensor that has its shape is handed on."""
+    if isinstance(value, torch.Tensor) and value.shape == like.shape:
+        return value
+    return torch.as_tensor(value, dtype=like.dtype, device=like.device).expand_as(like).clone()
 
 
 def _where(test: Any, yes: Any, no: Any) -> Any:
@@ -184,9 +197,12 @@ _TENSOR_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "min": _pairwise(torch.minimum),
     "max": _pairwise(torch.maximum),
     "fma": lambda a, b, c: a * b + c,
-    "where": _where,
-    "logical_and": _pairwise(torch.logical_and),
-    "logical_or": _pairwise(torch.logical_or),
-    "logical_not": _unary(torch.logical_not),
-    "number": _number,
+    "_where": _where,
+    "_logical_and": _pairwise(torch.logical_and),
+    "_logical_or": _pairwise(torch.logical_or),
+    "_logical_not": _unary(torch.logical_not),
+    "_number": _number,
+    "_filled": _filled,
 }
+
+__all__ = ["Rule", "fma", "rule", "sign", "sqrt"]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .analyse import ARITHMETIC, COMPARE, Program, copy_of
+from .functions import KNOWN
 
 
 def host_function(program: Program) -> Callable[..., list[float]]:
@@ -25,10 +26,15 @@ def host_function(program: Program) -> Callable[..., list[float]]:
 def reference_function(program: Program, functions: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
     """The rule itself, with every operation that scalars and tensors do differently taken from ``functions``.
 
-    ``functions`` holds ELEMENT_FUNCTIONS, ``where``, the logical functions, and ``number`` (of a truth).
+    ``functions`` holds ELEMENT_FUNCTIONS, ``_where``, the logical functions, ``_number`` (of a truth) and ``_filled``
+    (with one value for all elements).
     """
     assert program.tree is not None
     tree = _Vectorise().visit(ast.parse(ast.unparse(program.tree)).body[0])
+    for position in program.filled:
+        statement = tree.body[position]
+        like = ast.Name(statement.targets[0].id, ast.Load())
+        statement.value = ast.Call(ast.Name("_filled", ast.Load()), [statement.value, like], [])
     tree.decorator_list = []
     function: Callable[..., Any] = _define(ast.unparse(ast.fix_missing_locations(tree)), program.name, dict(functions))
     return function
@@ -80,18 +86,7 @@ def _define(text: str, name: str, namespace: dict[str, Any]) -> Any:
     return namespace[name]
 
 
-def _sign(x: float) -> float:
-    return float((x > 0) - (x < 0))
-
-
-def _fma(a: float, b: float, c: float) -> float:
-    return a * b + c
-
-
-_HOST_FUNCTIONS: dict[str, Any] = {
-    "sqrt": math.sqrt, "exp": math.exp, "log": math.log, "abs": abs, "min": min, "max": max, "sign": _sign, "fma": _fma,
-    "float": float,
-}  # fmt: skip
+_HOST_FUNCTIONS: dict[str, Any] = {**{name: function for name, (function, _) in KNOWN.items()}, "float": float}
 
 
 class _CudaExpression(ast.NodeVisitor):
@@ -187,11 +182,11 @@ class _Vectorise(ast.NodeTransformer):
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
         self.generic_visit(node)
-        return ast.Call(ast.Name("where", ast.Load()), [node.test, node.body, node.orelse], [])
+        return ast.Call(ast.Name("_where", ast.Load()), [node.test, node.body, node.orelse], [])
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
         self.generic_visit(node)
-        return self._fold("logical_and" if isinstance(node.op, ast.And) else "logical_or", node.values)
+        return self._fold("_logical_and" if isinstance(node.op, ast.And) else "_logical_or", node.values)
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
         self.generic_visit(node)
@@ -199,13 +194,13 @@ class _Vectorise(ast.NodeTransformer):
         pairs: list[ast.expr] = [
             ast.Compare(a, [op], [b]) for a, op, b in zip(terms, node.ops, terms[1:], strict=False)
         ]
-        return ast.Call(ast.Name("number", ast.Load()), [self._fold("logical_and", pairs), *terms], [])
+        return ast.Call(ast.Name("_number", ast.Load()), [self._fold("_logical_and", pairs), *terms], [])
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
         self.generic_visit(node)
         if isinstance(node.op, ast.Not):
-            truth = ast.Call(ast.Name("logical_not", ast.Load()), [node.operand], [])
-            return ast.Call(ast.Name("number", ast.Load()), [truth, node.operand], [])
+            truth = ast.Call(ast.Name("_logical_not", ast.Load()), [node.operand], [])
+            return ast.Call(ast.Name("_number", ast.Load()), [truth, node.operand], [])
         return node
 
     @staticmethod
