@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.resources
-import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import torch
 
 from ..rules import Rule
 from ..table import BLOCK
+from . import cache
 
 CUDA_TYPES = {
     torch.float32: "float",
@@ -30,21 +29,6 @@ OPTIONS = ("--std=c++17", "--fmad=false", "--device-as-default-execution-space")
 
 class CompileError(RuntimeError):
     """NVRTC refused a kernel; the message holds its log."""
-
-
-def cache_folder() -> Path:
-    """Where compiled kernels are kept: $PAGEDOPT_CACHE_DIR, else $XDG_CACHE_HOME/pagedopt, else ~/.cache/pagedopt."""
-    if own := os.environ.get("PAGEDOPT_CACHE_DIR"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pagedopt"
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file that other processes see whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(data)
-    os.replace(file.name, path)
 
 
 @functools.cache
@@ -116,12 +100,37 @@ def compile_cuda(text: str, names: tuple[str, ...], arch: str) -> tuple[bytes, l
 def cached_cubin(text: str, name: str, arch: str) -> tuple[Path, str]:
     """The file with the compiled kernel and its symbol: compiled now, or found from an earlier run."""
     key = hashlib.sha256("\0".join((text, name, arch, *OPTIONS, _nvrtc_version())).encode()).hexdigest()[:32]
-    cubin, symbol = cache_folder() / f"{key}.cubin", cache_folder() / f"{key}.symbol"
-    if not (cubin.exists() and symbol.exists()):
-        data, symbols = compile_cuda(text, (name,), arch)
-        write_atomically(cubin, data)
-        write_atomically(symbol, symbols[0].encode())
-    return cubin, symbol.read_text()
+    if found := _kept_cubin(key):
+        return found
+    cubin, (symbol,) = compile_cuda(text, (name,), arch)
+    mark = cache.digest(symbol, cubin)
+    path = cache.keep(_cubin_file(key, mark), cubin)
+    if path is None:
+        return cache.in_memory(cubin), symbol
+    note = f"{key}.symbol"
+    cache.keep(note, cache.seal(note, f"{symbol} {mark}".encode()))
+    return path, symbol
+
+
+def _kept_cubin(key: str) -> tuple[Path, str] | None:
+    """What an earlier run has kept, if it is whole."""
+    note = cache.find(f"{key}.symbol")
+    text = None if note is None else cache.unseal(note)
+    if text is None:
+        return None
+    symbol, mark = text.decode().split()
+    cubin = cache.find(_cubin_file(key, mark))
+    if cubin is None:
+        return None
+    if cache.digest(symbol, cubin.data) != mark:
+        cache.discard(cubin.path, "it is damaged")
+        return None
+    return cubin.path, symbol
+
+
+def _cubin_file(key: str, mark: str) -> str:
+    """Named after what is in it: two processes may compile at once, and a note goes with its own cubin."""
+    return f"{key}-{mark[:16]}.cubin"
 
 
 @functools.cache
@@ -161,7 +170,6 @@ class Stream:
         self.ptr = handle
 
 
-@functools.cache
 def cuda_kernel(
     rule: Rule,
     dtypes: tuple[torch.dtype, ...],
@@ -174,7 +182,16 @@ def cuda_kernel(
 
     Raises:
         CompileError, TypeError: a dtype is not supported.
+        RuleError: the rule is no longer what was translated.
     """
+    rule.check()
+    return _cuda_kernel(rule, dtypes, threads, argument_bytes, device, blocks)
+
+
+@functools.cache
+def _cuda_kernel(
+    rule: Rule, dtypes: tuple[torch.dtype, ...], threads: int, argument_bytes: int, device: int, blocks: int | None
+) -> CudaKernel:
     name = instance(rule, dtypes, threads, argument_bytes, small_grid=blocks is not None)
     return CudaKernel(source(rule), name, device, BLOCK // threads, blocks)
 
@@ -189,9 +206,18 @@ def norm_kernel(
     return CudaKernel(source(None, "norm.cu"), name, device, BLOCK // threads)
 
 
-@functools.cache
 def cpu_kernel(rule: Rule, dtypes: tuple[torch.dtype, ...]) -> Callable[..., None]:
-    """The Numba kernel for a rule: walks a table, or a span of its chunks, on all of torch's threads."""
+    """The Numba kernel for a rule: walks a table, or a span of its chunks, on all of torch's threads.
+
+    Raises:
+        RuleError: the rule is no longer what was translated.
+    """
+    rule.check()
+    return _cpu_kernel(rule, dtypes)
+
+
+@functools.cache
+def _cpu_kernel(rule: Rule, dtypes: tuple[torch.dtype, ...]) -> Callable[..., None]:
     from . import cpu
 
     return functools.partial(cpu.run, cpu.kernel(rule, dtypes))

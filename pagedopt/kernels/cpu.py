@@ -1,19 +1,20 @@
 """The CPU twin: Numba kernels that walk the same words of the same table, on all of torch's threads.
 
-For each rule and dtypes a small Python module is written to the cache folder and imported from there, so that Numba
-keeps the compiled code beside it and the next process loads it.  Read one with ``rule.numba_source()``.
+For each rule and dtypes the text of a small Python module is made and run; what Numba compiles of it is kept on disk,
+and the next process loads it.  Read one with ``rule.numba_source()``.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.util
+import importlib.resources
 import itertools
-import os
+import linecache
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,7 @@ from ..rules import Rule
 from ..rules.analyse import ELEMENT_FUNCTIONS
 from ..rules.translate import numba_lines
 from ..table import HostTable, Span
-from . import arithmetic, cache_folder, write_atomically
+from . import arithmetic, threads
 
 #: dtype -> (NumPy type its bits are read as, template that loads, template that stores)
 _TYPES = {
@@ -46,7 +47,7 @@ from pagedopt.kernels.numba_numbers import {functions}pointer as _pointer
 S = _np.{number}
 
 
-@_njit(error_model="numpy", nogil=True, cache=True)
+@_njit(error_model="numpy", nogil=True)
 def kernel(_scalars, _rows, _chunks, _chunk_numel, _first, _last):
     for _item in range(_first, _last):
         _row, _offset = _chunks[_item, 0], _chunks[_item, 1]
@@ -91,7 +92,7 @@ def norm_kernel(dtype: torch.dtype, number: torch.dtype, order: int) -> Callable
         itemsize=dtype.itemsize, number_size=number.itemsize, kind=kind, load=load_template.format("_x[_i]"),
         join=_JOINS[order],
     ).splitlines()  # fmt: skip
-    return load(_module(f"norm{order}", 2, number, lines), f"norm{order}")
+    return _compiled(load(_module(f"norm{order}", 2, number, lines), f"norm{order}"), 2, 0)
 
 
 def _module(name: str, lists: int, number: torch.dtype, lines: list[str]) -> str:
@@ -105,53 +106,61 @@ def _module(name: str, lists: int, number: torch.dtype, lines: list[str]) -> str
 @functools.cache
 def kernel(rule: Rule, dtypes: tuple[torch.dtype, ...]) -> Callable[..., None]:
     """The compiled kernel for ``rule`` on lists of ``dtypes``."""
-    return load(source(rule, dtypes), rule.name)
+    return _compiled(load(source(rule, dtypes), rule.name), len(dtypes), len(rule.program.uniforms))
 
 
-def load(text: str, name: str) -> Callable[..., None]:
-    """Import generated ``text`` from the cache folder and return its ``kernel``."""
+def _compiled(kernel: Callable[..., None], lists: int, uniforms: int) -> Callable[..., None]:
+    """``kernel`` after a call without work: what can go wrong in a compiler goes wrong before a step has begun."""
+    table = HostTable(lists, [1], uniforms)
+    kernel(*_arguments(table), 0, 0)
+    return kernel
+
+
+def load(text: str, name: str) -> Any:
+    """The ``kernel`` of generated ``text``, compiled for what it is first called with or found from an earlier run.
+
+    The text is not read from a file, which could hold something else.
+    """
     key = hashlib.sha256((text + sys.version + _numbers_text()).encode()).hexdigest()[:16]
-    module_name = f"pagedopt_{name}_{key}"
-    path = cache_folder() / "numba" / f"{module_name}.py"
-    if not path.exists():
-        write_atomically(path, text.encode())
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
-    spec.loader.exec_module(module)
-    compiled: Callable[..., None] = module.kernel
-    return compiled
+    module = ModuleType(f"pagedopt_{name[:64]}_{key}")
+    file = f"<{module.__name__}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)  # for errors of Numba
+    sys.modules[module.__name__] = module  # Numba finds the kernel's globals there
+    exec(compile(text, file, "exec"), module.__dict__)
+
+    from .numba_cache import KeptCode
+
+    kernel = module.__dict__["kernel"]
+    kernel._cache = KeptCode(module.__name__)
+    return kernel
 
 
 @functools.cache
 def _numbers_text() -> str:
-    """Numba's own cache does not see a change in a module that the generated one calls into; the key does."""
+    """What is kept does not show a change in a module that the generated one calls into; the key does."""
     return importlib.resources.files(__package__).joinpath("numba_numbers.py").read_text()
 
 
 def run(compiled: Callable[..., None], table: HostTable, span: Span | None = None) -> None:
-    """Walk ``table``, or a span of its chunks, with ``compiled`` on as many threads as torch uses."""
-    scalars, chunks = table.scalars, table.chunks.view(np.int64).reshape(-1, 2)
-    rows = table.words[table.rows_at : table.rows_end].view(np.int64).reshape(-1, table.lists + 2)
-    first, last = span or (0, len(chunks))
-    chunk_numel = table.geometry.chunk_numel
-    threads = torch.get_num_threads()
-    work = (last - first) * min(chunk_numel, max(1, int(table.rows["numel"].max(initial=0))))
-    if threads == 1 or last - first <= 1 or work < 1 << 15:
-        compiled(scalars, rows, chunks, chunk_numel, first, last)
+    """Walk ``table``, or a span of its chunks, with ``compiled`` on as many threads as torch uses.
+
+    When it returns or raises, no thread is in the table any more.
+    """
+    first, last = span or (0, len(table.chunks))
+    arguments = _arguments(table)
+    count = torch.get_num_threads()
+    work = (last - first) * min(table.geometry.chunk_numel, max(1, int(table.rows["numel"].max(initial=0))))
+    if count == 1 or last - first <= 1 or work < 1 << 15:
+        compiled(*arguments, first, last)
         return
-    shares = iter(list(itertools.pairwise(_shares(table, threads * SHARES, span))))  # taken by whichever thread is free
+    shares = list(itertools.pairwise(_shares(table, count * SHARES, span)))
+    threads.run(functools.partial(compiled, *arguments), shares, count)
 
-    def work_on() -> None:
-        for begin, end in shares:
-            compiled(scalars, rows, chunks, chunk_numel, begin, end)
 
-    futures = [_pool(threads).submit(work_on) for _ in range(threads - 1)]
-    work_on()  # this thread helps, too
-    for future in futures:
-        future.result()
+def _arguments(table: HostTable) -> tuple[Any, ...]:
+    """What a kernel takes before the first and the last chunk."""
+    rows = table.words[table.rows_at : table.rows_end].view(np.int64).reshape(-1, table.lists + 2)
+    return table.scalars, rows, table.chunks.view(np.int64).reshape(-1, 2), table.geometry.chunk_numel
 
 
 def _shares(table: HostTable, count: int, span: Span | None) -> list[int]:
@@ -171,12 +180,3 @@ def _shares(table: HostTable, count: int, span: Span | None) -> list[int]:
 
 
 _known_shares: dict[int, tuple[HostTable, int, list[int]]] = {}
-
-
-@functools.cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads - 1, thread_name_prefix="pagedopt")
-
-
-# The threads of a pool do not survive a fork; a child makes its own.
-os.register_at_fork(after_in_child=_pool.cache_clear)

@@ -1,0 +1,166 @@
+"""Where kernels are kept between runs: in a folder of ours alone, in a temporary one, or nowhere."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cache_support import NOBODY, RIGHT, Used, a_place, as_root, files, in_child, modes, own, use
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with a_place() as folder:
+        yield folder
+
+
+def test_a_second_process_finds_what_the_first_compiled(place: Path) -> None:
+    assert in_child(use) == Used(RIGHT, [])
+    before = files(place / "cache")
+    assert before
+    assert in_child(use) == Used(RIGHT, [])
+    assert files(place / "cache") == before
+
+
+@pytest.mark.parametrize("user", [None, pytest.param(NOBODY, marks=as_root)])
+@pytest.mark.parametrize("umask", [0, 0o022, 0o777], ids=oct)
+def test_what_we_make_is_for_us_alone_whatever_the_umask(place: Path, umask: int, user: int | None) -> None:
+    home = own(place / "home", user or os.geteuid())
+    where = home / "not" / "yet" / "there"
+    for _ in range(2):
+        assert in_child(use, user, umask, PAGEDOPT_CACHE_DIR=str(where)) == Used(RIGHT, [])
+    found = modes(home / "not")
+    assert len(found) >= 4
+    for name, mode in found.items():
+        assert mode & 0o077 == 0, f"{name} has mode {mode:o}"
+        assert mode & 0o600 == 0o600, f"{name} has mode {mode:o}"
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"HOME": "/dev/null"},
+        {"HOME": "/proc"},  # nothing can be made there, by root neither
+        {"XDG_CACHE_HOME": "/dev/null"},
+        {"PAGEDOPT_CACHE_DIR": "/proc/cache"},
+        {"PAGEDOPT_CACHE_DIR": "/" + "/".join(["a" * 200] * 30)},
+    ],
+    ids=["no home", "home of no use", "no XDG", "read-only", "path too long"],
+)
+def test_where_nothing_can_be_kept_a_temporary_folder_stands_in(place: Path, environment: dict[str, str]) -> None:
+    def twice() -> tuple[Used, Used]:
+        return use(), use()
+
+    unset = {"PAGEDOPT_CACHE_DIR": "", "XDG_CACHE_HOME": ""}
+    first, second = in_child(twice, **{**unset, **environment})
+    assert first.values == second.values == RIGHT
+    (told,) = first.warnings
+    assert "PAGEDOPT_CACHE_DIR" in told
+    (folder,) = (place / "tmp").iterdir()
+    assert str(folder) in told
+    assert set(modes(folder).values()) <= {0o700, 0o600}
+    assert files(folder)
+    assert second.warnings == []
+
+
+@as_root
+@pytest.mark.parametrize("user", [NOBODY, 0], ids=["nobody", "root"])
+def test_a_folder_of_somebody_else_is_not_used(place: Path, user: int) -> None:
+    """Though we could write to it."""
+    cache = own(place / "cache", NOBODY + 1)
+    cache.chmod(0o777)
+    values, (told,) = in_child(use, user)
+    assert values == RIGHT
+    assert f"{cache} belongs to user {NOBODY + 1}, not to {user}" in told
+    assert "PAGEDOPT_CACHE_DIR" in told
+    assert not files(cache)
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o777
+
+
+@as_root
+def test_a_folder_that_may_not_be_written_is_read_and_not_changed(place: Path) -> None:
+    cache = own(place / "cache", NOBODY)
+    assert in_child(use, NOBODY) == Used(RIGHT, [])
+    before = files(cache)
+    cache.chmod(0o500)
+    assert in_child(use, NOBODY) == Used(RIGHT, [])
+    assert files(cache) == before
+
+
+def test_a_folder_open_to_everybody_stays_open_and_unused(place: Path) -> None:
+    """As /tmp is, which root must not close."""
+    values, (told,) = in_child(use, PAGEDOPT_CACHE_DIR=str(place / "tmp"))
+    assert values == RIGHT
+    assert "open to everybody" in told
+    assert stat.S_IMODE((place / "tmp").stat().st_mode) == 0o1777
+
+
+def test_a_full_disk_is_no_error(place: Path) -> None:
+    """One of a single page, which is less than a kernel takes."""
+    (place / "cache").mkdir(mode=0o700)
+    script = f"mount -t tmpfs -o size=4k,mode=700 none {place / 'cache'} && exec {sys.executable} -c '{SCRIPT}'"
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
+        pytest.skip("no file system can be mounted here")
+    environment = {**os.environ, "TMPDIR": str(place / "tmp")}
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    values, told = done.stdout.splitlines()
+    assert values == "[1.5, -4.0]"
+    assert "No space left on device" in told
+    assert told.count("PAGEDOPT_CACHE_DIR") == 1
+    assert not list((place / "tmp").iterdir()), "the temporary folder is still there"
+
+
+SCRIPT = """
+import warnings, torch
+from pagedopt import multi_tensor_apply
+from pagedopt.rules import RULES
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    x = torch.tensor([3.0, -8.0])
+    multi_tensor_apply(RULES["mul_scalar"], [[x]], {"scalar": 0.5})
+print(x.tolist())
+print(*[w.message for w in told])
+"""
+
+
+def test_a_temporary_folder_goes_with_the_process_that_made_it(place: Path) -> None:
+    """And not with its children, which exit earlier."""
+    script = SCRIPT + "\nimport glob, os, tempfile\nif os.fork() == 0:\n    raise SystemExit\nos.wait()\n"
+    script += "print(len(glob.glob(tempfile.gettempdir() + '/pagedopt-*/*')))"
+    environment = {**os.environ, "TMPDIR": str(place / "tmp"), "HOME": "/dev/null", "PAGEDOPT_CACHE_DIR": ""}
+    environment["XDG_CACHE_HOME"] = ""
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    values, told, kept = done.stdout.splitlines()
+    assert values == "[1.5, -4.0]"
+    assert str(place / "tmp") in told
+    assert int(kept) >= 1
+    assert not list((place / "tmp").iterdir())
+
+
+def no_room() -> None:
+    """No file may grow from here on, wherever it is."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+
+
+def test_where_nothing_at_all_can_be_written_kernels_work(place: Path) -> None:
+    def without_room() -> tuple[Used, Used]:
+        no_room()
+        first = use()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        return first, use()
+
+    (values, (told,)), second = in_child(without_room)
+    assert values == RIGHT
+    assert "File too large" in told
+    assert "PAGEDOPT_CACHE_DIR" in told
+    assert second == Used(RIGHT, [])
+    assert len(files(place / "cache")) >= 1, "room that is there again is not used"

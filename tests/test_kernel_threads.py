@@ -1,0 +1,223 @@
+"""The threads of a CPU kernel: as many as there are, and none is in the table when the call has ended."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pagedopt import multi_tensor_apply
+from pagedopt.kernels import cpu
+from pagedopt.rules import RULES
+from pagedopt.table import Geometry, HostTable
+
+THREADS = 4
+SIZES = (70_001, 1, 0, 33_000, 5, 20_000)
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(THREADS)
+    yield
+    torch.set_num_threads(before)
+
+
+def double(lists: list[list[torch.Tensor]]) -> None:
+    multi_tensor_apply(RULES["mul_scalar"], lists, {"scalar": 2.0})
+
+
+def numbers() -> list[list[torch.Tensor]]:
+    return [[torch.from_numpy(np.arange(n, dtype=np.float32)) for n in SIZES]]
+
+
+def are_doubled(lists: list[list[torch.Tensor]], times: int = 1) -> bool:
+    """In NumPy, which starts no threads."""
+    return all(np.array_equal(t.numpy(), np.arange(len(t), dtype=np.float32) * 2**times) for t in lists[0])
+
+
+# ---- with fewer threads than were asked for ----
+
+
+def exit_code(work: Callable[[], bool]) -> int:
+    """0 if ``work`` returns True in a fork of this process."""
+    if (child := os.fork()) == 0:
+        signal.alarm(60)
+        try:
+            code = 0 if work() else 1
+        except BaseException as error:
+            code = 3 if "new thread" in str(error) else 2
+        os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def no_more_threads() -> None:
+    """From here on the system gives this process none."""
+    if os.geteuid() == 0:  # whom no limit holds
+        os.setgroups([])
+        os.setresgid(65534, 65534, 65534)
+        os.setresuid(65534, 65534, 65534)
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+    with pytest.raises(RuntimeError, match="new thread"):
+        threading.Thread(target=print).start()
+
+
+@pytest.mark.parametrize("before", [0, 2], ids=["no thread at all", "one of three"])
+def test_the_threads_there_are_do_the_work(before: int) -> None:
+    def work() -> bool:
+        lists = numbers()
+        if before:
+            torch.set_num_threads(before)
+            double(lists)
+            torch.set_num_threads(THREADS)
+        no_more_threads()
+        for _ in range(3):
+            double(lists)
+        return are_doubled(lists, 4 if before else 3)
+
+    double(numbers())  # compiled here: the child may not be able to
+    assert exit_code(work) == 0
+
+
+def test_a_fork_has_threads_of_its_own() -> None:
+    def work() -> bool:
+        double(lists)
+        return are_doubled(lists)
+
+    lists = numbers()
+    double(numbers())
+    assert exit_code(work) == 0
+
+
+def test_calls_of_several_threads_do_not_mix() -> None:
+    lists = [numbers() for _ in range(6)]
+    callers = [threading.Thread(target=lambda own: [double(own) for _ in range(20)], args=(own,)) for own in lists]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert all(are_doubled(own, 20) for own in lists)
+
+
+# ---- what ends a call early ----
+
+
+class Kernel:
+    """In the place of a compiled one: takes its time, and knows who is inside.
+
+    Args:
+        first: what the calling thread does in its first stretch.
+        others: what each other thread does in its first.
+    """
+
+    def __init__(self, first: Callable[[], Any] = lambda: None, others: Callable[[], Any] = lambda: None) -> None:
+        self._first, self._others, self._caller = first, others, threading.get_ident()
+        self.inside = self.taken = 0
+        self._seen: set[int] = set()
+        self._lock = threading.Lock()
+        self._all_in = threading.Barrier(THREADS)
+
+    def __call__(self, *arguments: Any) -> None:
+        me = threading.get_ident()
+        with self._lock:
+            self.inside += 1
+            self.taken += 1
+            new = me not in self._seen
+            self._seen.add(me)
+        try:
+            if new:
+                self._all_in.wait(10)
+                (self._first if me == self._caller else self._others)()
+            time.sleep(0.02)
+        finally:
+            with self._lock:
+                self.inside -= 1
+
+
+def table() -> HostTable:
+    """Of many stretches."""
+    return HostTable(1, [1 << 20], shape=Geometry(1024, 512))
+
+
+SHARES = THREADS * cpu.SHARES
+
+
+class Interrupted(Exception):
+    """What a handler raises."""
+
+
+@pytest.fixture
+def handler() -> Iterator[None]:
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise Interrupted(number)
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGALRM)}
+    yield
+    for number, was in before.items():
+        signal.signal(number, was)
+
+
+def check_all_have_left(kernel: Kernel) -> None:
+    assert kernel.inside == 0, "a thread is still in the table"
+    taken = kernel.taken
+    assert taken < SHARES, "nobody stopped"
+    time.sleep(0.05)
+    assert kernel.taken == taken, "a thread went on"
+
+
+def test_an_undisturbed_call_takes_every_stretch_once() -> None:
+    kernel = Kernel()
+    cpu.run(kernel, table())
+    assert (kernel.inside, kernel.taken) == (0, SHARES)
+
+
+def test_an_interrupt_ends_the_call_when_all_threads_have_left(handler: None) -> None:
+    kernel = Kernel(first=lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(Interrupted):
+        cpu.run(kernel, table())
+    check_all_have_left(kernel)
+
+
+def test_an_interrupt_of_the_wait_does_not_end_it(handler: None) -> None:
+    """Signals come from all threads, at all times; Python handles them in the first."""
+
+    def again() -> None:
+        for _ in range(5):
+            time.sleep(0.01)
+            signal.raise_signal(signal.SIGALRM)
+
+    kernel = Kernel(first=lambda: signal.raise_signal(signal.SIGINT), others=again)
+    with pytest.raises(Interrupted, match=str(int(signal.SIGINT))):
+        cpu.run(kernel, table())
+    check_all_have_left(kernel)
+
+
+def test_an_error_on_another_thread_is_raised_when_all_have_left() -> None:
+    def fail() -> None:
+        raise MemoryError("of a helper")
+
+    kernel = Kernel(others=fail)
+    with pytest.raises(MemoryError, match="of a helper"):
+        cpu.run(kernel, table())
+    check_all_have_left(kernel)
+    double(lists := numbers())
+    assert are_doubled(lists), "the threads are gone"
+
+
+def test_an_error_on_the_calling_thread_is_raised_when_all_have_left() -> None:
+    def fail() -> None:
+        raise MemoryError("of the caller")
+
+    kernel = Kernel(first=fail)
+    with pytest.raises(MemoryError, match="of the caller"):
+        cpu.run(kernel, table())
+    check_all_have_left(kernel)
