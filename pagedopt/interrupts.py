@@ -1,0 +1,118 @@
+"""Stretches of work that no signal handler may tear: what it raises, rises when they have ended.
+
+Python runs signal handlers in the main thread, between any two of its instructions, and Ctrl-C is one that raises.
+A step, a move of pages or a load that is torn there has lost something.  So handlers wait outside of such a stretch.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+# The functions behind signal.signal and signal.getsignal: those wrap every value in an enum, for all signals a step
+# would take ten times as long.
+from _signal import getsignal as _handler_of  # type: ignore[import-not-found]
+from _signal import signal as _set_handler
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+Handler = Callable[[int, FrameType | None], Any]
+
+_SIGNALS = range(1, 32)
+
+
+class _Keeper:
+    """In the place of a handler: keeps its signal while a block is open, and hands it on otherwise."""
+
+    def __init__(self, original: Handler) -> None:
+        self.original = original
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if _open is None or _open.gives_way_to(number):
+            self.original(number, frame)
+        else:
+            _open.kept.setdefault(number, (self.original, frame))
+
+
+class Uninterrupted:
+    """A ``with`` block in which no signal handler of Python runs; those that were called for run at its end.
+
+    A block inside of a block, or in another thread than the main one (where no handler runs), changes nothing.
+
+    Args:
+        gives_way: a second SIGINT does call its handler, inside of the block.
+    """
+
+    def __init__(self, gives_way: bool = False) -> None:
+        self.kept: dict[int, tuple[Handler, FrameType | None]] = {}
+        self._gives_way = gives_way
+        self._replaced: list[tuple[int, Handler]] = []
+
+    def __enter__(self) -> Uninterrupted:
+        global _open
+        if _open is None and threading.get_ident() == _main_thread():
+            try:
+                for number in _SIGNALS:
+                    if callable(handler := _handler_of(number)):
+                        original = handler.original if isinstance(handler, _Keeper) else handler
+                        self._replaced.append((number, original))
+                        _set_handler(number, _Keeper(original))
+                _open = self  # the last that a handler may prevent, and the first that keeps it
+            except BaseException:
+                self._restore()
+                raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        global _open
+        if _open is not self:
+            return
+        try:
+            try:
+                _open = None
+                self._restore()
+            except BaseException:  # of a handler that ran before it was put back, or since
+                self._restore()
+                raise
+        finally:
+            self._hand_on()
+
+    def _hand_on(self) -> None:
+        """Call the handlers, each whatever the others raise, and let go of the frames (they would be in a circle)."""
+        if self.kept:
+            number, (handler, frame) = self.kept.popitem()
+            try:
+                handler(number, frame)
+            finally:
+                self._hand_on()
+
+    def gives_way_to(self, number: int) -> bool:
+        """Whether a signal may be handled now: a second SIGINT, once."""
+        if number != signal.SIGINT or not self._gives_way or number not in self.kept:
+            return False
+        self._gives_way = False
+        del self.kept[number]
+        return True
+
+    def _restore(self) -> None:
+        """Put all handlers back, whatever one that is back already may raise meanwhile."""
+        try:
+            while self._replaced:
+                _set_handler(*self._replaced[-1])
+                self._replaced.pop()
+        finally:
+            if self._replaced:
+                self._restore()
+
+
+_open: Uninterrupted | None = None
+
+
+def _main_thread() -> int | None:
+    return threading.main_thread().ident
+
+
+__all__ = ["Uninterrupted"]
