@@ -20,6 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from . import sharing
+
 #: Largest share of free device memory that managed allocations may take: oversubscription can hang a driver.
 MANAGED_SHARE = 0.25
 
@@ -121,14 +123,27 @@ def capabilities(device: int) -> Capabilities:
         managed=has(names.CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY),
         concurrent_managed=has(names.CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS),
         mapped=has(names.CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY),
-        host_pages=has(names.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) and has_host_pages(names, has),
+        host_pages=has(names.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) and has_host_pages(has),
     )
 
 
-def has_host_pages(names: Any, has: Callable[[Any], bool]) -> bool:
-    """Whether virtual ranges take host memory; toolkits before 12.6 do not know the attribute."""
-    attribute = getattr(names, "CU_DEVICE_ATTRIBUTE_HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED", None)
-    return attribute is not None and has(attribute)
+class _Attribute(enum.IntEnum):
+    """Device attributes by number, for what the enum of cuda-bindings 12 does not name."""
+
+    HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 145
+
+
+def has_host_pages(has: Callable[[Any], bool]) -> bool:
+    """Whether virtual ranges take host memory.
+
+    Drivers of CUDA 13 know the attribute, whichever cuda-bindings asks them; for an older one its number is no value.
+    """
+    try:
+        return has(_Attribute.HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)
+    except CudaError as error:
+        if error.code != "CUDA_ERROR_INVALID_VALUE":
+            raise
+        return False
 
 
 @functools.cache
@@ -297,9 +312,14 @@ class _ArrayInterface:
         }  # fmt: skip
 
 
-def view(address: int, nbytes: int, device: int, owner: object) -> torch.Tensor:
-    """Memory as a CUDA tensor (uint8) that keeps ``owner`` alive."""
-    return torch.as_tensor(_ArrayInterface(address, nbytes, owner), device=f"cuda:{device}")
+def view(address: int, nbytes: int, device: int, owner: object, part: bool = False) -> torch.Tensor:
+    """Memory as a CUDA tensor (uint8) that keeps ``owner`` alive; ``part``: of what another such tensor views."""
+    interface = _ArrayInterface(address, nbytes, owner)
+    if not part:
+        sharing.copy_what_cannot_be_shared()
+        sharing.ranges[address] = nbytes
+        weakref.finalize(interface, sharing.ranges.pop, address, None)
+    return torch.as_tensor(interface, device=f"cuda:{device}")
 
 
 def as_tensor(buffer: Buffer) -> torch.Tensor:
