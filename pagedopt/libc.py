@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import os
 from typing import Any
@@ -15,6 +16,7 @@ _INT, _SIZE, _POINTER, _OFFSET = ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p,
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "mmap": (ctypes.c_ssize_t, _POINTER, _SIZE, _INT, _INT, _INT, _OFFSET),
     "munmap": (_INT, _POINTER, _SIZE),
+    "mremap": (ctypes.c_ssize_t, _POINTER, _SIZE, _SIZE, _INT, _POINTER),
     "madvise": (_INT, _POINTER, _SIZE, _INT),
     "mincore": (_INT, _POINTER, _SIZE, _POINTER),
     "msync": (_INT, _POINTER, _SIZE, _INT),
@@ -23,6 +25,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 }
 _PROT_READ_WRITE = 1 | 2
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS = 0x01, 0x02, 0x10, 0x20
+_MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2
 _MADV_WILLNEED, _MADV_DONTNEED = 3, 4
 _MS_SYNC = 4
 _SYNC_WAIT_BEFORE_WRITE_WAIT_AFTER = 1 | 2 | 4
@@ -40,27 +43,40 @@ def _function(name: str) -> Any:
 
 
 def _call(name: str, *arguments: int | None) -> int:
-    """The result of a call.
+    """The result of a call, which is made again if a signal has cut it off.
 
     Raises:
         OSError: it failed.
     """
-    result: int = _function(name)(*arguments)
-    if result == -1:
-        code = ctypes.get_errno()
-        raise OSError(code, f"{name}: {os.strerror(code)}")
-    return result
+    while True:
+        result: int = _function(name)(*arguments)
+        if result != -1:
+            return result
+        if (code := ctypes.get_errno()) != errno.EINTR:
+            raise OSError(code, f"{name}: {os.strerror(code)}")
 
 
-def map_anonymous(nbytes: int, at: int | None = None) -> int:
-    """The address of fresh memory of this process alone, in the place of what is mapped at ``at`` if that is given."""
-    flags = _MAP_PRIVATE | _MAP_ANONYMOUS | (0 if at is None else _MAP_FIXED)
-    return _call("mmap", at, nbytes, _PROT_READ_WRITE, flags, -1, 0)
+def map_anonymous(nbytes: int) -> int:
+    """The address of fresh memory of this process alone."""
+    return _call("mmap", None, nbytes, _PROT_READ_WRITE, _MAP_PRIVATE | _MAP_ANONYMOUS, -1, 0)
+
+
+def map_file(nbytes: int, file: int) -> int:
+    """The address of the first bytes of an open file."""
+    return _call("mmap", None, nbytes, _PROT_READ_WRITE, _MAP_SHARED, file, 0)
 
 
 def map_file_at(address: int, nbytes: int, file: int, offset: int) -> None:
     """Put a part of an open file in the place of what is mapped at ``address``."""
     _call("mmap", address, nbytes, _PROT_READ_WRITE, _MAP_SHARED | _MAP_FIXED, file, offset)
+
+
+def put(source: int, nbytes: int, target: int) -> None:
+    """Move memory to another address, in the place of what is mapped there: no thread sees anything in between.
+
+    If it fails, the memory is where it was, but at ``target`` there may be nothing.
+    """
+    _call("mremap", source, nbytes, nbytes, _MREMAP_MAYMOVE | _MREMAP_FIXED, target)
 
 
 def unmap(address: int, nbytes: int) -> None:

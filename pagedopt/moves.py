@@ -31,7 +31,7 @@ class Mover(Protocol):
         """What comes next finds every page where it rests.
 
         Raises:
-            OSError: a page could not be brought there.
+            MemoryError, OSError: a page could not be brought there.
         """
 
 

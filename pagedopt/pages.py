@@ -9,12 +9,15 @@ order, so element e of one section belongs to the same parameter element as elem
 
 A *page* is the same stretch of elements in all sections: the unit that moves between device and host.  A parameter may
 begin in one page and end in another; a *piece* is its part in one page.
+
+Sections end where a page may, so there is *room* behind the last parameter, for others that come later.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +44,7 @@ class Layout:
         nbytes: bytes of the whole range.
         page_numel: elements of a full page, in each section; never 0.
         granule: page boundaries and the ends of sections are multiples of this many bytes.
+        room: elements for which every section has memory.
     """
 
     numels: Indices
@@ -50,22 +54,34 @@ class Layout:
     nbytes: int
     page_numel: int
     granule: int
+    room: int
 
     @property
     def numel(self) -> int:
-        """Elements of a section, gaps included."""
+        """Elements of a section up to the end of its last parameter, gaps included."""
         return int(self.starts[-1] + self.numels[-1]) if len(self.numels) else 0
 
     @property
     def pages(self) -> int:
         """Number of pages."""
-        return -(-self.numel // self.page_numel)
+        return -(-self.room // self.page_numel)
+
+    def extended(self, numels: Sequence[int]) -> Layout | None:
+        """This layout with further parameters behind the others, None if there is no room for all of them.
+
+        Nothing that was there moves, and no page becomes another: only ``numels`` and ``starts`` grow.
+        """
+        sizes = np.asarray(numels, np.int64)
+        starts = _starts(sizes, self.itemsizes, self.numel)
+        if (starts + sizes > self.room)[sizes > 0].any():  # what has no elements needs no room
+            return None
+        return replace(self, numels=np.append(self.numels, sizes), starts=np.append(self.starts, starts))
 
     def stretch(self, section: int, first: int, last: int) -> tuple[int, int]:
         """(offset, bytes) of the pages ``first`` … ``last - 1`` in one section."""
         size = self.itemsizes[section]
         begin = first * self.page_numel * size
-        end = min(last * self.page_numel * size, _round_up(self.numel * size, self.granule))
+        end = min(last * self.page_numel * size, _lengths(self.sections, self.nbytes)[section])
         return self.sections[section] + begin, max(end - begin, 0)
 
     def stretches(self, first: int, last: int) -> list[tuple[int, int]]:
@@ -80,30 +96,35 @@ class Layout:
         return out
 
 
-def lay_out(numels: Sequence[int], itemsizes: Sequence[int], granule: int = 0, stretch: int = STRETCH) -> Layout:
+def lay_out(
+    numels: Sequence[int], itemsizes: Sequence[int], granule: int = 0, stretch: int = STRETCH, spare: int = 0
+) -> Layout:
     """Place parameters of ``numels`` elements in sections of ``itemsizes`` bytes an element.
 
     Args:
         granule: page boundaries are multiples of this many bytes; 0: the arena has one page and no rounding.
         stretch: bytes of a full page in its widest section; small states get smaller pages, so that a budget can be
             met closely.
+        spare: bytes of room, all sections together, for parameters that come later (:meth:`Layout.extended`).
     """
     sizes = np.asarray(numels, np.int64)
-    step = max(1, ALIGNMENT // min(itemsizes, default=1))
-    room = -(-sizes // step) * step
-    starts = np.cumsum(room) - room
+    starts = _starts(sizes, itemsizes)
     numel = int(starts[-1] + sizes[-1]) if len(sizes) else 0
+    if spare and itemsizes:
+        numel = _round_up(numel, _step(itemsizes)) + -(-spare // sum(itemsizes))
     if granule:
         least = granule // min(itemsizes, default=1)
         wide = max(itemsizes, default=1)
         page = max(least, min(stretch, numel * wide // 16) // wide // least * least)
     else:
-        page = _round_up(max(numel, 1), step)  # so that the page ends where the section does
+        page = _round_up(max(numel, 1), _step(itemsizes))  # so that the page ends where the section does
     sections, end = [], 0
     for size in itemsizes:
         sections.append(end)
         end = _round_up(end + numel * size, granule or ALIGNMENT)
-    return Layout(sizes, starts, tuple(itemsizes), tuple(sections), end, page, granule or ALIGNMENT)
+    lengths = _lengths(sections, end)
+    room = min((length // size for length, size in zip(lengths, itemsizes, strict=True)), default=numel)
+    return Layout(sizes, starts, tuple(itemsizes), tuple(sections), end, page, granule or ALIGNMENT, room)
 
 
 @dataclass(frozen=True)
@@ -132,6 +153,23 @@ def cut(layout: Layout) -> Pieces:
     end = np.minimum((pages + 1) * page, (layout.starts + layout.numels)[tensor])
     pieces = Pieces(tensor, begin - layout.starts[tensor], end - begin, np.minimum(pages, max(layout.pages - 1, 0)))
     return pieces
+
+
+def _step(itemsizes: Sequence[int]) -> int:
+    """Parameters begin at multiples of this many elements, so that they are aligned in every section."""
+    return max(1, ALIGNMENT // min(itemsizes, default=1))
+
+
+def _starts(sizes: Indices, itemsizes: Sequence[int], behind: int = 0) -> Indices:
+    """Where parameters begin, one behind the other and all ``behind`` an element."""
+    step = _step(itemsizes)
+    taken = -(-sizes // step) * step
+    return _round_up(behind, step) + np.cumsum(taken) - taken
+
+
+def _lengths(sections: Sequence[int], nbytes: int) -> list[int]:
+    """Bytes of each section."""
+    return [end - begin for begin, end in itertools.pairwise([*sections, nbytes])]
 
 
 def _round_up(value: int, multiple: int) -> int:

@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import errno
 import fcntl
-import mmap
 import os
 import re
 import struct
@@ -16,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from . import libc
+from .errors import StateLost
+from .fresh import Fresh, Stretch, filled, total, unmap_all
 
 #: The variable that names the folder of state files.
 FOLDER_VARIABLE = "PAGEDOPT_STATE_DIR"
@@ -30,9 +31,6 @@ _SET_FLAGS, _NO_COPY = 0x40086602, 0x00800000  # FS_IOC_SETFLAGS, FS_NOCOW_FL of
 _READ_AHEAD = 128 << 10
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_NAMELESS = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
-
-#: (offset, bytes) of a part of the file.
-Stretch = tuple[int, int]
 
 
 def state_folder() -> Path:
@@ -86,14 +84,15 @@ class StateFile:
     """A mapped file that goes with its last user, however the process ends: it has no name.
 
     All of it begins as a hole, which may be read; :meth:`reserve` or :meth:`bring_in` a part before writing to it.
-    After a fork parent and child see the same file.
+    After a fork parent and child see the same file, and only the parent may write (:meth:`check_owner`).  Every error
+    says what to do: a MemoryError where there is no room, be it memory or disk, an OSError where a disk fails.
 
     Args:
         folder: on whose disk.
         nbytes: of the mapping, a multiple of the operating system's page.
 
     Attributes:
-        mapping: the whole range; it lives as long as anything that views it, with or without this object.
+        memory: the whole range; it is there as long as anything that views it, with or without this object.
         address: where it begins.
 
     Raises:
@@ -103,7 +102,9 @@ class StateFile:
 
     def __init__(self, folder: Path, nbytes: int) -> None:
         self.folder, self.nbytes = folder, nbytes
-        self._file = _open_nameless(folder)
+        self._owner = os.getpid()
+        with self._explained(nbytes):
+            self._file = _open_nameless(folder)
         self._close = weakref.finalize(self, os.close, self._file)
         kind = file_system(folder)
         self._through_mapping = kind in _STACKED
@@ -112,16 +113,30 @@ class StateFile:
                 fcntl.ioctl(self._file, _SET_FLAGS, struct.pack("l", _NO_COPY))
             with self._explained(nbytes):
                 os.ftruncate(self._file, nbytes)
-            self.mapping = mmap.mmap(self._file, nbytes)
+                self.address = libc.map_file(nbytes, self._file)
         except BaseException:
             self._close()
             raise
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.mapping))
+        self.memory = (ctypes.c_ubyte * nbytes).from_address(self.address)
+        self._unmap = weakref.finalize(self.memory, unmap_all, {0: (self.address, nbytes)})
+        self._unmap.atexit = False  # who still reads it at the end of the process may do so
 
     def close(self) -> None:
         """Give everything back at once.  Nothing may view the mapping."""
-        self.mapping.close()
+        self._unmap()
         self._close()
+
+    def check_owner(self) -> None:
+        """
+        Raises:
+            RuntimeError: this process was forked from the one that made the file.
+        """
+        if os.getpid() != self._owner:
+            raise RuntimeError(
+                f"optimizer state of process {self._owner} is in a file, which process {os.getpid()}, forked from it, "
+                "shares: a step, a load or a change of budget here would change the state there. Make the optimizer "
+                "in this process, or copy it here (copy.deepcopy) and use the copy"
+            )
 
     def disk_bytes(self) -> int:
         """Bytes that the file takes on its disk."""
@@ -131,11 +146,11 @@ class StateFile:
         """Take space on the disk, so that writing there later cannot fail for want of it.
 
         Raises:
-            MemoryError: there is not enough; what was taken in this call is given back.
+            MemoryError, OSError: there is not enough; what was taken in this call is given back.
         """
         try:
-            with self._explained(sum(n for _, n in stretches)):
-                for offset, nbytes in _filled(stretches):
+            with self._explained(total(stretches)):
+                for offset, nbytes in filled(stretches):
                     os.posix_fallocate(self._file, offset, nbytes)
         except BaseException:
             self._punch(stretches)
@@ -143,84 +158,167 @@ class StateFile:
 
     def fetch(self, stretches: Sequence[Stretch]) -> None:
         """Begin to read; who touches a byte that is not there yet waits for it."""
-        for offset, nbytes in _filled(stretches):
-            for begin in range(offset, offset + nbytes, _READ_AHEAD):
-                libc.read_ahead(self.address + begin, min(_READ_AHEAD, offset + nbytes - begin))
+        with self._explained(total(stretches)):
+            for offset, nbytes in filled(stretches):
+                for begin in range(offset, offset + nbytes, _READ_AHEAD):
+                    libc.read_ahead(self.address + begin, min(_READ_AHEAD, offset + nbytes - begin))
 
     def drop(self, stretches: Sequence[Stretch]) -> None:
         """Write changes to the disk, wait, and take the pages out of this process and out of the page cache.
 
         Raises:
-            OSError: writing failed.  The pages are in the page cache still, and nowhere else.
+            MemoryError, OSError: writing failed.  The pages are in the page cache still, and nowhere else.
         """
-        for offset, nbytes in _filled(stretches):
-            libc.let_go(self.address + offset, nbytes)  # first: the kernel writes pages that nobody maps with less work
-            if self._through_mapping:
-                libc.sync(self.address + offset, nbytes)
-            else:
-                libc.write_out(self._file, offset, nbytes)
-            os.posix_fadvise(self._file, offset, nbytes, os.POSIX_FADV_DONTNEED)
+        with self._explained(total(stretches)):
+            for offset, nbytes in filled(stretches):
+                # First: the kernel writes pages that nobody maps with less work.
+                libc.let_go(self.address + offset, nbytes)
+                if self._through_mapping:
+                    libc.sync(self.address + offset, nbytes)
+                else:
+                    libc.write_out(self._file, offset, nbytes)
+                os.posix_fadvise(self._file, offset, nbytes, os.POSIX_FADV_DONTNEED)
 
-    def bring_in(self, stretches: Sequence[Stretch], zeros: bool = False) -> None:
-        """Make parts ordinary memory with the same bytes (``zeros``: with zeros), and give their disk space back.
+    def drop_rest(self) -> None:
+        """Take everything out of the page cache that nobody maps and that is on the disk.
+
+        The kernel keeps files in pieces larger than its pages, and a piece that is not all within what it is told to
+        drop stays whole.  So what is beside the stretches of :meth:`drop`, or a hole now, has to be named as well.
+        """
+        os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def fresh(self, stretches: Sequence[Stretch]) -> Fresh:
+        """Memory for :meth:`bring_in`.
+
+        Raises:
+            MemoryError: the system gives none.
+        """
+        with self._explained(total(stretches)):
+            return Fresh(stretches)
+
+    def bring_in(self, stretches: Sequence[Stretch], fresh: Fresh, zeros: bool = False) -> None:
+        """Make parts ordinary memory with the same bytes (``zeros``: with zeros).  The file keeps what it has.
 
         Raises:
             MemoryError: there is no memory.
             OSError: reading failed.  Nothing has changed in either case.
+            StateLost: it has, and could not be undone.
         """
-        contents: list[bytearray] = []
-        tried: list[tuple[int, int]] = []
-        try:
-            for offset, nbytes in _filled(stretches):
-                contents.append(bytearray() if zeros else self._read(offset, nbytes))
-                # Mapped elsewhere first, to see whether the system gives as much: in its place that would be too late.
-                tried.append((libc.map_anonymous(nbytes), nbytes))
-        except OSError as error:
-            if error.errno == errno.ENOMEM:
-                raise MemoryError(f"the system gave no {sum(n for _, n in stretches):,} bytes of memory") from error
-            raise
-        finally:
-            for address, nbytes in tried:
-                libc.unmap(address, nbytes)
-        for (offset, nbytes), content in zip(_filled(stretches), contents, strict=True):
-            libc.map_anonymous(nbytes, self.address + offset)
-            if zeros:
-                ctypes.memset(self.address + offset, 0, nbytes)  # so that it is there from now on
-            else:
-                self.mapping[offset : offset + nbytes] = content
+        with self._explained(total(stretches)):
+            self._put(stretches, fresh, zeros)
+
+    def release(self, stretches: Sequence[Stretch]) -> None:
+        """Give the disk space of parts back that are ordinary memory by now, and counted as such."""
         self._punch(stretches)
 
-    def copy_out(self, stretches: Sequence[Stretch]) -> None:
-        """Copy parts that are ordinary memory into the file, for :meth:`map_out` to follow.
+    def send_out(self, stretches: Sequence[Stretch], joined: Sequence[Stretch]) -> None:
+        """Move parts that are ordinary memory to the disk, and show the file in their place.
+
+        Args:
+            joined: each of the parts with what follows it and is in the file already.  It is mapped anew in one, as a
+                process has a limited number of mappings.
 
         Raises:
-            MemoryError, OSError: see :meth:`reserve`, or writing failed; nothing has changed.
+            MemoryError, OSError: there is no room, or writing failed.  Nothing has changed.
+            StateLost: it has, and could not be undone.
         """
         self.reserve(stretches)
+        shown = 0
         try:
-            for offset, nbytes in _filled(stretches):
-                done = 0
-                while done < nbytes:
-                    with memoryview(self.mapping) as view, view[offset + done : offset + nbytes] as part:
-                        done += os.pwrite(self._file, part, offset + done)
+            with self._explained(total(stretches)):
+                self._write(stretches)
+                self._try_mappings(len(stretches))
+                for offset, nbytes in joined:
+                    shown += 1
+                    libc.map_file_at(self.address + offset, nbytes, self._file, offset)
         except BaseException:
+            self._take_back(stretches[:shown])
             self._punch(stretches)
             raise
 
-    def map_out(self, stretches: Sequence[Stretch]) -> None:
-        """Show the file's bytes where ordinary memory was.  Parts that already do may be among these.
+    def _write(self, stretches: Sequence[Stretch]) -> None:
+        """Copy ordinary memory to the disk.  Not only into the page cache: a write that fails later would lose it."""
+        with memoryview(self.memory) as view:
+            for offset, nbytes in filled(stretches):
+                done = 0
+                while done < nbytes:
+                    with view[offset + done : offset + nbytes] as part:
+                        done += os.pwrite(self._file, part, offset + done)
+                if not self._through_mapping:
+                    libc.write_out(self._file, offset, nbytes)
+        if self._through_mapping:
+            os.fdatasync(self._file)
+        for offset, nbytes in filled(stretches):
+            os.posix_fadvise(self._file, offset, nbytes, os.POSIX_FADV_DONTNEED)
 
-        Give all that are adjacent in one: a process has a limited number of mappings.
+    def _put(self, stretches: Sequence[Stretch], fresh: Fresh, zeros: bool = False) -> None:
+        """Let memory take the place of parts, all of them or none.  The file keeps what it has."""
+        parts = list(filled(stretches))
+        for stretch in parts:  # what may fail comes first, for all of them
+            part = fresh.part(stretch)
+            if zeros:
+                ctypes.memset(part, 0, stretch[1])  # so that it is there from now on
+            else:
+                self._read(stretch[0], part)
+        self._try_mappings(len(parts))
+        begun: list[Stretch] = []
+        try:
+            for stretch in parts:
+                begun.append(stretch)
+                fresh.put(stretch, self.address + stretch[0])
+        except BaseException:
+            self._show(begun)
+            raise
+
+    def _show(self, stretches: Sequence[Stretch]) -> None:
+        try:
+            for offset, nbytes in stretches:
+                libc.map_file_at(self.address + offset, nbytes, self._file, offset)
+        except OSError as error:
+            raise self._lost(stretches, error) from error
+
+    def _take_back(self, stretches: Sequence[Stretch]) -> None:
+        """Bring parts of which the file has everything back into memory."""
+        if not stretches:
+            return
+        try:
+            with self.fresh(stretches) as fresh:
+                self._put(stretches, fresh)
+        except (OSError, MemoryError) as error:
+            raise self._lost(stretches, error) from error
+
+    def _try_mappings(self, count: int) -> None:
+        """See that the system lets this process put ``count`` mappings amidst others, before it is too late for a no.
+
+        Each may cut another in three, and Linux moves none when fewer than six are left.
         """
-        for offset, nbytes in _filled(stretches):
-            libc.map_file_at(self.address + offset, nbytes, self._file, offset)
+        tried: list[int] = []
+        try:
+            for _ in range(2 * count + 7):
+                tried.append(libc.map_file(libc.PAGE, self._file))  # the same part each time: these are never joined
+        finally:
+            for address in tried:
+                libc.unmap(address, libc.PAGE)
+
+    @staticmethod
+    def _lost(stretches: Sequence[Stretch], error: Exception) -> StateLost:
+        return StateLost(
+            f"{total(stretches):,} bytes of optimizer state were neither moved nor left where they were ({error}); "
+            "load a checkpoint"
+        )
 
     @contextlib.contextmanager
     def _explained(self, nbytes: int) -> Iterator[None]:
-        """Say what to do when there is no room on the disk."""
+        """Say what to do when there is no room on the disk or in memory."""
         try:
             yield
         except OSError as error:
+            if error.errno == errno.ENOMEM:
+                raise MemoryError(
+                    f"the system gave no {nbytes:,} bytes of memory for optimizer state ({error.strerror}); free some "
+                    "or lower device_budget; if there is enough, this process has too many mappings, of which "
+                    "vm.max_map_count allows more"
+                ) from error
             if error.errno not in _NO_ROOM:
                 raise
             found = os.statvfs(self.folder)
@@ -230,25 +328,20 @@ class StateFile:
                 f"on another disk with {FOLDER_VARIABLE}"
             ) from error
 
-    def _read(self, offset: int, nbytes: int) -> bytearray:
-        out = bytearray(nbytes)
+    def _read(self, offset: int, out: ctypes.Array[ctypes.c_ubyte]) -> None:
         done = 0
         with memoryview(out) as view:
-            while done < nbytes:
-                count = os.preadv(self._file, [view[done:]], offset + done)
+            while done < view.nbytes:
+                with view[done:] as rest:
+                    count = os.preadv(self._file, [rest], offset + done)
                 if not count:
                     raise OSError(errno.EIO, f"the state file in {self.folder} ends early")
                 done += count
-        return out
 
     def _punch(self, stretches: Sequence[Stretch]) -> None:
-        for offset, nbytes in _filled(stretches):
+        for offset, nbytes in filled(stretches):
             with contextlib.suppress(OSError):  # a file system without holes keeps the space
                 libc.punch_hole(self._file, offset, nbytes)
-
-
-def _filled(stretches: Sequence[Stretch]) -> Iterator[Stretch]:
-    return (stretch for stretch in stretches if stretch[1])
 
 
 def _open_nameless(folder: Path) -> int:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from .memory import Location, check, driver, location, relaxed_capture, view
+from .errors import StateLost
+from .interrupts import Uninterrupted
+from .memory import CudaError, Location, check, driver, location, relaxed_capture, view
 
 
 @functools.cache
@@ -75,43 +78,48 @@ class Range:
         Raises:
             CudaError: there is none (``CUDA_ERROR_OUT_OF_MEMORY``); the page has no memory then.
         """
-        with torch.cuda.device(self.device), relaxed_capture():
+        with torch.cuda.device(self.device), relaxed_capture(), contextlib.ExitStack() as undo:
             handle = self._create(nbytes, where)
-            try:
-                self._map(self.address + offset, nbytes, handle)
-            except Exception:
-                driver().cuMemRelease(handle)
-                raise
+            undo.callback(release, [handle])
+            self._map(self.address + offset, nbytes, handle)
+            undo.pop_all()
         self._pages[offset] = (handle, nbytes, where)
 
-    def move(self, offset: int, where: Location, stream: int) -> None:
-        """Bring a page to ``where`` at the same address, with what is in it.  Waits for ``stream``.
+    def move(self, offsets: Sequence[int], where: Location, stream: int) -> list[Any]:
+        """Bring pages to ``where`` at the same addresses, with what is in them: all or none.  Waits for ``stream``.
 
-        No kernel may be using the page.
+        No kernel may be using them.
+
+        Returns:
+            The memory they had before, to be given back (:func:`release`).
 
         Raises:
-            CudaError: there is no memory; the page is where it was.
+            CudaError: there is no memory; the pages are where they were.
+            StateLost: they could not even be left there.
         """
-        old, nbytes, at = self._pages[offset]
-        if at is where:
-            return
-        d, address = driver(), self.address + offset
-        with torch.cuda.device(self.device), relaxed_capture():
-            new = self._create(nbytes, where)
-            try:
-                self._copy_into(new, address, nbytes, stream)
-                check("cuMemUnmap", d.cuMemUnmap(address, nbytes))
-            except Exception:
-                d.cuMemRelease(new)
-                raise
-            try:
-                self._map(address, nbytes, new)
-            except Exception:
-                self._map(address, nbytes, old)
-                d.cuMemRelease(new)
-                raise
-            self._pages[offset] = (new, nbytes, where)
-            check("cuMemRelease", d.cuMemRelease(old))
+        new: dict[int, tuple[Any, int, Location]] = {}
+        with torch.cuda.device(self.device), relaxed_capture(), contextlib.ExitStack() as undo:
+            for offset in offsets:  # what may fail for want of memory comes first, for all of them
+                _, nbytes, at = self._pages[offset]
+                if at is not where:
+                    handle = self._create(nbytes, where)
+                    undo.callback(release, [handle])
+                    self._copy_into(handle, self.address + offset, nbytes, stream)
+                    new[offset] = (handle, nbytes, where)
+            gone: list[int] = []
+            undo.callback(self._put_back, gone)
+            for offset, (handle, nbytes, _) in new.items():
+                gone.append(offset)
+                try:
+                    _unmap(self.address + offset, nbytes)
+                except CudaError:
+                    gone.pop()  # it is still there
+                    raise
+                self._map(self.address + offset, nbytes, handle)
+            undo.pop_all()
+            before = [self._pages[offset][0] for offset in new]
+            self._pages.update(new)
+            return before
 
     def _create(self, nbytes: int, where: Location) -> Any:
         return check("cuMemCreate", driver().cuMemCreate(nbytes, _properties(where, self.device), 0))
@@ -119,30 +127,69 @@ class Range:
     def _map(self, address: int, nbytes: int, handle: Any) -> None:
         d = driver()
         check("cuMemMap", d.cuMemMap(address, nbytes, 0, handle, 0))
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(_unmap, address, nbytes)
             check("cuMemSetAccess", d.cuMemSetAccess(address, nbytes, [_access(self.device)], 1))
-        except Exception:
-            d.cuMemUnmap(address, nbytes)
-            raise
+            undo.pop_all()
+
+    def _put_back(self, offsets: Sequence[int]) -> None:
+        """Map the memory that pages had before, whatever is mapped there now.
+
+        Raises:
+            StateLost: the driver refuses.
+        """
+        lost, reason = 0, None
+        for offset in offsets:
+            handle, nbytes, _ = self._pages[offset]
+            driver().cuMemUnmap(self.address + offset, nbytes)  # unchecked: there may be nothing
+            try:
+                self._map(self.address + offset, nbytes, handle)
+            except CudaError as error:
+                lost, reason = lost + nbytes, error
+        if lost:
+            raise StateLost(
+                f"{lost:,} bytes of optimizer state were neither moved nor left where they were ({reason}); load a "
+                "checkpoint"
+            ) from reason
 
     def _copy_into(self, handle: Any, source: int, nbytes: int, stream: int) -> None:
         """Fill new memory through an address of its own."""
         d = driver()
-        target = int(check("cuMemAddressReserve", d.cuMemAddressReserve(nbytes, 0, 0, 0)))
-        try:
+        with contextlib.ExitStack() as after:
+            target = int(check("cuMemAddressReserve", d.cuMemAddressReserve(nbytes, 0, 0, 0)))
+            after.callback(_free_address, target, nbytes)
             self._map(target, nbytes, handle)
-            try:
-                check("cuMemcpyAsync", d.cuMemcpyAsync(target, source, nbytes, stream))
-                check("cuStreamSynchronize", d.cuStreamSynchronize(stream))
-            finally:
-                check("cuMemUnmap", d.cuMemUnmap(target, nbytes))
-        finally:
-            check("cuMemAddressFree", d.cuMemAddressFree(target, nbytes))
+            after.callback(_unmap, target, nbytes)
+            after.callback(_wait, stream)  # also if something fails: a copy may be on its way there
+            check("cuMemcpyAsync", d.cuMemcpyAsync(target, source, nbytes, stream))
+
+
+def release(handles: Sequence[Any]) -> None:
+    """Give memory back that is no longer mapped.
+
+    Raises:
+        CudaError: the driver refuses; each was tried.
+    """
+    results = [driver().cuMemRelease(handle) for handle in handles]
+    for result in results:
+        check("cuMemRelease", result)
+
+
+def _unmap(address: int, nbytes: int) -> None:
+    check("cuMemUnmap", driver().cuMemUnmap(address, nbytes))
+
+
+def _free_address(address: int, nbytes: int) -> None:
+    check("cuMemAddressFree", driver().cuMemAddressFree(address, nbytes))
+
+
+def _wait(stream: int) -> None:
+    check("cuStreamSynchronize", driver().cuStreamSynchronize(stream))
 
 
 def _free(address: int, nbytes: int, pages: dict[int, tuple[Any, int, Location]], device: int) -> None:
     # At exit the context may be gone already, and its memory with it.
-    with contextlib.suppress(Exception), torch.cuda.device(device), relaxed_capture():
+    with Uninterrupted(), contextlib.suppress(Exception), torch.cuda.device(device), relaxed_capture():
         d = driver()
         d.cuCtxSynchronize()  # a kernel may still be reading it, and unmapping does not wait
         for offset, (handle, page, _) in pages.items():

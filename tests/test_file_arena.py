@@ -24,7 +24,7 @@ from file_support import (
     small,
     step,
 )  # fmt: skip
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pagedopt import libc
@@ -62,6 +62,7 @@ def test_a_step_leaves_pages_where_they_were(resident: int) -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.integers(0, 10), min_size=1, max_size=6), st.integers(0, 10))
+@example([2, 9, 3], 2)  # the kernel caches a piece of the file that lies across the new boundary
 def test_pages_move_at_their_addresses_and_lose_nothing(boundaries: list[int], first: int) -> None:
     memory = small(first)
     address, want = memory.tensor.data_ptr(), fill(memory)
@@ -179,7 +180,7 @@ def test_the_number_of_mappings_does_not_grow_with_the_pages() -> None:
     for resident in (35, 5, 20):
         memory.move(resident)
         with open("/proc/self/smaps") as lines:
-            assert sum(first < end and last > begin for first, last, _ in mappings(lines)) <= 4
+            assert sum(first < end and last > begin for first, last, _ in mappings(lines)) <= 6
 
 
 def test_state_of_no_elements_needs_no_file(folder: Path) -> None:

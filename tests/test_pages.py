@@ -237,3 +237,84 @@ def test_thousands_of_tiny_tensors_share_a_page() -> None:
     assert pieces.tensor.tolist() == list(range(20_000))
     assert pieces.numel.tolist() == numels
     assert layout.nbytes == 2 * GRANULE  # in 16 or 32 bytes each, all in one granule a section
+
+
+# ---- room for those that come later ----
+
+
+def assert_nothing_moved(before: Layout, after: Layout) -> None:
+    fixed = ("itemsizes", "sections", "nbytes", "page_numel", "granule", "room", "pages")
+    assert [getattr(after, name) for name in fixed] == [getattr(before, name) for name in fixed]
+    count = len(before.numels)
+    assert after.numels[:count].tolist() == before.numels.tolist()
+    assert after.starts[:count].tolist() == before.starts.tolist()
+    assert after.page_bytes().tolist() == before.page_bytes().tolist()
+    for page in range(min(before.pages, 50)):
+        assert after.stretches(page, page + 1) == before.stretches(page, page + 1)
+
+
+@given(
+    NUMELS,
+    ITEMSIZES.filter(len),
+    GRANULES,
+    STRETCHES,
+    st.sampled_from([0, 1, 1000, 100_000]),
+    st.lists(st.lists(st.one_of(st.integers(0, 60), st.integers(0, 30_000)), max_size=4), max_size=8),
+)
+@example([65_536], (4, 4), 4096, 4096, 0, [[0], [1]])  # full to the last byte
+@example([3], (2, 4), 0, STRETCH, 0, [[0], [1], [0]])
+@settings(deadline=None, max_examples=300)
+def test_later_parameters_go_behind_the_others_and_move_none(
+    numels: list[int], itemsizes: tuple[int, ...], granule: int, stretch: int, spare: int, later: list[list[int]]
+) -> None:
+    layout = lay_out(numels, itemsizes, granule, stretch, spare)
+    assert int(layout.page_bytes().sum()) == layout.nbytes
+    for more in later:
+        found = layout.extended(more)
+        if found is None:
+            needed = max(16 // size for size in itemsizes) * len(more) + sum(more)
+            assert layout.numel + needed > layout.room, "there was room"
+            continue
+        assert_nothing_moved(layout, found)
+        assert found.numels.tolist() == layout.numels.tolist() + more
+        assert_pieces_partition(found, cut(found))
+        some = found.numels > 0
+        assert (found.starts[1:] >= (found.starts + found.numels)[:-1]).all(), "parameters overlap"
+        ends = [*found.sections[1:], found.nbytes]
+        for begin, end, size in zip(found.sections, ends, itemsizes, strict=True):
+            assert (found.starts * size % ALIGNMENT == 0).all()
+            assert (begin + (found.starts + found.numels) * size)[some].max(initial=0) <= end, "beyond its section"
+        layout = found
+
+
+@given(NUMELS, ITEMSIZES.filter(len), GRANULES, st.integers(0, 500_000))
+@settings(deadline=None)
+def test_spare_room_is_as_large_as_it_says(
+    numels: list[int], itemsizes: tuple[int, ...], granule: int, numel: int
+) -> None:
+    spare = numel * sum(itemsizes)
+    layout = lay_out(numels, itemsizes, granule, spare=spare)
+    assert layout.extended([numel]) is not None
+    gaps = (len(numels) + 1) * ALIGNMENT * max(itemsizes) // min(itemsizes)
+    limit = sum(numels) * sum(itemsizes) + spare + len(itemsizes) * (gaps + (granule or ALIGNMENT))
+    assert layout.nbytes <= limit
+    assert layout.extended([limit]) is None
+
+
+def test_the_rounding_of_the_last_granule_is_room() -> None:
+    layout = lay_out([10], (4, 4), GRANULE)
+    found: Layout | None = layout
+    for count in range(GRANULE // 4 // 12 - 1):  # in 12 elements each, as they begin at 16 bytes
+        assert found is not None, count
+        found = found.extended([10])
+    assert found is not None
+    assert len(found.numels) == GRANULE // 48
+    assert found.extended([10]) is None
+    assert found.nbytes == layout.nbytes
+
+
+def test_the_narrowest_room_counts() -> None:
+    """Of 2 MiB in bytes and 2 MiB in words a quarter of the bytes is room."""
+    layout = lay_out([16], (1, 4), GRANULE)
+    assert layout.extended([GRANULE // 4 - 16]) is not None
+    assert layout.extended([GRANULE // 4 - 15]) is None

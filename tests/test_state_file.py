@@ -17,7 +17,6 @@ import file_support
 import pytest
 from file_support import (
     MIB,
-    SMALL,
     assert_holds,
     assert_measured,
     environment,
@@ -32,7 +31,6 @@ from file_support import (
 )  # fmt: skip
 
 from pagedopt import host_memory, libc, state_file
-from pagedopt.host_memory import resident_bytes
 from pagedopt.state_file import FOLDER_VARIABLE, StateFile, file_system, state_folder
 
 
@@ -197,33 +195,6 @@ def test_pages_that_cannot_be_written_stay(monkeypatch: pytest.MonkeyPatch) -> N
         memory.move(0)
     assert memory.resident == 8
     assert_holds(memory, want)
-
-
-def test_pages_that_find_no_memory_stay_in_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = small(1)
-    want = fill(memory)
-    real, given = libc.map_anonymous, []
-
-    def refuse(nbytes: int, at: int | None = None) -> int:
-        if len(given) == 3:
-            raise OSError(errno.ENOMEM, "mmap: no memory")
-        address = real(nbytes, at)
-        given.extend([address] if at is None else [])
-        return address
-
-    monkeypatch.setattr(libc, "map_anonymous", refuse)
-    with pytest.raises(MemoryError, match="gave no 131,072 bytes"):
-        memory.move(10)
-    with pytest.raises(OSError, match="mincore"):
-        resident_bytes(given[-1], SMALL)  # no longer mapped
-    assert memory.resident == 2
-    assert_holds(memory, want)
-    memory.drop()
-    assert_measured(memory)
-    monkeypatch.undo()
-    memory.move(10)
-    assert_holds(memory, want)
-    assert_measured(memory)
 
 
 def test_memory_is_checked_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

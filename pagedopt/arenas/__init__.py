@@ -9,7 +9,7 @@ import torch
 
 from .. import memory, residency
 from ..pages import lay_out
-from .base import Arena, total
+from .base import Arena, StateLost, total
 from .file import FileArena
 from .managed import DriverManagedArena, ManagedArena
 from .mapped import MappedArena
@@ -83,14 +83,17 @@ def create(
     placement: str,
     budget: int | None,
     wanted: residency.Budget = None,
-) -> Arena:
+    spare: int = 0,
+) -> Arena | None:
     """An arena of zeros with a section per entry of ``itemsizes``, for parameters of ``numels`` elements.
 
-    Where ``placement`` cannot be had, the nearest that can, with one warning; results are the same.
+    Where ``placement`` cannot be had, the nearest that can, with one warning; results are the same.  None stands for
+    plain memory of the parameters' own device, where torch gives each tensor its own.
 
     Args:
         budget: bytes that may stay on the device; None: all.
         wanted: what the user asked for, of which ``budget`` is what is left.
+        spare: bytes of room for parameters that come later.
 
     Raises:
         MemoryError, torch.OutOfMemoryError: there is no room; nothing stays allocated.
@@ -101,28 +104,43 @@ def create(
     for i, kind in enumerate(candidates):
         refusal = kind.refusal(device) if device.type == "cuda" else ""
         if not refusal:
-            layout = lay_out(numels, itemsizes, kind.granule, kind.stretch)
             try:
-                arena = kind(layout, device, residency.place([layout.page_bytes()], budget)[0])
-            except memory.CudaError as error:
-                if i + 1 == len(candidates):
+                arena = _make(kind, numels, itemsizes, device, budget, spare)
+            except (memory.CudaError, MemoryError) as error:
+                # What was asked for by name and has no room says so; a stand-in that has none lets the next one try.
+                if i + 1 == len(candidates) or (isinstance(error, MemoryError) and kind.name == placement):
                     raise
                 refusal = str(error)
             else:
                 if reason:
-                    _warn_once(device, placement, arena, reason)
+                    _warn_once(device, placement, kind, reason)
                 return arena
         reason = reason or refusal
     raise ValueError(f"placement={placement!r} on {device}: {reason}")
 
 
+def _make(
+    kind: type[Arena], numels: Sequence[int], itemsizes: Sequence[int], device: torch.device, budget: int | None,
+    spare: int,
+) -> Arena | None:  # fmt: skip
+    if kind.plain:
+        return None
+    layout = lay_out(numels, itemsizes, kind.granule, kind.stretch, spare)
+    return kind(layout, device, residency.place([layout.page_bytes()], budget)[0])
+
+
+def is_plain(device: torch.device, placement: str, budget: residency.Budget) -> bool:
+    """Whether state of a placement is in tensors of torch's own, as far as can be said without trying."""
+    return stand_ins(placement, device, budget)[0].plain
+
+
 _warned: set[tuple[str, str, str]] = set()
 
 
-def _warn_once(device: torch.device, placement: str, arena: Arena, reason: str) -> None:
-    if (key := (str(device), placement, arena.name)) not in _warned:
+def _warn_once(device: torch.device, placement: str, kind: type[Arena], reason: str) -> None:
+    if (key := (str(device), placement, kind.name)) not in _warned:
         _warned.add(key)
-        place = "ordinary memory" if arena.near == "host" and arena.away is None else f"placement {arena.name!r}"
+        place = "ordinary memory" if kind.plain and device.type == "cpu" else f"placement {kind.name!r}"
         warnings.warn(
             f"placement={placement!r} on {device}: {reason}. State is kept in {place}; results are the same",
             RuntimeWarning,
@@ -130,4 +148,14 @@ def _warn_once(device: torch.device, placement: str, arena: Arena, reason: str) 
         )
 
 
-__all__ = ["ARENAS", "PLACEMENTS", "Arena", "check_placement", "create", "default_placement", "total"]
+__all__ = [
+    "ARENAS",
+    "PLACEMENTS",
+    "Arena",
+    "StateLost",
+    "check_placement",
+    "create",
+    "default_placement",
+    "is_plain",
+    "total",
+]

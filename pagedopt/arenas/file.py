@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 
 from ..host_memory import check_disk, check_host, resident_bytes
+from ..interrupts import Uninterrupted
 from ..pages import Layout
 from ..residency import Move
 from ..state_file import StateFile, state_folder
@@ -17,8 +18,8 @@ from .base import Arena
 class FileArena(Arena):
     """A memory-mapped file without a name, in whose range resident pages are ordinary memory.
 
-    So what is resident costs no writing, and the disk holds no more than what is away.  A process that forks must not
-    step in both: they share what is away.
+    So what is resident costs no writing, and the disk holds no more than what is away.  A forked process shares what is
+    away, and may read it.
     """
 
     name = "file"
@@ -31,52 +32,66 @@ class FileArena(Arena):
     def __init__(self, layout: Layout, device: torch.device, resident: int) -> None:
         super().__init__(layout, device, resident)
         if not layout.nbytes:
-            self.tensor = torch.empty(0, dtype=torch.uint8)
+            self.tensor = torch.empty(0, dtype=torch.uint8, device="cpu")
             return
         folder = state_folder()
         here, away = layout.stretches(0, resident), layout.stretches(resident, layout.pages)
         check_disk(folder, sum(n for _, n in away), "optimizer state")
         check_host(sum(n for _, n in here), "optimizer state")
-        self._file = StateFile(folder, layout.nbytes)
+        with Uninterrupted():
+            self._file = StateFile(folder, layout.nbytes)
         try:
             self._file.reserve(away)
-            self._file.bring_in(here, zeros=True)
+            self._bring_in(0, resident, zeros=True)
         except BaseException:
             self._file.close()
             raise
-        self.tensor = torch.frombuffer(self._file.mapping, dtype=torch.uint8)
+        self.tensor = torch.frombuffer(self._file.memory, dtype=torch.uint8)
 
     def move(self, resident: int) -> None:
-        """Page by page, each at its own address."""
+        """Page by page, each at its own address.
+
+        Moving up makes a mapping or two for each section and call, whatever the number of pages; moving down gives
+        them back.
+        """
+        if resident != self.resident:
+            self._file.check_owner()
         nbytes = sum(n for _, n in self.layout.stretches(*sorted((resident, self.resident))))
         if resident > self.resident:
             check_host(nbytes, "optimizer state")
-            while self.resident < resident:
-                if self.resident + 1 < resident:
-                    self.fetch(self.resident + 1)
-                self._file.bring_in(self._stretches(self.resident))
-                self.resident += 1
+            self._bring_in(self.resident, resident)
         elif resident < self.resident:
             check_disk(self._file.folder, nbytes, "optimizer state")
             while self.resident > resident:
-                self._file.copy_out(self._stretches(self.resident - 1))
-                self.resident -= 1
-                self._file.map_out(self.layout.stretches(self.resident, self.layout.pages))
-                self.evict(self.resident)
+                page = self.resident - 1
+                with Uninterrupted():
+                    self._file.send_out(self._stretches(page), self.layout.stretches(page, self.layout.pages))
+                    self.resident = page
         self.drop()  # what was read further ahead than asked for, and what others have read
+
+    def check_owner(self) -> None:
+        """What is in memory is each process's own.
+
+        Raises:
+            RuntimeError: pages are in a file, and this process was forked from the one that made it.
+        """
+        if self.resident < self.layout.pages:
+            self._file.check_owner()
 
     def prepare(self) -> None:
         """Drop what others have brought into memory: who read or loaded a checkpoint touched every page."""
+        self.check_owner()
         self.drop()
 
     def drop(self) -> None:
         """Write back and drop every page that is away.
 
         Raises:
-            OSError: writing failed.
+            MemoryError, OSError: writing failed.
         """
         if self.resident < self.layout.pages:
             self._file.drop(self.layout.stretches(self.resident, self.layout.pages))
+            self._file.drop_rest()
 
     def fetch(self, page: int) -> None:
         """Begin to read a page that is away."""
@@ -86,8 +101,9 @@ class FileArena(Arena):
         """Write back and drop a page that is away; waits for the disk.
 
         Raises:
-            OSError: writing failed; the page is in the page cache still, and nowhere else.
+            MemoryError, OSError: writing failed; the page is in the page cache still, and nowhere else.
         """
+        self.check_owner()
         self._file.drop(self._stretches(page))
 
     def measured(self) -> dict[str, int]:
@@ -96,6 +112,16 @@ class FileArena(Arena):
             return self.planned()
         here = resident_bytes(self._file.address, self.layout.nbytes)
         return {self.near: here, "file": self._file.disk_bytes()}
+
+    def _bring_in(self, first: int, last: int, zeros: bool = False) -> None:
+        with self._file.fresh(self.layout.stretches(first, last)) as fresh:
+            for page in range(first, last):
+                if not zeros and page + 1 < last:
+                    self.fetch(page + 1)
+                with Uninterrupted():
+                    self._file.bring_in(self._stretches(page), fresh, zeros)
+                    self.resident = page + 1
+                    self._file.release(self._stretches(page))
 
     def _stretches(self, page: int) -> list[tuple[int, int]]:
         return self.layout.stretches(page, page + 1)
@@ -136,7 +162,7 @@ class FileMover:
         """Wait for the disk, and drop what the kernel has read around the pages.
 
         Raises:
-            OSError: a page could not be written; it is in the page cache still, and nowhere else.
+            MemoryError, OSError: a page could not be written; it is in the page cache still, and nowhere else.
         """
         self._worker.shutdown()
         for eviction in self._evictions:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 
 from .. import memory
 from ..host_memory import check_host, resident_bytes
+from ..interrupts import Uninterrupted
 from ..memory import Advice, Location
 from ..pages import GRANULE, Layout
 from .base import Arena
@@ -37,7 +40,8 @@ class ManagedArena(Arena):
         away = sum(n for _, n in layout.stretches(resident, layout.pages))
         if away:
             check_host(away, "optimizer state")
-        buffer = memory.allocate_managed(max(layout.nbytes, 1), self._index)
+        with Uninterrupted():
+            buffer = memory.allocate_managed(max(layout.nbytes, 1), self._index)
         self.tensor = memory.as_tensor(buffer)[: layout.nbytes]
         self._settle(Location.DEVICE, 0, resident)
         self._settle(Location.HOST, resident, layout.pages)
@@ -48,15 +52,19 @@ class ManagedArena(Arena):
             buffer.host[offset : offset + nbytes] = 0  # where it lies, and not over the link
 
     def move(self, resident: int) -> None:
-        """Advise and prefetch the pages between the old boundary and the new."""
+        """Advise and prefetch the pages between the old boundary and the new; if that fails, back again."""
         torch.cuda.synchronize(self.device)
-        if resident > self.resident:
-            self._settle(Location.DEVICE, self.resident, resident)
-        elif resident < self.resident:
-            check_host(sum(n for _, n in self.layout.stretches(resident, self.resident)), "optimizer state")
-            self._settle(Location.HOST, resident, self.resident)
-        torch.cuda.current_stream(self.device).synchronize()
-        self.resident = resident
+        first, last = sorted((resident, self.resident))
+        away = resident < self.resident
+        there, back = (Location.HOST, Location.DEVICE) if away else (Location.DEVICE, Location.HOST)
+        if away:
+            check_host(sum(n for _, n in self.layout.stretches(first, last)), "optimizer state")
+        with Uninterrupted(), contextlib.ExitStack() as undo:
+            undo.callback(self._settle, back, first, last)
+            self._settle(there, first, last)
+            torch.cuda.current_stream(self.device).synchronize()
+            self.resident = resident
+            undo.pop_all()
 
     def measured(self) -> dict[str, int]:
         """The operating system knows which of the pages are in host memory; the rest is on the device."""

@@ -6,6 +6,7 @@ import torch
 
 from .. import memory, virtual
 from ..host_memory import check_host
+from ..interrupts import Uninterrupted
 from ..memory import Location
 from ..pages import GRANULE, Layout
 from .base import Arena
@@ -24,7 +25,10 @@ class MappedArena(Arena):
     def refusal(cls, device: torch.device) -> str:
         """Needs host pages in virtual ranges, of a size that fits ours."""
         if not memory.capabilities(device.index).host_pages:
-            return "it cannot map host pages into a virtual range (CUDA 12.6 and a driver for it are needed)"
+            return (
+                "it cannot map host pages into a virtual range, which takes a driver of CUDA 13 or newer (update an "
+                "older one)"
+            )
         for where in Location:
             if cls.granule % (size := virtual.granule(where, device.index)):
                 return f"its pages at {where.value} are of {size:,} bytes"
@@ -34,11 +38,12 @@ class MappedArena(Arena):
         super().__init__(layout, device, resident)
         self._index: int = device.index
         self._check_room(resident, layout.pages)
-        self._range = virtual.Range(max(layout.nbytes, self.granule), self._index)
+        with Uninterrupted():
+            self._range = virtual.Range(max(layout.nbytes, self.granule), self._index)
         for page in range(layout.pages):
             where = Location.DEVICE if page < resident else Location.HOST
             for offset, nbytes in layout.stretches(page, page + 1):
-                with memory.explained(self._index, nbytes, where):
+                with memory.explained(self._index, nbytes, where), Uninterrupted():
                     self._range.give(offset, nbytes, where)
         self.tensor = self._range.tensor()[: layout.nbytes] if layout.pages else torch.empty(
             0, dtype=torch.uint8, device=device
@@ -55,10 +60,11 @@ class MappedArena(Arena):
         step = 1 if resident > self.resident else -1
         while self.resident != resident:
             page = self.resident if step > 0 else self.resident - 1
-            for offset, nbytes in self.layout.stretches(page, page + 1):
-                with memory.explained(self._index, nbytes, where):
-                    self._range.move(offset, where, stream)
-            self.resident += step
+            stretches = self.layout.stretches(page, page + 1)
+            with memory.explained(self._index, sum(n for _, n in stretches), where), Uninterrupted():
+                before = self._range.move([offset for offset, _ in stretches], where, stream)
+                self.resident += step
+                virtual.release(before)
 
     def measured(self) -> dict[str, int]:
         """What the physical handles that are mapped add up to."""

@@ -11,15 +11,10 @@ from .base import Arena
 
 
 class DeviceArena(Arena):
-    """Ordinary memory of the parameters' own device: torch's allocator gives it."""
+    """Ordinary memory of the parameters' own device.  No arena is made: each state is a tensor of torch's own."""
 
     name = "device"
-
-    def __init__(self, layout: Layout, device: torch.device, resident: int) -> None:
-        super().__init__(layout, device, layout.pages)
-        if device.type == "cpu":
-            check_host(layout.nbytes, "optimizer state")
-        self.tensor = torch.zeros(layout.nbytes, dtype=torch.uint8, device=device)
+    plain = True
 
 
 class HostArena(DeviceArena):

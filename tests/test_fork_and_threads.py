@@ -1,0 +1,144 @@
+"""Forked processes, and an interrupt while several threads update one tensor."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from edits import numbers
+from faults import Scene, Stage, is_same
+from file_support import environment, folder_for_state
+
+from pagedopt import PagedAdamW
+
+SCRIPT = str(Path(__file__).with_name("fork_apart.py"))
+
+
+@pytest.fixture(autouse=True)
+def folder() -> Iterator[Path]:
+    with folder_for_state() as path:
+        yield path
+
+
+@functools.cache
+def run_apart(name: str) -> Any:
+    """What a function of ``fork_apart.py`` returns for each placement."""
+    line = [sys.executable, SCRIPT, name]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=100, env=environment(), check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("placement", ["spilled", "half"])
+def test_a_forked_child_may_not_write_what_its_parent_sees(placement: str) -> None:
+    refused, done, code, unchanged, goes_on = run_apart("fork")[placement]
+    writes = {"step", "load", "budget", *(["spill"] if placement == "half" else [])}
+    assert {name for name, text in refused.items() if "fork" in text} >= writes, refused
+    assert done == {"values": True, "copy": True, "report": True}
+    assert code == 7
+    assert unchanged
+    assert goes_on
+
+
+def test_a_forked_child_has_resident_state_of_its_own() -> None:
+    refused, _, code, unchanged, goes_on = run_apart("fork")["resident"]
+    assert (refused["step"], refused["load"]) == ("", "")
+    assert code == 7
+    assert unchanged
+    assert goes_on
+
+
+def test_workers_of_a_loader_are_forked_between_steps() -> None:
+    assert run_apart("loader") == {"resident": True, "spilled": True, "half": True}
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Ctrl-C as Python has it, also where the tests were started with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def everything(optimizer: torch.optim.Optimizer, param: torch.Tensor) -> list[torch.Tensor]:
+    return [t.detach().clone() for t in (param, *optimizer.state[param].values())]
+
+
+def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def interrupted(optimizer: torch.optim.Optimizer, delay: float) -> bool:
+    """A step, and a real SIGINT from another thread; returns whether it was raised."""
+    main = threading.get_ident()
+
+    def send() -> None:
+        time.sleep(delay)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    sender = threading.Thread(target=send)
+    try:
+        sender.start()
+        optimizer.step()
+        sender.join()
+        time.sleep(0.01)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sender.join()
+    return False
+
+
+@pytest.mark.usefixtures("two_threads", "interrupts")
+@pytest.mark.parametrize(("numel", "share"), [(4_000_003, None), (1_000_003, 0.5)], ids=["resident", "half"])
+def test_when_an_interrupt_rises_no_thread_writes_any_more(numel: int, share: float | None) -> None:
+    """At twenty moments of a step: what is there then is what was, or what should be, and it stays so."""
+    param = torch.nn.Parameter(numbers((numel,), 1))
+    optimizer = PagedAdamW([param], lr=0.1, device_budget=None if share is None else int(8 * numel * share))
+    param.grad = numbers((numel,), 2)
+    optimizer.step()
+    start, saved = everything(optimizer, param), copy.deepcopy(optimizer.state_dict())
+    begin = time.perf_counter()
+    optimizer.step()
+    took = time.perf_counter() - begin
+    done = everything(optimizer, param)
+    for trial in range(20):
+        with torch.no_grad():
+            param.copy_(start[0])
+        optimizer.load_state_dict(saved)
+        assert interrupted(optimizer, took * 1.1 * trial / 20)
+        first = everything(optimizer, param)
+        time.sleep(0.02)
+        assert same(first, everything(optimizer, param)), "a thread goes on writing"
+        assert same(first, done) or same(first, start), "neither before nor after the step"
+
+
+@pytest.mark.parametrize("placement", ["resident", "spilled", "half"])
+def test_a_step_in_another_thread_is_a_step(placement: str) -> None:
+    """Where no signal handler ever runs."""
+    stage, twin = Stage(Scene("step", placement)), Stage(Scene("step", placement))
+    thread = threading.Thread(target=lambda: (stage.act(), stage.train(2, 5)))
+    thread.start()
+    thread.join()
+    twin.act()
+    twin.train(2, 5)
+    assert is_same(stage.values(), twin.values(), False)

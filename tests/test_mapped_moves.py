@@ -1,0 +1,182 @@
+"""Moves of pages in CUDA's virtual memory, over memory of this system: whatever fails, a page keeps memory and bits."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections.abc import Callable, Iterator
+
+import fake_pages
+import pytest
+import torch
+from fake_pages import FakePages, Result
+
+from pagedopt import memory, virtual
+from pagedopt.arenas.mapped import MappedArena
+from pagedopt.errors import StateLost
+from pagedopt.memory import Location
+from pagedopt.pages import lay_out
+
+CPU = torch.device("cpu")
+GRANULE = fake_pages.GRANULE
+NUMEL = 5 * GRANULE // 4  # five pages
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], FakePages]]:
+    """Makes a device whose memory is all free, in the place of the last."""
+    monkeypatch.setattr(MappedArena, "granule", GRANULE)
+    made: list[FakePages] = []
+
+    def make() -> FakePages:
+        made.append(fake_pages.install(monkeypatch))
+        return made[-1]
+
+    gc.freeze()  # what is there already takes its time to look through
+    yield make
+    gc.unfreeze()
+    gc.collect()
+    for fake in made:
+        fake.close()
+
+
+@pytest.fixture
+def fake(fakes: Callable[[], FakePages]) -> Iterator[FakePages]:
+    found = fakes()
+    yield found
+    gc.collect()
+    assert not found.handles, "memory is lost"
+    assert not found.ranges, "an address range is lost"
+
+
+def arena(resident: int) -> MappedArena:
+    """State in pages of a granule; it says that it is on a CPU, as the memory behind it is."""
+    made = MappedArena(lay_out([NUMEL], [4, 4], GRANULE, GRANULE), torch.device("cpu", 0), resident)
+    assert made.layout.pages == 5
+    return made
+
+
+def fill(made: MappedArena) -> torch.Tensor:
+    made.tensor.view(torch.int32).copy_(torch.arange(2 * NUMEL, dtype=torch.int32))
+    return made.tensor.clone()
+
+
+def assert_counted(made: MappedArena, want: torch.Tensor, fake: FakePages) -> None:
+    """Every page has memory that can be read, on the side where it is counted."""
+    assert torch.equal(made.tensor, want)
+    inside = {at for at in fake.accessible if 0 <= at - made.tensor.data_ptr() < made.tensor.nbytes}
+    assert len(inside) == 10
+    assert made.measured() == {"device": 2 * GRANULE * made.resident, "host": 2 * GRANULE * (5 - made.resident)}
+
+
+def assert_whole(made: MappedArena, want: torch.Tensor, fake: FakePages) -> None:
+    """And nothing else has memory."""
+    assert_counted(made, want, fake)
+    assert len(fake.handles) == len(fake.mapped) == len(fake.accessible) == 10
+    assert list(fake.ranges) == [made.tensor.data_ptr()]
+
+
+@pytest.mark.parametrize(("first", "target"), [(1, 4), (4, 1), (0, 5), (5, 0)])
+def test_pages_move_at_their_addresses(fake: FakePages, first: int, target: int) -> None:
+    made = arena(first)
+    assert not made.tensor.any()
+    want, address = fill(made), made.tensor.data_ptr()
+    made.move(target)
+    assert made.resident == target
+    assert made.tensor.data_ptr() == address
+    assert_whole(made, want, fake)
+
+
+def leaks(fake: FakePages, at: int) -> bool:
+    """Whether the ``at``-th call was to give something back: what it concerns is there still, and all else is right."""
+    name, *after = fake.calls[at : at + 2]
+    return name in ("cuMemRelease", "cuMemAddressFree") or (name == "cuMemUnmap" and after == ["cuMemAddressFree"])
+
+
+@pytest.mark.parametrize(("first", "target"), [(1, 3), (3, 1)])
+@pytest.mark.parametrize("code", [Result.CUDA_ERROR_OUT_OF_MEMORY, Result.CUDA_ERROR_INVALID_VALUE])
+def test_any_call_of_a_move_may_fail(fakes: Callable[[], FakePages], first: int, target: int, code: Result) -> None:
+    reached = set[int]()
+    for at in itertools.count():
+        gc.collect()  # the last one's end is no call of this one's move
+        fake, made = fakes(), arena(first)
+        want = fill(made)
+        fake.calls.clear()
+        fake.fail(at, code)
+        error = ""
+        try:
+            made.move(target)
+        except (memory.CudaError, MemoryError, torch.OutOfMemoryError) as raised:
+            error = type(raised).__name__
+        fake.before = lambda name: None
+        if not error:
+            break
+        name = fake.calls[at]
+        if code == Result.CUDA_ERROR_OUT_OF_MEMORY and name == "cuMemCreate":
+            assert error == ("OutOfMemoryError" if target > first else "MemoryError")
+        reached.add(made.resident)
+        assert_counted(made, want, fake)
+        if not leaks(fake, at):
+            assert_whole(made, want, fake)
+        for resident in (target, first):
+            made.move(resident)
+            assert torch.equal(made.tensor, want), name
+        del made
+    assert at > 20
+    assert reached == set(range(min(first, target), max(first, target) + 1))
+
+
+@pytest.mark.parametrize(("first", "target"), [(1, 3), (3, 1)])
+def test_whatever_rises_in_a_call_undoes_the_page(fakes: Callable[[], FakePages], first: int, target: int) -> None:
+    for at in itertools.count():
+        gc.collect()  # the last one's end is no call of this one's move
+        fake, made = fakes(), arena(first)
+        want = fill(made)
+        fake.calls.clear()
+        fake.fail(at, KeyboardInterrupt())
+        rose = False
+        try:
+            made.move(target)
+        except (KeyboardInterrupt, memory.CudaError):
+            rose = True
+        fake.before = lambda name: None
+        if not rose:
+            break
+        assert_counted(made, want, fake)
+        if not leaks(fake, at):
+            assert_whole(made, want, fake)
+        made.move(target)
+        assert torch.equal(made.tensor, want)
+        del made
+    assert at > 20
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_memory_that_cannot_be_given_leaves_the_page_without(fake: FakePages, at: int) -> None:
+    pages = virtual.Range(2 * GRANULE, 0)
+    fake.fail(at)
+    with pytest.raises(memory.CudaError, match=r"^cuMem(Create|Map|SetAccess) failed"):
+        pages.give(0, GRANULE, Location.DEVICE)
+    fake.before = lambda name: None
+    assert not fake.handles
+    assert not fake.mapped
+    assert pages.bytes_at(Location.DEVICE) == 0
+    pages.give(0, GRANULE, Location.DEVICE)
+    pages.give(GRANULE, GRANULE, Location.HOST)
+    assert not pages.tensor().any()
+    assert pages.bytes_at(Location.DEVICE) == pages.bytes_at(Location.HOST) == GRANULE
+
+
+def test_pages_that_cannot_even_stay_are_named(fake: FakePages) -> None:
+    made = arena(3)
+    fill(made)
+    swapped = [False]
+
+    def refuse(name: str) -> Result | None:
+        swapped[0] |= name == "cuMemUnmap" and "cuMemAddressFree" in fake.calls[-2:]
+        return Result.CUDA_ERROR_OUT_OF_MEMORY if swapped[0] and name == "cuMemMap" else None
+
+    fake.before = refuse
+    with pytest.raises(StateLost, match=r"4,096 bytes of optimizer state .* load a checkpoint"):
+        made.move(2)
+    assert made.resident == 3

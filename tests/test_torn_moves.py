@@ -1,0 +1,238 @@
+"""Moves that are cut off, by a signal or a system that gives no more: each page is where it is counted, bit for bit."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import gc
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torn_moves
+from file_support import (
+    assert_holds,
+    environment,
+    fill,
+    folder_for_state,
+    mapped,
+    open_files,
+    small,
+    step,
+)  # fmt: skip
+from injector import interrupt_at
+
+from pagedopt import libc
+from pagedopt.errors import StateLost
+from pagedopt.state_file import StateFile
+
+#: So many lines are passed over between two that get a signal.
+STRIDE = 1 if os.environ.get("PAGEDOPT_EVERY_LINE") else 53
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder() -> Iterator[Path]:
+    with folder_for_state() as path:
+        yield path
+
+
+def run(*arguments: object) -> str:
+    """What a program of ``torn_moves.py`` prints."""
+    command = [sys.executable, torn_moves.__file__, *map(json.dumps, arguments)]
+    command[2] = str(arguments[0])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment(), check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# ---- signals ----
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGALRM])
+@pytest.mark.parametrize(("first", "target"), [(4, 1), (10, 9), (1, 4), (0, 1)])
+def test_a_signal_at_any_line_of_a_move_loses_nothing(first: int, target: int, number: int) -> None:
+    reached = set[int]()
+    for at in itertools.count(1 + number % STRIDE, STRIDE):
+        memory = small(first)
+        want = fill(memory)
+        outcome = interrupt_at(at, number, lambda: memory.move(target))  # noqa: B023
+        assert bool(outcome.error or outcome.unraisable) == bool(outcome.shots)
+        reached.add(memory.resident)
+        torn_moves.check(memory, want)
+        if not outcome.shots:
+            break
+    assert reached == set(range(min(first, target), max(first, target) + 1)), "this interrupts nothing"
+
+
+def test_a_signal_while_state_is_made_leaves_nothing(folder: Path) -> None:
+    gc.collect()
+    before = open_files(folder), mapped(folder)
+    for at in itertools.count(1, STRIDE):
+        outcome = interrupt_at(at, signal.SIGINT, lambda: small(3))
+        if not outcome.shots:
+            break
+        gc.collect()  # what is in a circle goes late
+        assert (open_files(folder), mapped(folder)) == before, outcome.shots
+    assert at > 5 * STRIDE, "this interrupts nothing"
+
+
+def test_a_call_that_a_signal_cuts_off_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With a call that waits for sure, until the handler of the signal that cuts it off gives way."""
+    monkeypatch.setitem(libc._SIGNATURES, "flock", (ctypes.c_int,) * 3)
+    holder, waiter = (os.open(tmp_path / "lock", os.O_CREAT | os.O_RDWR) for _ in range(2))
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    handler = signal.signal(signal.SIGALRM, lambda *_: fcntl.flock(holder, fcntl.LOCK_UN))
+    signal.siginterrupt(signal.SIGALRM, True)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        libc._call("flock", waiter, fcntl.LOCK_EX)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+        os.close(holder)
+        os.close(waiter)
+
+
+# ---- a system that gives no more ----
+
+
+def test_a_process_with_too_many_mappings_keeps_its_state() -> None:
+    for move, refused in json.loads(run("at_the_limit_of_mappings")).items():
+        assert refused, f"{move}: there was room for it"
+        assert refused == list(range(len(refused))), move
+        assert len(refused) < 24, f"{move}: never"
+
+
+def test_pages_that_find_no_memory_stay_in_the_file() -> None:
+    assert "gave no 1,048,576 bytes of memory" in run("without_memory", 2, 10)
+
+
+def test_a_file_that_may_not_be_as_large_gives_all_back() -> None:
+    assert "gave no 131,072 bytes for a state file (File too large" in run("larger_than_allowed", 7)
+
+
+def test_the_number_of_mappings_is_that_of_a_few_pages() -> None:
+    assert int(run("many_pages", 400)) <= 8
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, name: str, at: int, code: int = errno.ENOMEM) -> Callable[[], int]:
+    """Let one call to the system fail.  Returns how many there were."""
+    real, calls = getattr(libc, name), itertools.count(1)
+    made = [0]
+
+    def call(*arguments: int) -> int:
+        made[0] = next(calls)
+        if made[0] == at:
+            raise OSError(code, f"{name}: {os.strerror(code)}")
+        result: int = real(*arguments)
+        return result
+
+    monkeypatch.setattr(libc, name, call)
+    return lambda: made[0]
+
+
+@pytest.mark.parametrize(("first", "target", "name"), [(5, 2, "map_file"), (5, 2, "map_file_at"), (2, 5, "put"),
+                                                       (2, 5, "map_anonymous"), (5, 2, "write_out")])  # fmt: skip
+def test_any_call_that_fails_leaves_every_page_where_it_is_counted(
+    first: int, target: int, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the system may refuse any of them when another thread has taken the last of something."""
+    for at in itertools.count(1):
+        memory = small(first)
+        want = fill(memory)
+        with monkeypatch.context() as patch:
+            patch.setattr(memory._file, "_through_mapping", False)
+            made = refuse(patch, name, at)
+            with contextlib.suppress(MemoryError):
+                memory.move(target)
+        torn_moves.check(memory, want)
+        if made() < at:
+            break
+    assert at > 1, "it is not called"
+
+
+def test_a_page_that_cannot_even_stay_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = small(0)
+    fill(memory)
+    with monkeypatch.context() as patch:
+        refuse(patch, "put", 2)
+        refuse(patch, "map_file_at", 1)
+        with pytest.raises(StateLost, match=r"131,072 bytes of optimizer state .* load a checkpoint"):
+            memory.move(3)
+
+
+# ---- errors of the disk ----
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM, errno.EIO])
+@pytest.mark.parametrize("name", ["pwrite", "posix_fallocate", "ftruncate", "open", "write_out", "sync", "fdatasync"])
+def test_a_lack_of_room_is_a_memory_error_and_a_broken_disk_is_not(
+    name: str, code: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    file = StateFile(folder, 8192)
+    file._through_mapping = name in ("sync", "fdatasync")
+    calls: dict[str, Callable[[], object]] = {
+        "ftruncate": lambda: StateFile(folder, 4096),
+        "open": lambda: StateFile(folder, 4096),
+        "posix_fallocate": lambda: file.reserve([(0, 4096)]),
+        "write_out": lambda: file.drop([(0, 4096)]),
+        "sync": lambda: file.drop([(0, 4096)]),
+    }
+    call = calls.get(name, lambda: file.send_out([(0, 4096)], [(0, 8192)]))
+    monkeypatch.setattr(libc if hasattr(libc, name) else os, name, fail)
+    with pytest.raises(OSError if code == errno.EIO else MemoryError) as caught:
+        call()
+    if code == errno.ENOMEM:
+        assert "of memory for optimizer state" in str(caught.value)
+    elif code != errno.EIO:
+        assert f"the disk of {folder} gave no" in str(caught.value)
+        assert "PAGEDOPT_STATE_DIR" in str(caught.value)
+
+
+def test_pages_reach_the_disk_before_they_leave_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that takes a write and then fails would have lost it."""
+    memory = small(5)
+    want = fill(memory)
+    with monkeypatch.context() as patch:
+        patch.setattr(memory._file, "_through_mapping", False)
+        refuse(patch, "write_out", 3, errno.EIO)
+        with pytest.raises(OSError, match="Input/output error"):
+            memory.move(0)
+    assert memory.resident == 4
+    torn_moves.check(memory, want)
+
+
+# ---- processes ----
+
+
+@pytest.mark.parametrize("resident", [0, 3])
+def test_a_forked_child_reads_and_copies_and_writes_nothing(resident: int) -> None:
+    assert run("forked", resident) == "fine\n"
+
+
+def test_a_forked_child_may_step_what_is_all_in_memory() -> None:
+    assert run("child_of_resident_state") == "fine\n"
+
+
+def test_an_arena_takes_one_descriptor(folder: Path) -> None:
+    gc.collect()
+    before = open_files(folder)
+    memories = [small(3) for _ in range(5)]
+    assert open_files(folder) - before == 5
+    for memory in memories:
+        want = fill(memory)
+        step(memory)
+        assert_holds(memory, [w + 1 + i for i, w in enumerate(want)])

@@ -1,0 +1,191 @@
+"""Programs for tests of moves that are cut off, each to be run in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import gc
+import json
+import mmap
+import os
+import resource
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+from file_support import SMALL, arena, assert_holds, assert_measured, fill, process_bytes, sections_of, small, step
+
+from pagedopt.arenas.file import FileArena
+
+
+def fill_the_table_of_mappings(hogs: list[mmap.mmap]) -> None:
+    """Make mappings until the system (vm.max_map_count) allows no more."""
+    kinds = (mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE)  # in turn, so that neighbours are not joined
+    with contextlib.suppress(OSError):
+        while True:
+            hogs.append(mmap.mmap(-1, mmap.PAGESIZE, prot=kinds[len(hogs) % 2]))
+
+
+def at_the_limit_of_mappings() -> None:
+    """Move with 0, 1, 2 … mappings left; print for each move the numbers with which it was refused."""
+    hogs: list[mmap.mmap] = []
+    refused = {
+        f"{first} to {target}": [left for left in range(24) if is_refused(first, target, left, hogs)]
+        for first, target in ((10, 9), (4, 3), (0, 1), (3, 4))
+    }
+    print(json.dumps(refused))
+
+
+def is_refused(first: int, target: int, left: int, hogs: list[mmap.mmap]) -> bool:
+    memory = small(first)
+    want = fill(memory)
+    fill_the_table_of_mappings(hogs)
+    for _ in range(left):
+        hogs.pop().close()
+    text = ""
+    try:
+        memory.move(target)
+    except MemoryError as error:
+        text = str(error)
+    for _ in range(1000):
+        hogs.pop().close()
+    assert "vm.max_map_count" in text or not text, text
+    assert memory.resident == (first if text else target)
+    check(memory, want)
+    return bool(text)
+
+
+def without_memory(first: int, target: int) -> None:
+    """Move up with an address space that is too small for it, and then with one that is not."""
+    memory = small(first)
+    want = fill(memory)
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (process_bytes("VmSize") + (target - first) * SMALL, limits[1]))
+    try:
+        memory.move(target)
+        text = ""
+    except MemoryError as error:
+        text = str(error)
+    resource.setrlimit(resource.RLIMIT_AS, limits)
+    assert memory.resident == first, memory.resident
+    check(memory, want)
+    print(text)
+
+
+def check(memory: FileArena, want: list[torch.Tensor]) -> None:
+    """What is said to be away is away, what is said to be in memory is there, and nothing is lost now or later."""
+    assert_holds(memory, want)
+    memory.drop()
+    assert_measured(memory)
+    assert_holds(memory, want)
+    for resident in (0, 10, 5):
+        memory.move(resident)
+        assert_measured(memory)
+        assert_holds(memory, want)
+
+
+def forked(resident: int) -> None:
+    """Use state in a child; what the parent has is to be left alone."""
+    memory = small(resident)
+    want = fill(memory)
+    views = sections_of(memory)
+    child = os.fork()
+    if not child:
+        try:
+            in_the_child(memory, views, want)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        return  # and end as any process does, with all that is run at exit
+    _, status = os.waitpid(child, 0)
+    assert status == 0, status
+    assert memory.resident == resident
+    check(memory, want)
+    step(memory)
+    memory.check_owner()
+    print("fine")
+
+
+def in_the_child(memory: FileArena, views: list[torch.Tensor], want: list[torch.Tensor]) -> None:
+    assert all(torch.equal(view, values) for view, values in zip(views, want, strict=True))
+    assert all(torch.equal(copy.deepcopy(view), values) for view, values in zip(views, want, strict=True))
+    memory.drop()  # as reading all of it is followed by
+    assert all(torch.equal(view, values) for view, values in zip(views, want, strict=True))
+    for call in (
+        functools.partial(memory.move, 5),
+        functools.partial(memory.move, 10),
+        functools.partial(memory.evict, 9),
+        memory.prepare,
+        memory.check_owner,
+    ):
+        text = ""
+        try:
+            call()
+        except RuntimeError as error:
+            text = str(error)
+        assert "copy.deepcopy" in text, f"{call} went through"
+        assert str(os.getppid()) in text
+    own = small(3)
+    own_values = fill(own)
+    step(own)
+    own.move(7)
+    own.move(0)
+    assert_holds(own, [w + 1 + i for i, w in enumerate(own_values)])
+    del own, memory, views
+    gc.collect()
+
+
+def child_of_resident_state() -> None:
+    """State that is all in memory is each process's own, as any tensor is."""
+    memory = small(10)
+    want = fill(memory)
+    child = os.fork()
+    if not child:
+        try:
+            memory.check_owner()
+            memory.prepare()
+            step(memory)
+            assert_holds(memory, [w + 1 + i for i, w in enumerate(want)])
+            with contextlib.suppress(RuntimeError):
+                memory.move(0)
+                raise AssertionError("wrote the parent's file")
+            assert memory.resident == 10
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        return
+    assert os.waitpid(child, 0)[1] == 0
+    check(memory, want)
+    print("fine")
+
+
+def larger_than_allowed(target: int) -> None:
+    """Move down where a file may not be as large as it should be."""
+    memory = small(10)
+    want = fill(memory)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (18 * SMALL, limits[1]))  # eight pages of the second section
+    try:
+        memory.move(target)
+        text = ""
+    except MemoryError as error:
+        text = str(error)
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert memory.resident == 10, memory.resident
+    check(memory, want)
+    print(text)
+
+
+def many_pages(count: int) -> None:
+    """Print how many mappings a large arena takes, all of whose pages have moved twice."""
+    memory = arena(count * SMALL // 4, 0, 2, SMALL)
+    before = len(Path("/proc/self/maps").read_text().splitlines())
+    for resident in (memory.layout.pages, 0, memory.layout.pages // 2):
+        memory.move(resident)
+    print(len(Path("/proc/self/maps").read_text().splitlines()) - before)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*map(json.loads, sys.argv[2:]))
