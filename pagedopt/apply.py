@@ -18,7 +18,7 @@ Scalars = Mapping[str, float]
 
 
 class Sweep:
-    """A rule bound to lists of tensors, prepared once and run many times.
+    """A rule bound to lists of tensors, prepared once and run many times.  It keeps the tensors alive.
 
     Args:
         rule: what happens to one element.
@@ -60,6 +60,8 @@ class Sweep:
             rows=rows,
         )
         self.blocks = blocks
+        #: Whether the last run has launched anything: what failed before that has changed nothing.
+        self.begun = False
         self.device = self.table.device
         self._take_dtypes()
         if self.device.type == "cuda":
@@ -71,7 +73,7 @@ class Sweep:
             raise ValueError(f"tensors are on {self.device}; supported are cpu and cuda")
 
     def refresh(self, lists: Sequence[TensorList | None]) -> bool:
-        """Take new addresses of tensors; see :meth:`PointerTable.refresh`."""
+        """Take other tensors, or new addresses of the same; see :meth:`PointerTable.refresh`."""
         changed = self.table.refresh(lists)
         if changed:
             self._take_dtypes()
@@ -85,17 +87,29 @@ class Sweep:
                 raise TypeError(f"{name} is {dtype}; supported are {', '.join(map(str, kernels.CUDA_TYPES))}")
 
     def run(self, scalars: Scalars | Sequence[Sequence[float]], spans: Iterable[Span] | None = None) -> None:
-        """Update every tensor once, on the current stream, without waiting for it.
+        """Update every tensor once where it lies now, on the current stream, without waiting for it.
 
         Args:
             scalars: the rule's hyperparameters; or, prepared, one list of ``rule.uniforms(…)`` per set.
             spans: chunks to launch one after the other, each when it is asked for; left out: all at once.
+
+        Raises:
+            ValueError, TypeError: a tensor can no longer be used (another size, dtype or device; no memory); nothing
+                has been launched then.
         """
         sets = [self.rule.uniforms(scalars)] if isinstance(scalars, Mapping) else scalars
+        if self.table.follow():
+            self._take_dtypes()
+        self.launch(sets, spans)
+
+    def launch(self, sets: Sequence[Sequence[float]], spans: Iterable[Span] | None = None) -> None:
+        """:meth:`run` for who has just refreshed: the table is taken as it is."""
+        self.begun = False
         self.table.host.set_scalars(sets)
         if self.device.type == "cpu":
             kernel = kernels.cpu_kernel(self.rule, self.dtypes)
             for span in [None] if spans is None else spans:
+                self.begun = True
                 kernel(self.table.host, span)
             return
         index = self.device.index
@@ -148,6 +162,7 @@ class _Launcher:
 
     def __call__(self, argument: Any, count: int) -> None:
         self.sweep.kernel()(argument, count, self.stream)
+        self.sweep.begun = True
 
 
 class CapturedSweep:
@@ -165,11 +180,14 @@ class CapturedSweep:
         """Run the captured launch on the current stream.
 
         Args:
-            lists: the tensors as they are now, to be compared with those captured.
+            lists: the tensors as they are now, to be compared with those captured; left out: those of the sweep.
 
         Raises:
             RuntimeError: a tensor has moved since the capture, or the sweep was given other tensors.
+            ValueError, TypeError: a tensor can no longer be used, e.g. has another size.
         """
+        if lists is None:
+            self._sweep.table.follow()
         if lists is not None and (moved := self._sweep.table.moved(lists)):
             self._refuse(*moved[0])
         now = self._sweep.table.host.rows["address"]
@@ -216,13 +234,13 @@ def multi_tensor_apply(
         >>> multi_tensor_apply(decay, [list(model.parameters())], {"rate": 0.1})
     """
     rule = rule if out is None else rule.out_of_place
-    lists = [*lists, *(out or ())]
+    lists = [tuple(x) for x in (*lists, *(out or ()))]
     if lists and not lists[0]:
         return
     values = [rule.uniforms(scalars or {})]
     sweep = Sweep(rule, lists, transport=shared_transport(transport, lists))
     with torch.no_grad():
-        sweep.run(values)
+        sweep.launch(values)
         for i in rule.writes:
             torch.autograd.graph.increment_version(lists[i])
 

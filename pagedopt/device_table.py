@@ -20,6 +20,9 @@ class DeviceTable(PointerTable):
     Row i is ``k + 2`` words of 8 bytes: the addresses of tensor i in each of the k lists, its number of elements (0 if
     it is absent from a list), and one word that is 0 here.
 
+    The table keeps its tensors alive, and looks where they lie each time it is asked for its rows: a tensor that has
+    moved is followed, one that can no longer be used is refused.
+
     Args:
         lists: see :class:`PointerTable`.
         writes: indices of the lists your kernel overwrites.
@@ -53,7 +56,12 @@ class DeviceTable(PointerTable):
 
     @property
     def rows(self) -> npt.NDArray[np.int64]:
-        """The rows in host memory, (n, k + 2) int64: what a Numba kernel on the CPU walks."""
+        """The rows in host memory, (n, k + 2) int64: what a Numba kernel on the CPU walks.
+
+        Raises:
+            ValueError, TypeError: a tensor has another size, dtype or device than before, or no memory.
+        """
+        self.follow()
         words = self.host.words[self.host.rows_at : self.host.rows_end]
         return words.view(np.int64).reshape(len(self), -1)
 
@@ -62,7 +70,11 @@ class DeviceTable(PointerTable):
         """The address of the rows, for kernels launched on the current stream inside the block.
 
         The table is not rewritten before they have ended, whatever :meth:`refresh` does meanwhile.
+
+        Raises:
+            ValueError, TypeError: a tensor has another size, dtype or device than before, or no memory.
         """
+        self.follow()
         if self._transport is None:
             yield self.rows.ctypes.data
             return

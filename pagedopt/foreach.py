@@ -67,7 +67,7 @@ def _apply(
         sweep.table.host.rows["set"] = range(len(rows))
         sweep.table.host.rows_changed()
     with torch.no_grad():
-        sweep.run([rule.uniforms(row) for row in rows])
+        sweep.launch([rule.uniforms(row) for row in rows])
         if in_place:
             torch.autograd.graph.increment_version(lists[0])
     return out

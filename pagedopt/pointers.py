@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -12,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from .addresses import Places, gather
 from .table import Geometry, HostTable
 
 Indices = npt.NDArray[np.int64]
 TensorList = Sequence[torch.Tensor | None]
-
-_address = torch.Tensor.data_ptr
+Tensors = tuple[torch.Tensor | None, ...]
 
 
 class LayoutError(ValueError):
@@ -46,6 +45,8 @@ class PointerTable:
     Tensor i of every list has the same shape, strides and device; the tensors of one list have one dtype.  They are
     dense (any permutation of dimensions, no gaps), so element j of one lies where element j of another does.
 
+    The table keeps its tensors alive; :meth:`follow` sees to it that it says where they are before it is used.
+
     Args:
         lists: the tensors; ``None`` stands for a tensor that is absent (a missing gradient): its row is skipped.
             The first list has none absent.
@@ -73,6 +74,7 @@ class PointerTable:
     ) -> None:
         self.names = list(names) if names else [f"list {i}" for i in range(len(lists))]
         self.writes = tuple(writes)
+        lists = [tuple(x) for x in lists]  # the caller's may change, or make its tensors when it is asked for them
         if not lists or any(len(x) != len(lists[0]) for x in lists):
             sizes = ", ".join(f"{name}: {len(x)}" for name, x in zip(self.names, lists, strict=False))
             raise ValueError(f"pointer table: every list needs the same number of tensors, got {sizes or 'no lists'}")
@@ -88,6 +90,8 @@ class PointerTable:
         self.host = HostTable(len(lists), counts, uniforms, sets, geometry)
         self._addresses = np.zeros((len(first), len(lists)), np.uint64)
         self._columns: list[_Column | None] = [None] * len(lists)
+        self._held: list[Tensors | None] = [None] * len(lists)
+        self._unwritten = False
         #: indices of tensors that are skipped because a list lacks them
         self.absent: list[int] = []
         self.refresh(lists)
@@ -117,26 +121,47 @@ class PointerTable:
         """
         changes: dict[int, _Column] = {}
         dtypes = list(self.dtypes)
+        given = [None if x is None else tuple(x) for x in lists]
         try:
-            for j, tensors in enumerate(lists):
+            for j, tensors in enumerate(given):
                 if tensors is not None and (change := self._compare(j, tensors)):
                     changes[j] = change
-            if not changes:
-                return False
-            addresses = self._addresses.copy()
+            addresses = self._addresses.copy() if changes else self._addresses
             for j, column in changes.items():
                 addresses[:, j] = column.addresses
             if any(j in self.writes for j in changes):
                 self._check_overlap(addresses)
-        except Exception:
+        except BaseException:
             self.dtypes = dtypes  # a list that was empty had taken one
             raise
+        for j, tensors in enumerate(given):
+            if tensors is not None:
+                self._held[j] = tensors
+        if not changes and not self._unwritten:
+            return False
+        self._unwritten = True  # until they are: what fails between here and there is made good by the next call
         for j, column in changes.items():
             self._columns[j] = column
-        absent = sorted(set().union(*(c.absent for c in self._columns if c)))
-        self._addresses, self.absent = addresses, absent
+        self._addresses = addresses
+        self.absent = sorted(set().union(*(c.absent for c in self._columns if c)))
         self._write_rows()
+        self._unwritten = False
         return True
+
+    def follow(self) -> bool:
+        """:meth:`refresh` with the tensors of the table: take the addresses that they have now.
+
+        Returns:
+            whether anything changed.
+
+        Raises:
+            ValueError, TypeError: a tensor can no longer be used, e.g. has another size; the table is unchanged then.
+        """
+        return self.refresh(self._held)
+
+    def let_go(self, j: int) -> None:
+        """Keep the tensors of list ``j`` alive no longer.  It must be given again before the table is used."""
+        self._held[j] = None
 
     def _write_rows(self) -> None:
         rows, parts = self.host.rows, self._rows
@@ -160,34 +185,46 @@ class PointerTable:
         return [
             (self.names[j], i)
             for j, tensors in enumerate(lists)
-            for i, tensor in enumerate(tensors)
+            for i, tensor in enumerate(tensors or ())
             if (0 if tensor is None else tensor.data_ptr()) != self._addresses[i, j]
         ]
 
-    def _compare(self, j: int, tensors: TensorList) -> _Column | None:
+    @property
+    def held(self) -> list[TensorList]:
+        """The tensors of the table, one list each; empty lists stand for those let go."""
+        return [tensors or () for tensors in self._held]
+
+    def _compare(self, j: int, tensors: Tensors) -> _Column | None:
         """None if list ``j`` lies where it did, in the same layout; else its validated new column."""
         if len(tensors) != len(self.numels):
             raise ValueError(f"{self.names[j]} has {len(tensors)} tensors, the table has {len(self.numels)}")
         column = self._columns[j]
-        if column is not None and (now := column.follow(tensors)) is not None:
-            if now is not column:
-                self._check_memory(j, now)
-            return None if now is column else now
+        if column is not None and (now := column.follow(tensors, tensors is self._held[j])) is not None:
+            if now is column:
+                return None
+            self._check_memory(j, now)
+            return self._news(j, now)
         if not self._agree(j, tensors):
             for i, tensor in enumerate(tensors):
                 if tensor is not None or j == 0:
                     self._check_tensor(j, i, tensor)
-        new = _Column(tensors, refreshed=column is not None)
+        layout = _Layout([t for t in tensors if t is not None]) if column is not None else None
+        new = _Column(tensors, layout)
         self._check_memory(j, new)
-        if column is not None and (new.addresses, new.absent) == (column.addresses, column.absent):
-            self._columns[j] = new  # other objects in the same places, or another autograd mode
-            return None
-        return new
+        return self._news(j, new)
+
+    def _news(self, j: int, new: _Column) -> _Column | None:
+        """``new`` if the table has to change for it; else it only takes the place of the old one."""
+        old = self._columns[j]
+        if old is None or new.absent != old.absent or not np.array_equal(new.addresses, old.addresses):
+            return new
+        self._columns[j] = new  # other objects in the same places, or another autograd mode
+        return None
 
     def _check_memory(self, j: int, column: _Column) -> None:
-        if 0 in column.addresses:
-            for i, (address, numel) in enumerate(zip(column.addresses, self.numels, strict=True)):
-                if not address and numel and i not in column.absent:
+        if not column.addresses.all():
+            for i in np.flatnonzero(column.addresses == 0).tolist():
+                if self.numels[i] and i not in column.absent:
                     self._fail(ValueError, j, i, "has no memory (its storage was freed or resized to nothing)")
 
     def _tensor(self, j: int, i: int, value: Any) -> torch.Tensor:
@@ -280,44 +317,58 @@ class PointerTable:
 
 
 class _Column:
-    """Where the tensors of one list lie, and how they are laid out."""
+    """Where the tensors of one list lie, and how they are laid out.
 
-    def __init__(self, tensors: TensorList, refreshed: bool) -> None:
+    Args:
+        tensors: the list.
+        layout: how those that are not None are laid out; None: not known yet.  A table that is never refreshed, as
+            most are that live for one call, has no use for it.
+    """
+
+    def __init__(self, tensors: Tensors, layout: _Layout | None = None) -> None:
         present = [t for t in tensors if t is not None]
-        self.absent = [i for i, t in enumerate(tensors) if t is None]
-        self.addresses = [0 if t is None else t.data_ptr() for t in tensors]
-        # A table that is never refreshed, as most are that live for one call, has no use for it.
-        self._layout = _Layout(present) if refreshed else None
+        self.absent = [i for i, t in enumerate(tensors) if t is None] if len(present) < len(tensors) else []
+        self.layout = layout
+        self.addresses = gather(present, checked=layout is not None and layout.sure)
+        if self.absent:
+            found, self.addresses = self.addresses, np.zeros(len(tensors), np.uint64)
+            self.addresses[[i for i, t in enumerate(tensors) if t is not None]] = found
+        self._places: Places | None = None
 
-    def follow(self, tensors: TensorList) -> _Column | None:
-        """This column if nothing changed, a new one if only addresses did, None if more did or it cannot tell."""
-        if self._layout is None:
+    def follow(self, tensors: Tensors, stays: bool) -> _Column | None:
+        """This column if nothing changed, a new one if only addresses did, None if more did or it cannot tell.
+
+        Args:
+            stays: the very same tensors will be asked about again.
+        """
+        if self.layout is None:
             return None
         try:
-            if self.absent:
-                if self.absent != [i for i, t in enumerate(tensors) if t is None]:
-                    return None
-                addresses = [0 if t is None else t.data_ptr() for t in tensors]
-                if not self._layout.same([t for t in tensors if t is not None]):
-                    return None
-            else:
-                addresses = list(map(_address, tensors))  # type: ignore[arg-type]
-                if not self._layout.same(tensors):
-                    return None
+            if self.absent and self.absent != [i for i, t in enumerate(tensors) if t is None]:
+                return None
+            if not self.layout.same([t for t in tensors if t is not None] if self.absent else tensors):
+                return None
+            if stays and self._places and self._places.tensors is tensors and self._places.same():
+                return self
+            now = _Column(tensors, self.layout)
         except (TypeError, RuntimeError, NotImplementedError, AttributeError):  # absent now, sparse, or no tensor
             return None
-        if addresses == self.addresses:
-            return self
-        moved = copy.copy(self)
-        moved.addresses = addresses
-        return moved
+        if stays and not now.absent and self.layout.sure:
+            now._places = Places(tensors, now.addresses)  # type: ignore[arg-type]
+            return now
+        return self if np.array_equal(now.addresses, self.addresses) else now
 
 
 class _Layout:
-    """The dtype, device, shape and strides of tensors, compared in one call where torch offers it."""
+    """The dtype, device, shape and strides of tensors, compared in one call where torch offers it.
+
+    Attributes:
+        sure: the comparison tells kinds of tensors apart, too: those that pass it have addresses as those had.
+    """
 
     def __init__(self, tensors: TensorList) -> None:
         self._check: Callable[..., bool]
+        self.sure = True
         try:
             from torch._C._dynamo.guards import TensorGuards  # C++; in torch since 2.1, though not documented
 
@@ -328,6 +379,7 @@ class _Layout:
             ).check
         except (ImportError, TypeError, SystemError, ValueError):
             self._check = functools.partial(_same_layouts, _layouts(tensors))
+            self.sure = False
 
     def same(self, tensors: TensorList) -> bool:
         """Whether ``tensors`` have the layout seen at construction."""
