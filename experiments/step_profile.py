@@ -20,6 +20,7 @@ import torch
 from experiments import report
 from experiments.bench import Case, measure
 from pagedopt import PagedAdamW
+from pagedopt.optim.launches import Launches
 
 
 class _Nothing(torch.optim.Optimizer):
@@ -37,7 +38,7 @@ def pieces(count: int, device: torch.device) -> dict[str, Callable[[], object]]:
     optimizer, fused = PagedAdamW(params), torch.optim.AdamW(params, fused=True)
     optimizer.step()
     fused.step()
-    (bucket,) = optimizer._current_buckets()
+    (bucket,) = Launches(optimizer).buckets
     sweep, group = bucket.sweep, optimizer.param_groups[0]
     grads = [p.grad for p in params]
     step = [1.0]

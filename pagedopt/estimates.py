@@ -161,10 +161,13 @@ class _Part:
     layout: Layout
     resident: int
     traffic: int
+    plain: bool
 
     @property
     def bytes(self) -> tuple[int, int]:
         """(resident, away)."""
+        if self.plain:  # tensors of torch's own, without the gaps of an arena
+            return self.numel * sum(self.layout.itemsizes), 0
         sizes = self.layout.page_bytes()
         near = int(sizes[: self.resident].sum())
         return near, int(sizes.sum()) - near
@@ -204,7 +207,7 @@ class _Plan:
             lists = [dtype.itemsize, dtype.itemsize, *itemsizes]
             traffic = sum(lists) + sum(lists[i] for i in rule.writes)
             layout = lay_out(numels, itemsizes, kind.granule, kind.stretch)
-            part = _Part(layout, self._resident(layout, left), traffic)
+            part = _Part(layout, self._resident(layout, left), traffic, kind.plain)
             self.parts.append(part)
             left = None if left is None else max(0, left - sum(part.bytes))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 
@@ -13,15 +13,23 @@ FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 StateFormat = str | Mapping[str, str] | None
 
 
-def check_format(state_format: StateFormat) -> None:
+def check_format(state_format: StateFormat, states: Collection[str] | None = None) -> None:
     """
+    Args:
+        states: the names of state there may be; None: any.
+
     Raises:
-        ValueError: a format is unknown.
+        ValueError: a format is unknown, or one is given for a state that there is not.
     """
     names = state_format.values() if isinstance(state_format, Mapping) else [state_format]
     for name in names:
         if name is not None and name not in FORMATS:
             raise ValueError(f"state_format is {name!r}; there are {', '.join(FORMATS)}, or None (as the parameter)")
+    if states is None or not isinstance(state_format, Mapping):
+        return
+    if unknown := [name for name in state_format if name not in states]:
+        there = f"there are {', '.join(sorted(states))}" if states else "there is none"
+        raise ValueError(f"state_format names the state {', '.join(map(repr, unknown))}; {there}")
 
 
 def state_dtype(state_format: StateFormat, name: str, param: torch.dtype) -> torch.dtype:

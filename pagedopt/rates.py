@@ -273,7 +273,7 @@ def _median(sample: Callable[[], float], seconds: float) -> float:
 
 def _ram_rate(nbytes: int, share: float) -> float:
     """In place, as a step does it: a copy would also fetch what it overwrites, and look a third slower."""
-    numbers = torch.zeros(nbytes // 4)
+    numbers = torch.zeros(nbytes // 4, device="cpu")
 
     def sample() -> float:
         begin = time.perf_counter()

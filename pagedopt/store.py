@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -44,6 +45,10 @@ class MemoryReport:
         return f"optimizer state ({self.placement}{budget}{ring}): " + (", ".join(parts) or "none yet")
 
 
+#: Most bytes of room, beyond what is needed, in an arena for parameters that came late: more may come.
+SPARE = 4 << 20
+
+
 class Store:
     """Creates state and keeps to the budget.
 
@@ -56,13 +61,17 @@ class Store:
         self.placement, self.budget, self.host_access = placement, residency.check_budget(budget), host_access
         self.arenas: list[Arena] = []
         self.rings: dict[torch.device, Ring] = {}
+        self._kinds: dict[Arena, tuple[object, ...]] = {}
         self._auto: dict[torch.device, int] = {}
         self._steps = 0
+        self._warned = False
+        self._counters: dict[str, torch.Tensor] = {}
 
     def create(self, wanted: Sequence[Wanted]) -> list[torch.Tensor]:
         """A zeroed tensor laid out as each parameter in ``wanted``, in the dtype asked for.
 
-        One arena for the parameters of one device that will be updated in one launch.
+        One arena for the parameters of one device that will be updated in one launch; those that come later share one.
+        In plain memory of the parameters' own device each is a tensor of torch's own.
 
         Raises:
             MemoryError, torch.OutOfMemoryError, CudaError: there is no room; nothing has been created then.
@@ -75,27 +84,75 @@ class Store:
             p = wanted[indices[0]][0]
             grad = None if p.grad is None else p.grad.dtype
             kinds.setdefault((p.device, p.dtype, grad, *(wanted[i][1:] for i in indices)), []).append(indices)
-        made: list[Arena] = []
         tensors: dict[int, torch.Tensor] = {}
-        for groups in kinds.values():
-            first = [wanted[i] for i in groups[0]]
-            numels = [wanted[indices[0]][0].numel() for indices in groups]
-            arena = self._arena(first[0][0].device, numels, [dtype.itemsize for _, _, dtype in first], made)
-            made.append(arena)
-            for index, indices in enumerate(groups):
-                for section, i in enumerate(indices):
-                    p, _, dtype = wanted[i]
-                    tensors[i] = arena.view(section, index, p, dtype)
-        self.arenas += made
-        return [tensors[i] for i in range(len(wanted))]
+        before = [(arena, arena.layout) for arena in self.arenas]
+        try:
+            for kind, groups in kinds.items():
+                for indices, made in zip(groups, self._place(kind, groups, wanted), strict=True):
+                    tensors.update(zip(indices, made, strict=True))
+        except BaseException:
+            self.arenas = [arena for arena, _ in before]
+            for arena, layout in before:
+                arena.layout = layout
+            raise
+        return [self._counted(tensors[i]) for i in range(len(wanted))]
 
-    def _arena(self, device: torch.device, numels: list[int], itemsizes: list[int], made: list[Arena]) -> Arena:
+    def _counted(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same memory in a tensor that shares its version counter with all state made here for such a device."""
+        kind = tensor.device.type
+        if kind not in self._counters:
+            self._counters[kind] = torch.empty(0, device=tensor.device)
+        shared = self._counters[kind].detach()
+        shared.data = tensor
+        return shared
+
+    def version_counters(self, state: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Tensors of which each has the version counter of some of ``state``, so that one stands for many."""
+        before = [t._version for t in state]
+        torch.autograd.graph.increment_version(list(self._counters.values()))
+        others = [t for t, version in zip(state, before, strict=True) if t._version == version]
+        return [*self._counters.values(), *others]
+
+    def _place(
+        self, kind: tuple[object, ...], groups: Sequence[list[int]], wanted: Sequence[Wanted]
+    ) -> list[list[torch.Tensor]]:
+        """State for the parameters of one kind: for each, a tensor of every name."""
+        firsts = [wanted[indices[0]][0] for indices in groups]
+        dtypes = [wanted[i][2] for i in groups[0]]
+        alike = [arena for arena in self.arenas if self._kinds.get(arena) == kind]
+        numels = [p.numel() for p in firsts]
+        for arena in alike:
+            if (numbers := arena.extend(numels)) is not None:
+                break
+        else:
+            spare = min(SPARE, sum(arena.layout.nbytes for arena in alike) // 4)
+            new = self._arena(firsts[0].device, numels, [dtype.itemsize for dtype in dtypes], spare)
+            if new is None:
+                return self._plain(firsts, dtypes)
+            arena, numbers = new, list(range(len(numels)))
+            self.arenas.append(arena)
+            self._kinds[arena] = kind
+        return [
+            [arena.view(section, number, p, dtype) for section, dtype in enumerate(dtypes)]
+            for number, p in zip(numbers, firsts, strict=True)
+        ]
+
+    @staticmethod
+    def _plain(params: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype]) -> list[list[torch.Tensor]]:
+        if params[0].device.type == "cpu":
+            nbytes = sum(p.numel() for p in params) * sum(dtype.itemsize for dtype in dtypes)
+            host_memory.check_host(nbytes, "optimizer state")
+        return [[torch.zeros_like(p, dtype=dtype, requires_grad=False) for dtype in dtypes] for p in params]
+
+    def _arena(self, device: torch.device, numels: list[int], itemsizes: list[int], spare: int) -> Arena | None:
         budget = self.limit(device)
         if budget is not None:  # as residency.place divides it among arenas in their order
-            before = (a for a in (*self.arenas, *made) if a.device == device and a.paged)
+            before = (a for a in self.arenas if a.device == device and a.paged)
             budget = max(0, budget - sum(int(a.layout.page_bytes().sum()) for a in before))
-        placement = self.placement or default_placement(device, self.budget)
-        return arenas.create(numels, itemsizes, device, placement, budget, self.budget)
+        return arenas.create(numels, itemsizes, device, self._placement(device), budget, self.budget, spare)
+
+    def _placement(self, device: torch.device) -> str:
+        return self.placement or default_placement(device, self.budget)
 
     def limit(self, device: torch.device) -> int | None:
         """The budget in bytes; ``"auto"`` is read from the machine when it is first asked for."""
@@ -128,10 +185,44 @@ class Store:
                 return number, index
         return None
 
+    def is_home(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor of state lies where the placement has state: moved with its budget, or plain."""
+        if not self.is_plain(tensor):
+            return True
+        return arenas.is_plain(tensor.device, self._placement(tensor.device), self.budget)
+
+    def is_plain(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is one of torch's own, in no arena."""
+        return not any(arena.holds(tensor) for arena in self.arenas)
+
+    def mind(self, state: Sequence[torch.Tensor], owner: str) -> None:
+        """Forget arenas that no state is in any more; warn, once, of state that a budget does not cover."""
+        self.forget(state)
+        if self.budget is None or self._warned:
+            return
+        if loose := sum(t.nbytes for t in state if not self.is_home(t)):
+            self._warned = True
+            warnings.warn(
+                f"{owner}: {loose:,} bytes of optimizer state lie where they were put, outside of what device_budget="
+                f"{self.budget!r} covers; set_device_budget() brings them home",
+                RuntimeWarning,
+                stacklevel=6,
+            )
+
     def forget(self, in_use: Iterable[torch.Tensor]) -> None:
         """Drop the arenas that none of these tensors views: their memory goes with their last tensor."""
-        storages = {t.untyped_storage().data_ptr() for t in in_use}
-        self.arenas = [a for a in self.arenas if a.tensor.untyped_storage().data_ptr() in storages]
+        at = np.array([t.data_ptr() for t in in_use], np.uint64)
+        bounds = [(a, a.tensor.data_ptr()) for a in self.arenas]
+        self.arenas = [a for a, start in bounds if ((at >= start) & (at < start + a.tensor.nbytes)).any()]
+        self._kinds = {arena: self._kinds[arena] for arena in self.arenas}
+
+    def check_owner(self) -> None:
+        """
+        Raises:
+            RuntimeError: this process was forked from the one that made state in a file.
+        """
+        for arena in self.arenas:
+            arena.check_owner()
 
     def way(self, arena: Arena) -> str:
         """How a step reaches pages of an arena that are away."""
@@ -158,17 +249,29 @@ class Store:
             MemoryError, torch.OutOfMemoryError, CudaError: there is no room; no state is lost, and the report says
                 where each page is.
         """
-        arenas.check_placement(self.placement, budget, self.host_access)
-        if budget is not None and self.arenas and not any(a.paged and a.keeps_budget for a in self.arenas):
-            names = "+".join(sorted({a.name for a in self.arenas}))
-            if not (budget == 0 and all(a.away and not a.paged for a in self.arenas)):
-                raise ValueError(
-                    f"device_budget is {budget!r}, but state was created with placement {names!r}, whose pages do not "
-                    "move; give a device_budget (or placement='mapped') when making the optimizer"
-                )
+        self.check_budget(budget, has_state=bool(self.arenas))
         self.budget = residency.check_budget(budget)
         self._auto.clear()
+        self._warned = False
         self.settle()
+
+    def check_budget(self, budget: residency.Budget, has_state: bool) -> None:
+        """
+        Raises:
+            ValueError, TypeError: it is no budget, or the placement keeps none.
+        """
+        arenas.check_placement(self.placement, budget, self.host_access)
+        self.check_owner()
+        if budget is None or not has_state or any(a.paged and a.keeps_budget for a in self.arenas):
+            return
+        if self.arenas and budget == 0 and all(a.away and not a.paged for a in self.arenas):
+            return
+        if self.arenas or (self.placement is None and self.budget is None):
+            names = "+".join(sorted({a.name for a in self.arenas})) or "device"
+            raise ValueError(
+                f"device_budget is {budget!r}, but state was created with placement {names!r}, whose pages do not "
+                "move; give a device_budget (or placement='mapped') when making the optimizer"
+            )
 
     def _targets(self) -> list[tuple[Arena, int]]:
         """Arenas that have not as many resident pages as the budget gives them, and that number."""
@@ -185,6 +288,7 @@ class Store:
 
     def settle(self) -> bool:
         """Bring every page to the side where the budget has it; returns whether any moved."""
+        self.check_owner()
         moved = False
         for arena, resident in sorted(self._targets(), key=lambda t: t[1] > t[0].resident):  # give back before taking
             arena.move(resident)
@@ -195,6 +299,7 @@ class Store:
 
     def spill(self, nbytes: int | None) -> int:
         """Send pages away until ``nbytes`` (None: all) are given back; returns how many were."""
+        self.check_owner()
         given = 0
         for arena in reversed(self.arenas):
             if not arena.paged:
@@ -240,12 +345,12 @@ class Store:
     def report(self, elsewhere: Iterable[torch.Tensor]) -> MemoryReport:
         """See :class:`MemoryReport`; ``elsewhere`` is state that was not made here."""
         loose = [{"device" if t.is_cuda else "host": t.nbytes} for t in elsewhere]
-        names = "+".join(dict.fromkeys(a.name for a in self.arenas)) or self.placement or "none"
+        names = "+".join(dict.fromkeys([a.name for a in self.arenas] + ["device"] * bool(loose)))
         limits = [self.limit(d) for d in {a.device for a in self.arenas}] if self.budget == "auto" else [self.budget]
         return MemoryReport(
             arenas.total([a.planned() for a in self.arenas] + loose),
             arenas.total([a.measured() for a in self.arenas] + loose),
-            names,
+            names or self.placement or "none",
             sum(int(x) for x in limits if x is not None) if limits and None not in limits else None,
             sum(ring.nbytes for ring in self.rings.values()),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -74,10 +75,6 @@ HARMS: dict[str, tuple[Callable[[StateDict], Any], str]] = {
     "other, cut off": (entry(lambda e: e.update(other=cut_off(e["exp_avg"]))), "other of parameter 2 does not hold"),
     "step cut off": (entry(lambda e: e.update(step=cut_off(torch.ones(1)))), "step of parameter 2 does not hold"),
     "steps": (entry(lambda e: e.update(step=torch.ones(2))), r"step of parameter 2 is a tensor of torch.float32, \(2,"),
-    "half a step": (entry(lambda e: e.update(step=1.5)), "step of parameter 2 is 1.5, not a number of steps"),
-    "step before 0": (entry(lambda e: e.update(step=torch.tensor(-1.0))), "step of parameter 2 is -1.0"),
-    "step nan": (entry(lambda e: e.update(step=torch.tensor(float("nan")))), "step of parameter 2 is nan"),
-    "step inf": (entry(lambda e: e.update(step=float("inf"))), "step of parameter 2 is inf"),
     "step true": (entry(lambda e: e.update(step=True)), "step of parameter 2 is True"),
     "step text": (entry(lambda e: e.update(step="3")), "step of parameter 2 is '3'"),
     "no entry but a tensor": (lambda d: d["state"].update({2: torch.ones(3)}), "state of parameter 2 is a Tensor"),
@@ -147,7 +144,7 @@ def test_a_file_cut_off_anywhere_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 2])
-@pytest.mark.parametrize("where", ["create", "setstate", "fill"])
+@pytest.mark.parametrize("where", ["create", "setstate"])
 def test_a_failure_on_the_way_changes_nothing(where: str, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     class Own(PagedAdamW):
         def __setstate__(self, state: dict[str, Any]) -> None:
@@ -163,12 +160,23 @@ def test_a_failure_on_the_way_changes_nothing(where: str, steps: int, monkeypatc
     arenas = list(opt.store.arenas)
     if where == "create":
         monkeypatch.setattr(checkpoint, "prepare", lambda *_: exec("raise MemoryError"))
-    if where == "fill":
-        monkeypatch.setattr(checkpoint, "fill", lambda *_: exec("raise MemoryError"))
     with pytest.raises(MemoryError):
         opt.load_state_dict(whole_dict())
     assert photograph(opt) == before
     assert opt.store.arenas == arenas, "memory made for a load that failed is held"
+
+
+def test_a_copy_that_fails_leaves_damage_which_a_whole_load_mends(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, opt = trained(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "copy_values", lambda *_: exec("raise OSError('the disk')"))
+        with pytest.raises(OSError, match="the disk"):
+            opt.load_state_dict(whole_dict())
+    for refused in (opt.step, opt.state_dict, lambda: pickle.dumps(opt), lambda: copy.deepcopy(opt)):
+        with pytest.raises(RuntimeError, match="damaged"):
+            refused()
+    opt.load_state_dict(whole_dict())
+    train(net, opt, 1, first=3)
 
 
 def test_hooks_are_what_they_were_and_one_that_fails_behind_the_load_undoes_nothing() -> None:

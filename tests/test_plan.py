@@ -148,7 +148,7 @@ def test_a_doctors_report_serves_as_rates(capsys: pytest.CaptureFixture[str], tm
         (["--params", "7B", "--placement", "managed", "--host-access", "staged"], "--host-access 'staged' with"),
         (["--params", "7B", "--state-format", "int3"], "--state-format 'int3'; there are"),
         (["--params", "7B", "--param-dtype", "int3"], "--param-dtype 'int3'; there are"),
-        (["--params", "7B", "--rule", "adam"], "--rule 'adam'; there are"),
+        (["--params", "7B", "--rule", "adem"], "--rule 'adem'; there are"),
         (["--params", "7B", "--rates", "/nowhere/rates.json"], "--rates /nowhere/rates.json: No such file"),
     ],
 )  # fmt: skip

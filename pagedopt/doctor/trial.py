@@ -63,13 +63,16 @@ def _allocate_and_move(kind: type[Arena], device: torch.device) -> None:
         RuntimeError: it is not what was written.
         Exception: whatever the placement raises.
     """
-    layout = lay_out([NUMEL], [4, 4], kind.granule, kind.stretch)
-    arena = kind(layout, device, layout.pages // 2 if kind.paged else layout.pages)
     expected = torch.arange(NUMEL, dtype=torch.float32, device=device)
-    sections = [arena.view(section, 0, expected, torch.float32) for section in range(2)]
+    layout = lay_out([NUMEL], [4, 4], kind.granule, kind.stretch)
+    arena = None if kind.plain else kind(layout, device, layout.pages // 2 if kind.paged else layout.pages)
+    sections = [
+        torch.zeros_like(expected) if arena is None else arena.view(section, 0, expected, torch.float32)
+        for section in range(2)
+    ]
     for sign, section in zip((1, -1), sections, strict=True):
         section.copy_(sign * expected)
-    if kind.paged:
+    if arena is not None and kind.paged:
         for resident in (0, layout.pages, layout.pages // 2):
             arena.move(resident)
     for sign, section in zip((1, -1), sections, strict=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 
 from ..formats import StateFormat
 from ..residency import Budget
-from ..rules import Rule, adamw, adamw_amsgrad
+from ..rules import Rule, adam, adam_amsgrad, adamw, adamw_amsgrad
 from .base import Group, PagedOptimizer
 
 
@@ -35,6 +34,9 @@ class PagedAdamW(PagedOptimizer, torch.optim.AdamW):
         ValueError, RuntimeError: as torch for its arguments; ``capturable`` or ``differentiable`` is True; an option is
             unknown.
     """
+
+    rules = (adamw, adamw_amsgrad, adam, adam_amsgrad)
+    fixed_dtypes = ("exp_avg",)  # torch's lerp_
 
     def __init__(
         self,
@@ -70,12 +72,24 @@ class PagedAdamW(PagedOptimizer, torch.optim.AdamW):
             group["foreach"], group["fused"] = foreach, fused
 
     def rule_of(self, group: Group) -> Rule:
-        """AdamW, with or without the running maximum."""
-        return adamw_amsgrad if group.get("amsgrad") else adamw
+        """AdamW or, as torch's group flag has it, Adam, with or without the running maximum."""
+        if group["capturable"] or group["differentiable"]:
+            _check_flags(group)
+        if group.get("decoupled_weight_decay", True):
+            return adamw_amsgrad if group.get("amsgrad") else adamw
+        return adam_amsgrad if group.get("amsgrad") else adam
 
     def scalars(self, group: Group, step: float) -> dict[str, float]:
-        """The bias corrections of torch/optim/adamw.py, in double."""
+        """The bias corrections of torch/optim/adamw.py, in double.
+
+        Raises:
+            RuntimeError: the second one is the root of a negative number, e.g. with a beta above 1 (as torch).
+            ZeroDivisionError: the first one is zero (as torch).
+        """
         beta1, beta2 = (float(beta) for beta in group["betas"])
+        root = (1 - beta2**step) ** 0.5
+        if isinstance(root, complex):
+            raise RuntimeError(f"1 - beta2**step is negative, with a beta2 of {beta2} in step {step}: it has no root")
         return {
             "lr": float(group["lr"]),
             "beta1": beta1,
@@ -83,6 +97,20 @@ class PagedAdamW(PagedOptimizer, torch.optim.AdamW):
             "eps": group["eps"],
             "weight_decay": group["weight_decay"],
             "bias_correction1": 1 - beta1**step,
-            "bias_correction2_sqrt": math.sqrt(1 - beta2**step),
+            # By zero torch divides tensors, which gives infinity; 1 over the smallest number is that, too.
+            "bias_correction2_sqrt": root or 5e-324,
             "maximize": group["maximize"],
         }
+
+
+def _check_flags(group: Group) -> None:
+    """
+    Raises:
+        AssertionError: ``capturable`` is set for parameters on a CPU (as torch).  For others, as it comes with
+            checkpoints, it changes no number.
+        RuntimeError: ``differentiable`` is set.
+    """
+    if group["capturable"] and any(p.device.type == "cpu" for p in group["params"]):
+        raise AssertionError("capturable=True is set in a group with parameters on a CPU; it is for CUDA parameters")
+    if group["differentiable"]:
+        raise RuntimeError("differentiable=True is set in a group; PagedAdamW does not support it: use torch's AdamW")

@@ -8,14 +8,16 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..formats import StateFormat, check_format
+from ..arenas import StateLost
+from ..formats import StateFormat, check_format, state_dtype
 from ..residency import Budget, parse_bytes
 from ..rules import Rule
 from ..store import MemoryReport, Store
 from ..transport import TRANSPORTS
-from .bucket import Bucket
-from .checkpoint import adopt, load
-from .state import create_state, state_tensors
+from .checkpoint import load
+from .copying import bring_home, duplicate
+from .launches import Launches
+from .members import state_tensors
 
 Group = dict[str, Any]
 
@@ -56,8 +58,14 @@ class PagedOptimizer(torch.optim.Optimizer):
     """
 
     rule: ClassVar[Rule]
+    #: Every rule that :meth:`rule_of` may choose; left out: ``rule``.
+    rules: ClassVar[tuple[Rule, ...]] = ()
     #: Whether state holds the number of steps under the key "step", as torch's Adam does.
     has_step: ClassVar[bool] = True
+    #: Names of state that must have the dtype it was made in, as torch's operations on it ask for.
+    fixed_dtypes: ClassVar[tuple[str, ...]] = ()
+    #: What has left state that belongs to no step, in words; "" if nothing has.
+    damaged: str = ""
 
     def __init__(
         self,
@@ -83,16 +91,16 @@ class PagedOptimizer(torch.optim.Optimizer):
         blocks: int | None,
         transport: str,
     ) -> None:
-        check_format(state_format)
+        one = type(self).rule_of is PagedOptimizer.rule_of
+        rules = self.rules or ((self.rule,) if one else ())  # who chooses and does not say among which, is not checked
+        check_format(state_format, {name for rule in rules for name in rule.inputs[2:]} if rules else None)
         if transport not in TRANSPORTS:
             raise ValueError(f"transport is {transport!r}; there are {', '.join(sorted(TRANSPORTS))}")
         if blocks is not None and (isinstance(blocks, bool) or not isinstance(blocks, int) or blocks < 1):
             raise ValueError(f"blocks is {blocks!r}; it must be a number of thread blocks from 1 on, or None")
         self.store = Store(placement, device_budget, host_access)
         self.state_format, self.blocks, self.transport = state_format, blocks, transport
-        self._buckets: list[Bucket] | None = None
-        self._waiting: list[torch.Tensor] = []
-        self._rules: list[Rule] = []
+        self._launches: Launches | None = None
 
     def rule_of(self, group: Group) -> Rule:
         """The rule for a parameter group."""
@@ -107,16 +115,31 @@ class PagedOptimizer(torch.optim.Optimizer):
         """Names of the state tensors of a parameter in ``group``."""
         return self.rule_of(group).inputs[2:]
 
+    def dtype_of(self, name: str, p: torch.Tensor) -> torch.dtype:
+        """The dtype in which state ``name`` of a parameter is made."""
+        return state_dtype(self.state_format, name, p.dtype)
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient, on the current stream, without waiting for it.
 
         Args:
             closure: computes the loss again and returns it.
 
+        What it uses is what ``state`` and ``param_groups`` hold now, whoever put it there.  Once its first launch has
+        begun it is finished and counted, whatever signal arrives; what a handler raises, rises then.  A second Ctrl-C
+        ends it in the middle.
+
         Raises:
-            RuntimeError: a gradient is sparse, or the stream is being captured into a CUDA graph.
+            RuntimeError: a gradient is sparse; state is of another dtype, shape or device than the parameter's; the
+                stream is being captured into a CUDA graph; the process was forked from that of state in a file; state
+                is damaged.  Nothing has been updated then.
+            KeyError: state has some of a parameter's tensors and lacks another.  Nothing has been updated then.
             ValueError, TypeError: a parameter or gradient changed its size, dtype, device or lost its memory; nothing
                 has been updated then.
+            MemoryError, torch.OutOfMemoryError: there is no room for state that is to be made; nothing has been
+                updated then.  Or state in a file could not be written back for want of room (on the disk, in a quota,
+                in memory): it is damaged.
+            OSError: state in a file could not be read or written back: it is damaged.
         """
         loss = None
         if closure is not None:
@@ -127,35 +150,48 @@ class PagedOptimizer(torch.optim.Optimizer):
                 f"{type(self).__name__}.step() cannot be captured into a CUDA graph: its step count and learning rate "
                 "live on the host. Capture the model and step outside of the graph"
             )
-        if self.store.look():
-            self._buckets = None
-        buckets = self._current_buckets()
-        for bucket in buckets:
-            bucket.refresh()
-        self.store.prepare()
-        for bucket in buckets:
-            bucket.run(self)
+        self._check_whole()
+        self.store.check_owner()
+        with self._moving():
+            self.store.look()
+        if self._launches is None or not self._launches.current(self):
+            self._launches = None  # its tables keep state alive that may be gone
+            self._launches = Launches(self)
+        self._launches.run(self)
         return loss
 
-    def _current_buckets(self) -> list[Bucket]:
-        """The prepared launches; made anew when groups were added or changed, or a parameter has its first gradient."""
-        rules = [self.rule_of(group) for group in self.param_groups]
-        stale = self._buckets is None or rules != self._rules or any(p.grad is not None for p in self._waiting)
-        if stale:
-            self._refuse_sparse()
-            self._buckets = None
-            with torch.no_grad():
-                self._waiting, fresh = create_state(self, self.store)
-                self._buckets = Bucket.partition(self, fresh)
-            self._rules = rules
-        assert self._buckets is not None
-        return self._buckets
+    def _check_whole(self) -> None:
+        """
+        Raises:
+            RuntimeError: state is damaged.
+        """
+        if self.damaged:
+            raise RuntimeError(
+                f"the state of this {type(self).__name__} is damaged: {self.damaged}. Some of it belongs to a step "
+                "that the rest does not know; load_state_dict() of a checkpoint mends it (load the model's, too)"
+            )
 
-    def _refuse_sparse(self) -> None:
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None and p.grad.layout is not torch.strided:
-                    raise RuntimeError(f"{type(self).__name__} does not support sparse gradients")
+    @contextlib.contextmanager
+    def _moving(self) -> Iterator[None]:
+        """A block in which pages may move."""
+        before = [(arena, arena.resident) for arena in self.store.arenas]
+        try:
+            yield
+        except StateLost as error:
+            self.damaged = str(error)
+            raise
+        finally:
+            if before != [(arena, arena.resident) for arena in self.store.arenas]:
+                self._launches = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's; its tensors are those of the optimizer, each with a storage of its own.
+
+        Raises:
+            RuntimeError: state is damaged.
+        """
+        self._check_whole()
+        return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of this class, of the torch optimizer it stands for, or of a 32-bit one of bitsandbytes.
@@ -163,14 +199,24 @@ class PagedOptimizer(torch.optim.Optimizer):
         Values are copied into existing state tensors where there are any; state keeps its format, placement and
         budget, and neither the dict nor anything of it is kept.
 
+        Once copying has begun, it ends before a signal is handled; a second Ctrl-C ends it in the middle, and leaves
+        the optimizer damaged.  So does a copy that fails (a full disk).
+
         Raises:
             ValueError: groups, parameters, shapes or names differ, or values would be rounded to another dtype that
                 nobody asked for; the optimizer is unchanged then.
             MemoryError, torch.OutOfMemoryError: there is no room for the state; the optimizer is unchanged then.
+            RuntimeError: the process was forked from that of state in a file.
         """
+        self.store.check_owner()
         load(self, self.store, state_dict, super().load_state_dict)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> PagedOptimizer:
+        self._check_whole()
+        return duplicate(self, memo)
+
     def __getstate__(self) -> dict[str, Any]:
+        self._check_whole()
         store = self.store
         options = {
             "state_format": self.state_format,
@@ -186,9 +232,9 @@ class PagedOptimizer(torch.optim.Optimizer):
         if options := state.pop("_options", None):
             self._configure(**options)
         super().__setstate__(state)
-        self._buckets = None
+        self._launches = None
         if options:
-            adopt(self, self.store)
+            bring_home(self, self.store)
 
     def set_device_budget(self, device_budget: Budget) -> None:
         """Change how many bytes of state stay on the device.  Pages move now, at their addresses; waits for the device.
@@ -196,15 +242,23 @@ class PagedOptimizer(torch.optim.Optimizer):
         Args:
             device_budget: as at construction.
 
+        State that was put elsewhere (an entry or tensor of ``state`` replaced) comes home: into new tensors, in memory
+        that the budget covers.
+
         Raises:
             ValueError, TypeError: it is no budget, or the placement keeps none.
             MemoryError, torch.OutOfMemoryError: there is no room; no state is lost, and :meth:`memory_report` says
                 where each page is.
+            RuntimeError: the process was forked from that of state in a file.
         """
-        try:
+        state = state_tensors(self)
+        self.store.check_budget(device_budget, has_state=bool(state))
+        self._launches = None
+        self.store.forget(state)
+        del state
+        with self._moving():
             self.store.set_budget(device_budget)
-        finally:
-            self._buckets = None
+            bring_home(self, self.store)
 
     def spill(self, nbytes: int | str | None = None) -> int:
         """Give device memory back now, beyond what the budget says, until :meth:`unspill`.  Waits for the device.
@@ -218,10 +272,8 @@ class PagedOptimizer(torch.optim.Optimizer):
         Raises:
             MemoryError: the host has no room; what was moved before stays moved.
         """
-        try:
+        with self._moving():
             return self.store.spill(None if nbytes is None else parse_bytes(nbytes, "nbytes"))
-        finally:
-            self._buckets = None
 
     def unspill(self) -> None:
         """Take the room back that :meth:`spill` gave, as far as the budget says.  Waits for the device.
@@ -229,10 +281,8 @@ class PagedOptimizer(torch.optim.Optimizer):
         Raises:
             torch.OutOfMemoryError: it is no longer there; pages that did not fit stay away.
         """
-        try:
+        with self._moving():
             self.store.settle()
-        finally:
-            self._buckets = None
 
     @contextlib.contextmanager
     def spilled(self, nbytes: int | str | None = None) -> Iterator[int]:
@@ -245,6 +295,4 @@ class PagedOptimizer(torch.optim.Optimizer):
 
     def memory_report(self) -> MemoryReport:
         """Bytes of state by place, as they should be and as they are (see :class:`MemoryReport`)."""
-        ours = {a.tensor.untyped_storage().data_ptr() for a in self.store.arenas}
-        state = state_tensors(self)
-        return self.store.report([t for t in state if t.untyped_storage().data_ptr() not in ours])
+        return self.store.report([t for t in state_tensors(self) if t.nbytes and self.store.is_plain(t)])

@@ -1,21 +1,24 @@
 """Loading state: checks, then all allocation, then the copying.
 
-Whatever can fail comes before the first byte is copied, and a load that fails leaves the optimizer as it was.
+What can be foreseen to fail comes before the first byte is copied, and a load that fails until then leaves the
+optimizer as it was.  Copying is in place, as a second copy of all state is what there is no room for: so no signal may
+end it in the middle, and what ends it all the same leaves the optimizer damaged.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..interrupts import Uninterrupted
 from ..store import Store, Wanted
 from .foreign import translate
-from .loadable import Member, State, StateDict, check_form, check_groups, check_state, count, home, members, stored_as
-from .state import state_tensors
+from .loadable import State, StateDict, check_form, check_groups, check_state, home, members, step_of, stored_as
+from .members import state_tensors
 
 if TYPE_CHECKING:
     from .base import PagedOptimizer
@@ -40,7 +43,7 @@ def load(
     """
     before = dict(vars(optimizer))
     given: list[StateDict] = []
-    done = False
+    begun = False
 
     def take(_: torch.optim.Optimizer, loaded: StateDict) -> StateDict:
         given.append(loaded if _has_name(optimizer, "state1") else translate(loaded))
@@ -48,12 +51,17 @@ def load(
         return {**given[0], "state": {}}
 
     def put(_: torch.optim.Optimizer) -> None:
-        nonlocal done
+        nonlocal begun
         loaded = given.pop()
         check_groups(optimizer, before["param_groups"], loaded)
         check_state(optimizer, loaded, before["state"])
-        fill(optimizer, memory, prepare(optimizer, memory, loaded, before["state"]))
-        done = True
+        plan = prepare(optimizer, memory, loaded, before["state"])
+        with Uninterrupted(gives_way=True):
+            begun = True
+            optimizer.damaged = "a load of another state ended in the middle"
+            copy_values(plan.copies, memory, plan.staging)
+            optimizer.state.update(plan.entries)
+            optimizer.damaged = ""
 
     # Registered here, so that they run behind and before the hooks that others have registered.
     hooks = (
@@ -63,15 +71,17 @@ def load(
     try:
         torch_load(state_dict)
     except BaseException:
-        if not done:
-            for name in vars(optimizer).keys() - before.keys():
-                delattr(optimizer, name)
-            vars(optimizer).update(before)
-            memory.forget(state_tensors(optimizer))
+        if not begun:
+            with Uninterrupted():
+                for name in vars(optimizer).keys() - before.keys():
+                    delattr(optimizer, name)
+                vars(optimizer).update(before)
+                memory.forget(state_tensors(optimizer))
         raise
     finally:
         for hook in hooks:
             hook.remove()
+    memory.forget(state_tensors(optimizer))
 
 
 def _has_name(optimizer: PagedOptimizer, name: str) -> bool:
@@ -80,7 +90,7 @@ def _has_name(optimizer: PagedOptimizer, name: str) -> bool:
 
 @dataclass(frozen=True)
 class Plan:
-    """What :func:`fill` has to do, with all memory that it takes.
+    """What there is to do, with all memory that it takes.
 
     Attributes:
         entries: the optimizer's state when it is done.
@@ -109,30 +119,32 @@ def prepare(optimizer: PagedOptimizer, memory: Store, state_dict: StateDict, bef
         if not member.entry:
             continue
         p = member.param
-        entry = entries[p] = _step_entry(member) if optimizer.has_step else {}
-        for name in member.names:
-            entry[name] = home(before, p, name)
+        entry = entries[p] = {"step": step_of(member)} if optimizer.has_step else {}
+        homes = [home(optimizer, before, p, name) for name in member.names]
+        if not all(old is None or memory.is_plain(old) for old in homes) and None in homes:
+            homes = [None] * len(homes)  # state that moves is whole, so that its pages are
+        for name, old in zip(member.names, homes, strict=True):
+            entry[name] = old
             pairs.append((entry, name, member.entry[name]))
             if entry[name] is None:
                 wanted.append((p, name, stored_as(optimizer, before, p, name)))
         others = [name for name in member.entry if name != "step" and name not in member.names]
         entry.update((name, _own(member.entry[name], p.device)) for name in others)
-    keys = {key for group in state_dict["param_groups"] for key in group["params"]}
-    entries |= {key: copy.deepcopy(entry) for key, entry in state_dict["state"].items() if key not in keys}
+    params = {member.key: member.param for member in members(optimizer, state_dict)}
+    entries = {  # in the order of the dict, as torch
+        params.get(key, key): entries.get(params[key], {}) if key in params else copy.deepcopy(entry)
+        for key, entry in state_dict["state"].items()
+        if key not in params or params[key] in entries
+    }
     sources = _apart(pairs)
     on_devices = any(isinstance(p, torch.Tensor) and p.device.type != "cpu" for p in entries)
-    staging = torch.empty(CHUNK if on_devices else 0, dtype=torch.uint8)
+    staging = torch.empty(CHUNK if on_devices else 0, dtype=torch.uint8, device="cpu")
     made = iter(memory.create(wanted) if wanted else ())  # the last that may fail
     for entry, name, _ in pairs:
         if entry[name] is None:
             entry[name] = next(made)
     copies = [(entry[name], source) for (entry, name, _), source in zip(pairs, sources, strict=True)]
     return Plan(entries, [(a, b) for a, b in copies if not _same(a, b)], staging)
-
-
-def _step_entry(member: Member) -> dict[str, Any]:
-    """State with the step count as torch keeps it, before anything else."""
-    return {"step": torch.tensor(count(member), dtype=torch.float32)}
 
 
 def _own(value: Any, device: torch.device) -> Any:
@@ -157,21 +169,24 @@ def _same(a: torch.Tensor | None, b: torch.Tensor) -> bool:
 
 
 @torch.no_grad()
-def fill(optimizer: PagedOptimizer, memory: Store, plan: Plan) -> None:
-    """Copy the values, in the order of addresses and at most ``CHUNK`` bytes at a time, and set the state."""
+def copy_values(copies: Sequence[tuple[torch.Tensor, torch.Tensor]], memory: Store, staging: torch.Tensor) -> None:
+    """Copy into each first tensor what the second has, in the order of addresses and ``CHUNK`` bytes at a time.
+
+    Raises:
+        OSError, MemoryError: state in a file could not be written out; some of it is copied.
+    """
     filled = 0
-    for target, source in sorted(plan.copies, key=lambda pair: pair[0].data_ptr()):
+    for target, source in sorted(copies, key=lambda pair: pair[0].data_ptr()):
         # With the widest strides first the target is contiguous, and so is each of its blocks.
         order = sorted(range(target.dim()), key=target.stride().__getitem__, reverse=True)
         limit = CHUNK // max(target.itemsize, source.itemsize)
         for block, values in _blocks(target.permute(order), source.permute(order), limit):
-            _copy(block, values, plan.staging)
+            _copy(block, values, staging)
             filled += block.nbytes
             if filled >= CHUNK:
                 memory.drop()  # keeps to the budget while pages are touched that should not stay in memory
                 filled = 0
     memory.drop()
-    optimizer.state.update(plan.entries)
 
 
 def _blocks(target: torch.Tensor, source: torch.Tensor, limit: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -193,24 +208,3 @@ def _copy(block: torch.Tensor, values: torch.Tensor, staging: torch.Tensor) -> N
     if not (plain or block.device.type == "cpu" or block.device == values.device):
         values = staging[: block.nbytes].view(block.dtype).view(block.shape).copy_(values)
     block.copy_(values)
-
-
-def adopt(optimizer: PagedOptimizer, memory: Store) -> None:
-    """Move state that an optimizer brought along, when it was copied or unpickled, to where its placement says.
-
-    Raises:
-        MemoryError, torch.OutOfMemoryError, CudaError: there is no room.
-    """
-    loose = [
-        (p, name, tensor)
-        for group in optimizer.param_groups
-        for p in group["params"]
-        for name in optimizer.state_names(group)
-        if p in optimizer.state and (tensor := home(optimizer.state, p, name)) is not None
-    ]
-    made = memory.create([(p, name, tensor.dtype) for p, name, tensor in loose]) if loose else []
-    entries = {p: dict(optimizer.state[p]) for p, _, _ in loose}
-    for (p, name, _), tensor in zip(loose, made, strict=True):
-        entries[p][name] = tensor
-    copies = [(new, old) for new, (_, _, old) in zip(made, loose, strict=True)]
-    fill(optimizer, memory, Plan(entries, copies, torch.empty(0)))

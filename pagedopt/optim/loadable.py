@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..formats import state_dtype
 from ..pointers import is_dense
+from .steps import new_steps
 
 if TYPE_CHECKING:
     from .base import PagedOptimizer
@@ -115,12 +115,12 @@ def _check_entry(optimizer: PagedOptimizer, member: Member, before: State) -> No
                 "was cut off"
             )
     if optimizer.has_step:
-        count(member)
+        step_of(member)
     p = member.param
     for name in member.names:
         what = f"loaded {name} of parameter {member.key}"
         _check_tensor(what, member.entry[name], p)
-        if home(before, p, name) is None and not is_dense(p):
+        if home(optimizer, before, p, name) is None and not is_dense(p):
             raise ValueError(f"parameter {member.key} of shape {tuple(p.shape)} has gaps; use a contiguous tensor")
         _check_precision(optimizer, what, name, member.entry[name].dtype, stored_as(optimizer, before, p, name))
 
@@ -156,26 +156,33 @@ def _check_precision(optimizer: PagedOptimizer, what: str, name: str, loaded: to
         )
 
 
-def count(member: Member) -> float:
-    """The number of steps in a loaded entry, which may be a number or a tensor on any device."""
+def step_of(member: Member) -> torch.Tensor:
+    """The step count of a loaded entry, a number or a tensor on any device, as a new tensor; torch takes any number.
+
+    Raises:
+        ValueError: it is no number.
+    """
     value = member.entry["step"]
     if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
-        value = value.item()
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0 or value % 1 != 0:
+        return value.detach().to("cpu", copy=True).reshape(())
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         what = f"a tensor of {value.dtype}, {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
         raise ValueError(f"loaded step of parameter {member.key} is {what}, not a number of steps")
-    return float(value)
+    (step,) = new_steps(1)
+    return step.copy_(torch.tensor(value, dtype=torch.float64, device="cpu"))
 
 
-def home(before: State, p: torch.Tensor, name: str) -> torch.Tensor | None:
-    """The state tensor that there is, if it is still laid out as its parameter."""
+def home(optimizer: PagedOptimizer, before: State, p: torch.Tensor, name: str) -> torch.Tensor | None:
+    """The state tensor that there is, if it is still laid out as its parameter and where its placement has it."""
     old = before[p].get(name) if p in before else None
     if not isinstance(old, torch.Tensor) or old.device != p.device or old.shape != p.shape:
+        return None
+    if old.dtype not in DTYPES or not optimizer.store.is_home(old):
         return None
     return old if old.stride() == p.stride() or not p.numel() else None
 
 
 def stored_as(optimizer: PagedOptimizer, before: State, p: torch.Tensor, name: str) -> torch.dtype:
     """What state ``name`` is stored as: what there is keeps its format."""
-    old = home(before, p, name)
-    return state_dtype(optimizer.state_format, name, p.dtype) if old is None else old.dtype
+    old = home(optimizer, before, p, name)
+    return optimizer.dtype_of(name, p) if old is None else old.dtype

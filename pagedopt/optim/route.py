@@ -116,9 +116,8 @@ def _half_in(
 
     An update of the rest in place would be lost when the page that was copied before it is copied back.
     """
-    ranges = {store.arenas[number].tensor.untyped_storage().data_ptr() for number in passing}
     return any(
-        at is None and any(s.numel() and s.untyped_storage().data_ptr() in ranges for s in each)
+        at is None and any(store.arenas[number].holds(s) for s in each for number in passing)
         for at, each in zip(found, zip(*states, strict=True), strict=True)
     )
 

@@ -26,6 +26,7 @@ class PagedSGD(PagedOptimizer, torch.optim.SGD):
     """
 
     has_step = False
+    rules = (sgd, sgd_momentum)
 
     def __init__(
         self,

@@ -96,6 +96,7 @@ def on_host(opt: Any) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.exclusive
 @pytest.mark.parametrize("name", PLACES)
 def test_saving_moves_no_page_and_takes_no_device_memory(name: str, tmp_path: Path) -> None:
     _, opt = trained(name)
@@ -120,6 +121,7 @@ FORMS = {
 }
 
 
+@pytest.mark.exclusive
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", PLACES)
 def test_loading_keeps_addresses_and_places_and_takes_at_most_a_chunk(name: str, form: str) -> None:
@@ -145,6 +147,7 @@ def test_loading_keeps_addresses_and_places_and_takes_at_most_a_chunk(name: str,
             assert torch.equal(opt.state[p][k].cpu(), saved["state"][i][k].float().cpu())
 
 
+@pytest.mark.exclusive
 @pytest.mark.parametrize("form", ["as saved", "narrower"])
 @pytest.mark.parametrize("name", PLACES)
 def test_a_resumed_run_needs_no_more_than_a_fresh_one(name: str, form: str) -> None:
@@ -169,7 +172,8 @@ def test_a_resumed_run_needs_no_more_than_a_fresh_one(name: str, form: str) -> N
         ends.append(used() - start)
         del opt
     assert peaks[1] <= peaks[0] + CHUNK, peaks
-    assert ends[1] <= ends[0] + 2 * MIB, ends
+    # Tensors of torch's own may lie otherwise among gradients and parameters, in one of its segments (20 MiB) more.
+    assert ends[1] <= ends[0] + (2 if name != "device" else 20) * MIB, ends
 
 
 @pytest.mark.parametrize("steps", [0, 2])

@@ -1,0 +1,82 @@
+"""State that changes its place: home after users put it elsewhere, and into the copy of an optimizer."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..interrupts import Uninterrupted
+from ..store import Store
+from .checkpoint import copy_values
+
+if TYPE_CHECKING:
+    from .base import PagedOptimizer
+
+
+def bring_home(optimizer: PagedOptimizer, store: Store) -> None:
+    """Move state that lies elsewhere to where the placement has it, parameter by parameter: none is there twice.
+
+    Raises:
+        MemoryError, torch.OutOfMemoryError, CudaError: there is no room; what has not come yet stays where it is.
+    """
+    away = [
+        (p, name, tensor)
+        for p, tensors in _whole_state(optimizer).items()
+        if not all(map(store.is_home, tensors.values()))
+        for name, tensor in tensors.items()
+    ]
+    if not away:
+        return
+    made = store.create([(p, name, tensor.dtype) for p, name, tensor in away])
+    for (p, name, _), tensor in zip(away, made, strict=True):
+        with Uninterrupted():
+            copy_values([(tensor, optimizer.state[p][name])], store, torch.empty(0, device="cpu"))
+            optimizer.state[p][name] = tensor
+
+
+
+def _whole_state(optimizer: PagedOptimizer) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
+    """The state of every parameter that has all its tensors, in its shape and on its device."""
+    found = {}
+    for group in optimizer.param_groups:
+        names = optimizer.state_names(group)
+        for p in group["params"]:
+            entry = optimizer.state.get(p, {})
+            tensors = {name: t for name in names if _fits(t := entry.get(name), p)}
+            if names and len(tensors) == len(names):
+                found[p] = tensors
+    return found
+
+
+def _fits(tensor: Any, p: torch.Tensor) -> bool:
+    return isinstance(tensor, torch.Tensor) and tensor.device == p.device and tensor.shape == p.shape
+
+
+def duplicate(optimizer: PagedOptimizer, memo: dict[int, Any]) -> PagedOptimizer:
+    """A deep copy, whose state is where its own placement has it from the start: there is one copy, not two.
+
+    Raises:
+        MemoryError, torch.OutOfMemoryError, CudaError: there is no room.
+    """
+    twin = type(optimizer).__new__(type(optimizer))
+    memo[id(optimizer)] = twin
+    content = optimizer.__getstate__()
+    state = content.pop("state")
+    empty = copy.copy(state)
+    empty.clear()
+    twin.__setstate__({**copy.deepcopy(content, memo), "state": empty})
+    ours = [
+        (copy.deepcopy(p, memo), name, tensor)
+        for p, tensors in _whole_state(optimizer).items()
+        if optimizer.store.arenas and all(any(a.holds(t) for a in optimizer.store.arenas) for t in tensors.values())
+        for name, tensor in tensors.items()
+    ]
+    made = twin.store.create([(p, name, tensor.dtype) for p, name, tensor in ours]) if ours else []
+    memo.update((id(tensor), new) for (_, _, tensor), new in zip(ours, made, strict=True))
+    copy_values(
+        [(new, old) for (_, _, old), new in zip(ours, made, strict=True)], twin.store, torch.empty(0, device="cpu")
+    )
+    twin.state.update((copy.deepcopy(p, memo), copy.deepcopy(entry, memo)) for p, entry in state.items())
+    return twin

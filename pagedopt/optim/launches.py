@@ -1,0 +1,117 @@
+"""The launches of a step: made anew when parameters or state are no longer what they were made for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..interrupts import Uninterrupted
+from ..rules import Rule
+from .bucket import Bucket
+from .members import Member, members, state_tensors
+from .steps import new_steps
+from .watch import Watch
+
+if TYPE_CHECKING:
+    from .base import PagedOptimizer
+
+
+class Launches:
+    """All launches of an optimizer, and the state that they still have to put into ``optimizer.state``.
+
+    Until :meth:`run` nothing of the optimizer has changed.
+
+    Raises:
+        KeyError, RuntimeError, ValueError, TypeError: see :func:`members` and :class:`Bucket`.
+        MemoryError, torch.OutOfMemoryError: there is no room for new state.
+    """
+
+    def __init__(self, optimizer: PagedOptimizer) -> None:
+        self._rules = _rules(optimizer)
+        found, self._waiting = members(optimizer)
+        self._fresh = [m for m in found if m.is_new or m.missing]
+        optimizer.store.mind(state_tensors(optimizer), type(optimizer).__name__)
+        _create(optimizer, found)
+        self._members = found
+        self.buckets = Bucket.partition(optimizer, found)
+        self._watch: Watch | None = None
+
+    def current(self, optimizer: PagedOptimizer) -> bool:
+        """Whether they are for what state and groups hold now."""
+        return (
+            self._watch is not None
+            and self._watch.same(optimizer)
+            and _rules(optimizer) == self._rules
+            and all(p.grad is None for p in self._waiting)
+        )
+
+    def run(self, optimizer: PagedOptimizer) -> None:
+        """Take the step.  Once its first launch has begun, it is finished and counted before a signal is handled.
+
+        Raises:
+            ValueError, TypeError, CompileError: a tensor cannot be used, or the kernel not be compiled; nothing has
+                changed then.
+            BaseException: what failed in the middle, or came with a second Ctrl-C; the optimizer is damaged then.
+        """
+        ahead: dict[int, int] = {}
+        try:
+            for bucket in self.buckets:
+                bucket.prepare(optimizer, ahead)
+            optimizer.store.prepare()
+            with Uninterrupted(gives_way=True):
+                self._launch(optimizer)
+        finally:
+            for bucket in self.buckets:
+                bucket.let_go()
+        if self._watch is None:
+            needed = ("step",) if optimizer.has_step else ()
+            self._watch = Watch(optimizer, [m.entry[name] for m in self._members for name in (*needed, *m.names)])
+
+    def _launch(self, optimizer: PagedOptimizer) -> None:
+        try:
+            self._put_state(optimizer)
+            for bucket in self.buckets:
+                bucket.launch()
+        except BaseException as error:
+            if any(bucket.sweep.begun for bucket in self.buckets):
+                optimizer.damaged = f"a step failed in the middle ({type(error).__name__}: {error})"
+            else:
+                self._take_state_back(optimizer)
+            raise
+        self._fresh = []
+
+    def _put_state(self, optimizer: PagedOptimizer) -> None:
+        for member in self._fresh:
+            entry = optimizer.state[member.param]
+            for name, value in member.entry.items():
+                entry.setdefault(name, value)
+                if entry[name] is None:
+                    entry[name] = value
+
+    def _take_state_back(self, optimizer: PagedOptimizer) -> None:
+        for member in self._fresh:
+            entry = optimizer.state.get(member.param, {})
+            for name in ("step", *member.missing) if optimizer.has_step else member.missing:
+                entry.pop(name, None)
+            if not entry:
+                optimizer.state.pop(member.param, None)
+
+
+def _rules(optimizer: PagedOptimizer) -> list[Rule]:
+    return [optimizer.rule_of(group) for group in optimizer.param_groups]
+
+
+def _create(optimizer: PagedOptimizer, found: list[Member]) -> None:
+    """Complete the entries of members with zeroed state, one for all places in which a parameter stands."""
+    entries: dict[int, dict[str, Any]] = {}
+    firsts = []
+    for member in found:
+        member.entry = entries.setdefault(id(member.param), member.entry)
+        if member.turn == 0 and (member.is_new or member.missing):
+            firsts.append(member)
+    wanted = [(m.param, name, optimizer.dtype_of(name, m.param)) for m in firsts for name in m.missing]
+    made = iter(optimizer.store.create(wanted) if wanted else ())
+    counts = iter(new_steps(len(firsts)) if optimizer.has_step else ())
+    for member in firsts:
+        if optimizer.has_step:
+            member.entry["step"] = next(counts)  # first, as torch has it
+        member.entry.update((name, next(made)) for name in member.missing)

@@ -1,0 +1,158 @@
+"""The parameters of an optimizer as a step sees them: each with its group, its state, and what of that is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..pointers import is_dense
+from ..rules import Rule
+
+if TYPE_CHECKING:
+    from .base import PagedOptimizer
+
+
+@dataclass
+class Member:
+    """One parameter in one place of one group.
+
+    Attributes:
+        param: the parameter.
+        group: the index of its group.
+        rule: what happens to it.
+        entry: its state, what is made for the coming step included.
+        is_new: whether there is nothing of its state yet.
+        missing: names of state tensors that there are not yet.
+        index: of the parameter, counted through all groups.
+        turn: how often the parameter stands before this place: torch updates it each time, one after the other.
+    """
+
+    param: torch.Tensor
+    group: int
+    rule: Rule
+    entry: dict[str, Any]
+    index: int
+    is_new: bool = False
+    missing: list[str] = field(default_factory=list)
+    turn: int = 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the state tensors that the rule takes, in its order."""
+        return self.rule.inputs[2:]
+
+    @property
+    def state(self) -> list[torch.Tensor]:
+        """The state tensors that the rule takes."""
+        return [self.entry[name] for name in self.names]
+
+
+def members(optimizer: PagedOptimizer) -> tuple[list[Member], list[torch.Tensor]]:
+    """Every parameter that can be updated, and those that wait for their first gradient.
+
+    Raises:
+        KeyError: state holds some of a parameter's tensors and lacks another (as torch), or takes no new entries.
+        RuntimeError: a tensor of state is of another device, shape or dtype than can be used (as torch), or a gradient
+            is sparse.
+        ValueError: a parameter has gaps.
+    """
+    found: list[Member] = []
+    waiting: list[torch.Tensor] = []
+    turns: dict[int, int] = {}
+    count = 0
+    for number, group in enumerate(optimizer.param_groups):
+        rule = optimizer.rule_of(group)
+        for p in group["params"]:
+            member = Member(p, number, rule, dict(optimizer.state.get(p) or {}), count)
+            count += 1
+            if p.grad is None:
+                if not _is_complete(optimizer, member):
+                    waiting.append(p)
+                    continue
+            else:
+                _find_missing(optimizer, member)
+                _check(optimizer, member)
+            member.turn = turns.get(id(p), 0)
+            turns[id(p)] = member.turn + 1
+            found.append(member)
+    return found, waiting
+
+
+def _is_complete(optimizer: PagedOptimizer, member: Member) -> bool:
+    """Whether a parameter without gradient has state that a step could use, should there be one."""
+    needed = ("step", *member.names) if optimizer.has_step else member.names
+    if not member.entry or any(member.entry.get(name) is None for name in needed):
+        return False
+    try:
+        _check(optimizer, member)
+    except (RuntimeError, ValueError):
+        return False
+    return True
+
+
+def _find_missing(optimizer: PagedOptimizer, member: Member) -> None:
+    if optimizer.has_step and member.entry:  # torch makes all of a parameter's state at once, or looks up each
+        for name in ("step", *member.names):
+            member.entry[name]
+        return
+    member.is_new = not member.entry and bool(member.names or optimizer.has_step)
+    if member.is_new and getattr(optimizer.state, "default_factory", None) is None:
+        optimizer.state[member.param]  # a plain dict in the place of torch's has no entry for a new parameter
+    member.missing = [name for name in member.names if member.entry.get(name) is None]
+
+
+def _check(optimizer: PagedOptimizer, member: Member) -> None:
+    p = member.param
+    if p.grad is not None and p.grad.layout is not torch.strided:
+        raise RuntimeError(f"{type(optimizer).__name__} does not support sparse gradients")
+    if not is_dense(p):
+        raise ValueError(
+            f"parameter {member.index} of shape {tuple(p.shape)} and strides {p.stride()} has gaps or overlaps "
+            "itself; use a contiguous tensor"
+        )
+    for name in member.names:
+        if name not in member.missing:
+            _check_tensor(optimizer, member, name)
+    if optimizer.has_step and member.entry:
+        step = member.entry["step"]
+        if not isinstance(step, torch.Tensor) or step.numel() != 1:
+            raise RuntimeError(f"state 'step' of {_named(member)} is {_words(step)}; it must be a tensor of one number")
+
+
+def _check_tensor(optimizer: PagedOptimizer, member: Member, name: str) -> None:
+    p, value = member.param, member.entry[name]
+    what = f"state {name!r} of {_named(member)} is {_words(value)}"
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        raise RuntimeError(f"{what}; it must be a dense tensor")
+    if value.device != p.device:
+        raise RuntimeError(f"{what} on {value.device}, the parameter is on {p.device}: they must be on the same device")
+    if value.shape != p.shape:
+        raise RuntimeError(f"{what}; the parameter has shape {tuple(p.shape)}")
+    if any(stride == 0 and size > 1 for stride, size in zip(value.stride(), value.shape, strict=True)):
+        raise RuntimeError(f"{what}, expanded: several of its elements are one in memory, and cannot be updated")
+    wanted = optimizer.dtype_of(name, p)
+    if value.dtype is not wanted and (name in optimizer.fixed_dtypes or not value.dtype.is_floating_point):
+        raise RuntimeError(f"{what}; it is stored as {wanted} (state_format says how)")
+
+
+def _named(member: Member) -> str:
+    return f"parameter {member.index} of shape {tuple(member.param.shape)}"
+
+
+def _words(value: Any) -> str:
+    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+
+
+def state_tensors(optimizer: PagedOptimizer) -> list[torch.Tensor]:
+    """Every tensor of state but step counts, each once, whether a rule names it now or not."""
+    found = {
+        id(value): value
+        for entry in optimizer.state.values()
+        if isinstance(entry, Mapping)
+        for name, value in entry.items()
+        if isinstance(value, torch.Tensor) and name != "step"
+    }
+    return list(found.values())

@@ -1,0 +1,365 @@
+"""What users do to ``optimizer.state`` between steps, and torch's optimizers beside ours.
+
+An edit is a function of the optimizer and of the list of all parameters, to which it adds those that it makes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from optim_support import ADAMW
+
+from pagedopt import PagedAdamW, PagedSGD
+
+Params = list[torch.nn.Parameter]
+Edit = Callable[[torch.optim.Optimizer, Params], None]
+TensorEdit = Callable[[dict[str, Any], str], None]
+
+#: Behind a first one that spans pages, of 64 KiB in a file and of 2 MiB on a device; two are alike.
+SHAPES = ((13, 18), (13, 18), (5, 9), (), (70,))
+LARGE = {"cpu": (200, 201), "cuda": (1100, 1101)}
+SGD: dict[str, Any] = {"lr": 0.05, "momentum": 0.9, "dampening": 0.4, "weight_decay": 0.1}
+
+
+@dataclass(frozen=True)
+class Case:
+    """An optimizer of ours, torch's, and the names of their state tensors."""
+
+    ours: Any
+    torch: Any
+    options: dict[str, Any]
+    names: tuple[str, ...]
+
+    @property
+    def has_step(self) -> bool:
+        return self.ours.has_step
+
+    def make(self, theirs: bool, groups: list[dict[str, Any]], **ours: Any) -> torch.optim.Optimizer:
+        if theirs:
+            return self.torch(groups, foreach=False, **self.options)
+        return self.ours(groups, **self.options, **ours)
+
+
+CASES = {
+    "adamw": Case(PagedAdamW, torch.optim.AdamW, ADAMW, ("exp_avg", "exp_avg_sq")),
+    "amsgrad": Case(
+        PagedAdamW, torch.optim.AdamW, {**ADAMW, "amsgrad": True}, ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+    ),
+    "sgd": Case(PagedSGD, torch.optim.SGD, SGD, ("momentum_buffer",)),
+}
+
+
+def numbers(shape: tuple[int, ...], seed: int, device: str = "cpu") -> torch.Tensor:
+    """Values between -1 and 1 by integer arithmetic, none of them 0, the same on every device."""
+    k = torch.arange(torch.Size(shape).numel(), device=device)
+    return (((k * 7919 + seed * 104729) % 2003 * 2 - 2003).float() / 2003).reshape(shape)
+
+
+def parameter(shape: tuple[int, ...], seed: int, device: str = "cpu") -> torch.nn.Parameter:
+    return torch.nn.Parameter(numbers(shape, 900 + seed, device))
+
+
+def parameters(device: str = "cpu") -> Params:
+    return [parameter(shape, i, device) for i, shape in enumerate((LARGE[device], *SHAPES))]
+
+
+def groups_of(params: Params) -> list[dict[str, Any]]:
+    """Two groups, of which the second has values of its own."""
+    return [{"params": params[:4]}, {"params": params[4:], "lr": 0.07, "weight_decay": 0.3}]
+
+
+def steps(optimizer: torch.optim.Optimizer, params: Params, count: int, first: int = 0) -> None:
+    """Steps ``first`` …; every gradient is new, and differs from step to step."""
+    for step in range(first, first + count):
+        for i, p in enumerate(params):
+            p.grad = numbers(tuple(p.shape), 31 * step + 7 * i + 1, str(p.device)).to(p.dtype)
+        optimizer.step()
+
+
+def moments(optimizer: torch.optim.Optimizer, p: torch.Tensor) -> list[str]:
+    return [name for name in optimizer.state[p] if name != "step"]
+
+
+def listed(optimizer: torch.optim.Optimizer) -> Params:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+# --- the whole state, and entries -----------------------------------------------------------------------------------
+
+
+def clear(opt: torch.optim.Optimizer, params: Params) -> None:
+    opt.state.clear()
+
+
+def delete(opt: torch.optim.Optimizer, params: Params, index: int = 1) -> None:
+    del opt.state[params[index]]
+
+
+def pop_all(opt: torch.optim.Optimizer, params: Params) -> None:
+    for p in list(opt.state):
+        opt.state.pop(p)
+
+
+def new_state(opt: torch.optim.Optimizer, params: Params, make: Callable[[Any], Any]) -> None:
+    opt.state = make(opt.state)
+
+
+def each_entry(
+    opt: torch.optim.Optimizer, params: Params, change: Callable[[Any], Any], only: int | None = None
+) -> None:
+    """Every entry, or one, replaced by a dict of changed tensors."""
+    for p in params if only is None else [params[only]]:
+        opt.state[p] = {name: change(value) for name, value in opt.state[p].items()}
+
+
+def entry_in_place(opt: torch.optim.Optimizer, params: Params) -> None:
+    """The dict stays, all that it holds is replaced."""
+    for p in params[:2]:
+        opt.state[p].update({name: value.clone() for name, value in opt.state[p].items()})
+
+
+def empty_entry(opt: torch.optim.Optimizer, params: Params) -> None:
+    opt.state[params[0]].clear()
+
+
+def swap(opt: torch.optim.Optimizer, params: Params) -> None:
+    """Two parameters of one shape take each other's entries."""
+    opt.state[params[1]], opt.state[params[2]] = opt.state[params[2]], opt.state[params[1]]
+
+
+def swap_tensors(opt: torch.optim.Optimizer, params: Params) -> None:
+    a, b = opt.state[params[1]], opt.state[params[2]]
+    name = moments(opt, params[1])[0]
+    a[name], b[name] = b[name], a[name]
+
+
+def reorder_names(opt: torch.optim.Optimizer, params: Params) -> None:
+    for p in params:
+        opt.state[p] = dict(reversed(opt.state[p].items()))
+
+
+def foreign_name(opt: torch.optim.Optimizer, params: Params) -> None:
+    """A name that no rule knows stays as it is."""
+    opt.state[params[1]]["ema"] = numbers((3,), 5)
+
+
+def offload(opt: torch.optim.Optimizer, params: Params) -> None:
+    """To the CPU and back as RLHF libraries do: entries keep their dicts, tensors are new."""
+    homes = {p: {n: v.device for n, v in entry.items()} for p, entry in opt.state.items()}
+    for entry in opt.state.values():
+        for name, value in entry.items():
+            entry[name] = value.to("cpu", copy=True)
+    for p, entry in opt.state.items():
+        for name, value in entry.items():
+            entry[name] = value.to(homes[p][name], copy=True)
+
+
+def offload_data(opt: torch.optim.Optimizer, params: Params) -> None:
+    """The same by ``.data``: the tensors stay, their memory is new."""
+    for entry in opt.state.values():
+        for value in entry.values():
+            home = value.device
+            value.data = value.data.to("cpu", copy=True)
+            value.data = value.data.to(home, copy=True)
+
+
+def in_place(opt: torch.optim.Optimizer, params: Params) -> None:
+    """What writes through the tensors that are there."""
+    for i, p in enumerate(params):
+        for name in moments(opt, p):
+            (lambda t: t.zero_(), lambda t: t.fill_(0.25), lambda t: t.mul_(3))[i % 3](opt.state[p][name])
+
+
+def share_all(opt: torch.optim.Optimizer, params: Params) -> None:
+    for entry in opt.state.values():
+        for value in entry.values():
+            if not value.is_cuda:
+                value.share_memory_()
+
+
+# --- one tensor -----------------------------------------------------------------------------------------------------
+
+
+def one(opt: torch.optim.Optimizer, params: Params, change: TensorEdit, which: int, index: int = 1) -> None:
+    """Change state number ``which`` of a parameter (-1: the last, which is a second moment where there is one)."""
+    p = params[index]
+    change(opt.state[p], moments(opt, p)[which])
+
+
+def replace(change: Callable[[torch.Tensor], Any]) -> TensorEdit:
+    def apply(entry: dict[str, Any], name: str) -> None:
+        entry[name] = change(entry[name])
+
+    return apply
+
+
+def through(change: Callable[[torch.Tensor], Any]) -> TensorEdit:
+    """A change of the tensor itself, by one of its methods."""
+
+    def apply(entry: dict[str, Any], name: str) -> None:
+        change(entry[name])
+
+    return apply
+
+
+def set_data(entry: dict[str, Any], name: str) -> None:
+    entry[name].data = entry[name].clone() * 2
+
+
+def within(t: torch.Tensor, gap: int = 3) -> torch.Tensor:
+    """A slice of something larger, aligned to an element only."""
+    room = torch.full((t.numel() + 2 * gap,), 7.0, dtype=t.dtype, device=t.device)
+    return room[gap : gap + t.numel()].view(t.shape).copy_(t)
+
+
+def with_gaps(t: torch.Tensor) -> torch.Tensor:
+    return torch.full((*t.shape, 2), 7.0, dtype=t.dtype, device=t.device)[..., 0].copy_(t)
+
+
+def transposed(t: torch.Tensor) -> torch.Tensor:
+    return t.t().contiguous().t()
+
+
+def elsewhere(t: torch.Tensor) -> torch.Tensor:
+    return t.to("cpu" if t.is_cuda else "meta")
+
+
+def remove(entry: dict[str, Any], name: str) -> None:
+    del entry[name]
+
+
+TENSOR_EDITS: dict[str, TensorEdit] = {
+    "clone": replace(torch.clone),
+    "zeros_like": replace(torch.zeros_like),
+    "slice of larger": replace(within),
+    "gaps": replace(with_gaps),
+    "other strides": replace(transposed),
+    "expanded": replace(lambda t: t.flatten()[:1].reshape((1,) * t.dim()).expand(t.shape)),
+    "other shape": replace(lambda t: t.flatten()[:-1].clone()),
+    "same size, other shape": replace(lambda t: t.flatten().clone()),
+    "other device": replace(elsewhere),
+    "float64": replace(torch.Tensor.double),
+    "float16": replace(torch.Tensor.half),
+    "bfloat16": replace(torch.Tensor.bfloat16),
+    "int64": replace(torch.Tensor.long),
+    "Parameter": replace(lambda t: torch.nn.Parameter(t.clone())),
+    "number": replace(lambda t: 0.5),
+    "None": replace(lambda t: None),
+    "missing": remove,
+    "data": set_data,
+    "set_": through(lambda t: t.set_((t.detach() * 3).clone())),
+    "set_ slice": through(lambda t: t.set_(within(t))),
+    "resize_(0)": through(lambda t: t.resize_(0)),
+    "zero_": through(torch.Tensor.zero_),
+    "fill_": through(lambda t: t.fill_(0.5)),
+    "mul_": through(lambda t: t.mul_(2)),
+    "share_memory_": through(lambda t: None if t.is_cuda else t.share_memory_()),
+    "its own view": replace(lambda t: t.view(t.shape)),
+    "detached": replace(torch.Tensor.detach),
+}
+
+
+# --- step -----------------------------------------------------------------------------------------------------------
+
+
+def counts(opt: torch.optim.Optimizer, params: Params, change: Callable[[torch.Tensor], Any], every: bool) -> None:
+    """Replace the step count of one parameter or of all."""
+    for p in params if every else params[1:2]:
+        opt.state[p]["step"] = change(opt.state[p]["step"])
+
+
+def count_itself(opt: torch.optim.Optimizer, params: Params, change: Callable[[torch.Tensor], Any]) -> None:
+    change(opt.state[params[1]]["step"])
+
+
+def count_data(t: torch.Tensor) -> None:
+    t.data = torch.tensor(21.0)
+
+
+def shared_count(opt: torch.optim.Optimizer, params: Params) -> None:
+    """One tensor counts for three parameters of two groups: torch adds 1 for each of them, one after the other."""
+    step = torch.tensor(3.0)
+    for index in (0, 2, 4):
+        opt.state[params[index]]["step"] = step
+
+
+def missing_count(opt: torch.optim.Optimizer, params: Params) -> None:
+    del opt.state[params[1]]["step"]
+
+
+def _counts(change: Callable[[torch.Tensor], Any], every: bool = False) -> Edit:
+    return functools.partial(counts, change=change, every=every)
+
+
+STEP_EDITS: dict[str, Edit] = {
+    "replaced": _counts(lambda t: torch.tensor(9.0)),
+    "all replaced": _counts(lambda t: torch.tensor(9.0), True),
+    "clones": _counts(torch.clone, True),
+    "float64": _counts(torch.Tensor.double),
+    "all float64": _counts(torch.Tensor.double, True),
+    "int64": _counts(torch.Tensor.long),
+    "one element": _counts(lambda t: t.reshape(1).clone()),
+    "two elements": _counts(lambda t: torch.ones(2)),
+    "slice of larger": _counts(lambda t: torch.full((5,), 4.0)[3]),
+    "number": _counts(float),
+    "integer": _counts(int),
+    "numpy": _counts(lambda t: t.numpy().copy()),
+    "None": _counts(lambda t: None),
+    "missing": missing_count,
+    "meta": _counts(lambda t: t.to("meta")),
+    "fill_": functools.partial(count_itself, change=lambda t: t.fill_(17)),
+    "zero_": functools.partial(count_itself, change=torch.Tensor.zero_),
+    "add_": functools.partial(count_itself, change=lambda t: t.add_(2)),
+    "data": functools.partial(count_itself, change=count_data),
+    "set_": functools.partial(count_itself, change=lambda t: t.set_(torch.tensor(6.0))),
+    "resize_(0)": functools.partial(count_itself, change=lambda t: t.resize_(0)),
+    "share_memory_": functools.partial(count_itself, change=torch.Tensor.share_memory_),
+    "shared": shared_count,
+}
+
+
+def same(value: Any) -> Any:
+    """A dict with what there was, of no special kind."""
+    return dict(value)
+
+
+STATE_EDITS: dict[str, Edit] = {
+    "clear": clear,
+    "delete": delete,
+    "delete the large": functools.partial(delete, index=0),
+    "pop all": pop_all,
+    "empty the entry": empty_entry,
+    "state = defaultdict": functools.partial(new_state, make=lambda _: defaultdict(dict)),
+    "state = {}": functools.partial(new_state, make=lambda _: {}),
+    "state = dict": functools.partial(new_state, make=same),
+    "state = dict of dicts": functools.partial(new_state, make=lambda s: {p: dict(e) for p, e in s.items()}),
+    "clones": functools.partial(each_entry, change=torch.clone),
+    "one entry of clones": functools.partial(each_entry, change=torch.clone, only=1),
+    "the large entry of clones": functools.partial(each_entry, change=torch.clone, only=0),
+    "deep copies": functools.partial(each_entry, change=lambda t: torch.clone(t * 2)),
+    "update": entry_in_place,
+    "swap entries": swap,
+    "swap tensors": swap_tensors,
+    "names in another order": reorder_names,
+    "foreign name": foreign_name,
+    "offload": offload,
+    "offload .data": offload_data,
+    "in place": in_place,
+    "share_memory_": share_all,
+}
+
+
+def state_edits(names: tuple[str, ...]) -> dict[str, Edit]:
+    """All edits of state for an optimizer with state ``names``: of its first and of its last tensor each kind."""
+    found = dict(STATE_EDITS)
+    for which in sorted({0, len(names) - 1}):
+        for label, change in TENSOR_EDITS.items():
+            found[f"{names[which]}: {label}"] = functools.partial(one, change=change, which=which)
+    for label in ("clone", "slice of larger", "data", "share_memory_"):
+        found[f"large {names[0]}: {label}"] = functools.partial(one, change=TENSOR_EDITS[label], which=0, index=0)
+    return found

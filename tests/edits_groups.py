@@ -1,0 +1,241 @@
+"""What users do to ``optimizer.param_groups``, and Gaussian splatting's way with parameters and state together."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from edits import Edit, Params, moments, numbers, parameter
+
+
+def _newcomer(opt: torch.optim.Optimizer, params: Params, shape: tuple[int, ...] = (11, 3)) -> torch.nn.Parameter:
+    params.append(parameter(shape, len(params), str(params[0].device)))
+    return params[-1]
+
+
+def append(opt: torch.optim.Optimizer, params: Params) -> None:
+    opt.param_groups[0]["params"].append(_newcomer(opt, params))
+
+
+def insert(opt: torch.optim.Optimizer, params: Params) -> None:
+    opt.param_groups[1]["params"].insert(0, _newcomer(opt, params))
+
+
+def remove(opt: torch.optim.Optimizer, params: Params) -> None:
+    del opt.param_groups[0]["params"][1]
+
+
+def remove_with_state(opt: torch.optim.Optimizer, params: Params) -> None:
+    opt.state.pop(opt.param_groups[0]["params"].pop(0), None)
+
+
+def move(opt: torch.optim.Optimizer, params: Params) -> None:
+    opt.param_groups[1]["params"].append(opt.param_groups[0]["params"].pop(0))
+
+
+def exchange(opt: torch.optim.Optimizer, params: Params) -> None:
+    """Another parameter of the same shape in the place of one, without state."""
+    opt.param_groups[0]["params"][1] = _newcomer(opt, params, (13, 18))
+
+
+def twice(opt: torch.optim.Optimizer, params: Params) -> None:
+    opt.param_groups[0]["params"].append(params[1])
+
+
+def in_two_groups(opt: torch.optim.Optimizer, params: Params) -> None:
+    opt.param_groups[1]["params"].append(params[0])
+
+
+def new_list(opt: torch.optim.Optimizer, params: Params) -> None:
+    for group in opt.param_groups:
+        group["params"] = list(group["params"])
+
+
+def shorter_list(opt: torch.optim.Optimizer, params: Params) -> None:
+    opt.param_groups[0]["params"] = opt.param_groups[0]["params"][:2]
+
+
+def other_list(opt: torch.optim.Optimizer, params: Params) -> None:
+    opt.param_groups[0]["params"] = [_newcomer(opt, params), _newcomer(opt, params, (4000,))]
+
+
+def as_tuple(opt: torch.optim.Optimizer, params: Params) -> None:
+    opt.param_groups[0]["params"] = tuple(opt.param_groups[0]["params"])
+
+
+def reverse_list(opt: torch.optim.Optimizer, params: Params) -> None:
+    opt.param_groups[0]["params"].reverse()
+
+
+def empty_list(opt: torch.optim.Optimizer, params: Params) -> None:
+    opt.param_groups[0]["params"].clear()
+
+
+def empty_all(opt: torch.optim.Optimizer, params: Params) -> None:
+    for group in opt.param_groups:
+        group["params"] = []
+
+
+def reorder(opt: torch.optim.Optimizer, params: Params) -> None:
+    opt.param_groups.reverse()
+
+
+def drop_group(opt: torch.optim.Optimizer, params: Params) -> None:
+    opt.param_groups.pop(0)
+
+
+def copy_groups(opt: torch.optim.Optimizer, params: Params) -> None:
+    opt.param_groups = [{**group, "params": list(group["params"])} for group in opt.param_groups]
+
+
+def edited_groups(opt: torch.optim.Optimizer, params: Params) -> None:
+    opt.param_groups = [{**group, "lr": group["lr"] / 3} for group in reversed(opt.param_groups)]
+
+
+def one_group_each(opt: torch.optim.Optimizer, params: Params) -> None:
+    opt.param_groups = [
+        {**group, "params": [p], "lr": 0.01 * (i + 1)}
+        for group in opt.param_groups
+        for i, p in enumerate(group["params"])
+    ]
+
+
+def add_group(opt: torch.optim.Optimizer, params: Params) -> None:
+    opt.add_param_group({"params": [_newcomer(opt, params)], "lr": 0.02})
+
+
+def append_to_groups(opt: torch.optim.Optimizer, params: Params) -> None:
+    """Without ``add_param_group``."""
+    opt.param_groups.append({**opt.param_groups[0], "params": [_newcomer(opt, params)]})
+
+
+def one_dict_twice(opt: torch.optim.Optimizer, params: Params) -> None:
+    """The very group stands in the list twice: torch updates its parameters twice in a step."""
+    opt.param_groups.append(opt.param_groups[1])
+
+
+def flag(opt: torch.optim.Optimizer, params: Params, group: int = 0, **values: Any) -> None:
+    opt.param_groups[group].update(values)
+
+
+def without_flag(opt: torch.optim.Optimizer, params: Params, name: str) -> None:
+    del opt.param_groups[0][name]
+
+
+def parameter_data(opt: torch.optim.Optimizer, params: Params) -> None:
+    for p in params:
+        p.data = p.data.clone()
+
+
+def share_parameters(opt: torch.optim.Optimizer, params: Params) -> None:
+    for p in params:
+        if not p.is_cuda:
+            p.data.share_memory_()
+
+
+# --- Gaussian splatting: the parameter itself is replaced, and its state cut or grown -------------------------------
+
+
+def _put(opt: torch.optim.Optimizer, params: Params, index: int, value: torch.Tensor, change: Any) -> None:
+    """As gaussian_model.py of the reference implementation: entry popped, changed, put under a new Parameter."""
+    old = params[index]
+    group, place = next((g, i) for g in opt.param_groups for i, p in enumerate(g["params"]) if p is old)
+    stored = opt.state.get(old)
+    names = moments(opt, old)
+    for name in names:
+        stored[name] = change(stored[name])
+    del opt.state[old]
+    params[index] = group["params"][place] = torch.nn.Parameter(value.detach().requires_grad_(True))
+    opt.state[params[index]] = stored
+
+
+def prune(opt: torch.optim.Optimizer, params: Params, index: int = 1) -> None:
+    mask = torch.arange(params[index].shape[0], device=params[index].device) % 3 != 1
+    _put(opt, params, index, params[index][mask], lambda t: t[mask])
+
+
+def slice_off(opt: torch.optim.Optimizer, params: Params, index: int = 1) -> None:
+    """Views of the old memory instead of copies."""
+    half = params[index].shape[0] // 2
+    _put(opt, params, index, params[index][:half], lambda t: t[half : 2 * half])
+
+
+def densify(opt: torch.optim.Optimizer, params: Params, index: int = 1) -> None:
+    more = numbers((5, *params[index].shape[1:]), 77, str(params[index].device))
+    _put(opt, params, index, torch.cat((params[index], more)), lambda t: torch.cat((t, torch.zeros_like(more))))
+
+
+def reset(opt: torch.optim.Optimizer, params: Params, index: int = 1) -> None:
+    """As its reset of opacities: same shape, moments of zeros, the count stays."""
+    _put(opt, params, index, params[index] * 0.5, torch.zeros_like)
+
+
+def prune_and_densify(opt: torch.optim.Optimizer, params: Params) -> None:
+    for index in (0, 2):
+        densify(opt, params, index)
+        prune(opt, params, index)
+
+
+def _flag(group: int = 0, **values: Any) -> Edit:
+    return functools.partial(flag, group=group, **values)
+
+
+GROUP_EDITS: dict[str, Edit] = {
+    "append": append,
+    "insert": insert,
+    "remove": remove,
+    "remove with state": remove_with_state,
+    "move": move,
+    "exchange": exchange,
+    "twice in one list": twice,
+    "in two groups": in_two_groups,
+    "list replaced": new_list,
+    "list replaced by a shorter one": shorter_list,
+    "list replaced by another": other_list,
+    "list replaced by a tuple": as_tuple,
+    "list reversed": reverse_list,
+    "list emptied": empty_list,
+    "all lists emptied": empty_all,
+    "groups reordered": reorder,
+    "group dropped": drop_group,
+    "groups = copies": copy_groups,
+    "groups = edited copies": edited_groups,
+    "groups = one each": one_group_each,
+    "add_param_group": add_group,
+    "groups.append": append_to_groups,
+    "a group twice": one_dict_twice,
+    "parameters .data": parameter_data,
+    "parameters share_memory_": share_parameters,
+    "prune": prune,
+    "prune the large": functools.partial(prune, index=0),
+    "slice": slice_off,
+    "densify": densify,
+    "reset": reset,
+    "prune and densify": prune_and_densify,
+    "lr": _flag(lr=0.004),
+    "lr tensor": _flag(lr=torch.tensor(0.004)),
+    "weight_decay": _flag(1, weight_decay=0.0),
+    "maximize": _flag(maximize=True),
+    "foreach": _flag(foreach=True),
+    "no lr": functools.partial(without_flag, name="lr"),
+    "no maximize": functools.partial(without_flag, name="maximize"),
+}
+
+ADAM_EDITS: dict[str, Edit] = {
+    "betas": _flag(betas=(0.5, 0.7)),
+    "betas list": _flag(betas=[0.5, 0.7]),
+    "eps": _flag(eps=0.1),
+    "amsgrad on": _flag(amsgrad=True),
+    "amsgrad off": _flag(amsgrad=False),
+    "capturable": _flag(capturable=True),
+    "coupled weight_decay": _flag(decoupled_weight_decay=False),
+    "no betas": functools.partial(without_flag, name="betas"),
+}
+
+SGD_EDITS: dict[str, Edit] = {
+    "momentum": _flag(momentum=0.3),
+    "momentum off": _flag(momentum=0),
+    "dampening": _flag(dampening=0.1),
+    "nesterov": _flag(nesterov=True, dampening=0),
+}

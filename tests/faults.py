@@ -1,0 +1,279 @@
+"""Operations that an injection hits, and the verdict: unchanged, complete, or refused in words; never a mixture."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from edits import CASES, Params, numbers, steps
+
+Values = dict[tuple[Any, str], Any]
+
+#: Elements of the parameter that spans pages.
+LARGE = {"cpu": 36_000, "cuda": 1_200_000}
+TOTAL = {"cpu": 4 * 36_000, "cuda": 4 * 1_200_000}
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is done to which optimizer whose state is where."""
+
+    operation: str
+    placement: str
+    case: str = "adamw"
+    device: str = "cpu"
+
+    def __str__(self) -> str:
+        return f"{self.operation}-{self.placement}-{self.case}"
+
+
+class Stage:
+    """An optimizer, ours or torch's, that is ready for its operation.  Two dtypes take two launches."""
+
+    def __init__(self, scene: Scene, theirs: bool = False) -> None:
+        self.scene, self.case, self.theirs = scene, CASES[scene.case], theirs
+        shapes = [(LARGE[scene.device],), (13, 18), (70,)]
+        self.params: Params = [torch.nn.Parameter(numbers(s, 900 + i, scene.device)) for i, s in enumerate(shapes)]
+        self.params[2] = torch.nn.Parameter(self.params[2].detach().double())
+        self.optimizer: Any = None
+        self.act = OPERATIONS[scene.operation](self)
+
+    def construct(self) -> None:
+        groups = [{"params": self.params[:1]}, {"params": self.params[1:3], "lr": 0.07}]
+        self.optimizer = self.case.make(self.theirs, groups, **options(self.scene))
+
+    def train(self, count: int, first: int) -> None:
+        steps(self.optimizer, self.params, count, first)
+
+    def gradients(self, step: int) -> None:
+        for i, p in enumerate(self.params):
+            p.grad = numbers(tuple(p.shape), 31 * step + 7 * i + 1, self.scene.device).to(p.dtype)
+
+    def values(self) -> Values:
+        """Copies of parameters and state, and the hyperparameters of every group."""
+        found: Values = {(i, "param"): p.detach().clone() for i, p in enumerate(self.params)}
+        if self.optimizer is not None:
+            for i, p in enumerate(self.params):
+                for name, value in self.optimizer.state.get(p, {}).items():
+                    if isinstance(value, torch.Tensor):
+                        found[i, name] = value.detach().clone()
+            for i, group in enumerate(self.optimizer.param_groups):
+                found[i, "group"] = group["lr"], group["weight_decay"], len(group["params"])
+        return found
+
+
+def options(scene: Scene) -> dict[str, Any]:
+    moments = len(CASES[scene.case].names)
+    budget = {"resident": None, "spilled": 0, "half": moments * TOTAL[scene.device] // 2}[scene.placement]
+    return {} if budget is None else {"device_budget": budget}
+
+
+# --- operations: each prepares a stage and returns what is to be done ------------------------------------------------
+
+
+def construct(stage: Stage) -> Callable[[], Any]:
+    return stage.construct
+
+
+def step(stage: Stage, before: int = 0) -> Callable[[], Any]:
+    stage.construct()
+    stage.train(before, 0)
+    stage.gradients(before)
+    return lambda: stage.optimizer.step()
+
+
+def step_with_group(stage: Stage) -> Callable[[], Any]:
+    stage.construct()
+    stage.train(2, 0)
+    stage.params.append(torch.nn.Parameter(numbers((300, 50), 5, stage.scene.device)))
+    stage.optimizer.add_param_group({"params": stage.params[3:], "lr": 0.02})
+    stage.gradients(2)
+    return lambda: stage.optimizer.step()
+
+
+@functools.cache
+def other_training(scene: Scene) -> dict[str, Any]:
+    """A checkpoint of torch's optimizer with other values everywhere."""
+    stage = Stage(Scene("construct", "resident", scene.case, scene.device), theirs=True)
+    stage.construct()
+    stage.train(4, 100)
+    for group in stage.optimizer.param_groups:
+        group["lr"] /= 2
+    return copy.deepcopy(stage.optimizer.state_dict())
+
+
+def load(stage: Stage, before: int = 0) -> Callable[[], Any]:
+    stage.construct()
+    stage.train(before, 0)
+    saved = copy.deepcopy(other_training(stage.scene))  # torch's optimizer goes on with the very tensors
+    return lambda: stage.optimizer.load_state_dict(saved)
+
+
+def move(stage: Stage, how: Callable[[Any], Any], first: Callable[[Any], Any] | None = None) -> Callable[[], Any]:
+    stage.construct()
+    stage.train(2, 0)
+    if first is not None:
+        first(stage.optimizer)
+    return lambda: how(stage.optimizer)
+
+
+OPERATIONS: dict[str, Callable[[Stage], Callable[[], Any]]] = {
+    "construct": construct,
+    "first step": step,
+    "step": functools.partial(step, before=2),
+    "step with group": step_with_group,
+    "load fresh": load,
+    "load used": functools.partial(load, before=2),
+    "budget up": functools.partial(move, how=lambda o: o.set_device_budget(None)),
+    "budget down": functools.partial(
+        move, how=lambda o: o.set_device_budget(0), first=lambda o: o.set_device_budget(None)
+    ),
+    "spill": functools.partial(move, how=lambda o: o.spill()),
+    "unspill": functools.partial(move, how=lambda o: o.unspill(), first=lambda o: o.spill()),
+    "deepcopy": functools.partial(move, how=copy.deepcopy),
+    "pickle": functools.partial(move, how=pickle.dumps),
+    "state_dict": functools.partial(move, how=lambda o: o.state_dict()),
+}
+PLACED = {
+    "budget up": ("spilled", "half"),
+    "budget down": ("spilled", "half"),
+    "spill": ("half",),
+    "unspill": ("half",),
+}
+
+
+def scenes(device: str = "cpu") -> list[Scene]:
+    found = [
+        Scene(operation, placement, "adamw", device)
+        for operation in OPERATIONS
+        for placement in PLACED.get(operation, ("resident", "spilled", "half"))
+    ]
+    return found + [Scene(o, p, "sgd", device) for o in ("first step", "step") for p in ("resident", "spilled")]
+
+
+# --- what should come of it ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Way:
+    """Values at one point, and two steps later; a checkpoint of that point."""
+
+    values: Values
+    later: Values
+    saved: dict[str, Any]
+
+
+@functools.cache
+def expected(scene: Scene) -> tuple[Way, Way]:
+    """Without the operation, and with it; torch's optimizer has the same."""
+    ways = []
+    for done in (False, True):
+        stage = Stage(scene)
+        if done:
+            stage.act()
+        if stage.optimizer is None:
+            stage.construct()
+        values, saved = stage.values(), copy.deepcopy(stage.optimizer.state_dict())
+        stage.train(2, 10)
+        ways.append(Way(values, stage.values(), saved))
+        assert_torch_agrees(scene, done, ways[-1])
+    return ways[0], ways[1]
+
+
+def assert_torch_agrees(scene: Scene, done: bool, way: Way) -> None:
+    """The same with torch's optimizer in the place of ours, where it has such an operation."""
+    operation = "state_dict" if scene.operation in PLACED else scene.operation
+    theirs = Stage(Scene(operation, scene.placement, scene.case, scene.device), theirs=True)
+    if done:
+        theirs.act()
+    if theirs.optimizer is None:
+        theirs.construct()
+    theirs.train(2, 10)
+    other = theirs.values()
+    assert other.keys() == way.later.keys()
+    for key, value in other.items():
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(way.later[key], value, rtol=2e-5, atol=2e-6)
+        else:
+            assert way.later[key] == value
+
+
+def is_same(now: Values, want: Values, has_step: bool) -> bool:
+    """Bit for bit; new state of nothing but zeros is as good as none, where it holds its count."""
+    if not want.keys() <= now.keys():
+        return False
+    more = [now[key] for key in now.keys() - want.keys()]
+    if any(value.count_nonzero() for value in more) or (more and not has_step):
+        return False
+    return all(_equal(now[key], value) for key, value in want.items())
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return torch.equal(a, b) and a.dtype == b.dtype if isinstance(a, torch.Tensor) else bool(a == b)
+
+
+def refusal(act: Callable[[], Any]) -> str:
+    """What a RuntimeError says; "" if there is none."""
+    try:
+        act()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def verdict(stage: Stage, may_be_damaged: bool) -> str:
+    """ "before", "after" or "damaged"; fails if it is anything else, or if the next steps are wrong."""
+    before, after = expected(stage.scene)
+    if stage.optimizer is None:
+        stage.construct()
+    opt = stage.optimizer
+    if "damaged" in refusal(opt.state_dict):
+        assert may_be_damaged, "one signal has damaged the state"
+        _assert_refused_and_healed(stage, after)
+        return "damaged"
+    now, has_step = stage.values(), stage.case.has_step
+    found = [way for way in (after, before) if is_same(now, way.values, has_step)]
+    assert found, f"neither unchanged nor complete: {_differences(now, before.values, after.values)}"
+    assert sum(opt.memory_report().by_place.values()) >= _bytes_of_state(stage)
+    stage.train(2, 10)
+    assert is_same(stage.values(), found[0].later, True), "the next steps are wrong"
+    _assert_moves_lose_nothing(stage, found[0])
+    return "after" if found[0] is after else "before"
+
+
+def _bytes_of_state(stage: Stage) -> int:
+    return sum(v.nbytes for e in stage.optimizer.state.values() for n, v in e.items() if n != "step")
+
+
+def _assert_moves_lose_nothing(stage: Stage, way: Way) -> None:
+    """A page that is counted where it is not shows when pages move again."""
+    if stage.scene.operation not in (*PLACED, "construct", "first step") or stage.scene.placement == "resident":
+        return
+    for budget in (None, 0):
+        stage.optimizer.set_device_budget(budget)
+        assert is_same(stage.values(), way.later, True), f"the budget {budget} shows other values"
+
+
+def _assert_refused_and_healed(stage: Stage, way: Way) -> None:
+    opt = stage.optimizer
+    stage.gradients(10)
+    for act in (opt.step, lambda: pickle.dumps(opt), lambda: copy.deepcopy(opt), opt.state_dict):
+        assert "damaged" in refusal(act)
+    with torch.no_grad():
+        for i, p in enumerate(stage.params):
+            p.copy_(way.values[i, "param"])
+    opt.load_state_dict(copy.deepcopy(way.saved))
+    assert is_same(stage.values(), way.values, stage.case.has_step), "loading has not healed it"
+    stage.train(2, 10)
+    assert is_same(stage.values(), way.later, True), "the next steps are wrong"
+
+
+def _differences(now: Values, before: Values, after: Values) -> str:
+    names = [key for key, value in now.items() if key not in after or not _equal(value, after[key])]
+    others = [key for key, value in now.items() if key not in before or not _equal(value, before[key])]
+    return f"{others} are not what they were, {names} not what they should become"

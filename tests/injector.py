@@ -1,0 +1,176 @@
+"""Signals at a line of the package, and failures of what it calls: one shot, then the verdict is the test's.
+
+A signal is a real one, raised where the N-th line of the package's own files begins, in the thread that runs them; what
+its handler raises rises there.  A failure is an exception in the place of what a call returns: the call has been made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pagedopt
+
+PACKAGE = str(Path(pagedopt.__file__).parent) + "/"
+#: Files of the package whose functions stand for one call to the system or the driver each.
+WRAPPERS = (PACKAGE + "libc.py", PACKAGE + "memory.py")
+#: Modules whose functions may fail: those of the system, torch and NumPy.
+FALLIBLE = {"torch", "numpy", "posix", "os", "mmap", "fcntl", "tempfile", "shutil", "io", "_io", "ctypes", "_ctypes"}
+
+
+class Alarm(Exception):
+    """What the handler of SIGALRM raises."""
+
+
+@dataclass
+class Outcome:
+    """What came of a call with an injection.
+
+    Attributes:
+        events: lines, or calls that returned, that were counted until the function ended or the last shot.
+        shots: where each shot hit, as file:line or file:line name.
+        value, error: what the function returned or raised.
+        unraisable: what was raised where nothing can rise (a finalizer) and Python dropped it.
+    """
+
+    events: int = 0
+    shots: list[str] = field(default_factory=list)
+    value: Any = None
+    error: BaseException | None = None
+    unraisable: list[BaseException | None] = field(default_factory=list)
+
+
+def interrupt_at(at: int | Sequence[int], number: int, function: Callable[[], Any]) -> Outcome:
+    """Call ``function`` and raise signal ``number`` where the ``at``-th line begins (several: one after the other).
+
+    The handlers are Python's own for SIGINT, and for any other signal one that raises :class:`Alarm`; afterwards they
+    must be in their places.
+    """
+    out = Outcome()
+    lines = [at] if isinstance(at, int) else list(at)
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(PACKAGE):
+            return None
+        if event == "line":
+            out.events += 1
+            if out.events in lines:
+                out.shots.append(_place(frame))
+                signal.raise_signal(number)  # its handler runs in here, where nothing is traced
+        return trace
+
+    with _handlers(number), _unraisable(out), _restoring(sys.gettrace, sys.settrace):
+        sys.settrace(trace)
+        _call(function, out, lambda: sys.settrace(None))
+    return out
+
+
+def fail_at(at: int, error: BaseException, function: Callable[[], Any]) -> Outcome:
+    """Call ``function`` and raise ``error`` where the ``at``-th call returns that the package made to another.
+
+    Calls of its threads count, too, if they begin meanwhile.
+    """
+    out = Outcome()
+    lock = threading.Lock()
+
+    def profile(frame: FrameType, event: str, argument: Any) -> None:
+        if out.shots or not _is_return(frame, event, argument):
+            return
+        with lock:
+            out.events += 1
+            hit = out.events == at
+        if hit:
+            out.shots.append(f"{_place(frame)} {getattr(argument, '__qualname__', '')}")
+            raise error
+
+    with (
+        _unraisable(out),
+        _restoring(sys.getprofile, sys.setprofile),
+        _restoring(threading.getprofile, threading.setprofile),
+    ):
+        threading.setprofile(profile)
+        sys.setprofile(profile)
+        _call(function, out, lambda: sys.setprofile(None))
+        out.shots.append("end")  # threads that live on do no more
+    out.shots.pop()
+    return out
+
+
+def _is_return(frame: FrameType, event: str, argument: Any) -> bool:
+    name = frame.f_code.co_filename
+    if event == "c_return":
+        return name.startswith(PACKAGE) and _module(argument) in FALLIBLE
+    if event != "return":
+        return False
+    if name in WRAPPERS:
+        return not frame.f_code.co_name.startswith(("_", "<"))
+    caller = frame.f_back
+    called_by_us = caller is not None and caller.f_code.co_filename.startswith(PACKAGE)
+    return called_by_us and str(frame.f_globals.get("__name__")).partition(".")[0] in FALLIBLE
+
+
+def _module(function: Any) -> str:
+    """The first part of the name of the module that a built-in function, or the object it is bound to, comes from."""
+    owner = getattr(function, "__self__", None)
+    name = getattr(function, "__module__", None)
+    if name is None and owner is not None:
+        name = (owner if isinstance(owner, type) else type(owner)).__module__
+    return str(name).partition(".")[0]
+
+
+def _place(frame: FrameType) -> str:
+    name = frame.f_code.co_filename
+    return f"{name.removeprefix(PACKAGE)}:{frame.f_lineno}"
+
+
+def _call(function: Callable[[], Any], out: Outcome, stop: Callable[[], None]) -> None:
+    try:
+        out.value = function()
+    except BaseException as error:
+        stop()
+        out.error = error.with_traceback(None)  # its frames would keep alive what the test lets go
+        for hidden in (error.__context__, error.__cause__):
+            if hidden is not None:
+                hidden.__traceback__ = None
+    finally:
+        stop()
+
+
+@contextlib.contextmanager
+def _handlers(number: int) -> Iterator[None]:
+    def alarm(*_: Any) -> None:
+        raise Alarm
+
+    ours = signal.default_int_handler if number == signal.SIGINT else alarm
+    before = signal.signal(number, ours)
+    try:
+        yield
+        assert signal.getsignal(number) is ours, "another handler stands in the place of the user's"
+    finally:
+        signal.signal(number, before)
+
+
+@contextlib.contextmanager
+def _unraisable(out: Outcome) -> Iterator[None]:
+    before = sys.unraisablehook
+    sys.unraisablehook = lambda what: out.unraisable.append(what.exc_value)
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
+@contextlib.contextmanager
+def _restoring(get: Callable[[], Any], put: Callable[[Any], None]) -> Iterator[None]:
+    before = get()
+    try:
+        yield
+    finally:
+        put(before)

@@ -1,0 +1,42 @@
+"""How state is stored is asked for by names that exist."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from pagedopt.formats import StateFormat, check_format
+
+STATES = ("exp_avg", "exp_avg_sq")
+
+
+@pytest.mark.parametrize(
+    "state_format", [None, "bfloat16", {}, {"exp_avg": "bfloat16"}, {"exp_avg": None, "exp_avg_sq": "float32"}]
+)
+@pytest.mark.parametrize("states", [None, STATES, frozenset(STATES)])
+def test_formats_of_known_states_are_taken(state_format: StateFormat, states: tuple[str, ...] | None) -> None:
+    check_format(state_format, states)
+
+
+@pytest.mark.parametrize("states", [None, STATES])
+def test_an_unknown_format_is_refused(states: tuple[str, ...] | None) -> None:
+    for state_format in ("int8", {"exp_avg": "int8"}):
+        with pytest.raises(ValueError, match="state_format is 'int8'; there are float32, bfloat16, or None"):
+            check_format(state_format, states)
+
+
+@pytest.mark.parametrize("value", ["bfloat16", None])
+def test_an_unknown_state_is_refused_with_the_names_there_are(value: str | None) -> None:
+    text = "state_format names the state 'no_such_state'; there are exp_avg, exp_avg_sq"
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        check_format({"exp_avg": "bfloat16", "no_such_state": value}, STATES)
+
+
+def test_an_optimizer_without_state_says_so() -> None:
+    with pytest.raises(ValueError, match="'momentum_buffer'; there is none"):
+        check_format({"momentum_buffer": "bfloat16"}, ())
+
+
+def test_any_state_may_be_named_where_states_are_not_known() -> None:
+    check_format({"of_a_rule_to_come": "bfloat16"})

@@ -1,0 +1,194 @@
+"""What a step uses is what ``optimizer.state`` and ``optimizer.param_groups`` hold now; torch's optimizer decides."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from edits import CASES, STATE_EDITS, Edit, each_entry, groups_of, parameters, steps
+from edits_check import EVERY, PLACEMENTS, World, assert_same, edits_for, parametrized, run, worlds
+from edits_groups import GROUP_EDITS, add_group
+
+#: Edits that put all or some state where no budget covers it.
+OUTSIDE = ("clones", "the large entry of clones", "offload", "update", "offload .data", "prune the large")
+
+
+@parametrized()
+def test_an_edit_does_what_it_does_in_torch(case: str, edit: str, placement: str) -> None:
+    chosen = CASES[case]
+    run(chosen, placement, [(edit, edits_for(chosen)[edit])])
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize(
+    "edit", ["clear", "clones", "offload", "offload .data", "append", "reorder", "prune", "densify"]
+)
+def test_an_edit_may_be_made_again(edit: str, placement: str) -> None:
+    found: Edit = {**STATE_EDITS, **GROUP_EDITS, "reorder": GROUP_EDITS["groups reordered"]}[edit]
+    run(CASES["adamw"], placement, [(edit, found)] * 3)
+
+
+@pytest.mark.parametrize("seed", range(60 if EVERY else 12))
+def test_edits_follow_each_other(seed: int) -> None:
+    """Four edits in a row, of any kind; the row ends where one has nothing left to edit, or where torch refuses."""
+    chance = random.Random(seed)
+    case = CASES[list(CASES)[seed % 3]]
+    chosen = chance.sample(list(edits_for(case).items()), 4)
+
+    def unless_gone(name: str, edit: Edit) -> tuple[str, Edit]:
+        def apply(optimizer: torch.optim.Optimizer, params: Any) -> None:
+            try:
+                edit(optimizer, params)
+            except (KeyError, IndexError, StopIteration):
+                optimizer.state.clear()
+
+        return name, apply
+
+    run(case, PLACEMENTS[seed // 3 % 3], [unless_gone(name, edit) for name, edit in chosen])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_resident_state_is_reported_to_the_byte(name: str) -> None:
+    ours, _ = worlds(CASES[name], "resident")
+    ours.attempt(2, 0)
+    for edit in ("one entry of clones", "prune", "clones"):
+        report = ours.optimizer.memory_report()
+        assert report.by_place == {"host": sum(t.nbytes for (_, n), t in ours.tensors().items() if n != "step")}
+        assert report.measured == report.by_place
+        edits_for(CASES[name])[edit](ours.optimizer, ours.params)
+        assert ours.attempt(1, 2) is None
+
+
+@pytest.mark.parametrize("edit", OUTSIDE)
+@pytest.mark.parametrize("name", CASES)
+def test_state_outside_of_the_budget_is_told_once(name: str, edit: str) -> None:
+    for placement, expected in (("spilled", 1), ("resident", 0)):
+        ours, _ = worlds(CASES[name], placement)
+        assert ours.attempt(2, 0) is None
+        assert ours.warned == []
+        edits_for(CASES[name])[edit](ours.optimizer, ours.params)
+        for step in range(2, 6):
+            assert ours.attempt(1, step) is None
+        assert len(ours.warned) == expected, ours.warned
+
+
+def bring_home(optimizer: Any, how: str, budget: Any) -> None:
+    if how == "budget":
+        optimizer.set_device_budget(budget)
+    elif how == "load":
+        optimizer.load_state_dict(optimizer.state_dict())
+    else:
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+
+@pytest.mark.parametrize("how", ["budget", "load", "load a copy"])
+@pytest.mark.parametrize("edit", OUTSIDE)
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_a_budget_and_loading_bring_state_home(name: str, edit: str, how: str) -> None:
+    ours, theirs = worlds(CASES[name], "spilled")
+    for world in (ours, theirs):
+        assert world.attempt(2, 0) is None
+        edits_for(CASES[name])[edit](world.optimizer, world.params)
+        assert world.attempt(2, 2) is None
+    assert ours.optimizer.memory_report().by_place.get("host", 0) > 0
+    ours.warned.clear()
+    bring_home(ours.optimizer, how, 0)
+    report = ours.optimizer.memory_report()
+    assert report.by_place.get("host", 0) == 0
+    assert report.by_place["file"] >= sum(t.nbytes for (_, n), t in ours.tensors().items() if n != "step")
+    assert ours.attempt(2, 4) is None is theirs.attempt(2, 4)
+    assert_same(ours, theirs)
+    assert ours.warned == []
+    assert ours.optimizer.memory_report().by_place.get("host", 0) == 0
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_pages_move_beside_state_of_the_user(placement: str) -> None:
+    """Spill, unspill and other budgets while some state is the user's."""
+    case = CASES["adamw"]
+    ours, theirs = worlds(case, placement)
+    for world in (ours, theirs):
+        assert world.attempt(2, 0) is None
+        each_entry(world.optimizer, world.params, torch.clone, only=1)
+        assert world.attempt(1, 2) is None
+    mine = ours.optimizer
+    moves = [mine.spill, mine.unspill]
+    if placement != "resident":
+        moves += [lambda: mine.set_device_budget(None), lambda: mine.set_device_budget("100kB")]
+    for step, move in enumerate(moves, 3):
+        move()
+        assert ours.attempt(1, step) is None is theirs.attempt(1, step)
+        assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("copied", ["deepcopy", "state_dict"])
+def test_copies_have_what_the_user_put(copied: str, placement: str) -> None:
+    case = CASES["adamw"]
+    ours, theirs = worlds(case, placement)
+    for world in (ours, theirs):
+        assert world.attempt(2, 0) is None
+        edits_for(case)["one entry of clones"](world.optimizer, world.params)
+        edits_for(case)["in place"](world.optimizer, world.params)
+    if copied == "deepcopy":
+        other = World(*copy.deepcopy((ours.optimizer, ours.params)))
+    else:
+        params = copy.deepcopy(ours.params)
+        other = World(case.make(False, groups_of(params)), params)
+        other.optimizer.load_state_dict(ours.optimizer.state_dict())
+    assert other.attempt(2, 2) is None is theirs.attempt(2, 2)
+    assert_same(other, theirs)
+
+
+@pytest.fixture
+def doubles() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.usefixtures("doubles")
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_counts_are_of_torch_s_dtype_under_default_float64(placement: str) -> None:
+    """``assert_same`` compares dtypes; a late parameter gets its count after the default has changed."""
+    ours, theirs = worlds(CASES["adamw"], placement)
+    for world in (ours, theirs):
+        assert world.attempt(2, 0) is None
+        torch.set_default_dtype(torch.float32)
+        add_group(world.optimizer, world.params)
+        assert world.attempt(2, 2) is None
+        torch.set_default_dtype(torch.float64)
+    assert_same(ours, theirs)
+    assert ours.optimizer.state[ours.params[0]]["step"].dtype is torch.float64
+    assert ours.optimizer.state[ours.params[-1]]["step"].dtype is torch.float32
+
+
+def test_counts_stay_the_objects_that_they_are() -> None:
+    """A group that joins makes no new count for the others."""
+    params = parameters()
+    optimizer = CASES["adamw"].make(False, groups_of(params))
+    steps(optimizer, params, 2)
+    held = optimizer.state[params[0]]["step"]
+    add_group(optimizer, params)
+    steps(optimizer, params, 2, first=2)
+    assert optimizer.state[params[0]]["step"] is held
+    assert float(held) == 4
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_moment_without_memory_is_refused(placement: str) -> None:
+    """As after FSDP's ``storage.resize_(0)``: what torch writes to then is nobody's."""
+    ours, _ = worlds(CASES["adamw"], placement)
+    assert ours.attempt(2, 0) is None
+    entry = ours.optimizer.state[ours.params[1]]
+    entry["exp_avg"] = entry["exp_avg"].clone()
+    assert ours.attempt(1, 2) is None
+    start = [p.detach().clone() for p in ours.params]
+    entry["exp_avg"].untyped_storage().resize_(0)
+    assert isinstance(ours.attempt(1, 3), (RuntimeError, ValueError))
+    assert all(torch.equal(a, b) for a, b in zip(start, ours.params, strict=True))

@@ -1,0 +1,159 @@
+"""What state takes: replaced by the user, of parameters that join late, saved in part, copied, and sent elsewhere."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from file_support import MIB, environment, folder_for_state
+from state_apart import NUMEL, trained
+
+SCRIPT = str(Path(__file__).with_name("state_apart.py"))
+ACTS = ["save a tensor", "save an entry", "save all", "pickle to a file", "pickle", "deepcopy", "deepcopy of the dict"]
+TENSOR = 4 * NUMEL  # bytes
+PLACEMENTS = ["resident", "file"]
+
+
+@pytest.fixture(autouse=True)
+def folder() -> Iterator[Path]:
+    with folder_for_state() as path:
+        yield path
+
+
+def surroundings() -> dict[str, str]:
+    """Of a process in which freed memory goes back to the system at once."""
+    return {**environment(), "MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
+
+
+def run_apart(name: str, *arguments: object) -> Any:
+    """What a function of ``state_apart.py`` prints."""
+    line = [sys.executable, SCRIPT, name, *map(json.dumps, arguments)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=100, env=surroundings(), check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def anonymous(status: int) -> int:
+    """Anonymous memory in bytes of a process whose ``/proc/…/status`` is open."""
+    text = os.pread(status, 4096, 0)
+    found = text.index(b"RssAnon:") + 8
+    return int(text[found : text.index(b"kB", found)]) * 1024
+
+
+@functools.cache
+def growths(placement: str, class_: str = "paged") -> dict[str, int]:
+    """By how much anonymous memory of a process rises at most while it does each of ``ACTS``."""
+    line = [sys.executable, SCRIPT, "watched", *map(json.dumps, (ACTS, placement, class_))]
+    pipe = subprocess.PIPE
+    out: dict[str, int] = {}
+    with subprocess.Popen(line, stdin=pipe, stdout=pipe, stderr=pipe, env=surroundings()) as process:
+        try:
+            status = os.open(f"/proc/{process.pid}/status", os.O_RDONLY)
+            for act in ACTS:
+                _expect(process, b"begin\n")
+                before = peak = anonymous(status)
+                _answer(process)
+                assert process.stdout is not None
+                while not select.select([process.stdout], [], [], 0)[0]:
+                    peak = max(peak, anonymous(status))
+                _expect(process, b"end\n")
+                out[act] = max(peak, anonymous(status)) - before
+                _answer(process)
+            os.close(status)
+            process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    return out
+
+
+def _expect(process: subprocess.Popen[bytes], line: bytes) -> None:
+    assert process.stdout is not None
+    if process.stdout.readline() != line:
+        raise AssertionError(process.communicate(timeout=60)[1].decode())
+
+
+def _answer(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    process.stdin.write(b"\n")
+    process.stdin.flush()
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_replacing_all_state_leaves_no_memory_behind(placement: str) -> None:
+    """The first time the memory that we had made goes (of a file: is on the disk), then what the user put before."""
+    made, first, *others = run_apart("replaced", placement)
+    assert 0.95 * first <= min(others) <= max(others) <= 1.05 * first
+    assert first <= 1.05 * made + (51 * MIB if placement == "file" else 0)
+
+
+def test_parameters_that_join_late_share_files() -> None:
+    opened, nbytes, reported, never, right = run_apart("late", True)
+    assert right
+    assert not never
+    assert opened < 40
+    opened_at_once, nbytes_at_once, reported_at_once, _, right = run_apart("late", False)
+    assert right
+    assert opened_at_once <= opened
+    assert nbytes - nbytes_at_once <= 4 * MIB
+    assert reported - reported_at_once <= 4 * MIB
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("part", ["tensor", "count", "entry", "entries", "all"])
+def test_saving_a_part_writes_a_part(part: str, placement: str) -> None:
+    parts: dict[str, Callable[[Any, Any], Any]] = {
+        "tensor": lambda o, p: o.state[p]["exp_avg_sq"],
+        "count": lambda o, p: o.state[p]["step"],
+        "entry": lambda o, p: o.state[p],
+        "entries": lambda o, p: list(o.state.values())[2:5],
+        "all": lambda o, p: o.state_dict(),
+    }
+    sizes = []
+    for class_ in ("paged", "torch"):
+        optimizer, params = trained(60, 5000, placement, class_)
+        file = io.BytesIO()
+        value = parts[part](optimizer, params[7])
+        torch.save(value, file)
+        sizes.append(file.tell())
+        file.seek(0)
+        loaded = torch.load(file)
+        if part == "tensor":
+            assert torch.equal(loaded, value)
+    assert sizes[0] <= sizes[1] + 10_000
+
+
+def test_saving_spilled_state_takes_no_more_than_its_largest_tensor() -> None:
+    found = growths("file")
+    assert {act: found[act] for act in ACTS[:3] if found[act] > TENSOR + 4 * MIB} == {}
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_copy_takes_one_copy(placement: str) -> None:
+    """Of the state, and with the optimizer of the parameters; what ``pickle.dumps`` returns is one more."""
+    state, whole = 6 * TENSOR, 9 * TENSOR
+    limits = {
+        "pickle to a file": 1.25 * state,
+        "pickle": 1.25 * whole + whole,
+        "deepcopy": 1.25 * whole,
+        "deepcopy of the dict": 1.25 * state,
+    }
+    found = growths(placement)
+    too_much = {act: found[act] // MIB for act, limit in limits.items() if found[act] > limit + 32 * MIB}
+    assert too_much == {}
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_a_state_dict_goes_through_a_queue_and_back(method: str) -> None:
+    right = [True, True, True, True, 0]
+    assert run_apart("queues", method) == {"resident": right, "file": right}
