@@ -343,13 +343,13 @@ class _Column:
         """
         if self.layout is None:
             return None
+        if stays and self._places and self._places.tensors is tensors and self._places.same():
+            return self  # the same objects in the same places: laid out as they were
         try:
             if self.absent and self.absent != [i for i, t in enumerate(tensors) if t is None]:
                 return None
             if not self.layout.same([t for t in tensors if t is not None] if self.absent else tensors):
                 return None
-            if stays and self._places and self._places.tensors is tensors and self._places.same():
-                return self
             now = _Column(tensors, self.layout)
         except (TypeError, RuntimeError, NotImplementedError, AttributeError):  # absent now, sparse, or no tensor
             return None

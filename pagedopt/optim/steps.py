@@ -71,10 +71,9 @@ class Steps:
         present[list(absent)] = False
         for rows, window, places in self._windows:
             window[places[present[rows]] if absent else places] += 1
-        with torch.no_grad():
-            for row, tensor in self._others:
-                if present[row]:
-                    tensor += 1
+        for row, tensor in self._others:
+            if present[row]:
+                tensor.detach().add_(1)
 
 
 def _window(addresses: npt.NDArray[np.int64], kind: type) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.int64]]:
