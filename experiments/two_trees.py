@@ -8,6 +8,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -71,11 +72,12 @@ def measure(tree: Path, device: str, quick: bool) -> dict[str, dict[str, list[fl
     Raises:
         RuntimeError: the process failed; with its last words.
     """
-    environment = {**os.environ, "PYTHONPATH": str(tree)}
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", CHILD, device, "quick" if quick else "full"],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as cache:  # two versions need not understand each other's compiled kernels
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", CHILD, device, "quick" if quick else "full"],
+            env={**os.environ, "PYTHONPATH": str(tree), "PAGEDOPT_CACHE_DIR": cache},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
     if done.returncode:
         raise RuntimeError(f"{tree}: {done.stderr.strip()[-2000:]}")
     found: dict[str, dict[str, list[float]]] = json.loads(done.stdout.splitlines()[-1])

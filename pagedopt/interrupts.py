@@ -29,10 +29,10 @@ class _Keeper:
         self.original = original
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if _open is None or _open.gives_way_to(number):
+        if _open is None:
             self.original(number, frame)
         else:
-            _open.kept.setdefault(number, (self.original, frame))
+            _open.keep(number, self.original, frame)
 
 
 class Uninterrupted:
@@ -41,12 +41,12 @@ class Uninterrupted:
     A block inside of a block, or in another thread than the main one (where no handler runs), changes nothing.
 
     Args:
-        gives_way: a second SIGINT does call its handler, inside of the block.
+        gives_way: a second SIGINT ends the protection, and its handler is called inside of the block.
     """
 
     def __init__(self, gives_way: bool = False) -> None:
-        self.kept: dict[int, tuple[Handler, FrameType | None]] = {}
         self._gives_way = gives_way
+        self._kept: dict[int, tuple[Handler, FrameType | None]] = {}
         self._replaced: list[tuple[int, Handler]] = []
 
     def __enter__(self) -> Uninterrupted:
@@ -67,6 +67,17 @@ class Uninterrupted:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._close()
+
+    def keep(self, number: int, handler: Handler, frame: FrameType | None) -> None:
+        """Call ``handler`` later; or now, with all that were kept, if this is the SIGINT that is given way to."""
+        again = number in self._kept
+        self._kept[number] = (handler, frame)
+        if again and number == signal.SIGINT and self._gives_way:
+            self._close()  # before anything is raised: who is torn out of its way cannot
+
+    def _close(self) -> None:
+        """End the protection, and call what was kept.  Doing it again does nothing."""
         global _open
         if _open is not self:
             return
@@ -74,28 +85,20 @@ class Uninterrupted:
             try:
                 _open = None
                 self._restore()
-            except BaseException:  # of a handler that ran before it was put back, or since
+            finally:  # after what a handler may have raised that ran before it was put back, or since
                 self._restore()
-                raise
         finally:
+            self._restore()
             self._hand_on()
 
     def _hand_on(self) -> None:
         """Call the handlers, each whatever the others raise, and let go of the frames (they would be in a circle)."""
-        if self.kept:
-            number, (handler, frame) = self.kept.popitem()
+        if self._kept:
+            number, (handler, frame) = self._kept.popitem()
             try:
                 handler(number, frame)
             finally:
                 self._hand_on()
-
-    def gives_way_to(self, number: int) -> bool:
-        """Whether a signal may be handled now: a second SIGINT, once."""
-        if number != signal.SIGINT or not self._gives_way or number not in self.kept:
-            return False
-        self._gives_way = False
-        del self.kept[number]
-        return True
 
     def _restore(self) -> None:
         """Put all handlers back, whatever one that is back already may raise meanwhile."""

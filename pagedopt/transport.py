@@ -143,10 +143,11 @@ class RingTransport(Transport):
             slot = self._slots[self._current]
             if slot.table is table and slot.stamp == table.stamp and slot.stream == stream:
                 return slot
-        self._current = (self._current + 1) % self._size
         if len(self._slots) < self._size:
             self._slots.append(self._fresh(table))
             self._current = len(self._slots) - 1
+        else:
+            self._current = (self._current + 1) % self._size
         slot = self._slots[self._current]
         if slot.stream is not None:
             slot.event.wait()

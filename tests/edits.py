@@ -248,6 +248,7 @@ TENSOR_EDITS: dict[str, TensorEdit] = {
     "bfloat16": replace(torch.Tensor.bfloat16),
     "int64": replace(torch.Tensor.long),
     "Parameter": replace(lambda t: torch.nn.Parameter(t.clone())),
+    "transposed Parameter": replace(lambda t: torch.nn.Parameter(transposed(t))),
     "number": replace(lambda t: 0.5),
     "None": replace(lambda t: None),
     "missing": remove,

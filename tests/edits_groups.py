@@ -177,6 +177,16 @@ def prune_and_densify(opt: torch.optim.Optimizer, params: Params) -> None:
         prune(opt, params, index)
 
 
+def _then_clear(edit: Edit) -> Edit:
+    """State begins anew where a parameter stands in more than one place."""
+
+    def apply(opt: torch.optim.Optimizer, params: Params) -> None:
+        edit(opt, params)
+        opt.state.clear()
+
+    return apply
+
+
 def _flag(group: int = 0, **values: Any) -> Edit:
     return functools.partial(flag, group=group, **values)
 
@@ -205,6 +215,14 @@ GROUP_EDITS: dict[str, Edit] = {
     "add_param_group": add_group,
     "groups.append": append_to_groups,
     "a group twice": one_dict_twice,
+    **{
+        f"{name}, cleared": _then_clear(edit)
+        for name, edit in (
+            ("twice in one list", twice),
+            ("in two groups", in_two_groups),
+            ("a group twice", one_dict_twice),
+        )
+    },
     "parameters .data": parameter_data,
     "parameters share_memory_": share_parameters,
     "prune": prune,

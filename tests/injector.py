@@ -34,17 +34,22 @@ class Outcome:
     """What came of a call with an injection.
 
     Attributes:
-        events: lines, or calls that returned, that were counted until the function ended or the last shot.
+        files: the package's file of each line, or call that returned, that was counted until the function ended or
+            the last shot.
         shots: where each shot hit, as file:line or file:line name.
         value, error: what the function returned or raised.
         unraisable: what was raised where nothing can rise (a finalizer) and Python dropped it.
     """
 
-    events: int = 0
+    files: list[str] = field(default_factory=list)
     shots: list[str] = field(default_factory=list)
     value: Any = None
     error: BaseException | None = None
     unraisable: list[BaseException | None] = field(default_factory=list)
+
+    @property
+    def events(self) -> int:
+        return len(self.files)
 
 
 def interrupt_at(at: int | Sequence[int], number: int, function: Callable[[], Any]) -> Outcome:
@@ -60,7 +65,7 @@ def interrupt_at(at: int | Sequence[int], number: int, function: Callable[[], An
         if not frame.f_code.co_filename.startswith(PACKAGE):
             return None
         if event == "line":
-            out.events += 1
+            out.files.append(_file(frame))
             if out.events in lines:
                 out.shots.append(_place(frame))
                 signal.raise_signal(number)  # its handler runs in here, where nothing is traced
@@ -84,7 +89,7 @@ def fail_at(at: int, error: BaseException, function: Callable[[], Any]) -> Outco
         if out.shots or not _is_return(frame, event, argument):
             return
         with lock:
-            out.events += 1
+            out.files.append(_file(frame))
             hit = out.events == at
         if hit:
             out.shots.append(f"{_place(frame)} {getattr(argument, '__qualname__', '')}")
@@ -125,9 +130,12 @@ def _module(function: Any) -> str:
     return str(name).partition(".")[0]
 
 
+def _file(frame: FrameType) -> str:
+    return frame.f_code.co_filename.removeprefix(PACKAGE)
+
+
 def _place(frame: FrameType) -> str:
-    name = frame.f_code.co_filename
-    return f"{name.removeprefix(PACKAGE)}:{frame.f_lineno}"
+    return f"{_file(frame)}:{frame.f_lineno}"
 
 
 def _call(function: Callable[[], Any], out: Outcome, stop: Callable[[], None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import gc
 import json
 import os
@@ -61,24 +62,31 @@ def files() -> dict[int, int]:
     return found
 
 
+def join(optimizer: torch.optim.Optimizer, params: list[torch.nn.Parameter], one_a_step: bool) -> None:
+    """As many steps as there are parameters, of which one more each time, or all, have gradients."""
+    for step in range(len(params)):
+        grads = numbers((len(params), 10), step).unbind()
+        for p, grad in zip(params[: step + 1 if one_a_step else None], grads, strict=False):
+            p.grad = grad
+        optimizer.step()
+
+
 def late(one_a_step: bool) -> None:
     """Print descriptors and bytes that 400 small parameters take, and whether one without gradients has state."""
     params = [torch.nn.Parameter(numbers((10,), i)) for i in range(400)]
     others = [torch.nn.Parameter(p.detach().clone()) for p in params]
     never = torch.nn.Parameter(torch.ones(1000))
-    resident = PagedAdamW(others)
-    before = len(os.listdir("/proc/self/fd")), process_bytes("RssAnon")
     optimizer = PagedAdamW([*params, never], device_budget=0)
-    for step in range(400):
-        grads = numbers((400, 10), step).unbind()
-        for i in range(step + 1 if one_a_step else 400):
-            params[i].grad = others[i].grad = grads[i]
-        optimizer.step()
-        resident.step()
-    right = all(torch.equal(a, b) for a, b in zip(params, others, strict=True))
+    before = len(os.listdir("/proc/self/fd")), process_bytes("RssAnon")
+    join(optimizer, params, one_a_step)
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what is free between other things goes back, too
     opened, anonymous = len(os.listdir("/proc/self/fd")) - before[0], process_bytes("RssAnon") - before[1]
     reported = optimizer.memory_report().by_place.get("file", 0)
-    print(json.dumps([opened, sum(files().values()) + anonymous, reported, never in optimizer.state, right]))
+    in_files = sum(files().values())
+    join(torch.optim.AdamW(others, foreach=True), others, one_a_step)
+    right = all(torch.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in zip(params, others, strict=True))
+    print(json.dumps([opened, in_files, anonymous, reported, never in optimizer.state, right]))
 
 
 def watched(acts: list[str], placement: str, class_: str) -> None:

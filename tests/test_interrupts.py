@@ -76,17 +76,21 @@ def test_only_a_second_ctrl_c_gets_in_and_only_where_it_may(calls: list[int]) ->
     assert calls == [INT]
 
 
-def test_what_cleans_up_after_a_second_ctrl_c_is_not_interrupted_by_a_third(calls: list[int]) -> None:
-    cleaned = []
+def test_a_second_ctrl_c_ends_the_protection_with_all_handlers_called_and_in_place(calls: list[int]) -> None:
+    handlers = [signal.getsignal(number) for number in (USR1, ALRM, INT)]
     with pytest.raises(Told), Uninterrupted(gives_way=True):
+        signal.raise_signal(USR1)
+        signal.raise_signal(INT)
         try:
             signal.raise_signal(INT)
-            signal.raise_signal(INT)
         finally:
-            signal.raise_signal(INT)
-            cleaned.append(True)
-    assert cleaned
-    assert calls == [INT, INT]
+            assert sorted(calls) == sorted([INT, USR1])
+            assert [signal.getsignal(number) for number in (USR1, ALRM, INT)] == handlers
+    assert sorted(calls) == sorted([INT, USR1])
+    with pytest.raises(Told), Uninterrupted():  # and the next block protects as ever
+        signal.raise_signal(ALRM)
+        calls.clear()
+    assert calls == [ALRM]
 
 
 def test_a_block_in_a_block_ends_with_the_outer_one(calls: list[int]) -> None:

@@ -155,7 +155,7 @@ def get(cubin: Callable[[], tuple[Path, str]]) -> Got:
     return got
 
 
-@pytest.mark.parametrize("which", ["cubin", "symbol"])
+@pytest.mark.parametrize("which", ["cubin", "sealed"])
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_a_damaged_cubin_is_made_anew_with_one_warning(
     place: Path, cubin: Callable[[], tuple[Path, str]], damage: Callable[[Path], None], which: str
@@ -165,7 +165,7 @@ def test_a_damaged_cubin_is_made_anew_with_one_warning(
     assert first.warnings == []
     assert again == first._replace(compiled=False)
     before = files(place / "cache")
-    assert {p.suffix for p in before} == {".cubin", ".symbol"}
+    assert {p.suffix for p in before} == {".cubin", ".sealed"}
     for path in before:
         if path.suffix[1:] == which:
             damage(path)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from edits import CASES, STATE_EDITS, Edit, each_entry, groups_of, parameters, steps
-from edits_check import EVERY, PLACEMENTS, World, assert_same, edits_for, parametrized, run, worlds
+from edits_check import EVERY, LENIENT, PLACEMENTS, World, assert_same, edits_for, parametrized, run, worlds
 from edits_groups import GROUP_EDITS, add_group
 
 #: Edits that put all or some state where no budget covers it.
@@ -32,18 +32,19 @@ def test_an_edit_may_be_made_again(edit: str, placement: str) -> None:
     run(CASES["adamw"], placement, [(edit, found)] * 3)
 
 
-@pytest.mark.parametrize("seed", range(60 if EVERY else 12))
+@pytest.mark.parametrize("seed", range(300 if EVERY else 12))
 def test_edits_follow_each_other(seed: int) -> None:
     """Four edits in a row, of any kind; the row ends where one has nothing left to edit, or where torch refuses."""
     chance = random.Random(seed)
     case = CASES[list(CASES)[seed % 3]]
-    chosen = chance.sample(list(edits_for(case).items()), 4)
+    followed = [(name, edit) for name, edit in edits_for(case).items() if name not in LENIENT and name[:3] != "no "]
+    chosen = chance.sample(followed, 4)
 
     def unless_gone(name: str, edit: Edit) -> tuple[str, Edit]:
         def apply(optimizer: torch.optim.Optimizer, params: Any) -> None:
             try:
                 edit(optimizer, params)
-            except (KeyError, IndexError, StopIteration):
+            except Exception:
                 optimizer.state.clear()
 
         return name, apply

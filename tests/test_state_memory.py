@@ -98,15 +98,17 @@ def test_replacing_all_state_leaves_no_memory_behind(placement: str) -> None:
 
 
 def test_parameters_that_join_late_share_files() -> None:
-    opened, nbytes, reported, never, right = run_apart("late", True)
+    opened, in_files, anonymous, reported, never, right = run_apart("late", True)
     assert right
     assert not never
     assert opened < 40
-    opened_at_once, nbytes_at_once, reported_at_once, _, right = run_apart("late", False)
+    opened_at_once, in_files_at_once, anonymous_at_once, reported_at_once, _, right = run_apart("late", False)
     assert right
     assert opened_at_once <= opened
-    assert nbytes - nbytes_at_once <= 4 * MIB
+    assert in_files - in_files_at_once <= 4 * MIB
     assert reported - reported_at_once <= 4 * MIB
+    # Pages of which the allocator holds a part: torch's own optimizer leaves 1 MiB, a Python object here and there.
+    assert in_files + anonymous - in_files_at_once - anonymous_at_once <= 8 * MIB
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)

@@ -16,7 +16,8 @@ def test_a_step_that_is_slower_shows(tmp_path: Path, capsys: pytest.CaptureFixtu
     other = tmp_path / "other"
     shutil.copytree(ROOT / "pagedopt", other / "pagedopt", ignore=shutil.ignore_patterns("__pycache__"))
     base = other / "pagedopt" / "optim" / "base.py"
-    base.write_text(base.read_text().replace("        loss = None\n", "        loss = __import__('time').sleep(0.05)\n", 1))
+    slow = base.read_text().replace("        loss = None\n", "        loss = __import__('time').sleep(0.05)\n", 1)
+    base.write_text(slow)
     options = ["--other", str(other), "--quick", "--device", "cpu", "--out", str(tmp_path)]
     assert two_trees.main(options) == 0
     (row,) = json.loads((tmp_path / "two_trees-cpu.json").read_text())["rows"]

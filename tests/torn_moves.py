@@ -31,11 +31,15 @@ def fill_the_table_of_mappings(hogs: list[mmap.mmap]) -> None:
 def at_the_limit_of_mappings() -> None:
     """Move with 0, 1, 2 … mappings left; print for each move the numbers with which it was refused."""
     hogs: list[mmap.mmap] = []
-    refused = {
-        f"{first} to {target}": [left for left in range(24) if is_refused(first, target, left, hogs)]
-        for first, target in ((10, 9), (4, 3), (0, 1), (3, 4))
-    }
-    print(json.dumps(refused))
+    found: dict[str, list[int]] = {}
+    for first, target in ((10, 9), (4, 3), (0, 1), (3, 4)):
+        refused = found[f"{first} to {target}"] = []
+        for left in range(24):
+            if is_refused(first, target, left, hogs):
+                refused.append(left)
+            elif left > len(refused) + 1:  # and no more of them
+                break
+    print(json.dumps(found))
 
 
 def is_refused(first: int, target: int, left: int, hogs: list[mmap.mmap]) -> bool:

@@ -107,14 +107,14 @@ def cached_cubin(text: str, name: str, arch: str) -> tuple[Path, str]:
     path = cache.keep(_cubin_file(key, mark), cubin)
     if path is None:
         return cache.in_memory(cubin), symbol
-    note = f"{key}.symbol"
+    note = f"{key}.sealed"
     cache.keep(note, cache.seal(note, f"{symbol} {mark}".encode()))
     return path, symbol
 
 
 def _kept_cubin(key: str) -> tuple[Path, str] | None:
     """What an earlier run has kept, if it is whole."""
-    note = cache.find(f"{key}.symbol")
+    note = cache.find(f"{key}.sealed")
     text = None if note is None else cache.unseal(note)
     if text is None:
         return None

@@ -48,6 +48,7 @@ def load(
     def take(_: torch.optim.Optimizer, loaded: StateDict) -> StateDict:
         given.append(loaded if _has_name(optimizer, "state1") else translate(loaded))
         check_form(given[0])
+        optimizer.damaged = "a load ended in the middle"  # from here on, until it has not, or all is as before
         return {**given[0], "state": {}}
 
     def put(_: torch.optim.Optimizer) -> None:
@@ -58,7 +59,6 @@ def load(
         plan = prepare(optimizer, memory, loaded, before["state"])
         with Uninterrupted(gives_way=True):
             begun = True
-            optimizer.damaged = "a load of another state ended in the middle"
             copy_values(plan.copies, memory, plan.staging)
             optimizer.state.update(plan.entries)
             optimizer.damaged = ""

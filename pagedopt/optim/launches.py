@@ -67,6 +67,7 @@ class Launches:
             self._watch = Watch(optimizer, [m.entry[name] for m in self._members for name in (*needed, *m.names)])
 
     def _launch(self, optimizer: PagedOptimizer) -> None:
+        optimizer.damaged = "a step ended in the middle"  # until it has not: who tears this, tears what would say so
         try:
             self._put_state(optimizer)
             for bucket in self.buckets:
@@ -76,8 +77,10 @@ class Launches:
                 optimizer.damaged = f"a step failed in the middle ({type(error).__name__}: {error})"
             else:
                 self._take_state_back(optimizer)
+                optimizer.damaged = ""
             raise
         self._fresh = []
+        optimizer.damaged = ""
 
     def _put_state(self, optimizer: PagedOptimizer) -> None:
         for member in self._fresh:

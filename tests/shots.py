@@ -1,0 +1,93 @@
+"""Where to hit an operation with what, and how to judge what came of it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+from faults import Scene, Stage, expected, verdict
+from injector import Alarm, Outcome, fail_at, interrupt_at
+
+#: 1: every line and every call; a larger number: every so many of them.
+EVERY = int(os.environ.get("PAGEDOPT_EVERY_LINE", "0"))
+#: How many places of each operation are hit, by placement: files take longer.
+SHOTS = {"resident": 7, "spilled": 2, "half": 3}
+ERRORS: tuple[Callable[[], BaseException], ...] = (
+    MemoryError,
+    lambda: OSError(errno.ENOSPC, "no space, says the test"),
+    lambda: OSError(errno.EIO, "broken, says the test"),
+)
+#: Lines between one interrupt and the second.
+GAPS = (1, 7, 60)
+#: What keeps signals has the most moments at which it may go wrong.
+GUARD = "interrupts.py"
+NEVER = 1 << 40
+Shoot = Callable[[int, Callable[[], Any]], Outcome]
+
+
+def places(scene: Scene, files: list[str]) -> list[int]:
+    """Which of the events, of which the files are given, to hit: evenly spread, others in each scene, and the guard."""
+    stride = EVERY or max(1, len(files) // SHOTS[scene.placement])
+    first = zlib.crc32(str(scene).encode())
+    guard = [number for number, file in enumerate(files, 1) if file == GUARD]
+    chosen = {guard[(first + i * len(guard) // 4) % len(guard)] for i in range(4)} if guard else set()
+    return sorted(chosen.union(range(1 + first % stride, len(files) + 1, stride)))
+
+
+def each(scene: Scene, shoot: Shoot, judge: Callable[[Stage, Outcome], object]) -> None:
+    """Shoot at each place, at a stage of its own, and judge what came of it."""
+    expected(scene)
+    wrong: list[str] = []
+    for place in places(scene, shoot(NEVER, Stage(scene).act).files):
+        stage, outcome = Stage(scene), None
+        try:
+            outcome = shoot(place, stage.act)
+            judge(stage, outcome)
+        except Exception as error:
+            hit = f"{outcome.shots} raised {outcome.error!r}" if outcome else "in the operation"
+            wrong.append(f"{place}: {hit}: {type(error).__name__}: {error}")
+    assert not wrong, "\n".join([f"{len(wrong)} places", *wrong[:20]])
+
+
+def assert_rose(outcome: Outcome) -> None:
+    """What a handler raises, rises; unless it was raised where Python lets nothing rise."""
+    kinds = (KeyboardInterrupt, Alarm)
+    dropped = any(isinstance(error, kinds) for error in outcome.unraisable)
+    assert isinstance(outcome.error, kinds) or dropped or not outcome.shots, repr(outcome.error)
+
+
+def judge_signal(stage: Stage, outcome: Outcome) -> None:
+    """It rises, and nothing is damaged."""
+    assert_rose(outcome)
+    assert verdict(stage, may_be_damaged=False) == "after" or outcome.error is not None
+
+
+def judge_failure(stage: Stage, outcome: Outcome) -> None:
+    """It may damage, and is heard of unless all is done."""
+    assert outcome.error is None or isinstance(outcome.error, Exception)
+    assert verdict(stage, may_be_damaged=True) == "after" or outcome.error is not None, "nobody heard of it"
+
+
+def judge_two(stage: Stage, outcome: Outcome) -> None:
+    """The first rises; the second may damage."""
+    assert_rose(outcome)
+    verdict(stage, may_be_damaged=len(outcome.shots) > 1)
+
+
+def signal_at(at: int, act: Callable[[], Any]) -> Outcome:
+    """Ctrl-C, or in every other place SIGALRM with a handler that raises."""
+    return interrupt_at(at, (signal.SIGINT, signal.SIGALRM)[at % 2], act)
+
+
+def failure_at(at: int, act: Callable[[], Any]) -> Outcome:
+    """One of ``ERRORS``."""
+    return fail_at(at, ERRORS[at % 3](), act)
+
+
+def two_at(at: int, act: Callable[[], Any]) -> Outcome:
+    """Ctrl-C, and again some lines later."""
+    return interrupt_at((at, at + GAPS[at % 3]), signal.SIGINT, act)
