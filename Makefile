@@ -16,10 +16,10 @@ TEST_ARGS  ?=#  more options for pytest, e.g. TEST_ARGS="-k train -x"
 CORES      := $(shell nproc 2>/dev/null || echo 1)
 WORKERS    ?= $(shell echo $$(( $(CORES) < 8 ? $(CORES) : 8 )))
 
-.PHONY: help setup train test lint clean
+.PHONY: help setup train test test-long lint clean
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
 	@echo
 	@echo '  ARGS="…" goes to the training program, TEST_ARGS="…" to pytest, PIP_FLAGS="…" to pip,'
 	@echo '  VENV_FLAGS="…" to venv; PYTHON=… picks the interpreter (3.11 or newer), TORCH=… a version of torch.'
@@ -39,7 +39,10 @@ train: $(READY)  ## train the GPT with PagedAdamW and torch's AdamW side by side
 
 # One thread per worker: the workers are the parallelism. With worksteal a file stays with one worker while it can.
 test: $(READY)  ## run the tests
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal $(TEST_ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal -m "not long" $(TEST_ARGS)
+
+test-long: $(READY)  ## run all tests, and interrupt at every line
+	OMP_NUM_THREADS=1 PAGEDOPT_EVERY_LINE=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal --timeout 3600 $(TEST_ARGS)
 
 lint: $(READY)  ## ruff and mypy
 	$(PY) -m ruff check .

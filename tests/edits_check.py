@@ -116,6 +116,8 @@ def same_outcome(ours: World, theirs: World, name: str, first: int) -> bool:
     if name in LENIENT or (name in REFUSED and mine is not None):
         assert REFUSED.get(name, "") in str(mine)
         other = RuntimeError("refused")
+    if name == "capturable" and mine is None and ours.params[0].is_cuda:
+        return False  # beyond torch, whose counts would have to lie on the device; as it comes with checkpoints
     if other is None:
         if mine is not None:
             raise AssertionError(f"torch goes on, and ours raises {type(mine).__name__}: {mine}") from mine

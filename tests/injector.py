@@ -22,7 +22,9 @@ PACKAGE = str(Path(pagedopt.__file__).parent) + "/"
 #: Files of the package whose functions stand for one call to the system or the driver each.
 WRAPPERS = (PACKAGE + "libc.py", PACKAGE + "memory.py")
 #: Modules whose functions may fail: those of the system, torch and NumPy.
-FALLIBLE = {"torch", "numpy", "posix", "os", "mmap", "fcntl", "tempfile", "shutil", "io", "_io", "ctypes", "_ctypes"}
+FALLIBLE = {"torch", "numpy", "posix", "os", "mmap", "fcntl", "shutil", "io", "_io", "ctypes", "_ctypes"}
+#: These fail before they are made: what they return would be nobody's.
+OPENING = {"open", "dup", "pipe", "memfd_create"}
 
 
 class Alarm(Exception):
@@ -86,7 +88,7 @@ def fail_at(at: int, error: BaseException, function: Callable[[], Any]) -> Outco
     lock = threading.Lock()
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:
-        if out.shots or not _is_return(frame, event, argument):
+        if out.shots or not _is_fallible(frame, event, argument):
             return
         with lock:
             out.files.append(_file(frame))
@@ -108,10 +110,11 @@ def fail_at(at: int, error: BaseException, function: Callable[[], Any]) -> Outco
     return out
 
 
-def _is_return(frame: FrameType, event: str, argument: Any) -> bool:
+def _is_fallible(frame: FrameType, event: str, argument: Any) -> bool:
     name = frame.f_code.co_filename
-    if event == "c_return":
-        return name.startswith(PACKAGE) and _module(argument) in FALLIBLE
+    if event in ("c_call", "c_return"):
+        moment = "c_call" if getattr(argument, "__name__", "") in OPENING else "c_return"
+        return event == moment and name.startswith(PACKAGE) and _module(argument) in FALLIBLE
     if event != "return":
         return False
     if name in WRAPPERS:

@@ -138,6 +138,12 @@ def by_setting() -> Iterator[None]:
         torch.set_default_device(None)
 
 
+def on_cpu(world: World, count: int, first: int) -> BaseException | None:
+    """Steps with the CPU as the default: torch 2.11's own step counts follow the default, and cannot be read there."""
+    with torch.device("cpu"):
+        return world.attempt(count, first)
+
+
 @pytest.mark.parametrize("default", [by_setting, lambda: torch.device("meta")], ids=["set", "with"])
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("name", CASES)
@@ -148,17 +154,17 @@ def test_a_default_device_is_not_the_parameters(name: str, placement: str, defau
     late = parameters()[1], parameters()[1]
     with default():
         ours.optimizer = case.make(False, groups_of(ours.params), **options(case, placement, ours.params))
-        assert ours.attempt(2, 0) is None is theirs.attempt(2, 0)
+        assert ours.attempt(2, 0) is None is on_cpu(theirs, 2, 0)
         for world, p in zip((ours, theirs), late, strict=True):
             world.optimizer.add_param_group({"params": [p]})
             world.params.append(p)
-        assert ours.attempt(1, 2) is None is theirs.attempt(1, 2)
+        assert ours.attempt(1, 2) is None is on_cpu(theirs, 1, 2)
         if placement != "resident":
             ours.optimizer.set_device_budget(100_000)
         saved = ours.optimizer.state_dict()
         ours.optimizer.load_state_dict(copy.deepcopy(saved))
         ours = World(*copy.deepcopy((ours.optimizer, ours.params)))
         ours.optimizer.load_state_dict(saved)
-        assert ours.attempt(1, 3) is None is theirs.attempt(1, 3)
+        assert ours.attempt(1, 3) is None is on_cpu(theirs, 1, 3)
     assert_same(ours, theirs)
     assert all(t.device.type == "cpu" for t in ours.tensors().values())

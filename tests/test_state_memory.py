@@ -140,7 +140,7 @@ def test_saving_spilled_state_takes_no_more_than_its_largest_tensor() -> None:
     assert {act: found[act] for act in ACTS[:3] if found[act] > TENSOR + 4 * MIB} == {}
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("placement", [pytest.param(PLACEMENTS[0], marks=pytest.mark.long), *PLACEMENTS[1:]])
 def test_a_copy_takes_one_copy(placement: str) -> None:
     """Of the state, and with the optimizer of the parameters; what ``pickle.dumps`` returns is one more."""
     state, whole = 6 * TENSOR, 9 * TENSOR
@@ -155,7 +155,7 @@ def test_a_copy_takes_one_copy(placement: str) -> None:
     assert too_much == {}
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork"])
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.long), "fork"])
 def test_a_state_dict_goes_through_a_queue_and_back(method: str) -> None:
     right = [True, True, True, True, 0]
     assert run_apart("queues", method) == {"resident": right, "file": right}

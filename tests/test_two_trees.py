@@ -12,6 +12,7 @@ from experiments import two_trees
 from experiments.report import ROOT
 
 
+@pytest.mark.long
 def test_a_step_that_is_slower_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = tmp_path / "other"
     shutil.copytree(ROOT / "pagedopt", other / "pagedopt", ignore=shutil.ignore_patterns("__pycache__"))

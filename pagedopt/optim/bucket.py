@@ -41,7 +41,7 @@ class Bucket:
         self.sweep = self._sweep(optimizer, [self.params, self._laid_out(grads), *self.state])
         self._steps = Steps([m.entry["step"] for m in members], shared) if optimizer.has_step else None
         # Where a rule keeps no count, a parameter whose state is made now has no steps behind it, another one has.
-        self._counts: Counts = np.array([not m.missing for m in members], np.float64)
+        self._counts: Counts = np.array([not m.missing or m.again for m in members], np.float64)
         self._expected = np.full(len(members), np.nan)
         self._absent: list[int] = []
         self._pattern: list[tuple[int, int]] = []  # (group, a row) of each set of hyperparameters
@@ -108,14 +108,14 @@ class Bucket:
         if len(absent) == len(self.params):
             return
         for original, dense in self._beside.values():
-            dense.copy_(original)
+            dense.copy_(original.detach())
         if self.route is None:
             self.sweep.launch(self._scalars)
         else:
             with contextlib.closing(self.route.spans(self.sweep.table.host, absent)) as spans:
                 self.sweep.launch(self._scalars, spans)
         for original, dense in self._beside.values():
-            original.copy_(dense)
+            original.detach().copy_(dense)
         self._count(absent)
 
     def _count(self, absent: list[int]) -> None:

@@ -27,6 +27,7 @@ class Member:
         is_new: whether there is nothing of its state yet.
         missing: names of state tensors that there are not yet.
         index: of the parameter, counted through all groups.
+        again: whether the parameter stands in an earlier group, too, which will have made its state.
         turn: how often the parameter stands before this place: torch updates it each time, one after the other.
     """
 
@@ -37,6 +38,7 @@ class Member:
     index: int
     is_new: bool = False
     missing: list[str] = field(default_factory=list)
+    again: bool = False
     turn: int = 0
 
     @property
@@ -62,6 +64,7 @@ def members(optimizer: PagedOptimizer) -> tuple[list[Member], list[torch.Tensor]
     found: list[Member] = []
     waiting: list[torch.Tensor] = []
     turns: dict[int, int] = {}
+    first: dict[int, int] = {}
     count = 0
     for number, group in enumerate(optimizer.param_groups):
         rule = optimizer.rule_of(group)
@@ -77,6 +80,7 @@ def members(optimizer: PagedOptimizer) -> tuple[list[Member], list[torch.Tensor]
                 _check(optimizer, member)
             member.turn = turns.get(id(p), 0)
             turns[id(p)] = member.turn + 1
+            member.again = first.setdefault(id(p), number) < number
             found.append(member)
     return found, waiting
 
