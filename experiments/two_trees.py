@@ -49,7 +49,7 @@ for name, (shapes, dtype, count) in works.items():
         wait()
         if gpu:
             events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-            torch.cuda._sleep(8_000_000 if tiny else 400_000)  # the launch waits behind it: no host time in between
+            torch.cuda._sleep(40_000_000 if tiny else 6_000_000)  # the launch waits behind it: no host time in between
             events[0].record()
         begin = time.perf_counter()
         optimizer.step()

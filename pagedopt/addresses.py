@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -42,8 +43,13 @@ def ids(items: tuple[object, ...]) -> npt.NDArray[np.int64]:
 
 def memory_at(address: int, nbytes: int, dtype: type) -> npt.NDArray[Any]:
     """Memory of this process as an array, which does not keep it alive."""
-    memory: Any = (ctypes.c_char * nbytes).from_address(address)
-    return np.frombuffer(memory, dtype) if nbytes else np.empty(0, dtype)
+    return np.frombuffer(_bytes(nbytes).from_address(address), dtype) if nbytes else np.empty(0, dtype)
+
+
+@functools.lru_cache(256)
+def _bytes(count: int) -> Any:
+    """ctypes forgets its types of arrays, and making one takes longer than all else here."""
+    return ctypes.c_char * count
 
 
 class Places:
@@ -58,17 +64,17 @@ class Places:
         self.tensors = tensors
         self.at = gather(tensors) if at is None else at
         self._known: list[int] = []
-        self._loaded = False
+        self._objects: npt.NDArray[np.int64] | None = None
         self._asked = 0
 
     def same(self) -> bool:
         """Whether every tensor lies where it did."""
-        if self._loaded and _reader is not None:
-            return _reader.same(ids(self.tensors), self.at)
+        if self._objects is not None and _reader is not None:
+            return _reader.same(self._objects, self.at)
         self._asked += 1
         if len(self.tensors) >= _FEW and (self._asked > 1 or not self.tensors[0].is_cuda):
             _load_reader()  # takes a moment: not in the first step on a GPU; on a CPU the kernels need Numba anyway
-            self._loaded = True
+            self._objects = ids(self.tensors)
         self._known = self._known or self.at.tolist()
         return list(map(_address, self.tensors)) == self._known
 

@@ -194,6 +194,7 @@ def test_an_interrupt_of_the_wait_does_not_end_it(handler: None) -> None:
         for _ in range(5):
             time.sleep(0.01)
             signal.raise_signal(signal.SIGALRM)
+        time.sleep(0.05)  # the last is handled before anybody leaves
 
     kernel = Kernel(first=lambda: signal.raise_signal(signal.SIGINT), others=again)
     with pytest.raises(Interrupted, match=str(int(signal.SIGINT))):

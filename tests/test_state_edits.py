@@ -126,6 +126,21 @@ def test_pages_move_beside_state_of_the_user(placement: str) -> None:
         assert_same(ours, theirs)
 
 
+@pytest.mark.parametrize("replaced", [0, 1])
+def test_one_parameter_s_pages_stay_and_the_other_s_state_is_the_user_s(replaced: int) -> None:
+    """The first lies in a resident page alone, the second in that one and in pages that are away."""
+    case = CASES["adamw"]
+    made = []
+    for theirs in (False, True):
+        params = parameters()[1::-1]
+        how = {} if theirs else {"device_budget": 160_000}
+        made.append(World(case.make(theirs, [{"params": params}], **how), params))
+        assert made[-1].attempt(2, 0) is None
+        each_entry(made[-1].optimizer, params, torch.clone, only=replaced)
+        assert made[-1].attempt(2, 2) is None
+    assert_same(*made)
+
+
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("copied", ["deepcopy", "state_dict"])
 def test_copies_have_what_the_user_put(copied: str, placement: str) -> None:

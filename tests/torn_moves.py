@@ -53,7 +53,7 @@ def is_refused(first: int, target: int, left: int, hogs: list[mmap.mmap]) -> boo
         memory.move(target)
     except MemoryError as error:
         text = str(error)
-    for _ in range(1000):
+    for _ in range(100):
         hogs.pop().close()
     assert "vm.max_map_count" in text or not text, text
     assert memory.resident == (first if text else target)

@@ -152,8 +152,9 @@ class PagedOptimizer(torch.optim.Optimizer):
             )
         self._check_whole()
         self.store.check_owner()
-        with self._moving():
-            self.store.look()
+        if self.store.budget == "auto":
+            with self._moving():
+                self.store.look()
         if self._launches is None or not self._launches.current(self):
             self._launches = None  # its tables keep state alive that may be gone
             self._launches = Launches(self)

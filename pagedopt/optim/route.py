@@ -90,6 +90,8 @@ def route(store: Store, params: Sequence[torch.Tensor], states: Sequence[Sequenc
         return None
     tensor, offset, numel, arena, page = _pieces(store, params, found, passing)
     away = np.array([a >= 0 and p >= store.arenas[a].resident for a, p in zip(arena, page, strict=True)])
+    if not away.any():
+        return None
     order = np.lexsort((offset, tensor, page, arena, away))
     tensor, offset, numel, arena, page, away = (x[order] for x in (tensor, offset, numel, arena, page, away))
     at_hand = int((~away).sum())

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from ..addresses import Places, ids
@@ -27,8 +26,8 @@ class Watch:
     """
 
     def __init__(self, optimizer: PagedOptimizer, tensors: Iterable[torch.Tensor]) -> None:
-        self._seen = list(_looks(optimizer))
-        self._ids = [ids(look) for look in self._seen]
+        self._seen = list(_looks(optimizer))  # kept alive, so that no other object gets one of their ids
+        self._ids = [ids(look).tobytes() for look in self._seen]
         self._places = Places(tuple(tensors))
 
     def same(self, optimizer: PagedOptimizer) -> bool:
@@ -36,7 +35,7 @@ class Watch:
         looks = _looks(optimizer)
         for known in self._ids:
             now = next(looks, None)
-            if now is None or not np.array_equal(ids(now), known):
+            if now is None or ids(now).tobytes() != known:
                 return False
         return next(looks, None) is None and self._places.same()
 

@@ -276,7 +276,7 @@ def test_a_hundred_optimizers_leave_memory_as_it_was(options: dict[str, Any]) ->
 @pytest.mark.parametrize("placement", ["mapped", "managed", "host"])
 def test_state_outlives_the_optimizer_and_is_freed_with_its_last_tensor(placement: str) -> None:
     free = torch.cuda.mem_get_info()[0]
-    params = parameters(shapes=((4 << 20,),) * 2)
+    params = parameters(shapes=((16 << 20,),) * 2)
     opt = PagedAdamW(params, placement=placement, device_budget=0, **ADAMW)
     steps(params, opt, 2, gaps=False)
     room = available()
@@ -288,7 +288,7 @@ def test_state_outlives_the_optimizer_and_is_freed_with_its_last_tensor(placemen
     del state, expected
     gc.collect()
     torch.cuda.empty_cache()
-    assert available() - room >= 40 * MiB  # of 64
+    assert available() - room >= 160 * MiB  # of 256, as this, too, takes some
     assert abs(torch.cuda.mem_get_info()[0] - free) <= 4 * MiB
 
 
