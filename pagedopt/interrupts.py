@@ -19,7 +19,15 @@ from typing import Any
 
 Handler = Callable[[int, FrameType | None], Any]
 
-_SIGNALS = range(1, 32)
+#: Those that a program may have handlers for.  The others end it, stop it, or come from its own faults.
+_SIGNALS = tuple(
+    int(number)
+    for number in (
+        signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGTERM,
+        signal.SIGCHLD, signal.SIGCONT, signal.SIGTSTP, signal.SIGURG, signal.SIGVTALRM, signal.SIGPROF,
+        signal.SIGWINCH, signal.SIGIO, signal.SIGPIPE, signal.SIGTTIN, signal.SIGTTOU, signal.SIGXCPU,
+    )  # fmt: skip
+)
 
 
 class _Keeper:

@@ -44,6 +44,7 @@ class Bucket:
         self._counts: Counts = np.array([not m.missing or m.again for m in members], np.float64)
         self._expected = np.full(len(members), np.nan)
         self._absent: list[int] = []
+        self._compiled: tuple[torch.dtype, ...] | None = None
         self._pattern: list[tuple[int, int]] = []  # (group, a row) of each set of hyperparameters
         self._scalars: list[list[float]] = []
         written = [*self.params, *optimizer.store.version_counters([t for tensors in state for t in tensors])]
@@ -100,7 +101,9 @@ class Bucket:
             self.rule.uniforms(optimizer.scalars(groups[group], float(self._counts[row]) + 1))
             for group, row in self._pattern
         ]
-        self.sweep.compile()
+        if self._compiled is not self.sweep.dtypes:
+            self.sweep.compile()
+            self._compiled = self.sweep.dtypes
 
     def launch(self) -> None:
         """Launch the prepared update, and count it."""
@@ -120,7 +123,8 @@ class Bucket:
 
     def _count(self, absent: list[int]) -> None:
         self._expected = self._counts + 1
-        self._expected[absent] -= 1
+        if absent:
+            self._expected[absent] -= 1
         if self._steps is None:
             self._counts = self._expected.copy()
         else:
@@ -153,6 +157,7 @@ class Bucket:
         if len(first) > self.sets:  # parameters have begun to differ in their number of steps
             self.sets = 2 * len(first)
             self.sweep = self._sweep(optimizer, [self.params, grads, *self.state])
+            self._compiled = None
         self._pattern = [(int(self.groups[row]), int(row)) for row in present[first]]
         self._absent = absent
         sets = np.zeros(len(keys), np.int64)

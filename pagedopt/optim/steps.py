@@ -67,10 +67,14 @@ class Steps:
 
     def count(self, absent: Sequence[int]) -> None:
         """Raise the counts of all parameters but those that are absent."""
+        if not absent and not self._others:
+            for _, window, places in self._windows:
+                window[places] += 1
+            return
         present = np.ones(self._count, bool)
         present[list(absent)] = False
         for rows, window, places in self._windows:
-            window[places[present[rows]] if absent else places] += 1
+            window[places[present[rows]]] += 1
         for row, tensor in self._others:
             if present[row]:
                 tensor.detach().add_(1)
