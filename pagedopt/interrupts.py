@@ -26,7 +26,7 @@ _SIGNALS = tuple(
         signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGTERM,
         signal.SIGCHLD, signal.SIGCONT, signal.SIGTSTP, signal.SIGURG, signal.SIGVTALRM, signal.SIGPROF,
         signal.SIGWINCH, signal.SIGIO, signal.SIGPIPE, signal.SIGTTIN, signal.SIGTTOU, signal.SIGXCPU,
-    )  # fmt: skip
+    )
 )
 
 
