@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -11,12 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .addresses import Places, gather
+from .columns import Column, Layout, TensorList, Tensors, is_dense, same_layout
 from .table import Geometry, HostTable
 
 Indices = npt.NDArray[np.int64]
-TensorList = Sequence[torch.Tensor | None]
-Tensors = tuple[torch.Tensor | None, ...]
 
 
 class LayoutError(ValueError):
@@ -89,7 +86,7 @@ class PointerTable:
         counts = self.numels if rows is None else rows.numel.tolist()
         self.host = HostTable(len(lists), counts, uniforms, sets, geometry)
         self._addresses = np.zeros((len(first), len(lists)), np.uint64)
-        self._columns: list[_Column | None] = [None] * len(lists)
+        self._columns: list[Column | None] = [None] * len(lists)
         self._held: list[Tensors | None] = [None] * len(lists)
         self._unwritten = False
         #: indices of tensors that are skipped because a list lacks them
@@ -119,7 +116,7 @@ class PointerTable:
         Raises:
             ValueError, TypeError: as at construction, naming list and index; the table is unchanged then.
         """
-        changes: dict[int, _Column] = {}
+        changes: dict[int, Column] = {}
         dtypes = list(self.dtypes)
         given = [None if x is None else tuple(x) for x in lists]
         try:
@@ -194,7 +191,7 @@ class PointerTable:
         """The tensors of the table, one list each; empty lists stand for those let go."""
         return [tensors or () for tensors in self._held]
 
-    def _compare(self, j: int, tensors: Tensors) -> _Column | None:
+    def _compare(self, j: int, tensors: Tensors) -> Column | None:
         """None if list ``j`` lies where it did, in the same layout; else its validated new column."""
         if len(tensors) != len(self.numels):
             raise ValueError(f"{self.names[j]} has {len(tensors)} tensors, the table has {len(self.numels)}")
@@ -208,12 +205,12 @@ class PointerTable:
             for i, tensor in enumerate(tensors):
                 if tensor is not None or j == 0:
                     self._check_tensor(j, i, tensor)
-        layout = _Layout([t for t in tensors if t is not None]) if column is not None else None
-        new = _Column(tensors, layout)
+        layout = Layout([t for t in tensors if t is not None]) if column is not None else None
+        new = Column(tensors, layout)
         self._check_memory(j, new)
         return self._news(j, new)
 
-    def _news(self, j: int, new: _Column) -> _Column | None:
+    def _news(self, j: int, new: Column) -> Column | None:
         """``new`` if the table has to change for it; else it only takes the place of the old one."""
         old = self._columns[j]
         if old is None or new.absent != old.absent or not np.array_equal(new.addresses, old.addresses):
@@ -221,7 +218,7 @@ class PointerTable:
         self._columns[j] = new  # other objects in the same places, or another autograd mode
         return None
 
-    def _check_memory(self, j: int, column: _Column) -> None:
+    def _check_memory(self, j: int, column: Column) -> None:
         if not column.addresses.all():
             for i in np.flatnonzero(column.addresses == 0).tolist():
                 if self.numels[i] and i not in column.absent:
@@ -269,7 +266,7 @@ class PointerTable:
         shape, strides = self._shapes[i], self._strides[i]
         if tensor.shape != shape:
             self._fail(ValueError, j, i, f"has shape {tuple(tensor.shape)}, the table has {tuple(shape)}")
-        if tensor.numel() > 1 and not _same_layout(shape, tensor.stride(), strides):
+        if tensor.numel() > 1 and not same_layout(shape, tensor.stride(), strides):
             self._fail(
                 LayoutError, j, i,
                 f"has strides {tensor.stride()}, {self.names[0]} has {strides}: they must be laid out alike",
@@ -314,98 +311,3 @@ class PointerTable:
 
     def _fail(self, kind: type[Exception], j: int, i: int, why: str) -> NoReturn:
         raise kind(f"tensor {i} of {self.names[j]} {why}")
-
-
-class _Column:
-    """Where the tensors of one list lie, and how they are laid out.
-
-    Args:
-        tensors: the list.
-        layout: how those that are not None are laid out; None: not known yet.  A table that is never refreshed, as
-            most are that live for one call, has no use for it.
-    """
-
-    def __init__(self, tensors: Tensors, layout: _Layout | None = None) -> None:
-        present = [t for t in tensors if t is not None]
-        self.absent = [i for i, t in enumerate(tensors) if t is None] if len(present) < len(tensors) else []
-        self.layout = layout
-        self.addresses = gather(present, checked=layout is not None and layout.sure)
-        if self.absent:
-            found, self.addresses = self.addresses, np.zeros(len(tensors), np.uint64)
-            self.addresses[[i for i, t in enumerate(tensors) if t is not None]] = found
-        self._places: Places | None = None
-
-    def follow(self, tensors: Tensors, stays: bool) -> _Column | None:
-        """This column if nothing changed, a new one if only addresses did, None if more did or it cannot tell.
-
-        Args:
-            stays: the very same tensors will be asked about again.
-        """
-        if self.layout is None:
-            return None
-        if stays and self._places and self._places.tensors is tensors and self._places.same():
-            return self  # the same objects in the same places: laid out as they were
-        try:
-            if self.absent and self.absent != [i for i, t in enumerate(tensors) if t is None]:
-                return None
-            if not self.layout.same([t for t in tensors if t is not None] if self.absent else tensors):
-                return None
-            now = _Column(tensors, self.layout)
-        except (TypeError, RuntimeError, NotImplementedError, AttributeError):  # absent now, sparse, or no tensor
-            return None
-        if stays and not now.absent and self.layout.sure:
-            now._places = Places(tensors, now.addresses)  # type: ignore[arg-type]
-            return now
-        return self if np.array_equal(now.addresses, self.addresses) else now
-
-
-class _Layout:
-    """The dtype, device, shape and strides of tensors, compared in one call where torch offers it.
-
-    Attributes:
-        sure: the comparison tells kinds of tensors apart, too: those that pass it have addresses as those had.
-    """
-
-    def __init__(self, tensors: TensorList) -> None:
-        self._check: Callable[..., bool]
-        self.sure = True
-        try:
-            from torch._C._dynamo.guards import TensorGuards  # C++; in torch since 2.1, though not documented
-
-            self._check = TensorGuards(
-                *tensors,
-                dynamic_dims_sizes=[list(t.shape) for t in tensors],  # type: ignore[union-attr, misc]
-                dynamic_dims_strides=[list(t.stride()) for t in tensors],  # type: ignore[union-attr, misc]
-            ).check
-        except (ImportError, TypeError, SystemError, ValueError):
-            self._check = functools.partial(_same_layouts, _layouts(tensors))
-            self.sure = False
-
-    def same(self, tensors: TensorList) -> bool:
-        """Whether ``tensors`` have the layout seen at construction."""
-        return bool(self._check(*tensors))
-
-
-def _layouts(tensors: Sequence[Any]) -> list[tuple[Any, ...]]:
-    return [(t.dtype, t.device, t.shape, t.stride()) for t in tensors]
-
-
-def _same_layouts(known: list[tuple[Any, ...]], *tensors: Any) -> bool:
-    return _layouts(tensors) == known
-
-
-def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the tensor's elements fill one stretch of memory, each once (in any order of dimensions)."""
-    if tensor.is_contiguous():
-        return True
-    expected = 1
-    for stride, size in sorted((st, sz) for st, sz in zip(tensor.stride(), tensor.shape, strict=True) if sz != 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
-
-
-def _same_layout(shape: torch.Size, a: tuple[int, ...], b: tuple[int, ...]) -> bool:
-    """Strides that differ only in dimensions of size one lead to the same places."""
-    return a == b or all(x == y for x, y, size in zip(a, b, shape, strict=True) if size != 1)

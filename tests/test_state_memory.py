@@ -89,7 +89,7 @@ def _answer(process: subprocess.Popen[bytes]) -> None:
     process.stdin.flush()
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("placement", [pytest.param(PLACEMENTS[0], marks=pytest.mark.long), *PLACEMENTS[1:]])
 def test_replacing_all_state_leaves_no_memory_behind(placement: str) -> None:
     """The first time the memory that we had made goes (of a file: is on the disk), then what the user put before."""
     made, first, *others = run_apart("replaced", placement)

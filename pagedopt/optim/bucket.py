@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from ..apply import Sweep
-from ..pointers import LayoutError, TensorList, Tensors
+from ..columns import TensorList, Tensors
+from ..pointers import LayoutError
 from .members import Member
 from .route import route
 from .steps import Counts, Steps

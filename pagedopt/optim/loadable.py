@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..pointers import is_dense
+from ..columns import is_dense
 from .steps import new_steps
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..pointers import is_dense
+from ..columns import is_dense
 from ..rules import Rule
 
 if TYPE_CHECKING:
