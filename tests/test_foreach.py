@@ -47,7 +47,7 @@ def calls(numbers: list[float]) -> dict[str, tuple[int, Any]]:
 @pytest.fixture(autouse=True)
 def seed() -> None:
     """The same numbers every time: the third norm of some float32 lists is beyond the tolerance, in torch, too."""
-    torch.manual_seed(7)
+    torch.manual_seed(0)
 
 
 @pytest.mark.parametrize("device", DEVICES)
