@@ -10,6 +10,7 @@ import contextlib
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,6 +49,7 @@ class Outcome:
     value: Any = None
     error: BaseException | None = None
     unraisable: list[BaseException | None] = field(default_factory=list)
+    in_finalizer: bool = False  # a shot hit there: what is raised may be dropped without a word
 
     @property
     def events(self) -> int:
@@ -70,6 +72,7 @@ def interrupt_at(at: int | Sequence[int], number: int, function: Callable[[], An
             out.files.append(_file(frame))
             if out.events in lines:
                 out.shots.append(_place(frame))
+                out.in_finalizer |= _in_finalizer(frame)
                 signal.raise_signal(number)  # its handler runs in here, where nothing is traced
         return trace
 
@@ -135,6 +138,14 @@ def _module(function: Any) -> str:
 
 def _file(frame: FrameType) -> str:
     return frame.f_code.co_filename.removeprefix(PACKAGE)
+
+
+def _in_finalizer(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == weakref.__file__ and frame.f_code.co_name == "__call__":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _place(frame: FrameType) -> str:

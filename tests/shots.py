@@ -57,7 +57,7 @@ def assert_rose(outcome: Outcome) -> None:
     """What a handler raises, rises; unless it was raised where Python lets nothing rise."""
     kinds = (KeyboardInterrupt, Alarm)
     dropped = any(isinstance(error, kinds) for error in outcome.unraisable)
-    dropped |= any(shot.startswith("memory.py") for shot in outcome.shots)  # in a finalizer of CUDA memory
+    dropped |= outcome.in_finalizer
     assert isinstance(outcome.error, kinds) or dropped or not outcome.shots, repr(outcome.error)
 
 

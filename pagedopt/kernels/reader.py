@@ -1,4 +1,4 @@
-"""Reads the addresses of many tensors in one call: 4 ns a tensor, where Python takes 45.
+"""Reads the addresses of many tensors in one call, in a fraction of the time of as many calls from Python.
 
 torch keeps a C function for the C++ code that Inductor generates: object of a tensor in, address of its data out.  It
 is not documented; where it is missing, everything works without it.

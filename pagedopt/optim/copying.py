@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def bring_home(optimizer: PagedOptimizer, store: Store) -> None:
-    """Move state that lies elsewhere to where the placement has it, parameter by parameter: none is there twice.
+    """Move state that lies elsewhere to where the placement has it; each old tensor goes when its new one is filled.
 
     Raises:
         MemoryError, torch.OutOfMemoryError, CudaError: there is no room; what has not come yet stays where it is.
@@ -34,7 +34,6 @@ def bring_home(optimizer: PagedOptimizer, store: Store) -> None:
         with Uninterrupted():
             copy_values([(tensor, optimizer.state[p][name])], store, torch.empty(0, device="cpu"))
             optimizer.state[p][name] = tensor
-
 
 
 def _whole_state(optimizer: PagedOptimizer) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
