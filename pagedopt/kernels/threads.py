@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from queue import SimpleQueue
 
+from ..interrupts import Uninterrupted
+
 #: Bounds of a stretch of work.
 Share = tuple[int, int]
 
@@ -60,12 +62,14 @@ class _Work:
 
     def stop(self) -> None:
         """Let nobody take more, and return when all helpers have left, however often that is interrupted."""
-        while self._shares or self._inside:
-            try:
-                self._shares.clear()
-                time.sleep(1e-4)
-            except BaseException:  # the caller raises the first one
-                continue
+        try:
+            with Uninterrupted():
+                while self._shares or self._inside:
+                    self._shares.clear()
+                    time.sleep(1e-4)
+        except BaseException:  # of a signal before the block or at its end; the caller raises the first one
+            if self._shares or self._inside:
+                self.stop()
 
 
 class _Helpers:
