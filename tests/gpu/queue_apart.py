@@ -1,0 +1,59 @@
+"""A state dict on a GPU to another process and back; run as a program, prints what became of it as JSON."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from typing import Any
+
+import torch
+from spill_support import parameters, steps
+
+from pagedopt import PagedAdamW
+
+SHAPES = ((1 << 20,), (333, 7))
+
+
+def total(state: dict[str, Any]) -> float:
+    return sum(float(v.double().sum()) for entry in state["state"].values() for v in entry.values())
+
+
+def child(inbox: Any, outbox: Any) -> None:
+    """Send back what came, and the sum of it; gone only when both have been read."""
+    state = inbox.get()
+    outbox.put((total(state), state))
+    inbox.get()
+    del state
+
+
+def main(options: dict[str, Any] | None) -> None:
+    """``options`` of PagedAdamW, or None for torch's AdamW."""
+    context: Any = torch.multiprocessing.get_context("spawn")
+    inbox, outbox = context.Queue(), context.Queue()
+    process = context.Process(target=child, args=(inbox, outbox), daemon=True)
+    process.start()
+    params, twin = parameters(shapes=SHAPES), parameters(shapes=SHAPES)
+    rival = torch.optim.AdamW(twin, lr=1e-2)
+    optimizer = torch.optim.AdamW(params, lr=1e-2) if options is None else PagedAdamW(params, lr=1e-2, **options)
+    steps(params, optimizer, 3)
+    steps(twin, rival, 3)
+    state = optimizer.state_dict()
+    before = copy.deepcopy(state)
+    inbox.put(state)
+    there, back = outbox.get(timeout=100)
+    same = all(torch.equal(v, back["state"][k][n]) for k, entry in before["state"].items() for n, v in entry.items())
+    back = copy.deepcopy(back)
+    inbox.put(None)
+    process.join(60)
+    right = []
+    for round_ in (1, 2):
+        for opt, of in ((optimizer, params), (rival, twin)):
+            steps(of, opt, 2, first=3 * round_)
+            opt.load_state_dict(copy.deepcopy(back))
+        right.append(all(torch.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in zip(params, twin, strict=True)))
+    print(json.dumps([there == total(before), same, *right, process.exitcode]))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
