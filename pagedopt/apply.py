@@ -161,8 +161,9 @@ class _Launcher:
         self.sweep, self.stream = sweep, kernels.Stream(stream)
 
     def __call__(self, argument: Any, count: int) -> None:
-        self.sweep.kernel()(argument, count, self.stream)
-        self.sweep.begun = True
+        kernel = self.sweep.kernel()
+        self.sweep.begun = True  # before it is: an interrupt may come between the two
+        kernel(argument, count, self.stream)
 
 
 class CapturedSweep:

@@ -23,9 +23,25 @@ Handler = Callable[[int, FrameType | None], Any]
 _SIGNALS = tuple(
     int(number)
     for number in (
-        signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGTERM,
-        signal.SIGCHLD, signal.SIGCONT, signal.SIGTSTP, signal.SIGURG, signal.SIGVTALRM, signal.SIGPROF,
-        signal.SIGWINCH, signal.SIGIO, signal.SIGPIPE, signal.SIGTTIN, signal.SIGTTOU, signal.SIGXCPU,
+        signal.SIGHUP,
+        signal.SIGINT,
+        signal.SIGQUIT,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+        signal.SIGALRM,
+        signal.SIGTERM,
+        signal.SIGCHLD,
+        signal.SIGCONT,
+        signal.SIGTSTP,
+        signal.SIGURG,
+        signal.SIGVTALRM,
+        signal.SIGPROF,
+        signal.SIGWINCH,
+        signal.SIGIO,
+        signal.SIGPIPE,
+        signal.SIGTTIN,
+        signal.SIGTTOU,
+        signal.SIGXCPU,
     )
 )
 

@@ -58,8 +58,8 @@ def spans(
 
     def fetch_ahead() -> None:
         while waiting and len(visiting) < slots and all(waiting[0][0].slot != move.slot for move, _ in visiting):
-            visiting.append(waiting.popleft())
-            mover.fetch(visiting[-1][0])
+            mover.fetch(waiting[0][0])
+            visiting.append(waiting.popleft())  # now: a page that came in part must not be brought back
 
     here: Move | None = None
     mover.begin()

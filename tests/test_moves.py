@@ -182,6 +182,17 @@ def test_a_mover_that_fails_is_still_finished_and_the_error_is_its_own(verb: str
     assert left <= {page}, "another page is left in its slot"
 
 
+@pytest.mark.parametrize("page", [100, 102, 105])
+def test_a_page_that_came_in_part_is_not_brought_back(page: int) -> None:
+    """What is in its slot is partly another page's."""
+    trace = Trace(("fetch", page))
+    with pytest.raises(OSError, match=f"fetch {page}"):
+        run(trace, cyclic(8), SLOTS)
+    assert page not in trace.of("arrive")
+    assert sorted(trace.of("evict")) == list(range(100, page))
+    assert not trace.open
+
+
 def test_an_error_of_the_last_writes_is_raised() -> None:
     with pytest.raises(OSError, match="finish"):
         run(Trace(("finish", -1)), cyclic(3), SLOTS)

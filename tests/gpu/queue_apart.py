@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
+import queue
 import sys
 from typing import Any
 
@@ -27,6 +29,16 @@ def child(inbox: Any, outbox: Any) -> None:
     del state
 
 
+def answer(outbox: Any, process: Any) -> Any:
+    """What the child puts, unless it ends before it has."""
+    for _ in range(60):
+        with contextlib.suppress(queue.Empty):
+            return outbox.get(timeout=1)
+        if not process.is_alive():
+            break
+    raise RuntimeError(f"the child said nothing; its exit code is {process.exitcode}")
+
+
 def main(options: dict[str, Any] | None) -> None:
     """``options`` of PagedAdamW, or None for torch's AdamW."""
     context: Any = torch.multiprocessing.get_context("spawn")
@@ -41,7 +53,7 @@ def main(options: dict[str, Any] | None) -> None:
     state = optimizer.state_dict()
     before = copy.deepcopy(state)
     inbox.put(state)
-    there, back = outbox.get(timeout=100)
+    there, back = answer(outbox, process)
     same = all(torch.equal(v, back["state"][k][n]) for k, entry in before["state"].items() for n, v in entry.items())
     back = copy.deepcopy(back)
     inbox.put(None)

@@ -10,7 +10,7 @@ import torch
 from optim_support import ADAMW
 from spill_support import everything, parameters, same, steps
 
-from pagedopt import PagedAdamW, PagedSGD
+from pagedopt import PagedAdamW, PagedSGD, memory
 from pagedopt.residency import SLOTS
 from pagedopt.transport import TRANSPORTS
 
@@ -210,3 +210,25 @@ def test_late_parameters_and_groups_share_the_budget() -> None:
             assert len(opt.store.arenas) == 2
             assert opt.memory_report().by_place["device"] <= 20 * MiB
     assert same(*results)
+
+
+@pytest.mark.parametrize("nth", [2, 3, 8])
+def test_a_copy_that_is_torn_between_sections_brings_nothing_back(nth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page whose second section is not in its slot must not be copied home: there is another page's there."""
+    params = parameters()
+    opt = PagedAdamW(params, placement="mapped", device_budget=0, **ADAMW)
+    steps(params, opt, 3)
+    before, copy, calls = everything(params, opt), memory.copy, []
+
+    def torn(*ends: int) -> None:
+        calls.append(ends)
+        if len(calls) == nth:
+            raise KeyboardInterrupt
+        copy(*ends)
+
+    monkeypatch.setattr(memory, "copy", torn)
+    with pytest.raises(KeyboardInterrupt):
+        opt.step()
+    monkeypatch.undo()
+    assert not opt.damaged
+    assert same(before, everything(params, opt))
