@@ -230,7 +230,7 @@ def _child(name: str) -> None:
 
 
 def _compile(text: str, name: str) -> str:
-    from pagedopt.kernels import CompileError, compile_cuda
+    from pagedopt.kernels.cuda import CompileError, compile_cuda
 
     try:
         compile_cuda(text, (name,), ARCH)
@@ -242,7 +242,7 @@ def _compile(text: str, name: str) -> str:
 
 
 def _compiles(name: str) -> bool:
-    from pagedopt.kernels import CompileError
+    from pagedopt.kernels.cuda import CompileError
 
     try:
         _compile(BY_VALUE, name)
@@ -274,9 +274,9 @@ def _right(out: Any, values: Any) -> str:
 def _launch(text: str, name: str, argument: Any, count: int) -> None:
     import torch
 
-    from pagedopt.kernels import CudaKernel, Stream
-    from pagedopt.table import BLOCK
-    from pagedopt.transport import opaque
+    from pagedopt.kernels.cuda import CudaKernel, Stream
+    from pagedopt.tables.layout import BLOCK
+    from pagedopt.transports.transport import opaque
 
     device = torch.cuda.current_device()
     stream = Stream(torch.cuda.current_stream().cuda_stream)

@@ -22,8 +22,8 @@ import pagedopt
 from experiments import attempts, report, transport_tables
 from experiments.bench import Case, kernel_launches, measure
 from experiments.tiny_lists import ADVICE, TRANSPORTS, Lists, Make
-from pagedopt.memory import capabilities
-from pagedopt.transport import Transport
+from pagedopt.system.driver import capabilities
+from pagedopt.transports.transport import Transport
 
 COUNTS = (10, 100, 1000, 4096, 16384, 65536)
 NORM_COUNTS = (10, 100, 423, 424, 1000, 4096, 16384, 65536)

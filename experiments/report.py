@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.revision import HELP, ROOT, check_source, this_revision, words
-from pagedopt.machine import machine as this_machine
-from pagedopt.train import report as train_report
+from pagedopt.commands.train import report as train_report
+from pagedopt.system.machine import machine as this_machine
 
 RESULTS = ROOT / "experiments" / "results"
 NOTES = ROOT / "notes"

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from pagedopt import Sweep, memory, rule, transport
-from pagedopt.memory import Advice, Location
-from pagedopt.transport import ManagedTransport, Transport
+from pagedopt import Sweep, rule
+from pagedopt.system import driver
+from pagedopt.system.driver import Advice, Location
+from pagedopt.transports import transport
+from pagedopt.transports.transport import ManagedTransport, Transport
 
 #: Elements of a tensor, (2, 3), and from one to the next, as torch's allocator would place them (512 bytes).
 SHAPE, STRIDE = (2, 3), 128
@@ -70,7 +72,7 @@ class Prefetched(ManagedTransport):
     advice = ()
 
     def _publish(self, slot: Any, words: int, stream: int) -> None:
-        memory.prefetch(slot.source, 8 * words, Location.DEVICE, self.device, stream)
+        driver.prefetch(slot.source, 8 * words, Location.DEVICE, self.device, stream)
 
 
 Make = Callable[[int], Transport]

@@ -11,40 +11,40 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _MODULES = {
-    "apply": ("Sweep", "multi_tensor_apply"),
-    "device_table": ("DeviceTable",),
-    "estimates": ("Estimate", "estimate"),
-    "foreach": (
+    "launch.sweep": ("Sweep", "multi_tensor_apply"),
+    "launch.device_table": ("DeviceTable",),
+    "planning.estimate": ("Estimate", "estimate"),
+    "launch.foreach": (
         "foreach_add", "foreach_add_", "foreach_addcdiv", "foreach_addcdiv_", "foreach_addcmul", "foreach_addcmul_",
         "foreach_lerp", "foreach_lerp_", "foreach_mul", "foreach_mul_", "foreach_sqrt", "foreach_sqrt_",
     ),
-    "norm": ("foreach_norm",),
+    "launch.norm": ("foreach_norm",),
     "optim": ("MemoryReport", "PagedAdamW", "PagedOptimizer", "PagedSGD", "run_with_room"),
-    "pointers": ("PointerTable",),
-    "rates": ("Rates",),
+    "tables.pointers": ("PointerTable",),
+    "planning.rates": ("Rates",),
     "rules": ("Rule", "RuleError", "rule"),
 }  # fmt: skip
 _NAMES = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = ["__version__", *_NAMES]
 
 if TYPE_CHECKING:
-    from .apply import Sweep as Sweep
-    from .apply import multi_tensor_apply as multi_tensor_apply
-    from .device_table import DeviceTable as DeviceTable
-    from .estimates import Estimate as Estimate
-    from .estimates import estimate as estimate
-    from .foreach import *  # noqa: F403
-    from .norm import foreach_norm as foreach_norm
+    from .launch.device_table import DeviceTable as DeviceTable
+    from .launch.foreach import *  # noqa: F403
+    from .launch.norm import foreach_norm as foreach_norm
+    from .launch.sweep import Sweep as Sweep
+    from .launch.sweep import multi_tensor_apply as multi_tensor_apply
     from .optim import MemoryReport as MemoryReport
     from .optim import PagedAdamW as PagedAdamW
     from .optim import PagedOptimizer as PagedOptimizer
     from .optim import PagedSGD as PagedSGD
     from .optim import run_with_room as run_with_room
-    from .pointers import PointerTable as PointerTable
-    from .rates import Rates as Rates
+    from .planning.estimate import Estimate as Estimate
+    from .planning.estimate import estimate as estimate
+    from .planning.rates import Rates as Rates
     from .rules import Rule as Rule
     from .rules import RuleError as RuleError
     from .rules import rule as rule
+    from .tables.pointers import PointerTable as PointerTable
 
 
 def __getattr__(name: str) -> Any:

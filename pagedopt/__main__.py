@@ -1,8 +1,8 @@
-"""`python -m pagedopt` is the command line in cli.py."""
+"""`python -m pagedopt` is the command line in commands/main.py."""
 
 import sys
 
-from pagedopt.cli import main
+from pagedopt.commands.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

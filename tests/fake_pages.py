@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from pagedopt import libc, memory, virtual
+from pagedopt.system import driver, libc, virtual
 
 GRANULE = 4096
 
@@ -152,7 +152,7 @@ class _Anything(SimpleNamespace):
 def install(monkeypatch: pytest.MonkeyPatch) -> FakePages:
     """Put it in the place of the driver, as of a device that is there."""
     fake = FakePages()
-    monkeypatch.setattr(memory, "driver", lambda: fake)
+    monkeypatch.setattr(driver, "bindings", lambda: fake)
     monkeypatch.setattr(virtual, "driver", lambda: fake)
     monkeypatch.setattr(virtual, "_properties", lambda where, device: where)
     monkeypatch.setattr(virtual, "_access", lambda device: None)

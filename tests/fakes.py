@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from pagedopt import memory, transport
-from pagedopt.table import HEADER, HostTable
+from pagedopt.system import driver
+from pagedopt.tables.layout import HEADER, HostTable
+from pagedopt.transports import transport
 
 
 def words_at(address: int, count: int) -> np.ndarray:
@@ -46,19 +47,19 @@ class FakeCuda:
         )
         monkeypatch.setattr(transport, "torch", fake_torch)
         monkeypatch.setattr(transport, "_warned", set())
-        monkeypatch.setattr(memory, "capabilities", lambda device: memory.Capabilities(**has))
-        monkeypatch.setattr(memory, "allocate_managed", lambda n, device: self._allocate("managed", n))
-        monkeypatch.setattr(memory, "allocate_mapped", lambda n, device: self._allocate("mapped", n))
-        monkeypatch.setattr(memory, "allocate_pinned", lambda n, device: self._allocate("pinned", n))
-        monkeypatch.setattr(memory, "advise", lambda *a: self.calls.append("advise"))
-        monkeypatch.setattr(memory, "prefetch", lambda *a: self.calls.append("prefetch"))
-        monkeypatch.setattr(memory, "copy_to_device", self._copy)
-        monkeypatch.setattr(memory, "Event", lambda device: FakeEvent(self))
+        monkeypatch.setattr(driver, "capabilities", lambda device: driver.Capabilities(**has))
+        monkeypatch.setattr(driver, "allocate_managed", lambda n, device: self._allocate("managed", n))
+        monkeypatch.setattr(driver, "allocate_mapped", lambda n, device: self._allocate("mapped", n))
+        monkeypatch.setattr(driver, "allocate_pinned", lambda n, device: self._allocate("pinned", n))
+        monkeypatch.setattr(driver, "advise", lambda *a: self.calls.append("advise"))
+        monkeypatch.setattr(driver, "prefetch", lambda *a: self.calls.append("prefetch"))
+        monkeypatch.setattr(driver, "copy_to_device", self._copy)
+        monkeypatch.setattr(driver, "Event", lambda device: FakeEvent(self))
 
     def _allocate(self, kind: str, nbytes: int) -> FakeBuffer:
         self.calls.append(kind)
         if kind in self.refuse:
-            raise memory.CudaError(f"allocate_{kind}", self.refuse[kind], "operation not supported")
+            raise driver.CudaError(f"allocate_{kind}", self.refuse[kind], "operation not supported")
         return FakeBuffer(nbytes)
 
     def _copy(self, target: int, source: int, nbytes: int, stream: int) -> None:

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from pagedopt.arenas.file import FileArena, FileMover
-from pagedopt.moves import spans
-from pagedopt.pages import lay_out
-from pagedopt.residency import SLOTS, place, schedule
-from pagedopt.state_file import FOLDER_VARIABLE, state_folder
+from pagedopt.paging.pages import lay_out
+from pagedopt.paging.policy import SLOTS, place, schedule
+from pagedopt.paging.visits import spans
+from pagedopt.placements.file import FileArena, FileMover
+from pagedopt.system.state_file import FOLDER_VARIABLE, state_folder
 
 MIB = 1 << 20
 CPU = torch.device("cpu")

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagedopt import kernels
+from pagedopt.kernels import cuda
 from pagedopt.rules import Rule
-from pagedopt.table import BLOCK, HostTable
-from pagedopt.transport import TABLE_AT, StructTransport
+from pagedopt.tables.layout import BLOCK, HostTable
+from pagedopt.transports.transport import TABLE_AT, StructTransport
 
 #: No contraction of a * b + c: then the results are Numba's bit for bit. The checks speak on stderr and go on.
 FLAGS = (
@@ -31,7 +31,7 @@ Play = Callable[[np.ndarray, int, bool], None]
 
 def kernel_text(kernel: str = "multi_tensor_apply.cu") -> str:
     """The text NVRTC gets, with the shim in the place of device.cuh."""
-    device, rest = kernels.source(None, kernel).split('#line 1 "numbers.cuh"', 1)
+    device, rest = cuda.source(None, kernel).split('#line 1 "numbers.cuh"', 1)
     assert '#line 1 "device.cuh"' in device, "device.cuh no longer comes first"
     shim = Path(__file__).with_name("host_shim.h").read_text()
     return f'#line 1 "host_shim.h"\n{shim}\n#line 1 "numbers.cuh"{rest}'

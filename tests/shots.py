@@ -24,7 +24,7 @@ ERRORS: tuple[Callable[[], BaseException], ...] = (
 #: Lines between one interrupt and the second.
 GAPS = (1, 7, 60)
 #: What keeps signals has the most moments at which it may go wrong.
-GUARD = "interrupts.py"
+GUARD = "system/interrupts.py"
 NEVER = 1 << 40
 Shoot = Callable[[int, Callable[[], Any]], Outcome]
 

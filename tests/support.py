@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from pagedopt.rules import Rule
-from pagedopt.table import HostTable
+from pagedopt.tables.layout import HostTable
 
 Lists = list[list[torch.Tensor | None]]
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from file_support import CPU, MIB, assert_measured, folder_for_state, mapped, open_files
 
-from pagedopt.arenas.file import FileArena
-from pagedopt.pages import lay_out
+from pagedopt.paging.pages import lay_out
+from pagedopt.placements.file import FileArena
 
 SHAPES = ((300, 7), (1,), (), (0, 5), (64, 64), (5,))
 LIKE = [torch.zeros(shape) for shape in SHAPES]

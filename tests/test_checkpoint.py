@@ -16,7 +16,7 @@ from optim_support import ADAMW, model, train
 
 import pagedopt
 from pagedopt import PagedAdamW, PagedOptimizer
-from pagedopt.optim import checkpoint
+from pagedopt.optim.loading import load
 
 StateDict = dict[str, Any]
 
@@ -159,7 +159,7 @@ def test_a_failure_on_the_way_changes_nothing(where: str, steps: int, monkeypatc
     before = photograph(opt)
     arenas = list(opt.store.arenas)
     if where == "create":
-        monkeypatch.setattr(checkpoint, "prepare", lambda *_: exec("raise MemoryError"))
+        monkeypatch.setattr(load, "prepare", lambda *_: exec("raise MemoryError"))
     with pytest.raises(MemoryError):
         opt.load_state_dict(whole_dict())
     assert photograph(opt) == before
@@ -169,7 +169,7 @@ def test_a_failure_on_the_way_changes_nothing(where: str, steps: int, monkeypatc
 def test_a_copy_that_fails_leaves_damage_which_a_whole_load_mends(monkeypatch: pytest.MonkeyPatch) -> None:
     net, opt = trained(2)
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "copy_values", lambda *_: exec("raise OSError('the disk')"))
+        patch.setattr(load, "copy_values", lambda *_: exec("raise OSError('the disk')"))
         with pytest.raises(OSError, match="the disk"):
             opt.load_state_dict(whole_dict())
     for refused in (opt.step, opt.state_dict, lambda: pickle.dumps(opt), lambda: copy.deepcopy(opt)):

@@ -12,7 +12,7 @@ from file_support import mapping_rss
 from optim_support import ADAMW, model, train
 
 from pagedopt import PagedAdamW
-from pagedopt.optim import checkpoint
+from pagedopt.optim.loading import load
 
 SOURCES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "as the parameter": lambda t: t.clone(),
@@ -31,7 +31,7 @@ SOURCES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def test_values_arrive_whatever_the_layout_in_blocks_of_a_chunk(
     layout: torch.memory_format, source: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint, "CHUNK", chunk)
+    monkeypatch.setattr(load, "CHUNK", chunk)
     shapes = [(4, 3, 2, 5), (3, 1, 40, 1), (0, 2, 2, 2)]
     params = [torch.nn.Parameter(torch.randn(s).to(memory_format=layout)) for s in shapes]
     params += [torch.nn.Parameter(torch.randn(s)) for s in ((), (1,), (200,), (2, 100))]
@@ -41,8 +41,8 @@ def test_values_arrive_whatever_the_layout_in_blocks_of_a_chunk(
     }
     opt = PagedAdamW(params)
     blocks: list[torch.Tensor] = []
-    copy_block = checkpoint._copy
-    monkeypatch.setattr(checkpoint, "_copy", lambda block, *rest: blocks.append(block) or copy_block(block, *rest))
+    copy_block = load._copy
+    monkeypatch.setattr(load, "_copy", lambda block, *rest: blocks.append(block) or copy_block(block, *rest))
     opt.load_state_dict({**opt.state_dict(), "state": state})
     for i, p in enumerate(params):
         for name in ("exp_avg", "exp_avg_sq"):
@@ -72,19 +72,19 @@ def test_state_is_never_rounded_to_the_parameter_s_dtype_unasked() -> None:
 
 def test_loading_keeps_memory_to_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     chunk = 256 << 10
-    monkeypatch.setattr(checkpoint, "CHUNK", chunk)
+    monkeypatch.setattr(load, "CHUNK", chunk)
     params = [torch.nn.Parameter(torch.zeros(n)) for n in (300_000, 7, 200_000)]
     values = {name: [torch.randn_like(p).detach() for p in params] for name in ("exp_avg", "exp_avg_sq")}
     state = {i: {"step": 1, **{name: v[i] for name, v in values.items()}} for i in range(3)}
     opt = PagedAdamW(params, placement="file", device_budget=0)
     in_memory: list[int] = []
-    copy_block = checkpoint._copy
+    copy_block = load._copy
 
     def watched(*given: Any) -> None:
         copy_block(*given)
         in_memory.extend(mapping_rss(a.tensor.data_ptr(), a.tensor.nbytes) for a in opt.store.arenas)
 
-    monkeypatch.setattr(checkpoint, "_copy", watched)
+    monkeypatch.setattr(load, "_copy", watched)
     opt.load_state_dict({**opt.state_dict(), "state": state})
     assert chunk // 2 < max(in_memory) <= 3 * chunk
     assert opt.memory_report().measured.get("host", 0) == 0

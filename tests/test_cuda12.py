@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 import torch
 
-from pagedopt import arenas, memory
+from pagedopt.placements import choose
+from pagedopt.system import driver
 
 CUDA = torch.device("cuda:0")
 HOST_PAGES = 145
@@ -71,9 +72,9 @@ class FakeDriver:
         return Result.CUDA_SUCCESS, mode
 
 
-def install(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "driver", lambda: driver)
-    monkeypatch.setattr(memory, "capabilities", functools.cache(memory.capabilities.__wrapped__))
+def install(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "bindings", lambda: fake)
+    monkeypatch.setattr(driver, "capabilities", functools.cache(driver.capabilities.__wrapped__))
 
 
 @pytest.mark.parametrize(("answer", "can"), [(1, True), (0, False), (Result.CUDA_ERROR_INVALID_VALUE, False)])
@@ -82,14 +83,14 @@ def test_host_pages_are_what_the_driver_says(
     bindings: str, answer: Result | int, can: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(FakeDriver(bindings, answer), monkeypatch)
-    assert memory.capabilities(0) == memory.Capabilities(True, True, True, host_pages=can)
+    assert driver.capabilities(0) == driver.Capabilities(True, True, True, host_pages=can)
 
 
 @pytest.mark.parametrize("bindings", ["12.8", "12.9", "13"])
 def test_another_error_of_the_driver_is_an_error(bindings: str, monkeypatch: pytest.MonkeyPatch) -> None:
     install(FakeDriver(bindings, Result.CUDA_ERROR_UNKNOWN), monkeypatch)
-    with pytest.raises(memory.CudaError, match=r"cuDeviceGetAttribute failed with CUDA_ERROR_UNKNOWN: as asked for"):
-        memory.capabilities(0)
+    with pytest.raises(driver.CudaError, match=r"cuDeviceGetAttribute failed with CUDA_ERROR_UNKNOWN: as asked for"):
+        driver.capabilities(0)
 
 
 # ---- the bindings that are installed, over a library in the driver's place ----
@@ -162,14 +163,14 @@ def small_card(monkeypatch: pytest.MonkeyPatch) -> None:
     install(FakeDriver("12.8", Result.CUDA_ERROR_INVALID_VALUE), monkeypatch)
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (1_000_000, 2_000_000))
-    monkeypatch.setattr(memory, "allocate_mapped", Host)
-    monkeypatch.setattr(memory, "as_tensor", lambda buffer: torch.from_numpy(buffer.host))
-    monkeypatch.setattr(arenas, "_warned", set())
+    monkeypatch.setattr(driver, "allocate_mapped", Host)
+    monkeypatch.setattr(driver, "as_tensor", lambda buffer: torch.from_numpy(buffer.host))
+    monkeypatch.setattr(choose, "_warned", set())
 
 
 def test_a_stand_in_without_room_gives_way_to_the_next(small_card: None) -> None:
     with pytest.warns(RuntimeWarning, match=r"cannot map host pages.*driver of CUDA 13.*placement 'host'"):
-        arena = arenas.create([100_000], [4, 4], CUDA, "mapped", 0, wanted=0)
+        arena = choose.create([100_000], [4, 4], CUDA, "mapped", 0, wanted=0)
     assert arena is not None
     assert arena.name == "host"
     assert not arena.tensor.any()
@@ -177,4 +178,4 @@ def test_a_stand_in_without_room_gives_way_to_the_next(small_card: None) -> None
 
 def test_a_placement_asked_for_by_name_keeps_its_refusal(small_card: None) -> None:
     with pytest.raises(MemoryError, match=r"bytes of managed memory asked for.*the limit is 25% of that"):
-        arenas.create([100_000], [4, 4], CUDA, "managed", 0, wanted=0)
+        choose.create([100_000], [4, 4], CUDA, "managed", 0, wanted=0)

@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from pagedopt import Rates, arenas, machine, memory, rates
-from pagedopt.cli import main
-from pagedopt.doctor import examine, facts, show, trial
+from pagedopt import Rates
+from pagedopt.commands.doctor import examine, facts, show, trial
+from pagedopt.commands.main import main
+from pagedopt.placements import choose
+from pagedopt.planning import rates
+from pagedopt.system import driver, machine
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[1]
@@ -53,11 +56,11 @@ def test_a_healthy_machine(capsys: pytest.CaptureFixture[str], small: None) -> N
     assert found.file_write
     assert found.both is None
     placements = {t["placement"]: t for t in report["placements"] if t["device"] == "cpu"}
-    assert placements.keys() == arenas.ARENAS["cpu"].keys()
+    assert placements.keys() == choose.ARENAS["cpu"].keys()
     assert all(t["works"] for t in placements.values())
     without, with_budget = report["choices"]
     assert (without["device_budget"], without["placement"]) == (None, "device")
-    assert (with_budget["placement"], with_budget["host_access"]) == ("file", arenas.ARENAS["cpu"]["file"].ways[0])
+    assert (with_budget["placement"], with_budget["host_access"]) == ("file", choose.ARENAS["cpu"]["file"].ways[0])
 
 
 def test_quick_measures_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +93,7 @@ def test_placements_of_a_gpu_are_listed_where_there_is_none(
     status, report = doctor(capsys, "--quick")
     assert status == 0
     there = {t["placement"]: t for t in report["placements"] if t["device"] == "cuda"}
-    assert there.keys() == arenas.ARENAS["cuda"].keys()
+    assert there.keys() == choose.ARENAS["cuda"].keys()
     assert {t["reason"] for t in there.values()} == {"there is no CUDA device here"}
     assert not any(t["works"] or t["promised"] for t in there.values())
     assert report["cards"] == []
@@ -112,7 +115,7 @@ def test_nothing_but_torch_numpy_and_rich() -> None:
 import sys
 for name in ("numba", "cupy", "cuda", "cuda.bindings", "matplotlib"):
     sys.modules[name] = None
-from pagedopt.cli import main
+from pagedopt.commands.main import main
 sys.exit(main(["doctor", "--json", "--quick", "--device", "cpu"]))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, cwd=ROOT)
@@ -122,7 +125,7 @@ sys.exit(main(["doctor", "--json", "--quick", "--device", "cpu"]))
     assert report["cuda"]["nvrtc"] is None
     assert len(report["problems"]) == 1
     assert "numba is missing, which parameters on cpu need" in report["problems"][0]
-    assert {t["placement"] for t in report["placements"] if t["works"]} == arenas.ARENAS["cpu"].keys()
+    assert {t["placement"] for t in report["placements"] if t["works"]} == choose.ARENAS["cpu"].keys()
 
 
 def test_without_torch_it_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +137,7 @@ def test_without_torch_it_says_so(capsys: pytest.CaptureFixture[str], monkeypatc
     assert capsys.readouterr().out.startswith("problem: torch")
 
 
-class Broken(arenas.Arena):
+class Broken(choose.Arena):
     """Claims to work, and fails in some way."""
 
     name = "file"
@@ -167,10 +170,10 @@ class Refusing(Broken):
     [(Broken, "state read back is not what was written", 1), (Full, "no room", 1), (Refusing, "it is Sunday", 0)],
 )
 def test_a_placement_that_breaks_its_promise_is_a_problem(
-    kind: type[arenas.Arena], reason: str, status: int, capsys: pytest.CaptureFixture[str],
+    kind: type[choose.Arena], reason: str, status: int, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setitem(arenas.ARENAS["cpu"], "file", kind)
+    monkeypatch.setitem(choose.ARENAS["cpu"], "file", kind)
     got, report = doctor(capsys, "--quick")
     tried = next(t for t in report["placements"] if t["placement"] == "file" and t["device"] == "cpu")
     assert (tried["works"], tried["reason"], got) == (False, reason, status)
@@ -190,7 +193,7 @@ def test_a_failing_step_is_a_problem(capsys: pytest.CaptureFixture[str], monkeyp
 def test_what_is_chosen_on_a_gpu_and_why() -> None:
     cuda = torch.device("cuda", 0)
     found = Rates(both=101.7e9, in_place=84.4e9)
-    tried = [{"placement": n, "device": "cuda:0", "works": True, "reason": ""} for n in arenas.ARENAS["cuda"]]
+    tried = [{"placement": n, "device": "cuda:0", "works": True, "reason": ""} for n in choose.ARENAS["cuda"]]
     without, with_budget = trial.choices(cuda, tried, found)
     assert without["placement"] == "device"
     assert (with_budget["placement"], with_budget["host_access"]) == ("mapped", "staged")
@@ -213,7 +216,7 @@ def test_a_card_is_asked_for_its_attributes(monkeypatch: pytest.MonkeyPatch) -> 
         return (801, 0) if "INTEGRATED" in name else (0, 2 if "ASYNC" in name else 1)
 
     fake = SimpleNamespace(CUdevice_attribute=known, cuDeviceGet=lambda i: (0, i), cuDeviceGetAttribute=ask)
-    monkeypatch.setattr(memory, "driver", lambda: fake)
+    monkeypatch.setattr(driver, "driver", lambda: fake)
     assert facts.attributes(0) == {
         **dict.fromkeys(facts.ATTRIBUTES, 1),
         "asyncEngineCount": 2,
@@ -224,7 +227,7 @@ def test_a_card_is_asked_for_its_attributes(monkeypatch: pytest.MonkeyPatch) -> 
     def missing() -> Any:
         raise RuntimeError("no cuda-bindings")
 
-    monkeypatch.setattr(memory, "driver", missing)
+    monkeypatch.setattr(driver, "driver", missing)
     assert facts.attributes(0) == dict.fromkeys(facts.ATTRIBUTES)
 
 
@@ -274,7 +277,7 @@ def test_measuring_leaves_no_file_and_stays_in_its_folder(
     assert found.ram
     with pytest.raises(ValueError, match="device is meta"):
         rates.measure("meta")
-    monkeypatch.setattr("pagedopt.host_memory.available", lambda: 1 << 20)
+    monkeypatch.setattr("pagedopt.system.host.available", lambda: 1 << 20)
     with pytest.raises(MemoryError, match="host memory are free"):
         rates.measure("cpu")
 

@@ -11,8 +11,8 @@ import torch
 
 import pagedopt
 from pagedopt import Estimate, PagedAdamW, PagedSGD, Rates, estimate
-from pagedopt.rates import ASSUMED
-from pagedopt.residency import SLOTS
+from pagedopt.paging.policy import SLOTS
+from pagedopt.planning.rates import ASSUMED
 
 MIB = 1 << 20
 F32, BF16 = torch.float32, torch.bfloat16

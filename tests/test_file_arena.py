@@ -27,9 +27,9 @@ from file_support import (
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pagedopt import libc
-from pagedopt.arenas.file import FileArena, FileMover
-from pagedopt.residency import SLOTS, Move
+from pagedopt.paging.policy import SLOTS, Move
+from pagedopt.placements.file import FileArena, FileMover
+from pagedopt.system import libc
 
 
 @pytest.fixture(scope="module", autouse=True)

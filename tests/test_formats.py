@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from pagedopt.formats import StateFormat, check_format
+from pagedopt.formats.floating import StateFormat, check_format
 
 STATES = ("exp_avg", "exp_avg_sq")
 

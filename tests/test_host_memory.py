@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from file_support import mapping_rss, mappings
 
-from pagedopt import host_memory, libc
-from pagedopt.host_memory import Room, available, check_disk, check_host, resident_bytes, rooms
+from pagedopt.system import host, libc
+from pagedopt.system.host import Room, available, check_disk, check_host, resident_bytes, rooms
 
 MIB, GIB = 1 << 20, 1 << 30
 V2_MOUNT = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
@@ -145,7 +145,7 @@ def test_this_machine_has_memory() -> None:
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, *limits: Room) -> None:
-    monkeypatch.setattr(host_memory, "rooms", lambda: list(limits))
+    monkeypatch.setattr(host, "rooms", lambda: list(limits))
 
 
 def test_the_tightest_limit_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +215,7 @@ def test_anonymous_memory_counts_where_it_was_touched() -> None:
 
 
 def test_long_ranges_are_asked_about_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_memory, "_STRIDE", 4 * libc.PAGE)
+    monkeypatch.setattr(host, "_STRIDE", 4 * libc.PAGE)
     room = anonymous(10)
     room[3 * libc.PAGE : 9 * libc.PAGE] = 1
     assert resident_bytes(room.ctypes.data, room.nbytes) == 6 * libc.PAGE

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pagedopt.interrupts import Uninterrupted
+from pagedopt.system.interrupts import Uninterrupted
 
 USR1, ALRM, INT = signal.SIGUSR1, signal.SIGALRM, signal.SIGINT
 

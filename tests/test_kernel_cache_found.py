@@ -15,7 +15,8 @@ import pytest
 import torch
 from cache_support import DAMAGE, NOBODY, RIGHT, Used, a_place, as_root, files, in_child, own, plant, use
 
-from pagedopt import kernels, multi_tensor_apply
+from pagedopt import multi_tensor_apply
+from pagedopt.kernels import cuda
 from pagedopt.rules import RULES, Rule
 
 
@@ -124,8 +125,8 @@ def cubin(place: Path) -> Callable[[], tuple[Path, str]]:
     except (RuntimeError, OSError) as error:
         pytest.skip(f"NVRTC cannot be loaded: {error}")
     rule = RULES["add_scalar"]
-    name = kernels.instance(rule, (torch.float32,), 512, 0)
-    return lambda: kernels.cached_cubin(kernels.source(rule), name, "sm_90")
+    name = cuda.instance(rule, (torch.float32,), 512, 0)
+    return lambda: cuda.cached_cubin(cuda.source(rule), name, "sm_90")
 
 
 class Got(NamedTuple):
@@ -142,8 +143,8 @@ def get(cubin: Callable[[], tuple[Path, str]]) -> Got:
     """In a child, as kernels are looked for once in a process."""
 
     def work() -> Got:
-        compile_cuda, compiled = kernels.compile_cuda, []
-        kernels.compile_cuda = lambda *a: compiled.append(a) or compile_cuda(*a)  # type: ignore[func-returns-value]
+        compile_cuda, compiled = cuda.compile_cuda, []
+        cuda.compile_cuda = lambda *a: compiled.append(a) or compile_cuda(*a)  # type: ignore[func-returns-value]
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             path, symbol = cubin()

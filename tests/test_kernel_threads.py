@@ -18,7 +18,7 @@ import torch
 from pagedopt import multi_tensor_apply
 from pagedopt.kernels import cpu
 from pagedopt.rules import RULES
-from pagedopt.table import Geometry, HostTable
+from pagedopt.tables.layout import Geometry, HostTable
 
 THREADS = 4
 SIZES = (70_001, 1, 0, 33_000, 5, 20_000)

@@ -27,7 +27,7 @@ from support import (
 
 from pagedopt import Sweep, multi_tensor_apply
 from pagedopt.rules import RULES, Rule
-from pagedopt.table import Geometry
+from pagedopt.tables.layout import Geometry
 
 
 def mixes(rule: Rule) -> Iterator[tuple[torch.dtype, ...]]:

@@ -24,9 +24,10 @@ from support import (
     vast,
 )
 
-from pagedopt import Sweep, kernels
+from pagedopt import Sweep
+from pagedopt.kernels import cuda
 from pagedopt.rules import RULES, Rule
-from pagedopt.table import BLOCK, Geometry
+from pagedopt.tables.layout import BLOCK, Geometry
 
 ADAMW = RULES["adamw"]
 MIXES = {
@@ -94,7 +95,7 @@ def check(rule: Rule, dtypes: Sequence[torch.dtype], threads: int, nbytes: int, 
 )
 @pytest.mark.parametrize("variant", range(len(ADAMW_VARIANTS)), ids=lambda v: "-".join(map(str, ADAMW_VARIANTS[v][1:])))
 def test_adamw_in_every_variant(variant: int, how: dict, capfd: pytest.CaptureFixture[str]) -> None:
-    names = tuple(kernels.instance(ADAMW, dtypes, threads, nbytes) for dtypes, threads, nbytes in ADAMW_VARIANTS)
+    names = tuple(cuda.instance(ADAMW, dtypes, threads, nbytes) for dtypes, threads, nbytes in ADAMW_VARIANTS)
     dtypes, threads, nbytes = ADAMW_VARIANTS[variant]
     check(ADAMW, dtypes, threads, nbytes, build(names, functors([ADAMW]))[variant], capfd, **how)
 
@@ -104,7 +105,7 @@ def test_adamw_in_every_variant(variant: int, how: dict, capfd: pytest.CaptureFi
 @pytest.mark.parametrize("threads", SHAPES)
 def test_a_table_split_over_launches(threads: int, nbytes: int, least: int) -> None:
     """Several hundred tensors: rows and chunks are renumbered in each launch."""
-    names = tuple(kernels.instance(ADAMW, dtypes, threads, nbytes) for dtypes, threads, nbytes in ADAMW_VARIANTS)
+    names = tuple(cuda.instance(ADAMW, dtypes, threads, nbytes) for dtypes, threads, nbytes in ADAMW_VARIANTS)
     plays = build(names, functors([ADAMW]))
     sizes = [(i * 37) % 101 if i % 5 else 0 for i in range(1500)] + [5000]
     before = lists_for(ADAMW, sizes, MIXES["float32"])
@@ -132,7 +133,7 @@ def test_offsets_beyond_32_bits(threads: int, numel: int) -> None:
     sweep = sweep_over(rule, [[room[:5000], room[:0]]], threads)
     tail_of(sweep.table.host, numel, 5000)
     sweep.table.host.set_scalars([[2.0]])
-    (play,) = build((kernels.instance(rule, (BF16,), threads, 0),), functors([rule]))
+    (play,) = build((cuda.instance(rule, (BF16,), threads, 0),), functors([rule]))
     launch(play, sweep.table.host)
     assert (room[-5000:] == 6).all()
     assert (room[:10_000] == 0).all()
@@ -148,7 +149,7 @@ OTHER_VARIANTS = [(r, (d,) * len(r.inputs), t) for r in OTHERS for d, t in ((F32
     "variant", range(len(OTHER_VARIANTS)), ids=lambda v: f"{OTHER_VARIANTS[v][0].name}-{OTHER_VARIANTS[v][2]}"
 )
 def test_every_rule(variant: int, gap: int, capfd: pytest.CaptureFixture[str]) -> None:
-    plays = build(tuple(kernels.instance(r, d, t, 0) for r, d, t in OTHER_VARIANTS), functors(OTHERS))
+    plays = build(tuple(cuda.instance(r, d, t, 0) for r, d, t in OTHER_VARIANTS), functors(OTHERS))
     rule, dtypes, threads = OTHER_VARIANTS[variant]
     if rule.name.endswith("_out"):
         lists = lists_for(rule, SIZES, dtypes)
@@ -172,7 +173,7 @@ LANGUAGE += [(copied, pair) for pair in ((BF16, F32), (F32, BF16), (F64, BF16), 
 def play_language(rule: Rule, lists: Lists, scalars: dict[str, float] | None = None) -> None:
     dtypes = tuple(x[0].dtype for x in lists if x[0] is not None)
     rules = {r.name: r for r, _ in LANGUAGE}
-    plays = build(tuple(kernels.instance(r, d, 512, 0) for r, d in LANGUAGE), functors(rules.values()))
+    plays = build(tuple(cuda.instance(r, d, 512, 0) for r, d in LANGUAGE), functors(rules.values()))
     sweep = sweep_over(rule, lists, 512)
     sweep.table.host.set_scalars([rule.uniforms(scalars or {})])
     launch(plays[LANGUAGE.index((rule, dtypes))], sweep.table.host)

@@ -10,8 +10,8 @@ import torch
 from host_build import build, launch
 from support import BF16, F16, F32, F64
 
-from pagedopt import kernels
-from pagedopt.table import BLOCK, Geometry, HostTable
+from pagedopt.kernels import cuda
+from pagedopt.tables.layout import BLOCK, Geometry, HostTable
 
 SIZES = (0, 1, 31, 4097, 700, 40_000, 33)
 SHAPES = {32: Geometry(1024, 32), 512: Geometry(2048, BLOCK)}
@@ -25,7 +25,7 @@ def instances() -> tuple[str, ...]:
     names = []
     for (dtype, out, number), order, threads in VARIANTS:
         for stage, kind in (("chunks", dtype), ("rows", out)):
-            types = f"{kernels.CUDA_TYPES[number]}, {ORDERS[order]}, {threads}, TableAt, {kernels.CUDA_TYPES[kind]}"
+            types = f"{cuda.CUDA_TYPES[number]}, {ORDERS[order]}, {threads}, TableAt, {cuda.CUDA_TYPES[kind]}"
             names.append(f"norm_{stage}<{types}>")
     return tuple(names)
 

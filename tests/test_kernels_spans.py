@@ -10,11 +10,12 @@ import torch
 from host_build import build, functors, table_at
 from support import F32, Lists, clone, lists_for, scalars_for
 
-from pagedopt import Sweep, kernels
-from pagedopt.pointers import Rows
+from pagedopt import Sweep
+from pagedopt.kernels import cuda
 from pagedopt.rules import RULES
-from pagedopt.table import BLOCK, Geometry, Span
-from pagedopt.transport import StructTransport
+from pagedopt.tables.layout import BLOCK, Geometry, Span
+from pagedopt.tables.pointers import Rows
+from pagedopt.transports.transport import StructTransport
 
 ADAMW = RULES["adamw"]
 DTYPES = (F32,) * 4
@@ -48,7 +49,7 @@ NAMES = [(threads, nbytes, small) for threads in SHAPES for nbytes in (0, 4096) 
 
 
 def play_of(threads: int, nbytes: int, small: bool):  # type: ignore[no-untyped-def]
-    names = tuple(kernels.instance(ADAMW, DTYPES, t, n, small_grid=s) for t, n, s in NAMES)
+    names = tuple(cuda.instance(ADAMW, DTYPES, t, n, small_grid=s) for t, n, s in NAMES)
     return build(names, functors([ADAMW]))[NAMES.index((threads, nbytes, small))]
 
 

@@ -11,9 +11,9 @@ import itertools
 import numpy as np
 import pytest
 
-from pagedopt import kernels
-from pagedopt.table import BLOCK, CHUNK, HEADER, row_dtype
-from pagedopt.transport import ARGUMENT_BYTES, TABLE_AT, StructTransport
+from pagedopt.kernels import cuda
+from pagedopt.tables.layout import BLOCK, CHUNK, HEADER, row_dtype
+from pagedopt.transports.transport import ARGUMENT_BYTES, TABLE_AT, StructTransport
 
 STRUCTS: dict[str, np.dtype] = {
     "Header": HEADER,
@@ -58,7 +58,7 @@ def compile_with(extra: str, text: str | None = None) -> None:
         nvrtc.nvrtcVersion()
     except RuntimeError as error:
         pytest.skip(f"NVRTC cannot be loaded: {error}")
-    kernels.compile_cuda(f"{text or kernels.source(None)}\n{extra}\n", (), "sm_90")
+    cuda.compile_cuda(f"{text or cuda.source(None)}\n{extra}\n", (), "sm_90")
 
 
 def test_structs_are_laid_out_alike_on_both_sides() -> None:
@@ -80,9 +80,9 @@ def test_structs_are_laid_out_alike_on_both_sides() -> None:
     ],
 )
 def test_a_struct_that_differs_is_noticed(line: str, broken: str) -> None:
-    text = kernels.source(None)
+    text = cuda.source(None)
     assert line in text, "the source has changed: plant this bug anew"
-    with pytest.raises(kernels.CompileError, match="static assertion"):
+    with pytest.raises(cuda.CompileError, match="static assertion"):
         compile_with(assertions(), text.replace(line, broken))
 
 

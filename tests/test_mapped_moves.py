@@ -11,11 +11,11 @@ import pytest
 import torch
 from fake_pages import FakePages, Result
 
-from pagedopt import memory, virtual
-from pagedopt.arenas.mapped import MappedArena
-from pagedopt.errors import StateLost
-from pagedopt.memory import Location
-from pagedopt.pages import lay_out
+from pagedopt.paging.pages import lay_out
+from pagedopt.placements.mapped import MappedArena
+from pagedopt.system import driver, virtual
+from pagedopt.system.driver import Location
+from pagedopt.system.errors import StateLost
 
 CPU = torch.device("cpu")
 GRANULE = fake_pages.GRANULE
@@ -106,7 +106,7 @@ def test_any_call_of_a_move_may_fail(fakes: Callable[[], FakePages], first: int,
         error = ""
         try:
             made.move(target)
-        except (memory.CudaError, MemoryError, torch.OutOfMemoryError) as raised:
+        except (driver.CudaError, MemoryError, torch.OutOfMemoryError) as raised:
             error = type(raised).__name__
         fake.before = lambda name: None
         if not error:
@@ -137,7 +137,7 @@ def test_whatever_rises_in_a_call_undoes_the_page(fakes: Callable[[], FakePages]
         rose = False
         try:
             made.move(target)
-        except (KeyboardInterrupt, memory.CudaError):
+        except (KeyboardInterrupt, driver.CudaError):
             rose = True
         fake.before = lambda name: None
         if not rose:
@@ -155,7 +155,7 @@ def test_whatever_rises_in_a_call_undoes_the_page(fakes: Callable[[], FakePages]
 def test_memory_that_cannot_be_given_leaves_the_page_without(fake: FakePages, at: int) -> None:
     pages = virtual.Range(2 * GRANULE, 0)
     fake.fail(at)
-    with pytest.raises(memory.CudaError, match=r"^cuMem(Create|Map|SetAccess) failed"):
+    with pytest.raises(driver.CudaError, match=r"^cuMem(Create|Map|SetAccess) failed"):
         pages.give(0, GRANULE, Location.DEVICE)
     fake.before = lambda name: None
     assert not fake.handles

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pagedopt.moves import Span, spans
-from pagedopt.residency import SLOTS, Move, schedule
+from pagedopt.paging.policy import SLOTS, Move, schedule
+from pagedopt.paging.visits import Span, spans
 
 Moves = list[tuple[Move, Span]]
 RESIDENT = (0, 7)

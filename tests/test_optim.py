@@ -190,7 +190,7 @@ def test_a_step_that_fails_to_launch_is_not_counted(monkeypatch: pytest.MonkeyPa
     opt = PagedAdamW([p])
     opt.step()
     before = p.detach().clone()
-    monkeypatch.setattr(pagedopt.apply.kernels, "cpu_kernel", lambda *_: 1 / 0)
+    monkeypatch.setattr(pagedopt.launch.sweep.cuda, "cpu_kernel", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         opt.step()
     assert float(opt.state[p]["step"]) == 1
@@ -304,9 +304,9 @@ def test_empty_and_scalar_parameters_step() -> None:
 
 
 def test_managed_placement_without_a_gpu_says_so_once() -> None:
-    from pagedopt import arenas
+    from pagedopt.placements import choose
 
-    arenas._warned.clear()
+    choose._warned.clear()
     p = torch.nn.Parameter(torch.ones(3))
     p.grad = torch.ones(3)
     opt = PagedAdamW([p], placement="managed")

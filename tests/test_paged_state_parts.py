@@ -32,7 +32,7 @@ from experiments.paging import (
     tables,
 )
 from experiments.paging.counters import Traffic
-from pagedopt import memory
+from pagedopt.system import driver
 
 CPU = torch.device("cpu")
 #: Placements of a GPU say that a file stands in for them.
@@ -66,11 +66,11 @@ def dry(monkeypatch: pytest.MonkeyPatch) -> problem.Run:
     for name in ("memory_reserved", "max_memory_reserved", "max_memory_allocated"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: 0)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda *_: None)
-    monkeypatch.setattr(memory, "allocate_mapped", Host)
-    monkeypatch.setattr(memory, "allocate_managed", Host)
-    monkeypatch.setattr(memory, "as_tensor", lambda buffer: torch.from_numpy(buffer.host))
-    monkeypatch.setattr(memory, "copy", lambda target, source, n, stream: ctypes.memmove(target, source, n))
-    monkeypatch.setattr(memory, "prefetch", lambda *_: None)
+    monkeypatch.setattr(driver, "allocate_mapped", Host)
+    monkeypatch.setattr(driver, "allocate_managed", Host)
+    monkeypatch.setattr(driver, "as_tensor", lambda buffer: torch.from_numpy(buffer.host))
+    monkeypatch.setattr(driver, "copy", lambda target, source, n, stream: ctypes.memmove(target, source, n))
+    monkeypatch.setattr(driver, "prefetch", lambda *_: None)
     for module in (link, driver_mode):
         monkeypatch.setattr(module, "touch", lambda *_: None)
         monkeypatch.setattr(module, "QUICK_SIZE", 1 << 20)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pagedopt.pages import ALIGNMENT, GRANULE, STRETCH, Layout, Pieces, cut, lay_out
+from pagedopt.paging.pages import ALIGNMENT, GRANULE, STRETCH, Layout, Pieces, cut, lay_out
 
 HUGE = 2**31 + 5
 VAST = 2**40

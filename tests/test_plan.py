@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from pagedopt import Rates, estimate, host_memory, plan, rates
-from pagedopt.cli import main
-from pagedopt.train.sizes import SIZES, parameter_count
+from pagedopt import Rates, estimate
+from pagedopt.commands import plan
+from pagedopt.commands.main import main
+from pagedopt.commands.train.sizes import SIZES, parameter_count
+from pagedopt.planning import rates
+from pagedopt.system import host
 
 HAND = Rates(device=1e12, up=1e9, down=1e9, both=2e9, in_place=1e9, ram=1e10, machine="a machine of mine")
 
@@ -104,7 +107,7 @@ def test_on_a_cpu_this_machine_is_measured_and_its_memory_compared(
 ) -> None:
     mine = Rates(ram=1e9, file_read=1e9, file_write=1e9, machine="this one")
     monkeypatch.setattr(rates, "measure", lambda device: mine if device == "cpu" else pytest.fail(str(device)))
-    monkeypatch.setattr(host_memory, "available", lambda: 11_000_000_000)
+    monkeypatch.setattr(host, "available", lambda: 11_000_000_000)
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=10**12))
     rows = planned(capsys, "--params", "1B", "--device", "cpu")["rows"]
     assert [row["fits"] for row in rows] == [True, True, False, False, False]  # 8 GB beside 0 … 8 GB of state

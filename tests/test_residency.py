@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pagedopt.pages import GRANULE, lay_out
-from pagedopt.residency import (
+from pagedopt.paging.pages import GRANULE, lay_out
+from pagedopt.paging.policy import (
     RESERVE_BYTES,
     SLOTS,
     Budget,

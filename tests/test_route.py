@@ -11,14 +11,14 @@ import torch
 from optim_support import ADAMW
 
 from pagedopt import PagedAdamW
-from pagedopt.optim.route import Route
+from pagedopt.launch.route import Route
 
 SIZES = (40_000, 0, 3, 90_001, 1, 300_000)
 
 
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pagedopt.arenas import FileArena
+    from pagedopt.placements.choose import FileArena
 
     monkeypatch.setattr(FileArena, "stretch", 1 << 17)
 

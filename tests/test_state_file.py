@@ -30,8 +30,8 @@ from file_support import (
     step,
 )  # fmt: skip
 
-from pagedopt import host_memory, libc, state_file
-from pagedopt.state_file import FOLDER_VARIABLE, StateFile, file_system, state_folder
+from pagedopt.system import host, libc, state_file
+from pagedopt.system.state_file import FOLDER_VARIABLE, StateFile, file_system, state_folder
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -199,7 +199,7 @@ def test_pages_that_cannot_be_written_stay(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_memory_is_checked_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = small(2)
-    monkeypatch.setattr(host_memory, "rooms", lambda: [host_memory.Room(MIB, 20 * MIB, "cgroup /job")])
+    monkeypatch.setattr(host, "rooms", lambda: [host.Room(MIB, 20 * MIB, "cgroup /job")])
     with pytest.raises(MemoryError, match="cgroup /job"):
         memory.move(10)
     with pytest.raises(MemoryError, match="cgroup /job"):

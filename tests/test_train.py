@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import torch
 
-from pagedopt.cli import UsageError, main
-from pagedopt.train import checkpoint, contender
-from pagedopt.train.compare import TOLERANCE, compare
-from pagedopt.train.data import load_corpus, sample_batch, to_device
-from pagedopt.train.model import build_model
-from pagedopt.train.run import Run
-from pagedopt.train.schedule import learning_rate
-from pagedopt.train.sizes import SIZES, parameter_count
+from pagedopt.commands.main import UsageError, main
+from pagedopt.commands.train import checkpoint, contender
+from pagedopt.commands.train.compare import TOLERANCE, compare
+from pagedopt.commands.train.data import load_corpus, sample_batch, to_device
+from pagedopt.commands.train.model import build_model
+from pagedopt.commands.train.run import Run
+from pagedopt.commands.train.schedule import learning_rate
+from pagedopt.commands.train.sizes import SIZES, parameter_count
 
 TINY = ("train", "--size", "tiny", "--device", "cpu", "--threads", "1", "--no-spill")
 PNG = b"\x89PNG"
@@ -207,7 +207,9 @@ def test_resume_refuses_what_would_change_the_run(tmp_path: Path, capsys: pytest
 
 
 def test_help_does_not_wait_for_torch() -> None:
-    code = "import sys; from pagedopt.cli import build_parser; build_parser(); sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys; from pagedopt.commands.main import build_parser; build_parser(); sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

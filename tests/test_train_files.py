@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-from pagedopt.cli import main
-from pagedopt.train.checkpoint import load_checkpoint, save_checkpoint
+from pagedopt.commands.main import main
+from pagedopt.commands.train.checkpoint import load_checkpoint, save_checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ("train", "--size", "tiny", "--device", "cpu", "--threads", "1", "--no-spill", "--optimizer", "paged")
@@ -84,7 +84,7 @@ def test_a_second_run_is_refused_until_the_first_is_gone(
 
 def test_a_run_lets_go_however_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("pagedopt.train.run.report", lambda *_: 1 // 0)
+        patch.setattr("pagedopt.commands.train.run.report", lambda *_: 1 // 0)
         with pytest.raises(ZeroDivisionError):
             train(tmp_path, "--steps", 1)
     for _ in range(2):
@@ -131,7 +131,7 @@ def test_a_checkpoint_is_its_owners_whatever_the_umask(tmp_path: Path) -> None:
 
 FULL = """
 import resource, sys
-from pagedopt.cli import main
+from pagedopt.commands.main import main
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 sys.exit(main(sys.argv[1:]))
 """

@@ -15,13 +15,13 @@ import torch
 from rich.console import Console
 
 from pagedopt import MemoryReport
-from pagedopt.arenas.file import FileArena
-from pagedopt.cli import UsageError, build_parser, main
-from pagedopt.train import checkpoint, contender, spill
-from pagedopt.train.model import GPT
-from pagedopt.train.options import Options, resolve
-from pagedopt.train.run import Run
-from pagedopt.train.sizes import SIZES, parameter_count
+from pagedopt.commands.main import UsageError, build_parser, main
+from pagedopt.commands.train import checkpoint, contender, spill
+from pagedopt.commands.train.model import GPT
+from pagedopt.commands.train.options import Options, resolve
+from pagedopt.commands.train.run import Run
+from pagedopt.commands.train.sizes import SIZES, parameter_count
+from pagedopt.placements.file import FileArena
 
 TINY = ("train", "--size", "tiny", "--device", "cpu", "--threads", "1")
 STATE = 8 * parameter_count(SIZES["tiny"], SIZES["tiny"].block)  # bytes of two float32 moments
@@ -124,7 +124,7 @@ def test_a_run_that_failed_has_no_second_act(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its own verdict is the last word."""
-    monkeypatch.setattr("pagedopt.train.run.report", lambda *_: 1)
+    monkeypatch.setattr("pagedopt.commands.train.run.report", lambda *_: 1)
     assert train(tmp_path, "--steps", 1) == 1
     assert "Second act" not in capsys.readouterr().out
 
@@ -238,7 +238,7 @@ def options(**changes: Any) -> Options:
 
 def resolved_on_a_gpu(monkeypatch: pytest.MonkeyPatch, *given: str) -> Options:
     """What these options mean where there is a GPU."""
-    monkeypatch.setattr("pagedopt.train.options.pick_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr("pagedopt.commands.train.options.pick_device", lambda _: torch.device("cuda"))
     return resolve(build_parser().parse_args(["train", *given]))
 
 

@@ -11,9 +11,9 @@ from fakes import FakeCuda, decode
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagedopt.memory import Capabilities
-from pagedopt.table import BLOCK, Geometry, HostTable
-from pagedopt.transport import (
+from pagedopt.system.driver import Capabilities
+from pagedopt.tables.layout import BLOCK, Geometry, HostTable
+from pagedopt.transports.transport import (
     ARGUMENT_BYTES,
     RING,
     TRANSPORTS,

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from file_support import SMALL, arena, assert_holds, assert_measured, fill, process_bytes, sections_of, small, step
 
-from pagedopt.arenas.file import FileArena
+from pagedopt.placements.file import FileArena
 
 
 def fill_the_table_of_mappings(hogs: list[mmap.mmap]) -> None:

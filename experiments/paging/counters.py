@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from pagedopt.memory import check, driver
+from pagedopt.system.driver import bindings, check
 
 #: NVML_FI_DEV_PCIE_COUNT_TX_BYTES and …_RX_BYTES (nvml.h): sent by the card, received by it.
 SENT, RECEIVED = 197, 198
@@ -111,7 +111,7 @@ class LinkCounters:
             raise RuntimeError(f"NVML is not here: {error}") from None
         self._check("nvmlInit_v2", self._library.nvmlInit_v2())
         self._card = ctypes.c_void_p()
-        d = driver()
+        d = bindings()
         handle = check("cuDeviceGet", d.cuDeviceGet(device.index))
         address = check("cuDeviceGetPCIBusId", d.cuDeviceGetPCIBusId(32, handle)).split(b"\0")[0]
         found = self._library.nvmlDeviceGetHandleByPciBusId_v2(address, ctypes.byref(self._card))

@@ -11,8 +11,8 @@ import torch
 from experiments.bench import Case
 from experiments.paging.link import touch
 from experiments.paging.problem import Run, adamw, push_out, ranges
-from pagedopt import memory
-from pagedopt.memory import Location
+from pagedopt.system import driver
+from pagedopt.system.driver import Location
 
 SIZE, QUICK_SIZE = 1 << 30, 16 << 20
 #: Bytes of a prefetch call; 0: everything in one.
@@ -27,15 +27,15 @@ class Pages:
 
     def __init__(self, device: torch.device, nbytes: int) -> None:
         self.device, self.nbytes = device, nbytes
-        self.buffer = memory.allocate_managed(nbytes, device.index)
-        memory.as_tensor(self.buffer).view(torch.float32).normal_()
+        self.buffer = driver.allocate_managed(nbytes, device.index)
+        driver.as_tensor(self.buffer).view(torch.float32).normal_()
 
     def prefetch(self, where: Location, piece: int = 0) -> None:
         """Ask for all pages, in calls of ``piece`` bytes, on the current stream."""
         stream = torch.cuda.current_stream(self.device).cuda_stream
         step = piece or self.nbytes
         for at in range(0, self.nbytes, step):
-            memory.prefetch(self.buffer.address + at, min(step, self.nbytes - at), where, self.device.index, stream)
+            driver.prefetch(self.buffer.address + at, min(step, self.nbytes - at), where, self.device.index, stream)
 
     def touch(self) -> None:
         """Read and write all of it with a kernel."""

@@ -11,7 +11,8 @@ import torch
 
 from experiments.bench import Case
 from experiments.paging.problem import Run
-from pagedopt import kernels, memory
+from pagedopt.kernels import cuda
+from pagedopt.system import driver
 
 #: Bytes of a copy in one direction.
 SIZE, QUICK_SIZE = 1 << 30, 16 << 20
@@ -51,7 +52,7 @@ def touch_kernel() -> Any:
 
 def touch(address: int, nbytes: int, blocks: int, device: torch.device) -> None:
     """Add one to every float of a range, where it lies, on the current stream."""
-    stream = kernels.Stream(torch.cuda.current_stream(device).cuda_stream)
+    stream = cuda.Stream(torch.cuda.current_stream(device).cuda_stream)
     touch_kernel()((blocks,), (THREADS,), (np.uint64(address), np.int64(nbytes // 16)), stream=stream)
 
 
@@ -65,21 +66,21 @@ class Link:
 
     def __init__(self, device: torch.device, nbytes: int) -> None:
         self.device, self.nbytes = device, nbytes
-        self.host = memory.allocate_mapped(2 * nbytes, device.index)
+        self.host = driver.allocate_mapped(2 * nbytes, device.index)
         noise = torch.empty(2 * nbytes // 4, device=device).normal_()
-        memory.copy(self.host.address, noise.data_ptr(), 2 * nbytes, self._current())
+        driver.copy(self.host.address, noise.data_ptr(), 2 * nbytes, self._current())
         self.near = noise.view(torch.uint8)
         self.streams = torch.cuda.Stream(device), torch.cuda.Stream(device)
         torch.cuda.synchronize(device)
 
     def up(self) -> None:
         """Host to device."""
-        memory.copy(self.near.data_ptr(), self.host.address, self.nbytes, self._current())
+        driver.copy(self.near.data_ptr(), self.host.address, self.nbytes, self._current())
 
     def down(self) -> None:
         """Device to host, other memory than :meth:`up`."""
         source, target = self.near.data_ptr() + self.nbytes, self.host.address + self.nbytes
-        memory.copy(target, source, self.nbytes, self._current())
+        driver.copy(target, source, self.nbytes, self._current())
 
     def both(self) -> None:
         """Both at once, on two streams; the current stream waits for them."""

@@ -12,8 +12,9 @@ from rich.console import Console
 
 from experiments.bench import Case, measure
 from experiments.workloads import HYPER, Work
-from pagedopt import MemoryReport, PagedAdamW, memory
-from pagedopt.memory import Location
+from pagedopt import MemoryReport, PagedAdamW
+from pagedopt.system import driver
+from pagedopt.system.driver import Location
 
 FULL = Work("268 M fp32 (16 x 4096²)", [(4096, 4096)] * 16, torch.float32, 28, 5e-5)
 QUICK = Work("4 M fp32 (16 x 512²)", [(512, 512)] * 16, torch.float32, 28, 5e-5)
@@ -127,7 +128,7 @@ def push_out(places: Sequence[tuple[int, int]], device: torch.device, piece: int
     stream = torch.cuda.current_stream(device).cuda_stream
     for address, nbytes in places:
         for at in range(0, nbytes, piece or nbytes):
-            memory.prefetch(address + at, min(piece or nbytes, nbytes - at), Location.HOST, device.index, stream)
+            driver.prefetch(address + at, min(piece or nbytes, nbytes - at), Location.HOST, device.index, stream)
 
 
 def away_bytes(report: MemoryReport) -> int:

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 
 from experiments.paging.problem import Run, digest
 from experiments.workloads import HYPER
-from pagedopt import PagedAdamW, memory, run_with_room, virtual
+from pagedopt import PagedAdamW, run_with_room
+from pagedopt.system import driver, virtual
 
 #: Steps of a loop, and which of them are large (counted from 1).
 STEPS, EVERY = 65, 20
@@ -71,10 +72,10 @@ class SmallCard:
         """The card goes with the block."""
         create = virtual.Range._create
 
-        def limited(pages: virtual.Range, nbytes: int, where: memory.Location) -> Any:
-            if where is memory.Location.DEVICE:
+        def limited(pages: virtual.Range, nbytes: int, where: driver.Location) -> Any:
+            if where is driver.Location.DEVICE:
                 if torch.cuda.memory_reserved(self.device) + self.state + nbytes > self.nbytes:
-                    raise memory.CudaError("cuMemCreate", "CUDA_ERROR_OUT_OF_MEMORY", "the small card is full")
+                    raise driver.CudaError("cuMemCreate", "CUDA_ERROR_OUT_OF_MEMORY", "the small card is full")
                 self.state += nbytes
             return create(pages, nbytes, where)
 

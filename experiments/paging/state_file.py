@@ -19,7 +19,7 @@ from typing import Any
 
 from experiments.paging.problem import STATE_BYTES, Run
 from experiments.report import ROOT
-from pagedopt.state_file import file_system, state_folder
+from pagedopt.system.state_file import file_system, state_folder
 
 #: (tensors, elements of each): 67 M parameters, 537 MB of state, so that what is not dropped shows.
 FULL, QUICK = (16, 2048**2), (16, 512**2)

@@ -21,10 +21,11 @@ import numpy.typing as npt
 import torch
 
 from ..rules import Rule
-from ..rules.analyse import ELEMENT_FUNCTIONS
-from ..rules.translate import numba_lines
-from ..table import HostTable, Span
-from . import arithmetic, threads
+from ..rules.language.parse import ELEMENT_FUNCTIONS
+from ..rules.language.translate import numba_lines
+from ..tables.layout import HostTable, Span
+from . import threads
+from .cuda import arithmetic
 
 #: dtype -> (NumPy type its bits are read as, template that loads, template that stores)
 _TYPES = {
@@ -128,7 +129,7 @@ def load(text: str, name: str) -> Any:
     sys.modules[module.__name__] = module  # Numba finds the kernel's globals there
     exec(compile(text, file, "exec"), module.__dict__)
 
-    from .numba_cache import KeptCode
+    from ..system.numba_cache import KeptCode
 
     kernel = module.__dict__["kernel"]
     kernel._cache = KeptCode(module.__name__)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from ..interrupts import Uninterrupted
+from ..system.interrupts import Uninterrupted
 
 #: Bounds of a stretch of work.
 Share = tuple[int, int]

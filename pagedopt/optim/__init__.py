@@ -1,6 +1,6 @@
 """Optimizers: ``torch.optim.Optimizer`` front ends to one launch over one pointer list."""
 
-from ..store import MemoryReport
+from ..placements.store import MemoryReport
 from .adamw import PagedAdamW
 from .base import PagedOptimizer
 from .room import run_with_room

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ..formats import StateFormat
-from ..residency import Budget
+from ..formats.floating import StateFormat
+from ..paging.policy import Budget
 from ..rules import Rule, adam, adam_amsgrad, adamw, adamw_amsgrad
 from .base import Group, PagedOptimizer
 

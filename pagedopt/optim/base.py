@@ -8,15 +8,15 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..arenas import StateLost
-from ..formats import StateFormat, check_format, state_dtype
-from ..residency import Budget, parse_bytes
+from ..formats.floating import StateFormat, check_format, state_dtype
+from ..paging.policy import Budget, parse_bytes
+from ..placements.choose import StateLost
+from ..placements.store import MemoryReport, Store
 from ..rules import Rule
-from ..store import MemoryReport, Store
-from ..transport import TRANSPORTS
-from .checkpoint import load
+from ..transports.transport import TRANSPORTS
 from .copying import bring_home, duplicate
 from .launches import Launches
+from .loading.load import load
 from .members import state_tensors
 
 Group = dict[str, Any]

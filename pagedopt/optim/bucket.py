@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..apply import Sweep
-from ..columns import TensorList, Tensors
-from ..pointers import LayoutError
+from ..launch.route import route
+from ..launch.sweep import Sweep
+from ..tables.columns import TensorList, Tensors
+from ..tables.pointers import LayoutError
 from .members import Member
-from .route import route
 from .steps import Counts, Steps
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..interrupts import Uninterrupted
-from ..store import Store
-from .checkpoint import copy_values
+from ..placements.store import Store
+from ..system.interrupts import Uninterrupted
+from .loading.load import copy_values
 
 if TYPE_CHECKING:
     from .base import PagedOptimizer

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..interrupts import Uninterrupted
 from ..rules import Rule
+from ..system.interrupts import Uninterrupted
 from .bucket import Bucket
 from .members import Member, members, state_tensors
 from .steps import new_steps

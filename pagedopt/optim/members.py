@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..columns import is_dense
 from ..rules import Rule
+from ..tables.columns import is_dense
 
 if TYPE_CHECKING:
     from .base import PagedOptimizer

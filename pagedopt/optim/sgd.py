@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ..formats import StateFormat
-from ..residency import Budget
+from ..formats.floating import StateFormat
+from ..paging.policy import Budget
 from ..rules import Rule, sgd, sgd_momentum
 from .base import Group, PagedOptimizer
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..addresses import memory_at
+from ..tables.addresses import memory_at
 
 Counts = npt.NDArray[np.float64]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..addresses import Places, ids
+from ..tables.addresses import Places, ids
 
 if TYPE_CHECKING:
     from .base import PagedOptimizer

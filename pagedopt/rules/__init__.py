@@ -2,8 +2,8 @@
 
 from .adam import adam, adam_amsgrad
 from .adamw import adamw, adamw_amsgrad
-from .analyse import RuleError
 from .elementwise import add, add_scalar, addcdiv, addcmul, lerp, lerp_tensor, mul, mul_scalar, square_root
+from .language.parse import RuleError
 from .rule import Rule, fma, rule, sign, sqrt
 from .sgd import sgd, sgd_momentum
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from . import analyse, translate
-from .functions import fma, sign, sqrt
-from .source import RuleError
+from .language import parse, translate
+from .language.functions import fma, sign, sqrt
+from .language.source import RuleError
 
 
 class Rule:
@@ -35,7 +35,7 @@ class Rule:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
-        self.program = analyse.analyse(function)
+        self.program = parse.analyse(function)
         self._code = function.__code__
         self.name = self.program.name
         self.inputs = self.program.inputs

@@ -14,9 +14,9 @@ import resume
 import torch
 from resume import STEPS, Case
 
-from pagedopt import memory
-from pagedopt.optim.checkpoint import CHUNK
-from pagedopt.pages import GRANULE
+from pagedopt.optim.loading.load import CHUNK
+from pagedopt.paging.pages import GRANULE
+from pagedopt.system import driver
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -186,7 +186,7 @@ def test_room_that_is_not_there_leaves_the_optimizer_as_it_was(steps: int, monke
         opt.state.pop(p, None)
     before = [(p, dict(e)) for p, e in opt.state.items()]
     values, arenas = copy.deepcopy(opt.state_dict()), list(opt.store.arenas)
-    monkeypatch.setattr(memory, "MANAGED_SHARE", 1e-12)
+    monkeypatch.setattr(driver, "MANAGED_SHARE", 1e-12)
     with pytest.raises(MemoryError):
         opt.load_state_dict(saved)
     assert [(p, dict(e)) for p, e in opt.state.items()] == before

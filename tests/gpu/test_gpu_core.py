@@ -26,7 +26,7 @@ from support import (
 
 from pagedopt import Sweep, foreach_norm, multi_tensor_apply
 from pagedopt.rules import RULES, Rule
-from pagedopt.transport import TRANSPORTS, StructTransport
+from pagedopt.transports.transport import TRANSPORTS, StructTransport
 
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU: torch.cuda.is_available() is False", allow_module_level=True)

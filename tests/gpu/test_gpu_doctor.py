@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from pagedopt import PagedAdamW, Rates, arenas, estimate
-from pagedopt.cli import main
-from pagedopt.doctor import facts
-from pagedopt.rates import RATES
+from pagedopt import PagedAdamW, Rates, estimate
+from pagedopt.commands.doctor import facts
+from pagedopt.commands.main import main
+from pagedopt.placements import choose
+from pagedopt.planning.rates import RATES
 
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU: torch.cuda.is_available() is False", allow_module_level=True)
@@ -58,9 +59,9 @@ def test_every_rate_is_measured(report: Any) -> None:
 
 def test_every_placement_is_tried(report: Any) -> None:
     tried = {t["placement"]: t for t in report["placements"] if t["device"] == "cuda:0"}
-    assert tried.keys() == arenas.ARENAS["cuda"].keys()
+    assert tried.keys() == choose.ARENAS["cuda"].keys()
     for name, one in tried.items():
-        refusal = arenas.ARENAS["cuda"][name].refusal(torch.device("cuda", 0))
+        refusal = choose.ARENAS["cuda"][name].refusal(torch.device("cuda", 0))
         assert (one["works"], one["reason"]) == (not refusal, refusal)
     chosen = report["choices"][1]
     assert tried[chosen["placement"]]["works"]
@@ -94,7 +95,7 @@ def network() -> torch.nn.Module:
 @pytest.mark.parametrize("share", [0, 0.25, 0.6, 1])
 @pytest.mark.parametrize("placement", ["mapped", "managed", "host"])
 def test_bytes_are_what_was_said(placement: str, share: float, way: str) -> None:
-    if refusal := arenas.ARENAS["cuda"][placement].refusal(torch.device("cuda", 0)):
+    if refusal := choose.ARENAS["cuda"][placement].refusal(torch.device("cuda", 0)):
         pytest.skip(refusal)
     if (placement, way) == ("managed", "staged") or (placement == "host" and share):
         pytest.skip("there is no such combination")

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from pagedopt import multi_tensor_apply
-from pagedopt.kernels import cache
 from pagedopt.rules import Rule
+from pagedopt.system import cache
 
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU: torch.cuda.is_available() is False", allow_module_level=True)

@@ -13,12 +13,12 @@ import pytest
 import torch
 from injector import interrupt_at
 
-from pagedopt import memory
-from pagedopt.arenas.base import Arena
-from pagedopt.arenas.managed import ManagedArena
-from pagedopt.arenas.mapped import MappedArena
-from pagedopt.arenas.plain import PinnedArena
-from pagedopt.pages import GRANULE, lay_out
+from pagedopt.paging.pages import GRANULE, lay_out
+from pagedopt.placements.arena import Arena
+from pagedopt.placements.managed import ManagedArena
+from pagedopt.placements.mapped import MappedArena
+from pagedopt.placements.plain import PinnedArena
+from pagedopt.system import driver
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -73,9 +73,9 @@ def test_a_signal_at_any_line_of_a_move_loses_nothing(first: int, target: int, n
 @pytest.mark.parametrize(("first", "target"), [(0, 2), (2, 0)])
 def test_any_call_of_a_move_may_fail(first: int, target: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused in the driver's stead, by a call that is sure to fail."""
-    driver = memory.driver()
-    real, refusals = getattr(driver, name), 0
-    refused = driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY, None
+    real_driver = driver.bindings()
+    real, refusals = getattr(real_driver, name), 0
+    refused = real_driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY, None
     for at in itertools.count():
         made = arena(MappedArena, first)
         want = fill(made)
@@ -85,11 +85,11 @@ def test_any_call_of_a_move_may_fail(first: int, target: int, name: str, monkeyp
             return refused if next(calls) == at else real(*arguments)  # noqa: B023
 
         with monkeypatch.context() as patch:
-            patch.setattr(driver, name, call)
+            patch.setattr(real_driver, name, call)
             try:
                 made.move(target)
                 failed = False
-            except (memory.CudaError, MemoryError, torch.OutOfMemoryError):  # and not StateLost
+            except (driver.CudaError, MemoryError, torch.OutOfMemoryError):  # and not StateLost
                 failed = True
         assert_counted(made, want)
         made.move(1)

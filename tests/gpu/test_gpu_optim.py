@@ -10,8 +10,9 @@ import pytest
 import torch
 from optim_support import ADAMW, distance, model, pair, train
 
-from pagedopt import PagedAdamW, PagedSGD, memory
-from pagedopt.transport import TRANSPORTS
+from pagedopt import PagedAdamW, PagedSGD
+from pagedopt.system import driver
+from pagedopt.transports.transport import TRANSPORTS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -52,9 +53,9 @@ def test_managed_state_is_managed_and_survives_the_optimizer() -> None:
     assert opt.memory_report().placement == "managed"
     assert opt.memory_report().by_place.keys() == {"device"}
     state = opt.state[next(net.parameters())]["exp_avg"]
-    d = memory.driver()
+    d = driver.bindings()
     kind = d.CUpointer_attribute.CU_POINTER_ATTRIBUTE_IS_MANAGED
-    assert memory.check("cuPointerGetAttribute", d.cuPointerGetAttribute(kind, state.data_ptr()))
+    assert driver.check("cuPointerGetAttribute", d.cuPointerGetAttribute(kind, state.data_ptr()))
     expected = state.clone()
     del opt
     torch.cuda.synchronize()
@@ -66,7 +67,7 @@ def test_managed_memory_beyond_its_share_is_refused_and_the_optimizer_stays_usab
 ) -> None:
     net = model("cuda")
     opt = PagedAdamW(net.parameters(), placement="managed")
-    monkeypatch.setattr(memory, "MANAGED_SHARE", 1e-12)
+    monkeypatch.setattr(driver, "MANAGED_SHARE", 1e-12)
     before = [p.detach().clone() for p in net.parameters()]
     with pytest.raises(MemoryError, match="bytes of managed memory asked for on cuda:0"):
         train(net, opt, 1)
@@ -78,20 +79,20 @@ def test_managed_memory_beyond_its_share_is_refused_and_the_optimizer_stays_usab
 
 @pytest.mark.parametrize("refusal", ["attribute", "allocator"])
 def test_state_falls_back_to_the_device_with_one_warning(refusal: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pagedopt import arenas
+    from pagedopt.placements import choose
 
-    arenas._warned.clear()
+    choose._warned.clear()
     if refusal == "attribute":
-        monkeypatch.setattr(memory, "capabilities", lambda _: memory.Capabilities(True, False, True))
+        monkeypatch.setattr(driver, "capabilities", lambda _: driver.Capabilities(True, False, True))
     else:
 
         def refuse(*_: Any) -> Any:
-            raise memory.CudaError("cuMemAllocManaged", "CUDA_ERROR_NOT_SUPPORTED", "operation not supported")
+            raise driver.CudaError("cuMemAllocManaged", "CUDA_ERROR_NOT_SUPPORTED", "operation not supported")
 
-        monkeypatch.setattr(memory, "allocate_managed", refuse)
+        monkeypatch.setattr(driver, "allocate_managed", refuse)
     calls: list[str] = []
     for name in ("advise", "prefetch"):
-        monkeypatch.setattr(memory, name, lambda *_, name=name: calls.append(name))
+        monkeypatch.setattr(driver, name, lambda *_, name=name: calls.append(name))
     net, other = model("cuda"), model("cuda")
     opt, plain = PagedAdamW(net.parameters(), placement="managed", transport="memcpy"), PagedAdamW(other.parameters())
     with pytest.warns(RuntimeWarning, match="placement='managed'") as caught:

@@ -12,7 +12,10 @@ import torch
 from optim_support import ADAMW
 from spill_support import everything, parameters, same, steps
 
-from pagedopt import PagedAdamW, arenas, host_memory, memory, residency, run_with_room, virtual
+from pagedopt import PagedAdamW, run_with_room
+from pagedopt.paging import policy
+from pagedopt.placements import choose
+from pagedopt.system import driver, host, virtual
 
 pytestmark = [
     pytest.mark.gpu,
@@ -34,7 +37,7 @@ def known_to_the_driver(address: int) -> bool:
 
     MemAvailable does not tell: other programs of the machine move it, and pages that one core freed are in no count.
     """
-    d = memory.driver()
+    d = driver.bindings()
     code = d.cuPointerGetAttribute(d.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address)[0]
     assert code in (d.CUresult.CUDA_SUCCESS, d.CUresult.CUDA_ERROR_INVALID_VALUE)
     return bool(code == d.CUresult.CUDA_SUCCESS)
@@ -102,7 +105,7 @@ def test_auto_gives_state_what_the_cap_leaves_and_follows_it() -> None:
     total = torch.cuda.mem_get_info()[1]
 
     def cap(left: int) -> None:
-        held = torch.cuda.memory_reserved() + residency.RESERVE_BYTES
+        held = torch.cuda.memory_reserved() + policy.RESERVE_BYTES
         torch.cuda.set_per_process_memory_fraction((held + left) / total)
 
     opt = PagedAdamW(params, device_budget="auto", **ADAMW)
@@ -142,10 +145,10 @@ def test_an_allocation_that_fails_half_way_leaves_nothing(what: str, monkeypatch
     opt = PagedAdamW(params, device_budget="20MiB", **ADAMW)
     create, calls = virtual.Range._create, []
 
-    def failing(self: virtual.Range, nbytes: int, where: memory.Location) -> Any:
+    def failing(self: virtual.Range, nbytes: int, where: driver.Location) -> Any:
         calls.append(where)
         if where.value == what and calls.count(where) == 3:
-            raise memory.CudaError("cuMemCreate", "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")
+            raise driver.CudaError("cuMemCreate", "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")
         return create(self, nbytes, where)
 
     before = [p.detach().clone() for p in params]
@@ -173,10 +176,10 @@ def test_a_move_that_fails_half_way_loses_nothing(monkeypatch: pytest.MonkeyPatc
     before = everything(params, opt)
     create, calls = virtual.Range._create, []
 
-    def failing(self: virtual.Range, nbytes: int, where: memory.Location) -> Any:
+    def failing(self: virtual.Range, nbytes: int, where: driver.Location) -> Any:
         calls.append(where)
         if len(calls) == 6:  # in the middle of a page: its second section
-            raise memory.CudaError("cuMemCreate", "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")
+            raise driver.CudaError("cuMemCreate", "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")
         return create(self, nbytes, where)
 
     monkeypatch.setattr(virtual.Range, "_create", failing)
@@ -214,11 +217,11 @@ def test_what_a_device_cannot_do_falls_back_with_one_warning(
     plain = PagedAdamW(twin, **ADAMW)
     steps(twin, plain, 4)
     calls: list[str] = []
-    monkeypatch.setattr(memory, "capabilities", lambda _: memory.Capabilities(**{**CAN, **can}))
-    monkeypatch.setattr(arenas, "_warned", set())
+    monkeypatch.setattr(driver, "capabilities", lambda _: driver.Capabilities(**{**CAN, **can}))
+    monkeypatch.setattr(choose, "_warned", set())
     if "concurrent_managed" in can:
-        monkeypatch.setattr(memory, "advise", lambda *a: calls.append("advise"))
-        monkeypatch.setattr(memory, "prefetch", lambda *a: calls.append("prefetch"))
+        monkeypatch.setattr(driver, "advise", lambda *a: calls.append("advise"))
+        monkeypatch.setattr(driver, "prefetch", lambda *a: calls.append("prefetch"))
     params = parameters()
     opt = PagedAdamW(params, placement=asked, device_budget="10MiB", transport="mapped", **ADAMW)
     with pytest.warns(RuntimeWarning, match="results are the same") as caught:
@@ -231,10 +234,10 @@ def test_what_a_device_cannot_do_falls_back_with_one_warning(
 
 def test_refused_managed_memory_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
-        raise memory.CudaError("cuMemAllocManaged", "CUDA_ERROR_NOT_SUPPORTED", "operation not supported")
+        raise driver.CudaError("cuMemAllocManaged", "CUDA_ERROR_NOT_SUPPORTED", "operation not supported")
 
-    monkeypatch.setattr(memory, "allocate_managed", refuse)
-    monkeypatch.setattr(arenas, "_warned", set())
+    monkeypatch.setattr(driver, "allocate_managed", refuse)
+    monkeypatch.setattr(choose, "_warned", set())
     params = parameters()
     opt = PagedAdamW(params, placement="managed", device_budget="10MiB", transport="mapped", **ADAMW)
     with pytest.warns(RuntimeWarning, match="CUDA_ERROR_NOT_SUPPORTED"):
@@ -244,7 +247,7 @@ def test_refused_managed_memory_falls_back(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_too_little_host_memory_is_said_before_anything_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     params = parameters()
-    monkeypatch.setattr(host_memory, "rooms", lambda: [host_memory.Room(20 * MiB, 20 * MiB, "the machine")])
+    monkeypatch.setattr(host, "rooms", lambda: [host.Room(20 * MiB, 20 * MiB, "the machine")])
     opt = PagedAdamW(params, device_budget=0, **ADAMW)
     with pytest.raises(MemoryError, match="page-locked"):
         steps(params, opt, 1)
@@ -268,7 +271,7 @@ def test_a_hundred_optimizers_leave_memory_as_it_was(options: dict[str, Any]) ->
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    free, room, managed = torch.cuda.mem_get_info()[0], available(), memory.managed_bytes(0)
+    free, room, managed = torch.cuda.mem_get_info()[0], available(), driver.managed_bytes(0)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for _ in range(100):
         round_()
@@ -280,7 +283,7 @@ def test_a_hundred_optimizers_leave_memory_as_it_was(options: dict[str, Any]) ->
     assert torch.cuda.mem_get_info()[0] >= free - (used if options.get("placement") == "managed" else 2 * MiB)
     assert available() > room - used
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < used // 1024
-    assert memory.managed_bytes(0) == managed
+    assert driver.managed_bytes(0) == managed
 
 
 @pytest.mark.parametrize("placement", ["mapped", "managed", "host"])

@@ -10,9 +10,10 @@ import torch
 from optim_support import ADAMW
 from spill_support import everything, parameters, same, steps
 
-from pagedopt import PagedAdamW, PagedSGD, memory
-from pagedopt.residency import SLOTS
-from pagedopt.transport import TRANSPORTS
+from pagedopt import PagedAdamW, PagedSGD
+from pagedopt.paging.policy import SLOTS
+from pagedopt.system import driver
+from pagedopt.transports.transport import TRANSPORTS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -218,7 +219,7 @@ def test_a_copy_that_is_torn_between_sections_brings_nothing_back(nth: int, monk
     params = parameters()
     opt = PagedAdamW(params, placement="mapped", device_budget=0, **ADAMW)
     steps(params, opt, 3)
-    before, copy, calls = everything(params, opt), memory.copy, []
+    before, copy, calls = everything(params, opt), driver.copy, []
 
     def torn(*ends: int) -> None:
         calls.append(ends)
@@ -226,7 +227,7 @@ def test_a_copy_that_is_torn_between_sections_brings_nothing_back(nth: int, monk
             raise KeyboardInterrupt
         copy(*ends)
 
-    monkeypatch.setattr(memory, "copy", torn)
+    monkeypatch.setattr(driver, "copy", torn)
     with pytest.raises(KeyboardInterrupt):
         opt.step()
     monkeypatch.undo()

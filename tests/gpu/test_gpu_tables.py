@@ -13,10 +13,12 @@ import pytest
 import torch
 from support import F32, Lists, assert_updated, clone, expected, lists_for, on, scalars_for
 
-from pagedopt import DeviceTable, Sweep, memory, transport
+from pagedopt import DeviceTable, Sweep
 from pagedopt.rules import RULES
-from pagedopt.table import batches
-from pagedopt.transport import RING, TRANSPORTS, StructTransport
+from pagedopt.system import driver
+from pagedopt.tables.layout import batches
+from pagedopt.transports import transport
+from pagedopt.transports.transport import RING, TRANSPORTS, StructTransport
 
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU: torch.cuda.is_available() is False", allow_module_level=True)
@@ -40,7 +42,7 @@ def _idle() -> Iterator[None]:
 
 
 def need_concurrent_access() -> None:
-    if not memory.capabilities(torch.cuda.current_device()).concurrent_managed:
+    if not driver.capabilities(torch.cuda.current_device()).concurrent_managed:
         pytest.skip("the host may not touch managed memory while a kernel runs (concurrentManagedAccess = 0)")
 
 
@@ -246,7 +248,7 @@ def test_a_replay_with_moved_tensors_is_refused() -> None:
 
 def refused(name: str) -> Callable[..., Any]:
     def call(*_: Any) -> Any:
-        raise memory.CudaError(name, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported")
+        raise driver.CudaError(name, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported")
 
     return call
 
@@ -262,15 +264,15 @@ def test_fallbacks_give_the_same_bits_with_one_warning(
     Sweep(ADAMW, plain).run(scalars_for(ADAMW))
     calls: list[str] = []
     for name in ("advise", "prefetch"):
-        real = getattr(memory, name)
-        monkeypatch.setattr(memory, name, lambda *a, name=name, real=real: (calls.append(name), real(*a))[1])
+        real = getattr(driver, name)
+        monkeypatch.setattr(driver, name, lambda *a, name=name, real=real: (calls.append(name), real(*a))[1])
     if injure == "attribute":
-        less = memory.Capabilities(managed=True, concurrent_managed=False, mapped=True)
-        monkeypatch.setattr(memory, "capabilities", lambda device: less)
+        less = driver.Capabilities(managed=True, concurrent_managed=False, mapped=True)
+        monkeypatch.setattr(driver, "capabilities", lambda device: less)
     else:
-        monkeypatch.setattr(memory, "allocate_managed", refused("cuMemAllocManaged"))
+        monkeypatch.setattr(driver, "allocate_managed", refused("cuMemAllocManaged"))
         if injure == "managed and mapped":
-            monkeypatch.setattr(memory, "allocate_mapped", refused("cuMemHostAlloc"))
+            monkeypatch.setattr(driver, "allocate_mapped", refused("cuMemHostAlloc"))
     monkeypatch.setattr(transport, "_warned", set())
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -290,9 +292,9 @@ def test_fallbacks_give_the_same_bits_with_one_warning(
 def test_a_refused_allocation_leaves_the_device_usable() -> None:
     device = torch.cuda.current_device()
     with pytest.raises(MemoryError, match="managed memory asked for on cuda"):
-        memory.allocate_managed(1 << 50, device)
-    with pytest.raises(memory.CudaError) as error:
-        memory.allocate_mapped(1 << 50, device)
+        driver.allocate_managed(1 << 50, device)
+    with pytest.raises(driver.CudaError) as error:
+        driver.allocate_mapped(1 << 50, device)
     assert error.value.code.startswith("CUDA_ERROR_")
     assert (torch.ones(1000, device="cuda") * 2).sum().item() == 2000
     x = torch.ones(100, device="cuda")
@@ -305,9 +307,9 @@ def test_a_refused_allocation_leaves_the_device_usable() -> None:
 
 def test_both_sides_see_one_managed_buffer() -> None:
     need_concurrent_access()
-    buffer = memory.allocate_managed(4096, torch.cuda.current_device())
+    buffer = driver.allocate_managed(4096, torch.cuda.current_device())
     buffer.host[:] = 3
-    view = memory.as_tensor(buffer)
+    view = driver.as_tensor(buffer)
     assert (view.device.type, view.dtype, len(view)) == ("cuda", torch.uint8, 4096)
     assert view.sum().item() == 3 * 4096
     view.fill_(5)

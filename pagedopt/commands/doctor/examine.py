@@ -1,0 +1,95 @@
+"""The examination: facts, trials and rates put together, and what follows from them."""
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import Any
+
+import torch
+
+from ... import __version__
+from ...planning import rates
+from ...system import machine
+from . import facts, trial
+
+
+def examine(device: torch.device, quick: bool = False) -> dict[str, Any]:
+    """All there is to say of this machine, as plain values.
+
+    Args:
+        device: the one whose rates are measured and for which a placement is chosen.
+        quick: leave rates unmeasured.
+    """
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    packages = facts.package_versions()
+    tried = [*placements(device), *trial.try_placements(torch.device("cpu"))]
+    for one in tried:  # without its packages a device promises nothing; that they are missing is said once
+        needs = facts.NEEDED[torch.device(one["device"]).type]
+        one["promised"] = one["promised"] and all(packages[name] for name in needs)
+    step = trial.try_step(device)
+    found, failure = (None, "") if quick else measured(device)
+    return {
+        "pagedopt": __version__,
+        "system": {"platform": platform.platform(), "python": platform.python_version(),
+                   "processor": machine.processor(), "cores": len(os.sched_getaffinity(0))},
+        "packages": packages,
+        "driver": machine.driver_version(),
+        "cuda": facts.cuda_versions(),
+        "cards": facts.cards(),
+        "host": facts.host_memory(),
+        "state_folder": facts.folder(),
+        "device": str(device),
+        "rates": found and found.as_dict(),
+        "placements": tried,
+        "step": step,
+        "choices": trial.choices(device, tried, found),
+        "notes": notes(device, packages),
+        "problems": [*problems(device, packages, tried, step), *([failure] if failure else [])],
+    }  # fmt: skip
+
+
+def placements(device: torch.device) -> list[dict[str, Any]]:
+    """Those for CUDA parameters: tried on ``device``, or on the first there is."""
+    if not torch.cuda.is_available():
+        return trial.absent_placements()
+    return trial.try_placements(device if device.type == "cuda" else torch.device("cuda", 0))
+
+
+def measured(device: torch.device) -> tuple[rates.Rates | None, str]:
+    """(rates, "") or (None, why not)."""
+    try:
+        return rates.measure(device), ""
+    except (RuntimeError, MemoryError) as error:
+        return None, f"rates could not be measured: {error}"
+
+
+def notes(device: torch.device, packages: dict[str, str | None]) -> list[str]:
+    """What is worth knowing and no failure."""
+    out = [f"{name} is not installed: {facts.PACKAGES[name]}" for name, version in packages.items() if not version]
+    if not torch.cuda.is_available():
+        if machine.driver_version() is None:
+            out.append("no NVIDIA driver found: parameters on a CPU only")
+        elif torch.version.cuda is None:
+            out.append(f"there is an NVIDIA driver, but torch {torch.__version__} is built without CUDA; see README.md")
+        else:
+            out.append(f"there is an NVIDIA driver, but torch {torch.__version__} sees no GPU; is one visible?")
+    elif device.type == "cpu":
+        out.append("there is a GPU; --device cuda examines it")
+    return out
+
+
+def problems(
+    device: torch.device, packages: dict[str, str | None], tried: list[dict[str, Any]], step: dict[str, Any]
+) -> list[str]:
+    """What should work here and does not."""
+    out = [
+        f"{name} is missing, which parameters on {device.type} need: {facts.PACKAGES[name]}; `make setup` installs it"
+        for name in facts.NEEDED[device.type]
+        if not packages[name]
+    ]
+    if not step["works"] and not out:
+        out.append(f"a step of AdamW on {device} failed: {step['reason']}")
+    broken = [t for t in tried if t["promised"] and not t["works"]]
+    return out + [f"placement {t['placement']!r} should work on {t['device']}: {t['reason']}" for t in broken]

@@ -1,0 +1,251 @@
+"""Say what a configuration will take before anything is allocated: where optimizer state lies at several budgets, how
+many bytes cross the link in a step, and how long the step lasts at this machine's rates. Needs no GPU.
+
+examples:
+  python -m pagedopt plan --params 7B --param-dtype bfloat16
+        seven billion parameters: how long is a step if a quarter, a half, all of the state stays on the GPU?
+  python -m pagedopt plan --params 7B --budget 2GiB --state-format bfloat16
+        the same with a budget of one's own beside the others, and state of half the size
+  python -m pagedopt plan --size gpt2-xl --host-access in_place
+        one of `train`'s models, with state that the kernel reads over the link
+  python -m pagedopt doctor --json > there.json       (on the machine that will do the work)
+  python -m pagedopt plan --params 70B --rates there.json
+
+Without --rates this machine is measured, which takes two seconds; where there is no GPU to measure, the rates of an
+H200 are assumed, and the table says so. Activations and torch's own caches are not counted: leave room for them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pagedopt.commands.main import UsageError
+from pagedopt.commands.train.sizes import SIZES
+
+if TYPE_CHECKING:
+    import torch
+    from rich.table import Table
+
+    from pagedopt.planning.estimate import Estimate
+    from pagedopt.planning.rates import Rates
+
+HELP = "say what a configuration takes and how long a step lasts, before anything is allocated"
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    what = parser.add_argument_group("what to train").add_mutually_exclusive_group(required=True)
+    what.add_argument("--params", metavar="N", help="parameters: 7B, 124M, 7e9 or 7000000000")
+    what.add_argument("--size", choices=SIZES, metavar="NAME", help=f"a model of `train`: {', '.join(SIZES)}")
+    how = parser.add_argument_group("how")
+    how.add_argument("--budget", metavar="BYTES", help="device budget to show beside the others: 2GiB, 500MB, 0")
+    how.add_argument("--placement", metavar="NAME", help="mapped (default on cuda), managed, host, device, file, …")
+    how.add_argument("--host-access", metavar="WAY", help="staged or in_place; default: the placement's")
+    how.add_argument(
+        "--rule", metavar="NAME", default="adamw", help="adamw (default), adamw_amsgrad, sgd_momentum, sgd"
+    )
+    how.add_argument("--param-dtype", metavar="NAME", help="float32 (default), bfloat16, float16 or float64")
+    how.add_argument("--state-format", metavar="NAME", help="float32 or bfloat16; default: as the parameters")
+    how.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="where parameters are; default: cuda")
+    output = parser.add_argument_group("machine and output")
+    output.add_argument("--rates", type=Path, metavar="FILE", help="rates of the machine, from `doctor --json`")
+    output.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print the plan; always 0."""
+    from rich.console import Console
+
+    from pagedopt.planning.rates import ASSUMED
+
+    plan(args, ASSUMED)  # what cannot be is refused before anything is measured
+    with Console(stderr=True).status("measuring this machine"):
+        rows = plan(args, find_rates(args))
+    room = find_room(args.device)
+    if args.json:
+        import json
+
+        from pagedopt import __version__
+
+        content = {"pagedopt": __version__, "room": room, "rows": [row_dict(row, room) for row in rows]}
+        print(json.dumps({**content, "rates": rows[0].rates.as_dict()}, indent=1, allow_nan=False))
+        return 0
+    console = Console()
+    console.print(heading(rows[0], args), highlight=False, soft_wrap=True)
+    console.print(table(rows, room, own_budget(args)))
+    console.print(footing(rows[0], room), highlight=False, soft_wrap=True)
+    return 0
+
+
+def find_rates(args: argparse.Namespace) -> Rates:
+    """Those of the file, else this machine's where it has the device, else the assumed ones."""
+    import torch
+
+    from pagedopt.planning.rates import ASSUMED, Rates, measure
+
+    if args.rates is not None:
+        try:
+            return Rates.load(args.rates)
+        except OSError as error:
+            reason = f"{error.strerror}; make it with `python -m pagedopt doctor --json`"
+            raise UsageError(f"--rates {args.rates}: {reason}") from error
+        except ValueError as error:
+            raise UsageError(f"--rates {error}") from error
+    if args.device == "cuda" and not torch.cuda.is_available():
+        return ASSUMED
+    return measure(args.device)
+
+
+def plan(args: argparse.Namespace, rates: Rates) -> list[Estimate]:
+    """An estimate for each budget, smallest first; for a placement that keeps none, one."""
+    from pagedopt.planning.estimate import estimate
+
+    model = args.params if args.params is not None else parameters(args.size)
+    options: dict[str, Any] = {
+        "rule": args.rule, "param_dtype": args.param_dtype, "state_format": args.state_format, "device": args.device,
+        "host_access": args.host_access, "rates": rates,
+    }  # fmt: skip
+    try:
+        own = own_budget(args)
+        if not takes_budgets(args.placement, args.device):
+            return [estimate(model, placement=args.placement, device_budget=own, **options)]
+        first = estimate(model, placement=args.placement, device_budget=own or 0, **options)
+        budgets = {int(share * first.state_bytes) for share in SHARES} | ({own} if own is not None else set())
+        return [estimate(model, placement=args.placement, device_budget=b, **options) for b in sorted(budgets)]
+    except (ValueError, TypeError) as error:
+        raise UsageError(in_options(str(error))) from error
+
+
+def own_budget(args: argparse.Namespace) -> int | None:
+    """The budget asked for, in bytes.
+
+    Raises:
+        ValueError: it is none.
+    """
+    from pagedopt.paging.policy import parse_bytes
+
+    return None if args.budget is None else parse_bytes(args.budget)
+
+
+def parameters(size: str) -> list[torch.Tensor]:
+    """The parameters of a named model, without memory."""
+    import torch
+
+    from pagedopt.commands.train.model import GPT
+
+    with torch.device("meta"):
+        return list(GPT(SIZES[size], SIZES[size].block).parameters())
+
+
+def takes_budgets(placement: str | None, device: str) -> bool:
+    """Whether it makes sense to show several budgets; names that are unknown are left to ``estimate``."""
+    from pagedopt.placements.choose import ARENAS
+
+    kind = ARENAS[device].get(placement or "")
+    return kind is None or (kind.paged and kind.keeps_budget)
+
+
+def in_options(text: str) -> str:
+    """A message of the library in the words of the command line."""
+    for name in ("device_budget", "host_access", "state_format", "param_dtype", "placement", "rule"):
+        option = "--budget" if name == "device_budget" else "--" + name.replace("_", "-")
+        text = text.replace(f"{name} is ", f"{option} ").replace(f"{name}=", f"{option} ")
+    return text.replace("model is ", "--params ")
+
+
+def find_room(device: str) -> dict[str, int]:
+    """Free bytes by where state can be: ``device`` and ``host``, or ``host`` and ``file``; {} where there is no GPU."""
+    import shutil
+
+    import torch
+
+    from pagedopt.system import host
+    from pagedopt.system.state_file import state_folder
+
+    if device == "cuda" and not torch.cuda.is_available():
+        return {}
+    room = {"host": host.available()}
+    if device == "cuda":
+        return {"device": torch.cuda.mem_get_info()[0], **room}
+    try:
+        return {**room, "file": shutil.disk_usage(state_folder()).free}
+    except (OSError, ValueError):
+        return {**room, "file": 0}
+
+
+def short(row: Estimate, room: dict[str, int]) -> dict[str, int]:
+    """Bytes that are missing, by place."""
+    needed = {row.near: row.near_bytes, "file" if row.device == "cpu" else "host": row.away_bytes}
+    return {place: n - room[place] for place, n in needed.items() if n > room.get(place, n)}
+
+
+def row_dict(row: Estimate, room: dict[str, int]) -> dict[str, Any]:
+    """A row of the table as plain values; ``fits`` is None if the machine is not this one."""
+    values = row.as_dict()
+    values.pop("rates")
+    return {**values, "fits": not short(row, room) if room else None, "short": short(row, room)}
+
+
+def heading(row: Estimate, args: argparse.Namespace) -> str:
+    """What the table is about."""
+    from pagedopt.units import text_of_bytes, text_of_count
+
+    model = args.size or text_of_count(row.parameters)
+    dtype = args.param_dtype or "float32"
+    state = f"{args.rule} state {text_of_bytes(row.state_bytes)} in {args.state_format or dtype}"
+    ways = f", reached {row.host_access}" if row.host_access else ""
+    return (
+        f"[bold]{model}[/bold] parameters in {dtype}: {text_of_bytes(row.param_bytes)}, gradients as much again\n"
+        f"{state}; placement {row.placement}{ways}"
+    )
+
+
+def table(rows: list[Estimate], room: dict[str, int], own: int | None) -> Table:
+    """One line for each budget, the one that was asked for in bold."""
+    from rich.table import Table
+
+    from pagedopt.units import text_of_bytes, text_of_seconds
+
+    first = rows[0]
+    away = "file" if first.device == "cpu" else "host"
+    shown = Table()
+    headings = ["budget", f"on {first.near}", f"on {away}", "in all", "moved", "step"]
+    for text in [*headings, *(["fits"] if room else [])]:
+        shown.add_column(text, justify="right", no_wrap=True)
+    for row in rows:
+        cells = [
+            "none" if row.budget is None else text_of_bytes(row.budget),
+            text_of_bytes(row.by_place.get(row.near, 0)),
+            text_of_bytes(row.away_bytes),
+            text_of_bytes(row.near_bytes),
+            text_of_bytes(row.moved),
+            text_of_seconds(row.seconds),
+        ]
+        bold = "bold" if own is not None and row.budget == own else None
+        missing = short(row, room)
+        verdict = f"no: {' '.join(missing)}" if missing else "yes"
+        shown.add_row(*cells, *([verdict] if room else []), style=bold)
+    return shown
+
+
+def footing(row: Estimate, room: dict[str, int]) -> str:
+    """On what the numbers rest, and what they leave out."""
+    from pagedopt.units import text_of_bytes
+
+    rates = row.rates
+    ring = f" and the ring of {text_of_bytes(row.ring)}" if row.ring else ""
+    free = ", ".join(f"{text_of_bytes(n)} on {place}" for place, n in sorted(room.items()))
+    way = "to and from the file" if row.device == "cpu" else "over the link"
+    lines = [
+        f"on {row.near}: state. in all: what {row.near} memory holds: parameters, gradients, state there{ring}; "
+        f"activations come on top. moved: bytes {way} in a step, both directions.",
+        f"Rates of {'[yellow]' if rates.assumed else ''}{rates.machine}{'[/yellow]' if rates.assumed else ''}.",
+    ]
+    if rates.assumed:
+        lines.append("For your machine's own: `python -m pagedopt doctor --json > FILE` there, then --rates FILE.")
+    if free:
+        lines.append(f"Free here, now: {free}.")
+    return "\n".join(lines)

@@ -1,0 +1,137 @@
+"""One optimizer with its own copy of the model, and what it measured so far."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pagedopt.commands.train.model import GPT, build_model
+from pagedopt.commands.train.options import Options
+
+LABELS = {"paged": "PagedAdamW", "torch": "torch AdamW (fused)"}
+BETAS = (0.9, 0.95)  # as GPT-3 and its followers train
+CLIP_NORM = 1.0
+
+
+def build_optimizer(kind: str, model: nn.Module, options: Options) -> torch.optim.Optimizer:
+    """Return the optimizer called `kind`; every choice between the contenders is made here.
+
+    Matrices and embeddings decay, norms and biases do not.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": options.weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    if kind == "paged":
+        from pagedopt import PagedAdamW
+
+        return PagedAdamW(groups, lr=options.lr, betas=BETAS, placement=options.placement, device_budget=options.budget)
+    return torch.optim.AdamW(groups, lr=options.lr, betas=BETAS, fused=True)
+
+
+class Clock:
+    """Reads the time on the device's own line: CUDA events, which do not wait, or the CPU's clock."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device.type == "cuda"
+
+    def now(self) -> Any:
+        """Return a mark for `milliseconds`."""
+        if not self.cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def milliseconds(self, start: Any, end: Any) -> float:
+        """Return the time between two marks; on CUDA both must have happened."""
+        return float(start.elapsed_time(end)) if self.cuda else (end - start) * 1e3
+
+
+@dataclass
+class Curve:
+    """What one contender measured, a number per step."""
+
+    losses: list[float] = field(default_factory=list)
+    step_ms: list[float] = field(default_factory=list)
+    optimizer_ms: list[float] = field(default_factory=list)
+
+
+class Contender:
+    """A model and its optimizer. Losses and times stay on the device until `collect`, so no step waits for them."""
+
+    def __init__(self, kind: str, options: Options, name: str = "") -> None:
+        self.kind = kind
+        self.name = name or kind  # short, for the display
+        self.label = LABELS[kind]
+        self.device = torch.device(options.device)
+        self.model: GPT = build_model(options.shape, options.block, options.seed, self.device)
+        self.optimizer = build_optimizer(kind, self.model, options)
+        self.curve = Curve()
+        self.clock = Clock(self.device)
+        self._waiting: list[tuple[Tensor, Any, Any, Any]] = []
+
+    def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss, with matrix products in bfloat16 on a GPU."""
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda"):
+            return self.model(inputs, targets)
+
+    def step(self, inputs: Tensor, targets: Tensor, lr: float) -> None:
+        """Take one training step."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        start = self.clock.now()
+        loss = self.loss(inputs, targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
+        before = self.clock.now()
+        self.optimizer.step()
+        end = self.clock.now()
+        self.optimizer.zero_grad()
+        self._waiting.append((loss.detach(), start, before, end))
+
+    def collect(self) -> None:
+        """Bring losses and times to the host; on CUDA this waits for the device, once for all of them."""
+        if not self._waiting:
+            return
+        losses, *_ = zip(*self._waiting, strict=True)
+        self.curve.losses += torch.stack(losses).tolist()
+        if self.clock.cuda:
+            self._waiting[-1][3].synchronize()
+        for _, start, before, end in self._waiting:
+            self.curve.step_ms.append(self.clock.milliseconds(start, end))
+            self.curve.optimizer_ms.append(self.clock.milliseconds(before, end))
+        self._waiting.clear()
+
+    def state_bytes(self) -> dict[str, int]:
+        """Return the bytes of optimizer state by place."""
+        if self.kind == "paged":
+            report: Any = self.optimizer
+            return {place: int(size) for place, size in report.memory_report().by_place.items() if size}
+        places: Counter[str] = Counter()
+        for state in self.optimizer.state.values():
+            for value in state.values():
+                if isinstance(value, Tensor):
+                    places["device" if value.is_cuda else "host"] += value.nbytes
+        return dict(places)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that a later `load_state_dict` needs to go on."""
+        self.collect()
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "curve": vars(self.curve),
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Go on from where `state_dict` was taken."""
+        self.model.load_state_dict(saved["model"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.curve = Curve(**saved["curve"])

@@ -1,0 +1,63 @@
+"""What a running training shows: a live bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from pagedopt.commands.train.contender import Contender
+
+RECENT = 20  # steps the shown speed is the median of
+LINES = 10  # lines in a whole run where there is no terminal
+PATIENCE = 30.0  # seconds, the longest silence where there is no terminal
+
+
+class Display:
+    """Shows loss and speed of every contender. Use as a context manager around the loop."""
+
+    def __init__(self, console: Console, step: int, steps: int, tokens: int) -> None:
+        self.console = console
+        self.first = step
+        self.steps = steps
+        self.tokens = tokens
+        self.next_line = min(steps, step + max(1, steps // LINES))
+        self.started = self.last_line = time.monotonic()
+        self.progress = Progress(
+            MofNCompleteColumn(),
+            BarColumn(bar_width=6),  # all of it fits 80 columns
+            TextColumn("{task.fields[status]}"),
+            TextColumn("ETA"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self.task = self.progress.add_task("training", total=steps, completed=step, status="")
+
+    def __enter__(self) -> Display:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def update(self, step: int, contenders: Sequence[Contender]) -> None:
+        """Show the state after `step` steps."""
+        losses = " ".join(f"{contender.name} {contender.curve.losses[-1]:.3f}" for contender in contenders)
+        speeds = " ".join(f"{self._speed(contender) / 1e3:.1f}k" for contender in contenders)
+        status = f"loss {losses}  {speeds} tokens/s"
+        self.progress.update(self.task, completed=step, status=status)
+        now = time.monotonic()
+        if self.console.is_terminal or (step < self.next_line and now - self.last_line < PATIENCE):
+            return
+        self.last_line = now
+        self.next_line = min(self.steps, step + max(1, self.steps // LINES))
+        left = (now - self.started) / (step - self.first) * (self.steps - step)
+        self.console.print(f"step {step}/{self.steps}  {status}  ETA {left:.0f} s", highlight=False, soft_wrap=True)
+
+    def _speed(self, contender: Contender) -> float:
+        """Return tokens per second of the whole step: forward, backward and optimizer."""
+        return self.tokens / statistics.median(contender.curve.step_ms[-RECENT:]) * 1e3

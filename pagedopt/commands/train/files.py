@@ -1,0 +1,107 @@
+"""The folder of a run: files that are there whole or not at all, no link followed, and one run at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import stat
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from pagedopt.commands.main import UsageError
+
+LOCK = ".lock"
+SUFFIX = ".unfinished"
+LEFT_OVER = f".*.{'[0-9a-f]' * 16}{SUFFIX}"
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of a network's file system, as it may be mounted
+NO_FOLDER_SYNC = (errno.EINVAL, errno.EOPNOTSUPP)
+
+
+@contextlib.contextmanager
+def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """A new file that takes the place of `path` when the block ends, and is removed if it fails, however that is.
+
+    A link that stands at `path` is replaced.  `mode` is cut by the umask, as always.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{SUFFIX}")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+        with open(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename outlive a loss of power."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in NO_FOLDER_SYNC:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def only_run(folder: Path) -> Iterator[None]:
+    """Keep other runs out of `folder` for the block, or until this process ends, however that is.
+
+    What killed runs left unfinished is removed: nobody else is writing.
+
+    Raises:
+        UsageError: another run has it, or it cannot be written to.
+    """
+    descriptor = _open_lock(folder)
+    try:
+        _lock(descriptor, folder)
+        for path in folder.glob(LEFT_OVER):
+            with contextlib.suppress(OSError):
+                path.unlink()
+        yield
+    finally:
+        os.close(descriptor)  # and with it the lock goes; its file stays, or a third run could lock another one
+
+
+def _open_lock(folder: Path) -> int:
+    path = folder / LOCK
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise UsageError(f"--out {folder}: {path} is a link, which is not followed; remove it") from error
+        raise UsageError(f"--out {folder}: cannot be written to ({error.strerror}: {path})") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise UsageError(f"--out {folder}: {path} is not a plain file; remove it")
+    return descriptor
+
+
+def _lock(descriptor: int, folder: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise UsageError(
+            f"--out {folder}: another run is writing there, and two would damage each other's checkpoint. Wait for it "
+            "or stop it, or name another folder with --out."
+        ) from error
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise UsageError(f"--out {folder}: cannot be locked ({error.strerror})") from error
+        warnings.warn(
+            f"--out {folder}: its file system has no locks ({error.strerror}); start no other run with it meanwhile",
+            RuntimeWarning,
+            stacklevel=2,
+        )

@@ -1,0 +1,81 @@
+"""GPT-2 as Radford et al. (2019) describe it, without dropout, in PyTorch's own layers."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pagedopt.commands.train.sizes import Size
+
+
+class Attention(nn.Module):
+    """Causal self-attention."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        qkv = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+
+
+class Layer(nn.Module):
+    """Attention and a two-layer perceptron, each behind a norm and added to the stream."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = Attention(width, heads)
+        self.norm2 = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.out = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x))
+        return x + self.out(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+
+class GPT(nn.Module):
+    """A decoder-only transformer with learned positions and the output layer tied to the embedding."""
+
+    def __init__(self, size: Size, block: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(size.vocabulary, size.width)
+        self.positions = nn.Embedding(block, size.width)
+        self.layers = nn.ModuleList(Layer(size.width, size.heads) for _ in range(size.layers))
+        self.norm = nn.LayerNorm(size.width)
+        self._initialize(size.layers)
+
+    def _initialize(self, layers: int) -> None:
+        """Normal(0, 0.02); what is added to the stream is smaller, so that its variance does not grow with depth."""
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2:
+                spread = 0.02 / math.sqrt(2 * layers) if name.endswith("out.weight") else 0.02
+                nn.init.normal_(parameter, std=spread)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean cross-entropy of `targets`, in nats per token."""
+        x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
+        for layer in self.layers:
+            x = layer(x)
+        logits = F.linear(self.norm(x), self.tokens.weight)
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+def build_model(size: Size, block: int, seed: int, device: torch.device) -> GPT:
+    """Return a model whose weights depend on the seed alone, not on the device."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = GPT(size, block)
+    return model.to(device)

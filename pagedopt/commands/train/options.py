@@ -1,0 +1,196 @@
+"""From the command line to a checked set of options."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from pagedopt.commands.main import UsageError
+from pagedopt.commands.train.sizes import DEFAULT_SIZE, SIZES, Size, parameter_count
+from pagedopt.paging import policy
+from pagedopt.placements.choose import ARENAS, Arena, check_placement, default_placement
+from pagedopt.system.state_file import state_folder
+from pagedopt.units import text_of_bytes
+
+OPTIMIZERS = {"both": ("paged", "torch"), "paged": ("paged",), "torch": ("torch",)}
+LEAST = {"batch": 1, "block": 1, "steps": 1, "threads": 1, "seed": 0, "checkpoint_every": 0, "lr": 0, "weight_decay": 0}
+LARGEST_SEED = 2**63 - 1  # of torch's generators
+EVERYTHING = "all"  # the --device-budget that is none; None stands for an option that was not given
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything a run depends on. All but those that MAY_CHANGE decide its losses.
+
+    Those with a default came later: a checkpoint may have been written without them.
+    """
+
+    size: str
+    batch: int
+    block: int
+    steps: int
+    seed: int
+    optimizer: str
+    lr: float
+    weight_decay: float
+    device: str
+    threads: int
+    checkpoint_every: int
+    out: str
+    placement: str | None = None
+    device_budget: str = EVERYTHING
+    spill: bool = False
+
+    @property
+    def shape(self) -> Size:
+        """The model's shape."""
+        return SIZES[self.size]
+
+    @property
+    def budget(self) -> policy.Budget:
+        """``device_budget`` as PagedAdamW takes it.
+
+        Raises:
+            ValueError: it is no budget.
+        """
+        return None if self.device_budget == EVERYTHING else policy.check_budget(self.device_budget)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of AdamW's two moments, in float32 as the parameters are."""
+        return 2 * 4 * parameter_count(self.shape, self.block)
+
+
+MAY_CHANGE = ("threads", "checkpoint_every", "out", "placement", "device_budget", "spill")
+
+
+def resolve(args: argparse.Namespace) -> Options:
+    """Check the options of a new run and fill in the defaults."""
+    check_ranges(args)
+    device = pick_device(args.device)
+    size = args.size or DEFAULT_SIZE[device.type]
+    shape = SIZES[size]
+    defaults: dict[str, Any] = {
+        "size": size,
+        "batch": shape.batch,
+        "block": shape.block,
+        "steps": shape.steps,
+        "seed": 0,
+        "optimizer": "both",
+        "lr": shape.lr,
+        "weight_decay": 0.1,
+        "threads": torch.get_num_threads(),
+        "checkpoint_every": 100,
+        "out": "runs/train",
+        # Without a GPU it is the one way to see paging; beside a state that is spilled anyway it shows nothing new.
+        "spill": device.type == "cpu"
+        and args.optimizer != "torch"
+        and args.placement is None
+        and args.device_budget in (None, EVERYTHING),
+    }
+    options = Options(**{**defaults, **given(args), "device": str(device)})
+    check_state(options)
+    return options
+
+
+def resolve_resumed(args: argparse.Namespace, saved: dict[str, Any]) -> Options:
+    """Take a checkpoint's options; refuse any given beside --resume that would change the run."""
+    check_ranges(args)
+    asked = given(args)
+    if "device" in asked:
+        asked["device"] = str(pick_device(args.device))
+    for name, value in asked.items():
+        if name not in MAY_CHANGE and value != saved[name]:
+            flag = "--" + name.replace("_", "-")
+            raise UsageError(
+                f"{flag} {value}: the checkpoint {args.resume} was made with {flag} {saved[name]}. "
+                "Leave the option out to go on with that run, or leave out --resume to start another."
+            )
+    pick_device(saved["device"])
+    options = Options(**{**saved, "out": str(args.resume.parent), **asked})
+    check_state(options)
+    return options
+
+
+def given(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options that were passed, by name."""
+    names = Options.__dataclass_fields__
+    passed = {name: value for name, value in vars(args).items() if name in names and value is not None}
+    if "out" in passed:
+        passed["out"] = str(passed["out"])
+    return passed
+
+
+def check_ranges(args: argparse.Namespace) -> None:
+    """Refuse numbers that mean nothing."""
+    for name, least in LEAST.items():
+        value = getattr(args, name)
+        if value is not None and not least <= value < float("inf"):
+            flag = "--" + name.replace("_", "-")
+            raise UsageError(f"{flag} {value}: must be a number of at least {least}")
+    if args.seed is not None and args.seed > LARGEST_SEED:
+        raise UsageError(f"--seed {args.seed}: must be at most {LARGEST_SEED}")
+
+
+def check_state(options: Options) -> None:
+    """Refuse a place for optimizer state that cannot be had, before anything is allocated."""
+    asked = {"--placement": options.placement, "--device-budget": options.device_budget, "--spill": options.spill}
+    flags = [flag for flag, value in asked.items() if value not in (None, EVERYTHING, False)]
+    text = " ".join(flag if flag == "--spill" else f"{flag} {asked[flag]}" for flag in flags)
+    if flags and options.optimizer == "torch":
+        raise UsageError(f"{text}: only PagedAdamW keeps its state elsewhere; use --optimizer both or paged")
+    device = torch.device(options.device)
+    known = ARENAS[device.type]
+    if options.placement is not None and options.placement not in known:
+        raise UsageError(f"{text}: for parameters on {device} there are {', '.join(sorted(known))}")
+    try:
+        budget = options.budget
+    except ValueError as error:
+        raise UsageError(f"{text}: {error}; {EVERYTHING} and auto are budgets too") from error
+    try:
+        check_placement(options.placement, budget, None)
+    except ValueError as error:
+        raise UsageError(f"{text}: {error}") from error
+    kind = known[options.placement or default_placement(device, 0 if options.spill else budget)]
+    if options.spill:
+        check_act(options, kind, text)
+    if kind.name == "file":
+        try:
+            state_folder()
+        except ValueError as error:
+            raise UsageError(f"{text}: {error}" + ("; --no-spill needs none" if options.spill else "")) from error
+
+
+def check_act(options: Options, kind: type[Arena], text: str) -> None:
+    """Refuse a second act in which nothing would be spilled."""
+    if not (kind.away and kind.keeps_budget):
+        raise UsageError(f"{text}: no budget sends state of placement {kind.name} away; use another, or --no-spill")
+    if isinstance(options.budget, int) and options.budget >= options.state_bytes:
+        size = text_of_bytes(options.state_bytes)
+        raise UsageError(f"{text}: all state stays, it is {size}; use a smaller --device-budget, or --no-spill")
+
+
+def pick_device(name: str | None) -> torch.device:
+    """Return the device asked for, or the best there is; refuse one that is not there."""
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in DEFAULT_SIZE:
+        raise UsageError(f"--device {name}: must be cpu, cuda or cuda:N")
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            found = f"torch {torch.__version__} sees {count} GPU{'' if count == 1 else 's'}"
+            raise UsageError(f"--device {name}: {found} here. Use another device, or --device cpu.")
+    return device
+
+
+def as_saved(options: Options) -> dict[str, Any]:
+    """Return the options as plain values, for a checkpoint or a JSON file."""
+    return asdict(options)

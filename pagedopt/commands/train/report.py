@@ -1,0 +1,164 @@
+"""The end of a run: a table, a sentence, a plot and a JSON file."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from pagedopt.commands.train.compare import TOLERANCE, Comparison, compare
+from pagedopt.commands.train.contender import Contender
+from pagedopt.commands.train.files import replacing
+from pagedopt.commands.train.options import Options, as_saved
+from pagedopt.commands.train.sizes import parameter_count
+from pagedopt.system.machine import machine
+from pagedopt.units import text_of_bytes
+
+RESULT = "result.json"
+FINAL_STEPS = 10  # the final loss is their mean, since batches differ
+WARM_UP_STEPS = 5  # left out of the times: compilation, allocation and autotuning happen there
+
+
+def report(options: Options, contenders: Sequence[Contender], validation: Sequence[float], console: Console) -> int:
+    """Show and write the results; return 1 if the curves part (or one is not finite), else 0."""
+    results = {c.kind: summarize(c, loss, options) for c, loss in zip(contenders, validation, strict=True)}
+    comparison = None
+    if len(contenders) == 2:
+        first, second = (contender.curve.losses for contender in contenders)
+        comparison = compare(first, second, TOLERANCE[contenders[0].device.type])
+    out = Path(options.out)
+    write_json(out / RESULT, options, results, comparison)
+    console.print(table(list(results.values())))
+    plotted = draw(out / "losses.png", contenders, comparison)
+    console.print(verdict(comparison, contenders), highlight=False, soft_wrap=True)
+    files = f"{out / 'losses.png'}, {out / RESULT}" if plotted else f"{out / RESULT}"
+    note = "" if plotted else " (no plot: matplotlib is not installed; pip install 'pagedopt[plots]')"
+    console.print(f"written: {files}{note}", highlight=False, soft_wrap=True)
+    finite = all(math.isfinite(loss) for contender in contenders for loss in contender.curve.losses)
+    return 0 if finite and (comparison is None or comparison.agree) else 1
+
+
+def summarize(contender: Contender, validation_loss: float, options: Options) -> dict[str, Any]:
+    """Return what a contender measured, as plain values."""
+    curve = contender.curve
+    return {
+        "optimizer": contender.label,
+        "first_train_loss": curve.losses[0],
+        "final_train_loss": statistics.fmean(curve.losses[-FINAL_STEPS:]),
+        "validation_loss": validation_loss,
+        "tokens_per_second": options.batch * options.block / spread(curve.step_ms)["median"] * 1e3,
+        "optimizer_step_ms": spread(curve.optimizer_ms),
+        "state_bytes": contender.state_bytes(),
+        "losses": curve.losses,
+        "step_ms": curve.step_ms,
+        "optimizer_ms": curve.optimizer_ms,
+    }
+
+
+def spread(times: Sequence[float]) -> dict[str, float]:
+    """Return the median and the percentiles around it, without the first steps."""
+    warm = min(WARM_UP_STEPS, len(times) - 1)
+    low, median, high = (float(value) for value in np.percentile(times[warm:], (10, 50, 90)))
+    return {"p10": low, "median": median, "p90": high}
+
+
+def text_of_places(places: Mapping[str, int]) -> str:
+    """Return bytes by place as a cell of a table."""
+    return ", ".join(f"{text_of_bytes(size)} {place}" for place, size in places.items()) or "none"
+
+
+def table(results: Sequence[dict[str, Any]]) -> Table:
+    """Return the results side by side."""
+    shown = Table("optimizer")
+    for heading in ("train loss", "val loss", "tokens/s", "optimizer ms (p10 to p90)", "state"):
+        shown.add_column(heading, justify="right")
+    for result in results:
+        times = result["optimizer_step_ms"]
+        shown.add_row(
+            result["optimizer"],
+            f"{result['final_train_loss']:.4f}",
+            f"{result['validation_loss']:.4f}",
+            f"{result['tokens_per_second']:,.0f}",
+            f"{times['median']:.2f} ({times['p10']:.2f} to {times['p90']:.2f})",
+            text_of_places(result["state_bytes"]),
+        )
+    return shown
+
+
+def verdict(comparison: Comparison | None, contenders: Sequence[Contender]) -> str:
+    """Say in words how the curves compare."""
+    first = contenders[0].curve.losses
+    fell = f"The loss went from {first[0]:.3f} to {statistics.fmean(first[-FINAL_STEPS:]):.3f} nats per byte."
+    if comparison is None:
+        return fell
+    where = (
+        f"the largest difference in {len(first)} steps is {comparison.max_difference:.2g} (step "
+        f"{comparison.at_step}), the tolerance {comparison.tolerance:g}"
+    )
+    if comparison.agree:
+        return f"{fell} The curves lie on each other: {where}."
+    return f"{fell} The curves DO NOT lie on each other: {where}."
+
+
+def write_json(path: Path, options: Options, results: dict[str, Any], comparison: Comparison | None) -> None:
+    """Write everything about the run. What is not a finite number becomes null, as JSON has no NaN."""
+    content = {
+        "machine": machine(),
+        "options": as_saved(options),
+        "parameters": parameter_count(options.shape, options.block),
+        "optimizers": results,
+        "comparison": comparison and {**vars(comparison), "agree": comparison.agree},
+    }
+    write_values(path, content)
+
+
+def write_values(path: Path, content: dict[str, Any]) -> None:
+    """Write values as JSON."""
+    text = json.dumps(finite(content), indent=1, allow_nan=False) + "\n"
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+def finite(value: Any) -> Any:
+    """Return the value with None for every number that is not finite."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def draw(path: Path, contenders: Sequence[Contender], comparison: Comparison | None) -> bool:
+    """Plot the curves and, for two of them, their difference; return False where matplotlib is missing."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    figure = Figure(figsize=(8, 5.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    rows = 1 if comparison is None else 2
+    axes = figure.subplots(rows, 1, sharex=True, squeeze=False, height_ratios=[3, 1][:rows])[:, 0]
+    styles: tuple[dict[str, Any], ...] = ({"linewidth": 4, "alpha": 0.4}, {"linewidth": 1, "color": "black"})
+    for contender, style in zip(contenders, styles, strict=False):
+        steps = range(1, len(contender.curve.losses) + 1)
+        axes[0].plot(steps, contender.curve.losses, label=contender.label, **style)
+    axes[0].set_ylabel("training loss (nats per byte)")
+    axes[0].legend()
+    axes[0].grid(alpha=0.3)
+    if comparison is not None:
+        first, second = (contender.curve.losses for contender in contenders)
+        axes[1].plot(range(1, len(first) + 1), np.subtract(first, second), linewidth=1)
+        axes[1].set_ylabel("difference")
+        axes[1].grid(alpha=0.3)
+    axes[-1].set_xlabel("step")
+    with replacing(path) as file:
+        figure.savefig(file, dpi=150, format="png")
+    return True

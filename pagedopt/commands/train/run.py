@@ -1,0 +1,196 @@
+"""The training loop: both contenders take every step in turn, on the same batch."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from pagedopt.commands.main import UsageError
+from pagedopt.commands.train import spill
+from pagedopt.commands.train.checkpoint import load_checkpoint, save_checkpoint
+from pagedopt.commands.train.contender import Contender
+from pagedopt.commands.train.data import Corpus, load_corpus, sample_batch, to_device
+from pagedopt.commands.train.display import Display
+from pagedopt.commands.train.files import only_run
+from pagedopt.commands.train.interrupt import Interrupt
+from pagedopt.commands.train.options import OPTIMIZERS, Options, as_saved, resolve, resolve_resumed
+from pagedopt.commands.train.report import RESULT, report
+from pagedopt.commands.train.schedule import learning_rate
+from pagedopt.commands.train.sizes import parameter_count
+
+CHECKPOINT = "checkpoint.pt"
+COLLECT_EVERY = {"cpu": 1, "cuda": 10}  # steps between looks at the losses, each of which waits for the device
+VALIDATION_BATCHES = 16
+LOG_WIDTH = 120  # where the output is no terminal
+VALIDATION_SEED = 2**31  # far from the training seeds people choose
+
+
+class Run:
+    """The state of a training run: the contenders, the corpus and the number of steps taken."""
+
+    def __init__(self, options: Options, corpus: Corpus, contenders: list[Contender], step: int = 0) -> None:
+        self.options = options
+        self.device = torch.device(options.device)
+        self.corpus = corpus
+        self.contenders = contenders
+        self.step = step
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where this run is saved."""
+        return Path(self.options.out) / CHECKPOINT
+
+    def train(self, interrupt: Interrupt, console: Console) -> None:
+        """Take the remaining steps, or stop after the step in which an interrupt arrived."""
+        options = self.options
+        with Display(console, self.step, options.steps, options.batch * options.block) as display:
+            while self.step < options.steps and not interrupt.requested:
+                self.take_step()
+                if self.step % COLLECT_EVERY[self.device.type] == 0 or self.step == options.steps:
+                    for contender in self.contenders:
+                        contender.collect()
+                    display.update(self.step, self.contenders)
+                if options.checkpoint_every and self.step % options.checkpoint_every == 0:
+                    self.save()
+
+    def take_step(self) -> None:
+        """Give every contender the same batch; who goes first alternates, so neither always finds warm caches."""
+        options = self.options
+        windows = sample_batch(self.corpus.train, options.batch, options.block, options.seed, self.step)
+        inputs, targets = to_device(windows, self.device)
+        lr = learning_rate(self.step, options.steps, options.lr)
+        for contender in self.contenders[:: -1 if self.step % 2 else 1]:
+            contender.step(inputs, targets, lr)
+        self.step += 1
+
+    def save(self) -> None:
+        """Write a checkpoint.
+
+        Raises:
+            UsageError: there is no room for it.
+        """
+        content = {
+            "options": as_saved(self.options),
+            "step": self.step,
+            "corpus": self.corpus.digest,
+            "contenders": {contender.kind: contender.state_dict() for contender in self.contenders},
+        }
+        try:
+            save_checkpoint(self.checkpoint, content)
+        except OSError as error:
+            older = " The one before it is whole." if self.checkpoint.exists() else ""
+            raise UsageError(
+                f"--out {self.options.out}: the checkpoint of step {self.step} cannot be written "
+                f"({error.strerror or error}).{older} Make room there, or name another folder with --out."
+            ) from error
+
+    @torch.no_grad()
+    def validate(self, contender: Contender) -> float:
+        """Return the loss on held-out files, the same batches for every contender."""
+        options = self.options
+        losses = []
+        for number in range(VALIDATION_BATCHES):
+            windows = sample_batch(self.corpus.validation, options.batch, options.block, VALIDATION_SEED, number)
+            losses.append(contender.loss(*to_device(windows, self.device)))
+        return float(torch.stack(losses).mean())
+
+
+def start(args: argparse.Namespace, held: contextlib.ExitStack) -> Run:
+    """Check the options and bring the run to where it starts; `held` keeps its folder from other runs."""
+    saved = load_checkpoint(args.resume) if args.resume else None
+    options = resolve_resumed(args, saved["options"]) if saved else resolve(args)
+    torch.set_num_threads(options.threads)
+    device = torch.device(options.device)
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)  # events are recorded on the current device
+    try:
+        Path(options.out).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {options.out}: cannot be made a folder ({error.strerror})") from error
+    held.enter_context(only_run(Path(options.out)))
+    corpus = load_corpus(options.block)
+    if saved and saved["corpus"] != corpus.digest:
+        raise UsageError(
+            "the checkpoint was made with another version of Python, whose standard library is another text. "
+            "Resume with that Python, or start a new run."
+        )
+    contenders = [Contender(kind, options) for kind in OPTIMIZERS[options.optimizer]]
+    if saved:
+        for contender in contenders:
+            contender.load_state_dict(saved["contenders"][contender.kind])
+    return Run(options, corpus, contenders, saved["step"] if saved else 0)
+
+
+def announce(run: Run, console: Console) -> None:
+    """Say what is about to happen."""
+    options, corpus = run.options, run.corpus
+    where = torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else f"CPU, {options.threads} threads"
+    millions = parameter_count(options.shape, options.block) / 1e6
+    console.print(
+        f"GPT '{options.size}', {millions:.1f} M parameters, on {where}; {options.steps} steps of {options.batch} x "
+        f"{options.block} bytes of Python's standard library ({len(corpus.train) / 1e6:.1f} MB to train on, "
+        f"{len(corpus.validation) / 1e6:.1f} MB held out); optimizers: {', '.join(c.label for c in run.contenders)}",
+        highlight=False,
+    )
+    if run.step:
+        console.print(f"resumed after step {run.step}", highlight=False)
+
+
+def second_act(first: Run, interrupt: Interrupt, console: Console) -> int:
+    """Show spilling beside a twin that does not spill; returns 1 if the two part, 130 if interrupted, else 0."""
+    corpus, out = first.corpus, Path(first.options.out)
+    first.contenders.clear()  # their memory is needed now
+    if first.device.type == "cuda":
+        torch.cuda.empty_cache()
+    twins = spill.twins(first.options)
+    console.print(spill.announcement(*twins), highlight=False, soft_wrap=True)
+    contenders = [Contender("paged", options, name) for name, options in zip(spill.NAMES, twins, strict=True)]
+    act = Run(twins[0], corpus, contenders)
+    try:
+        act.train(interrupt, console)
+    except MemoryError as error:
+        raise UsageError(f"second act: {error}. The results above are complete; --no-spill leaves it out.") from error
+    if interrupt.requested:
+        console.print("second act interrupted; the results above are complete", highlight=False)
+        return 130
+    return spill.report(contenders, out / RESULT, console)
+
+
+def _train(current: Run, interrupt: Interrupt, console: Console) -> int:
+    """Train, report, and go on to the second act; or save what an interrupt left."""
+    announce(current, console)
+    with interrupt as stop:
+        current.train(stop, console)
+        if stop.requested:
+            current.save()
+            console.print(
+                f"interrupted after step {current.step} of {current.options.steps}; go on with\n"
+                f"  python -m pagedopt train --resume {current.checkpoint}",
+                highlight=False,
+                soft_wrap=True,
+            )
+            return 130
+        validation = [current.validate(contender) for contender in current.contenders]
+        status = report(current.options, current.contenders, validation, console)
+        return second_act(current, stop, console) if current.options.spill and not status else status
+
+
+def run(args: argparse.Namespace, interrupt: Interrupt | None = None) -> int:
+    """Train and report; see command.py for the exit status."""
+    console = Console(width=None if sys.stdout.isatty() else LOG_WIDTH)
+    try:
+        with contextlib.ExitStack() as held:
+            return _train(start(args, held), interrupt or Interrupt(), console)
+    except torch.OutOfMemoryError as error:
+        first = str(error).splitlines()[0]
+        raise UsageError(
+            f"out of device memory ({first}). Use --device-budget 0, which keeps PagedAdamW's state on the host, a "
+            "smaller --batch, --block or --size, or --optimizer paged, which trains one model instead of two."
+        ) from error
+    except MemoryError as error:
+        raise UsageError(f"{error} (--device-budget and --placement say where state goes)") from error

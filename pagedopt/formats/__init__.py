@@ -1,0 +1,1 @@
+"""Choice 2: how one list of tensors is stored."""

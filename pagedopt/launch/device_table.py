@@ -1,0 +1,84 @@
+"""A pointer table for kernels of your own: a CuPy RawKernel, a Numba kernel, anything that takes an address."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..tables.layout import WORD
+from ..tables.pointers import PointerTable, TensorList
+from ..transports.transport import RingTransport, create
+
+
+class DeviceTable(PointerTable):
+    """Lists of tensors as rows of addresses that a kernel can read with no explicit copy.
+
+    Row i is ``k + 2`` words of 8 bytes: the addresses of tensor i in each of the k lists, its number of elements (0 if
+    it is absent from a list), and one word that is 0 here.
+
+    The table keeps its tensors alive, and looks where they lie each time it is asked for its rows: a tensor that has
+    moved is followed, one that can no longer be used is refused.
+
+    Args:
+        lists: see :class:`PointerTable`.
+        writes: indices of the lists your kernel overwrites.
+        transport: ``managed``, ``mapped`` or ``memcpy``; not used on a CPU.
+
+    Raises:
+        ValueError, TypeError: see :class:`PointerTable`; a transport that passes tables by value.
+
+    Example:
+        >>> scale = cupy.RawKernel(r'''
+        ... extern "C" __global__ void scale(const unsigned long long* rows, float by) {
+        ...     const unsigned long long* row = rows + 3 * blockIdx.x;      // one list: address, numel, 0
+        ...     float* x = (float*)row[0];
+        ...     for (long long i = threadIdx.x; i < (long long)row[1]; i += blockDim.x) x[i] *= by;
+        ... }''', "scale")
+        >>> table = pagedopt.DeviceTable([tensors], writes=[0])
+        >>> with table.rows_on_device() as rows:
+        ...     scale((len(table),), (256,), (rows, cupy.float32(2)))
+    """
+
+    def __init__(self, lists: Sequence[TensorList], *, writes: Sequence[int] = (), transport: str = "managed") -> None:
+        super().__init__(lists, writes=writes)
+        self._transport: RingTransport | None = None
+        if self.device.type == "cuda":
+            way = create(transport, self.device.index)
+            if not isinstance(way, RingTransport):
+                raise ValueError(
+                    f"transport {transport!r} passes tables by value; a kernel of your own needs one in memory"
+                )
+            self._transport = way
+
+    @property
+    def rows(self) -> npt.NDArray[np.int64]:
+        """The rows in host memory, (n, k + 2) int64: what a Numba kernel on the CPU walks.
+
+        Raises:
+            ValueError, TypeError: a tensor has another size, dtype or device than before, or no memory.
+        """
+        self.follow()
+        words = self.host.words[self.host.rows_at : self.host.rows_end]
+        return words.view(np.int64).reshape(len(self), -1)
+
+    @contextlib.contextmanager
+    def rows_on_device(self) -> Iterator[int]:
+        """The address of the rows, for kernels launched on the current stream inside the block.
+
+        The table is not rewritten before they have ended, whatever :meth:`refresh` does meanwhile.
+
+        Raises:
+            ValueError, TypeError: a tensor has another size, dtype or device than before, or no memory.
+        """
+        self.follow()
+        if self._transport is None:
+            yield self.rows.ctypes.data
+            return
+        with torch.cuda.device(self.device):
+            stream = torch.cuda.current_stream().cuda_stream
+            with self._transport.lend(self.host, stream) as slot:
+                yield int(slot.fields["words"][0]) + WORD * self.host.rows_at

@@ -1,0 +1,105 @@
+"""``foreach_norm``: the norm of every tensor in a list, in two launches over one pointer list."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ..kernels import cuda
+from ..tables.layout import HostTable
+from ..tables.pointers import PointerTable
+from ..transports.transport import Transport, create
+from .foreach import _fits
+from .sweep import shared_transport
+
+#: What the kernels call the orders they know; infinity is 0.
+_ORDERS = {1.0: 1, 2.0: 2, math.inf: 0}
+
+
+def foreach_norm(
+    tensors: Sequence[torch.Tensor],
+    ord: float = 2,
+    dtype: torch.dtype | None = None,
+    *,
+    transport: str | Transport = "managed",
+) -> list[torch.Tensor]:
+    """The vector norm of each tensor, as ``torch._foreach_norm``, with one result for the same input every time.
+
+    Args:
+        tensors: on one device, of one dtype, of any shapes.
+        ord: 1, 2 and infinity run here; other orders, dtypes and tensors that need autograd go to torch.
+        dtype: of the results and, if float64, of the arithmetic (default: the tensors').
+        transport: how the pointer table reaches the kernels.
+
+    Returns:
+        one 0-dimensional tensor each (views of one tensor); 0 for an empty tensor in the orders 1 and 2.
+
+    Raises:
+        RuntimeError: as torch, for example for the infinity norm of an empty tensor.
+    """
+    tensors = list(tensors)
+    out_dtype = dtype or (tensors[0].dtype if tensors else None)
+    order = _ORDERS.get(float(ord)) if isinstance(ord, int | float) else None
+    empty = order == 0 and any(t.numel() == 0 for t in tensors)
+    if order is None or empty or out_dtype not in cuda.CUDA_TYPES or not _fits([tensors]):
+        return list(torch._foreach_norm(tensors, ord, dtype))
+    try:
+        table = PointerTable([tensors], names=["tensors"])
+    except ValueError:  # gaps or overlaps: torch can
+        return list(torch._foreach_norm(tensors, ord, dtype))
+    with torch.no_grad():
+        run = _cuda if table.device.type == "cuda" else _cpu
+        return list(run(table, order, out_dtype, transport).unbind())
+
+
+def _cuda(table: PointerTable, order: int, out_dtype: torch.dtype, transport: str | Transport) -> torch.Tensor:
+    device, dtype = table.device, table.dtypes[0]
+    assert dtype is not None
+    number = cuda.arithmetic((dtype, out_dtype))
+    host = HostTable(3, table.numels, shape=table.host.geometry)
+    counts = np.bincount(host.chunks["row"], minlength=len(table))
+    partials = torch.empty(len(host.chunks), dtype=number, device=device)
+    out = torch.zeros(len(table), dtype=out_dtype, device=device)
+    addresses = host.rows["address"]
+    addresses[:, 0] = table.host.rows["address"][:, 0]
+    addresses[:, 1] = partials.data_ptr() + (np.cumsum(counts) - counts) * number.itemsize
+    addresses[:, 2] = out.data_ptr() + np.arange(len(table)) * out_dtype.itemsize
+    host.rows_changed()
+    way = shared_transport(transport, [[partials]])
+    way = create(way, device.index) if isinstance(way, str) else way
+    with torch.cuda.device(device):
+        stream = torch._C._cuda_getCurrentRawStream(device.index)
+        for stage, kind in (("chunks", dtype), ("rows", out_dtype)):
+
+            def launch(argument, count, stage=stage, kind=kind):  # type: ignore[no-untyped-def]
+                kernel = cuda.norm_kernel(
+                    stage, order, kind, number, host.geometry.threads, way.argument_bytes, device.index
+                )
+                kernel(argument, count, cuda.Stream(stream))
+
+            way.run(host, stream, launch)
+    return out
+
+
+def _cpu(table: PointerTable, order: int, out_dtype: torch.dtype, transport: str | Transport) -> torch.Tensor:
+    from ..kernels import cpu
+
+    dtype = table.dtypes[0]
+    assert dtype is not None
+    number = cuda.arithmetic((dtype, out_dtype))
+    host = HostTable(2, table.numels, shape=table.host.geometry)
+    counts = np.bincount(host.chunks["row"], minlength=len(table))
+    partials = np.zeros(len(host.chunks), np.float64 if number is torch.float64 else np.float32)
+    firsts = np.cumsum(counts) - counts
+    host.rows["address"][:, 0] = table.host.rows["address"][:, 0]
+    host.rows["address"][:, 1] = partials.ctypes.data + firsts * partials.itemsize
+    cpu.run(cpu.norm_kernel(dtype, number, order), host)
+    result = np.zeros(len(table), partials.dtype)
+    filled = counts > 0
+    if filled.any():
+        joined = np.maximum if order == 0 else np.add
+        result[filled] = joined.reduceat(partials, firsts[filled])
+    return torch.from_numpy(np.sqrt(result) if order == 2 else result).to(out_dtype)

@@ -1,0 +1,161 @@
+"""The rows of a launch whose state is partly away: which go in one launch, which visit the device page by page."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ..paging.pages import Indices, Pieces, cut
+from ..paging.policy import SLOTS, Move, schedule
+from ..paging.visits import Mover, spans
+from ..placements.file import FileMover
+from ..placements.movers import StagedMover, slot_offset
+from ..placements.store import Store
+from ..tables.layout import BLOCK, Geometry, HostTable, Span, geometry
+from ..tables.pointers import Rows
+
+#: Elements of a chunk where pages pass through: every block reads its part of the table over a link that copies fill
+#: both ways, so there are few.  At 32,768 a step took 1.4 % longer; from 65,536 on as long as with a copied table.
+CHUNK = 65536
+
+
+@dataclass
+class Route:
+    """Rows in the order in which they are updated: those at hand first, then page by page.
+
+    Attributes:
+        rows: what the rows of the table are.
+        at_hand: how many rows go in the first launch.
+        moves: the visit of each page, and (first, last) of its rows.
+    """
+
+    store: Store
+    device: torch.device
+    rows: Rows
+    at_hand: int
+    moves: tuple[tuple[Move, tuple[int, int]], ...]
+
+    def __post_init__(self) -> None:
+        self._table: HostTable | None = None
+        self._spans: list[Span] = []
+
+    @property
+    def geometry(self) -> Geometry | None:
+        """How to cut the rows; None: as any others."""
+        usual = geometry(self.rows.numel.tolist())
+        return Geometry(CHUNK, BLOCK) if self.device.type == "cuda" and usual.threads == BLOCK else None
+
+    def spans(self, table: HostTable, absent: Sequence[int]) -> Generator[Span]:
+        """Chunks to launch one after the other; between them pages are fetched and evicted.
+
+        A page of which every parameter lacks its gradient stays where it is.
+        """
+        if self._table is not table:
+            self._table = table
+            self._spans = table.chunks_of([(0, self.at_hand), *(rows for _, rows in self.moves)])
+        at_hand, *others = self._spans
+        visits = [(move, span) for (move, _), span in zip(self.moves, others, strict=True)]
+        if absent:
+            skipped = np.isin(self.rows.tensor, absent)
+            live = [not skipped[first:last].all() for _, (first, last) in self.moves]
+            visits = [visit for visit, needed in zip(visits, live, strict=True) if needed]
+        yield from spans(at_hand, visits, SLOTS, self._mover())
+
+    def _mover(self) -> Mover:
+        if self.device.type == "cpu":
+            return FileMover(self.store.arenas)
+        stream = torch.cuda.current_stream(self.device).cuda_stream
+        return StagedMover(self.store.ring(self.device), self.store.arenas, stream)
+
+
+def route(store: Store, params: Sequence[torch.Tensor], states: Sequence[Sequence[torch.Tensor]]) -> Route | None:
+    """How to update ``params`` with ``states`` (one list per state name); None: everything in one launch, in place.
+
+    Raises:
+        torch.OutOfMemoryError: there is no room for the ring of slots.
+    """
+    if not params or not states:
+        return None
+    found = [store.find(each) for each in zip(*states, strict=True)]
+    passing = {
+        number
+        for number, arena in enumerate(store.arenas)
+        if arena.away and arena.resident < arena.layout.pages and store.way(arena) == "staged"
+    }
+    if not any(at is not None and at[0] in passing for at in found) or _half_in(store, passing, found, states):
+        return None
+    tensor, offset, numel, arena, page = _pieces(store, params, found, passing)
+    away = np.array([a >= 0 and p >= store.arenas[a].resident for a, p in zip(arena, page, strict=True)])
+    if not away.any():
+        return None
+    order = np.lexsort((offset, tensor, page, arena, away))
+    tensor, offset, numel, arena, page, away = (x[order] for x in (tensor, offset, numel, arena, page, away))
+    at_hand = int((~away).sum())
+    keys = np.stack([arena, page], 1)[at_hand:]
+    first = at_hand + np.flatnonzero(np.r_[True, (keys[1:] != keys[:-1]).any(axis=1)])
+    bounds = np.r_[first, len(tensor)].tolist()
+    moves = schedule([(int(arena[row]), int(page[row])) for row in first])
+    device = params[0].device
+    shift = np.zeros((len(tensor), 2 + len(states)), np.uint64)
+    if device.type == "cuda":
+        for move, (begin, end) in zip(moves, itertools.pairwise(bounds), strict=True):
+            shift[begin:end, 2:] = _shift(store, device, move)
+    visits = tuple(zip(moves, itertools.pairwise(bounds), strict=True))
+    return Route(store, device, Rows(tensor, offset, numel, shift), at_hand, visits)
+
+
+def _half_in(
+    store: Store,
+    passing: set[int],
+    found: Sequence[tuple[int, int] | None],
+    states: Sequence[Sequence[torch.Tensor]],
+) -> bool:
+    """Whether a parameter has only some of its state in a passing arena (somebody put another tensor in its place).
+
+    An update of the rest in place would be lost when the page that was copied before it is copied back.
+    """
+    return any(
+        at is None and any(store.arenas[number].holds(s) for s in each for number in passing)
+        for at, each in zip(found, zip(*states, strict=True), strict=True)
+    )
+
+
+def _pieces(
+    store: Store, params: Sequence[torch.Tensor], found: Sequence[tuple[int, int] | None], passing: set[int]
+) -> tuple[Indices, Indices, Indices, Indices, Indices]:
+    """(parameter, offset, numel, arena or -1, page) of rows: pieces of parameters in passing arenas, others whole."""
+    columns: list[tuple[Indices, ...]] = []
+    for number in passing:
+        pieces: Pieces = cut(store.arenas[number].layout)
+        param = np.full(len(store.arenas[number].layout.numels), -1, np.int64)
+        for i, at in enumerate(found):
+            if at is not None and at[0] == number:
+                param[at[1]] = i
+        ours = param[pieces.tensor] >= 0
+        columns.append(
+            (
+                param[pieces.tensor][ours], pieces.offset[ours], pieces.numel[ours],
+                np.full(int(ours.sum()), number), pieces.page[ours],
+            )
+        )  # fmt: skip
+    whole = [i for i, at in enumerate(found) if at is None or at[0] not in passing]
+    none = np.full(len(whole), -1, np.int64)
+    sizes = np.array([params[i].numel() for i in whole], np.int64)
+    columns.append((np.array(whole, np.int64), np.zeros(len(whole), np.int64), sizes, none, none))
+    tensor, offset, numel, arena, page = (np.concatenate(c).astype(np.int64) for c in zip(*columns, strict=True))
+    return tensor, offset, numel, arena, page
+
+
+def _shift(store: Store, device: torch.device, move: Move) -> list[np.uint64]:
+    """Bytes from where a page's sections lie to where they lie in its slot, modulo 2**64."""
+    arena = store.arenas[move.arena]
+    slot, base = store.ring(device).address(move.slot), arena.tensor.data_ptr()
+    starts = [offset for offset, _ in arena.layout.stretches(move.page, move.page + 1)]
+    return [
+        np.uint64((slot + slot_offset(arena.layout, section) - base - start) % 2**64)
+        for section, start in enumerate(starts)
+    ]

@@ -1,0 +1,1 @@
+"""Loading a state dict: other libraries' words, what must hold, and copying without an interrupt."""

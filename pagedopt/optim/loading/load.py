@@ -1,0 +1,210 @@
+"""Loading state: checks, then all allocation, then the copying.
+
+What can be foreseen to fail comes before the first byte is copied, and a load that fails until then leaves the
+optimizer as it was.  Copying is in place, as a second copy of all state is what there is no room for: so no signal may
+end it in the middle, and what ends it all the same leaves the optimizer damaged.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...placements.store import Store, Wanted
+from ...system.interrupts import Uninterrupted
+from ..members import state_tensors
+from .check import State, StateDict, check_form, check_groups, check_state, home, members, step_of, stored_as
+from .foreign import translate
+
+if TYPE_CHECKING:
+    from ..base import PagedOptimizer
+
+#: Bytes copied at a time, and so the most that a conversion takes beside the state.
+CHUNK = 16 << 20
+
+
+def load(
+    optimizer: PagedOptimizer,
+    memory: Store,
+    state_dict: StateDict,
+    torch_load: Callable[[StateDict], None],
+) -> None:
+    """Load ``state_dict`` with the hooks and the groups of ``torch_load``, and state into ``memory``.
+
+    torch would cast state to the parameters' dtype and keep references to what it was given; so it sees no state.
+
+    Raises:
+        ValueError: the dict does not fit the optimizer.  After any error before the first copy (also out of memory, or
+            from a hook of others) every attribute, value and address is what it was.
+    """
+    before = dict(vars(optimizer))
+    given: list[StateDict] = []
+    begun = False
+
+    def take(_: torch.optim.Optimizer, loaded: StateDict) -> StateDict:
+        given.append(loaded if _has_name(optimizer, "state1") else translate(loaded))
+        check_form(given[0])
+        optimizer.damaged = "a load ended in the middle"  # from here on, until it has not, or all is as before
+        return {**given[0], "state": {}}
+
+    def put(_: torch.optim.Optimizer) -> None:
+        nonlocal begun
+        loaded = given.pop()
+        check_groups(optimizer, before["param_groups"], loaded)
+        check_state(optimizer, loaded, before["state"])
+        plan = prepare(optimizer, memory, loaded, before["state"])
+        with Uninterrupted(gives_way=True):
+            begun = True
+            copy_values(plan.copies, memory, plan.staging)
+            optimizer.state.update(plan.entries)
+            optimizer.damaged = ""
+
+    # Registered here, so that they run behind and before the hooks that others have registered.
+    hooks = (
+        optimizer.register_load_state_dict_pre_hook(take),
+        optimizer.register_load_state_dict_post_hook(put, prepend=True),
+    )
+    try:
+        torch_load(state_dict)
+    except BaseException:
+        if not begun:
+            with Uninterrupted():
+                for name in vars(optimizer).keys() - before.keys():
+                    delattr(optimizer, name)
+                vars(optimizer).update(before)
+                memory.forget(state_tensors(optimizer))
+        raise
+    finally:
+        for hook in hooks:
+            hook.remove()
+    memory.forget(state_tensors(optimizer))
+
+
+def _has_name(optimizer: PagedOptimizer, name: str) -> bool:
+    return any(name in optimizer.state_names(group) for group in optimizer.param_groups)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What there is to do, with all memory that it takes.
+
+    Attributes:
+        entries: the optimizer's state when it is done.
+        copies: (state tensor, loaded tensor).
+        staging: bytes on the host for values that are converted on their way to a device.
+    """
+
+    entries: dict[Any, dict[str, Any]]
+    copies: list[tuple[torch.Tensor, torch.Tensor]]
+    staging: torch.Tensor
+
+
+def prepare(optimizer: PagedOptimizer, memory: Store, state_dict: StateDict, before: State) -> Plan:
+    """Allocate what loading takes: state that there is not yet, and room for conversions.
+
+    Args:
+        optimizer, state_dict, before: as :func:`check_state` found them good.
+
+    Raises:
+        MemoryError, torch.OutOfMemoryError, CudaError: there is no room.
+    """
+    entries: dict[Any, dict[str, Any]] = {}
+    wanted: list[Wanted] = []
+    pairs: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+    for member in members(optimizer, state_dict):
+        if not member.entry:
+            continue
+        p = member.param
+        entry = entries[p] = {"step": step_of(member)} if optimizer.has_step else {}
+        homes = [home(optimizer, before, p, name) for name in member.names]
+        if not all(old is None or memory.is_plain(old) for old in homes) and None in homes:
+            homes = [None] * len(homes)  # state that moves is whole, so that its pages are
+        for name, old in zip(member.names, homes, strict=True):
+            entry[name] = old
+            pairs.append((entry, name, member.entry[name]))
+            if entry[name] is None:
+                wanted.append((p, name, stored_as(optimizer, before, p, name)))
+        others = [name for name in member.entry if name != "step" and name not in member.names]
+        entry.update((name, _own(member.entry[name], p.device)) for name in others)
+    params = {member.key: member.param for member in members(optimizer, state_dict)}
+    entries = {  # in the order of the dict, as torch
+        params.get(key, key): entries.get(params[key], {}) if key in params else copy.deepcopy(entry)
+        for key, entry in state_dict["state"].items()
+        if key not in params or params[key] in entries
+    }
+    sources = _apart(pairs)
+    on_devices = any(isinstance(p, torch.Tensor) and p.device.type != "cpu" for p in entries)
+    staging = torch.empty(CHUNK if on_devices else 0, dtype=torch.uint8, device="cpu")
+    made = iter(memory.create(wanted) if wanted else ())  # the last that may fail
+    for entry, name, _ in pairs:
+        if entry[name] is None:
+            entry[name] = next(made)
+    copies = [(entry[name], source) for (entry, name, _), source in zip(pairs, sources, strict=True)]
+    return Plan(entries, [(a, b) for a, b in copies if not _same(a, b)], staging)
+
+
+def _own(value: Any, device: torch.device) -> Any:
+    """A copy of a value that no rule names, on the parameter's device as torch has it, in its own dtype."""
+    return value.detach().to(device, copy=True) if isinstance(value, torch.Tensor) else copy.deepcopy(value)
+
+
+def _apart(pairs: list[tuple[dict[str, Any], str, torch.Tensor]]) -> list[torch.Tensor]:
+    """The loaded tensors; those that view memory of other state that will be overwritten are copied to the host."""
+    homes = {old.untyped_storage().data_ptr() for entry, name, _ in pairs if (old := entry[name]) is not None}
+    return [
+        value.detach().to("cpu", copy=True)
+        if value.untyped_storage().data_ptr() in homes and not _same(entry[name], value)
+        else value
+        for entry, name, value in pairs
+    ]
+
+
+def _same(a: torch.Tensor | None, b: torch.Tensor) -> bool:
+    """Whether two tensors of one shape are the same elements of the same memory."""
+    return a is not None and (a.data_ptr(), a.dtype, a.stride()) == (b.data_ptr(), b.dtype, b.stride())
+
+
+@torch.no_grad()
+def copy_values(copies: Sequence[tuple[torch.Tensor, torch.Tensor]], memory: Store, staging: torch.Tensor) -> None:
+    """Copy into each first tensor what the second has, in the order of addresses and ``CHUNK`` bytes at a time.
+
+    Raises:
+        OSError, MemoryError: state in a file could not be written out; some of it is copied.
+    """
+    filled = 0
+    for target, source in sorted(copies, key=lambda pair: pair[0].data_ptr()):
+        # With the widest strides first the target is contiguous, and so is each of its blocks.
+        order = sorted(range(target.dim()), key=target.stride().__getitem__, reverse=True)
+        limit = CHUNK // max(target.itemsize, source.itemsize)
+        for block, values in _blocks(target.permute(order), source.permute(order), limit):
+            _copy(block, values, staging)
+            filled += block.nbytes
+            if filled >= CHUNK:
+                memory.drop()  # keeps to the budget while pages are touched that should not stay in memory
+                filled = 0
+    memory.drop()
+
+
+def _blocks(target: torch.Tensor, source: torch.Tensor, limit: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Cut two tensors of one shape into blocks of at most ``limit`` elements."""
+    if target.numel() <= limit:
+        yield target, source
+        return
+    rows = limit // (target.numel() // len(target))
+    if rows:
+        yield from zip(target.split(rows), source.split(rows), strict=True)
+        return
+    for row in zip(target, source, strict=True):
+        yield from _blocks(*row, limit)
+
+
+def _copy(block: torch.Tensor, values: torch.Tensor, staging: torch.Tensor) -> None:
+    """Copy without temporaries on the target's device: what torch would convert there is converted on the host."""
+    plain = values.device.type == "cpu" and values.dtype == block.dtype and values.is_contiguous()
+    if not (plain or block.device.type == "cpu" or block.device == values.device):
+        values = staging[: block.nbytes].view(block.dtype).view(block.shape).copy_(values)
+    block.copy_(values)

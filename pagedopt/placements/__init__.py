@@ -1,0 +1,1 @@
+"""Choice 3: where state lives."""

@@ -1,0 +1,147 @@
+"""What every arena is: one address range with state in it, of which the first pages rest on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+
+from ..paging.pages import STRETCH, Layout
+from ..system import driver
+from ..system.errors import StateLost
+
+
+class Arena:
+    """State of some parameters in one zeroed address range, laid out and cut as ``layout`` says.
+
+    The range keeps its address for life and is freed when the last tensor that views it dies, be that before or after
+    this object.
+
+    Args:
+        layout: made with this class's ``granule``.
+        device: of the parameters.
+        resident: how many of the first pages rest on the device; looked at only where ``paged`` is True.
+
+    Attributes:
+        tensor: the whole range as uint8, on ``device``; for its address, as users get tensors of their own memory.
+
+    Raises:
+        MemoryError: there is no room, or it would be taken from others; the text says what to do.
+        CudaError: the driver refuses.  Nothing stays allocated in either case.
+    """
+
+    #: The placement's name.
+    name: ClassVar[str]
+    #: Where pages rest that are not on the device: ``host``, ``file``, or None if there are no such pages.
+    away: ClassVar[str | None] = None
+    #: Whether there is no arena: torch's allocator gives each tensor its own memory.
+    plain: ClassVar[bool] = False
+    #: Whether a budget may divide it between the two.
+    paged: ClassVar[bool] = False
+    #: Whether what a budget sent away stays there (else the driver brings it back when it is used).
+    keeps_budget: ClassVar[bool] = True
+    #: Page boundaries are multiples of this many bytes; 0: one page.
+    granule: ClassVar[int] = 0
+    #: Bytes of a full page in its widest section.
+    stretch: ClassVar[int] = STRETCH
+    #: How a step reaches pages that are away, the default first: ``in_place``, ``staged``.
+    ways: ClassVar[tuple[str, ...]] = ("in_place",)
+
+    tensor: torch.Tensor
+
+    def __init__(self, layout: Layout, device: torch.device, resident: int) -> None:
+        self.layout, self.device, self.resident = layout, device, resident
+
+    @classmethod
+    def refusal(cls, device: torch.device) -> str:
+        """Why this placement cannot serve parameters on ``device``; "" if it can."""
+        return ""
+
+    def move(self, resident: int) -> None:
+        """Make the first ``resident`` pages those on the device.  Waits for the device; no address changes.
+
+        Signal handlers run between pages, and not while one moves.
+
+        Raises:
+            MemoryError, CudaError, OSError: there is no room, or a disk fails; every page is where it was, or on the
+                side it was to go to, and ``resident`` says which.
+            StateLost: a page could not even stay where it was.
+        """
+        if resident != self.resident:
+            raise NotImplementedError(f"pages of placement {self.name!r} do not move")
+
+    def check_owner(self) -> None:
+        """
+        Raises:
+            RuntimeError: this process was forked from the one that made the arena, and would write what is that one's.
+        """
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lies in this arena."""
+        return 0 <= tensor.data_ptr() - self.tensor.data_ptr() < self.tensor.nbytes
+
+    def prepare(self) -> None:
+        """Called before the launches of every step; what it queues goes to the current stream."""
+
+    def drop(self) -> None:
+        """Send away what others have brought into memory beyond the resident pages."""
+
+    @property
+    def near(self) -> str:
+        """What resident pages are said to be on: ``device``, or ``host`` for parameters on a CPU."""
+        return "host" if self.device.type == "cpu" else "device"
+
+    def planned(self) -> dict[str, int]:
+        """Bytes by where they should be."""
+        if self.away is None:
+            return {self.near: self.layout.nbytes}
+        sizes = self.layout.page_bytes()
+        there = int(sizes[: self.resident].sum())
+        return {self.near: there, self.away: int(sizes.sum()) - there}
+
+    def measured(self) -> dict[str, int]:
+        """Bytes by where the driver or the operating system says they are."""
+        return self.planned()
+
+    def view(self, section: int, index: int, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Parameter ``index`` of a section, laid out as ``like``, with a storage of its own.
+
+        So saving, sharing or replacing it concerns no other, and it looks like any tensor of torch.
+        """
+        if not like.numel():
+            return torch.empty_strided(like.size(), like.stride(), dtype=dtype, device=self.device)
+        layout = self.layout
+        begin = layout.sections[section] + int(layout.starts[index]) * layout.itemsizes[section]
+        storage = self._bytes(begin, like.numel() * layout.itemsizes[section]).untyped_storage()
+        return torch.empty(0, dtype=dtype, device=self.device).set_(storage, 0, like.size(), like.stride())
+
+    def extend(self, numels: Sequence[int]) -> list[int] | None:
+        """The indices of further parameters, whose state is zero, if there is room for all of them; else None.
+
+        What is behind the last parameter moves with its page and is never written to: it is zero as it was made.
+        """
+        layout = self.layout.extended(numels)
+        if layout is None:
+            return None
+        first, self.layout = len(self.layout.numels), layout
+        return list(range(first, first + len(numels)))
+
+    def _bytes(self, offset: int, nbytes: int) -> torch.Tensor:
+        """A part of the range as a tensor that is no view of another, and keeps all of it."""
+        if self.tensor.is_cuda:
+            return driver.view(self.tensor.data_ptr() + offset, nbytes, self.device.index, self.tensor, part=True)
+        return torch.frombuffer(self.tensor.numpy(), dtype=torch.uint8, count=nbytes, offset=offset)
+
+
+def total(reports: Sequence[dict[str, int]]) -> dict[str, int]:
+    """The sum of several :meth:`Arena.planned` or :meth:`Arena.measured`, places without bytes left out."""
+    out: dict[str, int] = {}
+    for report in reports:
+        for place, nbytes in report.items():
+            if nbytes:
+                out[place] = out.get(place, 0) + nbytes
+    return out
+
+
+__all__ = ["Arena", "StateLost", "total"]

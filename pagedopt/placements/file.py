@@ -1,0 +1,177 @@
+"""State of parameters on a CPU: the first pages in memory, the others in a file, and in memory while in use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+
+from ..paging.pages import Layout
+from ..paging.policy import Move
+from ..system.host import check_disk, check_host, resident_bytes
+from ..system.interrupts import Uninterrupted
+from ..system.state_file import StateFile, state_folder
+from .arena import Arena
+
+
+class FileArena(Arena):
+    """A memory-mapped file without a name, in whose range resident pages are ordinary memory.
+
+    So what is resident costs no writing, and the disk holds no more than what is away.  A forked process shares what is
+    away, and may read it.
+    """
+
+    name = "file"
+    away = "file"
+    paged = True
+    granule = 64 << 10
+    stretch = 4 << 20
+    ways = ("staged",)
+
+    def __init__(self, layout: Layout, device: torch.device, resident: int) -> None:
+        super().__init__(layout, device, resident)
+        if not layout.nbytes:
+            self.tensor = torch.empty(0, dtype=torch.uint8, device="cpu")
+            return
+        folder = state_folder()
+        here, away = layout.stretches(0, resident), layout.stretches(resident, layout.pages)
+        check_disk(folder, sum(n for _, n in away), "optimizer state")
+        check_host(sum(n for _, n in here), "optimizer state")
+        with Uninterrupted():
+            self._file = StateFile(folder, layout.nbytes)
+        try:
+            self._file.reserve(away)
+            self._bring_in(0, resident, zeros=True)
+        except BaseException:
+            self._file.close()
+            raise
+        self.tensor = torch.frombuffer(self._file.memory, dtype=torch.uint8)
+
+    def move(self, resident: int) -> None:
+        """Page by page, each at its own address.
+
+        Moving up makes a mapping or two for each section and call, whatever the number of pages; moving down gives
+        them back.
+        """
+        if resident != self.resident:
+            self._file.check_owner()
+        nbytes = sum(n for _, n in self.layout.stretches(*sorted((resident, self.resident))))
+        if resident > self.resident:
+            check_host(nbytes, "optimizer state")
+            self._bring_in(self.resident, resident)
+        elif resident < self.resident:
+            check_disk(self._file.folder, nbytes, "optimizer state")
+            while self.resident > resident:
+                page = self.resident - 1
+                with Uninterrupted():
+                    self._file.send_out(self._stretches(page), self.layout.stretches(page, self.layout.pages))
+                    self.resident = page
+        self.drop()  # what was read further ahead than asked for, and what others have read
+
+    def check_owner(self) -> None:
+        """What is in memory is each process's own.
+
+        Raises:
+            RuntimeError: pages are in a file, and this process was forked from the one that made it.
+        """
+        if self.resident < self.layout.pages:
+            self._file.check_owner()
+
+    def prepare(self) -> None:
+        """Drop what others have brought into memory: who read or loaded a checkpoint touched every page."""
+        self.check_owner()
+        self.drop()
+
+    def drop(self) -> None:
+        """Write back and drop every page that is away.
+
+        Raises:
+            MemoryError, OSError: writing failed.
+        """
+        if self.resident < self.layout.pages:
+            self._file.drop(self.layout.stretches(self.resident, self.layout.pages))
+            self._file.drop_rest()
+
+    def fetch(self, page: int) -> None:
+        """Begin to read a page that is away."""
+        self._file.fetch(self._stretches(page))
+
+    def evict(self, page: int) -> None:
+        """Write back and drop a page that is away; waits for the disk.
+
+        Raises:
+            MemoryError, OSError: writing failed; the page is in the page cache still, and nowhere else.
+        """
+        self.check_owner()
+        self._file.drop(self._stretches(page))
+
+    def measured(self) -> dict[str, int]:
+        """Bytes that are in memory, and that the file takes on its disk (a page in use is in both)."""
+        if not self.layout.nbytes:
+            return self.planned()
+        here = resident_bytes(self._file.address, self.layout.nbytes)
+        return {self.near: here, "file": self._file.disk_bytes()}
+
+    def _bring_in(self, first: int, last: int, zeros: bool = False) -> None:
+        with self._file.fresh(self.layout.stretches(first, last)) as fresh:
+            for page in range(first, last):
+                if not zeros and page + 1 < last:
+                    self.fetch(page + 1)
+                with Uninterrupted():
+                    self._file.bring_in(self._stretches(page), fresh, zeros)
+                    self.resident = page + 1
+                    self._file.release(self._stretches(page))
+
+    def _stretches(self, page: int) -> list[tuple[int, int]]:
+        return self.layout.stretches(page, page + 1)
+
+
+class FileMover:
+    """Carries pages between memory and disk on a thread of its own, in the order of the calls.
+
+    So a slot is emptied before it is filled again, and no more pages are in memory than there are slots.
+
+    Args:
+        arenas: by the number that moves name.
+    """
+
+    def __init__(self, arenas: Sequence[Arena]) -> None:
+        self._arenas = arenas
+
+    def begin(self) -> None:
+        """Start the thread."""
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="pagedopt-file")
+        self._fetches: dict[Move, Future[None]] = {}
+        self._evictions: list[Future[None]] = []
+        self._visited: set[FileArena] = set()
+
+    def fetch(self, move: Move) -> None:
+        """Read a page ahead, once the evictions so far are done."""
+        self._fetches[move] = self._worker.submit(self._arena(move).fetch, move.page)
+
+    def arrive(self, move: Move) -> None:
+        """Wait until reading has begun; who touches a byte waits for that byte."""
+        self._fetches.pop(move).result()
+
+    def evict(self, move: Move) -> None:
+        """Write a page back and drop it, behind the caller's back."""
+        self._evictions.append(self._worker.submit(self._arena(move).evict, move.page))
+
+    def finish(self) -> None:
+        """Wait for the disk, and drop what the kernel has read around the pages.
+
+        Raises:
+            MemoryError, OSError: a page could not be written; it is in the page cache still, and nowhere else.
+        """
+        self._worker.shutdown()
+        for eviction in self._evictions:
+            eviction.result()
+        for arena in self._visited:
+            arena.drop()
+
+    def _arena(self, move: Move) -> FileArena:
+        arena = self._arenas[move.arena]
+        assert isinstance(arena, FileArena)
+        self._visited.add(arena)
+        return arena

@@ -1,0 +1,379 @@
+"""The memory of an optimizer's state: its arenas, its budget, and who may take room when."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ..paging import policy
+from ..system import host
+from . import choose
+from .choose import Arena, default_placement
+from .movers import Ring, slot_bytes
+
+Wanted = tuple[torch.Tensor, str, torch.dtype]
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """Where the bytes of optimizer state are.
+
+    Attributes:
+        by_place: bytes by where they should be: ``device``, ``host``, ``file``.
+        measured: the same as the driver or the operating system has it.
+        placement: by what means, e.g. ``mapped``; several are joined by ``+``.
+        budget: bytes that may stay on the device (for parameters on a CPU: in RAM); None: all.
+        ring: bytes of the device slots through which pages pass.
+    """
+
+    by_place: Mapping[str, int]
+    measured: Mapping[str, int]
+    placement: str
+    budget: int | None
+    ring: int
+
+    def __str__(self) -> str:
+        parts = [
+            f"{nbytes / 2**20:,.1f} MiB on {place} (measured {self.measured.get(place, 0) / 2**20:,.1f})"
+            for place, nbytes in self.by_place.items()
+        ]
+        budget = "" if self.budget is None else f", budget {self.budget / 2**20:,.1f} MiB"
+        ring = f", ring of {self.ring / 2**20:,.1f} MiB" if self.ring else ""
+        return f"optimizer state ({self.placement}{budget}{ring}): " + (", ".join(parts) or "none yet")
+
+
+#: Most bytes of room, beyond what is needed, in an arena for parameters that came late: more may come.
+SPARE = 4 << 20
+
+
+class Store:
+    """Creates state and keeps to the budget.
+
+    Args:
+        placement, budget, host_access: as :class:`~pagedopt.PagedOptimizer` takes them, checked.
+    """
+
+    def __init__(self, placement: str | None, budget: policy.Budget, host_access: str | None) -> None:
+        choose.check_placement(placement, budget, host_access)
+        self.placement, self.budget, self.host_access = placement, policy.check_budget(budget), host_access
+        self.arenas: list[Arena] = []
+        self.rings: dict[torch.device, Ring] = {}
+        self._kinds: dict[Arena, tuple[object, ...]] = {}
+        self._auto: dict[torch.device, int] = {}
+        self._steps = 0
+        self._warned = False
+        self._counters: dict[str, torch.Tensor] = {}
+
+    def create(self, wanted: Sequence[Wanted]) -> list[torch.Tensor]:
+        """A zeroed tensor laid out as each parameter in ``wanted``, in the dtype asked for.
+
+        One arena for the parameters of one device that will be updated in one launch; those that come later share one.
+        In plain memory of the parameters' own device each is a tensor of torch's own.
+
+        Raises:
+            MemoryError, torch.OutOfMemoryError, CudaError: there is no room; nothing has been created then.
+        """
+        members: dict[int, list[int]] = {}
+        for i, (p, _, _) in enumerate(wanted):
+            members.setdefault(id(p), []).append(i)
+        kinds: dict[tuple[object, ...], list[list[int]]] = {}
+        for indices in members.values():
+            p = wanted[indices[0]][0]
+            grad = None if p.grad is None else p.grad.dtype
+            kinds.setdefault((p.device, p.dtype, grad, *(wanted[i][1:] for i in indices)), []).append(indices)
+        tensors: dict[int, torch.Tensor] = {}
+        before = [(arena, arena.layout) for arena in self.arenas]
+        try:
+            for kind, groups in kinds.items():
+                for indices, made in zip(groups, self._place(kind, groups, wanted), strict=True):
+                    tensors.update(zip(indices, made, strict=True))
+        except BaseException:
+            self.arenas = [arena for arena, _ in before]
+            for arena, layout in before:
+                arena.layout = layout
+            raise
+        return [self._counted(tensors[i]) for i in range(len(wanted))]
+
+    def _counted(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same memory in a tensor that shares its version counter with all state made here for such a device."""
+        kind = tensor.device.type
+        if kind not in self._counters:
+            self._counters[kind] = torch.empty(0, device=tensor.device)
+        shared = self._counters[kind].detach()
+        shared.data = tensor
+        return shared
+
+    def version_counters(self, state: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Tensors of which each has the version counter of some of ``state``, so that one stands for many."""
+        before = [t._version for t in state]
+        torch.autograd.graph.increment_version(list(self._counters.values()))
+        others = [t for t, version in zip(state, before, strict=True) if t._version == version]
+        return [*self._counters.values(), *others]
+
+    def _place(
+        self, kind: tuple[object, ...], groups: Sequence[list[int]], wanted: Sequence[Wanted]
+    ) -> list[list[torch.Tensor]]:
+        """State for the parameters of one kind: for each, a tensor of every name."""
+        firsts = [wanted[indices[0]][0] for indices in groups]
+        dtypes = [wanted[i][2] for i in groups[0]]
+        alike = [arena for arena in self.arenas if self._kinds.get(arena) == kind]
+        numels = [p.numel() for p in firsts]
+        for arena in alike:
+            if (numbers := arena.extend(numels)) is not None:
+                break
+        else:
+            spare = min(SPARE, sum(arena.layout.nbytes for arena in alike) // 4)
+            new = self._arena(firsts[0].device, numels, [dtype.itemsize for dtype in dtypes], spare)
+            if new is None:
+                return self._plain(firsts, dtypes)
+            arena, numbers = new, list(range(len(numels)))
+            self.arenas.append(arena)
+            self._kinds[arena] = kind
+        return [
+            [arena.view(section, number, p, dtype) for section, dtype in enumerate(dtypes)]
+            for number, p in zip(numbers, firsts, strict=True)
+        ]
+
+    @staticmethod
+    def _plain(params: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype]) -> list[list[torch.Tensor]]:
+        if params[0].device.type == "cpu":
+            nbytes = sum(p.numel() for p in params) * sum(dtype.itemsize for dtype in dtypes)
+            host.check_host(nbytes, "optimizer state")
+        return [[torch.zeros_like(p, dtype=dtype, requires_grad=False) for dtype in dtypes] for p in params]
+
+    def _arena(self, device: torch.device, numels: list[int], itemsizes: list[int], spare: int) -> Arena | None:
+        budget = self.limit(device)
+        if budget is not None:  # as residency.place divides it among arenas in their order
+            before = (a for a in self.arenas if a.device == device and a.paged)
+            budget = max(0, budget - sum(int(a.layout.page_bytes().sum()) for a in before))
+        return choose.create(numels, itemsizes, device, self._placement(device), budget, self.budget, spare)
+
+    def _placement(self, device: torch.device) -> str:
+        return self.placement or default_placement(device, self.budget)
+
+    def limit(self, device: torch.device) -> int | None:
+        """The budget in bytes; ``"auto"`` is read from the machine when it is first asked for."""
+        if self.budget != "auto":
+            return self.budget if self.budget is None else int(self.budget)
+        if device not in self._auto:
+            self._auto[device] = spare(device, self.on(device))
+        return self._auto[device]
+
+    def on(self, device: torch.device) -> list[Arena]:
+        """The arenas of a device."""
+        return [a for a in self.arenas if a.device == device]
+
+    def find(self, states: Sequence[torch.Tensor]) -> tuple[int, int] | None:
+        """(number of the arena, index of the parameter in it) whose views these tensors are, one for each section."""
+        for number, arena in enumerate(self.arenas):
+            layout, base = arena.layout, arena.tensor.data_ptr()
+            if len(states) != len(layout.itemsizes) or not arena.tensor.nbytes:
+                continue
+            begin = states[0].data_ptr() - base - layout.sections[0]
+            if not 0 <= begin < max(arena.tensor.nbytes, 1):
+                continue
+            start = begin // layout.itemsizes[0]
+            index = int(np.searchsorted(layout.starts, start, side="right")) - 1
+            expected = [
+                base + at + int(layout.starts[index]) * size
+                for at, size in zip(layout.sections, layout.itemsizes, strict=True)
+            ]
+            if expected == [s.data_ptr() for s in states]:
+                return number, index
+        return None
+
+    def is_home(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor of state lies where the placement has state: moved with its budget, or plain."""
+        if not self.is_plain(tensor):
+            return True
+        return choose.is_plain(tensor.device, self._placement(tensor.device), self.budget)
+
+    def is_plain(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is one of torch's own, in no arena."""
+        return not any(arena.holds(tensor) for arena in self.arenas)
+
+    def mind(self, state: Sequence[torch.Tensor], owner: str) -> None:
+        """Forget arenas that no state is in any more; warn, once, of state that a budget does not cover."""
+        self.forget(state)
+        if self.budget is None or self._warned:
+            return
+        if loose := sum(t.nbytes for t in state if not self.is_home(t)):
+            self._warned = True
+            warnings.warn(
+                f"{owner}: {loose:,} bytes of optimizer state lie where they were put, outside of what device_budget="
+                f"{self.budget!r} covers; set_device_budget() brings them home",
+                RuntimeWarning,
+                stacklevel=6,
+            )
+
+    def forget(self, in_use: Iterable[torch.Tensor]) -> None:
+        """Drop the arenas that none of these tensors views: their memory goes with their last tensor."""
+        at = np.array([t.data_ptr() for t in in_use], np.uint64)
+        bounds = [(a, a.tensor.data_ptr()) for a in self.arenas]
+        self.arenas = [a for a, start in bounds if ((at >= start) & (at < start + a.tensor.nbytes)).any()]
+        self._kinds = {arena: self._kinds[arena] for arena in self.arenas}
+
+    def check_owner(self) -> None:
+        """
+        Raises:
+            RuntimeError: this process was forked from the one that made state in a file.
+        """
+        for arena in self.arenas:
+            arena.check_owner()
+
+    def way(self, arena: Arena) -> str:
+        """How a step reaches pages of an arena that are away."""
+        return self.host_access if self.host_access in arena.ways else arena.ways[0]
+
+    def ring(self, device: torch.device) -> Ring:
+        """The slots of a device, large enough for any page of its staged arenas.
+
+        Raises:
+            torch.OutOfMemoryError: there is no room for them.
+        """
+        need = max(slot_bytes(a.layout) for a in self.on(device) if self.way(a) == "staged")
+        ring = self.rings.get(device)
+        if ring is None or ring.slot_bytes < need:
+            self.rings.pop(device, None)
+            ring = self.rings[device] = Ring(device, need)
+        return ring
+
+    def set_budget(self, budget: policy.Budget) -> None:
+        """Move pages to match a new budget.  Waits for the device if any move.
+
+        Raises:
+            ValueError, TypeError: it is no budget, or the placement keeps none.
+            MemoryError, torch.OutOfMemoryError, CudaError: there is no room; no state is lost, and the report says
+                where each page is.
+        """
+        self.check_budget(budget, has_state=bool(self.arenas))
+        self.budget = policy.check_budget(budget)
+        self._auto.clear()
+        self._warned = False
+        self.settle()
+
+    def check_budget(self, budget: policy.Budget, has_state: bool) -> None:
+        """
+        Raises:
+            ValueError, TypeError: it is no budget, or the placement keeps none.
+        """
+        choose.check_placement(self.placement, budget, self.host_access)
+        self.check_owner()
+        if budget is None or not has_state or any(a.paged and a.keeps_budget for a in self.arenas):
+            return
+        if self.arenas and budget == 0 and all(a.away and not a.paged for a in self.arenas):
+            return
+        if self.arenas or (self.placement is None and self.budget is None):
+            names = "+".join(sorted({a.name for a in self.arenas})) or "device"
+            raise ValueError(
+                f"device_budget is {budget!r}, but state was created with placement {names!r}, whose pages do not "
+                "move; give a device_budget (or placement='mapped') when making the optimizer"
+            )
+
+    def _targets(self) -> list[tuple[Arena, int]]:
+        """Arenas that have not as many resident pages as the budget gives them, and that number."""
+        targets: list[tuple[Arena, int]] = []
+        for device in {a.device for a in self.arenas}:
+            movable = [a for a in self.on(device) if a.paged]
+            wanted = policy.place([a.layout.page_bytes() for a in movable], self.limit(device))
+            targets += zip(movable, wanted, strict=True)
+        return [(arena, resident) for arena, resident in targets if arena.resident != resident]
+
+    def is_spilled(self) -> bool:
+        """Whether pages are away that the budget would have on the device."""
+        return any(arena.resident < resident for arena, resident in self._targets())
+
+    def settle(self) -> bool:
+        """Bring every page to the side where the budget has it; returns whether any moved."""
+        self.check_owner()
+        moved = False
+        for arena, resident in sorted(self._targets(), key=lambda t: t[1] > t[0].resident):  # give back before taking
+            arena.move(resident)
+            moved = True
+        if moved and all(a.resident == a.layout.pages for a in self.arenas):
+            self.rings.clear()
+        return moved
+
+    def spill(self, nbytes: int | None) -> int:
+        """Send pages away until ``nbytes`` (None: all) are given back; returns how many were."""
+        self.check_owner()
+        given = 0
+        for arena in reversed(self.arenas):
+            if not arena.paged:
+                continue
+            sizes, resident = arena.layout.page_bytes(), arena.resident
+            while resident and (nbytes is None or given < nbytes):
+                resident -= 1
+                given += int(sizes[resident])
+            if resident != arena.resident:
+                arena.move(resident)
+        return given
+
+    def prepare(self) -> None:
+        """To be called before the launches of a step."""
+        for arena in self.arenas:
+            arena.prepare()
+
+    def drop(self) -> None:
+        """Send away what others, by reading or writing it, have brought into memory beyond the budget."""
+        for arena in self.arenas:
+            arena.drop()
+
+    def look(self) -> bool:
+        """With ``"auto"``: see from time to time what the machine can spare; returns whether pages may have moved.
+
+        Room that is gone before it can be taken is no error: the next look sees it.
+        """
+        if self.budget != "auto":
+            return False
+        self._steps += 1
+        moved = False
+        for device in {a.device for a in self.arenas} if policy.due(self._steps) else ():
+            here = self.on(device)
+            now, wanted = sum(map(near_bytes, here)), spare(device, here)
+            if policy.worth_moving(now, wanted, sum(a.layout.nbytes for a in here)):
+                self._auto[device] = wanted
+                moved = True
+        if moved:
+            with contextlib.suppress(torch.OutOfMemoryError, MemoryError):
+                self.settle()
+        return moved
+
+    def report(self, elsewhere: Iterable[torch.Tensor]) -> MemoryReport:
+        """See :class:`MemoryReport`; ``elsewhere`` is state that was not made here."""
+        loose = [{"device" if t.is_cuda else "host": t.nbytes} for t in elsewhere]
+        names = "+".join(dict.fromkeys([a.name for a in self.arenas] + ["device"] * bool(loose)))
+        limits = [self.limit(d) for d in {a.device for a in self.arenas}] if self.budget == "auto" else [self.budget]
+        return MemoryReport(
+            choose.total([a.planned() for a in self.arenas] + loose),
+            choose.total([a.measured() for a in self.arenas] + loose),
+            names or self.placement or "none",
+            sum(int(x) for x in limits if x is not None) if limits and None not in limits else None,
+            sum(ring.nbytes for ring in self.rings.values()),
+        )
+
+
+def near_bytes(arena: Arena) -> int:
+    """Bytes of an arena's resident pages."""
+    return arena.planned().get(arena.near, 0) if arena.away != arena.near else 0
+
+
+def spare(device: torch.device, here: Sequence[Arena]) -> int:
+    """Bytes that ``"auto"`` gives to state on ``device``, of which ``here`` are the arenas."""
+    ours = sum(map(near_bytes, here))
+    if device.type != "cuda":
+        room = host.available()
+        return policy.spare_bytes(ours + room, ours, room, 0, 0)
+    free, total = torch.cuda.mem_get_info(device)
+    stats = torch.cuda.memory_stats(device)
+    reserved, used = stats["reserved_bytes.all.current"], stats["allocated_bytes.all.current"]
+    fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device)
+    limit = int(total * fraction)
+    outside = sum(near_bytes(a) for a in here if a.name != "device")
+    room = max(0, min(free, limit - reserved - outside))
+    return policy.spare_bytes(limit, ours, room, reserved - used, stats["allocated_bytes.all.peak"] - used)

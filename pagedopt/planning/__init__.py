@@ -1,0 +1,1 @@
+"""What a training takes, before it is begun: bytes, seconds, and the rates of this machine."""

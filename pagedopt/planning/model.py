@@ -1,0 +1,95 @@
+"""A model as an estimate sees it: sizes and dtypes of its parameters, from whatever describes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..units import parse_count
+
+
+@dataclass(frozen=True)
+class Described:
+    """Parameters, in their order.
+
+    Attributes:
+        trained: (elements, dtype) of each that is trained.
+        frozen: the same of the others.
+        device: type of the device they are on; None where that says nothing.
+    """
+
+    trained: list[tuple[int, torch.dtype]]
+    frozen: list[tuple[int, torch.dtype]]
+    device: str | None
+
+    @property
+    def parameters(self) -> int:
+        """How many elements there are."""
+        return sum(numel for numel, _ in (*self.trained, *self.frozen))
+
+    @property
+    def param_bytes(self) -> int:
+        """Bytes of all parameters."""
+        return sum(numel * dtype.itemsize for numel, dtype in (*self.trained, *self.frozen))
+
+
+def describe(model: Any, dtype: torch.dtype | None = None) -> Described:
+    """See :func:`pagedopt.estimate` for what ``model`` may be; ``dtype`` replaces that of what is trained.
+
+    Raises:
+        TypeError: it is none of these.
+        ValueError: a shape has a negative size, or a number is none of parameters.
+    """
+    if isinstance(model, torch.nn.Module):
+        return _of_tensors(list(model.parameters()), dtype)
+    if isinstance(model, (int, float, str)):
+        return Described([(parse_count(model, "model"), dtype or torch.float32)], [], None)
+    if isinstance(model, torch.Tensor) or not isinstance(model, Iterable):
+        raise TypeError(
+            f"model is a {type(model).__name__}; give a module, its parameters, a list of shapes, a dict of name to "
+            "shape, or a number of parameters"
+        )
+    items = list(_items(model.values() if isinstance(model, Mapping) else model))
+    tensors = [item for item in items if isinstance(item, torch.Tensor)]
+    if tensors and len(tensors) != len(items):
+        raise TypeError("model has both tensors and shapes; give one or the other")
+    if tensors:
+        # Values of a state dict are detached: if nothing is said to be trained, everything is.
+        return _of_tensors(tensors, dtype, whole=not any(t.requires_grad for t in tensors))
+    return Described([(_numel(item), dtype or torch.float32) for item in items], [], None)
+
+
+def _items(model: Iterable[Any]) -> Iterator[Any]:
+    """Tensors or shapes, out of groups and (name, parameter) pairs."""
+    for item in model:
+        if isinstance(item, Mapping):
+            inside = item.get("params", ())
+            yield from _items([inside] if isinstance(inside, torch.Tensor) else inside)
+        elif isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str):
+            yield item[1]
+        else:
+            yield item
+
+
+def _of_tensors(tensors: Sequence[torch.Tensor], dtype: torch.dtype | None, whole: bool = False) -> Described:
+    """Each tensor once, however often a model or its groups name it; ``whole``: all that can be trained is."""
+    once = list({id(t): t for t in tensors}.values())
+    trains = [t.is_floating_point() if whole else t.requires_grad for t in once]
+    trained = [(t.numel(), dtype or t.dtype) for t, yes in zip(once, trains, strict=True) if yes]
+    frozen = [(t.numel(), t.dtype) for t, yes in zip(once, trains, strict=True) if not yes]
+    places = {t.device.type for t in once} - {"meta"}
+    return Described(trained, frozen, places.pop() if len(places) == 1 else None)
+
+
+def _numel(shape: Any) -> int:
+    if isinstance(shape, str) or not isinstance(shape, Sequence):
+        raise TypeError(f"a shape is {shape!r}; give sizes, as (4096, 4096), and several of them in a list")
+    if not all(isinstance(size, int) and not isinstance(size, bool) for size in shape):
+        raise TypeError(f"a shape is {tuple(shape)!r}; its sizes must be integers")
+    if any(size < 0 for size in shape):
+        raise ValueError(f"a shape is {tuple(shape)!r}; its sizes cannot be negative")
+    return math.prod(shape)

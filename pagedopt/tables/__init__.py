@@ -1,0 +1,1 @@
+"""The pointer table: its words, and addresses kept true."""

@@ -1,0 +1,313 @@
+"""Lists of tensors as a table of addresses, kept true: built once, compared every step, rewritten where it changed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from .columns import Column, Layout, TensorList, Tensors, is_dense, same_layout
+from .layout import Geometry, HostTable
+
+Indices = npt.NDArray[np.int64]
+
+
+class LayoutError(ValueError):
+    """A tensor has the right shape and other strides than the first list's."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """How tensors become rows of a table: parts of tensors, in any order.
+
+    Attributes:
+        tensor: which tensor a row is part of.
+        offset, numel: which of its elements.
+        shift: (rows, lists) bytes from where that part lies to where the kernel works on it, modulo 2**64.
+    """
+
+    tensor: Indices
+    offset: Indices
+    numel: Indices
+    shift: npt.NDArray[np.uint64]
+
+
+class PointerTable:
+    """The addresses of ``k`` lists of ``n`` tensors, their sizes, and the chunks the work is cut into.
+
+    Tensor i of every list has the same shape, strides and device; the tensors of one list have one dtype.  They are
+    dense (any permutation of dimensions, no gaps), so element j of one lies where element j of another does.
+
+    The table keeps its tensors alive; :meth:`follow` sees to it that it says where they are before it is used.
+
+    Args:
+        lists: the tensors; ``None`` stands for a tensor that is absent (a missing gradient): its row is skipped.
+            The first list has none absent.
+        writes: indices of the lists that will be overwritten; their memory must not overlap any other.
+        names: what to call the lists in errors.
+        uniforms, sets: hyperparameters per set, and sets at once (see :class:`~pagedopt.tables.layout.HostTable`).
+        geometry: how to cut the work, chosen from the sizes when left out.
+        rows: what the rows are; left out: row i is the whole of tensor i.
+
+    Raises:
+        ValueError: lengths, shapes, strides or devices differ, or tensors are not dense or overlap.
+        TypeError: something is no tensor, is sparse, or the dtypes of a list differ.
+    """
+
+    def __init__(
+        self,
+        lists: Sequence[TensorList],
+        *,
+        writes: Collection[int] = (),
+        names: Sequence[str] | None = None,
+        uniforms: int = 0,
+        sets: int = 1,
+        geometry: Geometry | None = None,
+        rows: Rows | None = None,
+    ) -> None:
+        self.names = list(names) if names else [f"list {i}" for i in range(len(lists))]
+        self.writes = tuple(writes)
+        lists = [tuple(x) for x in lists]  # the caller's may change, or make its tensors when it is asked for them
+        if not lists or any(len(x) != len(lists[0]) for x in lists):
+            sizes = ", ".join(f"{name}: {len(x)}" for name, x in zip(self.names, lists, strict=False))
+            raise ValueError(f"pointer table: every list needs the same number of tensors, got {sizes or 'no lists'}")
+        self._device: torch.device | None = None
+        self._shapes: list[torch.Size] = []
+        self._strides: list[tuple[int, ...]] = []
+        self.dtypes: list[torch.dtype | None] = [None] * len(lists)
+        first = [self._tensor(0, i, t) for i, t in enumerate(lists[0])]
+        self._adopt_shapes(first)
+        self.numels = [t.numel() for t in first]
+        self._rows = rows
+        counts = self.numels if rows is None else rows.numel.tolist()
+        self.host = HostTable(len(lists), counts, uniforms, sets, geometry)
+        self._addresses = np.zeros((len(first), len(lists)), np.uint64)
+        self._columns: list[Column | None] = [None] * len(lists)
+        self._held: list[Tensors | None] = [None] * len(lists)
+        self._unwritten = False
+        #: indices of tensors that are skipped because a list lacks them
+        self.absent: list[int] = []
+        self.refresh(lists)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of every tensor (the CPU for an empty table)."""
+        return self._device or torch.device("cpu")
+
+    def __len__(self) -> int:
+        return len(self.numels)
+
+    def refresh(self, lists: Sequence[TensorList | None]) -> bool:
+        """Compare every address, size and layout with the table and rewrite what changed.
+
+        Overlaps are looked for again when a list that is written has moved.  A list that is only read may move without
+        that, as gradients do in every step: fresh memory overlaps nothing.
+
+        Args:
+            lists: as at construction; ``None`` for a list that cannot have changed.
+
+        Returns:
+            whether anything changed.
+
+        Raises:
+            ValueError, TypeError: as at construction, naming list and index; the table is unchanged then.
+        """
+        changes: dict[int, Column] = {}
+        dtypes = list(self.dtypes)
+        given = [None if x is None else tuple(x) for x in lists]
+        try:
+            for j, tensors in enumerate(given):
+                if tensors is not None and (change := self._compare(j, tensors)):
+                    changes[j] = change
+            addresses = self._addresses.copy() if changes else self._addresses
+            for j, column in changes.items():
+                addresses[:, j] = column.addresses
+            if any(j in self.writes for j in changes):
+                self._check_overlap(addresses)
+        except BaseException:
+            self.dtypes = dtypes  # a list that was empty had taken one
+            raise
+        for j, tensors in enumerate(given):
+            if tensors is not None:
+                self._held[j] = tensors
+        if not changes and not self._unwritten:
+            return False
+        self._unwritten = True  # until they are: what fails between here and there is made good by the next call
+        for j, column in changes.items():
+            self._columns[j] = column
+        self._addresses = addresses
+        self.absent = sorted(set().union(*(c.absent for c in self._columns if c)))
+        self._write_rows()
+        self._unwritten = False
+        return True
+
+    def follow(self) -> bool:
+        """:meth:`refresh` with the tensors of the table: take the addresses that they have now.
+
+        Returns:
+            whether anything changed.
+
+        Raises:
+            ValueError, TypeError: a tensor can no longer be used, e.g. has another size; the table is unchanged then.
+        """
+        return self.refresh(self._held)
+
+    def let_go(self, j: int) -> None:
+        """Keep the tensors of list ``j`` alive no longer.  It must be given again before the table is used."""
+        self._held[j] = None
+
+    def _write_rows(self) -> None:
+        rows, parts = self.host.rows, self._rows
+        if parts is None:
+            rows["address"], rows["numel"] = self._addresses, self.numels
+            rows["numel"][self.absent] = 0
+        else:
+            items = np.array([d.itemsize if d else 0 for d in self.dtypes], np.uint64)
+            inner = parts.offset.astype(np.uint64)[:, None] * items
+            rows["address"] = self._addresses[parts.tensor] + inner + parts.shift
+            rows["numel"] = np.where(np.isin(parts.tensor, self.absent), 0, parts.numel)
+        self.host.rows_changed()
+
+    def assign_sets(self, sets: npt.NDArray[np.int64]) -> None:
+        """Say which set of hyperparameters each tensor takes (see :class:`~pagedopt.tables.layout.HostTable`)."""
+        self.host.rows["set"] = sets if self._rows is None else sets[self._rows.tensor]
+        self.host.rows_changed()
+
+    def moved(self, lists: Sequence[TensorList]) -> list[tuple[str, int]]:
+        """(list name, index) of every tensor that no longer lies where the table says."""
+        return [
+            (self.names[j], i)
+            for j, tensors in enumerate(lists)
+            for i, tensor in enumerate(tensors or ())
+            if (0 if tensor is None else tensor.data_ptr()) != self._addresses[i, j]
+        ]
+
+    @property
+    def held(self) -> list[TensorList]:
+        """The tensors of the table, one list each; empty lists stand for those let go."""
+        return [tensors or () for tensors in self._held]
+
+    def _compare(self, j: int, tensors: Tensors) -> Column | None:
+        """None if list ``j`` lies where it did, in the same layout; else its validated new column."""
+        if len(tensors) != len(self.numels):
+            raise ValueError(f"{self.names[j]} has {len(tensors)} tensors, the table has {len(self.numels)}")
+        column = self._columns[j]
+        if column is not None and (now := column.follow(tensors, tensors is self._held[j])) is not None:
+            if now is column:
+                return None
+            self._check_memory(j, now)
+            return self._news(j, now)
+        if not self._agree(j, tensors):
+            for i, tensor in enumerate(tensors):
+                if tensor is not None or j == 0:
+                    self._check_tensor(j, i, tensor)
+        layout = Layout([t for t in tensors if t is not None]) if column is not None else None
+        new = Column(tensors, layout)
+        self._check_memory(j, new)
+        return self._news(j, new)
+
+    def _news(self, j: int, new: Column) -> Column | None:
+        """``new`` if the table has to change for it; else it only takes the place of the old one."""
+        old = self._columns[j]
+        if old is None or new.absent != old.absent or not np.array_equal(new.addresses, old.addresses):
+            return new
+        self._columns[j] = new  # other objects in the same places, or another autograd mode
+        return None
+
+    def _check_memory(self, j: int, column: Column) -> None:
+        if not column.addresses.all():
+            for i in np.flatnonzero(column.addresses == 0).tolist():
+                if self.numels[i] and i not in column.absent:
+                    self._fail(ValueError, j, i, "has no memory (its storage was freed or resized to nothing)")
+
+    def _tensor(self, j: int, i: int, value: Any) -> torch.Tensor:
+        if not isinstance(value, torch.Tensor):
+            self._fail(TypeError, j, i, f"is {type(value).__name__}, not a tensor")
+        if value.layout is not torch.strided:
+            self._fail(TypeError, j, i, f"is sparse ({value.layout}); only dense tensors are supported")
+        return value
+
+    def _adopt_shapes(self, tensors: list[torch.Tensor]) -> None:
+        for i, tensor in enumerate(tensors):
+            if not tensor.is_contiguous() and not is_dense(tensor):
+                self._fail(
+                    ValueError, 0, i,
+                    f"of shape {tuple(tensor.shape)} and strides {tensor.stride()} has gaps or overlaps itself; "
+                    "use a contiguous tensor",
+                )  # fmt: skip
+        self._device = tensors[0].device if tensors else None
+        self._shapes = [t.shape for t in tensors]
+        self._strides = [t.stride() for t in tensors]
+
+    def _agree(self, j: int, tensors: Sequence[Any]) -> bool:
+        """Whether all tensors are there and plainly alike; if not, each is to be looked at."""
+        try:
+            dtypes = {t.dtype for t in tensors}
+            alike = (
+                len(dtypes) == 1
+                and (self.dtypes[j] is None or self.dtypes[j] in dtypes)
+                and {t.device for t in tensors} == {self._device}
+                and {t.layout for t in tensors} == {torch.strided}
+                and [t.shape for t in tensors] == self._shapes
+                and [t.stride() for t in tensors] == self._strides
+            )
+        except AttributeError:  # absent, or no tensor
+            return False
+        if alike:
+            (self.dtypes[j],) = dtypes
+        return alike
+
+    def _check_tensor(self, j: int, i: int, value: Any) -> None:
+        tensor = self._tensor(j, i, value)
+        shape, strides = self._shapes[i], self._strides[i]
+        if tensor.shape != shape:
+            self._fail(ValueError, j, i, f"has shape {tuple(tensor.shape)}, the table has {tuple(shape)}")
+        if tensor.numel() > 1 and not same_layout(shape, tensor.stride(), strides):
+            self._fail(
+                LayoutError, j, i,
+                f"has strides {tensor.stride()}, {self.names[0]} has {strides}: they must be laid out alike",
+            )  # fmt: skip
+        if tensor.device != self._device:
+            self._fail(ValueError, j, i, f"is on {tensor.device}, the table is on {self._device}")
+        if self.dtypes[j] is None:
+            self.dtypes[j] = tensor.dtype
+        if tensor.dtype is not self.dtypes[j]:
+            self._fail(TypeError, j, i, f"is {tensor.dtype}, the list is {self.dtypes[j]}")
+
+    def _check_overlap(self, addresses: npt.NDArray[np.uint64]) -> None:
+        """What is written may share memory only with the same row of another list, exactly."""
+        if not self.writes:
+            return
+        item = [d.itemsize if d else 0 for d in self.dtypes]
+        numels = np.asarray(self.numels, np.uint64)
+        live = (addresses != 0).all(axis=1) & (numels > 0)
+        index = np.flatnonzero(live).astype(np.int64)
+        start = np.concatenate([addresses[live, j] for j in self.writes])
+        end = np.concatenate([addresses[live, j] + numels[live] * np.uint64(item[j]) for j in self.writes])
+        which = np.concatenate([index] * len(self.writes))
+        order = np.argsort(start, kind="stable")
+        start, end, which = start[order], end[order], which[order]
+        clash = np.flatnonzero(end[:-1] > start[1:])
+        for at in clash:
+            self._overlap(int(which[at]), int(which[at + 1]))
+        for j in set(range(len(item))) - set(self.writes):
+            begin = addresses[live, j]
+            stop = begin + numels[live] * np.uint64(item[j])
+            at = np.searchsorted(start, stop, side="left").astype(np.int64) - 1  # the last written start below our end
+            hit = (at >= 0) & (end[at] > begin)
+            same = (which[at] == index) & (start[at] == begin) & (end[at] == stop)
+            for position in np.flatnonzero(hit & ~same):
+                self._overlap(int(index[position]), int(which[at[position]]))
+
+    def _overlap(self, a: int, b: int) -> NoReturn:
+        raise ValueError(
+            f"tensors {a} and {b} of the lists {self.names} overlap in memory and cannot be updated in place; "
+            "give each tensor once, with memory of its own"
+        )
+
+    def _fail(self, kind: type[Exception], j: int, i: int, why: str) -> NoReturn:
+        raise kind(f"tensor {i} of {self.names[j]} {why}")

@@ -1,0 +1,1 @@
+"""Choice 4: how the table reaches a kernel."""
