@@ -1,0 +1,1 @@
+"""The CUDA text and its CPU twin: sources, compilers, launchers."""
