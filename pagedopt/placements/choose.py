@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import torch
@@ -10,6 +9,7 @@ import torch
 from ..paging import policy
 from ..paging.pages import lay_out
 from ..system import driver
+from ..system.warn import warn_once
 from .arena import Arena, StateLost, total
 from .file import FileArena
 from .managed import DriverManagedArena, ManagedArena
@@ -114,7 +114,7 @@ def create(
                 refusal = str(error)
             else:
                 if reason:
-                    _warn_once(device, placement, kind, reason)
+                    _warn_of_stand_in(device, placement, kind, reason)
                 return arena
         reason = reason or refusal
     raise ValueError(f"placement={placement!r} on {device}: {reason}")
@@ -135,18 +135,13 @@ def is_plain(device: torch.device, placement: str, budget: policy.Budget) -> boo
     return stand_ins(placement, device, budget)[0].plain
 
 
-_warned: set[tuple[str, str, str]] = set()
-
-
-def _warn_once(device: torch.device, placement: str, kind: type[Arena], reason: str) -> None:
-    if (key := (str(device), placement, kind.name)) not in _warned:
-        _warned.add(key)
-        place = "ordinary memory" if kind.plain and device.type == "cpu" else f"placement {kind.name!r}"
-        warnings.warn(
-            f"placement={placement!r} on {device}: {reason}. State is kept in {place}; results are the same",
-            RuntimeWarning,
-            stacklevel=4,
-        )
+def _warn_of_stand_in(device: torch.device, placement: str, kind: type[Arena], reason: str) -> None:
+    place = "ordinary memory" if kind.plain and device.type == "cpu" else f"placement {kind.name!r}"
+    warn_once(
+        ("placement", str(device), placement, kind.name),
+        f"placement={placement!r} on {device}: {reason}. State is kept in {place}; results are the same",
+        stacklevel=4,
+    )
 
 
 __all__ = [
