@@ -333,7 +333,7 @@ class Store:
             return False
         self._steps += 1
         moved = False
-        for device in {a.device for a in self.arenas} if policy.due(self._steps) else ():
+        for device in {a.device for a in self.arenas} if policy.auto_is_due(self._steps) else ():
             here = self.on(device)
             now, wanted = sum(map(near_bytes, here)), spare(device, here)
             if policy.worth_moving(now, wanted, sum(a.layout.nbytes for a in here)):
