@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from paged_state_results import ROOT, result, stats, sweep_part, whole_result
+from paged_state_results import result, stats, sweep_part, whole_result
 
 from experiments import paged_state, report
 from experiments.paging import bars, counters, crossing, parts, plots, problem, rivals, spike, state_file, sweep, tables
 from experiments.paging.counters import Calibration, Traffic
+from experiments.report import ROOT
 
 CPU = torch.device("cpu")
 PARTS = list(paged_state.PARTS)
@@ -293,7 +294,7 @@ def test_copies_of_a_trace_add_up_by_name() -> None:
 
 
 def test_cpu_part_for_real(tmp_path: Path) -> None:
-    command = [sys.executable, "experiments/paged_state.py", "--quick", "--device", "cpu", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "experiments", "paged_state", "--quick", "--device", "cpu", "--out", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "paged_state-cpu.json").read_text())
