@@ -58,7 +58,11 @@ def check_budget(value: Budget) -> Budget:
 def place(page_bytes: Sequence[Indices], budget: int | None) -> list[int]:
     """How many of the first pages of each arena stay on the device: never more bytes than ``budget`` (None: all).
 
-    Behind an arena that does not fit whole no other has pages there: a larger budget keeps what a smaller one keeps.
+    Behind an arena that does not fit whole no other has pages there: a larger budget keeps what a smaller one keeps,
+    and an arena that comes later takes nothing from those that are there.
+
+    Args:
+        page_bytes: bytes of each page, by arena, in the order in which the arenas were made.
     """
     boundaries = []
     left = budget
