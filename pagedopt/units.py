@@ -4,10 +4,32 @@ from __future__ import annotations
 
 import math
 import re
+from fractions import Fraction
 
 _COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
-#: More parameters than this are a slip of the keyboard; the arithmetic is in 64 bits.
+_BYTES = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30,
+          "ti": 1 << 40}  # fmt: skip
+#: No model has more parameters; their bytes in any format fit into 64 bits.
 MOST_PARAMETERS = 10**15
+
+
+def parse_bytes(value: int | str, name: str = "device_budget") -> int:
+    """A number of bytes, or a text as ``"2GiB"``, ``"500 MB"``, as bytes.
+
+    Raises:
+        ValueError: it is negative, or no such text.
+        TypeError: it is neither an integer nor a text.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise TypeError(f"{name} is {value!r}; give bytes as an integer or a text as '2GiB'")
+    if isinstance(value, str):
+        found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([kmgt]i?|)b?\s*", value.lower())
+        if not found:
+            raise ValueError(f"{name} is {value!r}; give bytes, or a number with kB, MB, GB, TB, KiB, MiB, GiB or TiB")
+        return int(Fraction(found[1]) * _BYTES[found[2]])  # a float would round from 2**53 bytes on
+    if value < 0:
+        raise ValueError(f"{name} is {value}; it cannot be negative")
+    return value
 
 
 def parse_count(value: int | float | str, name: str = "params") -> int:
@@ -32,7 +54,8 @@ def parse_count(value: int | float | str, name: str = "params") -> int:
 
 
 def text_of_bytes(nbytes: float) -> str:
-    """
+    """Bytes in the largest binary unit that they fill.
+
     >>> text_of_bytes(2147483648)
     '2.00 GiB'
     """
@@ -43,7 +66,8 @@ def text_of_bytes(nbytes: float) -> str:
 
 
 def text_of_count(number: int) -> str:
-    """
+    """A number of parameters, in thousands and their powers.
+
     >>> text_of_count(124475904)
     '124 M'
     """
@@ -54,7 +78,8 @@ def text_of_count(number: int) -> str:
 
 
 def text_of_rate(rate: float | None) -> str:
-    """
+    """Bytes a second, in powers of a thousand; None: "unknown".
+
     >>> text_of_rate(55.5e9)
     '55.5 GB/s'
     """
@@ -67,7 +92,8 @@ def text_of_rate(rate: float | None) -> str:
 
 
 def text_of_seconds(seconds: float | None) -> str:
-    """
+    """Seconds in the largest unit that they fill; None: "unknown".
+
     >>> text_of_seconds(0.0431)
     '43.1 ms'
     """

@@ -16,13 +16,13 @@ from pagedopt.paging.policy import (
     Budget,
     auto_is_due,
     check_budget,
-    parse_bytes,
     place,
     reserve,
     schedule,
     spare_bytes,
     worth_moving,
 )
+from pagedopt.units import parse_bytes
 
 MIB, GIB = 1 << 20, 1 << 30
 

@@ -14,7 +14,8 @@ StateFormat = str | Mapping[str, str] | None
 
 
 def check_format(state_format: StateFormat, states: Collection[str] | None = None) -> None:
-    """
+    """Refuse a format that is not known.
+
     Args:
         states: the names of state there may be; None: any.
 

@@ -154,7 +154,7 @@ class PagedOptimizer(torch.optim.Optimizer):
         self.store.check_owner()
         if self.store.budget == "auto":
             with self._moving():
-                self.store.look()
+                self.store.remeasure_auto()
         if self._launches is None or not self._launches.current(self):
             self._launches = None  # its tables keep state alive that may be gone
             self._launches = Launches(self)
@@ -283,7 +283,7 @@ class PagedOptimizer(torch.optim.Optimizer):
             torch.OutOfMemoryError: it is no longer there; pages that did not fit stay away.
         """
         with self._moving():
-            self.store.settle()
+            self.store.apply_budget()
 
     @contextlib.contextmanager
     def spilled(self, nbytes: int | str | None = None) -> Iterator[int]:

@@ -6,13 +6,12 @@ recently used would move them all; so a plan is a boundary: the first pages stay
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 
 import numpy as np
 
+from ..units import parse_bytes
 from .pages import Indices
 
 #: Slots of the ring through which pages pass: one is filled, one updated, one emptied, one is slack.
@@ -22,35 +21,15 @@ AUTO_SHARE, AUTO_LEAST = 0.05, 256 << 20
 #: ``"auto"`` measures again after these steps, then after every 64.
 AUTO_STEPS = (1, 2, 4, 8, 16, 32, 64)
 
-_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30,
-          "ti": 1 << 40}  # fmt: skip
+#: Bytes, a text as ``"2GiB"``, ``"auto"``; None: all stays.
 Budget = int | str | None
-
-
-def parse_bytes(value: int | str, name: str = "device_budget") -> int:
-    """A number of bytes, or a text as ``"2GiB"``, ``"500 MB"``, as bytes.
-
-    Raises:
-        ValueError: it is negative or no such text.
-        TypeError: it is neither an integer nor a text.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, str)):
-        raise TypeError(f"{name} is {value!r}; give bytes as an integer or a text as '2GiB'")
-    if isinstance(value, str):
-        found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([kmgt]i?|)b?\s*", value.lower())
-        if not found:
-            raise ValueError(f"{name} is {value!r}; give bytes, or a number with kB, MB, GB, TB, KiB, MiB, GiB or TiB")
-        return int(Fraction(found[1]) * _UNITS[found[2]])  # a float would round from 2**53 bytes on
-    if value < 0:
-        raise ValueError(f"{name} is {value}; it cannot be negative")
-    return value
 
 
 def check_budget(value: Budget) -> Budget:
     """``None`` and ``"auto"`` as they are, everything else as bytes.
 
     Raises:
-        ValueError, TypeError: see :func:`parse_bytes`.
+        ValueError, TypeError: see :func:`~pagedopt.units.parse_bytes`.
     """
     return value if value is None or value == "auto" else parse_bytes(value)
 

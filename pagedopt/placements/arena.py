@@ -72,9 +72,10 @@ class Arena:
             raise NotImplementedError(f"pages of placement {self.name!r} do not move")
 
     def check_owner(self) -> None:
-        """
+        """Refuse what only the process may do that made the arena.
+
         Raises:
-            RuntimeError: this process was forked from the one that made the arena, and would write what is that one's.
+            RuntimeError: this process was forked from that one, and would write to its state.
         """
 
     def holds(self, tensor: torch.Tensor) -> bool:

@@ -29,6 +29,10 @@ class MemoryReport:
         placement: by what means, e.g. ``mapped``; several are joined by ``+``.
         budget: bytes that may stay on the device (for parameters on a CPU: in RAM); None: all.
         ring: bytes of the device slots through which pages pass.
+
+    Example:
+        >>> report = optimizer.memory_report()
+        >>> report.by_place.get("host", 0)      # what has spilled
     """
 
     by_place: Mapping[str, int]
@@ -160,7 +164,7 @@ class Store:
         if self.budget != "auto":
             return self.budget if self.budget is None else int(self.budget)
         if device not in self._auto:
-            self._auto[device] = spare(device, self.on(device))
+            self._auto[device] = auto_budget(device, self.on(device))
         return self._auto[device]
 
     def on(self, device: torch.device) -> list[Arena]:
@@ -218,7 +222,8 @@ class Store:
         self._kinds = {arena: self._kinds[arena] for arena in self.arenas}
 
     def check_owner(self) -> None:
-        """
+        """Refuse what only the process may do that made the state.
+
         Raises:
             RuntimeError: this process was forked from the one that made state in a file.
         """
@@ -233,7 +238,7 @@ class Store:
         """The slots of a device, large enough for any page of its staged arenas.
 
         Raises:
-            torch.OutOfMemoryError: there is no room for them.
+            torch.OutOfMemoryError: the device has no room for the slots.
         """
         need = max(slot_bytes(a.layout) for a in self.on(device) if self.way(a) == "staged")
         ring = self.rings.get(device)
@@ -254,10 +259,11 @@ class Store:
         self.budget = policy.check_budget(budget)
         self._auto.clear()
         self._warned = False
-        self.settle()
+        self.apply_budget()
 
     def check_budget(self, budget: policy.Budget, has_state: bool) -> None:
-        """
+        """Refuse a budget before anything moves.
+
         Raises:
             ValueError, TypeError: it is no budget, or the placement keeps none.
         """
@@ -275,7 +281,7 @@ class Store:
             )
 
     def _targets(self) -> list[tuple[Arena, int]]:
-        """Arenas that have not as many resident pages as the budget gives them, and that number."""
+        """(arena, pages that it should keep) where it does not keep as many."""
         targets: list[tuple[Arena, int]] = []
         for device in {a.device for a in self.arenas}:
             movable = [a for a in self.on(device) if a.paged]
@@ -287,8 +293,8 @@ class Store:
         """Whether pages are away that the budget would have on the device."""
         return any(arena.resident < resident for arena, resident in self._targets())
 
-    def settle(self) -> bool:
-        """Bring every page to the side where the budget has it; returns whether any moved."""
+    def apply_budget(self) -> bool:
+        """Move pages until each arena keeps as many as the budget gives it; whether any moved."""
         self.check_owner()
         moved = False
         for arena, resident in sorted(self._targets(), key=lambda t: t[1] > t[0].resident):  # give back before taking
@@ -314,7 +320,7 @@ class Store:
         return given
 
     def prepare(self) -> None:
-        """To be called before the launches of a step."""
+        """Call before the launches of every step."""
         for arena in self.arenas:
             arena.prepare()
 
@@ -323,10 +329,10 @@ class Store:
         for arena in self.arenas:
             arena.drop()
 
-    def look(self) -> bool:
-        """With ``"auto"``: see from time to time what the machine can spare; returns whether pages may have moved.
+    def remeasure_auto(self) -> bool:
+        """With ``"auto"``: measure from time to time what the machine can spare; whether pages may have moved.
 
-        Room that is gone before it can be taken is no error: the next look sees it.
+        Room that is gone before it can be taken is no error: the next time sees it.
         """
         if self.budget != "auto":
             return False
@@ -334,13 +340,13 @@ class Store:
         moved = False
         for device in {a.device for a in self.arenas} if policy.auto_is_due(self._steps) else ():
             here = self.on(device)
-            now, wanted = sum(map(near_bytes, here)), spare(device, here)
+            now, wanted = sum(map(near_bytes, here)), auto_budget(device, here)
             if policy.worth_moving(now, wanted, sum(a.layout.nbytes for a in here)):
                 self._auto[device] = wanted
                 moved = True
         if moved:
             with contextlib.suppress(torch.OutOfMemoryError, MemoryError):
-                self.settle()
+                self.apply_budget()
         return moved
 
     def report(self, elsewhere: Iterable[torch.Tensor]) -> MemoryReport:
@@ -362,7 +368,7 @@ def near_bytes(arena: Arena) -> int:
     return arena.planned().get(arena.near, 0) if arena.away != arena.near else 0
 
 
-def spare(device: torch.device, here: Sequence[Arena]) -> int:
+def auto_budget(device: torch.device, here: Sequence[Arena]) -> int:
     """Bytes that ``"auto"`` gives to state on ``device``, of which ``here`` are the arenas."""
     ours = sum(map(near_bytes, here))
     if device.type != "cuda":

@@ -40,6 +40,10 @@ class Estimate:
         seconds: of an optimizer step; None if a rate it depends on is not known.
         floor: seconds of a step that would keep device memory and both directions of the link busy all the time.
         rates: on which ``seconds`` and ``floor`` rest.
+
+    Example:
+        >>> plan = pagedopt.estimate("7B", param_dtype="bfloat16", device_budget="8GiB")
+        >>> plan.by_place["host"], plan.near_bytes, plan.seconds    # what spills, what the card must hold, a step
     """
 
     parameters: int
@@ -123,7 +127,7 @@ def estimate(
         rates: of the machine it will run on; None: those of an H200, labelled as assumed.
 
     Raises:
-        ValueError, TypeError: an option has a value the optimizer would refuse too, or the model is none of these.
+        ValueError, TypeError: an option has a value that the optimizer refuses as well, or ``model`` is none of these.
 
     Example:
         >>> print(pagedopt.estimate("7B", param_dtype="bfloat16", device_budget="2GiB"))

@@ -46,7 +46,7 @@ def cache_folder() -> Path:
 
 
 def digest(name: str, data: bytes) -> str:
-    """Of what is kept under a name: under another name the same bytes are damaged."""
+    """A digest of data and the name it is kept under: under another name the same bytes count as damaged."""
     return hashlib.sha256(name.encode() + b"\0" + data).hexdigest()
 
 
@@ -135,7 +135,8 @@ def in_memory(data: bytes) -> Path:
 
 
 def _read(path: Path) -> bytes:
-    """
+    """The content of a file of ours.
+
     Raises:
         OSError: it cannot be read, or others may have written it.
     """
@@ -153,7 +154,7 @@ def _read(path: Path) -> bytes:
 
 
 def _ours(folder: Path, make: bool = False) -> Path:
-    """``folder``, now at the latest closed to all others.
+    """``folder``, if need be made now, and closed to everyone else.
 
     Raises:
         OSError: it is not there and cannot be made, or belongs to others.

@@ -1,4 +1,4 @@
-"""Memory prepared elsewhere, to be put in the place of parts of a mapped file at one blow."""
+"""Memory prepared elsewhere, to be put in the place of parts of a mapped file at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Fresh:
         stretches: each to be taken from its beginning on.
 
     Raises:
-        OSError: the system does not give as much.
+        OSError: the system gives less.
     """
 
     def __init__(self, stretches: Sequence[Stretch]) -> None:

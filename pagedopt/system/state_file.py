@@ -38,7 +38,7 @@ def state_folder() -> Path:
     """The folder for state files: what $PAGEDOPT_STATE_DIR names, else /var/tmp or the folder of temporary files.
 
     Raises:
-        ValueError: it cannot be written to, or is in memory and so could not save any.
+        ValueError: no such folder can be written to, or it is in memory, where a file would save nothing.
     """
     if named := os.environ.get(FOLDER_VARIABLE):
         if reason := _unfit(named):
@@ -79,7 +79,7 @@ class StateFile:
 
     Raises:
         MemoryError: a file may not be so large.
-        OSError: it cannot be made.
+        OSError: the folder takes no file.
     """
 
     def __init__(self, folder: Path, nbytes: int) -> None:
@@ -109,9 +109,10 @@ class StateFile:
         self._close()
 
     def check_owner(self) -> None:
-        """
+        """Refuse what only the process may do that made the file.
+
         Raises:
-            RuntimeError: this process was forked from the one that made the file.
+            RuntimeError: this process was forked from that one.
         """
         if os.getpid() != self._owner:
             raise RuntimeError(
@@ -173,7 +174,7 @@ class StateFile:
         """Memory for :meth:`bring_in`.
 
         Raises:
-            MemoryError: the system gives none.
+            MemoryError: the system gives no memory.
         """
         with self._explained(total(stretches)):
             return Fresh(stretches)
@@ -182,9 +183,9 @@ class StateFile:
         """Make parts ordinary memory with the same bytes (``zeros``: with zeros).  The file keeps what it has.
 
         Raises:
-            MemoryError: there is no memory.
+            MemoryError: the system gives no memory.
             OSError: reading failed.  Nothing has changed in either case.
-            StateLost: it has, and could not be undone.
+            StateLost: pages were changed in part, and could not be put back.
         """
         with self._explained(total(stretches)):
             self._put(stretches, fresh, zeros)
@@ -202,7 +203,7 @@ class StateFile:
 
         Raises:
             MemoryError, OSError: there is no room, or writing failed.  Nothing has changed.
-            StateLost: it has, and could not be undone.
+            StateLost: pages were changed in part, and could not be put back.
         """
         self.reserve(stretches)
         shown = 0
@@ -270,7 +271,7 @@ class StateFile:
             raise self._lost(stretches, error) from error
 
     def _try_mappings(self, count: int) -> None:
-        """See that the system lets this process put ``count`` mappings amidst others, before it is too late for a no.
+        """See that the system lets this process put ``count`` mappings amidst others, while a refusal does no harm.
 
         Each may cut another in three, and Linux moves none when fewer than six are left.
         """

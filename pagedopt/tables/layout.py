@@ -41,7 +41,7 @@ class Geometry:
     """How the work is cut: ``threads`` threads (a warp or a block) share a chunk of ``chunk_numel`` elements.
 
     Raises:
-        ValueError: the kernels could not work so.
+        ValueError: ``chunk_numel`` is no multiple of 16 below 2^31, or ``threads`` neither a warp nor a block.
     """
 
     chunk_numel: int
@@ -122,7 +122,7 @@ class HostTable:
             self.stamp += 1
 
     def rows_changed(self) -> None:
-        """To be called after a write to :attr:`rows`."""
+        """Call after a write to :attr:`rows`."""
         self.stamp += 1
         self.rows_stamp = self.stamp
 
