@@ -192,9 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = report.options("fused_step", __doc__)
     parser.add_argument("--compile", action="store_true", help="time torch.compile of the foreach step on GPT-2, too")
     options = parser.parse_args(arguments)
-    if options.note is not None:
-        result = report.find(options.note, options.out, "fused_step")
-        report.fill(report.NOTES / "fused_step.md", fused_tables.sections(result))
+    if report.refilled("fused_step", options, fused_tables.sections):
         return 0
     console = report.console()
     device = report.chosen_device(options.device)

@@ -92,8 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument("--fresh", action="store_true", help="begin a new file of results")
     options = parser.parse_args(arguments)
-    if options.note is not None:
-        report.fill(report.NOTES / f"{NAME}.md", tables.sections(report.find(options.note, options.out, NAME)))
+    if report.refilled(NAME, options, tables.sections):
         return 0
     if options.quick and options.out == report.RESULTS:
         options.out = QUICK  # toys may not take the place of results

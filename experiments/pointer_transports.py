@@ -247,9 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print, write JSON and plots; or fill the note's tables from results."""
     parser = report.options("pointer_transports", __doc__)
     options = parser.parse_args(arguments)
-    if options.note is not None:
-        result = report.find(options.note, options.out, "pointer_transports")
-        report.fill(report.NOTES / "pointer_transports.md", transport_tables.sections(result))
+    if report.refilled("pointer_transports", options, transport_tables.sections):
         return 0
     console = report.console()
     device = report.chosen_device(options.device)

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.revision import HELP, ROOT, check_source, this_revision, words
-from pagedopt.commands.results import as_json
+from pagedopt.commands.results import as_json, new_figure
 from pagedopt.system import machine
 
 RESULTS = ROOT / "experiments" / "results"
@@ -82,7 +82,7 @@ def chosen_device(name: str) -> torch.device:
     """The device, with its index, made current.  The revision is looked at, too, before anything is measured.
 
     Raises:
-        SystemExit: it is not here, or what should name the revision does not.
+        SystemExit: the device is not here, or the variable that names the revision holds something else.
     """
     this_revision()
     device = torch.device(name)
@@ -129,7 +129,7 @@ def find(option: Path, folder: Path, name: str) -> dict[str, Any]:
     """Read the results that ``--note`` names, or else those in the folder, a GPU's before the CPU's.
 
     Raises:
-        SystemExit: there are none, or they are not of a commit (see :func:`check_source`).
+        SystemExit: there are no results, or they are not of a commit (see :func:`check_source`).
     """
     known = [option] if option != Path() else sorted(folder.glob(f"{name}-*.json"), key=_newest_of_a_gpu)
     if not known:
@@ -181,7 +181,7 @@ def finish(
     path = write(folder, name, device, {**result, "verdicts": [bar.as_dict() for bar in bars]})
     written = [path]
     for plot, draw in plots.items():
-        if figure := new_figure():
+        if figure := new_figure(11, 7.5):
             draw(figure, result)
             written.append(path.with_name(f"{path.stem}-{plot}.png"))
             figure.savefig(written[-1], dpi=130)
@@ -197,18 +197,6 @@ def finish(
         console.print("--quick: the sizes are toys, the verdicts say nothing")
     console.print("written: " + ", ".join(map(str, written)), highlight=False, soft_wrap=True)
     return int(any(bar.met is False for bar in bars) and not result.get("quick"))
-
-
-def new_figure() -> Any:
-    """An empty figure, or None where matplotlib is missing."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        return None
-    figure = Figure(figsize=(11, 7.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
 
 
 def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -251,3 +239,11 @@ def fill(path: Path, sections: dict[str, str]) -> None:
         head, _, rest = text.partition(begin)
         text = f"{head}{begin}\n{content}\n{end}{rest.partition(end)[2]}"
     path.write_text(text)
+
+
+def refilled(name: str, options: argparse.Namespace, sections: Callable[[dict[str, Any]], dict[str, str]]) -> bool:
+    """Whether ``--note`` asks for the tables of ``notes/NAME.md``, which are then filled in from results."""
+    if options.note is None:
+        return False
+    fill(NOTES / f"{name}.md", sections(find(options.note, options.out, name)))
+    return True

@@ -217,7 +217,7 @@ def test_a_note_takes_all_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_plots_are_drawn(tmp_path: Path) -> None:
     for name, (part, draw) in plots.PLOTS.items():
-        if (figure := report.new_figure()) is None:
+        if (figure := report.new_figure(11, 7.5)) is None:
             pytest.skip("matplotlib is not installed")
         assert part in PARTS
         draw(figure, whole_result())

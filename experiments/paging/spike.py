@@ -173,7 +173,7 @@ def card_bytes(state: int, normal: int, spiked: int) -> int:
         spiked: what it has in use in a large one.
 
     Raises:
-        ValueError: no card is like that.
+        ValueError: no size of the card takes an ordinary batch and refuses a large one.
     """
     left = max(int(1.05 * normal), spiked - state // 2)
     if left > 0.98 * spiked:

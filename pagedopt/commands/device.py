@@ -11,7 +11,7 @@ def pick_device(name: str | None) -> torch.device:
     """The device asked for; None: a GPU where there is one, else the CPU.
 
     Raises:
-        UsageError: it is not there, or neither ``cpu`` nor ``cuda``.
+        UsageError: no such device is here, or it is neither ``cpu`` nor ``cuda``.
     """
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

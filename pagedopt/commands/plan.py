@@ -123,9 +123,9 @@ def own_budget(args: argparse.Namespace) -> int | None:
     """The budget asked for, in bytes.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is no number of bytes.
     """
-    from ..paging.policy import parse_bytes
+    from ..units import parse_bytes
 
     return None if args.budget is None else parse_bytes(args.budget)
 
@@ -177,7 +177,7 @@ def find_room(device: str) -> dict[str, int]:
 
 
 def short(row: Estimate, room: dict[str, int]) -> dict[str, int]:
-    """Bytes that are missing, by place."""
+    """Bytes that each place lacks, by place; those that have enough are left out."""
     needed = {row.near: row.near_bytes, "file" if row.device == "cpu" else "host": row.away_bytes}
     return {place: n - room[place] for place, n in needed.items() if n > room.get(place, n)}
 

@@ -1,4 +1,4 @@
-"""What runs and experiments keep of their numbers: the spread of samples, and JSON, which has no NaN."""
+"""What runs and experiments make of their numbers: the spread of samples, JSON (which has no NaN), an empty figure."""
 
 from __future__ import annotations
 
@@ -28,3 +28,15 @@ def finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def new_figure(width: float, height: float) -> Any:
+    """An empty figure of so many inches, drawn without a display; None where matplotlib is missing."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        return None
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure

@@ -55,7 +55,7 @@ class Options:
         """``device_budget`` as PagedAdamW takes it.
 
         Raises:
-            ValueError: it is no budget.
+            ValueError: the text is no number of bytes.
         """
         return None if self.device_budget == EVERYTHING else policy.check_budget(self.device_budget)
 

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from ...system import machine
 from ...units import text_of_bytes
-from ..results import as_json, spread
+from ..results import as_json, new_figure, spread
 from .compare import TOLERANCE, Comparison, compare
 from .contender import Contender
 from .files import replacing
@@ -125,13 +125,9 @@ def write_values(path: Path, content: dict[str, Any]) -> None:
 
 def draw(path: Path, contenders: Sequence[Contender], comparison: Comparison | None) -> bool:
     """Plot the curves and, for two of them, their difference; return False where matplotlib is missing."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
+    figure = new_figure(8, 5.5)
+    if figure is None:
         return False
-    figure = Figure(figsize=(8, 5.5), layout="constrained")
-    FigureCanvasAgg(figure)
     rows = 1 if comparison is None else 2
     axes = figure.subplots(rows, 1, sharex=True, squeeze=False, height_ratios=[3, 1][:rows])[:, 0]
     styles: tuple[dict[str, Any], ...] = ({"linewidth": 4, "alpha": 0.4}, {"linewidth": 1, "color": "black"})

@@ -72,7 +72,7 @@ class Run:
         """Write a checkpoint.
 
         Raises:
-            UsageError: there is no room for it.
+            UsageError: the disk has no room for it, or fails.
         """
         content = {
             "options": as_saved(self.options),
