@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from fractions import Fraction
 
 _COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
@@ -59,10 +60,7 @@ def text_of_bytes(nbytes: float) -> str:
     >>> text_of_bytes(2147483648)
     '2.00 GiB'
     """
-    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if abs(nbytes) >= size:
-            return f"{_digits(nbytes / size)} {unit}"
-    return f"{nbytes:.0f} B"
+    return _scaled(nbytes, {"TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10}) or f"{nbytes:.0f} B"
 
 
 def text_of_count(number: int) -> str:
@@ -71,10 +69,7 @@ def text_of_count(number: int) -> str:
     >>> text_of_count(124475904)
     '124 M'
     """
-    for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("k", 10**3)):
-        if number >= size:
-            return f"{_digits(number / size)} {unit}"
-    return str(number)
+    return _scaled(number, {"T": 10**12, "B": 10**9, "M": 10**6, "k": 10**3}) or str(number)
 
 
 def text_of_rate(rate: float | None) -> str:
@@ -85,10 +80,7 @@ def text_of_rate(rate: float | None) -> str:
     """
     if rate is None:
         return "unknown"
-    for unit, size in (("TB/s", 1e12), ("GB/s", 1e9), ("MB/s", 1e6)):
-        if rate >= size:
-            return f"{_digits(rate / size)} {unit}"
-    return f"{rate:.0f} B/s"
+    return _scaled(rate, {"TB/s": 1e12, "GB/s": 1e9, "MB/s": 1e6}) or f"{rate:.0f} B/s"
 
 
 def text_of_seconds(seconds: float | None) -> str:
@@ -99,10 +91,16 @@ def text_of_seconds(seconds: float | None) -> str:
     """
     if seconds is None:
         return "unknown"
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= size:
-            return f"{_digits(seconds / size)} {unit}"
-    return f"{seconds * 1e6:.2f} µs" if seconds else "0 s"
+    shown = _scaled(seconds, {"s": 1.0, "ms": 1e-3, "µs": 1e-6})
+    return shown or (f"{seconds * 1e6:.2f} µs" if seconds else "0 s")
+
+
+def _scaled(value: float, units: Mapping[str, float]) -> str:
+    """A value in the first unit (largest first) that it fills, with three digits; "" if it fills none."""
+    for unit, size in units.items():
+        if abs(value) >= size:
+            return f"{_digits(value / size)} {unit}"
+    return ""
 
 
 def _digits(value: float) -> str:
