@@ -123,12 +123,12 @@ int cuGetErrorString(int, const char** text) { *text = "as asked for"; return 0;
 """
 ASK = """
 import os
-from pagedopt import memory
+from pagedopt.system import driver
 for device, answer in enumerate(("1", "0", "invalid", "unknown")):
     os.environ["ANSWER"] = answer
     try:
-        print(answer, memory.capabilities(device).host_pages)
-    except memory.CudaError as error:
+        print(answer, driver.capabilities(device).host_pages)
+    except driver.CudaError as error:
         print(answer, error.code)
 """
 SAID = ["1 True", "0 False", "invalid False", "unknown CUDA_ERROR_UNKNOWN"]
