@@ -284,15 +284,6 @@ def test_a_tensor_that_changed_is_noticed_before_anything_is_updated(harm: Any, 
     assert float(opt.state[double]["step"]) == 1
 
 
-def test_parameters_with_gaps_are_refused_by_index() -> None:
-    base = torch.zeros(4, 6)
-    p, q = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(base[:, ::2])
-    p.grad, q.grad = torch.ones(3), torch.ones(4, 3)
-    with pytest.raises(ValueError, match="parameter 1 of shape"):
-        PagedAdamW([p, q]).step()
-    assert torch.equal(p, torch.ones(3))
-
-
 def test_empty_and_scalar_parameters_step() -> None:
     params = [torch.nn.Parameter(torch.ones(s)) for s in ((0,), (), (1, 0, 3), (2,))]
     for p in params:

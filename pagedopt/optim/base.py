@@ -13,13 +13,13 @@ from ..paging.policy import Budget, parse_bytes
 from ..placements.choose import StateLost
 from ..placements.store import MemoryReport, Store
 from ..rules import Rule
+from ..tables.pointers import LayoutError
 from ..transports.transport import TRANSPORTS
 from .copying import bring_home, duplicate
 from .launches import Launches
 from .loading.load import load
-from .members import state_tensors
-
-Group = dict[str, Any]
+from .members import refuse, state_tensors
+from .owner import Group
 
 
 class PagedOptimizer(torch.optim.Optimizer):
@@ -93,7 +93,8 @@ class PagedOptimizer(torch.optim.Optimizer):
     ) -> None:
         one = type(self).rule_of is PagedOptimizer.rule_of
         rules = self.rules or ((self.rule,) if one else ())  # who chooses and does not say among which, is not checked
-        check_format(state_format, {name for rule in rules for name in rule.inputs[2:]} if rules else None)
+        self._states = {name for rule in rules for name in rule.inputs[2:]}
+        check_format(state_format, self._states if rules else None)
         if transport not in TRANSPORTS:
             raise ValueError(f"transport is {transport!r}; there are {', '.join(sorted(TRANSPORTS))}")
         if blocks is not None and (isinstance(blocks, bool) or not isinstance(blocks, int) or blocks < 1):
@@ -134,8 +135,8 @@ class PagedOptimizer(torch.optim.Optimizer):
                 stream is being captured into a CUDA graph; the process was forked from that of state in a file; state
                 is damaged.  Nothing has been updated then.
             KeyError: state has some of a parameter's tensors and lacks another.  Nothing has been updated then.
-            ValueError, TypeError: a parameter or gradient changed its size, dtype, device or lost its memory; nothing
-                has been updated then.
+            ValueError, TypeError: a parameter or gradient changed its size, dtype, device or lost its memory, or a
+                parameter is a DTensor; nothing has been updated then.
             MemoryError, torch.OutOfMemoryError: there is no room for state that is to be made; nothing has been
                 updated then.  Or state in a file could not be written back for want of room (on the disk, in a quota,
                 in memory): it is damaged.
@@ -155,11 +156,33 @@ class PagedOptimizer(torch.optim.Optimizer):
         if self.store.budget == "auto":
             with self._moving():
                 self.store.look()
-        if self._launches is None or not self._launches.current(self):
-            self._launches = None  # its tables keep state alive that may be gone
-            self._launches = Launches(self)
-        self._launches.run(self)
+        self._prepared().run(self)
         return loss
+
+    def _prepared(self) -> Launches:
+        """Launches for what state and groups hold now, ready to run."""
+        if self._launches is not None and self._launches.current(self):
+            with contextlib.suppress(LayoutError):  # a parameter was laid out anew, at the address it had
+                self._launches.prepare(self)
+                return self._launches
+        self._launches = None  # its tables keep state alive that may be gone
+        launches = self._launches = Launches(self)
+        launches.prepare(self)
+        return launches
+
+    def add_param_group(self, param_group: Group) -> None:
+        """As torch's.
+
+        Raises:
+            TypeError: a parameter is a DTensor.
+            ValueError: as torch's; state of a complex parameter cannot be stored in the format asked for.
+        """
+        super().add_param_group(param_group)
+        try:
+            refuse(self, self.param_groups[-1], self._states)
+        except BaseException:
+            self.param_groups.pop()
+            raise
 
     def _check_whole(self) -> None:
         """

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import torch
 
 from ..tables.addresses import Places, ids
-
-if TYPE_CHECKING:
-    from .base import PagedOptimizer
+from .owner import Owner
 
 
 class Watch:
@@ -25,12 +22,12 @@ class Watch:
         tensors: of state, those that the step uses.
     """
 
-    def __init__(self, optimizer: PagedOptimizer, tensors: Iterable[torch.Tensor]) -> None:
+    def __init__(self, optimizer: Owner, tensors: Iterable[torch.Tensor]) -> None:
         self._seen = list(_looks(optimizer))  # kept alive, so that no other object gets one of their ids
         self._ids = [ids(look).tobytes() for look in self._seen]
         self._places = Places(tuple(tensors))
 
-    def same(self, optimizer: PagedOptimizer) -> bool:
+    def same(self, optimizer: Owner) -> bool:
         """Whether nothing of that has changed."""
         looks = _looks(optimizer)
         for known in self._ids:
@@ -40,7 +37,7 @@ class Watch:
         return next(looks, None) is None and self._places.same()
 
 
-def _looks(optimizer: PagedOptimizer) -> Iterator[tuple[object, ...]]:
+def _looks(optimizer: Owner) -> Iterator[tuple[object, ...]]:
     """All that is compared, as tuples of objects, from the outside in: each is made when those before were the same."""
     for group in optimizer.param_groups:
         yield tuple(group["params"])

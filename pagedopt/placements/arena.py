@@ -113,7 +113,7 @@ class Arena:
             return torch.empty_strided(like.size(), like.stride(), dtype=dtype, device=self.device)
         layout = self.layout
         begin = layout.sections[section] + int(layout.starts[index]) * layout.itemsizes[section]
-        storage = self._bytes(begin, like.numel() * layout.itemsizes[section]).untyped_storage()
+        storage = self._bytes(begin, like.numel() * dtype.itemsize).untyped_storage()
         return torch.empty(0, dtype=dtype, device=self.device).set_(storage, 0, like.size(), like.stride())
 
     def extend(self, numels: Sequence[int]) -> list[int] | None:
