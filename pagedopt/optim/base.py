@@ -151,7 +151,8 @@ class PagedOptimizer(torch.optim.Optimizer):
                 f"{type(self).__name__}.step() cannot be captured into a CUDA graph: its step count and learning rate "
                 "live on the host. Capture the model and step outside of the graph"
             )
-        self._check_whole()
+        if self.damaged:
+            self._check_whole()
         self.store.check_owner()
         if self.store.budget == "auto":
             with self._moving():

@@ -39,7 +39,7 @@ class Launches:
             self._watch is not None
             and self._watch.same(optimizer)
             and _rules(optimizer) == self._rules
-            and all(p.grad is None for p in self._waiting)
+            and (not self._waiting or all(p.grad is None for p in self._waiting))
         )
 
     def prepare(self, optimizer: Owner) -> None:
@@ -80,7 +80,8 @@ class Launches:
     def _launch(self, optimizer: Owner) -> None:
         optimizer.damaged = "a step ended in the middle"  # until it has not: who tears this, tears what would say so
         try:
-            self._put_state(optimizer)
+            if self._fresh:
+                self._put_state(optimizer)
             for bucket in self.buckets:
                 bucket.launch()
         except BaseException as error:

@@ -71,6 +71,7 @@ class PointerTable:
     ) -> None:
         self.names = list(names) if names else [f"list {i}" for i in range(len(lists))]
         self.writes = tuple(writes)
+        self._written = frozenset(self.writes)
         lists = [tuple(x) for x in lists]  # the caller's may change, or make its tensors when it is asked for them
         if not lists or any(len(x) != len(lists[0]) for x in lists):
             sizes = ", ".join(f"{name}: {len(x)}" for name, x in zip(self.names, lists, strict=False))
@@ -126,7 +127,7 @@ class PointerTable:
             addresses = self._addresses.copy() if changes else self._addresses
             for j, column in changes.items():
                 addresses[:, j] = column.addresses
-            if any(j in self.writes for j in changes):
+            if not self._written.isdisjoint(changes):
                 self._check_overlap(addresses)
         except BaseException:
             self.dtypes = dtypes  # a list that was empty had taken one
@@ -140,7 +141,7 @@ class PointerTable:
         for j, column in changes.items():
             self._columns[j] = column
         self._addresses = addresses
-        self.absent = sorted(set().union(*(c.absent for c in self._columns if c)))
+        self.absent = sorted(set().union(*[c.absent for c in self._columns if c and c.absent]))
         self._write_rows()
         self._unwritten = False
         return True
