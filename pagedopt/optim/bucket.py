@@ -11,8 +11,8 @@ import torch
 
 from ..launch.route import route
 from ..launch.sweep import Sweep
+from ..tables.checks import LayoutError
 from ..tables.columns import TensorList, Tensors
-from ..tables.pointers import LayoutError
 from .lists import Lists
 from .members import Member
 from .owner import Owner
