@@ -9,13 +9,8 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
-
-if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import torch
 from rich.console import Console
@@ -208,7 +203,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report.show(console, title, headings, rows)
     plots = {"steps": fused_tables.plot_steps}
     return report.finish(console, options.out, "fused_step", device, result, fused_tables.bars(result), plots)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,13 +7,8 @@ CUDA graph.  On a CPU it runs what exists there and says what it left out.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
-
-if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import torch
 from rich.console import Console
@@ -272,7 +267,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plots = {name: draw for name, draw in transport_tables.PLOTS.items() if result[name]}
     code = report.finish(console, options.out, "pointer_transports", device, result, met, plots)
     return max(code, int(bool(unexpected)))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,8 +7,6 @@ import datetime
 import importlib.metadata
 import json
 import re
-import shutil
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.revision import HELP, ROOT, check_source, this_revision, words
-from pagedopt.commands.train import report as train_report
-from pagedopt.system.machine import machine as this_machine
+from pagedopt.commands.results import as_json
+from pagedopt.system import machine
 
 RESULTS = ROOT / "experiments" / "results"
 NOTES = ROOT / "notes"
@@ -67,7 +65,8 @@ def number(value: float | None) -> str:
 
 def options(name: str, description: str | None) -> argparse.ArgumentParser:
     """The options that every experiment takes."""
-    parser = argparse.ArgumentParser(prog=name, description=(description or "").splitlines()[0], epilog=HELP)
+    first = (description or "").splitlines()[0]
+    parser = argparse.ArgumentParser(prog=f"python -m experiments {name}", description=first, epilog=HELP)
     parser.add_argument("--quick", action="store_true", help="tiny sizes: a smoke test whose numbers mean nothing")
     default = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", default=default, help="cuda, cuda:N or cpu (default: %(default)s)")
@@ -103,7 +102,7 @@ def label(device: torch.device) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-def machine() -> dict[str, Any]:
+def conditions() -> dict[str, Any]:
     """What the numbers were measured on and with."""
     versions = {}
     for package in PACKAGES:
@@ -113,26 +112,16 @@ def machine() -> dict[str, Any]:
             continue
     when = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return {
-        **this_machine(), "when": when, "versions": versions,
-        "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
-        **this_revision(),
+        **machine.describe(), "when": when, "versions": versions,
+        "driver": machine.driver_version(), **this_revision(),
     }  # fmt: skip
-
-
-def _output(*command: str) -> str | None:
-    """The first line a program prints, or None if it is not here or fails."""
-    if shutil.which(command[0]) is None:
-        return None
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout.strip().partition("\n")[0] or None if done.returncode == 0 else None
 
 
 def write(folder: Path, name: str, device: torch.device, result: dict[str, Any]) -> Path:
     """Write the results as JSON; returns the file."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}-{label(device)}.json"
-    content = train_report.finite(json.loads(json.dumps({"experiment": name, "machine": machine(), **result})))
-    path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+    path.write_text(as_json({"experiment": name, "machine": conditions(), **result}))
     return path
 
 

@@ -13,14 +13,12 @@ from typing import Any
 import pytest
 import torch
 
+from experiments import attempts, bench, fused_step, fused_tables, pointer_transports, report, transport_tables
+from experiments.__main__ import found
+from experiments.tiny_lists import Lists
+from experiments.workloads import Contender, Reference, Work, gpt2_shapes, ours, theirs
+
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from experiments import attempts, bench, fused_step, fused_tables, pointer_transports, report, transport_tables  # noqa: E402
-from experiments.__main__ import found  # noqa: E402
-from experiments.tiny_lists import Lists  # noqa: E402
-from experiments.workloads import Contender, Reference, Work, gpt2_shapes, ours, theirs  # noqa: E402
-
 CPU = torch.device("cpu")
 
 
@@ -28,7 +26,7 @@ CPU = torch.device("cpu")
 
 
 def run_script(name: str, out: Path) -> dict[str, Any]:
-    command = [sys.executable, f"experiments/{name}.py", "--quick", "--device", "cpu", "--out", str(out)]
+    command = [sys.executable, "-m", "experiments", name, "--quick", "--device", "cpu", "--out", str(out)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
     assert "bars" in done.stdout

@@ -295,9 +295,9 @@ def test_empty_and_scalar_parameters_step() -> None:
 
 
 def test_managed_placement_without_a_gpu_says_so_once() -> None:
-    from pagedopt.placements import choose
+    from pagedopt.system import warn
 
-    choose._warned.clear()
+    warn._said.clear()
     p = torch.nn.Parameter(torch.ones(3))
     p.grad = torch.ones(3)
     opt = PagedAdamW([p], placement="managed")

@@ -8,6 +8,7 @@ what torch holds is refused with the driver's own error.
 from __future__ import annotations
 
 import contextlib
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -237,7 +238,7 @@ def summary(loops: Sequence[dict[str, Any]]) -> dict[str, float]:
                 continue
             kind = "large_ms" if large(step) else "behind_ms" if large(step - 1) else "ordinary_ms"
             kinds[kind].append(ms)
-    return {kind: float(torch.tensor(times, dtype=torch.float64).median()) for kind, times in kinds.items()}
+    return {kind: statistics.median(times) for kind, times in kinds.items()}
 
 
 def _needs(training: Training) -> tuple[int, int]:

@@ -21,15 +21,15 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pagedopt.commands.main import UsageError
-from pagedopt.commands.train.sizes import SIZES
+from .errors import UsageError
+from .train.sizes import SIZES
 
 if TYPE_CHECKING:
     import torch
     from rich.table import Table
 
-    from pagedopt.planning.estimate import Estimate
-    from pagedopt.planning.rates import Rates
+    from ..planning.estimate import Estimate
+    from ..planning.rates import Rates
 
 HELP = "say what a configuration takes and how long a step lasts, before anything is allocated"
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -59,7 +59,7 @@ def main(args: argparse.Namespace) -> int:
     """Print the plan; always 0."""
     from rich.console import Console
 
-    from pagedopt.planning.rates import ASSUMED
+    from ..planning.rates import ASSUMED
 
     plan(args, ASSUMED)  # what cannot be is refused before anything is measured
     with Console(stderr=True).status("measuring this machine"):
@@ -68,7 +68,7 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         import json
 
-        from pagedopt import __version__
+        from .. import __version__
 
         content = {"pagedopt": __version__, "room": room, "rows": [row_dict(row, room) for row in rows]}
         print(json.dumps({**content, "rates": rows[0].rates.as_dict()}, indent=1, allow_nan=False))
@@ -84,7 +84,7 @@ def find_rates(args: argparse.Namespace) -> Rates:
     """Those of the file, else this machine's where it has the device, else the assumed ones."""
     import torch
 
-    from pagedopt.planning.rates import ASSUMED, Rates, measure
+    from ..planning.rates import ASSUMED, Rates, measure
 
     if args.rates is not None:
         try:
@@ -101,7 +101,7 @@ def find_rates(args: argparse.Namespace) -> Rates:
 
 def plan(args: argparse.Namespace, rates: Rates) -> list[Estimate]:
     """An estimate for each budget, smallest first; for a placement that keeps none, one."""
-    from pagedopt.planning.estimate import estimate
+    from ..planning.estimate import estimate
 
     model = args.params if args.params is not None else parameters(args.size)
     options: dict[str, Any] = {
@@ -125,7 +125,7 @@ def own_budget(args: argparse.Namespace) -> int | None:
     Raises:
         ValueError: it is none.
     """
-    from pagedopt.paging.policy import parse_bytes
+    from ..paging.policy import parse_bytes
 
     return None if args.budget is None else parse_bytes(args.budget)
 
@@ -134,7 +134,7 @@ def parameters(size: str) -> list[torch.Tensor]:
     """The parameters of a named model, without memory."""
     import torch
 
-    from pagedopt.commands.train.model import GPT
+    from .train.model import GPT
 
     with torch.device("meta"):
         return list(GPT(SIZES[size], SIZES[size].block).parameters())
@@ -142,7 +142,7 @@ def parameters(size: str) -> list[torch.Tensor]:
 
 def takes_budgets(placement: str | None, device: str) -> bool:
     """Whether it makes sense to show several budgets; names that are unknown are left to ``estimate``."""
-    from pagedopt.placements.choose import ARENAS
+    from ..placements.choose import ARENAS
 
     kind = ARENAS[device].get(placement or "")
     return kind is None or (kind.paged and kind.keeps_budget)
@@ -162,8 +162,8 @@ def find_room(device: str) -> dict[str, int]:
 
     import torch
 
-    from pagedopt.system import host
-    from pagedopt.system.state_file import state_folder
+    from ..system import host
+    from ..system.state_file import state_folder
 
     if device == "cuda" and not torch.cuda.is_available():
         return {}
@@ -191,7 +191,7 @@ def row_dict(row: Estimate, room: dict[str, int]) -> dict[str, Any]:
 
 def heading(row: Estimate, args: argparse.Namespace) -> str:
     """What the table is about."""
-    from pagedopt.units import text_of_bytes, text_of_count
+    from ..units import text_of_bytes, text_of_count
 
     model = args.size or text_of_count(row.parameters)
     dtype = args.param_dtype or "float32"
@@ -207,7 +207,7 @@ def table(rows: list[Estimate], room: dict[str, int], own: int | None) -> Table:
     """One line for each budget, the one that was asked for in bold."""
     from rich.table import Table
 
-    from pagedopt.units import text_of_bytes, text_of_seconds
+    from ..units import text_of_bytes, text_of_seconds
 
     first = rows[0]
     away = "file" if first.device == "cpu" else "host"
@@ -233,7 +233,7 @@ def table(rows: list[Estimate], room: dict[str, int], own: int | None) -> Table:
 
 def footing(row: Estimate, room: dict[str, int]) -> str:
     """On what the numbers rest, and what they leave out."""
-    from pagedopt.units import text_of_bytes
+    from ..units import text_of_bytes
 
     rates = row.rates
     ring = f" and the ring of {text_of_bytes(row.ring)}" if row.ring else ""

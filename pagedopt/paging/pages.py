@@ -95,6 +95,11 @@ class Layout:
             out[-1] = sum(nbytes for _, nbytes in self.stretches(self.pages - 1, self.pages))
         return out
 
+    def divided(self, resident: int) -> tuple[int, int]:
+        """Bytes of the first ``resident`` pages, and of the others."""
+        near = sum(nbytes for _, nbytes in self.stretches(0, resident))
+        return near, self.nbytes - near
+
 
 def lay_out(
     numels: Sequence[int], itemsizes: Sequence[int], granule: int = 0, stretch: int = STRETCH, spare: int = 0

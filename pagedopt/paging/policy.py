@@ -17,10 +17,10 @@ from .pages import Indices
 
 #: Slots of the ring through which pages pass: one is filled, one updated, one emptied, one is slack.
 SLOTS = 4
-#: Share of device memory that ``device_budget="auto"`` leaves free, and the least it leaves.
-RESERVE_SHARE, RESERVE_BYTES = 0.05, 256 << 20
-#: ``"auto"`` looks after these many steps, then after every last of them.
-LOOKS = (1, 2, 4, 8, 16, 32, 64)
+#: Share of device memory that ``device_budget="auto"`` leaves free, and the least bytes it leaves.
+AUTO_SHARE, AUTO_LEAST = 0.05, 256 << 20
+#: ``"auto"`` measures again after these steps, then after every 64.
+AUTO_STEPS = (1, 2, 4, 8, 16, 32, 64)
 
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30,
           "ti": 1 << 40}  # fmt: skip
@@ -58,7 +58,11 @@ def check_budget(value: Budget) -> Budget:
 def place(page_bytes: Sequence[Indices], budget: int | None) -> list[int]:
     """How many of the first pages of each arena stay on the device: never more bytes than ``budget`` (None: all).
 
-    Behind an arena that does not fit whole no other has pages there: a larger budget keeps what a smaller one keeps.
+    Behind an arena that does not fit whole no other has pages there: a larger budget keeps what a smaller one keeps,
+    and an arena that comes later takes nothing from those that are there.
+
+    Args:
+        page_bytes: bytes of each page, by arena, in the order in which the arenas were made.
     """
     boundaries = []
     left = budget
@@ -87,7 +91,7 @@ def schedule(pages: Sequence[tuple[int, int]], slots: int = SLOTS) -> list[Move]
 
 def reserve(total: int) -> int:
     """Bytes that ``"auto"`` leaves free of a device with ``total``."""
-    return max(RESERVE_BYTES, int(total * RESERVE_SHARE))
+    return max(AUTO_LEAST, int(total * AUTO_SHARE))
 
 
 def spare_bytes(limit: int, ours: int, free: int, cached: int, growth: int) -> int:
@@ -103,9 +107,9 @@ def spare_bytes(limit: int, ours: int, free: int, cached: int, growth: int) -> i
     return max(0, ours + free + min(0, cached - growth) - reserve(limit))
 
 
-def due(step: int) -> bool:
-    """Whether ``"auto"`` looks again after ``step`` steps."""
-    return step in LOOKS or step % LOOKS[-1] == 0
+def auto_is_due(step: int) -> bool:
+    """Whether ``"auto"`` measures again after ``step`` steps."""
+    return step in AUTO_STEPS or step % AUTO_STEPS[-1] == 0
 
 
 def worth_moving(now: int, wanted: int, total: int) -> bool:

@@ -96,9 +96,8 @@ class Arena:
         """Bytes by where they should be."""
         if self.away is None:
             return {self.near: self.layout.nbytes}
-        sizes = self.layout.page_bytes()
-        there = int(sizes[: self.resident].sum())
-        return {self.near: there, self.away: int(sizes.sum()) - there}
+        near, away = self.layout.divided(self.resident)
+        return {self.near: near, self.away: away}
 
     def measured(self) -> dict[str, int]:
         """Bytes by where the driver or the operating system says they are."""

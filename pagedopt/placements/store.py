@@ -148,11 +148,10 @@ class Store:
         return [[torch.zeros_like(p, dtype=dtype, requires_grad=False) for dtype in dtypes] for p in params]
 
     def _arena(self, device: torch.device, numels: list[int], itemsizes: list[int], spare: int) -> Arena | None:
-        budget = self.limit(device)
-        if budget is not None:  # as residency.place divides it among arenas in their order
-            before = (a for a in self.arenas if a.device == device and a.paged)
-            budget = max(0, budget - sum(int(a.layout.page_bytes().sum()) for a in before))
-        return choose.create(numels, itemsizes, device, self._placement(device), budget, self.budget, spare)
+        before = [a.layout.page_bytes() for a in self.on(device) if a.paged]
+        return choose.create(
+            numels, itemsizes, device, self._placement(device), self.limit(device), self.budget, spare, before
+        )
 
     def _placement(self, device: torch.device) -> str:
         return self.placement or default_placement(device, self.budget)
@@ -334,7 +333,7 @@ class Store:
             return False
         self._steps += 1
         moved = False
-        for device in {a.device for a in self.arenas} if policy.due(self._steps) else ():
+        for device in {a.device for a in self.arenas} if policy.auto_is_due(self._steps) else ():
             here = self.on(device)
             now, wanted = sum(map(near_bytes, here)), spare(device, here)
             if policy.worth_moving(now, wanted, sum(a.layout.nbytes for a in here)):

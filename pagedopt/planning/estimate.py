@@ -6,7 +6,7 @@ which a machine moves them.  Nothing here touches a device, so a plan for a larg
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,7 +142,7 @@ def estimate(
     if where.type not in ARENAS:
         raise ValueError(f"device is {str(where)!r}; there are {', '.join(ARENAS)}")
     kind = stand_ins(placement or default_placement(where, budget), where, budget)[0]
-    return _Plan(rule, found, state_format, kind, where, budget).estimate(host_access, rates or ASSUMED)
+    return _Arenas(rule, found, state_format, kind, where, budget).estimate(host_access, rates or ASSUMED)
 
 
 def _dtype(given: torch.dtype | str | None) -> torch.dtype | None:
@@ -165,12 +165,10 @@ class _Part:
 
     @property
     def bytes(self) -> tuple[int, int]:
-        """(resident, away)."""
+        """Resident ones, and those that are away."""
         if self.plain:  # tensors of torch's own, without the gaps of an arena
             return self.numel * sum(self.layout.itemsizes), 0
-        sizes = self.layout.page_bytes()
-        near = int(sizes[: self.resident].sum())
-        return near, int(sizes.sum()) - near
+        return self.layout.divided(self.resident)
 
     @property
     def numel(self) -> int:
@@ -183,8 +181,8 @@ class _Part:
         return min(self.resident * self.layout.page_numel, self.numel) if self.layout.nbytes else self.numel
 
 
-class _Plan:
-    """Arenas as a :class:`Store` would make them: one for each combination of dtypes, in order."""
+class _Arenas:
+    """Arenas as a :class:`Store` would make them: one for each dtype of parameters, in order."""
 
     def __init__(
         self,
@@ -196,25 +194,22 @@ class _Plan:
         budget: int | None,
     ) -> None:
         self.found, self.kind, self.device, self.budget = found, kind, device, budget
-        self.parts: list[_Part] = []
-        names = rule.inputs[2:]
         kinds: dict[torch.dtype, list[int]] = {}
         for numel, dtype in found.trained:
             kinds.setdefault(dtype, []).append(numel)
-        left = budget
+        layouts, traffic = [], []
         for dtype, numels in kinds.items():
-            itemsizes = [state_dtype(state_format, name, dtype).itemsize for name in names]
+            itemsizes = [state_dtype(state_format, name, dtype).itemsize for name in rule.inputs[2:]]
             lists = [dtype.itemsize, dtype.itemsize, *itemsizes]
-            traffic = sum(lists) + sum(lists[i] for i in rule.writes)
-            layout = lay_out(numels, itemsizes, kind.granule, kind.stretch)
-            part = _Part(layout, self._resident(layout, left), traffic, kind.plain)
-            self.parts.append(part)
-            left = None if left is None else max(0, left - sum(part.bytes))
+            traffic.append(sum(lists) + sum(lists[i] for i in rule.writes))
+            layouts.append(lay_out(numels, itemsizes, kind.granule, kind.stretch))
+        residents = self._residents(layouts)
+        self.parts = [_Part(*part, kind.plain) for part in zip(layouts, residents, traffic, strict=True)]
 
-    def _resident(self, layout: Layout, budget: int | None) -> int:
+    def _residents(self, layouts: Sequence[Layout]) -> list[int]:
         if self.kind.paged:
-            return policy.place([layout.page_bytes()], budget)[0]
-        return layout.pages if self.kind.away is None else 0
+            return policy.place([layout.page_bytes() for layout in layouts], self.budget)
+        return [layout.pages if self.kind.away is None else 0 for layout in layouts]
 
     def estimate(self, host_access: str | None, rates: Rates) -> Estimate:
         """Add up."""
@@ -285,7 +280,7 @@ class _CpuClock:
 
 
 def _over(nbytes: int, rate: float | None) -> float | None:
-    """Seconds; nothing takes none, at whatever rate."""
+    """Seconds to move ``nbytes``: 0 bytes take none; None: the rate is not known."""
     return 0.0 if not nbytes else None if rate is None else nbytes / rate
 
 

@@ -7,7 +7,7 @@ import ctypes
 import errno
 import fcntl
 import os
-import re
+import shutil
 import struct
 import tempfile
 import weakref
@@ -17,6 +17,7 @@ from pathlib import Path
 from . import libc
 from .errors import StateLost
 from .fresh import Fresh, Stretch, filled, total, unmap_all
+from .mounts import file_system
 
 #: The variable that names the folder of state files.
 FOLDER_VARIABLE = "PAGEDOPT_STATE_DIR"
@@ -59,25 +60,6 @@ def _unfit(folder: str) -> str:
         return "cannot be written to"
     kind = file_system(folder)
     return f"is in memory ({kind})" if kind in _IN_RAM else ""
-
-
-def file_system(path: str | os.PathLike[str], mountinfo: str | None = None) -> str:
-    """The type of the file system that ``path`` is on, e.g. ``ext4``; "" if unknown.
-
-    Args:
-        mountinfo: the text of ``/proc/self/mountinfo``; None: read it.
-    """
-    if mountinfo is None:
-        with contextlib.suppress(OSError):
-            mountinfo = Path("/proc/self/mountinfo").read_text()
-    real = Path(os.path.realpath(path))
-    best, kind = -1, ""
-    for line in (mountinfo or "").splitlines():
-        left, _, right = line.partition(" - ")
-        point = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), left.split()[4]))  # a space is \040
-        if real.is_relative_to(point) and len(point.parts) >= best:  # of several on one point the last is seen
-            best, kind = len(point.parts), right.split()[0]
-    return kind
 
 
 class StateFile:
@@ -321,10 +303,10 @@ class StateFile:
                 ) from error
             if error.errno not in _NO_ROOM:
                 raise
-            found = os.statvfs(self.folder)
+            free = shutil.disk_usage(self.folder).free
             raise MemoryError(
                 f"the disk of {self.folder} gave no {nbytes:,} bytes for a state file ({os.strerror(error.errno)}; "
-                f"{found.f_bavail * found.f_frsize:,} are free, quotas and limits aside); free some, or name a folder "
+                f"{free:,} are free, quotas and limits aside); free some, or name a folder "
                 f"on another disk with {FOLDER_VARIABLE}"
             ) from error
 
