@@ -13,7 +13,7 @@ from ..paging.policy import Budget, parse_bytes
 from ..placements.choose import StateLost
 from ..placements.store import MemoryReport, Store
 from ..rules import Rule
-from ..transports.transport import TRANSPORTS
+from ..transports.choose import TRANSPORTS
 from .copying import bring_home, duplicate
 from .launches import Launches
 from .loading.load import load
