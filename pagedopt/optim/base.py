@@ -14,7 +14,7 @@ from ..placements.choose import StateLost
 from ..placements.store import MemoryReport, Store
 from ..rules import Rule
 from ..tables.checks import LayoutError
-from ..transports.transport import TRANSPORTS
+from ..transports.choose import TRANSPORTS
 from .copying import bring_home, duplicate
 from .launches import Launches
 from .loading.load import load

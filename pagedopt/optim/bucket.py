@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -111,8 +110,7 @@ class Bucket:
         if self.route is None:
             self.sweep.launch(self._scalars)
         else:
-            with contextlib.closing(self.route.spans(self.sweep.table.host, absent)) as spans:
-                self.sweep.launch(self._scalars, spans)
+            self.sweep.launch(self._scalars, self.route.plan(self.sweep.table.host, absent), self.route.mover())
         self.lists.bring_back()
         self._count(absent)
 

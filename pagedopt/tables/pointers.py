@@ -175,8 +175,7 @@ class PointerTable:
 
     def assign_sets(self, sets: npt.NDArray[np.int64]) -> None:
         """Say which set of hyperparameters each tensor takes (see :class:`~pagedopt.tables.layout.HostTable`)."""
-        self.host.rows["set"] = sets if self._rows is None else sets[self._rows.tensor]
-        self.host.rows_changed()
+        self.host.set_sets(sets if self._rows is None else sets[self._rows.tensor])
 
     def moved(self, lists: Sequence[TensorList]) -> list[tuple[str, int]]:
         """(list name, index) of every tensor that no longer lies where the table says."""
