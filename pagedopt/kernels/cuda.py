@@ -12,9 +12,9 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from ..rules import Rule
 from ..system import cache
 from ..tables.layout import BLOCK
+from .rule import KernelRule
 
 CUDA_TYPES = {
     torch.float32: "float",
@@ -37,7 +37,7 @@ def _text(name: str) -> str:
     return f'#line 1 "{name}"\n{body}'
 
 
-def source(rule: Rule | None, kernel: str = "multi_tensor_apply.cu") -> str:
+def source(rule: KernelRule | None, kernel: str = "multi_tensor_apply.cu") -> str:
     """The whole CUDA text of ``kernel``, headers joined in (a cache keyed by text then sees every change)."""
     parts = [_text(name) for name in ("device.cuh", "numbers.cuh", "table.cuh", kernel)]
     if rule is not None:
@@ -56,13 +56,13 @@ def table_type(argument_bytes: int) -> str:
 
 
 def instance(
-    rule: Rule, dtypes: tuple[torch.dtype, ...], threads: int, argument_bytes: int, small_grid: bool = False
+    rule: KernelRule, dtypes: tuple[torch.dtype, ...], threads: int, argument_bytes: int, small_grid: bool = False
 ) -> str:
     """The C++ name of one variant of the multi-tensor kernel."""
     kernel = "multi_tensor_apply_small_grid" if small_grid else "multi_tensor_apply"
     types = ", ".join(CUDA_TYPES[d] for d in dtypes)
     number = CUDA_TYPES[arithmetic(dtypes)]
-    return f"{kernel}<{number}, {rule.program.functor}, {threads}, {table_type(argument_bytes)}, {types}>"
+    return f"{kernel}<{number}, {rule.functor}, {threads}, {table_type(argument_bytes)}, {types}>"
 
 
 def compile_cuda(text: str, names: tuple[str, ...], arch: str) -> tuple[bytes, list[str]]:
@@ -171,7 +171,7 @@ class Stream:
 
 
 def cuda_kernel(
-    rule: Rule,
+    rule: KernelRule,
     dtypes: tuple[torch.dtype, ...],
     threads: int,
     argument_bytes: int,
@@ -190,7 +190,12 @@ def cuda_kernel(
 
 @functools.cache
 def _cuda_kernel(
-    rule: Rule, dtypes: tuple[torch.dtype, ...], threads: int, argument_bytes: int, device: int, blocks: int | None
+    rule: KernelRule,
+    dtypes: tuple[torch.dtype, ...],
+    threads: int,
+    argument_bytes: int,
+    device: int,
+    blocks: int | None,
 ) -> CudaKernel:
     name = instance(rule, dtypes, threads, argument_bytes, small_grid=blocks is not None)
     return CudaKernel(source(rule), name, device, BLOCK // threads, blocks)
@@ -206,7 +211,7 @@ def norm_kernel(
     return CudaKernel(source(None, "norm.cu"), name, device, BLOCK // threads)
 
 
-def cpu_kernel(rule: Rule, dtypes: tuple[torch.dtype, ...]) -> Callable[..., None]:
+def cpu_kernel(rule: KernelRule, dtypes: tuple[torch.dtype, ...]) -> Callable[..., None]:
     """The Numba kernel for a rule: walks a table, or a span of its chunks, on all of torch's threads.
 
     Raises:
@@ -217,7 +222,7 @@ def cpu_kernel(rule: Rule, dtypes: tuple[torch.dtype, ...]) -> Callable[..., Non
 
 
 @functools.cache
-def _cpu_kernel(rule: Rule, dtypes: tuple[torch.dtype, ...]) -> Callable[..., None]:
+def _cpu_kernel(rule: KernelRule, dtypes: tuple[torch.dtype, ...]) -> Callable[..., None]:
     from . import cpu
 
     return functools.partial(cpu.run, cpu.kernel(rule, dtypes))

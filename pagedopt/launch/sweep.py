@@ -54,7 +54,7 @@ class Sweep:
             lists,
             writes=rule.writes,
             names=rule.inputs,
-            uniforms=len(rule.program.uniforms),
+            uniforms=rule.uniform_count,
             sets=sets,
             geometry=geometry,
             rows=rows,
