@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ..kernels import cuda
@@ -102,7 +103,9 @@ class Sweep:
             self._take_dtypes()
         self.launch(sets, spans)
 
-    def launch(self, sets: Sequence[Sequence[float]], spans: Iterable[Span] | None = None) -> None:
+    def launch(
+        self, sets: Sequence[Sequence[float]] | npt.NDArray[np.float64], spans: Iterable[Span] | None = None
+    ) -> None:
         """:meth:`run` for who has just refreshed: the table is taken as it is."""
         self.begun = False
         self.table.host.set_scalars(sets)
