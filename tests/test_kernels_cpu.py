@@ -77,7 +77,7 @@ def test_out_of_place_leaves_the_inputs(name: str) -> None:
 def test_flags_reach_the_kernel(name: str) -> None:
     rule, dtypes = RULES[name], (F32,) * len(RULES[name].inputs)
     before = lists_for(rule, (4097,), dtypes)
-    flags = {"maximize": 1.0, "first": 1.0, "nesterov": 0.0, "weight_decay": 0.0}
+    flags = {"maximize": 1.0, "step": 1.0, "nesterov": 0.0, "weight_decay": 0.0}
     scalars = scalars_for(rule, **{k: v for k, v in flags.items() if k in rule.scalars})
     after = clone(before)
     multi_tensor_apply(rule, after, scalars)

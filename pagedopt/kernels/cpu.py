@@ -7,6 +7,7 @@ and the next process loads it.  Read one with ``rule.numba_source()``.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -14,12 +15,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from ..rules import Rule
-from ..rules.language.parse import ELEMENT_FUNCTIONS
-from ..rules.language.translate import numba_lines
 from ..system.numba_text import load
 from ..tables.layout import HostTable, Span
 from . import threads
+from .rule import KernelRule
 from .source import arithmetic
 
 #: dtype -> (NumPy type its bits are read as, template that loads, template that stores)
@@ -59,7 +58,7 @@ def kernel(_scalars, _rows, _chunks, _chunk_numel, _first, _last):
 '''
 
 
-def source(rule: Rule, dtypes: tuple[torch.dtype, ...]) -> str:
+def source(rule: KernelRule, dtypes: tuple[torch.dtype, ...]) -> str:
     """The Python text of the kernel for ``rule`` on lists of ``dtypes``."""
     lists = len(dtypes)
     arrays, loads, stores = [], [], []
@@ -68,8 +67,8 @@ def source(rule: Rule, dtypes: tuple[torch.dtype, ...]) -> str:
         arrays.append(f"_p{i} = _carray(_pointer(_rows[_row, {i}] + _offset * {dtype.itemsize}), _numel, {kind})")
         loads.append(load.format(f"_p{i}[_i]"))
         stores.append(f"_p{i}[_i] = " + store)
-    sets = [f"u{i} = S(_scalars[_rows[_row, {lists + 1}], {i}])" for i in range(len(rule.program.uniforms))]
-    inner = numba_lines(rule.program, loads, stores)
+    sets = [f"u{i} = S(_scalars[_rows[_row, {lists + 1}], {i}])" for i in range(rule.uniform_count)]
+    inner = rule.numba_lines(loads, stores)
     lines = [*sets, *arrays, "for _i in range(_numel):", *(f"    {line}" for line in inner)]
     return _module(rule.name, lists, arithmetic(dtypes), lines)
 
@@ -98,16 +97,16 @@ def norm_kernel(dtype: torch.dtype, number: torch.dtype, order: int) -> Callable
 
 def _module(name: str, lists: int, number: torch.dtype, lines: list[str]) -> str:
     """A generated module whose kernel runs ``lines`` for every chunk."""
-    functions = "".join(f"element_{f}, " for f in sorted(ELEMENT_FUNCTIONS) if any(f"element_{f}(" in x for x in lines))
+    functions = "".join(f"{f}, " for f in sorted(set(re.findall(r"\b(element_\w+)\(", "\n".join(lines)))))
     body = "\n".join(" " * 8 + line for line in lines)
     kind = str(number).removeprefix("torch.")
     return _MODULE.format(name=name, functions=functions, number=kind, lists=lists, body=body)
 
 
 @functools.cache
-def kernel(rule: Rule, dtypes: tuple[torch.dtype, ...]) -> Callable[..., None]:
+def kernel(rule: KernelRule, dtypes: tuple[torch.dtype, ...]) -> Callable[..., None]:
     """The compiled kernel for ``rule`` on lists of ``dtypes``, for :func:`run`."""
-    return _compiled(load(source(rule, dtypes), rule.name, _NUMBERS), len(dtypes), len(rule.program.uniforms))
+    return _compiled(load(source(rule, dtypes), rule.name, _NUMBERS), len(dtypes), rule.uniform_count)
 
 
 def _compiled(kernel: Callable[..., None], lists: int, uniforms: int) -> Callable[..., None]:

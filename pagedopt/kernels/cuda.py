@@ -8,10 +8,10 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from ..rules import Rule
 from ..tables.layout import BLOCK
 from . import source
 from .nvrtc import cached_cubin
+from .rule import KernelRule
 
 
 class CudaKernel:
@@ -46,7 +46,7 @@ class Stream:
 
 @functools.cache
 def multi_tensor_kernel(
-    rule: Rule, dtypes: tuple[torch.dtype, ...], threads: int, kind: str, device: int, blocks: int | None = None
+    rule: KernelRule, dtypes: tuple[torch.dtype, ...], threads: int, kind: str, device: int, blocks: int | None = None
 ) -> CudaKernel:
     """The kernel for a rule over lists of ``dtypes``, ready to launch on a device.
 

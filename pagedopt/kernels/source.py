@@ -7,7 +7,7 @@ import importlib.resources
 
 import torch
 
-from ..rules import Rule
+from .rule import KernelRule
 
 #: Names of dtypes in the CUDA text.
 CUDA_TYPES = {
@@ -24,7 +24,7 @@ def _file(name: str) -> str:
     return f'#line 1 "{name}"\n{body}'
 
 
-def text(rule: Rule | None, kernel: str = "multi_tensor_apply.cu") -> str:
+def text(rule: KernelRule | None, kernel: str = "multi_tensor_apply.cu") -> str:
     """The whole CUDA text of ``kernel``, headers joined in (a cache keyed by text then sees every change)."""
     parts = [_file(name) for name in ("device.cuh", "numbers.cuh", "table.cuh", kernel)]
     if rule is not None:
@@ -42,12 +42,14 @@ def table_type(argument_bytes: int) -> str:
     return f"TableOf<{argument_bytes}>" if argument_bytes else "TableAt"
 
 
-def instance(rule: Rule, dtypes: tuple[torch.dtype, ...], threads: int, kind: str, small_grid: bool = False) -> str:
+def instance(
+    rule: KernelRule, dtypes: tuple[torch.dtype, ...], threads: int, kind: str, small_grid: bool = False
+) -> str:
     """The C++ name of one variant of the multi-tensor kernel, whose argument is a ``kind`` (:func:`table_type`)."""
     kernel = "multi_tensor_apply_small_grid" if small_grid else "multi_tensor_apply"
     types = ", ".join(CUDA_TYPES[d] for d in dtypes)
     number = CUDA_TYPES[arithmetic(dtypes)]
-    return f"{kernel}<{number}, {rule.program.functor}, {threads}, {kind}, {types}>"
+    return f"{kernel}<{number}, {rule.functor}, {threads}, {kind}, {types}>"
 
 
 def norm_instance(stage: str, order: int, dtype: torch.dtype, number: torch.dtype, threads: int, kind: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from ..kernels import cpu, cuda
@@ -56,7 +58,7 @@ class Sweep:
             lists,
             writes=rule.writes,
             names=rule.inputs,
-            uniforms=len(rule.program.uniforms),
+            uniforms=rule.uniform_count,
             sets=sets,
             geometry=geometry,
             rows=rows,
@@ -115,7 +117,10 @@ class Sweep:
         self.launch(scalars, steps)
 
     def launch(
-        self, sets: Sequence[Sequence[float]], steps: Iterable[Step] = WHOLE, mover: Mover | None = None
+        self,
+        sets: Sequence[Sequence[float]] | npt.NDArray[np.float64],
+        steps: Iterable[Step] = WHOLE,
+        mover: Mover | None = None,
     ) -> None:
         """:meth:`run` for who has just refreshed: the table is taken as it is.
 
@@ -171,7 +176,9 @@ class Sweep:
 
         Raises:
             CompileError: it cannot be compiled.
+            RuleError: the rule is no longer what was translated.
         """
+        self.rule.check()
         if self.device.type == "cuda":
             self._kernel(self.transport.kind(self.table.host))
         else:

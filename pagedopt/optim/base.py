@@ -25,7 +25,7 @@ from .owner import Group
 class PagedOptimizer(torch.optim.Optimizer):
     """A ``torch.optim.Optimizer`` made from a rule.
 
-    A subclass names its rule and, if they are not simply the group's values, its scalars::
+    A subclass names its rule, whose hyperparameters are the group's values by name::
 
         class SignDescent(PagedOptimizer):
             rule = sign_descent                      # a function decorated with pagedopt.rule
@@ -33,7 +33,8 @@ class PagedOptimizer(torch.optim.Optimizer):
                 super().__init__(params, {"lr": lr}, **options)
 
     The rule's first input is the parameter, its second the gradient, the others are state, created with zeros in the
-    first step in which the parameter has a gradient.
+    first step in which the parameter has a gradient.  A hyperparameter ``step`` is the number of the parameter's step,
+    from 1 on; members of a group's tuple ``betas`` are ``beta1``, ``beta2``.
 
     Args:
         params: parameters or groups, as for any torch optimizer.
@@ -106,11 +107,6 @@ class PagedOptimizer(torch.optim.Optimizer):
     def rule_of(self, group: Group) -> Rule:
         """The rule for a parameter group."""
         return self.rule
-
-    def scalars(self, group: Group, step: float) -> dict[str, float]:
-        """The rule's hyperparameters for ``group`` in its step number ``step`` (from 1), computed in double."""
-        known = {**group, "step": step}
-        return {name: float(known[name]) for name in self.rule_of(group).scalars if name in known}
 
     def state_names(self, group: Group) -> tuple[str, ...]:
         """Names of the state tensors of a parameter in ``group``."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ..launch.route import route
@@ -15,6 +16,7 @@ from ..tables.columns import TensorList, Tensors
 from .lists import Lists
 from .members import Member
 from .owner import Owner
+from .scalars import Uniforms, uniforms_of
 from .steps import Counts, Steps
 
 
@@ -41,8 +43,8 @@ class Bucket:
         self._expected = np.full(len(members), np.nan)
         self._absent: list[int] = []
         self._compiled: tuple[torch.dtype, ...] | None = None
-        self._pattern: list[tuple[int, int]] = []  # (group, a row) of each set of hyperparameters
-        self._scalars: list[list[float]] = []
+        self._pattern: list[tuple[int, npt.NDArray[np.int64]]] = []  # (group, a row of each set of hyperparameters)
+        self._scalars: Uniforms = []
         state = [m.entry[name] for name in members[0].names for m in members]
         written = [*self.params, *optimizer.store.version_counters(state)]
         self._written = [t for t in written if not t.is_inference()]
@@ -92,11 +94,8 @@ class Bucket:
             self._counts = self._steps.read(absent, ahead)
         if absent != self._absent or not (self._counts == self._expected).all():
             self._find_pattern(optimizer, absent, grads)
-        groups = optimizer.param_groups
-        self._scalars = [
-            self.rule.uniforms(optimizer.scalars(groups[group], float(self._counts[row]) + 1))
-            for group, row in self._pattern
-        ]
+        sets = [(group, self._counts[rows] + 1) for group, rows in self._pattern]
+        self._scalars = uniforms_of(self.rule, optimizer.param_groups, sets)
         if self._compiled is not self.sweep.dtypes:
             self.sweep.compile()
             self._compiled = self.sweep.dtypes
@@ -134,7 +133,8 @@ class Bucket:
 
     def _find_pattern(self, optimizer: Owner, absent: list[int], grads: Tensors) -> None:
         """Which rows share hyperparameters: those of one group with as many steps behind them."""
-        _, rank = np.unique(self._counts.view(np.int64), return_inverse=True)  # bits: NaN is a count like any other
+        counts = self._counts if "step" in self.rule.scalars else np.zeros(len(self.groups))
+        _, rank = np.unique(counts.view(np.int64), return_inverse=True)  # bits: NaN is a count like any other
         keys = self.groups * len(rank) + rank
         present = np.setdiff1d(np.arange(len(keys)), absent)
         _, first, inverse = np.unique(keys[present], return_index=True, return_inverse=True)
@@ -142,7 +142,9 @@ class Bucket:
             self.sets = 2 * len(first)
             self.sweep = self._sweep(optimizer, grads)
             self._compiled = None
-        self._pattern = [(int(self.groups[row]), int(row)) for row in present[first]]
+        rows = present[first]  # in the order of groups
+        ends = np.flatnonzero(np.diff(self.groups[rows])) + 1
+        self._pattern = [(int(self.groups[part[0]]), part) for part in np.split(rows, ends)]
         self._absent = absent
         sets = np.zeros(len(keys), np.int64)
         sets[present] = inverse

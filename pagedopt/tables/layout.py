@@ -117,7 +117,7 @@ class HostTable:
         self.stamp = 0  # of scalars or rows, whichever changed last
         self.rows_stamp = 0
 
-    def set_scalars(self, values: Sequence[Sequence[float]]) -> None:
+    def set_scalars(self, values: Sequence[Sequence[float]] | npt.NDArray[np.float64]) -> None:
         """Write the hyperparameter sets (first ``len(values)`` of them) where they differ."""
         if self.scalars.size and (new := np.asarray(values)).tobytes() != self.scalars[: len(values)].tobytes():
             self.scalars[: len(values)] = new
