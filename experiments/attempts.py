@@ -227,7 +227,7 @@ def _child(name: str) -> None:
 
 
 def _compile(text: str, name: str) -> str:
-    from pagedopt.kernels.cuda import CompileError, compile_cuda
+    from pagedopt.kernels.nvrtc import CompileError, compile_cuda
 
     try:
         compile_cuda(text, (name,), ARCH)
@@ -239,7 +239,7 @@ def _compile(text: str, name: str) -> str:
 
 
 def _compiles(name: str) -> bool:
-    from pagedopt.kernels.cuda import CompileError
+    from pagedopt.kernels.nvrtc import CompileError
 
     try:
         _compile(BY_VALUE, name)

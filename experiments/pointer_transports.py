@@ -99,11 +99,11 @@ def _counters(work: Lists, way: Transport | None, before: Callable[[], None] | N
         return {"launches": 0, "copied_bytes": 0}
     launches = copied = 0
     for _ in range(6):
-        launches, copied = way.launches, way.copied_bytes
+        launches, copied = work.sweep.launches, way.copied_bytes
         if before is not None:
             before()
         work.step(way)
-    return {"launches": way.launches - launches, "copied_bytes": way.copied_bytes - copied}
+    return {"launches": work.sweep.launches - launches, "copied_bytes": way.copied_bytes - copied}
 
 
 def refresh_cost(run: Run) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from experiments import report
 from experiments.bench import Case, measure
 from pagedopt import PagedAdamW
 from pagedopt.optim.launches import Launches
+from pagedopt.optim.scalars import scalars_of
 
 
 class _Nothing(torch.optim.Optimizer):
@@ -40,7 +41,7 @@ def pieces(count: int, device: torch.device) -> dict[str, Callable[[], object]]:
 
     def run() -> None:
         step[0] += 1
-        sweep.run([bucket.rule.uniforms(optimizer.scalars(group, step[0]))])
+        sweep.run([bucket.rule.uniforms({**scalars_of(bucket.rule, group), "step": step[0]})])
 
     return {
         "step(), whole": optimizer.step,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import mmap
 from collections.abc import Mapping, Sequence
 
@@ -30,11 +29,9 @@ def scalars_for(rule: Rule, step: int = 3, **changes: float) -> dict[str, float]
     """The rule's hyperparameters in ``step``, with ``changes``."""
     known = {
         **_SCALARS,
-        "bias_correction1": 1 - BETAS[0] ** step,
-        "bias_correction2_sqrt": math.sqrt(1 - BETAS[1] ** step),
+        "step": step,
         "nesterov": True,
         "maximize": False,
-        "first": False,
     }
     return {**{name: float(known[name]) for name in rule.scalars}, **changes}
 

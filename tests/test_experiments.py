@@ -294,7 +294,7 @@ def test_every_contender_that_a_work_names_can_be_built() -> None:
 
 def compiler_says(name: str) -> str:
     pytest.importorskip("cuda.bindings.nvrtc")
-    from pagedopt.kernels.cuda import CompileError
+    from pagedopt.kernels.nvrtc import CompileError
 
     try:
         return attempts.ATTEMPTS[name].run()

@@ -77,7 +77,7 @@ def test_out_of_place_leaves_the_inputs(name: str) -> None:
 def test_flags_reach_the_kernel(name: str) -> None:
     rule, dtypes = RULES[name], (F32,) * len(RULES[name].inputs)
     before = lists_for(rule, (4097,), dtypes)
-    flags = {"maximize": 1.0, "first": 1.0, "nesterov": 0.0, "weight_decay": 0.0}
+    flags = {"maximize": 1.0, "step": 1.0, "nesterov": 0.0, "weight_decay": 0.0}
     scalars = scalars_for(rule, **{k: v for k, v in flags.items() if k in rule.scalars})
     after = clone(before)
     multi_tensor_apply(rule, after, scalars)
@@ -107,8 +107,7 @@ def test_each_row_takes_its_own_set_of_scalars() -> None:
     after = clone(before)
     scalars = [scalars_for(rule, lr=lr, weight_decay=wd) for lr, wd in ((0.3, 0.2), (0.05, 0.0), (0.7, 0.5))]
     sweep = Sweep(rule, after, sets=3)
-    sweep.table.host.rows["set"] = sets
-    sweep.table.host.rows_changed()
+    sweep.table.host.set_sets(sets)
     sweep.run([rule.uniforms(s) for s in scalars])
     assert_updated(rule, before, after, expected(rule, before, scalars, sets), dtypes)
 

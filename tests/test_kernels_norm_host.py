@@ -10,7 +10,7 @@ import torch
 from host_build import build, launch
 from support import BF16, F16, F32, F64
 
-from pagedopt.kernels import cuda
+from pagedopt.kernels import source
 from pagedopt.tables.layout import BLOCK, Geometry, HostTable
 
 SIZES = (0, 1, 31, 4097, 700, 40_000, 33)
@@ -25,8 +25,7 @@ def instances() -> tuple[str, ...]:
     names = []
     for (dtype, out, number), order, threads in VARIANTS:
         for stage, kind in (("chunks", dtype), ("rows", out)):
-            types = f"{cuda.CUDA_TYPES[number]}, {ORDERS[order]}, {threads}, TableAt, {cuda.CUDA_TYPES[kind]}"
-            names.append(f"norm_{stage}<{types}>")
+            names.append(source.norm_instance(stage, ORDERS[order], kind, number, threads, "TableAt"))
     return tuple(names)
 
 

@@ -190,7 +190,7 @@ def test_a_step_that_fails_to_launch_is_not_counted(monkeypatch: pytest.MonkeyPa
     opt = PagedAdamW([p])
     opt.step()
     before = p.detach().clone()
-    monkeypatch.setattr(pagedopt.launch.sweep.cuda, "cpu_kernel", lambda *_: 1 / 0)
+    monkeypatch.setattr(pagedopt.launch.sweep.cpu, "kernel", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         opt.step()
     assert float(opt.state[p]["step"]) == 1
@@ -282,15 +282,6 @@ def test_a_tensor_that_changed_is_noticed_before_anything_is_updated(harm: Any, 
         opt.step()
     assert all(torch.equal(a, b) for a, b in zip((params[0], params[2], double), before, strict=True))
     assert float(opt.state[double]["step"]) == 1
-
-
-def test_parameters_with_gaps_are_refused_by_index() -> None:
-    base = torch.zeros(4, 6)
-    p, q = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(base[:, ::2])
-    p.grad, q.grad = torch.ones(3), torch.ones(4, 3)
-    with pytest.raises(ValueError, match="parameter 1 of shape"):
-        PagedAdamW([p, q]).step()
-    assert torch.equal(p, torch.ones(3))
 
 
 def test_empty_and_scalar_parameters_step() -> None:

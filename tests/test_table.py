@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pagedopt.tables.layout import BLOCK, WORD, Batch, Geometry, HostTable, batches, chunks, geometry, row_dtype
-from pagedopt.transports.transport import ARGUMENT_BYTES, StructTransport
+from pagedopt.transports.by_value import ARGUMENT_BYTES, StructTransport
 
 HUGE = 2**31 + 5
 LIMITS = [StructTransport(0, nbytes).words for nbytes in ARGUMENT_BYTES]  # words of a launch: 508 and 4,091

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from ..paging.pages import Indices, Pieces, cut
-from ..paging.policy import SLOTS, Move, schedule
-from ..paging.visits import Mover, spans
-from ..placements.file import FileMover
-from ..placements.movers import StagedMover, slot_offset
+from ..paging.policy import Move, schedule
+from ..paging.visits import Mover, Step, plan
+from ..placements.movers import slot_offset
 from ..placements.store import Store
-from ..tables.layout import BLOCK, Geometry, HostTable, Span, geometry
+from ..tables.layout import BLOCK, Geometry, HostTable, geometry
 from ..tables.pointers import Rows
 
 #: Elements of a chunk where pages pass through: every block reads its part of the table over a link that copies fill
@@ -40,8 +39,8 @@ class Route:
     moves: tuple[tuple[Move, tuple[int, int]], ...]
 
     def __post_init__(self) -> None:
-        self._table: HostTable | None = None
-        self._spans: list[Span] = []
+        self._planned: tuple[HostTable, tuple[int, ...]] | None = None
+        self._plan: list[Step] = []
 
     @property
     def geometry(self) -> Geometry | None:
@@ -49,27 +48,33 @@ class Route:
         usual = geometry(self.rows.numel.tolist())
         return Geometry(CHUNK, BLOCK) if self.device.type == "cuda" and usual.threads == BLOCK else None
 
-    def spans(self, table: HostTable, absent: Sequence[int]) -> Generator[Span]:
-        """Chunks to launch one after the other; between them pages are fetched and evicted.
+    def plan(self, table: HostTable, absent: Sequence[int] = ()) -> list[Step]:
+        """What a step over ``table`` does: a value, to read, to print, to put in another order.
 
         A page of which every parameter lacks its gradient stays where it is.
-        """
-        if self._table is not table:
-            self._table = table
-            self._spans = table.chunks_of([(0, self.at_hand), *(rows for _, rows in self.moves)])
-        at_hand, *others = self._spans
-        visits = [(move, span) for (move, _), span in zip(self.moves, others, strict=True)]
-        if absent:
-            skipped = np.isin(self.rows.tensor, absent)
-            live = [not skipped[first:last].all() for _, (first, last) in self.moves]
-            visits = [visit for visit, needed in zip(visits, live, strict=True) if needed]
-        yield from spans(at_hand, visits, SLOTS, self._mover())
 
-    def _mover(self) -> Mover:
-        if self.device.type == "cpu":
-            return FileMover(self.store.arenas)
-        stream = torch.cuda.current_stream(self.device).cuda_stream
-        return StagedMover(self.store.ring(self.device), self.store.arenas, stream)
+        Args:
+            table: over :attr:`rows`.
+            absent: the parameters without a gradient.
+        """
+        if self._planned is None or self._planned[0] is not table or self._planned[1] != tuple(absent):
+            at_hand, *spans = table.chunks_of([(0, self.at_hand), *(rows for _, rows in self.moves)])
+            visits = [(move, span) for (move, _), span in zip(self.moves, spans, strict=True)]
+            if absent:
+                skipped = np.isin(self.rows.tensor, absent)
+                live = [not skipped[first:last].all() for _, (first, last) in self.moves]
+                visits = [visit for visit, needed in zip(visits, live, strict=True) if needed]
+            self._plan, self._planned = plan(at_hand, visits), (table, tuple(absent))
+        return self._plan
+
+    def mover(self) -> Mover:
+        """What carries the pages of one step; its launches go to the current stream.
+
+        Raises:
+            torch.OutOfMemoryError: there is no room for the ring of slots.
+        """
+        store, (move, _) = self.store, self.moves[0]
+        return store.arenas[move.arena].mover(store.arenas, store.ring)
 
 
 def route(store: Store, params: Sequence[torch.Tensor], states: Sequence[Sequence[torch.Tensor]]) -> Route | None:

@@ -9,7 +9,9 @@ import torch
 
 from ..formats.floating import StateFormat
 from ..paging.policy import Budget
-from ..rules import Rule, adam, adam_amsgrad, adamw, adamw_amsgrad
+from ..rules.adam import adam, adam_amsgrad
+from ..rules.adamw import adamw, adamw_amsgrad
+from ..rules.rule import Rule
 from .base import Group, PagedOptimizer
 
 
@@ -78,29 +80,6 @@ class PagedAdamW(PagedOptimizer, torch.optim.AdamW):
         if group.get("decoupled_weight_decay", True):
             return adamw_amsgrad if group.get("amsgrad") else adamw
         return adam_amsgrad if group.get("amsgrad") else adam
-
-    def scalars(self, group: Group, step: float) -> dict[str, float]:
-        """The bias corrections of torch/optim/adamw.py, in double.
-
-        Raises:
-            RuntimeError: the second one is the root of a negative number, e.g. with a beta above 1 (as torch).
-            ZeroDivisionError: the first one is zero (as torch).
-        """
-        beta1, beta2 = (float(beta) for beta in group["betas"])
-        root = (1 - beta2**step) ** 0.5
-        if isinstance(root, complex):
-            raise RuntimeError(f"1 - beta2**step is negative, with a beta2 of {beta2} in step {step}: it has no root")
-        return {
-            "lr": float(group["lr"]),
-            "beta1": beta1,
-            "beta2": beta2,
-            "eps": group["eps"],
-            "weight_decay": group["weight_decay"],
-            "bias_correction1": 1 - beta1**step,
-            # By zero torch divides tensors, which gives infinity; 1 over the smallest number is that, too.
-            "bias_correction2_sqrt": root or 5e-324,
-            "maximize": group["maximize"],
-        }
 
 
 def _check_flags(group: Group) -> None:

@@ -13,19 +13,19 @@ from ..paging.policy import Budget, parse_bytes
 from ..placements.choose import StateLost
 from ..placements.store import MemoryReport, Store
 from ..rules import Rule
-from ..transports.transport import TRANSPORTS
+from ..tables.checks import LayoutError
+from ..transports.choose import TRANSPORTS
 from .copying import bring_home, duplicate
 from .launches import Launches
 from .loading.load import load
-from .members import state_tensors
-
-Group = dict[str, Any]
+from .members import refuse, state_tensors
+from .owner import Group
 
 
 class PagedOptimizer(torch.optim.Optimizer):
     """A ``torch.optim.Optimizer`` made from a rule.
 
-    A subclass names its rule and, if they are not simply the group's values, its scalars::
+    A subclass names its rule, whose hyperparameters are the group's values by name::
 
         class SignDescent(PagedOptimizer):
             rule = sign_descent                      # a function decorated with pagedopt.rule
@@ -33,7 +33,8 @@ class PagedOptimizer(torch.optim.Optimizer):
                 super().__init__(params, {"lr": lr}, **options)
 
     The rule's first input is the parameter, its second the gradient, the others are state, created with zeros in the
-    first step in which the parameter has a gradient.
+    first step in which the parameter has a gradient.  A hyperparameter ``step`` is the number of the parameter's step,
+    from 1 on; members of a group's tuple ``betas`` are ``beta1``, ``beta2``.
 
     Args:
         params: parameters or groups, as for any torch optimizer.
@@ -93,7 +94,8 @@ class PagedOptimizer(torch.optim.Optimizer):
     ) -> None:
         one = type(self).rule_of is PagedOptimizer.rule_of
         rules = self.rules or ((self.rule,) if one else ())  # who chooses and does not say among which, is not checked
-        check_format(state_format, {name for rule in rules for name in rule.inputs[2:]} if rules else None)
+        self._states = {name for rule in rules for name in rule.inputs[2:]}
+        check_format(state_format, self._states if rules else None)
         if transport not in TRANSPORTS:
             raise ValueError(f"transport is {transport!r}; there are {', '.join(sorted(TRANSPORTS))}")
         if blocks is not None and (isinstance(blocks, bool) or not isinstance(blocks, int) or blocks < 1):
@@ -105,11 +107,6 @@ class PagedOptimizer(torch.optim.Optimizer):
     def rule_of(self, group: Group) -> Rule:
         """The rule for a parameter group."""
         return self.rule
-
-    def scalars(self, group: Group, step: float) -> dict[str, float]:
-        """The rule's hyperparameters for ``group`` in its step number ``step`` (from 1), computed in double."""
-        known = {**group, "step": step}
-        return {name: float(known[name]) for name in self.rule_of(group).scalars if name in known}
 
     def state_names(self, group: Group) -> tuple[str, ...]:
         """Names of the state tensors of a parameter in ``group``."""
@@ -134,8 +131,8 @@ class PagedOptimizer(torch.optim.Optimizer):
                 stream is being captured into a CUDA graph; the process was forked from that of state in a file; state
                 is damaged.  Nothing has been updated then.
             KeyError: state has some of a parameter's tensors and lacks another.  Nothing has been updated then.
-            ValueError, TypeError: a parameter or gradient changed its size, dtype, device or lost its memory; nothing
-                has been updated then.
+            ValueError, TypeError: a parameter or gradient changed its size, dtype, device or lost its memory, or a
+                parameter is a DTensor; nothing has been updated then.
             MemoryError, torch.OutOfMemoryError: there is no room for state that is to be made; nothing has been
                 updated then.  Or state in a file could not be written back for want of room (on the disk, in a quota,
                 in memory): it is damaged.
@@ -150,16 +147,39 @@ class PagedOptimizer(torch.optim.Optimizer):
                 f"{type(self).__name__}.step() cannot be captured into a CUDA graph: its step count and learning rate "
                 "live on the host. Capture the model and step outside of the graph"
             )
-        self._check_whole()
+        if self.damaged:
+            self._check_whole()
         self.store.check_owner()
         if self.store.budget == "auto":
             with self._moving():
                 self.store.remeasure_auto()
-        if self._launches is None or not self._launches.current(self):
-            self._launches = None  # its tables keep state alive that may be gone
-            self._launches = Launches(self)
-        self._launches.run(self)
+        self._prepared().run(self)
         return loss
+
+    def _prepared(self) -> Launches:
+        """Launches for what state and groups hold now, ready to run."""
+        if self._launches is not None and self._launches.current(self):
+            with contextlib.suppress(LayoutError):  # a parameter was laid out anew, at the address it had
+                self._launches.prepare(self)
+                return self._launches
+        self._launches = None  # its tables keep state alive that may be gone
+        launches = self._launches = Launches(self)
+        launches.prepare(self)
+        return launches
+
+    def add_param_group(self, param_group: Group) -> None:
+        """As torch's.
+
+        Raises:
+            TypeError: a parameter is a DTensor.
+            ValueError: as torch's; state of a complex parameter cannot be stored in the format asked for.
+        """
+        super().add_param_group(param_group)
+        try:
+            refuse(self, self.param_groups[-1], self._states)
+        except BaseException:
+            self.param_groups.pop()
+            raise
 
     def _check_whole(self) -> None:
         """

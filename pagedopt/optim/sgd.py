@@ -9,7 +9,8 @@ import torch
 
 from ..formats.floating import StateFormat
 from ..paging.policy import Budget
-from ..rules import Rule, sgd, sgd_momentum
+from ..rules.rule import Rule
+from ..rules.sgd import sgd, sgd_momentum
 from .base import Group, PagedOptimizer
 
 
@@ -54,8 +55,3 @@ class PagedSGD(PagedOptimizer, torch.optim.SGD):
     def rule_of(self, group: Group) -> Rule:
         """With momentum, or without any state."""
         return sgd_momentum if group["momentum"] else sgd
-
-    def scalars(self, group: Group, step: float) -> dict[str, float]:
-        """The group's values; a parameter's first gradient enters its buffer as it is."""
-        known = {**group, "first": step == 1}
-        return {name: float(known[name]) for name in self.rule_of(group).scalars}

@@ -12,6 +12,7 @@ import torch
 
 from ..paging import policy
 from ..system import host
+from ..tables.columns import dense_like
 from . import choose
 from .choose import Arena, default_placement
 from .movers import Ring, slot_bytes
@@ -126,20 +127,20 @@ class Store:
         firsts = [wanted[indices[0]][0] for indices in groups]
         dtypes = [wanted[i][2] for i in groups[0]]
         alike = [arena for arena in self.arenas if self._kinds.get(arena) == kind]
-        numels = [p.numel() for p in firsts]
+        numels = [p.numel() * (2 if p.is_complex() else 1) for p in firsts]  # kernels see real numbers
         for arena in alike:
             if (numbers := arena.extend(numels)) is not None:
                 break
         else:
             spare = min(SPARE, sum(arena.layout.nbytes for arena in alike) // 4)
-            new = self._arena(firsts[0].device, numels, [dtype.itemsize for dtype in dtypes], spare)
+            new = self._arena(firsts[0].device, numels, [_real(dtype).itemsize for dtype in dtypes], spare)
             if new is None:
                 return self._plain(firsts, dtypes)
             arena, numbers = new, list(range(len(numels)))
             self.arenas.append(arena)
             self._kinds[arena] = kind
         return [
-            [arena.view(section, number, p, dtype) for section, dtype in enumerate(dtypes)]
+            [arena.view(section, number, dense_like(p), dtype) for section, dtype in enumerate(dtypes)]
             for number, p in zip(numbers, firsts, strict=True)
         ]
 
@@ -361,6 +362,10 @@ class Store:
             sum(int(x) for x in limits if x is not None) if limits and None not in limits else None,
             sum(ring.nbytes for ring in self.rings.values()),
         )
+
+
+def _real(dtype: torch.dtype) -> torch.dtype:
+    return dtype.to_real() if dtype.is_complex else dtype
 
 
 def near_bytes(arena: Arena) -> int:

@@ -3,7 +3,7 @@
 from .adam import adam, adam_amsgrad
 from .adamw import adamw, adamw_amsgrad
 from .elementwise import add, add_scalar, addcdiv, addcmul, lerp, lerp_tensor, mul, mul_scalar, square_root
-from .language.parse import RuleError
+from .language.source import RuleError
 from .rule import Rule, fma, rule, sign, sqrt
 from .sgd import sgd, sgd_momentum
 

@@ -1,34 +1,27 @@
 """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101), in the order of operations of torch/optim/adamw.py."""
 
-from .rule import rule, sqrt
+from .moments import descended, moments
+from .rule import rule
 
 
 @rule
-def adamw(
-    param, grad, exp_avg, exp_avg_sq,
-    *, lr, beta1, beta2, eps, weight_decay, bias_correction1, bias_correction2_sqrt, maximize=False,
-):  # fmt: skip
-    """One update; ``bias_correction1`` is 1 - beta1**step, ``bias_correction2_sqrt`` is sqrt(1 - beta2**step)."""
+def adamw(param, grad, exp_avg, exp_avg_sq, *, lr, beta1, beta2, eps, weight_decay, step, maximize=False):
+    """Update number ``step``, from 1 on."""
     grad = -grad if maximize else grad
     param = param * (1 - lr * weight_decay)
-    exp_avg = exp_avg + (1 - beta1) * (grad - exp_avg)
-    exp_avg_sq = beta2 * exp_avg_sq + (1 - beta2) * grad * grad
-    denominator = sqrt(exp_avg_sq) * (1 / bias_correction2_sqrt) + eps
-    param = param - (lr / bias_correction1) * (exp_avg / denominator)
+    exp_avg, exp_avg_sq = moments(grad, exp_avg, exp_avg_sq, beta1, beta2)
+    param = descended(param, exp_avg, exp_avg_sq, lr, beta1, beta2, eps, step)
     return param, exp_avg, exp_avg_sq
 
 
 @rule
 def adamw_amsgrad(
-    param, grad, exp_avg, exp_avg_sq, max_exp_avg_sq,
-    *, lr, beta1, beta2, eps, weight_decay, bias_correction1, bias_correction2_sqrt, maximize=False,
-):  # fmt: skip
+    param, grad, exp_avg, exp_avg_sq, max_exp_avg_sq, *, lr, beta1, beta2, eps, weight_decay, step, maximize=False
+):
     """The same with the running maximum of the second moment (Reddi et al. 2018, arXiv:1904.09237)."""
     grad = -grad if maximize else grad
     param = param * (1 - lr * weight_decay)
-    exp_avg = exp_avg + (1 - beta1) * (grad - exp_avg)
-    exp_avg_sq = beta2 * exp_avg_sq + (1 - beta2) * grad * grad
+    exp_avg, exp_avg_sq = moments(grad, exp_avg, exp_avg_sq, beta1, beta2)
     max_exp_avg_sq = max(max_exp_avg_sq, exp_avg_sq)
-    denominator = sqrt(max_exp_avg_sq) * (1 / bias_correction2_sqrt) + eps
-    param = param - (lr / bias_correction1) * (exp_avg / denominator)
+    param = descended(param, exp_avg, max_exp_avg_sq, lr, beta1, beta2, eps, step)
     return param, exp_avg, exp_avg_sq, max_exp_avg_sq

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
+import ast
 import importlib
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from .language import parse, translate
+from .language import cuda, host, numba, reference
 from .language.functions import fma, sign, sqrt
+from .language.parse import Program, analyse
 from .language.source import RuleError
+
+#: A hyperparameter of several sets: one value for all, or a float64 array with one per set.
+Column = float | npt.NDArray[np.float64]
 
 
 class Rule:
@@ -22,29 +28,57 @@ class Rule:
     Args:
         function: positional parameters are elements of tensors, keyword-only parameters are hyperparameters.  It
             returns the parameters that change, by name (or one expression, which overwrites the first parameter).
+            Plain functions that it calls are written out in its kernels.
+        program: what it says, if that was read before.
 
     Attributes:
-        name: the function's name.
-        inputs: names of the tensor lists it takes, in order.
-        scalars: names of its hyperparameters; those in ``defaults`` may be left out.
-        writes: indices of the lists it overwrites.
+        function: the function.
+        program: what it says.
 
     Raises:
         RuleError: the function uses something that cannot be translated; the message names the line.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], program: Program | None = None) -> None:
         self.function = function
-        self.program = parse.analyse(function)
-        self._code = function.__code__
-        self.name = self.program.name
-        self.inputs = self.program.inputs
-        self.scalars = self.program.scalars
-        self.defaults = self.program.defaults
-        self.writes = self.program.writes
+        self.program = program or analyse(function)
         self.__doc__ = function.__doc__
-        self._host = translate.host_function(self.program)
-        self._base: Rule | None = None  # of an out-of-place variant
+        self._host = host.host_function(self.program)
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return self.program.name
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the tensor lists it takes, in order."""
+        return self.program.inputs
+
+    @property
+    def scalars(self) -> tuple[str, ...]:
+        """Names of its hyperparameters; those in :attr:`defaults` may be left out."""
+        return self.program.scalars
+
+    @property
+    def defaults(self) -> dict[str, float]:
+        """Values of hyperparameters that are left out."""
+        return self.program.defaults
+
+    @property
+    def writes(self) -> tuple[int, ...]:
+        """Indices of the lists it overwrites."""
+        return self.program.writes
+
+    @property
+    def functor(self) -> str:
+        """The name of :meth:`cuda_source`'s struct."""
+        return self.program.functor
+
+    @property
+    def uniform_count(self) -> int:
+        """How many numbers a kernel receives for one set of hyperparameters."""
+        return len(self.program.uniforms)
 
     def __repr__(self) -> str:
         return f"Rule({self.name}({', '.join(self.inputs)}, *, {', '.join(self.scalars)}))"
@@ -54,7 +88,8 @@ class Rule:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_find, (self.function.__module__, self.function.__qualname__, self._base is not None))
+        out_of_place = self.program.writes != self.program.changes
+        return (_find, (self.function.__module__, self.function.__qualname__, out_of_place))
 
     def __call__(self, *elements: Any, **scalars: Any) -> Any:
         """The function itself, on Python scalars."""
@@ -64,49 +99,98 @@ class Rule:
         """Whether the function still is what was translated; asked whenever the rule is about to be used.
 
         Raises:
-            RuleError: its code was replaced, or a name that it calls now stands for something else.
+            RuleError: its code or that of a function it calls was replaced, or a name that one of them calls now
+                stands for something else.
         """
-        if self.function.__code__ is not self._code:
-            where = f"{self._code.co_filename}:{self._code.co_firstlineno}"
-            raise RuleError(f"{where}: the code of rule {self.name!r} was replaced; make the new function a rule")
-        for binding, where in self.program.calls:
-            if not binding.holds():
-                raise RuleError(f"{where}: rule {self.name!r} is no longer what was translated: {binding.complaint()}")
+        if not self.program.watch.holds():
+            where, complaint = self.program.watch.complaint()
+            raise RuleError(f"{where}: rule {self.name!r} is no longer what was translated: {complaint}")
 
     def uniforms(self, scalars: Mapping[str, float]) -> list[float]:
         """What the kernel receives for these hyperparameters: every expression of them alone, computed in double.
 
         Raises:
             TypeError: a hyperparameter is missing or unknown.
+            RuntimeError: an expression is the root of a negative number.
+            ArithmeticError, ValueError: as Python for an expression, e.g. a division by zero.
             RuleError: see :meth:`check`.
         """
         self.check()
+        values = {**self.program.defaults, **scalars}
         try:
-            return self._host(**{**self.defaults, **scalars})
+            return list(map(float, self._host(**values)))
         except TypeError as error:
-            missing = [s for s in self.scalars if s not in scalars and s not in self.defaults]
-            unknown = [s for s in scalars if s not in self.scalars]
-            if not missing and not unknown:
-                raise
+            self._explain(values, error)
+            raise
+
+    def uniform_sets(self, scalars: Mapping[str, Column]) -> npt.NDArray[np.float64]:
+        """:meth:`uniforms` of several sets of hyperparameters at once, to the same bits.
+
+        Args:
+            scalars: by name a number, for all sets, or a float64 array of one number per set; one is an array.
+
+        Returns:
+            (sets, uniforms)
+
+        Raises:
+            as :meth:`uniforms` for one of the sets.
+        """
+        self.check()
+        sets = max(len(value) for value in scalars.values() if isinstance(value, np.ndarray))
+        out = np.empty((sets, self.uniform_count))
+        try:
+            with host.strict():
+                for i, column in enumerate(self._columns(**{**self.program.defaults, **scalars})):
+                    if np.iscomplexobj(column):
+                        raise TypeError("the root of a negative number")
+                    out[:, i] = column
+        except (ArithmeticError, TypeError, ValueError):  # one of the sets may be at fault, or only NumPy minds
+            lists = {name: v.tolist() if isinstance(v, np.ndarray) else [v] * sets for name, v in scalars.items()}
+            out[:] = [
+                self.uniforms(dict(zip(lists, values, strict=True))) for values in zip(*lists.values(), strict=True)
+            ]
+        return out
+
+    @cached_property
+    def _columns(self) -> host.Host:
+        return host.columns_function(self.program)
+
+    def _explain(self, values: Mapping[str, float], error: TypeError) -> None:
+        """
+        Raises:
+            TypeError: a hyperparameter is missing or unknown.
+            RuntimeError: an expression of ``values`` is complex.
+        """
+        missing = [s for s in self.scalars if s not in values]
+        unknown = [s for s in values if s not in self.scalars]
+        if missing or unknown:
             raise TypeError(
                 f"rule {self.name!r} takes the scalars {list(self.scalars)}; missing {missing}, unknown {unknown}"
             ) from error
+        for expression, value in zip(self.program.uniforms, self._host(**values), strict=True):
+            if isinstance(value, complex):
+                text, given = ast.unparse(expression), ", ".join(f"{name}={v!r}" for name, v in values.items())
+                raise RuntimeError(f"rule {self.name!r}: {text} has the root of a negative number; {given}") from error
 
     def reference(self, *tensors: torch.Tensor, **scalars: float) -> tuple[torch.Tensor, ...]:
         """The rule on whole tensors, in their own dtype (use float64): the new value of each list in ``writes``."""
         self.check()
-        result = self._reference(*tensors, **{**self.defaults, **scalars})
-        results = result if isinstance(result, tuple) else (result,)
-        writes = (self._base or self).writes
-        return tuple(_filled(value, tensors[i]) for value, i in zip(results, writes, strict=True))
+        results = self._reference(*tensors, **{**self.program.defaults, **scalars})
+        return tuple(
+            reference.filled(value, tensors[i]) for value, i in zip(results, self.program.changes, strict=True)
+        )
 
     @cached_property
-    def _reference(self) -> Callable[..., Any]:
-        return translate.reference_function(self.program, _TENSOR_FUNCTIONS)
+    def _reference(self) -> Callable[..., tuple[Any, ...]]:
+        return reference.reference_function(self.program)
 
     def cuda_source(self) -> str:
         """The generated CUDA C++ functor, as text to read."""
-        return translate.cuda_functor(self.program)
+        return cuda.cuda_functor(self.program)
+
+    def numba_lines(self, load: Sequence[str], store: Sequence[str]) -> list[str]:
+        """The generated statements of the CPU kernel's loop (see :func:`language.numba.numba_lines`)."""
+        return numba.numba_lines(self.program, load, store)
 
     def numba_source(self, dtypes: Sequence[torch.dtype] | None = None) -> str:
         """The generated Python source of the CPU kernel for ``dtypes`` (default: all float32), as text to read."""
@@ -117,23 +201,7 @@ class Rule:
     @cached_property
     def out_of_place(self) -> Rule:
         """The same rule with one more list per result, behind its inputs, that takes the result instead."""
-        variant = Rule.__new__(Rule)
-        variant.__dict__.update(self.__dict__)
-        variant._base = self
-        count = len(self.inputs)
-        outs = tuple(f"out_{self.inputs[i]}" for i in self.writes)
-        variant.program = dataclasses.replace(
-            self.program,
-            name=f"{self.name}_out",
-            inputs=self.inputs + outs,
-            writes=tuple(range(count, count + len(outs))),
-        )
-        variant.name, variant.inputs, variant.writes = (
-            variant.program.name,
-            variant.program.inputs,
-            variant.program.writes,
-        )
-        return variant
+        return Rule(self.function, self.program.out_of_place())
 
 
 def rule(function: Callable[..., Any]) -> Rule:
@@ -147,62 +215,5 @@ def _find(module: str, name: str, out_of_place: bool) -> Rule:
     base = found if isinstance(found, Rule) else Rule(found)
     return base.out_of_place if out_of_place else base
 
-
-def _tensor(value: Any, like: Any) -> torch.Tensor:
-    if isinstance(value, torch.Tensor):
-        return value
-    return torch.as_tensor(value, dtype=like.dtype if isinstance(like, torch.Tensor) else torch.float64)
-
-
-def _filled(value: Any, like: torch.Tensor) -> torch.Tensor:
-    """``value`` for every element of ``like``; a tensor that has its shape is handed on."""
-    if isinstance(value, torch.Tensor) and value.shape == like.shape:
-        return value
-    return torch.as_tensor(value, dtype=like.dtype, device=like.device).expand_as(like).clone()
-
-
-def _where(test: Any, yes: Any, no: Any) -> Any:
-    if not isinstance(test, torch.Tensor):
-        return yes if test else no
-    like = yes if isinstance(yes, torch.Tensor) else no
-    return torch.where(test.bool(), _tensor(yes, like), _tensor(no, like))
-
-
-def _number(truth: Any, *terms: Any) -> Any:
-    """0 and 1 in the dtype of the terms that were compared: torch does not subtract truths."""
-    dtypes = [t.dtype for t in terms if isinstance(t, torch.Tensor)]
-    return truth.to(dtypes[0]) if dtypes else truth
-
-
-def _pairwise(function: Callable[..., Any]) -> Callable[[Any, Any], Any]:
-    def call(a: Any, b: Any) -> Any:
-        return function(_tensor(a, b), _tensor(b, a))
-
-    return call
-
-
-def _unary(function: Callable[..., Any]) -> Callable[[Any], Any]:
-    def call(a: Any) -> Any:
-        return function(_tensor(a, a))
-
-    return call
-
-
-_TENSOR_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "sqrt": _unary(torch.sqrt),
-    "abs": _unary(torch.abs),
-    "sign": _unary(torch.sign),
-    "exp": _unary(torch.exp),
-    "log": _unary(torch.log),
-    "min": _pairwise(torch.minimum),
-    "max": _pairwise(torch.maximum),
-    "fma": lambda a, b, c: a * b + c,
-    "_where": _where,
-    "_logical_and": _pairwise(torch.logical_and),
-    "_logical_or": _pairwise(torch.logical_or),
-    "_logical_not": _unary(torch.logical_not),
-    "_number": _number,
-    "_filled": _filled,
-}
 
 __all__ = ["Rule", "fma", "rule", "sign", "sqrt"]

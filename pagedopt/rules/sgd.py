@@ -1,5 +1,6 @@
 """SGD with momentum, in the order of operations of torch/optim/sgd.py (Sutskever et al. 2013 for the momentum)."""
 
+from .moments import decayed
 from .rule import rule
 
 
@@ -7,19 +8,18 @@ from .rule import rule
 def sgd(param, grad, *, lr, weight_decay=0.0, maximize=False):
     """One step without momentum: no state at all."""
     grad = -grad if maximize else grad
-    grad = grad + weight_decay * param if weight_decay != 0 else grad
+    grad = decayed(grad, param, weight_decay)
     param = param - lr * grad
     return param
 
 
 @rule
 def sgd_momentum(
-    param, grad, momentum_buffer, *, lr, momentum, dampening=0.0, weight_decay=0.0, nesterov=False, maximize=False,
-    first=False,
-):  # fmt: skip
-    """One step with momentum.  ``first``: the buffer takes the gradient as it is, undamped, as torch's does."""
+    param, grad, momentum_buffer, *, lr, momentum, step, dampening=0.0, weight_decay=0.0, nesterov=False, maximize=False
+):
+    """Step number ``step``, from 1 on, in which the buffer takes the gradient as it is, undamped, as torch's does."""
     grad = -grad if maximize else grad
-    grad = grad + weight_decay * param if weight_decay != 0 else grad
-    momentum_buffer = grad if first else momentum * momentum_buffer + (1 - dampening) * grad
+    grad = decayed(grad, param, weight_decay)
+    momentum_buffer = grad if step == 1 else momentum * momentum_buffer + (1 - dampening) * grad
     param = param - lr * (grad + momentum * momentum_buffer if nesterov else momentum_buffer)
     return param, momentum_buffer

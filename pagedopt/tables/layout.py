@@ -12,6 +12,7 @@ one chunk, as in long lists of small tensors, chunk i is row i and the third par
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -112,14 +113,36 @@ class HostTable:
         if self.lists_chunks:
             self.chunks = self.words[self.rows_end :].view(CHUNK)
             self.chunks[:] = plan
+        self._sizes = sizes
         self.stamp = 0  # of scalars or rows, whichever changed last
         self.rows_stamp = 0
 
-    def set_scalars(self, values: Sequence[Sequence[float]]) -> None:
+    def set_scalars(self, values: Sequence[Sequence[float]] | npt.NDArray[np.float64]) -> None:
         """Write the hyperparameter sets (first ``len(values)`` of them) where they differ."""
         if self.scalars.size and (new := np.asarray(values)).tobytes() != self.scalars[: len(values)].tobytes():
             self.scalars[: len(values)] = new
             self.stamp += 1
+
+    @property
+    def addresses(self) -> Words:
+        """Where each row lies in every list, (rows, lists); to read."""
+        addresses: Words = self.rows["address"]
+        return addresses
+
+    def set_addresses(self, addresses: npt.ArrayLike) -> None:
+        """Say where each row lies in every list, (rows, lists) uint64."""
+        self.rows["address"] = addresses
+        self.rows_changed()
+
+    def set_sets(self, sets: npt.ArrayLike) -> None:
+        """Say which set of hyperparameters each row takes, (rows,) int64."""
+        self.rows["set"] = sets
+        self.rows_changed()
+
+    @property
+    def row_words(self) -> npt.NDArray[np.int64]:
+        """The rows as kernels on the CPU walk them, (rows, lists + 2): addresses, elements, set."""
+        return self.words[self.rows_at : self.rows_end].view(np.int64).reshape(-1, self.lists + 2)
 
     def rows_changed(self) -> None:
         """Call after a write to :attr:`rows`."""
@@ -132,6 +155,18 @@ class HostTable:
         chunks_at = self.rows_end + 2 * first if self.lists_chunks else -1
         rows_at = self.rows_at if self.lists_chunks else self.rows_at + first * (self.rows.itemsize // WORD)
         return np.array([(rows_at, chunks_at, count, self.geometry.chunk_numel)], HEADER)
+
+    def shares(self, span: Span, count: int) -> list[Span]:
+        """A span of the chunks in ``count`` or fewer stretches of about equal work: elements, and a little per chunk.
+
+        It counts rows as if no tensor were absent, so what was cut once is right for as long as the table lives.
+        """
+        first, last = span
+        chunks = self.chunks[first:last]
+        left = np.minimum(self._sizes[chunks["row"]] - chunks["offset"], self.geometry.chunk_numel)
+        done: npt.NDArray[np.int64] = np.cumsum(np.maximum(left, 0) + 64)
+        ends = np.searchsorted(done, done[-1] * np.arange(1, count) / count)
+        return list(itertools.pairwise(sorted({first, *(ends + (first + 1)).tolist(), last})))
 
     def chunks_of(self, rows: Sequence[tuple[int, int]]) -> list[Span]:
         """The chunks that were cut from each (first, last + 1) of some rows."""

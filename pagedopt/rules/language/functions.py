@@ -1,11 +1,14 @@
-"""The functions a rule may call, as Python knows them.  A name alone says nothing: what it is bound to does."""
+"""The functions on elements that a rule may call, one line each: what every reading of a rule makes of them."""
 
 from __future__ import annotations
 
 import builtins
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 
 def sign(x: float) -> float:
@@ -20,53 +23,38 @@ def fma(a: float, b: float, c: float) -> float:
 
 sqrt = math.sqrt
 
-#: What each name must stand for, and where it comes from.
-KNOWN: dict[str, tuple[Callable[..., Any], str]] = {
-    "sqrt": (math.sqrt, "math"),
-    "exp": (math.exp, "math"),
-    "log": (math.log, "math"),
-    "abs": (builtins.abs, "builtins"),
-    "min": (builtins.min, "builtins"),
-    "max": (builtins.max, "builtins"),
-    "sign": (sign, "pagedopt.rules"),
-    "fma": (fma, "pagedopt.rules"),
+
+@dataclass(frozen=True)
+class ElementFunction:
+    """A function in each of its readings.
+
+    Attributes:
+        arity: how many arguments it takes, by position.
+        host: the function of Python that its name must stand for.
+        home: the module to import it from; ``"builtins"``: none.
+        tensor: the same on tensors.
+        cuda: its template in ``kernels/numbers.cuh``.
+        numba: its name in ``kernels/numba_numbers.py``.
+    """
+
+    arity: int
+    host: Callable[..., Any]
+    home: str
+    tensor: Callable[..., torch.Tensor]
+    cuda: str
+    numba: str
+
+
+#: By the name that a rule calls.
+FUNCTIONS: dict[str, ElementFunction] = {
+    "sqrt": ElementFunction(1, math.sqrt, "math", torch.sqrt, "element_sqrt", "element_sqrt"),
+    "abs": ElementFunction(1, builtins.abs, "builtins", torch.abs, "element_abs", "element_abs"),
+    "sign": ElementFunction(1, sign, "pagedopt.rules", torch.sign, "element_sign", "element_sign"),
+    "exp": ElementFunction(1, math.exp, "math", torch.exp, "element_exp", "element_exp"),
+    "log": ElementFunction(1, math.log, "math", torch.log, "element_log", "element_log"),
+    "min": ElementFunction(2, builtins.min, "builtins", torch.minimum, "element_min", "element_min"),
+    "max": ElementFunction(2, builtins.max, "builtins", torch.maximum, "element_max", "element_max"),
+    "fma": ElementFunction(3, fma, "pagedopt.rules", lambda a, b, c: a * b + c, "element_fma", "element_fma"),
 }
 
-_UNBOUND = object()
-
-
-class Binding:
-    """A name that a function calls, and where Python looks it up: the function's closure, its globals, the builtins."""
-
-    def __init__(self, function: Any, name: str) -> None:
-        self.name = name
-        self.known, self._home = KNOWN[name]
-        free = function.__code__.co_freevars
-        self._cell = function.__closure__[free.index(name)] if name in free else None
-        self._globals, self._builtins = function.__globals__, function.__builtins__
-
-    def holds(self) -> bool:
-        """Whether the name stands for the known function now."""
-        if self._cell is None:  # written out: this is asked in every step
-            name = self.name
-            return (self._globals[name] if name in self._globals else self._builtins.get(name)) is self.known
-        return self._value() is self.known
-
-    def complaint(self) -> str:
-        """What is wrong with it, and what to write."""
-        value = self._value()
-        found = "is not defined" if value is _UNBOUND else f"is {value!r}, of which no kernel can be made"
-        if self._home == "builtins":
-            return f"{self.name!r} {found}; leave the name to Python's own {self.name}"
-        return f"{self.name!r} {found}; write 'from {self._home} import {self.name}'"
-
-    def _value(self) -> Any:
-        if self._cell is None:
-            return self._globals.get(self.name, self._builtins.get(self.name, _UNBOUND))
-        try:
-            return self._cell.cell_contents
-        except ValueError:  # a variable that has no value yet
-            return _UNBOUND
-
-
-__all__ = ["KNOWN", "Binding", "fma", "sign", "sqrt"]
+__all__ = ["FUNCTIONS", "ElementFunction", "fma", "sign", "sqrt"]

@@ -4,36 +4,22 @@ A rule is written on scalars.  Its positional parameters are elements of tensors
 hyperparameters.  Whatever depends on hyperparameters alone is *uniform*: it is hoisted out of the kernel and computed
 once per step on the host, in double, so ``(1 - beta2) * grad`` rounds to float32 once, as torch's kernels do.
 
-This module reads; ``translate`` writes.  Neither touches memory or imports a compiler.
+This module reads; ``cuda``, ``numba``, ``reference`` and ``host`` write.  None touches memory or imports a compiler.
 """
 
 from __future__ import annotations
 
 import ast
-import re
+import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import FunctionType
 from typing import Any, NoReturn
 
-from .functions import Binding
-from .source import RuleError, is_source_of, source_of
-
-#: Functions a rule may call on elements: name -> number of arguments.
-ELEMENT_FUNCTIONS = {"sqrt": 1, "abs": 1, "sign": 1, "exp": 1, "log": 1, "min": 2, "max": 2, "fma": 3}
-
-#: What C++ takes for a keyword or a macro, and Python does not.
-_CPP_WORDS = frozenset(
-    """
-    alignas alignof and_eq asm auto bitand bitor bool case catch char char8_t char16_t char32_t compl const
-    const_cast constexpr decltype default delete do double dynamic_cast enum explicit export extern false float
-    friend goto inline int long mutable namespace new noexcept not_eq nullptr operator or_eq private protected
-    public register reinterpret_cast short signed sizeof static static_assert static_cast struct switch template
-    this thread_local throw true typedef typeid typename union unsigned using virtual void volatile wchar_t xor
-    xor_eq INFINITY NAN NULL
-    """.split()  # noqa: SIM905 - a table of words reads better than a list of strings
-)
-#: Names the generated CUDA or Python text needs for itself.
-_OWN_WORDS = {"in", "u", "out", "S", "range", *ELEMENT_FUNCTIONS, *(f"element_{f}" for f in ELEMENT_FUNCTIONS)}
+from .functions import FUNCTIONS
+from .inline import Line, check_name, straight_line
+from .names import Watch
+from .source import refuse, source_of
 
 ARITHMETIC: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 COMPARE: dict[type[ast.cmpop], str] = {
@@ -48,33 +34,46 @@ class Program:
     Attributes:
         inputs: names of the element parameters, in order.
         scalars: names of the hyperparameters; ``defaults`` holds those that have a default.
-        writes: for each returned value, the index of the input it overwrites.
+        changes: for each returned value, the index of the input whose new value it is.
+        writes: for each returned value, the index of the list that takes it; in place, that input's own.
+        statements: all of the rule's, unsplit: name and expression.
+        values: what it returns, unsplit.
+        filled: which statements give one value to all elements.
         host: statements over hyperparameters only, run once per step in double.
         uniforms: expressions (over the host statements) the kernel receives, in order.
         body: element statements, with uniform expressions replaced by the names ``u0, u1, …``.
         returns: element expressions returned.
-        filled: which statements give one value to all elements, by their place in the function.
-        calls: the functions it calls, each with the first place ("file:line").
+        reads: indices of the inputs whose values it uses.
+        watch: what must stay as it is for this to be what the function computes.
     """
 
     name: str
     inputs: tuple[str, ...]
     scalars: tuple[str, ...]
     defaults: dict[str, float]
+    changes: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
-    host: list[ast.stmt] = field(default_factory=list)
+    statements: list[tuple[str, ast.expr]] = field(default_factory=list)
+    values: list[ast.expr] = field(default_factory=list)
+    filled: set[int] = field(default_factory=set)
+    host: list[tuple[str, ast.expr]] = field(default_factory=list)
     uniforms: list[ast.expr] = field(default_factory=list)
     body: list[tuple[str, ast.expr]] = field(default_factory=list)
     returns: list[ast.expr] = field(default_factory=list)
     reads: frozenset[int] = frozenset()
-    filled: set[int] = field(default_factory=set)
-    calls: list[tuple[Binding, str]] = field(default_factory=list)
-    tree: ast.FunctionDef | None = None
+    watch: Watch = field(default_factory=Watch)
 
     @property
     def functor(self) -> str:
         """Its name in CUDA C++, where a rule may be called ``load`` or ``double``, too."""
         return f"rule_{self.name}"
+
+    def out_of_place(self) -> Program:
+        """The same with one more list per result, behind its inputs, that takes the result instead."""
+        count = len(self.inputs)
+        outs = tuple(f"out_{self.inputs[i]}" for i in self.changes)
+        writes = tuple(range(count, count + len(outs)))
+        return replace(self, name=f"{self.name}_out", inputs=self.inputs + outs, writes=writes)
 
 
 def analyse(function: Callable[..., Any]) -> Program:
@@ -84,105 +83,94 @@ def analyse(function: Callable[..., Any]) -> Program:
         RuleError: the source is not available, or a statement or expression cannot be translated, or a name it calls
             stands for another function.
     """
-    return _Analysis(function).program
+    tree = source_of(function)
+    assert isinstance(function, FunctionType)
+    program = _signature(tree, function)
+    line = straight_line(function, tree)
+    _Analysis(program, line)
+    line.check_texts()
+    return program
+
+
+def _signature(tree: ast.FunctionDef, function: FunctionType) -> Program:
+    a = tree.args
+    if a.vararg or a.kwarg or a.posonlyargs or a.defaults:
+        refuse(tree, "tensors are plain positional parameters, hyperparameters follow after '*'")
+    if not a.args:
+        refuse(tree, "a rule needs at least one tensor parameter")
+    if len(a.args) > 16:  # the kernel keeps a mask of 32 bits, and results out of place are lists as well
+        refuse(tree, f"{len(a.args)} tensor parameters; there may be 16")
+    for arg in (*a.args, *a.kwonlyargs):
+        check_name(arg, arg.arg)
+    defaults = dict(function.__kwdefaults__ or {})
+    for arg in a.kwonlyargs:
+        if not isinstance(defaults.get(arg.arg, 0), int | float):
+            refuse(arg, f"the default of {arg.arg!r} is {defaults[arg.arg]!r}, not a number")
+    return Program(tree.name, tuple(x.arg for x in a.args), tuple(x.arg for x in a.kwonlyargs), defaults)
 
 
 class _Analysis:
-    """One pass over the function; ``uniform`` holds the names that depend on hyperparameters alone."""
+    """One pass over a rule's statements; ``uniform`` holds the names that depend on hyperparameters alone."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-        tree, self.file, self.first = source_of(function)
-        self.program = self._signature(tree, function)
-        self.uniform = set(self.program.scalars)
-        self.element = set(self.program.inputs)
-        self.called = {id(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)}
-        self.conditions = {id(c) for n in ast.walk(tree) for c in _conditions(n)}
+    def __init__(self, program: Program, line: Line) -> None:
+        self.program = program
+        self.within: ast.AST = line.tree
+        self.uniform = set(program.scalars)
+        self.element = set(program.inputs)
+        expressions = [*(value for _, value, _ in line.statements), *line.values]
+        nodes = [node for expression in expressions for node in ast.walk(expression)]
+        self.called = {id(n.func) for n in nodes if isinstance(n, ast.Call)}
+        self.conditions = {id(c) for n in nodes for c in _conditions(n)}
         self.read: set[str] = set()
         self.assigned: set[str] = set()
-        self._statements(tree)
-        if not is_source_of(tree, function.__code__):
-            self.fail(
-                tree,
-                "its source is not what Python runs when it is called; import it anew if the file has changed since, "
-                "and let nothing rewrite it on import",
-            )
+        program.watch = line.watch
+        program.statements = [(name, value) for name, value, _ in line.statements]
+        program.values = line.values
+        for position, (name, value, statement) in enumerate(line.statements):
+            self.within = statement
+            self._assignment(position, name, value)
+        self.within = line.tree.body[-1]
+        self._return(line)
 
-    def _signature(self, tree: ast.FunctionDef, function: Callable[..., Any]) -> Program:
-        a = tree.args
-        if a.vararg or a.kwarg or a.posonlyargs or a.defaults:
-            self.fail(tree, "tensors are plain positional parameters, hyperparameters follow after '*'")
-        if not a.args:
-            self.fail(tree, "a rule needs at least one tensor parameter")
-        if len(a.args) > 16:  # the kernel keeps a mask of 32 bits, and results out of place are lists as well
-            self.fail(tree, f"{len(a.args)} tensor parameters; there may be 16")
-        for arg in (*a.args, *a.kwonlyargs):
-            self._check_name(arg, arg.arg)
-        defaults = dict(function.__kwdefaults__ or {})
-        for arg in a.kwonlyargs:
-            if not isinstance(defaults.get(arg.arg, 0), int | float):
-                self.fail(arg, f"the default of {arg.arg!r} is {defaults[arg.arg]!r}, not a number")
-        return Program(tree.name, tuple(x.arg for x in a.args), tuple(x.arg for x in a.kwonlyargs), defaults, tree=tree)
-
-    def _statements(self, tree: ast.FunctionDef) -> None:
-        *statements, last = tree.body
-        for position, statement in enumerate(statements):
-            if position == 0 and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-                continue  # docstring
-            self._assignment(statement, position)
-        if not isinstance(last, ast.Return) or last.value is None:
-            self.fail(last, "a rule ends with 'return' of the new values")
-        self._return(last)
-
-    def _assignment(self, statement: ast.stmt, position: int) -> None:
-        if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
-            load = ast.copy_location(ast.Name(statement.target.id, ast.Load()), statement)
-            value: ast.expr = ast.copy_location(ast.BinOp(load, statement.op, statement.value), statement)
-            name = statement.target.id
-        elif (
-            isinstance(statement, ast.Assign)
-            and len(statement.targets) == 1
-            and isinstance(statement.targets[0], ast.Name)
-        ):
-            name, value = statement.targets[0].id, statement.value
-        else:
-            self.fail(statement, "only 'name = expression' and one final 'return' can be translated")
-        self._check_name(statement, name)
+    def _assignment(self, position: int, name: str, value: ast.expr) -> None:
         if self._is_uniform(value) and name not in self.element:
             if name in self.uniform:
-                self.fail(statement, f"{name!r} is already a hyperparameter; use a new name")
+                self.fail(self.within, f"{name!r} is already a hyperparameter; use a new name")
             self._check(value)
-            self.program.host.append(ast.Assign([ast.Name(name, ast.Store())], copy_of(value)))
+            self.program.host.append((name, value))
             self.uniform.add(name)
         else:
             translated = self._element(value)
             if name in self.uniform:
-                self.fail(statement, f"{name!r} is a hyperparameter and cannot vary per element; use a new name")
+                self.fail(self.within, f"{name!r} is a hyperparameter and cannot vary per element; use a new name")
             if self._is_uniform(value):
                 self.program.filled.add(position)
             self.program.body.append((name, translated))
             self.element.add(name)
             self.assigned.add(name)
 
-    def _return(self, statement: ast.Return) -> None:
-        program, value = self.program, statement.value
-        assert value is not None
-        values = list(value.elts) if isinstance(value, ast.Tuple) else [value]
+    def _return(self, line: Line) -> None:
+        program = self.program
+        statement = line.tree.body[-1]
+        assert isinstance(statement, ast.Return)
+        assert statement.value is not None
+        values = statement.value.elts if isinstance(statement.value, ast.Tuple) else [statement.value]
         names = [v.id if isinstance(v, ast.Name) else None for v in values]
         if len(values) == 1 and names[0] not in program.inputs:
-            program.writes = (0,)  # 'return x + y' overwrites the first tensor
+            program.changes = (0,)  # 'return x + y' overwrites the first tensor
         else:
             for v, name in zip(values, names, strict=True):
                 if name not in program.inputs:
                     self.fail(statement, f"returns {ast.unparse(v)!r}; return the parameters that change, by name")
-            program.writes = tuple(program.inputs.index(name) for name in names if name)
-        if len(set(program.writes)) != len(program.writes):
+            program.changes = tuple(program.inputs.index(name) for name in names if name)
+        if len(set(program.changes)) != len(program.changes):
             self.fail(statement, "returns one parameter twice")
-        program.returns = [self._element(v) for v in values]
+        program.writes = program.changes
+        program.returns = [self._element(v) for v in line.values]
         program.reads = frozenset(i for i, name in enumerate(program.inputs) if name in self.read)
 
     def _is_uniform(self, node: ast.expr) -> bool:
-        names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} - set(ELEMENT_FUNCTIONS)
+        names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} - set(FUNCTIONS)
         return names <= self.uniform
 
     def _element(self, node: ast.expr) -> ast.expr:
@@ -203,17 +191,13 @@ class _Analysis:
             if node.id not in self.assigned:
                 self.read.add(node.id)
             return node
-        changed = _copy_shallow(node)
+        changed = copy.copy(node)
         for name, value in ast.iter_fields(node):
             if isinstance(value, ast.expr) and name != "func":
                 setattr(changed, name, self._element(value))
             elif isinstance(value, list) and value and isinstance(value[0], ast.expr):
                 setattr(changed, name, [self._element(v) for v in value])
         return changed
-
-    def _check_name(self, node: ast.AST, name: str) -> None:
-        if name in _CPP_WORDS | _OWN_WORDS or name.startswith("_") or re.fullmatch(r"u\d+", name):
-            self.fail(node, f"the name {name!r} is reserved; choose another")
 
     def _check(self, node: ast.expr, deep: bool = True) -> None:
         for n in ast.walk(node) if deep else [node]:
@@ -230,15 +214,9 @@ class _Analysis:
             on_host = isinstance(node.op, ast.Pow | ast.Mod | ast.FloorDiv) and self._is_uniform(node)
             if type(node.op) not in ARITHMETIC and not square and not on_host:
                 self.fail(node, f"operator in {ast.unparse(node)!r}; use + - * / or the powers 2 and 3")
-        elif isinstance(node, ast.Call):
-            name = node.func.id if isinstance(node.func, ast.Name) else None
-            if name not in ELEMENT_FUNCTIONS or node.keywords or len(node.args) != ELEMENT_FUNCTIONS[name]:
-                known = ", ".join(f"{f}/{n}" for f, n in ELEMENT_FUNCTIONS.items())
-                self.fail(node, f"call {ast.unparse(node)!r}; a rule may call (name/arguments) {known}")
-            self._check_binding(node, name)
         elif isinstance(node, ast.Name):
-            called = id(node) in self.called and node.id in ELEMENT_FUNCTIONS
-            if not called and node.id not in self.uniform | self.element:
+            # No other call than those of FUNCTIONS is left.
+            if id(node) not in self.called and node.id not in self.uniform | self.element:
                 self.fail(node, f"the name {node.id!r} is not a parameter or an earlier assignment of the rule")
         elif isinstance(node, ast.Compare):
             if any(type(op) not in COMPARE for op in node.ops):
@@ -250,25 +228,14 @@ class _Analysis:
             if isinstance(node.op, ast.Invert):
                 self.fail(node, f"operator in {ast.unparse(node)!r}; use - or 'not'")
         elif not isinstance(
-            node, ast.IfExp | ast.operator | ast.unaryop | ast.cmpop | ast.boolop | ast.expr_context
+            node, ast.IfExp | ast.Call | ast.operator | ast.unaryop | ast.cmpop | ast.boolop | ast.expr_context
         ):  # fmt: skip
             self.fail(
                 node, f"{ast.unparse(node)!r}: use arithmetic, comparisons, 'a if c else b' and the known functions"
             )
 
-    def _check_binding(self, node: ast.AST, name: str) -> None:
-        """A name that is called must stand for the function that it is translated to."""
-        if name not in (binding.name for binding, _ in self.program.calls):
-            binding = Binding(self.function, name)
-            if not binding.holds():
-                self.fail(node, binding.complaint())
-            self.program.calls.append((binding, self._place(node)))
-
     def fail(self, node: ast.AST, why: str) -> NoReturn:
-        raise RuleError(f"{self._place(node)}: cannot translate this rule: {why}")
-
-    def _place(self, node: ast.AST) -> str:
-        return f"{self.file}:{self.first + getattr(node, 'lineno', 1) - 1}"
+        refuse(node, why, self.within)
 
 
 def _conditions(node: ast.AST) -> list[ast.expr]:
@@ -278,10 +245,6 @@ def _conditions(node: ast.AST) -> list[ast.expr]:
     if isinstance(node, ast.BoolOp):
         return node.values
     return [node.operand] if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) else []
-
-
-def _copy_shallow(node: ast.expr) -> ast.expr:
-    return type(node)(**dict(ast.iter_fields(node)))
 
 
 def copy_of(node: ast.expr) -> ast.expr:

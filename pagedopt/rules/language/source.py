@@ -8,15 +8,15 @@ import inspect
 import textwrap
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, NoReturn
 
 
 class RuleError(TypeError):
     """A rule that cannot be translated; the message names the file, the line and what to write instead."""
 
 
-def source_of(function: Callable[..., Any]) -> tuple[ast.FunctionDef, str, int]:
-    """The syntax tree of ``function``, its file and the line its source begins on.
+def source_of(function: Callable[..., Any]) -> ast.FunctionDef:
+    """The syntax tree of ``function``; :func:`place` says of each of its nodes where it stands.
 
     Raises:
         RuleError: it is no plain function, or its source cannot be had, or is that of another.
@@ -24,7 +24,7 @@ def source_of(function: Callable[..., Any]) -> tuple[ast.FunctionDef, str, int]:
     if not isinstance(function, FunctionType) or function.__name__ == "<lambda>":
         raise RuleError(f"rule {function!r}: a rule is a plain function written with def")
     code = function.__code__
-    if hasattr(function, "__wrapped__"):  # inspect would hand out the source of what it wraps
+    if vars(function).keys() & {"__wrapped__", "__signature__"}:  # inspect would speak of what it wraps
         raise RuleError(
             f"{code.co_filename}:{code.co_firstlineno}: cannot translate this rule: {function.__name__!r} stands for "
             "another function, which it wraps; make that one a rule, with @pagedopt.rule as its only decorator"
@@ -39,7 +39,24 @@ def source_of(function: Callable[..., Any]) -> tuple[ast.FunctionDef, str, int]:
     tree = _first_statement("".join(lines))
     if not isinstance(tree, ast.FunctionDef):
         raise RuleError(f"{file}:{first}: cannot translate this rule: a rule is a plain function written with def")
-    return tree, file, first
+    for node in ast.walk(tree):
+        if hasattr(node, "lineno"):
+            node.place = f"{file}:{first + node.lineno - 1}"  # type: ignore[attr-defined]
+    return tree
+
+
+def place(node: ast.AST, otherwise: ast.AST | None = None) -> str:
+    """The "file:line" of a node, or of the statement around one that has none."""
+    found: str | None = getattr(node, "place", None)
+    return found or ("" if otherwise is None else place(otherwise))
+
+
+def refuse(node: ast.AST, why: str, within: ast.AST | None = None) -> NoReturn:
+    """
+    Raises:
+        RuleError: always; its text names the line of ``node``.
+    """
+    raise RuleError(f"{place(node, within)}: cannot translate this rule: {why}")
 
 
 def is_source_of(tree: ast.FunctionDef, code: CodeType) -> bool:
@@ -88,4 +105,4 @@ def _essence(code: CodeType) -> tuple[Any, ...]:
     return (*arguments, code.co_code, constants, code.co_names, code.co_freevars, code.co_cellvars)
 
 
-__all__ = ["RuleError", "is_source_of", "source_of"]
+__all__ = ["RuleError", "is_source_of", "place", "refuse", "source_of"]

@@ -1,0 +1,108 @@
+"""Names in a rule: which are reserved, what one that is called stands for, and whether it still does."""
+
+from __future__ import annotations
+
+import re
+from types import CodeType, FunctionType
+from typing import Any
+
+from .functions import FUNCTIONS
+
+#: What C++ takes for a keyword or a macro, and Python does not.
+_CPP_WORDS = frozenset(
+    """
+    alignas alignof and_eq asm auto bitand bitor bool case catch char char8_t char16_t char32_t compl const
+    const_cast constexpr decltype default delete do double dynamic_cast enum explicit export extern false float
+    friend goto inline int long mutable namespace new noexcept not_eq nullptr operator or_eq private protected
+    public register reinterpret_cast short signed sizeof static static_assert static_cast struct switch template
+    this thread_local throw true typedef typeid typename union unsigned using virtual void volatile wchar_t xor
+    xor_eq INFINITY NAN NULL
+    """.split()  # noqa: SIM905 - a table of words reads better than a list of strings
+)
+#: Names the generated CUDA or Python text needs for itself.
+_OWN_WORDS = {"in", "u", "out", "S", "range", *FUNCTIONS}
+_OWN_WORDS |= {name for function in FUNCTIONS.values() for name in (function.cuda, function.numba)}
+
+UNBOUND = object()
+
+
+def is_reserved(name: str) -> bool:
+    """Whether a parameter or variable of a rule may not have this name."""
+    return name in _CPP_WORDS | _OWN_WORDS or name.startswith("_") or re.fullmatch(r"u\d+", name) is not None
+
+
+def value_of(function: FunctionType, name: str) -> Any:
+    """What ``name`` stands for where ``function`` calls it: in its closure, its globals, the builtins, or UNBOUND."""
+    free = function.__code__.co_freevars
+    if name in free and function.__closure__ is not None:
+        try:
+            return function.__closure__[free.index(name)].cell_contents
+        except ValueError:  # a variable that has no value yet
+            return UNBOUND
+    return function.__globals__.get(name, builtins_of(function).get(name, UNBOUND))
+
+
+def builtins_of(function: FunctionType) -> dict[str, Any]:
+    """Where Python looks last."""
+    return function.__builtins__  # type: ignore[attr-defined]
+
+
+def complaint(name: str, value: Any) -> str:
+    """What is wrong with ``value`` for the name of one of :data:`FUNCTIONS`, and what to write."""
+    home = FUNCTIONS[name].home
+    found = "is not defined" if value is UNBOUND else f"is {value!r}, of which no kernel can be made"
+    if home == "builtins":
+        return f"{name!r} {found}; leave the name to Python's own {name}"
+    return f"{name!r} {found}; write 'from {home} import {name}'"
+
+
+class Watch:
+    """What a translation rests on: the text and defaults of functions, and what the names that they call stand for."""
+
+    def __init__(self) -> None:
+        #: (globals, builtins, name, what it stood for, the function that calls it, "file:line" of the call)
+        self._names: list[tuple[dict[str, Any], dict[str, Any], str, Any, FunctionType, str]] = []
+        self._closures: list[tuple[str, Any, FunctionType, str]] = []
+        #: (function, its code, defaults, defaults by name, "file:line" of its text)
+        self._functions: list[tuple[FunctionType, CodeType, Any, Any, str]] = []
+
+    def function(self, function: FunctionType) -> None:
+        """Watch the code and the defaults of ``function``."""
+        where = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+        if all(known is not function for known, *_ in self._functions):
+            named = function.__kwdefaults__
+            self._functions.append((function, function.__code__, function.__defaults__, named and dict(named), where))
+
+    def name(self, function: FunctionType, name: str, where: str) -> None:
+        """Watch what ``name`` stands for in ``function``, which calls it at ``where``."""
+        value = value_of(function, name)
+        if name in function.__code__.co_freevars:
+            self._closures.append((name, value, function, where))
+        elif all(known[0] is not function.__globals__ or known[2] != name for known in self._names):
+            self._names.append((function.__globals__, builtins_of(function), name, value, function, where))
+
+    def holds(self) -> bool:
+        """Whether all is as it was; written out, as this is asked in every step."""
+        for names, builtins, name, value, _, _ in self._names:
+            if (names[name] if name in names else builtins.get(name)) is not value:
+                return False
+        for function, code, defaults, named, _ in self._functions:
+            if function.__code__ is not code or function.__defaults__ is not defaults:
+                return False
+            if function.__kwdefaults__ != named:
+                return False
+        return not self._closures or all(value_of(f, name) is value for name, value, f, _ in self._closures)
+
+    def complaint(self) -> tuple[str, str]:
+        """("file:line", what is no longer as it was there), where not all holds."""
+        for function, code, _, _, where in self._functions:
+            if function.__code__ is not code:
+                return where, f"the code of {function.__name__!r} was replaced"
+        for name, value, function, where in (*(known[2:] for known in self._names), *self._closures):
+            now = value_of(function, name)
+            if now is not value and name in FUNCTIONS:
+                return where, complaint(name, now)
+            if now is not value:
+                return where, f"{name!r} {'is not defined' if now is UNBOUND else f'is {now!r}'}; it was {value!r}"
+        function, *_, where = self._functions[-1]
+        return where, f"the defaults of {function.__name__!r} or of a function that it calls were replaced"

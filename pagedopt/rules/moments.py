@@ -1,0 +1,25 @@
+"""What the rules of Adam's family share: two running means, and a step along their quotient."""
+
+from .rule import sqrt
+
+
+def moments(grad, exp_avg, exp_avg_sq, beta1, beta2):
+    """The running means of the gradient and of its square."""
+    exp_avg = exp_avg + (1 - beta1) * (grad - exp_avg)
+    exp_avg_sq = beta2 * exp_avg_sq + (1 - beta2) * grad * grad
+    return exp_avg, exp_avg_sq
+
+
+def descended(param, exp_avg, exp_avg_sq, lr, beta1, beta2, eps, step):
+    """``param`` after a step along the means, of which each has started at zero and is corrected for it."""
+    bias_correction1 = 1 - beta1**step
+    root = (1 - beta2**step) ** 0.5
+    # By zero torch divides tensors, which gives infinity; 1 over the smallest number is that, too.
+    bias_correction2_sqrt = root if root != 0 else 5e-324
+    denominator = sqrt(exp_avg_sq) * (1 / bias_correction2_sqrt) + eps
+    return param - (lr / bias_correction1) * (exp_avg / denominator)
+
+
+def decayed(grad, param, weight_decay):
+    """``grad`` with the decay of SGD and Adam, which is that of a penalty on the parameter's square."""
+    return grad + weight_decay * param if weight_decay != 0 else grad
