@@ -41,7 +41,7 @@ def pieces(count: int, device: torch.device) -> dict[str, Callable[[], object]]:
 
     def run() -> None:
         step[0] += 1
-        sweep.run([bucket.rule.uniforms({**scalars_of(bucket.rule, group), "step": step[0]})])
+        sweep.run([bucket.rule.uniforms({**scalars_of(bucket.rule, group, optimizer.defaults), "step": step[0]})])
 
     return {
         "step(), whole": optimizer.step,

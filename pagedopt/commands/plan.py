@@ -21,6 +21,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..optim.registry import RULE_NAMES
 from .errors import UsageError
 from .train.sizes import SIZES
 
@@ -44,9 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--budget", metavar="BYTES", help="device budget to show beside the others: 2GiB, 500MB, 0")
     how.add_argument("--placement", metavar="NAME", help="mapped (default on cuda), managed, host, device, file, …")
     how.add_argument("--host-access", metavar="WAY", help="staged or in_place; default: the placement's")
-    how.add_argument(
-        "--rule", metavar="NAME", default="adamw", help="adamw (default), adamw_amsgrad, sgd_momentum, sgd"
-    )
+    how.add_argument("--rule", metavar="NAME", default="adamw", help=f"{', '.join(RULE_NAMES)}; default: adamw")
     how.add_argument("--param-dtype", metavar="NAME", help="float32 (default), bfloat16, float16 or float64")
     how.add_argument("--state-format", metavar="NAME", help="float32 or bfloat16; default: as the parameters")
     how.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="where parameters are; default: cuda")

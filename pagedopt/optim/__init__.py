@@ -1,9 +1,24 @@
 """Optimizers: ``torch.optim.Optimizer`` front ends to one launch over one pointer list."""
 
-from ..placements.store import MemoryReport
-from .adamw import PagedAdamW
-from .base import PagedOptimizer
-from .room import run_with_room
-from .sgd import PagedSGD
+from __future__ import annotations
 
-__all__ = ["MemoryReport", "PagedAdamW", "PagedOptimizer", "PagedSGD", "run_with_room"]
+from typing import TYPE_CHECKING
+
+from ..lazy import attach
+from .registry import OPTIMIZERS
+
+if TYPE_CHECKING:
+    from ..placements.store import MemoryReport as MemoryReport
+    from .base import PagedOptimizer as PagedOptimizer
+    from .registry import *  # noqa: F403
+    from .room import run_with_room as run_with_room
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "..placements.store": ("MemoryReport",),
+        ".base": ("PagedOptimizer",),
+        ".room": ("run_with_room",),
+        **{f".{entry.module}": (entry.name,) for entry in OPTIMIZERS},
+    },
+)

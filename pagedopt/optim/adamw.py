@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
-from ..formats.floating import StateFormat
-from ..paging.policy import Budget
 from ..rules.adam import adam, adam_amsgrad
 from ..rules.adamw import adamw, adamw_amsgrad
 from ..rules.rule import Rule
 from .base import Group, PagedOptimizer
+from .options import Options
 
 
 class PagedAdamW(PagedOptimizer, torch.optim.AdamW):
@@ -30,7 +29,7 @@ class PagedAdamW(PagedOptimizer, torch.optim.AdamW):
         maximize: go up the gradient.
         foreach, fused: which of its implementations torch would choose; this class has one, so they change nothing.
         capturable, differentiable: must be False.
-        state_format, placement, device_budget, host_access, blocks, transport: see :class:`PagedOptimizer`.
+        options: see :class:`Options`.
 
     Raises:
         ValueError, RuntimeError: as torch for its arguments; ``capturable`` or ``differentiable`` is True; an option is
@@ -54,19 +53,14 @@ class PagedAdamW(PagedOptimizer, torch.optim.AdamW):
         capturable: bool = False,
         differentiable: bool = False,
         fused: bool | None = None,
-        state_format: StateFormat = None,
-        placement: str | None = None,
-        device_budget: Budget = None,
-        host_access: str | None = None,
-        blocks: int | None = None,
-        transport: str = "managed",
+        **options: Unpack[Options],
     ) -> None:
         if capturable or differentiable:
             raise ValueError(
                 f"capturable={capturable}, differentiable={differentiable}: PagedAdamW supports neither; "
                 "use torch.optim.AdamW for these"
             )
-        self._configure(state_format, placement, device_budget, host_access, blocks, transport)
+        self._configure(options)
         torch.optim.AdamW.__init__(
             self, params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, maximize=maximize
         )

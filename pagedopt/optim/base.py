@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 
-from ..formats.floating import StateFormat, check_format, state_dtype
+from ..formats.floating import state_dtype
 from ..paging.policy import Budget, parse_bytes
 from ..placements.choose import StateLost
 from ..placements.store import MemoryReport, Store
 from ..rules import Rule
 from ..tables.checks import LayoutError
-from ..transports.choose import TRANSPORTS
 from .copying import bring_home, duplicate
 from .launches import Launches
 from .loading.load import load
 from .members import refuse, state_tensors
+from .options import Options, complete
 from .owner import Group
 
 
@@ -39,23 +39,11 @@ class PagedOptimizer(torch.optim.Optimizer):
     Args:
         params: parameters or groups, as for any torch optimizer.
         defaults: hyperparameters of groups that do not set their own.
-        state_format: ``"float32"`` or ``"bfloat16"``, or one per state name; None: the parameter's dtype, as torch.
-        placement: where state lives: ``"device"``; ``"mapped"`` (a range of device pages and page-locked host pages),
-            ``"managed"`` (managed memory, each part advised to stay on its side; at most a quarter of free device
-            memory), ``"managed-driver"`` (managed memory that the driver evicts and a step prefetches), ``"host"``
-            (all page-locked on the host); for parameters on a CPU ``"host"`` or ``"file"`` (a file mapped into memory).
-            None: ``"device"``, or with a budget ``"mapped"``, for parameters on a CPU ``"file"``.
-        device_budget: bytes of state, as a number or a text as ``"2GiB"``, that stay on each device of parameters (for
-            those on a CPU: in RAM); the rest is kept on the host (in the file).  None: all stays.  ``"auto"``: what
-            the device can spare beside model and activations, looked up again as training goes.
-        host_access: how a step reaches what is away: ``"staged"`` (through a ring of device buffers, on copy engines)
-            or ``"in_place"`` (by the kernel, over the link).  None: the faster one of the placement.
-        blocks: most thread blocks of a launch.  A few (8) nearly fill the link, so that an update in place on a stream
-            of its own leaves the multiprocessors to a backward beside it.
-        transport: how the pointer table reaches the kernel (see :func:`pagedopt.multi_tensor_apply`).
+        options: see :class:`Options`.
 
     Raises:
         ValueError: an option has an unknown value.
+        TypeError: there is no such option.
     """
 
     rule: ClassVar[Rule]
@@ -68,40 +56,18 @@ class PagedOptimizer(torch.optim.Optimizer):
     #: What has left state that belongs to no step, in words; "" if nothing has.
     damaged: str = ""
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        defaults: dict[str, Any],
-        *,
-        state_format: StateFormat = None,
-        placement: str | None = None,
-        device_budget: Budget = None,
-        host_access: str | None = None,
-        blocks: int | None = None,
-        transport: str = "managed",
-    ) -> None:
-        self._configure(state_format, placement, device_budget, host_access, blocks, transport)
+    def __init__(self, params: Iterable[Any], defaults: dict[str, Any], **options: Unpack[Options]) -> None:
+        self._configure(options)
         super().__init__(params, defaults)
 
-    def _configure(
-        self,
-        state_format: StateFormat,
-        placement: str | None,
-        device_budget: Budget,
-        host_access: str | None,
-        blocks: int | None,
-        transport: str,
-    ) -> None:
+    def _configure(self, options: Options) -> None:
         one = type(self).rule_of is PagedOptimizer.rule_of
         rules = self.rules or ((self.rule,) if one else ())  # who chooses and does not say among which, is not checked
         self._states = {name for rule in rules for name in rule.inputs[2:]}
-        check_format(state_format, self._states if rules else None)
-        if transport not in TRANSPORTS:
-            raise ValueError(f"transport is {transport!r}; there are {', '.join(sorted(TRANSPORTS))}")
-        if blocks is not None and (isinstance(blocks, bool) or not isinstance(blocks, int) or blocks < 1):
-            raise ValueError(f"blocks is {blocks!r}; it must be a number of thread blocks from 1 on, or None")
-        self.store = Store(placement, device_budget, host_access)
-        self.state_format, self.blocks, self.transport = state_format, blocks, transport
+        chosen = complete(options, type(self).__name__, self._states if rules else None)
+        self.store = Store(chosen["placement"], chosen["device_budget"], chosen["host_access"])
+        self.state_format, self.blocks = chosen["state_format"], chosen["blocks"]
+        self.transport = chosen["transport"]
         self._launches: Launches | None = None
 
     def rule_of(self, group: Group) -> Rule:
@@ -239,7 +205,7 @@ class PagedOptimizer(torch.optim.Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         self._check_whole()
         store = self.store
-        options = {
+        options: Options = {
             "state_format": self.state_format,
             "placement": store.placement,
             "device_budget": store.budget,
@@ -251,7 +217,7 @@ class PagedOptimizer(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if options := state.pop("_options", None):
-            self._configure(**options)
+            self._configure(options)
         super().__setstate__(state)
         self._launches = None
         if options:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from ..launch.route import route
@@ -16,7 +15,7 @@ from ..tables.columns import TensorList, Tensors
 from .lists import Lists
 from .members import Member
 from .owner import Owner
-from .scalars import Uniforms, uniforms_of
+from .scalars import Pattern, Uniforms, uniforms_of
 from .steps import Counts, Steps
 
 
@@ -43,7 +42,7 @@ class Bucket:
         self._expected = np.full(len(members), np.nan)
         self._absent: list[int] = []
         self._compiled: tuple[torch.dtype, ...] | None = None
-        self._pattern: list[tuple[int, npt.NDArray[np.int64]]] = []  # (group, a row of each set of hyperparameters)
+        self._pattern: Pattern = []
         self._scalars: Uniforms = []
         state = [m.entry[name] for name in members[0].names for m in members]
         written = [*self.params, *optimizer.store.version_counters(state)]
@@ -94,8 +93,7 @@ class Bucket:
             self._counts = self._steps.read(absent, ahead)
         if absent != self._absent or not (self._counts == self._expected).all():
             self._find_pattern(optimizer, absent, grads)
-        sets = [(group, self._counts[rows] + 1) for group, rows in self._pattern]
-        self._scalars = uniforms_of(self.rule, optimizer.param_groups, sets)
+        self._scalars = uniforms_of(self.rule, optimizer.param_groups, optimizer.defaults, self._pattern, self._counts)
         if self._compiled is not self.sweep.dtypes:
             self.sweep.compile()
             self._compiled = self.sweep.dtypes
@@ -144,7 +142,8 @@ class Bucket:
             self._compiled = None
         rows = present[first]  # in the order of groups
         ends = np.flatnonzero(np.diff(self.groups[rows])) + 1
-        self._pattern = [(int(self.groups[part[0]]), part) for part in np.split(rows, ends)]
+        parts = np.split(rows, ends)
+        self._pattern = [(int(self.groups[p[0]]), int(p[0]) if len(p) == 1 else p) for p in parts]
         self._absent = absent
         sets = np.zeros(len(keys), np.int64)
         sets[present] = inverse

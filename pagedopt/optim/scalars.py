@@ -3,60 +3,73 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..rules import Rule
+from .steps import Counts
 
 Uniforms = Sequence[Sequence[float]] | npt.NDArray[np.float64]
 
-#: So many sets or more are computed at once.
-FEW = 6
+
+#: (group, a row of each set of hyperparameters in it: an index, or several)
+Pattern = Sequence[tuple[int, int | npt.NDArray[np.int64]]]
 
 
-def scalars_of(rule: Rule, group: Mapping[str, Any]) -> dict[str, float]:
+def scalars_of(rule: Rule, group: Mapping[str, Any], declared: Container[str]) -> dict[str, float]:
     """What ``group`` has of the rule's hyperparameters, by name, in double; tensors of one element are read.
 
     A tuple by a plural name gives its members by number: ``betas`` is ``beta1``, ``beta2``.
+
+    Args:
+        declared: names of the hyperparameters that the optimizer was made with; a group has them all.
+
+    Raises:
+        KeyError: the group has one of them no longer (as torch).
     """
     found = {}
-    for name in rule.scalars:
+    for name, plural, number in _places(rule):
         if name in group:
             found[name] = float(group[name])
-        elif (member := _member(name)) and member[0] in group:
-            found[name] = float(group[member[0]][member[1]])
+        elif plural in group:
+            found[name] = float(group[plural][number])
+        elif name in declared or plural in declared:
+            raise KeyError(name if name in declared else plural)
     return found
 
 
 @functools.cache
-def _member(name: str) -> tuple[str, int] | None:
-    """The tuple that holds the hyperparameter, and where in it."""
-    stem = name.rstrip("0123456789")
-    return (f"{stem}s", int(name[len(stem) :]) - 1) if stem != name else None
+def _places(rule: Rule) -> list[tuple[str, str, int]]:
+    """For each hyperparameter but ``step``: its name, the tuple that may hold it instead, and where in it."""
+    stems = [(name, name.rstrip("0123456789")) for name in rule.scalars if name != "step"]
+    return [(name, f"{stem}s", int(name[len(stem) :]) - 1) if stem != name else (name, "", 0) for name, stem in stems]
 
 
 def uniforms_of(
-    rule: Rule, groups: Sequence[Mapping[str, Any]], sets: Sequence[tuple[int, npt.NDArray[np.float64]]]
+    rule: Rule, groups: Sequence[Mapping[str, Any]], declared: Container[str], pattern: Pattern, counts: Counts
 ) -> Uniforms:
     """The numbers of each set of hyperparameters.
 
     Args:
         groups: of the optimizer.
-        sets: (the index of a group, the step numbers in it).
+        declared: see :func:`scalars_of`.
+        pattern: which sets there are.
+        counts: the steps behind each row.
 
     Raises:
         as :meth:`Rule.uniforms`.
     """
+    takes_step = "step" in rule.scalars
     found: list[Any] = []
-    for index, steps in sets:
-        scalars = scalars_of(rule, groups[index])
-        if "step" not in rule.scalars:
-            found.append([rule.uniforms(scalars)])
-        elif len(steps) < FEW:
-            found.append([rule.uniforms({**scalars, "step": step}) for step in steps.tolist()])
-        else:
-            found.append(rule.uniform_sets({**scalars, "step": steps}))
-    return found[0] if len(found) == 1 else np.concatenate([np.asarray(each) for each in found])
+    for index, rows in pattern:
+        scalars: dict[str, Any] = scalars_of(rule, groups[index], declared)
+        if takes_step:
+            scalars["step"] = float(counts[rows]) + 1 if isinstance(rows, int) else counts[rows] + 1
+        found.append([rule.uniforms(scalars)] if isinstance(rows, int) else rule.uniform_sets(scalars))
+    if len(found) == 1:
+        sets: Uniforms = found[0]
+        return sets
+    return np.concatenate(found) if any(isinstance(s, np.ndarray) for s in found) else [s for (s,) in found]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
-from ..formats.floating import StateFormat
-from ..paging.policy import Budget
 from ..rules.rule import Rule
 from ..rules.sgd import sgd, sgd_momentum
 from .base import Group, PagedOptimizer
+from .options import Options
 
 
 class PagedSGD(PagedOptimizer, torch.optim.SGD):
@@ -20,7 +19,7 @@ class PagedSGD(PagedOptimizer, torch.optim.SGD):
     Args:
         params: parameters or groups.
         lr, momentum, dampening, weight_decay, nesterov, maximize: as in torch.
-        state_format, placement, device_budget, host_access, blocks, transport: see :class:`PagedOptimizer`.
+        options: see :class:`Options`.
 
     Raises:
         ValueError: as torch for its arguments; an option is unknown.
@@ -39,14 +38,9 @@ class PagedSGD(PagedOptimizer, torch.optim.SGD):
         nesterov: bool = False,
         *,
         maximize: bool = False,
-        state_format: StateFormat = None,
-        placement: str | None = None,
-        device_budget: Budget = None,
-        host_access: str | None = None,
-        blocks: int | None = None,
-        transport: str = "managed",
+        **options: Unpack[Options],
     ) -> None:
-        self._configure(state_format, placement, device_budget, host_access, blocks, transport)
+        self._configure(options)
         torch.optim.SGD.__init__(
             self, params, lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov,
             maximize=maximize,

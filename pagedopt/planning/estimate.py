@@ -17,7 +17,7 @@ from ..paging import policy
 from ..paging.pages import Layout, lay_out
 from ..placements.choose import ARENAS, Arena, check_placement, default_placement, stand_ins
 from ..placements.movers import slot_bytes
-from ..rules import RULES, Rule
+from ..rules import UPDATES, Rule
 from ..units import text_of_bytes, text_of_count, text_of_seconds
 from .model import Described, describe
 from .rates import ASSUMED, Rates
@@ -119,7 +119,8 @@ def estimate(
     Args:
         model: a module, parameters or parameter groups as an optimizer takes them (also on the meta device), a list
             of shapes, a dict of name to shape, or a number of parameters as ``7_000_000_000`` or ``"7B"``.
-        rule: which names its state, ``"adamw"``, ``"adamw_amsgrad"``, ``"sgd_momentum"``, ``"sgd"``, or your own.
+        rule: which names its state: one of ``pagedopt.rules.UPDATES`` by name (``"adamw"``, ``"sgd_momentum"``, …), or
+            your own.
         param_dtype: of parameters and gradients; None: their own, float32 for shapes.
         state_format, placement, device_budget, host_access: as :class:`~pagedopt.PagedOptimizer` takes them;
             ``"auto"`` is not a number that could be known before.
@@ -132,9 +133,11 @@ def estimate(
     Example:
         >>> print(pagedopt.estimate("7B", param_dtype="bfloat16", device_budget="2GiB"))
     """
-    if not isinstance(rule, Rule) and rule not in RULES:
-        raise ValueError(f"rule is {rule!r}; there are {', '.join(RULES)}, or a function decorated with pagedopt.rule")
-    rule = rule if isinstance(rule, Rule) else RULES[rule]
+    if not isinstance(rule, Rule) and rule not in UPDATES:
+        raise ValueError(
+            f"rule is {rule!r}; there are {', '.join(UPDATES)}, or a function decorated with pagedopt.rule"
+        )
+    rule = rule if isinstance(rule, Rule) else UPDATES[rule]
     check_format(state_format)
     check_placement(placement, device_budget, host_access)
     budget = policy.check_budget(device_budget)

@@ -1,19 +1,36 @@
-"""Update rules: what happens to one element.  One file per family of optimizers; ``translate`` makes them run."""
+"""Update rules: what happens to one element.  One file per family of optimizers; ``language`` makes them run."""
 
-from .adam import adam, adam_amsgrad
-from .adamw import adamw, adamw_amsgrad
-from .elementwise import add, add_scalar, addcdiv, addcmul, lerp, lerp_tensor, mul, mul_scalar, square_root
+import importlib
+import pkgutil
+from collections.abc import Iterator
+
+from .elementwise import (  # noqa: F401 - for type checkers, which do not see what is added below
+    add,
+    add_scalar,
+    addcdiv,
+    addcmul,
+    lerp,
+    lerp_tensor,
+    mul,
+    mul_scalar,
+    square_root,
+)  # fmt: skip
 from .language.source import RuleError
 from .rule import Rule, fma, rule, sign, sqrt
-from .sgd import sgd, sgd_momentum
 
-#: Every rule that ships, by name.
-RULES: dict[str, Rule] = {
-    r.name: r
-    for r in (
-        adamw, adamw_amsgrad, adam, adam_amsgrad, sgd, sgd_momentum,
-        add, add_scalar, mul, mul_scalar, lerp, lerp_tensor, addcmul, addcdiv, square_root,
-    )
-}  # fmt: skip
 
-__all__ = ["RULES", "Rule", "RuleError", "fma", "rule", "sign", "sqrt", *RULES]
+def _shipped() -> Iterator[Rule]:
+    """The rules of all files here."""
+    for module in pkgutil.iter_modules(__path__, f"{__name__}."):
+        for value in vars(importlib.import_module(module.name)).values():
+            if isinstance(value, Rule) and value.function.__module__ == module.name:
+                yield value
+
+
+#: Every rule that ships, by name; each is a name of this package, too.
+RULES: dict[str, Rule] = {r.name: r for r in _shipped()}
+#: Those of optimizers: their state follows a parameter and its gradient.
+UPDATES = {name: r for name, r in RULES.items() if r.inputs[:2] == ("param", "grad")}
+globals().update(RULES)
+
+__all__ = ["RULES", "UPDATES", "Rule", "RuleError", "fma", "rule", "sign", "sqrt", *RULES]

@@ -18,6 +18,8 @@ from .language.functions import fma, sign, sqrt
 from .language.parse import Program, analyse
 from .language.source import RuleError
 
+#: Fewer sets than these are faster one by one.
+FEW = 8
 #: A hyperparameter of several sets: one value for all, or a float64 array with one per set.
 Column = float | npt.NDArray[np.float64]
 
@@ -103,8 +105,7 @@ class Rule:
                 stands for something else.
         """
         if not self.program.watch.holds():
-            where, complaint = self.program.watch.complaint()
-            raise RuleError(f"{where}: rule {self.name!r} is no longer what was translated: {complaint}")
+            raise RuleError(f"rule {self.name!r} is no longer what was translated: {self.program.watch.complaint()}")
 
     def uniforms(self, scalars: Mapping[str, float]) -> list[float]:
         """What the kernel receives for these hyperparameters: every expression of them alone, computed in double.
@@ -116,11 +117,10 @@ class Rule:
             RuleError: see :meth:`check`.
         """
         self.check()
-        values = {**self.program.defaults, **scalars}
         try:
-            return list(map(float, self._host(**values)))
+            return [*map(float, self._host(**scalars))]
         except TypeError as error:
-            self._explain(values, error)
+            self._explain(scalars, error)
             raise
 
     def uniform_sets(self, scalars: Mapping[str, Column]) -> npt.NDArray[np.float64]:
@@ -135,20 +135,26 @@ class Rule:
         Raises:
             as :meth:`uniforms` for one of the sets.
         """
-        self.check()
         sets = max(len(value) for value in scalars.values() if isinstance(value, np.ndarray))
         out = np.empty((sets, self.uniform_count))
+        if sets < FEW:
+            return self._one_by_one(scalars, out)
+        self.check()
         try:
             with host.strict():
-                for i, column in enumerate(self._columns(**{**self.program.defaults, **scalars})):
+                for i, column in enumerate(self._columns(**scalars)):
                     if np.iscomplexobj(column):
                         raise TypeError("the root of a negative number")
                     out[:, i] = column
         except (ArithmeticError, TypeError, ValueError):  # one of the sets may be at fault, or only NumPy minds
-            lists = {name: v.tolist() if isinstance(v, np.ndarray) else [v] * sets for name, v in scalars.items()}
-            out[:] = [
-                self.uniforms(dict(zip(lists, values, strict=True))) for values in zip(*lists.values(), strict=True)
-            ]
+            return self._one_by_one(scalars, out)
+        return out
+
+    def _one_by_one(self, scalars: Mapping[str, Column], out: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        for i in range(len(out)):
+            out[i] = self.uniforms(
+                {name: float(v[i]) if isinstance(v, np.ndarray) else v for name, v in scalars.items()}
+            )
         return out
 
     @cached_property
@@ -161,7 +167,7 @@ class Rule:
             TypeError: a hyperparameter is missing or unknown.
             RuntimeError: an expression of ``values`` is complex.
         """
-        missing = [s for s in self.scalars if s not in values]
+        missing = [s for s in self.scalars if s not in values and s not in self.defaults]
         unknown = [s for s in values if s not in self.scalars]
         if missing or unknown:
             raise TypeError(
@@ -175,7 +181,7 @@ class Rule:
     def reference(self, *tensors: torch.Tensor, **scalars: float) -> tuple[torch.Tensor, ...]:
         """The rule on whole tensors, in their own dtype (use float64): the new value of each list in ``writes``."""
         self.check()
-        results = self._reference(*tensors, **{**self.program.defaults, **scalars})
+        results = self._reference(*tensors, **scalars)
         return tuple(
             reference.filled(value, tensors[i]) for value, i in zip(results, self.program.changes, strict=True)
         )

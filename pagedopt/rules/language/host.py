@@ -46,8 +46,10 @@ def _defined(program: Program, write: Callable[[ast.expr], ast.expr], namespace:
         f"    return [{', '.join(text(u) for u in program.uniforms)}]",
     ]
     exec(compile("\n".join(lines), f"<host part of rule {program.name}>", "exec"), namespace)
-    function: Host = namespace["host"]
-    return function
+    function = namespace["host"]
+    function.__kwdefaults__ = dict(program.defaults)
+    made: Host = function
+    return made
 
 
 class _Columns(ast.NodeTransformer):

@@ -14,7 +14,7 @@ from types import FunctionType
 from typing import Any
 
 from .functions import FUNCTIONS
-from .names import Watch, complaint, is_reserved, value_of
+from .names import UNBOUND, Watch, complaint, is_reserved, value_of
 from .source import RuleError, is_source_of, place, refuse, source_of
 
 Statement = tuple[str, ast.expr, ast.AST]
@@ -78,7 +78,7 @@ class Line:
                 )
 
     def _open(self, function: FunctionType, tree: ast.FunctionDef) -> None:
-        self.watch.function(function)
+        self.watch.code(function)
         self._texts[function] = tree
 
     def _body(self, scope: _Scope, tree: ast.FunctionDef, lazy: bool = False) -> list[ast.expr]:
@@ -169,6 +169,10 @@ class Line:
                 refuse(node, complaint(name, value))
             self.watch.name(scope.function, name, place(node))
             return None
+        if name and value is UNBOUND:
+            refuse(
+                node, f"{name!r} is not defined; a function that a rule calls is defined or imported before the rule"
+            )
         if not isinstance(value, FunctionType):
             _refuse_call(node)
         self.watch.name(scope.function, name, place(node))
@@ -202,6 +206,7 @@ class Line:
                 value = self._expression(scope, given.arguments[name], lazy)
                 found[name] = self._bound(name, value, node, lazy)
             else:
+                self.watch.defaults(function)
                 found[name] = _constant(parameter.default, node, f"the default of {name!r}")
         return found
 

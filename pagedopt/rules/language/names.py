@@ -63,15 +63,19 @@ class Watch:
         #: (globals, builtins, name, what it stood for, the function that calls it, "file:line" of the call)
         self._names: list[tuple[dict[str, Any], dict[str, Any], str, Any, FunctionType, str]] = []
         self._closures: list[tuple[str, Any, FunctionType, str]] = []
-        #: (function, its code, defaults, defaults by name, "file:line" of its text)
-        self._functions: list[tuple[FunctionType, CodeType, Any, Any, str]] = []
+        self._codes: list[tuple[FunctionType, CodeType]] = []
+        #: (function, defaults by position, defaults by name)
+        self._defaults: list[tuple[FunctionType, Any, Any]] = []
 
-    def function(self, function: FunctionType) -> None:
-        """Watch the code and the defaults of ``function``."""
-        where = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
-        if all(known is not function for known, *_ in self._functions):
-            named = function.__kwdefaults__
-            self._functions.append((function, function.__code__, function.__defaults__, named and dict(named), where))
+    def code(self, function: FunctionType) -> None:
+        """Watch the code of ``function``."""
+        if all(known is not function for known, _ in self._codes):
+            self._codes.append((function, function.__code__))
+
+    def defaults(self, function: FunctionType) -> None:
+        """Watch the defaults of ``function``."""
+        named = function.__kwdefaults__
+        self._defaults.append((function, function.__defaults__, named and dict(named)))
 
     def name(self, function: FunctionType, name: str, where: str) -> None:
         """Watch what ``name`` stands for in ``function``, which calls it at ``where``."""
@@ -86,23 +90,28 @@ class Watch:
         for names, builtins, name, value, _, _ in self._names:
             if (names[name] if name in names else builtins.get(name)) is not value:
                 return False
-        for function, code, defaults, named, _ in self._functions:
-            if function.__code__ is not code or function.__defaults__ is not defaults:
+        for function, code in self._codes:
+            if function.__code__ is not code:
                 return False
-            if function.__kwdefaults__ != named:
+        for function, defaults, named in self._defaults:
+            if function.__defaults__ is not defaults or function.__kwdefaults__ != named:
                 return False
         return not self._closures or all(value_of(f, name) is value for name, value, f, _ in self._closures)
 
-    def complaint(self) -> tuple[str, str]:
-        """("file:line", what is no longer as it was there), where not all holds."""
-        for function, code, _, _, where in self._functions:
-            if function.__code__ is not code:
-                return where, f"the code of {function.__name__!r} was replaced"
+    def complaint(self) -> str:
+        """What is no longer as it was, with the "file:line", where not all holds."""
         for name, value, function, where in (*(known[2:] for known in self._names), *self._closures):
             now = value_of(function, name)
             if now is not value and name in FUNCTIONS:
-                return where, complaint(name, now)
+                return f"{where}: {complaint(name, now)}"
             if now is not value:
-                return where, f"{name!r} {'is not defined' if now is UNBOUND else f'is {now!r}'}; it was {value!r}"
-        function, *_, where = self._functions[-1]
-        return where, f"the defaults of {function.__name__!r} or of a function that it calls were replaced"
+                return f"{where}: {name!r} {'is not defined' if now is UNBOUND else f'is {now!r}'}; it was {value!r}"
+        for function, code in self._codes:
+            if function.__code__ is not code:
+                return f"{_place(code)}: the code of {function.__name__!r} was replaced; make the rule anew"
+        function, *_ = self._defaults[-1]
+        return f"{_place(function.__code__)}: defaults of a function that it calls were replaced; make the rule anew"
+
+
+def _place(code: CodeType) -> str:
+    return f"{code.co_filename}:{code.co_firstlineno}"

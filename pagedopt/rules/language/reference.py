@@ -27,7 +27,10 @@ def reference_function(program: Program) -> Callable[..., tuple[torch.Tensor, ..
     lines.append(f"    return ({' '.join(f'{ast.unparse(emit.visit(copy_of(v)))},' for v in program.values)})")
     namespace = {**_TENSOR_FUNCTIONS}
     exec(compile("\n".join(lines), f"<reference of rule {program.name}>", "exec"), namespace)
-    return namespace["reference"]
+    function = namespace["reference"]
+    function.__kwdefaults__ = dict(program.defaults)
+    made: Callable[..., tuple[torch.Tensor, ...]] = function
+    return made
 
 
 def filled(value: Any, like: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,86 @@
+"""What is said of each optimizer, once; and their options."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+import pagedopt
+from pagedopt.commands.main import main
+from pagedopt.optim.options import DEFAULTS, Options
+from pagedopt.optim.registry import OPTIMIZERS, RULE_NAMES, Entry
+from pagedopt.rules import RULES, UPDATES
+
+BY_NAME = [pytest.param(entry, id=entry.name) for entry in OPTIMIZERS]
+
+
+@pytest.mark.parametrize("entry", BY_NAME)
+def test_an_entry_is_what_its_class_is(entry: Entry) -> None:
+    made = entry.optimizer
+    assert made is getattr(pagedopt, entry.name)
+    assert entry.name in pagedopt.__all__
+    rules = made.rules or (made.rule,)
+    assert [rule.name for rule in rules] == list(entry.rules)
+    assert all(RULES[rule.name] is rule for rule in rules)
+    assert (entry.torch is None) is (
+        made.__mro__.index(torch.optim.Optimizer) == made.__mro__.index(pagedopt.PagedOptimizer) + 1
+    )
+
+
+@pytest.mark.parametrize("entry", BY_NAME)
+def test_states_are_those_that_steps_make(entry: Entry) -> None:
+    p = torch.nn.Parameter(torch.ones(3))
+    optimizer = entry.optimizer([p], **{"lr": 0.1})
+    found: set[str] = set()
+    for flags in ({}, {"amsgrad": True}, {"momentum": 0.9}):
+        optimizer.param_groups[0].update(flags)
+        optimizer.state.clear()
+        p.grad = torch.ones(3)
+        optimizer.step()
+        found |= optimizer.state[p].keys() - {"step"}
+    assert found == set(entry.states)
+
+
+def test_there_is_no_other_rule_of_an_optimizer() -> None:
+    assert sorted(RULE_NAMES) == sorted(UPDATES)
+
+
+def test_the_command_line_knows_every_rule(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert all(name in text for name in RULE_NAMES)
+
+
+def test_the_registry_and_the_names_of_the_package_cost_no_torch() -> None:
+    program = (
+        "import sys, pagedopt; from pagedopt.optim.registry import RULE_NAMES; assert 'PagedSGD' in dir(pagedopt); "
+        "assert 'adamw' in RULE_NAMES; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("entry", BY_NAME)
+def test_an_unknown_option_is_named_as_python_names_it(entry: Entry) -> None:
+    params = [torch.nn.Parameter(torch.ones(3))]
+    with pytest.raises(TypeError, match=rf"{entry.name}.__init__\(\) got an unexpected keyword argument 'budget'"):
+        entry.optimizer(params, budget=0)
+
+
+def test_every_option_has_a_default_and_is_kept() -> None:
+    assert set(DEFAULTS) == set(Options.__annotations__)
+    given: dict[str, Any] = {
+        "state_format": "bfloat16", "placement": "file", "device_budget": "1MiB", "host_access": None, "blocks": 3,
+        "transport": "struct",
+    }  # fmt: skip
+    assert given.keys() == DEFAULTS.keys()
+    optimizer = pagedopt.PagedAdamW([torch.nn.Parameter(torch.ones(3))], **given)
+    again = pickle.loads(pickle.dumps(optimizer))
+    for each in (optimizer, again):
+        options = each.__getstate__()["_options"]
+        assert options == {**given, "device_budget": 1 << 20}
