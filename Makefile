@@ -14,7 +14,7 @@ TORCH      ?=#  a version of torch in place of the one set-up would choose
 VENV_FLAGS ?=#  more options for venv, e.g. VENV_FLAGS=--system-site-packages
 TEST_ARGS  ?=#  more options for pytest, e.g. TEST_ARGS="-k train -x"
 CORES      := $(shell nproc 2>/dev/null || echo 1)
-WORKERS    ?= $(shell echo $$(( $(CORES) < 12 ? $(CORES) : 12 )))
+WORKERS    ?= $(shell echo $$(( $(CORES) < 8 ? $(CORES) : 8 )))
 
 .PHONY: help setup train test test-long lint clean
 
