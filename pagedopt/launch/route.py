@@ -14,7 +14,7 @@ from ..paging.policy import Move, schedule
 from ..paging.visits import Mover, Step, plan
 from ..placements.movers import slot_offset
 from ..placements.store import Store
-from ..tables.layout import BLOCK, Geometry, HostTable, geometry
+from ..tables.layout import BLOCK, Geometry, HostTable, choose_geometry
 from ..tables.pointers import Rows
 
 #: Elements of a chunk where pages pass through: every block reads its part of the table over a link that copies fill
@@ -45,7 +45,7 @@ class Route:
     @property
     def geometry(self) -> Geometry | None:
         """How to cut the rows; None: as any others."""
-        usual = geometry(self.rows.numel.tolist())
+        usual = choose_geometry(self.rows.numel.tolist())
         return Geometry(CHUNK, BLOCK) if self.device.type == "cuda" and usual.threads == BLOCK else None
 
     def plan(self, table: HostTable, absent: Sequence[int] = ()) -> list[Step]:
