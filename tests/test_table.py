@@ -234,3 +234,28 @@ def test_an_empty_table_needs_no_launch() -> None:
         table = HostTable(2, numels, 1)
         assert len(table.chunks) == 0
         assert list(batches(table, LIMITS[0])) == []
+
+
+@given(ORDINARY, st.integers(1, 40), st.data())
+def test_shares_of_a_span_are_all_of_it_and_about_equal(numels: list[int], count: int, data: st.DataObject) -> None:
+    table = HostTable(1, numels, geometry=Geometry(1024, 32))
+    if not len(table.chunks):
+        return
+    first = data.draw(st.integers(0, len(table.chunks) - 1))
+    last = data.draw(st.integers(first + 1, len(table.chunks)))
+    shares = table.shares((first, last), count)
+    assert [shares[0][0], *(end for _, end in shares)] == [*(begin for begin, _ in shares), last]
+    assert shares[0][0] == first
+    assert len(shares) <= count
+    row, offset = table.chunks["row"], table.chunks["offset"]
+    work = np.minimum(np.array(numels)[row] - offset, 1024) + 64
+    most = max(int(work[begin:end].sum()) for begin, end in shares)
+    assert most <= int(work[first:last].sum()) / count + int(work[first:last].max())
+
+
+def test_shares_do_not_depend_on_who_is_absent_when_they_are_asked_for() -> None:
+    """They are kept for as long as the table lives; who is absent now comes back."""
+    table = HostTable(1, [50_000, 50_000], geometry=Geometry(1024, 32))
+    want = table.shares((0, len(table.chunks)), 8)
+    table.rows["numel"][0] = 0
+    assert table.shares((0, len(table.chunks)), 8) == want
