@@ -117,7 +117,7 @@ class Sweep:
     def launch(
         self, sets: Sequence[Sequence[float]], steps: Iterable[Step] = WHOLE, mover: Mover | None = None
     ) -> None:
-        """:meth:`run` for who has just refreshed: the table is taken as it is.
+        """:meth:`run` for who has just refreshed the table and made the scalars: both are taken as they are.
 
         Args:
             sets: see ``scalars`` of :meth:`run`.
@@ -171,7 +171,9 @@ class Sweep:
 
         Raises:
             CompileError: it cannot be compiled.
+            RuleError: the rule is no longer what was translated.
         """
+        self.rule.check()
         if self.device.type == "cuda":
             self._kernel(self.transport.kind(self.table.host))
         else:
