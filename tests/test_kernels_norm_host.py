@@ -32,7 +32,7 @@ def instances() -> tuple[str, ...]:
 def played_norm(tensors: list[torch.Tensor], variant: int, backwards: bool) -> torch.Tensor:
     (_, out, number), _, threads = VARIANTS[variant]
     chunks, rows = build(instances(), kernel="norm.cu")[2 * variant : 2 * variant + 2]
-    table = HostTable(3, [t.numel() for t in tensors], shape=SHAPES[threads])
+    table = HostTable(3, [t.numel() for t in tensors], geometry=SHAPES[threads])
     counts = np.bincount(table.chunks["row"], minlength=len(tensors))
     partials = torch.full((len(table.chunks) + 1,), 77.0, dtype=number)
     result = torch.zeros(len(tensors), dtype=out)

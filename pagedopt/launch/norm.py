@@ -12,10 +12,9 @@ from ..kernels import cpu, cuda
 from ..kernels.source import CUDA_TYPES, arithmetic
 from ..tables.layout import HostTable
 from ..tables.pointers import PointerTable
-from ..transports.choose import create
+from ..transports.choose import shared
 from ..transports.transport import Transport
 from .foreach import _fits
-from .sweep import shared_transport
 
 #: What the kernels call the orders they know; infinity is 0.
 _ORDERS = {1.0: 1, 2.0: 2, math.inf: 0}
@@ -61,15 +60,14 @@ def _cuda(table: PointerTable, order: int, out_dtype: torch.dtype, transport: st
     device, dtype = table.device, table.dtypes[0]
     assert dtype is not None
     number = arithmetic((dtype, out_dtype))
-    host = HostTable(3, table.numels, shape=table.host.geometry)
+    host = HostTable(3, table.numels, geometry=table.host.geometry)
     counts = np.bincount(host.chunks["row"], minlength=len(table))
     partials = torch.empty(len(host.chunks), dtype=number, device=device)
     out = torch.zeros(len(table), dtype=out_dtype, device=device)
     firsts = partials.data_ptr() + (np.cumsum(counts) - counts) * number.itemsize
     results = out.data_ptr() + np.arange(len(table)) * out_dtype.itemsize
-    host.set_addresses(np.stack([table.host.addresses[:, 0], firsts, results], 1, dtype=np.uint64, casting="unsafe"))
-    shared = shared_transport(transport, [[partials]])
-    lender = create(shared, device.index) if isinstance(shared, str) else shared
+    host.set_addresses(np.array([table.host.addresses[:, 0], firsts, results], np.uint64).T)
+    lender = shared(transport, device.index) if isinstance(transport, str) else transport
     with torch.cuda.device(device):
         handle = torch._C._cuda_getCurrentRawStream(device.index)
         for stage, listed in (("chunks", dtype), ("rows", out_dtype)):
@@ -84,12 +82,12 @@ def _cpu(table: PointerTable, order: int, out_dtype: torch.dtype, transport: str
     dtype = table.dtypes[0]
     assert dtype is not None
     number = arithmetic((dtype, out_dtype))
-    host = HostTable(2, table.numels, shape=table.host.geometry)
+    host = HostTable(2, table.numels, geometry=table.host.geometry)
     counts = np.bincount(host.chunks["row"], minlength=len(table))
     partials = np.zeros(len(host.chunks), np.float64 if number is torch.float64 else np.float32)
     firsts = np.cumsum(counts) - counts
     parts = partials.ctypes.data + firsts * partials.itemsize
-    host.set_addresses(np.stack([table.host.addresses[:, 0], parts], 1, dtype=np.uint64, casting="unsafe"))
+    host.set_addresses(np.array([table.host.addresses[:, 0], parts], np.uint64).T)
     cpu.run(cpu.norm_kernel(dtype, number, order), host)
     result = np.zeros(len(table), partials.dtype)
     filled = counts > 0

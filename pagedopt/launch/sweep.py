@@ -14,7 +14,7 @@ from ..paging.visits import WHOLE, Mover, Span, Step, carry_out
 from ..rules import Rule
 from ..tables.layout import Geometry
 from ..tables.pointers import PointerTable, Rows, TensorList
-from ..transports.choose import create
+from ..transports.choose import create, shared
 from ..transports.transport import Transport
 from .graph import CapturedSweep
 
@@ -31,7 +31,7 @@ class Sweep:
         transport: how the table reaches a CUDA kernel: a name, or a :class:`Transport` to share.  Not used on a CPU.
         sets: how many different sets of scalars may be in use at once.
         geometry: how to cut the work; chosen from the sizes when left out.
-        rows: which parts of the tensors are the rows of the table (see :class:`~pagedopt.pointers.Rows`).
+        rows: which parts of the tensors are the rows of the table (see :class:`~pagedopt.tables.pointers.Rows`).
         blocks: at most this many thread blocks per launch; left out: one per chunk.
 
     Raises:
@@ -122,7 +122,7 @@ class Sweep:
         steps: Iterable[Step] = WHOLE,
         mover: Mover | None = None,
     ) -> None:
-        """:meth:`run` for who has just refreshed: the table is taken as it is.
+        """:meth:`run` for who has just refreshed the table and made the scalars: both are taken as they are.
 
         Args:
             sets: see ``scalars`` of :meth:`run`.
@@ -239,15 +239,9 @@ def multi_tensor_apply(
             torch.autograd.graph.increment_version(lists[i])
 
 
-_shared: dict[tuple[str, int], Transport] = {}
-
-
 def shared_transport(transport: str | Transport, lists: Sequence[TensorList]) -> str | Transport:
-    """One transport per name and device for calls that prepare nothing: its ring of tables is used again."""
+    """What a call that prepares nothing hands to :class:`Sweep`: the shared transport of the lists' device, if any."""
     first = lists[0][0] if lists and len(lists[0]) else None
     if not isinstance(transport, str) or not isinstance(first, torch.Tensor) or first.device.type != "cuda":
         return transport
-    key = (transport, first.device.index)
-    if key not in _shared:
-        _shared[key] = create(*key)
-    return _shared[key]
+    return shared(transport, first.device.index)

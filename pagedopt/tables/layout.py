@@ -55,7 +55,7 @@ class Geometry:
             raise ValueError(f"threads is {self.threads}; it must be 32 (a warp) or {BLOCK} (a block)")
 
 
-def geometry(numels: Sequence[int]) -> Geometry:
+def choose_geometry(numels: Sequence[int]) -> Geometry:
     """Small tensors get a warp each; otherwise blocks, with chunks small enough to fill a large GPU.
 
     32,768 elements hide the cost of reading a table over the link (notes/fused_step.md); below a thousand chunks a GPU
@@ -91,14 +91,14 @@ class HostTable:
         numels: elements of each tensor.
         uniforms: float64 hyperparameters per set.
         sets: number of different sets of hyperparameters there may be at once.
-        shape: how to cut the work (default: :func:`geometry`).
+        geometry: how to cut the work (default: :func:`choose_geometry`).
     """
 
     def __init__(
-        self, lists: int, numels: Sequence[int], uniforms: int = 0, sets: int = 1, shape: Geometry | None = None
+        self, lists: int, numels: Sequence[int], uniforms: int = 0, sets: int = 1, geometry: Geometry | None = None
     ) -> None:
         self.lists = lists
-        self.geometry = shape or geometry(numels)
+        self.geometry = geometry or choose_geometry(numels)
         plan = chunks(numels, self.geometry.chunk_numel)
         row = row_dtype(lists)
         self.rows_at = sets * uniforms

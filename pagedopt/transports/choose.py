@@ -42,6 +42,12 @@ def create(name: str, device: int) -> Transport:
 
 
 @functools.cache
+def shared(name: str, device: int) -> Transport:
+    """The one that all use who prepare nothing: its tables are used again from call to call."""
+    return create(name, device)
+
+
+@functools.cache
 def _working(name: str, device: int) -> str:
     """What works in the place of ``name``: by :func:`choose`, and by asking the driver for such memory, once."""
     chosen, reason = choose(name, driver.capabilities(device))
