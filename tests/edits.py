@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 from optim_support import ADAMW
+from reference_lion import Lion
 
-from pagedopt import PagedAdamW, PagedSGD
+from pagedopt import PagedAdamW, PagedLion, PagedSGD
 
 Params = list[torch.nn.Parameter]
 Edit = Callable[[torch.optim.Optimizer, Params], None]
@@ -24,6 +25,7 @@ TensorEdit = Callable[[dict[str, Any], str], None]
 SHAPES = ((13, 18), (13, 18), (5, 9), (), (70,))
 LARGE = {"cpu": (200, 201), "cuda": (1100, 1101)}
 SGD: dict[str, Any] = {"lr": 0.05, "momentum": 0.9, "dampening": 0.4, "weight_decay": 0.1}
+LION: dict[str, Any] = {"lr": 0.01, "betas": (0.8, 0.95), "weight_decay": 0.1}
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ CASES = {
         PagedAdamW, torch.optim.AdamW, {**ADAMW, "amsgrad": True}, ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
     ),
     "sgd": Case(PagedSGD, torch.optim.SGD, SGD, ("momentum_buffer",)),
+    "lion": Case(PagedLion, Lion, LION, ("exp_avg",)),
 }
 
 

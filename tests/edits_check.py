@@ -22,7 +22,7 @@ from edits import (
     state_edits,
     steps,
 )
-from edits_groups import ADAM_EDITS, GROUP_EDITS, SGD_EDITS
+from edits_groups import ADAM_EDITS, GROUP_EDITS, LION_EDITS, SGD_EDITS
 
 #: Torch's exceptions that say what was wrong only by how its code happens to be written: any refusal will do.
 INCIDENTAL = (AttributeError, TypeError, AssertionError)
@@ -40,7 +40,7 @@ def edits_for(case: Case) -> dict[str, Edit]:
     found = {**state_edits(case.names), **GROUP_EDITS}
     if case.has_step:
         return {**found, **{f"step: {name}": edit for name, edit in STEP_EDITS.items()}, **ADAM_EDITS}
-    return {**found, **SGD_EDITS}
+    return {**found, **(SGD_EDITS if "momentum" in case.options else LION_EDITS)}
 
 
 def options(case: Case, placement: str, params: Params) -> dict[str, Any]:

@@ -257,3 +257,5 @@ SGD_EDITS: dict[str, Edit] = {
     "dampening": _flag(dampening=0.1),
     "nesterov": _flag(nesterov=True, dampening=0),
 }
+
+LION_EDITS: dict[str, Edit] = {name: ADAM_EDITS[name] for name in ("betas", "betas list", "no betas")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -53,7 +54,16 @@ def lists_for(rule: Rule, sizes: Sequence[int], dtypes: Sequence[torch.dtype], s
     for name, dtype in zip(rule.inputs, dtypes, strict=True):
         name = "self_root" if rule.name.startswith("square_root") else name
         lists.append([_view(values_for(name, size, generator).to(dtype), gap) for size in sizes])
+    if rule.name.startswith("lion"):
+        for grad, exp_avg in zip(*lists[1:3], strict=True):
+            _off_the_edge(grad, exp_avg)
     return lists
+
+
+def _off_the_edge(grad: Any, exp_avg: Any) -> None:
+    """Lion's update has a sign that no rounding turns."""
+    near = (BETAS[0] * exp_avg.double() + (1 - BETAS[0]) * grad.double()).abs() < 0.01
+    exp_avg[near] += 0.5
 
 
 def _view(value: torch.Tensor, gap: int) -> torch.Tensor:

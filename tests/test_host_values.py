@@ -18,6 +18,7 @@ NAMES = {
     "adamw": ("lr", "beta1", "beta2", "eps", "weight_decay"),
     "amsgrad": ("beta2", "eps"),
     "sgd": ("lr", "momentum", "dampening", "weight_decay"),
+    "lion": ("lr", "beta1", "beta2", "weight_decay"),
 }
 HYPERPARAMETERS = [(case, name) for case, names in NAMES.items() for name in names]
 FORMS: dict[str, Callable[[Any], Any]] = {"tensor": lambda v: torch.tensor(float(v)), "number": lambda v: v}
@@ -25,7 +26,7 @@ FORMS: dict[str, Callable[[Any], Any]] = {"tensor": lambda v: torch.tensor(float
 
 def changed(case: str, name: str, value: float) -> dict[str, Any]:
     """``name`` as a group holds it."""
-    beta1, beta2 = CASES["adamw"].options["betas"]
+    beta1, beta2 = CASES["adamw"].options["betas"]  # Lion's, too
     if name in ("beta1", "beta2"):
         return {"betas": (value, beta2) if name == "beta1" else (beta1, value)}
     return {name: value}

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from reference_lion import Lion
 from support import BETAS, F64, scalars_for
 
 from pagedopt.rules import RULES, Rule, rule
@@ -81,6 +82,18 @@ def test_sgd_momentum_reference_is_torch(dampening: float, nesterov: bool, decay
     torch.testing.assert_close(buffer, state["momentum_buffer"], **EXACT)
 
 
+@pytest.mark.parametrize("maximize", [False, True])
+@pytest.mark.parametrize("decay", [0.0, 0.2])
+def test_lion_reference_is_lion(decay: float, maximize: bool) -> None:
+    history, state = run_torch(lambda p: Lion(p, lr=0.03, betas=BETAS, weight_decay=decay, maximize=maximize))
+    param, exp_avg = torch.linspace(-2, 2, 21, dtype=F64).reshape(3, 7), torch.zeros(3, 7, dtype=F64)
+    options = {"lr": 0.03, "beta1": BETAS[0], "beta2": BETAS[1], "weight_decay": decay, "maximize": maximize}
+    for grad, want in zip(gradients(), history, strict=True):
+        param, exp_avg = RULES["lion"].reference(param, grad, exp_avg, **options)
+        torch.testing.assert_close(param, want, **EXACT)
+    torch.testing.assert_close(exp_avg, state["exp_avg"], **EXACT)
+
+
 ELEMENTWISE: dict[str, Callable[..., list[torch.Tensor]]] = {
     "add": lambda a, b: torch._foreach_add([a], [b], alpha=-1.7),
     "add_scalar": lambda a: torch._foreach_add([a], 0.37),
@@ -111,7 +124,9 @@ def test_lerp_comes_from_the_nearer_end() -> None:
 
 
 def test_every_rule_has_a_witness() -> None:
-    assert set(RULES) == {"adamw", "adamw_amsgrad", "adam", "adam_amsgrad", "sgd", "sgd_momentum", *ELEMENTWISE}
+    assert set(RULES) == {
+        "adamw", "adamw_amsgrad", "adam", "adam_amsgrad", "sgd", "sgd_momentum", "lion", *ELEMENTWISE,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", RULES)

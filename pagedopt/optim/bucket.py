@@ -93,7 +93,7 @@ class Bucket:
             self._counts = self._steps.read(absent, ahead)
         if absent != self._absent or not (self._counts == self._expected).all():
             self._find_pattern(optimizer, absent, grads)
-        self._scalars = uniforms_of(self.rule, optimizer.param_groups, optimizer.defaults, self._pattern, self._counts)
+        self._scalars = uniforms_of(self.rule, optimizer, self._pattern, self._counts)
         if self._compiled is not self.sweep.dtypes:
             self.sweep.compile()
             self._compiled = self.sweep.dtypes

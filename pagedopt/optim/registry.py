@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ..rules.rule import Rule
     from .adamw import PagedAdamW as PagedAdamW
     from .base import PagedOptimizer
+    from .lion import PagedLion as PagedLion
     from .sgd import PagedSGD as PagedSGD
 
 
@@ -53,6 +54,7 @@ class Entry:
 OPTIMIZERS = (
     Entry("PagedAdamW", "adamw", ("adamw", "adamw_amsgrad", "adam", "adam_amsgrad")),
     Entry("PagedSGD", "sgd", ("sgd", "sgd_momentum")),
+    Entry("PagedLion", "lion", ("lion",)),
 )
 #: Names of all their rules.
 RULE_NAMES = tuple(name for entry in OPTIMIZERS for name in entry.rules)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..rules import Rule
+from .owner import Owner
 from .steps import Counts
 
 Uniforms = Sequence[Sequence[float]] | npt.NDArray[np.float64]
@@ -19,16 +20,13 @@ Uniforms = Sequence[Sequence[float]] | npt.NDArray[np.float64]
 Pattern = Sequence[tuple[int, int | npt.NDArray[np.int64]]]
 
 
-def scalars_of(rule: Rule, group: Mapping[str, Any], declared: Container[str]) -> dict[str, float]:
+def scalars_of(rule: Rule, group: Mapping[str, Any], needed: Collection[str] = ()) -> dict[str, float]:
     """What ``group`` has of the rule's hyperparameters, by name, in double; tensors of one element are read.
 
     A tuple by a plural name gives its members by number: ``betas`` is ``beta1``, ``beta2``.
 
-    Args:
-        declared: names of the hyperparameters that the optimizer was made with; a group has them all.
-
     Raises:
-        KeyError: the group has one of them no longer (as torch).
+        KeyError: there is none of those that are ``needed`` (as torch).
     """
     found = {}
     for name, plural, number in _places(rule):
@@ -36,8 +34,8 @@ def scalars_of(rule: Rule, group: Mapping[str, Any], declared: Container[str]) -
             found[name] = float(group[name])
         elif plural in group:
             found[name] = float(group[plural][number])
-        elif name in declared or plural in declared:
-            raise KeyError(name if name in declared else plural)
+        elif name in needed or plural in needed:
+            raise KeyError(name if name in needed else plural)
     return found
 
 
@@ -48,24 +46,22 @@ def _places(rule: Rule) -> list[tuple[str, str, int]]:
     return [(name, f"{stem}s", int(name[len(stem) :]) - 1) if stem != name else (name, "", 0) for name, stem in stems]
 
 
-def uniforms_of(
-    rule: Rule, groups: Sequence[Mapping[str, Any]], declared: Container[str], pattern: Pattern, counts: Counts
-) -> Uniforms:
+def uniforms_of(rule: Rule, optimizer: Owner, pattern: Pattern, counts: Counts) -> Uniforms:
     """The numbers of each set of hyperparameters.
 
     Args:
-        groups: of the optimizer.
-        declared: see :func:`scalars_of`.
+        optimizer: with the groups.
         pattern: which sets there are.
         counts: the steps behind each row.
 
     Raises:
-        as :meth:`Rule.uniforms`.
+        KeyError: see :func:`scalars_of`.
+        TypeError, ArithmeticError, RuntimeError, RuleError: see :meth:`Rule.uniforms`.
     """
     takes_step = "step" in rule.scalars
     found: list[Any] = []
     for index, rows in pattern:
-        scalars: dict[str, Any] = scalars_of(rule, groups[index], declared)
+        scalars: dict[str, Any] = scalars_of(rule, optimizer.param_groups[index], optimizer.defaults)
         if takes_step:
             scalars["step"] = float(counts[rows]) + 1 if isinstance(rows, int) else counts[rows] + 1
         found.append([rule.uniforms(scalars)] if isinstance(rows, int) else rule.uniform_sets(scalars))

@@ -1,0 +1,48 @@
+"""Lion, which torch does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Unpack
+
+import torch
+
+from ..rules.lion import lion
+from .base import PagedOptimizer
+from .options import Options
+
+
+class PagedLion(PagedOptimizer):
+    """Lion (Chen et al. 2023), whose state is one momentum per parameter.
+
+    Args:
+        params: parameters or groups.
+        lr: the size of an update, of every element; 3 to 10 times less than for AdamW.
+        betas: of the interpolation that gives the update, and the decay rate of the momentum.
+        weight_decay: decoupled weight decay; 3 to 10 times more than for AdamW.
+        maximize: go up the gradient.
+        options: see :class:`Options`.
+
+    Raises:
+        ValueError: a hyperparameter is out of its range, or an option has an unknown value.
+    """
+
+    rule = lion
+    has_step = False
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | torch.Tensor = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        **options: Unpack[Options],
+    ) -> None:
+        if not (lr >= 0 and weight_decay >= 0 and all(0 <= beta < 1 for beta in betas)):
+            raise ValueError(
+                f"lr={lr}, betas={betas}, weight_decay={weight_decay}: none is negative, betas are below 1"
+            )
+        defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
+        super().__init__(params, defaults, **options)

@@ -1,0 +1,14 @@
+"""Lion (Chen et al. 2023, arXiv:2302.06675): the sign of an interpolated momentum, with decoupled weight decay."""
+
+from .rule import rule, sign
+
+
+@rule
+def lion(param, grad, exp_avg, *, lr, beta1, beta2, weight_decay=0.0, maximize=False):
+    """One update, each element of which has the size of the learning rate."""
+    grad = -grad if maximize else grad
+    update = sign(beta1 * exp_avg + (1 - beta1) * grad)
+    param = param * (1 - lr * weight_decay)
+    param = param - lr * update
+    exp_avg = beta2 * exp_avg + (1 - beta2) * grad
+    return param, exp_avg

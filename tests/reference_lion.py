@@ -1,0 +1,47 @@
+"""Lion in plain torch, one parameter at a time: what PagedLion is compared with, as torch has none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class Lion(torch.optim.Optimizer):
+    """Algorithm 2 of Chen et al. 2023, as in their google/automl; arithmetic in float32 or wider."""
+
+    def __init__(
+        self, params: Any, lr: Any = 1e-4, betas: Any = (0.9, 0.99), weight_decay: Any = 0.0, *, maximize: bool = False,
+        foreach: bool = False,
+    ) -> None:  # fmt: skip
+        if not lr >= 0:
+            raise ValueError(f"lr {lr}")
+        if not (0 <= betas[0] < 1 and 0 <= betas[1] < 1):
+            raise ValueError(f"betas {betas}")
+        if not weight_decay >= 0:
+            raise ValueError(f"weight_decay {weight_decay}")
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """One update of every parameter that has a gradient."""
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                if p.grad.is_sparse:
+                    raise RuntimeError("sparse gradients")
+                state = self.state[p]
+                if state.get("exp_avg") is None:
+                    state["exp_avg"] = torch.zeros_like(p)
+                exp_avg = state["exp_avg"]
+                if exp_avg.shape != p.shape or not exp_avg.dtype.is_floating_point:
+                    raise RuntimeError(f"exp_avg is {exp_avg.dtype} {tuple(exp_avg.shape)}")
+                wide = torch.promote_types(torch.promote_types(p.dtype, exp_avg.dtype), torch.float32)
+                gradient, mean = p.grad.to(wide), exp_avg.to(wide)
+                gradient = -gradient if group["maximize"] else gradient
+                update = torch.sign(mean * beta1 + gradient * (1 - beta1))
+                p.copy_(p.to(wide) * (1 - group["lr"] * group["weight_decay"]) - update * group["lr"])
+                exp_avg.copy_(mean * beta2 + gradient * (1 - beta2))
