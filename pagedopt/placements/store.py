@@ -14,6 +14,7 @@ from ..paging import policy
 from ..system import host
 from ..tables.columns import dense_like
 from . import choose
+from .budget import Limits
 from .choose import Arena, default_placement
 from .movers import Ring, slot_bytes
 
@@ -65,14 +66,17 @@ class Store:
 
     def __init__(self, placement: str | None, budget: policy.Budget, host_access: str | None) -> None:
         choose.check_placement(placement, budget, host_access)
-        self.placement, self.budget, self.host_access = placement, policy.check_budget(budget), host_access
+        self.placement, self.limits, self.host_access = placement, Limits(budget), host_access
         self.arenas: list[Arena] = []
         self.rings: dict[torch.device, Ring] = {}
         self._kinds: dict[Arena, tuple[object, ...]] = {}
-        self._auto: dict[torch.device, int] = {}
-        self._steps = 0
         self._warned = False
         self._counters: dict[str, torch.Tensor] = {}
+
+    @property
+    def budget(self) -> policy.Budget:
+        """What the user asked for: bytes on each device, ``"auto"``, or None for all."""
+        return self.limits.budget
 
     def create(self, wanted: Sequence[Wanted]) -> list[torch.Tensor]:
         """A zeroed tensor laid out as each parameter in ``wanted``, in the dtype asked for.
@@ -154,19 +158,18 @@ class Store:
     def _arena(self, device: torch.device, numels: list[int], itemsizes: list[int], spare: int) -> Arena | None:
         before = [a.layout.page_bytes() for a in self.on(device) if a.paged]
         return choose.create(
-            numels, itemsizes, device, self._placement(device), self.limit(device), self.budget, spare, before
+            numels,
+            itemsizes,
+            device,
+            self._placement(device),
+            self.limits.of(device, self.on(device)),
+            self.budget,
+            spare,
+            before,
         )
 
     def _placement(self, device: torch.device) -> str:
         return self.placement or default_placement(device, self.budget)
-
-    def limit(self, device: torch.device) -> int | None:
-        """The budget in bytes; ``"auto"`` is read from the machine when it is first asked for."""
-        if self.budget != "auto":
-            return self.budget if self.budget is None else int(self.budget)
-        if device not in self._auto:
-            self._auto[device] = auto_budget(device, self.on(device))
-        return self._auto[device]
 
     def on(self, device: torch.device) -> list[Arena]:
         """The arenas of a device."""
@@ -257,8 +260,7 @@ class Store:
                 where each page is.
         """
         self.check_budget(budget, has_state=bool(self.arenas))
-        self.budget = policy.check_budget(budget)
-        self._auto.clear()
+        self.limits = Limits(budget)
         self._warned = False
         self.apply_budget()
 
@@ -286,7 +288,7 @@ class Store:
         targets: list[tuple[Arena, int]] = []
         for device in {a.device for a in self.arenas}:
             movable = [a for a in self.on(device) if a.paged]
-            wanted = policy.place([a.layout.page_bytes() for a in movable], self.limit(device))
+            wanted = policy.place([a.layout.page_bytes() for a in movable], self.limits.of(device, self.on(device)))
             targets += zip(movable, wanted, strict=True)
         return [(arena, resident) for arena, resident in targets if arena.resident != resident]
 
@@ -335,16 +337,7 @@ class Store:
 
         Room that is gone before it can be taken is no error: the next time sees it.
         """
-        if self.budget != "auto":
-            return False
-        self._steps += 1
-        moved = False
-        for device in {a.device for a in self.arenas} if policy.auto_is_due(self._steps) else ():
-            here = self.on(device)
-            now, wanted = sum(map(near_bytes, here)), auto_budget(device, here)
-            if policy.worth_moving(now, wanted, sum(a.layout.nbytes for a in here)):
-                self._auto[device] = wanted
-                moved = True
+        moved = self.limits.remeasure(self.arenas)
         if moved:
             with contextlib.suppress(torch.OutOfMemoryError, MemoryError):
                 self.apply_budget()
@@ -354,36 +347,14 @@ class Store:
         """See :class:`MemoryReport`; ``elsewhere`` is state that was not made here."""
         loose = [{"device" if t.is_cuda else "host": t.nbytes} for t in elsewhere]
         names = "+".join(dict.fromkeys([a.name for a in self.arenas] + ["device"] * bool(loose)))
-        limits = [self.limit(d) for d in {a.device for a in self.arenas}] if self.budget == "auto" else [self.budget]
         return MemoryReport(
             choose.total([a.planned() for a in self.arenas] + loose),
             choose.total([a.measured() for a in self.arenas] + loose),
             names or self.placement or "none",
-            sum(int(x) for x in limits if x is not None) if limits and None not in limits else None,
+            self.limits.total(self.arenas),
             sum(ring.nbytes for ring in self.rings.values()),
         )
 
 
 def _real(dtype: torch.dtype) -> torch.dtype:
     return dtype.to_real() if dtype.is_complex else dtype
-
-
-def near_bytes(arena: Arena) -> int:
-    """Bytes of an arena's resident pages."""
-    return arena.planned().get(arena.near, 0) if arena.away != arena.near else 0
-
-
-def auto_budget(device: torch.device, here: Sequence[Arena]) -> int:
-    """Bytes that ``"auto"`` gives to state on ``device``, of which ``here`` are the arenas."""
-    ours = sum(map(near_bytes, here))
-    if device.type != "cuda":
-        room = host.available()
-        return policy.spare_bytes(ours + room, ours, room, 0, 0)
-    free, total = torch.cuda.mem_get_info(device)
-    stats = torch.cuda.memory_stats(device)
-    reserved, used = stats["reserved_bytes.all.current"], stats["allocated_bytes.all.current"]
-    fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device)
-    limit = int(total * fraction)
-    outside = sum(near_bytes(a) for a in here if a.name != "device")
-    room = max(0, min(free, limit - reserved - outside))
-    return policy.spare_bytes(limit, ours, room, reserved - used, stats["allocated_bytes.all.peak"] - used)
