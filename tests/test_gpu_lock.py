@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 from gpu_lock import Lock
+from paths import HELPERS
 
-TESTS = Path(__file__).parent
 HOLDER = """
 import os, sys, time
 from pathlib import Path
@@ -64,7 +64,7 @@ class Holder:
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(TESTS)}
+    return {**os.environ, "PYTHONPATH": str(HELPERS)}
 
 
 @pytest.fixture

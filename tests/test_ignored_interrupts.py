@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from paths import HELPERS, ROOT
 
-TESTS = Path(__file__).parent
 INNER = """
 import signal, subprocess, sys
 import pytest
@@ -32,7 +32,7 @@ def test_tests_can_be_interrupted_all_the_same(workers: list[str], tmp_path: Pat
     (tmp_path / "test_inner.py").write_text(INNER)
     command = [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider", *workers, str(tmp_path)]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
-    environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(TESTS.parent)])
+    environment["PYTHONPATH"] = os.pathsep.join([str(HELPERS), str(ROOT / "tests"), str(ROOT)])
     shell = ["sh", "-c", '"$@" & wait $!', "sh", *command]
     done = subprocess.run(shell, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -45,7 +45,7 @@ def training(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     options = "--size tiny --device cpu --threads 1 --steps 100000 --checkpoint-every 5 --no-spill"
     shell = f'trap "" INT; exec "$0" -m pagedopt train {options} --out "$1"'
     command = ["sh", "-c", shell, sys.executable, str(tmp_path)]
-    run = subprocess.Popen(command, cwd=TESTS.parent, stdout=subprocess.PIPE, text=True)
+    run = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         yield run
     finally:

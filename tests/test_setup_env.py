@@ -5,12 +5,10 @@ from __future__ import annotations
 import importlib.util
 import sys
 import tomllib
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-ROOT = Path(__file__).resolve().parent.parent
+from paths import ROOT
 
 
 def load_script() -> Any:

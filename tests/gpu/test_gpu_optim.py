@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from optim_support import ADAMW, distance, model, pair, train
+from paths import HELPERS
 
 from pagedopt import PagedAdamW, PagedSGD
 from pagedopt.system import driver
@@ -203,7 +204,7 @@ train(net, opt, 5, first=5)
 torch.save([p.detach().cpu() for p in net.parameters()], sys.argv[1] + "/end.pt")
 """
     for where in ("none", "cpu", "cuda"):
-        tests = str(Path(__file__).parents[1])
+        tests = str(HELPERS)
         program = f"import sys; sys.path.insert(0, {tests!r})\n{script}"
         subprocess.run([sys.executable, "-c", program, str(tmp_path), where], check=True, timeout=120)
         end = torch.load(tmp_path / "end.pt")

@@ -7,11 +7,11 @@ import json
 import subprocess
 import sys
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from paths import HELPERS, ROOT
 from spill_support import parameters, steps
 from torch.multiprocessing import reductions
 
@@ -19,14 +19,12 @@ from pagedopt import PagedAdamW
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
-FOLDER = Path(__file__).parent
-
 
 @functools.cache
 def sent(options: str) -> tuple[list[Any] | None, str]:
     """What ``queue_apart`` printed, or None, and its errors."""
-    command = [sys.executable, str(FOLDER / "queue_apart.py"), options]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=FOLDER.parent.parent, check=False)
+    command = [sys.executable, str(HELPERS / "queue_apart.py"), options]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=ROOT, check=False)
     return (json.loads(run.stdout.splitlines()[-1]) if run.returncode == 0 else None), run.stderr
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 #
 # cpu: float32. Two correct AdamWs differ by rounding alone: 2e-6 at the end of `make train`
 # (experiments/results/train-cpu.json). A forgotten decay goes beyond the tolerance within a short run, which
-# tests/test_train.py holds.
+# tests/commands/test_train.py holds.
 #
 # cuda: bfloat16 products round a thousand times coarser and the backward passes of attention and of the embedding
 # add up in an order that changes from run to run, so even one optimizer against itself does not repeat its losses.

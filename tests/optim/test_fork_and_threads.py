@@ -19,10 +19,11 @@ import torch
 from edits import numbers
 from faults import Scene, Stage, is_same
 from file_support import environment, folder_for_state
+from paths import HELPERS
 
 from pagedopt import PagedAdamW
 
-SCRIPT = str(Path(__file__).with_name("fork_apart.py"))
+SCRIPT = str(HELPERS / "fork_apart.py")
 
 
 @pytest.fixture(autouse=True)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from paths import HELPERS
 
 from pagedopt import PagedAdamW
 
@@ -123,7 +124,7 @@ def resume(folder: Path, case: Case, device: str) -> str:
 def in_new_process(folder: Path, cases: list[Case], device: str, timeout: float = 100) -> dict[str, str]:
     """The digest of each case, or what went wrong."""
     (folder / "cases.json").write_text(json.dumps([asdict(case) for case in cases]))
-    here = Path(__file__).parent
+    here = HELPERS
     path = os.pathsep.join([str(here.parent), str(here), os.environ.get("PYTHONPATH", "")])
     subprocess.run(
         [sys.executable, __file__, str(folder), device],

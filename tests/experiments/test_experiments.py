@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+from paths import ROOT
 
 from experiments import attempts, bench, fused_step, fused_tables, pointer_transports, report, transport_tables
 from experiments.__main__ import found
 from experiments.tiny_lists import Lists
 from experiments.workloads import Contender, Reference, Work, gpt2_shapes, ours, theirs
 
-ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
 
 

@@ -15,7 +15,7 @@ def test_every_bit_is_what_it_was(case: Case, device: str) -> None:
     if (known := recorded(device)) is None:
         pytest.skip(
             f"no digests for {machine_key(device)!r}; on a commit you trust run: "
-            f"PYTHONPATH=. python tests/golden.py --record --device {device}"
+            f"PYTHONPATH=. python tests/helpers/golden.py --record --device {device}"
         )
     assert str(case) in known, f"{FILE.name} has no digest for {case}; record it on a commit you trust"
     found = {name: trajectory(case, device, options) for name, options in placements(case, device).items()}

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from paths import ROOT
 
 from pagedopt import Rates
 from pagedopt.commands.doctor import examine, facts, show, trial
@@ -20,7 +21,6 @@ from pagedopt.planning import rates
 from pagedopt.system import driver, machine
 
 CPU = torch.device("cpu")
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture

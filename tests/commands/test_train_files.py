@@ -14,11 +14,11 @@ from typing import Any, NoReturn
 
 import pytest
 import torch
+from paths import ROOT
 
 from pagedopt.commands.main import main
 from pagedopt.commands.train.checkpoint import load_checkpoint, save_checkpoint
 
-ROOT = Path(__file__).resolve().parents[1]
 TINY = ("train", "--size", "tiny", "--device", "cpu", "--threads", "1", "--no-spill", "--optimizer", "paged")
 
 
@@ -171,7 +171,7 @@ def test_an_interrupt_while_writing_keeps_the_old_checkpoint(tmp_path: Path) -> 
 KILLED = """
 import sys
 from pathlib import Path
-sys.path.insert(0, "tests")
+sys.path.insert(0, "tests/commands")
 from test_train_files import Late, content, save_checkpoint
 save_checkpoint(Path(sys.argv[1]) / "checkpoint.pt", content(2, {"b": Late(9)}))
 """

@@ -4,7 +4,7 @@ Inputs come from integer arithmetic, so that no generator of random numbers has 
 bits: the version of the compiler and the architecture.  Where in memory state is stored may not: all placements must
 give the same one.  To record those of this machine, merged into FILE (from the root of the project):
 
-    PYTHONPATH=. python tests/golden.py --record [--device cuda] [--out FILE]
+    PYTHONPATH=. python tests/helpers/golden.py --record [--device cuda] [--out FILE]
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from paths import DATA
 
 from pagedopt import PagedAdamW, PagedSGD
 
-FILE = Path(__file__).parent / "data" / "golden.json"
+FILE = DATA / "golden.json"
 STEPS, DIGESTS_AFTER = 50, (1, 10, 50)
 #: A scalar, a few, a tail for every vector width, several dimensions, and one of more than a page of state (64 KiB in a
 #: file, 2 MiB on a GPU).

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from paths import HELPERS
 
 from pagedopt.kernels import source
 from pagedopt.rules import Rule
@@ -34,7 +35,7 @@ def kernel_text(kernel: str = "multi_tensor_apply.cu") -> str:
     """The text NVRTC gets, with the shim in the place of device.cuh."""
     device, rest = source.text(None, kernel).split('#line 1 "numbers.cuh"', 1)
     assert '#line 1 "device.cuh"' in device, "device.cuh no longer comes first"
-    shim = Path(__file__).with_name("host_shim.h").read_text()
+    shim = (HELPERS / "host_shim.h").read_text()
     return f'#line 1 "host_shim.h"\n{shim}\n#line 1 "numbers.cuh"{rest}'
 
 

@@ -1,7 +1,7 @@
 """State dicts of torch and bitsandbytes: files that they wrote, and dicts that go back and forth.
 
-The files in ``tests/data`` hold the schemas.  ``python tests/test_checkpoint_foreign.py [LIBRARY]`` writes them anew,
-that of bitsandbytes where it is installed; it was done with the versions that stand in them, on a CPU.
+The files in ``tests/helpers/data`` hold the schemas.  ``python tests/optim/test_checkpoint_foreign.py [LIBRARY]`` (with
+``tests/helpers`` in PYTHONPATH) writes them anew, that of bitsandbytes where it is installed; it was done with the versions that stand in them, on a CPU.
 """
 
 from __future__ import annotations
@@ -9,17 +9,16 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from optim_support import ADAMW, distance, model, train
+from paths import DATA
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 from pagedopt import PagedAdamW, PagedSGD
 
-DATA = Path(__file__).parent / "data"
 SGD: dict[str, Any] = {"lr": 0.05, "momentum": 0.8, "weight_decay": 0.1}
 FLAGS = {"amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused", "decoupled_weight_decay"}
 

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 import torch
 from file_support import MIB, environment, folder_for_state
+from paths import HELPERS
 from state_apart import NUMEL, trained
 
-SCRIPT = str(Path(__file__).with_name("state_apart.py"))
+SCRIPT = str(HELPERS / "state_apart.py")
 ACTS = ["save a tensor", "save an entry", "save all", "pickle to a file", "pickle", "deepcopy", "deepcopy of the dict"]
 TENSOR = 4 * NUMEL  # bytes
 PLACEMENTS = ["resident", "file"]
