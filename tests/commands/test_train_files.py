@@ -171,7 +171,7 @@ def test_an_interrupt_while_writing_keeps_the_old_checkpoint(tmp_path: Path) -> 
 KILLED = """
 import sys
 from pathlib import Path
-sys.path.insert(0, "tests/commands")
+sys.path[:0] = "tests/commands", "tests/helpers"
 from test_train_files import Late, content, save_checkpoint
 save_checkpoint(Path(sys.argv[1]) / "checkpoint.pt", content(2, {"b": Late(9)}))
 """
