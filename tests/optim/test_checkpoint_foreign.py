@@ -1,8 +1,8 @@
 """State dicts of torch and bitsandbytes: files that they wrote, and dicts that go back and forth.
 
 The files in ``tests/helpers/data`` hold the schemas.  This file as a program, with ``tests/helpers`` in PYTHONPATH and
-perhaps the name of a library, writes them anew, that of bitsandbytes where it is installed; it was done with the versions
-that stand in them, on a CPU.
+perhaps the name of a library, writes them anew, that of bitsandbytes where it is installed; it was done with the
+versions that stand in them, on a CPU.
 """
 
 from __future__ import annotations
