@@ -44,9 +44,11 @@ test: $(READY)  ## run the tests
 test-long: $(READY)  ## run all tests, and interrupt at every line
 	OMP_NUM_THREADS=1 PAGEDOPT_EVERY_LINE=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal --timeout 3600 $(TEST_ARGS)
 
-lint: $(READY)  ## ruff and mypy
+lint: $(READY)  ## ruff, mypy, and the contract of who imports whom
 	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+	$(VENV)/bin/lint-imports --no-cache --no-logo
 
 clean:  ## remove .venv, caches and builds (runs/ stays)
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache

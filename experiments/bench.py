@@ -21,8 +21,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 import torch
+
+from pagedopt.commands.results import spread
 
 MIN_ROUNDS = 5
 #: A longer gate would take longer than what it protects (µs).
@@ -41,8 +42,7 @@ class Stats:
     @classmethod
     def of(cls, samples: Sequence[float]) -> Stats:
         """The summary of at least one sample."""
-        low, median, high = (float(v) for v in np.percentile(samples, (10, 50, 90)))
-        return cls(median, low, high, len(samples))
+        return cls(**spread(samples), n=len(samples))
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def seconds(code: str, *arguments: str, cache: Path | None = None) -> list[float
     """The numbers that a program prints, run in a fresh interpreter.
 
     Raises:
-        RuntimeError: it failed; with its last words.
+        RuntimeError: the process failed; with its last words.
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     if cache is not None:

@@ -9,13 +9,8 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
-
-if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import torch
 from rich.console import Console
@@ -197,9 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = report.options("fused_step", __doc__)
     parser.add_argument("--compile", action="store_true", help="time torch.compile of the foreach step on GPT-2, too")
     options = parser.parse_args(arguments)
-    if options.note is not None:
-        result = report.find(options.note, options.out, "fused_step")
-        report.fill(report.NOTES / "fused_step.md", fused_tables.sections(result))
+    if report.refilled("fused_step", options, fused_tables.sections):
         return 0
     console = report.console()
     device = report.chosen_device(options.device)
@@ -208,7 +201,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report.show(console, title, headings, rows)
     plots = {"steps": fused_tables.plot_steps}
     return report.finish(console, options.out, "fused_step", device, result, fused_tables.bars(result), plots)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

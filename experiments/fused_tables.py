@@ -29,7 +29,7 @@ def median(timing: dict[str, Any], metric: str | None = None) -> float:
 def _ratio(
     result: dict[str, Any], key: str, rival: str, *, device: str = "cuda", metric: str | None = None
 ) -> float | None:
-    """Time of the rival over ours."""
+    """Time of another contender over ours; None where one was not measured."""
     times = _step(result, key, device)
     if times is None or rival not in times:
         return None
@@ -41,7 +41,7 @@ def _percent(ratio: float | None) -> float | None:
 
 
 def bars(result: dict[str, Any]) -> list[Bar]:
-    """The issue's table, measured."""
+    """What must be reached, and what was measured of it."""
     cuda = result["device"] == "cuda"
     alone = result["alone"]
     fresh = result["first step"]

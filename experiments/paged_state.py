@@ -10,15 +10,10 @@ from __future__ import annotations
 
 import functools
 import importlib
-import sys
 import time
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
-
-if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import torch
 from rich.console import Console
@@ -50,8 +45,8 @@ def measured(name: str, device: torch.device, quick: bool, console: Console) -> 
     finally:
         run.free()
     seconds = time.perf_counter() - begin
-    command = f"experiments/{NAME}.py --only {name}{' --quick' if quick else ''}"
-    when = report.machine()["when"]
+    command = f"python -m experiments {NAME} --only {name}{' --quick' if quick else ''}"
+    when = report.conditions()["when"]
     source = this_revision()  # parts of several runs come together in one file
     return {**found, "left_out": run.left_out, "seconds": seconds, "command": command, "when": when, **source}
 
@@ -63,7 +58,7 @@ def experiment(
     fine = True
     path = options.out / f"{NAME}-{report.label(device)}.json"
     result: dict[str, Any] = {
-        "machine": report.machine(), "device": device.type, "quick": options.quick, "parts": {}
+        "machine": report.conditions(), "device": device.type, "quick": options.quick, "parts": {}
     }  # fmt: skip
     old = None if options.fresh else parts.load(path)
     if old is not None and (wrong := parts.differences(old, result)):
@@ -97,8 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument("--fresh", action="store_true", help="begin a new file of results")
     options = parser.parse_args(arguments)
-    if options.note is not None:
-        report.fill(report.NOTES / f"{NAME}.md", tables.sections(report.find(options.note, options.out, NAME)))
+    if report.refilled(NAME, options, tables.sections):
         return 0
     if options.quick and options.out == report.RESULTS:
         options.out = QUICK  # toys may not take the place of results
@@ -111,7 +105,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     drawn = {name: draw for name, (part, draw) in plots.PLOTS.items() if part in result["parts"]}
     code = report.finish(console, options.out, NAME, device, result, bars.bars(result), drawn)
     return max(code, int(not fine))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

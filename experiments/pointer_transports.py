@@ -7,13 +7,8 @@ CUDA graph.  On a CPU it runs what exists there and says what it left out.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
-
-if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import torch
 from rich.console import Console
@@ -104,11 +99,11 @@ def _counters(work: Lists, way: Transport | None, before: Callable[[], None] | N
         return {"launches": 0, "copied_bytes": 0}
     launches = copied = 0
     for _ in range(6):
-        launches, copied = way.launches, way.copied_bytes
+        launches, copied = work.sweep.launches, way.copied_bytes
         if before is not None:
             before()
         work.step(way)
-    return {"launches": way.launches - launches, "copied_bytes": way.copied_bytes - copied}
+    return {"launches": work.sweep.launches - launches, "copied_bytes": way.copied_bytes - copied}
 
 
 def refresh_cost(run: Run) -> list[dict[str, Any]]:
@@ -252,9 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print, write JSON and plots; or fill the note's tables from results."""
     parser = report.options("pointer_transports", __doc__)
     options = parser.parse_args(arguments)
-    if options.note is not None:
-        result = report.find(options.note, options.out, "pointer_transports")
-        report.fill(report.NOTES / "pointer_transports.md", transport_tables.sections(result))
+    if report.refilled("pointer_transports", options, transport_tables.sections):
         return 0
     console = report.console()
     device = report.chosen_device(options.device)
@@ -272,7 +265,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plots = {name: draw for name, draw in transport_tables.PLOTS.items() if result[name]}
     code = report.finish(console, options.out, "pointer_transports", device, result, met, plots)
     return max(code, int(bool(unexpected)))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

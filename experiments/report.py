@@ -7,8 +7,6 @@ import datetime
 import importlib.metadata
 import json
 import re
-import shutil
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.revision import HELP, ROOT, check_source, this_revision, words
-from pagedopt.commands.train import report as train_report
-from pagedopt.system.machine import machine as this_machine
+from pagedopt.commands.results import as_json, new_figure
+from pagedopt.system import machine
 
 RESULTS = ROOT / "experiments" / "results"
 NOTES = ROOT / "notes"
@@ -67,7 +65,8 @@ def number(value: float | None) -> str:
 
 def options(name: str, description: str | None) -> argparse.ArgumentParser:
     """The options that every experiment takes."""
-    parser = argparse.ArgumentParser(prog=name, description=(description or "").splitlines()[0], epilog=HELP)
+    first = (description or "").splitlines()[0]
+    parser = argparse.ArgumentParser(prog=f"python -m experiments {name}", description=first, epilog=HELP)
     parser.add_argument("--quick", action="store_true", help="tiny sizes: a smoke test whose numbers mean nothing")
     default = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", default=default, help="cuda, cuda:N or cpu (default: %(default)s)")
@@ -83,7 +82,7 @@ def chosen_device(name: str) -> torch.device:
     """The device, with its index, made current.  The revision is looked at, too, before anything is measured.
 
     Raises:
-        SystemExit: it is not here, or what should name the revision does not.
+        SystemExit: the device is not here, or the variable that names the revision holds something else.
     """
     this_revision()
     device = torch.device(name)
@@ -103,7 +102,7 @@ def label(device: torch.device) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-def machine() -> dict[str, Any]:
+def conditions() -> dict[str, Any]:
     """What the numbers were measured on and with."""
     versions = {}
     for package in PACKAGES:
@@ -113,26 +112,16 @@ def machine() -> dict[str, Any]:
             continue
     when = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return {
-        **this_machine(), "when": when, "versions": versions,
-        "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
-        **this_revision(),
+        **machine.describe(), "when": when, "versions": versions,
+        "driver": machine.driver_version(), **this_revision(),
     }  # fmt: skip
-
-
-def _output(*command: str) -> str | None:
-    """The first line a program prints, or None if it is not here or fails."""
-    if shutil.which(command[0]) is None:
-        return None
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout.strip().partition("\n")[0] or None if done.returncode == 0 else None
 
 
 def write(folder: Path, name: str, device: torch.device, result: dict[str, Any]) -> Path:
     """Write the results as JSON; returns the file."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}-{label(device)}.json"
-    content = train_report.finite(json.loads(json.dumps({"experiment": name, "machine": machine(), **result})))
-    path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+    path.write_text(as_json({"experiment": name, "machine": conditions(), **result}))
     return path
 
 
@@ -140,7 +129,7 @@ def find(option: Path, folder: Path, name: str) -> dict[str, Any]:
     """Read the results that ``--note`` names, or else those in the folder, a GPU's before the CPU's.
 
     Raises:
-        SystemExit: there are none, or they are not of a commit (see :func:`check_source`).
+        SystemExit: there are no results, or they are not of a commit (see :func:`check_source`).
     """
     known = [option] if option != Path() else sorted(folder.glob(f"{name}-*.json"), key=_newest_of_a_gpu)
     if not known:
@@ -192,7 +181,7 @@ def finish(
     path = write(folder, name, device, {**result, "verdicts": [bar.as_dict() for bar in bars]})
     written = [path]
     for plot, draw in plots.items():
-        if figure := new_figure():
+        if figure := new_figure(11, 7.5):
             draw(figure, result)
             written.append(path.with_name(f"{path.stem}-{plot}.png"))
             figure.savefig(written[-1], dpi=130)
@@ -208,18 +197,6 @@ def finish(
         console.print("--quick: the sizes are toys, the verdicts say nothing")
     console.print("written: " + ", ".join(map(str, written)), highlight=False, soft_wrap=True)
     return int(any(bar.met is False for bar in bars) and not result.get("quick"))
-
-
-def new_figure() -> Any:
-    """An empty figure, or None where matplotlib is missing."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        return None
-    figure = Figure(figsize=(11, 7.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
 
 
 def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -262,3 +239,11 @@ def fill(path: Path, sections: dict[str, str]) -> None:
         head, _, rest = text.partition(begin)
         text = f"{head}{begin}\n{content}\n{end}{rest.partition(end)[2]}"
     path.write_text(text)
+
+
+def refilled(name: str, options: argparse.Namespace, sections: Callable[[dict[str, Any]], dict[str, str]]) -> bool:
+    """Whether ``--note`` asks for the tables of ``notes/NAME.md``, which are then filled in from results."""
+    if options.note is None:
+        return False
+    fill(NOTES / f"{name}.md", sections(find(options.note, options.out, name)))
+    return True

@@ -63,7 +63,7 @@ def check_source(result: Mapping[str, Any], name: str) -> None:
     """Refuse results that nobody could measure again.  Those from before the state was recorded pass.
 
     Raises:
-        SystemExit: they, or a part of them, are of a dirty tree or of an unknown commit.
+        SystemExit: results, or a part of them, are of a dirty tree or of an unknown commit.
     """
     sources = {"": result["machine"], **{f", part {key}": part for key, part in result.get("parts", {}).items()}}
     for part, source in sources.items():

@@ -7,13 +7,8 @@ looks at every parameter and gradient cannot cost less than a handful of calls p
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
-
-if __package__ in (None, ""):
-    sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 
@@ -46,7 +41,7 @@ def pieces(count: int, device: torch.device) -> dict[str, Callable[[], object]]:
 
     def run() -> None:
         step[0] += 1
-        sweep.run([bucket.rule.uniforms({**scalars_of(bucket.rule, group), "step": step[0]})])
+        sweep.run([bucket.rule.uniforms({**scalars_of(bucket.rule, group, optimizer.defaults), "step": step[0]})])
 
     return {
         "step(), whole": optimizer.step,
@@ -80,7 +75,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report.show(console, f"{count:,} tensors, {device.type}", ("piece", "host µs"), rows)
     console.print(f"written: {report.write(options.out, 'step_profile', device, result)}")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

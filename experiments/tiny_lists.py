@@ -11,8 +11,9 @@ import torch
 from pagedopt import Sweep, rule
 from pagedopt.system import driver
 from pagedopt.system.driver import Advice, Location
-from pagedopt.transports import transport
-from pagedopt.transports.transport import ManagedTransport, Transport
+from pagedopt.transports.by_value import HybridTransport, StructTransport
+from pagedopt.transports.ring import ManagedTransport, MappedTransport, MemcpyTransport
+from pagedopt.transports.transport import Transport
 
 #: Elements of a tensor, (2, 3), and from one to the next, as torch's allocator would place them (512 bytes).
 SHAPE, STRIDE = (2, 3), 128
@@ -71,24 +72,24 @@ class Prefetched(ManagedTransport):
 
     advice = ()
 
-    def _publish(self, slot: Any, words: int, stream: int) -> None:
-        driver.prefetch(slot.source, 8 * words, Location.DEVICE, self.device, stream)
+    def _publish(self, place: Any, words: int, stream: int) -> None:
+        driver.prefetch(place.source, 8 * words, Location.DEVICE, self.device, stream)
 
 
 Make = Callable[[int], Transport]
 TRANSPORTS: dict[str, Make] = {
-    "managed": transport.ManagedTransport,
-    "mapped": transport.MappedTransport,
-    "memcpy": transport.MemcpyTransport,
-    "struct 4 KB": lambda device: transport.StructTransport(device, 4096),
-    "struct 32 KB": lambda device: transport.StructTransport(device, 32764),
-    "hybrid": transport.HybridTransport,
+    "managed": ManagedTransport,
+    "mapped": MappedTransport,
+    "memcpy": MemcpyTransport,
+    "struct 4 KB": lambda device: StructTransport(device, 4096),
+    "struct 32 KB": lambda device: StructTransport(device, 32764),
+    "hybrid": HybridTransport,
 }
 ADVICE: dict[str, Make] = {
     "none": Unadvised,
     "preferred host": PreferredHost,
     "accessed by": AccessedBy,
-    "preferred host, accessed by": transport.ManagedTransport,
+    "preferred host, accessed by": ManagedTransport,
     "preferred device": PreferredDevice,
     "read mostly": ReadMostly,
     "prefetch": Prefetched,
@@ -113,7 +114,7 @@ class Lists:
         self.tensors = [list(x[:, :elements].unflatten(1, SHAPE).unbind()) for x in self.memory[0]]
         self.device = device
         self.sweep = Sweep(RULES[lists], self.tensors)
-        first = self.sweep.table.host.rows["address"].copy()
+        first = self.sweep.table.host.addresses.copy()
         self._addresses = (first, first + np.uint64(self.memory[0].nbytes))
         self._values = {by: [self.sweep.rule.uniforms({"by": by})] for by in (1.0, 2.0)}
         self._by = 1.0
@@ -123,9 +124,7 @@ class Lists:
     def rewrite(self) -> None:
         """Let the table name the other set of tensors."""
         self.active = 1 - self.active
-        table = self.sweep.table.host
-        table.rows["address"] = self._addresses[self.active]
-        table.rows_changed()
+        self.sweep.table.host.set_addresses(self._addresses[self.active])
 
     def other_scalar(self) -> None:
         """Add 2 next time instead of 1, or the other way round."""

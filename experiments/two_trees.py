@@ -25,21 +25,29 @@ from math import prod
 device, quick = sys.argv[1], sys.argv[2] == "quick"
 gpu = device.startswith("cuda")
 wait = torch.cuda.synchronize if gpu else (lambda: None)
-w, layer = 768, []
+w = 768
 norm = [(w,), (w,)]
 layer = [*norm, (w, 3 * w), (3 * w,), (w, w), (w,), *norm, (w, 4 * w), (4 * w,), (4 * w, w), (w,)]
 gpt2 = [(50257, w), (1024, w), *layer * 12, *norm]
-works = {"GPT-2, float32": (gpt2, torch.float32, 30), "GPT-2, bfloat16": (gpt2, torch.bfloat16, 30),
-         "1 B in 60 tensors": ([(4096, 4096)] * 60, torch.float32, 10),
-         "1,000 x (2, 3)": ([(2, 3)] * 1000, torch.float32, 60), "5,000 x (2, 3)": ([(2, 3)] * 5000, torch.float32, 60)}
+f32, large, state = torch.float32, [(4096, 4096)] * 16, {"device_budget": 0}  # large: 2.1 GB of state
+works = {"10 x (2, 3)": ([(2, 3)] * 10, f32, 60), "1,000 x (2, 3)": ([(2, 3)] * 1000, f32, 60),
+         "5,000 x (2, 3)": ([(2, 3)] * 5000, f32, 60)}
+if gpu:
+    works |= {"GPT-2, float32": (gpt2, f32, 30), "GPT-2, bfloat16": (gpt2, torch.bfloat16, 30),
+              "1 B in 60 tensors": ([(4096, 4096)] * 60, f32, 10)}
+    works |= {f"1,000 x (2, 3), {name}": ([(2, 3)] * 1000, f32, 60, {"transport": name})
+              for name in ("mapped", "memcpy", "struct", "hybrid")}
+    works |= {"268 M away, mapped": (large, f32, 8, state),
+              "268 M half away, mapped": (large, f32, 8, {"device_budget": 1 << 30}),
+              "268 M away, mapped, in place": (large, f32, 8, {**state, "host_access": "in_place"}),
+              "268 M away, managed": (large, f32, 8, {**state, "placement": "managed"}),
+              "268 M, host": (large, f32, 8, {"placement": "host"})}
 if quick:
-    works = {"40 x (2, 3)": ([(2, 3)] * 40, torch.float32, 5)}
-elif not gpu:
-    works = {name: work for name, work in works.items() if "(2, 3)" in name}
+    works = {"40 x (2, 3)": ([(2, 3)] * 40, f32, 5), "40 x (2, 3), away": ([(2, 3)] * 40, f32, 5, state)}
 out = {}
-for name, (shapes, dtype, count) in works.items():
+for name, (shapes, dtype, count, *options) in works.items():
     params = [torch.nn.Parameter(torch.randn(s, dtype=dtype, device=device)) for s in shapes]
-    optimizer = PagedAdamW(params)
+    optimizer = PagedAdamW(params, **(options or [{}])[0])
     tiny = prod(shapes[0]) < 1000
     host, device_time = [], []
     for i in range(count + 5):

@@ -4,10 +4,33 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
+from fractions import Fraction
 
 _COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
-#: More parameters than this are a slip of the keyboard; the arithmetic is in 64 bits.
+_BYTES = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30,
+          "ti": 1 << 40}  # fmt: skip
+#: No model has more parameters; their bytes in any format fit into 64 bits.
 MOST_PARAMETERS = 10**15
+
+
+def parse_bytes(value: int | str, name: str = "device_budget") -> int:
+    """A number of bytes, or a text as ``"2GiB"``, ``"500 MB"``, as bytes.
+
+    Raises:
+        ValueError: it is negative, or no such text.
+        TypeError: it is neither an integer nor a text.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise TypeError(f"{name} is {value!r}; give bytes as an integer or a text as '2GiB'")
+    if isinstance(value, str):
+        found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([kmgt]i?|)b?\s*", value.lower())
+        if not found:
+            raise ValueError(f"{name} is {value!r}; give bytes, or a number with kB, MB, GB, TB, KiB, MiB, GiB or TiB")
+        return int(Fraction(found[1]) * _BYTES[found[2]])  # a float would round from 2**53 bytes on
+    if value < 0:
+        raise ValueError(f"{name} is {value}; it cannot be negative")
+    return value
 
 
 def parse_count(value: int | float | str, name: str = "params") -> int:
@@ -32,51 +55,52 @@ def parse_count(value: int | float | str, name: str = "params") -> int:
 
 
 def text_of_bytes(nbytes: float) -> str:
-    """
+    """Bytes in the largest binary unit that they fill.
+
     >>> text_of_bytes(2147483648)
     '2.00 GiB'
     """
-    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if abs(nbytes) >= size:
-            return f"{_digits(nbytes / size)} {unit}"
-    return f"{nbytes:.0f} B"
+    return _scaled(nbytes, {"TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10}) or f"{nbytes:.0f} B"
 
 
 def text_of_count(number: int) -> str:
-    """
+    """A number of parameters, in thousands and their powers.
+
     >>> text_of_count(124475904)
     '124 M'
     """
-    for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("k", 10**3)):
-        if number >= size:
-            return f"{_digits(number / size)} {unit}"
-    return str(number)
+    return _scaled(number, {"T": 10**12, "B": 10**9, "M": 10**6, "k": 10**3}) or str(number)
 
 
 def text_of_rate(rate: float | None) -> str:
-    """
+    """Bytes a second, in powers of a thousand; None: "unknown".
+
     >>> text_of_rate(55.5e9)
     '55.5 GB/s'
     """
     if rate is None:
         return "unknown"
-    for unit, size in (("TB/s", 1e12), ("GB/s", 1e9), ("MB/s", 1e6)):
-        if rate >= size:
-            return f"{_digits(rate / size)} {unit}"
-    return f"{rate:.0f} B/s"
+    return _scaled(rate, {"TB/s": 1e12, "GB/s": 1e9, "MB/s": 1e6}) or f"{rate:.0f} B/s"
 
 
 def text_of_seconds(seconds: float | None) -> str:
-    """
+    """Seconds in the largest unit that they fill; None: "unknown".
+
     >>> text_of_seconds(0.0431)
     '43.1 ms'
     """
     if seconds is None:
         return "unknown"
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= size:
-            return f"{_digits(seconds / size)} {unit}"
-    return f"{seconds * 1e6:.2f} µs" if seconds else "0 s"
+    shown = _scaled(seconds, {"s": 1.0, "ms": 1e-3, "µs": 1e-6})
+    return shown or (f"{seconds * 1e6:.2f} µs" if seconds else "0 s")
+
+
+def _scaled(value: float, units: Mapping[str, float]) -> str:
+    """A value in the first unit (largest first) that it fills, with three digits; "" if it fills none."""
+    for unit, size in units.items():
+        if abs(value) >= size:
+            return f"{_digits(value / size)} {unit}"
+    return ""
 
 
 def _digits(value: float) -> str:

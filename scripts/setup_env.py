@@ -39,7 +39,7 @@ class Torch:
 
 
 def leading_numbers(version: str) -> tuple[int, int]:
-    """Return (major, minor) of a version such as '2.13.0+cpu' or '12.8'."""
+    """(major, minor) of a version such as '2.13.0+cpu' or '12.8'."""
     match = re.match(r"(\d+)\.(\d+)", version)
     if match is None:
         raise SetupError(f"cannot read a version from {version!r}")
@@ -47,13 +47,13 @@ def leading_numbers(version: str) -> tuple[int, int]:
 
 
 def parse_driver_cuda(nvidia_smi: str) -> tuple[int, int] | None:
-    """Return the newest CUDA version the driver supports, read from what nvidia-smi prints."""
+    """The newest CUDA version the driver supports, read from what nvidia-smi prints."""
     match = re.search(r"CUDA(?: \w+)? Version:\s*(\d+)\.(\d+)", nvidia_smi)
     return (int(match[1]), int(match[2])) if match else None
 
 
 def choose_torch(installed: Torch | None, driver: tuple[int, int] | None) -> str | None:
-    """Return which torch to install: None keeps the installed one, '' takes the pinned one, else a version.
+    """Which torch to install: None keeps the installed one, '' takes the pinned one, else a version.
 
     An installed torch stays unless it is too old or was built for a newer CUDA than the driver can run.
     """
@@ -66,7 +66,7 @@ def choose_torch(installed: Torch | None, driver: tuple[int, int] | None) -> str
 
 
 def choose_extra(torch: Torch, driver: tuple[int, int] | None) -> tuple[str | None, str]:
-    """Return the CUDA extra to install (or None) and the reason in words.
+    """The CUDA extra to install (or None) and the reason in words.
 
     What torch was built for decides, as CuPy and torch share one process and must load the same CUDA libraries.
     """
@@ -89,7 +89,7 @@ def choose_extra(torch: Torch, driver: tuple[int, int] | None) -> tuple[str | No
 
 
 def adapt_constraints(text: str, torch: str | None, has_gpu: bool) -> str:
-    """Return the constraints for this machine: `torch` as chosen by choose_torch, no CUDA pins beside a GPU."""
+    """The constraints for this machine: ``torch`` as chosen by choose_torch, no CUDA pins beside a GPU."""
     lines = []
     for line in text.splitlines():
         name = line.partition("==")[0].strip().lower()
@@ -111,7 +111,7 @@ def driver_cuda() -> tuple[int, int] | None:
 
 
 def installed_torch(python: Path) -> Torch | None:
-    """Return the torch that `python` imports, or None."""
+    """The torch that ``python`` imports, or None."""
     code = "import json, torch; print(json.dumps([torch.__version__, torch.version.cuda]))"
     answer = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
     if answer.returncode:
@@ -153,7 +153,7 @@ def pip_install(python: Path, constraints: Path, flags: list[str], *what: str) -
 def set_up(venv: Path, venv_flags: list[str], pip_flags: list[str], version: str) -> None:
     """Bring the environment up to date. Running it again on a finished one changes nothing.
 
-    `version` is the torch the user asked for, or '' to choose one.
+    ``version`` is the torch the user asked for, or '' to choose one.
     """
     python = create_venv(venv, venv_flags)
     driver = driver_cuda()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -25,6 +26,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         shutil.rmtree(os.environ[RUN_FOLDER], ignore_errors=True)
+
+
+def pytest_collection_finish() -> None:
+    """Tests look for what is garbage, often: without all modules and tests among it that takes no time."""
+    gc.collect()
+    gc.freeze()
 
 
 def heed_interrupts() -> None:

@@ -153,7 +153,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> FakePages:
     """Put it in the place of the driver, as of a device that is there."""
     fake = FakePages()
     monkeypatch.setattr(driver, "bindings", lambda: fake)
-    monkeypatch.setattr(virtual, "driver", lambda: fake)
+    monkeypatch.setattr(virtual, "bindings", lambda: fake)
     monkeypatch.setattr(virtual, "_properties", lambda where, device: where)
     monkeypatch.setattr(virtual, "_access", lambda device: None)
     monkeypatch.setattr(virtual, "view", lambda address, nbytes, device, owner: _view(address, nbytes, owner))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections import defaultdict, deque
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -13,7 +14,11 @@ import torch
 
 from pagedopt.system import driver
 from pagedopt.tables.layout import HEADER, HostTable
-from pagedopt.transports import transport
+from pagedopt.transports import choose, ring
+from pagedopt.transports.transport import TABLE_AT, Transport
+
+#: Takes an argument and the number of chunks in it.
+Kernel = Callable[[np.ndarray, int], None]
 
 
 def words_at(address: int, count: int) -> np.ndarray:
@@ -45,8 +50,8 @@ class FakeCuda:
             uint8=torch.uint8,
             cuda=SimpleNamespace(is_current_stream_capturing=lambda: self.graph is not None),
         )
-        monkeypatch.setattr(transport, "torch", fake_torch)
-        monkeypatch.setattr(transport, "_warned", set())
+        monkeypatch.setattr(ring, "torch", fake_torch)
+        monkeypatch.setattr(choose, "_working", functools.cache(choose._working.__wrapped__))
         monkeypatch.setattr(driver, "capabilities", lambda device: driver.Capabilities(**has))
         monkeypatch.setattr(driver, "allocate_managed", lambda n, device: self._allocate("managed", n))
         monkeypatch.setattr(driver, "allocate_mapped", lambda n, device: self._allocate("mapped", n))
@@ -76,12 +81,12 @@ class FakeCuda:
             queue.popleft()()
             count = None if count is None else count - 1
 
-    def launch(self, table: HostTable, stream: int) -> transport.Launch:
+    def launch(self, table: HostTable, stream: int) -> Kernel:
         """A kernel that reads its table when its turn comes, and must find it as it was when launched."""
         want, header = table.words.copy(), table.header()
 
         def kernel(argument: np.ndarray, count: int) -> None:
-            fields = argument.view(transport.TABLE_AT)
+            fields = argument.view(TABLE_AT)
             at, passed = int(fields["words"][0]), fields["header"].copy()
             assert count == len(table.chunks)
 
@@ -94,6 +99,20 @@ class FakeCuda:
             self.submit(stream, read)
 
         return kernel
+
+    def run(self, way: Transport, table: HostTable, stream: int) -> int:
+        """Launch that kernel over a table that is lent; returns the number of launches."""
+        return run(way, table, stream, self.launch(table, stream))
+
+
+def run(way: Transport, table: HostTable, stream: int, kernel: Kernel) -> int:
+    """Launch over a table that is lent, as a sweep does; returns the number of launches."""
+    launches = 0
+    with way.lend(table, stream) as lent:
+        for argument, count in lent.parts():
+            kernel(argument, count)
+            launches += 1
+    return launches
 
 
 class FakeEvent:
@@ -118,10 +137,18 @@ class FakeEvent:
             self.cuda.drain(self.stream, 1)
 
 
-def decode(argument: np.ndarray, table: HostTable) -> tuple[list[float], list[tuple[list[int], int]]]:
-    """The scalars of a by-value argument, and for each chunk (its row's words, its offset), as a kernel reads them."""
-    fields = argument.view(np.dtype([("header", HEADER), ("words", np.uint64, (argument.nbytes // 8 - 4,))]))
-    header, words = fields["header"][0], fields["words"][0]
+#: Scalars, and for each chunk the words of its row and its offset.
+Decoded = tuple[list[float], list[tuple[list[int], int]]]
+
+
+def decode(argument: np.ndarray, table: HostTable) -> Decoded:
+    """The scalars of an argument, and for each chunk (its row's words, its offset), as a kernel reads them."""
+    if argument.nbytes == TABLE_AT.itemsize:
+        at = argument.view(TABLE_AT)
+        header, words = at["header"][0], words_at(int(at["words"][0]), len(table.words))
+    else:
+        fields = argument.view(np.dtype([("header", HEADER), ("words", np.uint64, (argument.nbytes // 8 - 4,))]))
+        header, words = fields["header"][0], fields["words"][0]
     row_words = table.rows.itemsize // 8
     scalars = words[: table.rows_at].view(np.float64).tolist()
     found = []

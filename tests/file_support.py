@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from pagedopt.paging.pages import lay_out
-from pagedopt.paging.policy import SLOTS, place, schedule
-from pagedopt.paging.visits import spans
-from pagedopt.placements.file import FileArena, FileMover
+from pagedopt.paging.policy import place, schedule
+from pagedopt.paging.visits import Span, carry_out, plan
+from pagedopt.placements.file import FileArena
+from pagedopt.placements.movers import FileMover
 from pagedopt.system.state_file import FOLDER_VARIABLE, state_folder
 
 MIB = 1 << 20
@@ -44,11 +45,14 @@ def step(memory: FileArena) -> None:
     numel, sections = memory.layout.page_numel, sections_of(memory)
     moves = schedule([(0, page) for page in range(memory.resident, memory.layout.pages)])
     visits = [(move, (move.page * numel, (move.page + 1) * numel)) for move in moves]
+
+    def launch(span: Span | None) -> None:
+        assert span is not None
+        for number, section in enumerate(sections):
+            section[span[0] : span[1]] += 1 + number
+
     memory.prepare()
-    with contextlib.closing(spans((0, memory.resident * numel), visits, SLOTS, FileMover([memory]))) as parts:
-        for begin, end in parts:
-            for number, section in enumerate(sections):
-                section[begin:end] += 1 + number
+    carry_out(plan((0, memory.resident * numel), visits), launch, FileMover([memory]))
 
 
 def process_bytes(name: str) -> int:

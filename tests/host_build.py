@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagedopt.kernels import cuda
+from pagedopt.kernels import source
 from pagedopt.rules import Rule
 from pagedopt.tables.layout import BLOCK, HostTable
-from pagedopt.transports.transport import TABLE_AT, StructTransport
+from pagedopt.transports.by_value import StructTransport
+from pagedopt.transports.transport import TABLE_AT
 
 #: No contraction of a * b + c: then the results are Numba's bit for bit. The checks speak on stderr and go on.
 FLAGS = (
@@ -31,7 +32,7 @@ Play = Callable[[np.ndarray, int, bool], None]
 
 def kernel_text(kernel: str = "multi_tensor_apply.cu") -> str:
     """The text NVRTC gets, with the shim in the place of device.cuh."""
-    device, rest = cuda.source(None, kernel).split('#line 1 "numbers.cuh"', 1)
+    device, rest = source.text(None, kernel).split('#line 1 "numbers.cuh"', 1)
     assert '#line 1 "device.cuh"' in device, "device.cuh no longer comes first"
     shim = Path(__file__).with_name("host_shim.h").read_text()
     return f'#line 1 "host_shim.h"\n{shim}\n#line 1 "numbers.cuh"{rest}'
@@ -92,9 +93,11 @@ def launch(play: Play, table: HostTable, argument_bytes: int = 0, backwards: boo
     if not argument_bytes:
         play(table_at(table), -(-len(table.chunks) // per_block), backwards)
         return 1
-    transport = StructTransport(0, argument_bytes)
-    transport.run(table, 0, lambda argument, count: play(argument, -(-count // per_block), backwards))
-    return transport.launches
+    with StructTransport(0, argument_bytes).lend(table, 0) as lent:
+        parts = list(lent.parts())
+    for argument, count in parts:
+        play(argument, -(-count // per_block), backwards)
+    return len(parts)
 
 
 def functors(rules: Iterable[Rule]) -> tuple[str, ...]:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from experiments.paging import bars, hidden, link, problem, rivals, spike, sweep  # noqa: E402
+from experiments.paging import bars, hidden, link, problem, rivals, spike, sweep
 
 
 def result(**changes: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from pagedopt.placements import choose
-from pagedopt.system import driver
+from pagedopt.system import driver, warn
 
 CUDA = torch.device("cuda:0")
 HOST_PAGES = 145
@@ -123,12 +123,12 @@ int cuGetErrorString(int, const char** text) { *text = "as asked for"; return 0;
 """
 ASK = """
 import os
-from pagedopt import memory
+from pagedopt.system import driver
 for device, answer in enumerate(("1", "0", "invalid", "unknown")):
     os.environ["ANSWER"] = answer
     try:
-        print(answer, memory.capabilities(device).host_pages)
-    except memory.CudaError as error:
+        print(answer, driver.capabilities(device).host_pages)
+    except driver.CudaError as error:
         print(answer, error.code)
 """
 SAID = ["1 True", "0 False", "invalid False", "unknown CUDA_ERROR_UNKNOWN"]
@@ -165,7 +165,7 @@ def small_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (1_000_000, 2_000_000))
     monkeypatch.setattr(driver, "allocate_mapped", Host)
     monkeypatch.setattr(driver, "as_tensor", lambda buffer: torch.from_numpy(buffer.host))
-    monkeypatch.setattr(choose, "_warned", set())
+    monkeypatch.setattr(warn, "_said", set())
 
 
 def test_a_stand_in_without_room_gives_way_to_the_next(small_card: None) -> None:

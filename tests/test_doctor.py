@@ -216,7 +216,7 @@ def test_a_card_is_asked_for_its_attributes(monkeypatch: pytest.MonkeyPatch) -> 
         return (801, 0) if "INTEGRATED" in name else (0, 2 if "ASYNC" in name else 1)
 
     fake = SimpleNamespace(CUdevice_attribute=known, cuDeviceGet=lambda i: (0, i), cuDeviceGetAttribute=ask)
-    monkeypatch.setattr(driver, "driver", lambda: fake)
+    monkeypatch.setattr(driver, "bindings", lambda: fake)
     assert facts.attributes(0) == {
         **dict.fromkeys(facts.ATTRIBUTES, 1),
         "asyncEngineCount": 2,
@@ -227,7 +227,7 @@ def test_a_card_is_asked_for_its_attributes(monkeypatch: pytest.MonkeyPatch) -> 
     def missing() -> Any:
         raise RuntimeError("no cuda-bindings")
 
-    monkeypatch.setattr(driver, "driver", missing)
+    monkeypatch.setattr(driver, "bindings", missing)
     assert facts.attributes(0) == dict.fromkeys(facts.ATTRIBUTES)
 
 

@@ -28,7 +28,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pagedopt.paging.policy import SLOTS, Move
-from pagedopt.placements.file import FileArena, FileMover
+from pagedopt.placements.file import FileArena
+from pagedopt.placements.movers import FileMover
 from pagedopt.system import libc
 
 

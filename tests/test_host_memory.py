@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -183,8 +184,7 @@ def test_nothing_is_always_granted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_disk_is_refused_with_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = SimpleNamespace(f_bavail=2048, f_frsize=MIB, f_blocks=10_240)
-    monkeypatch.setattr(os, "statvfs", lambda folder: blocks)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=2 * GIB, total=10 * GIB))
     check_disk("/data", 2 * GIB - 256 * MIB, "state")
     check_disk("/data", 0, "state")
     with pytest.raises(MemoryError, match=r"state needs 1,900,000,000 bytes in /data.*PAGEDOPT_STATE_DIR"):

@@ -16,7 +16,7 @@ import torch
 from cache_support import DAMAGE, NOBODY, RIGHT, Used, a_place, as_root, files, in_child, own, plant, use
 
 from pagedopt import multi_tensor_apply
-from pagedopt.kernels import cuda
+from pagedopt.kernels import nvrtc, source
 from pagedopt.rules import RULES, Rule
 
 
@@ -119,14 +119,14 @@ def test_processes_that_start_together_share_a_folder(place: Path) -> None:
 
 @pytest.fixture
 def cubin(place: Path) -> Callable[[], tuple[Path, str]]:
-    nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
+    library = pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
     try:
-        nvrtc.nvrtcVersion()
+        library.nvrtcVersion()
     except (RuntimeError, OSError) as error:
         pytest.skip(f"NVRTC cannot be loaded: {error}")
     rule = RULES["add_scalar"]
-    name = cuda.instance(rule, (torch.float32,), 512, 0)
-    return lambda: cuda.cached_cubin(cuda.source(rule), name, "sm_90")
+    name = source.instance(rule, (torch.float32,), 512, "TableAt")
+    return lambda: nvrtc.cached_cubin(source.text(rule), name, "sm_90")
 
 
 class Got(NamedTuple):
@@ -143,8 +143,8 @@ def get(cubin: Callable[[], tuple[Path, str]]) -> Got:
     """In a child, as kernels are looked for once in a process."""
 
     def work() -> Got:
-        compile_cuda, compiled = cuda.compile_cuda, []
-        cuda.compile_cuda = lambda *a: compiled.append(a) or compile_cuda(*a)  # type: ignore[func-returns-value]
+        compile_cuda, compiled = nvrtc.compile_cuda, []
+        nvrtc.compile_cuda = lambda *a: compiled.append(a) or compile_cuda(*a)  # type: ignore[func-returns-value]
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             path, symbol = cubin()

@@ -145,7 +145,7 @@ class Kernel:
 
 def table() -> HostTable:
     """Of many stretches."""
-    return HostTable(1, [1 << 20], shape=Geometry(1024, 512))
+    return HostTable(1, [1 << 20], geometry=Geometry(1024, 512))
 
 
 SHARES = THREADS * cpu.SHARES

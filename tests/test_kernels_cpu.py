@@ -107,8 +107,7 @@ def test_each_row_takes_its_own_set_of_scalars() -> None:
     after = clone(before)
     scalars = [scalars_for(rule, lr=lr, weight_decay=wd) for lr, wd in ((0.3, 0.2), (0.05, 0.0), (0.7, 0.5))]
     sweep = Sweep(rule, after, sets=3)
-    sweep.table.host.rows["set"] = sets
-    sweep.table.host.rows_changed()
+    sweep.table.host.set_sets(sets)
     sweep.run([rule.uniforms(s) for s in scalars])
     assert_updated(rule, before, after, expected(rule, before, scalars, sets), dtypes)
 

@@ -25,7 +25,7 @@ from support import (
 )
 
 from pagedopt import Sweep
-from pagedopt.kernels import cuda
+from pagedopt.kernels import source
 from pagedopt.rules import RULES, Rule
 from pagedopt.tables.layout import BLOCK, Geometry
 
@@ -65,8 +65,7 @@ def check(rule: Rule, dtypes: Sequence[torch.dtype], threads: int, nbytes: int, 
         played, by_numba = lists_for(rule, sizes, dtypes, gap=gap), lists_for(rule, sizes, dtypes, gap=gap)
     for lists, use in ((played, "g++"), (by_numba, "numba")):
         sweep = sweep_over(rule, lists, threads, sets=3)
-        sweep.table.host.rows["set"] = sets
-        sweep.table.host.rows_changed()
+        sweep.table.host.set_sets(sets)
         uniforms = [rule.uniforms(s) for s in scalars]
         if use == "numba":
             sweep.run(uniforms)
@@ -95,7 +94,9 @@ def check(rule: Rule, dtypes: Sequence[torch.dtype], threads: int, nbytes: int, 
 )
 @pytest.mark.parametrize("variant", range(len(ADAMW_VARIANTS)), ids=lambda v: "-".join(map(str, ADAMW_VARIANTS[v][1:])))
 def test_adamw_in_every_variant(variant: int, how: dict, capfd: pytest.CaptureFixture[str]) -> None:
-    names = tuple(cuda.instance(ADAMW, dtypes, threads, nbytes) for dtypes, threads, nbytes in ADAMW_VARIANTS)
+    names = tuple(
+        source.instance(ADAMW, dtypes, threads, source.table_type(nbytes)) for dtypes, threads, nbytes in ADAMW_VARIANTS
+    )
     dtypes, threads, nbytes = ADAMW_VARIANTS[variant]
     check(ADAMW, dtypes, threads, nbytes, build(names, functors([ADAMW]))[variant], capfd, **how)
 
@@ -105,7 +106,9 @@ def test_adamw_in_every_variant(variant: int, how: dict, capfd: pytest.CaptureFi
 @pytest.mark.parametrize("threads", SHAPES)
 def test_a_table_split_over_launches(threads: int, nbytes: int, least: int) -> None:
     """Several hundred tensors: rows and chunks are renumbered in each launch."""
-    names = tuple(cuda.instance(ADAMW, dtypes, threads, nbytes) for dtypes, threads, nbytes in ADAMW_VARIANTS)
+    names = tuple(
+        source.instance(ADAMW, dtypes, threads, source.table_type(nbytes)) for dtypes, threads, nbytes in ADAMW_VARIANTS
+    )
     plays = build(names, functors([ADAMW]))
     sizes = [(i * 37) % 101 if i % 5 else 0 for i in range(1500)] + [5000]
     before = lists_for(ADAMW, sizes, MIXES["float32"])
@@ -133,7 +136,7 @@ def test_offsets_beyond_32_bits(threads: int, numel: int) -> None:
     sweep = sweep_over(rule, [[room[:5000], room[:0]]], threads)
     tail_of(sweep.table.host, numel, 5000)
     sweep.table.host.set_scalars([[2.0]])
-    (play,) = build((cuda.instance(rule, (BF16,), threads, 0),), functors([rule]))
+    (play,) = build((source.instance(rule, (BF16,), threads, "TableAt"),), functors([rule]))
     launch(play, sweep.table.host)
     assert (room[-5000:] == 6).all()
     assert (room[:10_000] == 0).all()
@@ -149,7 +152,7 @@ OTHER_VARIANTS = [(r, (d,) * len(r.inputs), t) for r in OTHERS for d, t in ((F32
     "variant", range(len(OTHER_VARIANTS)), ids=lambda v: f"{OTHER_VARIANTS[v][0].name}-{OTHER_VARIANTS[v][2]}"
 )
 def test_every_rule(variant: int, gap: int, capfd: pytest.CaptureFixture[str]) -> None:
-    plays = build(tuple(cuda.instance(r, d, t, 0) for r, d, t in OTHER_VARIANTS), functors(OTHERS))
+    plays = build(tuple(source.instance(r, d, t, "TableAt") for r, d, t in OTHER_VARIANTS), functors(OTHERS))
     rule, dtypes, threads = OTHER_VARIANTS[variant]
     if rule.name.endswith("_out"):
         lists = lists_for(rule, SIZES, dtypes)
@@ -173,7 +176,7 @@ LANGUAGE += [(copied, pair) for pair in ((BF16, F32), (F32, BF16), (F64, BF16), 
 def play_language(rule: Rule, lists: Lists, scalars: dict[str, float] | None = None) -> None:
     dtypes = tuple(x[0].dtype for x in lists if x[0] is not None)
     rules = {r.name: r for r, _ in LANGUAGE}
-    plays = build(tuple(cuda.instance(r, d, 512, 0) for r, d in LANGUAGE), functors(rules.values()))
+    plays = build(tuple(source.instance(r, d, 512, "TableAt") for r, d in LANGUAGE), functors(rules.values()))
     sweep = sweep_over(rule, lists, 512)
     sweep.table.host.set_scalars([rule.uniforms(scalars or {})])
     launch(plays[LANGUAGE.index((rule, dtypes))], sweep.table.host)

@@ -10,7 +10,7 @@ import torch
 from host_build import build, launch
 from support import BF16, F16, F32, F64
 
-from pagedopt.kernels import cuda
+from pagedopt.kernels import source
 from pagedopt.tables.layout import BLOCK, Geometry, HostTable
 
 SIZES = (0, 1, 31, 4097, 700, 40_000, 33)
@@ -25,15 +25,14 @@ def instances() -> tuple[str, ...]:
     names = []
     for (dtype, out, number), order, threads in VARIANTS:
         for stage, kind in (("chunks", dtype), ("rows", out)):
-            types = f"{cuda.CUDA_TYPES[number]}, {ORDERS[order]}, {threads}, TableAt, {cuda.CUDA_TYPES[kind]}"
-            names.append(f"norm_{stage}<{types}>")
+            names.append(source.norm_instance(stage, ORDERS[order], kind, number, threads, "TableAt"))
     return tuple(names)
 
 
 def played_norm(tensors: list[torch.Tensor], variant: int, backwards: bool) -> torch.Tensor:
     (_, out, number), _, threads = VARIANTS[variant]
     chunks, rows = build(instances(), kernel="norm.cu")[2 * variant : 2 * variant + 2]
-    table = HostTable(3, [t.numel() for t in tensors], shape=SHAPES[threads])
+    table = HostTable(3, [t.numel() for t in tensors], geometry=SHAPES[threads])
     counts = np.bincount(table.chunks["row"], minlength=len(tensors))
     partials = torch.full((len(table.chunks) + 1,), 77.0, dtype=number)
     result = torch.zeros(len(tensors), dtype=out)

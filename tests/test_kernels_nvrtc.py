@@ -15,29 +15,28 @@ import torch
 from rules_under_test import PARTS, copied, filled, steps, swap
 from support import BF16, DTYPES, F16, F32, F64
 
-from pagedopt.kernels import cuda
+from pagedopt.kernels import nvrtc, source
 from pagedopt.rules import RULES, Rule
-from pagedopt.transports.transport import ARGUMENT_BYTES
+from pagedopt.transports.by_value import ARGUMENT_BYTES
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
-TABLES = (0, *ARGUMENT_BYTES)
+TABLES = tuple(map(source.table_type, (0, *ARGUMENT_BYTES)))
 THREADS = (32, 512)
-Variant = tuple[tuple[torch.dtype, ...], int, int]
 
 
 @pytest.fixture(autouse=True)
 def _nvrtc() -> None:
-    nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
+    library = pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
     try:
-        nvrtc.nvrtcVersion()
+        library.nvrtcVersion()
     except (RuntimeError, OSError) as error:
         pytest.skip(f"NVRTC cannot be loaded: {error}")
 
 
 def need(arch: str) -> None:
-    from cuda.bindings import nvrtc
+    from cuda.bindings import nvrtc as library
 
-    known = nvrtc.nvrtcGetSupportedArchs()[1]
+    known = library.nvrtcGetSupportedArchs()[1]
     if int(arch[3:]) not in known:
         pytest.skip(f"this NVRTC compiles for {known}, not for {arch}")
 
@@ -45,7 +44,7 @@ def need(arch: str) -> None:
 def compile_all(text: str, names: list[str], arch: str) -> None:
     """One program with all instances: the text is read once."""
     need(arch)
-    cubin, symbols = cuda.compile_cuda(text, tuple(names), arch)
+    cubin, symbols = nvrtc.compile_cuda(text, tuple(names), arch)
     assert cubin[:4] == b"\x7fELF"
     assert len(set(symbols)) == len(set(names)), "two variants share a symbol"
     assert all(symbol.encode() in cubin for symbol in symbols)
@@ -60,12 +59,12 @@ def state_mixes(rule: Rule) -> Iterator[tuple[torch.dtype, ...]]:
 
 
 @pytest.mark.parametrize("threads", THREADS)
-@pytest.mark.parametrize("table", TABLES, ids=cuda.table_type)
-def test_adamw_in_every_combination_compiles(table: int, threads: int) -> None:
+@pytest.mark.parametrize("table", TABLES)
+def test_adamw_in_every_combination_compiles(table: str, threads: int) -> None:
     rule = RULES["adamw"]
-    names = [cuda.instance(rule, dtypes, threads, table) for dtypes in state_mixes(rule)]
+    names = [source.instance(rule, dtypes, threads, table) for dtypes in state_mixes(rule)]
     assert len(names) == 40
-    compile_all(cuda.source(rule), names, "sm_90")
+    compile_all(source.text(rule), names, "sm_90")
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -74,8 +73,8 @@ def test_adamw_compiles_for_every_architecture(arch: str) -> None:
     rule = RULES["adamw"]
     mixes = [(F32,) * 4, (F64,) * 4, (BF16, F16, F32, F32), (F16, BF16, BF16, BF16)]
     around = itertools.cycle(itertools.product(TABLES, THREADS))
-    names = [cuda.instance(rule, dtypes, *next(around)[::-1]) for dtypes in mixes + mixes[:2]]
-    compile_all(cuda.source(rule), names, arch)
+    names = [source.instance(rule, dtypes, *next(around)[::-1]) for dtypes in mixes + mixes[:2]]
+    compile_all(source.text(rule), names, arch)
 
 
 @pytest.mark.parametrize("variant", ["in place", "out of place"])
@@ -85,22 +84,22 @@ def test_every_rule_compiles(name: str, variant: str) -> None:
     count = len(rule.inputs)
     mixes = [(d,) * count for d in DTYPES] + [tuple(itertools.islice(itertools.cycle((BF16, F32, F16)), count))]
     tables = itertools.cycle(zip((512, 32, 512), TABLES, strict=True))
-    names = [cuda.instance(rule, dtypes, *next(tables)) for dtypes in mixes]
-    compile_all(cuda.source(rule), names, "sm_90")
+    names = [source.instance(rule, dtypes, *next(tables)) for dtypes in mixes]
+    compile_all(source.text(rule), names, "sm_90")
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_all_rules_compile_together_for_every_architecture(arch: str) -> None:
     """A cross-check of names as well: no functor collides with another or with the kernel's own words."""
-    text = "\n".join([cuda.source(None), *(r.cuda_source() for r in RULES.values())])
-    compile_all(text, [cuda.instance(r, (F32,) * len(r.inputs), 512, 0) for r in RULES.values()], arch)
+    text = "\n".join([source.text(None), *(r.cuda_source() for r in RULES.values())])
+    compile_all(text, [source.instance(r, (F32,) * len(r.inputs), 512, "TableAt") for r in RULES.values()], arch)
 
 
 def test_the_whole_language_of_rules_compiles() -> None:
     rules = [*(part[0] for part in PARTS.values()), filled, steps, swap]
-    text = "\n".join([cuda.source(None), *(r.cuda_source() for r in (*rules, copied))])
-    names = [cuda.instance(r, (d,) * len(r.inputs), 512, 0) for r in rules for d in (F32, F64)]
-    names += [cuda.instance(copied, pair, 512, 0) for pair in itertools.permutations(DTYPES, 2)]
+    text = "\n".join([source.text(None), *(r.cuda_source() for r in (*rules, copied))])
+    names = [source.instance(r, (d,) * len(r.inputs), 512, "TableAt") for r in rules for d in (F32, F64)]
+    names += [source.instance(copied, pair, 512, "TableAt") for pair in itertools.permutations(DTYPES, 2)]
     compile_all(text, names, "sm_75")
 
 
@@ -110,10 +109,9 @@ def test_norms_compile(arch: str) -> None:
     for dtype, number, order in itertools.product(DTYPES, (F32, F64), (0, 1, 2)):
         if (dtype is F64 and number is F32) or (arch != "sm_90" and number is F64 and dtype is not F64):
             continue
-        for threads, table in itertools.product(THREADS, TABLES if arch == "sm_90" and dtype is F32 else (0,)):
-            types = f"{threads}, {cuda.table_type(table)}, {cuda.CUDA_TYPES[dtype]}"
-            names += [f"norm_{s}<{cuda.CUDA_TYPES[number]}, {order}, {types}>" for s in ("chunks", "rows")]
-    compile_all(cuda.source(None, "norm.cu"), names, arch)
+        for threads, table in itertools.product(THREADS, TABLES if arch == "sm_90" and dtype is F32 else TABLES[:1]):
+            names += [source.norm_instance(s, order, dtype, number, threads, table) for s in ("chunks", "rows")]
+    compile_all(source.text(None, "norm.cu"), names, arch)
 
 
 @pytest.mark.parametrize(
@@ -125,29 +123,29 @@ def test_a_rule_may_have_any_name(name: str, tmp_path) -> None:  # type: ignore[
     namespace: dict = {}
     exec(compile(path.read_text(), str(path), "exec"), namespace)
     rule = Rule(namespace[name])
-    compile_all(cuda.source(rule), [cuda.instance(rule, (F32, F16), 512, 0)], "sm_90")
+    compile_all(source.text(rule), [source.instance(rule, (F32, F16), 512, "TableAt")], "sm_90")
 
 
 def test_an_error_of_nvrtc_says_what_and_where() -> None:
-    text = cuda.source(None) + '\n#line 1 "mine"\nint broken() { return nothing_of_that_name; }\n'
-    with pytest.raises(cuda.CompileError, match=r'mine\(1\): error: identifier "nothing_of_that_name" is undefined'):
-        cuda.compile_cuda(text, (), "sm_90")
+    text = source.text(None) + '\n#line 1 "mine"\nint broken() { return nothing_of_that_name; }\n'
+    with pytest.raises(nvrtc.CompileError, match=r'mine\(1\): error: identifier "nothing_of_that_name" is undefined'):
+        nvrtc.compile_cuda(text, (), "sm_90")
 
 
 def test_denormals_are_kept_and_nothing_is_fused_unasked() -> None:
     """torch's kernels keep denormals, CuPy's default would not; fused products would make bits depend on alignment."""
-    assert not any(word in option for option in cuda.OPTIONS for word in ("ftz=true", "fast_math", "fmad=true"))
-    assert "--fmad=false" in cuda.OPTIONS
+    assert not any(word in option for option in nvrtc.OPTIONS for word in ("ftz=true", "fast_math", "fmad=true"))
+    assert "--fmad=false" in nvrtc.OPTIONS
 
 
 def test_compiled_kernels_are_kept_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setenv("PAGEDOPT_CACHE_DIR", str(tmp_path))
     rule = RULES["mul_scalar"]
-    name = cuda.instance(rule, (F32,), 512, 0)
-    path, symbol = cuda.cached_cubin(cuda.source(rule), name, "sm_90")
+    name = source.instance(rule, (F32,), 512, "TableAt")
+    path, symbol = nvrtc.cached_cubin(source.text(rule), name, "sm_90")
     assert path.read_bytes()[:4] == b"\x7fELF"
     assert symbol.encode() in path.read_bytes()
-    monkeypatch.setattr(cuda, "compile_cuda", lambda *_: pytest.fail("compiled again"))
-    assert cuda.cached_cubin(cuda.source(rule), name, "sm_90") == (path, symbol)
+    monkeypatch.setattr(nvrtc, "compile_cuda", lambda *_: pytest.fail("compiled again"))
+    assert nvrtc.cached_cubin(source.text(rule), name, "sm_90") == (path, symbol)
     with pytest.raises(pytest.fail.Exception, match="compiled again"):
-        cuda.cached_cubin(cuda.source(rule) + "// changed", name, "sm_90")
+        nvrtc.cached_cubin(source.text(rule) + "// changed", name, "sm_90")

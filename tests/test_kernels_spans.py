@@ -11,11 +11,12 @@ from host_build import build, functors, table_at
 from support import F32, Lists, clone, lists_for, scalars_for
 
 from pagedopt import Sweep
-from pagedopt.kernels import cuda
+from pagedopt.kernels import source
+from pagedopt.paging.visits import Launch
 from pagedopt.rules import RULES
 from pagedopt.tables.layout import BLOCK, Geometry, Span
 from pagedopt.tables.pointers import Rows
-from pagedopt.transports.transport import StructTransport
+from pagedopt.transports.by_value import StructTransport
 
 ADAMW = RULES["adamw"]
 DTYPES = (F32,) * 4
@@ -49,7 +50,7 @@ NAMES = [(threads, nbytes, small) for threads in SHAPES for nbytes in (0, 4096) 
 
 
 def play_of(threads: int, nbytes: int, small: bool):  # type: ignore[no-untyped-def]
-    names = tuple(cuda.instance(ADAMW, DTYPES, t, n, small_grid=s) for t, n, s in NAMES)
+    names = tuple(source.instance(ADAMW, DTYPES, t, source.table_type(n), small_grid=s) for t, n, s in NAMES)
     return build(names, functors([ADAMW]))[NAMES.index((threads, nbytes, small))]
 
 
@@ -87,7 +88,10 @@ def test_spans_together_are_the_whole(threads: int, nbytes: int, sizes: tuple[in
             done.append(span)
 
     if nbytes:
-        StructTransport(0, nbytes).run(table, 0, lambda a, n: play(a, -(-n // per_block), False), one_by_one())
+        with StructTransport(0, nbytes).lend(table, 0) as lent:
+            for span in one_by_one():
+                for argument, count in lent.parts(span):
+                    play(argument, -(-count // per_block), False)
     else:
         for first, last in one_by_one():
             argument = table_at(table)
@@ -103,9 +107,9 @@ def test_numba_takes_spans_too(threads: int) -> None:
     lists = clone(before)
     sweep = sweep_over(lists, threads)
     spans = cut(len(sweep.table.host.chunks), 5)
-    sweep.run([ADAMW.uniforms(scalars_for(ADAMW))], spans[:-1])
+    sweep.run([ADAMW.uniforms(scalars_for(ADAMW))], [Launch(span) for span in spans[:-1]])
     assert not same(lists, updated(before, threads))
-    sweep.run([ADAMW.uniforms(scalars_for(ADAMW))], spans[-1:])
+    sweep.run([ADAMW.uniforms(scalars_for(ADAMW))], [Launch(spans[-1])])
     assert same(lists, updated(before, threads))
 
 

@@ -11,9 +11,10 @@ import itertools
 import numpy as np
 import pytest
 
-from pagedopt.kernels import cuda
+from pagedopt.kernels import nvrtc, source
 from pagedopt.tables.layout import BLOCK, CHUNK, HEADER, row_dtype
-from pagedopt.transports.transport import ARGUMENT_BYTES, TABLE_AT, StructTransport
+from pagedopt.transports.by_value import ARGUMENT_BYTES, StructTransport
+from pagedopt.transports.transport import TABLE_AT
 
 STRUCTS: dict[str, np.dtype] = {
     "Header": HEADER,
@@ -53,12 +54,12 @@ def test_no_struct_has_padding(dtype: np.dtype) -> None:
 
 
 def compile_with(extra: str, text: str | None = None) -> None:
-    nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed")
+    library = pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed")
     try:
-        nvrtc.nvrtcVersion()
+        library.nvrtcVersion()
     except RuntimeError as error:
         pytest.skip(f"NVRTC cannot be loaded: {error}")
-    cuda.compile_cuda(f"{text or cuda.source(None)}\n{extra}\n", (), "sm_90")
+    nvrtc.compile_cuda(f"{text or source.text(None)}\n{extra}\n", (), "sm_90")
 
 
 def test_structs_are_laid_out_alike_on_both_sides() -> None:
@@ -80,9 +81,9 @@ def test_structs_are_laid_out_alike_on_both_sides() -> None:
     ],
 )
 def test_a_struct_that_differs_is_noticed(line: str, broken: str) -> None:
-    text = cuda.source(None)
+    text = source.text(None)
     assert line in text, "the source has changed: plant this bug anew"
-    with pytest.raises(cuda.CompileError, match="static assertion"):
+    with pytest.raises(nvrtc.CompileError, match="static assertion"):
         compile_with(assertions(), text.replace(line, broken))
 
 

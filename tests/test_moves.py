@@ -1,16 +1,17 @@
-"""How pages visit the device: the order of fetches, arrivals, updates and evictions, replayed on plain values."""
+"""What a step does, as a value, and the loop that carries it out: replayed on plain values, whatever fails."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Generator
+import doctest
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from pagedopt.paging import visits
 from pagedopt.paging.policy import SLOTS, Move, schedule
-from pagedopt.paging.visits import Span, spans
+from pagedopt.paging.visits import Arrive, Evict, Fetch, Launch, Span, Step, carry_out, plan
 
 Moves = list[tuple[Move, Span]]
 RESIDENT = (0, 7)
@@ -46,8 +47,9 @@ class Trace:
         assert self.slots[move.slot] == (move, "fetched")
         self.slots[move.slot] = (move, "here")
 
-    def update(self, span: Span) -> None:
-        """To be called by the consumer with every span."""
+    def update(self, span: Span | None) -> None:
+        """What launches every span."""
+        assert span is not None
         if span == RESIDENT:
             self._note("resident", -1)
             return
@@ -88,9 +90,21 @@ def some_moves(draw: st.DrawFn) -> tuple[Moves, int]:
 
 
 def run(trace: Trace, moves: Moves, slots: int, resident: Span | None = RESIDENT) -> None:
-    with contextlib.closing(spans(resident, moves, slots, trace)) as parts:
-        for span in parts:
-            trace.update(span)
+    carry_out(plan(resident, moves, slots), trace.update, trace)
+
+
+# ---- the plan ----
+
+
+def test_a_plan_is_a_list_to_read() -> None:
+    assert doctest.testmod(visits) == (0, 1)
+    (a, x), (b, y), (c, z) = moves = cyclic(3, 2)
+    assert plan(RESIDENT, moves, 2) == [
+        *(Fetch(a), Fetch(b), Launch(RESIDENT)),
+        *(Arrive(a), Launch(x), Evict(a), Fetch(c)),
+        *(Arrive(b), Launch(y), Evict(b)),
+        *(Arrive(c), Launch(z), Evict(c)),
+    ]
 
 
 @given(some_moves())
@@ -128,8 +142,9 @@ def test_never_more_at_a_time_than_slots() -> None:
 
 
 @pytest.mark.parametrize("resident", [None, (3, 3)])
-def test_no_resident_part_no_span(resident: Span | None) -> None:
-    assert list(spans(resident, cyclic(2), SLOTS, Trace())) == [(100, 101), (101, 102)]
+def test_no_resident_part_no_launch(resident: Span | None) -> None:
+    launches = [step.span for step in plan(resident, cyclic(2)) if isinstance(step, Launch)]
+    assert launches == [(100, 101), (101, 102)]
 
 
 def test_nothing_at_all() -> None:
@@ -139,29 +154,73 @@ def test_nothing_at_all() -> None:
 
 
 def test_no_slots_is_refused_before_anything_happens() -> None:
-    trace = Trace()
     with pytest.raises(ValueError, match="slots is 0"):
-        next(spans(None, cyclic(1), 0, trace))
-    assert not trace.calls
+        plan(None, cyclic(1), 0)
 
 
-def taken(parts: Generator[Span, None, None], trace: Trace, count: int) -> None:
-    for _ in range(count):
-        trace.update(next(parts))
+# ---- carrying it out ----
 
 
-@given(some_moves(), st.data())
-def test_stopping_early_brings_back_what_was_fetched(case: tuple[Moves, int], data: st.DataObject) -> None:
-    moves, slots = case
+def test_without_a_mover_there_are_launches_alone() -> None:
+    done: list[Span | None] = []
+    carry_out([Launch((3, 5)), Launch(None)], done.append)
+    assert done == [(3, 5), None]
+    with pytest.raises(ValueError, match=r"Fetch\(move=.*page=100.*needs a mover"):
+        carry_out(plan(RESIDENT, cyclic(1)), done.append)
+    assert done == [(3, 5), None]
+
+
+@given(some_moves(), st.randoms())
+def test_any_order_that_has_a_slot_for_every_page_is_carried_out(case: tuple[Moves, int], random) -> None:  # type: ignore[no-untyped-def]
+    """As one that fetches under the forward and updates in the backward would have it."""
+    moves = cyclic(len(case[0]), max(1, len(case[0])))
+    steps: list[Step] = [Fetch(move) for move, _ in moves]
+    for move, span in random.sample(moves, len(moves)):
+        steps += [Arrive(move), Launch(span), Evict(move)]
     trace = Trace()
-    parts = spans(RESIDENT, moves, slots, trace)
-    taken(parts, trace, data.draw(st.integers(1, len(moves) + 1)))
-    if data.draw(st.booleans()):
-        parts.close()
+    carry_out([*steps, Launch(RESIDENT)], trace.update, trace)
+    assert sorted(trace.of("update")) == sorted(trace.of("evict")) == [move.page for move, _ in moves]
+    assert trace.calls[-2:] == [("resident", -1), ("finish", -1)]
+
+
+class Stop(Exception):
+    """What whoever makes the steps, or launches them, may raise."""
+
+
+def until(steps: list[Step], count: int, trace: Trace, how: str) -> None:
+    """Carry out the first ``count`` steps, and then stop in one of three ways."""
+
+    def some() -> Iterator[Step]:
+        yield from steps[:count]
+        if how == "steps":
+            raise Stop
+        if how == "launch":
+            yield Launch((-1, -1))
+
+    def launch(span: Span | None) -> None:
+        if span == (-1, -1):
+            raise Stop
+        trace.update(span)
+
+    carry_out(some(), launch, trace)
+
+
+@given(some_moves(), st.sampled_from(["steps", "launch", "end"]), st.data())
+def test_stopping_early_brings_back_what_was_fetched(case: tuple[Moves, int], how: str, data: st.DataObject) -> None:
+    moves, slots = case
+    steps, trace = plan(RESIDENT, moves, slots), Trace()
+    count = data.draw(st.integers(0, len(steps)))
+    away = sum(isinstance(step, Fetch) for step in steps[:count])
+    if how != "end":
+        with pytest.raises(Stop):
+            until(steps, count, trace, how)
+    elif away > sum(isinstance(step, Evict) for step in steps[:count]):
+        with pytest.raises(ValueError, match="ends with pages in their slots"):
+            until(steps, count, trace, how)
     else:
-        with pytest.raises(KeyError):
-            parts.throw(KeyError())
+        until(steps, count, trace, how)
     assert not trace.slots
+    assert len(trace.of("fetch")) == away
     assert trace.of("fetch") == trace.of("arrive") == trace.of("evict")
     assert trace.of("update") == trace.of("evict")[: len(trace.of("update"))]
     assert trace.of("finish") == [-1]
@@ -196,6 +255,13 @@ def test_a_page_that_came_in_part_is_not_brought_back(page: int) -> None:
 def test_an_error_of_the_last_writes_is_raised() -> None:
     with pytest.raises(OSError, match="finish"):
         run(Trace(("finish", -1)), cyclic(3), SLOTS)
+
+
+def test_an_error_of_the_last_writes_does_not_hide_the_first() -> None:
+    trace = Trace(("finish", -1))
+    with pytest.raises(Stop):
+        until(plan(RESIDENT, cyclic(3)), 6, trace, "launch")
+    assert trace.calls[-1] == ("finish", -1)
 
 
 def test_a_mover_that_cannot_begin_is_not_finished() -> None:

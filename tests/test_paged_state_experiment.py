@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from paged_state_results import ROOT, result, stats, sweep_part, whole_result
+from paged_state_results import result, stats, sweep_part, whole_result
 
 from experiments import paged_state, report
 from experiments.paging import bars, counters, crossing, parts, plots, problem, rivals, spike, state_file, sweep, tables
 from experiments.paging.counters import Calibration, Traffic
+from experiments.report import ROOT
 
 CPU = torch.device("cpu")
 PARTS = list(paged_state.PARTS)
@@ -49,67 +50,65 @@ def test_a_calibration_takes_packets_off() -> None:
     assert moved.sum == pytest.approx(2.5e9)
 
 
-def test_the_struct_is_nvml_s() -> None:
-    assert ctypes.sizeof(counters.FieldValue) == 40
-    assert counters.FieldValue.value.offset == 32
-    assert counters.FieldValue.result.offset == 28
-
-
-class ErrorString:
-    restype: Any = None
-
-    def __call__(self, code: int) -> bytes:
-        return b"Not Supported"
-
-
-class Library:
-    """NVML whose counters go up by what a test says, each in 32 bits and with rubbish above them."""
+class Nvml:
+    """NVML's own structs; counters that go up by what a test says, each in 32 bits and with rubbish above them."""
 
     def __init__(self) -> None:
+        real = pytest.importorskip("cuda.bindings.nvml", reason="cuda-bindings has NVML from 12.9.6 and 13.2 on")
+        self.FieldValue, self.NvmlError = real.FieldValue, real.NvmlError
         self.received, self.sent = 2**32 - 100, 50
         self.fail = 0
-        self.nvmlErrorString = ErrorString()
 
-    def nvmlDeviceGetFieldValues(self, card: Any, count: int, values: Any) -> int:
-        for value in values:
-            value.value = 7 << 32 | {198: self.received, 197: self.sent}[value.field] % 2**32
-            value.result = self.fail
-        return 0
+    def device_get_field_values(self, card: Any, values: Any) -> Any:
+        assert list(values.scope_id) == [0, 0]
+        now = {198: self.received, 197: self.sent}
+        values.value["ull_val"] = [7 << 32 | now[field] % 2**32 for field in values.field_id]
+        values.nvml_return = [self.fail] * len(values)
+        return values
+
+    def error_string(self, code: int) -> str:
+        return "Not Supported"
 
 
-def link_counters(monkeypatch: pytest.MonkeyPatch) -> tuple[counters.LinkCounters, Library]:
+def link_counters(monkeypatch: pytest.MonkeyPatch) -> tuple[counters.LinkCounters, Nvml]:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     monkeypatch.setattr(counters, "SETTLE", 0)
     found = counters.LinkCounters.__new__(counters.LinkCounters)
-    library = Library()
-    found._library, found._card = library, None
-    return found, library
+    nvml = Nvml()
+    found._nvml, found._card = nvml, None
+    return found, nvml
+
+
+def test_the_fields_are_nvml_s() -> None:
+    fields = pytest.importorskip("cuda.bindings.nvml").FieldId
+    assert (counters.RECEIVED, counters.SENT) == (fields.DEV_PCIE_COUNT_RX_BYTES, fields.DEV_PCIE_COUNT_TX_BYTES)
 
 
 def test_counts_are_medians_over_wraps(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, library = link_counters(monkeypatch)
+    found, nvml = link_counters(monkeypatch)
     amounts = iter((300, 301, 9000, 299))
 
     def run() -> None:
         amount = next(amounts)
-        library.received, library.sent = library.received + amount, library.sent + 2 * amount
+        nvml.received, nvml.sent = nvml.received + amount, nvml.sent + 2 * amount
 
     assert found.count(run, times=4) == Traffic(300.5, 601)
 
 
 def test_a_field_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, library = link_counters(monkeypatch)
-    library.fail = 3
+    found, nvml = link_counters(monkeypatch)
+    nvml.fail = 3
     with pytest.raises(RuntimeError, match="field 198 failed with 3: Not Supported"):
         found.read()
 
 
 def test_no_nvml_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> None:
-        raise OSError(f"{name}: cannot open")
-
-    monkeypatch.setattr(ctypes, "CDLL", missing)
-    with pytest.raises(RuntimeError, match="NVML is not here: libnvidia-ml"):
+    if not torch.cuda.is_available():
+        with pytest.raises(RuntimeError, match=r"NVML is not here: .*driver"):
+            counters.LinkCounters(CPU)
+    monkeypatch.setitem(sys.modules, "cuda.bindings.nvml", None)
+    monkeypatch.delattr(pytest.importorskip("cuda.bindings"), "nvml", raising=False)
+    with pytest.raises(RuntimeError, match=r"NVML is not here: .*cuda-bindings has it from"):
         counters.LinkCounters(CPU)
 
 
@@ -219,7 +218,7 @@ def test_a_note_takes_all_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_plots_are_drawn(tmp_path: Path) -> None:
     for name, (part, draw) in plots.PLOTS.items():
-        if (figure := report.new_figure()) is None:
+        if (figure := report.new_figure(11, 7.5)) is None:
             pytest.skip("matplotlib is not installed")
         assert part in PARTS
         draw(figure, whole_result())
@@ -296,8 +295,9 @@ def test_copies_of_a_trace_add_up_by_name() -> None:
 
 
 def test_cpu_part_for_real(tmp_path: Path) -> None:
-    command = [sys.executable, "experiments/paged_state.py", "--quick", "--device", "cpu", "--out", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+    command = [sys.executable, "-m", "experiments", "paged_state", "--quick", "--device", "cpu", "--out", str(tmp_path)]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # to name the card takes some of its memory
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "paged_state-cpu.json").read_text())
     part = found["parts"]["cpu"]

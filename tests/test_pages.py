@@ -50,6 +50,9 @@ def assert_layout_holds(layout: Layout, numels: list[int], granule: int) -> None
     assert end == layout.nbytes
     assert int(layout.page_bytes().sum()) == layout.nbytes
     assert len(layout.page_bytes()) == layout.pages
+    for resident in {0, 1, layout.pages // 2, layout.pages} & set(range(layout.pages + 1)):
+        near = int(layout.page_bytes()[:resident].sum())
+        assert layout.divided(resident) == (near, layout.nbytes - near)
 
 
 def assert_pieces_partition(layout: Layout, pieces: Pieces) -> None:

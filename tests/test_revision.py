@@ -6,16 +6,12 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from experiments import report, revision  # noqa: E402
+from experiments import report, revision
 
 
 @pytest.fixture(autouse=True)

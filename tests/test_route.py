@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import sys
+from collections import Counter
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -10,8 +13,10 @@ import pytest
 import torch
 from optim_support import ADAMW
 
+import pagedopt
 from pagedopt import PagedAdamW
 from pagedopt.launch.route import Route
+from pagedopt.paging.visits import Arrive, Evict, Fetch, Launch
 
 SIZES = (40_000, 0, 3, 90_001, 1, 300_000)
 
@@ -79,6 +84,29 @@ def test_every_element_is_in_one_row_and_every_page_that_is_away_visits_once(bud
         assert (start // arena.layout.page_numel == move.page).all()
 
 
+def test_a_step_over_pages_is_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a step is, and how threads share its work, is worked out once: Python's part of a visit is eight calls."""
+    package, calls, threads = pagedopt.__path__[0], list[str](), torch.get_num_threads()
+    params = [torch.nn.Parameter(torch.randn(16 * 4096 * 8 // 4)) for _ in range(4)]
+    opt = PagedAdamW(params, device_budget=0, **ADAMW)
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(package):
+            calls.append(frame.f_code.co_name)
+
+    torch.set_num_threads(2)
+    try:
+        step_with(params, opt, 0)
+        opt.step()
+        assert [a.layout.pages - a.resident for a in opt.store.arenas] == [16]
+        sys.setprofile(note)
+        opt.step()
+    finally:
+        sys.setprofile(None)
+        torch.set_num_threads(threads)
+    assert len(calls) <= 250, Counter(calls).most_common(20)
+
+
 def test_budgets_change_no_bit_and_may_change_between_steps() -> None:
     params, opt = stepped(5)
     others, spilled = stepped(2, device_budget=0)
@@ -86,6 +114,26 @@ def test_budgets_change_no_bit_and_may_change_between_steps() -> None:
         spilled.set_device_budget(budget)
         step_with(others, spilled, step)
     assert_same(params, opt, others, spilled)
+
+
+def test_the_plan_of_a_step_leaves_pages_without_gradients_where_they_are() -> None:
+    _, opt = stepped(device_budget=400_000)
+    route = route_of(opt)
+    assert route is not None
+    (bucket,) = opt._launches.buckets  # type: ignore[union-attr]
+    table = bucket.sweep.table.host
+    every, pages = route.plan(table), [move.page for move, _ in route.moves]
+    assert route.plan(table) is every, "made once, as nothing has changed"
+    assert [step.move.page for step in every if isinstance(step, Fetch)] == pages
+    spans = [step.span for step in every if isinstance(step, Launch)]
+    assert [a for a, _ in spans] + [len(table.chunks)] == [0, *(b for _, b in spans)], "all chunks, each once"
+    last = len(SIZES) - 1
+    some = route.plan(table, [last])
+    touched = {move.page for move, (first, end) in route.moves if (route.rows.tensor[first:end] != last).any()}
+    assert 0 < len(touched) < len(pages)
+    for kind in (Fetch, Arrive, Evict):
+        assert {step.move.page for step in some if isinstance(step, kind)} == touched
+    assert route.plan(table) == every
 
 
 def test_state_that_is_half_elsewhere_is_updated_in_place() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,7 +32,8 @@ from file_support import (
 )  # fmt: skip
 
 from pagedopt.system import host, libc, state_file
-from pagedopt.system.state_file import FOLDER_VARIABLE, StateFile, file_system, state_folder
+from pagedopt.system.mounts import file_system
+from pagedopt.system.state_file import FOLDER_VARIABLE, StateFile, state_folder
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -121,7 +123,7 @@ def test_a_file_larger_than_allowed_is_refused_and_leaves_nothing(folder: Path) 
 
 def test_a_full_disk_is_seen_before_anything_is_taken(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     before = open_files(folder)
-    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=100, f_frsize=4096, f_blocks=9999))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=409_600, total=9999 * 4096))
     refusal = r"needs 1,310,720 bytes in .*, whose disk has 409,600 of"
     with pytest.raises(MemoryError, match=refusal):
         small()

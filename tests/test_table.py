@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pagedopt.tables.layout import BLOCK, WORD, Batch, Geometry, HostTable, batches, chunks, geometry, row_dtype
-from pagedopt.transports.transport import ARGUMENT_BYTES, StructTransport
+from pagedopt.tables.layout import BLOCK, WORD, Batch, Geometry, HostTable, batches, choose_geometry, chunks, row_dtype
+from pagedopt.transports.by_value import ARGUMENT_BYTES, StructTransport
 
 HUGE = 2**31 + 5
 LIMITS = [StructTransport(0, nbytes).words for nbytes in ARGUMENT_BYTES]  # words of a launch: 508 and 4,091
@@ -52,48 +52,48 @@ def test_chunks_cover_tensors_beyond_32_bits(numels: list[int]) -> None:
 def test_the_default_cut_of_a_huge_tensor_stays_64_bit() -> None:
     """Sums past 2**32 and an offset past 2**31, in the chunks that a launch would really use."""
     numels = [HUGE, HUGE, 1]
-    shape = geometry(numels)
-    cut = chunks(numels, shape.chunk_numel)
-    per_row = -(-HUGE // shape.chunk_numel)
+    geometry = choose_geometry(numels)
+    cut = chunks(numels, geometry.chunk_numel)
+    per_row = -(-HUGE // geometry.chunk_numel)
     assert len(cut) == 2 * per_row + 1
-    assert cut[per_row - 1].tolist() == (0, (per_row - 1) * shape.chunk_numel)
+    assert cut[per_row - 1].tolist() == (0, (per_row - 1) * geometry.chunk_numel)
     assert cut[per_row].tolist() == (1, 0)
     assert int(cut["offset"].max()) >= 2**31
-    assert (np.diff(cut["offset"][:per_row]) == shape.chunk_numel).all()
+    assert (np.diff(cut["offset"][:per_row]) == geometry.chunk_numel).all()
 
 
 @given(st.one_of(ORDINARY, VAST))
 def test_geometry_fits_the_kernels(numels: list[int]) -> None:
-    shape = geometry(numels)
-    assert shape.threads in (32, BLOCK)
-    assert BLOCK % shape.threads == 0
-    assert shape.chunk_numel % 1024 == 0  # a chunk starts where the tensor's own alignment holds
-    assert shape.chunk_numel < 2**31  # the kernel counts within a chunk in 32 bits
-    if shape.threads == 32:
-        assert max(numels, default=0) <= shape.chunk_numel, "a warp for more than one chunk of a tensor"
+    geometry = choose_geometry(numels)
+    assert geometry.threads in (32, BLOCK)
+    assert BLOCK % geometry.threads == 0
+    assert geometry.chunk_numel % 1024 == 0  # a chunk starts where the tensor's own alignment holds
+    assert geometry.chunk_numel < 2**31  # the kernel counts within a chunk in 32 bits
+    if geometry.threads == 32:
+        assert max(numels, default=0) <= geometry.chunk_numel, "a warp for more than one chunk of a tensor"
 
 
 def test_geometry_fills_a_large_gpu_before_it_saves_on_reading() -> None:
-    assert geometry([]) == geometry([5, 1024]) == Geometry(1024, 32)
-    assert geometry([1025]) == Geometry(2048, BLOCK)
-    assert geometry([4 * 1056 * 1024]).chunk_numel == 4096
-    assert geometry([HUGE]) == Geometry(32768, BLOCK)
+    assert choose_geometry([]) == choose_geometry([5, 1024]) == Geometry(1024, 32)
+    assert choose_geometry([1025]) == Geometry(2048, BLOCK)
+    assert choose_geometry([4 * 1056 * 1024]).chunk_numel == 4096
+    assert choose_geometry([HUGE]) == Geometry(32768, BLOCK)
 
 
 @pytest.mark.parametrize(
-    "shape", [(0, 32), (-16, 32), (1001, 512), (24, 512), (2**31, 512), (1024, 64), (1024, 0)], ids=str
+    "geometry", [(0, 32), (-16, 32), (1001, 512), (24, 512), (2**31, 512), (1024, 64), (1024, 0)], ids=str
 )
-def test_a_geometry_the_kernels_could_not_work_with_is_refused(shape: tuple[int, int]) -> None:
+def test_a_geometry_the_kernels_could_not_work_with_is_refused(geometry: tuple[int, int]) -> None:
     """A chunk must begin as aligned as its tensor, whatever the dtype."""
     with pytest.raises(ValueError, match="it must be"):
-        Geometry(*shape)
+        Geometry(*geometry)
 
 
 # ---- the words ----
 
 
 def test_the_words_hold_scalars_rows_and_chunks_in_this_order() -> None:
-    table = HostTable(2, [5000, 3], uniforms=3, sets=2, shape=Geometry(4096, BLOCK))
+    table = HostTable(2, [5000, 3], uniforms=3, sets=2, geometry=Geometry(4096, BLOCK))
     table.set_scalars([[1.5, 2.5, 3.5], [4.5, 5.5, 6.5]])
     table.rows["address"] = [[0x1000, 0x2000], [0x3000, 0x4000]]
     table.rows["set"] = [0, 1]
@@ -108,7 +108,7 @@ def test_the_words_hold_scalars_rows_and_chunks_in_this_order() -> None:
     ("numels", "listed"), [((1, 1024, 7), False), ((1, 1025), True), ((1, 0, 7), True), ((), False)]
 )
 def test_the_chunks_are_left_out_where_chunk_i_is_row_i(numels: tuple[int, ...], listed: bool) -> None:
-    table = HostTable(1, numels, 1, shape=Geometry(1024, 32))
+    table = HostTable(1, numels, 1, geometry=Geometry(1024, 32))
     assert len(table.words) == 1 + 3 * len(numels) + 2 * len(table.chunks) * listed
     assert int(table.header()["chunks"][0]) == (1 + 3 * len(numels) if listed else -1)
     if not listed:
@@ -207,7 +207,7 @@ def test_a_table_at_the_limit_is_one_batch(words: int, spare: int) -> None:
 
 def test_chunks_are_listed_only_where_they_say_more_than_the_rows() -> None:
     for numels, listed in (([1, 1024, 7], False), ([1, 0, 7], True), ([1025, 3], True), ([], False)):
-        table = HostTable(2, numels, shape=Geometry(1024, 32))
+        table = HostTable(2, numels, geometry=Geometry(1024, 32))
         assert table.lists_chunks is listed
         assert (int(table.header()["chunks"][0]) == -1) is not listed
         assert len(table.words) == 4 * len(numels) + (2 * len(table.chunks) if listed else 0)
@@ -234,3 +234,28 @@ def test_an_empty_table_needs_no_launch() -> None:
         table = HostTable(2, numels, 1)
         assert len(table.chunks) == 0
         assert list(batches(table, LIMITS[0])) == []
+
+
+@given(ORDINARY, st.integers(1, 40), st.data())
+def test_shares_of_a_span_are_all_of_it_and_about_equal(numels: list[int], count: int, data: st.DataObject) -> None:
+    table = HostTable(1, numels, geometry=Geometry(1024, 32))
+    if not len(table.chunks):
+        return
+    first = data.draw(st.integers(0, len(table.chunks) - 1))
+    last = data.draw(st.integers(first + 1, len(table.chunks)))
+    shares = table.shares((first, last), count)
+    assert [shares[0][0], *(end for _, end in shares)] == [*(begin for begin, _ in shares), last]
+    assert shares[0][0] == first
+    assert len(shares) <= count
+    row, offset = table.chunks["row"], table.chunks["offset"]
+    work = np.minimum(np.array(numels)[row] - offset, 1024) + 64
+    most = max(int(work[begin:end].sum()) for begin, end in shares)
+    assert most <= int(work[first:last].sum()) / count + int(work[first:last].max())
+
+
+def test_shares_do_not_depend_on_who_is_absent_when_they_are_asked_for() -> None:
+    """They are kept for as long as the table lives; who is absent now comes back."""
+    table = HostTable(1, [50_000, 50_000], geometry=Geometry(1024, 32))
+    want = table.shares((0, len(table.chunks)), 8)
+    table.rows["numel"][0] = 0
+    assert table.shares((0, len(table.chunks)), 8) == want

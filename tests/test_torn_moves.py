@@ -107,6 +107,9 @@ def test_a_call_that_a_signal_cuts_off_is_made_again(monkeypatch: pytest.MonkeyP
 # ---- a system that gives no more ----
 
 
+@pytest.mark.skipif(
+    int(Path("/proc/sys/vm/max_map_count").read_text()) > 200_000, reason="to make that many mappings takes minutes"
+)
 def test_a_process_with_too_many_mappings_keeps_its_state() -> None:
     for move, refused in json.loads(run("at_the_limit_of_mappings")).items():
         assert refused, f"{move}: there was room for it"

@@ -7,23 +7,16 @@ import warnings
 
 import numpy as np
 import pytest
-from fakes import FakeCuda, decode
+from fakes import FakeCuda, decode, run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pagedopt.system.driver import Capabilities
 from pagedopt.tables.layout import BLOCK, Geometry, HostTable
-from pagedopt.transports.transport import (
-    ARGUMENT_BYTES,
-    RING,
-    TRANSPORTS,
-    HybridTransport,
-    ManagedTransport,
-    MemcpyTransport,
-    StructTransport,
-    choose,
-    create,
-)
+from pagedopt.transports.by_value import ARGUMENT_BYTES, HybridTransport, StructTransport
+from pagedopt.transports.choose import TRANSPORTS, choose, create
+from pagedopt.transports.ring import RING, ManagedTransport, MemcpyTransport
+from pagedopt.transports.transport import TABLE_AT
 
 RINGS = ("managed", "mapped", "memcpy")
 in_memory = pytest.mark.parametrize("name", RINGS)
@@ -58,9 +51,8 @@ def test_kernels_read_the_table_of_their_own_launch(cuda: FakeCuda, name: str) -
     way, table = TRANSPORTS[name](0), filled([5, 3000])
     for step in range(20):
         change(table, step, ("scalars", "rows", "both")[step % 3])
-        way.run(table, 7, cuda.launch(table, 7))
+        assert cuda.run(way, table, 7) == 1
     cuda.drain(7)
-    assert way.launches == 20
     assert cuda.calls.count("wait") == 20 - RING, "the host waits only for the oldest of a full ring"
 
 
@@ -68,7 +60,7 @@ def test_kernels_read_the_table_of_their_own_launch(cuda: FakeCuda, name: str) -
 def test_an_unchanged_table_is_sent_once_and_never_waited_for(cuda: FakeCuda, name: str) -> None:
     way, table = TRANSPORTS[name](0), filled([5, 3000])
     for _ in range(3 * RING):
-        way.run(table, 7, cuda.launch(table, 7))
+        cuda.run(way, table, 7)
     cuda.drain(7)
     assert cuda.calls.count("wait") == 0
     assert sum(cuda.calls.count(kind) for kind in ("managed", "mapped", "pinned")) == 1
@@ -79,14 +71,14 @@ def test_memcpy_sends_what_changed_and_no_more(cuda: FakeCuda) -> None:
     way, table = MemcpyTransport(0), filled([5, 3000])
     for step in range(RING):
         change(table, step, "both")
-        way.run(table, 7, cuda.launch(table, 7))
+        cuda.run(way, table, 7)
     cuda.drain(7)
     for what, words in (("scalars", table.rows_at), ("rows", table.rows_end)):
         for step in range(2 * RING):
             if step == RING:  # by now every place in the ring has the rows as they are
                 sent = way.copied_bytes
             change(table, 10 * words + step, what)
-            way.run(table, 7, cuda.launch(table, 7))
+            cuda.run(way, table, 7)
         cuda.drain(7)
         assert way.copied_bytes - sent == RING * 8 * words, what
 
@@ -98,7 +90,7 @@ def test_the_ring_is_dangerous_without_its_events(cuda: FakeCuda, name: str, mon
     monkeypatch.setattr("fakes.FakeEvent.wait", lambda self: None)
     for step in range(RING + 1):
         change(table, step, "both")
-        way.run(table, 7, cuda.launch(table, 7))
+        cuda.run(way, table, 7)
     with pytest.raises(AssertionError, match="rewritten under a launch"):
         cuda.drain(7)
 
@@ -108,7 +100,7 @@ def test_a_larger_table_gets_a_larger_place(cuda: FakeCuda, name: str) -> None:
     way, small, large = TRANSPORTS[name](0), filled([5]), filled([5] * 400, seed=3)
     for table in (small, large, small, large, large, small, small, large):
         change(table, 1 + table.stamp, "both")
-        way.run(table, 7, cuda.launch(table, 7))
+        cuda.run(way, table, 7)
     cuda.drain(7)
 
 
@@ -117,10 +109,10 @@ def test_another_stream_gets_a_table_of_its_own(cuda: FakeCuda, name: str) -> No
     """Work of one stream says nothing about another's: the same table on a second stream is sent again."""
     way, table = TRANSPORTS[name](0), filled([5, 3000])
     for stream in (7, 8, 7, 7, 8):
-        way.run(table, stream, cuda.launch(table, stream))
+        cuda.run(way, table, stream)
     change(table, 5, "rows")
     for stream in (8, 7):
-        way.run(table, stream, cuda.launch(table, stream))
+        cuda.run(way, table, stream)
     cuda.drain(8)
     cuda.drain(7)
 
@@ -128,8 +120,9 @@ def test_another_stream_gets_a_table_of_its_own(cuda: FakeCuda, name: str) -> No
 @in_memory
 def test_a_table_without_chunks_is_not_launched(cuda: FakeCuda, name: str) -> None:
     way = TRANSPORTS[name](0)
-    way.run(filled([0, 0]), 7, lambda argument, count: pytest.fail("launched over nothing"))
-    assert way.launches == 0
+    assert run(way, filled([0, 0]), 7, lambda argument, count: pytest.fail("launched over nothing")) == 0
+    with way.lend(filled([5, 7]), 7) as lent:
+        assert list(lent.parts((1, 1))) == []
 
 
 @in_memory
@@ -142,8 +135,8 @@ def test_a_failed_launch_leaves_the_transport_usable(cuda: FakeCuda, name: str) 
     for step in range(RING + 2):
         change(table, step, "both")
         with pytest.raises(RuntimeError, match="no kernel"):
-            way.run(table, 7, fail)
-        way.run(table, 7, cuda.launch(table, 7))
+            run(way, table, 7, fail)
+        cuda.run(way, table, 7)
     cuda.drain(7)
 
 
@@ -152,8 +145,8 @@ def test_a_block_that_fails_after_its_launch_is_guarded_all_the_same(cuda: FakeC
     way, table = TRANSPORTS[name](0), filled([5, 3000])
     for step in range(RING + 1):
         change(table, step, "both")
-        with pytest.raises(KeyError), way.lend(table, 7) as slot:  # noqa: PT012
-            cuda.launch(table, 7)(slot.argument, len(table.chunks))
+        with pytest.raises(KeyError), way.lend(table, 7) as lent:  # noqa: PT012
+            cuda.launch(table, 7)(*next(iter(lent.parts())))
             raise KeyError("after the launch")
     cuda.drain(7)
 
@@ -161,16 +154,16 @@ def test_a_block_that_fails_after_its_launch_is_guarded_all_the_same(cuda: FakeC
 @in_memory
 def test_a_captured_graph_keeps_its_table_for_life(cuda: FakeCuda, name: str) -> None:
     way, table, other = TRANSPORTS[name](0), filled([5, 3000]), filled([9] * 50, seed=9)
-    way.run(table, 7, cuda.launch(table, 7))
+    cuda.run(way, table, 7)
     way.prepare(table)
     graph = cuda.graph = []
-    way.run(table, 7, cuda.launch(table, 7))
+    cuda.run(way, table, 7)
     cuda.graph = None
     for step in range(3 * RING):
         change(table, 50 + step, "both")
         change(other, step, "both")
-        way.run(table, 7, cuda.launch(table, 7))
-        way.run(other, 7, cuda.launch(other, 7))
+        cuda.run(way, table, 7)
+        cuda.run(way, other, 7)
         for work in graph:  # a replay between any two steps
             work()
     cuda.drain(7)
@@ -181,10 +174,10 @@ def test_a_capture_that_was_not_prepared_is_refused(cuda: FakeCuda, name: str) -
     """Memory cannot be had while a graph is captured; nothing in flight may be taken instead."""
     way, table = TRANSPORTS[name](0), filled([5, 3000])
     way.prepare(filled([5]))
-    way.run(table, 7, cuda.launch(table, 7))
+    cuda.run(way, table, 7)
     cuda.graph = []
     with pytest.raises(RuntimeError, match="call prepare"):
-        way.run(table, 7, cuda.launch(table, 7))
+        cuda.run(way, table, 7)
     assert cuda.graph == []
 
 
@@ -195,7 +188,7 @@ def test_two_captures_get_two_tables(cuda: FakeCuda, name: str) -> None:
     for table in (one, two, one):
         way.prepare(table)
         cuda.graph = graph
-        way.run(table, 7, cuda.launch(table, 7))
+        cuda.run(way, table, 7)
         cuda.graph = None
         change(table, 20 + len(graph), "both")
     for _ in range(2):
@@ -226,14 +219,14 @@ def test_any_order_of_work_reads_the_right_words(cuda: FakeCuda, name: str, step
         else:
             if what != "run":
                 change(tables[which], 100 + number, what)
-            way.run(tables[which], stream, cuda.launch(tables[which], stream))
+            cuda.run(way, tables[which], stream)
     for stream in (8, 7):
         cuda.drain(stream)
 
 
 def test_managed_tables_are_advised_to_stay_on_the_host(cuda: FakeCuda) -> None:
     table = filled([5])
-    ManagedTransport(0).run(table, 7, cuda.launch(table, 7))
+    cuda.run(ManagedTransport(0), table, 7)
     assert cuda.calls == ["managed", "advise", "advise"]
 
 
@@ -252,7 +245,7 @@ def test_arguments_by_value_hold_the_whole_table(nbytes: int, numels: list[int],
     table.rows["set"] = np.arange(len(numels)) % sets
     passed: list[np.ndarray] = []
     way = StructTransport(0, nbytes)
-    way.run(table, 0, lambda argument, count: passed.append(argument))
+    run(way, table, 0, lambda argument, count: passed.append(argument))
     seen = []
     for argument in passed:
         assert argument.nbytes <= nbytes
@@ -262,7 +255,6 @@ def test_arguments_by_value_hold_the_whole_table(nbytes: int, numels: list[int],
         seen += found
     rows = [table.rows[row : row + 1].view(np.uint64).tolist() for row in range(len(numels))]
     assert seen == [(rows[row], offset) for row, offset in table.chunks.tolist()]
-    assert way.launches == len(passed)
     assert way.copied_bytes == 0
 
 
@@ -271,12 +263,12 @@ def test_arguments_are_rebuilt_when_the_table_changes_and_only_then(nbytes: int)
     way, table, other = StructTransport(0, nbytes), filled([5, 3000]), filled([5, 3000], seed=5)
     passed: list[np.ndarray] = []
     for subject in (table, table, other, table):
-        way.run(subject, 0, lambda argument, count: passed.append(argument))
+        run(way, subject, 0, lambda argument, count: passed.append(argument))
     assert passed[0] is passed[1]
     assert decode(passed[2], other)[1] != decode(passed[0], table)[1] == decode(passed[3], table)[1]
     kept = passed[0].copy()
     change(table, 77, "both")
-    way.run(table, 0, lambda argument, count: passed.append(argument))
+    run(way, table, 0, lambda argument, count: passed.append(argument))
     assert decode(passed[4], table)[0] == table.scalars.flatten().tolist()
     assert passed[0].tobytes() == kept.tobytes(), "an argument handed out before was written"
 
@@ -294,23 +286,48 @@ def test_hybrid_goes_by_value_as_long_as_one_launch_takes_it(cuda: FakeCuda, nby
     assert len(small.words) == StructTransport(0, nbytes).words
     seen = []
     for table in (small, large, small):
-        way.run(table, 7, lambda argument, count: seen.append((way.argument_bytes, argument.nbytes)))
-    assert [bytes_by_value for bytes_by_value, _ in seen] == [nbytes, 0, nbytes]
-    assert seen[0][1] == StructTransport(0, nbytes).dtype.itemsize
-    assert (way.launches, way.copied_bytes) == (3, 8 * len(large.words))
+        run(way, table, 7, lambda argument, count: seen.append((way.kind(table), argument.nbytes)))  # noqa: B023
+    by_value = (f"TableOf<{nbytes}>", StructTransport(0, nbytes).dtype.itemsize)
+    assert seen == [by_value, ("TableAt", TABLE_AT.itemsize), by_value]
+    assert way.copied_bytes == 8 * len(large.words)
 
 
 def test_a_hybrid_prepares_for_the_way_it_will_take(cuda: FakeCuda) -> None:
     way, small, large = HybridTransport(0), filled([5]), filled([5] * 400, seed=2)
-    way.prepare(small)
-    assert way.argument_bytes == ARGUMENT_BYTES[0]
-    way.prepare(large)
-    assert way.argument_bytes == 0
+    for table in (small, large):
+        way.prepare(table)
     graph = cuda.graph = []
-    way.run(large, 7, cuda.launch(large, 7))
+    cuda.run(way, large, 7)
     cuda.graph = None
     for work in graph:
         work()
+
+
+@pytest.mark.parametrize("name", TRANSPORTS)
+def test_what_is_lent_is_of_the_kind_that_was_promised(cuda: FakeCuda, name: str) -> None:
+    """A kernel is compiled for that kind before any page is on its way."""
+    way = TRANSPORTS[name](0)
+    for table in (filled([5]), filled([5] * 400, seed=2), filled([5])):
+        with way.lend(table, 7) as lent:
+            assert lent.kind == way.kind(table)
+            sizes = {argument.nbytes for argument, _ in lent.parts()}
+        in_memory = lent.kind == "TableAt"
+        assert sizes == {TABLE_AT.itemsize if in_memory else StructTransport(0).dtype.itemsize}
+
+
+@pytest.mark.parametrize("name", TRANSPORTS)
+def test_spans_are_lent_one_by_one_from_one_table(cuda: FakeCuda, name: str) -> None:
+    way, table = TRANSPORTS[name](0), filled([5, 3000, 0, 1024, 70])
+    want = [(table.rows[row : row + 1].view(np.uint64).tolist(), offset) for row, offset in table.chunks.tolist()]
+    seen = []
+    with way.lend(table, 7) as lent:
+        cuda.drain(7)
+        for span in [(0, 2), (2, 3), (3, 3), (3, len(want))]:
+            for argument, count in lent.parts(span):
+                found = decode(argument, table)[1]
+                assert len(found) == count
+                seen += found
+    assert seen == want
 
 
 # ---- which transport where ----
@@ -344,7 +361,7 @@ def test_without_concurrent_access_managed_memory_is_never_touched(monkeypatch: 
     table = filled([5, 3000])
     for step in range(RING + 1):
         change(table, step, "both")
-        way.run(table, 7, cuda.launch(table, 7))
+        cuda.run(way, table, 7)
     cuda.drain(7)
     assert not {"managed", "advise", "prefetch"} & set(cuda.calls)
 
@@ -377,8 +394,16 @@ def test_refused_memory_falls_back_with_one_warning(
         assert warning.category is RuntimeWarning
     if chosen != "struct":
         table = filled([5, 3000])
-        way.run(table, 7, cuda.launch(table, 7))  # and what was chosen needs nothing that was refused
+        cuda.run(way, table, 7)  # and what was chosen needs nothing that was refused
         cuda.drain(7)
+
+
+def test_a_device_is_asked_once_what_works_on_it(cuda: FakeCuda) -> None:
+    for _ in range(3):
+        assert create("managed", 0).name == "managed"
+    assert cuda.calls.count("managed") == 1
+    create("managed", 1)
+    assert cuda.calls.count("managed") == 2
 
 
 def test_an_unknown_transport_is_refused_with_the_known() -> None:

@@ -21,10 +21,12 @@ def test_a_step_that_is_slower_shows(tmp_path: Path, capsys: pytest.CaptureFixtu
     base.write_text(slow)
     options = ["--other", str(other), "--quick", "--device", "cpu", "--out", str(tmp_path)]
     assert two_trees.main(options) == 0
-    (row,) = json.loads((tmp_path / "two_trees-cpu.json").read_text())["rows"]
-    assert row["other"]["min"] > 50_000
-    assert row["ratio"] == row["this"]["min"] / row["other"]["min"] < 0.5
-    assert "40 x (2, 3)" in capsys.readouterr().out
+    rows = json.loads((tmp_path / "two_trees-cpu.json").read_text())["rows"]
+    assert [row["work"] for row in rows] == ["40 x (2, 3)", "40 x (2, 3), away"]
+    for row in rows:
+        assert row["other"]["min"] > 50_000
+        assert row["ratio"] == row["this"]["min"] / row["other"]["min"] < 0.5
+    assert "40 x (2, 3), away" in capsys.readouterr().out
 
 
 def test_a_folder_without_the_package_is_refused(tmp_path: Path) -> None:

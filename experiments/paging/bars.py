@@ -1,4 +1,4 @@
-"""The issue's table of what must be reached, one bar or more per row of it, from the parts that were measured."""
+"""What must be reached, and what the parts that were measured say to it."""
 
 from __future__ import annotations
 

@@ -6,9 +6,9 @@ counted first, and other traffic is divided by what that took.
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 
 from pagedopt.system.driver import bindings, check
 
-#: NVML_FI_DEV_PCIE_COUNT_TX_BYTES and …_RX_BYTES (nvml.h): sent by the card, received by it.
+#: ``NVML_FI_DEV_PCIE_COUNT_TX_BYTES`` and ``…_RX_BYTES`` (nvml.h): sent by the card, received by it.
 SENT, RECEIVED = 197, 198
 #: The counters have 32 bits.
 MODULUS = 1 << 32
@@ -27,20 +27,6 @@ MOST = 3_500_000_000
 OVERHEAD = 1.45
 #: Seconds until the counters have everything.
 SETTLE = 0.1
-
-
-class FieldValue(ctypes.Structure):
-    """``nvmlFieldValue_t``."""
-
-    _fields_ = (
-        ("field", ctypes.c_uint),
-        ("scope", ctypes.c_uint),
-        ("timestamp", ctypes.c_longlong),
-        ("latency", ctypes.c_longlong),
-        ("type", ctypes.c_uint),
-        ("result", ctypes.c_int),
-        ("value", ctypes.c_ulonglong),
-    )
 
 
 @dataclass(frozen=True)
@@ -106,25 +92,32 @@ class LinkCounters:
 
     def __init__(self, device: torch.device) -> None:
         try:
-            self._library: Any = ctypes.CDLL("libnvidia-ml.so.1")
-        except OSError as error:
+            from cuda.bindings import nvml
+        except ImportError as error:
+            raise RuntimeError(f"NVML is not here: {error}; cuda-bindings has it from 12.9.6 and 13.2 on") from None
+        self._nvml: Any = nvml
+        try:
+            nvml.init_v2()
+        except (nvml.NvmlError, RuntimeError) as error:  # the latter where there is no driver
             raise RuntimeError(f"NVML is not here: {error}") from None
-        self._check("nvmlInit_v2", self._library.nvmlInit_v2())
-        self._card = ctypes.c_void_p()
         d = bindings()
         handle = check("cuDeviceGet", d.cuDeviceGet(device.index))
-        address = check("cuDeviceGetPCIBusId", d.cuDeviceGetPCIBusId(32, handle)).split(b"\0")[0]
-        found = self._library.nvmlDeviceGetHandleByPciBusId_v2(address, ctypes.byref(self._card))
-        self._check(f"nvmlDeviceGetHandleByPciBusId_v2({address!r})", found)
+        address = check("cuDeviceGetPCIBusId", d.cuDeviceGetPCIBusId(32, handle)).split(b"\0")[0].decode()
+        with self._explained(f"finding the card at {address}"):
+            self._card = nvml.device_get_handle_by_pci_bus_id_v2(address)
         self.read()
 
     def read(self) -> tuple[int, int]:
         """The counters now: (received, sent)."""
-        values = (FieldValue * 2)(FieldValue(field=RECEIVED), FieldValue(field=SENT))
-        self._check("nvmlDeviceGetFieldValues", self._library.nvmlDeviceGetFieldValues(self._card, 2, values))
-        for value in values:
-            self._check(f"field {value.field}", value.result)
-        return values[0].value % MODULUS, values[1].value % MODULUS
+        values = self._nvml.FieldValue(2)
+        values.field_id, values.scope_id = (RECEIVED, SENT), (0, 0)  # what is not set may be rubbish
+        with self._explained("reading the counters"):
+            values = self._nvml.device_get_field_values(self._card, values)
+        for field, code in zip(values.field_id, values.nvml_return, strict=True):
+            if code:
+                raise RuntimeError(f"field {field} failed with {code}: {self._nvml.error_string(int(code))}")
+        received, sent = (int(value) % MODULUS for value in values.value["ull_val"])
+        return received, sent
 
     def count(self, run: Callable[[], object], times: int = 4) -> Traffic:
         """What is counted during one run (which may be asynchronous), the median of ``times``."""
@@ -140,8 +133,10 @@ class LinkCounters:
             counts.append(Traffic(*(difference(b, a) for b, a in zip(before, after, strict=True))))
         return middle(counts)
 
-    def _check(self, call: str, code: int) -> None:
-        if code:
-            self._library.nvmlErrorString.restype = ctypes.c_char_p
-            text = self._library.nvmlErrorString(code) or b"unknown error"
-            raise RuntimeError(f"{call} failed with {code}: {text.decode()}")
+    @contextlib.contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        """Errors of NVML as RuntimeError, with what was being done."""
+        try:
+            yield
+        except self._nvml.NvmlError as error:
+            raise RuntimeError(f"{what} failed: {error}") from None

@@ -12,6 +12,7 @@ import torch
 
 from experiments.paging.problem import Run, adamw, away_bytes
 from experiments.paging.sweep import PAGED
+from pagedopt.system.host import numbers
 
 #: Shares of state on the device.
 SHARES = (0.0, 0.25, 0.5)
@@ -49,10 +50,7 @@ class Lowest:
 
 def host_available() -> int:
     """Bytes of host memory that the kernel calls available."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return 1024 * int(line.split()[1])
-    raise OSError("/proc/meminfo does not say MemAvailable")
+    return 1024 * numbers(Path("/proc/meminfo").read_text())["MemAvailable"]
 
 
 def part(run: Run) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class Products:
             torch.mm(self.a, self.b if i % 2 else self.b.T, out=self.out[i % 2])
 
     def last(self, run: Run, microseconds: float) -> None:
-        """Take as many products as last that long."""
+        """Queue as many products as take so long."""
         self.count = 10
         one = run.measure([Case("ten products", self)], rounds=5)["ten products"]["best"] / 10
         self.count = max(2, math.ceil(microseconds / one))

@@ -48,7 +48,7 @@ def merged(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> dict[str, A
     """The parts of both, those of ``new`` in place of older ones.
 
     Raises:
-        ValueError: they are not of one machine and one set of versions.
+        ValueError: the results are of two machines or of two sets of versions.
     """
     if old is None:
         return dict(new)
@@ -63,7 +63,7 @@ def load(path: Path) -> dict[str, Any] | None:
     """Results of an earlier run, or None if there are none.
 
     Raises:
-        ValueError: the file holds something else.
+        ValueError: the file holds no results of this experiment.
     """
     if not path.exists():
         return None

@@ -8,6 +8,7 @@ what torch holds is refused with the driver's own error.
 from __future__ import annotations
 
 import contextlib
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -172,7 +173,7 @@ def card_bytes(state: int, normal: int, spiked: int) -> int:
         spiked: what it has in use in a large one.
 
     Raises:
-        ValueError: no card is like that.
+        ValueError: no size of the card takes an ordinary batch and refuses a large one.
     """
     left = max(int(1.05 * normal), spiked - state // 2)
     if left > 0.98 * spiked:
@@ -237,7 +238,7 @@ def summary(loops: Sequence[dict[str, Any]]) -> dict[str, float]:
                 continue
             kind = "large_ms" if large(step) else "behind_ms" if large(step - 1) else "ordinary_ms"
             kinds[kind].append(ms)
-    return {kind: float(torch.tensor(times, dtype=torch.float64).median()) for kind, times in kinds.items()}
+    return {kind: statistics.median(times) for kind, times in kinds.items()}
 
 
 def _needs(training: Training) -> tuple[int, int]:

@@ -19,7 +19,9 @@ from typing import Any
 
 from experiments.paging.problem import STATE_BYTES, Run
 from experiments.report import ROOT
-from pagedopt.system.state_file import file_system, state_folder
+from pagedopt.planning.rates import file_rates
+from pagedopt.system.mounts import file_system
+from pagedopt.system.state_file import state_folder
 
 #: (tensors, elements of each): 67 M parameters, 537 MB of state, so that what is not dropped shows.
 FULL, QUICK = (16, 2048**2), (16, 512**2)
@@ -34,6 +36,8 @@ PAUSE = 0.002
 #: What the child says: steps begin, steps are done, results.
 BEGIN, DONE, END = "begin", "done", "end: "
 LONGEST = 240
+#: Seconds for writing to the disk, and for reading from it.
+DISK_SECONDS = 2.0
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -63,7 +67,7 @@ def _child(tensors: int, numel: int, budget: int | None) -> dict[str, Any]:
     """What a fresh process finds, and the most that was resident while it did.
 
     Raises:
-        RuntimeError: it failed; with its last words.
+        RuntimeError: the process failed; with its last words.
     """
     code = [sys.executable, "-m", "experiments.paging.state_file_child", json.dumps([tensors, numel, budget, STEPS])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
@@ -126,19 +130,5 @@ def resident(process: int | str = "self") -> int | None:
 
 def disk_rates(folder: Path, nbytes: int) -> dict[str, Any]:
     """Bytes a second that a file takes (written through) and gives (dropped from the cache before)."""
-    block = os.urandom(1 << 20) * 4
-    count = max(1, nbytes // len(block))
-    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-        begin = time.perf_counter()
-        for _ in range(count):
-            file.write(block)
-        os.fsync(file.fileno())
-        written = time.perf_counter() - begin
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        file.seek(0)
-        begin = time.perf_counter()
-        while file.read(len(block)):
-            pass
-        read = time.perf_counter() - begin
-    total = count * len(block)
-    return {"file_system": file_system(folder), "bytes": total, "write": total / written, "read": total / read}
+    write, read = file_rates(folder, nbytes, DISK_SECONDS)
+    return {"file_system": file_system(folder), "bytes": nbytes, "write": write, "read": read}

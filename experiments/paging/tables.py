@@ -23,7 +23,7 @@ def ms(microseconds: float | None) -> str:
 
 
 def gb(nbytes: float) -> str:
-    """Bytes in GB; nothing is nothing."""
+    """Bytes in GB; less than half a megabyte is 0."""
     return number(nbytes / 1e9) if abs(nbytes) >= 5e5 else "0"
 
 

@@ -1,7 +1,7 @@
-"""The command line: `python -m pagedopt COMMAND`.
+"""The command line: ``python -m pagedopt COMMAND``.
 
-A command is a module with `HELP` (one line), `add_arguments(parser)` and `main(args) -> exit status`. It is entered
-in COMMANDS and imports torch only inside `main`, so that --help answers at once.
+A command is a module with ``HELP`` (one line), ``add_arguments(parser)`` and ``main(args)``, which returns the exit
+status. It is entered in COMMANDS and imports torch only inside ``main``, so that --help answers at once.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from .errors import UsageError
+
 COMMANDS = {
     "doctor": "pagedopt.commands.doctor.command",
     "plan": "pagedopt.commands.plan",
@@ -18,12 +20,8 @@ COMMANDS = {
 }
 
 
-class UsageError(Exception):
-    """What was asked for cannot be done; the message names the value, the limit and what to do instead."""
-
-
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands."""
+    """The parser of all commands."""
     parser = argparse.ArgumentParser(prog="python -m pagedopt", description="Paged optimizers for PyTorch.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, path in COMMANDS.items():

@@ -21,16 +21,16 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pagedopt.commands.main import UsageError
-from pagedopt.commands.train.sizes import SIZES
-from pagedopt.optim.registry import RULE_NAMES
+from ..optim.registry import RULE_NAMES
+from .errors import UsageError
+from .train.sizes import SIZES
 
 if TYPE_CHECKING:
     import torch
     from rich.table import Table
 
-    from pagedopt.planning.estimate import Estimate
-    from pagedopt.planning.rates import Rates
+    from ..planning.estimate import Estimate
+    from ..planning.rates import Rates
 
 HELP = "say what a configuration takes and how long a step lasts, before anything is allocated"
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -58,7 +58,7 @@ def main(args: argparse.Namespace) -> int:
     """Print the plan; always 0."""
     from rich.console import Console
 
-    from pagedopt.planning.rates import ASSUMED
+    from ..planning.rates import ASSUMED
 
     plan(args, ASSUMED)  # what cannot be is refused before anything is measured
     with Console(stderr=True).status("measuring this machine"):
@@ -67,7 +67,7 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         import json
 
-        from pagedopt import __version__
+        from .. import __version__
 
         content = {"pagedopt": __version__, "room": room, "rows": [row_dict(row, room) for row in rows]}
         print(json.dumps({**content, "rates": rows[0].rates.as_dict()}, indent=1, allow_nan=False))
@@ -83,7 +83,7 @@ def find_rates(args: argparse.Namespace) -> Rates:
     """Those of the file, else this machine's where it has the device, else the assumed ones."""
     import torch
 
-    from pagedopt.planning.rates import ASSUMED, Rates, measure
+    from ..planning.rates import ASSUMED, Rates, measure
 
     if args.rates is not None:
         try:
@@ -100,7 +100,7 @@ def find_rates(args: argparse.Namespace) -> Rates:
 
 def plan(args: argparse.Namespace, rates: Rates) -> list[Estimate]:
     """An estimate for each budget, smallest first; for a placement that keeps none, one."""
-    from pagedopt.planning.estimate import estimate
+    from ..planning.estimate import estimate
 
     model = args.params if args.params is not None else parameters(args.size)
     options: dict[str, Any] = {
@@ -122,9 +122,9 @@ def own_budget(args: argparse.Namespace) -> int | None:
     """The budget asked for, in bytes.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is no number of bytes.
     """
-    from pagedopt.paging.policy import parse_bytes
+    from ..units import parse_bytes
 
     return None if args.budget is None else parse_bytes(args.budget)
 
@@ -133,7 +133,7 @@ def parameters(size: str) -> list[torch.Tensor]:
     """The parameters of a named model, without memory."""
     import torch
 
-    from pagedopt.commands.train.model import GPT
+    from .train.model import GPT
 
     with torch.device("meta"):
         return list(GPT(SIZES[size], SIZES[size].block).parameters())
@@ -141,7 +141,7 @@ def parameters(size: str) -> list[torch.Tensor]:
 
 def takes_budgets(placement: str | None, device: str) -> bool:
     """Whether it makes sense to show several budgets; names that are unknown are left to ``estimate``."""
-    from pagedopt.placements.choose import ARENAS
+    from ..placements.choose import ARENAS
 
     kind = ARENAS[device].get(placement or "")
     return kind is None or (kind.paged and kind.keeps_budget)
@@ -161,8 +161,8 @@ def find_room(device: str) -> dict[str, int]:
 
     import torch
 
-    from pagedopt.system import host
-    from pagedopt.system.state_file import state_folder
+    from ..system import host
+    from ..system.state_file import state_folder
 
     if device == "cuda" and not torch.cuda.is_available():
         return {}
@@ -176,7 +176,7 @@ def find_room(device: str) -> dict[str, int]:
 
 
 def short(row: Estimate, room: dict[str, int]) -> dict[str, int]:
-    """Bytes that are missing, by place."""
+    """Bytes that each place lacks, by place; those that have enough are left out."""
     needed = {row.near: row.near_bytes, "file" if row.device == "cpu" else "host": row.away_bytes}
     return {place: n - room[place] for place, n in needed.items() if n > room.get(place, n)}
 
@@ -190,7 +190,7 @@ def row_dict(row: Estimate, room: dict[str, int]) -> dict[str, Any]:
 
 def heading(row: Estimate, args: argparse.Namespace) -> str:
     """What the table is about."""
-    from pagedopt.units import text_of_bytes, text_of_count
+    from ..units import text_of_bytes, text_of_count
 
     model = args.size or text_of_count(row.parameters)
     dtype = args.param_dtype or "float32"
@@ -206,7 +206,7 @@ def table(rows: list[Estimate], room: dict[str, int], own: int | None) -> Table:
     """One line for each budget, the one that was asked for in bold."""
     from rich.table import Table
 
-    from pagedopt.units import text_of_bytes, text_of_seconds
+    from ..units import text_of_bytes, text_of_seconds
 
     first = rows[0]
     away = "file" if first.device == "cpu" else "host"
@@ -232,7 +232,7 @@ def table(rows: list[Estimate], room: dict[str, int], own: int | None) -> Table:
 
 def footing(row: Estimate, room: dict[str, int]) -> str:
     """On what the numbers rest, and what they leave out."""
-    from pagedopt.units import text_of_bytes
+    from ..units import text_of_bytes
 
     rates = row.rates
     ring = f" and the ring of {text_of_bytes(row.ring)}" if row.ring else ""

@@ -14,7 +14,8 @@ StateFormat = str | Mapping[str, str] | None
 
 
 def check_format(state_format: StateFormat, states: Collection[str] | None = None) -> None:
-    """
+    """Refuse a format that is not known.
+
     Args:
         states: the names of state there may be; None: any.
 
@@ -33,6 +34,20 @@ def check_format(state_format: StateFormat, states: Collection[str] | None = Non
 
 
 def state_dtype(state_format: StateFormat, name: str, param: torch.dtype) -> torch.dtype:
-    """The dtype of state ``name`` of a parameter of dtype ``param``."""
+    """The dtype of state ``name`` of a parameter of dtype ``param``; of a complex one a complex one.
+
+    Raises:
+        ValueError: there are no complex numbers of that format.
+    """
     chosen = state_format.get(name) if isinstance(state_format, Mapping) else state_format
-    return FORMATS[chosen] if chosen else param
+    if not chosen:
+        return param
+    kept = FORMATS[chosen]
+    if not param.is_complex:
+        return kept
+    if kept.itemsize < 4:
+        raise ValueError(
+            f"state_format is {chosen!r} for {name!r} of a parameter of {param}: torch has no complex numbers of that "
+            "kind; give 'float32' or None (as the parameter)"
+        )
+    return kept.to_complex()

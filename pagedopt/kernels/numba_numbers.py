@@ -19,18 +19,6 @@ def pointer(typing_context, address):
 
 
 @intrinsic
-def call_with(typing_context, function, argument):
-    """Call the C function at an address with one pointer; its result, a pointer too."""
-
-    def generate(context, builder, signature, arguments):
-        word = ir.IntType(64)
-        pointed = builder.inttoptr(arguments[0], ir.FunctionType(word, [word]).as_pointer())
-        return builder.call(pointed, [arguments[1]])
-
-    return types.int64(types.int64, types.int64), generate
-
-
-@intrinsic
 def float_of(typing_context, bits):
     """uint32 bits as the float32 they stand for."""
 

@@ -1,4 +1,4 @@
-// The C side of pagedopt/table.py and of the arguments in pagedopt/transport.py. All counts and offsets are 64-bit.
+// The C side of tables/layout.py and of the arguments in transports/. All counts and offsets are 64-bit.
 
 typedef unsigned long long word;
 

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 from ..system.interrupts import Uninterrupted
@@ -14,23 +15,29 @@ from ..system.interrupts import Uninterrupted
 Share = tuple[int, int]
 
 
+@dataclass(eq=False)
 class _Work:
     """Stretches of work that are taken by whichever thread is free.
 
     A helper enters before it takes a stretch and leaves after its last; so once none is left to take, nobody works who
     has not entered.  Lists are what one thread can change while others look.
+
+    Attributes:
+        shares: what is left to take, from the end.
+        inside: one for each helper that is.
+        errors: that helpers have met.
+        left: one for each helper that has.
     """
 
-    def __init__(self, call: Callable[[int, int], None], shares: list[Share]) -> None:
-        self.call = call
-        self._shares = shares[::-1]
-        self._inside: list[None] = []
-        self._errors: list[BaseException] = []
-        self._left: SimpleQueue[None] = SimpleQueue()
+    call: Callable[[int, int], None]
+    shares: list[Share]
+    inside: list[None] = field(default_factory=list)
+    errors: list[BaseException] = field(default_factory=list)
+    left: SimpleQueue[None] = field(default_factory=SimpleQueue)
 
     def take(self) -> None:
         """Work until nothing is left to take."""
-        shares, call = self._shares, self.call
+        shares, call = self.shares, self.call
         while shares:
             try:
                 first, last = shares.pop()
@@ -40,60 +47,47 @@ class _Work:
 
     def help(self) -> None:
         """Be a helper; an error goes to the thread that waits."""
-        self._inside.append(None)
+        self.inside.append(None)
         try:
             self.take()
         except BaseException as error:
-            self._errors.append(error)
-            self._shares.clear()
-        self._inside.pop()
-        self._left.put(None)
-
-    def wait(self) -> None:
-        """Return when all helpers have left.
-
-        Raises:
-            BaseException: the first that one of them has met.
-        """
-        while self._inside:
-            self._left.get()  # comes after a helper has left
-        if self._errors:
-            raise self._errors[0]
+            self.errors.append(error)
+            self.shares.clear()
+        self.inside.pop()
+        self.left.put(None)
 
     def stop(self) -> None:
         """Let nobody take more, and return when all helpers have left, however often that is interrupted."""
         try:
             with Uninterrupted():
-                while self._shares or self._inside:
-                    self._shares.clear()
+                while self.shares or self.inside:
+                    self.shares.clear()
                     time.sleep(1e-4)
         except BaseException:  # of a signal before the block or at its end; the caller raises the first one
-            if self._shares or self._inside:
+            if self.shares or self.inside:
                 self.stop()
 
 
 class _Helpers:
-    """Threads that wait for work; made when they are first asked for, as many as can be had."""
+    """``count`` threads that take from ``calls``; made when first needed, as far as the system gives them."""
 
     def __init__(self) -> None:
-        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._count = 0
+        self.calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self.count = 0
 
-    def ask(self, call: Callable[[], None], count: int) -> None:
-        """Let up to ``count`` threads make a call."""
-        while self._count < count:
+    def grow(self, count: int) -> None:
+        """Be ``count`` threads."""
+        while self.count < count:
             try:
                 # Daemons: they hold nothing, and the end of the program need not wait for them.
-                threading.Thread(target=self._serve, name=f"pagedopt-{self._count}", daemon=True).start()
+                threading.Thread(target=self._serve, name=f"pagedopt-{self.count}", daemon=True).start()
             except RuntimeError:  # the system gives no more threads: those there are do the work
                 break
-            self._count += 1
-        for _ in range(min(count, self._count)):
-            self._calls.put(call)
+            self.count += 1
 
     def _serve(self) -> None:
         while True:
-            self._calls.get()()
+            self.calls.get()()
 
 
 def run(call: Callable[[int, int], None], shares: list[Share], count: int) -> None:
@@ -102,11 +96,17 @@ def run(call: Callable[[int, int], None], shares: list[Share], count: int) -> No
     Raises:
         BaseException: of a call, or of a signal handler; by then no thread is in a call any more.
     """
-    work = _Work(call, shares)
+    work, helpers = _Work(call, shares[::-1]), _helpers
     try:
-        _helpers.ask(work.help, count - 1)
+        if helpers.count < count - 1:
+            helpers.grow(count - 1)
+        for _ in range(min(helpers.count, count - 1)):
+            helpers.calls.put(work.help)
         work.take()
-        work.wait()
+        while work.inside:
+            work.left.get()  # comes after a helper has left
+        if work.errors:
+            raise work.errors[0]
     except BaseException:
         work.stop()
         raise

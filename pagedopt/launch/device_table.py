@@ -11,7 +11,8 @@ import torch
 
 from ..tables.layout import WORD
 from ..tables.pointers import PointerTable, TensorList
-from ..transports.transport import RingTransport, create
+from ..transports.choose import create
+from ..transports.ring import RingTransport
 
 
 class DeviceTable(PointerTable):
@@ -47,12 +48,12 @@ class DeviceTable(PointerTable):
         super().__init__(lists, writes=writes)
         self._transport: RingTransport | None = None
         if self.device.type == "cuda":
-            way = create(transport, self.device.index)
-            if not isinstance(way, RingTransport):
+            made = create(transport, self.device.index)
+            if not isinstance(made, RingTransport):
                 raise ValueError(
                     f"transport {transport!r} passes tables by value; a kernel of your own needs one in memory"
                 )
-            self._transport = way
+            self._transport = made
 
     @property
     def rows(self) -> npt.NDArray[np.int64]:
@@ -62,8 +63,7 @@ class DeviceTable(PointerTable):
             ValueError, TypeError: a tensor has another size, dtype or device than before, or no memory.
         """
         self.follow()
-        words = self.host.words[self.host.rows_at : self.host.rows_end]
-        return words.view(np.int64).reshape(len(self), -1)
+        return self.host.row_words
 
     @contextlib.contextmanager
     def rows_on_device(self) -> Iterator[int]:
@@ -80,5 +80,5 @@ class DeviceTable(PointerTable):
             return
         with torch.cuda.device(self.device):
             stream = torch.cuda.current_stream().cuda_stream
-            with self._transport.lend(self.host, stream) as slot:
-                yield int(slot.fields["words"][0]) + WORD * self.host.rows_at
+            with self._transport.lend(self.host, stream) as place:
+                yield place.address + WORD * self.host.rows_at

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from .. import rules
-from ..kernels.cuda import CUDA_TYPES
+from ..kernels.source import CUDA_TYPES
 from ..rules import Rule
 from .sweep import Sweep, shared_transport
 
@@ -64,8 +65,7 @@ def _apply(
         result = theirs()
         return None if in_place else result
     if len(rows) > 1:
-        sweep.table.host.rows["set"] = range(len(rows))
-        sweep.table.host.rows_changed()
+        sweep.table.assign_sets(np.arange(len(rows)))
     with torch.no_grad():
         sweep.launch([rule.uniforms(row) for row in rows])
         if in_place:

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ..kernels import cuda
+from ..kernels import cpu, cuda
+from ..kernels.source import CUDA_TYPES, arithmetic
 from ..tables.layout import HostTable
 from ..tables.pointers import PointerTable
-from ..transports.transport import Transport, create
+from ..transports.choose import shared
+from ..transports.transport import Transport
 from .foreach import _fits
-from .sweep import shared_transport
 
 #: What the kernels call the orders they know; infinity is 0.
 _ORDERS = {1.0: 1, 2.0: 2, math.inf: 0}
@@ -44,7 +45,7 @@ def foreach_norm(
     out_dtype = dtype or (tensors[0].dtype if tensors else None)
     order = _ORDERS.get(float(ord)) if isinstance(ord, int | float) else None
     empty = order == 0 and any(t.numel() == 0 for t in tensors)
-    if order is None or empty or out_dtype not in cuda.CUDA_TYPES or not _fits([tensors]):
+    if order is None or empty or out_dtype not in CUDA_TYPES or not _fits([tensors]):
         return list(torch._foreach_norm(tensors, ord, dtype))
     try:
         table = PointerTable([tensors], names=["tensors"])
@@ -58,44 +59,35 @@ def foreach_norm(
 def _cuda(table: PointerTable, order: int, out_dtype: torch.dtype, transport: str | Transport) -> torch.Tensor:
     device, dtype = table.device, table.dtypes[0]
     assert dtype is not None
-    number = cuda.arithmetic((dtype, out_dtype))
-    host = HostTable(3, table.numels, shape=table.host.geometry)
+    number = arithmetic((dtype, out_dtype))
+    host = HostTable(3, table.numels, geometry=table.host.geometry)
     counts = np.bincount(host.chunks["row"], minlength=len(table))
     partials = torch.empty(len(host.chunks), dtype=number, device=device)
     out = torch.zeros(len(table), dtype=out_dtype, device=device)
-    addresses = host.rows["address"]
-    addresses[:, 0] = table.host.rows["address"][:, 0]
-    addresses[:, 1] = partials.data_ptr() + (np.cumsum(counts) - counts) * number.itemsize
-    addresses[:, 2] = out.data_ptr() + np.arange(len(table)) * out_dtype.itemsize
-    host.rows_changed()
-    way = shared_transport(transport, [[partials]])
-    way = create(way, device.index) if isinstance(way, str) else way
+    firsts = partials.data_ptr() + (np.cumsum(counts) - counts) * number.itemsize
+    results = out.data_ptr() + np.arange(len(table)) * out_dtype.itemsize
+    host.set_addresses(np.array([table.host.addresses[:, 0], firsts, results], np.uint64).T)
+    lender = shared(transport, device.index) if isinstance(transport, str) else transport
     with torch.cuda.device(device):
-        stream = torch._C._cuda_getCurrentRawStream(device.index)
-        for stage, kind in (("chunks", dtype), ("rows", out_dtype)):
-
-            def launch(argument, count, stage=stage, kind=kind):  # type: ignore[no-untyped-def]
-                kernel = cuda.norm_kernel(
-                    stage, order, kind, number, host.geometry.threads, way.argument_bytes, device.index
-                )
-                kernel(argument, count, cuda.Stream(stream))
-
-            way.run(host, stream, launch)
+        handle = torch._C._cuda_getCurrentRawStream(device.index)
+        for stage, listed in (("chunks", dtype), ("rows", out_dtype)):
+            with lender.lend(host, handle) as lent:
+                kernel = cuda.norm_kernel(stage, order, listed, number, host.geometry.threads, lent.kind, device.index)
+                for argument, chunks in lent.parts():
+                    kernel(argument, chunks, cuda.Stream(handle))
     return out
 
 
 def _cpu(table: PointerTable, order: int, out_dtype: torch.dtype, transport: str | Transport) -> torch.Tensor:
-    from ..kernels import cpu
-
     dtype = table.dtypes[0]
     assert dtype is not None
-    number = cuda.arithmetic((dtype, out_dtype))
-    host = HostTable(2, table.numels, shape=table.host.geometry)
+    number = arithmetic((dtype, out_dtype))
+    host = HostTable(2, table.numels, geometry=table.host.geometry)
     counts = np.bincount(host.chunks["row"], minlength=len(table))
     partials = np.zeros(len(host.chunks), np.float64 if number is torch.float64 else np.float32)
     firsts = np.cumsum(counts) - counts
-    host.rows["address"][:, 0] = table.host.rows["address"][:, 0]
-    host.rows["address"][:, 1] = partials.ctypes.data + firsts * partials.itemsize
+    parts = partials.ctypes.data + firsts * partials.itemsize
+    host.set_addresses(np.array([table.host.addresses[:, 0], parts], np.uint64).T)
     cpu.run(cpu.norm_kernel(dtype, number, order), host)
     result = np.zeros(len(table), partials.dtype)
     filled = counts > 0

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from ..paging.pages import Indices, Pieces, cut
-from ..paging.policy import SLOTS, Move, schedule
-from ..paging.visits import Mover, spans
-from ..placements.file import FileMover
-from ..placements.movers import StagedMover, slot_offset
+from ..paging.policy import Move, schedule
+from ..paging.visits import Mover, Step, plan
+from ..placements.movers import slot_offset
 from ..placements.store import Store
-from ..tables.layout import BLOCK, Geometry, HostTable, Span, geometry
+from ..tables.layout import BLOCK, Geometry, HostTable, choose_geometry
 from ..tables.pointers import Rows
 
 #: Elements of a chunk where pages pass through: every block reads its part of the table over a link that copies fill
@@ -40,36 +40,42 @@ class Route:
     moves: tuple[tuple[Move, tuple[int, int]], ...]
 
     def __post_init__(self) -> None:
-        self._table: HostTable | None = None
-        self._spans: list[Span] = []
+        self._planned: tuple[HostTable, tuple[int, ...]] | None = None
+        self._plan: list[Step] = []
 
     @property
     def geometry(self) -> Geometry | None:
         """How to cut the rows; None: as any others."""
-        usual = geometry(self.rows.numel.tolist())
+        usual = choose_geometry(self.rows.numel.tolist())
         return Geometry(CHUNK, BLOCK) if self.device.type == "cuda" and usual.threads == BLOCK else None
 
-    def spans(self, table: HostTable, absent: Sequence[int]) -> Generator[Span]:
-        """Chunks to launch one after the other; between them pages are fetched and evicted.
+    def plan(self, table: HostTable, absent: Sequence[int] = ()) -> list[Step]:
+        """What a step over ``table`` does: a value, to read, to print, to put in another order.
 
         A page of which every parameter lacks its gradient stays where it is.
-        """
-        if self._table is not table:
-            self._table = table
-            self._spans = table.chunks_of([(0, self.at_hand), *(rows for _, rows in self.moves)])
-        at_hand, *others = self._spans
-        visits = [(move, span) for (move, _), span in zip(self.moves, others, strict=True)]
-        if absent:
-            skipped = np.isin(self.rows.tensor, absent)
-            live = [not skipped[first:last].all() for _, (first, last) in self.moves]
-            visits = [visit for visit, needed in zip(visits, live, strict=True) if needed]
-        yield from spans(at_hand, visits, SLOTS, self._mover())
 
-    def _mover(self) -> Mover:
-        if self.device.type == "cpu":
-            return FileMover(self.store.arenas)
-        stream = torch.cuda.current_stream(self.device).cuda_stream
-        return StagedMover(self.store.ring(self.device), self.store.arenas, stream)
+        Args:
+            table: over :attr:`rows`.
+            absent: the parameters without a gradient.
+        """
+        if self._planned is None or self._planned[0] is not table or self._planned[1] != tuple(absent):
+            at_hand, *spans = table.chunks_of([(0, self.at_hand), *(rows for _, rows in self.moves)])
+            visits = [(move, span) for (move, _), span in zip(self.moves, spans, strict=True)]
+            if absent:
+                skipped = np.isin(self.rows.tensor, absent)
+                live = [not skipped[first:last].all() for _, (first, last) in self.moves]
+                visits = [visit for visit, needed in zip(visits, live, strict=True) if needed]
+            self._plan, self._planned = plan(at_hand, visits), (table, tuple(absent))
+        return self._plan
+
+    def mover(self) -> Mover:
+        """What carries the pages of one step; its launches go to the current stream.
+
+        Raises:
+            torch.OutOfMemoryError: there is no room for the ring of slots.
+        """
+        store, (move, _) = self.store, self.moves[0]
+        return store.arenas[move.arena].mover(store.arenas, store.ring)
 
 
 def route(store: Store, params: Sequence[torch.Tensor], states: Sequence[Sequence[torch.Tensor]]) -> Route | None:
@@ -88,24 +94,37 @@ def route(store: Store, params: Sequence[torch.Tensor], states: Sequence[Sequenc
     }
     if not any(at is not None and at[0] in passing for at in found) or _half_in(store, passing, found, states):
         return None
-    tensor, offset, numel, arena, page = _pieces(store, params, found, passing)
-    away = np.array([a >= 0 and p >= store.arenas[a].resident for a, p in zip(arena, page, strict=True)])
+    parts = _parts(store, params, found, passing)
+    away = np.array([a >= 0 and p >= store.arenas[a].resident for a, p in zip(parts.arena, parts.page, strict=True)])
     if not away.any():
         return None
-    order = np.lexsort((offset, tensor, page, arena, away))
-    tensor, offset, numel, arena, page, away = (x[order] for x in (tensor, offset, numel, arena, page, away))
-    at_hand = int((~away).sum())
-    keys = np.stack([arena, page], 1)[at_hand:]
-    first = at_hand + np.flatnonzero(np.r_[True, (keys[1:] != keys[:-1]).any(axis=1)])
-    bounds = np.r_[first, len(tensor)].tolist()
-    moves = schedule([(int(arena[row]), int(page[row])) for row in first])
-    device = params[0].device
-    shift = np.zeros((len(tensor), 2 + len(states)), np.uint64)
+    order = np.lexsort((parts.offset, parts.param, parts.page, parts.arena, away))
+    parts, at_hand = _Parts(*(column[order] for column in parts)), int((~away).sum())
+    moves, device = _moves(parts, at_hand), params[0].device
+    shift = np.zeros((len(order), 2 + len(states)), np.uint64)
     if device.type == "cuda":
-        for move, (begin, end) in zip(moves, itertools.pairwise(bounds), strict=True):
-            shift[begin:end, 2:] = _shift(store, device, move)
-    visits = tuple(zip(moves, itertools.pairwise(bounds), strict=True))
-    return Route(store, device, Rows(tensor, offset, numel, shift), at_hand, visits)
+        for move, (first, last) in moves:
+            shift[first:last, 2:] = _shift(store, device, move)
+    return Route(store, device, Rows(parts.param, parts.offset, parts.numel, shift), at_hand, moves)
+
+
+class _Parts(NamedTuple):
+    """Rows to be: parallel arrays."""
+
+    param: Indices
+    offset: Indices
+    numel: Indices
+    arena: Indices  # -1: in none whose pages pass
+    page: Indices
+
+
+def _moves(parts: _Parts, at_hand: int) -> tuple[tuple[Move, tuple[int, int]], ...]:
+    """The visit of each page, and (first, last) of its rows, which begin behind those ``at_hand``."""
+    keys = np.stack([parts.arena, parts.page], 1)[at_hand:]
+    first = at_hand + np.flatnonzero(np.r_[True, (keys[1:] != keys[:-1]).any(axis=1)])
+    pages = [(int(parts.arena[row]), int(parts.page[row])) for row in first]
+    bounds = np.r_[first, len(parts.arena)].tolist()
+    return tuple(zip(schedule(pages), itertools.pairwise(bounds), strict=True))
 
 
 def _half_in(
@@ -124,10 +143,10 @@ def _half_in(
     )
 
 
-def _pieces(
+def _parts(
     store: Store, params: Sequence[torch.Tensor], found: Sequence[tuple[int, int] | None], passing: set[int]
-) -> tuple[Indices, Indices, Indices, Indices, Indices]:
-    """(parameter, offset, numel, arena or -1, page) of rows: pieces of parameters in passing arenas, others whole."""
+) -> _Parts:
+    """Pieces of parameters in passing arenas, others whole."""
     columns: list[tuple[Indices, ...]] = []
     for number in passing:
         pieces: Pieces = cut(store.arenas[number].layout)
@@ -135,19 +154,15 @@ def _pieces(
         for i, at in enumerate(found):
             if at is not None and at[0] == number:
                 param[at[1]] = i
-        ours = param[pieces.tensor] >= 0
-        columns.append(
-            (
-                param[pieces.tensor][ours], pieces.offset[ours], pieces.numel[ours],
-                np.full(int(ours.sum()), number), pieces.page[ours],
-            )
-        )  # fmt: skip
+        param = param[pieces.tensor]
+        ours = param >= 0
+        arena = np.full(len(param), number)
+        columns.append(tuple(x[ours] for x in (param, pieces.offset, pieces.numel, arena, pieces.page)))
     whole = [i for i, at in enumerate(found) if at is None or at[0] not in passing]
     none = np.full(len(whole), -1, np.int64)
     sizes = np.array([params[i].numel() for i in whole], np.int64)
     columns.append((np.array(whole, np.int64), np.zeros(len(whole), np.int64), sizes, none, none))
-    tensor, offset, numel, arena, page = (np.concatenate(c).astype(np.int64) for c in zip(*columns, strict=True))
-    return tensor, offset, numel, arena, page
+    return _Parts(*(np.concatenate(c).astype(np.int64) for c in zip(*columns, strict=True)))
 
 
 def _shift(store: Store, device: torch.device, move: Move) -> list[np.uint64]:

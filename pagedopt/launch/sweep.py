@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..kernels import cuda
+from ..kernels import cpu, cuda
+from ..kernels.source import CUDA_TYPES
+from ..paging.visits import WHOLE, Mover, Span, Step, carry_out
 from ..rules import Rule
-from ..tables.layout import Geometry, Span
+from ..tables.layout import Geometry
 from ..tables.pointers import PointerTable, Rows, TensorList
-from ..transports.transport import Transport, create
+from ..transports.choose import create, shared
+from ..transports.transport import Transport
+from .graph import CapturedSweep
 
 Scalars = Mapping[str, float]
 
@@ -28,7 +31,7 @@ class Sweep:
         transport: how the table reaches a CUDA kernel: a name, or a :class:`Transport` to share.  Not used on a CPU.
         sets: how many different sets of scalars may be in use at once.
         geometry: how to cut the work; chosen from the sizes when left out.
-        rows: which parts of the tensors are the rows of the table (see :class:`~pagedopt.pointers.Rows`).
+        rows: which parts of the tensors are the rows of the table (see :class:`~pagedopt.tables.pointers.Rows`).
         blocks: at most this many thread blocks per launch; left out: one per chunk.
 
     Raises:
@@ -63,7 +66,10 @@ class Sweep:
         self.blocks = blocks
         #: Whether the last run has launched anything: what failed before that has changed nothing.
         self.begun = False
+        #: How many launches there were, all runs together.
+        self.launches = 0
         self.device = self.table.device
+        self._listed: list[torch.dtype | None] = []
         self._take_dtypes()
         if self.device.type == "cuda":
             index = self.device.index
@@ -82,49 +88,82 @@ class Sweep:
 
     def _take_dtypes(self) -> None:
         """The kernel is chosen by these; a list of absent tensors has none before the first tensor comes."""
+        if self.table.dtypes == self._listed:
+            return
         self.dtypes = tuple(d or torch.float32 for d in self.table.dtypes)
         for name, dtype in zip(self.rule.inputs, self.dtypes, strict=True):
-            if dtype not in cuda.CUDA_TYPES:
-                raise TypeError(f"{name} is {dtype}; supported are {', '.join(map(str, cuda.CUDA_TYPES))}")
+            if dtype not in CUDA_TYPES:
+                raise TypeError(f"{name} is {dtype}; supported are {', '.join(map(str, CUDA_TYPES))}")
+        self._listed = list(self.table.dtypes)
 
-    def run(self, scalars: Scalars | Sequence[Sequence[float]], spans: Iterable[Span] | None = None) -> None:
+    def run(self, scalars: Scalars | Sequence[Sequence[float]], steps: Iterable[Step] = WHOLE) -> None:
         """Update every tensor once where it lies now, on the current stream, without waiting for it.
 
         Args:
             scalars: the rule's hyperparameters; or, prepared, one list of ``rule.uniforms(…)`` per set.
-            spans: chunks to launch one after the other, each when it is asked for; left out: all at once.
+            steps: what to launch in place of one launch over everything.
 
         Raises:
             ValueError, TypeError: a tensor can no longer be used (another size, dtype or device; no memory); nothing
                 has been launched then.
+            RuleError: the rule is no longer what was translated.
         """
-        sets = [self.rule.uniforms(scalars)] if isinstance(scalars, Mapping) else scalars
+        if isinstance(scalars, Mapping):
+            scalars = [self.rule.uniforms(scalars)]
+        else:
+            self.rule.check()
         if self.table.follow():
             self._take_dtypes()
-        self.launch(sets, spans)
+        self.launch(scalars, steps)
 
     def launch(
-        self, sets: Sequence[Sequence[float]] | npt.NDArray[np.float64], spans: Iterable[Span] | None = None
+        self,
+        sets: Sequence[Sequence[float]] | npt.NDArray[np.float64],
+        steps: Iterable[Step] = WHOLE,
+        mover: Mover | None = None,
     ) -> None:
-        """:meth:`run` for who has just refreshed: the table is taken as it is."""
+        """:meth:`run` for who has just refreshed the table and made the scalars: both are taken as they are.
+
+        Args:
+            sets: see ``scalars`` of :meth:`run`.
+            steps: what to do in place of one launch over everything (see :mod:`pagedopt.paging.visits`).
+            mover: carries out what of it moves pages; None: nothing does.
+        """
         self.begun = False
         self.table.host.set_scalars(sets)
         if self.device.type == "cpu":
-            kernel = cuda.cpu_kernel(self.rule, self.dtypes)
-            for span in [None] if spans is None else spans:
-                self.begun = True
-                kernel(self.table.host, span)
+            self._launch_on_cpu(steps, mover)
             return
         index = self.device.index
         if torch._C._cuda_getDevice() == index:
-            self._launch(index, spans)
+            self._launch_on_cuda(index, steps, mover)
         else:
             with torch.cuda.device(index):
-                self._launch(index, spans)
+                self._launch_on_cuda(index, steps, mover)
 
-    def _launch(self, index: int, spans: Iterable[Span] | None) -> None:
-        stream = torch._C._cuda_getCurrentRawStream(index)
-        self.transport.run(self.table.host, stream, _Launcher(self, stream), spans)
+    def _launch_on_cpu(self, steps: Iterable[Step], mover: Mover | None) -> None:
+        table, kernel = self.table.host, cpu.kernel(self.rule, self.dtypes)
+
+        def launch(span: Span | None) -> None:
+            self.begun = True  # before it has: an interrupt may come between the two
+            cpu.run(kernel, table, span)
+            self.launches += 1
+
+        carry_out(steps, launch, mover)
+
+    def _launch_on_cuda(self, index: int, steps: Iterable[Step], mover: Mover | None) -> None:
+        handle = torch._C._cuda_getCurrentRawStream(index)
+        stream = cuda.Stream(handle)
+        with self.transport.lend(self.table.host, handle) as lent:
+            kernel = self._kernel(lent.kind)  # before any page is on its way
+
+            def launch(span: Span | None) -> None:
+                for argument, chunks in lent.parts(span):
+                    self.begun = True  # before it has: an interrupt may come between the two
+                    kernel(argument, chunks, stream)
+                    self.launches += 1
+
+            carry_out(steps, launch, mover)
 
     def prepare(self) -> None:
         """Compile (or load) the kernel and have a table ready, so that the next :meth:`run` may be captured."""
@@ -133,18 +172,22 @@ class Sweep:
         self.compile()
 
     def compile(self) -> None:
-        """Compile (or load) the kernel now and not in the next :meth:`run`."""
-        if self.device.type == "cuda":
-            self.kernel()
-        else:
-            cuda.cpu_kernel(self.rule, self.dtypes)
+        """Compile (or load) the kernel now and not in the next :meth:`run`.
 
-    def kernel(self) -> cuda.CudaKernel:
-        """The compiled CUDA kernel for these lists, as the table travels now."""
+        Raises:
+            CompileError: it cannot be compiled.
+            RuleError: the rule is no longer what was translated.
+        """
+        self.rule.check()
+        if self.device.type == "cuda":
+            self._kernel(self.transport.kind(self.table.host))
+        else:
+            cpu.kernel(self.rule, self.dtypes)
+
+    def _kernel(self, kind: str) -> cuda.CudaKernel:
+        """The compiled CUDA kernel for these lists, whose table travels as a ``kind``."""
         threads = self.table.host.geometry.threads
-        return cuda.cuda_kernel(
-            self.rule, self.dtypes, threads, self.transport.argument_bytes, self.device.index, self.blocks
-        )
+        return cuda.multi_tensor_kernel(self.rule, self.dtypes, threads, kind, self.device.index, self.blocks)
 
     def capture(self, scalars: Scalars) -> CapturedSweep:
         """Capture one :meth:`run` with these scalars into a CUDA graph of its own (see :class:`CapturedSweep`).
@@ -152,60 +195,7 @@ class Sweep:
         Raises:
             ValueError: the tensors are not on a CUDA device.
         """
-        if self.device.type != "cuda":
-            raise ValueError(f"a CUDA graph needs CUDA tensors; these are on {self.device}")
         return CapturedSweep(self, scalars)
-
-
-class _Launcher:
-    """What a transport calls; the kernel depends on how the table travels, which a hybrid decides per run."""
-
-    def __init__(self, sweep: Sweep, stream: int) -> None:
-        self.sweep, self.stream = sweep, cuda.Stream(stream)
-
-    def __call__(self, argument: Any, count: int) -> None:
-        kernel = self.sweep.kernel()
-        self.sweep.begun = True  # before it is: an interrupt may come between the two
-        kernel(argument, count, self.stream)
-
-
-class CapturedSweep:
-    """A CUDA graph with one launch.  It owns its table: nothing rewrites it, later sweeps have tables of their own."""
-
-    def __init__(self, sweep: Sweep, scalars: Scalars) -> None:
-        self._sweep = sweep
-        sweep.prepare()
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(sweep.device), torch.cuda.graph(self._graph):
-            sweep.run(scalars)
-        self._addresses = sweep.table.host.rows["address"].copy()
-
-    def replay(self, lists: Sequence[TensorList] | None = None) -> None:
-        """Run the captured launch on the current stream.
-
-        Args:
-            lists: the tensors as they are now, to be compared with those captured; left out: those of the sweep.
-
-        Raises:
-            RuntimeError: a tensor has moved since the capture, or the sweep was given other tensors.
-            ValueError, TypeError: a tensor can no longer be used, e.g. has another size.
-        """
-        if lists is None:
-            self._sweep.table.follow()
-        if lists is not None and (moved := self._sweep.table.moved(lists)):
-            self._refuse(*moved[0])
-        now = self._sweep.table.host.rows["address"]
-        if not np.array_equal(now, self._addresses):
-            row, column = np.argwhere(now != self._addresses)[0]
-            self._refuse(self._sweep.rule.inputs[column], int(row))
-        self._graph.replay()
-
-    @staticmethod
-    def _refuse(name: str, index: int) -> None:
-        raise RuntimeError(
-            f"tensor {index} of {name} has moved since the graph was captured; a replay would use its old memory. "
-            "Capture again, or keep gradients in place (zero_grad(set_to_none=False))"
-        )
 
 
 def multi_tensor_apply(
@@ -249,15 +239,9 @@ def multi_tensor_apply(
             torch.autograd.graph.increment_version(lists[i])
 
 
-_shared: dict[tuple[str, int], Transport] = {}
-
-
 def shared_transport(transport: str | Transport, lists: Sequence[TensorList]) -> str | Transport:
-    """One transport per name and device for calls that prepare nothing: its ring of tables is used again."""
+    """What a call that prepares nothing hands to :class:`Sweep`: the shared transport of the lists' device, if any."""
     first = lists[0][0] if lists and len(lists[0]) else None
     if not isinstance(transport, str) or not isinstance(first, torch.Tensor) or first.device.type != "cuda":
         return transport
-    key = (transport, first.device.index)
-    if key not in _shared:
-        _shared[key] = create(*key)
-    return _shared[key]
+    return shared(transport, first.device.index)

@@ -13,13 +13,13 @@ from ..paging.policy import Budget, parse_bytes
 from ..placements.choose import StateLost
 from ..placements.store import MemoryReport, Store
 from ..rules import Rule
+from ..tables.checks import LayoutError
 from .copying import bring_home, duplicate
 from .launches import Launches
 from .loading.load import load
-from .members import state_tensors
+from .members import refuse, state_tensors
 from .options import Options, complete
-
-Group = dict[str, Any]
+from .owner import Group
 
 
 class PagedOptimizer(torch.optim.Optimizer):
@@ -65,8 +65,8 @@ class PagedOptimizer(torch.optim.Optimizer):
     def _configure(self, options: Options) -> None:
         one = type(self).rule_of is PagedOptimizer.rule_of
         rules = self.rules or ((self.rule,) if one else ())  # who chooses and does not say among which, is not checked
-        states = {name for rule in rules for name in rule.inputs[2:]} if rules else None
-        chosen = complete(options, type(self).__name__, states)
+        self._states = {name for rule in rules for name in rule.inputs[2:]}
+        chosen = complete(options, type(self).__name__, self._states if rules else None)
         self.store = Store(chosen["placement"], chosen["device_budget"], chosen["host_access"])
         self.state_format, self.blocks = chosen["state_format"], chosen["blocks"]
         self.transport = chosen["transport"]
@@ -99,8 +99,8 @@ class PagedOptimizer(torch.optim.Optimizer):
                 stream is being captured into a CUDA graph; the process was forked from that of state in a file; state
                 is damaged.  Nothing has been updated then.
             KeyError: state has some of a parameter's tensors and lacks another.  Nothing has been updated then.
-            ValueError, TypeError: a parameter or gradient changed its size, dtype, device or lost its memory; nothing
-                has been updated then.
+            ValueError, TypeError: a parameter or gradient changed its size, dtype, device or lost its memory, or a
+                parameter is a DTensor; nothing has been updated then.
             MemoryError, torch.OutOfMemoryError: there is no room for state that is to be made; nothing has been
                 updated then.  Or state in a file could not be written back for want of room (on the disk, in a quota,
                 in memory): it is damaged.
@@ -115,16 +115,39 @@ class PagedOptimizer(torch.optim.Optimizer):
                 f"{type(self).__name__}.step() cannot be captured into a CUDA graph: its step count and learning rate "
                 "live on the host. Capture the model and step outside of the graph"
             )
-        self._check_whole()
+        if self.damaged:
+            self._check_whole()
         self.store.check_owner()
         if self.store.budget == "auto":
             with self._moving():
-                self.store.look()
-        if self._launches is None or not self._launches.current(self):
-            self._launches = None  # its tables keep state alive that may be gone
-            self._launches = Launches(self)
-        self._launches.run(self)
+                self.store.remeasure_auto()
+        self._prepared().run(self)
         return loss
+
+    def _prepared(self) -> Launches:
+        """Launches for what state and groups hold now, ready to run."""
+        if self._launches is not None and self._launches.current(self):
+            with contextlib.suppress(LayoutError):  # a parameter was laid out anew, at the address it had
+                self._launches.prepare(self)
+                return self._launches
+        self._launches = None  # its tables keep state alive that may be gone
+        launches = self._launches = Launches(self)
+        launches.prepare(self)
+        return launches
+
+    def add_param_group(self, param_group: Group) -> None:
+        """As torch's.
+
+        Raises:
+            TypeError: a parameter is a DTensor.
+            ValueError: as torch's; state of a complex parameter cannot be stored in the format asked for.
+        """
+        super().add_param_group(param_group)
+        try:
+            refuse(self, self.param_groups[-1], self._states)
+        except BaseException:
+            self.param_groups.pop()
+            raise
 
     def _check_whole(self) -> None:
         """
@@ -248,7 +271,7 @@ class PagedOptimizer(torch.optim.Optimizer):
             torch.OutOfMemoryError: it is no longer there; pages that did not fit stay away.
         """
         with self._moving():
-            self.store.settle()
+            self.store.apply_budget()
 
     @contextlib.contextmanager
     def spilled(self, nbytes: int | str | None = None) -> Iterator[int]:

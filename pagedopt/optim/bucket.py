@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from ..launch.route import route
 from ..launch.sweep import Sweep
+from ..tables.checks import LayoutError
 from ..tables.columns import TensorList, Tensors
-from ..tables.pointers import LayoutError
+from .lists import Lists
 from .members import Member
+from .owner import Owner
 from .scalars import Pattern, Uniforms, uniforms_of
 from .steps import Counts, Steps
-
-if TYPE_CHECKING:
-    from .base import PagedOptimizer
 
 
 class Bucket:
@@ -30,17 +28,14 @@ class Bucket:
         shared: addresses of step counts that stand for several parameters (see :class:`Steps`).
     """
 
-    def __init__(self, optimizer: PagedOptimizer, members: Sequence[Member], shared: set[int]) -> None:
+    def __init__(self, optimizer: Owner, members: Sequence[Member], shared: set[int]) -> None:
         self.rule = members[0].rule
         self.params = tuple(m.param for m in members)
         self.groups = np.array([m.group for m in members], np.int64)
-        state: list[tuple[torch.Tensor, ...]] = [tuple(m.entry[name] for m in members) for name in members[0].names]
-        self._beside = _laid_out_beside(self.params, state)
-        self.state = [tuple(self._beside.get(id(t), (t, t))[1] for t in tensors) for tensors in state]
-        grads = tuple(p.grad for p in self.params)
+        self.lists = Lists(members)
         self.sets = 2 * len(set(self.groups.tolist()))
-        self.route = route(optimizer.store, self.params, self.state)
-        self.sweep = self._sweep(optimizer, [self.params, self._laid_out(grads), *self.state])
+        self.route = route(optimizer.store, self.lists.params, self.lists.state)
+        self.sweep = self._sweep(optimizer, self.lists.grads(laid_out=True))
         self._steps = Steps([m.entry["step"] for m in members], shared) if optimizer.has_step else None
         # Where a rule keeps no count, a parameter whose state is made now has no steps behind it, another one has.
         self._counts: Counts = np.array([not m.missing or m.again for m in members], np.float64)
@@ -49,32 +44,31 @@ class Bucket:
         self._compiled: tuple[torch.dtype, ...] | None = None
         self._pattern: Pattern = []
         self._scalars: Uniforms = []
-        written = [*self.params, *optimizer.store.version_counters([t for tensors in state for t in tensors])]
+        state = [m.entry[name] for name in members[0].names for m in members]
+        written = [*self.params, *optimizer.store.version_counters(state)]
         self._written = [t for t in written if not t.is_inference()]
         self.let_go()
 
     @classmethod
-    def partition(cls, optimizer: PagedOptimizer, members: Sequence[Member]) -> list[Bucket]:
+    def partition(cls, optimizer: Owner, members: Sequence[Member]) -> list[Bucket]:
         """Sort all parameters by what a launch must have in common, one that stands twice into launches that follow."""
         found: dict[tuple[Any, ...], list[Member]] = {}
         for member in sorted(members, key=lambda m: m.turn):
-            p = member.param
-            grad = p.dtype if p.grad is None else p.grad.dtype
-            dtypes = tuple(t.dtype for t in member.state)
-            found.setdefault((member.turn, member.rule, p.device, p.dtype, grad, dtypes), []).append(member)
+            found.setdefault((member.turn, member.rule, member.param.device, member.dtypes), []).append(member)
         steps = [m.entry["step"].data_ptr() for m in members] if optimizer.has_step else []
         once: set[int] = set()
         shared = {at for at in steps if at in once or once.add(at)}  # type: ignore[func-returns-value]
         return [cls(optimizer, each, shared) for each in found.values()]
 
-    def _sweep(self, optimizer: PagedOptimizer, lists: Sequence[TensorList]) -> Sweep:
+    def _sweep(self, optimizer: Owner, grads: TensorList) -> Sweep:
         rows, shape = (self.route.rows, self.route.geometry) if self.route else (None, None)
+        lists = [self.lists.params, grads, *self.lists.state]
         return Sweep(
             self.rule, lists, transport=optimizer.transport, sets=self.sets, blocks=optimizer.blocks, rows=rows,
             geometry=shape,
         )  # fmt: skip
 
-    def prepare(self, optimizer: PagedOptimizer, ahead: dict[int, int]) -> None:
+    def prepare(self, optimizer: Owner, ahead: dict[int, int]) -> None:
         """Take addresses, step counts and hyperparameters as they are now, and compile: all of a step that may fail.
 
         Args:
@@ -85,12 +79,13 @@ class Bucket:
             CompileError: the kernel cannot be compiled.
         """
         self.sweep.begun = False
-        grads = tuple([p.grad for p in self.params])
+        self.lists.take_params()
+        grads = self.lists.grads()
         try:
-            self.sweep.refresh([self.params, grads])
+            self.sweep.refresh([self.lists.params, grads])
         except LayoutError:
-            grads = self._laid_out(grads)
-            self.sweep.refresh([self.params, grads])
+            grads = self.lists.grads(laid_out=True)
+            self.sweep.refresh([self.lists.params, grads])
         absent = self.sweep.table.absent
         if len(absent) == len(self.params):
             return
@@ -108,15 +103,12 @@ class Bucket:
         absent = self.sweep.table.absent
         if len(absent) == len(self.params):
             return
-        for original, dense in self._beside.values():
-            dense.copy_(original.detach())
+        self.lists.fill()
         if self.route is None:
             self.sweep.launch(self._scalars)
         else:
-            with contextlib.closing(self.route.spans(self.sweep.table.host, absent)) as spans:
-                self.sweep.launch(self._scalars, spans)
-        for original, dense in self._beside.values():
-            original.detach().copy_(dense)
+            self.sweep.launch(self._scalars, self.route.plan(self.sweep.table.host, absent), self.route.mover())
+        self.lists.bring_back()
         self._count(absent)
 
     def _count(self, absent: list[int]) -> None:
@@ -137,16 +129,7 @@ class Bucket:
         """Hold gradients no longer: their memory is the user's to give back."""
         self.sweep.table.let_go(1)
 
-    def _laid_out(self, grads: Tensors) -> Tensors:
-        """Gradients with the strides of their parameters; others are copied (autograd gives them alike)."""
-        return tuple(
-            torch.empty_like(p, dtype=g.dtype, requires_grad=False).copy_(g.detach())
-            if g is not None and g.layout is torch.strided and g.shape == p.shape and g.stride() != p.stride()
-            else g
-            for p, g in zip(self.params, grads, strict=True)
-        )
-
-    def _find_pattern(self, optimizer: PagedOptimizer, absent: list[int], grads: Tensors) -> None:
+    def _find_pattern(self, optimizer: Owner, absent: list[int], grads: Tensors) -> None:
         """Which rows share hyperparameters: those of one group with as many steps behind them."""
         counts = self._counts if "step" in self.rule.scalars else np.zeros(len(self.groups))
         _, rank = np.unique(counts.view(np.int64), return_inverse=True)  # bits: NaN is a count like any other
@@ -155,7 +138,7 @@ class Bucket:
         _, first, inverse = np.unique(keys[present], return_index=True, return_inverse=True)
         if len(first) > self.sets:  # parameters have begun to differ in their number of steps
             self.sets = 2 * len(first)
-            self.sweep = self._sweep(optimizer, [self.params, grads, *self.state])
+            self.sweep = self._sweep(optimizer, grads)
             self._compiled = None
         rows = present[first]  # in the order of groups
         ends = np.flatnonzero(np.diff(self.groups[rows])) + 1
@@ -165,18 +148,3 @@ class Bucket:
         sets = np.zeros(len(keys), np.int64)
         sets[present] = inverse
         self.sweep.table.assign_sets(sets)
-
-
-def _laid_out_beside(
-    params: Sequence[torch.Tensor], state: Sequence[Sequence[torch.Tensor]]
-) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
-    """By id, state tensors that are laid out otherwise than their parameters, each with one that is laid out alike.
-
-    What pagedopt makes is laid out as the parameter; what users put in its place need not be.
-    """
-    return {
-        id(t): (t, torch.empty_like(p, dtype=t.dtype, requires_grad=False))
-        for tensors in state
-        for p, t in zip(params, tensors, strict=True)
-        if t.numel() > 1 and t.stride() != p.stride()
-    }

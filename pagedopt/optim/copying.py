@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import torch
 
 from ..placements.store import Store
 from ..system.interrupts import Uninterrupted
 from .loading.load import copy_values
+from .owner import Owner, places
 
-if TYPE_CHECKING:
-    from .base import PagedOptimizer
+Kind = TypeVar("Kind", bound=Owner)
 
 
-def bring_home(optimizer: PagedOptimizer, store: Store) -> None:
+def bring_home(optimizer: Owner, store: Store) -> None:
     """Move state that lies elsewhere to where the placement has it; each old tensor goes when its new one is filled.
 
     Raises:
@@ -36,16 +36,15 @@ def bring_home(optimizer: PagedOptimizer, store: Store) -> None:
             optimizer.state[p][name] = tensor
 
 
-def _whole_state(optimizer: PagedOptimizer) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
+def _whole_state(optimizer: Owner) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
     """The state of every parameter that has all its tensors, in its shape and on its device."""
     found = {}
-    for group in optimizer.param_groups:
+    for _, group, p in places(optimizer):
         names = optimizer.state_names(group)
-        for p in group["params"]:
-            entry = optimizer.state.get(p, {})
-            tensors = {name: t for name in names if _fits(t := entry.get(name), p)}
-            if names and len(tensors) == len(names):
-                found[p] = tensors
+        entry = optimizer.state.get(p, {})
+        tensors = {name: t for name in names if _fits(t := entry.get(name), p)}
+        if names and len(tensors) == len(names):
+            found[p] = tensors
     return found
 
 
@@ -53,7 +52,7 @@ def _fits(tensor: Any, p: torch.Tensor) -> bool:
     return isinstance(tensor, torch.Tensor) and tensor.device == p.device and tensor.shape == p.shape
 
 
-def duplicate(optimizer: PagedOptimizer, memo: dict[int, Any]) -> PagedOptimizer:
+def duplicate(optimizer: Kind, memo: dict[int, Any]) -> Kind:
     """A deep copy, whose state is where its own placement has it from the start: there is one copy, not two.
 
     Raises:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..rules import Rule
 from ..system.interrupts import Uninterrupted
 from .bucket import Bucket
 from .members import Member, members, state_tensors
+from .owner import Owner
 from .steps import new_steps
 from .watch import Watch
-
-if TYPE_CHECKING:
-    from .base import PagedOptimizer
 
 
 class Launches:
@@ -25,7 +23,7 @@ class Launches:
         MemoryError, torch.OutOfMemoryError: there is no room for new state.
     """
 
-    def __init__(self, optimizer: PagedOptimizer) -> None:
+    def __init__(self, optimizer: Owner) -> None:
         self._rules = _rules(optimizer)
         found, self._waiting = members(optimizer)
         self._fresh = [m for m in found if m.is_new or m.missing]
@@ -35,41 +33,55 @@ class Launches:
         self.buckets = Bucket.partition(optimizer, found)
         self._watch: Watch | None = None
 
-    def current(self, optimizer: PagedOptimizer) -> bool:
+    def current(self, optimizer: Owner) -> bool:
         """Whether they are for what state and groups hold now."""
         return (
             self._watch is not None
             and self._watch.same(optimizer)
             and _rules(optimizer) == self._rules
-            and all(p.grad is None for p in self._waiting)
+            and (not self._waiting or all(p.grad is None for p in self._waiting))
         )
 
-    def run(self, optimizer: PagedOptimizer) -> None:
-        """Take the step.  Once its first launch has begun, it is finished and counted before a signal is handled.
+    def prepare(self, optimizer: Owner) -> None:
+        """All of a step that may fail before anything has changed.
 
         Raises:
-            ValueError, TypeError, CompileError: a tensor cannot be used, or the kernel not be compiled; nothing has
-                changed then.
-            BaseException: what failed in the middle, or came with a second Ctrl-C; the optimizer is damaged then.
+            LayoutError: a parameter is laid out otherwise than it was: launches for it are to be made anew.
+            ValueError, TypeError, CompileError: a tensor cannot be used, or the kernel not be compiled.
         """
         ahead: dict[int, int] = {}
         try:
             for bucket in self.buckets:
                 bucket.prepare(optimizer, ahead)
             optimizer.store.prepare()
+        except BaseException:
+            self._let_go()
+            raise
+
+    def _let_go(self) -> None:
+        for bucket in self.buckets:
+            bucket.let_go()
+
+    def run(self, optimizer: Owner) -> None:
+        """Take the step.  Once its first launch has begun, it is finished and counted before a signal is handled.
+
+        Raises:
+            BaseException: what failed in the middle, or came with a second Ctrl-C; the optimizer is damaged then.
+        """
+        try:
             with Uninterrupted(gives_way=True):
                 self._launch(optimizer)
         finally:
-            for bucket in self.buckets:
-                bucket.let_go()
+            self._let_go()
         if self._watch is None:
             needed = ("step",) if optimizer.has_step else ()
             self._watch = Watch(optimizer, [m.entry[name] for m in self._members for name in (*needed, *m.names)])
 
-    def _launch(self, optimizer: PagedOptimizer) -> None:
+    def _launch(self, optimizer: Owner) -> None:
         optimizer.damaged = "a step ended in the middle"  # until it has not: who tears this, tears what would say so
         try:
-            self._put_state(optimizer)
+            if self._fresh:
+                self._put_state(optimizer)
             for bucket in self.buckets:
                 bucket.launch()
         except BaseException as error:
@@ -82,7 +94,7 @@ class Launches:
         self._fresh = []
         optimizer.damaged = ""
 
-    def _put_state(self, optimizer: PagedOptimizer) -> None:
+    def _put_state(self, optimizer: Owner) -> None:
         for member in self._fresh:
             entry = optimizer.state[member.param]
             for name, value in member.entry.items():
@@ -90,7 +102,7 @@ class Launches:
                 if entry[name] is None:
                     entry[name] = value
 
-    def _take_state_back(self, optimizer: PagedOptimizer) -> None:
+    def _take_state_back(self, optimizer: Owner) -> None:
         for member in self._fresh:
             entry = optimizer.state.get(member.param, {})
             for name in ("step", *member.missing) if optimizer.has_step else member.missing:
@@ -99,11 +111,11 @@ class Launches:
                 optimizer.state.pop(member.param, None)
 
 
-def _rules(optimizer: PagedOptimizer) -> list[Rule]:
+def _rules(optimizer: Owner) -> list[Rule]:
     return [optimizer.rule_of(group) for group in optimizer.param_groups]
 
 
-def _create(optimizer: PagedOptimizer, found: list[Member]) -> None:
+def _create(optimizer: Owner, found: list[Member]) -> None:
     """Complete the entries of members with first state, one for all places in which a parameter stands."""
     entries: dict[int, dict[str, Any]] = {}
     firsts = []
@@ -122,7 +134,7 @@ def _create(optimizer: PagedOptimizer, found: list[Member]) -> None:
         _fill(optimizer, firsts)
 
 
-def _fill(optimizer: PagedOptimizer, firsts: list[Member]) -> None:
+def _fill(optimizer: Owner, firsts: list[Member]) -> None:
     """Give new state, which is zero, its first value."""
     for member in firsts:
         for name in optimizer.initial.keys() & set(member.missing):

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..rules import Rule
-from ..tables.columns import is_dense
-
-if TYPE_CHECKING:
-    from .base import PagedOptimizer
+from .owner import Group, Owner, places
 
 
 @dataclass
@@ -47,57 +45,82 @@ class Member:
         return self.rule.inputs[2:]
 
     @property
-    def state(self) -> list[torch.Tensor]:
-        """The state tensors that the rule takes."""
-        return [self.entry[name] for name in self.names]
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        """Of parameter, gradient and state, list by list, as a kernel sees them: those of real numbers."""
+        p = self.param
+        tensors = (p, p if p.grad is None else p.grad, *(self.entry[name] for name in self.names))
+        return tuple(t.dtype.to_real() if t.is_complex() else t.dtype for t in tensors)
 
 
-def members(optimizer: PagedOptimizer) -> tuple[list[Member], list[torch.Tensor]]:
+def members(optimizer: Owner) -> tuple[list[Member], list[torch.Tensor]]:
     """Every parameter that can be updated, and those that wait for their first gradient.
 
     Raises:
         KeyError: state holds some of a parameter's tensors and lacks another (as torch), or takes no new entries.
-        RuntimeError: a tensor of state is of another device, shape or dtype than can be used (as torch), or a gradient
-            is sparse.
-        ValueError: a parameter has gaps.
+        RuntimeError: a tensor of state is of another device, shape or dtype than can be used (as torch), a gradient is
+            sparse, or a parameter overlaps itself (as torch).
+        TypeError: a parameter is a DTensor.
     """
     found: list[Member] = []
     waiting: list[torch.Tensor] = []
     turns: dict[int, int] = {}
     first: dict[int, int] = {}
-    count = 0
-    for number, group in enumerate(optimizer.param_groups):
-        rule = optimizer.rule_of(group)
-        for p in group["params"]:
-            member = Member(p, number, rule, dict(optimizer.state.get(p) or {}), count)
-            count += 1
-            if p.grad is None:
-                if not _is_complete(optimizer, member):
-                    waiting.append(p)
-                    continue
-            else:
-                _find_missing(optimizer, member)
-                _check(optimizer, member)
-            member.turn = turns.get(id(p), 0)
-            turns[id(p)] = member.turn + 1
-            member.again = first.setdefault(id(p), number) < number
-            found.append(member)
+    rules = [optimizer.rule_of(group) for group in optimizer.param_groups]
+    for index, (number, _, p) in enumerate(places(optimizer)):
+        member = Member(p, number, rules[number], dict(optimizer.state.get(p) or {}), index)
+        if p.grad is None:
+            if not _is_complete(optimizer, member):
+                waiting.append(p)
+                continue
+        else:
+            _find_missing(optimizer, member)
+            _check(optimizer, member)
+        member.turn = turns.get(id(p), 0)
+        turns[id(p)] = member.turn + 1
+        member.again = first.setdefault(id(p), number) < number
+        found.append(member)
     return found, waiting
 
 
-def _is_complete(optimizer: PagedOptimizer, member: Member) -> bool:
+def refuse(optimizer: Owner, group: Group, states: Collection[str]) -> None:
+    """What can be said of a group's parameters before there is a gradient.
+
+    Args:
+        states: names of all state there may be.
+
+    Raises:
+        TypeError: a parameter is a DTensor.
+        ValueError: state of a complex parameter would be stored in a format that has no complex numbers.
+    """
+    for p in group["params"]:
+        _check_kind(optimizer, p)
+        if p.is_complex():
+            for name in states:
+                optimizer.dtype_of(name, p)
+
+
+def _check_kind(optimizer: Owner, p: torch.Tensor) -> None:
+    module = sys.modules.get("torch.distributed.tensor")  # where nobody has imported it, there is none
+    if module is not None and isinstance(p, module.DTensor):
+        raise TypeError(
+            f"{type(optimizer).__name__} does not take DTensors yet: a parameter of shape {tuple(p.shape)} is one; "
+            "use torch.optim for sharded parameters, or give their to_local() tensors as parameters"
+        )
+
+
+def _is_complete(optimizer: Owner, member: Member) -> bool:
     """Whether a parameter without gradient has state that a step could use, should there be one."""
     needed = ("step", *member.names) if optimizer.has_step else member.names
     if not member.entry or any(member.entry.get(name) is None for name in needed):
         return False
     try:
         _check(optimizer, member)
-    except (RuntimeError, ValueError):
+    except (RuntimeError, TypeError):
         return False
     return True
 
 
-def _find_missing(optimizer: PagedOptimizer, member: Member) -> None:
+def _find_missing(optimizer: Owner, member: Member) -> None:
     if optimizer.has_step and member.entry:  # torch makes all of a parameter's state at once, or looks up each
         for name in ("step", *member.names):
             member.entry[name]
@@ -108,14 +131,15 @@ def _find_missing(optimizer: PagedOptimizer, member: Member) -> None:
     member.missing = [name for name in member.names if member.entry.get(name) is None]
 
 
-def _check(optimizer: PagedOptimizer, member: Member) -> None:
+def _check(optimizer: Owner, member: Member) -> None:
     p = member.param
     if p.grad is not None and p.grad.layout is not torch.strided:
         raise RuntimeError(f"{type(optimizer).__name__} does not support sparse gradients")
-    if not is_dense(p):
-        raise ValueError(
-            f"parameter {member.index} of shape {tuple(p.shape)} and strides {p.stride()} has gaps or overlaps "
-            "itself; use a contiguous tensor"
+    _check_kind(optimizer, p)
+    if _is_expanded(p):
+        raise RuntimeError(
+            f"parameter {member.index} of shape {tuple(p.shape)} is expanded: several of its elements are one in "
+            "memory, and cannot be updated; use p.clone()"
         )
     for name in member.names:
         if name not in member.missing:
@@ -126,7 +150,7 @@ def _check(optimizer: PagedOptimizer, member: Member) -> None:
             raise RuntimeError(f"state 'step' of {_named(member)} is {_words(step)}; it must be a tensor of one number")
 
 
-def _check_tensor(optimizer: PagedOptimizer, member: Member, name: str) -> None:
+def _check_tensor(optimizer: Owner, member: Member, name: str) -> None:
     p, value = member.param, member.entry[name]
     what = f"state {name!r} of {_named(member)} is {_words(value)}"
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
@@ -135,11 +159,16 @@ def _check_tensor(optimizer: PagedOptimizer, member: Member, name: str) -> None:
         raise RuntimeError(f"{what} on {value.device}, the parameter is on {p.device}: they must be on the same device")
     if value.shape != p.shape:
         raise RuntimeError(f"{what}; the parameter has shape {tuple(p.shape)}")
-    if any(stride == 0 and size > 1 for stride, size in zip(value.stride(), value.shape, strict=True)):
+    if _is_expanded(value):
         raise RuntimeError(f"{what}, expanded: several of its elements are one in memory, and cannot be updated")
     wanted = optimizer.dtype_of(name, p)
-    if value.dtype is not wanted and (name in optimizer.fixed_dtypes or not value.dtype.is_floating_point):
+    kind = value.is_complex() if p.is_complex() else value.is_floating_point()
+    if value.dtype is not wanted and (name in optimizer.fixed_dtypes or not kind):
         raise RuntimeError(f"{what}; it is stored as {wanted} (state_format says how)")
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def _named(member: Member) -> str:
@@ -150,7 +179,7 @@ def _words(value: Any) -> str:
     return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
 
 
-def state_tensors(optimizer: PagedOptimizer) -> list[torch.Tensor]:
+def state_tensors(optimizer: Owner) -> list[torch.Tensor]:
     """Every tensor of state but step counts, each once, whether a rule names it now or not."""
     found = {
         id(value): value

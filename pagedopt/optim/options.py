@@ -7,7 +7,7 @@ from typing import TypedDict
 
 from ..formats.floating import StateFormat, check_format
 from ..paging.policy import Budget
-from ..transports.transport import TRANSPORTS
+from ..transports.choose import TRANSPORTS
 
 
 class Options(TypedDict, total=False):

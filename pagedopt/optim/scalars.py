@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ..rules import Rule
+from .owner import Owner
 from .steps import Counts
 
 Uniforms = Sequence[Sequence[float]] | npt.NDArray[np.float64]
@@ -46,7 +46,7 @@ def _places(rule: Rule) -> list[tuple[str, str, int]]:
     return [(name, f"{stem}s", int(name[len(stem) :]) - 1) if stem != name else (name, "", 0) for name, stem in stems]
 
 
-def uniforms_of(rule: Rule, optimizer: torch.optim.Optimizer, pattern: Pattern, counts: Counts) -> Uniforms:
+def uniforms_of(rule: Rule, optimizer: Owner, pattern: Pattern, counts: Counts) -> Uniforms:
     """The numbers of each set of hyperparameters.
 
     Args:

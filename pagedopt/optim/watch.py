@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import torch
 
 from ..tables.addresses import Places, ids
-
-if TYPE_CHECKING:
-    from .base import PagedOptimizer
+from .owner import Owner
 
 
 class Watch:
@@ -25,28 +22,31 @@ class Watch:
         tensors: of state, those that the step uses.
     """
 
-    def __init__(self, optimizer: PagedOptimizer, tensors: Iterable[torch.Tensor]) -> None:
-        self._seen = list(_looks(optimizer))  # kept alive, so that no other object gets one of their ids
+    def __init__(self, optimizer: Owner, tensors: Iterable[torch.Tensor]) -> None:
+        self._seen = _outside(optimizer), _inside(optimizer)  # kept alive, so that nothing else gets one of their ids
         self._ids = [ids(look).tobytes() for look in self._seen]
         self._places = Places(tuple(tensors))
 
-    def same(self, optimizer: PagedOptimizer) -> bool:
+    def same(self, optimizer: Owner) -> bool:
         """Whether nothing of that has changed."""
-        looks = _looks(optimizer)
-        for known in self._ids:
-            now = next(looks, None)
-            if now is None or ids(now).tobytes() != known:
-                return False
-        return next(looks, None) is None and self._places.same()
+        outside = _outside(optimizer)
+        if ids(outside).tobytes() != self._ids[0]:
+            return False
+        inside = _inside(optimizer)  # made only where the entries are those that were there, and so dicts
+        return ids(inside).tobytes() == self._ids[1] and self._places.same()
 
 
-def _looks(optimizer: PagedOptimizer) -> Iterator[tuple[object, ...]]:
-    """All that is compared, as tuples of objects, from the outside in: each is made when those before were the same."""
+def _outside(optimizer: Owner) -> tuple[object, ...]:
+    """Each group's list and what is in it; keys and entries of state."""
+    look: list[object] = []
     for group in optimizer.param_groups:
-        yield tuple(group["params"])
-    state = optimizer.state
-    yield tuple(state)
-    entries = tuple(state.values())
-    yield entries
-    yield tuple(chain.from_iterable(entries))
-    yield tuple(chain.from_iterable(map(dict.values, entries)))
+        params = group["params"]
+        look.append(params)
+        look += params
+    return (*look, *optimizer.state, *optimizer.state.values())
+
+
+def _inside(optimizer: Owner) -> tuple[object, ...]:
+    """Names and values of all entries of state, and how many each has (small numbers are one object each)."""
+    entries = optimizer.state.values()
+    return (*map(len, entries), *chain.from_iterable(entries), *chain.from_iterable(map(dict.values, entries)))

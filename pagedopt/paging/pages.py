@@ -18,6 +18,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -61,10 +62,14 @@ class Layout:
         """Elements of a section up to the end of its last parameter, gaps included."""
         return int(self.starts[-1] + self.numels[-1]) if len(self.numels) else 0
 
-    @property
+    @cached_property
     def pages(self) -> int:
         """Number of pages."""
         return -(-self.room // self.page_numel)
+
+    @cached_property
+    def _lengths(self) -> list[int]:
+        return _lengths(self.sections, self.nbytes)
 
     def extended(self, numels: Sequence[int]) -> Layout | None:
         """This layout with further parameters behind the others, None if there is no room for all of them.
@@ -81,7 +86,7 @@ class Layout:
         """(offset, bytes) of the pages ``first`` … ``last - 1`` in one section."""
         size = self.itemsizes[section]
         begin = first * self.page_numel * size
-        end = min(last * self.page_numel * size, _lengths(self.sections, self.nbytes)[section])
+        end = min(last * self.page_numel * size, self._lengths[section])
         return self.sections[section] + begin, max(end - begin, 0)
 
     def stretches(self, first: int, last: int) -> list[tuple[int, int]]:
@@ -94,6 +99,11 @@ class Layout:
         if self.pages:
             out[-1] = sum(nbytes for _, nbytes in self.stretches(self.pages - 1, self.pages))
         return out
+
+    def divided(self, resident: int) -> tuple[int, int]:
+        """Bytes of the first ``resident`` pages, and of the others."""
+        near = sum(nbytes for _, nbytes in self.stretches(0, resident))
+        return near, self.nbytes - near
 
 
 def lay_out(

@@ -6,51 +6,30 @@ recently used would move them all; so a plan is a boundary: the first pages stay
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 
 import numpy as np
 
+from ..units import parse_bytes
 from .pages import Indices
 
 #: Slots of the ring through which pages pass: one is filled, one updated, one emptied, one is slack.
 SLOTS = 4
-#: Share of device memory that ``device_budget="auto"`` leaves free, and the least it leaves.
-RESERVE_SHARE, RESERVE_BYTES = 0.05, 256 << 20
-#: ``"auto"`` looks after these many steps, then after every last of them.
-LOOKS = (1, 2, 4, 8, 16, 32, 64)
+#: Share of device memory that ``device_budget="auto"`` leaves free, and the least bytes it leaves.
+AUTO_SHARE, AUTO_LEAST = 0.05, 256 << 20
+#: ``"auto"`` measures again after these steps, then after every 64.
+AUTO_STEPS = (1, 2, 4, 8, 16, 32, 64)
 
-_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30,
-          "ti": 1 << 40}  # fmt: skip
+#: Bytes, a text as ``"2GiB"``, ``"auto"``; None: all stays.
 Budget = int | str | None
-
-
-def parse_bytes(value: int | str, name: str = "device_budget") -> int:
-    """A number of bytes, or a text as ``"2GiB"``, ``"500 MB"``, as bytes.
-
-    Raises:
-        ValueError: it is negative or no such text.
-        TypeError: it is neither an integer nor a text.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, str)):
-        raise TypeError(f"{name} is {value!r}; give bytes as an integer or a text as '2GiB'")
-    if isinstance(value, str):
-        found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([kmgt]i?|)b?\s*", value.lower())
-        if not found:
-            raise ValueError(f"{name} is {value!r}; give bytes, or a number with kB, MB, GB, TB, KiB, MiB, GiB or TiB")
-        return int(Fraction(found[1]) * _UNITS[found[2]])  # a float would round from 2**53 bytes on
-    if value < 0:
-        raise ValueError(f"{name} is {value}; it cannot be negative")
-    return value
 
 
 def check_budget(value: Budget) -> Budget:
     """``None`` and ``"auto"`` as they are, everything else as bytes.
 
     Raises:
-        ValueError, TypeError: see :func:`parse_bytes`.
+        ValueError, TypeError: see :func:`~pagedopt.units.parse_bytes`.
     """
     return value if value is None or value == "auto" else parse_bytes(value)
 
@@ -58,7 +37,11 @@ def check_budget(value: Budget) -> Budget:
 def place(page_bytes: Sequence[Indices], budget: int | None) -> list[int]:
     """How many of the first pages of each arena stay on the device: never more bytes than ``budget`` (None: all).
 
-    Behind an arena that does not fit whole no other has pages there: a larger budget keeps what a smaller one keeps.
+    Behind an arena that does not fit whole no other has pages there: a larger budget keeps what a smaller one keeps,
+    and an arena that comes later takes nothing from those that are there.
+
+    Args:
+        page_bytes: bytes of each page, by arena, in the order in which the arenas were made.
     """
     boundaries = []
     left = budget
@@ -87,7 +70,7 @@ def schedule(pages: Sequence[tuple[int, int]], slots: int = SLOTS) -> list[Move]
 
 def reserve(total: int) -> int:
     """Bytes that ``"auto"`` leaves free of a device with ``total``."""
-    return max(RESERVE_BYTES, int(total * RESERVE_SHARE))
+    return max(AUTO_LEAST, int(total * AUTO_SHARE))
 
 
 def spare_bytes(limit: int, ours: int, free: int, cached: int, growth: int) -> int:
@@ -103,9 +86,9 @@ def spare_bytes(limit: int, ours: int, free: int, cached: int, growth: int) -> i
     return max(0, ours + free + min(0, cached - growth) - reserve(limit))
 
 
-def due(step: int) -> bool:
-    """Whether ``"auto"`` looks again after ``step`` steps."""
-    return step in LOOKS or step % LOOKS[-1] == 0
+def auto_is_due(step: int) -> bool:
+    """Whether ``"auto"`` measures again after ``step`` steps."""
+    return step in AUTO_STEPS or step % AUTO_STEPS[-1] == 0
 
 
 def worth_moving(now: int, wanted: int, total: int) -> bool:

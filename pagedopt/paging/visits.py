@@ -1,15 +1,95 @@
-"""The visits of pages to the device, one after the other: fetch, update, evict.  No memory is touched here."""
+"""What a step does, as a value: launches, and between them the visits of pages to the device.  No memory is touched.
+
+A plan is a list of steps, made by :func:`plan` or in any other order, and :func:`carry_out` is the loop around it::
+
+    >>> for step in plan((0, 7), [(Move(0, 3, 0), (7, 9)), (Move(0, 4, 1), (9, 12))], slots=2): print(step)
+    Fetch(move=Move(arena=0, page=3, slot=0))
+    Fetch(move=Move(arena=0, page=4, slot=1))
+    Launch(span=(0, 7))
+    Arrive(move=Move(arena=0, page=3, slot=0))
+    Launch(span=(7, 9))
+    Evict(move=Move(arena=0, page=3, slot=0))
+    Arrive(move=Move(arena=0, page=4, slot=1))
+    Launch(span=(9, 12))
+    Evict(move=Move(arena=0, page=4, slot=1))
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from .policy import Move
+from .policy import SLOTS, Move
 
+#: Chunks of a table, from the first to before the second.
 Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Begin to bring a page into its slot, which is empty or being emptied."""
+
+    move: Move
+
+
+@dataclass(frozen=True)
+class Arrive:
+    """What is launched from now on finds the page in its slot."""
+
+    move: Move
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Update the chunks of a span; None: all."""
+
+    span: Span | None
+
+
+@dataclass(frozen=True)
+class Evict:
+    """Begin to bring a page back, as it is after what was launched so far."""
+
+    move: Move
+
+
+Step = Fetch | Arrive | Launch | Evict
+#: What a step does whose pages are all where they are used.
+WHOLE: tuple[Step, ...] = (Launch(None),)
+
+
+def plan(at_hand: Span | None, moves: Sequence[tuple[Move, Span]], slots: int = SLOTS) -> list[Step]:
+    """Launch what is at hand, then each span while its page is in its slot; fetch as early as slots allow.
+
+    Args:
+        at_hand: a half-open range of chunks that need no page; None or empty: there are none.
+        moves: each with its range of chunks, in the order of the updates.  A slot may be named again at any distance.
+        slots: how many pages may be on the device at a time.
+
+    Raises:
+        ValueError: there is no slot.
+    """
+    if slots < 1:
+        raise ValueError(f"slots is {slots}; pages need at least 1 to pass through")
+    steps: list[Step] = []
+    waiting, inside = deque(move for move, _ in moves), deque[int]()
+
+    def fetch_ahead() -> None:
+        while waiting and len(inside) < slots and waiting[0].slot not in inside:
+            steps.append(Fetch(waiting[0]))
+            inside.append(waiting.popleft().slot)
+
+    fetch_ahead()
+    if at_hand is not None and at_hand[0] < at_hand[1]:
+        steps.append(Launch(at_hand))
+    for move, span in moves:
+        steps += Arrive(move), Launch(span), Evict(move)
+        inside.popleft()
+        fetch_ahead()
+    return steps
 
 
 class Mover(Protocol):
@@ -19,13 +99,13 @@ class Mover(Protocol):
         """Moves follow."""
 
     def fetch(self, move: Move) -> None:
-        """Begin to bring a page into its slot, which is empty or being emptied."""
+        """See :class:`Fetch`."""
 
     def arrive(self, move: Move) -> None:
-        """What is launched from now on finds the page in its slot."""
+        """See :class:`Arrive`."""
 
     def evict(self, move: Move) -> None:
-        """Begin to bring a page back, as it is after what was launched so far."""
+        """See :class:`Evict`."""
 
     def finish(self) -> None:
         """What comes next finds every page where it rests.
@@ -35,52 +115,61 @@ class Mover(Protocol):
         """
 
 
-def spans(
-    resident: Span | None, moves: Sequence[tuple[Move, Span]], slots: int, mover: Mover
-) -> Generator[Span, None, None]:
-    """What to launch one after the other: ``resident``, then the span of each move while its page is in its slot.
+def carry_out(steps: Iterable[Step], launch: Callable[[Span | None], object], mover: Mover | None = None) -> None:
+    """Do what a plan says.
 
-    Between the spans the moves are carried out, up to ``slots`` of them at a time.  If the caller stops early, or
-    throws an error into it, pages that were fetched are evicted as they are: the one in use with what was done to it.
-    Close it (``contextlib.closing``) so that this happens at once.
+    If anything fails, pages that were fetched are brought back as they are: the one in use with what was done to it.
+    A page that came in part is not: what is in its slot is partly another's.  The mover is finished in any case.
 
     Args:
-        resident: a half-open range of chunks that need no page; None or empty: there are none.
-        moves: each with its range of chunks.  A slot may be named again at any distance.
+        launch: updates a span.
+        mover: moves pages; None: the plan has launches alone.
 
     Raises:
-        ValueError: there is no slot.
+        ValueError: the plan ends with pages in their slots, which have been brought back; or moves some with no mover.
+        BaseException: the first that ``steps``, ``mover`` or ``launch`` has raised.
     """
-    if slots < 1:
-        raise ValueError(f"slots is {slots}; pages need at least 1 to pass through")
-    waiting = deque(moves)
-    visiting: deque[tuple[Move, Span]] = deque()
-
-    def fetch_ahead() -> None:
-        while waiting and len(visiting) < slots and all(waiting[0][0].slot != move.slot for move, _ in visiting):
-            mover.fetch(waiting[0][0])
-            visiting.append(waiting.popleft())  # now: a page that came in part must not be brought back
-
-    here: Move | None = None
+    if mover is None:
+        for step in steps:
+            if not isinstance(step, Launch):
+                raise ValueError(f"{step} needs a mover")
+            launch(step.span)
+        return
+    fetched: dict[int, Move] = {}  # by slot: pages on their way
+    here: dict[int, Move] = {}  # and those that have arrived
     mover.begin()
     try:
-        fetch_ahead()
-        if resident is not None and resident[0] < resident[1]:
-            yield resident
-        while visiting:
-            move, span = visiting[0]
-            mover.arrive(move)
-            here = move
-            yield span
-            visiting.popleft()
-            mover.evict(move)
-            fetch_ahead()
-    except BaseException:
-        for move, _ in visiting:
-            with contextlib.suppress(Exception):  # the error that got us here says more
-                if move is not here:
+        for step in steps:
+            match step:
+                case Fetch(move):
+                    mover.fetch(move)
+                    fetched[move.slot] = move  # now: a page that came in part must not be brought back
+                case Arrive(move):
                     mover.arrive(move)
-                mover.evict(move)
+                    here[move.slot] = fetched.pop(move.slot)
+                case Launch(span):
+                    launch(span)
+                case Evict(move):
+                    del here[move.slot]  # now: what fails is not tried again
+                    mover.evict(move)
+        if fetched or here:
+            raise ValueError(f"the plan ends with pages in their slots: {[*here.values(), *fetched.values()]}")
+    except BaseException:
+        try:
+            _bring_back(mover, here.values(), fetched.values())
+        finally:
+            with contextlib.suppress(Exception):
+                mover.finish()
         raise
-    finally:
-        mover.finish()
+    mover.finish()
+
+
+def _bring_back(mover: Mover, here: Iterable[Move], fetched: Iterable[Move]) -> None:
+    """As far as it goes: the error that got us here says more."""
+    for move in here:
+        with contextlib.suppress(Exception):
+            mover.evict(move)
+    for move in fetched:
+        with contextlib.suppress(Exception):
+            mover.arrive(move)
+            mover.evict(move)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
 
 from ..paging.pages import STRETCH, Layout
+from ..paging.visits import Mover
 from ..system import driver
 from ..system.errors import StateLost
+from .movers import Ring, StagedMover
 
 
 class Arena:
@@ -72,14 +74,27 @@ class Arena:
             raise NotImplementedError(f"pages of placement {self.name!r} do not move")
 
     def check_owner(self) -> None:
-        """
+        """Refuse what only the process may do that made the arena.
+
         Raises:
-            RuntimeError: this process was forked from the one that made the arena, and would write what is that one's.
+            RuntimeError: this process was forked from that one, and would write to its state.
         """
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor lies in this arena."""
         return 0 <= tensor.data_ptr() - self.tensor.data_ptr() < self.tensor.nbytes
+
+    def mover(self, arenas: Sequence[Arena], ring: Callable[[torch.device], Ring]) -> Mover:
+        """What carries pages that are away on their visits of one step, whose launches go to the current stream.
+
+        Args:
+            arenas: by the number that moves name; those of its moves are of this arena's device and kind.
+            ring: gives the slots of a device.
+
+        Raises:
+            torch.OutOfMemoryError: there is no room for the slots.
+        """
+        return StagedMover(ring(self.device), arenas, torch.cuda.current_stream(self.device).cuda_stream)
 
     def prepare(self) -> None:
         """Called before the launches of every step; what it queues goes to the current stream."""
@@ -96,9 +111,8 @@ class Arena:
         """Bytes by where they should be."""
         if self.away is None:
             return {self.near: self.layout.nbytes}
-        sizes = self.layout.page_bytes()
-        there = int(sizes[: self.resident].sum())
-        return {self.near: there, self.away: int(sizes.sum()) - there}
+        near, away = self.layout.divided(self.resident)
+        return {self.near: near, self.away: away}
 
     def measured(self) -> dict[str, int]:
         """Bytes by where the driver or the operating system says they are."""
@@ -113,7 +127,7 @@ class Arena:
             return torch.empty_strided(like.size(), like.stride(), dtype=dtype, device=self.device)
         layout = self.layout
         begin = layout.sections[section] + int(layout.starts[index]) * layout.itemsizes[section]
-        storage = self._bytes(begin, like.numel() * layout.itemsizes[section]).untyped_storage()
+        storage = self._bytes(begin, like.numel() * dtype.itemsize).untyped_storage()
         return torch.empty(0, dtype=dtype, device=self.device).set_(storage, 0, like.size(), like.stride())
 
     def extend(self, numels: Sequence[int]) -> list[int] | None:

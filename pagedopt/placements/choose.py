@@ -1,15 +1,15 @@
-"""Arenas: where optimizer state lives, and what is used where a placement cannot be had."""
+"""Placements by name, the default, and what stands in where one cannot be had."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import torch
 
 from ..paging import policy
-from ..paging.pages import lay_out
+from ..paging.pages import Indices, lay_out
 from ..system import driver
+from ..system.warn import warn_once
 from .arena import Arena, StateLost, total
 from .file import FileArena
 from .managed import DriverManagedArena, ManagedArena
@@ -22,14 +22,15 @@ ARENAS: dict[str, dict[str, type[Arena]]] = {
     "cpu": {a.name: a for a in (FileArena, HostArena, DeviceArena)},
 }
 PLACEMENTS = tuple(dict.fromkeys(name for arenas in ARENAS.values() for name in arenas))
-#: Ways to reach pages that are away.
+#: How a step may reach pages that are away.
 HOST_ACCESS = ("in_place", "staged")
 
 
 def check_placement(placement: str | None, budget: policy.Budget, host_access: str | None) -> None:
-    """
+    """Refuse options that do not go together.
+
     Raises:
-        ValueError: a name is unknown, or the placement does not go with the budget or the way to the host.
+        ValueError: a name is unknown, or the placement does not go with the budget or with the host access.
     """
     if placement is not None and placement not in PLACEMENTS:
         raise ValueError(f"placement is {placement!r}; there are {', '.join(PLACEMENTS)}")
@@ -85,6 +86,7 @@ def create(
     budget: int | None,
     wanted: policy.Budget = None,
     spare: int = 0,
+    before: Sequence[Indices] = (),
 ) -> Arena | None:
     """An arena of zeros with a section per entry of ``itemsizes``, for parameters of ``numels`` elements.
 
@@ -92,9 +94,10 @@ def create(
     plain memory of the parameters' own device, where torch gives each tensor its own.
 
     Args:
-        budget: bytes that may stay on the device; None: all.
-        wanted: what the user asked for, of which ``budget`` is what is left.
+        budget: bytes that may stay on the device, those of arenas made before included; None: all.
+        wanted: what the user asked for: ``budget``, ``"auto"`` or None.
         spare: bytes of room for parameters that come later.
+        before: bytes of each page, by arena, of those made before on this device, which keep their part of the budget.
 
     Raises:
         MemoryError, torch.OutOfMemoryError: there is no room; nothing stays allocated.
@@ -106,7 +109,7 @@ def create(
         refusal = kind.refusal(device) if device.type == "cuda" else ""
         if not refusal:
             try:
-                arena = _make(kind, numels, itemsizes, device, budget, spare)
+                arena = _make(kind, numels, itemsizes, device, budget, spare, before)
             except (driver.CudaError, MemoryError) as error:
                 # What was asked for by name and has no room says so; a stand-in that has none lets the next one try.
                 if i + 1 == len(candidates) or (isinstance(error, MemoryError) and kind.name == placement):
@@ -114,7 +117,7 @@ def create(
                 refusal = str(error)
             else:
                 if reason:
-                    _warn_once(device, placement, kind, reason)
+                    _warn_of_stand_in(device, placement, kind, reason)
                 return arena
         reason = reason or refusal
     raise ValueError(f"placement={placement!r} on {device}: {reason}")
@@ -122,12 +125,12 @@ def create(
 
 def _make(
     kind: type[Arena], numels: Sequence[int], itemsizes: Sequence[int], device: torch.device, budget: int | None,
-    spare: int,
+    spare: int, before: Sequence[Indices],
 ) -> Arena | None:  # fmt: skip
     if kind.plain:
         return None
     layout = lay_out(numels, itemsizes, kind.granule, kind.stretch, spare)
-    return kind(layout, device, policy.place([layout.page_bytes()], budget)[0])
+    return kind(layout, device, policy.place([*before, layout.page_bytes()], budget)[-1])
 
 
 def is_plain(device: torch.device, placement: str, budget: policy.Budget) -> bool:
@@ -135,18 +138,13 @@ def is_plain(device: torch.device, placement: str, budget: policy.Budget) -> boo
     return stand_ins(placement, device, budget)[0].plain
 
 
-_warned: set[tuple[str, str, str]] = set()
-
-
-def _warn_once(device: torch.device, placement: str, kind: type[Arena], reason: str) -> None:
-    if (key := (str(device), placement, kind.name)) not in _warned:
-        _warned.add(key)
-        place = "ordinary memory" if kind.plain and device.type == "cpu" else f"placement {kind.name!r}"
-        warnings.warn(
-            f"placement={placement!r} on {device}: {reason}. State is kept in {place}; results are the same",
-            RuntimeWarning,
-            stacklevel=4,
-        )
+def _warn_of_stand_in(device: torch.device, placement: str, kind: type[Arena], reason: str) -> None:
+    place = "ordinary memory" if kind.plain and device.type == "cpu" else f"placement {kind.name!r}"
+    warn_once(
+        ("placement", str(device), placement, kind.name),
+        f"placement={placement!r} on {device}: {reason}. State is kept in {place}; results are the same",
+        stacklevel=4,
+    )
 
 
 __all__ = [

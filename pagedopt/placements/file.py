@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 
 from ..paging.pages import Layout
-from ..paging.policy import Move
+from ..paging.visits import Mover
 from ..system.host import check_disk, check_host, resident_bytes
 from ..system.interrupts import Uninterrupted
 from ..system.state_file import StateFile, state_folder
 from .arena import Arena
+from .movers import FileMover, Ring
 
 
 class FileArena(Arena):
@@ -93,6 +94,10 @@ class FileArena(Arena):
             self._file.drop(self.layout.stretches(self.resident, self.layout.pages))
             self._file.drop_rest()
 
+    def mover(self, arenas: Sequence[Arena], ring: Callable[[torch.device], Ring]) -> Mover:
+        """From and to the file; no ring is needed."""
+        return FileMover(cast(Sequence[FileArena], arenas))
+
     def fetch(self, page: int) -> None:
         """Begin to read a page that is away."""
         self._file.fetch(self._stretches(page))
@@ -125,53 +130,3 @@ class FileArena(Arena):
 
     def _stretches(self, page: int) -> list[tuple[int, int]]:
         return self.layout.stretches(page, page + 1)
-
-
-class FileMover:
-    """Carries pages between memory and disk on a thread of its own, in the order of the calls.
-
-    So a slot is emptied before it is filled again, and no more pages are in memory than there are slots.
-
-    Args:
-        arenas: by the number that moves name.
-    """
-
-    def __init__(self, arenas: Sequence[Arena]) -> None:
-        self._arenas = arenas
-
-    def begin(self) -> None:
-        """Start the thread."""
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="pagedopt-file")
-        self._fetches: dict[Move, Future[None]] = {}
-        self._evictions: list[Future[None]] = []
-        self._visited: set[FileArena] = set()
-
-    def fetch(self, move: Move) -> None:
-        """Read a page ahead, once the evictions so far are done."""
-        self._fetches[move] = self._worker.submit(self._arena(move).fetch, move.page)
-
-    def arrive(self, move: Move) -> None:
-        """Wait until reading has begun; who touches a byte waits for that byte."""
-        self._fetches.pop(move).result()
-
-    def evict(self, move: Move) -> None:
-        """Write a page back and drop it, behind the caller's back."""
-        self._evictions.append(self._worker.submit(self._arena(move).evict, move.page))
-
-    def finish(self) -> None:
-        """Wait for the disk, and drop what the kernel has read around the pages.
-
-        Raises:
-            MemoryError, OSError: a page could not be written; it is in the page cache still, and nowhere else.
-        """
-        self._worker.shutdown()
-        for eviction in self._evictions:
-            eviction.result()
-        for arena in self._visited:
-            arena.drop()
-
-    def _arena(self, move: Move) -> FileArena:
-        arena = self._arenas[move.arena]
-        assert isinstance(arena, FileArena)
-        self._visited.add(arena)
-        return arena

@@ -1,15 +1,36 @@
-"""Pages through the device: a ring of slots, filled on one stream, updated on the caller's, emptied on a third."""
+"""How pages visit: through a ring of slots on the device, on streams of its own; or from and to a file, on a thread."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
 
 import torch
 
 from ..paging.pages import Layout
 from ..paging.policy import SLOTS, Move
 from ..system import driver
-from .choose import Arena
+
+
+class Staged(Protocol):
+    """What a :class:`StagedMover` asks of an arena."""
+
+    layout: Layout
+    tensor: torch.Tensor
+
+
+class Filed(Protocol):
+    """What a :class:`FileMover` asks of an arena (:class:`~pagedopt.placements.file.FileArena`)."""
+
+    def fetch(self, page: int) -> None:
+        """Begin to read a page that is away."""
+
+    def evict(self, page: int) -> None:
+        """Write back and drop a page that is away; waits for the disk."""
+
+    def drop(self) -> None:
+        """Drop what is in memory beyond the resident pages."""
 
 
 class Ring:
@@ -67,7 +88,7 @@ class StagedMover:
         stream: handle of the stream the updates are launched on.
     """
 
-    def __init__(self, ring: Ring, arenas: Sequence[Arena], stream: int) -> None:
+    def __init__(self, ring: Ring, arenas: Sequence[Staged], stream: int) -> None:
         self.ring, self.arenas, self.stream = ring, arenas, stream
 
     def begin(self) -> None:
@@ -106,3 +127,48 @@ class StagedMover:
             ends = (slot + slot_offset(arena.layout, section), base + offset)
             driver.copy(*(ends if to_device else ends[::-1]), nbytes, stream)
             self.ring.copied_bytes[not to_device] += nbytes
+
+
+class FileMover:
+    """Carries pages between memory and disk on a thread of its own, in the order of the calls.
+
+    So a slot is emptied before it is filled again, and no more pages are in memory than there are slots.
+
+    Args:
+        arenas: by the number that moves name.
+    """
+
+    def __init__(self, arenas: Sequence[Filed]) -> None:
+        self._arenas = arenas
+
+    def begin(self) -> None:
+        """Start the thread."""
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="pagedopt-file")
+        self._fetches: dict[int, Future[None]] = {}  # by slot
+        self._evictions: list[Future[None]] = []
+        self._visited: set[int] = set()
+
+    def fetch(self, move: Move) -> None:
+        """Read a page ahead, once the evictions so far are done."""
+        self._visited.add(move.arena)
+        self._fetches[move.slot] = self._worker.submit(self._arenas[move.arena].fetch, move.page)
+
+    def arrive(self, move: Move) -> None:
+        """Wait until reading has begun; who touches a byte waits for that byte."""
+        self._fetches.pop(move.slot).result()
+
+    def evict(self, move: Move) -> None:
+        """Write a page back and drop it, behind the caller's back."""
+        self._evictions.append(self._worker.submit(self._arenas[move.arena].evict, move.page))
+
+    def finish(self) -> None:
+        """Wait for the disk, and drop what the kernel has read around the pages.
+
+        Raises:
+            MemoryError, OSError: a page could not be written; it is in the page cache still, and nowhere else.
+        """
+        self._worker.shutdown()
+        for eviction in self._evictions:
+            eviction.result()
+        for number in self._visited:
+            self._arenas[number].drop()

@@ -12,7 +12,9 @@ import torch
 
 from ..paging import policy
 from ..system import host
+from ..tables.columns import dense_like
 from . import choose
+from .budget import Limits
 from .choose import Arena, default_placement
 from .movers import Ring, slot_bytes
 
@@ -29,6 +31,10 @@ class MemoryReport:
         placement: by what means, e.g. ``mapped``; several are joined by ``+``.
         budget: bytes that may stay on the device (for parameters on a CPU: in RAM); None: all.
         ring: bytes of the device slots through which pages pass.
+
+    Example:
+        >>> report = optimizer.memory_report()
+        >>> report.by_place.get("host", 0)      # what has spilled
     """
 
     by_place: Mapping[str, int]
@@ -60,14 +66,17 @@ class Store:
 
     def __init__(self, placement: str | None, budget: policy.Budget, host_access: str | None) -> None:
         choose.check_placement(placement, budget, host_access)
-        self.placement, self.budget, self.host_access = placement, policy.check_budget(budget), host_access
+        self.placement, self.limits, self.host_access = placement, Limits(budget), host_access
         self.arenas: list[Arena] = []
         self.rings: dict[torch.device, Ring] = {}
         self._kinds: dict[Arena, tuple[object, ...]] = {}
-        self._auto: dict[torch.device, int] = {}
-        self._steps = 0
         self._warned = False
         self._counters: dict[str, torch.Tensor] = {}
+
+    @property
+    def budget(self) -> policy.Budget:
+        """What the user asked for: bytes on each device, ``"auto"``, or None for all."""
+        return self.limits.budget
 
     def create(self, wanted: Sequence[Wanted]) -> list[torch.Tensor]:
         """A zeroed tensor laid out as each parameter in ``wanted``, in the dtype asked for.
@@ -122,20 +131,20 @@ class Store:
         firsts = [wanted[indices[0]][0] for indices in groups]
         dtypes = [wanted[i][2] for i in groups[0]]
         alike = [arena for arena in self.arenas if self._kinds.get(arena) == kind]
-        numels = [p.numel() for p in firsts]
+        numels = [p.numel() * (2 if p.is_complex() else 1) for p in firsts]  # kernels see real numbers
         for arena in alike:
             if (numbers := arena.extend(numels)) is not None:
                 break
         else:
             spare = min(SPARE, sum(arena.layout.nbytes for arena in alike) // 4)
-            new = self._arena(firsts[0].device, numels, [dtype.itemsize for dtype in dtypes], spare)
+            new = self._arena(firsts[0].device, numels, [_real(dtype).itemsize for dtype in dtypes], spare)
             if new is None:
                 return self._plain(firsts, dtypes)
             arena, numbers = new, list(range(len(numels)))
             self.arenas.append(arena)
             self._kinds[arena] = kind
         return [
-            [arena.view(section, number, p, dtype) for section, dtype in enumerate(dtypes)]
+            [arena.view(section, number, dense_like(p), dtype) for section, dtype in enumerate(dtypes)]
             for number, p in zip(numbers, firsts, strict=True)
         ]
 
@@ -147,22 +156,20 @@ class Store:
         return [[torch.zeros_like(p, dtype=dtype, requires_grad=False) for dtype in dtypes] for p in params]
 
     def _arena(self, device: torch.device, numels: list[int], itemsizes: list[int], spare: int) -> Arena | None:
-        budget = self.limit(device)
-        if budget is not None:  # as residency.place divides it among arenas in their order
-            before = (a for a in self.arenas if a.device == device and a.paged)
-            budget = max(0, budget - sum(int(a.layout.page_bytes().sum()) for a in before))
-        return choose.create(numels, itemsizes, device, self._placement(device), budget, self.budget, spare)
+        before = [a.layout.page_bytes() for a in self.on(device) if a.paged]
+        return choose.create(
+            numels,
+            itemsizes,
+            device,
+            self._placement(device),
+            self.limits.of(device, self.on(device)),
+            self.budget,
+            spare,
+            before,
+        )
 
     def _placement(self, device: torch.device) -> str:
         return self.placement or default_placement(device, self.budget)
-
-    def limit(self, device: torch.device) -> int | None:
-        """The budget in bytes; ``"auto"`` is read from the machine when it is first asked for."""
-        if self.budget != "auto":
-            return self.budget if self.budget is None else int(self.budget)
-        if device not in self._auto:
-            self._auto[device] = spare(device, self.on(device))
-        return self._auto[device]
 
     def on(self, device: torch.device) -> list[Arena]:
         """The arenas of a device."""
@@ -219,7 +226,8 @@ class Store:
         self._kinds = {arena: self._kinds[arena] for arena in self.arenas}
 
     def check_owner(self) -> None:
-        """
+        """Refuse what only the process may do that made the state.
+
         Raises:
             RuntimeError: this process was forked from the one that made state in a file.
         """
@@ -234,7 +242,7 @@ class Store:
         """The slots of a device, large enough for any page of its staged arenas.
 
         Raises:
-            torch.OutOfMemoryError: there is no room for them.
+            torch.OutOfMemoryError: the device has no room for the slots.
         """
         need = max(slot_bytes(a.layout) for a in self.on(device) if self.way(a) == "staged")
         ring = self.rings.get(device)
@@ -252,13 +260,13 @@ class Store:
                 where each page is.
         """
         self.check_budget(budget, has_state=bool(self.arenas))
-        self.budget = policy.check_budget(budget)
-        self._auto.clear()
+        self.limits = Limits(budget)
         self._warned = False
-        self.settle()
+        self.apply_budget()
 
     def check_budget(self, budget: policy.Budget, has_state: bool) -> None:
-        """
+        """Refuse a budget before anything moves.
+
         Raises:
             ValueError, TypeError: it is no budget, or the placement keeps none.
         """
@@ -276,11 +284,11 @@ class Store:
             )
 
     def _targets(self) -> list[tuple[Arena, int]]:
-        """Arenas that have not as many resident pages as the budget gives them, and that number."""
+        """(arena, pages that it should keep) where it does not keep as many."""
         targets: list[tuple[Arena, int]] = []
         for device in {a.device for a in self.arenas}:
             movable = [a for a in self.on(device) if a.paged]
-            wanted = policy.place([a.layout.page_bytes() for a in movable], self.limit(device))
+            wanted = policy.place([a.layout.page_bytes() for a in movable], self.limits.of(device, self.on(device)))
             targets += zip(movable, wanted, strict=True)
         return [(arena, resident) for arena, resident in targets if arena.resident != resident]
 
@@ -288,8 +296,8 @@ class Store:
         """Whether pages are away that the budget would have on the device."""
         return any(arena.resident < resident for arena, resident in self._targets())
 
-    def settle(self) -> bool:
-        """Bring every page to the side where the budget has it; returns whether any moved."""
+    def apply_budget(self) -> bool:
+        """Move pages until each arena keeps as many as the budget gives it; whether any moved."""
         self.check_owner()
         moved = False
         for arena, resident in sorted(self._targets(), key=lambda t: t[1] > t[0].resident):  # give back before taking
@@ -315,7 +323,7 @@ class Store:
         return given
 
     def prepare(self) -> None:
-        """To be called before the launches of a step."""
+        """Call before the launches of every step."""
         for arena in self.arenas:
             arena.prepare()
 
@@ -324,56 +332,29 @@ class Store:
         for arena in self.arenas:
             arena.drop()
 
-    def look(self) -> bool:
-        """With ``"auto"``: see from time to time what the machine can spare; returns whether pages may have moved.
+    def remeasure_auto(self) -> bool:
+        """With ``"auto"``: measure from time to time what the machine can spare; whether pages may have moved.
 
-        Room that is gone before it can be taken is no error: the next look sees it.
+        Room that is gone before it can be taken is no error: the next time sees it.
         """
-        if self.budget != "auto":
-            return False
-        self._steps += 1
-        moved = False
-        for device in {a.device for a in self.arenas} if policy.due(self._steps) else ():
-            here = self.on(device)
-            now, wanted = sum(map(near_bytes, here)), spare(device, here)
-            if policy.worth_moving(now, wanted, sum(a.layout.nbytes for a in here)):
-                self._auto[device] = wanted
-                moved = True
+        moved = self.limits.remeasure(self.arenas)
         if moved:
             with contextlib.suppress(torch.OutOfMemoryError, MemoryError):
-                self.settle()
+                self.apply_budget()
         return moved
 
     def report(self, elsewhere: Iterable[torch.Tensor]) -> MemoryReport:
         """See :class:`MemoryReport`; ``elsewhere`` is state that was not made here."""
         loose = [{"device" if t.is_cuda else "host": t.nbytes} for t in elsewhere]
         names = "+".join(dict.fromkeys([a.name for a in self.arenas] + ["device"] * bool(loose)))
-        limits = [self.limit(d) for d in {a.device for a in self.arenas}] if self.budget == "auto" else [self.budget]
         return MemoryReport(
             choose.total([a.planned() for a in self.arenas] + loose),
             choose.total([a.measured() for a in self.arenas] + loose),
             names or self.placement or "none",
-            sum(int(x) for x in limits if x is not None) if limits and None not in limits else None,
+            self.limits.total(self.arenas),
             sum(ring.nbytes for ring in self.rings.values()),
         )
 
 
-def near_bytes(arena: Arena) -> int:
-    """Bytes of an arena's resident pages."""
-    return arena.planned().get(arena.near, 0) if arena.away != arena.near else 0
-
-
-def spare(device: torch.device, here: Sequence[Arena]) -> int:
-    """Bytes that ``"auto"`` gives to state on ``device``, of which ``here`` are the arenas."""
-    ours = sum(map(near_bytes, here))
-    if device.type != "cuda":
-        room = host.available()
-        return policy.spare_bytes(ours + room, ours, room, 0, 0)
-    free, total = torch.cuda.mem_get_info(device)
-    stats = torch.cuda.memory_stats(device)
-    reserved, used = stats["reserved_bytes.all.current"], stats["allocated_bytes.all.current"]
-    fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device)
-    limit = int(total * fraction)
-    outside = sum(near_bytes(a) for a in here if a.name != "device")
-    room = max(0, min(free, limit - reserved - outside))
-    return policy.spare_bytes(limit, ours, room, reserved - used, stats["allocated_bytes.all.peak"] - used)
+def _real(dtype: torch.dtype) -> torch.dtype:
+    return dtype.to_real() if dtype.is_complex else dtype

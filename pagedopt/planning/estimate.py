@@ -6,7 +6,7 @@ which a machine moves them.  Nothing here touches a device, so a plan for a larg
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,10 @@ class Estimate:
         seconds: of an optimizer step; None if a rate it depends on is not known.
         floor: seconds of a step that would keep device memory and both directions of the link busy all the time.
         rates: on which ``seconds`` and ``floor`` rest.
+
+    Example:
+        >>> plan = pagedopt.estimate("7B", param_dtype="bfloat16", device_budget="8GiB")
+        >>> plan.by_place["host"], plan.near_bytes, plan.seconds    # what spills, what the card must hold, a step
     """
 
     parameters: int
@@ -124,7 +128,7 @@ def estimate(
         rates: of the machine it will run on; None: those of an H200, labelled as assumed.
 
     Raises:
-        ValueError, TypeError: an option has a value the optimizer would refuse too, or the model is none of these.
+        ValueError, TypeError: an option has a value that the optimizer refuses as well, or ``model`` is none of these.
 
     Example:
         >>> print(pagedopt.estimate("7B", param_dtype="bfloat16", device_budget="2GiB"))
@@ -145,7 +149,7 @@ def estimate(
     if where.type not in ARENAS:
         raise ValueError(f"device is {str(where)!r}; there are {', '.join(ARENAS)}")
     kind = stand_ins(placement or default_placement(where, budget), where, budget)[0]
-    return _Plan(rule, found, state_format, kind, where, budget).estimate(host_access, rates or ASSUMED)
+    return _Arenas(rule, found, state_format, kind, where, budget).estimate(host_access, rates or ASSUMED)
 
 
 def _dtype(given: torch.dtype | str | None) -> torch.dtype | None:
@@ -168,12 +172,10 @@ class _Part:
 
     @property
     def bytes(self) -> tuple[int, int]:
-        """(resident, away)."""
+        """Resident ones, and those that are away."""
         if self.plain:  # tensors of torch's own, without the gaps of an arena
             return self.numel * sum(self.layout.itemsizes), 0
-        sizes = self.layout.page_bytes()
-        near = int(sizes[: self.resident].sum())
-        return near, int(sizes.sum()) - near
+        return self.layout.divided(self.resident)
 
     @property
     def numel(self) -> int:
@@ -186,8 +188,8 @@ class _Part:
         return min(self.resident * self.layout.page_numel, self.numel) if self.layout.nbytes else self.numel
 
 
-class _Plan:
-    """Arenas as a :class:`Store` would make them: one for each combination of dtypes, in order."""
+class _Arenas:
+    """Arenas as a :class:`Store` would make them: one for each dtype of parameters, in order."""
 
     def __init__(
         self,
@@ -199,25 +201,22 @@ class _Plan:
         budget: int | None,
     ) -> None:
         self.found, self.kind, self.device, self.budget = found, kind, device, budget
-        self.parts: list[_Part] = []
-        names = rule.inputs[2:]
         kinds: dict[torch.dtype, list[int]] = {}
         for numel, dtype in found.trained:
             kinds.setdefault(dtype, []).append(numel)
-        left = budget
+        layouts, traffic = [], []
         for dtype, numels in kinds.items():
-            itemsizes = [state_dtype(state_format, name, dtype).itemsize for name in names]
+            itemsizes = [state_dtype(state_format, name, dtype).itemsize for name in rule.inputs[2:]]
             lists = [dtype.itemsize, dtype.itemsize, *itemsizes]
-            traffic = sum(lists) + sum(lists[i] for i in rule.writes)
-            layout = lay_out(numels, itemsizes, kind.granule, kind.stretch)
-            part = _Part(layout, self._resident(layout, left), traffic, kind.plain)
-            self.parts.append(part)
-            left = None if left is None else max(0, left - sum(part.bytes))
+            traffic.append(sum(lists) + sum(lists[i] for i in rule.writes))
+            layouts.append(lay_out(numels, itemsizes, kind.granule, kind.stretch))
+        residents = self._residents(layouts)
+        self.parts = [_Part(*part, kind.plain) for part in zip(layouts, residents, traffic, strict=True)]
 
-    def _resident(self, layout: Layout, budget: int | None) -> int:
+    def _residents(self, layouts: Sequence[Layout]) -> list[int]:
         if self.kind.paged:
-            return policy.place([layout.page_bytes()], budget)[0]
-        return layout.pages if self.kind.away is None else 0
+            return policy.place([layout.page_bytes() for layout in layouts], self.budget)
+        return [layout.pages if self.kind.away is None else 0 for layout in layouts]
 
     def estimate(self, host_access: str | None, rates: Rates) -> Estimate:
         """Add up."""
@@ -288,7 +287,7 @@ class _CpuClock:
 
 
 def _over(nbytes: int, rate: float | None) -> float | None:
-    """Seconds; nothing takes none, at whatever rate."""
+    """Seconds to move ``nbytes``: 0 bytes take none; None: the rate is not known."""
     return 0.0 if not nbytes else None if rate is None else nbytes / rate
 
 

@@ -19,7 +19,7 @@ class Described:
     Attributes:
         trained: (elements, dtype) of each that is trained.
         frozen: the same of the others.
-        device: type of the device they are on; None where that says nothing.
+        device: type of the device they are on; None for shapes, the meta device and parameters on several.
     """
 
     trained: list[tuple[int, torch.dtype]]
@@ -41,8 +41,8 @@ def describe(model: Any, dtype: torch.dtype | None = None) -> Described:
     """See :func:`pagedopt.estimate` for what ``model`` may be; ``dtype`` replaces that of what is trained.
 
     Raises:
-        TypeError: it is none of these.
-        ValueError: a shape has a negative size, or a number is none of parameters.
+        TypeError: the model is nothing that has parameters or shapes.
+        ValueError: a shape has a negative size, or a number is no count of parameters.
     """
     if isinstance(model, torch.nn.Module):
         return _of_tensors(list(model.parameters()), dtype)

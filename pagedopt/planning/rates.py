@@ -27,8 +27,8 @@ from ..system.state_file import state_folder
 SAMPLE = 256 << 20
 #: Bytes of a device copy in a sample, and the share of free device memory that the measurement may take.
 DEVICE_SAMPLE, DEVICE_SHARE = 1 << 30, 0.1
-#: One part in so many of free host memory is the most that a sample takes.
-HOST_SHARE = 16
+#: The most of free host memory that a sample takes.
+HOST_SHARE = 1 / 16
 #: Bytes written to a file before the disk is asked to have them.
 FILE_BLOCK = 32 << 20
 #: Samples taken even if the time is over.
@@ -52,6 +52,10 @@ class Rates:
         machine: what they were measured on, or are assumed of.
         versions: of what they were measured with.
         assumed: whether they are another machine's.
+
+    Example:
+        >>> rates = Rates.load("rates.json")    # python -m pagedopt doctor --json > rates.json
+        >>> rates.both / rates.device           # what the link moves for each byte that device memory moves
     """
 
     device: float | None = None
@@ -67,7 +71,7 @@ class Rates:
     assumed: bool = False
 
     def __post_init__(self) -> None:
-        for name in RATES:
+        for name in RATE_NAMES:
             value = getattr(self, name)
             good = value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
             if not good or (value is not None and not (math.isfinite(value) and value > 0)):
@@ -84,15 +88,15 @@ class Rates:
         """The opposite of :meth:`as_dict`.
 
         Raises:
-            ValueError: these are no such values; the text begins with ``where``.
+            ValueError: a rate is missing, unknown or no positive number; the text begins with ``where``.
         """
         given = content.get("bytes_per_second") if isinstance(content, Mapping) else None
         if not isinstance(given, Mapping):
             raise ValueError(
                 f"{where}: there are no rates in it; `python -m pagedopt doctor --json` writes such a file"
             )
-        if unknown := sorted(set(given) - set(RATES)):
-            raise ValueError(f"{where}: unknown rates {', '.join(unknown)}; there are {', '.join(RATES)}")
+        if unknown := sorted(set(given) - set(RATE_NAMES)):
+            raise ValueError(f"{where}: unknown rates {', '.join(unknown)}; there are {', '.join(RATE_NAMES)}")
         try:
             return cls(**given, machine=str(content.get("machine", "unknown")),
                        versions=dict(content.get("versions") or {}), assumed=bool(content.get("assumed")))  # fmt: skip
@@ -109,7 +113,7 @@ class Rates:
 
         Raises:
             OSError: the file cannot be read.
-            ValueError: it holds something else.
+            ValueError: the file holds no rates.
         """
         try:
             content = json.loads(Path(path).read_text())
@@ -121,7 +125,7 @@ class Rates:
 
 
 #: Names of the rates.
-RATES = tuple(f.name for f in fields(Rates) if f.name not in ("machine", "versions", "assumed"))
+RATE_NAMES = tuple(f.name for f in fields(Rates) if f.name not in ("machine", "versions", "assumed"))
 
 #: For a machine nobody has measured.  Device and link: readings on one H200; host memory and disk: a round guess.
 ASSUMED = Rates(
@@ -141,22 +145,22 @@ def measure(device: torch.device | str = "cuda", seconds: float = 2.0, folder: F
         folder: where state files would lie; None: where they do.  Rates of files are None if they cannot lie there.
 
     Raises:
-        ValueError: it is neither a CUDA device nor the CPU.
+        ValueError: ``device`` is neither a CUDA device nor the CPU.
         CudaError: the driver gives no page-locked memory.
-        MemoryError: there are not even 32 MiB of it free.
+        MemoryError: less than 32 MiB of host memory are free.
     """
     device = torch.device(device)
     if device.type not in ("cuda", "cpu"):
         raise ValueError(f"device is {device}; rates can be measured on cpu and cuda")
     versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "driver": machine.driver_version()}
     share = seconds / (8 if device.type == "cuda" else 3)
-    nbytes = min(SAMPLE, host.available() // HOST_SHARE) & -GRANULE
+    nbytes = min(SAMPLE, int(host.available() * HOST_SHARE)) & -GRANULE
     if not nbytes:
         raise MemoryError(
-            f"less than {HOST_SHARE * GRANULE:,} bytes of host memory are free; rates are measured with more"
+            f"less than {GRANULE / HOST_SHARE:,.0f} bytes of host memory are free; rates are measured with more"
         )
     found: dict[str, Any] = _link_rates(device, nbytes, share) if device.type == "cuda" else {}
-    write, read = _file_rates(folder, nbytes, share)
+    write, read = file_rates(folder, nbytes, share)
     return Rates(
         **found, ram=_ram_rate(nbytes, share), file_read=read, file_write=write, machine=machine.name(device),
         versions=versions,
@@ -283,17 +287,23 @@ def _ram_rate(nbytes: int, share: float) -> float:
     return 2 * nbytes / _median(sample, share)
 
 
-def _file_rates(folder: Folder | None, nbytes: int, share: float) -> tuple[float | None, float | None]:
-    """(write, read) of a file without a name, at most ``nbytes`` of it; None where it cannot be written."""
+def file_rates(folder: Folder | None, nbytes: int, seconds: float) -> tuple[float | None, float | None]:
+    """Bytes a second that a file without a name takes and gives: (write, read); None where it cannot be written.
+
+    Args:
+        folder: where it lies; None: where state files do.
+        nbytes: of the file, at most.
+        seconds: for writing, and for reading.
+    """
     size = min(FILE_BLOCK, nbytes)
     block = memoryview(bytearray(os.urandom(GRANULE)) * (size // GRANULE))
     try:
         where = state_folder() if folder is None else folder
         with tempfile.TemporaryFile(dir=where, buffering=0) as file:
-            write = _blocks(lambda: _write_through(file.fileno(), block), nbytes // size, share)
+            write = _blocks(lambda: _write_through(file.fileno(), block), nbytes // size, seconds)
             os.lseek(file.fileno(), 0, os.SEEK_SET)
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # else it would come from the cache
-            read = _blocks(lambda: file.readinto(block), write[0], share)
+            read = _blocks(lambda: file.readinto(block), write[0], seconds)
     except (OSError, ValueError):
         return None, None
     return write[0] * size / write[1], read[0] * size / read[1]

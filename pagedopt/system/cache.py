@@ -14,10 +14,11 @@ import secrets
 import shutil
 import stat
 import tempfile
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from .warn import warn_once
 
 VARIABLE = "PAGEDOPT_CACHE_DIR"
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -45,7 +46,7 @@ def cache_folder() -> Path:
 
 
 def digest(name: str, data: bytes) -> str:
-    """Of what is kept under a name: under another name the same bytes are damaged."""
+    """A digest of data and the name it is kept under: under another name the same bytes count as damaged."""
     return hashlib.sha256(name.encode() + b"\0" + data).hexdigest()
 
 
@@ -78,8 +79,8 @@ def keep(name: str, data: bytes) -> Path | None:
             problem = problem or (f"in {folder}: {error}" if folder else f"({error})")
     if problem:
         where = f"this process has its own in {path.parent} until it ends" if path else "every process compiles its own"
-        _warn_once(
-            "place",
+        warn_once(
+            "no place for kernels",
             f"compiled kernels cannot be kept {problem}; {where}. Set {VARIABLE} to a folder of yours that has room",
         )
     return path
@@ -102,7 +103,7 @@ def discard(path: Path, why: str) -> None:
     """Delete what cannot be used, so that it is made anew; with a warning, once."""
     with contextlib.suppress(OSError):
         path.unlink()
-    _warn_once("damage", f"{path} cannot be used ({why}); such files are deleted and compiled anew")
+    warn_once("damaged kernels", f"{path} cannot be used ({why}); such files are deleted and compiled anew")
 
 
 def write_atomically(path: Path, data: bytes) -> Path:
@@ -134,7 +135,8 @@ def in_memory(data: bytes) -> Path:
 
 
 def _read(path: Path) -> bytes:
-    """
+    """The content of a file of ours.
+
     Raises:
         OSError: it cannot be read, or others may have written it.
     """
@@ -152,7 +154,7 @@ def _read(path: Path) -> bytes:
 
 
 def _ours(folder: Path, make: bool = False) -> Path:
-    """``folder``, now at the latest closed to all others.
+    """``folder``, if need be made now, and closed to everyone else.
 
     Raises:
         OSError: it is not there and cannot be made, or belongs to others.
@@ -204,15 +206,6 @@ def _temporary_folder() -> Path:
 def _remove(process: int, folder: Path) -> None:
     if process == os.getpid():
         shutil.rmtree(folder, ignore_errors=True)
-
-
-_warned: set[str] = set()
-
-
-def _warn_once(key: str, text: str) -> None:
-    if key not in _warned:
-        _warned.add(key)
-        warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 __all__ = ["Kept", "cache_folder", "digest", "discard", "find", "in_memory", "keep", "seal", "unseal"]

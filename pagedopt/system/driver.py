@@ -64,7 +64,7 @@ def bindings() -> ModuleType:
     """The ``cuda.bindings.driver`` module.
 
     Raises:
-        RuntimeError: it is not installed.
+        RuntimeError: cuda-bindings is not installed.
     """
     try:
         from cuda.bindings import driver as module

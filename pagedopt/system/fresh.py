@@ -1,8 +1,9 @@
-"""Memory prepared elsewhere, to be put in the place of parts of a mapped file at one blow."""
+"""Memory prepared elsewhere, to be put in the place of parts of a mapped file at once."""
 
 from __future__ import annotations
 
 import ctypes
+import operator
 import weakref
 from collections.abc import Iterator, Sequence
 
@@ -11,6 +12,7 @@ from .interrupts import Uninterrupted
 
 #: (offset, bytes) of a part of the file.
 Stretch = tuple[int, int]
+_bytes = operator.itemgetter(1)
 
 
 class Fresh:
@@ -22,7 +24,7 @@ class Fresh:
         stretches: each to be taken from its beginning on.
 
     Raises:
-        OSError: the system does not give as much.
+        OSError: the system gives less.
     """
 
     def __init__(self, stretches: Sequence[Stretch]) -> None:
@@ -72,9 +74,9 @@ def unmap_all(parts: dict[int, tuple[int, int]]) -> None:
 
 def total(stretches: Sequence[Stretch]) -> int:
     """Bytes of all of them."""
-    return sum(nbytes for _, nbytes in stretches)
+    return sum(map(_bytes, stretches))
 
 
 def filled(stretches: Sequence[Stretch]) -> Iterator[Stretch]:
     """Those that are not empty."""
-    return (stretch for stretch in stretches if stretch[1])
+    return filter(_bytes, stretches)

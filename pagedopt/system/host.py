@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from . import libc
+from .mounts import Mount, mounts
 
-#: Share of memory or disk that :func:`check_host` and :func:`check_disk` leave free, and the most they leave.
-RESERVE_SHARE, RESERVE_BYTES = 0.05, 256 << 20
+#: Share of memory or disk that :func:`check_host` and :func:`check_disk` leave free, and the most bytes they leave.
+RESERVE_SHARE, RESERVE_MOST = 0.05, 256 << 20
 #: ``mincore`` writes a byte for each page; so many bytes of address space are asked about at once.
 _STRIDE = 1 << 30
 
@@ -27,7 +30,7 @@ class Room:
     @property
     def reserve(self) -> int:
         """Bytes that stay free."""
-        return min(RESERVE_BYTES, int(self.limit * RESERVE_SHARE))
+        return min(RESERVE_MOST, int(self.limit * RESERVE_SHARE))
 
 
 @dataclass(frozen=True)
@@ -49,10 +52,10 @@ def available() -> int:
 
 
 def check_host(nbytes: int, what: str) -> None:
-    """Refuse ``nbytes`` of host memory for ``what`` if they would not leave the machine and its cgroup a reserve.
+    """Refuse ``nbytes`` of host memory for ``what`` unless the machine and its cgroup keep a reserve.
 
     Raises:
-        MemoryError: they would not.
+        MemoryError: there is too little; the text says whose limit it is and what to do.
     """
     if nbytes <= 0:
         return
@@ -67,13 +70,13 @@ def check_host(nbytes: int, what: str) -> None:
 
 
 def check_disk(folder: str | os.PathLike[str], nbytes: int, what: str) -> None:
-    """Refuse ``nbytes`` for ``what`` in ``folder`` if they would not leave its disk a reserve.
+    """Refuse ``nbytes`` for ``what`` in ``folder`` unless its disk keeps a reserve.
 
     Raises:
-        MemoryError: they would not.
+        MemoryError: there is too little; the text says what to do.
     """
-    found = os.statvfs(folder)
-    room = Room(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize, "")
+    disk = shutil.disk_usage(folder)
+    room = Room(disk.free, disk.total, "")
     if 0 < nbytes > room.free - room.reserve:
         raise MemoryError(
             f"{what} needs {nbytes:,} bytes in {os.fspath(folder)}, whose disk has {room.free:,} of {room.limit:,} "
@@ -92,8 +95,8 @@ def rooms(root: Path = Path("/")) -> list[Room]:
     fields = numbers(_text(root / "proc/meminfo"))
     if "MemAvailable" in fields:
         found.append(Room(fields["MemAvailable"] * 1024, fields.get("MemTotal", 0) * 1024, "the machine"))
-    mounts = _text(root / "proc/self/mountinfo")
-    for version, folder in cgroup_folders(_text(root / "proc/self/cgroup"), mounts):
+    mounted = mounts(_text(root / "proc/self/mountinfo"))
+    for version, folder in cgroup_folders(_text(root / "proc/self/cgroup"), mounted):
         room = _cgroup_room(version, root / folder.relative_to("/"), f"cgroup {folder}")
         if room is not None:
             found.append(room)
@@ -106,11 +109,11 @@ def numbers(text: str) -> dict[str, int]:
     return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
 
 
-def cgroup_folders(cgroup: str, mountinfo: str) -> list[tuple[_Version, PurePosixPath]]:
+def cgroup_folders(cgroup: str, mounted: Sequence[Mount]) -> list[tuple[_Version, PurePosixPath]]:
     """Folders that may hold memory limits of a process, from its own up to the root of each hierarchy.
 
     Args:
-        cgroup, mountinfo: the texts of ``/proc/self/cgroup`` and ``/proc/self/mountinfo``.
+        cgroup: the text of ``/proc/self/cgroup``.
     """
     paths: dict[str, str] = {}
     for line in cgroup.splitlines():
@@ -118,17 +121,15 @@ def cgroup_folders(cgroup: str, mountinfo: str) -> list[tuple[_Version, PurePosi
         if not controllers or "memory" in controllers.split(","):
             paths["cgroup" if controllers else "cgroup2"] = path
     found = []
-    for line in mountinfo.splitlines():
-        left, _, right = line.partition(" - ")
-        kind, options = right.split()[0], right.split()[-1].split(",")
-        if kind not in paths or (kind == "cgroup" and "memory" not in options):
+    for mount in mounted:
+        if mount.kind not in paths or (mount.kind == "cgroup" and "memory" not in mount.options):
             continue
-        top, mount = (PurePosixPath(field) for field in left.split()[3:5])
-        own = PurePosixPath(paths[kind])
+        own = PurePosixPath(paths[mount.kind])
         # In a container the hierarchy may be mounted from the container's own cgroup on.
-        own = own.relative_to(top) if own.is_relative_to(top) else own.relative_to("/")
-        version = _V1 if kind == "cgroup" else _V2
-        found += [(version, folder) for folder in [mount / own, *(mount / own).parents] if folder.is_relative_to(mount)]
+        own = own.relative_to(mount.top) if own.is_relative_to(mount.top) else own.relative_to("/")
+        version = _V1 if mount.kind == "cgroup" else _V2
+        inner = mount.point / own
+        found += [(version, folder) for folder in [inner, *inner.parents] if folder.is_relative_to(mount.point)]
     return found
 
 

@@ -1,4 +1,4 @@
-"""Stretches of work that no signal handler may tear: what it raises, rises when they have ended.
+"""Stretches of work that no signal handler may tear: handlers run when they have ended.
 
 Python runs signal handlers in the main thread, between any two of its instructions, and Ctrl-C is one that raises.
 A step, a move of pages or a load that is torn there has lost something.  So handlers wait outside of such a stretch.

@@ -46,7 +46,7 @@ def _call(name: str, *arguments: int | None) -> int:
     """The result of a call, which is made again if a signal has cut it off.
 
     Raises:
-        OSError: it failed.
+        OSError: the system refuses; with the name of the call.
     """
     while True:
         result: int = _function(name)(*arguments)

@@ -16,8 +16,8 @@ import torch
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
-def machine() -> dict[str, Any]:
-    """What numbers were measured on."""
+def describe() -> dict[str, Any]:
+    """What numbers were measured on: system, processor, GPU and versions, as plain values."""
     gpu = torch.cuda.is_available()
     return {
         "platform": platform.platform(),

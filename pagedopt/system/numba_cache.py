@@ -21,7 +21,7 @@ class KeptCode(NullCache):
     """Where a dispatcher looks before it compiles, and leaves what it compiled: one file per signature and processor.
 
     Args:
-        name: says all that the code depends on, but for those.
+        name: says all that the code depends on, but for signature and processor.
     """
 
     def __init__(self, name: str) -> None:

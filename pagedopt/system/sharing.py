@@ -16,7 +16,7 @@ ranges: dict[int, int] = {}
 
 @functools.cache
 def copy_what_cannot_be_shared() -> None:
-    """Let queues and pipes of ``torch.multiprocessing`` know, from now on."""
+    """From now on queues and pipes of ``torch.multiprocessing`` pass such tensors on as copies."""
     ForkingPickler.register(torch.Tensor, _reduce)
 
 

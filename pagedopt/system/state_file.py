@@ -7,7 +7,7 @@ import ctypes
 import errno
 import fcntl
 import os
-import re
+import shutil
 import struct
 import tempfile
 import weakref
@@ -17,6 +17,7 @@ from pathlib import Path
 from . import libc
 from .errors import StateLost
 from .fresh import Fresh, Stretch, filled, total, unmap_all
+from .mounts import file_system
 
 #: The variable that names the folder of state files.
 FOLDER_VARIABLE = "PAGEDOPT_STATE_DIR"
@@ -37,7 +38,7 @@ def state_folder() -> Path:
     """The folder for state files: what $PAGEDOPT_STATE_DIR names, else /var/tmp or the folder of temporary files.
 
     Raises:
-        ValueError: it cannot be written to, or is in memory and so could not save any.
+        ValueError: no such folder can be written to, or it is in memory, where a file would save nothing.
     """
     if named := os.environ.get(FOLDER_VARIABLE):
         if reason := _unfit(named):
@@ -61,25 +62,6 @@ def _unfit(folder: str) -> str:
     return f"is in memory ({kind})" if kind in _IN_RAM else ""
 
 
-def file_system(path: str | os.PathLike[str], mountinfo: str | None = None) -> str:
-    """The type of the file system that ``path`` is on, e.g. ``ext4``; "" if unknown.
-
-    Args:
-        mountinfo: the text of ``/proc/self/mountinfo``; None: read it.
-    """
-    if mountinfo is None:
-        with contextlib.suppress(OSError):
-            mountinfo = Path("/proc/self/mountinfo").read_text()
-    real = Path(os.path.realpath(path))
-    best, kind = -1, ""
-    for line in (mountinfo or "").splitlines():
-        left, _, right = line.partition(" - ")
-        point = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), left.split()[4]))  # a space is \040
-        if real.is_relative_to(point) and len(point.parts) >= best:  # of several on one point the last is seen
-            best, kind = len(point.parts), right.split()[0]
-    return kind
-
-
 class StateFile:
     """A mapped file that goes with its last user, however the process ends: it has no name.
 
@@ -97,7 +79,7 @@ class StateFile:
 
     Raises:
         MemoryError: a file may not be so large.
-        OSError: it cannot be made.
+        OSError: the folder takes no file.
     """
 
     def __init__(self, folder: Path, nbytes: int) -> None:
@@ -127,9 +109,10 @@ class StateFile:
         self._close()
 
     def check_owner(self) -> None:
-        """
+        """Refuse what only the process may do that made the file.
+
         Raises:
-            RuntimeError: this process was forked from the one that made the file.
+            RuntimeError: this process was forked from that one.
         """
         if os.getpid() != self._owner:
             raise RuntimeError(
@@ -191,7 +174,7 @@ class StateFile:
         """Memory for :meth:`bring_in`.
 
         Raises:
-            MemoryError: the system gives none.
+            MemoryError: the system gives no memory.
         """
         with self._explained(total(stretches)):
             return Fresh(stretches)
@@ -200,9 +183,9 @@ class StateFile:
         """Make parts ordinary memory with the same bytes (``zeros``: with zeros).  The file keeps what it has.
 
         Raises:
-            MemoryError: there is no memory.
+            MemoryError: the system gives no memory.
             OSError: reading failed.  Nothing has changed in either case.
-            StateLost: it has, and could not be undone.
+            StateLost: pages were changed in part, and could not be put back.
         """
         with self._explained(total(stretches)):
             self._put(stretches, fresh, zeros)
@@ -220,7 +203,7 @@ class StateFile:
 
         Raises:
             MemoryError, OSError: there is no room, or writing failed.  Nothing has changed.
-            StateLost: it has, and could not be undone.
+            StateLost: pages were changed in part, and could not be put back.
         """
         self.reserve(stretches)
         shown = 0
@@ -288,7 +271,7 @@ class StateFile:
             raise self._lost(stretches, error) from error
 
     def _try_mappings(self, count: int) -> None:
-        """See that the system lets this process put ``count`` mappings amidst others, before it is too late for a no.
+        """See that the system lets this process put ``count`` mappings amidst others, while a refusal does no harm.
 
         Each may cut another in three, and Linux moves none when fewer than six are left.
         """
@@ -321,10 +304,10 @@ class StateFile:
                 ) from error
             if error.errno not in _NO_ROOM:
                 raise
-            found = os.statvfs(self.folder)
+            free = shutil.disk_usage(self.folder).free
             raise MemoryError(
                 f"the disk of {self.folder} gave no {nbytes:,} bytes for a state file ({os.strerror(error.errno)}; "
-                f"{found.f_bavail * found.f_frsize:,} are free, quotas and limits aside); free some, or name a folder "
+                f"{free:,} are free, quotas and limits aside); free some, or name a folder "
                 f"on another disk with {FOLDER_VARIABLE}"
             ) from error
 

@@ -69,14 +69,14 @@ class Range:
         return view(self.address, self.nbytes, self.device, self)
 
     def bytes_at(self, where: Location) -> int:
-        """Bytes that are there."""
+        """Bytes of the range whose memory is at ``where``."""
         return sum(nbytes for _, nbytes, at in self._pages.values() if at is where)
 
     def give(self, offset: int, nbytes: int, where: Location) -> None:
         """Back a page that has no memory yet.
 
         Raises:
-            CudaError: there is none (``CUDA_ERROR_OUT_OF_MEMORY``); the page has no memory then.
+            CudaError: the driver has no memory (``CUDA_ERROR_OUT_OF_MEMORY``); nor has the page then.
         """
         with torch.cuda.device(self.device), relaxed_capture(), contextlib.ExitStack() as undo:
             handle = self._create(nbytes, where)
@@ -168,7 +168,7 @@ def release(handles: Sequence[Any]) -> None:
     """Give memory back that is no longer mapped.
 
     Raises:
-        CudaError: the driver refuses; each was tried.
+        CudaError: the driver refuses one; the others are given back all the same.
     """
     results = [bindings().cuMemRelease(handle) for handle in handles]
     for result in results:

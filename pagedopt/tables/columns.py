@@ -105,6 +105,12 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
+def dense_like(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself if it is dense; else one of its shape and dtype without memory, laid out as torch lays out its
+    like (``torch.empty_like``)."""
+    return tensor if is_dense(tensor) else torch.empty_like(tensor, device="meta", requires_grad=False)
+
+
 def same_layout(shape: torch.Size, a: tuple[int, ...], b: tuple[int, ...]) -> bool:
     """Strides that differ only in dimensions of size one lead to the same places."""
     return a == b or all(x == y for x, y, size in zip(a, b, shape, strict=True) if size != 1)

@@ -12,6 +12,7 @@ one chunk, as in long lists of small tensors, chunk i is row i and the third par
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +42,7 @@ class Geometry:
     """How the work is cut: ``threads`` threads (a warp or a block) share a chunk of ``chunk_numel`` elements.
 
     Raises:
-        ValueError: the kernels could not work so.
+        ValueError: ``chunk_numel`` is no multiple of 16 below 2^31, or ``threads`` neither a warp nor a block.
     """
 
     chunk_numel: int
@@ -54,7 +55,7 @@ class Geometry:
             raise ValueError(f"threads is {self.threads}; it must be 32 (a warp) or {BLOCK} (a block)")
 
 
-def geometry(numels: Sequence[int]) -> Geometry:
+def choose_geometry(numels: Sequence[int]) -> Geometry:
     """Small tensors get a warp each; otherwise blocks, with chunks small enough to fill a large GPU.
 
     32,768 elements hide the cost of reading a table over the link (notes/fused_step.md); below a thousand chunks a GPU
@@ -90,14 +91,14 @@ class HostTable:
         numels: elements of each tensor.
         uniforms: float64 hyperparameters per set.
         sets: number of different sets of hyperparameters there may be at once.
-        shape: how to cut the work (default: :func:`geometry`).
+        geometry: how to cut the work (default: :func:`choose_geometry`).
     """
 
     def __init__(
-        self, lists: int, numels: Sequence[int], uniforms: int = 0, sets: int = 1, shape: Geometry | None = None
+        self, lists: int, numels: Sequence[int], uniforms: int = 0, sets: int = 1, geometry: Geometry | None = None
     ) -> None:
         self.lists = lists
-        self.geometry = shape or geometry(numels)
+        self.geometry = geometry or choose_geometry(numels)
         plan = chunks(numels, self.geometry.chunk_numel)
         row = row_dtype(lists)
         self.rows_at = sets * uniforms
@@ -112,6 +113,7 @@ class HostTable:
         if self.lists_chunks:
             self.chunks = self.words[self.rows_end :].view(CHUNK)
             self.chunks[:] = plan
+        self._sizes = sizes
         self.stamp = 0  # of scalars or rows, whichever changed last
         self.rows_stamp = 0
 
@@ -121,8 +123,29 @@ class HostTable:
             self.scalars[: len(values)] = new
             self.stamp += 1
 
+    @property
+    def addresses(self) -> Words:
+        """Where each row lies in every list, (rows, lists); to read."""
+        addresses: Words = self.rows["address"]
+        return addresses
+
+    def set_addresses(self, addresses: npt.ArrayLike) -> None:
+        """Say where each row lies in every list, (rows, lists) uint64."""
+        self.rows["address"] = addresses
+        self.rows_changed()
+
+    def set_sets(self, sets: npt.ArrayLike) -> None:
+        """Say which set of hyperparameters each row takes, (rows,) int64."""
+        self.rows["set"] = sets
+        self.rows_changed()
+
+    @property
+    def row_words(self) -> npt.NDArray[np.int64]:
+        """The rows as kernels on the CPU walk them, (rows, lists + 2): addresses, elements, set."""
+        return self.words[self.rows_at : self.rows_end].view(np.int64).reshape(-1, self.lists + 2)
+
     def rows_changed(self) -> None:
-        """To be called after a write to :attr:`rows`."""
+        """Call after a write to :attr:`rows`."""
         self.stamp += 1
         self.rows_stamp = self.stamp
 
@@ -132,6 +155,18 @@ class HostTable:
         chunks_at = self.rows_end + 2 * first if self.lists_chunks else -1
         rows_at = self.rows_at if self.lists_chunks else self.rows_at + first * (self.rows.itemsize // WORD)
         return np.array([(rows_at, chunks_at, count, self.geometry.chunk_numel)], HEADER)
+
+    def shares(self, span: Span, count: int) -> list[Span]:
+        """A span of the chunks in ``count`` or fewer stretches of about equal work: elements, and a little per chunk.
+
+        It counts rows as if no tensor were absent, so what was cut once is right for as long as the table lives.
+        """
+        first, last = span
+        chunks = self.chunks[first:last]
+        left = np.minimum(self._sizes[chunks["row"]] - chunks["offset"], self.geometry.chunk_numel)
+        done: npt.NDArray[np.int64] = np.cumsum(np.maximum(left, 0) + 64)
+        ends = np.searchsorted(done, done[-1] * np.arange(1, count) / count)
+        return list(itertools.pairwise(sorted({first, *(ends + (first + 1)).tolist(), last})))
 
     def chunks_of(self, rows: Sequence[tuple[int, int]]) -> list[Span]:
         """The chunks that were cut from each (first, last + 1) of some rows."""

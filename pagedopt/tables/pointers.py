@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from .columns import Column, Layout, TensorList, Tensors, is_dense, same_layout
+from .checks import Common, check_overlap
+from .columns import Column, Layout, TensorList, Tensors
 from .layout import Geometry, HostTable
 
 Indices = npt.NDArray[np.int64]
-
-
-class LayoutError(ValueError):
-    """A tensor has the right shape and other strides than the first list's."""
 
 
 @dataclass(frozen=True)
@@ -71,21 +67,16 @@ class PointerTable:
     ) -> None:
         self.names = list(names) if names else [f"list {i}" for i in range(len(lists))]
         self.writes = tuple(writes)
+        self._written = frozenset(self.writes)
         lists = [tuple(x) for x in lists]  # the caller's may change, or make its tensors when it is asked for them
         if not lists or any(len(x) != len(lists[0]) for x in lists):
             sizes = ", ".join(f"{name}: {len(x)}" for name, x in zip(self.names, lists, strict=False))
             raise ValueError(f"pointer table: every list needs the same number of tensors, got {sizes or 'no lists'}")
-        self._device: torch.device | None = None
-        self._shapes: list[torch.Size] = []
-        self._strides: list[tuple[int, ...]] = []
-        self.dtypes: list[torch.dtype | None] = [None] * len(lists)
-        first = [self._tensor(0, i, t) for i, t in enumerate(lists[0])]
-        self._adopt_shapes(first)
-        self.numels = [t.numel() for t in first]
+        self._common = Common(self.names, lists[0])
         self._rows = rows
-        counts = self.numels if rows is None else rows.numel.tolist()
+        counts = self._common.numels if rows is None else rows.numel.tolist()
         self.host = HostTable(len(lists), counts, uniforms, sets, geometry)
-        self._addresses = np.zeros((len(first), len(lists)), np.uint64)
+        self._addresses = np.zeros((len(self._common.numels), len(lists)), np.uint64)
         self._columns: list[Column | None] = [None] * len(lists)
         self._held: list[Tensors | None] = [None] * len(lists)
         self._unwritten = False
@@ -96,7 +87,17 @@ class PointerTable:
     @property
     def device(self) -> torch.device:
         """The device of every tensor (the CPU for an empty table)."""
-        return self._device or torch.device("cpu")
+        return self._common.device or torch.device("cpu")
+
+    @property
+    def numels(self) -> list[int]:
+        """Elements of each tensor of a list."""
+        return self._common.numels
+
+    @property
+    def dtypes(self) -> list[torch.dtype | None]:
+        """Of each list; None where all of it was absent so far."""
+        return self._common.dtypes
 
     def __len__(self) -> int:
         return len(self.numels)
@@ -126,10 +127,10 @@ class PointerTable:
             addresses = self._addresses.copy() if changes else self._addresses
             for j, column in changes.items():
                 addresses[:, j] = column.addresses
-            if any(j in self.writes for j in changes):
-                self._check_overlap(addresses)
+            if not self._written.isdisjoint(changes):
+                check_overlap(self._common, self.writes, addresses)
         except BaseException:
-            self.dtypes = dtypes  # a list that was empty had taken one
+            self._common.dtypes = dtypes  # a list that was empty had taken one
             raise
         for j, tensors in enumerate(given):
             if tensors is not None:
@@ -140,7 +141,7 @@ class PointerTable:
         for j, column in changes.items():
             self._columns[j] = column
         self._addresses = addresses
-        self.absent = sorted(set().union(*(c.absent for c in self._columns if c)))
+        self.absent = sorted(set().union(*[c.absent for c in self._columns if c and c.absent]))
         self._write_rows()
         self._unwritten = False
         return True
@@ -174,8 +175,7 @@ class PointerTable:
 
     def assign_sets(self, sets: npt.NDArray[np.int64]) -> None:
         """Say which set of hyperparameters each tensor takes (see :class:`~pagedopt.tables.layout.HostTable`)."""
-        self.host.rows["set"] = sets if self._rows is None else sets[self._rows.tensor]
-        self.host.rows_changed()
+        self.host.set_sets(sets if self._rows is None else sets[self._rows.tensor])
 
     def moved(self, lists: Sequence[TensorList]) -> list[tuple[str, int]]:
         """(list name, index) of every tensor that no longer lies where the table says."""
@@ -201,10 +201,7 @@ class PointerTable:
                 return None
             self._check_memory(j, now)
             return self._news(j, now)
-        if not self._agree(j, tensors):
-            for i, tensor in enumerate(tensors):
-                if tensor is not None or j == 0:
-                    self._check_tensor(j, i, tensor)
+        self._common.check(j, tensors)
         layout = Layout([t for t in tensors if t is not None]) if column is not None else None
         new = Column(tensors, layout)
         self._check_memory(j, new)
@@ -222,92 +219,4 @@ class PointerTable:
         if not column.addresses.all():
             for i in np.flatnonzero(column.addresses == 0).tolist():
                 if self.numels[i] and i not in column.absent:
-                    self._fail(ValueError, j, i, "has no memory (its storage was freed or resized to nothing)")
-
-    def _tensor(self, j: int, i: int, value: Any) -> torch.Tensor:
-        if not isinstance(value, torch.Tensor):
-            self._fail(TypeError, j, i, f"is {type(value).__name__}, not a tensor")
-        if value.layout is not torch.strided:
-            self._fail(TypeError, j, i, f"is sparse ({value.layout}); only dense tensors are supported")
-        return value
-
-    def _adopt_shapes(self, tensors: list[torch.Tensor]) -> None:
-        for i, tensor in enumerate(tensors):
-            if not tensor.is_contiguous() and not is_dense(tensor):
-                self._fail(
-                    ValueError, 0, i,
-                    f"of shape {tuple(tensor.shape)} and strides {tensor.stride()} has gaps or overlaps itself; "
-                    "use a contiguous tensor",
-                )  # fmt: skip
-        self._device = tensors[0].device if tensors else None
-        self._shapes = [t.shape for t in tensors]
-        self._strides = [t.stride() for t in tensors]
-
-    def _agree(self, j: int, tensors: Sequence[Any]) -> bool:
-        """Whether all tensors are there and plainly alike; if not, each is to be looked at."""
-        try:
-            dtypes = {t.dtype for t in tensors}
-            alike = (
-                len(dtypes) == 1
-                and (self.dtypes[j] is None or self.dtypes[j] in dtypes)
-                and {t.device for t in tensors} == {self._device}
-                and {t.layout for t in tensors} == {torch.strided}
-                and [t.shape for t in tensors] == self._shapes
-                and [t.stride() for t in tensors] == self._strides
-            )
-        except AttributeError:  # absent, or no tensor
-            return False
-        if alike:
-            (self.dtypes[j],) = dtypes
-        return alike
-
-    def _check_tensor(self, j: int, i: int, value: Any) -> None:
-        tensor = self._tensor(j, i, value)
-        shape, strides = self._shapes[i], self._strides[i]
-        if tensor.shape != shape:
-            self._fail(ValueError, j, i, f"has shape {tuple(tensor.shape)}, the table has {tuple(shape)}")
-        if tensor.numel() > 1 and not same_layout(shape, tensor.stride(), strides):
-            self._fail(
-                LayoutError, j, i,
-                f"has strides {tensor.stride()}, {self.names[0]} has {strides}: they must be laid out alike",
-            )  # fmt: skip
-        if tensor.device != self._device:
-            self._fail(ValueError, j, i, f"is on {tensor.device}, the table is on {self._device}")
-        if self.dtypes[j] is None:
-            self.dtypes[j] = tensor.dtype
-        if tensor.dtype is not self.dtypes[j]:
-            self._fail(TypeError, j, i, f"is {tensor.dtype}, the list is {self.dtypes[j]}")
-
-    def _check_overlap(self, addresses: npt.NDArray[np.uint64]) -> None:
-        """What is written may share memory only with the same row of another list, exactly."""
-        if not self.writes:
-            return
-        item = [d.itemsize if d else 0 for d in self.dtypes]
-        numels = np.asarray(self.numels, np.uint64)
-        live = (addresses != 0).all(axis=1) & (numels > 0)
-        index = np.flatnonzero(live).astype(np.int64)
-        start = np.concatenate([addresses[live, j] for j in self.writes])
-        end = np.concatenate([addresses[live, j] + numels[live] * np.uint64(item[j]) for j in self.writes])
-        which = np.concatenate([index] * len(self.writes))
-        order = np.argsort(start, kind="stable")
-        start, end, which = start[order], end[order], which[order]
-        clash = np.flatnonzero(end[:-1] > start[1:])
-        for at in clash:
-            self._overlap(int(which[at]), int(which[at + 1]))
-        for j in set(range(len(item))) - set(self.writes):
-            begin = addresses[live, j]
-            stop = begin + numels[live] * np.uint64(item[j])
-            at = np.searchsorted(start, stop, side="left").astype(np.int64) - 1  # the last written start below our end
-            hit = (at >= 0) & (end[at] > begin)
-            same = (which[at] == index) & (start[at] == begin) & (end[at] == stop)
-            for position in np.flatnonzero(hit & ~same):
-                self._overlap(int(index[position]), int(which[at[position]]))
-
-    def _overlap(self, a: int, b: int) -> NoReturn:
-        raise ValueError(
-            f"tensors {a} and {b} of the lists {self.names} overlap in memory and cannot be updated in place; "
-            "give each tensor once, with memory of its own"
-        )
-
-    def _fail(self, kind: type[Exception], j: int, i: int, why: str) -> NoReturn:
-        raise kind(f"tensor {i} of {self.names[j]} {why}")
+                    self._common.fail(ValueError, j, i, "has no memory (its storage was freed or resized to nothing)")

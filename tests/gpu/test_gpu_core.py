@@ -26,7 +26,8 @@ from support import (
 
 from pagedopt import Sweep, foreach_norm, multi_tensor_apply
 from pagedopt.rules import RULES, Rule
-from pagedopt.transports.transport import TRANSPORTS, StructTransport
+from pagedopt.transports.by_value import StructTransport
+from pagedopt.transports.choose import TRANSPORTS
 
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU: torch.cuda.is_available() is False", allow_module_level=True)
@@ -102,8 +103,7 @@ def test_sets_of_scalars_and_absent_tensors(sizes: tuple[int, ...], transport: s
     sets = [i % 3 for i in range(len(sizes))]
     scalars = [scalars_for(ADAMW, step) for step in (3, 1, 8)]
     sweep = Sweep(ADAMW, after, sets=3, transport=transport)
-    sweep.table.host.rows["set"] = sets
-    sweep.table.host.rows_changed()
+    sweep.table.host.set_sets(sets)
     sweep.run([ADAMW.uniforms(s) for s in scalars])
     assert_updated(ADAMW, before, after, expected(ADAMW, before, scalars, sets), MIXES["float32"])
     for j in (0, 2, 3):

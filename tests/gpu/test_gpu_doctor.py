@@ -12,7 +12,7 @@ from pagedopt import PagedAdamW, Rates, estimate
 from pagedopt.commands.doctor import facts
 from pagedopt.commands.main import main
 from pagedopt.placements import choose
-from pagedopt.planning.rates import RATES
+from pagedopt.planning.rates import RATE_NAMES
 
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU: torch.cuda.is_available() is False", allow_module_level=True)
@@ -54,7 +54,7 @@ def test_every_rate_is_measured(report: Any) -> None:
     assert not found.assumed
     assert torch.cuda.get_device_name(0) in found.machine
     optional = set() if report["cards"][0]["attributes"]["canMapHostMemory"] else {"in_place"}
-    assert {name for name in RATES if getattr(found, name) is None} <= optional
+    assert {name for name in RATE_NAMES if getattr(found, name) is None} <= optional
 
 
 def test_every_placement_is_tried(report: Any) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from pagedopt import multi_tensor_apply
 from pagedopt.rules import Rule
-from pagedopt.system import cache
+from pagedopt.system import cache, warn
 
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU: torch.cuda.is_available() is False", allow_module_level=True)
@@ -31,7 +31,7 @@ def negate(x):  # type: ignore[no-untyped-def]
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PAGEDOPT_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(cache, "_warned", set())
+    monkeypatch.setattr(warn, "_said", set())
     monkeypatch.setattr(cache, "_temporary", None)
 
 

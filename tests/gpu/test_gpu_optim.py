@@ -12,7 +12,7 @@ from optim_support import ADAMW, distance, model, pair, train
 
 from pagedopt import PagedAdamW, PagedSGD
 from pagedopt.system import driver
-from pagedopt.transports.transport import TRANSPORTS
+from pagedopt.transports.choose import TRANSPORTS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -79,9 +79,9 @@ def test_managed_memory_beyond_its_share_is_refused_and_the_optimizer_stays_usab
 
 @pytest.mark.parametrize("refusal", ["attribute", "allocator"])
 def test_state_falls_back_to_the_device_with_one_warning(refusal: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pagedopt.placements import choose
+    from pagedopt.system import warn
 
-    choose._warned.clear()
+    warn._said.clear()
     if refusal == "attribute":
         monkeypatch.setattr(driver, "capabilities", lambda _: driver.Capabilities(True, False, True))
     else:

@@ -14,8 +14,7 @@ from spill_support import everything, parameters, same, steps
 
 from pagedopt import PagedAdamW, run_with_room
 from pagedopt.paging import policy
-from pagedopt.placements import choose
-from pagedopt.system import driver, host, virtual
+from pagedopt.system import driver, host, virtual, warn
 
 pytestmark = [
     pytest.mark.gpu,
@@ -105,7 +104,7 @@ def test_auto_gives_state_what_the_cap_leaves_and_follows_it() -> None:
     total = torch.cuda.mem_get_info()[1]
 
     def cap(left: int) -> None:
-        held = torch.cuda.memory_reserved() + policy.RESERVE_BYTES
+        held = torch.cuda.memory_reserved() + policy.AUTO_LEAST
         torch.cuda.set_per_process_memory_fraction((held + left) / total)
 
     opt = PagedAdamW(params, device_budget="auto", **ADAMW)
@@ -218,7 +217,7 @@ def test_what_a_device_cannot_do_falls_back_with_one_warning(
     steps(twin, plain, 4)
     calls: list[str] = []
     monkeypatch.setattr(driver, "capabilities", lambda _: driver.Capabilities(**{**CAN, **can}))
-    monkeypatch.setattr(choose, "_warned", set())
+    monkeypatch.setattr(warn, "_said", set())
     if "concurrent_managed" in can:
         monkeypatch.setattr(driver, "advise", lambda *a: calls.append("advise"))
         monkeypatch.setattr(driver, "prefetch", lambda *a: calls.append("prefetch"))
@@ -237,7 +236,7 @@ def test_refused_managed_memory_falls_back(monkeypatch: pytest.MonkeyPatch) -> N
         raise driver.CudaError("cuMemAllocManaged", "CUDA_ERROR_NOT_SUPPORTED", "operation not supported")
 
     monkeypatch.setattr(driver, "allocate_managed", refuse)
-    monkeypatch.setattr(choose, "_warned", set())
+    monkeypatch.setattr(warn, "_said", set())
     params = parameters()
     opt = PagedAdamW(params, placement="managed", device_budget="10MiB", transport="mapped", **ADAMW)
     with pytest.warns(RuntimeWarning, match="CUDA_ERROR_NOT_SUPPORTED"):

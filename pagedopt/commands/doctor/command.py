@@ -35,9 +35,9 @@ def main(args: argparse.Namespace) -> int:
         return without_torch(error, args.json)
     from rich.console import Console
 
-    from pagedopt.commands.doctor.examine import examine
-    from pagedopt.commands.doctor.show import show
-    from pagedopt.commands.train.options import pick_device
+    from ..device import pick_device
+    from .examine import examine
+    from .show import show
 
     device = pick_device(args.device)
     with Console(stderr=True).status("examining this machine"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from typing import Any
 
 import torch
@@ -23,7 +21,7 @@ def examine(device: torch.device, quick: bool = False) -> dict[str, Any]:
     """
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    packages = facts.package_versions()
+    about, packages = machine.describe(), facts.package_versions()
     tried = [*placements(device), *trial.try_placements(torch.device("cpu"))]
     for one in tried:  # without its packages a device promises nothing; that they are missing is said once
         needs = facts.NEEDED[torch.device(one["device"]).type]
@@ -32,8 +30,7 @@ def examine(device: torch.device, quick: bool = False) -> dict[str, Any]:
     found, failure = (None, "") if quick else measured(device)
     return {
         "pagedopt": __version__,
-        "system": {"platform": platform.platform(), "python": platform.python_version(),
-                   "processor": machine.processor(), "cores": len(os.sched_getaffinity(0))},
+        "system": {name: about[name] for name in ("platform", "python", "processor", "cores")},
         "packages": packages,
         "driver": machine.driver_version(),
         "cuda": facts.cuda_versions(),

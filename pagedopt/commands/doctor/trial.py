@@ -60,7 +60,7 @@ def _allocate_and_move(kind: type[Arena], device: torch.device) -> None:
     """Write state, send its pages away and bring them back, and read it again.
 
     Raises:
-        RuntimeError: it is not what was written.
+        RuntimeError: what is read is not what was written.
         Exception: whatever the placement raises.
     """
     expected = torch.arange(NUMEL, dtype=torch.float32, device=device)

@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from pagedopt.commands.main import UsageError
-from pagedopt.commands.train.files import replacing
+from ..errors import UsageError
+from .files import replacing
 
 FORMAT = 1
 KEYS = {"format", "options", "step", "corpus", "contenders"}
 
 
 def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
-    """Write beside `path`, then rename: whoever reads finds the old checkpoint or the new one, never a half.
+    """Write beside ``path``, then rename: whoever reads finds the old checkpoint or the new one, never a half.
 
     Raises:
         OSError: there is no room, or the disk fails; the old checkpoint is still there.

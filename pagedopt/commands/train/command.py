@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pagedopt.commands.train.sizes import SIZES, parameter_count
+from .sizes import SIZES, parameter_count
 
 HELP = "train a GPT with PagedAdamW beside torch's AdamW and compare the two"
 
@@ -89,6 +89,6 @@ def _add_state_arguments(state: argparse._ArgumentGroup) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Train, report, and return the exit status: 0, 1 if the curves part, 130 if interrupted."""
-    from pagedopt.commands.train.run import run  # imports torch
+    from .run import run  # imports torch
 
     return run(args)

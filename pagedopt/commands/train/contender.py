@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pagedopt.commands.train.model import GPT, build_model
-from pagedopt.commands.train.options import Options
+from .model import GPT, build_model
+from .options import Options
 
 LABELS = {"paged": "PagedAdamW", "torch": "torch AdamW (fused)"}
 BETAS = (0.9, 0.95)  # as GPT-3 and its followers train
@@ -19,7 +19,7 @@ CLIP_NORM = 1.0
 
 
 def build_optimizer(kind: str, model: nn.Module, options: Options) -> torch.optim.Optimizer:
-    """Return the optimizer called `kind`; every choice between the contenders is made here.
+    """The optimizer called ``kind``; every choice between the contenders is made here.
 
     Matrices and embeddings decay, norms and biases do not.
     """
@@ -29,7 +29,7 @@ def build_optimizer(kind: str, model: nn.Module, options: Options) -> torch.opti
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
     if kind == "paged":
-        from pagedopt import PagedAdamW
+        from ... import PagedAdamW
 
         return PagedAdamW(groups, lr=options.lr, betas=BETAS, placement=options.placement, device_budget=options.budget)
     return torch.optim.AdamW(groups, lr=options.lr, betas=BETAS, fused=True)
@@ -42,7 +42,7 @@ class Clock:
         self.cuda = device.type == "cuda"
 
     def now(self) -> Any:
-        """Return a mark for `milliseconds`."""
+        """A mark for ``milliseconds``."""
         if not self.cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -50,7 +50,7 @@ class Clock:
         return event
 
     def milliseconds(self, start: Any, end: Any) -> float:
-        """Return the time between two marks; on CUDA both must have happened."""
+        """The time between two marks; on CUDA both must have happened."""
         return float(start.elapsed_time(end)) if self.cuda else (end - start) * 1e3
 
 
@@ -64,7 +64,7 @@ class Curve:
 
 
 class Contender:
-    """A model and its optimizer. Losses and times stay on the device until `collect`, so no step waits for them."""
+    """A model and its optimizer. Losses and times stay on the device until ``collect``, so no step waits for them."""
 
     def __init__(self, kind: str, options: Options, name: str = "") -> None:
         self.kind = kind
@@ -78,7 +78,7 @@ class Contender:
         self._waiting: list[tuple[Tensor, Any, Any, Any]] = []
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss, with matrix products in bfloat16 on a GPU."""
+        """The loss, with matrix products in bfloat16 on a GPU."""
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda"):
             return self.model(inputs, targets)
 
@@ -110,7 +110,7 @@ class Contender:
         self._waiting.clear()
 
     def state_bytes(self) -> dict[str, int]:
-        """Return the bytes of optimizer state by place."""
+        """The bytes of optimizer state by place."""
         if self.kind == "paged":
             report: Any = self.optimizer
             return {place: int(size) for place, size in report.memory_report().by_place.items() if size}
@@ -122,7 +122,7 @@ class Contender:
         return dict(places)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that a later `load_state_dict` needs to go on."""
+        """All that a later ``load_state_dict`` needs to go on."""
         self.collect()
         return {
             "model": self.model.state_dict(),
@@ -131,7 +131,7 @@ class Contender:
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go on from where `state_dict` was taken."""
+        """Go on from where ``state_dict`` was taken."""
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.curve = Curve(**saved["curve"])

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pagedopt.commands.main import UsageError
+from ..errors import UsageError
 
 CORPUS_LIMIT = 16 * 2**20  # bytes; all of the library of today's Python, and a bound on a grown one
 SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
@@ -31,13 +31,13 @@ class Corpus:
 
 
 def source_files(root: Path) -> list[Path]:
-    """Return the library's sources in an order that does not depend on the file system."""
+    """The library's sources in an order that does not depend on the file system."""
     found = [path for path in root.rglob("*.py") if not SKIPPED.intersection(path.relative_to(root).parts[:-1])]
     return sorted(found, key=lambda path: path.relative_to(root).as_posix())
 
 
 def load_corpus(block: int, root: Path | None = None) -> Corpus:
-    """Read the standard library (or the *.py files under `root`) for sequences of `block` tokens."""
+    """Read the standard library (or the *.py files under ``root``) for sequences of ``block`` tokens."""
     root = root or Path(sysconfig.get_paths()["stdlib"])
     parts: tuple[list[bytes], list[bytes]] = ([], [])
     total = 0
@@ -67,7 +67,7 @@ def sample_batch(text: Bytes, batch: int, block: int, seed: int, step: int) -> T
 
 
 def to_device(windows: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets on the device, without waiting for the copy."""
+    """Inputs and targets on the device, without waiting for the copy."""
     if device.type == "cuda":
         windows = windows.pin_memory().to(device, non_blocking=True)
     return windows[:, :-1], windows[:, 1:]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from pagedopt.commands.train.contender import Contender
+from .contender import Contender
 
 RECENT = 20  # steps the shown speed is the median of
 LINES = 10  # lines in a whole run where there is no terminal
@@ -45,7 +45,7 @@ class Display:
         self.progress.stop()
 
     def update(self, step: int, contenders: Sequence[Contender]) -> None:
-        """Show the state after `step` steps."""
+        """Show the state after ``step`` steps."""
         losses = " ".join(f"{contender.name} {contender.curve.losses[-1]:.3f}" for contender in contenders)
         speeds = " ".join(f"{self._speed(contender) / 1e3:.1f}k" for contender in contenders)
         status = f"loss {losses}  {speeds} tokens/s"
@@ -59,5 +59,5 @@ class Display:
         self.console.print(f"step {step}/{self.steps}  {status}  ETA {left:.0f} s", highlight=False, soft_wrap=True)
 
     def _speed(self, contender: Contender) -> float:
-        """Return tokens per second of the whole step: forward, backward and optimizer."""
+        """Tokens per second of the whole step: forward, backward and optimizer."""
         return self.tokens / statistics.median(contender.curve.step_ms[-RECENT:]) * 1e3

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from pagedopt.commands.main import UsageError
+from ..errors import UsageError
 
 LOCK = ".lock"
 SUFFIX = ".unfinished"
@@ -24,9 +24,9 @@ NO_FOLDER_SYNC = (errno.EINVAL, errno.EOPNOTSUPP)
 
 @contextlib.contextmanager
 def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """A new file that takes the place of `path` when the block ends, and is removed if it fails, however that is.
+    """A new file that takes the place of ``path`` when the block ends, and is removed if it fails, however that is.
 
-    A link that stands at `path` is replaced.  `mode` is cut by the umask, as always.
+    A link that stands at ``path`` is replaced.  ``mode`` is cut by the umask, as always.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{SUFFIX}")
     try:
@@ -57,7 +57,7 @@ def _sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def only_run(folder: Path) -> Iterator[None]:
-    """Keep other runs out of `folder` for the block, or until this process ends, however that is.
+    """Keep other runs out of ``folder`` for the block, or until this process ends, however that is.
 
     What killed runs left unfinished is removed: nobody else is writing.
 

@@ -11,7 +11,7 @@ CAUGHT = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupt:
-    """While entered, the first signal sets `requested`; a second one ends the program as usual.
+    """While entered, the first signal sets ``requested``; a second one ends the program as usual.
 
     A signal that was ignored stays so: a shell starts a background job like that, to keep Ctrl-C from it.
     """

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pagedopt.commands.train.sizes import Size
+from .sizes import Size
 
 
 class Attention(nn.Module):
@@ -65,7 +65,7 @@ class GPT(nn.Module):
                 nn.init.zeros_(parameter)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean cross-entropy of `targets`, in nats per token."""
+        """The mean cross-entropy of ``targets``, in nats per token."""
         x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
         for layer in self.layers:
             x = layer(x)
@@ -74,7 +74,7 @@ class GPT(nn.Module):
 
 
 def build_model(size: Size, block: int, seed: int, device: torch.device) -> GPT:
-    """Return a model whose weights depend on the seed alone, not on the device."""
+    """A model whose weights depend on the seed alone, not on the device."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = GPT(size, block)

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
-from pagedopt.commands.main import UsageError
-from pagedopt.commands.train.sizes import DEFAULT_SIZE, SIZES, Size, parameter_count
-from pagedopt.paging import policy
-from pagedopt.placements.choose import ARENAS, Arena, check_placement, default_placement
-from pagedopt.system.state_file import state_folder
-from pagedopt.units import text_of_bytes
+from ...paging import policy
+from ...placements.choose import ARENAS, Arena, check_placement, default_placement
+from ...system.state_file import state_folder
+from ...units import text_of_bytes
+from ..device import pick_device
+from ..errors import UsageError
+from .sizes import DEFAULT_SIZE, SIZES, Size, parameter_count
 
 OPTIMIZERS = {"both": ("paged", "torch"), "paged": ("paged",), "torch": ("torch",)}
 LEAST = {"batch": 1, "block": 1, "steps": 1, "threads": 1, "seed": 0, "checkpoint_every": 0, "lr": 0, "weight_decay": 0}
@@ -54,7 +55,7 @@ class Options:
         """``device_budget`` as PagedAdamW takes it.
 
         Raises:
-            ValueError: it is no budget.
+            ValueError: the text is no number of bytes.
         """
         return None if self.device_budget == EVERYTHING else policy.check_budget(self.device_budget)
 
@@ -116,7 +117,7 @@ def resolve_resumed(args: argparse.Namespace, saved: dict[str, Any]) -> Options:
 
 
 def given(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options that were passed, by name."""
+    """The options that were passed, by name."""
     names = Options.__dataclass_fields__
     passed = {name: value for name, value in vars(args).items() if name in names and value is not None}
     if "out" in passed:
@@ -173,24 +174,6 @@ def check_act(options: Options, kind: type[Arena], text: str) -> None:
         raise UsageError(f"{text}: all state stays, it is {size}; use a smaller --device-budget, or --no-spill")
 
 
-def pick_device(name: str | None) -> torch.device:
-    """Return the device asked for, or the best there is; refuse one that is not there."""
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in DEFAULT_SIZE:
-        raise UsageError(f"--device {name}: must be cpu, cuda or cuda:N")
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (device.index or 0) >= count:
-            found = f"torch {torch.__version__} sees {count} GPU{'' if count == 1 else 's'}"
-            raise UsageError(f"--device {name}: {found} here. Use another device, or --device cpu.")
-    return device
-
-
 def as_saved(options: Options) -> dict[str, Any]:
-    """Return the options as plain values, for a checkpoint or a JSON file."""
+    """The options as plain values, for a checkpoint or a JSON file."""
     return asdict(options)

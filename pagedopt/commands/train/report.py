@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -13,13 +12,14 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from pagedopt.commands.train.compare import TOLERANCE, Comparison, compare
-from pagedopt.commands.train.contender import Contender
-from pagedopt.commands.train.files import replacing
-from pagedopt.commands.train.options import Options, as_saved
-from pagedopt.commands.train.sizes import parameter_count
-from pagedopt.system.machine import machine
-from pagedopt.units import text_of_bytes
+from ...system import machine
+from ...units import text_of_bytes
+from ..results import as_json, new_figure, spread
+from .compare import TOLERANCE, Comparison, compare
+from .contender import Contender
+from .files import replacing
+from .options import Options, as_saved
+from .sizes import parameter_count
 
 RESULT = "result.json"
 FINAL_STEPS = 10  # the final loss is their mean, since batches differ
@@ -46,15 +46,15 @@ def report(options: Options, contenders: Sequence[Contender], validation: Sequen
 
 
 def summarize(contender: Contender, validation_loss: float, options: Options) -> dict[str, Any]:
-    """Return what a contender measured, as plain values."""
+    """What a contender measured, as plain values."""
     curve = contender.curve
     return {
         "optimizer": contender.label,
         "first_train_loss": curve.losses[0],
         "final_train_loss": statistics.fmean(curve.losses[-FINAL_STEPS:]),
         "validation_loss": validation_loss,
-        "tokens_per_second": options.batch * options.block / spread(curve.step_ms)["median"] * 1e3,
-        "optimizer_step_ms": spread(curve.optimizer_ms),
+        "tokens_per_second": options.batch * options.block / warm_spread(curve.step_ms)["median"] * 1e3,
+        "optimizer_step_ms": warm_spread(curve.optimizer_ms),
         "state_bytes": contender.state_bytes(),
         "losses": curve.losses,
         "step_ms": curve.step_ms,
@@ -62,20 +62,18 @@ def summarize(contender: Contender, validation_loss: float, options: Options) ->
     }
 
 
-def spread(times: Sequence[float]) -> dict[str, float]:
-    """Return the median and the percentiles around it, without the first steps."""
-    warm = min(WARM_UP_STEPS, len(times) - 1)
-    low, median, high = (float(value) for value in np.percentile(times[warm:], (10, 50, 90)))
-    return {"p10": low, "median": median, "p90": high}
+def warm_spread(times: Sequence[float]) -> dict[str, float]:
+    """The spread of a time per step, without the first steps."""
+    return spread(times[min(WARM_UP_STEPS, len(times) - 1) :])
 
 
 def text_of_places(places: Mapping[str, int]) -> str:
-    """Return bytes by place as a cell of a table."""
+    """Bytes by place as a cell of a table."""
     return ", ".join(f"{text_of_bytes(size)} {place}" for place, size in places.items()) or "none"
 
 
 def table(results: Sequence[dict[str, Any]]) -> Table:
-    """Return the results side by side."""
+    """The results side by side."""
     shown = Table("optimizer")
     for heading in ("train loss", "val loss", "tokens/s", "optimizer ms (p10 to p90)", "state"):
         shown.add_column(heading, justify="right")
@@ -108,9 +106,9 @@ def verdict(comparison: Comparison | None, contenders: Sequence[Contender]) -> s
 
 
 def write_json(path: Path, options: Options, results: dict[str, Any], comparison: Comparison | None) -> None:
-    """Write everything about the run. What is not a finite number becomes null, as JSON has no NaN."""
+    """Write everything about the run."""
     content = {
-        "machine": machine(),
+        "machine": machine.describe(),
         "options": as_saved(options),
         "parameters": parameter_count(options.shape, options.block),
         "optimizers": results,
@@ -120,30 +118,16 @@ def write_json(path: Path, options: Options, results: dict[str, Any], comparison
 
 
 def write_values(path: Path, content: dict[str, Any]) -> None:
-    """Write values as JSON."""
-    text = json.dumps(finite(content), indent=1, allow_nan=False) + "\n"
+    """Write plain values as JSON, whole or not at all."""
     with replacing(path) as file:
-        file.write(text.encode())
-
-
-def finite(value: Any) -> Any:
-    """Return the value with None for every number that is not finite."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        file.write(as_json(content).encode())
 
 
 def draw(path: Path, contenders: Sequence[Contender], comparison: Comparison | None) -> bool:
     """Plot the curves and, for two of them, their difference; return False where matplotlib is missing."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
+    figure = new_figure(8, 5.5)
+    if figure is None:
         return False
-    figure = Figure(figsize=(8, 5.5), layout="constrained")
-    FigureCanvasAgg(figure)
     rows = 1 if comparison is None else 2
     axes = figure.subplots(rows, 1, sharex=True, squeeze=False, height_ratios=[3, 1][:rows])[:, 0]
     styles: tuple[dict[str, Any], ...] = ({"linewidth": 4, "alpha": 0.4}, {"linewidth": 1, "color": "black"})

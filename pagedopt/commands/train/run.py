@@ -10,18 +10,18 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from pagedopt.commands.main import UsageError
-from pagedopt.commands.train import spill
-from pagedopt.commands.train.checkpoint import load_checkpoint, save_checkpoint
-from pagedopt.commands.train.contender import Contender
-from pagedopt.commands.train.data import Corpus, load_corpus, sample_batch, to_device
-from pagedopt.commands.train.display import Display
-from pagedopt.commands.train.files import only_run
-from pagedopt.commands.train.interrupt import Interrupt
-from pagedopt.commands.train.options import OPTIMIZERS, Options, as_saved, resolve, resolve_resumed
-from pagedopt.commands.train.report import RESULT, report
-from pagedopt.commands.train.schedule import learning_rate
-from pagedopt.commands.train.sizes import parameter_count
+from ..errors import UsageError
+from . import spill
+from .checkpoint import load_checkpoint, save_checkpoint
+from .contender import Contender
+from .data import Corpus, load_corpus, sample_batch, to_device
+from .display import Display
+from .files import only_run
+from .interrupt import Interrupt
+from .options import OPTIMIZERS, Options, as_saved, resolve, resolve_resumed
+from .report import RESULT, report
+from .schedule import learning_rate
+from .sizes import parameter_count
 
 CHECKPOINT = "checkpoint.pt"
 COLLECT_EVERY = {"cpu": 1, "cuda": 10}  # steps between looks at the losses, each of which waits for the device
@@ -72,7 +72,7 @@ class Run:
         """Write a checkpoint.
 
         Raises:
-            UsageError: there is no room for it.
+            UsageError: the disk has no room for it, or fails.
         """
         content = {
             "options": as_saved(self.options),
@@ -91,7 +91,7 @@ class Run:
 
     @torch.no_grad()
     def validate(self, contender: Contender) -> float:
-        """Return the loss on held-out files, the same batches for every contender."""
+        """The loss on held-out files, the same batches for every contender."""
         options = self.options
         losses = []
         for number in range(VALIDATION_BATCHES):
@@ -101,7 +101,7 @@ class Run:
 
 
 def start(args: argparse.Namespace, held: contextlib.ExitStack) -> Run:
-    """Check the options and bring the run to where it starts; `held` keeps its folder from other runs."""
+    """Check the options and bring the run to where it starts; ``held`` keeps its folder from other runs."""
     saved = load_checkpoint(args.resume) if args.resume else None
     options = resolve_resumed(args, saved["options"]) if saved else resolve(args)
     torch.set_num_threads(options.threads)

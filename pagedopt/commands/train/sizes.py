@@ -36,7 +36,7 @@ DEFAULT_SIZE = {"cpu": "small", "cuda": "gpt2"}
 
 
 def parameter_count(size: Size, block: int) -> int:
-    """Return the number of parameters of a GPT of this size, with the output layer tied to the embedding.
+    """The number of parameters of a GPT of this size, with the output layer tied to the embedding.
 
     >>> parameter_count(SIZES["gpt2"], 1024)
     124475904

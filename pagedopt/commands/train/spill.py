@@ -12,12 +12,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from pagedopt.commands.train.compare import TOLERANCE, compare
-from pagedopt.commands.train.contender import Contender
-from pagedopt.commands.train.options import EVERYTHING, Options
-from pagedopt.commands.train.report import spread, text_of_places, write_values
-from pagedopt.placements.choose import ARENAS, default_placement
-from pagedopt.units import text_of_bytes
+from ...placements.choose import ARENAS, default_placement
+from ...units import text_of_bytes
+from .compare import TOLERANCE, compare
+from .contender import Contender
+from .options import EVERYTHING, Options
+from .report import text_of_places, warm_spread, write_values
 
 NAMES = ("resident", "spilled")
 #: At most so many steps, and a tenth of the run where that is less: the act is short beside the first one.
@@ -29,7 +29,7 @@ AWAY = {"file": "in a file", "host": "on the host"}
 
 
 def twins(options: Options) -> tuple[Options, Options]:
-    """Return the options of both, from those of the run: the same but for the place of the state."""
+    """The options of both, from those of the run: the same but for the place of the state."""
     device = torch.device(options.device)
     steps = min(MOST_STEPS, max(LEAST_STEPS, options.steps // 10))
     resident = replace(
@@ -68,7 +68,7 @@ def report(contenders: Sequence[Contender], path: Path, console: Console) -> int
 
 
 def summarize(contender: Contender) -> dict[str, Any]:
-    """Return what a twin measured, as plain values."""
+    """What a twin measured, as plain values."""
     optimizer: Any = contender.optimizer
     state = optimizer.memory_report()
     return {
@@ -78,14 +78,14 @@ def summarize(contender: Contender) -> dict[str, Any]:
         "state_bytes": dict(state.by_place),
         "measured_bytes": dict(state.measured),
         "ring_bytes": state.ring,
-        "optimizer_step_ms": spread(contender.curve.optimizer_ms),
-        "whole_step_ms": spread(contender.curve.step_ms),
+        "optimizer_step_ms": warm_spread(contender.curve.optimizer_ms),
+        "whole_step_ms": warm_spread(contender.curve.step_ms),
         "losses": contender.curve.losses,
     }
 
 
 def table(results: Sequence[dict[str, Any]]) -> Table:
-    """Return the twins side by side; what the first has its state in is where room was to be saved."""
+    """The twins side by side; what the first has its state in is where room was to be saved."""
     near = next(iter(results[0]["state_bytes"]))
     shown = Table("state")
     for heading in ("bytes", f"{near}, measured", "optimizer ms", "step ms", "last loss"):
@@ -103,7 +103,7 @@ def table(results: Sequence[dict[str, Any]]) -> Table:
 
 
 def verdict(contenders: Sequence[Contender]) -> tuple[bool, str]:
-    """Return whether the twins agree, and say so in words. On a CPU nothing may differ, not in a single bit; a GPU adds
+    """Whether the twins agree, and say so in words. On a CPU nothing may differ, not in a single bit; a GPU adds
     up gradients in an order that changes from run to run."""
     one, other = contenders
     steps = len(one.curve.losses)

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from ...tables.columns import is_dense
+from ...tables.columns import dense_like
+from ..owner import Owner, places
 from ..steps import new_steps
-
-if TYPE_CHECKING:
-    from ..base import PagedOptimizer
 
 StateDict = dict[str, Any]
 State = Mapping[Any, Mapping[str, Any]]
 
 #: Dtypes that the kernels read.
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128)
 
 
 def check_form(state_dict: StateDict) -> None:
@@ -38,7 +36,7 @@ def check_form(state_dict: StateDict) -> None:
 
 
 @dataclass(frozen=True)
-class Member:
+class Loaded:
     """A parameter, and what a state dict has for it.
 
     Attributes:
@@ -54,19 +52,19 @@ class Member:
     entry: Mapping[str, Any]
 
 
-def members(optimizer: PagedOptimizer, state_dict: StateDict) -> Iterator[Member]:
+def members(optimizer: Owner, state_dict: StateDict) -> Iterator[Loaded]:
     """Every parameter of ``optimizer``, whose groups are already those that were loaded."""
     state = state_dict["state"]
-    for group, other in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
+    keys = [key for group in state_dict["param_groups"] for key in group["params"]]
+    for key, (_, group, p) in zip(keys, places(optimizer), strict=True):
+        entry = state.get(key, {})
+        if not isinstance(entry, Mapping):
+            raise ValueError(f"loaded state of parameter {key} is a {type(entry).__name__}, not a dict")
         names = optimizer.state_names(group)
-        for p, key in zip(group["params"], other["params"], strict=True):
-            entry = state.get(key, {})
-            if not isinstance(entry, Mapping):
-                raise ValueError(f"loaded state of parameter {key} is a {type(entry).__name__}, not a dict")
-            yield Member(p, key, names, {name: value for name, value in entry.items() if value is not None})
+        yield Loaded(p, key, names, {name: value for name, value in entry.items() if value is not None})
 
 
-def check_groups(optimizer: PagedOptimizer, before: Sequence[Mapping[str, Any]], state_dict: StateDict) -> None:
+def check_groups(optimizer: Owner, before: Sequence[Mapping[str, Any]], state_dict: StateDict) -> None:
     """See that the loaded groups have this optimizer's hyperparameters, and that the state is that of their parameters.
 
     Args:
@@ -87,7 +85,7 @@ def check_groups(optimizer: PagedOptimizer, before: Sequence[Mapping[str, Any]],
         raise ValueError(f"there is loaded state of parameter {strays[0]}, which is in no loaded group")
 
 
-def check_state(optimizer: PagedOptimizer, state_dict: StateDict, before: State) -> None:
+def check_state(optimizer: Owner, state_dict: StateDict, before: State) -> None:
     """See that ``state_dict`` has all that the rules need, whole and of the right shape, or nothing, of each parameter.
 
     Args:
@@ -102,7 +100,7 @@ def check_state(optimizer: PagedOptimizer, state_dict: StateDict, before: State)
             _check_entry(optimizer, member, before)
 
 
-def _check_entry(optimizer: PagedOptimizer, member: Member, before: State) -> None:
+def _check_entry(optimizer: Owner, member: Loaded, before: State) -> None:
     needed = ("step", *member.names) if optimizer.has_step else member.names
     if absent := [name for name in needed if name not in member.entry]:
         raise ValueError(
@@ -120,8 +118,6 @@ def _check_entry(optimizer: PagedOptimizer, member: Member, before: State) -> No
     for name in member.names:
         what = f"loaded {name} of parameter {member.key}"
         _check_tensor(what, member.entry[name], p)
-        if home(optimizer, before, p, name) is None and not is_dense(p):
-            raise ValueError(f"parameter {member.key} of shape {tuple(p.shape)} has gaps; use a contiguous tensor")
         _check_precision(optimizer, what, name, member.entry[name].dtype, stored_as(optimizer, before, p, name))
 
 
@@ -132,6 +128,8 @@ def _check_tensor(what: str, value: Any, p: torch.Tensor) -> None:
         raise ValueError(f"{what} is {value.dtype}, {value.layout}; state is a dense tensor of a floating-point type")
     if value.shape != p.shape:
         raise ValueError(f"{what} is {tuple(value.shape)}, the parameter is {tuple(p.shape)}")
+    if value.is_complex() and not p.is_complex():
+        raise ValueError(f"{what} is {value.dtype}, the parameter is real ({p.dtype})")
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:
@@ -145,7 +143,7 @@ def _is_whole(tensor: torch.Tensor) -> bool:
     return (tensor.storage_offset() + last + 1) * tensor.itemsize <= storage.nbytes()
 
 
-def _check_precision(optimizer: PagedOptimizer, what: str, name: str, loaded: torch.dtype, kept: torch.dtype) -> None:
+def _check_precision(optimizer: Owner, what: str, name: str, loaded: torch.dtype, kept: torch.dtype) -> None:
     chosen = optimizer.state_format
     if isinstance(chosen, Mapping):
         chosen = chosen.get(name)
@@ -156,7 +154,7 @@ def _check_precision(optimizer: PagedOptimizer, what: str, name: str, loaded: to
         )
 
 
-def step_of(member: Member) -> torch.Tensor:
+def step_of(member: Loaded) -> torch.Tensor:
     """The step count of a loaded entry, a number or a tensor on any device, as a new tensor; torch takes any number.
 
     Raises:
@@ -172,17 +170,17 @@ def step_of(member: Member) -> torch.Tensor:
     return step.copy_(torch.tensor(value, dtype=torch.float64, device="cpu"))
 
 
-def home(optimizer: PagedOptimizer, before: State, p: torch.Tensor, name: str) -> torch.Tensor | None:
+def home(optimizer: Owner, before: State, p: torch.Tensor, name: str) -> torch.Tensor | None:
     """The state tensor that there is, if it is still laid out as its parameter and where its placement has it."""
     old = before[p].get(name) if p in before else None
     if not isinstance(old, torch.Tensor) or old.device != p.device or old.shape != p.shape:
         return None
     if old.dtype not in DTYPES or not optimizer.store.is_home(old):
         return None
-    return old if old.stride() == p.stride() or not p.numel() else None
+    return old if old.stride() == dense_like(p).stride() or not p.numel() else None
 
 
-def stored_as(optimizer: PagedOptimizer, before: State, p: torch.Tensor, name: str) -> torch.dtype:
+def stored_as(optimizer: Owner, before: State, p: torch.Tensor, name: str) -> torch.dtype:
     """What state ``name`` is stored as: what there is keeps its format."""
     old = home(optimizer, before, p, name)
     return optimizer.dtype_of(name, p) if old is None else old.dtype

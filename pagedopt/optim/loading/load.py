@@ -10,25 +10,23 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ...placements.store import Store, Wanted
 from ...system.interrupts import Uninterrupted
 from ..members import state_tensors
+from ..owner import Owner
 from .check import State, StateDict, check_form, check_groups, check_state, home, members, step_of, stored_as
 from .foreign import translate
-
-if TYPE_CHECKING:
-    from ..base import PagedOptimizer
 
 #: Bytes copied at a time, and so the most that a conversion takes beside the state.
 CHUNK = 16 << 20
 
 
 def load(
-    optimizer: PagedOptimizer,
+    optimizer: Owner,
     memory: Store,
     state_dict: StateDict,
     torch_load: Callable[[StateDict], None],
@@ -84,7 +82,7 @@ def load(
     memory.forget(state_tensors(optimizer))
 
 
-def _has_name(optimizer: PagedOptimizer, name: str) -> bool:
+def _has_name(optimizer: Owner, name: str) -> bool:
     return any(name in optimizer.state_names(group) for group in optimizer.param_groups)
 
 
@@ -103,7 +101,7 @@ class Plan:
     staging: torch.Tensor
 
 
-def prepare(optimizer: PagedOptimizer, memory: Store, state_dict: StateDict, before: State) -> Plan:
+def prepare(optimizer: Owner, memory: Store, state_dict: StateDict, before: State) -> Plan:
     """Allocate what loading takes: state that there is not yet, and room for conversions.
 
     Args:

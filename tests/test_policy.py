@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 
 from pagedopt.paging.pages import GRANULE, lay_out
 from pagedopt.paging.policy import (
-    RESERVE_BYTES,
+    AUTO_LEAST,
     SLOTS,
     Budget,
+    auto_is_due,
     check_budget,
-    due,
-    parse_bytes,
     place,
     reserve,
     schedule,
     spare_bytes,
     worth_moving,
 )
+from pagedopt.units import parse_bytes
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -185,7 +185,7 @@ def test_budgets_that_are_no_bytes(budget: Budget) -> None:
 
 def test_a_twentieth_stays_free_and_never_less_than_a_quarter_gibibyte() -> None:
     assert reserve(140 * GIB) == 7 * GIB
-    assert reserve(GIB) == RESERVE_BYTES == 256 * MIB
+    assert reserve(GIB) == AUTO_LEAST == 256 * MIB
     assert reserve(5 * GIB) == 256 * MIB
     assert reserve(6 * GIB) > 256 * MIB
 
@@ -207,7 +207,7 @@ def test_auto_gives_state_what_nobody_needs() -> None:
 
 
 def test_auto_looks_often_at_first() -> None:
-    assert [step for step in range(1, 300) if due(step)] == [1, 2, 4, 8, 16, 32, 64, 128, 192, 256]
+    assert [step for step in range(1, 300) if auto_is_due(step)] == [1, 2, 4, 8, 16, 32, 64, 128, 192, 256]
 
 
 def test_auto_gives_room_back_at_once_and_takes_it_only_when_it_pays() -> None:

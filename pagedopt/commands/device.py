@@ -1,0 +1,29 @@
+"""The option ``--device`` of every command."""
+
+from __future__ import annotations
+
+import torch
+
+from .errors import UsageError
+
+
+def pick_device(name: str | None) -> torch.device:
+    """The device asked for; None: a GPU where there is one, else the CPU.
+
+    Raises:
+        UsageError: no such device is here, or it is neither ``cpu`` nor ``cuda``.
+    """
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise UsageError(f"--device {name}: must be cpu, cuda or cuda:N")
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            found = f"torch {torch.__version__} sees {count} GPU{'' if count == 1 else 's'}"
+            raise UsageError(f"--device {name}: {found} here. Use another device, or --device cpu.")
+    return device

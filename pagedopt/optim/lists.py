@@ -1,0 +1,103 @@
+"""The tensors of one launch as its kernel takes them: real numbers, dense, each laid out as its parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..tables.columns import Tensors, dense_like, is_dense
+from .members import Member
+
+
+class Lists:
+    """Parameters, gradients and state of some members, as :class:`~pagedopt.launch.sweep.Sweep` takes them.
+
+    What is dense and laid out as its parameter is taken as it is; complex numbers are viewed as pairs of real ones, as
+    torch's optimizers do.  Of what has gaps or other strides there is a copy beside it, filled before the launch and
+    brought back behind it.
+
+    Attributes:
+        params: the parameters as they were at construction.
+        state: one list for each name of state.
+    """
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self._params = tuple(m.param for m in members)
+        self._odd = [i for i, p in enumerate(self._params) if p.is_complex() or not is_dense(p)]
+        self._beside: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id of the original
+        self._gaps: dict[int, torch.Tensor] = {}  # by place, the copies of parameters
+        self.params: tuple[torch.Tensor, ...] = self._params
+        self.take_params()
+        names = members[0].names if members else ()
+        self.state = [tuple(self._as(m.entry[name], m.param) for m in members) for name in names]
+
+    def take_params(self) -> None:
+        """Look at the parameters that are not taken as they are once more: their ``.data`` may be another."""
+        if not self._odd:
+            return
+        now = list(self._params)
+        for i in self._odd:
+            p = self._params[i].detach()
+            if is_dense(p):
+                self._gaps.pop(i, None)
+            else:
+                there = self._gaps.get(i)
+                if there is None or there.shape != p.shape or there.dtype != p.dtype or there.device != p.device:
+                    there = self._gaps[i] = torch.empty_like(p)
+                p = there
+            now[i] = as_real(p)
+        self.params = tuple(now)
+
+    def grads(self, laid_out: bool = False) -> Tensors:
+        """The gradients there are now.
+
+        Args:
+            laid_out: copy those whose strides are not their parameters' (autograd makes them alike).
+        """
+        grads = [p.grad for p in self._params]
+        for i in self._odd:
+            if (g := grads[i]) is not None and g.is_complex():
+                grads[i] = as_real(g.detach())
+        if laid_out:
+            grads = [_alike(g, p) for g, p in zip(grads, self.params, strict=True)]
+        return tuple(grads)
+
+    def fill(self) -> None:
+        """Bring what has a copy into it."""
+        for i, copy in self._gaps.items():
+            copy.copy_(self._params[i].detach())
+        for original, copy in self._beside.values():
+            copy.copy_(original.detach())
+
+    def bring_back(self) -> None:
+        """Bring the copies back to what they stand for, those of parameters without a gradient excepted."""
+        for i, copy in self._gaps.items():
+            if self._params[i].grad is not None:
+                self._params[i].detach().copy_(copy)
+        for original, copy in self._beside.values():
+            original.detach().copy_(copy)
+
+    def _as(self, t: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+        """State as a kernel takes it."""
+        like = dense_like(p)
+        if not (t.is_conj() or t.is_neg()) and (t.numel() <= 1 or t.stride() == like.stride()):
+            return as_real(t)
+        if id(t) not in self._beside:
+            copy = torch.empty_strided(like.shape, like.stride(), dtype=t.dtype, device=t.device)
+            self._beside[id(t)] = (t, copy)
+        return as_real(self._beside[id(t)][1])
+
+
+def _alike(grad: torch.Tensor | None, p: torch.Tensor) -> torch.Tensor | None:
+    """The gradient, or a copy with the strides of its parameter; what is wrong otherwise is for others to say."""
+    if grad is None or grad.layout is not torch.strided or grad.shape != p.shape or grad.stride() == p.stride():
+        return grad
+    return torch.empty_like(p, dtype=grad.dtype, requires_grad=False).copy_(grad.detach())
+
+
+def as_real(tensor: torch.Tensor) -> torch.Tensor:
+    """A complex tensor as one of real numbers, with a last dimension of two, in the same memory if it can be."""
+    if not tensor.is_complex():
+        return tensor
+    return torch.view_as_real(tensor.resolve_conj().resolve_neg())

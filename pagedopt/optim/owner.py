@@ -1,0 +1,61 @@
+"""What the rooms behind an optimizer know of it: members, launches, loading."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from ..formats.floating import StateFormat
+from ..placements.store import Store
+from ..rules import Rule
+
+Group = dict[str, Any]
+
+
+class Owner(Protocol):
+    """A :class:`~pagedopt.PagedOptimizer`; its docstrings say what each of these is."""
+
+    param_groups: list[Group]
+    state: defaultdict[torch.Tensor, Any]
+    defaults: dict[str, Any]
+    store: Store
+    state_format: StateFormat
+    blocks: int | None
+    transport: str
+    damaged: str
+
+    @property
+    def has_step(self) -> bool: ...
+
+    @property
+    def initial(self) -> Mapping[str, float | str]: ...
+
+    @property
+    def fixed_dtypes(self) -> tuple[str, ...]: ...
+
+    def rule_of(self, group: Group, /) -> Rule: ...
+
+    def state_names(self, group: Group, /) -> tuple[str, ...]: ...
+
+    def dtype_of(self, name: str, p: torch.Tensor, /) -> torch.dtype: ...
+
+    def register_load_state_dict_pre_hook(self, hook: Callable[..., Any], /) -> RemovableHandle: ...
+
+    def register_load_state_dict_post_hook(
+        self, hook: Callable[..., None], prepend: bool = False
+    ) -> RemovableHandle: ...
+
+    def __getstate__(self) -> dict[str, Any]: ...
+
+    def __setstate__(self, state: dict[str, Any], /) -> None: ...
+
+
+def places(optimizer: Owner) -> Iterator[tuple[int, Group, torch.Tensor]]:
+    """Every place in which a parameter stands: (number of the group, the group, the parameter)."""
+    for number, group in enumerate(optimizer.param_groups):
+        for p in group["params"]:
+            yield number, group, p

@@ -1,0 +1,64 @@
+"""What is mounted where, as ``/proc/self/mountinfo`` has it."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+_FILE = Path("/proc/self/mountinfo")
+
+
+@dataclass(frozen=True)
+class Mount:
+    """One mount.
+
+    Attributes:
+        top: the folder of the file system that is seen at ``point``; ``/`` unless a part of it is mounted.
+        point: where it is mounted.
+        kind: the type of the file system, e.g. ``ext4``.
+        options: of the file system; those of a cgroup of version 1 name its controllers.
+    """
+
+    top: PurePosixPath
+    point: PurePosixPath
+    kind: str
+    options: tuple[str, ...]
+
+
+def mounts(text: str | None = None) -> list[Mount]:
+    """Every mount in the order of the file: of several on one point the last is seen.
+
+    Args:
+        text: of the file; None: read it (no mounts where the system has none such).
+    """
+    if text is None:
+        try:
+            text = _FILE.read_text()
+        except OSError:
+            text = ""
+    found = []
+    for line in text.splitlines():
+        left, _, right = line.partition(" - ")
+        top, point = (PurePosixPath(_unescaped(field)) for field in left.split()[3:5])
+        fields = right.split()
+        found.append(Mount(top, point, fields[0], tuple(fields[-1].split(","))))
+    return found
+
+
+def file_system(path: str | os.PathLike[str], text: str | None = None) -> str:
+    """The type of the file system that ``path`` is on, e.g. ``ext4``; "" if unknown.
+
+    Args:
+        text: as :func:`mounts` takes it.
+    """
+    real = PurePosixPath(os.path.realpath(path))
+    above = [mount for mount in mounts(text) if real.is_relative_to(mount.point)]
+    deepest = max((len(mount.point.parts) for mount in above), default=0)
+    return next((mount.kind for mount in reversed(above) if len(mount.point.parts) == deepest), "")
+
+
+def _unescaped(field: str) -> str:
+    """A path as it is: the file writes a space as \\040."""
+    return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), field)

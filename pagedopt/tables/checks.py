@@ -1,0 +1,148 @@
+"""What the lists of a table must have in common, and that nothing is written twice."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from .columns import TensorList, is_dense, same_layout
+
+
+class LayoutError(ValueError):
+    """A tensor has the right shape and other strides than the first list's."""
+
+
+class Common:
+    """Device, shapes and strides of the first list, which every list has; and a dtype for each list.
+
+    Args:
+        names: what to call the lists in errors.
+        first: the first list; none of it is absent.
+
+    Attributes:
+        device: of every tensor; None where there is none.
+        numels: elements of each tensor of a list.
+        dtypes: of each list; None where all of it was absent so far.
+
+    Raises:
+        ValueError: a tensor has gaps or overlaps itself.
+        TypeError: something is no tensor, or sparse.
+    """
+
+    def __init__(self, names: Sequence[str], first: TensorList) -> None:
+        self.names = names
+        self.dtypes: list[torch.dtype | None] = [None] * len(names)
+        tensors = [self._tensor(0, i, t) for i, t in enumerate(first)]
+        for i, tensor in enumerate(tensors):
+            if not tensor.is_contiguous() and not is_dense(tensor):
+                self.fail(
+                    ValueError, 0, i,
+                    f"of shape {tuple(tensor.shape)} and strides {tensor.stride()} has gaps or overlaps itself; "
+                    "use a contiguous tensor",
+                )  # fmt: skip
+        self.device = tensors[0].device if tensors else None
+        self.numels = [t.numel() for t in tensors]
+        self._shapes = [t.shape for t in tensors]
+        self._strides = [t.stride() for t in tensors]
+
+    def check(self, j: int, tensors: Sequence[Any]) -> None:
+        """See that list ``j`` is laid out as the first; takes its dtype if it had none yet.
+
+        Raises:
+            ValueError, TypeError, LayoutError: it is not; the message names list and index.
+        """
+        if not self._agree(j, tensors):
+            for i, tensor in enumerate(tensors):
+                if tensor is not None or j == 0:
+                    self._check_tensor(j, i, tensor)
+
+    def fail(self, kind: type[Exception], j: int, i: int, why: str) -> NoReturn:
+        """Raise ``kind``, naming the tensor."""
+        raise kind(f"tensor {i} of {self.names[j]} {why}")
+
+    def _tensor(self, j: int, i: int, value: Any) -> torch.Tensor:
+        if not isinstance(value, torch.Tensor):
+            self.fail(TypeError, j, i, f"is {type(value).__name__}, not a tensor")
+        if value.layout is not torch.strided:
+            self.fail(TypeError, j, i, f"is sparse ({value.layout}); only dense tensors are supported")
+        return value
+
+    def _agree(self, j: int, tensors: Sequence[Any]) -> bool:
+        """Whether all tensors are there and plainly alike; if not, each is to be looked at."""
+        try:
+            dtypes = {t.dtype for t in tensors}
+            alike = (
+                len(dtypes) == 1
+                and (self.dtypes[j] is None or self.dtypes[j] in dtypes)
+                and {t.device for t in tensors} == {self.device}
+                and {t.layout for t in tensors} == {torch.strided}
+                and [t.shape for t in tensors] == self._shapes
+                and [t.stride() for t in tensors] == self._strides
+            )
+        except AttributeError:  # absent, or no tensor
+            return False
+        if alike:
+            (self.dtypes[j],) = dtypes
+        return alike
+
+    def _check_tensor(self, j: int, i: int, value: Any) -> None:
+        tensor = self._tensor(j, i, value)
+        shape, strides = self._shapes[i], self._strides[i]
+        if tensor.shape != shape:
+            self.fail(ValueError, j, i, f"has shape {tuple(tensor.shape)}, the table has {tuple(shape)}")
+        if tensor.numel() > 1 and not same_layout(shape, tensor.stride(), strides):
+            self.fail(
+                LayoutError, j, i,
+                f"has strides {tensor.stride()}, {self.names[0]} has {strides}: they must be laid out alike",
+            )  # fmt: skip
+        if tensor.device != self.device:
+            self.fail(ValueError, j, i, f"is on {tensor.device}, the table is on {self.device}")
+        if self.dtypes[j] is None:
+            self.dtypes[j] = tensor.dtype
+        if tensor.dtype is not self.dtypes[j]:
+            self.fail(TypeError, j, i, f"is {tensor.dtype}, the list is {self.dtypes[j]}")
+
+
+def check_overlap(common: Common, writes: Collection[int], addresses: npt.NDArray[np.uint64]) -> None:
+    """See that what is written shares memory only with the same row of another list, exactly.
+
+    Args:
+        writes: indices of the lists that are overwritten.
+        addresses: (tensors, lists); 0 of what is absent.
+
+    Raises:
+        ValueError: two tensors overlap; the message names both.
+    """
+    if not writes:
+        return
+    item = [d.itemsize if d else 0 for d in common.dtypes]
+    numels = np.asarray(common.numels, np.uint64)
+    live = (addresses != 0).all(axis=1) & (numels > 0)
+    index = np.flatnonzero(live).astype(np.int64)
+    start = np.concatenate([addresses[live, j] for j in writes])
+    end = np.concatenate([addresses[live, j] + numels[live] * np.uint64(item[j]) for j in writes])
+    which = np.concatenate([index] * len(writes))
+    order = np.argsort(start, kind="stable")
+    start, end, which = start[order], end[order], which[order]
+    clash = np.flatnonzero(end[:-1] > start[1:])
+    for at in clash:
+        _overlap(common.names, int(which[at]), int(which[at + 1]))
+    for j in set(range(len(item))) - set(writes):
+        begin = addresses[live, j]
+        stop = begin + numels[live] * np.uint64(item[j])
+        at = np.searchsorted(start, stop, side="left").astype(np.int64) - 1  # the last written start below our end
+        hit = (at >= 0) & (end[at] > begin)
+        same = (which[at] == index) & (start[at] == begin) & (end[at] == stop)
+        for position in np.flatnonzero(hit & ~same):
+            _overlap(common.names, int(index[position]), int(which[at[position]]))
+
+
+def _overlap(names: Sequence[str], a: int, b: int) -> NoReturn:
+    raise ValueError(
+        f"tensors {a} and {b} of the lists {list(names)} overlap in memory and cannot be updated in place; "
+        "give each tensor once, with memory of its own"
+    )

@@ -1,0 +1,237 @@
+"""A parameter as a kernel sees it: complex numbers, gaps, and layouts that differ work as they do in torch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from edits import numbers
+
+from pagedopt import PagedAdamW, PagedSGD
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+OPTIMIZERS: dict[str, tuple[type, type, dict[str, Any]]] = {
+    "adamw": (PagedAdamW, torch.optim.AdamW, {"lr": 0.05, "weight_decay": 0.1}),
+    "amsgrad": (PagedAdamW, torch.optim.AdamW, {"lr": 0.05, "amsgrad": True, "maximize": True}),
+    "sgd": (PagedSGD, torch.optim.SGD, {"lr": 0.05, "momentum": 0.8, "nesterov": True, "weight_decay": 0.1}),
+}
+
+
+def complex_numbers(shape: tuple[int, ...], seed: int, device: str) -> torch.Tensor:
+    return torch.complex(numbers(shape, seed, device), numbers(shape, seed + 1, device))
+
+
+#: How a parameter is made, from numbers that belong to a seed.
+MAKERS: dict[str, Callable[[int, str], torch.Tensor]] = {
+    "complex": lambda s, d: complex_numbers((30, 40), s, d),
+    "complex128": lambda s, d: complex_numbers((7, 5), s, d).to(torch.complex128),
+    "complex transposed": lambda s, d: complex_numbers((30, 40), s, d).t(),
+    "complex with gaps": lambda s, d: complex_numbers((30, 40), s, d)[:, ::3],
+    "complex scalar": lambda s, d: complex_numbers((1,), s, d).reshape(()),
+    "with gaps": lambda s, d: numbers((30, 80), s, d)[:, ::2],
+    "row with gaps": lambda s, d: numbers((50_000,), s, d)[::7],
+    "transposed with gaps": lambda s, d: numbers((30, 80), s, d)[:, ::2].t(),
+    "part of a matrix": lambda s, d: numbers((30, 40), s, d)[3:20, 5:9],
+    "interleaved": lambda s, d: numbers((40,), s, d).as_strided((3, 2), (2, 3)),
+    "bfloat16 with gaps": lambda s, d: numbers((30, 80), s, d).bfloat16()[:, ::2],
+    "channels last": lambda s, d: numbers((4, 6, 5, 3), s, d).to(memory_format=torch.channels_last),
+    "permuted": lambda s, d: numbers((4, 6, 5), s, d).permute(2, 0, 1),
+}
+
+
+def backwards(t: torch.Tensor) -> torch.Tensor:
+    return t.permute(tuple(reversed(range(t.dim()))))
+
+
+#: How a gradient is laid out that has the values of another.
+GRADIENTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "as it is": lambda g: g,
+    "contiguous": lambda g: g.contiguous(),
+    "reversed": lambda g: backwards(backwards(g).contiguous()),
+    "with gaps": lambda g: torch.stack([g, g], -1)[..., 1],
+    "conjugated": lambda g: g.conj().resolve_conj().conj(),
+}
+
+
+def pair(name: str, device: str, **options: Any) -> tuple[Any, Any, list[Any], list[Any]]:
+    """An optimizer of ours and torch's with equal parameters, odd ones between ordinary ones."""
+    ours_type, torch_type, chosen = OPTIMIZERS[name]
+    worlds = []
+    for made in (ours_type, torch_type):
+        params = [numbers((33, 3), 7, device), *(make(20 + i, device) for i, make in enumerate(MAKERS.values()))]
+        params = [torch.nn.Parameter(p) for p in (*params, numbers((5,), 9, device))]
+        worlds.append((made(params, **chosen, **(options if made is ours_type else {})), params))
+    (ours, mine), (theirs, others) = worlds
+    return ours, theirs, mine, others
+
+
+def train(
+    optimizer: Any, params: list[Any], steps: range, change: Callable[[Any], Any] = GRADIENTS["as it is"]
+) -> None:
+    for step in steps:
+        for i, p in enumerate(params):
+            if step % 3 == 2 and i == step % len(params):
+                p.grad = None
+                continue
+            seed = 1000 * step + 10 * i
+            grad = (
+                complex_numbers(p.shape, seed, p.device.type)
+                if p.is_complex()
+                else numbers(p.shape, seed, p.device.type)
+            )
+            p.grad = change(torch.empty_like(p, requires_grad=False).copy_(grad))
+        optimizer.step()
+
+
+def assert_alike(ours: Any, theirs: Any, mine: list[Any], others: list[Any]) -> None:
+    for i, (a, b) in enumerate(zip(mine, others, strict=True)):
+        tolerance = {"rtol": 8e-2, "atol": 8e-2} if a.dtype == torch.bfloat16 else {"rtol": 2e-5, "atol": 2e-6}
+        torch.testing.assert_close(a, b, msg=lambda text, i=i: f"parameter {i}: {text}", **tolerance)
+        assert a.stride() == b.stride()
+        state, other = ours.state[a], theirs.state[b]
+        assert state.keys() == other.keys()
+        for key, value in other.items():
+            if isinstance(value, torch.Tensor):
+                assert state[key].stride() == value.stride()
+                torch.testing.assert_close(state[key], value, **tolerance)
+
+
+PLACED: list[dict[str, Any]] = [{}, {"device_budget": 0}, {"device_budget": 20_000}]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("options", PLACED, ids=["resident", "spilled", "half"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_odd_parameters_follow_torch(name: str, options: dict[str, Any], device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    ours, theirs, mine, others = pair(name, device, **options)
+    train(ours, mine, range(7))
+    train(theirs, others, range(7))
+    assert_alike(ours, theirs, mine, others)
+    saved = copy.deepcopy(theirs.state_dict())
+    ours.load_state_dict(copy.deepcopy(saved))
+    theirs.load_state_dict(saved)
+    train(ours, mine, range(7, 10))
+    train(theirs, others, range(7, 10))
+    assert_alike(ours, theirs, mine, others)
+    twin = copy.deepcopy(ours)
+    copies = [p for group in twin.param_groups for p in group["params"]]
+    train(ours, mine, range(10, 12))
+    train(twin, copies, range(10, 12))
+    assert all(torch.equal(a, b) for a, b in zip(mine, copies, strict=True))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("name", "change"),  # torch's AdamW cannot view a conjugated gradient as real
+    [(name, change) for name in OPTIMIZERS for change in GRADIENTS if name == "sgd" or change != "conjugated"],
+)
+def test_gradients_may_be_laid_out_otherwise(name: str, change: str, device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    ours, theirs, mine, others = pair(name, device)
+    for steps, how in ((range(2), GRADIENTS["as it is"]), (range(2, 4), GRADIENTS[change])):
+        train(ours, mine, steps, how)
+        train(theirs, others, steps, how)
+    assert_alike(ours, theirs, mine, others)
+
+
+EDITS: dict[str, Callable[[Any, list[Any]], None]] = {
+    "parameters moved": lambda o, ps: [setattr(p, "data", p.data.clone()) for p in ps],  # type: ignore[func-returns-value, misc]
+    "parameters contiguous": lambda o, ps: [setattr(p, "data", p.data.contiguous()) for p in ps],  # type: ignore[func-returns-value, misc]
+    "parameters in other strides": lambda o, ps: [  # type: ignore[func-returns-value, misc]
+        setattr(p, "data", GRADIENTS["reversed"](p.data)) for p in ps
+    ],
+    "parameters with gaps": lambda o, ps: [setattr(p, "data", GRADIENTS["with gaps"](p.data)) for p in ps],  # type: ignore[func-returns-value, misc]
+    "state contiguous": lambda o, ps: [
+        entry.update({k: v.contiguous() for k, v in entry.items() if v is not None}) for entry in o.state.values()
+    ],
+    "state with gaps": lambda o, ps: [
+        entry.update({k: GRADIENTS["with gaps"](v) for k, v in entry.items() if k != "step"})
+        for entry in o.state.values()
+    ],
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("edit", EDITS)
+def test_layouts_may_change_in_training(edit: str, device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    ours, theirs, mine, others = pair("adamw", device)
+    for optimizer, params in ((ours, mine), (theirs, others)):
+        train(optimizer, params, range(3))
+        EDITS[edit](optimizer, params)
+        train(optimizer, params, range(3, 6))
+    for a, b in zip(mine, others, strict=True):
+        tolerance = {"rtol": 8e-2, "atol": 8e-2} if a.dtype == torch.bfloat16 else {"rtol": 2e-5, "atol": 2e-6}
+        torch.testing.assert_close(a, b, **tolerance)
+
+
+@pytest.mark.parametrize("strides", [(0, 1), (3, 0)])
+def test_a_parameter_that_overlaps_itself_is_refused_as_in_torch(strides: tuple[int, int]) -> None:
+    for made in (PagedAdamW, torch.optim.AdamW):
+        ordinary = torch.nn.Parameter(torch.ones(3))
+        p = torch.nn.Parameter(torch.ones(9).as_strided((3, 3), strides))
+        ordinary.grad, p.grad = torch.ones(3), torch.ones(3, 3)
+        with pytest.raises(RuntimeError):
+            made([p, ordinary]).step()
+        if made is PagedAdamW:
+            assert torch.equal(ordinary, torch.ones(3))
+
+
+@pytest.mark.parametrize("how", ["construct", "add group"])
+def test_state_in_bfloat16_of_complex_parameters_is_refused_at_once(how: str) -> None:
+    p, q = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3, dtype=torch.complex64))
+    if how == "construct":
+        with pytest.raises(ValueError, match="complex"):
+            PagedAdamW([p, q], state_format="bfloat16")
+        return
+    optimizer = PagedAdamW([p], state_format={"exp_avg": "bfloat16"})
+    with pytest.raises(ValueError, match="complex"):
+        optimizer.add_param_group({"params": [q]})
+    assert len(optimizer.param_groups) == 1
+
+
+def test_state_in_float32_of_a_complex128_parameter_is_complex64() -> None:
+    p = torch.nn.Parameter(torch.ones(3, dtype=torch.complex128))
+    p.grad = torch.full_like(p, 1 + 2j)
+    optimizer = PagedAdamW([p], state_format="float32")
+    optimizer.step()
+    assert optimizer.state[p]["exp_avg"].dtype == torch.complex64
+    torch.testing.assert_close(optimizer.state[p]["exp_avg"], torch.full((3,), 0.1 + 0.2j))
+
+
+def test_complex_state_of_a_real_parameter_is_refused() -> None:
+    p = torch.nn.Parameter(torch.ones(3))
+    p.grad = torch.ones(3)
+    optimizer = PagedAdamW([p])
+    optimizer.step()
+    optimizer.state[p]["exp_avg_sq"] = torch.ones(3, dtype=torch.complex64)
+    with pytest.raises(RuntimeError, match="complex64"):
+        optimizer.step()
+
+
+def test_dtensors_are_refused_in_words(tmp_path: Any) -> None:
+    tensor = pytest.importorskip("torch.distributed.tensor")
+    from torch.distributed.device_mesh import init_device_mesh
+
+    if not torch.distributed.is_available():
+        pytest.skip("this torch has no torch.distributed")
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        whole = torch.nn.Parameter(torch.ones(4))
+        sharded = torch.nn.Parameter(tensor.distribute_tensor(torch.ones(8), mesh, [tensor.Shard(0)]))
+        with pytest.raises(TypeError, match="DTensor"):
+            PagedAdamW([whole, sharded])
+        optimizer = PagedAdamW([whole])
+        with pytest.raises(TypeError, match="DTensor"):
+            optimizer.add_param_group({"params": [sharded]})
+        assert len(optimizer.param_groups) == 1
+    finally:
+        torch.distributed.destroy_process_group()
