@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Unpack
 
 import torch
@@ -32,9 +32,9 @@ class PagedOptimizer(torch.optim.Optimizer):
             def __init__(self, params, lr=1e-3, **options):
                 super().__init__(params, {"lr": lr}, **options)
 
-    The rule's first input is the parameter, its second the gradient, the others are state, created with zeros in the
-    first step in which the parameter has a gradient.  A hyperparameter ``step`` is the number of the parameter's step,
-    from 1 on; members of a group's tuple ``betas`` are ``beta1``, ``beta2``.
+    The rule's first input is the parameter, its second the gradient, the others are state, created with zeros (or
+    what ``initial`` says) in the first step in which the parameter has a gradient.  A hyperparameter ``step`` is the
+    number of the parameter's step, from 1 on; members of a group's tuple ``betas`` are ``beta1``, ``beta2``.
 
     Args:
         params: parameters or groups, as for any torch optimizer.
@@ -51,6 +51,8 @@ class PagedOptimizer(torch.optim.Optimizer):
     rules: ClassVar[tuple[Rule, ...]] = ()
     #: Whether state holds the number of steps under the key "step", as torch's Adam does.
     has_step: ClassVar[bool] = True
+    #: What state starts with, by name, where that is not zero: a number, or the name of the group's that holds it.
+    initial: ClassVar[Mapping[str, float | str]] = {}
     #: Names of state that must have the dtype it was made in, as torch's operations on it ask for.
     fixed_dtypes: ClassVar[tuple[str, ...]] = ()
     #: What has left state that belongs to no step, in words; "" if nothing has.

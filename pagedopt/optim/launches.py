@@ -116,7 +116,7 @@ def _rules(optimizer: Owner) -> list[Rule]:
 
 
 def _create(optimizer: Owner, found: list[Member]) -> None:
-    """Complete the entries of members with zeroed state, one for all places in which a parameter stands."""
+    """Complete the entries of members with first state, one for all places in which a parameter stands."""
     entries: dict[int, dict[str, Any]] = {}
     firsts = []
     for member in found:
@@ -130,3 +130,16 @@ def _create(optimizer: Owner, found: list[Member]) -> None:
         if optimizer.has_step:
             member.entry["step"] = next(counts)  # first, as torch has it
         member.entry.update((name, next(made)) for name in member.missing)
+    if optimizer.initial:
+        _fill(optimizer, firsts)
+
+
+def _fill(optimizer: Owner, firsts: list[Member]) -> None:
+    """Give new state, which is zero, its first value."""
+    for member in firsts:
+        for name in optimizer.initial.keys() & set(member.missing):
+            value = optimizer.initial[name]
+            value = optimizer.param_groups[member.group][value] if isinstance(value, str) else value
+            if value != 0:
+                member.entry[name].fill_(value)
+                optimizer.store.drop()  # keeps to the budget while pages are touched that should not stay in memory

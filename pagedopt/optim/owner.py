@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -30,6 +30,9 @@ class Owner(Protocol):
 
     @property
     def has_step(self) -> bool: ...
+
+    @property
+    def initial(self) -> Mapping[str, float | str]: ...
 
     @property
     def fixed_dtypes(self) -> tuple[str, ...]: ...

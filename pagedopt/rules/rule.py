@@ -143,8 +143,8 @@ class Rule:
         try:
             with host.strict():
                 for i, column in enumerate(self._columns(**scalars)):
-                    if np.iscomplexobj(column):
-                        raise TypeError("the root of a negative number")
+                    if isinstance(column, np.ndarray) and column.dtype.kind != "f":
+                        column = column.astype(np.float64, casting="safe")  # a complex one is refused
                     out[:, i] = column
         except (ArithmeticError, TypeError, ValueError):  # one of the sets may be at fault, or only NumPy minds
             return self._one_by_one(scalars, out)
