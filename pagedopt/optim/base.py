@@ -73,15 +73,22 @@ class PagedOptimizer(torch.optim.Optimizer):
         self._launches: Launches | None = None
 
     def rule_of(self, group: Group) -> Rule:
-        """The rule for a parameter group."""
+        """The rule for a parameter group; override it where a group's flags choose among :attr:`rules`.
+
+        It is asked in every step, so that a flag that has changed is followed; what it raises, ``step`` raises.
+        """
         return self.rule
 
     def state_names(self, group: Group) -> tuple[str, ...]:
-        """Names of the state tensors of a parameter in ``group``."""
+        """Names of the state tensors of a parameter in ``group``, in the order in which its rule takes them."""
         return self.rule_of(group).inputs[2:]
 
     def dtype_of(self, name: str, p: torch.Tensor) -> torch.dtype:
-        """The dtype in which state ``name`` of a parameter is made."""
+        """The dtype in which state ``name`` of a parameter is made.
+
+        Raises:
+            ValueError: ``state_format`` asks for one that has no complex numbers, and the parameter is complex.
+        """
         return state_dtype(self.state_format, name, p.dtype)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
