@@ -211,7 +211,27 @@ class Rule:
 
 
 def rule(function: Callable[..., Any]) -> Rule:
-    """Decorator: make ``function`` a :class:`Rule`."""
+    """Decorator: make ``function``, the update of one element, a :class:`Rule`.
+
+    Positional parameters are elements of tensor lists (for an optimizer: parameter, gradient, then state by name),
+    keyword-only ones hyperparameters, of which some may have numbers as defaults.  The body is assignments and one
+    ``return`` of the positional parameters that change (or of one expression, which overwrites the first): arithmetic,
+    ``**``, comparisons, ``and``, ``or``, ``not``, ``a if test else b``, and calls of ``abs``, ``min``, ``max``, of
+    ``sqrt``, ``exp`` and ``log`` from ``math``, of ``sign`` and ``fma`` from :mod:`pagedopt.rules`, and of plain
+    functions of the same kind, which are written out.  What depends on hyperparameters alone is computed once per step
+    on the host, in double; everything else in float32, or float64 if a list is.
+
+    Raises:
+        RuleError: it uses something else, its source cannot be found, or a name stands for another function; the
+            message begins with file and line.
+
+    Example:
+        >>> @pagedopt.rule
+        ... def signum(param, grad, momentum_buffer, *, lr, momentum=0.9):
+        ...     momentum_buffer = momentum * momentum_buffer + (1 - momentum) * grad
+        ...     param = param - lr * sign(momentum_buffer)
+        ...     return param, momentum_buffer
+    """
     return Rule(function)
 
 
