@@ -79,7 +79,8 @@ class Bucket:
             CompileError: the kernel cannot be compiled.
         """
         self.sweep.begun = False
-        self.lists.take_params()
+        if self.lists.odd:
+            self.lists.take_params()
         grads = self.lists.grads()
         try:
             self.sweep.refresh([self.lists.params, grads])

@@ -18,26 +18,26 @@ class Lists:
     brought back behind it.
 
     Attributes:
-        params: the parameters as they were at construction.
+        params: the parameters as they were when they were last looked at.
+        odd: places of the parameters that are not taken as they are.
         state: one list for each name of state.
     """
 
     def __init__(self, members: Sequence[Member]) -> None:
         self._params = tuple(m.param for m in members)
-        self._odd = [i for i, p in enumerate(self._params) if p.is_complex() or not is_dense(p)]
+        self.odd = [i for i, p in enumerate(self._params) if p.is_complex() or not is_dense(p)]
         self._beside: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id of the original
         self._gaps: dict[int, torch.Tensor] = {}  # by place, the copies of parameters
         self.params: tuple[torch.Tensor, ...] = self._params
-        self.take_params()
+        if self.odd:
+            self.take_params()
         names = members[0].names if members else ()
         self.state = [tuple(self._as(m.entry[name], m.param) for m in members) for name in names]
 
     def take_params(self) -> None:
         """Look at the parameters that are not taken as they are once more: their ``.data`` may be another."""
-        if not self._odd:
-            return
         now = list(self._params)
-        for i in self._odd:
+        for i in self.odd:
             p = self._params[i].detach()
             if is_dense(p):
                 self._gaps.pop(i, None)
@@ -56,7 +56,7 @@ class Lists:
             laid_out: copy those whose strides are not their parameters' (autograd makes them alike).
         """
         grads = [p.grad for p in self._params]
-        for i in self._odd:
+        for i in self.odd:
             if (g := grads[i]) is not None and g.is_complex():
                 grads[i] = as_real(g.detach())
         if laid_out:

@@ -73,6 +73,8 @@ class PointerTable:
             sizes = ", ".join(f"{name}: {len(x)}" for name, x in zip(self.names, lists, strict=False))
             raise ValueError(f"pointer table: every list needs the same number of tensors, got {sizes or 'no lists'}")
         self._common = Common(self.names, lists[0])
+        #: elements of each tensor of a list
+        self.numels = self._common.numels
         self._rows = rows
         counts = self._common.numels if rows is None else rows.numel.tolist()
         self.host = HostTable(len(lists), counts, uniforms, sets, geometry)
@@ -88,11 +90,6 @@ class PointerTable:
     def device(self) -> torch.device:
         """The device of every tensor (the CPU for an empty table)."""
         return self._common.device or torch.device("cpu")
-
-    @property
-    def numels(self) -> list[int]:
-        """Elements of each tensor of a list."""
-        return self._common.numels
 
     @property
     def dtypes(self) -> list[torch.dtype | None]:
@@ -118,7 +115,7 @@ class PointerTable:
             ValueError, TypeError: as at construction, naming list and index; the table is unchanged then.
         """
         changes: dict[int, Column] = {}
-        dtypes = list(self.dtypes)
+        dtypes = list(self._common.dtypes)
         given = [None if x is None else tuple(x) for x in lists]
         try:
             for j, tensors in enumerate(given):
