@@ -203,3 +203,52 @@ def test_an_unknown_argument_is_refused_before_anything_runs(tmp_path: Path) -> 
     said = run.communicate(timeout=60)[0]
     assert run.returncode == 4
     assert "test_it" not in said.partition("collected")[2]
+
+
+FOLLOWING = """
+import fcntl
+import pathlib
+import pytest
+
+def turns():
+    return len(pathlib.Path(__file__).with_name("turns").read_text())
+
+@pytest.mark.exclusive
+@pytest.mark.parametrize("i", range(3))
+def test_alone(i):
+    assert turns() == 1
+
+@pytest.mark.gpu
+def test_on_the_card():
+    assert turns() == 2
+
+@pytest.mark.gpu
+def test_on_the_card_too():
+    assert turns() == 3
+
+@pytest.mark.exclusive
+def test_alone_again():
+    assert turns() == 4
+
+@pytest.mark.exclusive("host")
+def test_more_alone():
+    assert turns() == 5
+"""
+
+
+def test_lone_ones_that_follow_each_other_take_one_turn(tmp_path: Path) -> None:
+    counted = """
+import contextlib, pathlib
+import gpu_lock
+hold = gpu_lock.Lock.hold
+def counting(self, alone):
+    if self._lock.name == "card.lock":
+        with pathlib.Path(__file__).with_name("turns").open("a") as file:
+            file.write(".")
+    return hold(self, alone)
+gpu_lock.Lock.hold = counting
+"""
+    (tmp_path / "counted.py").write_text(counted)
+    run = inner_run(tmp_path, test_following=FOLLOWING, conftest="import counted\n" + CONFTEST)
+    said = run.communicate(timeout=60)[0]
+    assert "7 passed" in said, said

@@ -73,10 +73,16 @@ def need_of(item: pytest.Item) -> Need:
 
 
 class Turns:
-    """A plugin in which every test waits for its turn before the clock of pytest-timeout starts."""
+    """A plugin in which every test waits for its turn before the clock of pytest-timeout starts.
+
+    Tests that follow each other in one process and need to be as much alone take one turn: to have it means to wait
+    until all others have ended theirs.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._host, self._card = Lock(folder, "host"), Lock(folder, "card")
+        self._turn = contextlib.ExitStack()
+        self._need: Need | None = None
 
     @functools.cached_property
     def needed(self) -> bool:
@@ -90,16 +96,31 @@ class Turns:
             need_of(item)  # so that a wrong marker is refused before anything runs
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, Any, Any]:
         if not self.needed:
             return (yield)
         need = need_of(item)
-        with contextlib.ExitStack() as held:
-            held.enter_context(self._host.hold(need.host_alone))  # all take it first: no two wait for each other
-            if need.card_alone is not None:
-                held.enter_context(self._card.hold(need.card_alone))
-                held.callback(settle)
+        self._take(need)
+        try:
             return (yield)
+        finally:
+            if need.card_alone is not None:
+                settle()
+            if not need.card_alone or nextitem is None or need_of(nextitem) != need:
+                self._end()
+
+    def _take(self, need: Need) -> None:
+        if self._need == need:
+            return
+        self._end()
+        self._turn.enter_context(self._host.hold(need.host_alone))  # all take it first: no two wait for each other
+        if need.card_alone is not None:
+            self._turn.enter_context(self._card.hold(need.card_alone))
+        self._need = need
+
+    def _end(self) -> None:
+        self._need = None
+        self._turn.close()
 
 
 def settle() -> None:
