@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from typing import Any
 
@@ -71,6 +72,7 @@ def test_examining_gives_back_what_it_took() -> None:
     free = []
     for _ in range(2):
         assert main(["doctor", "--device", "cuda:0", "--quick", "--json"]) in (0, 1)
+        gc.collect()
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         free.append(torch.cuda.mem_get_info(0)[0])
