@@ -44,7 +44,7 @@ def value_of(function: FunctionType, name: str) -> Any:
 
 def builtins_of(function: FunctionType) -> dict[str, Any]:
     """Where Python looks last."""
-    return function.__builtins__  # type: ignore[attr-defined]
+    return function.__builtins__
 
 
 def complaint(name: str, value: Any) -> str:
