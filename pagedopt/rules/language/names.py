@@ -42,9 +42,10 @@ def value_of(function: FunctionType, name: str) -> Any:
     return function.__globals__.get(name, builtins_of(function).get(name, UNBOUND))
 
 
-def builtins_of(function: FunctionType) -> dict[str, Any]:
-    """Where Python looks last."""
-    return function.__builtins__
+def builtins_of(function: Any) -> dict[str, Any]:
+    """Where Python looks last for what a function names."""
+    found: dict[str, Any] = function.__builtins__
+    return found
 
 
 def complaint(name: str, value: Any) -> str:
