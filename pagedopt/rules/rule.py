@@ -30,7 +30,9 @@ class Rule:
     Args:
         function: positional parameters are elements of tensors, keyword-only parameters are hyperparameters.  It
             returns the parameters that change, by name (or one expression, which overwrites the first parameter).
-            Plain functions that it calls are written out in its kernels.
+            A hyperparameter among them is one that each parameter of an optimizer has for itself, from step to step;
+            its new value depends on hyperparameters alone.  Plain functions that it calls are written out in its
+            kernels.
         program: what it says, if that was read before.
 
     Attributes:
@@ -66,6 +68,11 @@ class Rule:
     def defaults(self) -> dict[str, float]:
         """Values of hyperparameters that are left out."""
         return self.program.defaults
+
+    @property
+    def carried(self) -> dict[str, int]:
+        """Names of the hyperparameters that it changes, and which of the :meth:`uniforms` is the new value."""
+        return self.program.carried
 
     @property
     def writes(self) -> tuple[int, ...]:

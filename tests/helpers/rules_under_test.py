@@ -133,6 +133,30 @@ def many(
 MANY = {name: 1.0 + index / 64 for index, name in enumerate(many.scalars)}
 
 
+def halved(value):  # type: ignore[no-untyped-def]
+    """For a rule to call."""
+    half = value / 2
+    return half, -half
+
+
+@rule
+def carrying(a, b, *, scale, rate, count):  # type: ignore[no-untyped-def]
+    """Changes hyperparameters, one of them twice; what was computed before keeps the old values."""
+    before = scale * rate
+    scale, less = halved(scale)
+    a = a * before + scale
+    scale *= rate
+    count = 3
+    b = b * scale + less + a * count
+    return a, scale, b, count
+
+
+def carrying_in_python(a, b, scale, rate, count):  # type: ignore[no-untyped-def]
+    """New ``a`` and ``b``, ``scale`` and ``count``."""
+    a = a * (scale * rate) + scale / 2
+    return a, b * (scale / 2 * rate) - scale / 2 + a * 3, scale / 2 * rate, 3
+
+
 @rule
 def swap(a, b):  # type: ignore[no-untyped-def]
     """Two lists change places: every value is computed before the first is stored."""

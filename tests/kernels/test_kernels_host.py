@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from host_build import build, functors, launch
-from rules_under_test import MANY, PARTS, copied, filled, many, same_values, special_pairs, steps, swap
+from rules_under_test import MANY, PARTS, carrying, copied, filled, many, same_values, special_pairs, steps, swap
 from support import (
     BF16,
     F16,
@@ -169,7 +169,7 @@ def test_every_rule(variant: int, gap: int, capfd: pytest.CaptureFixture[str]) -
 # ---- the language of rules ----
 
 LANGUAGE = [(r, (d,) * len(r.inputs)) for r, _, _ in PARTS.values() for d in (F32, F64)]
-LANGUAGE += [(steps, (F64, F64)), (swap, (F32, F32)), (many, (F64, F64)), (filled, (F32, BF16))]
+LANGUAGE += [(steps, (F64, F64)), (swap, (F32, F32)), (many, (F64, F64)), (filled, (F32, BF16)), (carrying, (F64, F64))]
 LANGUAGE += [(copied, pair) for pair in ((BF16, F32), (F32, BF16), (F64, BF16), (F16, F32), (F64, F16), (F64, F32))]
 
 
@@ -202,6 +202,9 @@ def test_results_that_read_each_other() -> None:
     a, b = torch.randn(100, dtype=F64), torch.randn(100, dtype=F64)
     want = steps.reference(a, b, rate=0.3, flag=1.0)
     play_language(steps, [[a], [b]], {"rate": 0.3, "flag": 1.0})
+    torch.testing.assert_close((a, b), tuple(want), rtol=1e-14, atol=1e-14)
+    want = carrying.reference(a, b, scale=0.7, rate=0.3, count=5.0)
+    play_language(carrying, [[a], [b]], {"scale": 0.7, "rate": 0.3, "count": 5.0})
     torch.testing.assert_close((a, b), tuple(want), rtol=1e-14, atol=1e-14)
     x, y = torch.arange(5.0), -torch.arange(5.0)
     play_language(swap, [[x], [y]])

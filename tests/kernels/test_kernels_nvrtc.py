@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from rules_under_test import PARTS, copied, filled, steps, swap
+from rules_under_test import PARTS, carrying, copied, filled, steps, swap
 from support import BF16, DTYPES, F16, F32, F64
 
 from pagedopt.kernels import nvrtc, source
@@ -96,7 +96,7 @@ def test_all_rules_compile_together_for_every_architecture(arch: str) -> None:
 
 
 def test_the_whole_language_of_rules_compiles() -> None:
-    rules = [*(part[0] for part in PARTS.values()), filled, steps, swap]
+    rules = [*(part[0] for part in PARTS.values()), filled, steps, swap, carrying]
     text = "\n".join([source.text(None), *(r.cuda_source() for r in (*rules, copied))])
     names = [source.instance(r, (d,) * len(r.inputs), 512, "TableAt") for r in rules for d in (F32, F64)]
     names += [source.instance(copied, pair, 512, "TableAt") for pair in itertools.permutations(DTYPES, 2)]

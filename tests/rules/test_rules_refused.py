@@ -151,6 +151,36 @@ REFUSED = {
         def f(param, *, lr):
             lr = lr * param  #!
             return param - lr""",
+    "returned hyperparameter that varies per element": """
+        def f(param, *, scale):
+            scale = scale * param  #!
+            return param, scale""",
+    "returned hyperparameter that varies at last": """
+        def f(param, *, scale):
+            scale = scale / 2
+            scale = max(scale, abs(param))  #!
+            param = param * scale
+            return param, scale""",
+    "returned hyperparameter as it was given": """
+        def f(param, *, lr):
+            param = param - lr
+            return param, lr  #!""",
+    "returned expression of a hyperparameter": """
+        def f(param, *, scale):
+            return param, scale / 2  #!""",
+    "returned hyperparameter twice": """
+        def f(param, *, scale):
+            scale = scale / 2
+            return param, scale, scale  #!""",
+    "returned step": """
+        def f(param, *, step):
+            step = step + 1
+            return param, step  #!""",
+    "hyperparameters alone": """
+        def f(param, *, lr, scale):
+            lr = lr / 2
+            scale = scale / 2
+            return lr, scale  #!""",
     "two targets": """
         def f(param, grad):
             param = grad = 2 * param  #!

@@ -43,23 +43,28 @@ class Line:
         tree: the rule as it was written.
         statements: (name, value, the statement of the rule or of a function that it calls).
         values: what it returns.
+        carried: hyperparameters that it returns beside others.
+        renewed: what the names of those stand for once it has set them.
         watch: what this rests on.
     """
 
     tree: ast.FunctionDef
     statements: list[Statement] = field(default_factory=list)
     values: list[ast.expr] = field(default_factory=list)
+    carried: tuple[str, ...] = ()
+    renewed: dict[str, ast.expr] = field(default_factory=dict)
     watch: Watch = field(default_factory=Watch)
     _used: set[str] = field(default_factory=set)
     _texts: dict[FunctionType, ast.FunctionDef] = field(default_factory=dict)
 
     def write(self, function: FunctionType) -> None:
-        """Fill :attr:`statements` and :attr:`values`.
+        """Fill all attributes.
 
         Raises:
             RuleError: a statement or a call cannot be translated.
         """
         self._open(function, self.tree)
+        self.carried = _carried(self.tree)
         self._used = {n.id for n in ast.walk(self.tree) if isinstance(n, ast.Name)}
         self._used |= {n.arg for n in ast.walk(self.tree) if isinstance(n, ast.arg)}
         self.values = self._body(_Scope(function, None, (function,)), self.tree)
@@ -112,7 +117,12 @@ class Line:
             return
         if any(_names(value) & set(names[:i]) for i, value in enumerate(values)):  # all are read before one is set
             values = [self._named(n, v, statement) for n, v in zip(names, values, strict=True)]
-        self.statements += [(name, value, statement) for name, value in zip(names, values, strict=True)]
+        for name, value in zip(names, values, strict=True):
+            if name in self.carried:  # what was computed from its old value goes on to use that
+                new = self.renewed[name] = self._named(name, value, statement)
+                new.place = place(value, statement)  # type: ignore[attr-defined]
+            else:
+                self.statements.append((name, value, statement))
 
     def _bound(self, name: str, value: ast.expr, statement: ast.AST, lazy: bool) -> ast.expr:
         """What a name of a called function stands for.  ``lazy``: the value itself, computed where it is used."""
@@ -142,6 +152,8 @@ class Line:
             if node.id not in scope.names:
                 refuse(node, f"the name {node.id!r} is not a parameter or an earlier assignment of the function")
             return copy.deepcopy(scope.names[node.id])
+        if isinstance(node, ast.Name) and node.id in self.renewed:
+            return copy.deepcopy(self.renewed[node.id])
         changed = copy.copy(node)
         for name, value in ast.iter_fields(node):
             if isinstance(value, ast.expr) and not (name == "func" and isinstance(value, ast.Name)):
@@ -243,6 +255,13 @@ def _parts(statement: ast.stmt) -> tuple[list[str], ast.expr]:
         if len(names) == (len(target.elts) if several else 1):  # type: ignore[attr-defined]
             return names, statement.value
     refuse(statement, "only 'name = expression', 'a, b = function(…)' and one final 'return' can be translated")
+
+
+def _carried(tree: ast.FunctionDef) -> tuple[str, ...]:
+    last = tree.body[-1]
+    values = last.value.elts if isinstance(last, ast.Return) and isinstance(last.value, ast.Tuple) else []
+    given = {a.arg for a in tree.args.kwonlyargs} if len(values) > 1 else set()
+    return tuple(v.id for v in values if isinstance(v, ast.Name) and v.id in given)
 
 
 def _names(node: ast.expr) -> set[str]:

@@ -37,10 +37,11 @@ class Program:
         changes: for each returned value, the index of the input whose new value it is.
         writes: for each returned value, the index of the list that takes it; in place, that input's own.
         statements: all of the rule's, unsplit: name and expression.
-        values: what it returns, unsplit.
+        values: what it returns for those inputs, unsplit.
         filled: which statements give one value to all elements.
         host: statements over hyperparameters only, run once per step in double.
         uniforms: expressions (over the host statements) the kernel receives, in order.
+        carried: for each hyperparameter that it changes, which of these is the new value.
         body: element statements, with uniform expressions replaced by the names ``u0, u1, …``.
         returns: element expressions returned.
         reads: indices of the inputs whose values it uses.
@@ -58,6 +59,7 @@ class Program:
     filled: set[int] = field(default_factory=set)
     host: list[tuple[str, ast.expr]] = field(default_factory=list)
     uniforms: list[ast.expr] = field(default_factory=list)
+    carried: dict[str, int] = field(default_factory=dict)
     body: list[tuple[str, ast.expr]] = field(default_factory=list)
     returns: list[ast.expr] = field(default_factory=list)
     reads: frozenset[int] = frozenset()
@@ -125,7 +127,6 @@ class _Analysis:
         self.assigned: set[str] = set()
         program.watch = line.watch
         program.statements = [(name, value) for name, value, _ in line.statements]
-        program.values = line.values
         for position, (name, value, statement) in enumerate(line.statements):
             self.within = statement
             self._assignment(position, name, value)
@@ -160,14 +161,30 @@ class _Analysis:
             program.changes = (0,)  # 'return x + y' overwrites the first tensor
         else:
             for v, name in zip(values, names, strict=True):
-                if name not in program.inputs:
+                if name not in program.inputs + line.carried:
                     self.fail(statement, f"returns {ast.unparse(v)!r}; return the parameters that change, by name")
-            program.changes = tuple(program.inputs.index(name) for name in names if name)
-        if len(set(program.changes)) != len(program.changes):
+            program.changes = tuple(program.inputs.index(name) for name in names if name in program.inputs)
+        if len(names) > 1 and len(set(names)) != len(names):
             self.fail(statement, "returns one parameter twice")
+        if not program.changes:
+            self.fail(statement, "returns no tensor")
         program.writes = program.changes
-        program.returns = [self._element(v) for v in line.values]
+        program.values = [v for v, name in zip(line.values, names, strict=True) if name not in line.carried]
+        program.returns = [self._element(v) for v in program.values]
         program.reads = frozenset(i for i, name in enumerate(program.inputs) if name in self.read)
+        for name in line.carried:
+            self._carry(name, line)
+
+    def _carry(self, name: str, line: Line) -> None:
+        """A hyperparameter that the rule returns: its new value is computed with the uniforms, and is one of them."""
+        if name == "step":
+            self.fail(self.within, "returns 'step', which the optimizer counts")
+        if name not in line.renewed:
+            self.fail(self.within, f"returns the hyperparameter {name!r}, which it does not change")
+        value = line.renewed[name]
+        if not self._is_uniform(value):
+            self.fail(value, f"{name!r} is one number for all elements; its new value must not depend on a tensor's")
+        self.program.carried[name] = int(self._element(value).id[1:])  # type: ignore[attr-defined]
 
     def _is_uniform(self, node: ast.expr) -> bool:
         names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} - set(FUNCTIONS)
