@@ -34,7 +34,9 @@ class PagedOptimizer(torch.optim.Optimizer):
 
     The rule's first input is the parameter, its second the gradient, the others are state, created with zeros (or
     what ``initial`` says) in the first step in which the parameter has a gradient.  A hyperparameter ``step`` is the
-    number of the parameter's step, from 1 on; members of a group's tuple ``betas`` are ``beta1``, ``beta2``.
+    number of the parameter's step, from 1 on; members of a group's tuple ``betas`` are ``beta1``, ``beta2``.  A
+    hyperparameter that the rule returns, too, is a number of the parameter's own: a CPU tensor of no dimensions in its
+    state, as ``step`` is.
 
     Args:
         params: parameters or groups, as for any torch optimizer.
@@ -47,8 +49,10 @@ class PagedOptimizer(torch.optim.Optimizer):
     """
 
     rule: ClassVar[Rule]
-    #: Every rule that :meth:`rule_of` may choose; left out: ``rule``.
+    #: Every rule that :meth:`rule_of` may choose; left out: ``rule``.  Numbers of parameters are those of these rules.
     rules: ClassVar[tuple[Rule, ...]] = ()
+    #: Names of state that may be numbers, step counts among them, and no tensors in the shape of their parameters.
+    numbers: frozenset[str] = frozenset({"step"})
     #: Whether state holds the number of steps under the key "step", as torch's Adam does.
     has_step: ClassVar[bool] = True
     #: What state starts with, by name, where that is not zero: a number, or the name of the group's that holds it.
@@ -66,6 +70,7 @@ class PagedOptimizer(torch.optim.Optimizer):
         one = type(self).rule_of is PagedOptimizer.rule_of
         rules = self.rules or ((self.rule,) if one else ())  # who chooses and does not say among which, is not checked
         self._states = {name for rule in rules for name in rule.inputs[2:]}
+        self.numbers = frozenset({"step", *(name for rule in rules for name in rule.carried)})
         chosen = complete(options, type(self).__name__, self._states if rules else None)
         self.store = Store(chosen["placement"], chosen["device_budget"], chosen["host_access"])
         self.state_format, self.blocks = chosen["state_format"], chosen["blocks"]

@@ -1,11 +1,12 @@
-"""One launch's share of an optimizer: parameters of one rule, device and dtypes, with their table and step counts."""
+"""One launch's share of an optimizer: parameters of one rule, device and dtypes, with their table and numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ..launch.route import route
@@ -16,7 +17,7 @@ from .lists import Lists
 from .members import Member
 from .owner import Owner
 from .scalars import Pattern, Uniforms, uniforms_of
-from .steps import Counts, Steps
+from .steps import Ahead, Numbers, Steps, Values, number_names
 
 
 class Bucket:
@@ -25,7 +26,7 @@ class Bucket:
     Args:
         optimizer: whose groups and options.
         members: the parameters; they have one rule and, list by list, one dtype.
-        shared: addresses of step counts that stand for several parameters (see :class:`Steps`).
+        shared: addresses of numbers that stand for several parameters (see :class:`Numbers`).
     """
 
     def __init__(self, optimizer: Owner, members: Sequence[Member], shared: set[int]) -> None:
@@ -36,11 +37,10 @@ class Bucket:
         self.sets = 2 * len(set(self.groups.tolist()))
         self.route = route(optimizer.store, self.lists.params, self.lists.state)
         self.sweep = self._sweep(optimizer, self.lists.grads(laid_out=True))
-        self._steps = Steps([m.entry["step"] for m in members], shared) if optimizer.has_step else None
-        # Where a rule keeps no count, a parameter whose state is made now has no steps behind it, another one has.
-        self._counts: Counts = np.array([not m.missing or m.again for m in members], np.float64)
-        self._expected = np.full(len(members), np.nan)
-        self._absent: list[int] = []
+        self._numbers = _numbers(optimizer, members, shared)
+        self._new: dict[str, Values] = {}
+        self._absent: list[int] | None = None
+        self._sets = self._leaders = np.zeros(len(members), np.int64)
         self._compiled: tuple[torch.dtype, ...] | None = None
         self._pattern: Pattern = []
         self._scalars: Uniforms = []
@@ -52,12 +52,14 @@ class Bucket:
     @classmethod
     def partition(cls, optimizer: Owner, members: Sequence[Member]) -> list[Bucket]:
         """Sort all parameters by what a launch must have in common, one that stands twice into launches that follow."""
+        if any(m.rule.carried for m in members):
+            _take_turns(members)
         found: dict[tuple[Any, ...], list[Member]] = {}
         for member in sorted(members, key=lambda m: m.turn):
             found.setdefault((member.turn, member.rule, member.param.device, member.dtypes), []).append(member)
-        steps = [m.entry["step"].data_ptr() for m in members] if optimizer.has_step else []
+        numbers = [m.entry[name].data_ptr() for m in members for name in number_names(optimizer, m.rule)]
         once: set[int] = set()
-        shared = {at for at in steps if at in once or once.add(at)}  # type: ignore[func-returns-value]
+        shared = {at for at in numbers if at in once or once.add(at)}  # type: ignore[func-returns-value]
         return [cls(optimizer, each, shared) for each in found.values()]
 
     def _sweep(self, optimizer: Owner, grads: TensorList) -> Sweep:
@@ -68,11 +70,11 @@ class Bucket:
             geometry=shape,
         )  # fmt: skip
 
-    def prepare(self, optimizer: Owner, ahead: dict[int, int]) -> None:
-        """Take addresses, step counts and hyperparameters as they are now, and compile: all of a step that may fail.
+    def prepare(self, optimizer: Owner, ahead: Ahead) -> None:
+        """Take addresses, numbers and hyperparameters as they are now, and compile: all of a step that may fail.
 
         Args:
-            ahead: see :meth:`Steps.read`.
+            ahead: see :meth:`Numbers.read`.
 
         Raises:
             ValueError, TypeError: see :meth:`PointerTable.refresh`.
@@ -90,11 +92,15 @@ class Bucket:
         absent = self.sweep.table.absent
         if len(absent) == len(self.params):
             return
-        if self._steps is not None:
-            self._counts = self._steps.read(absent, ahead)
-        if absent != self._absent or not (self._counts == self._expected).all():
-            self._find_pattern(optimizer, absent, grads)
-        self._scalars = uniforms_of(self.rule, optimizer, self._pattern, self._counts)
+        self._new = {name: numbers.read(absent, ahead) for name, numbers in self._numbers.items()}
+        own = {name: values for name, values in self._new.items() if name in self.rule.scalars}
+        bits = [values.view(np.int64) for values in own.values()]  # NaN is a number like any other
+        if absent != self._absent or not all((b == b[self._leaders]).all() for b in bits):
+            self._find_pattern(optimizer, absent, grads, bits)
+        self._scalars = uniforms_of(self.rule, optimizer, self._pattern, own)
+        for name, index in self.rule.carried.items():
+            self._new[name] = np.asarray(self._scalars)[self._sets, index]
+            self._numbers[name].announce(self._new[name], absent, ahead)
         if self._compiled is not self.sweep.dtypes:
             self.sweep.compile()
             self._compiled = self.sweep.dtypes
@@ -113,13 +119,8 @@ class Bucket:
         self._count(absent)
 
     def _count(self, absent: list[int]) -> None:
-        self._expected = self._counts + 1
-        if absent:
-            self._expected[absent] -= 1
-        if self._steps is None:
-            self._counts = self._expected.copy()
-        else:
-            self._steps.count(absent)
+        for name, numbers in self._numbers.items():
+            numbers.write(self._new[name], absent)
         written = self._written
         if absent:
             away = {id(self.params[i]) for i in absent}
@@ -130,14 +131,17 @@ class Bucket:
         """Hold gradients no longer: their memory is the user's to give back."""
         self.sweep.table.let_go(1)
 
-    def _find_pattern(self, optimizer: Owner, absent: list[int], grads: Tensors) -> None:
-        """Which rows share hyperparameters: those of one group with as many steps behind them."""
-        counts = self._counts if "step" in self.rule.scalars else np.zeros(len(self.groups))
-        _, rank = np.unique(counts.view(np.int64), return_inverse=True)  # bits: NaN is a count like any other
-        keys = self.groups * len(rank) + rank
+    def _find_pattern(
+        self, optimizer: Owner, absent: list[int], grads: Tensors, bits: Iterable[npt.NDArray[np.int64]]
+    ) -> None:
+        """Which rows share hyperparameters: those of one group whose own ones have the same ``bits``."""
+        keys = self.groups
+        for each in bits:
+            distinct, rank = np.unique(each, return_inverse=True)
+            keys = keys * len(distinct) + rank
         present = np.setdiff1d(np.arange(len(keys)), absent)
         _, first, inverse = np.unique(keys[present], return_index=True, return_inverse=True)
-        if len(first) > self.sets:  # parameters have begun to differ in their number of steps
+        if len(first) > self.sets:  # parameters have begun to differ in their own ones
             self.sets = 2 * len(first)
             self.sweep = self._sweep(optimizer, grads)
             self._compiled = None
@@ -146,6 +150,30 @@ class Bucket:
         parts = np.split(rows, ends)
         self._pattern = [(int(self.groups[p[0]]), int(p[0]) if len(p) == 1 else p) for p in parts]
         self._absent = absent
-        sets = np.zeros(len(keys), np.int64)
-        sets[present] = inverse
-        self.sweep.table.assign_sets(sets)
+        self._sets = np.zeros(len(keys), np.int64)
+        self._sets[present] = inverse
+        self._leaders = np.arange(len(keys))
+        self._leaders[present] = rows[inverse]
+        self.sweep.table.assign_sets(self._sets)
+
+
+def _numbers(optimizer: Owner, members: Sequence[Member], shared: set[int]) -> dict[str, Numbers]:
+    """What each of the members has for itself, by name."""
+    rule = members[0].rule
+    found = {name: Numbers([m.entry[name] for m in members], shared) for name in rule.carried}
+    if optimizer.has_step:
+        return {"step": Steps([m.entry["step"] for m in members], shared), **found}
+    if "step" not in rule.scalars:
+        return found
+    # Where state keeps no count, a parameter whose state is made now has no steps behind it, another one has.
+    behind = torch.tensor([not m.missing or m.again for m in members], dtype=torch.float64, device="cpu")
+    return {"step": Steps(behind.unbind(), set()), **found}
+
+
+def _take_turns(members: Iterable[Member]) -> None:
+    """Let each that has a parameter or a number of another's wait for it: its rule takes what that one's leaves."""
+    free: dict[int, int] = {}
+    for member in members:
+        has = [id(member.param), *(member.entry[name].data_ptr() for name in member.rule.carried)]
+        member.turn = max(member.turn, *(free.get(one, 0) for one in has))
+        free.update(dict.fromkeys(has, member.turn + 1))

@@ -9,7 +9,7 @@ from ..system.interrupts import Uninterrupted
 from .bucket import Bucket
 from .members import Member, members, state_tensors
 from .owner import Owner
-from .steps import new_steps
+from .steps import Ahead, new_numbers, number_names
 from .watch import Watch
 
 
@@ -49,7 +49,7 @@ class Launches:
             LayoutError: a parameter is laid out otherwise than it was: launches for it are to be made anew.
             ValueError, TypeError, CompileError: a tensor cannot be used, or the kernel not be compiled.
         """
-        ahead: dict[int, int] = {}
+        ahead: Ahead = {}
         try:
             for bucket in self.buckets:
                 bucket.prepare(optimizer, ahead)
@@ -74,8 +74,8 @@ class Launches:
         finally:
             self._let_go()
         if self._watch is None:
-            needed = ("step",) if optimizer.has_step else ()
-            self._watch = Watch(optimizer, [m.entry[name] for m in self._members for name in (*needed, *m.names)])
+            used = [m.entry[n] for m in self._members for n in (*number_names(optimizer, m.rule), *m.names)]
+            self._watch = Watch(optimizer, used)
 
     def _launch(self, optimizer: Owner) -> None:
         optimizer.damaged = "a step ended in the middle"  # until it has not: who tears this, tears what would say so
@@ -105,7 +105,7 @@ class Launches:
     def _take_state_back(self, optimizer: Owner) -> None:
         for member in self._fresh:
             entry = optimizer.state.get(member.param, {})
-            for name in ("step", *member.missing) if optimizer.has_step else member.missing:
+            for name in member.missing:
                 entry.pop(name, None)
             if not entry:
                 optimizer.state.pop(member.param, None)
@@ -123,13 +123,11 @@ def _create(optimizer: Owner, found: list[Member]) -> None:
         member.entry = entries.setdefault(id(member.param), member.entry)
         if member.turn == 0 and (member.is_new or member.missing):
             firsts.append(member)
-    wanted = [(m.param, name, optimizer.dtype_of(name, m.param)) for m in firsts for name in m.missing]
+    wanted = [(m.param, n, optimizer.dtype_of(n, m.param)) for m in firsts for n in m.missing if n in m.names]
     made = iter(optimizer.store.create(wanted) if wanted else ())
-    counts = iter(new_steps(len(firsts)) if optimizer.has_step else ())
+    numbers = iter(new_numbers(sum(len(m.missing) for m in firsts) - len(wanted)))
     for member in firsts:
-        if optimizer.has_step:
-            member.entry["step"] = next(counts)  # first, as torch has it
-        member.entry.update((name, next(made)) for name in member.missing)
+        member.entry.update((name, next(made if name in member.names else numbers)) for name in member.missing)
     if optimizer.initial:
         _fill(optimizer, firsts)
 

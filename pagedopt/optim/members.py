@@ -11,6 +11,7 @@ import torch
 
 from ..rules import Rule
 from .owner import Group, Owner, places
+from .steps import number_names
 
 
 @dataclass
@@ -23,7 +24,7 @@ class Member:
         rule: what happens to it.
         entry: its state, what is made for the coming step included.
         is_new: whether there is nothing of its state yet.
-        missing: names of state tensors that there are not yet.
+        missing: names of numbers and state tensors that there are not yet.
         index: of the parameter, counted through all groups.
         again: whether the parameter stands in an earlier group, too, which will have made its state.
         turn: how often the parameter stands before this place: torch updates it each time, one after the other.
@@ -110,7 +111,7 @@ def _check_kind(optimizer: Owner, p: torch.Tensor) -> None:
 
 def _is_complete(optimizer: Owner, member: Member) -> bool:
     """Whether a parameter without gradient has state that a step could use, should there be one."""
-    needed = ("step", *member.names) if optimizer.has_step else member.names
+    needed = (*number_names(optimizer, member.rule), *member.names)
     if not member.entry or any(member.entry.get(name) is None for name in needed):
         return False
     try:
@@ -121,14 +122,15 @@ def _is_complete(optimizer: Owner, member: Member) -> bool:
 
 
 def _find_missing(optimizer: Owner, member: Member) -> None:
+    needed = (*number_names(optimizer, member.rule), *member.names)
     if optimizer.has_step and member.entry:  # torch makes all of a parameter's state at once, or looks up each
-        for name in ("step", *member.names):
+        for name in needed:
             member.entry[name]
         return
-    member.is_new = not member.entry and bool(member.names or optimizer.has_step)
+    member.is_new = bool(needed) and not member.entry
     if member.is_new and getattr(optimizer.state, "default_factory", None) is None:
         optimizer.state[member.param]  # a plain dict in the place of torch's has no entry for a new parameter
-    member.missing = [name for name in member.names if member.entry.get(name) is None]
+    member.missing = [name for name in needed if member.entry.get(name) is None]
 
 
 def _check(optimizer: Owner, member: Member) -> None:
@@ -144,10 +146,15 @@ def _check(optimizer: Owner, member: Member) -> None:
     for name in member.names:
         if name not in member.missing:
             _check_tensor(optimizer, member, name)
-    if optimizer.has_step and member.entry:
-        step = member.entry["step"]
-        if not isinstance(step, torch.Tensor) or step.numel() != 1:
-            raise RuntimeError(f"state 'step' of {_named(member)} is {_words(step)}; it must be a tensor of one number")
+    for name in number_names(optimizer, member.rule):
+        if name not in member.missing:
+            _check_number(member, name)
+
+
+def _check_number(member: Member, name: str) -> None:
+    value = member.entry[name]
+    if not isinstance(value, torch.Tensor) or value.numel() != 1 or value.is_complex():
+        raise RuntimeError(f"state {name!r} of {_named(member)} is {_words(value)}; it must be a tensor of one number")
 
 
 def _check_tensor(optimizer: Owner, member: Member, name: str) -> None:
@@ -180,12 +187,12 @@ def _words(value: Any) -> str:
 
 
 def state_tensors(optimizer: Owner) -> list[torch.Tensor]:
-    """Every tensor of state but step counts, each once, whether a rule names it now or not."""
+    """Every tensor of state but numbers, each once, whether a rule names it now or not."""
     found = {
         id(value): value
         for entry in optimizer.state.values()
         if isinstance(entry, Mapping)
         for name, value in entry.items()
-        if isinstance(value, torch.Tensor) and name != "step"
+        if isinstance(value, torch.Tensor) and name not in optimizer.numbers
     }
     return list(found.values())

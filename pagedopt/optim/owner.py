@@ -27,6 +27,7 @@ class Owner(Protocol):
     blocks: int | None
     transport: str
     damaged: str
+    numbers: frozenset[str]
 
     @property
     def has_step(self) -> bool: ...

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ..rules import Rule
 from .owner import Owner
-from .steps import Counts
+from .steps import Values
 
 Uniforms = Sequence[Sequence[float]] | npt.NDArray[np.float64]
 
@@ -41,29 +41,28 @@ def scalars_of(rule: Rule, group: Mapping[str, Any], needed: Collection[str] = (
 
 @functools.cache
 def _places(rule: Rule) -> list[tuple[str, str, int]]:
-    """For each hyperparameter but ``step``: its name, the tuple that may hold it instead, and where in it."""
-    stems = [(name, name.rstrip("0123456789")) for name in rule.scalars if name != "step"]
+    """For each hyperparameter that groups hold: its name, the tuple that may hold it instead, and where in it."""
+    stems = [(n, n.rstrip("0123456789")) for n in rule.scalars if n != "step" and n not in rule.carried]
     return [(name, f"{stem}s", int(name[len(stem) :]) - 1) if stem != name else (name, "", 0) for name, stem in stems]
 
 
-def uniforms_of(rule: Rule, optimizer: Owner, pattern: Pattern, counts: Counts) -> Uniforms:
+def uniforms_of(rule: Rule, optimizer: Owner, pattern: Pattern, own: Mapping[str, Values]) -> Uniforms:
     """The numbers of each set of hyperparameters.
 
     Args:
         optimizer: with the groups.
         pattern: which sets there are.
-        counts: the steps behind each row.
+        own: by name, the hyperparameters that each row has for itself.
 
     Raises:
         KeyError: see :func:`scalars_of`.
         TypeError, ArithmeticError, RuntimeError, RuleError: see :meth:`Rule.uniforms`.
     """
-    takes_step = "step" in rule.scalars
     found: list[Any] = []
     for index, rows in pattern:
         scalars: dict[str, Any] = scalars_of(rule, optimizer.param_groups[index], optimizer.defaults)
-        if takes_step:
-            scalars["step"] = float(counts[rows]) + 1 if isinstance(rows, int) else counts[rows] + 1
+        for name, values in own.items():
+            scalars[name] = float(values[rows]) if isinstance(rows, int) else values[rows]
         found.append([rule.uniforms(scalars)] if isinstance(rows, int) else rule.uniform_sets(scalars))
     if len(found) == 1:
         sets: Uniforms = found[0]

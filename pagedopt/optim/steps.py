@@ -1,4 +1,7 @@
-"""Step counts: tensors of one number each, theirs who edit ``optimizer.state``, that are read and raised in bulk."""
+"""Numbers of parameters: tensors of one number each, theirs who edit ``optimizer.state``, read and written in bulk.
+
+Each parameter has its step count, where the optimizer keeps one, and the hyperparameters that its rule carries.
+"""
 
 from __future__ import annotations
 
@@ -8,30 +11,39 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..rules import Rule
 from ..tables.addresses import memory_at
+from .owner import Owner
 
-Counts = npt.NDArray[np.float64]
+Values = npt.NDArray[np.float64]
+#: What numbers will be, by address, once the launches prepared so far have run.
+Ahead = dict[int, float]
 
 _PLAIN = {torch.float32: np.float32, torch.float64: np.float64}
 
 
-def new_steps(count: int) -> list[torch.Tensor]:
-    """Step counts of zero, each a CPU tensor with memory of its own, in the dtype that torch's optimizers take."""
+def number_names(optimizer: Owner, rule: Rule) -> tuple[str, ...]:
+    """Names of the numbers that a parameter has in its state, in torch's order."""
+    return ("step", *rule.carried) if optimizer.has_step else tuple(rule.carried)
+
+
+def new_numbers(count: int) -> list[torch.Tensor]:
+    """Zeros, each a CPU tensor with memory of its own, in the dtype that torch's optimizers take for step counts."""
     dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
     block = np.zeros(count, _PLAIN[dtype])
     return [torch.frombuffer(block, dtype=dtype, count=1, offset=i * dtype.itemsize).view(()) for i in range(count)]
 
 
-class Steps:
-    """The step counts of some parameters, as they are when asked.
+class Numbers:
+    """One number of each of some parameters, as it is when asked.
 
     Args:
-        tensors: the counts, one element each, on any device.
-        shared: addresses of counts that stand for several parameters.  As in torch's loop, each of these raises it.
+        tensors: the numbers, one element each, on any device.
+        shared: addresses of numbers that stand for several parameters.  As in torch's loop, each of these changes it.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], shared: set[int]) -> None:
-        self._count = len(tensors)
+        self._tensors = tuple(tensors)  # kept, as their memory is read without them
         self._windows: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.floating], npt.NDArray[np.int64]]] = []
         at = np.array([t.data_ptr() for t in tensors], np.int64)
         left = np.ones(len(tensors), bool)
@@ -47,37 +59,58 @@ class Steps:
                 self._windows.append((rows, *_window(at[rows], kind)))
         self._others = [(row, tensors[row]) for row in np.flatnonzero(left).tolist()]
 
-    def read(self, absent: Sequence[int], ahead: dict[int, int]) -> Counts:
-        """The steps behind each parameter.
+    def read(self, absent: Sequence[int], ahead: Ahead) -> Values:
+        """What a rule takes: the number of each parameter, as it will be.
 
         Args:
             absent: parameters that take no step now.
-            ahead: by the address of a shared count, how many parameters before these have raised it; goes on counting.
+            ahead: what launches prepared before have announced.
         """
-        out = np.empty(self._count, np.float64)
+        out = np.empty(len(self._tensors), np.float64)
         for rows, window, places in self._windows:
             out[rows] = window[places]
+        for row, tensor in self._others:
+            number = float(tensor)
+            out[row] = ahead.get(tensor.data_ptr(), number)
+        return out
+
+    def announce(self, values: Values, absent: Sequence[int], ahead: Ahead) -> None:
+        """Enter ``values``, which will be written, into ``ahead``; no two parameters here have the same number."""
+        away = set(absent) if self._others else ()
+        for row, tensor in self._others:
+            if row not in away:
+                ahead[tensor.data_ptr()] = float(values[row])
+
+    def write(self, values: Values, absent: Sequence[int]) -> None:
+        """Write the numbers of all parameters but those that are absent."""
+        if not absent and not self._others:
+            for rows, window, places in self._windows:
+                window[places] = values[rows]
+            return
+        present = np.ones(len(self._tensors), bool)
+        present[list(absent)] = False
+        for rows, window, places in self._windows:
+            here = present[rows]
+            window[places[here]] = values[rows[here]]
+        for row, tensor in self._others:
+            if present[row]:
+                tensor.detach().fill_(float(values[row]))
+
+
+class Steps(Numbers):
+    """Step counts; parameters of one launch may have the same one."""
+
+    def read(self, absent: Sequence[int], ahead: Ahead) -> Values:
+        """What a rule takes: the number of each parameter's coming step.  It is announced, too."""
+        out = super().read(absent, {}) + 1
         away = set(absent) if self._others else ()
         for row, tensor in self._others:
             address = tensor.data_ptr()
-            out[row] = float(tensor) + ahead.get(address, 0)
+            if address in ahead:
+                out[row] = ahead[address] + 1
             if row not in away:
-                ahead[address] = ahead.get(address, 0) + 1
+                ahead[address] = float(out[row])
         return out
-
-    def count(self, absent: Sequence[int]) -> None:
-        """Raise the counts of all parameters but those that are absent."""
-        if not absent and not self._others:
-            for _, window, places in self._windows:
-                window[places] += 1
-            return
-        present = np.ones(self._count, bool)
-        present[list(absent)] = False
-        for rows, window, places in self._windows:
-            window[places[present[rows]]] += 1
-        for row, tensor in self._others:
-            if present[row]:
-                tensor.detach().add_(1)
 
 
 def _window(addresses: npt.NDArray[np.int64], kind: type) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.int64]]:

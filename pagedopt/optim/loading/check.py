@@ -10,7 +10,7 @@ import torch
 
 from ...tables.columns import dense_like
 from ..owner import Owner, places
-from ..steps import new_steps
+from ..steps import new_numbers, number_names
 
 StateDict = dict[str, Any]
 State = Mapping[Any, Mapping[str, Any]]
@@ -42,12 +42,14 @@ class Loaded:
     Attributes:
         param: the parameter.
         key: its name in the state dict.
+        numbers: names of its numbers.
         names: of its state tensors, in the order of the rule's inputs.
         entry: the loaded values by name, those that are None left out.
     """
 
     param: torch.Tensor
     key: Any
+    numbers: tuple[str, ...]
     names: tuple[str, ...]
     entry: Mapping[str, Any]
 
@@ -60,8 +62,8 @@ def members(optimizer: Owner, state_dict: StateDict) -> Iterator[Loaded]:
         entry = state.get(key, {})
         if not isinstance(entry, Mapping):
             raise ValueError(f"loaded state of parameter {key} is a {type(entry).__name__}, not a dict")
-        names = optimizer.state_names(group)
-        yield Loaded(p, key, names, {name: value for name, value in entry.items() if value is not None})
+        numbers, names = number_names(optimizer, optimizer.rule_of(group)), optimizer.state_names(group)
+        yield Loaded(p, key, numbers, names, {name: value for name, value in entry.items() if value is not None})
 
 
 def check_groups(optimizer: Owner, before: Sequence[Mapping[str, Any]], state_dict: StateDict) -> None:
@@ -101,8 +103,7 @@ def check_state(optimizer: Owner, state_dict: StateDict, before: State) -> None:
 
 
 def _check_entry(optimizer: Owner, member: Loaded, before: State) -> None:
-    needed = ("step", *member.names) if optimizer.has_step else member.names
-    if absent := [name for name in needed if name not in member.entry]:
+    if absent := [name for name in (*member.numbers, *member.names) if name not in member.entry]:
         raise ValueError(
             f"loaded state of parameter {member.key} has no {', '.join(absent)}; it has {', '.join(member.entry)}"
         )
@@ -112,8 +113,8 @@ def _check_entry(optimizer: Owner, member: Loaded, before: State) -> None:
                 f"loaded {name} of parameter {member.key} does not hold its values: it is a meta tensor, or its file "
                 "was cut off"
             )
-    if optimizer.has_step:
-        step_of(member)
+    for name in member.numbers:
+        number_of(member, name)
     p = member.param
     for name in member.names:
         what = f"loaded {name} of parameter {member.key}"
@@ -154,20 +155,20 @@ def _check_precision(optimizer: Owner, what: str, name: str, loaded: torch.dtype
         )
 
 
-def step_of(member: Loaded) -> torch.Tensor:
-    """The step count of a loaded entry, a number or a tensor on any device, as a new tensor; torch takes any number.
+def number_of(member: Loaded, name: str) -> torch.Tensor:
+    """A number of a loaded entry, as such or as a tensor on any device, as a new tensor; torch takes any number.
 
     Raises:
         ValueError: it is no number.
     """
-    value = member.entry["step"]
+    value = member.entry[name]
     if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
         return value.detach().to("cpu", copy=True).reshape(())
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         what = f"a tensor of {value.dtype}, {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
-        raise ValueError(f"loaded step of parameter {member.key} is {what}, not a number of steps")
-    (step,) = new_steps(1)
-    return step.copy_(torch.tensor(value, dtype=torch.float64, device="cpu"))
+        raise ValueError(f"loaded {name} of parameter {member.key} is {what}, not a number")
+    (number,) = new_numbers(1)
+    return number.copy_(torch.tensor(value, dtype=torch.float64, device="cpu"))
 
 
 def home(optimizer: Owner, before: State, p: torch.Tensor, name: str) -> torch.Tensor | None:

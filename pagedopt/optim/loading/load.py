@@ -18,7 +18,7 @@ from ...placements.store import Store, Wanted
 from ...system.interrupts import Uninterrupted
 from ..members import state_tensors
 from ..owner import Owner
-from .check import State, StateDict, check_form, check_groups, check_state, home, members, step_of, stored_as
+from .check import State, StateDict, check_form, check_groups, check_state, home, members, number_of, stored_as
 from .foreign import translate
 
 #: Bytes copied at a time, and so the most that a conversion takes beside the state.
@@ -117,7 +117,7 @@ def prepare(optimizer: Owner, memory: Store, state_dict: StateDict, before: Stat
         if not member.entry:
             continue
         p = member.param
-        entry = entries[p] = {"step": step_of(member)} if optimizer.has_step else {}
+        entry = entries[p] = {name: number_of(member, name) for name in member.numbers}
         homes = [home(optimizer, before, p, name) for name in member.names]
         if not all(old is None or memory.is_plain(old) for old in homes) and None in homes:
             homes = [None] * len(homes)  # state that moves is whole, so that its pages are
@@ -126,7 +126,7 @@ def prepare(optimizer: Owner, memory: Store, state_dict: StateDict, before: Stat
             pairs.append((entry, name, member.entry[name]))
             if entry[name] is None:
                 wanted.append((p, name, stored_as(optimizer, before, p, name)))
-        others = [name for name in member.entry if name != "step" and name not in member.names]
+        others = [name for name in member.entry if name not in (*member.numbers, *member.names)]
         entry.update((name, _own(member.entry[name], p.device)) for name in others)
     params = {member.key: member.param for member in members(optimizer, state_dict)}
     entries = {  # in the order of the dict, as torch

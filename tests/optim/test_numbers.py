@@ -1,0 +1,313 @@
+"""Numbers that each parameter has for itself beside ``step``, through an optimizer of a user's own: torch's NAdam."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from edits import Params, groups_of, numbers, parameters, steps
+
+import pagedopt
+from pagedopt import PagedOptimizer
+from pagedopt.rules import sqrt
+
+OPTIONS: dict[str, Any] = {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1, "momentum_decay": 0.05}
+PLACES: list[dict[str, Any]] = [{}, {"device_budget": 0}, {"device_budget": 90_000}]
+
+
+@pagedopt.rule
+def nadam(  # type: ignore[no-untyped-def]
+    param, grad, exp_avg, exp_avg_sq, *, lr, beta1, beta2, eps, weight_decay, momentum_decay, step, mu_product
+):
+    """Dozat 2016, in the order of operations of torch/optim/nadam.py."""
+    grad = grad + weight_decay * param
+    mu = beta1 * (1.0 - 0.5 * (0.96 ** (step * momentum_decay)))
+    mu_next = beta1 * (1.0 - 0.5 * (0.96 ** ((step + 1) * momentum_decay)))
+    mu_product = mu_product * mu
+    exp_avg = exp_avg + (1 - beta1) * (grad - exp_avg)
+    exp_avg_sq = exp_avg_sq * beta2 + (1 - beta2) * grad * grad
+    denom = sqrt(exp_avg_sq / (1 - beta2**step)) + eps
+    param = param + (-lr * (1.0 - mu) / (1.0 - mu_product)) * grad / denom
+    param = param + (-lr * mu_next / (1.0 - mu_product * mu_next)) * exp_avg / denom
+    return param, exp_avg, exp_avg_sq, mu_product
+
+
+class PagedNAdam(PagedOptimizer):
+    """With the state of ``torch.optim.NAdam``."""
+
+    rule = nadam
+    initial: ClassVar = {"mu_product": 1.0}
+
+    def __init__(self, params: Any, **options: Any) -> None:
+        super().__init__(params, {name: options.pop(name, value) for name, value in OPTIONS.items()}, **options)
+
+
+class Uncounted(PagedNAdam):
+    """Its state holds no steps."""
+
+    has_step = False
+
+
+def theirs(params: Any) -> torch.optim.NAdam:
+    return torch.optim.NAdam(params, foreach=False, **OPTIONS)
+
+
+def train(optimizer: torch.optim.Optimizer, params: Params, count: int = 20, first: int = 0) -> None:
+    """Now and then one has no gradient (the last one none at first); the second group's lr changes on the way."""
+    for step in range(first, first + count):
+        for i, p in enumerate(params):
+            p.grad = numbers(tuple(p.shape), 31 * step + 7 * i + 1).to(p.dtype)
+        if step % 3 == 1:
+            params[step % 4].grad = None
+        if step < 7:
+            params[-1].grad = None
+        if step == 9:
+            optimizer.param_groups[1]["lr"] = 0.01
+        optimizer.step()
+
+
+def assert_alike(
+    ours: torch.optim.Optimizer, params: Params, other: torch.optim.Optimizer, others: Params, exact: bool = False
+) -> None:
+    bound = {"rtol": 0.0, "atol": 0.0} if exact else {"rtol": 2e-5, "atol": 2e-6}
+    for p, q in zip(params, others, strict=True):
+        torch.testing.assert_close(p, q, **bound)
+        assert list(ours.state[p]) == list(other.state[q])
+        for name, value in ours.state[p].items():
+            assert (value.dtype, value.shape) == (other.state[q][name].dtype, other.state[q][name].shape)
+            torch.testing.assert_close(value, other.state[q][name], **bound)
+
+
+@pytest.mark.parametrize("how", PLACES, ids=str)
+def test_nadam_is_torchs(how: dict[str, Any]) -> None:
+    params, others = parameters(), parameters()
+    ours, other = PagedNAdam(groups_of(params), **how), theirs(groups_of(others))
+    train(ours, params)
+    train(other, others)
+    assert_alike(ours, params, other, others)
+    assert len({float(ours.state[p]["mu_product"]) for p in params}) > 2
+    assert all(list(ours.state[p]) == ["step", "mu_product", "exp_avg", "exp_avg_sq"] for p in params)
+
+
+def test_it_has_the_dtype_of_step_counts() -> None:
+    params, others = parameters(), parameters()
+    torch.set_default_dtype(torch.float64)
+    try:
+        ours, other = PagedNAdam(groups_of(params)), theirs(groups_of(others))
+        train(ours, params)
+        train(other, others)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert ours.state[params[0]]["mu_product"].dtype is torch.float64
+    assert_alike(ours, params, other, others)
+
+
+@pytest.mark.parametrize("how", PLACES, ids=str)
+def test_a_state_dict_goes_to_torch_and_comes_back(how: dict[str, Any]) -> None:
+    params, others = parameters(), parameters()
+    ours, other = PagedNAdam(groups_of(params), **how), theirs(groups_of(others))
+    train(other, others, 8)
+    for p, q in zip(params, others, strict=True):
+        p.data.copy_(q)
+    ours.load_state_dict(copy.deepcopy(other.state_dict()))
+    train(ours, params, 6, first=8)
+    train(other, others, 6, first=8)
+    assert_alike(ours, params, other, others)
+    saved = {**ours.state_dict(), "param_groups": other.state_dict()["param_groups"]}
+    saved["param_groups"][1]["lr"] = 0.01
+    other.load_state_dict(copy.deepcopy(saved))
+    train(ours, params, 6, first=14)
+    train(other, others, 6, first=14)
+    assert_alike(ours, params, other, others)
+
+
+COPIES: dict[str, Callable[[Any], Any]] = {"deepcopy": copy.deepcopy, "pickle": lambda x: pickle.loads(pickle.dumps(x))}
+
+
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+@pytest.mark.parametrize("how", PLACES, ids=str)
+def test_a_copy_goes_on_by_itself(how: dict[str, Any], copied: Callable[[Any], Any]) -> None:
+    params = parameters()
+    ours = PagedNAdam(groups_of(params), **how)
+    train(ours, params, 8)
+    twin, others = copied((ours, params))
+    train(ours, params, 8, first=8)
+    train(twin, others, 8, first=8)
+    assert_alike(ours, params, twin, others, exact=True)
+
+
+def test_it_costs_no_budget() -> None:
+    params = parameters()
+    ours = PagedNAdam(groups_of(params), device_budget=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(ours, params, 8)
+        ours.state[params[0]]["mu_product"] = torch.tensor(0.5)
+        train(ours, params, 2, first=8)
+    held = sum(t.nbytes for e in ours.state.values() for n, t in e.items() if n not in ("step", "mu_product"))
+    before = ours.memory_report().by_place
+    ours.state[params[0]]["mu_product"] = torch.tensor(0.5, dtype=torch.float64)
+    assert sum(before.values()) >= held
+    assert ours.memory_report().by_place == before
+
+
+def _replace(value: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda entry: entry.update(mu_product=copy.deepcopy(value))
+
+
+EDITS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "filled": lambda entry: entry["mu_product"].fill_(0.3),
+    "float64": _replace(torch.tensor(0.3, dtype=torch.float64)),
+    "one dimension": _replace(torch.tensor([0.3])),
+    "of a larger": _replace(torch.full((5,), 0.3)[3]),
+    "negative zero": lambda entry: entry["mu_product"].fill_(-0.0),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
+@pytest.mark.parametrize("only", [None, 1])
+def test_what_is_written_there_counts(edit: Callable[[dict[str, Any]], Any], only: int | None) -> None:
+    params, others = parameters(), parameters()
+    ours, other = PagedNAdam(groups_of(params)), theirs(groups_of(others))
+    for optimizer, those in ((ours, params), (other, others)):
+        steps(optimizer, those, 2)
+        for p in those if only is None else those[only : only + 1]:
+            edit(optimizer.state[p])
+        steps(optimizer, those, 3, first=2)
+    assert_alike(ours, params, other, others)
+
+
+def test_one_number_for_several_parameters_changes_with_each_of_them() -> None:
+    """One of them is absent once; as in torch's loop each takes what the one before it has left."""
+    params, others = parameters(), parameters()
+    ours, other = PagedNAdam(groups_of(params)), theirs(groups_of(others))
+    for optimizer, those in ((ours, params), (other, others)):
+        steps(optimizer, those, 2)
+        one = torch.tensor(0.9)
+        for index in (0, 2, 4):
+            optimizer.state[those[index]]["mu_product"] = one
+        train(optimizer, those, 4, first=10)
+    assert ours.state[params[0]]["mu_product"] is ours.state[params[4]]["mu_product"]
+    assert_alike(ours, params, other, others)
+
+
+def test_a_parameter_that_stands_twice() -> None:
+    found: list[Any] = []
+    for make in (PagedNAdam, theirs):
+        params = parameters()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            optimizer = make([params[0], params[1], params[0]])
+        train(optimizer_of_two_groups(optimizer, params), params, 9)
+        found += [optimizer, params]
+    assert float(found[0].state[found[1][0]]["step"]) > 9
+    assert_alike(*found)
+
+
+def optimizer_of_two_groups(optimizer: torch.optim.Optimizer, params: Params) -> torch.optim.Optimizer:
+    optimizer.add_param_group({"params": params[2:], "lr": 0.07})
+    return optimizer
+
+
+def test_a_late_joiner_starts_with_the_first_value() -> None:
+    params, others = parameters(), parameters()
+    ours, other = PagedNAdam(groups_of(params)), theirs(groups_of(others))
+    for optimizer, those in ((ours, params), (other, others)):
+        steps(optimizer, those, 3)
+        those.append(parameters()[1])
+        optimizer.add_param_group({"params": those[-1:]})
+        steps(optimizer, those, 3, first=3)
+    assert_alike(ours, params, other, others)
+
+
+def test_without_a_step_count_it_is_made_where_it_is_missing() -> None:
+    params, others = parameters(), parameters()
+    ours, other = Uncounted(groups_of(params)), PagedNAdam(groups_of(others))
+    steps(ours, params, 1)
+    steps(other, others, 1)
+    assert list(ours.state[params[0]]) == ["mu_product", "exp_avg", "exp_avg_sq"]
+    for p, q in zip(params, others, strict=True):
+        assert torch.equal(p, q)
+        assert torch.equal(ours.state[p]["mu_product"], other.state[q]["mu_product"])
+    first = float(ours.state[params[0]]["mu_product"])
+    del ours.state[params[0]]["mu_product"]
+    steps(ours, params, 1, first=1)
+    assert 0 < float(ours.state[params[1]]["mu_product"]) < float(ours.state[params[0]]["mu_product"]) < 1
+    assert float(ours.state[params[0]]["mu_product"]) == pytest.approx(first, rel=0.01)
+
+
+REFUSED: dict[str, tuple[Callable[[dict[str, Any]], Any], type[Exception], str]] = {
+    "missing": (lambda entry: entry.pop("mu_product"), KeyError, "mu_product"),
+    "two elements": (_replace(torch.ones(2)), RuntimeError, r"'mu_product' of parameter 1 .*must be a tensor of one"),
+    "float": (_replace(0.5), RuntimeError, r"'mu_product' of parameter 1 .*is float; it must be"),
+    "None": (_replace(None), RuntimeError, r"'mu_product' of parameter 1 .*is NoneType; it must be"),
+    "complex": (_replace(torch.tensor(1j)), RuntimeError, r"'mu_product' of parameter 1 .*is torch.complex64"),
+}
+
+
+@pytest.mark.parametrize(("edit", "error", "text"), REFUSED.values(), ids=REFUSED)
+def test_what_is_no_number_is_refused(edit: Callable[[Any], Any], error: type[Exception], text: str) -> None:
+    params = parameters()
+    ours = PagedNAdam(groups_of(params))
+    steps(ours, params, 2)
+    kept = edit(ours.state[params[1]])
+    before = [p.detach().clone() for p in params], float(ours.state[params[0]]["mu_product"])
+    with pytest.raises(error, match=text):
+        steps(ours, params, 1, first=2)
+    assert all(torch.equal(p, q) for p, q in zip(params, before[0], strict=True))
+    assert float(ours.state[params[0]]["mu_product"]) == before[1]
+    ours.state[params[1]]["mu_product"] = kept if isinstance(kept, torch.Tensor) else torch.tensor(0.9)
+    steps(ours, params, 1, first=2)
+
+
+def test_a_step_that_fails_before_its_launch_changes_no_number() -> None:
+    params = parameters()
+    ours = PagedNAdam(groups_of(params))
+    steps(ours, params, 2)
+    before = [(float(e["step"]), float(e["mu_product"])) for e in ours.state.values()]
+    ours.param_groups[1]["momentum_decay"] = -1e9  # a power of it is beyond double
+    with pytest.raises(OverflowError):
+        steps(ours, params, 1, first=2)
+    assert [(float(e["step"]), float(e["mu_product"])) for e in ours.state.values()] == before
+    fresh = parameters()
+    ours = PagedNAdam(groups_of(fresh), momentum_decay=-1e9)
+    with pytest.raises(OverflowError):
+        steps(ours, fresh, 1)
+    assert not ours.state
+
+
+LOADED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "missing": (lambda entry: entry.pop("mu_product"), "parameter 2 has no mu_product"),
+    "two elements": (_replace(torch.ones(2)), r"loaded mu_product of parameter 2 is a tensor of .*not a number"),
+    "text": (_replace("1"), "loaded mu_product of parameter 2 is '1', not a number"),
+}
+
+
+@pytest.mark.parametrize(("edit", "text"), LOADED.values(), ids=LOADED)
+def test_a_checkpoint_without_a_number_is_refused(edit: Callable[[Any], Any], text: str) -> None:
+    params, others = parameters(), parameters()
+    ours, other = PagedNAdam(groups_of(params)), theirs(groups_of(others))
+    steps(ours, params, 1)
+    steps(other, others, 3)
+    saved = copy.deepcopy(other.state_dict())
+    edit(saved["state"][2])
+    with pytest.raises(ValueError, match=text):
+        ours.load_state_dict(saved)
+    assert float(ours.state[params[0]]["step"]) == 1
+
+
+def test_a_number_that_is_loaded_as_such_becomes_a_tensor() -> None:
+    params, others = parameters(), parameters()
+    ours, other = PagedNAdam(groups_of(params)), theirs(groups_of(others))
+    steps(other, others, 3)
+    saved = copy.deepcopy(other.state_dict())
+    for entry in saved["state"].values():
+        entry["mu_product"] = float(entry["mu_product"])
+    ours.load_state_dict(saved)
+    for p, q in zip(params, others, strict=True):
+        assert torch.equal(ours.state[p]["mu_product"], other.state[q]["mu_product"])
