@@ -188,9 +188,9 @@ def test_one_number_for_several_parameters_changes_with_each_of_them() -> None:
     ours, other = PagedNAdam(groups_of(params)), theirs(groups_of(others))
     for optimizer, those in ((ours, params), (other, others)):
         steps(optimizer, those, 2)
-        one = torch.tensor(0.9)
-        for index in (0, 2, 4):
-            optimizer.state[those[index]]["mu_product"] = one
+        for one, indices in ((torch.tensor(0.9), (0, 2, 4)), (torch.tensor(0.6), (1, 3))):
+            for index in indices:
+                optimizer.state[those[index]]["mu_product"] = one
         train(optimizer, those, 4, first=10)
     assert ours.state[params[0]]["mu_product"] is ours.state[params[4]]["mu_product"]
     assert_alike(ours, params, other, others)
