@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from ..launch.route import route
@@ -17,7 +16,7 @@ from .lists import Lists
 from .members import Member
 from .owner import Owner
 from .scalars import Pattern, Uniforms, uniforms_of
-from .steps import Ahead, Numbers, Steps, Values, number_names
+from .steps import Ahead, KeptSteps, Numbers, Steps, Values, number_names
 
 
 class Bucket:
@@ -38,6 +37,7 @@ class Bucket:
         self.route = route(optimizer.store, self.lists.params, self.lists.state)
         self.sweep = self._sweep(optimizer, self.lists.grads(laid_out=True))
         self._numbers = _numbers(optimizer, members, shared)
+        self._own: dict[str, Values] = {n: np.empty(0) for n in self._numbers if n in self.rule.scalars}
         self._new: dict[str, Values] = {}
         self._absent: list[int] | None = None
         self._sets = self._leaders = np.zeros(len(members), np.int64)
@@ -92,12 +92,15 @@ class Bucket:
         absent = self.sweep.table.absent
         if len(absent) == len(self.params):
             return
-        self._new = {name: numbers.read(absent, ahead) for name, numbers in self._numbers.items()}
-        own = {name: values for name, values in self._new.items() if name in self.rule.scalars}
-        bits = [values.view(np.int64) for values in own.values()]  # NaN is a number like any other
-        if absent != self._absent or not all((b == b[self._leaders]).all() for b in bits):
-            self._find_pattern(optimizer, absent, grads, bits)
-        self._scalars = uniforms_of(self.rule, optimizer, self._pattern, own)
+        alike = absent == self._absent
+        for name, numbers in self._numbers.items():
+            values = self._new[name] = numbers.read(absent, ahead)
+            if name in self._own:
+                self._own[name] = values
+                alike = alike and values.tobytes() == values[self._leaders].tobytes()
+        if not alike:
+            self._find_pattern(optimizer, absent, grads)
+        self._scalars = uniforms_of(self.rule, optimizer, self._pattern, self._own)
         for name, index in self.rule.carried.items():
             self._new[name] = np.asarray(self._scalars)[self._sets, index]
             self._numbers[name].announce(self._new[name], absent, ahead)
@@ -131,13 +134,13 @@ class Bucket:
         """Hold gradients no longer: their memory is the user's to give back."""
         self.sweep.table.let_go(1)
 
-    def _find_pattern(
-        self, optimizer: Owner, absent: list[int], grads: Tensors, bits: Iterable[npt.NDArray[np.int64]]
-    ) -> None:
-        """Which rows share hyperparameters: those of one group whose own ones have the same ``bits``."""
+    def _find_pattern(self, optimizer: Owner, absent: list[int], grads: Tensors) -> None:
+        """Which rows share hyperparameters: those of one group whose own ones are alike."""
         keys = self.groups
-        for each in bits:
-            distinct, rank = np.unique(each, return_inverse=True)
+        for values in self._own.values():
+            distinct, rank = np.unique(
+                values.view(np.int64), return_inverse=True
+            )  # bits: NaN is a value like any other
             keys = keys * len(distinct) + rank
         present = np.setdiff1d(np.arange(len(keys)), absent)
         _, first, inverse = np.unique(keys[present], return_index=True, return_inverse=True)
@@ -166,8 +169,7 @@ def _numbers(optimizer: Owner, members: Sequence[Member], shared: set[int]) -> d
     if "step" not in rule.scalars:
         return found
     # Where state keeps no count, a parameter whose state is made now has no steps behind it, another one has.
-    behind = torch.tensor([not m.missing or m.again for m in members], dtype=torch.float64, device="cpu")
-    return {"step": Steps(behind.unbind(), set()), **found}
+    return {"step": KeptSteps([not m.missing or m.again for m in members]), **found}
 
 
 def _take_turns(members: Iterable[Member]) -> None:

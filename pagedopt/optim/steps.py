@@ -16,6 +16,7 @@ from ..tables.addresses import memory_at
 from .owner import Owner
 
 Values = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.int64] | slice
 #: What numbers will be, by address, once the launches prepared so far have run.
 Ahead = dict[int, float]
 
@@ -44,7 +45,7 @@ class Numbers:
 
     def __init__(self, tensors: Sequence[torch.Tensor], shared: set[int]) -> None:
         self._tensors = tuple(tensors)  # kept, as their memory is read without them
-        self._windows: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.floating], npt.NDArray[np.int64]]] = []
+        self._windows: list[tuple[Rows, npt.NDArray[np.floating], npt.NDArray[np.int64]]] = []
         at = np.array([t.data_ptr() for t in tensors], np.int64)
         left = np.ones(len(tensors), bool)
         for dtype, kind in _PLAIN.items():
@@ -56,7 +57,8 @@ class Numbers:
             rows = np.flatnonzero(plain)
             if len(rows):
                 left[rows] = False
-                self._windows.append((rows, *_window(at[rows], kind)))
+                some: Rows = slice(None) if len(rows) == len(tensors) else rows
+                self._windows.append((some, *_window(at[rows], kind)))
         self._others = [(row, tensors[row]) for row in np.flatnonzero(left).tolist()]
 
     def read(self, absent: Sequence[int], ahead: Ahead) -> Values:
@@ -91,7 +93,7 @@ class Numbers:
         present[list(absent)] = False
         for rows, window, places in self._windows:
             here = present[rows]
-            window[places[here]] = values[rows[here]]
+            window[places[here]] = values[rows][here]
         for row, tensor in self._others:
             if present[row]:
                 tensor.detach().fill_(float(values[row]))
@@ -102,8 +104,11 @@ class Steps(Numbers):
 
     def read(self, absent: Sequence[int], ahead: Ahead) -> Values:
         """What a rule takes: the number of each parameter's coming step.  It is announced, too."""
-        out = super().read(absent, {}) + 1
-        away = set(absent) if self._others else ()
+        out = super().read(absent, {})
+        out += 1
+        if not self._others:
+            return out
+        away = set(absent)
         for row, tensor in self._others:
             address = tensor.data_ptr()
             if address in ahead:
@@ -111,6 +116,28 @@ class Steps(Numbers):
             if row not in away:
                 ahead[address] = float(out[row])
         return out
+
+
+class KeptSteps(Numbers):
+    """Step counts that stand in no state.
+
+    Args:
+        behind: how many steps each parameter has taken.
+    """
+
+    def __init__(self, behind: Sequence[float]) -> None:
+        super().__init__((), set())
+        self._values: Values = np.array(behind, np.float64)
+
+    def read(self, absent: Sequence[int], ahead: Ahead) -> Values:
+        """What a rule takes: the number of each parameter's coming step."""
+        return self._values + 1
+
+    def write(self, values: Values, absent: Sequence[int]) -> None:
+        """Keep the numbers of all parameters but those that are absent."""
+        if absent:
+            values[absent] = self._values[absent]
+        self._values = values
 
 
 def _window(addresses: npt.NDArray[np.int64], kind: type) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.int64]]:
