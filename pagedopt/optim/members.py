@@ -60,13 +60,19 @@ def members(optimizer: Owner) -> tuple[list[Member], list[torch.Tensor]]:
         KeyError: state holds some of a parameter's tensors and lacks another (as torch), or takes no new entries.
         RuntimeError: a tensor of state is of another device, shape or dtype than can be used (as torch), a gradient is
             sparse, or a parameter overlaps itself (as torch).
-        TypeError: a parameter is a DTensor.
+        TypeError: a parameter is a DTensor, or a rule changes hyperparameters and is not among the class's ``rules``.
     """
     found: list[Member] = []
     waiting: list[torch.Tensor] = []
     turns: dict[int, int] = {}
     first: dict[int, int] = {}
     rules = [optimizer.rule_of(group) for group in optimizer.param_groups]
+    for rule in rules:
+        if unknown := rule.carried.keys() - optimizer.numbers:
+            raise TypeError(
+                f"rule {rule.name!r} changes {', '.join(sorted(unknown))}: {type(optimizer).__name__}, which chooses "
+                "among rules, has to name them all in its attribute 'rules'"
+            )
     for index, (number, _, p) in enumerate(places(optimizer)):
         member = Member(p, number, rules[number], dict(optimizer.state.get(p) or {}), index)
         if p.grad is None:

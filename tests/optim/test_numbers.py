@@ -241,6 +241,26 @@ def test_without_a_step_count_it_is_made_where_it_is_missing() -> None:
     assert float(ours.state[params[0]]["mu_product"]) == pytest.approx(first, rel=0.01)
 
 
+class Undeclared(PagedNAdam):
+    """It chooses its rule, and does not say among which."""
+
+    def rule_of(self, group: dict[str, Any]) -> pagedopt.Rule:
+        return nadam
+
+
+class Declared(Undeclared):
+    """It does."""
+
+    rules = (nadam,)
+
+
+def test_who_chooses_rules_that_change_numbers_says_among_which() -> None:
+    params = parameters()
+    with pytest.raises(TypeError, match=r"'nadam' changes mu_product: Undeclared, .*'rules'"):
+        steps(Undeclared(groups_of(params)), params, 1)
+    steps(Declared(groups_of(params)), params, 1)
+
+
 REFUSED: dict[str, tuple[Callable[[dict[str, Any]], Any], type[Exception], str]] = {
     "missing": (lambda entry: entry.pop("mu_product"), KeyError, "mu_product"),
     "two elements": (_replace(torch.ones(2)), RuntimeError, r"'mu_product' of parameter 1 .*must be a tensor of one"),
