@@ -165,7 +165,6 @@ EDITS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "float64": _replace(torch.tensor(0.3, dtype=torch.float64)),
     "one dimension": _replace(torch.tensor([0.3])),
     "of a larger": _replace(torch.full((5,), 0.3)[3]),
-    "negative zero": lambda entry: entry["mu_product"].fill_(-0.0),
 }
 
 
@@ -180,6 +179,18 @@ def test_what_is_written_there_counts(edit: Callable[[dict[str, Any]], Any], onl
             edit(optimizer.state[p])
         steps(optimizer, those, 3, first=2)
     assert_alike(ours, params, other, others)
+
+
+def test_zeros_of_both_signs_stay_apart() -> None:
+    params = parameters()
+    ours = PagedNAdam(groups_of(params))
+    steps(ours, params, 1)
+    for p in params:
+        ours.state[p]["mu_product"].zero_()
+    steps(ours, params, 1, first=1)
+    ours.state[params[1]]["mu_product"].fill_(-0.0)
+    steps(ours, params, 1, first=2)
+    assert [p for p in params if ours.state[p]["mu_product"].signbit()] == [params[1]]
 
 
 def test_one_number_for_several_parameters_changes_with_each_of_them() -> None:
@@ -239,6 +250,17 @@ def test_without_a_step_count_it_is_made_where_it_is_missing() -> None:
     steps(ours, params, 1, first=1)
     assert 0 < float(ours.state[params[1]]["mu_product"]) < float(ours.state[params[0]]["mu_product"]) < 1
     assert float(ours.state[params[0]]["mu_product"]) == pytest.approx(first, rel=0.01)
+
+
+def test_steps_that_no_state_holds_are_counted_where_there_is_a_gradient() -> None:
+    params, others = parameters(), parameters()
+    for optimizer, those in ((Uncounted(groups_of(params)), params), (PagedNAdam(groups_of(others)), others)):
+        steps(optimizer, those, 2)
+        for step in range(2):
+            those[1 + step].grad = None
+            optimizer.step()
+        steps(optimizer, those, 2, first=2)
+    assert all(torch.equal(p, q) for p, q in zip(params, others, strict=True))
 
 
 class Undeclared(PagedNAdam):
