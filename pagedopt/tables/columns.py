@@ -22,10 +22,11 @@ class Column:
         tensors: the list.
         layout: how those that are not None are laid out; None: not known yet.  A table that is never refreshed, as
             most are that live for one call, has no use for it.
+        whole: whether it is known that none of them is None.
     """
 
-    def __init__(self, tensors: Tensors, layout: Layout | None = None) -> None:
-        present = [t for t in tensors if t is not None]
+    def __init__(self, tensors: Tensors, layout: Layout | None = None, whole: bool = False) -> None:
+        present: Sequence[Any] = tensors if whole else [t for t in tensors if t is not None]
         self.absent = [i for i, t in enumerate(tensors) if t is None] if len(present) < len(tensors) else []
         self.layout = layout
         self.addresses = gather(present, checked=layout is not None and layout.sure)
@@ -49,7 +50,7 @@ class Column:
                 return None
             if not self.layout.same([t for t in tensors if t is not None] if self.absent else tensors):
                 return None
-            now = Column(tensors, self.layout)
+            now = Column(tensors, self.layout, whole=not self.absent)  # None has no layout
         except (TypeError, RuntimeError, NotImplementedError, AttributeError):  # absent now, sparse, or no tensor
             return None
         if stays and not now.absent and self.layout.sure:
