@@ -213,7 +213,8 @@ def multi_tensor_apply(
         lists: one list of tensors per input of the rule.  Tensor i of every list has one shape, layout and device; each
             list has one dtype of float16, bfloat16, float32, float64.  Arithmetic is in float32, or in float64 if any
             list is.  The lists in ``rule.writes`` are overwritten, and their version counters go up.
-        scalars: the rule's hyperparameters by name.
+        scalars: the rule's hyperparameters by name.  New values of those that it changes are not given back: they are
+            in ``rule.uniforms(scalars)``, where ``rule.carried`` says.
         out: lists that take the results in place of ``rule.writes``.
         transport: how the table of addresses reaches a CUDA kernel (``managed``, ``mapped``, ``memcpy``, ``struct``,
             ``hybrid``), or a transport object, whose tables are then reused from call to call.
