@@ -43,13 +43,15 @@ def ids(items: tuple[object, ...]) -> npt.NDArray[np.int64]:
 
 def memory_at(address: int, nbytes: int, dtype: type) -> npt.NDArray[Any]:
     """Memory of this process as an array, which does not keep it alive."""
-    return np.frombuffer(_bytes(nbytes).from_address(address), dtype) if nbytes else np.empty(0, dtype)
+    if not nbytes:
+        return np.empty(0, dtype)
+    return np.frombuffer(_bytes(nbytes.bit_length()).from_address(address), dtype, nbytes // np.dtype(dtype).itemsize)
 
 
-@functools.lru_cache(256)
-def _bytes(count: int) -> Any:
-    """ctypes forgets its types of arrays, and making one takes longer than all else here."""
-    return ctypes.c_char * count
+@functools.cache
+def _bytes(bits: int) -> Any:
+    """ctypes takes longer to make a type of arrays than all else here, and leaves memory behind: one does for many."""
+    return ctypes.c_char * (1 << bits)
 
 
 class Places:
