@@ -33,6 +33,11 @@ def check_format(state_format: StateFormat, states: Collection[str] | None = Non
         raise ValueError(f"state_format names the state {', '.join(map(repr, unknown))}; {there}")
 
 
+def real_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What kernels see of a dtype: of complex numbers those of their parts."""
+    return dtype.to_real() if dtype.is_complex else dtype
+
+
 def state_dtype(state_format: StateFormat, name: str, param: torch.dtype) -> torch.dtype:
     """The dtype of state ``name`` of a parameter of dtype ``param``; of a complex one a complex one.
 

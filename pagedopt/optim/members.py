@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..formats.floating import real_dtype
 from ..rules import Rule
 from .owner import Group, Owner, places
 from .steps import number_names
@@ -50,7 +51,7 @@ class Member:
         """Of parameter, gradient and state, list by list, as a kernel sees them: those of real numbers."""
         p = self.param
         tensors = (p, p if p.grad is None else p.grad, *(self.entry[name] for name in self.names))
-        return tuple(t.dtype.to_real() if t.is_complex() else t.dtype for t in tensors)
+        return tuple(real_dtype(t.dtype) for t in tensors)
 
 
 def members(optimizer: Owner) -> tuple[list[Member], list[torch.Tensor]]:

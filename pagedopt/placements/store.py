@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from ..formats.floating import real_dtype
 from ..paging import policy
 from ..system import host
 from ..tables.columns import dense_like
@@ -137,7 +138,7 @@ class Store:
                 break
         else:
             spare = min(SPARE, sum(arena.layout.nbytes for arena in alike) // 4)
-            new = self._arena(firsts[0].device, numels, [_real(dtype).itemsize for dtype in dtypes], spare)
+            new = self._arena(firsts[0].device, numels, [real_dtype(dtype).itemsize for dtype in dtypes], spare)
             if new is None:
                 return self._plain(firsts, dtypes)
             arena, numbers = new, list(range(len(numels)))
@@ -354,7 +355,3 @@ class Store:
             self.limits.total(self.arenas),
             sum(ring.nbytes for ring in self.rings.values()),
         )
-
-
-def _real(dtype: torch.dtype) -> torch.dtype:
-    return dtype.to_real() if dtype.is_complex else dtype

@@ -61,18 +61,24 @@ def is_refused(first: int, target: int, left: int, hogs: list[mmap.mmap]) -> boo
     return bool(text)
 
 
+def refusal(memory: FileArena, target: int, kind: int, limit: int) -> str:
+    """What a move says that the system refuses under a limit; "" if it does not."""
+    limits = resource.getrlimit(kind)
+    resource.setrlimit(kind, (limit, limits[1]))
+    try:
+        memory.move(target)
+    except MemoryError as error:
+        return str(error)
+    finally:
+        resource.setrlimit(kind, limits)
+    return ""
+
+
 def without_memory(first: int, target: int) -> None:
     """Move up with an address space that is too small for it, and then with one that is not."""
     memory = small(first)
     want = fill(memory)
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (process_bytes("VmSize") + (target - first) * SMALL, limits[1]))
-    try:
-        memory.move(target)
-        text = ""
-    except MemoryError as error:
-        text = str(error)
-    resource.setrlimit(resource.RLIMIT_AS, limits)
+    text = refusal(memory, target, resource.RLIMIT_AS, process_bytes("VmSize") + (target - first) * SMALL)
     assert memory.resident == first, memory.resident
     check(memory, want)
     print(text)
@@ -169,14 +175,7 @@ def larger_than_allowed(target: int) -> None:
     """Move down where a file may not be as large as it should be."""
     memory = small(10)
     want = fill(memory)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (18 * SMALL, limits[1]))  # eight pages of the second section
-    try:
-        memory.move(target)
-        text = ""
-    except MemoryError as error:
-        text = str(error)
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    text = refusal(memory, target, resource.RLIMIT_FSIZE, 18 * SMALL)  # eight pages of the second section
     assert memory.resident == 10, memory.resident
     check(memory, want)
     print(text)
