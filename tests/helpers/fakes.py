@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from pagedopt.system import driver
-from pagedopt.tables.layout import HEADER, HostTable
+from pagedopt.tables.layout import HEADER, Geometry, HostTable
 from pagedopt.transports import choose, ring
 from pagedopt.transports.transport import TABLE_AT, Transport
 
@@ -160,3 +160,18 @@ def decode(argument: np.ndarray, table: HostTable) -> Decoded:
         assert table.rows_at <= at <= end - row_words, "a row outside the argument"
         found.append((words[at : at + row_words].tolist(), offset))
     return scalars, found
+
+
+def filled(numels: list[int], lists: int = 2, uniforms: int = 2, sets: int = 1, seed: int = 0) -> HostTable:
+    table = HostTable(lists, numels, uniforms, sets, Geometry(1024, 32))
+    change(table, seed, "both")
+    return table
+
+
+def change(table: HostTable, seed: int, what: str) -> None:
+    """Other scalars, other rows, or both: every word that may differ does."""
+    if what in ("scalars", "both"):
+        table.set_scalars(seed + np.arange(table.scalars.size).reshape(table.scalars.shape) / 7)
+    if what in ("rows", "both"):
+        table.rows["address"] = 1000 * seed + np.arange(table.rows["address"].size).reshape(-1, table.lists)
+        table.rows_changed()

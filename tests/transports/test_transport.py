@@ -2,44 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
-import warnings
-
 import numpy as np
 import pytest
-from fakes import FakeCuda, decode, run
+from fakes import FakeCuda, change, decode, filled, run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagedopt.system.driver import Capabilities
-from pagedopt.tables.layout import BLOCK, Geometry, HostTable
+from pagedopt.tables.layout import BLOCK
 from pagedopt.transports.by_value import ARGUMENT_BYTES, HybridTransport, StructTransport
-from pagedopt.transports.choose import TRANSPORTS, choose, create
+from pagedopt.transports.choose import TRANSPORTS
 from pagedopt.transports.ring import RING, ManagedTransport, MemcpyTransport
 from pagedopt.transports.transport import TABLE_AT
 
 RINGS = ("managed", "mapped", "memcpy")
 in_memory = pytest.mark.parametrize("name", RINGS)
-
-
-@pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    return FakeCuda(monkeypatch)
-
-
-def filled(numels: list[int], lists: int = 2, uniforms: int = 2, sets: int = 1, seed: int = 0) -> HostTable:
-    table = HostTable(lists, numels, uniforms, sets, Geometry(1024, 32))
-    change(table, seed, "both")
-    return table
-
-
-def change(table: HostTable, seed: int, what: str) -> None:
-    """Other scalars, other rows, or both: every word that may differ does."""
-    if what in ("scalars", "both"):
-        table.set_scalars(seed + np.arange(table.scalars.size).reshape(table.scalars.shape) / 7)
-    if what in ("rows", "both"):
-        table.rows["address"] = 1000 * seed + np.arange(table.rows["address"].size).reshape(-1, table.lists)
-        table.rows_changed()
 
 
 # ---- a ring of tables ----
@@ -328,87 +304,6 @@ def test_spans_are_lent_one_by_one_from_one_table(cuda: FakeCuda, name: str) -> 
                 assert len(found) == count
                 seen += found
     assert seen == want
-
-
-# ---- which transport where ----
-
-
-@pytest.mark.parametrize("has", list(itertools.product([False, True], repeat=3)), ids=str)
-@pytest.mark.parametrize("name", TRANSPORTS)
-def test_the_choice_by_capabilities(name: str, has: tuple[bool, bool, bool]) -> None:
-    managed, concurrent, mapped = has
-    chosen, reason = choose(name, Capabilities(managed, concurrent, mapped))
-    if name == "managed" and not (managed and concurrent):
-        assert chosen == ("mapped" if mapped else "memcpy")
-        assert "concurrentManagedAccess = 0" in reason
-    elif name == "mapped" and not mapped:
-        assert chosen == "memcpy"
-        assert "canMapHostMemory = 0" in reason
-    else:
-        assert (chosen, reason) == (name, "")
-
-
-def test_without_concurrent_access_managed_memory_is_never_touched(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = FakeCuda(monkeypatch, concurrent_managed=False)
-    with pytest.warns(RuntimeWarning, match=r"cuda:0 cannot use 'managed' .* Using 'mapped'; results are the same"):
-        way = create("managed", 0)
-    assert way.name == "mapped"
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert create("managed", 0).name == "mapped"  # said once, not for every optimizer
-    with pytest.warns(RuntimeWarning, match="cuda:1 cannot"):
-        create("managed", 1)
-    table = filled([5, 3000])
-    for step in range(RING + 1):
-        change(table, step, "both")
-        cuda.run(way, table, 7)
-    cuda.drain(7)
-    assert not {"managed", "advise", "prefetch"} & set(cuda.calls)
-
-
-@pytest.mark.parametrize(
-    ("refused", "asked", "chosen"),
-    [
-        (["managed"], "managed", "mapped"),
-        (["managed", "mapped"], "managed", "memcpy"),
-        (["mapped"], "mapped", "memcpy"),
-        (["mapped"], "managed", "managed"),
-        (["managed"], "mapped", "mapped"),
-        (["managed", "mapped"], "struct", "struct"),
-    ],
-)
-def test_refused_memory_falls_back_with_one_warning(
-    monkeypatch: pytest.MonkeyPatch, refused: list[str], asked: str, chosen: str
-) -> None:
-    cuda = FakeCuda(monkeypatch)
-    cuda.refuse = dict.fromkeys(refused, "CUDA_ERROR_NOT_SUPPORTED")
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        assert create(asked, 0).name == chosen
-        way = create(asked, 0)
-        assert way.name == chosen
-    assert len(said) == (asked != chosen)
-    for warning in said:
-        assert "CUDA_ERROR_NOT_SUPPORTED" in str(warning.message)
-        assert f"Using {chosen!r}" in str(warning.message)
-        assert warning.category is RuntimeWarning
-    if chosen != "struct":
-        table = filled([5, 3000])
-        cuda.run(way, table, 7)  # and what was chosen needs nothing that was refused
-        cuda.drain(7)
-
-
-def test_a_device_is_asked_once_what_works_on_it(cuda: FakeCuda) -> None:
-    for _ in range(3):
-        assert create("managed", 0).name == "managed"
-    assert cuda.calls.count("managed") == 1
-    create("managed", 1)
-    assert cuda.calls.count("managed") == 2
-
-
-def test_an_unknown_transport_is_refused_with_the_known() -> None:
-    with pytest.raises(ValueError, match=r"transport is 'pigeon'; there are hybrid, managed, mapped, memcpy, struct"):
-        create("pigeon", 0)
 
 
 def test_blocks_of_the_host_match_those_of_the_kernels() -> None:
