@@ -211,6 +211,16 @@ def test_state_in_float32_of_a_complex128_parameter_is_complex64() -> None:
     torch.testing.assert_close(optimizer.state[p]["exp_avg"], torch.full((3,), 0.1 + 0.2j))
 
 
+@pytest.mark.parametrize("budget", [None, 0])
+def test_complex_state_takes_its_own_bytes(budget: int | None) -> None:
+    p = torch.nn.Parameter(torch.ones(1 << 18, dtype=torch.complex64))
+    p.grad = torch.ones_like(p)
+    optimizer = PagedAdamW([p], device_budget=budget)
+    optimizer.step()
+    state = 2 * p.nbytes
+    assert state <= sum(optimizer.memory_report().by_place.values()) <= state + (1 << 16)
+
+
 def test_complex_state_of_a_real_parameter_is_refused() -> None:
     p = torch.nn.Parameter(torch.ones(3))
     p.grad = torch.ones(3)
