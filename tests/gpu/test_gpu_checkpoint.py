@@ -153,15 +153,17 @@ def test_loading_keeps_addresses_and_places_and_takes_at_most_a_chunk(name: str,
 def test_a_resumed_run_needs_no_more_than_a_fresh_one(name: str, form: str) -> None:
     """Peak of torch's memory from the optimizer's start to its first step, and what is taken of the device then.
 
-    All that is taken and not what was added: the driver keeps room of freed managed memory for as long as it likes.
+    All that is taken and not what was added, and the best of some runs in turn: the driver keeps room of freed managed
+    memory for as long as it likes.
     """
     params, opt = trained(name)
     saved = on_host(opt)
     for entry in saved["state"].values():
         entry.update({k: FORMS[form](v) for k, v in entry.items() if k != "step"})
     del opt
-    peaks, ends = [], []
-    for load in (False, True):
+    peaks: dict[bool, list[int]] = {False: [], True: []}
+    ends: dict[bool, list[int]] = {False: [], True: []}
+    for load in (False, True) * 3:
         for p in params:
             p.grad = torch.ones_like(p)
         used()
@@ -171,12 +173,12 @@ def test_a_resumed_run_needs_no_more_than_a_fresh_one(name: str, form: str) -> N
         if load:
             opt.load_state_dict(saved)
         opt.step()
-        peaks.append(torch.cuda.max_memory_allocated() - allocated)
-        ends.append(used())
+        peaks[load].append(torch.cuda.max_memory_allocated() - allocated)
+        ends[load].append(used())
         del opt
-    assert peaks[1] <= peaks[0] + CHUNK, peaks
+    assert max(peaks[True]) <= min(peaks[False]) + CHUNK, peaks
     if name != "device":  # tensors of torch's own may lie otherwise among gradients, in other segments of its allocator
-        assert ends[1] <= ends[0] + 2 * MIB, ends
+        assert min(ends[True]) <= max(ends[False]) + 2 * MIB, ends
 
 
 @pytest.mark.parametrize("steps", [0, 2])

@@ -22,11 +22,15 @@ def total(state: dict[str, Any]) -> float:
 
 
 def child(inbox: Any, outbox: Any) -> None:
-    """Send back what came, and the sum of it; gone only when both have been read."""
+    """Send back a copy of what came, and the sum of it; gone only when both have been read.
+
+    A copy: torch sends no CUDA tensor on to a third party, nor back.
+    """
     state = inbox.get()
-    outbox.put((total(state), state))
+    copied = copy.deepcopy(state)
+    outbox.put((total(state), copied))
     inbox.get()
-    del state
+    del state, copied
 
 
 def answer(outbox: Any, process: Any) -> Any:
