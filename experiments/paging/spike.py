@@ -24,8 +24,10 @@ from pagedopt.system import driver, virtual
 #: Steps of a loop, and which of them are large (counted from 1).
 STEPS, EVERY = 65, 20
 #: Rows of a batch, and how many times as many a large one has.
-ROWS, QUICK_ROWS, LARGER = 2048, 512, 4
-WIDTH, QUICK_WIDTH, DEPTH = 4096, 1024, 16
+ROWS, LARGER = 2048, 4
+#: Width of a layer, and how many there are.  Activations of less than a segment of torch's allocator (20 MiB) would
+#: leave a small card in pieces, so a quick run has fewer layers and no smaller ones.
+WIDTH, DEPTH, QUICK_DEPTH = 4096, 16, 4
 #: Steps at the beginning that load and tune things, in no statistic.
 WARM = 5
 UNPAGED, SPILL_ALL, SPILL_SOME = "unpaged, large card", "spills all", "spills what is needed"
@@ -36,12 +38,12 @@ OPTIONS: dict[str, Any] = {**HYPER, "lr": 2e-5}
 class Blocks(torch.nn.Module):
     """Residual layers: what backward needs of a batch is two activations a layer."""
 
-    def __init__(self, width: int, device: torch.device) -> None:
+    def __init__(self, depth: int, device: torch.device) -> None:
         super().__init__()
         generator = torch.Generator(device=device).manual_seed(3)
         self.layers = torch.nn.ParameterList(
-            torch.empty(width, width, device=device).normal_(0, 0.5 * width**-0.5, generator=generator)
-            for _ in range(DEPTH)
+            torch.empty(WIDTH, WIDTH, device=device).normal_(0, 0.5 * WIDTH**-0.5, generator=generator)
+            for _ in range(depth)
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -117,23 +119,22 @@ class Training:
 
     def __init__(self, run: Run) -> None:
         self.run, self.device = run, run.device
-        self.width = QUICK_WIDTH if run.quick else WIDTH
-        self.rows = QUICK_ROWS if run.quick else ROWS
+        self.depth = QUICK_DEPTH if run.quick else DEPTH
 
     def model(self) -> Blocks:
         """Always with the same weights."""
-        return Blocks(self.width, self.device)
+        return Blocks(self.depth, self.device)
 
     @property
     def state_bytes(self) -> int:
         """Bytes of the model's AdamW state."""
-        return 8 * DEPTH * self.width**2
+        return 8 * self.depth * WIDTH**2
 
     def batch(self, step: int) -> torch.Tensor:
         """Random rows that depend on the step alone."""
-        rows = self.rows * (LARGER if large(step) else 1)
+        rows = ROWS * (LARGER if large(step) else 1)
         generator = torch.Generator(device=self.device).manual_seed(step)
-        return torch.empty(rows, self.width, device=self.device).normal_(generator=generator)
+        return torch.empty(rows, WIDTH, device=self.device).normal_(generator=generator)
 
     def loop(
         self, model: Blocks, optimizer: torch.optim.Optimizer, steps: int,

@@ -32,6 +32,10 @@ class Rows:
     shift: npt.NDArray[np.uint64]
 
 
+#: Bytes.  The address of a view into freed memory is its offset; nothing but small heaps of some programs lies below.
+_OFFSET = np.uint64(1 << 33)
+
+
 class PointerTable:
     """The addresses of ``k`` lists of ``n`` tensors, their sizes, and the chunks the work is cut into.
 
@@ -196,12 +200,12 @@ class PointerTable:
         if column is not None and (now := column.follow(tensors, tensors is self._held[j])) is not None:
             if now is column:
                 return None
-            self._check_memory(j, now)
+            self._check_memory(j, now, tensors)
             return self._news(j, now)
         self._common.check(j, tensors)
         layout = Layout([t for t in tensors if t is not None]) if column is not None else None
         new = Column(tensors, layout)
-        self._check_memory(j, new)
+        self._check_memory(j, new, tensors)
         return self._news(j, new)
 
     def _news(self, j: int, new: Column) -> Column | None:
@@ -212,8 +216,8 @@ class PointerTable:
         self._columns[j] = new  # other objects in the same places, or another autograd mode
         return None
 
-    def _check_memory(self, j: int, column: Column) -> None:
-        if not column.addresses.all():
-            for i in np.flatnonzero(column.addresses == 0).tolist():
-                if self.numels[i] and i not in column.absent:
-                    self._common.fail(ValueError, j, i, "has no memory (its storage was freed or resized to nothing)")
+    def _check_memory(self, j: int, column: Column, tensors: Tensors) -> None:
+        for i in np.flatnonzero(column.addresses < _OFFSET).tolist():
+            tensor = tensors[i]
+            if self.numels[i] and tensor is not None and not tensor.untyped_storage().nbytes():
+                self._common.fail(ValueError, j, i, "has no memory (its storage was freed or resized to nothing)")

@@ -56,7 +56,7 @@ def legal(lists: list[list[torch.Tensor | None]], strides: list[tuple[int, ...]]
                 if j == 0:
                     return False
                 continue
-            free = tensor.numel() and not tensor.data_ptr()
+            free = tensor.numel() and not tensor.untyped_storage().nbytes()
             if free or tensor.shape != SHAPES[i] or tensor.dtype is not torch.float32:
                 return False
             pairs = zip(SHAPES[i], tensor.stride(), strides[i], strict=True)
@@ -87,7 +87,7 @@ def test_refresh_is_true_exactly_when_something_changed(history: list[tuple[str,
             assert table.host.stamp == stamp
             now = [list(tensors) for tensors in last]  # put back what can be put back
             for tensor in (t for tensors in now for t in tensors):
-                if tensor is not None and (tensor.numel() and not tensor.data_ptr()):
+                if tensor is not None and (tensor.numel() and not tensor.untyped_storage().nbytes()):
                     return  # freed for good: nothing legal can follow
             if not legal(now, strides):
                 return
@@ -115,3 +115,15 @@ def test_a_refused_refresh_leaves_tensors_and_sweep_as_they_were() -> None:
     sweep.run(scalars_for(rule, lr=0.25, weight_decay=0.0))  # still the good gradients, not 9
     assert all((w == 0.75).all() for w in weights)
     assert all((b == 9).all() for b in bad)
+
+
+@pytest.mark.parametrize("j", [0, 1])
+def test_a_view_into_freed_memory_is_refused(j: int) -> None:
+    """Its address is its offset, which is not 0."""
+    lists = [[torch.randn(8)[3:], torch.randn(5)] for _ in range(2)]
+    table = PointerTable(lists, writes=[0])
+    lists[j][0].untyped_storage().resize_(0)
+    assert lists[j][0].data_ptr() == 12
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"tensor 0 of .* has no memory"):
+            table.refresh(lists)
