@@ -237,11 +237,10 @@ class Cap:
 
 
 def test_dry_spike(dry: problem.Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spike, "QUICK_WIDTH", 64)
-    monkeypatch.setattr(spike, "QUICK_ROWS", 4)
-    monkeypatch.setattr(spike, "DEPTH", 4)
+    monkeypatch.setattr(spike, "WIDTH", 64)
+    monkeypatch.setattr(spike, "ROWS", 4)
     monkeypatch.setattr(spike, "STEPS", 42)
-    state = 8 * spike.DEPTH * 64**2
+    state = 8 * spike.QUICK_DEPTH * 64**2
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda *_: 4 * state)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda *_: 6 * state)
     # On a CPU the file stands in: what is "on the device" is in RAM.
