@@ -1,1 +1,17 @@
 """Choice 2: how one list of tensors is stored."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..lazy import attach
+
+if TYPE_CHECKING:
+    from .floating import FORMATS as FORMATS
+    from .format import Column as Column
+    from .format import ElementFormat as ElementFormat
+    from .format import Format as Format
+
+__getattr__, __dir__, __all__ = attach(
+    __name__, {".format": ("Column", "ElementFormat", "Format"), ".floating": ("FORMATS",)}
+)

@@ -1,16 +1,94 @@
-"""How optimizer state is stored: which dtype a state tensor has.  Arithmetic does not depend on it."""
+"""The formats of plain floating-point numbers, and which one a dtype or a name stands for."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
+import numpy as np
 import torch
 
-#: State formats by name.
-FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+from .format import Column, ElementFormat, Format, complexified
 
-#: One format for all state, one per state name, or None: the parameter's dtype, as torch does.
-StateFormat = str | Mapping[str, str] | None
+BFLOAT16 = ElementFormat(
+    name="bfloat16",
+    columns=(Column("", torch.bfloat16),),
+    cuda_type="bfloat16_bits",
+    numba_type="_np.uint16",
+    numba_load="S(_numbers.from_bfloat16({}))",
+    numba_store="_numbers.to_bfloat16(_np.float32({}))",
+)
+FLOAT16 = ElementFormat(
+    name="float16",
+    columns=(Column("", torch.float16),),
+    cuda_type="half_bits",
+    numba_type="_np.uint16",
+    numba_load="S(_numbers.from_half({}))",
+    numba_store="_numbers.to_half(_np.float32({}))",
+)
+FLOAT32 = ElementFormat(
+    name="float32",
+    columns=(Column("", torch.float32),),
+    cuda_type="float",
+    numba_type="_np.float32",
+    numba_load="S({})",
+    numba_store="_np.float32({})",
+)
+FLOAT64 = ElementFormat(
+    name="float64",
+    columns=(Column("", torch.float64),),
+    arithmetic=torch.float64,
+    cuda_type="double",
+    numba_type="_np.float64",
+    numba_load="S({})",
+    numba_store="_np.float64({})",
+)
+
+#: Formats by name.
+FORMATS: dict[str, Format] = {f.name: f for f in (FLOAT32, BFLOAT16, FLOAT16, FLOAT64)}
+#: Those that are as torch has numbers: a list of such may have any of their dtypes.
+NUMBERS: tuple[ElementFormat, ...] = (FLOAT32, FLOAT64, FLOAT16, BFLOAT16)
+_OF_DTYPES = {f.dtype: f for f in NUMBERS}
+#: NumPy's types of what a parameter has as a single number, its step count among them: read and written in bulk.
+SINGLES: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
+
+#: A format, its name, or None for the parameter's own dtype, as torch does; one for all state or one per state name.
+OneFormat = str | Format | None
+StateFormat = OneFormat | Mapping[str, OneFormat]
+
+
+def known(dtype: torch.dtype | None) -> bool:
+    """Whether kernels take lists of a dtype."""
+    return dtype in _OF_DTYPES
+
+
+def real_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What kernels see of a dtype: of complex numbers those of their parts."""
+    return dtype.to_real() if dtype.is_complex else dtype
+
+
+def of_dtype(dtype: torch.dtype, what: str = "a list") -> ElementFormat:
+    """The format of a list of plain numbers; of complex ones that of their parts.
+
+    Raises:
+        TypeError: kernels take no such numbers; the text begins with ``what``.
+    """
+    found = _OF_DTYPES.get(real_dtype(dtype))
+    if found is None:
+        raise TypeError(f"{what} is {dtype}; supported are {', '.join(map(str, _OF_DTYPES))}")
+    return found
+
+
+def dtype_of_name(name: str, what: str) -> torch.dtype:
+    """The dtype that a text names.
+
+    Raises:
+        ValueError: there is none; the text begins with ``what``.
+    """
+    for found in _OF_DTYPES.values():
+        if found.name == name:
+            return found.dtype
+    raise ValueError(f"{what} is {name!r}; there are {', '.join(f.name for f in _OF_DTYPES.values())}")
 
 
 def check_format(state_format: StateFormat, states: Collection[str] | None = None) -> None:
@@ -21,11 +99,16 @@ def check_format(state_format: StateFormat, states: Collection[str] | None = Non
 
     Raises:
         ValueError: a format is unknown, or one is given for a state that there is not.
+        TypeError: something is neither a format nor a name.
     """
-    names = state_format.values() if isinstance(state_format, Mapping) else [state_format]
-    for name in names:
-        if name is not None and name not in FORMATS:
-            raise ValueError(f"state_format is {name!r}; there are {', '.join(FORMATS)}, or None (as the parameter)")
+    chosen = state_format.values() if isinstance(state_format, Mapping) else [state_format]
+    for one in chosen:
+        if isinstance(one, str) and one not in FORMATS:
+            raise ValueError(f"state_format is {one!r}; there are {', '.join(FORMATS)}, or None (as the parameter)")
+        if one is not None and not isinstance(one, str | Format):
+            raise TypeError(
+                f"state_format is {one!r}; give a name ({', '.join(FORMATS)}), a pagedopt.formats.Format, or None"
+            )
     if states is None or not isinstance(state_format, Mapping):
         return
     if unknown := [name for name in state_format if name not in states]:
@@ -33,26 +116,46 @@ def check_format(state_format: StateFormat, states: Collection[str] | None = Non
         raise ValueError(f"state_format names the state {', '.join(map(repr, unknown))}; {there}")
 
 
-def real_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What kernels see of a dtype: of complex numbers those of their parts."""
-    return dtype.to_real() if dtype.is_complex else dtype
+def chosen_format(state_format: StateFormat, name: str) -> Format | None:
+    """What ``state_format`` says of state ``name``; None: nothing, it is stored as its parameter."""
+    one = state_format.get(name) if isinstance(state_format, Mapping) else state_format
+    return FORMATS[one] if isinstance(one, str) else one
 
 
-def state_dtype(state_format: StateFormat, name: str, param: torch.dtype) -> torch.dtype:
-    """The dtype of state ``name`` of a parameter of dtype ``param``; of a complex one a complex one.
+def format_of(state_format: StateFormat, name: str, param: torch.dtype) -> Format:
+    """The format of state ``name`` of a parameter of dtype ``param``, as kernels see it.
 
     Raises:
-        ValueError: there are no complex numbers of that format.
+        ValueError: the parameter is complex, and there are no complex numbers of that format.
+        TypeError: kernels take no parameters of that dtype.
     """
-    chosen = state_format.get(name) if isinstance(state_format, Mapping) else state_format
-    if not chosen:
-        return param
-    kept = FORMATS[chosen]
-    if not param.is_complex:
-        return kept
-    if kept.itemsize < 4:
+    found = chosen_format(state_format, name)
+    if found is None:
+        return of_dtype(param, f"state {name!r}")
+    if param.is_complex and not (isinstance(found, ElementFormat) and found.dtype.itemsize >= 4):
         raise ValueError(
-            f"state_format is {chosen!r} for {name!r} of a parameter of {param}: torch has no complex numbers of that "
-            "kind; give 'float32' or None (as the parameter)"
+            f"state_format is {found.name!r} for {name!r} of a parameter of {param}: torch has no complex numbers of "
+            "that kind; give 'float32' or None (as the parameter)"
         )
-    return kept.to_complex()
+    return found
+
+
+def columns_of(form: Format, name: str, param: torch.dtype) -> dict[str, Column]:
+    """The columns by their keys in state, as they are made for a parameter of dtype ``param``."""
+    made = (complexified(column) if param.is_complex else column for column in form.columns)
+    return {column.key(name): column for column in made}
+
+
+__all__ = [
+    "FORMATS",
+    "OneFormat",
+    "StateFormat",
+    "check_format",
+    "chosen_format",
+    "columns_of",
+    "dtype_of_name",
+    "format_of",
+    "known",
+    "of_dtype",
+    "real_dtype",
+]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
+from ..tables.format import Format
 from ..tables.layout import BLOCK
 from . import source
 from .nvrtc import cached_cubin
@@ -46,9 +47,9 @@ class Stream:
 
 @functools.cache
 def multi_tensor_kernel(
-    rule: KernelRule, dtypes: tuple[torch.dtype, ...], threads: int, kind: str, device: int, blocks: int | None = None
+    rule: KernelRule, formats: tuple[Format, ...], threads: int, kind: str, device: int, blocks: int | None = None
 ) -> CudaKernel:
-    """The kernel for a rule over lists of ``dtypes``, ready to launch on a device.
+    """The kernel for a rule over lists in ``formats``, ready to launch on a device.
 
     Args:
         threads: of a chunk (see :class:`~pagedopt.tables.layout.Geometry`).
@@ -59,14 +60,14 @@ def multi_tensor_kernel(
     Raises:
         CompileError: NVRTC refuses it.
     """
-    name = source.instance(rule, dtypes, threads, kind, small_grid=blocks is not None)
-    return CudaKernel(source.text(rule), name, device, BLOCK // threads, blocks)
+    name = source.instance(rule, formats, threads, kind, small_grid=blocks is not None)
+    return CudaKernel(source.text(rule, formats), name, device, BLOCK // threads, blocks)
 
 
 @functools.cache
 def norm_kernel(
-    stage: str, order: int, dtype: torch.dtype, number: torch.dtype, threads: int, kind: str, device: int
+    stage: str, order: int, form: Format, number: torch.dtype, threads: int, kind: str, device: int
 ) -> CudaKernel:
-    """A stage of the norm (``chunks``, ``rows``) that reads or writes ``dtype`` and computes in ``number``."""
-    name = source.norm_instance(stage, order, dtype, number, threads, kind)
-    return CudaKernel(source.text(None, "norm.cu"), name, device, BLOCK // threads)
+    """A stage of the norm (``chunks``, ``rows``) that reads or writes a plain format and computes in ``number``."""
+    name = source.norm_instance(stage, order, form, number, threads, kind)
+    return CudaKernel(source.text(None, kernel="norm.cu"), name, device, BLOCK // threads)

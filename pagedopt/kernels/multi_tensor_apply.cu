@@ -42,36 +42,40 @@ __device__ __forceinline__ void update(const word* address, const S* u, long lon
 
 // What a group of threads must know of its chunk. One warp fetches it, each word once: a table in host memory answers
 // over the link, where every request counts.
-template <class S, class Rule> struct Work {
-    word address[Rule::lists];
+template <class S, int LISTS, int UNIFORMS> struct Work {
+    word address[LISTS];
     long long offset;
     int numel;
-    S u[Rule::uniforms ? Rule::uniforms : 1];
+    S u[UNIFORMS ? UNIFORMS : 1];
 };
 
-template <class S, class Rule, class Table>
-__device__ __forceinline__ void fetch(Work<S, Rule>& work, const Table& table, long long item, int lane) {
+// A set of hyperparameters has STRIDE numbers, of which the rule takes the first UNIFORMS.
+template <int STRIDE, class S, int LISTS, int UNIFORMS, class Table>
+__device__ __forceinline__ long long fetch(
+    Work<S, LISTS, UNIFORMS>& work, const Table& table, long long item, int lane) {
     const word* words = table.data();
     const Chunk chunk = chunk_of(table, item);
-    const word* row = words + table.header.rows + chunk.row * (Rule::lists + 2);
-    const long long left = (long long)row[Rule::lists] - chunk.offset;  // an absent tensor has 0 elements
-    const long long set = (long long)row[Rule::lists + 1];
-    for (int i = lane; i < Rule::lists; i += 32) work.address[i] = row[i];
+    const word* row = words + table.header.rows + chunk.row * (LISTS + 2);
+    const long long left = (long long)row[LISTS] - chunk.offset;  // an absent tensor has 0 elements
+    const long long set = (long long)row[LISTS + 1];
+    for (int i = lane; i < LISTS; i += 32) work.address[i] = row[i];
     // Most tables have one set: it is on its way before the row says so.
     const double* scalars = (const double*)words;
-    for (int i = lane; i < Rule::uniforms; i += 32) work.u[i] = (S)scalars[i];
+    for (int i = lane; i < UNIFORMS; i += 32) work.u[i] = (S)scalars[i];
     if (set)
-        for (int i = lane; i < Rule::uniforms; i += 32) work.u[i] = (S)scalars[set * Rule::uniforms + i];
+        for (int i = lane; i < UNIFORMS; i += 32) work.u[i] = (S)scalars[set * STRIDE + i];
     if (lane == 0) {
         work.offset = chunk.offset;
         work.numel = left <= 0 ? 0 : (int)(left < table.header.chunk_numel ? left : table.header.chunk_numel);
     }
+    return set;
 }
 
 // One chunk by one group of threads, which have all come here with the same item.
 template <class S, class Rule, int THREADS, class Table, class... T>
-__device__ __forceinline__ void apply_chunk(Work<S, Rule>& work, const Table& table, long long item, int lane) {
-    if (lane < 32) fetch(work, table, item, lane);
+__device__ __forceinline__ void apply_chunk(
+    Work<S, Rule::lists, Rule::uniforms>& work, const Table& table, long long item, int lane) {
+    if (lane < 32) fetch<Rule::uniforms>(work, table, item, lane);
     if constexpr (THREADS > 32) __syncthreads();
     else __syncwarp();
 
@@ -101,7 +105,7 @@ __device__ __forceinline__ void apply_chunk(Work<S, Rule>& work, const Table& ta
 
 template <class S, class Rule, int THREADS, class Table, class... T>
 __global__ void __launch_bounds__(BLOCK, 2) multi_tensor_apply(const __grid_constant__ Table table) {
-    __shared__ Work<S, Rule> works[BLOCK / THREADS];
+    __shared__ Work<S, Rule::lists, Rule::uniforms> works[BLOCK / THREADS];
     const long long item = (long long)blockIdx.x * (BLOCK / THREADS) + threadIdx.x / THREADS;
     if (item >= table.header.count) return;  // whole groups leave together
     apply_chunk<S, Rule, THREADS, Table, T...>(works[threadIdx.x / THREADS], table, item, threadIdx.x % THREADS);
@@ -110,7 +114,7 @@ __global__ void __launch_bounds__(BLOCK, 2) multi_tensor_apply(const __grid_cons
 // The same on a grid of any size: a few blocks nearly fill the link to the host and leave the rest of the GPU to others.
 template <class S, class Rule, int THREADS, class Table, class... T>
 __global__ void __launch_bounds__(BLOCK, 2) multi_tensor_apply_small_grid(const __grid_constant__ Table table) {
-    __shared__ Work<S, Rule> works[BLOCK / THREADS];
+    __shared__ Work<S, Rule::lists, Rule::uniforms> works[BLOCK / THREADS];
     const long long stride = (long long)gridDim.x * (BLOCK / THREADS);
     long long item = (long long)blockIdx.x * (BLOCK / THREADS) + threadIdx.x / THREADS;
     for (; item < table.header.count; item += stride) {

@@ -13,6 +13,7 @@ class KernelRule(Protocol):
         name: for people.
         functor: the name of the struct in :meth:`cuda_source`.
         uniform_count: how many numbers it receives for one set of hyperparameters.
+        reads, writes: which lists it reads, and which it overwrites.
     """
 
     @property
@@ -23,6 +24,12 @@ class KernelRule(Protocol):
 
     @property
     def uniform_count(self) -> int: ...
+
+    @property
+    def reads(self) -> tuple[int, ...]: ...
+
+    @property
+    def writes(self) -> tuple[int, ...]: ...
 
     def check(self) -> None:
         """

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import functools
 import importlib.resources
+from collections.abc import Sequence
 
 import torch
 
+from ..tables.format import Format
 from .rule import KernelRule
 
-#: Names of dtypes in the CUDA text.
-CUDA_TYPES = {
-    torch.float32: "float",
-    torch.float64: "double",
-    torch.float16: "half_bits",
-    torch.bfloat16: "bfloat16_bits",
-}
+#: The C++ types of arithmetic, by what formats say they need.
+ARITHMETIC = {torch.float32: "float", torch.float64: "double"}
+#: Lanes of a warp, and the elements a thread takes at a time if formats leave the choice: 16 bytes of float32.
+WARP, WIDTH = 32, 4
 
 
 @functools.cache
@@ -24,17 +23,38 @@ def _file(name: str) -> str:
     return f'#line 1 "{name}"\n{body}'
 
 
-def text(rule: KernelRule | None, kernel: str = "multi_tensor_apply.cu") -> str:
+def text(rule: KernelRule | None, formats: Sequence[Format] = (), kernel: str = "multi_tensor_apply.cu") -> str:
     """The whole CUDA text of ``kernel``, headers joined in (a cache keyed by text then sees every change)."""
-    parts = [_file(name) for name in ("device.cuh", "numbers.cuh", "table.cuh", kernel)]
+    files = ["device.cuh", "numbers.cuh", "table.cuh", kernel]
+    parts = [_file(name) for name in (files if all(f.plain for f in formats) else [*files, "blocks.cu"])]
+    own = {f.cuda_text: f for f in formats if f.cuda_text}
+    parts += [f'#line 1 "format {f.name}"\n{body}' for body, f in own.items()]
     if rule is not None:
         parts.append(f'#line 1 "rule {rule.name}"\n{rule.cuda_source()}')
     return "\n".join(parts)
 
 
-def arithmetic(dtypes: tuple[torch.dtype, ...]) -> torch.dtype:
-    """The dtype a kernel computes in: float64 if any list has it, else float32."""
-    return torch.float64 if torch.float64 in dtypes else torch.float32
+def arithmetic(formats: Sequence[Format]) -> torch.dtype:
+    """The dtype a kernel computes in: float64 if any list asks for it, else float32."""
+    return torch.float64 if any(f.arithmetic is torch.float64 for f in formats) else torch.float32
+
+
+def width(formats: Sequence[Format]) -> int:
+    """Elements that a thread takes at a time, so that a warp has whole blocks, and a thread no more than one.
+
+    Raises:
+        ValueError: there is no such number.
+    """
+    blocks = {f.block: f.name for f in formats if f.block > 1}
+    if not blocks:
+        return WIDTH
+    least, most = min(blocks), max(blocks)
+    if most > WARP * least:
+        raise ValueError(
+            f"formats {blocks[least]!r} and {blocks[most]!r} have blocks of {least} and {most} elements; in one launch "
+            f"none may have more than {WARP} times the elements of another"
+        )
+    return max(most // WARP, min(WIDTH, least))
 
 
 def table_type(argument_bytes: int) -> str:
@@ -42,16 +62,18 @@ def table_type(argument_bytes: int) -> str:
     return f"TableOf<{argument_bytes}>" if argument_bytes else "TableAt"
 
 
-def instance(
-    rule: KernelRule, dtypes: tuple[torch.dtype, ...], threads: int, kind: str, small_grid: bool = False
-) -> str:
+def instance(rule: KernelRule, formats: Sequence[Format], threads: int, kind: str, small_grid: bool = False) -> str:
     """The C++ name of one variant of the multi-tensor kernel, whose argument is a ``kind`` (:func:`table_type`)."""
     kernel = "multi_tensor_apply_small_grid" if small_grid else "multi_tensor_apply"
-    types = ", ".join(CUDA_TYPES[d] for d in dtypes)
-    number = CUDA_TYPES[arithmetic(dtypes)]
-    return f"{kernel}<{number}, {rule.functor}, {threads}, {kind}, {types}>"
+    number = ARITHMETIC[arithmetic(formats)]
+    if all(f.plain for f in formats):
+        types = ", ".join(f.cuda_type for f in formats)
+        return f"{kernel}<{number}, {rule.functor}, {threads}, {kind}, {types}>"
+    types = ", ".join(f"Plain<{f.cuda_type}>" if f.plain else f.cuda_type for f in formats)
+    kernel = kernel.replace("apply", "apply_blocks")
+    return f"{kernel}<{number}, {rule.functor}, {threads}, {width(formats)}, {kind}, {types}>"
 
 
-def norm_instance(stage: str, order: int, dtype: torch.dtype, number: torch.dtype, threads: int, kind: str) -> str:
-    """The C++ name of one variant of a stage of the norm."""
-    return f"norm_{stage}<{CUDA_TYPES[number]}, {order}, {threads}, {kind}, {CUDA_TYPES[dtype]}>"
+def norm_instance(stage: str, order: int, form: Format, number: torch.dtype, threads: int, kind: str) -> str:
+    """The C++ name of one variant of a stage of the norm, over lists of a plain format."""
+    return f"norm_{stage}<{ARITHMETIC[number]}, {order}, {threads}, {kind}, {form.cuda_type}>"

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from .. import rules
-from ..kernels.source import CUDA_TYPES
+from ..formats.floating import known
 from ..rules import Rule
 from .sweep import Sweep, shared_transport
 
@@ -33,7 +33,7 @@ def _fits(lists: Sequence[Tensors]) -> bool:
     dtypes, devices = {t.dtype for t in tensors}, {t.device.type for t in tensors}
     return (
         len(dtypes) == 1
-        and dtypes <= CUDA_TYPES.keys()
+        and all(map(known, dtypes))
         and devices <= {"cpu", "cuda"}
         and len({t.device for t in tensors}) == 1
         and {t.layout for t in tensors} == {torch.strided}

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from ..formats.floating import SINGLES, known, of_dtype
 from ..kernels import cpu, cuda
-from ..kernels.source import CUDA_TYPES, arithmetic
+from ..kernels.source import arithmetic
 from ..tables.layout import HostTable
 from ..tables.pointers import PointerTable
 from ..transports.choose import shared
@@ -42,10 +43,10 @@ def foreach_norm(
         RuntimeError: as torch, for example for the infinity norm of an empty tensor.
     """
     tensors = list(tensors)
-    out_dtype = dtype or (tensors[0].dtype if tensors else None)
+    out_dtype = dtype or (tensors[0].dtype if tensors else torch.float32)
     order = _ORDERS.get(float(ord)) if isinstance(ord, int | float) else None
     empty = order == 0 and any(t.numel() == 0 for t in tensors)
-    if order is None or empty or out_dtype not in CUDA_TYPES or not _fits([tensors]):
+    if order is None or empty or not known(out_dtype) or not _fits([tensors]):
         return list(torch._foreach_norm(tensors, ord, dtype))
     try:
         table = PointerTable([tensors], names=["tensors"])
@@ -59,20 +60,21 @@ def foreach_norm(
 def _cuda(table: PointerTable, order: int, out_dtype: torch.dtype, transport: str | Transport) -> torch.Tensor:
     device, dtype = table.device, table.dtypes[0]
     assert dtype is not None
-    number = arithmetic((dtype, out_dtype))
+    listed, results = of_dtype(dtype), of_dtype(out_dtype)
+    number = arithmetic((listed, results))
     host = HostTable(3, table.numels, geometry=table.host.geometry)
     counts = np.bincount(host.chunks["row"], minlength=len(table))
     partials = torch.empty(len(host.chunks), dtype=number, device=device)
     out = torch.zeros(len(table), dtype=out_dtype, device=device)
     firsts = partials.data_ptr() + (np.cumsum(counts) - counts) * number.itemsize
-    results = out.data_ptr() + np.arange(len(table)) * out_dtype.itemsize
-    host.set_addresses(np.array([table.host.addresses[:, 0], firsts, results], np.uint64).T)
+    places = out.data_ptr() + np.arange(len(table)) * out_dtype.itemsize
+    host.set_addresses(np.array([table.host.addresses[:, 0], firsts, places], np.uint64).T)
     lender = shared(transport, device.index) if isinstance(transport, str) else transport
     with torch.cuda.device(device):
         handle = torch._C._cuda_getCurrentRawStream(device.index)
-        for stage, listed in (("chunks", dtype), ("rows", out_dtype)):
+        for stage, form in (("chunks", listed), ("rows", results)):
             with lender.lend(host, handle) as lent:
-                kernel = cuda.norm_kernel(stage, order, listed, number, host.geometry.threads, lent.kind, device.index)
+                kernel = cuda.norm_kernel(stage, order, form, number, host.geometry.threads, lent.kind, device.index)
                 for argument, chunks in lent.parts():
                     kernel(argument, chunks, cuda.Stream(handle))
     return out
@@ -81,14 +83,15 @@ def _cuda(table: PointerTable, order: int, out_dtype: torch.dtype, transport: st
 def _cpu(table: PointerTable, order: int, out_dtype: torch.dtype, transport: str | Transport) -> torch.Tensor:
     dtype = table.dtypes[0]
     assert dtype is not None
-    number = arithmetic((dtype, out_dtype))
+    form = of_dtype(dtype)
+    number = arithmetic((form, of_dtype(out_dtype)))
     host = HostTable(2, table.numels, geometry=table.host.geometry)
     counts = np.bincount(host.chunks["row"], minlength=len(table))
-    partials = np.zeros(len(host.chunks), np.float64 if number is torch.float64 else np.float32)
+    partials = np.zeros(len(host.chunks), SINGLES[number])
     firsts = np.cumsum(counts) - counts
     parts = partials.ctypes.data + firsts * partials.itemsize
     host.set_addresses(np.array([table.host.addresses[:, 0], parts], np.uint64).T)
-    cpu.run(cpu.norm_kernel(dtype, number, order), host)
+    cpu.run(cpu.norm_kernel(form, number, order), host)
     result = np.zeros(len(table), partials.dtype)
     filled = counts > 0
     if filled.any():

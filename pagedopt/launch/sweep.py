@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..formats.format import Format
 from ..kernels import cpu, cuda
-from ..kernels.source import CUDA_TYPES
 from ..paging.visits import WHOLE, Mover, Span, Step, carry_out
 from ..rules import Rule
 from ..tables.layout import Geometry
@@ -17,6 +17,7 @@ from ..tables.pointers import PointerTable, Rows, TensorList
 from ..transports.choose import create, shared
 from ..transports.transport import Transport
 from .graph import CapturedSweep
+from .stored import Stored
 
 Scalars = Mapping[str, float]
 
@@ -27,7 +28,8 @@ class Sweep:
     Args:
         rule: what happens to one element.
         lists: for each of the rule's inputs, the tensors (on one device, one dtype per list).  ``None`` entries are
-            absent tensors, whose row is skipped.
+            absent tensors, whose row is skipped.  With ``formats``: for each column of each input.
+        formats: how each of the rule's inputs is stored; None, for one or for all: as the numbers its tensors have.
         transport: how the table reaches a CUDA kernel: a name, or a :class:`Transport` to share.  Not used on a CPU.
         sets: how many different sets of scalars may be in use at once.
         geometry: how to cut the work; chosen from the sizes when left out.
@@ -43,6 +45,7 @@ class Sweep:
         rule: Rule,
         lists: Sequence[TensorList],
         *,
+        formats: Sequence[Format | None] | None = None,
         transport: str | Transport = "managed",
         sets: int = 1,
         geometry: Geometry | None = None,
@@ -51,26 +54,31 @@ class Sweep:
     ) -> None:
         if not isinstance(rule, Rule):
             raise TypeError(f"rule is {type(rule).__name__}; decorate a function with pagedopt.rule")
-        if len(lists) != len(rule.inputs):
-            raise ValueError(f"rule {rule.name!r} takes {len(rule.inputs)} lists {rule.inputs}, got {len(lists)}")
         self.rule = rule
+        self.stored = Stored(rule, formats)
+        if len(lists) != len(self.stored.keys):
+            raise ValueError(
+                f"rule {rule.name!r} takes {len(self.stored.keys)} lists {self.stored.keys}, got {len(lists)}"
+            )
         self.table = PointerTable(
             lists,
-            writes=rule.writes,
-            names=rule.inputs,
-            uniforms=rule.uniform_count,
+            writes=self.stored.writes,
+            names=self.stored.keys,
+            uniforms=rule.uniform_count + self.stored.placed,
             sets=sets,
             geometry=geometry,
             rows=rows,
+            per=self.stored.per,
+            places=self.stored.placed,
         )
+        self.stored.check_geometry(self.table.host.geometry)
         self.blocks = blocks
         #: Whether the last run has launched anything: what failed before that has changed nothing.
         self.begun = False
         #: How many launches there were, all runs together.
         self.launches = 0
         self.device = self.table.device
-        self._listed: list[torch.dtype | None] = []
-        self._take_dtypes()
+        self.formats = self.stored.formats(self.table.dtypes)
         if self.device.type == "cuda":
             index = self.device.index
             self.transport = create(transport, index) if isinstance(transport, str) else transport
@@ -83,25 +91,16 @@ class Sweep:
         """Take other tensors, or new addresses of the same; see :meth:`PointerTable.refresh`."""
         changed = self.table.refresh(lists)
         if changed:
-            self._take_dtypes()
+            self.formats = self.stored.formats(self.table.dtypes)
         return changed
 
-    def _take_dtypes(self) -> None:
-        """The kernel is chosen by these; a list of absent tensors has none before the first tensor comes."""
-        if self.table.dtypes == self._listed:
-            return
-        self.dtypes = tuple(d or torch.float32 for d in self.table.dtypes)
-        for name, dtype in zip(self.rule.inputs, self.dtypes, strict=True):
-            if dtype not in CUDA_TYPES:
-                raise TypeError(f"{name} is {dtype}; supported are {', '.join(map(str, CUDA_TYPES))}")
-        self._listed = list(self.table.dtypes)
-
-    def run(self, scalars: Scalars | Sequence[Sequence[float]], steps: Iterable[Step] = WHOLE) -> None:
+    def run(self, scalars: Scalars | Sequence[Sequence[float]], steps: Iterable[Step] = WHOLE, seed: int = 0) -> None:
         """Update every tensor once where it lies now, on the current stream, without waiting for it.
 
         Args:
             scalars: the rule's hyperparameters; or, prepared, one list of ``rule.uniforms(…)`` per set.
             steps: what to launch in place of one launch over everything.
+            seed: for formats that round at random; another one in each step.
 
         Raises:
             ValueError, TypeError: a tensor can no longer be used (another size, dtype or device; no memory); nothing
@@ -113,14 +112,15 @@ class Sweep:
         else:
             self.rule.check()
         if self.table.follow():
-            self._take_dtypes()
-        self.launch(scalars, steps)
+            self.formats = self.stored.formats(self.table.dtypes)
+        self.launch(scalars, steps, seeds=seed)
 
     def launch(
         self,
         sets: Sequence[Sequence[float]] | npt.NDArray[np.float64],
         steps: Iterable[Step] = WHOLE,
         mover: Mover | None = None,
+        seeds: npt.ArrayLike = 0,
     ) -> None:
         """:meth:`run` for who has just refreshed the table and made the scalars: both are taken as they are.
 
@@ -128,8 +128,11 @@ class Sweep:
             sets: see ``scalars`` of :meth:`run`.
             steps: what to do in place of one launch over everything (see :mod:`pagedopt.paging.visits`).
             mover: carries out what of it moves pages; None: nothing does.
+            seeds: one for all sets or one for each (see :meth:`run`), whole numbers below 2**53.
         """
         self.begun = False
+        if self.stored.placed:
+            sets = np.column_stack([np.asarray(sets).reshape(len(sets), -1), np.broadcast_to(seeds, len(sets))])
         self.table.host.set_scalars(sets)
         if self.device.type == "cpu":
             self._launch_on_cpu(steps, mover)
@@ -142,7 +145,7 @@ class Sweep:
                 self._launch_on_cuda(index, steps, mover)
 
     def _launch_on_cpu(self, steps: Iterable[Step], mover: Mover | None) -> None:
-        table, kernel = self.table.host, cpu.kernel(self.rule, self.dtypes)
+        table, kernel = self.table.host, cpu.kernel(self.rule, self.formats)
 
         def launch(span: Span | None) -> None:
             self.begun = True  # before it has: an interrupt may come between the two
@@ -182,12 +185,12 @@ class Sweep:
         if self.device.type == "cuda":
             self._kernel(self.transport.kind(self.table.host))
         else:
-            cpu.kernel(self.rule, self.dtypes)
+            cpu.kernel(self.rule, self.formats)
 
     def _kernel(self, kind: str) -> cuda.CudaKernel:
         """The compiled CUDA kernel for these lists, whose table travels as a ``kind``."""
         threads = self.table.host.geometry.threads
-        return cuda.multi_tensor_kernel(self.rule, self.dtypes, threads, kind, self.device.index, self.blocks)
+        return cuda.multi_tensor_kernel(self.rule, self.formats, threads, kind, self.device.index, self.blocks)
 
     def capture(self, scalars: Scalars) -> CapturedSweep:
         """Capture one :meth:`run` with these scalars into a CUDA graph of its own (see :class:`CapturedSweep`).

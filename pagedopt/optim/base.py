@@ -8,13 +8,15 @@ from typing import Any, ClassVar, Unpack
 
 import torch
 
-from ..formats.floating import state_dtype
+from ..formats.floating import format_of
+from ..formats.format import Format
 from ..paging.policy import Budget, parse_bytes
 from ..placements.choose import StateLost
 from ..placements.store import MemoryReport, Store
 from ..rules import Rule
 from ..tables.checks import LayoutError
 from .copying import bring_home, duplicate
+from .encoding import decoded
 from .launches import Launches
 from .loading.load import load
 from .members import refuse, state_tensors
@@ -88,13 +90,14 @@ class PagedOptimizer(torch.optim.Optimizer):
         """Names of the state tensors of a parameter in ``group``, in the order in which its rule takes them."""
         return self.rule_of(group).inputs[2:]
 
-    def dtype_of(self, name: str, p: torch.Tensor) -> torch.dtype:
-        """The dtype in which state ``name`` of a parameter is made.
+    def format_of(self, name: str, p: torch.Tensor) -> Format:
+        """How state ``name`` of a parameter is stored.
 
         Raises:
             ValueError: ``state_format`` asks for one that has no complex numbers, and the parameter is complex.
+            TypeError: no kernel takes parameters of such a dtype.
         """
-        return state_dtype(self.state_format, name, p.dtype)
+        return format_of(self.state_format, name, p.dtype)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient, on the current stream, without waiting for it.
@@ -193,6 +196,17 @@ class PagedOptimizer(torch.optim.Optimizer):
         """
         self._check_whole()
         return super().state_dict()
+
+    def decoded_state_dict(self) -> dict[str, Any]:
+        """:meth:`state_dict` with all state as plain numbers, for torch's optimizer or another ``state_format``.
+
+        What is stored so already is the optimizer's own; the rest is new, float32 (float64 of such parameters), on the
+        parameter's device.
+
+        Raises:
+            RuntimeError: state is damaged.
+        """
+        return decoded(self, self.state_dict())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of this class, of the torch optimizer it stands for, or of a 32-bit one of bitsandbytes.

@@ -1,4 +1,4 @@
-"""One launch's share of an optimizer: parameters of one rule, device and dtypes, with their table and numbers."""
+"""One launch's share of an optimizer: parameters of one rule, device and formats, with their table and numbers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..formats.format import Format
 from ..launch.route import route
 from ..launch.sweep import Sweep
 from ..tables.checks import LayoutError
@@ -24,7 +25,7 @@ class Bucket:
 
     Args:
         optimizer: whose groups and options.
-        members: the parameters; they have one rule and, list by list, one dtype.
+        members: the parameters; they have one rule and, list by list, one format.
         shared: addresses of numbers that stand for several parameters (see :class:`Numbers`).
     """
 
@@ -32,7 +33,7 @@ class Bucket:
         self.rule = members[0].rule
         self.params = tuple(m.param for m in members)
         self.groups = np.array([m.group for m in members], np.int64)
-        self.lists = Lists(members)
+        self.lists, self._formats = Lists(members), [None, None, *members[0].formats[2:]]
         self.sets = 2 * len(set(self.groups.tolist()))
         self.route = route(optimizer.store, self.lists.params, self.lists.state)
         self.sweep = self._sweep(optimizer, self.lists.grads(laid_out=True))
@@ -41,10 +42,10 @@ class Bucket:
         self._new: dict[str, Values] = {}
         self._absent: list[int] | None = None
         self._sets = self._leaders = np.zeros(len(members), np.int64)
-        self._compiled: tuple[torch.dtype, ...] | None = None
+        self._compiled: tuple[Format, ...] | None = None
         self._pattern: Pattern = []
         self._scalars: Uniforms = []
-        state = [m.entry[name] for name in members[0].names for m in members]
+        state = [m.entry[key] for key in members[0].kept for m in members]
         written = [*self.params, *optimizer.store.version_counters(state)]
         self._written = [t for t in written if not t.is_inference()]
         self.let_go()
@@ -56,7 +57,7 @@ class Bucket:
             _take_turns(members)
         found: dict[tuple[Any, ...], list[Member]] = {}
         for member in sorted(members, key=lambda m: m.turn):
-            found.setdefault((member.turn, member.rule, member.param.device, member.dtypes), []).append(member)
+            found.setdefault((member.turn, member.rule, member.param.device, member.formats), []).append(member)
         numbers = [m.entry[name].data_ptr() for m in members for name in number_names(optimizer, m.rule)]
         once: set[int] = set()
         shared = {at for at in numbers if at in once or once.add(at)}  # type: ignore[func-returns-value]
@@ -66,8 +67,8 @@ class Bucket:
         rows, shape = (self.route.rows, self.route.geometry) if self.route else (None, None)
         lists = [self.lists.params, grads, *self.lists.state]
         return Sweep(
-            self.rule, lists, transport=optimizer.transport, sets=self.sets, blocks=optimizer.blocks, rows=rows,
-            geometry=shape,
+            self.rule, lists, formats=self._formats, transport=optimizer.transport, sets=self.sets,
+            blocks=optimizer.blocks, rows=rows, geometry=shape,
         )  # fmt: skip
 
     def prepare(self, optimizer: Owner, ahead: Ahead) -> None:
@@ -104,9 +105,9 @@ class Bucket:
         for name, index in self.rule.carried.items():
             self._new[name] = np.asarray(self._scalars)[self._sets, index]
             self._numbers[name].announce(self._new[name], absent, ahead)
-        if self._compiled is not self.sweep.dtypes:
+        if self._compiled is not self.sweep.formats:
             self.sweep.compile()
-            self._compiled = self.sweep.dtypes
+            self._compiled = self.sweep.formats
 
     def launch(self) -> None:
         """Launch the prepared update, and count it."""
@@ -114,12 +115,23 @@ class Bucket:
         if len(absent) == len(self.params):
             return
         self.lists.fill()
+        seeds = self._seeds(absent) if self.sweep.stored.placed else 0
         if self.route is None:
-            self.sweep.launch(self._scalars)
+            self.sweep.launch(self._scalars, seeds=seeds)
         else:
-            self.sweep.launch(self._scalars, self.route.plan(self.sweep.table.host, absent), self.route.mover())
+            plan = self.route.plan(self.sweep.table.host, absent)
+            self.sweep.launch(self._scalars, plan, self.route.mover(), seeds)
         self.lists.bring_back()
         self._count(absent)
+
+    def _seeds(self, absent: list[int]) -> Values:
+        """For each set of hyperparameters its parameters' step, so that a run that goes on rounds as one that did not
+        stop; 0 where no steps are counted."""
+        seeds, steps = np.zeros(len(self._scalars)), self._new.get("step")
+        if steps is not None:
+            present = np.setdiff1d(np.arange(len(steps)), absent)
+            seeds[self._sets[present]] = steps[present]
+        return seeds
 
     def _count(self, absent: list[int]) -> None:
         for name, numbers in self._numbers.items():

@@ -9,6 +9,7 @@ import torch
 
 from ..placements.store import Store
 from ..system.interrupts import Uninterrupted
+from .kept import Kept, kept
 from .loading.load import copy_values
 from .owner import Owner, places
 
@@ -22,34 +23,34 @@ def bring_home(optimizer: Owner, store: Store) -> None:
         MemoryError, torch.OutOfMemoryError, CudaError: there is no room; what has not come yet stays where it is.
     """
     away = [
-        (p, name, tensor)
+        (of.wanted(p, key, tensor.dtype), tensor)
         for p, tensors in _whole_state(optimizer).items()
-        if not all(map(store.is_home, tensors.values()))
-        for name, tensor in tensors.items()
+        if not all(store.is_home(tensor) for _, tensor in tensors.values())
+        for key, (of, tensor) in tensors.items()
     ]
     if not away:
         return
-    made = store.create([(p, name, tensor.dtype) for p, name, tensor in away])
-    for (p, name, _), tensor in zip(away, made, strict=True):
+    made = store.create([wanted for wanted, _ in away])
+    for ((p, name, *_), _), tensor in zip(away, made, strict=True):
         with Uninterrupted():
             copy_values([(tensor, optimizer.state[p][name])], store, torch.empty(0, device="cpu"))
             optimizer.state[p][name] = tensor
 
 
-def _whole_state(optimizer: Owner) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
-    """The state of every parameter that has all its tensors, in its shape and on its device."""
+def _whole_state(optimizer: Owner) -> dict[torch.Tensor, dict[str, tuple[Kept, torch.Tensor]]]:
+    """The state of every parameter that has all its tensors, in their shapes and on its device, column by column."""
     found = {}
     for _, group, p in places(optimizer):
-        names = optimizer.state_names(group)
+        columns = kept(optimizer, optimizer.state_names(group), p)
         entry = optimizer.state.get(p, {})
-        tensors = {name: t for name in names if _fits(t := entry.get(name), p)}
-        if names and len(tensors) == len(names):
+        tensors = {key: (of, t) for key, of in columns.items() if _fits(t := entry.get(key), p, of)}
+        if columns and len(tensors) == len(columns):
             found[p] = tensors
     return found
 
 
-def _fits(tensor: Any, p: torch.Tensor) -> bool:
-    return isinstance(tensor, torch.Tensor) and tensor.device == p.device and tensor.shape == p.shape
+def _fits(tensor: Any, p: torch.Tensor, of: Kept) -> bool:
+    return isinstance(tensor, torch.Tensor) and tensor.device == p.device and tensor.shape == of.column.shape(p)
 
 
 def duplicate(optimizer: Kind, memo: dict[int, Any]) -> Kind:
@@ -66,15 +67,15 @@ def duplicate(optimizer: Kind, memo: dict[int, Any]) -> Kind:
     empty.clear()
     twin.__setstate__({**copy.deepcopy(content, memo), "state": empty})
     ours = [
-        (copy.deepcopy(p, memo), name, tensor)
+        (of.wanted(copy.deepcopy(p, memo), key, tensor.dtype), tensor)
         for p, tensors in _whole_state(optimizer).items()
-        if optimizer.store.arenas and all(any(a.holds(t) for a in optimizer.store.arenas) for t in tensors.values())
-        for name, tensor in tensors.items()
+        if optimizer.store.arenas and all(any(a.holds(t) for a in optimizer.store.arenas) for _, t in tensors.values())
+        for key, (of, tensor) in tensors.items()
     ]
-    made = twin.store.create([(p, name, tensor.dtype) for p, name, tensor in ours]) if ours else []
-    memo.update((id(tensor), new) for (_, _, tensor), new in zip(ours, made, strict=True))
+    made = twin.store.create([wanted for wanted, _ in ours]) if ours else []
+    memo.update((id(tensor), new) for (_, tensor), new in zip(ours, made, strict=True))
     copy_values(
-        [(new, old) for (_, _, old), new in zip(ours, made, strict=True)], twin.store, torch.empty(0, device="cpu")
+        [(new, old) for (_, old), new in zip(ours, made, strict=True)], twin.store, torch.empty(0, device="cpu")
     )
     twin.state.update((copy.deepcopy(p, memo), copy.deepcopy(entry, memo)) for p, entry in state.items())
     return twin

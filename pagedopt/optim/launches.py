@@ -7,6 +7,7 @@ from typing import Any
 from ..rules import Rule
 from ..system.interrupts import Uninterrupted
 from .bucket import Bucket
+from .encoding import fill
 from .members import Member, members, state_tensors
 from .owner import Owner
 from .steps import Ahead, new_numbers, number_names
@@ -74,7 +75,7 @@ class Launches:
         finally:
             self._let_go()
         if self._watch is None:
-            used = [m.entry[n] for m in self._members for n in (*number_names(optimizer, m.rule), *m.names)]
+            used = [m.entry[n] for m in self._members for n in (*number_names(optimizer, m.rule), *m.kept)]
             self._watch = Watch(optimizer, used)
 
     def _launch(self, optimizer: Owner) -> None:
@@ -123,11 +124,11 @@ def _create(optimizer: Owner, found: list[Member]) -> None:
         member.entry = entries.setdefault(id(member.param), member.entry)
         if member.turn == 0 and (member.is_new or member.missing):
             firsts.append(member)
-    wanted = [(m.param, n, optimizer.dtype_of(n, m.param)) for m in firsts for n in m.missing if n in m.names]
+    wanted = [m.kept[n].wanted(m.param, n) for m in firsts for n in m.missing if n in m.kept]
     made = iter(optimizer.store.create(wanted) if wanted else ())
     numbers = iter(new_numbers(sum(len(m.missing) for m in firsts) - len(wanted)))
     for member in firsts:
-        member.entry.update((name, next(made if name in member.names else numbers)) for name in member.missing)
+        member.entry.update((name, next(made if name in member.kept else numbers)) for name in member.missing)
     if optimizer.initial:
         _fill(optimizer, firsts)
 
@@ -135,9 +136,13 @@ def _create(optimizer: Owner, found: list[Member]) -> None:
 def _fill(optimizer: Owner, firsts: list[Member]) -> None:
     """Give new state, which is zero, its first value."""
     for member in firsts:
-        for name in optimizer.initial.keys() & set(member.missing):
-            value = optimizer.initial[name]
+        for name, value in optimizer.initial.items():
             value = optimizer.param_groups[member.group][value] if isinstance(value, str) else value
-            if value != 0:
+            if value == 0:
+                continue
+            if name in member.missing and (name not in member.kept or member.kept[name].free):
                 member.entry[name].fill_(value)
                 optimizer.store.drop()  # keeps to the budget while pages are touched that should not stay in memory
+            elif columns := {key: of for key, of in member.kept.items() if of.name == name and key in member.missing}:
+                form = next(iter(columns.values())).form
+                fill(form, [member.entry[key] for key in columns], member.param, value, optimizer.store)

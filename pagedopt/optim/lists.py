@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..tables.columns import Tensors, dense_like, is_dense
+from ..tables.columns import Tensors, is_dense
 from .members import Member
 
 
@@ -20,7 +20,7 @@ class Lists:
     Attributes:
         params: the parameters as they were when they were last looked at.
         odd: places of the parameters that are not taken as they are.
-        state: one list for each name of state.
+        state: one list for each column of state.
     """
 
     def __init__(self, members: Sequence[Member]) -> None:
@@ -31,8 +31,10 @@ class Lists:
         self.params: tuple[torch.Tensor, ...] = self._params
         if self.odd:
             self.take_params()
-        names = members[0].names if members else ()
-        self.state = [tuple(self._as(m.entry[name], m.param) for m in members) for name in names]
+        columns = members[0].kept if members else {}
+        self.state = [
+            tuple(self._as(m.entry[key], of.column.like(m.param)) for m in members) for key, of in columns.items()
+        ]
 
     def take_params(self) -> None:
         """Look at the parameters that are not taken as they are once more: their ``.data`` may be another."""
@@ -78,9 +80,8 @@ class Lists:
         for original, copy in self._beside.values():
             original.detach().copy_(copy)
 
-    def _as(self, t: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-        """State as a kernel takes it."""
-        like = dense_like(p)
+    def _as(self, t: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """State as a kernel takes it: laid out as ``like``."""
         if not (t.is_conj() or t.is_neg()) and (t.numel() <= 1 or t.stride() == like.stride()):
             return as_real(t)
         if id(t) not in self._beside:

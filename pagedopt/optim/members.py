@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 
-from ..formats.floating import real_dtype
+from ..formats.floating import of_dtype
+from ..formats.format import Format
 from ..rules import Rule
+from .kept import Kept, kept
 from .owner import Group, Owner, places
 from .steps import number_names
 
@@ -24,6 +26,7 @@ class Member:
         group: the index of its group.
         rule: what happens to it.
         entry: its state, what is made for the coming step included.
+        kept: the columns of its state tensors by their keys in the entry, in the rule's order.
         is_new: whether there is nothing of its state yet.
         missing: names of numbers and state tensors that there are not yet.
         index: of the parameter, counted through all groups.
@@ -35,6 +38,7 @@ class Member:
     group: int
     rule: Rule
     entry: dict[str, Any]
+    kept: dict[str, Kept]
     index: int
     is_new: bool = False
     missing: list[str] = field(default_factory=list)
@@ -42,16 +46,15 @@ class Member:
     turn: int = 0
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the state tensors that the rule takes, in its order."""
-        return self.rule.inputs[2:]
+    def formats(self) -> tuple[Format, ...]:
+        """Of parameter, gradient and state, list by list, as a kernel sees them: those of real numbers.
 
-    @property
-    def dtypes(self) -> tuple[torch.dtype, ...]:
-        """Of parameter, gradient and state, list by list, as a kernel sees them: those of real numbers."""
+        Raises:
+            TypeError: no kernel takes such numbers.
+        """
         p = self.param
-        tensors = (p, p if p.grad is None else p.grad, *(self.entry[name] for name in self.names))
-        return tuple(real_dtype(t.dtype) for t in tensors)
+        forms = {of.name: of_dtype(self.entry[key].dtype) if of.free else of.form for key, of in self.kept.items()}
+        return (of_dtype(p.dtype, "param"), of_dtype((p if p.grad is None else p.grad).dtype, "grad"), *forms.values())
 
 
 def members(optimizer: Owner) -> tuple[list[Member], list[torch.Tensor]]:
@@ -75,7 +78,9 @@ def members(optimizer: Owner) -> tuple[list[Member], list[torch.Tensor]]:
                 "among rules, has to name them all in its attribute 'rules'"
             )
     for index, (number, _, p) in enumerate(places(optimizer)):
-        member = Member(p, number, rules[number], dict(optimizer.state.get(p) or {}), index)
+        rule = rules[number]
+        columns = kept(optimizer, rule.inputs[2:], p)
+        member = Member(p, number, rule, dict(optimizer.state.get(p) or {}), columns, index)
         if p.grad is None:
             if not _is_complete(optimizer, member):
                 waiting.append(p)
@@ -104,7 +109,7 @@ def refuse(optimizer: Owner, group: Group, states: Collection[str]) -> None:
         _check_kind(optimizer, p)
         if p.is_complex():
             for name in states:
-                optimizer.dtype_of(name, p)
+                optimizer.format_of(name, p)
 
 
 def _check_kind(optimizer: Owner, p: torch.Tensor) -> None:
@@ -118,7 +123,7 @@ def _check_kind(optimizer: Owner, p: torch.Tensor) -> None:
 
 def _is_complete(optimizer: Owner, member: Member) -> bool:
     """Whether a parameter without gradient has state that a step could use, should there be one."""
-    needed = (*number_names(optimizer, member.rule), *member.names)
+    needed = (*number_names(optimizer, member.rule), *member.kept)
     if not member.entry or any(member.entry.get(name) is None for name in needed):
         return False
     try:
@@ -129,7 +134,7 @@ def _is_complete(optimizer: Owner, member: Member) -> bool:
 
 
 def _find_missing(optimizer: Owner, member: Member) -> None:
-    needed = (*number_names(optimizer, member.rule), *member.names)
+    needed = (*number_names(optimizer, member.rule), *member.kept)
     if optimizer.has_step and member.entry:  # torch makes all of a parameter's state at once, or looks up each
         for name in needed:
             member.entry[name]
@@ -150,9 +155,9 @@ def _check(optimizer: Owner, member: Member) -> None:
             f"parameter {member.index} of shape {tuple(p.shape)} is expanded: several of its elements are one in "
             "memory, and cannot be updated; use p.clone()"
         )
-    for name in member.names:
-        if name not in member.missing:
-            _check_tensor(optimizer, member, name)
+    for key in member.kept:
+        if key not in member.missing:
+            _check_tensor(optimizer, member, key)
     for name in number_names(optimizer, member.rule):
         if name not in member.missing:
             _check_number(member, name)
@@ -164,20 +169,21 @@ def _check_number(member: Member, name: str) -> None:
         raise RuntimeError(f"state {name!r} of {_named(member)} is {_words(value)}; it must be a tensor of one number")
 
 
-def _check_tensor(optimizer: Owner, member: Member, name: str) -> None:
-    p, value = member.param, member.entry[name]
-    what = f"state {name!r} of {_named(member)} is {_words(value)}"
+def _check_tensor(optimizer: Owner, member: Member, key: str) -> None:
+    p, value, of = member.param, member.entry[key], member.kept[key]
+    what = f"state {key!r} of {_named(member)} is {_words(value)}"
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         raise RuntimeError(f"{what}; it must be a dense tensor")
     if value.device != p.device:
         raise RuntimeError(f"{what} on {value.device}, the parameter is on {p.device}: they must be on the same device")
-    if value.shape != p.shape:
-        raise RuntimeError(f"{what}; the parameter has shape {tuple(p.shape)}")
+    if value.shape != (shape := of.column.shape(p)):
+        there = "the parameter has shape" if of.column.per == 1 else f"format {of.form.name!r} has"
+        raise RuntimeError(f"{what}; {there} {tuple(shape)}")
     if _is_expanded(value):
         raise RuntimeError(f"{what}, expanded: several of its elements are one in memory, and cannot be updated")
-    wanted = optimizer.dtype_of(name, p)
+    wanted = of.column.dtype
     kind = value.is_complex() if p.is_complex() else value.is_floating_point()
-    if value.dtype is not wanted and (name in optimizer.fixed_dtypes or not kind):
+    if value.dtype is not wanted and (of.name in optimizer.fixed_dtypes or not kind or not of.free):
         raise RuntimeError(f"{what}; it is stored as {wanted} (state_format says how)")
 
 

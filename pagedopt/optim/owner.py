@@ -10,6 +10,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from ..formats.floating import StateFormat
+from ..formats.format import Format
 from ..placements.store import Store
 from ..rules import Rule
 
@@ -42,7 +43,7 @@ class Owner(Protocol):
 
     def state_names(self, group: Group, /) -> tuple[str, ...]: ...
 
-    def dtype_of(self, name: str, p: torch.Tensor, /) -> torch.dtype: ...
+    def format_of(self, name: str, p: torch.Tensor, /) -> Format: ...
 
     def register_load_state_dict_pre_hook(self, hook: Callable[..., Any], /) -> RemovableHandle: ...
 

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..formats.floating import SINGLES
 from ..rules import Rule
 from ..tables.addresses import memory_at
 from .owner import Owner
@@ -19,8 +20,6 @@ Values = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64] | slice
 #: What numbers will be, by address, once the launches prepared so far have run.
 Ahead = dict[int, float]
-
-_PLAIN = {torch.float32: np.float32, torch.float64: np.float64}
 
 
 def number_names(optimizer: Owner, rule: Rule) -> tuple[str, ...]:
@@ -31,7 +30,7 @@ def number_names(optimizer: Owner, rule: Rule) -> tuple[str, ...]:
 def new_numbers(count: int) -> list[torch.Tensor]:
     """Zeros, each a CPU tensor with memory of its own, in the dtype that torch's optimizers take for step counts."""
     dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
-    block = np.zeros(count, _PLAIN[dtype])
+    block = np.zeros(count, SINGLES[dtype])
     return [torch.frombuffer(block, dtype=dtype, count=1, offset=i * dtype.itemsize).view(()) for i in range(count)]
 
 
@@ -48,7 +47,7 @@ class Numbers:
         self._windows: list[tuple[Rows, npt.NDArray[np.floating], npt.NDArray[np.int64]]] = []
         at = np.array([t.data_ptr() for t in tensors], np.int64)
         left = np.ones(len(tensors), bool)
-        for dtype, kind in _PLAIN.items():
+        for dtype, kind in SINGLES.items():
             size = dtype.itemsize
             plain = [
                 t.device.type == "cpu" and t.dtype is dtype and address not in shared and address % size == 0

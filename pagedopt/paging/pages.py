@@ -16,8 +16,10 @@ Sections end where a page may, so there is *room* behind the last parameter, for
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 
 import numpy as np
@@ -31,6 +33,8 @@ GRANULE = 2 << 20
 STRETCH = 8 << 20
 
 Indices = npt.NDArray[np.int64]
+#: Bytes of an element: less than one where several share an entry.
+Width = int | Fraction
 
 
 @dataclass(frozen=True)
@@ -40,22 +44,24 @@ class Layout:
     Attributes:
         numels: elements of each parameter.
         starts: the element at which each parameter begins, the same in all sections.
-        itemsizes: bytes of an element, by section.
+        itemsizes: bytes of an element, by section; each is a power of two, or one over such.
         sections: the byte at which each section begins.
         nbytes: bytes of the whole range.
         page_numel: elements of a full page, in each section; never 0.
         granule: page boundaries and the ends of sections are multiples of this many bytes.
         room: elements for which every section has memory.
+        block: parameters and pages begin at multiples of this many elements.
     """
 
     numels: Indices
     starts: Indices
-    itemsizes: tuple[int, ...]
+    itemsizes: tuple[Width, ...]
     sections: tuple[int, ...]
     nbytes: int
     page_numel: int
     granule: int
     room: int
+    block: int = 1
 
     @property
     def numel(self) -> int:
@@ -77,16 +83,25 @@ class Layout:
         Nothing that was there moves, and no page becomes another: only ``numels`` and ``starts`` grow.
         """
         sizes = np.asarray(numels, np.int64)
-        starts = _starts(sizes, self.itemsizes, self.numel)
+        starts = _starts(sizes, _step(self.itemsizes, self.block), self.numel)
         if (starts + sizes > self.room)[sizes > 0].any():  # what has no elements needs no room
             return None
         return replace(self, numels=np.append(self.numels, sizes), starts=np.append(self.starts, starts))
 
+    @property
+    def page_nbytes(self) -> int:
+        """Bytes of a full page, all sections together."""
+        return int(self.page_numel * sum(self.itemsizes))
+
+    def begin(self, section: int, index: int) -> int:
+        """The byte at which parameter ``index`` begins in a section."""
+        return self.sections[section] + int(int(self.starts[index]) * self.itemsizes[section])
+
     def stretch(self, section: int, first: int, last: int) -> tuple[int, int]:
         """(offset, bytes) of the pages ``first`` … ``last - 1`` in one section."""
         size = self.itemsizes[section]
-        begin = first * self.page_numel * size
-        end = min(last * self.page_numel * size, self._lengths[section])
+        begin = int(first * self.page_numel * size)
+        end = min(int(last * self.page_numel * size), self._lengths[section])
         return self.sections[section] + begin, max(end - begin, 0)
 
     def stretches(self, first: int, last: int) -> list[tuple[int, int]]:
@@ -95,7 +110,7 @@ class Layout:
 
     def page_bytes(self) -> Indices:
         """Bytes of each page, all sections together; they add up to ``nbytes``."""
-        out = np.full(self.pages, self.page_numel * sum(self.itemsizes), np.int64)
+        out = np.full(self.pages, self.page_nbytes, np.int64)
         if self.pages:
             out[-1] = sum(nbytes for _, nbytes in self.stretches(self.pages - 1, self.pages))
         return out
@@ -107,7 +122,12 @@ class Layout:
 
 
 def lay_out(
-    numels: Sequence[int], itemsizes: Sequence[int], granule: int = 0, stretch: int = STRETCH, spare: int = 0
+    numels: Sequence[int],
+    itemsizes: Sequence[Width],
+    granule: int = 0,
+    stretch: int = STRETCH,
+    spare: int = 0,
+    block: int = 1,
 ) -> Layout:
     """Place parameters of ``numels`` elements in sections of ``itemsizes`` bytes an element.
 
@@ -116,25 +136,26 @@ def lay_out(
         stretch: bytes of a full page in its widest section; small states get smaller pages, so that a budget can be
             met closely.
         spare: bytes of room, all sections together, for parameters that come later (:meth:`Layout.extended`).
+        block: a power of two; parameters and pages begin at multiples of so many elements.
     """
-    sizes = np.asarray(numels, np.int64)
-    starts = _starts(sizes, itemsizes)
+    sizes, step = np.asarray(numels, np.int64), _step(itemsizes, block)
+    starts = _starts(sizes, step)
     numel = int(starts[-1] + sizes[-1]) if len(sizes) else 0
     if spare and itemsizes:
-        numel = _round_up(numel, _step(itemsizes)) + -(-spare // sum(itemsizes))
+        numel = _round_up(numel, step) + math.ceil(spare / Fraction(sum(itemsizes)))
     if granule:
-        least = granule // min(itemsizes, default=1)
+        least = max(int(granule // min(itemsizes, default=1)), block)
         wide = max(itemsizes, default=1)
-        page = max(least, min(stretch, numel * wide // 16) // wide // least * least)
+        page = max(least, int(min(stretch, numel * wide // 16) // wide // least * least))
     else:
-        page = _round_up(max(numel, 1), _step(itemsizes))  # so that the page ends where the section does
+        page = _round_up(max(numel, 1), step)  # so that the page ends where the section does
     sections, end = [], 0
     for size in itemsizes:
         sections.append(end)
-        end = _round_up(end + numel * size, granule or ALIGNMENT)
+        end = _round_up(end + math.ceil(numel * size), granule or ALIGNMENT)
     lengths = _lengths(sections, end)
-    room = min((length // size for length, size in zip(lengths, itemsizes, strict=True)), default=numel)
-    return Layout(sizes, starts, tuple(itemsizes), tuple(sections), end, page, granule or ALIGNMENT, room)
+    room = min((int(length // size) for length, size in zip(lengths, itemsizes, strict=True)), default=numel)
+    return Layout(sizes, starts, tuple(itemsizes), tuple(sections), end, page, granule or ALIGNMENT, room, block)
 
 
 @dataclass(frozen=True)
@@ -165,14 +186,13 @@ def cut(layout: Layout) -> Pieces:
     return pieces
 
 
-def _step(itemsizes: Sequence[int]) -> int:
+def _step(itemsizes: Sequence[Width], block: int) -> int:
     """Parameters begin at multiples of this many elements, so that they are aligned in every section."""
-    return max(1, ALIGNMENT // min(itemsizes, default=1))
+    return max(block, int(ALIGNMENT // min(itemsizes, default=1)))
 
 
-def _starts(sizes: Indices, itemsizes: Sequence[int], behind: int = 0) -> Indices:
+def _starts(sizes: Indices, step: int, behind: int = 0) -> Indices:
     """Where parameters begin, one behind the other and all ``behind`` an element."""
-    step = _step(itemsizes)
     taken = -(-sizes // step) * step
     return _round_up(behind, step) + np.cumsum(taken) - taken
 

@@ -119,15 +119,13 @@ class Arena:
         return self.planned()
 
     def view(self, section: int, index: int, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Parameter ``index`` of a section, laid out as ``like``, with a storage of its own.
+        """What a section has of parameter ``index``, laid out as ``like``, with a storage of its own.
 
         So saving, sharing or replacing it concerns no other, and it looks like any tensor of torch.
         """
         if not like.numel():
             return torch.empty_strided(like.size(), like.stride(), dtype=dtype, device=self.device)
-        layout = self.layout
-        begin = layout.sections[section] + int(layout.starts[index]) * layout.itemsizes[section]
-        storage = self._bytes(begin, like.numel() * dtype.itemsize).untyped_storage()
+        storage = self._bytes(self.layout.begin(section, index), like.numel() * dtype.itemsize).untyped_storage()
         return torch.empty(0, dtype=dtype, device=self.device).set_(storage, 0, like.size(), like.stride())
 
     def extend(self, numels: Sequence[int]) -> list[int] | None:

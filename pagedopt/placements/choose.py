@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ..paging import policy
-from ..paging.pages import Indices, lay_out
+from ..paging.pages import Indices, Width, lay_out
 from ..system import driver
 from ..system.warn import warn_once
 from .arena import Arena, StateLost, total
@@ -80,13 +80,14 @@ def stand_ins(placement: str, device: torch.device, budget: policy.Budget) -> li
 
 def create(
     numels: Sequence[int],
-    itemsizes: Sequence[int],
+    itemsizes: Sequence[Width],
     device: torch.device,
     placement: str,
     budget: int | None,
     wanted: policy.Budget = None,
     spare: int = 0,
     before: Sequence[Indices] = (),
+    block: int = 1,
 ) -> Arena | None:
     """An arena of zeros with a section per entry of ``itemsizes``, for parameters of ``numels`` elements.
 
@@ -98,6 +99,7 @@ def create(
         wanted: what the user asked for: ``budget``, ``"auto"`` or None.
         spare: bytes of room for parameters that come later.
         before: bytes of each page, by arena, of those made before on this device, which keep their part of the budget.
+        block: elements that are stored together.
 
     Raises:
         MemoryError, torch.OutOfMemoryError: there is no room; nothing stays allocated.
@@ -109,7 +111,7 @@ def create(
         refusal = kind.refusal(device) if device.type == "cuda" else ""
         if not refusal:
             try:
-                arena = _make(kind, numels, itemsizes, device, budget, spare, before)
+                arena = _make(kind, numels, itemsizes, device, budget, spare, before, block)
             except (driver.CudaError, MemoryError) as error:
                 # What was asked for by name and has no room says so; a stand-in that has none lets the next one try.
                 if i + 1 == len(candidates) or (isinstance(error, MemoryError) and kind.name == placement):
@@ -124,12 +126,12 @@ def create(
 
 
 def _make(
-    kind: type[Arena], numels: Sequence[int], itemsizes: Sequence[int], device: torch.device, budget: int | None,
-    spare: int, before: Sequence[Indices],
+    kind: type[Arena], numels: Sequence[int], itemsizes: Sequence[Width], device: torch.device, budget: int | None,
+    spare: int, before: Sequence[Indices], block: int,
 ) -> Arena | None:  # fmt: skip
     if kind.plain:
         return None
-    layout = lay_out(numels, itemsizes, kind.granule, kind.stretch, spare)
+    layout = lay_out(numels, itemsizes, kind.granule, kind.stretch, spare, block)
     return kind(layout, device, policy.place([*before, layout.page_bytes()], budget)[-1])
 
 

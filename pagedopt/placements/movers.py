@@ -71,12 +71,12 @@ class Ring:
 
 def slot_bytes(layout: Layout) -> int:
     """Bytes of a slot for the pages of a layout."""
-    return layout.page_numel * sum(layout.itemsizes)
+    return layout.page_nbytes
 
 
 def slot_offset(layout: Layout, section: int) -> int:
     """Where a section of a page lies in its slot."""
-    return layout.page_numel * sum(layout.itemsizes[:section])
+    return int(layout.page_numel * sum(layout.itemsizes[:section]))
 
 
 class StagedMover:

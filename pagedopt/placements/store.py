@@ -6,20 +6,42 @@ import contextlib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from ..formats.floating import real_dtype
 from ..paging import policy
+from ..paging.pages import Width
 from ..system import host
-from ..tables.columns import dense_like
+from ..tables.format import Column
 from . import choose
 from .budget import Limits
 from .choose import Arena, default_placement
 from .movers import Ring, slot_bytes
 
-Wanted = tuple[torch.Tensor, str, torch.dtype]
+
+class Wanted(NamedTuple):
+    """A column of a parameter's state.
+
+    Attributes:
+        param: the parameter.
+        key: its name in the state.
+        column: what it is.
+        block: elements that are stored together, with those of other columns perhaps.
+    """
+
+    param: torch.Tensor
+    key: str
+    column: Column
+    block: int = 1
+
+    def zeros(self) -> torch.Tensor:
+        """In memory of torch's own, on the parameter's device."""
+        like = self.column.like(self.param)
+        return torch.empty_strided(
+            like.size(), like.stride(), dtype=self.column.dtype, device=self.param.device
+        ).zero_()
 
 
 @dataclass(frozen=True)
@@ -80,7 +102,7 @@ class Store:
         return self.limits.budget
 
     def create(self, wanted: Sequence[Wanted]) -> list[torch.Tensor]:
-        """A zeroed tensor laid out as each parameter in ``wanted``, in the dtype asked for.
+        """A tensor of zeros for each column in ``wanted``.
 
         One arena for the parameters of one device that will be updated in one launch; those that come later share one.
         In plain memory of the parameters' own device each is a tensor of torch's own.
@@ -89,11 +111,11 @@ class Store:
             MemoryError, torch.OutOfMemoryError, CudaError: there is no room; nothing has been created then.
         """
         members: dict[int, list[int]] = {}
-        for i, (p, _, _) in enumerate(wanted):
-            members.setdefault(id(p), []).append(i)
+        for i, one in enumerate(wanted):
+            members.setdefault(id(one.param), []).append(i)
         kinds: dict[tuple[object, ...], list[list[int]]] = {}
         for indices in members.values():
-            p = wanted[indices[0]][0]
+            p = wanted[indices[0]].param
             grad = None if p.grad is None else p.grad.dtype
             kinds.setdefault((p.device, p.dtype, grad, *(wanted[i][1:] for i in indices)), []).append(indices)
         tensors: dict[int, torch.Tensor] = {}
@@ -128,9 +150,9 @@ class Store:
     def _place(
         self, kind: tuple[object, ...], groups: Sequence[list[int]], wanted: Sequence[Wanted]
     ) -> list[list[torch.Tensor]]:
-        """State for the parameters of one kind: for each, a tensor of every name."""
-        firsts = [wanted[indices[0]][0] for indices in groups]
-        dtypes = [wanted[i][2] for i in groups[0]]
+        """State for the parameters of one kind: for each, a tensor of every column."""
+        firsts = [wanted[indices[0]].param for indices in groups]
+        columns = [wanted[i].column for i in groups[0]]
         alike = [arena for arena in self.arenas if self._kinds.get(arena) == kind]
         numels = [p.numel() * (2 if p.is_complex() else 1) for p in firsts]  # kernels see real numbers
         for arena in alike:
@@ -138,25 +160,28 @@ class Store:
                 break
         else:
             spare = min(SPARE, sum(arena.layout.nbytes for arena in alike) // 4)
-            new = self._arena(firsts[0].device, numels, [real_dtype(dtype).itemsize for dtype in dtypes], spare)
+            block = max(wanted[i].block for i in groups[0])
+            new = self._arena(firsts[0].device, numels, [c.width for c in columns], spare, block)
             if new is None:
-                return self._plain(firsts, dtypes)
+                return self._plain([[wanted[i] for i in indices] for indices in groups])
             arena, numbers = new, list(range(len(numels)))
             self.arenas.append(arena)
             self._kinds[arena] = kind
         return [
-            [arena.view(section, number, dense_like(p), dtype) for section, dtype in enumerate(dtypes)]
+            [arena.view(section, number, c.like(p), c.dtype) for section, c in enumerate(columns)]
             for number, p in zip(numbers, firsts, strict=True)
         ]
 
     @staticmethod
-    def _plain(params: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype]) -> list[list[torch.Tensor]]:
-        if params[0].device.type == "cpu":
-            nbytes = sum(p.numel() for p in params) * sum(dtype.itemsize for dtype in dtypes)
-            host.check_host(nbytes, "optimizer state")
-        return [[torch.zeros_like(p, dtype=dtype, requires_grad=False) for dtype in dtypes] for p in params]
+    def _plain(wanted: Sequence[Sequence[Wanted]]) -> list[list[torch.Tensor]]:
+        if wanted[0][0].param.device.type == "cpu":
+            sizes = ((one.column.entries(one.param.numel()), one.column.dtype) for each in wanted for one in each)
+            host.check_host(sum(entries * dtype.itemsize for entries, dtype in sizes), "optimizer state")
+        return [[one.zeros() for one in each] for each in wanted]
 
-    def _arena(self, device: torch.device, numels: list[int], itemsizes: list[int], spare: int) -> Arena | None:
+    def _arena(
+        self, device: torch.device, numels: list[int], itemsizes: list[Width], spare: int, block: int
+    ) -> Arena | None:
         before = [a.layout.page_bytes() for a in self.on(device) if a.paged]
         return choose.create(
             numels,
@@ -167,6 +192,7 @@ class Store:
             self.budget,
             spare,
             before,
+            block,
         )
 
     def _placement(self, device: torch.device) -> str:
@@ -185,12 +211,9 @@ class Store:
             begin = states[0].data_ptr() - base - layout.sections[0]
             if not 0 <= begin < max(arena.tensor.nbytes, 1):
                 continue
-            start = begin // layout.itemsizes[0]
+            start = int(begin // layout.itemsizes[0])
             index = int(np.searchsorted(layout.starts, start, side="right")) - 1
-            expected = [
-                base + at + int(layout.starts[index]) * size
-                for at, size in zip(layout.sections, layout.itemsizes, strict=True)
-            ]
+            expected = [base + layout.begin(section, index) for section in range(len(states))]
             if expected == [s.data_ptr() for s in states]:
                 return number, index
         return None

@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 
-from ..formats.floating import FORMATS, StateFormat, check_format, state_dtype
+from ..formats.floating import StateFormat, check_format, dtype_of_name, format_of
 from ..paging import policy
-from ..paging.pages import Layout, lay_out
+from ..paging.pages import Layout, Width, lay_out
 from ..placements.choose import ARENAS, Arena, check_placement, default_placement, stand_ins
 from ..placements.movers import slot_bytes
 from ..rules import UPDATES, Rule
+from ..tables.format import Column
 from ..units import text_of_bytes, text_of_count, text_of_seconds
 from .model import Described, describe
 from .rates import ASSUMED, Rates
@@ -155,10 +156,7 @@ def estimate(
 def _dtype(given: torch.dtype | str | None) -> torch.dtype | None:
     if given is None or isinstance(given, torch.dtype):
         return given
-    known = {**FORMATS, "float64": torch.float64, "float16": torch.float16}
-    if given not in known:
-        raise ValueError(f"param_dtype is {given!r}; there are {', '.join(known)}")
-    return known[given]
+    return dtype_of_name(given, "param_dtype")
 
 
 @dataclass(frozen=True)
@@ -167,14 +165,17 @@ class _Part:
 
     layout: Layout
     resident: int
-    traffic: int
+    traffic: Width
+    columns: Sequence[Column]
     plain: bool
 
     @property
     def bytes(self) -> tuple[int, int]:
         """Resident ones, and those that are away."""
         if self.plain:  # tensors of torch's own, without the gaps of an arena
-            return self.numel * sum(self.layout.itemsizes), 0
+            return sum(
+                int(c.entries(n)) * c.real.itemsize for c in self.columns for n in self.layout.numels.tolist()
+            ), 0
         return self.layout.divided(self.resident)
 
     @property
@@ -204,14 +205,17 @@ class _Arenas:
         kinds: dict[torch.dtype, list[int]] = {}
         for numel, dtype in found.trained:
             kinds.setdefault(dtype, []).append(numel)
-        layouts, traffic = [], []
+        layouts, traffic, columns = [], [], []
         for dtype, numels in kinds.items():
-            itemsizes = [state_dtype(state_format, name, dtype).itemsize for name in rule.inputs[2:]]
-            lists = [dtype.itemsize, dtype.itemsize, *itemsizes]
+            forms = [format_of(state_format, name, dtype) for name in rule.inputs[2:]]
+            lists = [dtype.itemsize, dtype.itemsize, *(sum(c.width for c in form.columns) for form in forms)]
             traffic.append(sum(lists) + sum(lists[i] for i in rule.writes))
-            layouts.append(lay_out(numels, itemsizes, kind.granule, kind.stretch))
+            columns.append([column for form in forms for column in form.columns])
+            block = max((form.block for form in forms), default=1)
+            widths = [column.width for column in columns[-1]]
+            layouts.append(lay_out(numels, widths, kind.granule, kind.stretch, block=block))
         residents = self._residents(layouts)
-        self.parts = [_Part(*part, kind.plain) for part in zip(layouts, residents, traffic, strict=True)]
+        self.parts = [_Part(*part, kind.plain) for part in zip(layouts, residents, traffic, columns, strict=True)]
 
     def _residents(self, layouts: Sequence[Layout]) -> list[int]:
         if self.kind.paged:
@@ -226,8 +230,8 @@ class _Arenas:
         staged = bool(away) and way == "staged"
         here = "host" if self.device.type == "cpu" else "device"
         places = {here: near, **({self.kind.away: away} if self.kind.away else {})}
-        work = sum(part.traffic * part.numel for part in self.parts)
-        stays = sum(part.traffic * part.stays for part in self.parts)
+        work = int(sum(part.traffic * part.numel for part in self.parts))
+        stays = int(sum(part.traffic * part.stays for part in self.parts))
         clock = _CpuClock(rates) if self.device.type == "cpu" else _LinkClock(rates, slot if staged else None)
         return Estimate(
             parameters=self.found.parameters,

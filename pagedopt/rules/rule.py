@@ -75,6 +75,11 @@ class Rule:
         return self.program.carried
 
     @property
+    def reads(self) -> tuple[int, ...]:
+        """Indices of the lists it reads."""
+        return tuple(sorted(self.program.reads))
+
+    @property
     def writes(self) -> tuple[int, ...]:
         """Indices of the lists it overwrites."""
         return self.program.writes
@@ -207,9 +212,10 @@ class Rule:
 
     def numba_source(self, dtypes: Sequence[torch.dtype] | None = None) -> str:
         """The generated Python source of the CPU kernel for ``dtypes`` (default: all float32), as text to read."""
-        from ..kernels import cpu
+        from ..formats.floating import of_dtype
+        from ..kernels import cpu_text
 
-        return cpu.source(self, tuple(dtypes or [torch.float32] * len(self.inputs)))
+        return cpu_text.source(self, tuple(map(of_dtype, dtypes or [torch.float32] * len(self.inputs))))
 
     @cached_property
     def out_of_place(self) -> Rule:

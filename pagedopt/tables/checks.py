@@ -22,8 +22,10 @@ class Common:
     Args:
         names: what to call the lists in errors.
         first: the first list; none of it is absent.
+        per: for each list, elements of the first one that share an entry of it; None: every element has its own.
 
     Attributes:
+        per: the same.
         device: of every tensor; None where there is none.
         numels: elements of each tensor of a list.
         dtypes: of each list; None where all of it was absent so far.
@@ -33,8 +35,8 @@ class Common:
         TypeError: something is no tensor, or sparse.
     """
 
-    def __init__(self, names: Sequence[str], first: TensorList) -> None:
-        self.names = names
+    def __init__(self, names: Sequence[str], first: TensorList, per: Sequence[int] | None = None) -> None:
+        self.names, self.per = names, per or [1] * len(names)
         self.dtypes: list[torch.dtype | None] = [None] * len(names)
         tensors = [self._tensor(0, i, t) for i, t in enumerate(first)]
         for i, tensor in enumerate(tensors):
@@ -46,8 +48,11 @@ class Common:
                 )  # fmt: skip
         self.device = tensors[0].device if tensors else None
         self.numels = [t.numel() for t in tensors]
-        self._shapes = [t.shape for t in tensors]
-        self._strides = [t.stride() for t in tensors]
+        alike = [t.shape for t in tensors], [t.stride() for t in tensors]
+        self._layouts: dict[int, tuple[list[torch.Size], list[tuple[int, ...]]]] = {1: alike}
+        for shared in {*self.per} - {1}:
+            shapes = [torch.Size([-(-n // shared)]) for n in self.numels]
+            self._layouts[shared] = shapes, [(1,)] * len(shapes)
 
     def check(self, j: int, tensors: Sequence[Any]) -> None:
         """See that list ``j`` is laid out as the first; takes its dtype if it had none yet.
@@ -71,8 +76,13 @@ class Common:
             self.fail(TypeError, j, i, f"is sparse ({value.layout}); only dense tensors are supported")
         return value
 
+    def entries(self, j: int) -> npt.NDArray[np.int64]:
+        """Entries of each tensor of list ``j``, (tensors,)."""
+        return -(-np.asarray(self.numels, np.int64) // self.per[j])
+
     def _agree(self, j: int, tensors: Sequence[Any]) -> bool:
         """Whether all tensors are there and plainly alike; if not, each is to be looked at."""
+        shapes, strides = self._layouts[self.per[j]]
         try:
             dtypes = {t.dtype for t in tensors}
             alike = (
@@ -80,8 +90,8 @@ class Common:
                 and (self.dtypes[j] is None or self.dtypes[j] in dtypes)
                 and {t.device for t in tensors} == {self.device}
                 and {t.layout for t in tensors} == {torch.strided}
-                and [t.shape for t in tensors] == self._shapes
-                and [t.stride() for t in tensors] == self._strides
+                and [t.shape for t in tensors] == shapes
+                and [t.stride() for t in tensors] == strides
             )
         except AttributeError:  # absent, or no tensor
             return False
@@ -91,7 +101,7 @@ class Common:
 
     def _check_tensor(self, j: int, i: int, value: Any) -> None:
         tensor = self._tensor(j, i, value)
-        shape, strides = self._shapes[i], self._strides[i]
+        shape, strides = (listed[i] for listed in self._layouts[self.per[j]])
         if tensor.shape != shape:
             self.fail(ValueError, j, i, f"has shape {tuple(tensor.shape)}, the table has {tuple(shape)}")
         if tensor.numel() > 1 and not same_layout(shape, tensor.stride(), strides):
@@ -119,21 +129,21 @@ def check_overlap(common: Common, writes: Collection[int], addresses: npt.NDArra
     """
     if not writes:
         return
-    item = [d.itemsize if d else 0 for d in common.dtypes]
-    numels = np.asarray(common.numels, np.uint64)
-    live = (addresses != 0).all(axis=1) & (numels > 0)
+    live = (addresses != 0).all(axis=1) & (np.asarray(common.numels) > 0)
+    nbytes = [common.entries(j)[live].astype(np.uint64) * np.uint64(d.itemsize if d else 0)
+              for j, d in enumerate(common.dtypes)]  # fmt: skip
     index = np.flatnonzero(live).astype(np.int64)
     start = np.concatenate([addresses[live, j] for j in writes])
-    end = np.concatenate([addresses[live, j] + numels[live] * np.uint64(item[j]) for j in writes])
+    end = np.concatenate([addresses[live, j] + nbytes[j] for j in writes])
     which = np.concatenate([index] * len(writes))
     order = np.argsort(start, kind="stable")
     start, end, which = start[order], end[order], which[order]
     clash = np.flatnonzero(end[:-1] > start[1:])
     for at in clash:
         _overlap(common.names, int(which[at]), int(which[at + 1]))
-    for j in set(range(len(item))) - set(writes):
+    for j in set(range(len(nbytes))) - set(writes):
         begin = addresses[live, j]
-        stop = begin + numels[live] * np.uint64(item[j])
+        stop = begin + nbytes[j]
         at = np.searchsorted(start, stop, side="left").astype(np.int64) - 1  # the last written start below our end
         hit = (at >= 0) & (end[at] > begin)
         same = (which[at] == index) & (start[at] == begin) & (end[at] == stop)

@@ -15,7 +15,7 @@ TensorList = Sequence[torch.Tensor | None]
 Tensors = tuple[torch.Tensor | None, ...]
 
 
-class Column:
+class Located:
     """Where the tensors of one list lie, and how they are laid out.
 
     Args:
@@ -35,7 +35,7 @@ class Column:
             self.addresses[[i for i, t in enumerate(tensors) if t is not None]] = found
         self._places: Places | None = None
 
-    def follow(self, tensors: Tensors, stays: bool) -> Column | None:
+    def follow(self, tensors: Tensors, stays: bool) -> Located | None:
         """This column if nothing changed, a new one if only addresses did, None if more did or it cannot tell.
 
         Args:
@@ -50,7 +50,7 @@ class Column:
                 return None
             if not self.layout.same([t for t in tensors if t is not None] if self.absent else tensors):
                 return None
-            now = Column(tensors, self.layout, whole=not self.absent)  # None has no layout
+            now = Located(tensors, self.layout, whole=not self.absent)  # None has no layout
         except (TypeError, RuntimeError, NotImplementedError, AttributeError):  # absent now, sparse, or no tensor
             return None
         if stays and not now.absent and self.layout.sure:

@@ -10,7 +10,8 @@ import numpy.typing as npt
 import torch
 
 from .checks import Common, check_overlap
-from .columns import Column, Layout, TensorList, Tensors
+from .columns import Layout, Located, TensorList, Tensors
+from .format import PLACES
 from .layout import Geometry, HostTable
 
 Indices = npt.NDArray[np.int64]
@@ -52,6 +53,10 @@ class PointerTable:
         uniforms, sets: hyperparameters per set, and sets at once (see :class:`~pagedopt.tables.layout.HostTable`).
         geometry: how to cut the work, chosen from the sizes when left out.
         rows: what the rows are; left out: row i is the whole of tensor i.
+        per: for each list, elements of a tensor that share an entry: a list with more than one has tensors (entries,).
+            Left out: one, in every list.
+        places: whether a row has two words more behind its addresses: which tensor it is of, and with which of that
+            tensor's elements it begins.
 
     Raises:
         ValueError: lengths, shapes, strides or devices differ, or tensors are not dense or overlap.
@@ -68,6 +73,8 @@ class PointerTable:
         sets: int = 1,
         geometry: Geometry | None = None,
         rows: Rows | None = None,
+        per: Sequence[int] | None = None,
+        places: bool = False,
     ) -> None:
         self.names = list(names) if names else [f"list {i}" for i in range(len(lists))]
         self.writes = tuple(writes)
@@ -76,14 +83,17 @@ class PointerTable:
         if not lists or any(len(x) != len(lists[0]) for x in lists):
             sizes = ", ".join(f"{name}: {len(x)}" for name, x in zip(self.names, lists, strict=False))
             raise ValueError(f"pointer table: every list needs the same number of tensors, got {sizes or 'no lists'}")
-        self._common = Common(self.names, lists[0])
+        self._common = Common(self.names, lists[0], per)
         #: elements of each tensor of a list
         self.numels = self._common.numels
         self._rows = rows
         counts = self._common.numels if rows is None else rows.numel.tolist()
-        self.host = HostTable(len(lists), counts, uniforms, sets, geometry)
+        self.host = HostTable(len(lists) + (PLACES if places else 0), counts, uniforms, sets, geometry)
+        self._lists = len(lists)
+        if places:
+            self._write_places()
         self._addresses = np.zeros((len(self._common.numels), len(lists)), np.uint64)
-        self._columns: list[Column | None] = [None] * len(lists)
+        self._columns: list[Located | None] = [None] * len(lists)
         self._held: list[Tensors | None] = [None] * len(lists)
         self._unwritten = False
         #: indices of tensors that are skipped because a list lacks them
@@ -118,7 +128,7 @@ class PointerTable:
         Raises:
             ValueError, TypeError: as at construction, naming list and index; the table is unchanged then.
         """
-        changes: dict[int, Column] = {}
+        changes: dict[int, Located] = {}
         dtypes = list(self._common.dtypes)
         given = [None if x is None else tuple(x) for x in lists]
         try:
@@ -162,15 +172,22 @@ class PointerTable:
         """Keep the tensors of list ``j`` alive no longer.  It must be given again before the table is used."""
         self._held[j] = None
 
+    def _write_places(self) -> None:
+        """Say of each row which tensor it is of, and with which element of it it begins."""
+        words = self.host.rows["address"][:, self._lists :]
+        words[:, 0] = np.arange(len(words)) if self._rows is None else self._rows.tensor
+        words[:, 1] = 0 if self._rows is None else self._rows.offset
+
     def _write_rows(self) -> None:
         rows, parts = self.host.rows, self._rows
+        address = rows["address"][:, : self._lists]
         if parts is None:
-            rows["address"], rows["numel"] = self._addresses, self.numels
+            address[:], rows["numel"] = self._addresses, self.numels
             rows["numel"][self.absent] = 0
         else:
-            items = np.array([d.itemsize if d else 0 for d in self.dtypes], np.uint64)
-            inner = parts.offset.astype(np.uint64)[:, None] * items
-            rows["address"] = self._addresses[parts.tensor] + inner + parts.shift
+            items = np.array([d.itemsize if d else 0 for d in self.dtypes], np.int64)
+            inner = parts.offset[:, None] // np.array(self._common.per, np.int64) * items
+            address[:] = self._addresses[parts.tensor] + inner.astype(np.uint64) + parts.shift
             rows["numel"] = np.where(np.isin(parts.tensor, self.absent), 0, parts.numel)
         self.host.rows_changed()
 
@@ -192,7 +209,7 @@ class PointerTable:
         """The tensors of the table, one list each; empty lists stand for those let go."""
         return [tensors or () for tensors in self._held]
 
-    def _compare(self, j: int, tensors: Tensors) -> Column | None:
+    def _compare(self, j: int, tensors: Tensors) -> Located | None:
         """None if list ``j`` lies where it did, in the same layout; else its validated new column."""
         if len(tensors) != len(self.numels):
             raise ValueError(f"{self.names[j]} has {len(tensors)} tensors, the table has {len(self.numels)}")
@@ -204,11 +221,11 @@ class PointerTable:
             return self._news(j, now)
         self._common.check(j, tensors)
         layout = Layout([t for t in tensors if t is not None]) if column is not None else None
-        new = Column(tensors, layout)
+        new = Located(tensors, layout)
         self._check_memory(j, new, tensors)
         return self._news(j, new)
 
-    def _news(self, j: int, new: Column) -> Column | None:
+    def _news(self, j: int, new: Located) -> Located | None:
         """``new`` if the table has to change for it; else it only takes the place of the old one."""
         old = self._columns[j]
         if old is None or new.absent != old.absent or not np.array_equal(new.addresses, old.addresses):
@@ -216,7 +233,7 @@ class PointerTable:
         self._columns[j] = new  # other objects in the same places, or another autograd mode
         return None
 
-    def _check_memory(self, j: int, column: Column, tensors: Tensors) -> None:
+    def _check_memory(self, j: int, column: Located, tensors: Tensors) -> None:
         for i in np.flatnonzero(column.addresses < _OFFSET).tolist():
             tensor = tensors[i]
             if self.numels[i] and tensor is not None and not tensor.untyped_storage().nbytes():

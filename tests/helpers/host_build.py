@@ -33,7 +33,7 @@ Play = Callable[[np.ndarray, int, bool], None]
 
 def kernel_text(kernel: str = "multi_tensor_apply.cu") -> str:
     """The text NVRTC gets, with the shim in the place of device.cuh."""
-    device, rest = source.text(None, kernel).split('#line 1 "numbers.cuh"', 1)
+    device, rest = source.text(None, kernel=kernel).split('#line 1 "numbers.cuh"', 1)
     assert '#line 1 "device.cuh"' in device, "device.cuh no longer comes first"
     shim = (HELPERS / "host_shim.h").read_text()
     return f'#line 1 "host_shim.h"\n{shim}\n#line 1 "numbers.cuh"{rest}'

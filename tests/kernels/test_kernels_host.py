@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from host_build import build, functors, launch
+from kernel_names import instance
 from rules_under_test import MANY, PARTS, carrying, copied, filled, many, same_values, special_pairs, steps, swap
 from support import (
     BF16,
@@ -95,7 +96,7 @@ def check(rule: Rule, dtypes: Sequence[torch.dtype], threads: int, nbytes: int, 
 @pytest.mark.parametrize("variant", range(len(ADAMW_VARIANTS)), ids=lambda v: "-".join(map(str, ADAMW_VARIANTS[v][1:])))
 def test_adamw_in_every_variant(variant: int, how: dict, capfd: pytest.CaptureFixture[str]) -> None:
     names = tuple(
-        source.instance(ADAMW, dtypes, threads, source.table_type(nbytes)) for dtypes, threads, nbytes in ADAMW_VARIANTS
+        instance(ADAMW, dtypes, threads, source.table_type(nbytes)) for dtypes, threads, nbytes in ADAMW_VARIANTS
     )
     dtypes, threads, nbytes = ADAMW_VARIANTS[variant]
     check(ADAMW, dtypes, threads, nbytes, build(names, functors([ADAMW]))[variant], capfd, **how)
@@ -107,7 +108,7 @@ def test_adamw_in_every_variant(variant: int, how: dict, capfd: pytest.CaptureFi
 def test_a_table_split_over_launches(threads: int, nbytes: int, least: int) -> None:
     """Several hundred tensors: rows and chunks are renumbered in each launch."""
     names = tuple(
-        source.instance(ADAMW, dtypes, threads, source.table_type(nbytes)) for dtypes, threads, nbytes in ADAMW_VARIANTS
+        instance(ADAMW, dtypes, threads, source.table_type(nbytes)) for dtypes, threads, nbytes in ADAMW_VARIANTS
     )
     plays = build(names, functors([ADAMW]))
     sizes = [(i * 37) % 101 if i % 5 else 0 for i in range(1500)] + [5000]
@@ -136,7 +137,7 @@ def test_offsets_beyond_32_bits(threads: int, numel: int) -> None:
     sweep = sweep_over(rule, [[room[:5000], room[:0]]], threads)
     tail_of(sweep.table.host, numel, 5000)
     sweep.table.host.set_scalars([[2.0]])
-    (play,) = build((source.instance(rule, (BF16,), threads, "TableAt"),), functors([rule]))
+    (play,) = build((instance(rule, (BF16,), threads, "TableAt"),), functors([rule]))
     launch(play, sweep.table.host)
     assert (room[-5000:] == 6).all()
     assert (room[:10_000] == 0).all()
@@ -152,7 +153,7 @@ OTHER_VARIANTS = [(r, (d,) * len(r.inputs), t) for r in OTHERS for d, t in ((F32
     "variant", range(len(OTHER_VARIANTS)), ids=lambda v: f"{OTHER_VARIANTS[v][0].name}-{OTHER_VARIANTS[v][2]}"
 )
 def test_every_rule(variant: int, gap: int, capfd: pytest.CaptureFixture[str]) -> None:
-    plays = build(tuple(source.instance(r, d, t, "TableAt") for r, d, t in OTHER_VARIANTS), functors(OTHERS))
+    plays = build(tuple(instance(r, d, t, "TableAt") for r, d, t in OTHER_VARIANTS), functors(OTHERS))
     rule, dtypes, threads = OTHER_VARIANTS[variant]
     if rule.name.endswith("_out"):
         lists = lists_for(rule, SIZES, dtypes)
@@ -176,7 +177,7 @@ LANGUAGE += [(copied, pair) for pair in ((BF16, F32), (F32, BF16), (F64, BF16), 
 def play_language(rule: Rule, lists: Lists, scalars: dict[str, float] | None = None) -> None:
     dtypes = tuple(x[0].dtype for x in lists if x[0] is not None)
     rules = {r.name: r for r, _ in LANGUAGE}
-    plays = build(tuple(source.instance(r, d, 512, "TableAt") for r, d in LANGUAGE), functors(rules.values()))
+    plays = build(tuple(instance(r, d, 512, "TableAt") for r, d in LANGUAGE), functors(rules.values()))
     sweep = sweep_over(rule, lists, 512)
     sweep.table.host.set_scalars([rule.uniforms(scalars or {})])
     launch(plays[LANGUAGE.index((rule, dtypes))], sweep.table.host)

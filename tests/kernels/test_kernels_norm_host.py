@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from host_build import build, launch
+from kernel_names import norm_instance
 from support import BF16, F16, F32, F64
 
-from pagedopt.kernels import source
 from pagedopt.tables.layout import BLOCK, Geometry, HostTable
 
 SIZES = (0, 1, 31, 4097, 700, 40_000, 33)
@@ -25,7 +25,7 @@ def instances() -> tuple[str, ...]:
     names = []
     for (dtype, out, number), order, threads in VARIANTS:
         for stage, kind in (("chunks", dtype), ("rows", out)):
-            names.append(source.norm_instance(stage, ORDERS[order], kind, number, threads, "TableAt"))
+            names.append(norm_instance(stage, ORDERS[order], kind, number, threads, "TableAt"))
     return tuple(names)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from kernel_names import instance, norm_instance
 from rules_under_test import PARTS, carrying, copied, filled, steps, swap
 from support import BF16, DTYPES, F16, F32, F64
 
@@ -62,7 +63,7 @@ def state_mixes(rule: Rule) -> Iterator[tuple[torch.dtype, ...]]:
 @pytest.mark.parametrize("table", TABLES)
 def test_adamw_in_every_combination_compiles(table: str, threads: int) -> None:
     rule = RULES["adamw"]
-    names = [source.instance(rule, dtypes, threads, table) for dtypes in state_mixes(rule)]
+    names = [instance(rule, dtypes, threads, table) for dtypes in state_mixes(rule)]
     assert len(names) == 40
     compile_all(source.text(rule), names, "sm_90")
 
@@ -73,7 +74,7 @@ def test_adamw_compiles_for_every_architecture(arch: str) -> None:
     rule = RULES["adamw"]
     mixes = [(F32,) * 4, (F64,) * 4, (BF16, F16, F32, F32), (F16, BF16, BF16, BF16)]
     around = itertools.cycle(itertools.product(TABLES, THREADS))
-    names = [source.instance(rule, dtypes, *next(around)[::-1]) for dtypes in mixes + mixes[:2]]
+    names = [instance(rule, dtypes, *next(around)[::-1]) for dtypes in mixes + mixes[:2]]
     compile_all(source.text(rule), names, arch)
 
 
@@ -84,7 +85,7 @@ def test_every_rule_compiles(name: str, variant: str) -> None:
     count = len(rule.inputs)
     mixes = [(d,) * count for d in DTYPES] + [tuple(itertools.islice(itertools.cycle((BF16, F32, F16)), count))]
     tables = itertools.cycle(zip((512, 32, 512), TABLES, strict=True))
-    names = [source.instance(rule, dtypes, *next(tables)) for dtypes in mixes]
+    names = [instance(rule, dtypes, *next(tables)) for dtypes in mixes]
     compile_all(source.text(rule), names, "sm_90")
 
 
@@ -92,14 +93,14 @@ def test_every_rule_compiles(name: str, variant: str) -> None:
 def test_all_rules_compile_together_for_every_architecture(arch: str) -> None:
     """A cross-check of names as well: no functor collides with another or with the kernel's own words."""
     text = "\n".join([source.text(None), *(r.cuda_source() for r in RULES.values())])
-    compile_all(text, [source.instance(r, (F32,) * len(r.inputs), 512, "TableAt") for r in RULES.values()], arch)
+    compile_all(text, [instance(r, (F32,) * len(r.inputs), 512, "TableAt") for r in RULES.values()], arch)
 
 
 def test_the_whole_language_of_rules_compiles() -> None:
     rules = [*(part[0] for part in PARTS.values()), filled, steps, swap, carrying]
     text = "\n".join([source.text(None), *(r.cuda_source() for r in (*rules, copied))])
-    names = [source.instance(r, (d,) * len(r.inputs), 512, "TableAt") for r in rules for d in (F32, F64)]
-    names += [source.instance(copied, pair, 512, "TableAt") for pair in itertools.permutations(DTYPES, 2)]
+    names = [instance(r, (d,) * len(r.inputs), 512, "TableAt") for r in rules for d in (F32, F64)]
+    names += [instance(copied, pair, 512, "TableAt") for pair in itertools.permutations(DTYPES, 2)]
     compile_all(text, names, "sm_75")
 
 
@@ -110,7 +111,7 @@ def test_norms_compile(arch: str) -> None:
         if (dtype is F64 and number is F32) or (arch != "sm_90" and number is F64 and dtype is not F64):
             continue
         for threads, table in itertools.product(THREADS, TABLES if arch == "sm_90" and dtype is F32 else TABLES[:1]):
-            names += [source.norm_instance(s, order, dtype, number, threads, table) for s in ("chunks", "rows")]
+            names += [norm_instance(s, order, dtype, number, threads, table) for s in ("chunks", "rows")]
     compile_all(source.text(None, "norm.cu"), names, arch)
 
 
@@ -123,7 +124,7 @@ def test_a_rule_may_have_any_name(name: str, tmp_path) -> None:  # type: ignore[
     namespace: dict = {}
     exec(compile(path.read_text(), str(path), "exec"), namespace)
     rule = Rule(namespace[name])
-    compile_all(source.text(rule), [source.instance(rule, (F32, F16), 512, "TableAt")], "sm_90")
+    compile_all(source.text(rule), [instance(rule, (F32, F16), 512, "TableAt")], "sm_90")
 
 
 def test_an_error_of_nvrtc_says_what_and_where() -> None:
@@ -141,7 +142,7 @@ def test_denormals_are_kept_and_nothing_is_fused_unasked() -> None:
 def test_compiled_kernels_are_kept_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setenv("PAGEDOPT_CACHE_DIR", str(tmp_path))
     rule = RULES["mul_scalar"]
-    name = source.instance(rule, (F32,), 512, "TableAt")
+    name = instance(rule, (F32,), 512, "TableAt")
     path, symbol = nvrtc.cached_cubin(source.text(rule), name, "sm_90")
     assert path.read_bytes()[:4] == b"\x7fELF"
     assert symbol.encode() in path.read_bytes()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from host_build import build, functors, table_at
+from kernel_names import instance
 from support import F32, Lists, clone, lists_for, scalars_for
 
 from pagedopt import Sweep
@@ -50,7 +51,7 @@ NAMES = [(threads, nbytes, small) for threads in SHAPES for nbytes in (0, 4096) 
 
 
 def play_of(threads: int, nbytes: int, small: bool):  # type: ignore[no-untyped-def]
-    names = tuple(source.instance(ADAMW, DTYPES, t, source.table_type(n), small_grid=s) for t, n, s in NAMES)
+    names = tuple(instance(ADAMW, DTYPES, t, source.table_type(n), small_grid=s) for t, n, s in NAMES)
     return build(names, functors([ADAMW]))[NAMES.index((threads, nbytes, small))]
 
 

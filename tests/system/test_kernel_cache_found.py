@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from cache_support import DAMAGE, NOBODY, RIGHT, Used, a_place, as_root, files, in_child, own, plant, use
+from kernel_names import instance
 
 from pagedopt import multi_tensor_apply
 from pagedopt.kernels import nvrtc, source
@@ -125,7 +126,7 @@ def cubin(place: Path) -> Callable[[], tuple[Path, str]]:
     except (RuntimeError, OSError) as error:
         pytest.skip(f"NVRTC cannot be loaded: {error}")
     rule = RULES["add_scalar"]
-    name = source.instance(rule, (torch.float32,), 512, "TableAt")
+    name = instance(rule, (torch.float32,), 512, "TableAt")
     return lambda: nvrtc.cached_cubin(source.text(rule), name, "sm_90")
 
 

@@ -8,15 +8,13 @@ from typing import Any
 
 import torch
 
-from ...tables.columns import dense_like
+from ...formats.floating import chosen_format, known, real_dtype
+from ..kept import Kept, kept
 from ..owner import Owner, places
 from ..steps import new_numbers, number_names
 
 StateDict = dict[str, Any]
 State = Mapping[Any, Mapping[str, Any]]
-
-#: Dtypes that the kernels read.
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128)
 
 
 def check_form(state_dict: StateDict) -> None:
@@ -43,15 +41,24 @@ class Loaded:
         param: the parameter.
         key: its name in the state dict.
         numbers: names of its numbers.
-        names: of its state tensors, in the order of the rule's inputs.
+        kept: the columns of its state tensors by their keys, in the order of the rule's inputs.
         entry: the loaded values by name, those that are None left out.
     """
 
     param: torch.Tensor
     key: Any
     numbers: tuple[str, ...]
-    names: tuple[str, ...]
+    kept: Mapping[str, Kept]
     entry: Mapping[str, Any]
+
+    @property
+    def plain(self) -> dict[str, list[str]]:
+        """State that is loaded as plain numbers and stored otherwise: by its name, the keys of its columns."""
+        found: dict[str, list[str]] = {}
+        for key, of in self.kept.items():
+            if not of.free and of.name in self.entry:
+                found.setdefault(of.name, []).append(key)
+        return {name: keys for name, keys in found.items() if not all(key in self.entry for key in keys)}
 
 
 def members(optimizer: Owner, state_dict: StateDict) -> Iterator[Loaded]:
@@ -62,8 +69,11 @@ def members(optimizer: Owner, state_dict: StateDict) -> Iterator[Loaded]:
         entry = state.get(key, {})
         if not isinstance(entry, Mapping):
             raise ValueError(f"loaded state of parameter {key} is a {type(entry).__name__}, not a dict")
-        numbers, names = number_names(optimizer, optimizer.rule_of(group)), optimizer.state_names(group)
-        yield Loaded(p, key, numbers, names, {name: value for name, value in entry.items() if value is not None})
+        numbers, columns = (
+            number_names(optimizer, optimizer.rule_of(group)),
+            kept(optimizer, optimizer.state_names(group), p),
+        )
+        yield Loaded(p, key, numbers, columns, {name: value for name, value in entry.items() if value is not None})
 
 
 def check_groups(optimizer: Owner, before: Sequence[Mapping[str, Any]], state_dict: StateDict) -> None:
@@ -103,9 +113,12 @@ def check_state(optimizer: Owner, state_dict: StateDict, before: State) -> None:
 
 
 def _check_entry(optimizer: Owner, member: Loaded, before: State) -> None:
-    if absent := [name for name in (*member.numbers, *member.names) if name not in member.entry]:
+    encoded = {key for keys in member.plain.values() for key in keys}
+    if absent := [n for n in (*member.numbers, *member.kept) if n not in member.entry and n not in encoded]:
+        other = any(str(name).startswith(f"{a}.") for name in member.entry for a in absent)
         raise ValueError(
             f"loaded state of parameter {member.key} has no {', '.join(absent)}; it has {', '.join(member.entry)}"
+            + ("; it was saved in another state_format, whose decoded_state_dict() any format loads" if other else "")
         )
     for name, value in member.entry.items():
         if isinstance(value, torch.Tensor) and not _is_whole(value):
@@ -116,21 +129,33 @@ def _check_entry(optimizer: Owner, member: Loaded, before: State) -> None:
     for name in member.numbers:
         number_of(member, name)
     p = member.param
-    for name in member.names:
-        what = f"loaded {name} of parameter {member.key}"
-        _check_tensor(what, member.entry[name], p)
-        _check_precision(optimizer, what, name, member.entry[name].dtype, stored_as(optimizer, before, p, name))
+    for name in member.plain:
+        _check_tensor(f"loaded {name} of parameter {member.key}", member.entry[name], p)
+    for key, of in member.kept.items():
+        what = f"loaded {key} of parameter {member.key}"
+        if of.free:
+            _check_tensor(what, member.entry[key], p)
+            _check_precision(optimizer, what, key, member.entry[key].dtype, stored_as(optimizer, before, p, key, of))
+        elif key not in encoded:
+            _check_column(what, member.entry[key], of, p)
 
 
 def _check_tensor(what: str, value: Any, p: torch.Tensor) -> None:
     if not isinstance(value, torch.Tensor):
         raise ValueError(f"{what} is a {type(value).__name__}, not a tensor")
-    if value.layout is not torch.strided or value.dtype not in DTYPES:
+    if value.layout is not torch.strided or not known(real_dtype(value.dtype)):
         raise ValueError(f"{what} is {value.dtype}, {value.layout}; state is a dense tensor of a floating-point type")
     if value.shape != p.shape:
         raise ValueError(f"{what} is {tuple(value.shape)}, the parameter is {tuple(p.shape)}")
     if value.is_complex() and not p.is_complex():
         raise ValueError(f"{what} is {value.dtype}, the parameter is real ({p.dtype})")
+
+
+def _check_column(what: str, value: Any, of: Kept, p: torch.Tensor) -> None:
+    wanted = (of.column.dtype, of.column.shape(p))
+    if not isinstance(value, torch.Tensor) or (value.dtype, value.shape) != wanted or value.layout is not torch.strided:
+        found = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+        raise ValueError(f"{what} is {found}; format {of.form.name!r} has {wanted[0]} {tuple(wanted[1])}")
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:
@@ -145,10 +170,7 @@ def _is_whole(tensor: torch.Tensor) -> bool:
 
 
 def _check_precision(optimizer: Owner, what: str, name: str, loaded: torch.dtype, kept: torch.dtype) -> None:
-    chosen = optimizer.state_format
-    if isinstance(chosen, Mapping):
-        chosen = chosen.get(name)
-    if chosen is None and torch.promote_types(loaded, kept) != kept:
+    if chosen_format(optimizer.state_format, name) is None and torch.promote_types(loaded, kept) != kept:
         raise ValueError(
             f"{what} is {loaded} and would be rounded to {kept}, as no state_format says how to keep state; "
             "state_format='float32' keeps its precision, and naming a narrower format asks for the rounding"
@@ -171,17 +193,18 @@ def number_of(member: Loaded, name: str) -> torch.Tensor:
     return number.copy_(torch.tensor(value, dtype=torch.float64, device="cpu"))
 
 
-def home(optimizer: Owner, before: State, p: torch.Tensor, name: str) -> torch.Tensor | None:
+def home(optimizer: Owner, before: State, p: torch.Tensor, key: str, of: Kept) -> torch.Tensor | None:
     """The state tensor that there is, if it is still laid out as its parameter and where its placement has it."""
-    old = before[p].get(name) if p in before else None
-    if not isinstance(old, torch.Tensor) or old.device != p.device or old.shape != p.shape:
+    old = before[p].get(key) if p in before else None
+    if not isinstance(old, torch.Tensor) or old.device != p.device or old.shape != of.column.shape(p):
         return None
-    if old.dtype not in DTYPES or not optimizer.store.is_home(old):
+    right = known(real_dtype(old.dtype)) if of.free else old.dtype is of.column.dtype
+    if not right or not optimizer.store.is_home(old):
         return None
-    return old if old.stride() == dense_like(p).stride() or not p.numel() else None
+    return old if old.stride() == of.column.like(p).stride() or not p.numel() else None
 
 
-def stored_as(optimizer: Owner, before: State, p: torch.Tensor, name: str) -> torch.dtype:
-    """What state ``name`` is stored as: what there is keeps its format."""
-    old = home(optimizer, before, p, name)
-    return optimizer.dtype_of(name, p) if old is None else old.dtype
+def stored_as(optimizer: Owner, before: State, p: torch.Tensor, key: str, of: Kept) -> torch.dtype:
+    """What a column is stored as: what there is keeps its format."""
+    old = home(optimizer, before, p, key, of)
+    return of.column.dtype if old is None else old.dtype

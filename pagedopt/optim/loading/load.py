@@ -10,15 +10,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from ...formats.format import Format
 from ...placements.store import Store, Wanted
 from ...system.interrupts import Uninterrupted
+from ..encoding import encode
 from ..members import state_tensors
 from ..owner import Owner
-from .check import State, StateDict, check_form, check_groups, check_state, home, members, number_of, stored_as
+from .check import Loaded, State, StateDict, check_form, check_groups, check_state, home, members, number_of, stored_as
 from .foreign import translate
 
 #: Bytes copied at a time, and so the most that a conversion takes beside the state.
@@ -58,6 +60,8 @@ def load(
         with Uninterrupted(gives_way=True):
             begun = True
             copy_values(plan.copies, memory, plan.staging)
+            for one in plan.encodings:
+                encode(*one, memory)
             optimizer.state.update(plan.entries)
             optimizer.damaged = ""
 
@@ -86,6 +90,15 @@ def _has_name(optimizer: Owner, name: str) -> bool:
     return any(name in optimizer.state_names(group) for group in optimizer.param_groups)
 
 
+class Encoding(NamedTuple):
+    """Loaded plain numbers for state in another format."""
+
+    form: Format
+    columns: list[torch.Tensor]
+    values: torch.Tensor
+    param: torch.Tensor
+
+
 @dataclass(frozen=True)
 class Plan:
     """What there is to do, with all memory that it takes.
@@ -93,11 +106,13 @@ class Plan:
     Attributes:
         entries: the optimizer's state when it is done.
         copies: (state tensor, loaded tensor).
+        encodings: loaded plain numbers, and the columns that will hold them.
         staging: bytes on the host for values that are converted on their way to a device.
     """
 
     entries: dict[Any, dict[str, Any]]
     copies: list[tuple[torch.Tensor, torch.Tensor]]
+    encodings: list[Encoding]
     staging: torch.Tensor
 
 
@@ -112,21 +127,27 @@ def prepare(optimizer: Owner, memory: Store, state_dict: StateDict, before: Stat
     """
     entries: dict[Any, dict[str, Any]] = {}
     wanted: list[Wanted] = []
+    new: list[tuple[dict[str, Any], str]] = []
+    plain: list[tuple[dict[str, Any], list[str], Loaded, str]] = []
     pairs: list[tuple[dict[str, Any], str, torch.Tensor]] = []
     for member in members(optimizer, state_dict):
         if not member.entry:
             continue
         p = member.param
         entry = entries[p] = {name: number_of(member, name) for name in member.numbers}
-        homes = [home(optimizer, before, p, name) for name in member.names]
+        homes = [home(optimizer, before, p, key, of) for key, of in member.kept.items()]
         if not all(old is None or memory.is_plain(old) for old in homes) and None in homes:
             homes = [None] * len(homes)  # state that moves is whole, so that its pages are
-        for name, old in zip(member.names, homes, strict=True):
-            entry[name] = old
-            pairs.append((entry, name, member.entry[name]))
-            if entry[name] is None:
-                wanted.append((p, name, stored_as(optimizer, before, p, name)))
-        others = [name for name in member.entry if name not in (*member.numbers, *member.names)]
+        encoded = {key for keys in member.plain.values() for key in keys}
+        plain += [(entry, keys, member, name) for name, keys in member.plain.items()]
+        for (key, of), old in zip(member.kept.items(), homes, strict=True):
+            entry[key] = old
+            if key not in encoded:
+                pairs.append((entry, key, member.entry[key]))
+            if old is None:
+                wanted.append(of.wanted(p, key, stored_as(optimizer, before, p, key, of)))
+                new.append((entry, key))
+        others = [n for n in member.entry if n not in (*member.numbers, *member.kept, *member.plain)]
         entry.update((name, _own(member.entry[name], p.device)) for name in others)
     params = {member.key: member.param for member in members(optimizer, state_dict)}
     entries = {  # in the order of the dict, as torch
@@ -138,11 +159,14 @@ def prepare(optimizer: Owner, memory: Store, state_dict: StateDict, before: Stat
     on_devices = any(isinstance(p, torch.Tensor) and p.device.type != "cpu" for p in entries)
     staging = torch.empty(CHUNK if on_devices else 0, dtype=torch.uint8, device="cpu")
     made = iter(memory.create(wanted) if wanted else ())  # the last that may fail
-    for entry, name, _ in pairs:
-        if entry[name] is None:
-            entry[name] = next(made)
-    copies = [(entry[name], source) for (entry, name, _), source in zip(pairs, sources, strict=True)]
-    return Plan(entries, [(a, b) for a, b in copies if not _same(a, b)], staging)
+    for entry, key in new:
+        entry[key] = next(made)
+    copies = [(entry[key], source) for (entry, key, _), source in zip(pairs, sources, strict=True)]
+    encodings = [
+        Encoding(member.kept[keys[0]].form, [entry[key] for key in keys], member.entry[name], member.param)
+        for entry, keys, member, name in plain
+    ]
+    return Plan(entries, [(a, b) for a, b in copies if not _same(a, b)], encodings, staging)
 
 
 def _own(value: Any, device: torch.device) -> Any:

@@ -1,0 +1,152 @@
+"""What a format is: how one list of tensors is stored, as an object."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+
+from ..tables.format import Column
+
+#: The most elements of a block, and bytes of an entry: chunks of work and parameters in pages begin at multiples.
+MOST = 1024
+ENTRY = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """How one list of tensors is stored: columns of entries, and how kernels load and store elements.
+
+    Rules never see it: they get and give numbers, of float32 (of float64 where a list asks for it).  Kernels are made
+    for a rule and a format of each list, and kept by them, so a format is hashable: a frozen dataclass.  What is stored
+    as zeros must load as zero: that is how state begins.
+
+    A format of blocks, or one that asks where an element stands, gives as ``cuda_text`` a struct ``cuda_type``::
+
+        struct Name {
+            static constexpr int columns = 2;
+            template <class S, int WIDTH> static __device__ void load(S (&x)[WIDTH], const Spot& spot);
+            template <class S, int WIDTH> static __device__ void store(const S (&x)[WIDTH], const Spot& spot);
+        };
+
+    A thread loads or stores ``spot.live`` of WIDTH elements, beginning with number ``spot.at`` of the row whose columns
+    are ``spot.column<T>(i)``; what is behind them is 0.  ``block_max<BLOCK, WIDTH>(x)`` and ``block_sum`` speak for all
+    threads of a block.  ``spot.row`` is the number of the parameter, ``spot.index`` that of the first element in it,
+    ``spot.seed`` another one in each step.
+
+    ``numba_load`` and ``numba_store`` are statements on a block: they fill ``x``, or store it, ``live`` elements that
+    begin at number ``index`` of parameter ``row``.  Columns are arrays under their names (``elements`` for one without
+    a name), cut so that they begin with the block; ``np``, the arithmetic type ``S`` and ``seed`` are there, too.
+
+    Attributes:
+        name: for people, and for ``state_format`` if it is registered.
+        columns: what it keeps; the first one may have no name, and stands under the name of the state then.
+        block: elements that are loaded and stored together: a power of two up to 1,024.
+        arithmetic: in which its elements must be computed with at least, float32 or float64.
+        cuda_type, cuda_text, numba_load, numba_store: see above.
+
+    Raises:
+        ValueError: an attribute has a value that kernels or pages could not follow.
+
+    Example:
+        :class:`tests.outside.int8_blocks.Int8Blocks`, and CONTRIBUTING.md.
+    """
+
+    name: str
+    columns: tuple[Column, ...]
+    block: int = 1
+    arithmetic: torch.dtype = torch.float32
+    cuda_type: str = ""
+    cuda_text: str = ""
+    numba_load: str = ""
+    numba_store: str = ""
+
+    def __post_init__(self) -> None:
+        what = f"format {self.name!r}"
+        if not 1 <= self.block <= MOST or self.block & (self.block - 1):
+            raise ValueError(f"{what}: block is {self.block}; it must be a power of two up to {MOST}")
+        if not self.columns:
+            raise ValueError(f"{what} has no columns; it needs at least one")
+        names = [column.name for column in self.columns]
+        if len(set(names)) < len(names) or "" in names[1:]:
+            raise ValueError(f"{what}: its columns are called {names}; names must differ, and only the first may be ''")
+        for column in self.columns:
+            self._check_column(column)
+
+    def _check_column(self, column: Column) -> None:
+        what = f"column {column.name!r} of format {self.name!r}"
+        if column.per < 1 or self.block % column.per:
+            raise ValueError(f"{what} has an entry per {column.per} elements; a block has {self.block}")
+        if column.dtype.itemsize > ENTRY or column.dtype.is_complex:
+            raise ValueError(f"{what} is {column.dtype}; an entry has up to {ENTRY} bytes and is real")
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is one column, whose elements are loaded and stored one by one."""
+        return False
+
+    @property
+    def numba_type(self) -> str:
+        """Of a plain one: the NumPy type as which an element is read."""
+        raise NotImplementedError(f"format {self.name!r} is not plain")
+
+    @property
+    def bits(self) -> float:
+        """Of an element, all columns together."""
+        return float(8 * sum(column.width for column in self.columns))
+
+    def encode(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Columns for ``values``, as kernels would store them.
+
+        Args:
+            values: (n,), floating point, on any device; it begins with a block.
+
+        Returns:
+            one tensor (entries,) for each column, on the same device.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.encode")
+
+    def decode(self, *columns: torch.Tensor, numel: int) -> torch.Tensor:
+        """The opposite of :meth:`encode`: ``numel`` elements, in :attr:`arithmetic`."""
+        raise NotImplementedError(f"{type(self).__name__}.decode")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElementFormat(Format):
+    """One array of elements, each loaded and stored by itself: kernels move 16 bytes at a time.
+
+    Attributes:
+        cuda_type: the C++ type of an element, for ``load_as<S, T>`` and ``store_as<T, S>`` of ``kernels/numbers.cuh``.
+        cuda_text: those two, if the kernels do not have them.
+        numba_type: the NumPy type as which an element is read.
+        numba_load, numba_store: expressions, in which ``{}`` is what is read, or what is to be stored.
+    """
+
+    numba_type: str = ""
+
+    @property
+    def plain(self) -> bool:
+        """It is."""
+        return True
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of an element."""
+        return self.columns[0].dtype
+
+    def encode(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """As torch converts."""
+        return (values.to(self.dtype),)
+
+    def decode(self, *columns: torch.Tensor, numel: int) -> torch.Tensor:
+        """As torch converts."""
+        return columns[0].to(self.arithmetic)
+
+
+def complexified(column: Column) -> Column:
+    """The column of a complex parameter, whose real and imaginary parts are the elements."""
+    return dataclasses.replace(column, dtype=column.dtype.to_complex())
+
+
+__all__ = ["Column", "ElementFormat", "Format", "complexified"]

@@ -1,0 +1,87 @@
+"""The lists of a rule as the columns in which formats store them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..formats.floating import FLOAT32, NUMBERS, of_dtype
+from ..formats.format import Column, Format
+from ..kernels.source import width
+from ..rules import Rule
+from ..tables.layout import Geometry
+
+
+class Stored:
+    """What the inputs of a rule are stored in.
+
+    Args:
+        rule: the rule.
+        formats: of each of its inputs; None, for one or for all: as the numbers that the tensors have.
+
+    Attributes:
+        keys: the names of all columns, in the order of the table.
+        per: elements that share an entry, by column.
+        writes: the columns that are overwritten.
+        placed: whether a format asks where an element stands.
+
+    Raises:
+        ValueError: there are not as many formats as inputs, or their blocks do not go together.
+    """
+
+    def __init__(self, rule: Rule, formats: Sequence[Format | None] | None = None) -> None:
+        given = list(formats or [None] * len(rule.inputs))
+        if len(given) != len(rule.inputs):
+            raise ValueError(
+                f"rule {rule.name!r} takes {len(rule.inputs)} lists {rule.inputs}, got {len(given)} formats"
+            )
+        self._given = [None if f in NUMBERS else f for f in given]
+        self._inputs = rule.inputs
+        columns = [f.columns if f else FLOAT32.columns for f in self._given]
+        ends = [sum(map(len, columns[: i + 1])) for i in range(len(columns))]
+        self.keys = tuple(c.key(name) for name, each in zip(rule.inputs, columns, strict=True) for c in each)
+        self.per = [c.per for each in columns for c in each]
+        self.writes = tuple(j for i in rule.writes for j in range(ends[i] - len(columns[i]), ends[i]))
+        self.placed = any(f is not None and not f.plain for f in self._given)
+        width([f or FLOAT32 for f in self._given])
+        self._of: tuple[list[torch.dtype | None], tuple[Format, ...]] | None = None
+
+    def formats(self, dtypes: Sequence[torch.dtype | None]) -> tuple[Format, ...]:
+        """The format of each input.
+
+        Args:
+            dtypes: of each column; None of one that is absent so far.
+
+        Raises:
+            TypeError: kernels take no such numbers, or a column has another dtype than its format says.
+        """
+        if self._of is None or self._of[0] != dtypes:
+            rest = iter(zip(self.keys, dtypes, strict=True))
+            found: list[Format] = []
+            for name, form in zip(self._inputs, self._given, strict=True):
+                if form is None:
+                    _, dtype = next(rest)
+                    found.append(of_dtype(dtype or torch.float32, name))
+                else:
+                    for column, (key, dtype) in zip(form.columns, rest, strict=False):
+                        _check_dtype(form, column, key, dtype)
+                    found.append(form)
+            self._of = list(dtypes), tuple(found)
+        return self._of[1]
+
+    def check_geometry(self, geometry: Geometry) -> None:
+        """
+        Raises:
+            ValueError: chunks would end in the middle of a block.
+        """
+        for form in filter(None, self._given):
+            if geometry.chunk_numel % form.block:
+                raise ValueError(
+                    f"chunk_numel is {geometry.chunk_numel}; format {form.name!r} needs a multiple of {form.block}"
+                )
+
+
+def _check_dtype(form: Format, column: Column, key: str, dtype: torch.dtype | None) -> None:
+    if dtype is not None and dtype is not column.dtype:
+        raise TypeError(f"{key} is {dtype}; format {form.name!r} has {column.dtype}")

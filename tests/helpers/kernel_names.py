@@ -1,0 +1,21 @@
+"""C++ names of kernels over lists of plain numbers, by their dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from pagedopt.formats.floating import of_dtype
+from pagedopt.kernels import source
+from pagedopt.rules import Rule
+
+
+def instance(rule: Rule, dtypes: Sequence[torch.dtype], threads: int, kind: str, small_grid: bool = False) -> str:
+    """Of a variant of the multi-tensor kernel."""
+    return source.instance(rule, tuple(map(of_dtype, dtypes)), threads, kind, small_grid)
+
+
+def norm_instance(stage: str, order: int, dtype: torch.dtype, number: torch.dtype, threads: int, kind: str) -> str:
+    """Of a stage of the norm."""
+    return source.norm_instance(stage, order, of_dtype(dtype), number, threads, kind)

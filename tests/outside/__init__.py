@@ -1,0 +1,1 @@
+"""Another package's optimizers, formats, placements and transports, made with public names alone."""
