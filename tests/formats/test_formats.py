@@ -22,7 +22,9 @@ def test_formats_of_known_states_are_taken(state_format: StateFormat, states: tu
 @pytest.mark.parametrize("states", [None, STATES])
 def test_an_unknown_format_is_refused(states: tuple[str, ...] | None) -> None:
     for state_format in ("int8", {"exp_avg": "int8"}):
-        with pytest.raises(ValueError, match="state_format is 'int8'; there are float32, bfloat16, or None"):
+        with pytest.raises(
+            ValueError, match="state_format is 'int8'; there are float32, bfloat16, float16, float64, or None"
+        ):
             check_format(state_format, states)
 
 

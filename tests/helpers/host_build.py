@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from paths import HELPERS
 
+from pagedopt.formats import Format
 from pagedopt.kernels import source
 from pagedopt.rules import Rule
 from pagedopt.tables.layout import BLOCK, HostTable
@@ -31,16 +32,21 @@ FLAGS = (
 Play = Callable[[np.ndarray, int, bool], None]
 
 
-def kernel_text(kernel: str = "multi_tensor_apply.cu") -> str:
+def kernel_text(kernel: str = "multi_tensor_apply.cu", formats: tuple[Format, ...] = ()) -> str:
     """The text NVRTC gets, with the shim in the place of device.cuh."""
-    device, rest = source.text(None, kernel=kernel).split('#line 1 "numbers.cuh"', 1)
+    device, rest = source.text(None, formats, kernel).split('#line 1 "numbers.cuh"', 1)
     assert '#line 1 "device.cuh"' in device, "device.cuh no longer comes first"
     shim = (HELPERS / "host_shim.h").read_text()
     return f'#line 1 "host_shim.h"\n{shim}\n#line 1 "numbers.cuh"{rest}'
 
 
 @functools.cache
-def build(names: tuple[str, ...], functors: tuple[str, ...] = (), kernel: str = "multi_tensor_apply.cu") -> list[Play]:
+def build(
+    names: tuple[str, ...],
+    functors: tuple[str, ...] = (),
+    kernel: str = "multi_tensor_apply.cu",
+    formats: tuple[Format, ...] = (),
+) -> list[Play]:
     """A function to play each of ``names`` (kernel instances); skips the test where there is no g++."""
     compiler = shutil.which("g++")
     if compiler is None:
@@ -50,7 +56,7 @@ def build(names: tuple[str, ...], functors: tuple[str, ...] = (), kernel: str = 
         f"    return fibers::play(blocks, BLOCK, backwards, [=] {{ {name}(*(const {_table_of(name)}*)table); }});\n}}\n"
         for i, name in enumerate(names)
     ]
-    text = "\n".join([kernel_text(kernel), *functors, '#line 1 "entries"', *entries])
+    text = "\n".join([kernel_text(kernel, formats), *functors, '#line 1 "entries"', *entries])
     library = _library(compiler, text)
     return [functools.partial(_play, getattr(library, f"play_{i}")) for i in range(len(names))]
 

@@ -112,7 +112,7 @@ def test_norms_compile(arch: str) -> None:
             continue
         for threads, table in itertools.product(THREADS, TABLES if arch == "sm_90" and dtype is F32 else TABLES[:1]):
             names += [norm_instance(s, order, dtype, number, threads, table) for s in ("chunks", "rows")]
-    compile_all(source.text(None, "norm.cu"), names, arch)
+    compile_all(source.text(None, kernel="norm.cu"), names, arch)
 
 
 @pytest.mark.parametrize(

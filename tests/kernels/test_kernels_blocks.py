@@ -1,0 +1,206 @@
+"""Kernels over formats of blocks: the same text for NVRTC, g++ and, to the same bits, Numba."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from host_build import build, functors, launch
+from support import BF16, F32, F64, scalars_for
+
+from pagedopt import Sweep
+from pagedopt.formats import Column, Format
+from pagedopt.formats.floating import of_dtype
+from pagedopt.kernels import nvrtc, source
+from pagedopt.launch.stored import Stored
+from pagedopt.rules import RULES, Rule
+from pagedopt.tables.layout import BLOCK, Geometry
+from pagedopt.tables.pointers import Rows
+from tests.outside.int8_blocks import Int8Blocks
+
+INT8 = Int8Blocks()
+SIZES = (1, 63, 64, 65, 0, 4097, 1024, 2048 + 31, 130)
+SHAPES = {32: Geometry(1024, 32), 512: Geometry(2048, BLOCK)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhereItStands(Format):
+    """Stores where each element stands, and nothing of its value."""
+
+    name: str = "where it stands"
+    columns: tuple[Column, ...] = (
+        Column("parameter", torch.int32), Column("number", torch.int64), Column("drawn", torch.int64),
+    )  # fmt: skip
+    cuda_type: str = "WhereItStands"
+    cuda_text: str = """
+struct WhereItStands {
+    static constexpr int columns = 3;
+    template <class S, int WIDTH> static __device__ void load(S (&x)[WIDTH], const Spot& spot) {}
+    template <class S, int WIDTH> static __device__ void store(const S (&x)[WIDTH], const Spot& spot) {
+        for (int i = 0; i < spot.live; ++i) {
+            spot.column<int>(0)[spot.at + i] = (int)spot.row;
+            spot.column<long long>(1)[spot.at + i] = spot.index + i;
+            spot.column<long long>(2)[spot.at + i] = (long long)spot.seed;
+        }
+    }
+};
+"""
+    numba_load: str = "x[:live] = S(0)"
+    numba_store: str = """
+for i in range(live):
+    parameter[i] = row
+    number[i] = index + i
+    drawn[i] = seed
+"""
+
+    def encode(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Nothing of them."""
+        return tuple(torch.zeros(len(values), dtype=column.dtype) for column in self.columns)
+
+
+def formats_of(rule: Rule, dtypes: tuple[torch.dtype, torch.dtype], form: Format = INT8) -> tuple[Format, ...]:
+    """Parameter and gradient of some dtypes, all state in one format."""
+    return (*map(of_dtype, dtypes), *[form] * (len(rule.inputs) - 2))
+
+
+PLACES = WhereItStands()
+CASES = (
+    ("adamw", (F32, F32), INT8), ("lion", (F32, F32), INT8), ("adamw", (BF16, F32), INT8), ("lion", (F64, F32), PLACES),
+)  # fmt: skip
+VARIANTS = [
+    (RULES[name], formats_of(RULES[name], dtypes, form), threads) for name, dtypes, form in CASES for threads in SHAPES
+]
+NAMES = tuple(source.instance(rule, forms, threads, "TableAt") for rule, forms, threads in VARIANTS)
+
+
+def lists_of(rule: Rule, formats: tuple[Format, ...], gap: int = 0) -> list[list[torch.Tensor]]:
+    """Columns of parameters of ``SIZES``, whose gradients are zero in some blocks, ``gap`` elements off their start."""
+    generator = torch.Generator().manual_seed(7)
+    lists: list[list[torch.Tensor]] = []
+    for form in formats:
+        parts: list[tuple[torch.Tensor, ...]] = []
+        for n in SIZES:
+            values = torch.randn(n, generator=generator).abs()
+            values[n // 2 : n // 2 + 200] = 0
+            room = [torch.zeros(len(t) + gap, dtype=t.dtype) for t in form.encode(values)]
+            parts.append(tuple(r[gap:].copy_(t) for r, t in zip(room, form.encode(values), strict=True)))
+        lists += [list(column) for column in zip(*parts, strict=True)]
+    return lists
+
+
+@pytest.mark.xdist_group("host-blocks")
+@pytest.mark.parametrize("gap", [0, 1])
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("variant", range(len(VARIANTS)))
+def test_played_threads_leave_the_bits_of_numba(
+    variant: int, backwards: bool, gap: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rule, formats, threads = VARIANTS[variant]
+    play = build(NAMES, functors([RULES["adamw"], RULES["lion"]]), formats=(INT8, PLACES))[variant]
+    results = []
+    for use in ("g++", "numba"):
+        lists = lists_of(rule, formats, gap)
+        sweep = Sweep(rule, lists, formats=formats, geometry=SHAPES[threads])
+        if use == "numba":
+            sweep.run(scalars_for(rule), seed=5)
+        else:
+            sweep.table.host.set_scalars([[*rule.uniforms(scalars_for(rule)), 5.0]])
+            launch(play, sweep.table.host, 0, backwards)
+        results.append(lists)
+    assert "runtime error" not in (said := capfd.readouterr().err), said
+    for key, mine, theirs in zip(Stored(rule, formats).keys, *results, strict=True):
+        for i, (a, b) in enumerate(zip(mine, theirs, strict=True)):
+            assert torch.equal(a, b), f"{key} {i}"
+    assert any(not torch.equal(a, b) for a, b in zip(results[0][0], lists_of(rule, formats, gap)[0], strict=True))
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90"])
+def test_blocks_compile(arch: str) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
+    for name in ("adamw", "lion"):
+        rule = RULES[name]
+        mine = [(forms, threads) for one, forms, threads in VARIANTS if one is rule]
+        for small in (False, True):
+            names = {source.instance(rule, forms, threads, "TableAt", small_grid=small) for forms, threads in mine}
+            cubin, _ = nvrtc.compile_cuda(source.text(rule, (INT8, PLACES)), tuple(sorted(names)), arch)
+            assert cubin[:4] == b"\x7fELF"
+
+
+def rows_of(numels: Sequence[int], cut: int) -> Rows:
+    """Tensors cut into rows of ``cut`` elements, the last ones first."""
+    parts = [(i, at, min(cut, n - at)) for i, n in enumerate(numels) for at in range(0, n, cut)][::-1]
+    tensor, offset, numel = (np.array(column, np.int64) for column in zip(*parts, strict=True))
+    return Rows(tensor, offset, numel, np.zeros((len(parts), 5), np.uint64))
+
+
+@pytest.mark.parametrize("rows", [None, rows_of(SIZES, 1024)], ids=["whole", "in parts"])
+def test_a_format_is_told_where_an_element_stands(rows: Rows | None) -> None:
+    rule = RULES["lion"]
+    lists = lists_of(rule, formats_of(rule, (F32, F32), PLACES))
+    sweep = Sweep(rule, lists, formats=formats_of(rule, (F32, F32), PLACES), rows=rows)
+    sweep.run(scalars_for(rule), seed=2**52 + 1)
+    for i, n in enumerate(SIZES):
+        assert lists[2][i].tolist() == [i] * n
+        assert lists[3][i].tolist() == list(range(n))
+        assert lists[4][i].tolist() == [2**52 + 1] * n
+
+
+def test_blocks_do_not_depend_on_how_the_work_is_cut() -> None:
+    rule = RULES["adamw"]
+    forms = formats_of(rule, (F32, F32))
+    results = []
+    for rows, threads in ((None, 1), (None, 3), (rows_of(SIZES, 128), 2)):
+        if rows is not None:
+            rows = Rows(rows.tensor, rows.offset, rows.numel, np.zeros((len(rows.tensor), 6), np.uint64))
+        lists = lists_of(rule, forms)
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            Sweep(rule, lists, formats=forms, rows=rows).run(scalars_for(rule))
+        finally:
+            torch.set_num_threads(before)
+        results.append(lists)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for x, y in zip(results[0], other, strict=True) for a, b in zip(x, y, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"block": 48}, ValueError, "block is 48; it must be a power of two up to 1024"),
+        ({"block": 2048}, ValueError, "block is 2048"),
+        ({"columns": ()}, ValueError, "has no columns"),
+        ({"columns": (Column("a", torch.int8), Column("", torch.int8))}, ValueError, "only the first may be ''"),
+        ({"columns": (Column("a", torch.int8, 128),)}, ValueError, "an entry per 128 elements; a block has 64"),
+        ({"columns": (Column("a", torch.complex64),)}, ValueError, "is real"),
+    ],
+)
+def test_a_format_that_kernels_could_not_follow_is_refused(change: dict, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=re.escape(text)):
+        dataclasses.replace(INT8, **change)
+
+
+def test_blocks_that_do_not_go_together_are_refused() -> None:
+    rule = RULES["adamw"]
+    wide = dataclasses.replace(INT8, name="wide", block=1024)
+    narrow = dataclasses.replace(INT8, name="narrow", block=16, columns=(Column("codes", torch.int8),))
+    with pytest.raises(ValueError, match="'narrow' and 'wide' have blocks of 16 and 1024"):
+        Stored(rule, (*map(of_dtype, (F32, F32)), wide, narrow))
+    with pytest.raises(ValueError, match="chunk_numel is 96; format 'int8 in blocks of 64' needs a multiple of 64"):
+        Sweep(rule, lists_of(rule, formats_of(rule, (F32, F32))), formats=formats_of(rule, (F32, F32)),
+              geometry=Geometry(96, 32))  # fmt: skip
+
+
+def test_a_column_of_another_dtype_or_shape_is_refused() -> None:
+    rule = RULES["lion"]
+    forms = formats_of(rule, (F32, F32))
+    lists = lists_of(rule, forms)
+    with pytest.raises(TypeError, match=r"exp_avg.codes is torch.uint8; format 'int8 in blocks of 64' has torch.int8"):
+        Sweep(rule, [*lists[:2], [t.to(torch.uint8) for t in lists[2]], lists[3]], formats=forms)
+    with pytest.raises(ValueError, match=r"tensor 3 of exp_avg.scale has shape \(1,\), the table has \(2,\)"):
+        Sweep(rule, [*lists[:3], [t[:1] for t in lists[3]]], formats=forms)
