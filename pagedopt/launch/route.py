@@ -169,7 +169,7 @@ def _shift(store: Store, device: torch.device, move: Move) -> list[np.uint64]:
     """Bytes from where a page's sections lie to where they lie in its slot, modulo 2**64."""
     arena = store.arenas[move.arena]
     slot, base = store.ring(device).address(move.slot), arena.tensor.data_ptr()
-    starts = [offset for offset, _ in arena.layout.stretches(move.page, move.page + 1)]
+    starts = [offset for offset, _ in arena.layout.extents(move.page)]
     return [
         np.uint64((slot + slot_offset(arena.layout, section) - base - start) % 2**64)
         for section, start in enumerate(starts)

@@ -14,7 +14,8 @@ class Options(TypedDict, total=False):
     """Keywords that every optimizer takes.
 
     Attributes:
-        state_format: ``"float32"`` or ``"bfloat16"``, or one per state name; None: the parameter's dtype, as torch.
+        state_format: ``"float32"``, ``"bfloat16"``, ``"float16"``, ``"float64"`` or a
+            :class:`~pagedopt.formats.Format` of your own, or one per state name; None: the parameter's dtype, as torch.
         placement: where state lives: ``"device"``; ``"mapped"`` (a range of device pages and page-locked host pages),
             ``"managed"`` (managed memory, each part advised to stay on its side; at most a quarter of free device
             memory), ``"managed-driver"`` (managed memory that the driver evicts and a step prefetches), ``"host"``

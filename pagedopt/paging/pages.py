@@ -11,6 +11,10 @@ A *page* is the same stretch of elements in all sections: the unit that moves be
 begin in one page and end in another; a *piece* is its part in one page.
 
 Sections end where a page may, so there is *room* behind the last parameter, for others that come later.
+
+Where elements are narrow (a scale for each block of 64 takes a sixteenth of a byte an element) the entries of several
+pages lie in one granule, which rests with the first of them.  So of a page there are *stretches*, which rest with it,
+and *extents*, which a visit brings along.
 """
 
 from __future__ import annotations
@@ -44,11 +48,11 @@ class Layout:
     Attributes:
         numels: elements of each parameter.
         starts: the element at which each parameter begins, the same in all sections.
-        itemsizes: bytes of an element, by section; each is a power of two, or one over such.
+        itemsizes: bytes of an element, by section; each is a power of two, or one over one.
         sections: the byte at which each section begins.
         nbytes: bytes of the whole range.
         page_numel: elements of a full page, in each section; never 0.
-        granule: page boundaries and the ends of sections are multiples of this many bytes.
+        granule: stretches of pages and sections begin and end at multiples of this many bytes.
         room: elements for which every section has memory.
         block: parameters and pages begin at multiples of this many elements.
     """
@@ -98,21 +102,34 @@ class Layout:
         return self.sections[section] + int(int(self.starts[index]) * self.itemsizes[section])
 
     def stretch(self, section: int, first: int, last: int) -> tuple[int, int]:
-        """(offset, bytes) of the pages ``first`` … ``last - 1`` in one section."""
-        size = self.itemsizes[section]
-        begin = int(first * self.page_numel * size)
-        end = min(int(last * self.page_numel * size), self._lengths[section])
+        """(offset, bytes) of what rests with the pages ``first`` … ``last - 1`` in one section."""
+        unit, length = self._unit(section), self._lengths[section]
+        begin, end = (min(_round_up(page * unit, self.granule), length) for page in (first, last))
         return self.sections[section] + begin, max(end - begin, 0)
 
+    def extents(self, page: int) -> list[tuple[int, int]]:
+        """(offset, bytes) of the entries of a page in every section: it visits with these."""
+        units = map(self._unit, range(len(self.itemsizes)))
+        return [
+            (at + page * unit, max(min((page + 1) * unit, length) - page * unit, 0))
+            for at, unit, length in zip(self.sections, units, self._lengths, strict=True)
+        ]
+
+    def _unit(self, section: int) -> int:
+        """Bytes of a full page in a section."""
+        return int(self.page_numel * self.itemsizes[section])
+
     def stretches(self, first: int, last: int) -> list[tuple[int, int]]:
-        """:meth:`stretch` for every section."""
-        return [self.stretch(section, first, last) for section in range(len(self.itemsizes))]
+        """:meth:`stretch` for every section in which anything rests with them."""
+        found = [self.stretch(section, first, last) for section in range(len(self.itemsizes))]
+        return [(offset, nbytes) for offset, nbytes in found if nbytes]
 
     def page_bytes(self) -> Indices:
         """Bytes of each page, all sections together; they add up to ``nbytes``."""
-        out = np.full(self.pages, self.page_nbytes, np.int64)
-        if self.pages:
-            out[-1] = sum(nbytes for _, nbytes in self.stretches(self.pages - 1, self.pages))
+        out = np.zeros(self.pages, np.int64)
+        for section, length in enumerate(self._lengths):
+            bounds = np.arange(self.pages + 1, dtype=np.int64) * self._unit(section)
+            out += np.diff(np.minimum(-(-bounds // self.granule) * self.granule, length))
         return out
 
     def divided(self, resident: int) -> tuple[int, int]:
@@ -144,9 +161,12 @@ def lay_out(
     if spare and itemsizes:
         numel = _round_up(numel, step) + math.ceil(spare / Fraction(sum(itemsizes)))
     if granule:
-        least = max(int(granule // min(itemsizes, default=1)), block)
         wide = max(itemsizes, default=1)
+        shared = any(size.denominator > 1 for size in itemsizes)
+        least = max(int(granule // (wide if shared else min(itemsizes, default=1))), block)
         page = max(least, int(min(stretch, numel * wide // 16) // wide // least * least))
+        if shared:  # then a page fills whole granules of a section, or a whole part of one
+            page = 1 << (page.bit_length() - 1)
     else:
         page = _round_up(max(numel, 1), step)  # so that the page ends where the section does
     sections, end = [], 0

@@ -123,7 +123,7 @@ class StagedMover:
     def _copy(self, move: Move, stream: int, to_device: bool) -> None:
         arena = self.arenas[move.arena]
         base, slot = arena.tensor.data_ptr(), self.ring.address(move.slot)
-        for section, (offset, nbytes) in enumerate(arena.layout.stretches(move.page, move.page + 1)):
+        for section, (offset, nbytes) in enumerate(arena.layout.extents(move.page)):
             ends = (slot + slot_offset(arena.layout, section), base + offset)
             driver.copy(*(ends if to_device else ends[::-1]), nbytes, stream)
             self.ring.copied_bytes[not to_device] += nbytes

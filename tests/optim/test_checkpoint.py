@@ -228,7 +228,7 @@ def test_state_keeps_its_addresses_and_what_is_missing_is_made_in_one_go(monkeyp
     for p in params[1:3]:
         del opt.state[p]
     opt.load_state_dict(state_dict)
-    assert [[(p.shape, name, dtype) for p, name, dtype in wanted] for wanted in asked] == [
+    assert [[(one.param.shape, one.key, one.column.dtype) for one in wanted] for wanted in asked] == [
         [(p.shape, name, torch.float32) for p in params[1:3] for name in ("exp_avg", "exp_avg_sq")]
     ]
     assert [list(opt.state[p]) for p in params] == [["step", "exp_avg", "exp_avg_sq"]] * 4

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pagedopt.paging.pages import ALIGNMENT, GRANULE, STRETCH, Layout, Pieces, cut, lay_out
+from pagedopt.paging.pages import ALIGNMENT, GRANULE, STRETCH, Layout, Pieces, Width, cut, lay_out
 
 HUGE = 2**31 + 5
 VAST = 2**40
@@ -16,7 +19,13 @@ MIB = 1 << 20
 #: Elements of parameters: none, odd ones, multiples of every page, and more than a page of the small granules.
 NUMELS = st.lists(st.one_of(st.sampled_from([0, 1, 3, 4097, 8192, 65_536]), st.integers(0, 200_000)), max_size=30)
 LARGE = st.lists(st.one_of(st.sampled_from([0, 1, 2**31 - 1, 2**31, HUGE, VAST]), st.integers(0, 2**33)), max_size=6)
-ITEMSIZES = st.sampled_from([(4,), (4, 4), (2, 2), (8, 8), (2, 4), (4, 8), (1, 4), (4, 1), (1, 1, 4), (4, 4, 4), ()])
+NARROW = Fraction(4, 64)
+ITEMSIZES = st.sampled_from(
+    [
+        (4,), (4, 4), (2, 2), (8, 8), (2, 4), (4, 8), (1, 4), (4, 1), (1, 1, 4), (4, 4, 4), (),
+        (1, NARROW), (1, NARROW, 1, NARROW), (1, NARROW, 2), (Fraction(1, 2), NARROW), (NARROW,),
+    ]
+)  # fmt: skip
 #: Page boundaries as of an operating system and as of CUDA; 0 is an arena of one page.
 GRANULES = st.sampled_from([0, 4096, 64 << 10, GRANULE])
 STRETCHES = st.sampled_from([4096, 64 << 10, STRETCH])
@@ -34,13 +43,15 @@ def assert_layout_holds(layout: Layout, numels: list[int], granule: int) -> None
         begin = layout.sections[section]
         assert begin == end, "sections overlap or leave a gap"
         assert begin % unit == 0
-        assert (layout.starts * size % ALIGNMENT == 0).all(), "a tensor is not aligned"
-        assert layout.page_numel * size % unit == 0, "a page boundary is not at a granule"
+        assert not any(int(start) * size % ALIGNMENT for start in layout.starts), "a tensor is not aligned"
+        part = layout.page_numel * size
+        assert part % unit == 0 or unit % part == 0, "a page has neither whole granules nor a whole part of one"
         at = begin
         for page in range(min(layout.pages, 50)):
             offset, nbytes = layout.stretch(section, page, page + 1)
             assert offset == at
-            assert nbytes > 0
+            assert nbytes > 0 or part < unit, "a page has nothing of a section"
+            assert_extent_holds(layout, section, page, part, unit)
             at += nbytes
         offset, nbytes = layout.stretch(section, 0, layout.pages)
         end = offset + nbytes
@@ -53,6 +64,17 @@ def assert_layout_holds(layout: Layout, numels: list[int], granule: int) -> None
     for resident in {0, 1, layout.pages // 2, layout.pages} & set(range(layout.pages + 1)):
         near = int(layout.page_bytes()[:resident].sum())
         assert layout.divided(resident) == (near, layout.nbytes - near)
+
+
+def assert_extent_holds(layout: Layout, section: int, page: int, part: Width, unit: int) -> None:
+    """A page visits with its own entries, which lie in whole granules or in one, so on one side."""
+    offset, nbytes = layout.extents(page)[section]
+    begin = offset - layout.sections[section]
+    assert begin == page * part
+    assert page == layout.pages - 1 or nbytes == part
+    assert part % unit == 0 or begin // unit == (begin + max(nbytes, 1) - 1) // unit
+    if part % unit == 0:
+        assert (offset, nbytes) == layout.stretch(section, page, page + 1)
 
 
 def assert_pieces_partition(layout: Layout, pieces: Pieces) -> None:
@@ -113,11 +135,16 @@ def test_every_byte_of_a_piece_belongs_to_its_page_alone(
             assert (page_of[offset : offset + nbytes] == -1).all()
             page_of[offset : offset + nbytes] = page
     assert (page_of >= 0).all()
+    visitor = page_of.copy()
+    for page in range(layout.pages):
+        for offset, nbytes in layout.extents(page):
+            assert (page_of[offset : offset + nbytes] <= page).all(), "an entry rests behind its page"
+            visitor[offset : offset + nbytes] = page
     pieces = cut(layout)
     for tensor, offset, numel, page in zip(pieces.tensor, pieces.offset, pieces.numel, pieces.page, strict=True):
         for section, size in enumerate(itemsizes):
-            at = layout.sections[section] + (layout.starts[tensor] + offset) * size
-            assert (page_of[at : at + numel * size] == page).all()
+            at = layout.sections[section] + int((int(layout.starts[tensor]) + int(offset)) * size)
+            assert (visitor[at : at + math.ceil(int(numel) * size)] == page).all()
 
 
 @given(NUMELS.filter(sum), ITEMSIZES.filter(len), st.integers(0, 40), st.integers(0, 40))
@@ -301,7 +328,7 @@ def test_spare_room_is_as_large_as_it_says(
     gaps = (len(numels) + 1) * ALIGNMENT * max(itemsizes) // min(itemsizes)
     limit = sum(numels) * sum(itemsizes) + spare + len(itemsizes) * (gaps + (granule or ALIGNMENT))
     assert layout.nbytes <= limit
-    assert layout.extended([limit]) is None
+    assert layout.extended([math.ceil(limit / min(1, *itemsizes))]) is None
 
 
 def test_the_rounding_of_the_last_granule_is_room() -> None:
