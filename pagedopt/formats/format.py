@@ -71,6 +71,8 @@ class Format:
         names = [column.name for column in self.columns]
         if len(set(names)) < len(names) or "" in names[1:]:
             raise ValueError(f"{what}: its columns are called {names}; names must differ, and only the first may be ''")
+        if self.arithmetic not in (torch.float32, torch.float64):
+            raise ValueError(f"{what}: arithmetic is {self.arithmetic}; it must be torch.float32 or torch.float64")
         for column in self.columns:
             self._check_column(column)
 

@@ -11,8 +11,6 @@ import torch
 from ..tables.format import Format
 from .rule import KernelRule
 
-#: The C++ types of arithmetic, by what formats say they need.
-ARITHMETIC = {torch.float32: "float", torch.float64: "double"}
 #: Lanes of a warp, and the elements a thread takes at a time if formats leave the choice: 16 bytes of float32.
 WARP, WIDTH = 32, 4
 
@@ -37,6 +35,11 @@ def text(rule: KernelRule | None, formats: Sequence[Format] = (), kernel: str = 
 def arithmetic(formats: Sequence[Format]) -> torch.dtype:
     """The dtype a kernel computes in: float64 if any list asks for it, else float32."""
     return torch.float64 if any(f.arithmetic is torch.float64 for f in formats) else torch.float32
+
+
+def _number(dtype: torch.dtype) -> str:
+    """The C++ type of a dtype of arithmetic."""
+    return "double" if dtype is torch.float64 else "float"
 
 
 def width(formats: Sequence[Format]) -> int:
@@ -65,7 +68,7 @@ def table_type(argument_bytes: int) -> str:
 def instance(rule: KernelRule, formats: Sequence[Format], threads: int, kind: str, small_grid: bool = False) -> str:
     """The C++ name of one variant of the multi-tensor kernel, whose argument is a ``kind`` (:func:`table_type`)."""
     kernel = "multi_tensor_apply_small_grid" if small_grid else "multi_tensor_apply"
-    number = ARITHMETIC[arithmetic(formats)]
+    number = _number(arithmetic(formats))
     if all(f.plain for f in formats):
         types = ", ".join(f.cuda_type for f in formats)
         return f"{kernel}<{number}, {rule.functor}, {threads}, {kind}, {types}>"
@@ -76,4 +79,4 @@ def instance(rule: KernelRule, formats: Sequence[Format], threads: int, kind: st
 
 def norm_instance(stage: str, order: int, form: Format, number: torch.dtype, threads: int, kind: str) -> str:
     """The C++ name of one variant of a stage of the norm, over lists of a plain format."""
-    return f"norm_{stage}<{ARITHMETIC[number]}, {order}, {threads}, {kind}, {form.cuda_type}>"
+    return f"norm_{stage}<{_number(number)}, {order}, {threads}, {kind}, {form.cuda_type}>"

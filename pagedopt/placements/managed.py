@@ -76,8 +76,6 @@ class ManagedArena(Arena):
         with torch.cuda.device(self._index):
             stream = torch.cuda.current_stream().cuda_stream
             for offset, nbytes in self.layout.stretches(first, last):
-                if not nbytes:
-                    continue
                 address = self.tensor.data_ptr() + offset
                 driver.advise(address, nbytes, Advice.PREFERRED, where, self._index)
                 driver.advise(address, nbytes, Advice.ACCESSED_BY, Location.DEVICE, self._index)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from pathlib import Path
 
 import pytest
+import torch
 
+import pagedopt
+from pagedopt.formats import FORMATS, Format
 from pagedopt.formats.floating import StateFormat, check_format
 
 STATES = ("exp_avg", "exp_avg_sq")
@@ -42,3 +47,27 @@ def test_an_optimizer_without_state_says_so() -> None:
 
 def test_any_state_may_be_named_where_states_are_not_known() -> None:
     check_format({"of_a_rule_to_come": "bfloat16"})
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+def test_numbers_are_encoded_as_torch_converts_them(form: Format) -> None:
+    values = torch.randn(257, dtype=form.arithmetic, generator=torch.Generator().manual_seed(1))
+    (stored,) = form.encode(values)
+    assert torch.equal(stored, values.to(form.columns[0].dtype))
+    assert torch.equal(form.decode(stored, numel=257), stored.to(form.arithmetic))
+    assert form.bits == 8 * stored.itemsize
+
+
+def test_no_room_but_this_one_lists_dtypes() -> None:
+    """A container of several in one expression: of any other module, that says what formats are to say."""
+    package = Path(pagedopt.__file__).parent
+    dtypes = {name for name in dir(torch) if isinstance(getattr(torch, name), torch.dtype)}
+    found = []
+    for path in sorted(package.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Tuple | ast.List | ast.Set | ast.Dict):
+                items = (node.keys + node.values) if isinstance(node, ast.Dict) else node.elts
+                named = [i for i in items if isinstance(i, ast.Attribute) and i.attr in dtypes]
+                if len(named) > 1 and path.parent.name != "formats":
+                    found.append(f"{path}:{node.lineno}")
+    assert found == []
