@@ -12,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from ..formats.floating import StateFormat
 from ..placements.store import Store
 from ..rules import Rule
+from ..transports.choose import Kind
 
 Group = dict[str, Any]
 
@@ -25,7 +26,7 @@ class Owner(Protocol):
     store: Store
     state_format: StateFormat
     blocks: int | None
-    transport: str
+    transport: Kind
     damaged: str
     numbers: frozenset[str]
 
