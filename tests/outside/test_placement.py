@@ -133,13 +133,21 @@ def test_an_estimate_says_what_it_takes(how: dict[str, Any]) -> None:
     assert (said.placement, said.by_place, said.budget) == (report.placement, report.by_place, report.budget)
 
 
+def test_an_estimate_needs_no_card() -> None:
+    mine, mapped = (estimate("7B", placement=kind, device_budget="25%") for kind in (SmallCard, "mapped"))
+    assert mine.placement == "SmallCard"
+    assert mine.by_place == mapped.by_place
+    assert mine.by_place["device"] <= mine.state_bytes / 4
+
+
 @pytest.mark.parametrize("make", [PagedAdamW, estimate], ids=["optimizer", "estimate"])
 def test_what_is_no_placement_is_refused_at_once(make: Any) -> None:
     class Plain(DeviceArena):
         pass
 
     params = parameters()
-    train(opt := optimizer(params, placement=SmallRam), params, 0, 1)
+    opt = optimizer(params, placement=SmallRam)
+    train(opt, params, 0, 1)
     arena = next(iter(Limited.made))
     cases: list[tuple[Any, type[Exception], str]] = [
         (arena, TypeError, "placement is an object of SmallRam; give the class"),
