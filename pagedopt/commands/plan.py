@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import torch
     from rich.table import Table
 
+    from ..paging.budget import Budget
     from ..planning.estimate import Estimate
     from ..planning.rates import Rates
 
@@ -42,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--params", metavar="N", help="parameters: 7B, 124M, 7e9 or 7000000000")
     what.add_argument("--size", choices=SIZES, metavar="NAME", help=f"a model of `train`: {', '.join(SIZES)}")
     how = parser.add_argument_group("how")
-    how.add_argument("--budget", metavar="BYTES", help="device budget to show beside the others: 2GiB, 500MB, 0")
+    how.add_argument("--budget", metavar="BYTES", help="device budget to show beside the others: 2GiB, 500MB, 10%%, 0")
     how.add_argument("--placement", metavar="NAME", help="mapped (default on cuda), managed, host, device, file, …")
     how.add_argument("--host-access", metavar="WAY", help="staged or in_place; default: the placement's")
     how.add_argument("--rule", metavar="NAME", default="adamw", help=f"{', '.join(RULE_NAMES)}; default: adamw")
@@ -112,21 +113,29 @@ def plan(args: argparse.Namespace, rates: Rates) -> list[Estimate]:
         if not takes_budgets(args.placement, args.device):
             return [estimate(model, placement=args.placement, device_budget=own, **options)]
         first = estimate(model, placement=args.placement, device_budget=own or 0, **options)
-        budgets = {int(share * first.state_bytes) for share in SHARES} | ({own} if own is not None else set())
+        budgets = {int(share * first.state_bytes) for share in SHARES}
+        if own is not None:
+            budgets.add(asked(own, first))
         return [estimate(model, placement=args.placement, device_budget=b, **options) for b in sorted(budgets)]
     except (ValueError, TypeError) as error:
         raise UsageError(in_options(str(error))) from error
 
 
-def own_budget(args: argparse.Namespace) -> int | None:
-    """The budget asked for, in bytes.
+def own_budget(args: argparse.Namespace) -> Budget | None:
+    """The budget asked for; None: none was.
 
     Raises:
-        ValueError: the text is no number of bytes.
+        ValueError: the text is no budget.
     """
-    from ..units import parse_bytes
+    from ..paging.budget import Budget
 
-    return None if args.budget is None else parse_bytes(args.budget)
+    return None if args.budget is None else Budget(args.budget)
+
+
+def asked(own: Budget, row: Estimate) -> int:
+    """The budget asked for in bytes, of the state in a row."""
+    limit = own.limit(row.state_bytes)
+    return row.state_bytes if limit is None else limit
 
 
 def parameters(size: str) -> list[torch.Tensor]:
@@ -202,7 +211,7 @@ def heading(row: Estimate, args: argparse.Namespace) -> str:
     )
 
 
-def table(rows: list[Estimate], room: dict[str, int], own: int | None) -> Table:
+def table(rows: list[Estimate], room: dict[str, int], own: Budget | None) -> Table:
     """One line for each budget, the one that was asked for in bold."""
     from rich.table import Table
 
@@ -223,7 +232,7 @@ def table(rows: list[Estimate], room: dict[str, int], own: int | None) -> Table:
             text_of_bytes(row.moved),
             text_of_seconds(row.seconds),
         ]
-        bold = "bold" if own is not None and row.budget == own else None
+        bold = "bold" if own is not None and row.budget == asked(own, row) else None
         missing = short(row, room)
         verdict = f"no: {' '.join(missing)}" if missing else "yes"
         shown.add_row(*cells, *([verdict] if room else []), style=bold)

@@ -11,8 +11,8 @@ import torch
 
 from ..tables.layout import WORD
 from ..tables.pointers import PointerTable, TensorList
-from ..transports.choose import create
-from ..transports.ring import RingTransport
+from ..transports.choose import Kind, check_transport, create
+from ..transports.transport import Transport
 
 
 class DeviceTable(PointerTable):
@@ -27,10 +27,11 @@ class DeviceTable(PointerTable):
     Args:
         lists: see :class:`PointerTable`.
         writes: indices of the lists your kernel overwrites.
-        transport: ``managed``, ``mapped`` or ``memcpy``; not used on a CPU.
+        transport: ``managed``, ``mapped`` or ``memcpy``, or a class of your own that is ``in_memory``; not used on a
+            CPU.
 
     Raises:
-        ValueError, TypeError: see :class:`PointerTable`; a transport that passes tables by value.
+        ValueError, TypeError: see :class:`PointerTable`; a transport that passes tables by value, or none.
 
     Example:
         >>> scale = cupy.RawKernel(r'''
@@ -44,16 +45,16 @@ class DeviceTable(PointerTable):
         ...     scale((len(table),), (256,), (rows, cupy.float32(2)))
     """
 
-    def __init__(self, lists: Sequence[TensorList], *, writes: Sequence[int] = (), transport: str = "managed") -> None:
+    def __init__(self, lists: Sequence[TensorList], *, writes: Sequence[int] = (), transport: Kind = "managed") -> None:
+        check_transport(transport)
         super().__init__(lists, writes=writes)
-        self._transport: RingTransport | None = None
+        self._transport: Transport | None = None
         if self.device.type == "cuda":
-            made = create(transport, self.device.index)
-            if not isinstance(made, RingTransport):
+            self._transport = create(transport, self.device.index)
+            if not self._transport.in_memory:
                 raise ValueError(
                     f"transport {transport!r} passes tables by value; a kernel of your own needs one in memory"
                 )
-            self._transport = made
 
     @property
     def rows(self) -> npt.NDArray[np.int64]:
@@ -80,5 +81,5 @@ class DeviceTable(PointerTable):
             return
         with torch.cuda.device(self.device):
             stream = torch.cuda.current_stream().cuda_stream
-            with self._transport.lend(self.host, stream) as place:
-                yield place.address + WORD * self.host.rows_at
+            with self._transport.lend(self.host, stream) as lent:
+                yield lent.address + WORD * self.host.rows_at

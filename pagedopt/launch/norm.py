@@ -13,7 +13,7 @@ from ..kernels import cpu, cuda
 from ..kernels.source import arithmetic
 from ..tables.layout import HostTable
 from ..tables.pointers import PointerTable
-from ..transports.choose import shared
+from ..transports.choose import Kind, shared
 from ..transports.transport import Transport
 from .foreach import _fits
 
@@ -26,7 +26,7 @@ def foreach_norm(
     ord: float = 2,
     dtype: torch.dtype | None = None,
     *,
-    transport: str | Transport = "managed",
+    transport: Kind | Transport = "managed",
 ) -> list[torch.Tensor]:
     """The vector norm of each tensor, as ``torch._foreach_norm``, with one result for the same input every time.
 
@@ -57,7 +57,7 @@ def foreach_norm(
         return list(run(table, order, out_dtype, transport).unbind())
 
 
-def _cuda(table: PointerTable, order: int, out_dtype: torch.dtype, transport: str | Transport) -> torch.Tensor:
+def _cuda(table: PointerTable, order: int, out_dtype: torch.dtype, transport: Kind | Transport) -> torch.Tensor:
     device, dtype = table.device, table.dtypes[0]
     assert dtype is not None
     listed, results = of_dtype(dtype), of_dtype(out_dtype)
@@ -69,7 +69,7 @@ def _cuda(table: PointerTable, order: int, out_dtype: torch.dtype, transport: st
     firsts = partials.data_ptr() + (np.cumsum(counts) - counts) * number.itemsize
     places = out.data_ptr() + np.arange(len(table)) * out_dtype.itemsize
     host.set_addresses(np.array([table.host.addresses[:, 0], firsts, places], np.uint64).T)
-    lender = shared(transport, device.index) if isinstance(transport, str) else transport
+    lender = shared(transport, device.index)
     with torch.cuda.device(device):
         handle = torch._C._cuda_getCurrentRawStream(device.index)
         for stage, form in (("chunks", listed), ("rows", results)):
@@ -80,7 +80,7 @@ def _cuda(table: PointerTable, order: int, out_dtype: torch.dtype, transport: st
     return out
 
 
-def _cpu(table: PointerTable, order: int, out_dtype: torch.dtype, transport: str | Transport) -> torch.Tensor:
+def _cpu(table: PointerTable, order: int, out_dtype: torch.dtype, transport: Kind | Transport) -> torch.Tensor:
     dtype = table.dtypes[0]
     assert dtype is not None
     form = of_dtype(dtype)

@@ -14,7 +14,7 @@ from ..paging.visits import WHOLE, Mover, Span, Step, carry_out
 from ..rules import Rule
 from ..tables.layout import Geometry
 from ..tables.pointers import PointerTable, Rows, TensorList
-from ..transports.choose import create, shared
+from ..transports.choose import Kind, check_transport, create, shared
 from ..transports.transport import Transport
 from .graph import CapturedSweep
 from .stored import Stored
@@ -30,7 +30,8 @@ class Sweep:
         lists: for each of the rule's inputs, the tensors (on one device, one dtype per list).  ``None`` entries are
             absent tensors, whose row is skipped.  With ``formats``: for each column of each input.
         formats: how each of the rule's inputs is stored; None, for one or for all: as the numbers its tensors have.
-        transport: how the table reaches a CUDA kernel: a name, or a :class:`Transport` to share.  Not used on a CPU.
+        transport: how the table reaches a CUDA kernel: a name, a class (:class:`pagedopt.transports.Transport`), or an
+            object of one to share.  Not used on a CPU.
         sets: how many different sets of scalars may be in use at once.
         geometry: how to cut the work; chosen from the sizes when left out.
         rows: which parts of the tensors are the rows of the table (see :class:`~pagedopt.tables.pointers.Rows`).
@@ -46,7 +47,7 @@ class Sweep:
         lists: Sequence[TensorList],
         *,
         formats: Sequence[Format | None] | None = None,
-        transport: str | Transport = "managed",
+        transport: Kind | Transport = "managed",
         sets: int = 1,
         geometry: Geometry | None = None,
         rows: Rows | None = None,
@@ -54,6 +55,8 @@ class Sweep:
     ) -> None:
         if not isinstance(rule, Rule):
             raise TypeError(f"rule is {type(rule).__name__}; decorate a function with pagedopt.rule")
+        if not isinstance(transport, Transport):
+            check_transport(transport)
         self.rule = rule
         self.stored = Stored(rule, formats)
         if len(lists) != len(self.stored.keys):
@@ -81,7 +84,7 @@ class Sweep:
         self.formats = self.stored.formats(self.table.dtypes)
         if self.device.type == "cuda":
             index = self.device.index
-            self.transport = create(transport, index) if isinstance(transport, str) else transport
+            self.transport = transport if isinstance(transport, Transport) else create(transport, index)
             if self.transport.device != index:
                 raise ValueError(f"the transport belongs to cuda:{self.transport.device}, the tensors to {self.device}")
         elif self.device.type != "cpu":
@@ -207,7 +210,7 @@ def multi_tensor_apply(
     scalars: Scalars | None = None,
     *,
     out: Sequence[Sequence[torch.Tensor]] | None = None,
-    transport: str | Transport = "managed",
+    transport: Kind | Transport = "managed",
 ) -> None:
     """Apply ``rule`` to every element of lists of tensors, in one launch on the current stream.
 
@@ -220,7 +223,8 @@ def multi_tensor_apply(
             in ``rule.uniforms(scalars)``, where ``rule.carried`` says.
         out: lists that take the results in place of ``rule.writes``.
         transport: how the table of addresses reaches a CUDA kernel (``managed``, ``mapped``, ``memcpy``, ``struct``,
-            ``hybrid``), or a transport object, whose tables are then reused from call to call.
+            ``hybrid``), a class of your own (:class:`pagedopt.transports.Transport`), or a transport object.  Its
+            tables are reused from call to call.
 
     Raises:
         ValueError, TypeError: the lists do not fit the rule or each other; nothing has been launched then.
@@ -243,9 +247,9 @@ def multi_tensor_apply(
             torch.autograd.graph.increment_version(lists[i])
 
 
-def shared_transport(transport: str | Transport, lists: Sequence[TensorList]) -> str | Transport:
+def shared_transport(transport: Kind | Transport, lists: Sequence[TensorList]) -> Kind | Transport:
     """What a call that prepares nothing hands to :class:`Sweep`: the shared transport of the lists' device, if any."""
     first = lists[0][0] if lists and len(lists[0]) else None
-    if not isinstance(transport, str) or not isinstance(first, torch.Tensor) or first.device.type != "cuda":
+    if not isinstance(first, torch.Tensor) or first.device.type != "cuda":
         return transport
     return shared(transport, first.device.index)

@@ -10,11 +10,12 @@ import torch
 
 from ..formats.floating import format_of
 from ..formats.format import Format
-from ..paging.policy import Budget, parse_bytes
+from ..paging.budget import Budget, Given
 from ..placements.choose import StateLost
 from ..placements.store import MemoryReport, Store
 from ..rules import Rule
 from ..tables.checks import LayoutError
+from ..units import parse_bytes
 from .copying import bring_home, duplicate
 from .encoding import decoded
 from .launches import Launches
@@ -46,8 +47,8 @@ class PagedOptimizer(torch.optim.Optimizer):
         options: see :class:`Options`.
 
     Raises:
-        ValueError: an option has an unknown value.
-        TypeError: there is no such option.
+        ValueError: an option has an unknown value, or the placement is not for the device of a parameter.
+        TypeError: there is no such option, or one has a value of the wrong kind.
     """
 
     rule: ClassVar[Rule]
@@ -74,7 +75,7 @@ class PagedOptimizer(torch.optim.Optimizer):
         self._states = {name for rule in rules for name in rule.inputs[2:]}
         self.numbers = frozenset({"step", *(name for rule in rules for name in rule.carried)})
         chosen = complete(options, type(self).__name__, self._states if rules else None)
-        self.store = Store(chosen["placement"], chosen["device_budget"], chosen["host_access"])
+        self.store = Store(chosen["placement"], Budget.parse(chosen["device_budget"]), chosen["host_access"])
         self.state_format, self.blocks = chosen["state_format"], chosen["blocks"]
         self.transport = chosen["transport"]
         self._launches: Launches | None = None
@@ -133,7 +134,7 @@ class PagedOptimizer(torch.optim.Optimizer):
         if self.damaged:
             self._check_whole()
         self.store.check_owner()
-        if self.store.budget == "auto":
+        if self.store.budget.auto:
             with self._moving():
                 self.store.remeasure_auto()
         self._prepared().run(self)
@@ -155,11 +156,14 @@ class PagedOptimizer(torch.optim.Optimizer):
 
         Raises:
             TypeError: a parameter is a DTensor.
-            ValueError: as torch's; state of a complex parameter cannot be stored in the format asked for.
+            ValueError: as torch's; state of a complex parameter cannot be stored in the format asked for; the placement
+                is not for the device of a parameter.
         """
         super().add_param_group(param_group)
         try:
             refuse(self, self.param_groups[-1], self._states)
+            for device in {p.device for p in self.param_groups[-1]["params"]}:
+                self.store.check_device(device)
         except BaseException:
             self.param_groups.pop()
             raise
@@ -236,7 +240,7 @@ class PagedOptimizer(torch.optim.Optimizer):
         options: Options = {
             "state_format": self.state_format,
             "placement": store.placement,
-            "device_budget": store.budget,
+            "device_budget": store.budget.said,
             "host_access": store.host_access,
             "blocks": self.blocks,
             "transport": self.transport,
@@ -251,8 +255,8 @@ class PagedOptimizer(torch.optim.Optimizer):
         if options:
             bring_home(self, self.store)
 
-    def set_device_budget(self, device_budget: Budget) -> None:
-        """Change how many bytes of state stay on the device.  Pages move now, at their addresses; waits for the device.
+    def set_device_budget(self, device_budget: Given) -> None:
+        """Change how much of the state stays on the device.  Pages move now, at their addresses; waits for the device.
 
         Args:
             device_budget: as at construction.
@@ -266,13 +270,13 @@ class PagedOptimizer(torch.optim.Optimizer):
                 where each page is.
             RuntimeError: the process was forked from that of state in a file.
         """
-        state = state_tensors(self)
-        self.store.check_budget(device_budget, has_state=bool(state))
+        budget, state = Budget.parse(device_budget), state_tensors(self)
+        self.store.check_budget(budget, has_state=bool(state))
         self._launches = None
         self.store.forget(state)
         del state
         with self._moving():
-            self.store.set_budget(device_budget)
+            self.store.set_budget(budget)
             bring_home(self, self.store)
 
     def spill(self, nbytes: int | str | None = None) -> int:

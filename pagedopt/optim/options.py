@@ -6,8 +6,9 @@ from collections.abc import Collection
 from typing import TypedDict
 
 from ..formats.floating import StateFormat, check_format
-from ..paging.policy import Budget
-from ..transports.choose import TRANSPORTS
+from ..paging.budget import Given
+from ..placements.choose import Placement
+from ..transports.choose import Kind, check_transport
 
 
 class Options(TypedDict, total=False):
@@ -20,23 +21,26 @@ class Options(TypedDict, total=False):
             ``"managed"`` (managed memory, each part advised to stay on its side; at most a quarter of free device
             memory), ``"managed-driver"`` (managed memory that the driver evicts and a step prefetches), ``"host"``
             (all page-locked on the host); for parameters on a CPU ``"host"`` or ``"file"`` (a file mapped into memory).
-            None: ``"device"``, or with a budget ``"mapped"``, for parameters on a CPU ``"file"``.
-        device_budget: bytes of state, as a number or a text as ``"2GiB"``, that stay on each device of parameters (for
-            those on a CPU: in RAM); the rest is kept on the host (in the file).  None: all stays.  ``"auto"``: what
-            the device can spare beside model and activations, looked up again as training goes.
+            None: ``"device"``, or with a budget ``"mapped"``, for parameters on a CPU ``"file"``.  Or a class of your
+            own, a subclass of :class:`pagedopt.placements.Arena`.
+        device_budget: what of the state stays on each device of parameters (for those on a CPU: in RAM); the rest is
+            kept on the host (in the file).  Bytes, as a number or a text as ``"2GiB"``; a share of it, as ``"50%"`` or
+            0.5; None or ``"all"``: all of it; ``"auto"``: what the device can spare beside model and activations,
+            looked up again as training goes.
         host_access: how a step reaches what is away: ``"staged"`` (through a ring of device buffers, on copy engines)
             or ``"in_place"`` (by the kernel, over the link).  None: the faster one of the placement.
         blocks: most thread blocks of a launch.  A few (8) nearly fill the link, so that an update in place on a stream
             of its own leaves the multiprocessors to a backward beside it.
-        transport: how the pointer table reaches the kernel (see :func:`pagedopt.multi_tensor_apply`).
+        transport: how the pointer table reaches the kernel (see :func:`pagedopt.multi_tensor_apply`), by name or by
+            class: each device gets one of its own.
     """
 
     state_format: StateFormat
-    placement: str | None
-    device_budget: Budget
+    placement: Placement | None
+    device_budget: Given
     host_access: str | None
     blocks: int | None
-    transport: str
+    transport: Kind
 
 
 DEFAULTS: Options = {
@@ -58,14 +62,13 @@ def complete(options: Options, name: str, states: Collection[str] | None) -> Opt
 
     Raises:
         TypeError: there is no such option.
-        ValueError: one has an unknown value.  (Placement, budget and access are checked by the store.)
+        ValueError, TypeError: one has an unknown value.  (Placement, budget and access are checked by the store.)
     """
     for unknown in options.keys() - DEFAULTS.keys():
         raise TypeError(f"{name}.__init__() got an unexpected keyword argument {unknown!r}")
     chosen: Options = {**DEFAULTS, **options}
     check_format(chosen["state_format"], states)
-    if chosen["transport"] not in TRANSPORTS:
-        raise ValueError(f"transport is {chosen['transport']!r}; there are {', '.join(sorted(TRANSPORTS))}")
+    check_transport(chosen["transport"])
     blocks = chosen["blocks"]
     if blocks is not None and (isinstance(blocks, bool) or not isinstance(blocks, int) or blocks < 1):
         raise ValueError(f"blocks is {blocks!r}; it must be a number of thread blocks from 1 on, or None")

@@ -13,6 +13,7 @@ from ..formats.floating import StateFormat
 from ..formats.format import Format
 from ..placements.store import Store
 from ..rules import Rule
+from ..transports.choose import Kind
 
 Group = dict[str, Any]
 
@@ -26,7 +27,7 @@ class Owner(Protocol):
     store: Store
     state_format: StateFormat
     blocks: int | None
-    transport: str
+    transport: Kind
     damaged: str
     numbers: frozenset[str]
 

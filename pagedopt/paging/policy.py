@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..units import parse_bytes
+from .budget import Budget
 from .pages import Indices
 
 #: Slots of the ring through which pages pass: one is filled, one updated, one emptied, one is slack.
@@ -21,36 +21,26 @@ AUTO_SHARE, AUTO_LEAST = 0.05, 256 << 20
 #: ``"auto"`` measures again after these steps, then after every 64.
 AUTO_STEPS = (1, 2, 4, 8, 16, 32, 64)
 
-#: Bytes, a text as ``"2GiB"``, ``"auto"``; None: all stays.
-Budget = int | str | None
 
+def place(page_bytes: Sequence[Indices], budget: Budget) -> list[int]:
+    """How many of the first pages of each arena stay on the device: never more bytes than the budget gives.
 
-def check_budget(value: Budget) -> Budget:
-    """``None`` and ``"auto"`` as they are, everything else as bytes.
-
-    Raises:
-        ValueError, TypeError: see :func:`~pagedopt.units.parse_bytes`.
-    """
-    return value if value is None or value == "auto" else parse_bytes(value)
-
-
-def place(page_bytes: Sequence[Indices], budget: int | None) -> list[int]:
-    """How many of the first pages of each arena stay on the device: never more bytes than ``budget`` (None: all).
-
-    Behind an arena that does not fit whole no other has pages there: a larger budget keeps what a smaller one keeps,
-    and an arena that comes later takes nothing from those that are there.
+    Of bytes, none go to an arena behind one that does not fit whole; of a share, each arena has its own.  So a larger
+    budget keeps what a smaller one keeps, and an arena that comes later takes nothing from those that are there.
 
     Args:
         page_bytes: bytes of each page, by arena, in the order in which the arenas were made.
+
+    Raises:
+        ValueError: the budget is ``"auto"``, which has to be measured first.
     """
     boundaries = []
-    left = budget
+    left = budget.of(sum(int(sizes.sum()) for sizes in page_bytes))
     for sizes in page_bytes:
-        if left is None:
-            boundaries.append(len(sizes))
-            continue
-        boundaries.append(int(np.searchsorted(np.cumsum(sizes), left, side="right")))
-        left = max(0, left - int(sizes.sum()))
+        total = int(sizes.sum())
+        mine = left if budget.share is None else budget.of(total)
+        boundaries.append(int(np.searchsorted(np.cumsum(sizes), mine, side="right")))
+        left = max(0, left - total)
     return boundaries
 
 

@@ -1,1 +1,32 @@
-"""Choice 3: where state lives."""
+"""Choice 3: where state lives.  What a placement of one's own is made from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..lazy import attach
+
+if TYPE_CHECKING:
+    from ..paging.pages import Layout as Layout
+    from ..system.errors import StateLost as StateLost
+    from .arena import Arena as Arena
+    from .file import FileArena as FileArena
+    from .managed import DriverManagedArena as DriverManagedArena
+    from .managed import ManagedArena as ManagedArena
+    from .mapped import MappedArena as MappedArena
+    from .plain import DeviceArena as DeviceArena
+    from .plain import HostArena as HostArena
+    from .plain import PinnedArena as PinnedArena
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "..paging.pages": ("Layout",),
+        "..system.errors": ("StateLost",),
+        ".arena": ("Arena",),
+        ".file": ("FileArena",),
+        ".managed": ("DriverManagedArena", "ManagedArena"),
+        ".mapped": ("MappedArena",),
+        ".plain": ("DeviceArena", "HostArena", "PinnedArena"),
+    },
+)

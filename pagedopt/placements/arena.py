@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -28,13 +28,19 @@ class Arena:
     Attributes:
         tensor: the whole range as uint8, on ``device``; for its address, as users get tensors of their own memory.
 
+    A subclass from outside of this package is a placement like any other: ``PagedAdamW(placement=TheClass)``.  It makes
+    ``tensor`` in its ``__init__``, says in the attributes below what it can do, and overrides :meth:`move` if it is
+    ``paged``.  It has to be a name of its module, so that an optimizer with it can be pickled.
+
     Raises:
         MemoryError: there is no room, or it would be taken from others; the text says what to do.
         CudaError: the driver refuses.  Nothing stays allocated in either case.
     """
 
-    #: The placement's name.
+    #: The placement's name; left out: the class's.
     name: ClassVar[str]
+    #: Types of the devices whose parameters it serves.
+    devices: ClassVar[tuple[str, ...]] = ("cuda", "cpu")
     #: Where pages rest that are not on the device: ``host``, ``file``, or None if there are no such pages.
     away: ClassVar[str | None] = None
     #: Whether there is no arena: torch's allocator gives each tensor its own memory.
@@ -51,6 +57,11 @@ class Arena:
     ways: ClassVar[tuple[str, ...]] = ("in_place",)
 
     tensor: torch.Tensor
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "name" not in vars(cls):
+            cls.name = cls.__name__
 
     def __init__(self, layout: Layout, device: torch.device, resident: int) -> None:
         self.layout, self.device, self.resident = layout, device, resident

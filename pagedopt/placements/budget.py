@@ -1,4 +1,4 @@
-"""What a device may hold of an optimizer's state: a number of bytes, all of it, or what the machine can spare."""
+"""What a device holds of an optimizer's state: how many pages of each arena, and what the machine can spare."""
 
 from __future__ import annotations
 
@@ -7,57 +7,71 @@ from collections.abc import Sequence
 import torch
 
 from ..paging import policy
+from ..paging.budget import Budget
+from ..paging.pages import Layout
 from ..system import host
 from .arena import Arena
 
 
-class Limits:
-    """The budget of an optimizer, in bytes for each device.
+def divide(arenas: Sequence[tuple[type[Arena], Layout]], budget: Budget) -> list[int]:
+    """How many of the first pages of each arena of a device rest there: what making, moving and estimating ask.
 
     Args:
-        budget: as :class:`~pagedopt.PagedOptimizer` takes it.
+        arenas: of what kind and how laid out, in the order in which they were made.
+        budget: of the device, measured if it is to be.
+    """
+    paged = iter(policy.place([layout.page_bytes() for kind, layout in arenas if kind.paged], budget))
+    return [next(paged) if kind.paged else layout.pages if kind.away is None else 0 for kind, layout in arenas]
 
-    Raises:
-        ValueError, TypeError: it is no budget.
+
+class Limits:
+    """The budget of an optimizer on each device.
+
+    Args:
+        budget: what the user asked for.
     """
 
-    def __init__(self, budget: policy.Budget) -> None:
-        self.budget = policy.check_budget(budget)
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
         self._auto: dict[torch.device, int] = {}
         self._steps = 0
 
-    def of(self, device: torch.device, here: Sequence[Arena]) -> int | None:
-        """Bytes that may stay on ``device``, None for all; ``"auto"`` is measured when it is first asked for.
+    def of(self, device: torch.device, here: Sequence[Arena]) -> Budget:
+        """The budget of ``device``, in bytes where it is ``"auto"``, which is measured when it is first asked for.
 
         Args:
             here: the arenas of the device.
         """
-        if self.budget != "auto":
-            return self.budget if self.budget is None else int(self.budget)
+        if not self.budget.auto:
+            return self.budget
         if device not in self._auto:
             self._auto[device] = auto_budget(device, here)
-        return self._auto[device]
+        return Budget(self._auto[device])
 
     def total(self, arenas: Sequence[Arena]) -> int | None:
-        """The sum over the devices of ``arenas`` where it is measured; else what was asked for."""
-        if self.budget != "auto":
-            return self.budget if self.budget is None else int(self.budget)
-        limits = [self.of(device, here) for device, here in _by_device(arenas)]
-        return sum(int(x) for x in limits if x is not None) if limits else None
+        """Bytes: what was asked for, None for all; of a share or ``"auto"`` the sum over devices, None if none."""
+        if self.budget.share is None and not self.budget.auto:
+            return self.budget.nbytes
+        limits = [self.of(device, here).limit(_nbytes(here)) for device, here in _by_device(arenas)]
+        return sum(limit or 0 for limit in limits) if limits else None
 
     def remeasure(self, arenas: Sequence[Arena]) -> bool:
         """With ``"auto"``, to be asked once a step: whether a device can spare so much more or less that pages should
         move; measured from time to time."""
-        if self.budget != "auto":
+        if not self.budget.auto:
             return False
         self._steps += 1
         changed = False
         for device, here in _by_device(arenas) if policy.auto_is_due(self._steps) else ():
             now, wanted = sum(map(near_bytes, here)), auto_budget(device, here)
-            if policy.worth_moving(now, wanted, sum(a.layout.nbytes for a in here)):
+            if policy.worth_moving(now, wanted, _nbytes(here)):
                 self._auto[device] = wanted
                 changed = True
         return changed
+
+
+def _nbytes(arenas: Sequence[Arena]) -> int:
+    return sum(arena.layout.nbytes for arena in arenas)
 
 
 def _by_device(arenas: Sequence[Arena]) -> list[tuple[torch.device, list[Arena]]]:

@@ -1,64 +1,114 @@
-"""Placements by name, the default, and what stands in where one cannot be had."""
+"""Placements by name or class, the default, and what stands in where one cannot be had."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from ..paging import policy
-from ..paging.pages import Indices, Width, lay_out
+from ..paging.budget import ALL, Budget
+from ..paging.pages import Width, lay_out
 from ..system import driver
 from ..system.warn import warn_once
 from .arena import Arena, StateLost, total
+from .budget import divide
 from .file import FileArena
 from .managed import DriverManagedArena, ManagedArena
 from .mapped import MappedArena
 from .plain import DeviceArena, HostArena, PinnedArena
 
+#: A name of those below, or any subclass of :class:`Arena`.
+Placement = str | type[Arena]
+
+_SHIPPED = (MappedArena, ManagedArena, PinnedArena, DriverManagedArena, FileArena, HostArena, DeviceArena)
 #: Placements by the type of the parameters' device and name.  One that spills by default stands before its stand-ins.
 ARENAS: dict[str, dict[str, type[Arena]]] = {
-    "cuda": {a.name: a for a in (MappedArena, ManagedArena, PinnedArena, DriverManagedArena, DeviceArena)},
-    "cpu": {a.name: a for a in (FileArena, HostArena, DeviceArena)},
+    device: {kind.name: kind for kind in _SHIPPED if device in kind.devices} for device in ("cuda", "cpu")
 }
 PLACEMENTS = tuple(dict.fromkeys(name for arenas in ARENAS.values() for name in arenas))
 #: How a step may reach pages that are away.
 HOST_ACCESS = ("in_place", "staged")
 
 
-def check_placement(placement: str | None, budget: policy.Budget, host_access: str | None) -> None:
+def check_placement(placement: Any, budget: Budget, host_access: str | None) -> None:
     """Refuse options that do not go together.
 
     Raises:
         ValueError: a name is unknown, or the placement does not go with the budget or with the host access.
+        TypeError: the placement is neither a name nor a class of arenas.
     """
-    if placement is not None and placement not in PLACEMENTS:
-        raise ValueError(f"placement is {placement!r}; there are {', '.join(PLACEMENTS)}")
+    if placement is not None:
+        _check_kind(placement)
     if host_access is not None and host_access not in HOST_ACCESS:
         raise ValueError(f"host_access is {host_access!r}; there are {', '.join(HOST_ACCESS)}")
-    budget = policy.check_budget(budget)
-    if placement in ("device", "managed-driver") and budget is not None:
-        why = "all state stays on the device" if placement == "device" else "the driver decides what stays"
+    if placement is None:
+        return
+    kinds = [arenas[placement] for arenas in ARENAS.values() if placement in arenas] or [placement]
+    refusals = [_refusal_of(kind, budget) for kind in kinds]
+    if all(refusals):
         raise ValueError(
-            f"device_budget is {budget!r} with placement={placement!r}, where {why}; use 'mapped' (on a CPU 'file')"
+            f"device_budget is {budget.said!r} with placement={shown(placement)}, where {refusals[0]}; use 'mapped' "
+            "(on a CPU 'file')"
         )
-    if placement == "host" and budget not in (None, 0):
-        raise ValueError(f"device_budget is {budget!r} with placement='host'; use 'mapped' (on a CPU 'file')")
-    if host_access is not None and placement is not None:
-        ways = {way for arenas in ARENAS.values() if placement in arenas for way in arenas[placement].ways}
-        if host_access not in ways:
+    ways = {way for kind in kinds for way in kind.ways}
+    if host_access is not None and host_access not in ways:
+        raise ValueError(
+            f"host_access is {host_access!r} with placement={shown(placement)}, which has {', '.join(sorted(ways))}"
+        )
+
+
+def _check_kind(placement: Any) -> None:
+    known = ", ".join(PLACEMENTS)
+    if isinstance(placement, str):
+        if placement not in PLACEMENTS:
             raise ValueError(
-                f"host_access is {host_access!r} with placement={placement!r}, which has {', '.join(sorted(ways))}"
+                f"placement is {placement!r}; there are {known}, or a subclass of pagedopt.placements.Arena"
             )
+        return
+    if isinstance(placement, Arena):
+        raise TypeError(
+            f"placement is an object of {type(placement).__name__}; give the class: arenas are made when state is"
+        )
+    if not isinstance(placement, type) or not issubclass(placement, Arena):
+        raise TypeError(f"placement is {placement!r}; give a subclass of pagedopt.placements.Arena, or one of {known}")
+    if placement is Arena or (placement.plain and placement not in _SHIPPED):
+        raise TypeError(
+            f"placement is {placement.__name__}, of which no arena can be made; give a subclass of Arena that makes "
+            "its tensor and is not plain"
+        )
 
 
-def default_placement(device: torch.device, budget: policy.Budget) -> str:
+def _refusal_of(kind: type[Arena], budget: Budget) -> str:
+    """Why no such budget can be kept in such memory; "" if it can."""
+    if budget.everything or (kind.paged and kind.keeps_budget):
+        return ""
+    if kind.paged:
+        return "the driver decides what stays"
+    if kind.away is None:
+        return "all state stays on the device"
+    return "" if budget.nothing else "no state stays on the device"
+
+
+def shown(placement: Placement) -> str:
+    """A placement in messages, as users write it."""
+    return repr(placement) if isinstance(placement, str) else placement.__name__
+
+
+def name_of(placement: Placement | None) -> str:
+    """A placement as reports have it; "none" if there is none."""
+    if placement is None:
+        return "none"
+    return placement if isinstance(placement, str) else placement.name
+
+
+def default_placement(device: torch.device, budget: Budget) -> str:
     """``device`` unless there is a budget; then what spills best."""
-    return "device" if budget is None else next(iter(ARENAS.get(device.type, ARENAS["cpu"])))
+    return "device" if budget.everything else next(iter(ARENAS.get(device.type, ARENAS["cpu"])))
 
 
-def stand_ins(placement: str, device: torch.device, budget: policy.Budget) -> list[type[Arena]]:
-    """The placement, and what to try in its stead, in order.
+def stand_ins(placement: Placement, device: torch.device, budget: Budget) -> list[type[Arena]]:
+    """The placement, and what to try in its stead, in order; for a class of one's own there is nothing.
 
     Raises:
         ValueError: it is not made for such a device and nothing can stand in.
@@ -66,13 +116,20 @@ def stand_ins(placement: str, device: torch.device, budget: policy.Budget) -> li
     known = ARENAS.get(device.type)
     if known is None:
         return [DeviceArena]
+    if not isinstance(placement, str):
+        if device.type not in placement.devices:
+            raise ValueError(
+                f"placement={shown(placement)} is for parameters on {' or '.join(placement.devices)}; these are on "
+                f"{device}"
+            )
+        return [placement]
     if placement not in known:
         if device.type == "cuda":
             raise ValueError(f"placement={placement!r} is for parameters on a CPU; these are on {device}")
-        return [DeviceArena if budget is None else FileArena]
+        return [DeviceArena if budget.everything else FileArena]
     names = [placement]
     if placement not in ("device", "host", "file"):
-        names += ["device"] if budget is None else ["mapped", "managed", "host"]
+        names += ["device"] if budget.everything else ["mapped", "managed", "host"]
     elif placement == "host" and device.type == "cuda":
         names += ["mapped", "managed"]
     return [known[name] for name in dict.fromkeys(names)]
@@ -82,11 +139,10 @@ def create(
     numels: Sequence[int],
     itemsizes: Sequence[Width],
     device: torch.device,
-    placement: str,
-    budget: int | None,
-    wanted: policy.Budget = None,
+    placement: Placement,
+    budget: Budget = ALL,
     spare: int = 0,
-    before: Sequence[Indices] = (),
+    before: Sequence[Arena] = (),
     block: int = 1,
 ) -> Arena | None:
     """An arena of zeros with a section per entry of ``itemsizes``, for parameters of ``numels`` elements.
@@ -95,26 +151,27 @@ def create(
     plain memory of the parameters' own device, where torch gives each tensor its own.
 
     Args:
-        budget: bytes that may stay on the device, those of arenas made before included; None: all.
-        wanted: what the user asked for: ``budget``, ``"auto"`` or None.
+        budget: what may stay on the device, of this arena and of those made before; measured, if it is to be.
         spare: bytes of room for parameters that come later.
-        before: bytes of each page, by arena, of those made before on this device, which keep their part of the budget.
+        before: the arenas of the device so far, which keep their part of the budget.
         block: elements that are stored together.
 
     Raises:
         MemoryError, torch.OutOfMemoryError: there is no room; nothing stays allocated.
         CudaError: no placement can be had.
+        TypeError: a class of one's own makes no tensor for its range.
     """
-    candidates = stand_ins(placement, device, wanted)
-    reason = "" if candidates[0].name == placement else "there is no GPU behind these parameters"
+    candidates = stand_ins(placement, device, budget)
+    asked = ARENAS.get(device.type, {}).get(placement) if isinstance(placement, str) else placement
+    reason = "" if candidates[0] is asked else "there is no GPU behind these parameters"
     for i, kind in enumerate(candidates):
-        refusal = kind.refusal(device) if device.type == "cuda" else ""
+        refusal = kind.refusal(device)
         if not refusal:
             try:
                 arena = _make(kind, numels, itemsizes, device, budget, spare, before, block)
             except (driver.CudaError, MemoryError) as error:
                 # What was asked for by name and has no room says so; a stand-in that has none lets the next one try.
-                if i + 1 == len(candidates) or (isinstance(error, MemoryError) and kind.name == placement):
+                if i + 1 == len(candidates) or (isinstance(error, MemoryError) and kind is asked):
                     raise
                 refusal = str(error)
             else:
@@ -122,29 +179,34 @@ def create(
                     _warn_of_stand_in(device, placement, kind, reason)
                 return arena
         reason = reason or refusal
-    raise ValueError(f"placement={placement!r} on {device}: {reason}")
+    raise ValueError(f"placement={shown(placement)} on {device}: {reason}")
 
 
 def _make(
-    kind: type[Arena], numels: Sequence[int], itemsizes: Sequence[Width], device: torch.device, budget: int | None,
-    spare: int, before: Sequence[Indices], block: int,
+    kind: type[Arena], numels: Sequence[int], itemsizes: Sequence[Width], device: torch.device, budget: Budget,
+    spare: int, before: Sequence[Arena], block: int,
 ) -> Arena | None:  # fmt: skip
     if kind.plain:
         return None
     layout = lay_out(numels, itemsizes, kind.granule, kind.stretch, spare, block)
-    return kind(layout, device, policy.place([*before, layout.page_bytes()], budget)[-1])
+    resident = divide([*((type(a), a.layout) for a in before), (kind, layout)], budget)[-1]
+    arena = kind(layout, device, resident)
+    made = getattr(arena, "tensor", None)
+    if not isinstance(made, torch.Tensor) or made.dtype is not torch.uint8 or made.numel() != layout.nbytes:
+        raise TypeError(f"{kind.__name__} made no tensor of {layout.nbytes:,} bytes (uint8); its __init__ has to")
+    return arena
 
 
-def is_plain(device: torch.device, placement: str, budget: policy.Budget) -> bool:
+def is_plain(device: torch.device, placement: Placement, budget: Budget) -> bool:
     """Whether state of a placement is in tensors of torch's own, as far as can be said without trying."""
     return stand_ins(placement, device, budget)[0].plain
 
 
-def _warn_of_stand_in(device: torch.device, placement: str, kind: type[Arena], reason: str) -> None:
+def _warn_of_stand_in(device: torch.device, placement: Placement, kind: type[Arena], reason: str) -> None:
     place = "ordinary memory" if kind.plain and device.type == "cpu" else f"placement {kind.name!r}"
     warn_once(
-        ("placement", str(device), placement, kind.name),
-        f"placement={placement!r} on {device}: {reason}. State is kept in {place}; results are the same",
+        ("placement", str(device), shown(placement), kind.name),
+        f"placement={shown(placement)} on {device}: {reason}. State is kept in {place}; results are the same",
         stacklevel=4,
     )
 
@@ -153,10 +215,14 @@ __all__ = [
     "ARENAS",
     "PLACEMENTS",
     "Arena",
+    "Placement",
     "StateLost",
     "check_placement",
     "create",
     "default_placement",
     "is_plain",
+    "name_of",
+    "shown",
+    "stand_ins",
     "total",
 ]

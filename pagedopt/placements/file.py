@@ -24,6 +24,7 @@ class FileArena(Arena):
     """
 
     name = "file"
+    devices = ("cpu",)
     away = "file"
     paged = True
     granule = 64 << 10

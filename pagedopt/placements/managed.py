@@ -22,6 +22,7 @@ class ManagedArena(Arena):
     """
 
     name = "managed"
+    devices = ("cuda",)
     away = "host"
     paged = True
     granule = GRANULE

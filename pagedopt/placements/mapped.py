@@ -16,6 +16,7 @@ class MappedArena(Arena):
     """CUDA virtual memory: copy engines reach the host part at the link's full rate, kernels reach it in place."""
 
     name = "mapped"
+    devices = ("cuda",)
     away = "host"
     paged = True
     granule = GRANULE

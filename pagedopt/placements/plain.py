@@ -21,12 +21,14 @@ class HostArena(DeviceArena):
     """Ordinary memory of the host, for parameters on a CPU."""
 
     name = "host"
+    devices = ("cpu",)
 
 
 class PinnedArena(Arena):
     """Page-locked host memory alone, for systems on which nothing else can be divided."""
 
     name = "host"
+    devices = ("cuda",)
     away = "host"
     granule = 4096
     ways = ("staged", "in_place")

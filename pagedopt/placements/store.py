@@ -11,13 +11,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ..paging import policy
+from ..paging.budget import Budget
 from ..paging.pages import Width
 from ..system import host
 from ..tables.format import Column
 from . import choose
-from .budget import Limits
-from .choose import Arena, default_placement
+from .budget import Limits, divide
+from .choose import Arena, Placement, default_placement
 from .movers import Ring, slot_bytes
 
 
@@ -52,7 +52,8 @@ class MemoryReport:
         by_place: bytes by where they should be: ``device``, ``host``, ``file``.
         measured: the same as the driver or the operating system has it.
         placement: by what means, e.g. ``mapped``; several are joined by ``+``.
-        budget: bytes that may stay on the device (for parameters on a CPU: in RAM); None: all.
+        budget: bytes that may stay on the device (for parameters on a CPU: in RAM), of a share those it comes to;
+            None: all, or not known before there is state.
         ring: bytes of the device slots through which pages pass.
 
     Example:
@@ -84,10 +85,14 @@ class Store:
     """Creates state and keeps to the budget.
 
     Args:
-        placement, budget, host_access: as :class:`~pagedopt.PagedOptimizer` takes them, checked.
+        placement, host_access: as :class:`~pagedopt.PagedOptimizer` takes them.
+        budget: of each device of parameters.
+
+    Raises:
+        ValueError, TypeError: they do not go together.
     """
 
-    def __init__(self, placement: str | None, budget: policy.Budget, host_access: str | None) -> None:
+    def __init__(self, placement: Placement | None, budget: Budget, host_access: str | None) -> None:
         choose.check_placement(placement, budget, host_access)
         self.placement, self.limits, self.host_access = placement, Limits(budget), host_access
         self.arenas: list[Arena] = []
@@ -97,8 +102,8 @@ class Store:
         self._counters: dict[str, torch.Tensor] = {}
 
     @property
-    def budget(self) -> policy.Budget:
-        """What the user asked for: bytes on each device, ``"auto"``, or None for all."""
+    def budget(self) -> Budget:
+        """What the user asked for, of each device."""
         return self.limits.budget
 
     def create(self, wanted: Sequence[Wanted]) -> list[torch.Tensor]:
@@ -182,21 +187,20 @@ class Store:
     def _arena(
         self, device: torch.device, numels: list[int], itemsizes: list[Width], spare: int, block: int
     ) -> Arena | None:
-        before = [a.layout.page_bytes() for a in self.on(device) if a.paged]
-        return choose.create(
-            numels,
-            itemsizes,
-            device,
-            self._placement(device),
-            self.limits.of(device, self.on(device)),
-            self.budget,
-            spare,
-            before,
-            block,
-        )
+        here = self.on(device)
+        limit = self.limits.of(device, here)
+        return choose.create(numels, itemsizes, device, self._placement(device), limit, spare, here, block)
 
-    def _placement(self, device: torch.device) -> str:
+    def _placement(self, device: torch.device) -> Placement:
         return self.placement or default_placement(device, self.budget)
+
+    def check_device(self, device: torch.device) -> None:
+        """Refuse parameters of a device that the placement does not serve.
+
+        Raises:
+            ValueError: it is made for others, and nothing can stand in.
+        """
+        choose.stand_ins(self._placement(device), device, self.budget)
 
     def on(self, device: torch.device) -> list[Arena]:
         """The arenas of a device."""
@@ -231,13 +235,13 @@ class Store:
     def mind(self, state: Sequence[torch.Tensor], owner: str) -> None:
         """Forget arenas that no state is in any more; warn, once, of state that a budget does not cover."""
         self.forget(state)
-        if self.budget is None or self._warned:
+        if self.budget.everything or self._warned:
             return
         if loose := sum(t.nbytes for t in state if not self.is_home(t)):
             self._warned = True
             warnings.warn(
                 f"{owner}: {loose:,} bytes of optimizer state lie where they were put, outside of what device_budget="
-                f"{self.budget!r} covers; set_device_budget() brings them home",
+                f"{self.budget.said!r} covers; set_device_budget() brings them home",
                 RuntimeWarning,
                 stacklevel=6,
             )
@@ -275,11 +279,11 @@ class Store:
             ring = self.rings[device] = Ring(device, need)
         return ring
 
-    def set_budget(self, budget: policy.Budget) -> None:
+    def set_budget(self, budget: Budget) -> None:
         """Move pages to match a new budget.  Waits for the device if any move.
 
         Raises:
-            ValueError, TypeError: it is no budget, or the placement keeps none.
+            ValueError: the placement keeps none.
             MemoryError, torch.OutOfMemoryError, CudaError: there is no room; no state is lost, and the report says
                 where each page is.
         """
@@ -288,22 +292,22 @@ class Store:
         self._warned = False
         self.apply_budget()
 
-    def check_budget(self, budget: policy.Budget, has_state: bool) -> None:
+    def check_budget(self, budget: Budget, has_state: bool) -> None:
         """Refuse a budget before anything moves.
 
         Raises:
-            ValueError, TypeError: it is no budget, or the placement keeps none.
+            ValueError: the placement keeps none.
         """
         choose.check_placement(self.placement, budget, self.host_access)
         self.check_owner()
-        if budget is None or not has_state or any(a.paged and a.keeps_budget for a in self.arenas):
+        if budget.everything or not has_state or any(a.paged and a.keeps_budget for a in self.arenas):
             return
-        if self.arenas and budget == 0 and all(a.away and not a.paged for a in self.arenas):
+        if self.arenas and budget.nothing and all(a.away and not a.paged for a in self.arenas):
             return
-        if self.arenas or (self.placement is None and self.budget is None):
+        if self.arenas or (self.placement is None and self.budget.everything):
             names = "+".join(sorted({a.name for a in self.arenas})) or "device"
             raise ValueError(
-                f"device_budget is {budget!r}, but state was created with placement {names!r}, whose pages do not "
+                f"device_budget is {budget.said!r}, but state was created with placement {names!r}, whose pages do not "
                 "move; give a device_budget (or placement='mapped') when making the optimizer"
             )
 
@@ -311,10 +315,10 @@ class Store:
         """(arena, pages that it should keep) where it does not keep as many."""
         targets: list[tuple[Arena, int]] = []
         for device in {a.device for a in self.arenas}:
-            movable = [a for a in self.on(device) if a.paged]
-            wanted = policy.place([a.layout.page_bytes() for a in movable], self.limits.of(device, self.on(device)))
-            targets += zip(movable, wanted, strict=True)
-        return [(arena, resident) for arena, resident in targets if arena.resident != resident]
+            here = self.on(device)
+            wanted = divide([(type(a), a.layout) for a in here], self.limits.of(device, here))
+            targets += zip(here, wanted, strict=True)
+        return [(arena, resident) for arena, resident in targets if arena.paged and arena.resident != resident]
 
     def is_spilled(self) -> bool:
         """Whether pages are away that the budget would have on the device."""
@@ -374,7 +378,7 @@ class Store:
         return MemoryReport(
             choose.total([a.planned() for a in self.arenas] + loose),
             choose.total([a.measured() for a in self.arenas] + loose),
-            names or self.placement or "none",
+            names or choose.name_of(self.placement),
             self.limits.total(self.arenas),
             sum(ring.nbytes for ring in self.rings.values()),
         )

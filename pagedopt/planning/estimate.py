@@ -13,9 +13,11 @@ from typing import Any
 import torch
 
 from ..formats.floating import StateFormat, check_format, dtype_of_name, format_of
-from ..paging import policy
+from ..paging.budget import Budget, Given
 from ..paging.pages import Layout, Width, lay_out
-from ..placements.choose import ARENAS, Arena, check_placement, default_placement, stand_ins
+from ..paging.policy import SLOTS
+from ..placements.budget import divide
+from ..placements.choose import ARENAS, Arena, Placement, check_placement, default_placement, stand_ins
 from ..placements.movers import slot_bytes
 from ..rules import UPDATES, Rule
 from ..tables.format import Column
@@ -33,7 +35,7 @@ class Estimate:
         param_bytes, grad_bytes: of parameters, and of gradients of those that are trained.
         device: where parameters are, ``cuda`` or ``cpu``.
         placement: where state is, by the name of a placement.
-        budget: bytes of state that may stay with the parameters; None: all.
+        budget: bytes of state that may stay with the parameters, of a share those it comes to; None: all.
         host_access: how a step reaches what is away, ``staged`` or ``in_place``; None if nothing is.
         by_place: state by place, as :class:`~pagedopt.MemoryReport` has it: ``device``, ``host``, ``file``.
         ring: slots on the device through which pages pass (from a file: what is in RAM of pages in use).
@@ -109,8 +111,8 @@ def estimate(
     rule: str | Rule = "adamw",
     param_dtype: torch.dtype | str | None = None,
     state_format: StateFormat = None,
-    placement: str | None = None,
-    device_budget: policy.Budget = None,
+    placement: Placement | None = None,
+    device_budget: Given | Budget = None,
     host_access: str | None = None,
     device: str | torch.device | None = None,
     rates: Rates | None = None,
@@ -140,11 +142,12 @@ def estimate(
         )
     rule = rule if isinstance(rule, Rule) else UPDATES[rule]
     check_format(state_format)
-    check_placement(placement, device_budget, host_access)
-    budget = policy.check_budget(device_budget)
-    if budget == "auto":
-        raise ValueError("device_budget is 'auto', which is read from the device as training goes; give bytes")
-    assert not isinstance(budget, str)
+    budget = Budget.parse(device_budget)
+    check_placement(placement, budget, host_access)
+    if budget.auto:
+        raise ValueError(
+            "device_budget is 'auto', which is read from the device as training goes; give bytes or a share"
+        )
     found = describe(model, _dtype(param_dtype))
     where = torch.device(device or found.device or "cuda")
     if where.type not in ARENAS:
@@ -173,9 +176,8 @@ class _Part:
     def bytes(self) -> tuple[int, int]:
         """Resident ones, and those that are away."""
         if self.plain:  # tensors of torch's own, without the gaps of an arena
-            return sum(
-                int(c.entries(n)) * c.real.itemsize for c in self.columns for n in self.layout.numels.tolist()
-            ), 0
+            sizes = self.layout.numels
+            return sum(int((-(-sizes // c.per)).sum()) * c.real.itemsize for c in self.columns), 0
         return self.layout.divided(self.resident)
 
     @property
@@ -199,7 +201,7 @@ class _Arenas:
         state_format: StateFormat,
         kind: type[Arena],
         device: torch.device,
-        budget: int | None,
+        budget: Budget,
     ) -> None:
         self.found, self.kind, self.device, self.budget = found, kind, device, budget
         kinds: dict[torch.dtype, list[int]] = {}
@@ -214,13 +216,9 @@ class _Arenas:
             block = max((form.block for form in forms), default=1)
             widths = [column.width for column in columns[-1]]
             layouts.append(lay_out(numels, widths, kind.granule, kind.stretch, block=block))
-        residents = self._residents(layouts)
+        self.state_bytes = sum(layout.nbytes for layout in layouts)
+        residents = divide([(kind, layout) for layout in layouts], budget)
         self.parts = [_Part(*part, kind.plain) for part in zip(layouts, residents, traffic, columns, strict=True)]
-
-    def _residents(self, layouts: Sequence[Layout]) -> list[int]:
-        if self.kind.paged:
-            return policy.place([layout.page_bytes() for layout in layouts], self.budget)
-        return [layout.pages if self.kind.away is None else 0 for layout in layouts]
 
     def estimate(self, host_access: str | None, rates: Rates) -> Estimate:
         """Add up."""
@@ -239,10 +237,10 @@ class _Arenas:
             grad_bytes=sum(numel * dtype.itemsize for numel, dtype in self.found.trained),
             device=self.device.type,
             placement=self.kind.name,
-            budget=self.budget,
+            budget=self.budget.limit(self.state_bytes),
             host_access=way if away else None,
             by_place={place: nbytes for place, nbytes in places.items() if nbytes},
-            ring=policy.SLOTS * slot if staged else 0,
+            ring=SLOTS * slot if staged else 0,
             moved=2 * away,
             seconds=clock.seconds(stays, away),
             floor=clock.floor(work, away),

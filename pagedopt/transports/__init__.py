@@ -1,1 +1,29 @@
-"""Choice 4: how the table reaches a kernel."""
+"""Choice 4: how the table reaches a kernel.  What a transport of one's own is made from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..lazy import attach
+
+if TYPE_CHECKING:
+    from ..tables.layout import HostTable as HostTable
+    from ..tables.layout import Span as Span
+    from .by_value import HybridTransport as HybridTransport
+    from .by_value import StructTransport as StructTransport
+    from .ring import ManagedTransport as ManagedTransport
+    from .ring import MappedTransport as MappedTransport
+    from .ring import MemcpyTransport as MemcpyTransport
+    from .transport import Argument as Argument
+    from .transport import Lent as Lent
+    from .transport import Transport as Transport
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "..tables.layout": ("HostTable", "Span"),
+        ".by_value": ("HybridTransport", "StructTransport"),
+        ".ring": ("ManagedTransport", "MappedTransport", "MemcpyTransport"),
+        ".transport": ("Argument", "Lent", "Transport"),
+    },
+)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import functools
 import warnings
+from typing import Any
 
 from ..system import driver
 from .by_value import HybridTransport, StructTransport
 from .ring import ManagedTransport, MappedTransport, MemcpyTransport
 from .transport import Transport
+
+#: A name of those below, or any subclass of :class:`Transport`.
+Kind = str | type[Transport]
 
 TRANSPORTS: dict[str, type[Transport]] = {
     t.name: t for t in (ManagedTransport, MemcpyTransport, StructTransport, HybridTransport, MappedTransport)
@@ -30,21 +34,52 @@ def choose(name: str, capabilities: driver.Capabilities) -> tuple[str, str]:
     return name, reason
 
 
-def create(name: str, device: int) -> Transport:
-    """The transport ``name`` for CUDA device ``device``, or the nearest that works there, with one warning.
+def check_transport(kind: Any) -> None:
+    """Refuse what names no transport and is no class of them.
 
     Raises:
         ValueError: there is no transport of that name.
+        TypeError: it is neither a name nor a class of transports.
     """
-    if name not in TRANSPORTS:
-        raise ValueError(f"transport is {name!r}; there are {', '.join(sorted(TRANSPORTS))}")
-    return TRANSPORTS[_working(name, device)](device)
+    known = ", ".join(sorted(TRANSPORTS))
+    if isinstance(kind, str):
+        if kind not in TRANSPORTS:
+            raise ValueError(
+                f"transport is {kind!r}; there are {known}, or a subclass of pagedopt.transports.Transport"
+            )
+    elif isinstance(kind, Transport):
+        raise TypeError(
+            f"transport is an object of {type(kind).__name__}; give the class here: each device gets one of its own"
+        )
+    elif not isinstance(kind, type) or not issubclass(kind, Transport) or kind is Transport:
+        raise TypeError(f"transport is {kind!r}; give a subclass of pagedopt.transports.Transport, or one of {known}")
+
+
+def create(kind: Kind, device: int) -> Transport:
+    """A transport for CUDA device ``device``: of a name, the nearest that works there, with one warning.
+
+    Raises:
+        ValueError, TypeError: see :func:`check_transport`.
+    """
+    check_transport(kind)
+    return TRANSPORTS[_working(kind, device)](device) if isinstance(kind, str) else kind(device)
+
+
+def shared(kind: Kind | Transport, device: int) -> Transport:
+    """The one that all use who prepare nothing: its tables are used again from call to call.  An object is its own.
+
+    Raises:
+        ValueError, TypeError: see :func:`check_transport`.
+    """
+    if isinstance(kind, Transport):
+        return kind
+    check_transport(kind)  # what is none may not even be hashed
+    return _shared(kind, device)  # type: ignore[arg-type] # a class can be hashed
 
 
 @functools.cache
-def shared(name: str, device: int) -> Transport:
-    """The one that all use who prepare nothing: its tables are used again from call to call."""
-    return create(name, device)
+def _shared(kind: Any, device: int) -> Transport:
+    return create(kind, device)
 
 
 @functools.cache

@@ -88,6 +88,8 @@ class Place(Lent):
 class RingTransport(Transport):
     """A ring of tables in memory, each guarded by an event: a table in flight is never rewritten."""
 
+    in_memory = True
+
     def __init__(self, device: int, ring: int = RING) -> None:
         super().__init__(device)
         self._size = ring

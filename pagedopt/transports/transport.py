@@ -35,9 +35,11 @@ class Lent:
 
     Attributes:
         kind: the C++ type of the arguments (:func:`~pagedopt.kernels.source.table_type`).
+        address: where kernels read the words of a table in memory; 0: it travels by value.
     """
 
     kind: str
+    address: int = 0
 
     def parts(self, span: Span | None = None) -> Iterable[tuple[Argument, int]]:
         """For each launch over all chunks, or over a span of them: its argument and how many chunks are in it."""
@@ -53,6 +55,10 @@ class Lent:
 class Transport:
     """One way for a table to reach a kernel.
 
+    A subclass from outside of this package is a transport like any other: ``PagedAdamW(transport=TheClass)``.  It is
+    made with the index of a device and nothing else, and has to be a name of its module, so that an optimizer with it
+    can be pickled.
+
     Args:
         device: index of the CUDA device.
 
@@ -61,6 +67,8 @@ class Transport:
     """
 
     name: ClassVar[str]
+    #: Whether every table it lends is in memory, at :attr:`Lent.address`.
+    in_memory: ClassVar[bool] = False
 
     def __init__(self, device: int) -> None:
         self.device = device

@@ -155,11 +155,15 @@ class Broken(choose.Arena):
 
 
 class Full(Broken):
+    name = "file"
+
     def __init__(self, *_: Any) -> None:
         raise MemoryError("no room\nat all")
 
 
 class Refusing(Broken):
+    name = "file"
+
     @classmethod
     def refusal(cls, device: torch.device) -> str:
         return "it is Sunday"

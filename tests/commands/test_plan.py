@@ -147,7 +147,7 @@ def test_a_doctors_report_serves_as_rates(capsys: pytest.CaptureFixture[str], tm
         (["--params", "7B", "--budget", "much"], "--budget 'much'; give bytes"),
         (["--params", "7B", "--placement", "moon"], "--placement 'moon'; there are"),
         (["--params", "7B", "--placement", "file"], "--placement 'file' is for parameters on a CPU"),
-        (["--params", "7B", "--placement", "device", "--budget", "1k"], "--budget 1000 with --placement 'device'"),
+        (["--params", "7B", "--placement", "device", "--budget", "1k"], "--budget '1k' with --placement 'device'"),
         (["--params", "7B", "--placement", "managed", "--host-access", "staged"], "--host-access 'staged' with"),
         (["--params", "7B", "--state-format", "int3"], "--state-format 'int3'; there are"),
         (["--params", "7B", "--param-dtype", "int3"], "--param-dtype 'int3'; there are"),

@@ -21,6 +21,7 @@ from pagedopt.commands.train.model import GPT
 from pagedopt.commands.train.options import Options, resolve
 from pagedopt.commands.train.run import Run
 from pagedopt.commands.train.sizes import SIZES, parameter_count
+from pagedopt.paging.budget import ALL, Budget
 from pagedopt.placements.file import FileArena
 
 TINY = ("train", "--size", "tiny", "--device", "cpu", "--threads", "1")
@@ -132,7 +133,8 @@ def test_a_run_that_failed_has_no_second_act(
 @pytest.mark.parametrize(
     ("budget", "said"),
     [
-        ("3MiB", "once with all but 3.00 MiB of it in a file"),
+        ("3MiB", "once with all but 3.00 MiB in a file"),
+        ("25%", "once with all but 25% of the state in a file"),
         ("0", "once with all of it in a file"),
         ("auto", "once with what has no room there in a file"),
     ],
@@ -205,8 +207,8 @@ def test_the_act_is_a_tenth_of_a_short_run_and_a_few_dozen_steps_of_a_long_one()
 
 def test_the_twins_differ_in_the_place_of_their_state_alone() -> None:
     resident, spilled = spill.twins(options(spill=True, checkpoint_every=7))
-    assert (resident.placement, resident.budget, resident.checkpoint_every) == ("device", None, 0)
-    assert (spilled.placement, spilled.budget) == ("file", STATE // 4)
+    assert (resident.placement, resident.budget, resident.checkpoint_every) == ("device", ALL, 0)
+    assert (spilled.placement, spilled.budget) == ("file", Budget(STATE // 4))
     changed = {name for name, value in vars(resident).items() if value != getattr(spilled, name)}
     assert changed == {"placement", "device_budget"}
 
@@ -223,8 +225,8 @@ def test_the_twins_differ_in_the_place_of_their_state_alone() -> None:
 )
 def test_the_twins_on_a_gpu(given: dict[str, Any], placement: str, budget: Any) -> None:
     resident, spilled = spill.twins(options(device="cuda", **given))
-    assert (resident.placement, resident.budget) == ("device", None)
-    assert (spilled.placement, spilled.budget) == (placement, budget)
+    assert (resident.placement, resident.budget) == ("device", ALL)
+    assert (spilled.placement, spilled.budget) == (placement, Budget(budget))
 
 
 def options(**changes: Any) -> Options:
@@ -246,7 +248,7 @@ def test_a_gpu_shows_spilling_when_asked(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not resolved_on_a_gpu(monkeypatch).spill
     assert resolved_on_a_gpu(monkeypatch, "--spill").spill
     chosen = resolved_on_a_gpu(monkeypatch, "--placement", "mapped", "--device-budget", "2GiB")
-    assert (chosen.placement, chosen.budget, chosen.spill) == ("mapped", 2 << 30, False)
+    assert (chosen.placement, chosen.budget, chosen.spill) == ("mapped", Budget(2 << 30), False)
 
 
 @pytest.mark.parametrize(
@@ -292,7 +294,7 @@ def test_bad_values_are_refused_before_anything_is_made(tmp_path: Path, capsys: 
         ("--device-budget", "2 apples"): "--device-budget 2 apples: device_budget is '2 apples'; give bytes",
         ("--device-budget", "-1"): "--device-budget -1: ",
         ("--device-budget", ""): "--device-budget : device_budget is ''",
-        ("--device-budget", "every"): "all and auto are budgets too",
+        ("--device-budget", "every"): "a share as '50%', 'all' and 'auto' are budgets too",
         ("--placement", "attic"): "--placement attic: for parameters on cpu there are device, file, host",
         ("--placement", "mapped"): "--placement mapped: for parameters on cpu there are device, file, host",
         ("--placement", "device", "--device-budget", "1MB"): "--placement device --device-budget 1MB: ",

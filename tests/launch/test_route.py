@@ -17,21 +17,20 @@ import pagedopt
 from pagedopt import PagedAdamW
 from pagedopt.launch.route import Route
 from pagedopt.paging.visits import Arrive, Evict, Fetch, Launch
+from pagedopt.placements import FileArena
 
 SIZES = (40_000, 0, 3, 90_001, 1, 300_000)
 
 
-@pytest.fixture(autouse=True)
-def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pagedopt.placements.choose import FileArena
-
-    monkeypatch.setattr(FileArena, "stretch", 1 << 17)
+class SmallPages(FileArena):
+    stretch = 1 << 17
 
 
 def stepped(steps: int = 1, **options: Any) -> tuple[list[torch.nn.Parameter], PagedAdamW]:
     torch.manual_seed(0)
     params = [torch.nn.Parameter(torch.randn(n)) for n in SIZES]
-    opt = PagedAdamW(params, **options, **ADAMW)
+    place = {"placement": SmallPages, **options} if options else {}
+    opt = PagedAdamW(params, **place, **ADAMW)
     for step in range(steps):
         step_with(params, opt, step)
     return params, opt
@@ -59,7 +58,7 @@ def route_of(opt: PagedAdamW) -> Route | None:
 
 
 def test_nothing_away_is_one_launch() -> None:
-    for options in ({}, {"device_budget": "1GiB"}, {"placement": "file"}):
+    for options in ({}, {"device_budget": "1GiB"}, {"device_budget": None}):
         assert route_of(stepped(**options)[1]) is None
 
 

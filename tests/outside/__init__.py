@@ -1,1 +1,1 @@
-"""Another package's optimizers, formats, placements and transports, made with public names alone."""
+"""What a stranger makes with public names and nothing else: an optimizer, a format, a placement and a transport."""

@@ -1,28 +1,23 @@
-"""The policy: what stays, what passes through, what a budget means.  Replayed on plain values, with no device."""
+"""The policy: what stays, what passes through.  Replayed on plain values, with no device."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from pagedopt.paging.budget import ALL, Budget
 from pagedopt.paging.pages import GRANULE, lay_out
 from pagedopt.paging.policy import (
     AUTO_LEAST,
     SLOTS,
-    Budget,
     auto_is_due,
-    check_budget,
     place,
     reserve,
     schedule,
     spare_bytes,
     worth_moving,
 )
-from pagedopt.units import parse_bytes
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -45,7 +40,7 @@ def resident_bytes(arenas: list[list[int]], boundaries: list[int]) -> int:
 @example([[10, 10], [1]], 15)
 @example([[], [3]], 3)
 def test_never_over_budget_and_never_a_page_less_than_it_allows(arenas: list[list[int]], budget: int) -> None:
-    boundaries = place(arrays(arenas), budget)
+    boundaries = place(arrays(arenas), Budget(budget))
     used = resident_bytes(arenas, boundaries)
     assert used <= budget
     left_out = [sizes[stay] for sizes, stay in zip(arenas, boundaries, strict=True) if stay < len(sizes)]
@@ -58,13 +53,15 @@ def test_never_over_budget_and_never_a_page_less_than_it_allows(arenas: list[lis
 def test_a_larger_budget_keeps_what_a_smaller_one_keeps(arenas: list[list[int]], one: int, other: int) -> None:
     """So a change of budget moves pages one way only."""
     small, large = sorted((one, other))
-    assert all(a <= b for a, b in zip(place(arrays(arenas), small), place(arrays(arenas), large), strict=True))
+    assert all(
+        a <= b for a, b in zip(place(arrays(arenas), Budget(small)), place(arrays(arenas), Budget(large)), strict=True)
+    )
 
 
 @given(ARENAS, st.integers(0, 600))
 def test_first_pages_first_across_arenas(arenas: list[list[int]], budget: int) -> None:
     """Behind the first page that goes away none with bytes stays."""
-    boundaries = place(arrays(arenas), budget)
+    boundaries = place(arrays(arenas), Budget(budget))
     cut_off = [stay < len(sizes) for sizes, stay in zip(arenas, boundaries, strict=True)]
     if True in cut_off:
         behind = cut_off.index(True) + 1
@@ -74,27 +71,27 @@ def test_first_pages_first_across_arenas(arenas: list[list[int]], budget: int) -
 @given(ARENAS)
 def test_no_budget_is_no_limit(arenas: list[list[int]]) -> None:
     everything = [len(sizes) for sizes in arenas]
-    assert place(arrays(arenas), None) == everything
-    assert place(arrays(arenas), sum(map(sum, arenas))) == everything
-    assert place(arrays(arenas), 2**70) == everything
+    assert place(arrays(arenas), ALL) == everything
+    assert place(arrays(arenas), Budget(sum(map(sum, arenas)))) == everything
+    assert place(arrays(arenas), Budget(2**70)) == everything
 
 
 def test_hand_cases_of_place() -> None:
     arenas = arrays([[4, 4, 2], [3, 3], [1]])
-    assert place(arenas, 0) == [0, 0, 0]
-    assert place(arenas, 4) == [1, 0, 0]
-    assert place(arenas, 9) == [2, 0, 0]  # the page of 1 would fit, but stands behind those that do not
-    assert place(arenas, 10) == [3, 0, 0]
-    assert place(arenas, 13) == [3, 1, 0]
-    assert place(arenas, 16) == [3, 2, 0]
-    assert place(arenas, 17) == [3, 2, 1]
-    assert place([], 5) == []
+    assert place(arenas, Budget(0)) == [0, 0, 0]
+    assert place(arenas, Budget(4)) == [1, 0, 0]
+    assert place(arenas, Budget(9)) == [2, 0, 0]  # the page of 1 would fit, but stands behind those that do not
+    assert place(arenas, Budget(10)) == [3, 0, 0]
+    assert place(arenas, Budget(13)) == [3, 1, 0]
+    assert place(arenas, Budget(16)) == [3, 2, 0]
+    assert place(arenas, Budget(17)) == [3, 2, 1]
+    assert place([], Budget(5)) == []
 
 
 def test_pages_of_a_vast_layout_are_placed() -> None:
     layout = lay_out([2**40, 2**31 + 5], (4, 4), GRANULE)
     sizes = layout.page_bytes()
-    [half] = place([sizes], layout.nbytes // 2)
+    [half] = place([sizes], Budget(layout.nbytes // 2))
     assert half == layout.pages // 2
     assert sizes[:half].sum() > 2**41
 
@@ -118,66 +115,6 @@ def test_the_ring_has_a_slot_for_each_way_and_one_of_slack() -> None:
     assert [move.slot for move in schedule([(0, page) for page in range(6)])] == [0, 1, 2, 3, 0, 1]
     assert SLOTS == 4
     assert schedule([]) == []
-
-
-# ---- budgets ----
-
-
-@pytest.mark.parametrize(
-    ("given_as", "nbytes"),
-    [
-        (0, 0),
-        (123, 123),
-        (2**70, 2**70),
-        ("0", 0),
-        ("123", 123),
-        ("500 MB", 500 * 1000**2),
-        ("2GiB", 2 * GIB),
-        ("2gib", 2 * GIB),
-        ("2Gi", 2 * GIB),
-        ("2 G", 2 * 1000**3),
-        (" 1.5 GB ", 1_500_000_000),
-        ("0.5 KiB", 512),
-        ("1.TB", 1000**4),
-        ("3 TiB", 3 << 40),
-        ("7b", 7),
-        ("4kB", 4000),
-        ("1.9", 1),  # bytes are whole
-        ("9007199254740993", 2**53 + 1),  # a float would lose the last one
-        ("1" + "0" * 400, 10**400),  # and could not hold this
-    ],
-)
-def test_bytes_are_read(given_as: int | str, nbytes: int) -> None:
-    assert parse_bytes(given_as) == nbytes
-    assert check_budget(given_as) == nbytes
-
-
-@pytest.mark.parametrize(
-    "given_as",
-    ["-1", "", " ", "2 apples", "GiB", "B", "1e9", "0x10", "2 GiB free", "1,5 GB", "1_000", "2KiBB", ".", "nan", "inf"],
-)
-def test_texts_that_are_no_bytes_are_refused(given_as: str) -> None:
-    with pytest.raises(ValueError, match=r"device_budget is .*give bytes, or a number with kB, MB, GB") as caught:
-        check_budget(given_as)
-    assert repr(given_as) in str(caught.value)
-
-
-def test_what_is_no_number_of_bytes_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"device_budget is -1; it cannot be negative"):
-        check_budget(-1)
-    wrong: tuple[Any, ...] = (True, False, 2.0, 1.5e9, float("nan"), [], (1,), b"2GiB")
-    for value in wrong:
-        with pytest.raises(TypeError, match=r"device_budget is .*give bytes as an integer or a text as '2GiB'"):
-            check_budget(value)
-    with pytest.raises(TypeError, match="nbytes is None"):
-        parse_bytes(None, "nbytes")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="--ring is 'x'"):
-        parse_bytes("x", "--ring")
-
-
-@pytest.mark.parametrize("budget", [None, "auto"])
-def test_budgets_that_are_no_bytes(budget: Budget) -> None:
-    assert check_budget(budget) == budget
 
 
 # ---- auto ----

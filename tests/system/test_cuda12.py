@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from pagedopt.paging.budget import Budget
 from pagedopt.placements import choose
 from pagedopt.system import driver, warn
 
@@ -170,7 +171,7 @@ def small_card(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_stand_in_without_room_gives_way_to_the_next(small_card: None) -> None:
     with pytest.warns(RuntimeWarning, match=r"cannot map host pages.*driver of CUDA 13.*placement 'host'"):
-        arena = choose.create([100_000], [4, 4], CUDA, "mapped", 0, wanted=0)
+        arena = choose.create([100_000], [4, 4], CUDA, "mapped", Budget(0))
     assert arena is not None
     assert arena.name == "host"
     assert not arena.tensor.any()
@@ -178,4 +179,4 @@ def test_a_stand_in_without_room_gives_way_to_the_next(small_card: None) -> None
 
 def test_a_placement_asked_for_by_name_keeps_its_refusal(small_card: None) -> None:
     with pytest.raises(MemoryError, match=r"bytes of managed memory asked for.*the limit is 25% of that"):
-        choose.create([100_000], [4, 4], CUDA, "managed", 0, wanted=0)
+        choose.create([100_000], [4, 4], CUDA, "managed", Budget(0))

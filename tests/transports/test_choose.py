@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from typing import Any
 
 import pytest
 from fakes import FakeCuda, change, filled
 
 from pagedopt.system.driver import Capabilities
-from pagedopt.transports.choose import TRANSPORTS, choose, create
-from pagedopt.transports.ring import RING
+from pagedopt.transports.choose import TRANSPORTS, choose, create, shared
+from pagedopt.transports.ring import RING, MemcpyTransport
 
 
 @pytest.mark.parametrize("has", list(itertools.product([False, True], repeat=3)), ids=str)
@@ -84,6 +85,37 @@ def test_a_device_is_asked_once_what_works_on_it(cuda: FakeCuda) -> None:
     assert cuda.calls.count("managed") == 1
     create("managed", 1)
     assert cuda.calls.count("managed") == 2
+
+
+class Own(MemcpyTransport):
+    pass
+
+
+def test_a_class_is_made_for_each_device_and_nothing_stands_in(cuda: FakeCuda) -> None:
+    cuda.refuse = dict.fromkeys(("managed", "mapped"), "CUDA_ERROR_NOT_SUPPORTED")
+    ways = [create(Own, 0), create(Own, 1), create(Own, 0), shared(Own, 0), shared(Own, 1)]
+    assert [(type(way), way.device) for way in ways] == [(Own, 0), (Own, 1), (Own, 0), (Own, 0), (Own, 1)]
+    assert len(set(ways)) == 5
+    assert shared(Own, 0) is ways[3]
+    assert shared(ways[0], 0) is ways[0]
+    assert cuda.calls == []
+
+
+@pytest.mark.parametrize("take", [create, shared])
+def test_what_is_no_transport_is_refused(take: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"transport is \[\]; give a subclass of pagedopt.transports.Transport, or one of"
+    ):
+        take([], 0)
+    with pytest.raises(ValueError, match="transport is 'pigeon'"):
+        take("pigeon", 0)
+
+
+def test_what_is_in_memory_says_so(cuda: FakeCuda) -> None:
+    table = filled([5, 3000])
+    for name, kind in TRANSPORTS.items():
+        with kind(0).lend(table, 7) as lent:
+            assert bool(lent.address) == kind.in_memory == (name not in ("struct", "hybrid"))
 
 
 def test_an_unknown_transport_is_refused_with_the_known() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ...paging.budget import ALL, Budget
 from ...paging.pages import lay_out
 from ...placements.choose import ARENAS, Arena, default_placement, stand_ins
 from ...planning.rates import Rates
@@ -102,10 +103,11 @@ def try_step(device: torch.device) -> dict[str, Any]:
 def choices(device: torch.device, tried: list[dict[str, Any]], rates: Rates | None) -> list[dict[str, Any]]:
     """What an optimizer takes that is asked for no placement: without a budget, and with one; and why."""
     found = {t["placement"]: t for t in tried if t["device"] == str(device)}
-    candidates = stand_ins(default_placement(device, 0), device, 0)
+    budget = Budget(0)
+    candidates = stand_ins(default_placement(device, budget), device, budget)
     works = [kind for kind in candidates if found[kind.name]["works"]]
     kept = "ordinary memory" if device.type == "cpu" else "the device"
-    whole = {"device_budget": None, "placement": default_placement(device, None), "host_access": None,
+    whole = {"device_budget": None, "placement": default_placement(device, ALL), "host_access": None,
              "why": f"without a budget all state stays in {kept}"}  # fmt: skip
     if not works:
         why = "; ".join(f"{kind.name}: {found[kind.name]['reason']}" for kind in candidates)

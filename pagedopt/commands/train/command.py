@@ -69,8 +69,8 @@ def _add_state_arguments(state: argparse._ArgumentGroup) -> None:
     state.add_argument(
         "--device-budget",
         metavar="BYTES",
-        help="how much of it stays on the device (on a CPU: in RAM), as 2GiB, 500MB or 0; the rest is spilled to the "
-        "host (on a CPU: to a file). all: nothing is spilled; auto: what the machine can spare; default: all",
+        help="how much of it stays on the device (on a CPU: in RAM), as 2GiB, 500MB, 25%% or 0; the rest is spilled to "
+        "the host (on a CPU: to a file). all: nothing is spilled; auto: what the machine can spare; default: all",
     )
     state.add_argument(
         "--placement",

@@ -31,7 +31,9 @@ def build_optimizer(kind: str, model: nn.Module, options: Options) -> torch.opti
     if kind == "paged":
         from ... import PagedAdamW
 
-        return PagedAdamW(groups, lr=options.lr, betas=BETAS, placement=options.placement, device_budget=options.budget)
+        return PagedAdamW(
+            groups, lr=options.lr, betas=BETAS, placement=options.placement, device_budget=options.device_budget
+        )
     return torch.optim.AdamW(groups, lr=options.lr, betas=BETAS, fused=True)
 
 

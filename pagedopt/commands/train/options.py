@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ...paging import policy
+from ...paging.budget import Budget
 from ...placements.choose import ARENAS, Arena, check_placement, default_placement
 from ...system.state_file import state_folder
 from ...units import text_of_bytes
@@ -51,13 +51,13 @@ class Options:
         return SIZES[self.size]
 
     @property
-    def budget(self) -> policy.Budget:
-        """``device_budget`` as PagedAdamW takes it.
+    def budget(self) -> Budget:
+        """What ``device_budget`` says.
 
         Raises:
-            ValueError: the text is no number of bytes.
+            ValueError: the text is no budget.
         """
-        return None if self.device_budget == EVERYTHING else policy.check_budget(self.device_budget)
+        return Budget(self.device_budget)
 
     @property
     def state_bytes(self) -> int:
@@ -150,12 +150,12 @@ def check_state(options: Options) -> None:
     try:
         budget = options.budget
     except ValueError as error:
-        raise UsageError(f"{text}: {error}; {EVERYTHING} and auto are budgets too") from error
+        raise UsageError(f"{text}: {error}") from error
     try:
         check_placement(options.placement, budget, None)
     except ValueError as error:
         raise UsageError(f"{text}: {error}") from error
-    kind = known[options.placement or default_placement(device, 0 if options.spill else budget)]
+    kind = known[options.placement or default_placement(device, Budget(0) if options.spill else budget)]
     if options.spill:
         check_act(options, kind, text)
     if kind.name == "file":
@@ -169,7 +169,8 @@ def check_act(options: Options, kind: type[Arena], text: str) -> None:
     """Refuse a second act in which nothing would be spilled."""
     if not (kind.away and kind.keeps_budget):
         raise UsageError(f"{text}: no budget sends state of placement {kind.name} away; use another, or --no-spill")
-    if isinstance(options.budget, int) and options.budget >= options.state_bytes:
+    budget = options.budget
+    if not (budget.everything or budget.auto) and budget.of(options.state_bytes) == options.state_bytes:
         size = text_of_bytes(options.state_bytes)
         raise UsageError(f"{text}: all state stays, it is {size}; use a smaller --device-budget, or --no-spill")
 

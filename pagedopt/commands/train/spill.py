@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from ...paging.budget import Budget
 from ...placements.choose import ARENAS, default_placement
 from ...units import text_of_bytes
 from .compare import TOLERANCE, compare
@@ -35,7 +36,7 @@ def twins(options: Options) -> tuple[Options, Options]:
     resident = replace(
         options, steps=steps, checkpoint_every=0, spill=False, placement="device", device_budget=EVERYTHING
     )
-    kind = ARENAS[device.type][options.placement or default_placement(device, 0)]
+    kind = ARENAS[device.type][options.placement or default_placement(device, Budget(0))]
     budget = options.device_budget
     if budget == EVERYTHING and kind.paged and kind.keeps_budget:
         budget = str(int(SHARE[device.type] * options.state_bytes))
@@ -46,8 +47,8 @@ def announcement(resident: Options, spilled: Options) -> str:
     """Say what is about to happen."""
     device = torch.device(spilled.device).type
     budget = spilled.budget
-    stays = f"all but {text_of_bytes(budget)} of it" if budget and isinstance(budget, int) else "all of it"
-    stays = "what has no room there" if budget == "auto" else stays
+    stays = "all of it" if budget.everything or budget.nothing else f"all but {budget}"
+    stays = "what has no room there" if budget.auto else stays
     away = AWAY[ARENAS[device][str(spilled.placement)].away or "host"]
     return (
         f"\nSecond act, spilling: {resident.steps} steps from the same start, once with PagedAdamW's state "

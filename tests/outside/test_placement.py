@@ -1,0 +1,238 @@
+"""Placements from outside: all that a name does, a class of one's own does; what is none is refused at once."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from pagedopt import PagedAdamW, estimate
+from pagedopt.placements import Arena, DeviceArena, FileArena, HostArena
+
+from .placement import Limited, Ordinary, SmallCard, SmallRam
+from .rule import tempered
+from .training import bits, gpu, optimizer, parameters, same, train
+
+STATE = 4 * (200 * 201 + 5 * 9 + 1 + 70)  # bytes, without what aligns them
+
+
+@pytest.fixture(autouse=True)
+def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing is on the card, and a test may change its size."""
+    gc.collect()
+    monkeypatch.setattr(Limited, "room", Limited.room)
+    yield
+    gc.collect()
+
+
+def near(opt: Any) -> int:
+    return opt.memory_report().by_place.get("host", 0)
+
+
+def test_it_serves_in_the_place_of_a_name() -> None:
+    params, others = parameters(), parameters()
+    opt, file = (
+        optimizer(each, placement=kind, device_budget=100_000)
+        for each, kind in ((params, SmallRam), (others, "file"))
+    )  # fmt: skip
+    train(opt, params, 0, 5)
+    train(file, others, 0, 5)
+    assert same(bits(opt, params), bits(file, others))
+    assert opt.memory_report().placement == "small"
+    assert opt.memory_report().by_place == file.memory_report().by_place
+    assert "optimizer state (small, budget 0.1 MiB)" in str(opt.memory_report())
+    for budget in ("all", 0, "75%", 70_000):
+        opt.set_device_budget(budget)
+        file.set_device_budget(budget)
+        assert opt.memory_report().by_place == file.memory_report().by_place
+    given = opt.spill()
+    assert given > 0
+    assert near(opt) == 0
+    opt.unspill()
+    assert near(opt) == given
+    assert same(bits(opt, params), bits(file, others))
+
+
+def test_what_has_no_room_is_refused_and_changes_nothing() -> None:
+    Limited.room = 100_000
+    params = parameters()
+    opt = optimizer(params, placement=SmallRam)
+    with pytest.raises(MemoryError, match=r"\d+ bytes of state, where 100,000 are left; give a smaller device_budget"):
+        train(opt, params, 0, 1)
+    assert same([p.detach() for p in params], [p.detach() for p in parameters()])
+    assert not opt.state
+    opt.set_device_budget("50%")
+    train(opt, params, 0, 3)
+    assert 0 < near(opt) <= 100_000
+    before, place = bits(opt, params), opt.memory_report().by_place
+    with pytest.raises(MemoryError, match="of state, where"):
+        opt.set_device_budget("all")
+    assert opt.memory_report().by_place == place
+    assert same(bits(opt, params), before)
+    with pytest.raises(MemoryError), opt.spilled():
+        Limited.room = 0  # somebody else took the room meanwhile
+    assert near(opt) == 0
+    Limited.room = 1 << 20
+    opt.unspill()
+    assert near(opt) == sum(place.values())
+    train(opt, params, 3, 6)
+    others = parameters()
+    whole = optimizer(others)
+    train(whole, others, 0, 6)
+    assert same(bits(opt, params), bits(whole, others))
+
+
+def test_it_counts_what_all_optimizers_take_and_give_back() -> None:
+    Limited.room = 3 * STATE // 2
+    params, others = parameters(), parameters()
+    opt = optimizer(params, placement=SmallRam)
+    train(opt, params, 0, 1)
+    other = optimizer(others, placement=SmallRam, device_budget="80%")
+    with pytest.raises(MemoryError):
+        train(other, others, 0, 1)
+    del opt, params
+    gc.collect()
+    train(other, others, 0, 1)
+    assert near(other) > 0
+
+
+@pytest.mark.parametrize("how", [{"placement": SmallRam, "device_budget": "30%"}, {"placement": Ordinary}], ids=str)
+def test_a_checkpoint_comes_and_goes(how: dict[str, Any]) -> None:
+    """From torch's own tensors into the class's memory and back."""
+    params, others = parameters(), parameters()
+    opt, whole = optimizer(params, **how), optimizer(others)
+    train(whole, others, 0, 3)
+    for p, q in zip(params, others, strict=True):
+        p.data.copy_(q.data)
+    opt.load_state_dict(whole.state_dict())
+    place = opt.memory_report()
+    assert place.placement == how["placement"].name
+    train(opt, params, 3, 6)
+    assert opt.memory_report().by_place == place.by_place
+    whole.load_state_dict(opt.state_dict())
+    for p, q in zip(params, others, strict=True):
+        q.data.copy_(p.data)
+    train(opt, params, 6, 8)
+    train(whole, others, 6, 8)
+    assert same(bits(opt, params), bits(whole, others))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"placement": SmallRam, "device_budget": b} for b in (None, 0, "40%", 0.7, 100_000)] + [{"placement": Ordinary}],
+    ids=str,
+)
+def test_an_estimate_says_what_it_takes(how: dict[str, Any]) -> None:
+    params = parameters()
+    opt = optimizer(params, **how)
+    train(opt, params, 0, 1)
+    said, report = estimate(params, rule=tempered, **how), opt.memory_report()
+    assert (said.placement, said.by_place, said.budget) == (report.placement, report.by_place, report.budget)
+
+
+def test_an_estimate_needs_no_card() -> None:
+    mine, mapped = (estimate("7B", placement=kind, device_budget="25%") for kind in (SmallCard, "mapped"))
+    assert mine.placement == "SmallCard"
+    assert mine.by_place == mapped.by_place
+    assert mine.by_place["device"] <= mine.state_bytes / 4
+
+
+@pytest.mark.parametrize("make", [PagedAdamW, estimate], ids=["optimizer", "estimate"])
+def test_what_is_no_placement_is_refused_at_once(make: Any) -> None:
+    class Plain(DeviceArena):
+        pass
+
+    params = parameters()
+    opt = optimizer(params, placement=SmallRam)
+    train(opt, params, 0, 1)
+    arena = next(iter(Limited.made))
+    cases: list[tuple[Any, type[Exception], str]] = [
+        (arena, TypeError, "placement is an object of SmallRam; give the class"),
+        (5, TypeError, "placement is 5; give a subclass of pagedopt.placements.Arena, or one of mapped, managed"),
+        ([], TypeError, r"placement is \[\]; give a subclass"),
+        (dict, TypeError, "placement is <class 'dict'>; give a subclass"),
+        (Arena, TypeError, "placement is Arena, of which no arena can be made"),
+        (Plain, TypeError, "placement is Plain, of which no arena can be made"),
+        ("moon", ValueError, "placement is 'moon'; there are mapped, .*or a subclass of pagedopt.placements.Arena"),
+        (SmallCard, ValueError, "placement=SmallCard is for parameters on cuda; these are on cpu"),
+    ]  # fmt: skip
+    for placement, error, text in cases:
+        with pytest.raises(error, match=text):
+            make(params, placement=placement)
+    for options, text in (
+        ({"placement": Ordinary, "device_budget": 5}, "device_budget is 5 with placement=Ordinary, where all state"),
+        ({"placement": Ordinary, "device_budget": "10%"}, "device_budget is '10%' with placement=Ordinary"),
+        ({"placement": SmallRam, "host_access": "in_place"}, "'in_place' with placement=SmallRam, which has staged"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            make(params, **options)
+
+
+def test_a_group_that_it_does_not_serve_is_not_added() -> None:
+    class Card(FileArena):
+        devices = ("cuda",)
+
+    opt = PagedAdamW([torch.nn.Parameter(torch.ones(3, device="meta"))], placement=Card)
+    with pytest.raises(ValueError, match="placement=Card is for parameters on cuda; these are on cpu"):
+        opt.add_param_group({"params": parameters()})
+    assert len(opt.param_groups) == 1
+
+
+def test_an_arena_without_its_memory_is_refused_before_anything_is_done() -> None:
+    class Empty(Arena):
+        pass
+
+    class Short(Arena):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self.tensor = torch.zeros(5, dtype=torch.uint8)
+
+    for kind in (Empty, Short):
+        params = parameters()
+        opt = PagedAdamW(params, placement=kind)
+        with pytest.raises(TypeError, match=rf"{kind.__name__} made no tensor of [\d,]+ bytes \(uint8\)"):
+            train(opt, params, 0, 1)
+        assert not opt.state
+
+
+def test_a_class_that_refuses_is_asked_before_it_is_made() -> None:
+    class Closed(FileArena):
+        @classmethod
+        def refusal(cls, device: torch.device) -> str:
+            return "it is Sunday"
+
+    params = parameters()
+    with pytest.raises(ValueError, match="placement=Closed on cpu: it is Sunday"):
+        train(PagedAdamW(params, placement=Closed), params, 0, 1)
+
+
+def test_shipped_classes_are_their_names() -> None:
+    for kind, name in ((FileArena, "file"), (HostArena, "host"), (DeviceArena, "device")):
+        places = []
+        for placement in (kind, name):
+            params = parameters()
+            opt = optimizer(params, placement=placement)
+            train(opt, params, 0, 1)
+            places.append((opt.memory_report().placement, opt.memory_report().by_place))
+        assert places[0] == places[1]
+    assert (SmallRam.name, SmallCard.name, Limited.name) == ("small", "SmallCard", "Limited")
+
+
+@pytest.mark.parametrize("budget", [pytest.param(b, marks=gpu) for b in (0, "40%", "all")])
+def test_a_small_card(budget: Any) -> None:
+    params, others = parameters("cuda"), parameters("cuda")
+    opt, whole = optimizer(params, placement=SmallCard, device_budget=budget), optimizer(others)
+    Limited.room = 64 << 20
+    train(opt, params, 0, 4)
+    train(whole, others, 0, 4)
+    assert same(bits(opt, params), bits(whole, others))
+    assert opt.memory_report().placement == "SmallCard"
+    opt.set_device_budget(0)
+    Limited.room = 1 << 20
+    with pytest.raises(MemoryError, match="of state, where 1,048,576 are left"):
+        opt.set_device_budget("all")
+    assert same(bits(opt, params), bits(whole, others))
+    assert set(opt.memory_report().by_place) == {"host"}

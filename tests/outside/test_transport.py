@@ -1,0 +1,133 @@
+"""A transport from outside: the tables that it lends are right, whoever asks for it; what is none is refused."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from fake_device import STREAM, Device
+
+from pagedopt import DeviceTable, PagedAdamW, Sweep, foreach_norm, multi_tensor_apply
+from pagedopt.rules import add
+from pagedopt.transports import MemcpyTransport, StructTransport, Transport
+
+from .training import bits, gpu, optimizer, parameters, same, train
+from .transport import Recorder
+
+FEW = (700, 1, 3, 2000)
+
+
+@pytest.fixture(autouse=True)
+def record() -> Iterator[list[tuple[int, int, int]]]:
+    Recorder.record.clear()
+    yield Recorder.record
+    Recorder.record.clear()
+
+
+def test_its_tables_are_read_as_they_were_when_launched(monkeypatch: pytest.MonkeyPatch, record: list) -> None:
+    """Ten steps ahead of a device made of queues, pages among them."""
+    device = Device(monkeypatch, Recorder, FEW)
+    chunks = len(device.sweep.table.host.chunks)
+    for number in range(1, 11):
+        device.step(number, device.steps() if number % 2 else None)
+    device.cuda.drain(STREAM)
+    assert record == [(0, len(FEW), chunks)] * 10
+    assert device.cuda.calls.count("pinned") == 4, "the tables of the one that it wraps are in a ring"
+    assert device.sweep.launches == 5 * 3 + 5
+
+
+def test_a_captured_graph_is_prepared_by_the_one_within(monkeypatch: pytest.MonkeyPatch, record: list) -> None:
+    device = Device(monkeypatch, Recorder, FEW)
+    device.sweep.prepare()
+    graph = device.cuda.graph = []
+    device.step(1)
+    device.cuda.graph = None
+    for _ in range(2):
+        for work in graph:
+            work()
+    assert len(record) == 1
+
+
+def test_on_a_cpu_it_is_taken_and_not_needed(record: list) -> None:
+    params, others = parameters(), parameters()
+    opt, usual = optimizer(params, transport=Recorder), optimizer(others)
+    train(opt, params, 0, 3)
+    train(usual, others, 0, 3)
+    assert same(bits(opt, params), bits(usual, others))
+    multi_tensor_apply(add, [[torch.ones(3)], [torch.ones(3)]], {"alpha": 1.0}, transport=Recorder)
+    DeviceTable([[torch.ones(3)]], transport=Recorder)
+    assert record == []
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["deepcopy", "pickle"])
+def test_a_copy_keeps_it(copied: Any) -> None:
+    params = parameters()
+    opt = optimizer(params, transport=Recorder)
+    train(opt, params, 0, 2)
+    twin, _ = copied((opt, params))
+    assert twin.transport is opt.transport is Recorder
+
+
+def test_what_is_no_transport_is_refused_at_once() -> None:
+    lists = [[torch.ones(3)], [torch.ones(3)]]
+    takers: list[Any] = [
+        lambda transport: PagedAdamW(parameters(), transport=transport),
+        lambda transport: DeviceTable(lists, transport=transport),
+        lambda transport: Sweep(add, lists, transport=transport),
+        lambda transport: multi_tensor_apply(add, lists, {"alpha": 1.0}, transport=transport),
+    ]
+    cases: list[tuple[Any, type[Exception], str]] = [
+        ("pigeon", ValueError, "transport is 'pigeon'; there are hybrid, .*or a subclass of pagedopt.transports"),
+        (5, TypeError, "transport is 5; give a subclass of pagedopt.transports.Transport, or one of hybrid, managed"),
+        ([], TypeError, r"transport is \[\]; give a subclass"),
+        (None, TypeError, "transport is None; give a subclass"),
+        (dict, TypeError, "transport is <class 'dict'>; give a subclass"),
+        (Transport, TypeError, "transport is <class 'pagedopt.transports.transport.Transport'>; give a subclass"),
+    ]
+    for take in takers:
+        for transport, error, text in cases:
+            with pytest.raises(error, match=text):
+                take(transport)
+    for take in takers[:2]:
+        with pytest.raises(TypeError, match="transport is an object of StructTransport; give the class here"):
+            take(StructTransport(0))
+    for take in takers[2:]:
+        take(StructTransport(0))  # these are for one device, whose objects they take
+
+
+@pytest.mark.parametrize("how", [pytest.param(how, marks=gpu) for how in ({}, {"device_budget": "40%"})])
+def test_an_optimizer_on_a_card_lends_through_it(how: dict[str, Any], record: list) -> None:
+    params, others = parameters("cuda"), parameters("cuda")
+    opt, usual = optimizer(params, transport=Recorder, **how), optimizer(others)
+    train(opt, params, 0, 5)
+    train(usual, others, 0, 5)
+    assert same(bits(opt, params), bits(usual, others))
+    assert len(record) >= 5
+    assert {device for device, _, _ in record} == {params[0].device.index}
+    twin, copies = copy.deepcopy((opt, params))
+    record.clear()
+    train(twin, copies, 5, 6)
+    assert record
+
+
+@pytest.mark.parametrize("mark", [pytest.param(None, marks=gpu)])
+def test_whoever_launches_on_a_card_lends_through_it(mark: None, record: list) -> None:
+    ones = [torch.ones(n, device="cuda") for n in (3, 5000)]
+    for _ in range(2):
+        multi_tensor_apply(add, [ones, ones], {"alpha": 1.0}, transport=Recorder)
+    assert [t.unique().tolist() for t in ones] == [[4.0], [4.0]]
+    Sweep(add, [ones, ones], transport=Recorder).run({"alpha": 1.0})
+    assert [t.unique().tolist() for t in ones] == [[8.0], [8.0]]
+    assert foreach_norm(ones, transport=Recorder)[0].item() == pytest.approx(8 * 3**0.5)
+    with DeviceTable([ones], transport=Recorder).rows_on_device() as rows:
+        assert rows
+    assert len(record) == 2 + 1 + 2 + 1
+    with pytest.raises(ValueError, match="passes tables by value"):
+        DeviceTable([ones], transport=StructTransport)
+    with pytest.raises(ValueError, match="passes tables by value"):
+        DeviceTable([ones], transport=type("Vague", (Recorder,), {"in_memory": False}))
+    assert DeviceTable([ones], transport=MemcpyTransport)
