@@ -50,7 +50,7 @@ class Format:
         ValueError: an attribute has a value that kernels or pages could not follow.
 
     Example:
-        :class:`tests.outside.int8_blocks.Int8Blocks`, and CONTRIBUTING.md.
+        :class:`tests.outside.format.Int8Blocks`, and CONTRIBUTING.md.
     """
 
     name: str

@@ -21,7 +21,7 @@ from pagedopt.launch.stored import Stored
 from pagedopt.rules import RULES, Rule
 from pagedopt.tables.layout import BLOCK, Geometry
 from pagedopt.tables.pointers import Rows
-from tests.outside.int8_blocks import Int8Blocks
+from tests.outside.format import Int8Blocks
 
 INT8 = Int8Blocks()
 SIZES = (1, 63, 64, 65, 0, 4097, 1024, 2048 + 31, 130)

@@ -17,7 +17,7 @@ import torch
 import pagedopt
 from pagedopt import PagedAdamW, PagedLion, PagedOptimizer
 
-from .int8_blocks import Int8Blocks
+from .format import Int8Blocks
 
 SHAPES = ((300, 257), (64,), (65,), (), (0,), (3, 700), (1_000_003,), (63,))
 INT8 = Int8Blocks()
