@@ -37,7 +37,8 @@ class Format:
 
     ``numba_load`` and ``numba_store`` are statements on a block: they fill ``x``, or store it, ``live`` elements that
     begin at number ``index`` of parameter ``row``.  Columns are arrays under their names (``elements`` for one without
-    a name), cut so that they begin with the block; ``np``, the arithmetic type ``S`` and ``seed`` are there, too.
+    a name; floats of 16 bits as their bits, uint16), cut so that they begin with the block.  There are ``np``, the
+    arithmetic type ``S``, ``seed``, and the functions ``float_of`` (uint32 bits) and ``bits_of`` (a float32), too.
 
     Attributes:
         name: for people, and for ``state_format`` if it is registered.

@@ -156,7 +156,7 @@ def norm_source(form: Format, number: torch.dtype, order: int) -> str:
 
 def _module(name: str, lists: int, number: torch.dtype, lines: list[str], formats: str = "") -> str:
     """A generated module whose kernel runs ``lines`` for every chunk; ``formats`` defines functions that they call."""
-    calls = re.findall(r"\b(element_\w+)\(", "\n".join([formats, *lines]))
+    calls = re.findall(r"\b(element_\w+|float_of|bits_of)\(", "\n".join([formats, *lines]))
     functions = "".join(f"{f}, " for f in sorted(set(calls)))
     body = "\n".join(" " * 8 + line for line in lines)
     kind = str(number).removeprefix("torch.")

@@ -63,6 +63,54 @@ for i in range(live):
         return tuple(torch.zeros(len(values), dtype=column.dtype) for column in self.columns)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TwoHalves(Format):
+    """A float32: its upper half is a bfloat16 parameter, its lower half what that has lost."""
+
+    name: str = "two halves"
+    columns: tuple[Column, ...] = (Column("", torch.bfloat16), Column("lost", torch.uint16))
+    cuda_type: str = "TwoHalves"
+    cuda_text: str = """
+struct TwoHalves {
+    static constexpr int columns = 2;
+    template <class S, int WIDTH> static __device__ void load(S (&x)[WIDTH], const Spot& spot) {
+        for (int i = 0; i < WIDTH; ++i)
+            if (i < spot.live) {
+                const unsigned high = spot.column<unsigned short>(0)[spot.at + i];
+                x[i] = S(__uint_as_float(high << 16 | spot.column<unsigned short>(1)[spot.at + i]));
+            }
+    }
+    template <class S, int WIDTH> static __device__ void store(const S (&x)[WIDTH], const Spot& spot) {
+        for (int i = 0; i < WIDTH; ++i)
+            if (i < spot.live) {
+                const unsigned bits = __float_as_uint((float)x[i]);
+                spot.column<unsigned short>(0)[spot.at + i] = bits >> 16;
+                spot.column<unsigned short>(1)[spot.at + i] = bits & 0xffff;
+            }
+    }
+};
+"""
+    numba_load: str = """
+for i in range(live):
+    x[i] = S(float_of(np.uint32(elements[i]) << np.uint32(16) | np.uint32(lost[i])))
+"""
+    numba_store: str = """
+for i in range(live):
+    bits = bits_of(np.float32(x[i]))
+    elements[i] = np.uint16(bits >> np.uint32(16))
+    lost[i] = np.uint16(bits & np.uint32(0xFFFF))
+"""
+
+    def encode(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The halves."""
+        halves = values.float().view(torch.int16).view(-1, 2)
+        return halves[:, 1].contiguous().view(torch.bfloat16), halves[:, 0].contiguous().view(torch.uint16)
+
+    def decode(self, *columns: torch.Tensor, numel: int) -> torch.Tensor:
+        """The numbers."""
+        return torch.stack([column.view(torch.int16) for column in columns[::-1]], 1).view(torch.float32).view(-1)
+
+
 def formats_of(rule: Rule, dtypes: tuple[torch.dtype, torch.dtype], form: Format = INT8) -> tuple[Format, ...]:
     """Parameter and gradient of some dtypes, all state in one format."""
     return (*map(of_dtype, dtypes), *[form] * (len(rule.inputs) - 2))
@@ -75,6 +123,8 @@ CASES = (
 VARIANTS = [
     (RULES[name], formats_of(RULES[name], dtypes, form), threads) for name, dtypes, form in CASES for threads in SHAPES
 ]
+HALVES = TwoHalves()
+VARIANTS.append((RULES["adamw"], (HALVES, *[of_dtype(F32)] * 3), 512))
 NAMES = tuple(source.instance(rule, forms, threads, "TableAt") for rule, forms, threads in VARIANTS)
 
 
@@ -101,7 +151,7 @@ def test_played_threads_leave_the_bits_of_numba(
     variant: int, backwards: bool, gap: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     rule, formats, threads = VARIANTS[variant]
-    play = build(NAMES, functors([RULES["adamw"], RULES["lion"]]), formats=(INT8, PLACES))[variant]
+    play = build(NAMES, functors([RULES["adamw"], RULES["lion"]]), formats=(INT8, PLACES, HALVES))[variant]
     results = []
     for use in ("g++", "numba"):
         lists = lists_of(rule, formats, gap)
@@ -127,8 +177,20 @@ def test_blocks_compile(arch: str) -> None:
         mine = [(forms, threads) for one, forms, threads in VARIANTS if one is rule]
         for small in (False, True):
             names = {source.instance(rule, forms, threads, "TableAt", small_grid=small) for forms, threads in mine}
-            cubin, _ = nvrtc.compile_cuda(source.text(rule, (INT8, PLACES)), tuple(sorted(names)), arch)
+            cubin, _ = nvrtc.compile_cuda(source.text(rule, (INT8, PLACES, HALVES)), tuple(sorted(names)), arch)
             assert cubin[:4] == b"\x7fELF"
+
+
+def test_a_parameter_and_what_it_has_lost_are_a_float32() -> None:
+    rule = RULES["adamw"]
+    wide, split = (of_dtype(F32),) * 4, (HALVES, *[of_dtype(F32)] * 3)
+    whole, halves = lists_of(rule, wide), lists_of(rule, split)
+    for step in range(1, 4):
+        for lists, formats in ((whole, wide), (halves, split)):
+            Sweep(rule, lists, formats=formats).run(scalars_for(rule, step))
+    for i, want in enumerate(whole[0]):
+        assert torch.equal(HALVES.decode(halves[0][i], halves[1][i], numel=len(want)), want)
+        assert halves[0][i].dtype is BF16
 
 
 def rows_of(numels: Sequence[int], cut: int) -> Rows:
