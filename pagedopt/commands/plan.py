@@ -112,7 +112,8 @@ def plan(args: argparse.Namespace, rates: Rates) -> list[Estimate]:
         own = own_budget(args)
         if not takes_budgets(args.placement, args.device):
             return [estimate(model, placement=args.placement, device_budget=own, **options)]
-        first = estimate(model, placement=args.placement, device_budget=own or 0, **options)
+        some = 0 if own is None or own.everything else own  # so that state is in pages, and as large as in all rows
+        first = estimate(model, placement=args.placement, device_budget=some, **options)
         budgets = {int(share * first.state_bytes) for share in SHARES}
         if own is not None:
             budgets.add(asked(own, first))

@@ -25,8 +25,8 @@ class Options(TypedDict, total=False):
             own, a subclass of :class:`pagedopt.placements.Arena`.
         device_budget: what of the state stays on each device of parameters (for those on a CPU: in RAM); the rest is
             kept on the host (in the file).  Bytes, as a number or a text as ``"2GiB"``; a share of it, as ``"50%"`` or
-            0.5; None or ``"all"``: all of it; ``"auto"``: what the device can spare beside model and activations,
-            looked up again as training goes.
+            0.5, which every arena of state keeps of its own pages, whatever is made later; None or ``"all"``: all of
+            it; ``"auto"``: what the device can spare beside model and activations, looked up again as training goes.
         host_access: how a step reaches what is away: ``"staged"`` (through a ring of device buffers, on copy engines)
             or ``"in_place"`` (by the kernel, over the link).  None: the faster one of the placement.
         blocks: most thread blocks of a launch.  A few (8) nearly fill the link, so that an update in place on a stream

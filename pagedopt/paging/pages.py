@@ -103,21 +103,22 @@ class Layout:
 
     def stretch(self, section: int, first: int, last: int) -> tuple[int, int]:
         """(offset, bytes) of what rests with the pages ``first`` … ``last - 1`` in one section."""
-        unit, length = self._unit(section), self._lengths[section]
-        begin, end = (min(_round_up(page * unit, self.granule), length) for page in (first, last))
+        unit, length, granule = self._units[section], self._lengths[section], self.granule
+        begin = min(-(-first * unit // granule) * granule, length)
+        end = min(-(-last * unit // granule) * granule, length)
         return self.sections[section] + begin, max(end - begin, 0)
 
     def extents(self, page: int) -> list[tuple[int, int]]:
         """(offset, bytes) of the entries of a page in every section: it visits with these."""
-        units = map(self._unit, range(len(self.itemsizes)))
         return [
             (at + page * unit, max(min((page + 1) * unit, length) - page * unit, 0))
-            for at, unit, length in zip(self.sections, units, self._lengths, strict=True)
+            for at, unit, length in zip(self.sections, self._units, self._lengths, strict=True)
         ]
 
-    def _unit(self, section: int) -> int:
-        """Bytes of a full page in a section."""
-        return int(self.page_numel * self.itemsizes[section])
+    @cached_property
+    def _units(self) -> list[int]:
+        """Bytes of a full page in each section."""
+        return [int(self.page_numel * size) for size in self.itemsizes]
 
     def stretches(self, first: int, last: int) -> list[tuple[int, int]]:
         """:meth:`stretch` for every section in which anything rests with them."""
@@ -128,7 +129,7 @@ class Layout:
         """Bytes of each page, all sections together; they add up to ``nbytes``."""
         out = np.zeros(self.pages, np.int64)
         for section, length in enumerate(self._lengths):
-            bounds = np.arange(self.pages + 1, dtype=np.int64) * self._unit(section)
+            bounds = np.arange(self.pages + 1, dtype=np.int64) * self._units[section]
             out += np.diff(np.minimum(-(-bounds // self.granule) * self.granule, length))
         return out
 

@@ -120,7 +120,7 @@ class Arena:
 
     def planned(self) -> dict[str, int]:
         """Bytes by where they should be."""
-        if self.away is None:
+        if self.away in (None, self.near):
             return {self.near: self.layout.nbytes}
         near, away = self.layout.divided(self.resident)
         return {self.near: near, self.away: away}

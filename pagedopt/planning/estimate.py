@@ -17,7 +17,7 @@ from ..paging.budget import Budget, Given
 from ..paging.pages import Layout, Width, lay_out
 from ..paging.policy import SLOTS
 from ..placements.budget import divide
-from ..placements.choose import ARENAS, Arena, Placement, check_placement, default_placement, stand_ins
+from ..placements.choose import ARENAS, Arena, Placement, check_placement, default_placement, stand_ins, total
 from ..placements.movers import slot_bytes
 from ..rules import UPDATES, Rule
 from ..tables.format import Column
@@ -227,7 +227,6 @@ class _Arenas:
         slot = max((slot_bytes(part.layout) for part in self.parts), default=0)
         staged = bool(away) and way == "staged"
         here = "host" if self.device.type == "cpu" else "device"
-        places = {here: near, **({self.kind.away: away} if self.kind.away else {})}
         work = int(sum(part.traffic * part.numel for part in self.parts))
         stays = int(sum(part.traffic * part.stays for part in self.parts))
         clock = _CpuClock(rates) if self.device.type == "cpu" else _LinkClock(rates, slot if staged else None)
@@ -239,7 +238,7 @@ class _Arenas:
             placement=self.kind.name,
             budget=self.budget.limit(self.state_bytes),
             host_access=way if away else None,
-            by_place={place: nbytes for place, nbytes in places.items() if nbytes},
+            by_place=total([{here: near}, {self.kind.away or here: away}]),
             ring=SLOTS * slot if staged else 0,
             moved=2 * away,
             seconds=clock.seconds(stays, away),

@@ -38,6 +38,16 @@ def planned(capsys: pytest.CaptureFixture[str], *options: str) -> Any:
     return json.loads(capsys.readouterr().out, parse_constant=refuse)
 
 
+@pytest.mark.parametrize(("given", "share"), [("30%", 0.3), ("all", 1)])
+def test_ones_own_budget_may_be_a_share(
+    given: str, share: float, capsys: pytest.CaptureFixture[str], file: str
+) -> None:
+    rows = planned(capsys, "--params", "1B", "--budget", given, "--rates", file)["rows"]
+    state = rows[-1]["state_bytes"]
+    shares = sorted({0, 0.25, 0.5, 0.75, 1, share})
+    assert [row["budget"] for row in rows] == [pytest.approx(each * state, abs=1) for each in shares]
+
+
 def test_budgets_from_nothing_to_all_and_ones_own(capsys: pytest.CaptureFixture[str], file: str) -> None:
     content = planned(capsys, "--params", "1B", "--budget", "3GiB", "--rates", file)
     rows = content["rows"]
@@ -145,6 +155,8 @@ def test_a_doctors_report_serves_as_rates(capsys: pytest.CaptureFixture[str], tm
         (["--params", "lots"], "--params 'lots'; give a number of parameters, as 7000000000, 7e9, 7B or 124M"),
         (["--params", "0"], "--params 0; it must be between 1 and"),
         (["--params", "7B", "--budget", "much"], "--budget 'much'; give bytes"),
+        (["--params", "7B", "--budget", "150%"], "--budget '150%'; give a share of the state from '0%' to '100%'"),
+        (["--params", "7B", "--budget", "auto"], "--budget 'auto', which is read from the device as training goes"),
         (["--params", "7B", "--placement", "moon"], "--placement 'moon'; there are"),
         (["--params", "7B", "--placement", "file"], "--placement 'file' is for parameters on a CPU"),
         (["--params", "7B", "--placement", "device", "--budget", "1k"], "--budget '1k' with --placement 'device'"),

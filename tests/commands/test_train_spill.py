@@ -219,6 +219,7 @@ def test_the_twins_differ_in_the_place_of_their_state_alone() -> None:
         ({}, "mapped", STATE // 2),
         ({"device_budget": "3MB"}, "mapped", 3_000_000),
         ({"device_budget": "auto"}, "mapped", "auto"),
+        ({"device_budget": "20%"}, "mapped", 0.2),
         ({"placement": "managed"}, "managed", STATE // 2),
         ({"placement": "host"}, "host", None),  # it has no budget: all of it is away
     ],
@@ -293,6 +294,8 @@ def test_bad_values_are_refused_before_anything_is_made(tmp_path: Path, capsys: 
     cases = {
         ("--device-budget", "2 apples"): "--device-budget 2 apples: device_budget is '2 apples'; give bytes",
         ("--device-budget", "-1"): "--device-budget -1: ",
+        ("--device-budget", "0.5"): "device_budget is '0.5'; bytes are whole: give a unit as in '0.5GiB', or a share",
+        ("--spill", "--device-budget", "100%"): "all state stays, it is ",
         ("--device-budget", ""): "--device-budget : device_budget is ''",
         ("--device-budget", "every"): "a share as '50%', 'all' and 'auto' are budgets too",
         ("--placement", "attic"): "--placement attic: for parameters on cpu there are device, file, host",

@@ -13,7 +13,7 @@ from pagedopt.placements import Arena, FileArena, Layout, MappedArena
 class Limited(Arena):
     """What rests on the device, of all arenas of such a class, takes no more than ``room`` bytes."""
 
-    room: ClassVar[int] = 1 << 20
+    room: ClassVar[int] = 64 << 20
     made: ClassVar[weakref.WeakSet[Arena]] = weakref.WeakSet()
 
     def __init__(self, layout: Layout, device: torch.device, resident: int) -> None:

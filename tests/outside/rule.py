@@ -9,7 +9,7 @@ from pagedopt.rules import sqrt
 
 
 @rule
-def tempered(param, grad, scale, *, lr, decay, eps, step, start):  # type: ignore[no-untyped-def]
+def tempered(param, grad, scale, *, lr, decay, eps, step, start):
     """A root of mean squares that starts at one; ``start`` is how much of that one is still in it."""
     rate = decay * (1 - 0.5**step)
     start = start * rate

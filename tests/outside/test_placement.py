@@ -6,6 +6,7 @@ import gc
 from collections.abc import Iterator
 from typing import Any
 
+import fake_pages
 import pytest
 import torch
 
@@ -219,6 +220,43 @@ def test_shipped_classes_are_their_names() -> None:
             places.append((opt.memory_report().placement, opt.memory_report().by_place))
         assert places[0] == places[1]
     assert (SmallRam.name, SmallCard.name, Limited.name) == ("small", "SmallCard", "Limited")
+
+
+class FakeCard(SmallCard):
+    """A small card made of memory of this system, whose pages are updated in place."""
+
+    devices = ("cpu",)
+    granule = fake_pages.GRANULE
+    ways = ("in_place",)
+
+    @classmethod
+    def refusal(cls, device: torch.device) -> str:
+        return ""
+
+
+@pytest.mark.parametrize(("budget", "device"), [(0, 0), ("40%", 8), ("all", 20)])
+def test_a_small_card_of_fake_pages(budget: Any, device: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = fake_pages.install(monkeypatch)
+    params, others = parameters(), parameters()
+    opt, whole = optimizer(params, placement=FakeCard, device_budget=budget), optimizer(others)
+    train(opt, params, 0, 4)
+    train(whole, others, 0, 4)
+    assert same(bits(opt, params), bits(whole, others))
+    said, report = estimate(params, rule=tempered, placement=FakeCard, device_budget=budget), opt.memory_report()
+    assert (said.placement, said.by_place) == (report.placement, report.by_place)
+    pages = list(fake.handles.values())
+    assert report.by_place == {"host": sum(pages)}, "both sides are memory of the host"
+    assert (report.measured.get("device", 0), len(pages)) == (device * pages[0], 20)
+    opt.set_device_budget(0)
+    Limited.room = 50_000
+    with pytest.raises(MemoryError, match="of state, where 50,000 are left"):
+        opt.set_device_budget("all")
+    assert same(bits(opt, params), bits(whole, others))
+    assert "device" not in opt.memory_report().measured
+    del opt, params, said
+    gc.collect()
+    assert not fake.handles
+    fake.close()
 
 
 @pytest.mark.parametrize("budget", [pytest.param(b, marks=gpu) for b in (0, "40%", "all")])

@@ -116,13 +116,13 @@ def test_an_optimizer_on_a_card_lends_through_it(how: dict[str, Any], record: li
 
 @pytest.mark.parametrize("mark", [pytest.param(None, marks=gpu)])
 def test_whoever_launches_on_a_card_lends_through_it(mark: None, record: list) -> None:
-    ones = [torch.ones(n, device="cuda") for n in (3, 5000)]
+    ones, twos = ([torch.full((n,), value, device="cuda") for n in (3, 5000)] for value in (1.0, 2.0))
     for _ in range(2):
-        multi_tensor_apply(add, [ones, ones], {"alpha": 1.0}, transport=Recorder)
-    assert [t.unique().tolist() for t in ones] == [[4.0], [4.0]]
-    Sweep(add, [ones, ones], transport=Recorder).run({"alpha": 1.0})
-    assert [t.unique().tolist() for t in ones] == [[8.0], [8.0]]
-    assert foreach_norm(ones, transport=Recorder)[0].item() == pytest.approx(8 * 3**0.5)
+        multi_tensor_apply(add, [ones, twos], {"alpha": 1.0}, transport=Recorder)
+    assert [t.unique().tolist() for t in ones] == [[5.0], [5.0]]
+    Sweep(add, [ones, twos], transport=Recorder).run({"alpha": 1.0})
+    assert [t.unique().tolist() for t in ones] == [[7.0], [7.0]]
+    assert foreach_norm(ones, transport=Recorder)[0].item() == pytest.approx(7 * 3**0.5)
     with DeviceTable([ones], transport=Recorder).rows_on_device() as rows:
         assert rows
     assert len(record) == 2 + 1 + 2 + 1

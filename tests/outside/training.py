@@ -29,7 +29,7 @@ ON_THE_CARD: list[dict[str, Any]] = [
     {},
     {"device_budget": 0},
     {"device_budget": 0.5, "host_access": "in_place"},
-    {"placement": SmallCard, "device_budget": "30%"},
+    {"placement": SmallCard, "device_budget": "60%"},
 ]
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 EVERYWHERE = [

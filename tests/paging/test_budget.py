@@ -152,7 +152,9 @@ def test_what_is_no_budget_is_refused() -> None:
         Budget(-1)
     wrong: tuple[Any, ...] = (True, False, [], (1,), b"2GiB", 1j, object)
     for value in wrong:
-        with pytest.raises(TypeError, match=r"device_budget is .*give bytes as an integer or a text as '2GiB'"):
+        with pytest.raises(
+            TypeError, match=r"device_budget is .*give bytes as an integer or a text as '2GiB'; a share"
+        ):
             Budget(value)
     with pytest.raises(TypeError, match="nbytes is None"):
         parse_bytes(None, "nbytes")  # type: ignore[arg-type]

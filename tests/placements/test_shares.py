@@ -1,0 +1,110 @@
+"""A share of the state: kept by every arena of an optimizer, said again by its copies, changed while it trains."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+
+from pagedopt import PagedAdamW
+from pagedopt.paging.budget import Budget
+
+DTYPES = (torch.float32, torch.bfloat16)
+SIZES = (300_000, 70_001, 5, 150_000)
+
+
+def stepped(budget: Any, dtypes: Any = DTYPES) -> tuple[list[torch.nn.Parameter], PagedAdamW]:
+    """One arena for each dtype."""
+    params = [torch.nn.Parameter(torch.ones(n, dtype=dtype)) for dtype in dtypes for n in SIZES]
+    opt = PagedAdamW(params, device_budget=budget)
+    take_step(params, opt)
+    return params, opt
+
+
+def take_step(params: list[torch.nn.Parameter], opt: PagedAdamW) -> None:
+    for p in params:
+        p.grad = torch.ones_like(p)
+    opt.step()
+
+
+def kept(opt: PagedAdamW) -> list[tuple[int, int, int]]:
+    """(resident pages, resident bytes, bytes) of each arena."""
+    return [(a.resident, a.layout.divided(a.resident)[0], a.layout.nbytes) for a in opt.store.arenas]
+
+
+@pytest.mark.parametrize("budget", ["0%", "10%", 0.5, "77.7%", 1.0])
+@pytest.mark.parametrize("dtypes", [DTYPES, DTYPES[::-1]], ids=["wide first", "narrow first"])
+def test_each_arena_keeps_its_share_and_later_ones_take_nothing(budget: Any, dtypes: Any) -> None:
+    params, opt = stepped(budget, dtypes)
+    share, before = Budget(budget).share, kept(opt)
+    for number, numel in enumerate((500_000, 90_000, 7)):
+        late = torch.nn.Parameter(torch.ones(numel, dtype=DTYPES[number % 2]))
+        opt.add_param_group({"params": [late]})
+        params.append(late)
+        take_step(params, opt)
+        now = kept(opt)
+        assert now[: len(before)] == before
+        before = now
+    assert len(before) > len(DTYPES)
+    assert all(near <= share * nbytes for _, near, nbytes in before)
+    total = sum(nbytes for _, _, nbytes in before)
+    report = opt.memory_report()
+    assert report.by_place.get("host", 0) == sum(near for _, near, _ in before)
+    assert sum(report.by_place.values()) == total
+    assert report.budget == int(share * total)
+    opt.set_device_budget("all")
+    opt.set_device_budget(budget)
+    assert kept(opt) == before, "moving divides otherwise than making"
+
+
+COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda x: pickle.loads(pickle.dumps(x))}
+
+
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+@pytest.mark.parametrize("said", [None, "all", "auto", 0, "300 kB", "40%", 0.4])
+def test_a_copy_says_what_the_user_said(said: Any, copied: Any) -> None:
+    params, opt = stepped("10%")
+    opt.set_device_budget(said)
+    twin, _ = copied((opt, params))
+    assert (twin.store.budget, repr(twin.store.budget)) == (Budget(said), f"Budget(said={said!r})")
+    assert opt.__getstate__()["_options"]["device_budget"] == said
+    if said not in (None, "all", "auto"):  # a copy that has no budget needs no pages
+        assert kept(twin) == kept(opt)
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [("150%", ValueError), ("0.5", ValueError), (1.5, ValueError), (-1, ValueError), (float("nan"), ValueError),
+     (True, TypeError), ("-1GiB", ValueError), ([], TypeError)],
+)  # fmt: skip
+def test_what_is_no_budget_is_refused_and_changes_nothing(said: Any, error: type[Exception]) -> None:
+    params, opt = stepped("40%")
+    before = kept(opt)
+    with pytest.raises(error, match="device_budget is "):
+        PagedAdamW(params, device_budget=said)
+    with pytest.raises(error, match="device_budget is "):
+        opt.set_device_budget(said)
+    assert kept(opt) == before
+    assert opt.store.budget == Budget("40%")
+
+
+def test_what_is_not_divided_refuses_a_share_in_the_users_words() -> None:
+    params = [torch.nn.Parameter(torch.ones(5))]
+    for placement in ("device", "host"):
+        with pytest.raises(ValueError, match=f"device_budget is '30%' with placement='{placement}', where"):
+            PagedAdamW(params, placement=placement, device_budget="30%")
+    with pytest.raises(ValueError, match=r"device_budget is 0.3 with placement='managed-driver', where the driver"):
+        PagedAdamW(params, placement="managed-driver", device_budget=0.3)
+    PagedAdamW(params, placement="host", device_budget="0%")
+    params, opt = stepped(None)
+    with pytest.raises(ValueError, match=r"device_budget is '30%', but state was created with placement 'device'"):
+        opt.set_device_budget("30%")
+
+
+def test_without_state_a_share_is_no_number_yet() -> None:
+    opt = PagedAdamW([torch.nn.Parameter(torch.ones(5))], device_budget="30%")
+    assert opt.memory_report().budget is None
+    assert "budget" not in str(opt.memory_report())
