@@ -60,7 +60,7 @@ class CapturedSweep:
         now = self._sweep.table.host.addresses
         if not np.array_equal(now, self._addresses):
             row, column = np.argwhere(now != self._addresses)[0]
-            self._refuse(self._sweep.rule.inputs[column], int(row))
+            self._refuse(self._sweep.table.names[column], int(row))
         self._graph.replay()
 
     @staticmethod

@@ -45,9 +45,10 @@ STORE = """
 most = np.float32(0)
 for i in range(live):
     most = max(most, np.float32(abs(x[i])))
-scale[0] = most / np.float32(127)
+unit = most / np.float32(127)
+scale[0] = unit
 for i in range(live):
-    codes[i] = np.int8(np.rint(np.float32(x[i]) / scale[0])) if scale[0] > 0 else np.int8(0)
+    codes[i] = np.int8(np.rint(np.float32(x[i]) / unit)) if unit > 0 else np.int8(0)
 """
 
 
