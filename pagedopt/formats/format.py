@@ -128,6 +128,10 @@ class ElementFormat(Format):
 
     numba_type: str = ""
 
+    def __hash__(self) -> int:
+        """Asked for in every step, to find the kernel; who has the same name is compared whole."""
+        return hash(self.name)
+
     @property
     def plain(self) -> bool:
         """It is."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -82,7 +81,6 @@ class Sweep:
         #: How many launches there were, all runs together.
         self.launches = 0
         self.device = self.table.device
-        self.formats: tuple[Format, ...] = ()
         self._take_formats()
         if self.device.type == "cuda":
             index = self.device.index
@@ -101,10 +99,7 @@ class Sweep:
 
     def _take_formats(self) -> None:
         """The kernel is chosen by these; a list of absent tensors has none before the first tensor comes."""
-        formats = self.stored.formats(self.table.dtypes)
-        if formats is not self.formats:
-            self.formats = formats
-            self._kernels: dict[str, Any] = {}  # by the kind of their argument: to find one takes longer
+        self.formats = self.stored.formats(self.table.dtypes)
 
     def run(self, scalars: Scalars | Sequence[Sequence[float]], steps: Iterable[Step] = WHOLE, seed: int = 0) -> None:
         """Update every tensor once where it lies now, on the current stream, without waiting for it.
@@ -157,7 +152,7 @@ class Sweep:
                 self._launch_on_cuda(index, steps, mover)
 
     def _launch_on_cpu(self, steps: Iterable[Step], mover: Mover | None) -> None:
-        table, kernel = self.table.host, self._cpu_kernel()
+        table, kernel = self.table.host, cpu.kernel(self.rule, self.formats)
 
         def launch(span: Span | None) -> None:
             self.begun = True  # before it has: an interrupt may come between the two
@@ -197,23 +192,12 @@ class Sweep:
         if self.device.type == "cuda":
             self._kernel(self.transport.kind(self.table.host))
         else:
-            self._cpu_kernel()
+            cpu.kernel(self.rule, self.formats)
 
     def _kernel(self, kind: str) -> cuda.CudaKernel:
         """The compiled CUDA kernel for these lists, whose table travels as a ``kind``."""
-        kernel: cuda.CudaKernel | None = self._kernels.get(kind)
-        if kernel is None:
-            threads = self.table.host.geometry.threads
-            kernel = cuda.multi_tensor_kernel(self.rule, self.formats, threads, kind, self.device.index, self.blocks)
-            self._kernels[kind] = kernel
-        return kernel
-
-    def _cpu_kernel(self) -> Callable[..., None]:
-        """The compiled kernel for these lists on a CPU."""
-        kernel: Callable[..., None] | None = self._kernels.get("")
-        if kernel is None:
-            kernel = self._kernels[""] = cpu.kernel(self.rule, self.formats)
-        return kernel
+        threads = self.table.host.geometry.threads
+        return cuda.multi_tensor_kernel(self.rule, self.formats, threads, kind, self.device.index, self.blocks)
 
     def capture(self, scalars: Scalars) -> CapturedSweep:
         """Capture one :meth:`run` with these scalars into a CUDA graph of its own (see :class:`CapturedSweep`).

@@ -56,8 +56,8 @@ class Transport:
     """One way for a table to reach a kernel.
 
     A subclass from outside of this package is a transport like any other: ``PagedAdamW(transport=TheClass)``.  It is
-    made with the index of a device and nothing else, and has to be a name of its module, so that an optimizer with it
-    can be pickled.
+    made with the index of a device and nothing else, and no other stands in for it.  It has to be a name of its module,
+    so that an optimizer with it can be pickled.
 
     Args:
         device: index of the CUDA device.
