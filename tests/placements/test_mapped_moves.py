@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 
 import fake_pages
 import pytest
@@ -180,3 +181,19 @@ def test_pages_that_cannot_even_stay_are_named(fake: FakePages) -> None:
     with pytest.raises(StateLost, match=r"4,096 bytes of optimizer state .* load a checkpoint"):
         made.move(2)
     assert made.resident == 3
+
+
+def test_narrow_sections_move_with_the_first_page_of_their_granule(fake: FakePages) -> None:
+    """A byte an element, and a scale of four for every 64: sixteen pages have their scales in one granule."""
+    layout = lay_out([20 * GRANULE], [1, Fraction(4, 64)], GRANULE, GRANULE)
+    made = MappedArena(layout, torch.device("cpu", 0), 5)
+    assert layout.pages == 20
+    assert layout.page_bytes().tolist() == [2 * GRANULE, *[GRANULE] * 15, 2 * GRANULE, *[GRANULE] * 3]
+    made.tensor.view(torch.int16).copy_(torch.arange(made.tensor.numel() // 2))
+    want = made.tensor.clone()
+    for resident in (0, 20, 16, 17, 1, 3, 0):
+        made.move(resident)
+        near, away = layout.divided(resident)
+        assert made.measured() == {"device": near, "host": away}
+        assert torch.equal(made.tensor, want)
+    assert len(fake.handles) == len(fake.mapped) == 22
