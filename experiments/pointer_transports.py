@@ -16,7 +16,7 @@ from rich.console import Console
 import pagedopt
 from experiments import attempts, report, transport_tables
 from experiments.bench import Case, kernel_launches, measure
-from experiments.tiny_lists import ADVICE, TRANSPORTS, Lists, Make
+from experiments.works.tiny_lists import ADVICE, TRANSPORTS, Lists, Make
 from pagedopt.system.driver import capabilities
 from pagedopt.transports.transport import Transport
 

@@ -1,0 +1,216 @@
+"""All timing is here: interleaved rounds, medians with their spread, a gate that keeps the host out of GPU times.
+
+Every round runs each case once, in rotating order, so a drifting clock or a busy neighbour meets all cases alike.
+Three times are taken of a case:
+
+* host: until the call returns, on an idle GPU;
+* wall: until the GPU is idle again (what a step costs that waits for its result);
+* gpu:  between two events, per run.  Launches shorter than the host's own work would otherwise be timed at the host's
+  pace, so a spinning kernel holds the stream until all of them are queued; a sample whose gate opened too early is
+  taken again with a longer spin, and given up if that never helps (a stream queues about a thousand launches).
+
+Working sets: what is measured for bandwidth is far larger than a GPU's L2 (60 MB on an H200), so nothing is rotated.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from pagedopt.commands.results import spread
+
+MIN_ROUNDS = 5
+#: A longer gate would take longer than what it protects (µs).
+LONGEST_SPIN = 100_000.0
+
+
+@dataclass(frozen=True)
+class Stats:
+    """A summary of samples, in microseconds."""
+
+    median: float
+    p10: float
+    p90: float
+    n: int
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Stats:
+        """The summary of at least one sample."""
+        return cls(**spread(samples), n=len(samples))
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What :func:`measure` found for one case; ``gpu`` is None on a CPU or where the gate could not hold."""
+
+    host: Stats
+    wall: Stats
+    gpu: Stats | None
+
+    def best(self) -> float:
+        """The GPU's median if there is one, else the wall's."""
+        return (self.gpu or self.wall).median
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Something to time.
+
+    Attributes:
+        run: queues the work, on the current stream, and does not wait for it.
+        before: called before every run and not timed on the host; it may not queue GPU work.
+        repeats: runs per GPU sample; more for launches of a few microseconds, events resolve half a microsecond.
+    """
+
+    name: str
+    run: Callable[[], object]
+    before: Callable[[], object] | None = None
+    repeats: int = 1
+
+    def prepare(self) -> None:
+        """Do what comes before a run."""
+        if self.before is not None:
+            self.before()
+
+
+def measure(
+    cases: Sequence[Case], device: torch.device, *, rounds: int = 30, seconds: float = 3.0, warmup: int = 3
+) -> dict[str, Timing]:
+    """Time every case in interleaved rounds.
+
+    Args:
+        cases: with different names.
+        device: where they run.
+        rounds: at most this many;
+        seconds: no new round after this time (but never fewer than 5, or ``rounds`` if that is less).
+        warmup: rounds thrown away.
+    """
+    clocks = [(_CudaClock if device.type == "cuda" else _HostClock)(case) for case in cases]
+    kept: list[list[tuple[float, float, float | None]]] = [[] for _ in cases]
+    gc.collect()
+    gc.disable()
+    try:
+        for clock in clocks:
+            for _ in range(warmup):
+                clock.sample()
+        begin = time.perf_counter()
+        for turn in range(rounds):
+            if turn >= MIN_ROUNDS and time.perf_counter() - begin > seconds:
+                break
+            for i in range(len(cases)):
+                which = (i + turn) % len(cases)
+                kept[which].append(clocks[which].sample())
+    finally:
+        gc.enable()
+    return {case.name: _timing(samples) for case, samples in zip(cases, kept, strict=True)}
+
+
+def _timing(samples: Sequence[tuple[float, float, float | None]]) -> Timing:
+    gpu = [g for _, _, g in samples if g is not None]
+    return Timing(
+        Stats.of([host for host, _, _ in samples]),
+        Stats.of([wall for _, wall, _ in samples]),
+        Stats.of(gpu) if len(gpu) > len(samples) // 2 else None,
+    )
+
+
+class _HostClock:
+    """Host times; a CPU has no other."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+
+    def sample(self) -> tuple[float, float, float | None]:
+        """(host, wall, gpu) in µs."""
+        self.case.prepare()
+        begin = time.perf_counter()
+        self.case.run()
+        taken = (time.perf_counter() - begin) * 1e6
+        return taken, taken, None
+
+
+class _CudaClock:
+    """Host, wall and gated GPU times of one case."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.start, self.end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        self.spin = 100.0
+        self.given_up = False
+
+    def sample(self) -> tuple[float, float, float | None]:
+        """(host, wall, gpu) in µs."""
+        self.case.prepare()
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        self.case.run()
+        queued = time.perf_counter()
+        torch.cuda.synchronize()
+        done = time.perf_counter()
+        host = (queued - begin) * 1e6
+        self.spin = max(self.spin, 100 + 2 * host * self.case.repeats)
+        return host, (done - begin) * 1e6, self._gated()
+
+    def _gated(self) -> float | None:
+        while not self.given_up:
+            if self.spin > LONGEST_SPIN:
+                self.given_up = True
+                break
+            torch.cuda._sleep(int(self.spin * cycles_per_us(torch.cuda.current_device())))
+            self.start.record()
+            for _ in range(self.case.repeats):
+                self.case.prepare()
+                self.case.run()
+            self.end.record()
+            held = not self.start.query()
+            torch.cuda.synchronize()
+            if held:
+                return self.start.elapsed_time(self.end) * 1e3 / self.case.repeats
+            self.spin *= 2
+        return None
+
+
+@functools.cache
+def cycles_per_us(device: int) -> float:
+    """Clock cycles of ``torch.cuda._sleep`` per µs, on a GPU that is awake."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    cycles = 20_000_000
+    for _ in range(3):
+        start.record()
+        torch.cuda._sleep(cycles)
+        end.record()
+        torch.cuda.synchronize()
+    return cycles / (start.elapsed_time(end) * 1e3)
+
+
+def kernel_launches(run: Callable[[], object]) -> int | None:
+    """Kernels that one call launches, counted in a captured CUDA graph; None where torch cannot hand the graph out."""
+    from cuda.bindings import driver
+
+    from pagedopt.system.driver import check
+
+    run()
+    torch.cuda.synchronize()
+    try:
+        graph = torch.cuda.CUDAGraph(keep_graph=True)  # torch 2.8 and later
+    except TypeError:
+        return None
+    with torch.cuda.graph(graph):
+        keep = run()
+    handle = driver.CUgraph(graph.raw_cuda_graph())
+    count = driver.cuGraphGetNodes(handle)[2]
+    nodes = driver.cuGraphGetNodes(handle, count)[1]
+    kernel = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL
+    found = sum(check("cuGraphNodeGetType", driver.cuGraphNodeGetType(node)) == kernel for node in nodes)
+    del keep
+    return found
