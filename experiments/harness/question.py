@@ -108,7 +108,7 @@ def find(name: str) -> tuple[Experiment, str | None] | None:
         if not folder and path.rpartition(".")[2] != name:
             continue
         module = importlib.import_module(path)
-        if name == getattr(module, "NAME", None) or (not folder and hasattr(module, "measure")):
+        if name == getattr(module, "NAME", None) or (not folder and _asks(module)):
             return Experiment.of(module), None
         if name in getattr(module, "PARTS", ()):
             return Experiment.of(module), name
@@ -117,7 +117,8 @@ def find(name: str) -> tuple[Experiment, str | None] | None:
 
 def _asks(module: ModuleType) -> bool:
     """Whether a module is a question, or a folder of some."""
-    return hasattr(module, "measure") or (hasattr(module, "__path__") and hasattr(module, "PARTS"))
+    own = getattr(getattr(module, "measure", None), "__module__", None) == module.__name__
+    return own or (hasattr(module, "__path__") and hasattr(module, "PARTS"))
 
 
 def every() -> list[Experiment]:
