@@ -19,6 +19,7 @@ class Lines:
         x: the column across.
         y: the column of measured numbers (µs).
         each: a line for each of its values.
+        label: what ``x`` counts.
     """
 
     title: str
@@ -26,6 +27,7 @@ class Lines:
     y: str
     each: str
     where: Mapping[str, Any] = field(default_factory=dict)
+    label: str = ""
 
     def draw(self, axes: Any, rows: Rows) -> None:
         """Draw into a matplotlib Axes."""
@@ -36,7 +38,7 @@ class Lines:
                 low, middle, high = ([stats[k] for _, stats in points] for k in ("p10", "median", "p90"))
                 line = axes.plot(across, middle, marker="o", markersize=3, label=group[0][self.each])[0]
                 axes.fill_between(across, low, high, alpha=0.15, color=line.get_color())
-        axes.set(xscale="log", yscale="log", xlabel=self.x, ylabel="µs")
+        axes.set(xscale="log", yscale="log", xlabel=self.label or self.x, ylabel="µs")
         axes.set_title(self.title, fontsize="medium")
         axes.grid(alpha=0.3, which="both")
         if axes.lines:

@@ -32,6 +32,11 @@ def words(row: Row, column: Column) -> str:
     return found if isinstance(found, str) else number(number_in(row, lambda _: found))
 
 
+def times(row: Row) -> str:
+    """host / GPU / wall, in µs."""
+    return " / ".join(number(number_in(row, clock)) for clock in ("host", "gpu", "wall"))
+
+
 def _titled(title: Title, rows: Rows) -> str:
     return title(rows) if callable(title) else title.format_map(rows[0])
 

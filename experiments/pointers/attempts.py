@@ -1,5 +1,8 @@
 """What happens if a list of pointers is handed to a kernel in the obvious ways?  Each in a process of its own.
 
+Answer (H200, 2026-11): a std::vector and a struct of 4,096 pointers do not compile, a list in host memory ends in an
+illegal access; by value go 4,095 pointers at most, and 512 as documented before CUDA 12.1 (544 by the assembler).
+
 The lecture's attempts, for real: a ``std::vector`` as argument, a host ``float**``, a struct beyond the limit, and the
 limit itself, found by search.  An attempt that crashes or leaves a CUDA context broken breaks only its own process.
 
@@ -9,23 +12,26 @@ and later (https://developer.nvidia.com/blog/cuda-12-1-supports-large-kernel-par
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from experiments.harness.child import Child
+from experiments.harness.rows import Row, Rows
+from experiments.harness.show import Bar, Table
+
+if TYPE_CHECKING:  # a child loads torch only if it needs it
+    from experiments.harness.run import Run
 
 ARCH = "sm_90"
-ROOT = Path(__file__).resolve().parents[1]
-#: The child's last line starts with this.
-MARK = "outcome: "
+LIMIT = 120.0
+QUICK = ("vector_nvrtc", "struct_too_large", "foreach_norm_424")
 
 VECTOR = """\
 #include <vector>
@@ -187,43 +193,51 @@ ATTEMPTS: dict[str, Attempt] = {
 }
 
 
-def run_all(names: Sequence[str] = tuple(ATTEMPTS), timeout: float = 120) -> list[dict[str, Any]]:
-    """Try each in a child process; returns its name, title, outcome ("works", "fails", "left out"), message."""
+def measure(run: Run) -> Iterator[Row]:
+    """A row per attempt: its name, title, outcome ("works", "fails", "left out"), message."""
+    names = run.size(tuple(ATTEMPTS), QUICK)
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        return list(pool.map(lambda name: _in_child(name, timeout), names))
+        for _, row in zip(run.each(names), pool.map(in_child, names), strict=True):
+            run.say(f"{row['title']}: {row['outcome']}\n{row['message'].strip()}")
+            yield row
 
 
-def _in_child(name: str, timeout: float) -> dict[str, Any]:
+def in_child(name: str) -> Row:
+    """Try one."""
+    child = Child(outcome, name, limit=LIMIT)
+    return judged(name, list(child), child.ended)
+
+
+def judged(name: str, rows: list[Row], ended: str | None) -> Row:
+    """An attempt's row, of what its process sent and how that ended: who crashes has failed."""
     attempt = ATTEMPTS[name]
-    command = [sys.executable, "-m", "experiments.attempts", "--child", name]
-    try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
-    except subprocess.TimeoutExpired:
-        outcome, message = "fails", f"no answer in {timeout:.0f} s"
-    else:
-        last = (done.stdout.strip().splitlines() or [""])[-1]
-        if last.startswith(MARK):
-            outcome, message = json.loads(last[len(MARK) :])
-        else:
-            tail = "\n".join(done.stderr.strip().splitlines()[-3:])
-            outcome, message = "fails", f"the process ended with {done.returncode}\n{tail}"
+    found = rows[0] if rows else {"outcome": "fails", "message": f"the process {ended}"}
     expected = "fails" if attempt.fails else "works"
-    return {
-        "name": name, "title": attempt.title, "outcome": outcome, "message": message,
-        "as_expected": outcome in (expected, "left out"),
-    }  # fmt: skip
+    as_expected = bool(rows) and found["outcome"] in (expected, "left out")
+    return {"name": name, "title": attempt.title, **found, "as_expected": as_expected}
 
 
-def _child(name: str) -> None:
-    """Try, print the outcome and leave without cleaning up: a CUDA context may be beyond it."""
+def outcome(name: str) -> Iterator[Row]:
+    """In the child: try, and say what came of it."""
     try:
-        outcome = ("works", ATTEMPTS[name].run())
+        found = ("works", ATTEMPTS[name].run())
     except LeftOut as error:
-        outcome = ("left out", str(error))
+        found = ("left out", str(error))
     except Exception as error:
-        outcome = ("fails", f"{type(error).__name__}: {error}"[:1500])
-    print(MARK + json.dumps(outcome), flush=True)
-    os._exit(0)
+        found = ("fails", f"{type(error).__name__}: {error}"[:1500])
+    yield {"outcome": found[0], "message": found[1]}
+
+
+def short(row: Row) -> str:
+    """The first lines of a message."""
+    lines = [line.strip() for line in row["message"].splitlines() if line.strip()]
+    return "\n".join(lines[:3])[:400]
+
+
+def unexpected(rows: Rows) -> tuple[float, str]:
+    """How many came out otherwise, and which."""
+    wrong = [row["title"] for row in rows if not row["as_expected"]]
+    return float(len(wrong)), f" ({', '.join(wrong)})" if wrong else ""
 
 
 def _compile(text: str, name: str) -> str:
@@ -280,18 +294,14 @@ def _launch(text: str, name: str, argument: Any, count: int) -> None:
     CudaKernel(text, name, device, chunks_per_block=BLOCK)(opaque(argument), count, stream)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the attempts and print what came of them."""
-    parser = argparse.ArgumentParser(prog="attempts", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--child", choices=list(ATTEMPTS), help="try one, in this process")
-    options = parser.parse_args(arguments)
-    if options.child:
-        _child(options.child)
-    results = run_all()
-    for result in results:
-        print(f"{result['title']}: {result['outcome']}\n    {result['message']}".replace("\n", "\n    "))
-    return 0 if all(r["as_expected"] for r in results) else 1
-
-
-if __name__ == "__main__":  # a child that tries one of them
-    sys.exit(main())
+TABLES = [
+    Table(
+        "attempts",
+        {
+            "attempt": "title",
+            "outcome": lambda row: row["outcome"] + ("" if row["as_expected"] else " (not as expected)"),
+            "message": short,
+        },
+    )
+]
+BARS = [Bar("attempts that came out otherwise than expected", unexpected, at_most=0)]
