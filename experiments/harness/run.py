@@ -34,7 +34,7 @@ class Run:
         options: values of the options that the question added.
 
     Attributes:
-        rounds, seconds: what :meth:`measure` takes if not told otherwise; a question may set them.
+        rounds, seconds, warmup: what :meth:`measure` takes if not told otherwise; a question may set them.
         left_out: what was not measured, and why.
     """
 
@@ -44,6 +44,7 @@ class Run:
         self.device, self.quick, self.console = device, quick, console
         self.options = options or argparse.Namespace()
         self.rounds, self.seconds = (3, 0.1) if quick else (40, 3.0)
+        self.warmup = 3
         self.left_out: list[str] = []
         self.progress: Advance | None = None
 
@@ -65,7 +66,7 @@ class Run:
         cases: Sequence[Case],
         rounds: int | None = None,
         seconds: float | None = None,
-        warmup: int = 3,
+        warmup: int | None = None,
         device: torch.device | None = None,
     ) -> dict[str, Any]:
         """Host, wall and GPU times by name of case, and ``best``: the GPU's median if there is one, else the wall's.
@@ -76,6 +77,7 @@ class Run:
             device: whose clock; a CPU's for what is the host's work alone.
         """
         rounds, seconds = rounds or self.rounds, seconds or self.seconds
+        warmup = self.warmup if warmup is None else warmup
         timings = measure(cases, device or self.device, rounds=rounds, seconds=seconds, warmup=warmup)
         return {name: {**timing.as_dict(), "best": timing.best()} for name, timing in timings.items()}
 
@@ -88,7 +90,7 @@ class Run:
         found = self.measure(waited, rounds, seconds, 1, torch.device("cpu"))
         return {name: timing["wall"] for name, timing in found.items()}
 
-    def host(self, cases: Sequence[Case], rounds: int | None = None, warmup: int = 3) -> dict[str, Any]:
+    def host(self, cases: Sequence[Case], rounds: int | None = None, warmup: int | None = None) -> dict[str, Any]:
         """Times until a call returns, whatever it queued."""
         found = self.measure(cases, rounds, warmup=warmup, device=torch.device("cpu"))
         return {name: timing["host"] for name, timing in found.items()}
