@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import sys
 from collections.abc import Sequence
 
@@ -19,8 +17,6 @@ def main(arguments: Sequence[str]) -> int:
             print(f"  {experiment.name:20} {experiment.title}")
         return 0
     name, *rest = arguments[0].replace("-", "_"), *arguments[1:]
-    if name == "paged_state" and importlib.util.find_spec("experiments.paged_state"):  # until it is converted
-        return int(importlib.import_module("experiments.paged_state").main(rest))
     found = question.find(name)
     if found is None:
         names = ", ".join(experiment.name for experiment in question.every())
