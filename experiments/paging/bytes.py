@@ -148,34 +148,18 @@ def derive(rows: Rows) -> Rows:
 
 
 TABLES = [
-    Table(
-        "bytes over the link in a step, counted by the card",
-        {
-            "way": lambda row: f"{row['way']}, {row['share']:.0%} on the device",
-            "GB each way that had to": gb("must"),
-            "up": gb("up"),
-            "down": gb("down"),
-            "÷ had to": lambda row: "-" if row["ratio"] is None else f"{row['ratio']:.4f}",
-        },
-        where={"kind": STEP},
-    ),
-    Table(
-        "what the counters count for known traffic",
-        {
-            "known traffic": "what",
-            "GB up": gb("moved_up"),
-            "GB down": gb("moved_down"),
-            "counted received": gb("counted_up"),
-            "counted sent": gb("counted_down"),
-        },
-        where={"kind": KNOWN},
-    ),
-    Table(
-        "copies of one staged step, all away, as torch's profiler has them",
-        {"copy": "what", "GB": gb("bytes")},
-        where={"kind": PROFILER},
-    ),
-]
+    Table("bytes over the link in a step, counted by the card", where={"kind": STEP}, columns={
+        "way": lambda row: f"{row['way']}, {row['share']:.0%} on the device", "GB each way that had to": gb("must"),
+        "up": gb("up"), "down": gb("down"),
+        "÷ had to": lambda row: "-" if row["ratio"] is None else f"{row['ratio']:.4f}",
+    }),
+    Table("what the counters count for known traffic", where={"kind": KNOWN}, columns={
+        "known traffic": "what", "GB up": gb("moved_up"), "GB down": gb("moved_down"),
+        "counted received": gb("counted_up"), "counted sent": gb("counted_down"),
+    }),
+    Table("copies of one staged step, all away, as torch's profiler has them", where={"kind": PROFILER},
+          columns={"copy": "what", "GB": gb("bytes")}),
+]  # fmt: skip
 BARS = [
     Bar(f"{way}: bytes that crossed ÷ bytes that had to, worst share", "ratio", at_most=1.01, unit="x",
         kind=STEP, way=way)

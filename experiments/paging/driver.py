@@ -132,8 +132,8 @@ def old(result: dict[str, Any]) -> list[Row] | None:
     if (part := result["parts"].get("driver")) is None:
         return None
     rows: list[Row] = [
-        {"kind": PAGES, "name": row["name"], "range_bytes": part["bytes"], "moved": row["bytes"], "wall": row["wall"],
-         "blocks_host": row["blocks_host"]}
+        {"kind": PAGES, "range_bytes": part["bytes"], "moved": row["bytes"],
+         **{name: row[name] for name in ("name", "wall", "blocks_host")}}
         for row in part["rows"]
     ]  # fmt: skip
     return rows + [{"kind": STEPS, "name": name, "state_bytes": part["state_bytes"], "wall": wall}

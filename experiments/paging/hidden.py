@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from experiments.harness.columns import ms, percent
-from experiments.harness.rows import Row, number_in
+from experiments.harness.rows import Row
 from experiments.harness.run import Run
 from experiments.harness.show import Bar, Table
 from experiments.harness.time import Case
@@ -118,32 +118,25 @@ def old(result: dict[str, Any]) -> list[Row] | None:
 def hidden(row: Row) -> float:
     """The share (%) of the update that adds nothing to the time of the products.
 
-    >>> hidden({PRODUCTS: 100.0, UPDATE: 40.0, TOGETHER: 104.0})
+    >>> hidden({case: {"median": time} for case, time in ((PRODUCTS, 100.0), (UPDATE, 40.0), (TOGETHER, 104.0))})
     90.0
     """
-    products, update, together = (number_in(row, case) or 0.0 for case in (PRODUCTS, UPDATE, TOGETHER))
-    return 100 * ((products + update - together) / update)
+    products, update, together = (row[case]["median"] for case in (PRODUCTS, UPDATE, TOGETHER))
+    return float(100 * ((products + update - together) / update))
 
 
 def added(row: Row) -> float:
     """What the update adds to the time of the products, in µs."""
-    return (number_in(row, TOGETHER) or 0.0) - (number_in(row, PRODUCTS) or 0.0)
+    return float(row[TOGETHER]["median"] - row[PRODUCTS]["median"])
 
 
 TABLES = [
-    Table(
-        lambda rows: f"an update behind bf16 products of {rows[0]['width']}²",
-        {
-            "way": lambda row: f"{row['placement']}, {row['access'].replace('_', ' ')}",
-            "blocks": lambda row: str(row["blocks"] or "all"),
-            "products alone, ms": ms(PRODUCTS),
-            "update alone": ms(UPDATE),
-            "together": ms(TOGETHER),
-            "added": ms(added),
-            "hidden": percent(hidden),
-        },
-    )
-]
+    Table(lambda rows: f"an update behind bf16 products of {rows[0]['width']}²", {
+        "way": lambda row: f"{row['placement']}, {row['access'].replace('_', ' ')}",
+        "blocks": lambda row: str(row["blocks"] or "all"), "products alone, ms": ms(PRODUCTS),
+        "update alone": ms(UPDATE), "together": ms(TOGETHER), "added": ms(added), "hidden": percent(hidden),
+    })
+]  # fmt: skip
 BARS = [
     Bar(f"in place behind matrix products, {placement}, 8 blocks: hidden", lambda rows: hidden(rows[0]),
         at_least=85, unit="%", placement=placement, access="in_place", blocks=8)

@@ -166,19 +166,12 @@ def derive(rows: Rows) -> Rows:
 
 
 TABLES = [
-    Table(
-        lambda rows: f"a step over {rows[0]['numel'] / 1e6:,.0f} M parameters",
-        {
-            "contender": "name",
-            "what": "what",
-            "wall ms": ms("wall"),
-            "p10 to p90": spread_ms("wall"),
-            "GPU ms": ms("gpu"),
-            "÷ ours": lambda row: "-" if row["over"] is None else f"{row['over']:.2f} x",
-            "error": lambda row: f"{row['error']:.1e}" if "error" in row else "",
-        },
-    )
-]
+    Table(lambda rows: f"a step over {rows[0]['numel'] / 1e6:,.0f} M parameters", {
+        "contender": "name", "what": "what", "wall ms": ms("wall"), "p10 to p90": spread_ms("wall"),
+        "GPU ms": ms("gpu"), "÷ ours": lambda row: "-" if row["over"] is None else f"{row['over']:.2f} x",
+        "error": lambda row: f"{row['error']:.1e}" if "error" in row else "",
+    })
+]  # fmt: skip
 BARS = [
     Bar("speed over bitsandbytes PagedAdamW32bit, same start and end", "over", at_least=3.5, unit="x",
         name=RIVAL, what=SAME)

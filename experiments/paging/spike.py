@@ -351,20 +351,12 @@ def slower(rows: Rows) -> float | None:
 
 
 TABLES = [
-    Table(
-        title,
-        {
-            "loop": "loop",
-            "ordinary step, ms": "ordinary_ms",
-            "large": "large_ms",
-            "the one behind it": "behind_ms",
-            "spilling": "spill_ms",
-            "taking back": "unspill_ms",
-            "÷ unpaged": lambda row: f"{row['slowdown']:.3f} x" if "slowdown" in row else "",
-        },
-        where={"kind": LOOP},
-    )
-]
+    Table(title, where={"kind": LOOP}, columns={
+        "loop": "loop", "ordinary step, ms": "ordinary_ms", "large": "large_ms", "the one behind it": "behind_ms",
+        "spilling": "spill_ms", "taking back": "unspill_ms",
+        "÷ unpaged": lambda row: f"{row['slowdown']:.3f} x" if "slowdown" in row else "",
+    })
+]  # fmt: skip
 BARS = [
     Bar("spikes: loops that finish where the card is too small without spilling", finished, at_least=2, kind=LOOP),
     Bar("spikes: the other steps, time over unpaged", slower, at_most=3, unit="%", kind=LOOP),

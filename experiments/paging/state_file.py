@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from experiments.harness.child import Child
-from experiments.harness.columns import mib
+from experiments.harness.columns import mib, ms
 from experiments.harness.rows import Row, Rows
 from experiments.harness.run import Run
 from experiments.harness.show import Bar, Table
@@ -214,19 +214,11 @@ def title(rows: Rows) -> str:
 
 
 TABLES = [
-    Table(
-        title,
-        {
-            "state": "name",
-            "budget, MiB": mib("budget"),
-            "resident, MiB": mib("resident"),
-            "in the file, MiB": mib("in_file"),
-            "step, ms": lambda row: row["step"]["median"] / 1e3,
-            "GB/s to and fro": "rate",
-            "bits": "bits",
-        },
-    )
-]
+    Table(title, {
+        "state": "name", "budget, MiB": mib("budget"), "resident, MiB": mib("resident"),
+        "in the file, MiB": mib("in_file"), "step, ms": ms("step"), "GB/s to and fro": "rate", "bits": "bits",
+    })
+]  # fmt: skip
 BARS = [
     Bar("CPU, state file, a quarter in RAM: resident beyond the budget",
         lambda rows: (rows[0]["resident"] - rows[0]["budget"]) / 2**20, at_most=64, unit="MiB", share=BAR_SHARE),

@@ -281,19 +281,11 @@ _OVER = "ms, by share of state on the device"
 TABLES = [
     Grid(f"GPU time (wall where the host is blocked), {_OVER}", cell=ms("best"), **_GRID),
     Grid(f"host time of step(), {_OVER}", cell=ms("host"), **_GRID),
-    Table(
-        "what the times say",
-        {
-            "way": "way",
-            "GB/s, all away": "rate",
-            "of the ceiling": percent("of_ceiling"),
-            "worst ÷ line": "worst",
-            "all near, over device": percent("near", signed=True),
-            "bits": "bits",
-        },
-        where={"kind": SAYS},
-    ),
-]
+    Table("what the times say", where={"kind": SAYS}, columns={
+        "way": "way", "GB/s, all away": "rate", "of the ceiling": percent("of_ceiling"), "worst ÷ line": "worst",
+        "all near, over device": percent("near", signed=True), "bits": "bits",
+    }),
+]  # fmt: skip
 
 
 def _on_host_bar(way: str) -> Bar:

@@ -36,16 +36,8 @@ class Traffic:
     up: float
     down: float
 
-    def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(self.up + other.up, self.down + other.down)
-
     def __sub__(self, other: Traffic) -> Traffic:
         return Traffic(self.up - other.up, self.down - other.down)
-
-    @property
-    def sum(self) -> float:
-        """Both directions."""
-        return self.up + self.down
 
 
 def difference(before: int, after: int) -> int:
