@@ -56,8 +56,21 @@ class Question:
         if options := getattr(self.module, "options", None):
             options(parser)
 
+    @property
+    def former(self) -> str:
+        """The name of its part in a file from before there were layouts."""
+        return str(getattr(self.module, "FORMER", self.name))
+
     def old(self, result: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-        """Its rows in a file from before there were layouts: by its own ``old``, or the list that has its name."""
+        """Its rows in a file from before there were layouts; None if there are none.
+
+        Its own ``old`` finds them in its part of the file, or in the whole of one without parts; else they are the list
+        that has its name.
+        """
+        if "parts" in result:
+            if self.former not in result["parts"]:
+                return None
+            result = result["parts"][self.former]
         if read := getattr(self.module, "old", None):
             rows: list[dict[str, Any]] | None = read(result)
             return rows

@@ -99,7 +99,7 @@ def _from_old(old: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
     parts = {}
     for question in experiment.questions:
         if (rows := question.old(old)) is not None:
-            known = old.get("parts", {}).get(question.name, {})
+            known = old.get("parts", {}).get(question.former, {})
             kept = {name: known[name] for name in ("when", "commit", "dirty", "seconds", "command") if name in known}
             parts[question.name] = {**source, **kept, "rows": rows, "left_out": known.get("left_out", [])}
     if parts and "parts" not in old:
