@@ -123,10 +123,8 @@ def copied(trace: Mapping[str, Any]) -> dict[str, int]:
     return found
 
 
-def old(result: dict[str, Any]) -> list[Row] | None:
-    """Rows of a file from before there were layouts."""
-    if (part := result["parts"].get("bytes")) is None:
-        return None
+def old(part: dict[str, Any]) -> list[Row]:
+    """Rows of its part of a file from before there were layouts."""
 
     def cells(*names: str, of: Mapping[str, Any]) -> Row:
         return {f"{name}_{way}": of[name][way] for name in names for way in ("up", "down")}

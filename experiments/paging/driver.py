@@ -127,10 +127,8 @@ def _steps(run: Run, problem: Problem) -> list[Row]:
             for name, wall in times.items()]  # fmt: skip
 
 
-def old(result: dict[str, Any]) -> list[Row] | None:
-    """Rows of a file from before there were layouts."""
-    if (part := result["parts"].get("driver")) is None:
-        return None
+def old(part: dict[str, Any]) -> list[Row]:
+    """Rows of its part of a file from before there were layouts."""
     rows: list[Row] = [
         {"kind": PAGES, "range_bytes": part["bytes"], "moved": row["bytes"],
          **{name: row[name] for name in ("name", "wall", "blocks_host")}}

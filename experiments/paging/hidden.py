@@ -106,11 +106,10 @@ def beside(products: Callable[[], None], update: Callable[[], Any]) -> Callable[
     return both
 
 
-def old(result: dict[str, Any]) -> list[Row] | None:
-    """Rows of a file from before there were layouts."""
-    part = result["parts"].get("hidden")
+def old(part: dict[str, Any]) -> list[Row]:
+    """Rows of its part of a file from before there were layouts."""
     kept = ("placement", "access", "blocks", "products")
-    return part and [
+    return [
         {**{name: row[name] for name in kept}, "width": part["width"], **_best(row["times"])} for row in part["rows"]
     ]
 

@@ -46,10 +46,8 @@ def _moved(name: str, nbytes: int) -> dict[str, int]:
     return {"copy_bytes": nbytes, "moved": MOVED[name] * nbytes}
 
 
-def old(result: dict[str, Any]) -> list[Row] | None:
-    """Rows of a file from before there were layouts."""
-    if (part := result["parts"].get("link")) is None:
-        return None
+def old(part: dict[str, Any]) -> list[Row]:
+    """Rows of its part of a file from before there were layouts."""
     nbytes, best = part["bytes"], {IN_PLACE: {"blocks": part["blocks"]}}
     grids = [{"kind": GRID, "what": IN_PLACE, "blocks": int(blocks), **_moved(IN_PLACE, nbytes), **times}
              for blocks, times in part["grids"].items()]  # fmt: skip

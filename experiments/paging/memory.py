@@ -99,10 +99,9 @@ def _steps(
     }  # fmt: skip
 
 
-def old(result: dict[str, Any]) -> list[Row] | None:
-    """Rows of a file from before there were layouts."""
-    part = result["parts"].get("memory")
-    return part and [{name: cell for name, cell in row.items() if not isinstance(cell, dict)} for row in part["rows"]]
+def old(part: dict[str, Any]) -> list[Row]:
+    """Rows of its part of a file from before there were layouts."""
+    return [{name: cell for name, cell in row.items() if not isinstance(cell, dict)} for row in part["rows"]]
 
 
 def beyond(row: Row) -> int:

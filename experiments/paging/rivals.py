@@ -153,10 +153,9 @@ PACKAGES: dict[str, Callable[[str, bool], Iterator[Row]]] = {"bitsandbytes": bit
 # --- table, bar, plot
 
 
-def old(result: dict[str, Any]) -> list[Row] | None:
-    """Rows of a file from before there were layouts."""
-    part = result["parts"].get("rivals")
-    return part and [{**row, "numel": part["numel"]} for row in part["rows"]]
+def old(part: dict[str, Any]) -> list[Row]:
+    """Rows of its part of a file from before there were layouts."""
+    return [{**row, "numel": part["numel"]} for row in part["rows"]]
 
 
 def derive(rows: Rows) -> Rows:

@@ -312,10 +312,8 @@ def _helpless(training: Training, card: SmallCard) -> str:
 # --- what the loops say, table, bar, plot
 
 
-def old(result: dict[str, Any]) -> list[Row] | None:
-    """Rows of a file from before there were layouts."""
-    if (part := result["parts"].get("spike")) is None:
-        return None
+def old(part: dict[str, Any]) -> list[Row]:
+    """Rows of its part of a file from before there were layouts."""
     about = {name: part[name] for name in ("card", "state_bytes", "normal", "spiked", "needed", "same", "helpless")}
     return as_rows(about, part["summary"], part["timeline"], part["losses"])
 

@@ -50,6 +50,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 PROCESS = Path("/proc/self")
 #: Kinds of rows.
 STATE, DISK = "state", "disk"
+FORMER = "cpu"
 
 
 def measure(run: Run) -> Iterator[Row]:
@@ -179,10 +180,8 @@ def _times(milliseconds: list[float]) -> Row:
 # --- table, bar
 
 
-def old(result: dict[str, Any]) -> list[Row] | None:
-    """Rows of a file from before there were layouts, where this was the part ``cpu``."""
-    if (part := result["parts"].get("cpu")) is None:
-        return None
+def old(part: dict[str, Any]) -> list[Row]:
+    """Rows of its part of a file from before there were layouts."""
     sizes = {"numel": part["numel"], "state_bytes": part["state_bytes"]}
     rows: list[Row] = [
         {"kind": STATE, **{name: cell for name, cell in row.items() if name not in ("ms", "by_place", "measured")},

@@ -198,10 +198,8 @@ def tail(places: Sequence[tuple[int, int]], nbytes: int) -> list[tuple[int, int]
     return found
 
 
-def old(result: dict[str, Any]) -> list[Row] | None:
-    """Rows of a file from before there were layouts, which had the ceilings beside the steps."""
-    if (part := result["parts"].get("sweep")) is None:
-        return None
+def old(part: dict[str, Any]) -> list[Row]:
+    """Rows of its part of a file from before there were layouts, which had the ceilings beside the steps."""
     sizes = {"state_bytes": part["state_bytes"], "copy_bytes": part["link_bytes"], "blocks": part["blocks"]}
     rows: list[Row] = [
         {"kind": BITS, "way": way, "digests": " ".join(found), "same": way not in part["different"]}

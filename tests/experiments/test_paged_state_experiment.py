@@ -130,6 +130,7 @@ def test_committed_results_say_what_they_said() -> None:
     raw = json.loads((KEPT / RAW).read_text())
     read = rows.read(KEPT / RAW, experiment())
     assert set(read["parts"]) == set(PARTS)
+    assert read["parts"]["state_file"]["when"] == raw["parts"]["cpu"]["when"], "it had another name"
     measured = {name: [dict(row) for row in part["rows"]] for name, part in read["parts"].items()}
     by_title = {verdict.work: verdict.as_dict() for verdict in verdicts(measured)}
     assert by_title == {verdict["work"]: verdict for verdict in raw["verdicts"]}
