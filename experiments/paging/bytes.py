@@ -47,7 +47,7 @@ def measure(run: Run) -> Iterator[Row]:
     for name, options in run.each(PAGED.items()):
         with run.attempt(name):
             kind = BOTH if options["host_access"] == "staged" else IN_PLACE
-            yield from _ways(run, problem, name, calibrations[kind], counters, idle)
+            yield from _ways(problem, name, calibrations[kind], counters, idle)
     with run.attempt("torch.profiler as a second witness"):
         for name, nbytes in _profiled(problem).items():
             yield {"kind": PROFILER, "what": name, "bytes": nbytes}
@@ -73,11 +73,9 @@ def _known(run: Run, counters: LinkCounters, idle: Traffic) -> dict[str, tuple[T
     return found
 
 
-def _ways(
-    run: Run, problem: Problem, name: str, calibration: Calibration, counters: LinkCounters, idle: Traffic
-) -> list[Row]:
+def _ways(problem: Problem, name: str, calibration: Calibration, counters: LinkCounters, idle: Traffic) -> list[Row]:
     """One way at every share."""
-    params = problem.parameters()
+    run, params = problem.run, problem.parameters()
     optimizer = adamw(params, device_budget=0, **PAGED[name])
     optimizer.step()
     rows = []

@@ -59,7 +59,7 @@ def measure(run: Run) -> Iterator[Row]:
     yield from _pages(run, run.size(SIZE, QUICK_SIZE))
     run.free()
     with run.attempt("step of placement='managed-driver'"):
-        yield from _steps(run, problem)
+        yield from _steps(problem)
 
 
 def _pages(run: Run, nbytes: int) -> Iterator[Row]:
@@ -106,8 +106,9 @@ def _blocked(run: Run, action: Callable[[], object], before: Callable[[], object
     return timing
 
 
-def _steps(run: Run, problem: Problem) -> list[Row]:
+def _steps(problem: Problem) -> list[Row]:
     """A step whose state was pushed out before, alone and with pushing out again, and pushing out alone."""
+    run = problem.run
     optimizer = adamw(problem.parameters(), placement="managed-driver")
     optimizer.step()
     places = ranges(optimizer)

@@ -26,7 +26,12 @@ NEEDS_GPU = True
 WIDTH, QUICK_WIDTH = 8192, 512
 #: The products take this many times as long as the update on the default number of blocks.
 LONGER = 2.2
-IN_PLACE = {"mapped": (8, 4, 16, 32), "managed": (8,)}
+#: (placement, access, numbers of thread blocks; None: all).
+WAYS: tuple[tuple[str, str, tuple[int | None, ...]], ...] = (
+    ("mapped", "in_place", (8, 4, 16, 32)),
+    ("managed", "in_place", (8,)),
+    ("mapped", "staged", (None,)),
+)
 PRODUCTS, UPDATE, TOGETHER = "products alone", "update alone", "together"
 
 
@@ -55,16 +60,15 @@ def measure(run: Run) -> Iterator[Row]:
     problem = Problem(run)
     products = Products(run.device, run.size(WIDTH, QUICK_WIDTH))
     products()
-    for placement, counts in IN_PLACE.items():
-        with run.attempt(f"{placement}, in place"):
-            yield from _rows(run, problem, products, placement, "in_place", counts)
-    with run.attempt("mapped, staged"):
-        yield from _rows(run, problem, products, "mapped", "staged", (None,))
+    for placement, access, counts in run.each(WAYS):
+        with run.attempt(f"{placement}, {access.replace('_', ' ')}"):
+            yield from _rows(problem, products, placement, access, counts)
 
 
 def _rows(
-    run: Run, problem: Problem, products: Products, placement: str, access: str, counts: tuple[int | None, ...]
+    problem: Problem, products: Products, placement: str, access: str, counts: tuple[int | None, ...]
 ) -> list[Row]:
+    run = problem.run
     optimizer = adamw(
         problem.parameters(), placement=placement, host_access=access, device_budget=0, blocks=counts[0]
     )  # fmt: skip
@@ -139,5 +143,5 @@ TABLES = [
 BARS = [
     Bar(f"in place behind matrix products, {placement}, 8 blocks: hidden", lambda rows: hidden(rows[0]),
         at_least=85, unit="%", placement=placement, access="in_place", blocks=8)
-    for placement in IN_PLACE
+    for placement in ("mapped", "managed")
 ]  # fmt: skip

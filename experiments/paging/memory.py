@@ -69,18 +69,17 @@ def measure(run: Run) -> Iterator[Row]:
     params = problem.parameters()
     for name, options in run.each(PAGED.items()):
         with run.attempt(f"{name}, to load its kernels"):
-            _steps(run, problem, params, options, 0)  # what the first step ever loads is not the state's
+            _steps(problem, params, options, 0)  # what the first step ever loads is not the state's
         for share in SHARES:
             with run.attempt(f"{name}, {share:.0%}"):
-                row = {"way": name, "share": share, **_steps(run, problem, params, options, share)}
+                row = {"way": name, "share": share, **_steps(problem, params, options, share)}
                 run.say(f"{name}, {share:.0%} on the device: {beyond(row):,} bytes beyond what is allowed")
                 yield row
 
 
-def _steps(
-    run: Run, problem: Problem, params: list[torch.nn.Parameter], options: dict[str, Any], share: float
-) -> dict[str, Any]:
+def _steps(problem: Problem, params: list[torch.nn.Parameter], options: dict[str, Any], share: float) -> Row:
     """The least that was free while an optimizer was made and took steps, against what was free before."""
+    run = problem.run
     run.free()
     torch.cuda.reset_peak_memory_stats(run.device)
     budget = int(share * problem.state_bytes)

@@ -43,7 +43,7 @@ def measure(run: Run) -> Iterator[Row]:
     """Rows of (contender, what is timed) with their times."""
     problem = Problem(run)
     with run.attempt("ours and torch fused"):
-        yield from _here(run, problem)
+        yield from _here(problem)
     for package, function in run.each(PACKAGES.items()):
         if importlib.util.find_spec(package) is None:
             run.leave_out(f"{package}: not installed")
@@ -56,24 +56,23 @@ def measure(run: Run) -> Iterator[Row]:
             run.leave_out(f"{package}: its process {child.ended}")
 
 
-def _here(run: Run, problem: Problem) -> list[Row]:
+def _here(problem: Problem) -> list[Row]:
     """Ours and torch's, in interleaved rounds."""
     steps = {
         OURS: adamw(problem.parameters(), placement="mapped", host_access="staged", device_budget=0).step,
         OURS_IN_PLACE: adamw(problem.parameters(), placement="mapped", host_access="in_place", device_budget=0).step,
         FUSED: torch.optim.AdamW(problem.parameters(), **HYPER, fused=True).step,
     }
-    times = run.measure([Case(name, step) for name, step in steps.items()], seconds=2.0)
+    times = problem.run.measure([Case(name, step) for name, step in steps.items()], seconds=2.0)
     return [{"name": name, "what": "step", "numel": problem.work.numel, **timing} for name, timing in times.items()]
 
 
 # --- in a process of its own
 
 
-def _begun(device: str, quick: bool) -> tuple[Run, Problem]:
+def _begun(device: str, quick: bool) -> Problem:
     torch.cuda.set_device(torch.device(device))
-    run = Run(torch.device(device), quick, console())
-    return run, Problem(run)
+    return Problem(Run(torch.device(device), quick, console()))
 
 
 def _error(problem: Problem, make: Callable[[list[torch.nn.Parameter]], Callable[[], object]]) -> float:
@@ -87,7 +86,8 @@ def bitsandbytes(device: str, quick: bool) -> Iterator[Row]:
     """Paged state from the host and back to the host: a step, then its pages pushed out; and the pieces alone."""
     from bitsandbytes import functional, optim  # type: ignore[import-not-found]
 
-    run, problem = _begun(device, quick)
+    problem = _begun(device, quick)
+    run = problem.run
     needed, most = TAKEN * problem.state_bytes, min(MOST_MANAGED, torch.cuda.mem_get_info(run.device)[0] // 4)
     if needed > most:
         raise MemoryError(f"bitsandbytes would take {needed:,.0f} bytes of managed memory; {most:,} are allowed")
@@ -127,7 +127,8 @@ def torchao(device: str, quick: bool) -> Iterator[Row]:
     """State, and the update itself, on the CPU; gradients go down during a backward that costs next to nothing."""
     from torchao.optim import CPUOffloadOptimizer  # type: ignore[import-not-found]
 
-    run, problem = _begun(device, quick)
+    problem = _begun(device, quick)
+    run = problem.run
 
     def make(params: Sequence[torch.nn.Parameter]) -> Callable[[], None]:
         grads = [p.grad for p in params if p.grad is not None]

@@ -61,15 +61,13 @@ def measure(run: Run) -> Iterator[Row]:
     beside = {0.0: ceilings, 1.0: [Case(DEVICE, all_near)]}
     sizes = {"state_bytes": problem.state_bytes, "copy_bytes": link.nbytes, "blocks": blocks}
     yield {"kind": BITS, "way": DEVICE, "digests": " ".join(digests[DEVICE]), "same": True, "error": error, **sizes}
-    for name, options in run.each((PAGED | ON_HOST).items()):
+    for name, options in run.each((PAGED | ON_HOST | {DRIVEN: {}}).items()):
         with run.attempt(name):
-            yield from (_paged if name in PAGED else _on_host)(run, problem, name, options, beside, digests)
+            if name == DRIVEN:
+                yield from _driver(problem, digests)
+            else:
+                yield from (_paged if name in PAGED else _on_host)(problem, name, options, beside, digests)
         yield from _bits(run, name, digests)
-    with run.attempt(DRIVER):
-        digests[DRIVEN] = _driver_walk(problem)
-        run.free()
-        yield from _driver(run, problem)
-    yield from _bits(run, DRIVEN, digests)
 
 
 def _near(problem: Problem, digests: Digests) -> tuple[Callable[[], object], float]:
@@ -108,9 +106,9 @@ def _bits(run: Run, way: str, digests: Digests) -> Iterator[Row]:
         yield {"kind": BITS, "way": way, "digests": " ".join(digests[way]), "same": same}
 
 
-def _rows(run: Run, problem: Problem, way: str, optimizer: PagedAdamW, share: float, beside: Beside) -> list[Row]:
+def _rows(problem: Problem, way: str, optimizer: PagedAdamW, share: float, beside: Beside) -> list[Row]:
     """Times of a step, and of what runs beside it."""
-    report = optimizer.memory_report()
+    run, report = problem.run, optimizer.memory_report()
     away = away_bytes(report)
     precise = share == 1.0 and not run.quick  # a bar of 2 % hangs on this one
     cases = [Case(STEP, optimizer.step), *beside.get(share, ())]
@@ -121,9 +119,7 @@ def _rows(run: Run, problem: Problem, way: str, optimizer: PagedAdamW, share: fl
     return [{**where, "case": case, **(step if case == STEP else {}), **timing} for case, timing in times.items()]
 
 
-def _paged(
-    run: Run, problem: Problem, name: str, options: dict[str, Any], beside: Beside, digests: Digests
-) -> list[Row]:
+def _paged(problem: Problem, name: str, options: dict[str, Any], beside: Beside, digests: Digests) -> list[Row]:
     params = problem.parameters()
     optimizer = adamw(params, device_budget=0, **options)
 
@@ -134,17 +130,15 @@ def _paged(
     rows = []
     for share in reversed(SHARES):
         move(share)
-        rows += _rows(run, problem, name, optimizer, share, beside)
+        rows += _rows(problem, name, optimizer, share, beside)
     return rows
 
 
-def _on_host(
-    run: Run, problem: Problem, name: str, options: dict[str, Any], beside: Beside, digests: Digests
-) -> list[Row]:
+def _on_host(problem: Problem, name: str, options: dict[str, Any], beside: Beside, digests: Digests) -> list[Row]:
     params = problem.parameters()
     optimizer = adamw(params, **options)
     digests[name] = _walk(optimizer, params, lambda share: None)
-    return _rows(run, problem, name, optimizer, 0.0, beside)
+    return _rows(problem, name, optimizer, 0.0, beside)
 
 
 def _driver_walk(problem: Problem) -> list[str]:
@@ -158,8 +152,11 @@ def _driver_walk(problem: Problem) -> list[str]:
     return _walk(optimizer, params, move)
 
 
-def _driver(run: Run, problem: Problem) -> list[Row]:
+def _driver(problem: Problem, digests: Digests) -> list[Row]:
     """The driver's paging: what was pushed out comes back with the step, and is pushed out again in the same time."""
+    run = problem.run
+    digests[DRIVEN] = _driver_walk(problem)
+    run.free()
     params = problem.parameters()
     optimizer = adamw(params, placement=DRIVER)
     optimizer.step()

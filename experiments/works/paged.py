@@ -36,15 +36,16 @@ def pace(run: Run) -> None:
 
 
 class Problem:
-    """The parameters of a run, which they also give its pace.
+    """The parameters of a run, which is given its pace.
 
     Attributes:
+        run: whose sizes these are.
         state_bytes: of all state.
     """
 
     def __init__(self, run: Run) -> None:
         pace(run)
-        self.device, self.work = run.device, run.size(FULL, QUICK)
+        self.run, self.device, self.work = run, run.device, run.size(FULL, QUICK)
         self.state_bytes = STATE_BYTES * self.work.numel
         self._grads: list[torch.Tensor] | None = None
 

@@ -265,7 +265,7 @@ def test_medians_of_ordinary_and_large_steps_and_those_behind() -> None:
 def test_rows_of_a_rival_that_dies_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "helpers"))
     monkeypatch.setattr(rivals, "PACKAGES", {"json": dying_rival.rows})
-    monkeypatch.setattr(rivals, "_here", lambda run, problem: [])
+    monkeypatch.setattr(rivals, "_here", lambda problem: [])
     asked = Run(CPU, True, show.console())
     assert [row["name"] for row in rivals.measure(asked)] == ["x"]
     assert asked.left_out == ["json: its process ended with 3: invalid device ordinal"]
