@@ -268,4 +268,6 @@ def test_dry_spike(dry: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row["loop"] for row in loops if "slowdown" in row] == [spike.SPILL_ALL, spike.SPILL_SOME]
     assert spike.finished(loops) == 2
     assert cap.fraction == 1.0, "the cap goes with the experiment"
-    assert len(found.where(kind=spike.STEP, loop=spike.UNPAGED)) == spike.STEPS
+    steps = found.where(kind=spike.STEP)
+    assert [row["step"] for row in steps.where(loop=spike.UNPAGED)] == list(range(1, spike.STEPS + 1))
+    assert {row["loop"] for row in steps if "loss" in row} == {spike.UNPAGED}
