@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,11 +10,11 @@ from typing import Any
 import dying_rival
 import pytest
 import torch
-from paged_state_results import derived, experiment, result, verdicts, whole
+from experiment_runs import judged, regenerated, run_quick
+from paged_state_results import PAGED_STATE, derived, result, verdicts, whole
 
-from experiments.__main__ import main
 from experiments.harness import note, rows, show
-from experiments.harness.main import KEPT
+from experiments.harness.main import KEPT, main
 from experiments.harness.revision import ROOT
 from experiments.harness.rows import Rows
 from experiments.harness.run import Run
@@ -27,11 +25,7 @@ from pagedopt.commands.results import new_figure
 
 CPU = torch.device("cpu")
 RAW = "paged_state-nvidia-h200.json"
-PARTS = [question.name for question in experiment().questions]
-
-
-def run(*arguments: str) -> int:
-    return main(["paged_state", *arguments])
+PARTS = [question.name for question in PAGED_STATE.questions]
 
 
 # --- counters
@@ -125,18 +119,15 @@ def test_no_nvml_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- results
 
 
-def test_committed_results_say_what_they_said() -> None:
-    """The file is from before rows: every question finds its own in it, and bars and note come out as they were."""
-    raw = json.loads((KEPT / RAW).read_text())
-    read = rows.read(KEPT / RAW, experiment())
-    assert set(read["parts"]) == set(PARTS)
-    assert read["parts"]["state_file"]["when"] == raw["parts"]["cpu"]["when"], "it had another name"
-    measured = {name: [dict(row) for row in part["rows"]] for name, part in read["parts"].items()}
-    by_title = {verdict.work: verdict.as_dict() for verdict in verdicts(measured)}
-    assert by_title == {verdict["work"]: verdict for verdict in raw["verdicts"]}
-    text = (ROOT / "notes" / "paged_state.md").read_text()
-    for name, content in note.sections(read, experiment()).items():
-        assert f"<!-- begin {name} -->\n{content}\n<!-- end {name} -->" in text
+def test_what_is_committed_comes_out_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert judged("paged_state", "nvidia-h200") == 24
+    regenerated("paged_state", tmp_path, monkeypatch)
+
+
+def test_a_question_that_had_another_name_keeps_its_circumstances() -> None:
+    raw, read = json.loads((KEPT / RAW).read_text()), rows.read(KEPT / RAW, PAGED_STATE)
+    assert list(read["parts"]) == PARTS
+    assert read["parts"]["state_file"]["when"] == raw["parts"]["cpu"]["when"]
 
 
 def test_every_row_of_the_issue_is_a_bar_that_can_be_met_or_missed() -> None:
@@ -153,9 +144,9 @@ def test_what_was_not_measured_is_no_verdict() -> None:
 @pytest.mark.parametrize("name", PARTS)
 def test_a_question_that_was_interrupted_is_shown(name: str) -> None:
     """After any row, of results or of made-up ones: tables, texts and bars, none of which may need the next one."""
-    raw = rows.read(KEPT / RAW, experiment())["parts"][name]["rows"]
+    raw = rows.read(KEPT / RAW, PAGED_STATE)["parts"][name]["rows"]
     for measured in (raw, whole()[name]):
-        (question,) = (question for question in experiment().questions if question.name == name)
+        (question,) = (question for question in PAGED_STATE.questions if question.name == name)
         for end in range(min(len(measured), 40) + 1):
             found = derived(name, measured[:end])
             for table in question.listed("TABLES"):
@@ -190,24 +181,24 @@ def test_a_note_takes_all_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(note, "NOTES", tmp_path)
     path = tmp_path / "paged_state-h200.json"
     path.write_text(json.dumps(result(whole())))
-    assert run("--note", str(path)) == 0
+    assert main(PAGED_STATE, ["--note", str(path)]) == 0
     filled = target.read_text()
-    for content in note.sections(result(whole()), experiment()).values():
+    for content in note.sections(result(whole()), PAGED_STATE).values():
         assert content in filled
     without = whole()
     without.pop("spike")
     path.write_text(json.dumps(result(without)))
-    assert run("--note", "--out", str(tmp_path)) == 0
+    assert main(PAGED_STATE, ["--note", "--out", str(tmp_path)]) == 0
     assert "not measured in this run" in target.read_text()
 
 
 def test_plots_are_drawn(tmp_path: Path) -> None:
     drawn = []
-    for question in experiment().questions:
+    for question in PAGED_STATE.questions:
         for plot in question.listed("PLOTS"):
             for measured in (
                 whole()[question.name],
-                rows.read(KEPT / RAW, experiment())["parts"][question.name]["rows"],
+                rows.read(KEPT / RAW, PAGED_STATE)["parts"][question.name]["rows"],
             ):
                 if (figure := new_figure(11, 7.5)) is None:
                     pytest.skip("matplotlib is not installed")
@@ -280,11 +271,7 @@ def test_copies_of_a_trace_add_up_by_name() -> None:
 
 
 def test_a_state_file_is_measured_for_real(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "experiments", "paged_state", "--quick", "--device", "cpu", "--out", str(tmp_path)]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # to name the card takes some of its memory
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110, check=False)
-    assert done.returncode == 0, done.stderr
-    found = rows.read(tmp_path / "paged_state-cpu.json", experiment())
+    found = run_quick("paged_state", tmp_path)
     part = found["parts"]["state_file"]
     assert part["left_out"] == []
     states = derived("state_file", part["rows"])
@@ -293,7 +280,7 @@ def test_a_state_file_is_measured_for_real(tmp_path: Path) -> None:
     assert all(row["resident"] > 0 and row["seen"] > 0 for row in states)
     assert found["left_out"][0].startswith("link, sweep, rivals,")
     assert "need a GPU" in found["left_out"][0]
-    assert "file, 25% in RAM" in note.sections(found, experiment())["state_file"]
+    assert "file, 25% in RAM" in note.sections(found, PAGED_STATE)["state_file"]
 
 
 def test_a_process_that_fails_is_a_state_left_out() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from paged_state_results import derived, experiment, verdicts
+from paged_state_results import PAGED_STATE, derived, verdicts
 
 from experiments.harness import run as harness_run
 from experiments.harness import show
@@ -88,7 +88,7 @@ def measured(module: Any, run: Run) -> Rows:
 def shown(name: str, rows: list[Row]) -> Rows:
     """Rows as a file gives them back; tables, texts and verdicts can be made of them."""
     rows = json.loads(json.dumps(rows))
-    (question,) = (question for question in experiment().questions if question.name == name)
+    (question,) = (question for question in PAGED_STATE.questions if question.name == name)
     found = derived(name, rows)
     for table in question.listed("TABLES"):
         for _, headings, lines in table.shown(found):

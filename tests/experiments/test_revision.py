@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from experiment_runs import experiment
 
 from experiments.harness import note, revision
 from experiments.harness.main import KEPT
-from experiments.harness.question import find
 from experiments.harness.rows import newest, read
 
 
@@ -107,9 +107,7 @@ def result(**source: Any) -> dict[str, Any]:
 
 def filled(folder: Path, option: Path | None) -> str:
     """A note's line about the machine, made of results in a folder or of those that are named."""
-    known = find("paged_state")
-    assert known is not None
-    return note.fill_from(option, folder, known[0]).read_text()
+    return note.fill_from(option, folder, experiment("paged_state")).read_text()
 
 
 @pytest.fixture
@@ -163,9 +161,8 @@ def test_a_note_refuses_results_that_nobody_could_measure_again(
 
 @pytest.mark.parametrize("name", ["fused_step", "pointer_transports", "paged_state"])
 def test_committed_results_can_be_refilled(name: str) -> None:
-    known, path = find(name), newest(KEPT, name)
-    assert known is not None
+    path = newest(KEPT, name)
     assert path is not None
-    found = read(path, known[0])
+    found = read(path, experiment(name))
     revision.check_source(found, path.name)
     assert found["parts"]

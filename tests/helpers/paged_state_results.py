@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from experiment_runs import experiment
+
 from experiments.harness import rows
-from experiments.harness.question import Experiment, find
 from experiments.harness.rows import Row, Rows
 from experiments.harness.show import Verdict
 from experiments.paging import bytes, hidden, link, rivals, spike, state_file, sweep
@@ -13,12 +14,7 @@ from experiments.works import paged
 from experiments.works.link import BOTH, IN_PLACE, UP
 
 STATE = 8 * paged.FULL.numel
-
-
-def experiment() -> Experiment:
-    known = find("paged_state")
-    assert known is not None
-    return known[0]
+PAGED_STATE = experiment("paged_state")
 
 
 def stats(median: float) -> dict[str, float]:
@@ -86,7 +82,7 @@ def whole(slower: float = 1.0) -> dict[str, list[Row]]:
 
 def derived(name: str, measured: list[Row]) -> Rows:
     """Rows of a question with what it derives from them."""
-    (question,) = (question for question in experiment().questions if question.name == name)
+    (question,) = (question for question in PAGED_STATE.questions if question.name == name)
     found = question.derive(Rows(measured))
     assert isinstance(found, Rows)
     return found
@@ -96,7 +92,7 @@ def verdicts(parts: dict[str, list[Row]]) -> list[Verdict]:
     """What rows by question say to every bar."""
     return [
         bar.verdict(derived(q.name, parts[q.name]) if q.name in parts else None)
-        for q in experiment().questions
+        for q in PAGED_STATE.questions
         for bar in q.listed("BARS")
     ]
 
