@@ -21,7 +21,7 @@ from experiments.harness.columns import gb
 from experiments.harness.rows import Row, Rows
 from experiments.harness.run import Run
 from experiments.harness.show import Bar, Table
-from experiments.works.counters import Calibration, LinkCounters, Traffic, fits
+from experiments.works.counters import LinkCounters, Traffic, fits
 from experiments.works.link import BOTH, DOWN, IN_PLACE, UP, Link
 from experiments.works.paged import PAGED, Problem, adamw, away_bytes
 
@@ -36,21 +36,23 @@ def measure(run: Run) -> Iterator[Row]:
     """Bytes counted for known traffic, then by way and share, beside those that had to cross."""
     problem, counters = Problem(run), LinkCounters(run.device)
     idle = counters.count(lambda: None)
-    yield {"kind": IDLE, "counted_up": idle.up, "counted_down": idle.down}
+    yield {"kind": IDLE, **cells(counted=idle)}
     known = _known(run, counters, idle)
-    calibrations = {name: Calibration.of(counted, moved) for name, (moved, counted) in known.items()
-                    if name in (BOTH, IN_PLACE)}  # fmt: skip
     for name, (moved, counted) in known.items():
-        yield {"kind": KNOWN, "what": name, "moved_up": moved.up, "moved_down": moved.down,
-               "counted_up": counted.up, "counted_down": counted.down}  # fmt: skip
+        yield {"kind": KNOWN, "what": name, **cells(moved=moved, counted=counted)}
     run.free()
     for name, options in run.each(PAGED.items()):
         with run.attempt(name):
-            kind = BOTH if options["host_access"] == "staged" else IN_PLACE
-            yield from _ways(problem, name, calibrations[kind], counters, idle)
+            moved, counted = known[BOTH if options["host_access"] == "staged" else IN_PLACE]
+            yield from _ways(problem, name, counted / moved, counters, idle)
     with run.attempt("torch.profiler as a second witness"):
         for name, nbytes in _profiled(problem).items():
             yield {"kind": PROFILER, "what": name, "bytes": nbytes}
+
+
+def cells(**traffic: Traffic) -> Row:
+    """Two columns for each: up and down."""
+    return {f"{name}_{way}": nbytes for name, found in traffic.items() for way, nbytes in vars(found).items()}
 
 
 def _known(run: Run, counters: LinkCounters, idle: Traffic) -> dict[str, tuple[Traffic, Traffic]]:
@@ -73,7 +75,7 @@ def _known(run: Run, counters: LinkCounters, idle: Traffic) -> dict[str, tuple[T
     return found
 
 
-def _ways(problem: Problem, name: str, calibration: Calibration, counters: LinkCounters, idle: Traffic) -> list[Row]:
+def _ways(problem: Problem, name: str, per_byte: Traffic, counters: LinkCounters, idle: Traffic) -> list[Row]:
     """One way at every share."""
     run, params = problem.run, problem.parameters()
     optimizer = adamw(params, device_budget=0, **PAGED[name])
@@ -86,7 +88,7 @@ def _ways(problem: Problem, name: str, calibration: Calibration, counters: LinkC
         if not fits(Traffic(must, must)):
             run.leave_out(f"{name}: {must:,} bytes could wrap the counters twice")
             continue
-        found = calibration.moved(counters.count(optimizer.step) - idle)
+        found = (counters.count(optimizer.step) - idle) / per_byte
         rows.append({"kind": STEP, "way": name, "share": share, "must": must, "up": found.up, "down": found.down})
         run.say(f"{name}, {share:.0%} on the device: {found.up:,.0f} up, {found.down:,.0f} down of {must:,}")
     return rows
@@ -123,13 +125,9 @@ def copied(trace: Mapping[str, Any]) -> dict[str, int]:
 
 def old(part: dict[str, Any]) -> list[Row]:
     """Rows of its part of a file from before there were layouts."""
-
-    def cells(*names: str, of: Mapping[str, Any]) -> Row:
-        return {f"{name}_{way}": of[name][way] for name in names for way in ("up", "down")}
-
-    rows = [{"kind": IDLE, **cells("counted", of={"counted": part["idle"]})}]
-    rows += [{"kind": KNOWN, "what": name, **cells("moved", "counted", of=found)}
-             for name, found in part["known"].items()]  # fmt: skip
+    rows: list[Row] = [{"kind": IDLE, **cells(counted=Traffic(**part["idle"]))}]
+    rows += [{"kind": KNOWN, "what": what, **cells(**{name: Traffic(**traffic) for name, traffic in found.items()})}
+             for what, found in part["known"].items()]  # fmt: skip
     rows += [{"kind": STEP, **{name: row[name] for name in ("way", "share", "must", "up", "down")}}
              for row in part["rows"]]  # fmt: skip
     return rows + [{"kind": PROFILER, "what": name, "bytes": nbytes} for name, nbytes in part["profiler"].items()]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -39,6 +39,10 @@ class Traffic:
     def __sub__(self, other: Traffic) -> Traffic:
         return Traffic(self.up - other.up, self.down - other.down)
 
+    def __truediv__(self, other: Traffic) -> Traffic:
+        """Per byte: counted ÷ moved is what packets add, and counted ÷ that is what was moved."""
+        return Traffic(self.up / other.up, self.down / other.down)
+
 
 def difference(before: int, after: int) -> int:
     """What a counter has counted from one reading to the next, if that is less than its range."""
@@ -48,31 +52,6 @@ def difference(before: int, after: int) -> int:
 def fits(moved: Traffic, overhead: float = OVERHEAD) -> bool:
     """Whether so many bytes, and what comes with them, are counted without a wrap too many."""
     return overhead * max(moved.up, moved.down) < MOST
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """What is counted per byte that is moved, in traffic of one kind.
-
-    Attributes:
-        raw: counted per byte moved up (received) and down (sent).
-    """
-
-    raw: Traffic
-
-    @classmethod
-    def of(cls, counted: Traffic, moved: Traffic) -> Calibration:
-        """From known traffic in both directions."""
-        return cls(Traffic(counted.up / moved.up, counted.down / moved.down))
-
-    def moved(self, counted: Traffic) -> Traffic:
-        """The bytes behind a count."""
-        return Traffic(counted.up / self.raw.up, counted.down / self.raw.down)
-
-
-def middle(counts: Sequence[Traffic]) -> Traffic:
-    """The median of each direction."""
-    return Traffic(median(c.up for c in counts), median(c.down for c in counts))
 
 
 class LinkCounters:
@@ -123,7 +102,7 @@ class LinkCounters:
             time.sleep(SETTLE)
             after = self.read()
             counts.append(Traffic(*(difference(b, a) for b, a in zip(before, after, strict=True))))
-        return middle(counts)
+        return Traffic(median(c.up for c in counts), median(c.down for c in counts))
 
     @contextlib.contextmanager
     def _explained(self, what: str) -> Iterator[None]:

@@ -20,7 +20,7 @@ from experiments.harness.rows import Rows
 from experiments.harness.run import Run
 from experiments.paging import bytes, rivals, spike, state_file, sweep
 from experiments.works import counters, paged
-from experiments.works.counters import Calibration, Traffic
+from experiments.works.counters import Traffic
 from pagedopt.commands.results import new_figure
 
 CPU = torch.device("cpu")
@@ -48,8 +48,8 @@ def test_what_could_wrap_twice_is_refused() -> None:
 
 
 def test_a_calibration_takes_packets_off() -> None:
-    packets = Calibration.of(Traffic(1.08e9, 1.2e9), Traffic(1e9, 1e9))
-    moved = packets.moved(Traffic(0.54e9, 2.4e9))
+    per_byte = Traffic(1.08e9, 1.2e9) / Traffic(1e9, 1e9)
+    moved = Traffic(0.54e9, 2.4e9) / per_byte
     assert moved.up == pytest.approx(0.5e9)
     assert moved.down == pytest.approx(2e9)
 

@@ -129,21 +129,33 @@ def test_dry_sweep(dry: Run) -> None:
 
 
 class Counters:
-    def __init__(self, device: torch.device) -> None: ...
+    """More with every count."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.counted = 0.0
 
     def count(self, run: Any, times: int = 4) -> Traffic:
         run()
-        return Traffic(11.0, 12.0)
+        self.counted += 1000
+        return Traffic(self.counted, 2 * self.counted)
 
 
 def test_dry_bytes(dry: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bytes, "LinkCounters", Counters)
-    monkeypatch.setattr(bytes.Calibration, "of", classmethod(lambda cls, c, m: cls(Traffic(1.0, 1.0))))
     monkeypatch.setattr(bytes, "_profiled", lambda problem: {"HtoD": 3})
     found = measured(bytes, dry)
     assert dry.left_out == []
     assert len(found.where(kind=bytes.STEP)) == len(bytes.SHARES) * len(paged.PAGED)
     assert found.where(kind=bytes.STEP, share=1.0).values("ratio") == [None]
+    # Known traffic was counted as 3,000 for a copy both ways and 4,000 for twice that in place, the first steps as 5,000
+    # and 10,000, all of them twice that down.
+    nbytes = works_link.QUICK_SIZE
+    staged, in_place = (found.first(kind=bytes.STEP, way=way) for way in ("mapped, staged", "mapped, in place"))
+    assert staged is not None
+    assert in_place is not None
+    assert staged["up"] == pytest.approx(nbytes * 5 / 3)
+    assert staged["down"] == pytest.approx(nbytes * 5 / 3)
+    assert in_place["up"] == pytest.approx(2 * nbytes * 10 / 4)
 
 
 def test_dry_rivals(dry: Run, monkeypatch: pytest.MonkeyPatch) -> None:
