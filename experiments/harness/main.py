@@ -13,9 +13,9 @@ from rich.console import Console
 
 from experiments.harness import note, rows, show
 from experiments.harness.machine import chosen_device, conditions, label
-from experiments.harness.question import Experiment
+from experiments.harness.question import Experiment, Question
 from experiments.harness.revision import HELP, ROOT, refuse, this_revision, words
-from experiments.harness.run import Advance, Run, Stopped, answered
+from experiments.harness.run import Advance, Run, answered
 
 #: Results of today, toys, and what is committed.
 RUNS, QUICK, KEPT = ROOT / "runs", ROOT / "runs" / "quick", ROOT / "experiments" / "results"
@@ -136,49 +136,50 @@ def main(experiment: Experiment, arguments: Sequence[str], part: str | None = No
     path = options.out / f"{experiment.name}-{label(device)}.json"
     result = begun(options, path, experiment, device)
     out = show.console()
+    without = {q.name for q in experiment.questions if q.needs_gpu and device.type == "cpu"}
+    questions = [q for q in experiment.questions if q.name in options.only and q.name not in without]
+    known = {} if options.quick else rows.seconds(KEPT / path.name) | rows.seconds(path)
+    progress = Advance(out, [q.name for q in questions], known)
     if path.exists() and options.merge is None and not options.quick:
         out.print(f"set aside: {rows.set_aside(path)} (--merge joins it)", highlight=False, soft_wrap=True)
-    code = _measure(experiment, options, device, result, path, out)
+    with progress:
+        code = 0
+        for question in questions:
+            run = Run(device, options.quick, out, options, progress)
+            ended = _measure(experiment, question, run, result, path)
+            code = max(code, ended)
+            if ended == INTERRUPTED:
+                break
     return max(code, _finish(experiment, result, path, out))
 
 
-def _measure(
-    experiment: Experiment, options: argparse.Namespace, device: torch.device, result: dict[str, Any], path: Path,
-    out: Console,
-) -> int:  # fmt: skip
-    """Measure what was chosen; each question's rows are written as soon as it is answered."""
-    without = {q.name for q in experiment.questions if q.needs_gpu and device.type == "cpu"}
-    questions = [q for q in experiment.questions if q.name in options.only and q.name not in without]
-    code = 0
-    with Advance(out, len(questions)) as progress:
-        for question in questions:
-            out.print(question.name, style="bold")
-            progress.begin(question.name)
-            run = Run(device, options.quick, out, options)
-            run.progress = progress
-            only = f" --only {question.name}" if len(experiment.questions) > 1 else ""
-            command = f"python -m experiments {experiment.name}{only}{' --quick' if options.quick else ''}"
-            try:
-                with progress.share(1.0):
-                    found, fine = answered(question, run, command)
-            except Stopped as stopped:
-                found, fine, code = stopped.part, True, INTERRUPTED
-            code = max(code, int(not fine))
-            if code and question.name in result["parts"]:
-                out.print(f"{question.name}: the rows measured before stay", highlight=False)
-            else:
-                result["parts"][question.name] = found
-            rows.write(path, result)  # before anything is made of rows that may not be all
-            _write(experiment, result, path)
-            known = rows.of_questions(result, experiment)[question.name] if found["rows"] else rows.Rows()
-            for table in question.listed("TABLES"):
-                for shown in table.shown(known):
-                    show.show(out, shown)
-            for text in question.listed("TEXTS") if known else ():
-                out.print(text.say(known) or "", highlight=False, markup=False, soft_wrap=True)
-            if code == INTERRUPTED:
-                break
-    return code
+def _measure(experiment: Experiment, question: Question, run: Run, result: dict[str, Any], path: Path) -> int:
+    """Measure, write and print one question; 0, 1 if it failed, 130 if it was interrupted."""
+    out, name = run.console, question.name
+    out.print(name, style="bold")
+    only = f" --only {name}" if len(experiment.questions) > 1 else ""
+    part, stopped = answered(
+        question, run, f"python -m experiments {experiment.name}{only}{' --quick' if run.quick else ''}"
+    )
+    if part["complete"] or name not in result["parts"]:
+        result["parts"][name] = part
+    else:
+        out.print(f"{name}: {run.left_out[-1]}; the rows measured before stay", highlight=False)
+    rows.write(path, result)  # before anything is made of them
+    _write(experiment, result, path)
+    if part["complete"]:
+        _print(question, question.derive(rows.Rows(part["rows"])), out)
+    return INTERRUPTED if stopped else int(not part["complete"])
+
+
+def _print(question: Question, known: rows.Rows, out: Console) -> None:
+    """A question's tables and what it says."""
+    for table in question.listed("TABLES"):
+        for shown in table.shown(known):
+            show.show(out, shown)
+    for text in question.listed("TEXTS"):
+        if said := text.say(known):
+            out.print(said, highlight=False, markup=False, soft_wrap=True)
 
 
 def _write(experiment: Experiment, result: dict[str, Any], path: Path) -> list[show.Verdict]:

@@ -13,7 +13,7 @@ from typing import Any
 import experiments
 
 #: Folders without questions of their own.
-SHARED = ("harness", "works", "results", "bench")  # the last one until `experiments/paging` is converted
+SHARED = ("harness", "works", "results")
 
 
 @dataclass(frozen=True)

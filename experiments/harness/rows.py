@@ -158,9 +158,17 @@ def left_out(result: Mapping[str, Any], experiment: Experiment) -> list[str]:
 
 
 def of_questions(result: Mapping[str, Any], experiment: Experiment) -> dict[str, Rows]:
-    """Rows by question, with what is derived from them; questions that were not measured are not there."""
-    parts = result["parts"]
+    """Rows by question, with what is derived from them; questions that were not measured to their end are not there."""
+    parts = {name: part for name, part in result["parts"].items() if part.get("complete", True)}
     return {q.name: q.derive(Rows(parts[q.name]["rows"])) for q in experiment.questions if q.name in parts}
+
+
+def seconds(path: Path) -> dict[str, float]:
+    """How long each question took when a file of results was measured, as far as it is there and says so."""
+    try:
+        return {name: float(part["seconds"]) for name, part in json.loads(path.read_text())["parts"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
 
 
 def set_aside(path: Path) -> Path:

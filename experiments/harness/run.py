@@ -7,7 +7,7 @@ import contextlib
 import gc
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -32,6 +32,7 @@ class Run:
         quick: toys in place of sizes: a smoke test whose numbers mean nothing.
         console: where progress is said.
         options: values of the options that the question added.
+        progress: what is told how far it is.
 
     Attributes:
         rounds, seconds, warmup: what :meth:`measure` takes if not told otherwise; a question may set them.
@@ -39,14 +40,19 @@ class Run:
     """
 
     def __init__(
-        self, device: torch.device, quick: bool, console: Console, options: argparse.Namespace | None = None
+        self,
+        device: torch.device,
+        quick: bool,
+        console: Console,
+        options: argparse.Namespace | None = None,
+        progress: Advance | None = None,
     ) -> None:
         self.device, self.quick, self.console = device, quick, console
         self.options = options or argparse.Namespace()
         self.rounds, self.seconds = (3, 0.1) if quick else (40, 3.0)
         self.warmup = 3
         self.left_out: list[str] = []
-        self.progress: Advance | None = None
+        self.progress = progress
 
     def size(self, full: Item, toy: Item) -> Item:
         """A size, or what ``--quick`` has in its place."""
@@ -137,13 +143,22 @@ def _waited(run: Callable[[], object]) -> Callable[[], None]:
 
 
 class Advance:
-    """How much of a run is done, and about when it ends.  Drawn between measurements only: no thread is beside them."""
+    """How much of a run is done, and about when it ends.  Drawn between measurements only: no thread is beside them.
 
-    def __init__(self, console: Console, total: float) -> None:
+    Args:
+        console: where; nothing is drawn that is no terminal.
+        names: of the questions.
+        seconds: how long each took before; if one is not known, all take the same.
+    """
+
+    def __init__(self, console: Console, names: Sequence[str], seconds: Mapping[str, float]) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
         shown = console.is_terminal
         self._bar = Progress(*columns, console=console, auto_refresh=False, transient=True, disable=not shown)
-        self._task = self._bar.add_task("", total=total)
+        known = seconds if all(seconds.get(name) for name in names) else dict.fromkeys(names, 1.0)
+        total = sum(known[name] for name in names)
+        self.weights = {name: known[name] / total for name in names}
+        self._task = self._bar.add_task("", total=1.0)
         self.done, self._share = 0.0, 1.0
 
     def __enter__(self) -> Advance:
@@ -153,9 +168,12 @@ class Advance:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def begin(self, title: str) -> None:
-        """Say what is measured now."""
-        self._bar.update(self._task, description=title, refresh=True)
+    @contextlib.contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        """What happens inside belongs to one of those that have a weight."""
+        self._bar.update(self._task, description=name, refresh=True)
+        with self.share(self.weights[name]):
+            yield
 
     @contextlib.contextmanager
     def share(self, part: float) -> Iterator[None]:
@@ -169,38 +187,25 @@ class Advance:
             self._bar.update(self._task, completed=self.done, refresh=True)
 
 
-class Stopped(Exception):
-    """Ctrl-C: ``part`` is what was measured before."""
-
-    def __init__(self, part: dict[str, Any]) -> None:
-        super().__init__("interrupted")
-        self.part = part
-
-
 def answered(question: Question, run: Run, command: str) -> tuple[dict[str, Any], bool]:
-    """One question's rows with their circumstances, and whether it went through; a failure is printed.
-
-    Raises:
-        Stopped: by Ctrl-C; with the rows that there were.
-    """
+    """One question's rows with their circumstances, and whether Ctrl-C ended it; a failure is printed."""
     rows: list[dict[str, Any]] = []
     begin = time.perf_counter()
 
-    def part() -> dict[str, Any]:
-        circumstances = {"seconds": time.perf_counter() - begin, "command": command, "when": now(), **this_revision()}
-        return {"rows": rows, "left_out": run.left_out, **circumstances}
-
-    fine = True
+    ended = ""
+    stopped = False
     try:
-        for row in question.measure(run):
-            rows.append(row)
+        with run.progress.of(question.name) if run.progress else contextlib.nullcontext():
+            for row in question.measure(run):
+                rows.append(row)
     except KeyboardInterrupt:
-        run.left_out.append(f"interrupted after {len(rows)} rows")
-        raise Stopped(part()) from None
+        ended, stopped = "interrupted", True
     except Exception as error:  # the other questions go on
         traceback.print_exc()
-        run.left_out.append(f"failed after {len(rows)} rows: {type(error).__name__}: {str(error).strip()[:600]}")
-        fine = False
-    finally:
-        run.free()
-    return part(), fine
+        ended = f"failed with {type(error).__name__}: {str(error).strip()[:600]}"
+    run.free()
+    if ended:
+        run.left_out.append(f"{ended}; {len(rows)} rows are in the file, and nothing is made of them")
+    part = {"rows": rows, "left_out": run.left_out, "complete": not ended, "seconds": time.perf_counter() - begin,
+            "command": command, "when": now(), **this_revision()}  # fmt: skip
+    return part, stopped

@@ -155,9 +155,9 @@ def test_ctrl_c_keeps_what_was_measured(capsys: pytest.CaptureFixture[str]) -> N
     assert run("--wrong", "interrupt") == 130
     found = read(main.RUNS / NAME)
     assert [row["length"] for row in found["parts"]["toy_question"]["rows"]] == [100, 100]
-    assert found["left_out"] == ["interrupted after 2 rows"]
-    assert found["verdicts"][0]["measured"] == 200
-    assert "left out: interrupted after 2 rows" in capsys.readouterr().out
+    assert found["left_out"] == ["interrupted; 2 rows are in the file, and nothing is made of them"]
+    assert found["verdicts"][0]["measured"] is None, "the worst row may be missing"
+    assert "left out: interrupted; 2 rows are in the file" in capsys.readouterr().out
 
 
 def test_ctrl_c_does_not_replace_what_was_measured_before() -> None:
@@ -170,7 +170,8 @@ def test_ctrl_c_does_not_replace_what_was_measured_before() -> None:
 def test_a_question_that_fails_keeps_its_rows_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--wrong", "raise") == 1
     found = read(main.RUNS / NAME)
-    assert found["left_out"] == ["failed after 2 rows: ZeroDivisionError: no string"]
+    assert found["left_out"][0].startswith("failed with ZeroDivisionError: no string; 2 rows are in the file")
+    assert found["verdicts"][0]["met"] is None
     assert len(found["parts"]["toy_question"]["rows"]) == 2
     assert "Traceback" in capsys.readouterr().err
 
@@ -327,16 +328,26 @@ def test_a_run_that_is_not_of_a_commit_says_that_no_note_takes_it(
 
 
 def test_progress_adds_up_over_loops_in_loops() -> None:
-    with Advance(console(), 2) as progress:
-        measuring = Run(torch.device("cpu"), True, console())
-        measuring.progress = progress
+    with Advance(console(), ["a", "b"], {"a": 1.0, "b": 3.0, "c": 5.0}) as progress:
+        measuring = Run(torch.device("cpu"), True, console(), progress=progress)
         seen = []
-        with progress.share(1.0):
-            for _ in measuring.each((1, 2)):
-                for _ in measuring.each((1, 2, 3, 4)):
-                    seen.append(progress.done)
-        assert seen == [i / 8 for i in range(8)]
+        for name in progress.weights:
+            with progress.of(name):
+                for _ in measuring.each((1, 2)):
+                    for _ in measuring.each((1, 2)):
+                        seen.append(progress.done)
+        assert seen == [i / 16 for i in range(4)] + [(4 + 3 * i) / 16 for i in range(4)]
         assert progress.done == 1
+
+
+def test_progress_is_weighed_by_how_long_it_took_before(tmp_path: Path) -> None:
+    run(experiment=several())
+    known = rows.seconds(main.RUNS / NAME)
+    assert set(known) == {"toy_question", "two"}
+    for content in ("{", "[]", '{"parts": {"two": {}}}', '{"parts": [1]}'):
+        (tmp_path / "x.json").write_text(content)
+        assert rows.seconds(tmp_path / "x.json") == {}
+    assert Advance(console(), ["a", "b"], {"a": 9.0}).weights == {"a": 0.5, "b": 0.5}
 
 
 def test_every_experiment_has_a_name_and_a_question() -> None:
