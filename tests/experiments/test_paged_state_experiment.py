@@ -142,8 +142,8 @@ def test_what_was_not_measured_is_no_verdict() -> None:
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_a_question_that_was_interrupted_is_shown(name: str) -> None:
-    """After any row, of results or of made-up ones: tables, texts and bars, none of which may need the next one."""
+def test_a_question_is_shown_whatever_was_left_out(name: str) -> None:
+    """Rows up to any, of results or of made-up ones: tables, texts and bars, none of which may need those behind."""
     raw = rows.read(KEPT / RAW, PAGED_STATE)["parts"][name]["rows"]
     for measured in (raw, whole()[name]):
         (question,) = (question for question in PAGED_STATE.questions if question.name == name)
