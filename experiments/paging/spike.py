@@ -129,8 +129,7 @@ class Training:
     """A training loop on a model and batches that are the same every time."""
 
     def __init__(self, run: Run) -> None:
-        self.run, self.device = run, run.device
-        self.depth = QUICK_DEPTH if run.quick else DEPTH
+        self.device, self.depth = run.device, run.size(DEPTH, QUICK_DEPTH)
 
     def model(self) -> Blocks:
         """Always with the same weights."""

@@ -65,7 +65,9 @@ def measure(run: Run) -> Iterator[Row]:
             row = {**about, "state_bytes": state, **_followed(tensors, numel, budget)}
             run.say(f"{name}: {row['resident']:,} bytes resident, {row['step']['median'] / 1e3:,.0f} ms a step")
             yield row
-    yield {"kind": DISK, **disk_rates(state_folder(), min(state, 256 << 20))}
+    folder, nbytes = state_folder(), min(state, 256 << 20)
+    write, read = file_rates(folder, nbytes, DISK_SECONDS)  # written through; dropped from the cache before it is read
+    yield {"kind": DISK, "file_system": file_system(folder), "bytes": nbytes, "write": write, "read": read}
 
 
 def _followed(tensors: int, numel: int, budget: int | None) -> Row:
@@ -110,12 +112,6 @@ def resident(process: int | str = "self") -> int | None:
         return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * PAGE
     except (OSError, IndexError):
         return None
-
-
-def disk_rates(folder: Path, nbytes: int) -> dict[str, Any]:
-    """Bytes a second that a file takes (written through) and gives (dropped from the cache before)."""
-    write, read = file_rates(folder, nbytes, DISK_SECONDS)
-    return {"file_system": file_system(folder), "bytes": nbytes, "write": write, "read": read}
 
 
 # --- in a process of its own

@@ -147,8 +147,8 @@ def test_dry_bytes(dry: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert dry.left_out == []
     assert len(found.where(kind=bytes.STEP)) == len(bytes.SHARES) * len(paged.PAGED)
     assert found.where(kind=bytes.STEP, share=1.0).values("ratio") == [None]
-    # Known traffic was counted as 3,000 for a copy both ways and 4,000 for twice that in place, the first steps as 5,000
-    # and 10,000, all of them twice that down.
+    # Known traffic was counted as 3,000 for a copy both ways and as 4,000 for twice that in place, the first steps as
+    # 5,000 and 10,000, all of them twice that down.
     nbytes = works_link.QUICK_SIZE
     staged, in_place = (found.first(kind=bytes.STEP, way=way) for way in ("mapped, staged", "mapped, in place"))
     assert staged is not None
