@@ -1,6 +1,7 @@
 """How many bytes cross the link in a step, and how many had to?
 
-Answer (H200): 1.0004 to 1.0014 times as many, in every way at every share; with nothing away one megabyte goes up.
+Answer (H200, 2026-11): 1.0004 to 1.0014 times as many, in every way at every share; with nothing away one megabyte
+goes up.
 
 Counted by the card (:mod:`experiments.works.counters`): known traffic of the same kind first, copies both ways for the
 staged way and the plain kernel for those in place; for the staged way torch's profiler is a second witness.

@@ -1,8 +1,8 @@
 """What do the link and the memory behind it give, in copies and to a plain kernel that works in place?
 
-Answer (H200, PCIe 5.0): 55 GB/s in one direction, 102 in both at once, 85 to a kernel that reads and writes host memory
-in place; copies within the device's memory reach 4,260.  These are the ceilings that steps over spilled state are held
-to, but each bar divides by a ceiling that ran in the same rounds.
+Answer (H200, 2026-11): 55 GB/s in one direction, 102 in both at once, 85 to a kernel that reads and writes host
+memory in place; copies within the device's memory reach 4,260.  These are the ceilings that steps over spilled state
+are held to, but each bar divides by a ceiling that ran in the same rounds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What does a step take beyond parameters and gradients, on the device and on the host?
 
-Answer (H200): on the device its budget and, staged, its ring of 67 MB, and not a page more; on the host the state that
-is there and up to 40 MB.
+Answer (H200, 2026-11): on the device its budget and, staged, its ring of 67 MB, and not a page more; on the host the
+state that is there and up to 40 MB.
 
 Taken is what is free before an optimizer is made, less the least that is free until its third step has ended.
 """

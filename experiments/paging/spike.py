@@ -1,7 +1,8 @@
 """What does a loop cost whose every 20th batch needs more memory than the state leaves?
 
-Answer (H200): a large batch 0.7 s instead of 0.05 if all 2.1 GB of state make room and come back, 0.57 if only what is
-needed does; ordinary steps, those behind it too, cost what they do on a large card, and the losses are the same bits.
+Answer (H200, 2026-11): a large batch 0.7 s instead of 0.05 if all 2.1 GB of state make room and come back, 0.57 if
+only what is needed does; ordinary steps, those behind it too, cost what they do on a large card, and the losses are
+the same bits.
 
 The small card is simulated: torch's allocator gets a cap.  Device pages of ``placement="mapped"`` are not torch's, so
 the cap is the card less the state on it, set anew whenever pages move, and a device page that would not fit beside

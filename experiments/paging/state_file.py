@@ -1,7 +1,7 @@
 """State in a file under a budget of RAM, on a CPU: how much stays resident, is it right, and what does a step cost?
 
-Answer (the H200's host): what is resident is the budget and 29 MiB, bits do not depend on it, and a step costs what its
-disk gives: 2 GB/s to and fro.
+Answer (the host of an H200, 2026-11): what is resident is the budget and 29 MiB, bits do not depend on it, and a step
+costs what its disk gives: 2 GB/s to and fro.
 
 Every contender runs in a process of its own, whose resident size is read from outside, every few milliseconds, and from
 the kernel's own high-water mark.

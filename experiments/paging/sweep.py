@@ -1,6 +1,6 @@
 """What does a step cost when a share of its state is on the host, and is that the price of the bytes alone?
 
-Answer (H200, PCIe 5.0): yes.  With all 2.1 GB away 43.7 ms staged, at 96.6 % of the link's two-way rate, and 50.7 in
+Answer (H200, 2026-11): yes.  With all 2.1 GB away 43.7 ms staged, at 96.6 % of the link's two-way rate, and 50.7 in
 place, at 99.6 % of a plain kernel's; from there a straight line to nothing away, where it costs what it does without
 paging.
 
