@@ -4,8 +4,8 @@ Answer (H200, 2026-11): from the host and back to the host ours takes 44 ms and 
 (3.25 times); torchao's CPUOffloadOptimizer takes 59 with a backward that does next to nothing; torch's fused step
 with all state on the device takes 2.4.
 
-Pages of bitsandbytes are pushed out after each step, and that belongs to its time.  Updates of others are held to float64.
-bitsandbytes and torchao run in processes of their own: they may be absent, and may end the process.
+Pages of bitsandbytes are pushed out after each step, and that belongs to its time.  Updates of others are held to
+float64.  bitsandbytes and torchao run in processes of their own: they may be absent, and may end the process.
 """
 
 from __future__ import annotations
