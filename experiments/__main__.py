@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 import sys
 from collections.abc import Sequence
 
-import experiments
-
-
-def modules() -> list[str]:
-    """Names of the modules here, experiments and what they share."""
-    return [module.name for module in pkgutil.iter_modules(experiments.__path__) if not module.name.startswith("__")]
-
-
-def found() -> dict[str, str]:
-    """Name and first docstring line of every experiment: each module with a ``main``."""
-    imported = {name: importlib.import_module(f"experiments.{name}") for name in modules()}
-    return {name: (m.__doc__ or "").strip().splitlines()[0] for name, m in imported.items() if hasattr(m, "main")}
+from experiments.harness import question
+from experiments.harness.main import main as run
 
 
 def main(arguments: Sequence[str]) -> int:
     """``python -m experiments [NAME [OPTIONS]]``"""
     if not arguments or arguments[0] in ("-h", "--help"):
         print("python -m experiments NAME [--help]\n")
-        for name, line in found().items():
-            print(f"  {name:20} {line}")
+        for experiment in question.every():
+            print(f"  {experiment.name:20} {experiment.title}")
         return 0
-    name, *rest = arguments
-    run = getattr(importlib.import_module(f"experiments.{name}"), "main", None) if name in modules() else None
-    if run is None:
-        print(f"there is no experiment {name!r}; there are {', '.join(found())}", file=sys.stderr)
+    name, *rest = arguments[0].replace("-", "_"), *arguments[1:]
+    found = question.find(name)
+    if found is None:
+        names = ", ".join(experiment.name for experiment in question.every())
+        print(f"there is no experiment {arguments[0]!r}; there are {names}", file=sys.stderr)
         return 2
-    return int(run(rest))
+    experiment, part = found
+    return run(experiment, rest, part)
 
 
 if __name__ == "__main__":

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import dying_rival
 import pytest
 import torch
-from paged_state_results import result, stats, sweep_part, whole_result
+from experiment_runs import judged, regenerated, run_quick
+from paged_state_results import PAGED_STATE, derived, result, verdicts, whole
 
-from experiments import paged_state, report
-from experiments.paging import bars, counters, crossing, parts, plots, problem, rivals, spike, state_file, sweep, tables
-from experiments.paging.counters import Calibration, Traffic
-from experiments.report import ROOT
+from experiments.harness import note, rows, show
+from experiments.harness.main import KEPT, main
+from experiments.harness.revision import ROOT
+from experiments.harness.rows import Rows
+from experiments.harness.run import Run
+from experiments.paging import bytes, rivals, spike, state_file, sweep
+from experiments.works import counters, paged
+from experiments.works.counters import Traffic
+from pagedopt.commands.results import new_figure
 
 CPU = torch.device("cpu")
-PARTS = list(paged_state.PARTS)
+RAW = "paged_state-nvidia-h200.json"
+PARTS = [question.name for question in PAGED_STATE.questions]
 
 
 # --- counters
@@ -35,7 +40,7 @@ def test_a_counter_that_wraps_once_is_read_right(before: int, after: int, counte
 
 
 def test_what_could_wrap_twice_is_refused() -> None:
-    state = 8 * problem.FULL.numel
+    state = 8 * paged.FULL.numel
     assert counters.fits(Traffic(state, state))
     assert not counters.fits(Traffic(2 * state, 0))
     assert not counters.fits(Traffic(0, 2 * state))
@@ -43,11 +48,10 @@ def test_what_could_wrap_twice_is_refused() -> None:
 
 
 def test_a_calibration_takes_packets_off() -> None:
-    packets = Calibration.of(Traffic(1.08e9, 1.2e9), Traffic(1e9, 1e9))
-    moved = packets.moved(Traffic(0.54e9, 2.4e9))
+    per_byte = Traffic(1.08e9, 1.2e9) / Traffic(1e9, 1e9)
+    moved = Traffic(0.54e9, 2.4e9) / per_byte
     assert moved.up == pytest.approx(0.5e9)
     assert moved.down == pytest.approx(2e9)
-    assert moved.sum == pytest.approx(2.5e9)
 
 
 class Nvml:
@@ -112,117 +116,96 @@ def test_no_nvml_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         counters.LinkCounters(CPU)
 
 
-# --- parts in one file
+# --- results
 
 
-def test_parts_are_put_together_and_newer_ones_win() -> None:
-    old = result(parts={"link": 1, "sweep": 1}, machine={"versions": {"numba": "0.68", "torchao": "0.18"}})
-    new = result(parts={"sweep": 2}, machine={"when": "later", "commit": "b"})
-    both = parts.merged(old, new)
-    assert both["parts"] == {"link": 1, "sweep": 2}
-    assert both["machine"]["when"] == "later"
-    assert both["machine"]["versions"] == {"numba": "0.68", "torch": "2.11", "torchao": "0.18"}
-    assert parts.merged(None, new) == new
+def test_what_is_committed_comes_out_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert judged("paged_state", "nvidia-h200") == 24
+    regenerated("paged_state", tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"machine": {"driver": "581"}}, {"machine": {"versions": {"numba": "0.69"}}}, {"quick": True}, {"device": "cpu"}],
-)
-def test_parts_of_different_machines_are_kept_apart(changes: dict[str, Any], tmp_path: Path) -> None:
-    old, new = result(parts={"link": 1}), result(**changes)
-    assert len(parts.differences(old, new)) == 1
-    with pytest.raises(ValueError, match="not measured on one machine"):
-        parts.merged(old, new)
-    path = tmp_path / "paged_state-h200.json"
-    path.write_text(json.dumps(old))
-    moved = parts.set_aside(path)
-    assert not path.exists()
-    assert json.loads(moved.read_text()) == old
-    assert not moved.match("paged_state-*.json"), "--note would take it for the results"
-
-
-def test_a_file_of_something_else_is_not_overwritten(tmp_path: Path) -> None:
-    path = tmp_path / "x.json"
-    assert parts.load(path) is None
-    path.write_text('{"machine": 1}')
-    with pytest.raises(ValueError, match="does not hold results of this experiment"):
-        parts.load(path)
-
-
-def test_only_names_parts_in_their_order(capsys: pytest.CaptureFixture[str]) -> None:
-    assert parts.chosen("cpu,link", PARTS) == ["link", "cpu"]
-    with pytest.raises(argparse.ArgumentTypeError, match="no part 'speed'; there are link, sweep"):
-        parts.chosen("link,speed", PARTS)
-    with pytest.raises(SystemExit):
-        paged_state.main(["--only", ","])
-    assert "no part is named" in capsys.readouterr().err
-
-
-def test_what_is_missing_is_said() -> None:
-    found = result(parts={"link": {"left_out": ["a: b"]}, "cpu": {}})
-    lines = parts.left_out(found, ["link", "sweep", "cpu"], ["cpu"])
-    assert lines == ["part sweep: not measured", "link, a: b"]
-    assert parts.left_out({**found, "device": "cpu"}, ["sweep", "hidden", "cpu"], ["cpu"])[0] == (
-        "parts sweep, hidden: need a GPU"
-    )
-
-
-# --- verdicts, tables and plots of made-up results
+def test_a_question_that_had_another_name_keeps_its_circumstances() -> None:
+    raw, read = json.loads((KEPT / RAW).read_text()), rows.read(KEPT / RAW, PAGED_STATE)
+    assert list(read["parts"]) == PARTS
+    assert read["parts"]["state_file"]["when"] == raw["parts"]["cpu"]["when"]
 
 
 def test_every_row_of_the_issue_is_a_bar_that_can_be_met_or_missed() -> None:
-    assert [(b.work, b.met) for b in bars.bars(whole_result()) if not b.met] == []
-    assert [bar.work for bar in bars.bars(whole_result(slower=3.0)) if bar.met is not False] == []
+    assert [(v.work, v.met) for v in verdicts(whole()) if not v.met] == []
+    assert [v.work for v in verdicts(whole(slower=3.0)) if v.met is not False] == []
 
 
 def test_what_was_not_measured_is_no_verdict() -> None:
-    found = bars.bars(result())
-    assert len(found) == len(bars.bars(whole_result()))
-    assert all(bar.met is None for bar in found)
+    found = verdicts({})
+    assert len(found) == len(verdicts(whole())) == 24
+    assert all(verdict.met is None for verdict in found)
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_question_is_shown_whatever_was_left_out(name: str) -> None:
+    """Rows up to any, of results or of made-up ones: tables, texts and bars, none of which may need those behind."""
+    raw = rows.read(KEPT / RAW, PAGED_STATE)["parts"][name]["rows"]
+    for measured in (raw, whole()[name]):
+        (question,) = (question for question in PAGED_STATE.questions if question.name == name)
+        for end in range(min(len(measured), 40) + 1):
+            found = derived(name, measured[:end])
+            for table in question.listed("TABLES"):
+                for _, headings, lines in table.shown(found):
+                    assert lines
+                    assert all(len(line) == len(headings) for line in lines)
+            for text in question.listed("TEXTS"):
+                text.say(found)
+            verdicts({name: measured[:end]})
 
 
 def test_the_share_of_the_ceiling_counts_the_bytes_of_both() -> None:
-    part = sweep_part(1.0)
+    found = derived("sweep", whole()["sweep"])
     # A step moves 2 GiB each way; the copies 1 GiB each way in 21.2 ms, the plain kernel 2 GiB each way in 50.8 ms.
-    assert bars.share_of_ceiling(part["rows"], "mapped, staged", part) == pytest.approx(2 * 21.2 / 43.0)
-    assert bars.share_of_ceiling(part["rows"], "mapped, in place", part) == pytest.approx(50.8 / 50.9)
+    assert found.number("of_ceiling", kind=sweep.SAYS, way="mapped, staged") == pytest.approx(100 * 2 * 21.2 / 43.0)
+    assert found.number("of_ceiling", kind=sweep.SAYS, way="mapped, in place") == pytest.approx(100 * 50.8 / 50.9)
 
 
 def test_the_line_is_held_to_the_share_that_was_really_away() -> None:
-    rows = [
-        {"way": "a", "share": 1.0, "away": 0.0, "best": 10.0},
-        {"way": "a", "share": 0.5, "away": 0.6, "best": 70.0},
-        {"way": "a", "share": 0.0, "away": 1.0, "best": 100.0},
-    ]
-    assert bars.over_line(rows, "a", 0.5) == pytest.approx(1.0)
-    assert bars.worst_of_line(rows, "a") is None, "shares are missing"
+    times = Rows([
+        {"way": "a", "case": sweep.STEP, "share": 1.0, "away": 0.0, "best": 10.0},
+        {"way": "a", "case": sweep.STEP, "share": 0.5, "away": 0.6, "best": 70.0},
+        {"way": "a", "case": sweep.STEP, "share": 0.0, "away": 1.0, "best": 100.0},
+    ])  # fmt: skip
+    assert sweep.over_line(times, 0.5) == pytest.approx(1.0)
+    assert sweep.worst_of_line(times) is None, "shares are missing"
 
 
 def test_a_note_takes_all_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    note = tmp_path / "paged_state.md"
-    note.write_text((ROOT / "notes" / "paged_state.md").read_text())
-    monkeypatch.setattr(report, "NOTES", tmp_path)
-    whole = whole_result()
+    target = tmp_path / "paged_state.md"
+    target.write_text((ROOT / "notes" / "paged_state.md").read_text())
+    monkeypatch.setattr(note, "NOTES", tmp_path)
     path = tmp_path / "paged_state-h200.json"
-    path.write_text(json.dumps(whole))
-    assert paged_state.main(["--note", str(path)]) == 0
-    filled = note.read_text()
-    for content in tables.sections(json.loads(path.read_text())).values():
+    path.write_text(json.dumps(result(whole())))
+    assert main(PAGED_STATE, ["--note", str(path)]) == 0
+    filled = target.read_text()
+    for content in note.sections(result(whole()), PAGED_STATE).values():
         assert content in filled
-    whole["parts"].pop("spike")
-    path.write_text(json.dumps(whole))
-    assert paged_state.main(["--note", "--out", str(tmp_path)]) == 0
-    assert "not measured in this run" in note.read_text()
+    without = whole()
+    without.pop("spike")
+    path.write_text(json.dumps(result(without)))
+    assert main(PAGED_STATE, ["--note", "--out", str(tmp_path)]) == 0
+    assert "not measured in this run" in target.read_text()
 
 
 def test_plots_are_drawn(tmp_path: Path) -> None:
-    for name, (part, draw) in plots.PLOTS.items():
-        if (figure := report.new_figure(11, 7.5)) is None:
-            pytest.skip("matplotlib is not installed")
-        assert part in PARTS
-        draw(figure, whole_result())
-        figure.savefig(tmp_path / f"{name}.png", dpi=40)
+    drawn = []
+    for question in PAGED_STATE.questions:
+        for plot in question.listed("PLOTS"):
+            for measured in (
+                whole()[question.name],
+                rows.read(KEPT / RAW, PAGED_STATE)["parts"][question.name]["rows"],
+            ):
+                if (figure := new_figure(11, 7.5)) is None:
+                    pytest.skip("matplotlib is not installed")
+                plot.draw(figure, derived(question.name, measured).where(**plot.where))
+                figure.savefig(tmp_path / f"{plot.name}.png", dpi=40)
+            drawn.append(plot.name)
+    assert drawn == ["shares", "rivals", "spikes"]
 
 
 # --- pieces of the parts
@@ -230,22 +213,22 @@ def test_plots_are_drawn(tmp_path: Path) -> None:
 
 def test_a_digest_sees_every_bit_and_its_place() -> None:
     one, other = torch.arange(10.0), torch.arange(10.0, 20.0)
-    known = problem.digest([one, other])
-    assert known == problem.digest([one.clone(), other.clone()])
+    known = paged.digest([one, other])
+    assert known == paged.digest([one.clone(), other.clone()])
     changed = one.clone()
     changed[3] = torch.nextafter(changed[3], torch.tensor(9.0))
     swapped = one.clone()
     swapped[[1, 2]] = one[[2, 1]]
     others = [[changed, other], [swapped, other], [other, one], [one]]
-    assert len({known, *map(problem.digest, others)}) == 5
+    assert len({known, *map(paged.digest, others)}) == 5
 
 
 def test_a_digest_in_pieces_is_the_same_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     values = torch.randn(1000)
-    monkeypatch.setattr(problem, "PIECE", 300)
+    monkeypatch.setattr(paged, "PIECE", 300)
     swapped = values.clone()
     swapped[:300], swapped[300:600] = values[300:600], values[:300]
-    assert problem.digest([values]) != problem.digest([swapped])
+    assert paged.digest([values]) != paged.digest([swapped])
 
 
 def test_the_tail_of_ranges_is_pushed_out_in_whole_granules() -> None:
@@ -270,39 +253,36 @@ def test_medians_of_ordinary_and_large_steps_and_those_behind() -> None:
     assert spike.summary([{"ms": times}]) == {"ordinary_ms": 1.0, "large_ms": 50.0, "behind_ms": 5.0}
 
 
-def test_results_of_a_child_that_dies_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    line = rivals.MARK + json.dumps({"name": "x", "what": "step", "wall": stats(1.0)})
-    done = subprocess.CompletedProcess([], -6, stdout=f"noise\n{line}\n", stderr="invalid device ordinal")
-    monkeypatch.setattr(subprocess, "run", lambda *a, **k: done)
-    run = problem.Run(CPU, True, report.console())
-    assert [row["name"] for row in rivals._child(run, "bitsandbytes")] == ["x"]
-    assert run.left_out == ["bitsandbytes: its process ended with -6: invalid device ordinal"]
-
-
-def test_a_contender_that_fails_is_left_out_and_said() -> None:
-    run = problem.Run(CPU, True, report.console())
-    with run.attempt("it"):
-        raise MemoryError("no room")
-    assert run.left_out == ["it: MemoryError: no room"]
+def test_rows_of_a_rival_that_dies_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "helpers"))
+    monkeypatch.setattr(rivals, "PACKAGES", {"json": dying_rival.rows})
+    monkeypatch.setattr(rivals, "_here", lambda problem: [])
+    asked = Run(CPU, True, show.console())
+    assert [row["name"] for row in rivals.measure(asked)] == ["x"]
+    assert asked.left_out == ["json: its process ended with 3: invalid device ordinal"]
 
 
 def test_copies_of_a_trace_add_up_by_name() -> None:
     events = [{"cat": "gpu_memcpy", "name": n, "args": {"bytes": b}} for n, b in (("up", 1), ("down", 2), ("up", 4))]
-    assert crossing.copied({"traceEvents": [*events, {"cat": "kernel", "name": "k"}]}) == {"up": 5, "down": 2}
+    assert bytes.copied({"traceEvents": [*events, {"cat": "kernel", "name": "k"}]}) == {"up": 5, "down": 2}
 
 
 # --- the part that needs no GPU, for real
 
 
-def test_cpu_part_for_real(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "experiments", "paged_state", "--quick", "--device", "cpu", "--out", str(tmp_path)]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # to name the card takes some of its memory
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "paged_state-cpu.json").read_text())
-    part = found["parts"]["cpu"]
+def test_a_state_file_is_measured_for_real(tmp_path: Path) -> None:
+    found = run_quick("paged_state", tmp_path)
+    part = found["parts"]["state_file"]
     assert part["left_out"] == []
-    assert part["different"] == []
-    assert part["rows"][0]["name"] == state_file.IN_RAM
-    assert any("need a GPU" in line for line in found["left_out"])
-    assert "file, 25% in RAM" in tables.sections(found)["cpu"]
+    states = derived("state_file", part["rows"])
+    assert states[0]["name"] == state_file.IN_RAM
+    assert states.values("bits") == ["same"]
+    assert all(row["resident"] > 0 and row["seen"] > 0 for row in states)
+    assert found["left_out"][0].startswith("link, sweep, rivals,")
+    assert "need a GPU" in found["left_out"][0]
+    assert "file, 25% in RAM" in note.sections(found, PAGED_STATE)["state_file"]
+
+
+def test_a_process_that_fails_is_a_state_left_out() -> None:
+    with pytest.raises(RuntimeError, match=r"its process ended with 1: (.|\n)*device_budget"):
+        state_file._followed(1, 16, -5)

@@ -14,25 +14,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from paged_state_results import result
+from paged_state_results import PAGED_STATE, derived, verdicts
 
-from experiments import bench, report
-from experiments.paging import (
-    bars,
-    crossing,
-    driver_mode,
-    extra_memory,
-    hidden,
-    link,
-    problem,
-    rival_child,
-    rivals,
-    spike,
-    sweep,
-    tables,
-)
-from experiments.paging.counters import Traffic
-from pagedopt.system import driver
+from experiments.harness import run as harness_run
+from experiments.harness import show
+from experiments.harness import time as clock
+from experiments.harness.rows import Row, Rows
+from experiments.harness.run import Run
+from experiments.paging import bytes, driver, hidden, link, memory, rivals, spike, sweep
+from experiments.works import link as works_link
+from experiments.works import paged
+from experiments.works.counters import Traffic
+from experiments.works.models import Work
+from pagedopt.system import driver as calls
 
 CPU = torch.device("cpu")
 #: Placements of a GPU say that a file stands in for them.
@@ -56,7 +50,7 @@ class Stream:
 
 
 @pytest.fixture
-def dry(monkeypatch: pytest.MonkeyPatch) -> problem.Run:
+def dry(monkeypatch: pytest.MonkeyPatch) -> Run:
     """A run on a CPU in which what needs a GPU does nothing; placements of a GPU are stood in for by a file."""
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: Stream())
@@ -66,100 +60,129 @@ def dry(monkeypatch: pytest.MonkeyPatch) -> problem.Run:
     for name in ("memory_reserved", "max_memory_reserved", "max_memory_allocated"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: 0)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda *_: None)
-    monkeypatch.setattr(driver, "allocate_mapped", Host)
-    monkeypatch.setattr(driver, "allocate_managed", Host)
-    monkeypatch.setattr(driver, "as_tensor", lambda buffer: torch.from_numpy(buffer.host))
-    monkeypatch.setattr(driver, "copy", lambda target, source, n, stream: ctypes.memmove(target, source, n))
-    monkeypatch.setattr(driver, "prefetch", lambda *_: None)
-    for module in (link, driver_mode):
+    monkeypatch.setattr(calls, "allocate_mapped", Host)
+    monkeypatch.setattr(calls, "allocate_managed", Host)
+    monkeypatch.setattr(calls, "as_tensor", lambda buffer: torch.from_numpy(buffer.host))
+    monkeypatch.setattr(calls, "copy", lambda target, source, n, stream: ctypes.memmove(target, source, n))
+    monkeypatch.setattr(calls, "prefetch", lambda *_: None)
+    for module in (works_link, driver):
         monkeypatch.setattr(module, "touch", lambda *_: None)
         monkeypatch.setattr(module, "QUICK_SIZE", 1 << 20)
     monkeypatch.setattr(gc, "collect", lambda: 0)  # a tenth of a second each time, with all of torch to look at
-    once = functools.partial(bench.measure, warmup=0)
-    monkeypatch.setattr(bench, "MIN_ROUNDS", 1)
+    once = functools.partial(clock.measure, warmup=0)
+    monkeypatch.setattr(clock, "MIN_ROUNDS", 1)
     monkeypatch.setattr(
-        problem, "measure", lambda cases, device, rounds=1, seconds=0, warmup=0: once(cases, device, rounds=1)
+        harness_run, "measure", lambda cases, device, rounds=1, seconds=0, warmup=0: once(cases, device, rounds=1)
     )
-    for module in (sweep, crossing, extra_memory):  # RAM is what a device is to parameters on it
+    for module in (sweep, bytes, memory):  # RAM is what a device is to parameters on it
         monkeypatch.setattr(module, "away_bytes", lambda report: report.by_place.get("file", 0))
-    monkeypatch.setattr(problem, "QUICK", problem.Work("tiny", [(128, 128)] * 16, torch.float32, 28, 5e-5))
-    return problem.Run(CPU, True, report.console())
+    monkeypatch.setattr(paged, "QUICK", Work("tiny", [(128, 128)] * 16, torch.float32, 28, 5e-5))
+    return Run(CPU, True, show.console())
 
 
-def shown(name: str, found: dict[str, Any]) -> None:
-    """The tables of a part can be made from what it found, and that is JSON."""
-    found = json.loads(json.dumps(found))
-    for headings, rows in tables.of_part(name, found).values():
-        assert rows
-        assert all(len(row) == len(headings) for row in rows)
-    assert bars.bars(result(parts={name: found}))
+def measured(module: Any, run: Run) -> Rows:
+    """A question's rows, with what it derives, as a file of results gives them back."""
+    return shown(module.__name__.rpartition(".")[2], list(module.measure(run)))
 
 
-def test_dry_link(dry: problem.Run) -> None:
-    found = link.part(dry)
-    assert set(found["rates"]) == {link.UP, link.DOWN, link.BOTH, link.IN_PLACE, link.HBM}
-    shown("link", found)
+def shown(name: str, rows: list[Row]) -> Rows:
+    """Rows as a file gives them back; tables, texts and verdicts can be made of them."""
+    rows = json.loads(json.dumps(rows))
+    (question,) = (question for question in PAGED_STATE.questions if question.name == name)
+    found = derived(name, rows)
+    for table in question.listed("TABLES"):
+        for _, headings, lines in table.shown(found):
+            assert lines
+            assert all(len(line) == len(headings) for line in lines)
+    assert all(text.say(found) for text in question.listed("TEXTS"))
+    assert verdicts({name: rows})
+    return found
 
 
-def test_dry_sweep(dry: problem.Run) -> None:
-    found = sweep.part(dry)
+def test_dry_link(dry: Run) -> None:
+    found = measured(link, dry)
+    assert set(found.where(kind=link.CEILING).values("what")) == {
+        link.UP,
+        link.DOWN,
+        link.BOTH,
+        link.IN_PLACE,
+        link.HBM,
+    }
+    assert found.where(kind=link.GRID).values("blocks") == list(works_link.BLOCKS)
+    assert found.first(kind=link.CEILING, what=link.IN_PLACE)["blocks"] in works_link.BLOCKS  # type: ignore[index]
+
+
+def test_dry_sweep(dry: Run) -> None:
+    found = measured(sweep, dry)
     assert dry.left_out == []
-    assert found["different"] == []
-    assert {len(digests) for digests in found["digests"].values()} == {len(sweep.SHARES) + 1}
-    assert len(found["rows"]) == len(sweep.SHARES) * (len(sweep.PAGED) + 1) + len(sweep.ON_HOST)
-    away = [row["away"] for row in found["rows"] if row["way"] == "mapped, staged"]
+    bits, times = found.where(kind=sweep.BITS), found.where(kind=sweep.TIME, case=sweep.STEP)
+    assert bits.values("same") == [True]
+    assert len(bits) == 1 + len(paged.PAGED) + len(sweep.ON_HOST) + 1
+    assert {len(digests.split()) for digests in bits.values("digests")} == {len(sweep.SHARES) + 1}
+    assert len(times) == len(sweep.SHARES) * (len(paged.PAGED) + 1) + len(sweep.ON_HOST)
+    away = [row["away"] for row in times.where(way="mapped, staged")]
     assert away == pytest.approx([0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0], abs=0.07)
-    assert bars.worst_of_line(found["rows"], "mapped, staged") is not None
-    assert bars.all_near(found["rows"], "managed, in place") is not None
-    shown("sweep", found)
+    for way in paged.PAGED:
+        says = found.first(kind=sweep.SAYS, way=way)
+        assert says is not None
+        assert None not in (says["worst"], says["near"], says["rate"], says["of_ceiling"])
 
 
 class Counters:
-    def __init__(self, device: torch.device) -> None: ...
+    """More with every count."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.counted = 0.0
 
     def count(self, run: Any, times: int = 4) -> Traffic:
         run()
-        return Traffic(11.0, 12.0)
+        self.counted += 1000
+        return Traffic(self.counted, 2 * self.counted)
 
 
-def test_dry_bytes(dry: problem.Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crossing, "LinkCounters", Counters)
-    monkeypatch.setattr(crossing.Calibration, "of", classmethod(lambda cls, c, m: cls(Traffic(1.0, 1.0))))
-    monkeypatch.setattr(crossing, "_profiled", lambda run: {"HtoD": 3})
-    found = crossing.part(dry)
+def test_dry_bytes(dry: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bytes, "LinkCounters", Counters)
+    monkeypatch.setattr(bytes, "_profiled", lambda problem: {"HtoD": 3})
+    found = measured(bytes, dry)
     assert dry.left_out == []
-    assert {row["ratio"] is None for row in found["rows"] if row["share"] == 1.0} == {True}
-    shown("bytes", found)
+    assert len(found.where(kind=bytes.STEP)) == len(bytes.SHARES) * len(paged.PAGED)
+    assert found.where(kind=bytes.STEP, share=1.0).values("ratio") == [None]
+    # Known traffic was counted as 3,000 for a copy both ways and as 4,000 for twice that in place, the first steps as
+    # 5,000 and 10,000, all of them twice that down.
+    nbytes = works_link.QUICK_SIZE
+    staged, in_place = (found.first(kind=bytes.STEP, way=way) for way in ("mapped, staged", "mapped, in place"))
+    assert staged is not None
+    assert in_place is not None
+    assert staged["up"] == pytest.approx(nbytes * 5 / 3)
+    assert staged["down"] == pytest.approx(nbytes * 5 / 3)
+    assert in_place["up"] == pytest.approx(2 * nbytes * 10 / 4)
 
 
-def test_dry_rivals(dry: problem.Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rivals, "PACKAGES", ("no_such_package",))
-    found = rivals.part(dry)
-    assert [row["name"] for row in found["rows"]] == [rivals.OURS, rivals.OURS_IN_PLACE, rivals.FUSED]
+def test_dry_rivals(dry: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rivals, "PACKAGES", {"no_such_package": rivals.torchao})
+    found = measured(rivals, dry)
+    assert found.values("name") == [rivals.OURS, rivals.OURS_IN_PLACE, rivals.FUSED]
     assert dry.left_out == ["no_such_package: not installed"]
-    shown("rivals", found)
 
 
-def test_dry_driver(dry: problem.Run) -> None:
-    found = driver_mode.part(dry)
+def test_dry_driver(dry: Run) -> None:
+    found = measured(driver, dry)
     assert dry.left_out == []
-    assert len(found["rows"]) == 8
-    shown("driver", found)
+    assert len(found.where(kind=driver.PAGES)) == 8
+    assert found.where(kind=driver.STEPS).values("name") == [driver.STEP_AND_OUT, driver.STEP, driver.OUT]
 
 
-def test_dry_hidden(dry: problem.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dry_hidden(dry: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hidden, "QUICK_WIDTH", 16)
-    found = hidden.part(dry)
+    found = measured(hidden, dry)
     assert dry.left_out == []
-    assert [row["blocks"] for row in found["rows"]] == [8, 4, 16, 32, 8, None]
-    shown("hidden", found)
+    assert [row["blocks"] for row in found] == [8, 4, 16, 32, 8, None]
 
 
-def test_dry_memory(dry: problem.Run) -> None:
-    found = extra_memory.part(dry)
+def test_dry_memory(dry: Run) -> None:
+    found = measured(memory, dry)
     assert dry.left_out == []
-    assert len(found["rows"]) == len(extra_memory.SHARES) * len(sweep.PAGED)
-    shown("memory", found)
+    assert len(found) == len(memory.SHARES) * len(paged.PAGED)
 
 
 class Manager:
@@ -190,28 +213,24 @@ class Offload(torch.optim.AdamW):
 
 
 @pytest.mark.parametrize(("package", "rows"), [("bitsandbytes", 8), ("torchao", 1)])
-def test_dry_child(
-    package: str, rows: int, dry: problem.Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_dry_child(package: str, rows: int, dry: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     functional = SimpleNamespace(GlobalPageManager=Manager)
     optim = SimpleNamespace(PagedAdamW32bit=Paged, PagedAdamW8bit=Paged, CPUOffloadOptimizer=Offload)
     monkeypatch.setitem(sys.modules, "bitsandbytes", SimpleNamespace(functional=functional, optim=optim))
     monkeypatch.setitem(sys.modules, "torchao", SimpleNamespace(optim=optim))
     monkeypatch.setitem(sys.modules, "torchao.optim", optim)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
-    assert rival_child.main([package, "cpu", "1"]) == 0
-    found = rivals.results(capsys.readouterr().out)
+    found = shown("rivals", list(rivals.PACKAGES[package]("cpu", True)))
     assert len(found) == rows
     assert all(row["error"] < 1e-4 for row in found)
-    shown("rivals", {"numel": 1, "rows": found})
     if package == "bitsandbytes":
         assert {row["what"] for row in found} == {rivals.SAME, rivals.ALONE, rivals.BACK, rivals.WARM}
-        assert found[0]["paged_bytes"] == dry.state_bytes // 2
+        assert found[0]["paged_bytes"] == paged.Problem(dry).state_bytes // 2
 
 
 def test_the_lowest_reading_is_found() -> None:
     readings = iter([5, 3, 9, 4] + [9] * 10**6)
-    with extra_memory.Lowest(lambda: next(readings)) as lowest:
+    with memory.Lowest(lambda: next(readings)) as lowest:
         while lowest.looks < 4:
             pass
     assert lowest.value == 3
@@ -236,7 +255,7 @@ class Cap:
         self.fraction = fraction
 
 
-def test_dry_spike(dry: problem.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dry_spike(dry: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spike, "WIDTH", 64)
     monkeypatch.setattr(spike, "ROWS", 4)
     monkeypatch.setattr(spike, "STEPS", 42)
@@ -253,11 +272,14 @@ def test_dry_spike(dry: problem.Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(spike.SmallCard, "fit", fit_ram)
     cap = Cap(monkeypatch, spike.Training, 6 * state)
-    found = spike.part(dry)
+    found = measured(spike, dry)
     assert dry.left_out == []
-    assert found["same"]
-    assert found["helpless"].startswith("out of memory")
-    assert set(found["slowdown"]) == {spike.SPILL_ALL, spike.SPILL_SOME}
+    loops = found.where(kind=spike.LOOP)
+    assert loops.first(loop=spike.UNPAGED)["same"]  # type: ignore[index]
+    assert loops[-1]["loop"].startswith("without spilling: out of memory")
+    assert [row["loop"] for row in loops if "slowdown" in row] == [spike.SPILL_ALL, spike.SPILL_SOME]
+    assert spike.finished(loops) == 2
     assert cap.fraction == 1.0, "the cap goes with the experiment"
-    assert len(found["timeline"][spike.UNPAGED]) == spike.STEPS
-    shown("spike", found)
+    steps = found.where(kind=spike.STEP)
+    assert [row["step"] for row in steps.where(loop=spike.UNPAGED)] == list(range(1, spike.STEPS + 1))
+    assert {row["loop"] for row in steps if "loss" in row} == {spike.UNPAGED}

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from experiment_runs import experiment
 
-from experiments import report, revision
+from experiments.harness import note, revision
+from experiments.harness.main import KEPT
+from experiments.harness.rows import newest, read
 
 
 @pytest.fixture(autouse=True)
@@ -97,8 +100,22 @@ def test_an_unusable_name_ends_the_run_before_it_measures(
 
 
 def result(**source: Any) -> dict[str, Any]:
+    """Results from before there were layouts."""
     machine = {"when": "2026-11-21T08:00:00+00:00", "processor": "P", "cores": 2, "python": "3.12", "versions": {}}
-    return {"device": "cpu", "machine": {**machine, **source}}
+    return {"experiment": "paged_state", "device": "cpu", "machine": {**machine, **source}, "parts": {}}
+
+
+def filled(folder: Path, option: Path | None) -> str:
+    """A note's line about the machine, made of results in a folder or of those that are named."""
+    return note.fill_from(option, folder, experiment("paged_state")).read_text()
+
+
+@pytest.fixture
+def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for results, with the note that would take them."""
+    monkeypatch.setattr(note, "NOTES", tmp_path)
+    (tmp_path / "paged_state.md").write_text((revision.ROOT / "notes" / "paged_state.md").read_text())
+    return tmp_path
 
 
 @pytest.mark.parametrize(
@@ -109,11 +126,11 @@ def result(**source: Any) -> dict[str, Any]:
         ({"commit": None}, "at commit unknown: CPU only"),
     ],
 )
-def test_a_note_takes_results_of_a_commit_and_old_ones(source: dict[str, Any], words: str, tmp_path: Path) -> None:
-    path = tmp_path / "fused_step-cpu.json"
+def test_a_note_takes_results_of_a_commit_and_old_ones(source: dict[str, Any], words: str, notes: Path) -> None:
+    path = notes / "paged_state-cpu.json"
     path.write_text(json.dumps(result(**source)))
-    for option in (path, Path()):
-        assert words in report.machine_line(report.find(option, tmp_path, "fused_step"))
+    for option in (path, None):
+        assert words in filled(notes, option)
 
 
 WRONG = [
@@ -126,19 +143,26 @@ WRONG = [
 @pytest.mark.parametrize("source", WRONG, ids=["changed", "state unknown", "unknown"])
 @pytest.mark.parametrize("of", ["all", "part"])
 def test_a_note_refuses_results_that_nobody_could_measure_again(
-    of: str, source: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    of: str, source: dict[str, Any], notes: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    before = (notes / "paged_state.md").read_text()
     content = result(**source) if of == "all" else result(commit="abc1234", dirty=False)
-    content["parts"] = {"link": {"when": "earlier"}, "sweep": source if of == "part" else {}}
-    (tmp_path / "x-cpu.json").write_text(json.dumps(content))
+    driver = {"bytes": 1, "state_bytes": 1, "rows": [], "step": {}, **(source if of == "part" else {"when": "earlier"})}
+    content["parts"] = {"driver": driver}
+    (notes / "paged_state-cpu.json").write_text(json.dumps(content))
     with pytest.raises(SystemExit) as ended:
-        report.find(Path(), tmp_path, "x")
+        filled(notes, None)
     assert ended.value.code == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"x-cpu.json{', part sweep' if of == 'part' else ''}: measured at commit ")
+    assert error.startswith(f"paged_state-cpu.json{', part driver' if of == 'part' else ''}: measured at commit ")
     assert error.count("\n") == 1
+    assert (notes / "paged_state.md").read_text() == before
 
 
-def test_committed_results_can_be_refilled() -> None:
-    for name in ("fused_step", "pointer_transports", "paged_state"):
-        assert report.find(Path(), report.RESULTS, name)["machine"]
+@pytest.mark.parametrize("name", ["fused_step", "pointer_transports", "paged_state"])
+def test_committed_results_can_be_refilled(name: str) -> None:
+    path = newest(KEPT, name)
+    assert path is not None
+    found = read(path, experiment(name))
+    revision.check_source(found, path.name)
+    assert found["parts"]

@@ -2,34 +2,53 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
+from experiment_runs import experiment, judged, run_quick
+from paths import ROOT
 
 from experiments import two_trees
-from experiments.report import ROOT
+from experiments.harness.main import main
+from experiments.harness.rows import Rows
 
 
 @pytest.mark.long
-def test_a_step_that_is_slower_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_that_is_slower_shows(tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(ROOT / "pagedopt", other / "pagedopt", ignore=shutil.ignore_patterns("__pycache__"))
     base = other / "pagedopt" / "optim" / "base.py"
     slow = base.read_text().replace("        loss = None\n", "        loss = __import__('time').sleep(0.05)\n", 1)
     base.write_text(slow)
-    options = ["--other", str(other), "--quick", "--device", "cpu", "--out", str(tmp_path)]
-    assert two_trees.main(options) == 0
-    rows = json.loads((tmp_path / "two_trees-cpu.json").read_text())["rows"]
+    found = run_quick("two_trees", tmp_path / "out", more=["--other", str(other)])
+    rows = two_trees.derive(Rows(found["parts"]["two_trees"]["rows"]))
     assert [row["work"] for row in rows] == ["40 x (2, 3)", "40 x (2, 3), away"]
     for row in rows:
         assert row["other"]["min"] > 50_000
         assert row["ratio"] == row["this"]["min"] / row["other"]["min"] < 0.5
-    assert "40 x (2, 3), away" in capsys.readouterr().out
 
 
-def test_a_folder_without_the_package_is_refused(tmp_path: Path) -> None:
+def test_rows_are_compared_by_work_and_clock() -> None:
+    times = {"other": ([4.0, 9.0], [1.0, 3.0]), "this": ([8.0, 6.0], [6.0, 1.0])}
+    rows = Rows({"round": 0, "tree": tree, "work": "w", "host": h, "gpu": g} for tree, (h, g) in times.items())
+    gpu, host = two_trees.derive(rows)
+    assert (gpu["clock"], gpu["of"], gpu["ratio"]) == ("gpu", "median", 3.5 / 2)
+    assert (host["clock"], host["of"], host["ratio"]) == ("host", "min", 6 / 4)
+    assert two_trees.derive(rows.where(tree="this")) == [], "a run that was interrupted has one of them"
+    (table,) = two_trees.TABLES
+    ((_, _, lines),) = table.shown(two_trees.derive(rows))
+    assert lines[1] == ["w", "host", "4.0 / 6.5", "6.0 / 7.0", "1.500", "min"]
+
+
+def test_older_files_are_read() -> None:
+    assert judged("two_trees", "nvidia-h200") == judged("two_trees", "cpu") == 0
+
+
+def test_a_folder_without_the_package_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        two_trees.main(["--other", str(tmp_path), "--device", "cpu"])
+        main(experiment("two_trees"), ["--other", str(tmp_path), "--device", "cpu"])
     assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert "there is no pagedopt in it" in error
+    assert error.count("\n") == 1

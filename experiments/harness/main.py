@@ -1,0 +1,214 @@
+"""The options that every experiment takes, and the way from them to a file of results or a note."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from rich.console import Console
+
+from experiments.harness import note, rows, show
+from experiments.harness.machine import chosen_device, conditions, label
+from experiments.harness.question import Experiment, Question
+from experiments.harness.revision import HELP, ROOT, refuse, this_revision, words
+from experiments.harness.run import Advance, Run, answered
+
+#: Results of today, toys, and what is committed.
+RUNS, QUICK, KEPT = ROOT / "runs", ROOT / "runs" / "quick", ROOT / "experiments" / "results"
+INTERRUPTED = 130
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with exit status 2."""
+        refuse(f"{self.prog}: {message}")
+
+
+def parse(experiment: Experiment, arguments: Sequence[str], part: str | None) -> argparse.Namespace:
+    """The options, checked as far as that goes without measuring.
+
+    Raises:
+        SystemExit: they cannot be followed.
+    """
+    name, names = experiment.name, [question.name for question in experiment.questions]
+    parser = Parser(prog=f"python -m experiments {name}", description=experiment.title, epilog=HELP)
+    parser.add_argument("--quick", action="store_true", help="toys: a smoke test whose numbers mean nothing")
+    default = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", default=default, help="cuda, cuda:N or cpu (default: %(default)s)")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--out", type=Path, metavar="FOLDER", help="for results (default: runs; of --quick runs/quick)")
+    where.add_argument("--keep", action="store_true", help="write results to experiments/results, to be committed")
+    parser.add_argument(
+        "--merge", nargs="?", type=Path, const=Path(), metavar="JSON",
+        help="join results measured on this machine before (default: the file that is written to)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--note", nargs="?", type=Path, const=Path(), metavar="JSON",
+        help=f"measure nothing: put the tables of these results (default: a GPU's in --out, or in experiments/results)"
+        f" into notes/{name}.md",
+    )  # fmt: skip
+    if len(names) > 1:
+        parser.add_argument("--only", metavar="QUESTIONS", help=f"some of {','.join(names)}")
+    for question in experiment.questions:
+        question.options(parser)
+    options = parser.parse_args(arguments)
+    asked = getattr(options, "only", None) if part is None else part
+    options.only = names if asked is None else chosen(parser, asked, names)
+    if options.note is None:
+        if options.quick and (options.keep or (options.out and options.out.resolve() == KEPT)):
+            parser.error("--quick measures toys, which do not belong into experiments/results")
+        options.out = options.out or (KEPT if options.keep else QUICK if options.quick else RUNS)
+    return options
+
+
+def chosen(parser: argparse.ArgumentParser, text: str, known: Sequence[str]) -> list[str]:
+    """The questions that ``--only`` names, in the order in which they are measured.
+
+    Raises:
+        SystemExit: there is no such question, or none is named.
+    """
+    names = [name.strip().replace("-", "_") for name in text.split(",") if name.strip()]
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        wrong = f"no question {', '.join(map(repr, unknown))}" if unknown else "no question is named"
+        parser.error(f"--only: {wrong}; there are {', '.join(known)}")
+    return [name for name in known if name in names]
+
+
+def check_folder(folder: Path) -> None:
+    """Make a folder of results, before hours are spent on what would go there.
+
+    Raises:
+        SystemExit: it cannot be made, or not written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        refuse(f"--out {folder}: results cannot be written there: {error.strerror}")
+
+
+def begun(options: argparse.Namespace, path: Path, experiment: Experiment, device: torch.device) -> dict[str, Any]:
+    """Results without a question measured yet, or those that new ones are to join.
+
+    Raises:
+        SystemExit: results cannot be joined.
+    """
+    new = {
+        "experiment": experiment.name,
+        "layout": rows.LAYOUT,
+        "machine": conditions(),
+        "device": device.type,
+        "quick": options.quick,
+        "parts": {},
+    }
+    if options.merge is None:
+        return new
+    earlier = path if options.merge == Path() else options.merge
+    if options.merge == Path() and not path.exists():
+        return new
+    return rows.merged(rows.read(earlier, experiment), new)
+
+
+def main(experiment: Experiment, arguments: Sequence[str], part: str | None = None) -> int:
+    """Measure, print, write JSON and plots; or fill the note from results.
+
+    Returns:
+        0; 1 if a question failed or, in a real run, a bar is missed; 130 if it was interrupted.
+
+    Raises:
+        SystemExit: with status 2 and one line, if the options cannot be followed.
+    """
+    options = parse(experiment, arguments, part)
+    if options.note is not None:
+        named = None if options.note == Path() else options.note
+        print(f"filled: {note.fill_from(named, options.out or KEPT, experiment)}")
+        return 0
+    device = chosen_device(options.device)
+    check_folder(options.out)
+    path = options.out / f"{experiment.name}-{label(device)}.json"
+    result = begun(options, path, experiment, device)
+    out = show.console()
+    without = {q.name for q in experiment.questions if q.needs_gpu and device.type == "cpu"}
+    questions = [q for q in experiment.questions if q.name in options.only and q.name not in without]
+    known = {} if options.quick else rows.seconds(KEPT / path.name) | rows.seconds(path)
+    progress = Advance(out, [q.name for q in questions], known)
+    if path.exists() and options.merge is None and not options.quick:
+        out.print(f"set aside: {rows.set_aside(path)} (--merge joins it)", highlight=False, soft_wrap=True)
+    with progress:
+        code = 0
+        for question in questions:
+            run = Run(device, options.quick, out, options, progress)
+            ended = _measure(experiment, question, run, result, path)
+            code = max(code, ended)
+            if ended == INTERRUPTED:
+                break
+    return max(code, _finish(experiment, result, path, out))
+
+
+def _measure(experiment: Experiment, question: Question, run: Run, result: dict[str, Any], path: Path) -> int:
+    """Measure, write and print one question; 0, 1 if it failed, 130 if it was interrupted."""
+    out, name = run.console, question.name
+    out.print(name, style="bold")
+    only = f" --only {name}" if len(experiment.questions) > 1 else ""
+    part, stopped = answered(
+        question, run, f"python -m experiments {experiment.name}{only}{' --quick' if run.quick else ''}"
+    )
+    if part["complete"] or name not in result["parts"]:
+        result["parts"][name] = part
+    else:
+        out.print(f"{name}: {run.left_out[-1]}; the rows measured before stay", highlight=False)
+    rows.write(path, result)  # before anything is made of them
+    _write(experiment, result, path)
+    if part["complete"]:
+        _print(question, question.derive(rows.Rows(part["rows"])), out)
+    return INTERRUPTED if stopped else int(not part["complete"])
+
+
+def _print(question: Question, known: rows.Rows, out: Console) -> None:
+    """A question's tables and what it says."""
+    for table in question.listed("TABLES"):
+        for shown in table.shown(known):
+            show.show(out, shown)
+    for text in question.listed("TEXTS"):
+        if said := text.say(known):
+            out.print(said, highlight=False, markup=False, soft_wrap=True)
+
+
+def _write(experiment: Experiment, result: dict[str, Any], path: Path) -> list[show.Verdict]:
+    """Write what there is, with what it says to the bars."""
+    known = rows.of_questions(result, experiment)
+    verdicts = [bar.verdict(known.get(q.name)) for q in experiment.questions for bar in q.listed("BARS")]
+    result["left_out"] = rows.left_out(result, experiment)
+    result["verdicts"] = [verdict.as_dict() for verdict in verdicts]
+    rows.write(path, result)
+    return verdicts
+
+
+def _finish(experiment: Experiment, result: dict[str, Any], path: Path, out: Console) -> int:
+    """Write plots, print what was left out and the verdicts; 1 if a bar is missed in a real run, else 0."""
+    verdicts = _write(experiment, result, path)
+    written = [path]
+    known = rows.of_questions(result, experiment)
+    plots = [(plot, known[q.name]) for q in experiment.questions if q.name in known for plot in q.listed("PLOTS")]
+    written += [file for plot, found in plots if (file := plot.save(path, found))]
+    lines = list(result["left_out"])
+    if plots and len(written) == 1:
+        lines.append("plots: there is nothing to draw, or no matplotlib; pip install 'pagedopt[plots]'")
+    for line in lines:
+        out.print(f"left out: {line}", highlight=False, markup=False, soft_wrap=True)
+    if verdicts:
+        show.show_verdicts(out, verdicts)
+    if this_revision()["dirty"] is not False:
+        out.print(f"measured at {words(this_revision())}: a note is not filled from that", highlight=False)
+    if result["quick"]:
+        out.print("--quick: the sizes are toys, the verdicts say nothing")
+    out.print("written: " + ", ".join(map(str, written)), highlight=False, soft_wrap=True)
+    return int(any(verdict.met is False for verdict in verdicts) and not result["quick"])

@@ -1,0 +1,103 @@
+"""A note's tables: what stands between its markers is made of a file of results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.harness.question import Experiment, Question
+from experiments.harness.revision import ROOT, check_source, refuse, words
+from experiments.harness.rows import Rows, newest, of_questions, read
+from experiments.harness.show import Verdict
+
+NOTES = ROOT / "notes"
+
+
+def markdown(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    every = [headings, ["---", *["---:"] * (len(headings) - 1)], *lines]
+    cells = ([cell.replace("|", "\\|").replace("\n", "<br>") for cell in line] for line in every)
+    return "\n".join("| " + " | ".join(line) + " |" for line in cells)
+
+
+def machine_line(result: Mapping[str, Any]) -> str:
+    """One sentence about the machine."""
+    m = result["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in m["versions"].items())
+    gpu = f"{m['gpu']} (driver {m['driver']}, CUDA {m['torch_cuda']})" if result["device"] != "cpu" else "CPU only"
+    quick = " **A `--quick` run: the numbers mean nothing.**" if result.get("quick") else ""
+    return (
+        f"Measured {m['when'][:10]} at {words(m)}: {gpu}; {m['processor']}, {m['cores']} cores; "
+        f"Python {m['python']}, {versions}.{quick}"
+    )
+
+
+def sections(result: Mapping[str, Any], experiment: Experiment) -> dict[str, str]:
+    """Name → content: ``machine``, ``bars``, ``left out``, one of every question, and those that texts name."""
+    fields = ("work", "measured", "limit", "unit", "at_least")
+    verdicts = [Verdict(**{name: bar[name] for name in fields}).words() for bar in result["verdicts"]]
+    found = {
+        "machine": machine_line(result),
+        "bars": markdown(("work", "bar", "measured", "verdict"), verdicts),
+        "left out": "\n".join(f"- {line}" for line in result["left_out"]) or "nothing",
+    }
+    if not verdicts:
+        del found["bars"]
+    known = of_questions(result, experiment)
+    for question in experiment.questions:
+        rows = known.get(question.name)
+        found[question.name] = "not measured in this run" if rows is None else _of_question(question, rows)
+        for text in question.listed("TEXTS"):
+            if text.section != question.name:
+                said = "not measured in this run" if rows is None else text.say(rows)
+                found[text.section] = "\n".join(filter(None, (found.get(text.section), said)))
+    return found
+
+
+def _of_question(question: Question, rows: Rows) -> str:
+    """Its tables, each under its title, and what it says of itself."""
+    blocks = [
+        f"**{title}**\n\n{markdown(headings, lines)}"
+        for table in question.listed("TABLES")
+        for title, headings, lines in table.shown(rows)
+    ]
+    said = [text.say(rows) for text in question.listed("TEXTS") if text.section == question.name]
+    return "\n\n".join([*blocks, *filter(None, said)])
+
+
+def fill(path: Path, content: Mapping[str, str]) -> None:
+    """Replace what stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->`` in a note.
+
+    Raises:
+        SystemExit: there is no such note, or it has no such place.
+    """
+    try:
+        text = path.read_text()
+    except OSError as error:
+        refuse(f"{path}: there is no such note to fill: {error.strerror}")
+    for name, inner in content.items():
+        begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+        if begin not in text or end not in text:
+            refuse(f"{path} has no place for {name!r}: add the lines '{begin}' and '{end}'")
+        head, _, rest = text.partition(begin)
+        text = f"{head}{begin}\n{inner}\n{end}{rest.partition(end)[2]}"
+    path.write_text(text)
+
+
+def fill_from(results: Path | None, folder: Path, experiment: Experiment) -> Path:
+    """Fill ``notes/NAME.md`` from a file of results, or else from the newest in a folder; returns the note.
+
+    Raises:
+        SystemExit: there are no results, or they are not of a commit (see :func:`check_source`), or no note.
+    """
+    path = results or newest(folder, experiment.name)
+    if path is None:
+        refuse(
+            f"no results {experiment.name}-*.json in {folder}: run the experiment first, or name a file after --note"
+        )
+    result = read(path, experiment)
+    check_source(result, path.name)
+    note = NOTES / f"{experiment.name}.md"
+    fill(note, sections(result, experiment))
+    return note

@@ -1,0 +1,141 @@
+"""A question is a module; an experiment is one of them, or several in a folder that share a file and a note."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pkgutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import experiments
+
+#: Folders without questions of their own.
+SHARED = ("harness", "works", "results")
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a module says about itself, with nothing for what it does not say."""
+
+    module: ModuleType
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return self.module.__name__.rpartition(".")[2]
+
+    @property
+    def title(self) -> str:
+        """The first line of its docstring."""
+        return (self.module.__doc__ or "").strip().partition("\n")[0]
+
+    @property
+    def needs_gpu(self) -> bool:
+        """Whether it has nothing to measure on a CPU."""
+        return bool(getattr(self.module, "NEEDS_GPU", False))
+
+    def listed(self, what: str) -> Sequence[Any]:
+        """``TABLES``, ``PLOTS``, ``BARS`` or ``TEXTS``."""
+        return tuple(getattr(self.module, what, ()))
+
+    def measure(self, run: Any) -> Iterable[dict[str, Any]]:
+        """Its rows, each as soon as it is measured."""
+        found: Iterable[dict[str, Any]] = self.module.measure(run)
+        return found
+
+    def derive(self, rows: Any) -> Any:
+        """Rows with the columns that follow from others."""
+        derive = getattr(self.module, "derive", None)
+        return derive(rows) if derive else rows
+
+    def options(self, parser: argparse.ArgumentParser) -> None:
+        """Add the options that only this question has."""
+        if options := getattr(self.module, "options", None):
+            options(parser)
+
+    @property
+    def former(self) -> str:
+        """The name of its part in a file from before there were layouts."""
+        return str(getattr(self.module, "FORMER", self.name))
+
+    def old(self, result: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+        """Its rows in a file from before there were layouts; None if there are none.
+
+        Its own ``old`` finds them in its part of the file, or in the whole of one without parts; else they are the list
+        that has its name.
+        """
+        if "parts" in result:
+            if self.former not in result["parts"]:
+                return None
+            result = result["parts"][self.former]
+        if read := getattr(self.module, "old", None):
+            rows: list[dict[str, Any]] | None = read(result)
+            return rows
+        found = result.get(self.name)
+        return list(found) if isinstance(found, list) else None
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Questions that are answered together.
+
+    Attributes:
+        title: the first line of its docstring.
+        questions: in the order in which they are measured.
+    """
+
+    name: str
+    title: str
+    questions: tuple[Question, ...]
+
+    @classmethod
+    def of(cls, module: ModuleType) -> Experiment:
+        """From a question's module, or from a folder that has ``NAME`` and ``PARTS``."""
+        if not hasattr(module, "PARTS"):
+            question = Question(module)
+            return cls(question.name, question.title, (question,))
+        parts = tuple(Question(importlib.import_module(f"{module.__name__}.{part}")) for part in module.PARTS)
+        return cls(module.NAME, (module.__doc__ or "").strip().partition("\n")[0], parts)
+
+
+def modules() -> Iterator[tuple[str, bool]]:
+    """What may be an experiment, and whether it is a folder: files here, folders, files in them."""
+    for found in pkgutil.iter_modules(experiments.__path__, "experiments."):
+        short = found.name.rpartition(".")[2]
+        if short in SHARED or short.startswith("__"):
+            continue
+        yield found.name, found.ispkg
+        if found.ispkg:
+            folder = importlib.import_module(found.name)
+            for inner in pkgutil.iter_modules(folder.__path__, f"{found.name}."):
+                if inner.name.rpartition(".")[2] not in getattr(folder, "PARTS", ()):
+                    yield inner.name, False
+
+
+def find(name: str) -> tuple[Experiment, str | None] | None:
+    """The experiment of this name; or the one that has a part of this name, and the part; or None."""
+    for path, folder in modules():
+        if not folder and path.rpartition(".")[2] != name:
+            continue
+        module = importlib.import_module(path)
+        if name == getattr(module, "NAME", None) or (not folder and _asks(module)):
+            return Experiment.of(module), None
+        if name in getattr(module, "PARTS", ()):
+            return Experiment.of(module), name
+    return None
+
+
+def _asks(module: ModuleType) -> bool:
+    """Whether a module is a question, or a folder of some."""
+    own = getattr(getattr(module, "measure", None), "__module__", None) == module.__name__
+    return own or (hasattr(module, "__path__") and hasattr(module, "PARTS"))
+
+
+def every() -> list[Experiment]:
+    """All experiments, in the order of their names."""
+    loaded = [importlib.import_module(path) for path, _ in modules()]
+    found = [Experiment.of(module) for module in loaded if _asks(module)]
+    return sorted(found, key=lambda experiment: experiment.name)

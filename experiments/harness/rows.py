@@ -1,0 +1,190 @@
+"""Rows of results: plain dicts in a list, in one JSON file per experiment and machine, merged part by part.
+
+A cell is a number, a text, or a measured number with its spread ({"median": …, "p10": …, "p90": …, "n": …}).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.harness.question import Experiment
+from experiments.harness.revision import refuse
+from pagedopt.commands.results import as_json
+
+Row = dict[str, Any]
+#: A column's name, or a function of a row.
+Column = str | Callable[[Row], Any]
+#: Of the files that this module writes; those without it are read by the questions' own ``old``.
+LAYOUT = 2
+#: What must be alike for numbers to stand in one file; packages that only one part uses are not among it.
+MACHINE = ("processor", "cores", "gpu", "python", "torch", "torch_cuda", "numpy", "driver")
+VERSIONS = ("cupy-cuda13x", "cupy-cuda12x", "cuda-bindings", "numba")
+
+
+class Rows(list[Row]):
+    """Rows of one question, with the few things that tables, plots and bars ask of them."""
+
+    def where(self, **wanted: Any) -> Rows:
+        """Those whose columns have these values."""
+        return Rows(row for row in self if all(row.get(name) == value for name, value in wanted.items()))
+
+    def first(self, **wanted: Any) -> Row | None:
+        """The first with these values, or None."""
+        return next(iter(self.where(**wanted)), None)
+
+    def number(self, column: Column, **wanted: Any) -> float | None:
+        """A cell of the first row with these values, or None if there is no such row or no number in it."""
+        row = self.first(**wanted)
+        return None if row is None else number_in(row, column)
+
+    def values(self, column: str) -> list[Any]:
+        """The different values of a column, in the order in which they first stand there."""
+        return list(dict.fromkeys(row[column] for row in self if column in row))
+
+    def groups(self, *columns: str) -> Iterator[Rows]:
+        """Rows that are alike in some columns, in the order in which they first stand there."""
+        found: dict[tuple[Any, ...], Rows] = {}
+        for row in self:
+            found.setdefault(tuple(row.get(name) for name in columns), Rows()).append(row)
+        yield from found.values()
+
+
+def cell(row: Row, column: Column) -> Any:
+    """A row's cell; None where the row has no such column."""
+    return row.get(column) if isinstance(column, str) else column(row)
+
+
+def number_in(row: Row, column: Column) -> float | None:
+    """A cell as a number: of a measured one, the median."""
+    found = cell(row, column)
+    if isinstance(found, Mapping):
+        found = found["median"]
+    return None if found is None else float(found)
+
+
+# --- files
+
+
+def write(path: Path, result: Mapping[str, Any]) -> None:
+    """Write results, in place of the file at once."""
+    new = path.with_name(f".{path.name}.new")
+    new.write_text(as_json(result))
+    os.replace(new, path)
+
+
+def read(path: Path, experiment: Experiment) -> dict[str, Any]:
+    """Results of an experiment, in today's layout whatever the file has.
+
+    Raises:
+        SystemExit: there is no such file, or it holds no results of this experiment.
+    """
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        refuse(f"{path}: cannot be read as results: {error}")
+    named = found.get("experiment") if isinstance(found, dict) else None
+    if named != experiment.name or not {"machine", "device"} <= found.keys():
+        refuse(f"{path}: holds {f'results of {named}' if named else 'no results'}, not of {experiment.name}")
+    return found if found.get("layout") == LAYOUT else _from_old(found, experiment)
+
+
+def _from_old(old: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
+    """An older layout: each question finds its rows in it; what was left out stays as it was said."""
+    machine = old["machine"]
+    source = {name: machine[name] for name in ("when", "commit", "dirty") if name in machine}
+    parts = {}
+    for question in experiment.questions:
+        if (rows := question.old(old)) is not None:
+            known = old.get("parts", {}).get(question.former, {})
+            kept = {name: known[name] for name in ("when", "commit", "dirty", "seconds", "command") if name in known}
+            parts[question.name] = {**source, **kept, "rows": rows, "left_out": known.get("left_out", [])}
+    if parts and "parts" not in old:
+        next(iter(parts.values()))["left_out"] = list(old.get("left_out", ()))
+    kept = {name: old.get(name) for name in ("experiment", "machine", "device", "quick")}
+    return {
+        **kept,
+        "layout": LAYOUT,
+        "parts": parts,
+        "left_out": old.get("left_out", []),
+        "verdicts": old.get("verdicts", []),
+    }
+
+
+def _signature(result: Mapping[str, Any]) -> dict[str, Any]:
+    """What must be alike in results that are put together."""
+    machine = result["machine"]
+    versions = {name: machine.get("versions", {}).get(name) for name in VERSIONS}
+    fields = {name: machine.get(name) for name in MACHINE}
+    return {**fields, **versions, "device": result["device"], "quick": bool(result["quick"])}
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """In what two results cannot be put together."""
+    one, other = _signature(old), _signature(new)
+    return [f"{name}: {one[name]!r}, now {other[name]!r}" for name in one if one[name] != other[name]]
+
+
+def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts of both, those of ``new`` in place of older ones.
+
+    Raises:
+        SystemExit: the results are of two machines, of two sets of versions, or one of them is of toys.
+    """
+    if wrong := differences(old, new):
+        refuse(f"not measured on one machine with one set of versions: {'; '.join(wrong)}")
+    versions = {**old["machine"]["versions"], **new["machine"]["versions"]}
+    return {
+        **old,
+        **new,
+        "machine": {**new["machine"], "versions": versions},
+        "parts": {**old["parts"], **new["parts"]},
+    }
+
+
+def left_out(result: Mapping[str, Any], experiment: Experiment) -> list[str]:
+    """What is missing from results: questions that were not measured, and what those that were had to leave out."""
+    missing = [q for q in experiment.questions if q.name not in result["parts"]]
+    gpu = [q.name for q in missing if q.needs_gpu and result["device"] == "cpu"]
+    several = len(experiment.questions) > 1
+    lines = [f"{', '.join(gpu)}: need{'s' * (len(gpu) == 1)} a GPU"] if gpu else []
+    lines += [f"{q.name}: not measured" for q in missing if q.name not in gpu]
+    for name, part in result["parts"].items():
+        lines += [f"{name}, {line}" if several else line for line in part.get("left_out", ())]
+    return lines
+
+
+def of_questions(result: Mapping[str, Any], experiment: Experiment) -> dict[str, Rows]:
+    """Rows by question, with what is derived from them; questions that were not measured to their end are not there."""
+    parts = {name: part for name, part in result["parts"].items() if part.get("complete", True)}
+    return {q.name: q.derive(Rows(parts[q.name]["rows"])) for q in experiment.questions if q.name in parts}
+
+
+def seconds(path: Path) -> dict[str, float]:
+    """How long each question took when a file of results was measured, as far as it is there and says so."""
+    try:
+        return {name: float(part["seconds"]) for name, part in json.loads(path.read_text())["parts"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a file of results that new ones do not join, so that nothing measured is lost; returns where it is now."""
+    try:
+        when = str(json.loads(path.read_text())["machine"]["when"])
+    except (ValueError, KeyError, TypeError):
+        when = "unknown"
+    target = path.with_name(f"earlier-{path.stem}-{when.replace(':', '')}.json")
+    path.rename(target)
+    return target
+
+
+def newest(folder: Path, name: str) -> Path | None:
+    """The results of an experiment in a folder: the newest of a GPU, or else of the CPU."""
+    found: Sequence[Path] = sorted(
+        folder.glob(f"{name}-*.json"), key=lambda path: (path.stem.endswith("-cpu"), -path.stat().st_mtime)
+    )
+    return found[0] if found else None

@@ -1,0 +1,211 @@
+"""A run: what a question is given to measure with, and what keeps its rows if it fails or is interrupted."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from experiments.harness.machine import now
+from experiments.harness.question import Question
+from experiments.harness.revision import this_revision
+from experiments.harness.time import Case, measure
+
+Item = TypeVar("Item")
+#: What may go wrong with one contender without ending the question: a refusal, no room, a rival that is not there.
+REFUSALS = (RuntimeError, MemoryError, ValueError, OSError, ImportError, NotImplementedError)
+
+
+class Run:
+    """What a question measures with.
+
+    Args:
+        device: where.
+        quick: toys in place of sizes: a smoke test whose numbers mean nothing.
+        console: where progress is said.
+        options: values of the options that the question added.
+        progress: what is told how far it is.
+
+    Attributes:
+        rounds, seconds, warmup: what :meth:`measure` takes if not told otherwise; a question may set them.
+        left_out: what was not measured, and why.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        quick: bool,
+        console: Console,
+        options: argparse.Namespace | None = None,
+        progress: Advance | None = None,
+    ) -> None:
+        self.device, self.quick, self.console = device, quick, console
+        self.options = options or argparse.Namespace()
+        self.rounds, self.seconds = (3, 0.1) if quick else (40, 3.0)
+        self.warmup = 3
+        self.left_out: list[str] = []
+        self.progress = progress
+
+    def size(self, full: Item, toy: Item) -> Item:
+        """A size, or what ``--quick`` has in its place."""
+        return toy if self.quick else full
+
+    def each(self, items: Iterable[Item]) -> Iterator[Item]:
+        """Items to measure one after the other; the bar of progress goes on with each, loops within loops too."""
+        known = list(items)
+        for i, item in enumerate(known):
+            with self.progress.share(1 / len(known)) if self.progress else contextlib.nullcontext():
+                yield item
+            if i + 1 < len(known):
+                self.free()
+
+    def measure(
+        self,
+        cases: Sequence[Case],
+        rounds: int | None = None,
+        seconds: float | None = None,
+        warmup: int | None = None,
+        device: torch.device | None = None,
+    ) -> dict[str, Any]:
+        """Host, wall and GPU times by name of case, and ``best``: the GPU's median if there is one, else the wall's.
+
+        Args:
+            cases: timed in interleaved rounds.
+            rounds, seconds, warmup: as in :func:`experiments.harness.time.measure`.
+            device: whose clock; a CPU's for what is the host's work alone.
+        """
+        rounds, seconds = rounds or self.rounds, seconds or self.seconds
+        warmup = self.warmup if warmup is None else warmup
+        timings = measure(cases, device or self.device, rounds=rounds, seconds=seconds, warmup=warmup)
+        return {name: {**timing.as_dict(), "best": timing.best()} for name, timing in timings.items()}
+
+    def wall(self, cases: Sequence[Case], rounds: int | None = None, seconds: float | None = None) -> dict[str, Any]:
+        """Wall times of what blocks the host or moves pages: each is waited for, and so is what comes before it."""
+        waited = [
+            Case(case.name, _waited(case.run), _waited(case.before) if case.before else torch.cuda.synchronize)
+            for case in cases
+        ]
+        found = self.measure(waited, rounds, seconds, 1, torch.device("cpu"))
+        return {name: timing["wall"] for name, timing in found.items()}
+
+    def host(self, cases: Sequence[Case], rounds: int | None = None, warmup: int | None = None) -> dict[str, Any]:
+        """Times until a call returns, whatever it queued."""
+        found = self.measure(cases, rounds, warmup=warmup, device=torch.device("cpu"))
+        return {name: timing["host"] for name, timing in found.items()}
+
+    def time(self, cases: Sequence[Case], **columns: Any) -> Iterator[dict[str, Any]]:
+        """A row per case: ``columns``, ``case``, and its times (:meth:`measure`)."""
+        for name, timing in self.measure(cases).items():
+            yield {**columns, "case": name, **timing}
+
+    def say(self, text: str) -> None:
+        """Print what was found so far."""
+        self.console.print(f"  {text}", highlight=False, markup=False, soft_wrap=True)
+
+    def leave_out(self, text: str) -> None:
+        """Say what is not measured, and why, here and in the results."""
+        self.left_out.append(text)
+        self.say(f"left out: {text}")
+
+    @contextlib.contextmanager
+    def attempt(self, name: str) -> Iterator[None]:
+        """A contender that may fail: what it says is kept, its memory is given back, the others go on."""
+        try:
+            yield
+        except REFUSALS as error:
+            self.left_out.append(f"{name}: {type(error).__name__}: {str(error).strip()[:600]}")
+            self.say(f"{name}: FAILED: {error}")
+        finally:
+            self.free()
+
+    def free(self) -> None:
+        """Give GPU memory back to the driver: managed memory is refused beyond a quarter of what is free."""
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+
+
+def _waited(run: Callable[[], object]) -> Callable[[], None]:
+    def waited() -> None:
+        run()
+        torch.cuda.synchronize()
+
+    return waited
+
+
+class Advance:
+    """How much of a run is done, and about when it ends.  Drawn between measurements only: no thread is beside them.
+
+    Args:
+        console: where; nothing is drawn that is no terminal.
+        names: of the questions.
+        seconds: how long each took before; if one is not known, all take the same.
+    """
+
+    def __init__(self, console: Console, names: Sequence[str], seconds: Mapping[str, float]) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        shown = console.is_terminal
+        self._bar = Progress(*columns, console=console, auto_refresh=False, transient=True, disable=not shown)
+        known = seconds if all(seconds.get(name) for name in names) else dict.fromkeys(names, 1.0)
+        total = sum(known[name] for name in names)
+        self.weights = {name: known[name] / total for name in names}
+        self._task = self._bar.add_task("", total=1.0)
+        self.done, self._share = 0.0, 1.0
+
+    def __enter__(self) -> Advance:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    @contextlib.contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        """What happens inside belongs to one of those that have a weight."""
+        self._bar.update(self._task, description=name, refresh=True)
+        with self.share(self.weights[name]):
+            yield
+
+    @contextlib.contextmanager
+    def share(self, part: float) -> Iterator[None]:
+        """What happens inside is this part of what happens around it."""
+        outer, begun = self._share, self.done
+        self._share = outer * part
+        try:
+            yield
+        finally:
+            self.done, self._share = begun + self._share, outer
+            self._bar.update(self._task, completed=self.done, refresh=True)
+
+
+def answered(question: Question, run: Run, command: str) -> tuple[dict[str, Any], bool]:
+    """One question's rows with their circumstances, and whether Ctrl-C ended it; a failure is printed."""
+    rows: list[dict[str, Any]] = []
+    begin = time.perf_counter()
+
+    ended = ""
+    stopped = False
+    try:
+        with run.progress.of(question.name) if run.progress else contextlib.nullcontext():
+            for row in question.measure(run):
+                rows.append(row)
+    except KeyboardInterrupt:
+        ended, stopped = "interrupted", True
+    except Exception as error:  # the other questions go on
+        traceback.print_exc()
+        ended = f"failed with {type(error).__name__}: {str(error).strip()[:600]}"
+    run.free()
+    if ended:
+        run.left_out.append(f"{ended}; {len(rows)} rows are in the file, and nothing is made of them")
+    part = {"rows": rows, "left_out": run.left_out, "complete": not ended, "seconds": time.perf_counter() - begin,
+            "command": command, "when": now(), **this_revision()}  # fmt: skip
+    return part, stopped

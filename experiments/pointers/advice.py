@@ -1,0 +1,46 @@
+"""What advice does managed memory need, that holds a list of pointers?
+
+Answer (H200, 2026-11): preferred on the host, accessed by the device, or both: 244 to 256 µs to rewrite 65,536
+pointers; 951 without, when pages migrate on every rewrite, and 4,054 as read mostly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from experiments.harness.plot import Plot
+from experiments.harness.rows import Row, Rows
+from experiments.harness.run import Run
+from experiments.harness.show import Text, number, times
+from experiments.works.tiny_lists import ADVICE
+from experiments.works.ways import MODES, PANELS, on_grid, sweep
+from pagedopt.system.driver import capabilities
+
+NEEDS_GPU = True
+
+
+def measure(run: Run) -> Iterator[Row]:
+    """A row per advice, count and mode, for one list."""
+    if capabilities(run.device.index).concurrent_managed:
+        yield from sweep(run, ADVICE, 1)
+    else:
+        run.leave_out("this GPU has no concurrent managed access (concurrentManagedAccess = 0)")
+
+
+def sentence(rows: Rows) -> str | None:
+    """Advice in the order of its cost for the longest list."""
+    rewritten = rows.where(mode="rewritten")
+    if not rewritten:
+        return None
+    most = max(rewritten.values("count"))
+    wall = {row["way"]: row["wall"]["median"] for row in rewritten.where(count=most)}
+    order = ", ".join(f"{way} {number(us)} µs" for way, us in sorted(wall.items(), key=lambda item: item[1]))
+    return f"- Rewriting {most:,} pointers in managed memory, by advice: {order}."
+
+
+TABLES = [
+    on_grid(f"managed memory by advice, 1 list, {words}: host / GPU / wall µs", times, mode=mode)
+    for mode, words in MODES.items()
+]
+PLOTS = [Plot("advice", PANELS, "A step over N tiny tensors, one list of pointers in managed memory, by advice")]
+TEXTS = [Text("answer", sentence)]

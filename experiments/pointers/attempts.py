@@ -1,0 +1,307 @@
+"""What happens if a list of pointers is handed to a kernel in the obvious ways?  Each in a process of its own.
+
+Answer (H200, 2026-11): a std::vector and a struct of 4,096 pointers do not compile, a list in host memory ends in an
+illegal access; by value go 4,095 pointers at most, and 512 as documented before CUDA 12.1 (544 by the assembler).
+
+The lecture's attempts, for real: a ``std::vector`` as argument, a host ``float**``, a struct beyond the limit, and the
+limit itself, found by search.  An attempt that crashes or leaves a CUDA context broken breaks only its own process.
+
+Background: kernel parameters were limited to 4,096 bytes until CUDA 12.1 (PTX ISA 8.1) and to 32,764 since, on Volta
+and later (https://developer.nvidia.com/blog/cuda-12-1-supports-large-kernel-parameters/).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments.harness.child import Child
+from experiments.harness.rows import Row, Rows
+from experiments.harness.show import Bar, Table
+
+if TYPE_CHECKING:  # a child loads torch only if it needs it
+    from experiments.harness.run import Run
+
+ARCH = "sm_90"
+LIMIT = 120.0
+QUICK = ("vector_nvrtc", "struct_too_large", "foreach_norm_424")
+
+VECTOR = """\
+#include <vector>
+__global__ void fill(std::vector<float*> list) { *list[threadIdx.x] = 1.0f; }
+"""
+BY_VALUE = """\
+template <int N> struct List { float* item[N]; };
+template <int N> __global__ void sum(const __grid_constant__ List<N> list, float* out) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < N) atomicAdd(out, *list.item[i]);
+}
+template <int N> struct Arguments { float* item[N]; float* out; };
+template <int N> __global__ void sum_all(const __grid_constant__ Arguments<N> a) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < N) atomicAdd(a.out, *a.item[i]);
+}
+template <int N> __global__ void alone(const __grid_constant__ List<N> list) {
+    if (threadIdx.x < N) *list.item[threadIdx.x] = 1.0f;
+}
+"""
+HOST_LIST = """\
+struct Arguments { float** list; long long count; float* out; };
+__global__ void sum_list(const __grid_constant__ Arguments a) {
+    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < a.count) atomicAdd(a.out, *a.list[i]);
+}
+"""
+#: A kernel as a compiler before CUDA 12.1 would hand it to the assembler.
+OLD_PTX = """\
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry kernel(.param .align 8 .b8 list[{nbytes}]) {{ ret; }}
+"""
+
+
+class LeftOut(Exception):
+    """This attempt needs something that is not here."""
+
+
+def largest(fits: Callable[[int], bool], low: int, high: int) -> int:
+    """The largest n in [low, high) with ``fits(n)``, where ``fits(low)`` holds and ``fits`` never turns true again."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def vector_nvcc() -> str:
+    """The whole toolkit knows std::vector, whose members are host functions."""
+    compiler = shutil.which("nvcc")
+    if compiler is None:
+        raise LeftOut("nvcc is not on the PATH (NVRTC's answer is shown)")
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "vector.cu").write_text(VECTOR)
+        command = [compiler, "-std=c++17", f"-arch={ARCH}", "-cubin", "-o", "vector.cubin", "vector.cu"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip() or done.stdout.strip())
+    return "compiled"
+
+
+def vector_nvrtc() -> str:
+    """NVRTC has no standard library at all."""
+    return _compile(VECTOR, "fill")
+
+
+def struct_too_large() -> str:
+    """One pointer more than fits in 32,764 bytes."""
+    return _compile(BY_VALUE, "alone<4096>")
+
+
+def limit_today() -> str:
+    """Search with NVRTC for the largest struct of pointers that compiles."""
+    count = largest(lambda n: _compiles(f"alone<{n}>"), 1, 1 << 16)
+    beside = largest(lambda n: _compiles(f"sum<{n}>"), 1, 1 << 16)
+    return f"{count:,} pointers ({8 * count:,} bytes) alone, {beside:,} beside one other pointer argument"
+
+
+def limit_before_12_1() -> str:
+    """Search with the assembler under the rules of PTX ISA 8.0."""
+    assembler = shutil.which("ptxas")
+    if assembler is None:
+        raise LeftOut("ptxas is not on the PATH, and NVRTC cannot be told to emit an older PTX version")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "old.ptx"
+
+        def fits(count: int) -> bool:
+            path.write_text(OLD_PTX.format(nbytes=8 * count))
+            command = [assembler, "--gpu-name", ARCH, "-o", os.devnull, str(path)]
+            return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+        count = largest(fits, 1, 1 << 16)
+    return (
+        f"the assembler takes {count:,} pointers ({8 * count:,} bytes: 4,096 and 256 more); "
+        f"the documented 4,096 bytes hold {4096 // 8}"
+    )
+
+
+def host_list() -> str:
+    """The kernel follows an address of ordinary host memory."""
+    import numpy as np
+
+    torch = _cuda()
+    values, addresses = _values(torch, 1000)
+    table = np.array(addresses, np.uint64)  # pageable host memory
+    out = torch.zeros(1, device="cuda")
+    argument = np.zeros(1, [("list", np.uint64), ("count", np.int64), ("out", np.uint64)])
+    argument["list"], argument["count"], argument["out"] = table.ctypes.data, len(table), out.data_ptr()
+    _launch(HOST_LIST, "sum_list", argument, len(table))
+    torch.cuda.synchronize()
+    return f"the GPU reads ordinary host memory here (HMM or ATS); sum is {_right(out, values)}"
+
+
+def launch_full_struct() -> str:
+    """As many pointers as the limit allows, by value, in one launch."""
+    import numpy as np
+
+    torch = _cuda()
+    values, addresses = _values(torch, 4094)
+    out = torch.zeros(1, device="cuda")
+    argument = np.zeros(1, [("item", np.uint64, (4094,)), ("out", np.uint64)])
+    argument["item"][0], argument["out"] = addresses, out.data_ptr()
+    _launch(BY_VALUE, "sum_all<4094>", argument, 4094)
+    torch.cuda.synchronize()
+    return f"4,094 pointers and one for the result in {argument.itemsize:,} bytes; sum is {_right(out, values)}"
+
+
+def foreach_norm(count: int) -> str:
+    """torch._foreach_norm, which once put 422 result pointers into a struct and crashed beyond (pytorch#118604)."""
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    tensors = list(torch.rand(count, 6, device=device).unbind())
+    norms = torch.stack(torch._foreach_norm(tensors, 2))
+    torch.testing.assert_close(norms, torch.linalg.vector_norm(torch.stack(tensors), dim=1))
+    return f"{count} norms, all right, on {device} (torch {torch.__version__})"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What to try, and whether it ought to fail."""
+
+    title: str
+    run: Callable[[], str]
+    fails: bool
+
+
+ATTEMPTS: dict[str, Attempt] = {
+    "vector_nvcc": Attempt("std::vector as argument, nvcc", vector_nvcc, True),
+    "vector_nvrtc": Attempt("std::vector as argument, NVRTC", vector_nvrtc, True),
+    "host_list": Attempt("float** in host memory", host_list, True),
+    "struct_too_large": Attempt("struct of 4,096 pointers (32,768 bytes)", struct_too_large, True),
+    "limit_before_12_1": Attempt("most pointers by value, PTX ISA 8.0", limit_before_12_1, False),
+    "limit_today": Attempt("most pointers by value, this NVRTC", limit_today, False),
+    "launch_full_struct": Attempt("struct of 4,095 pointers, launched", launch_full_struct, False),
+    "foreach_norm_423": Attempt("torch._foreach_norm of 423 tensors", lambda: foreach_norm(423), False),
+    "foreach_norm_424": Attempt("torch._foreach_norm of 424 tensors", lambda: foreach_norm(424), False),
+}
+
+
+def measure(run: Run) -> Iterator[Row]:
+    """A row per attempt: its name, title, outcome ("works", "fails", "left out"), message."""
+    names = run.size(tuple(ATTEMPTS), QUICK)
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        for _, row in zip(run.each(names), pool.map(in_child, names), strict=True):
+            run.say(f"{row['title']}: {row['outcome']}\n{row['message'].strip()}")
+            yield row
+
+
+def in_child(name: str) -> Row:
+    """Try one."""
+    child = Child(outcome, name, limit=LIMIT)
+    return judged(name, list(child), child.ended)
+
+
+def judged(name: str, rows: list[Row], ended: str | None) -> Row:
+    """An attempt's row, of what its process sent and how that ended: who crashes has failed."""
+    attempt = ATTEMPTS[name]
+    found = rows[0] if rows else {"outcome": "fails", "message": f"the process {ended}"}
+    expected = "fails" if attempt.fails else "works"
+    as_expected = bool(rows) and found["outcome"] in (expected, "left out")
+    return {"name": name, "title": attempt.title, **found, "as_expected": as_expected}
+
+
+def outcome(name: str) -> Iterator[Row]:
+    """In the child: try, and say what came of it."""
+    try:
+        found = ("works", ATTEMPTS[name].run())
+    except LeftOut as error:
+        found = ("left out", str(error))
+    except Exception as error:
+        found = ("fails", f"{type(error).__name__}: {error}"[:1500])
+    yield {"outcome": found[0], "message": found[1]}
+
+
+def short(row: Row) -> str:
+    """The first lines of a message."""
+    lines = [line.strip() for line in row["message"].splitlines() if line.strip()]
+    return "\n".join(lines[:3])[:400]
+
+
+def unexpected(rows: Rows) -> tuple[float, str]:
+    """How many came out otherwise, and which."""
+    wrong = [row["title"] for row in rows if not row["as_expected"]]
+    return float(len(wrong)), f" ({', '.join(wrong)})" if wrong else ""
+
+
+def _compile(text: str, name: str) -> str:
+    from pagedopt.kernels.nvrtc import CompileError, compile_cuda
+
+    try:
+        compile_cuda(text, (name,), ARCH)
+    except CompileError:
+        raise
+    except (ImportError, RuntimeError) as error:  # cuda-bindings raises the second where the library is missing
+        raise LeftOut(f"NVRTC is not installed ({error}); pip install 'pagedopt[test]'") from error
+    return "compiled"
+
+
+def _compiles(name: str) -> bool:
+    from pagedopt.kernels.nvrtc import CompileError
+
+    try:
+        _compile(BY_VALUE, name)
+    except CompileError:
+        return False
+    return True
+
+
+def _cuda() -> Any:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise LeftOut("needs a GPU")
+    return torch
+
+
+def _values(torch: Any, count: int) -> tuple[Any, list[int]]:
+    """Random whole numbers on the GPU, whose float sum is exact in any order, and the address of each."""
+    values = torch.randint(1, 100, (count,), device="cuda").float()
+    return values, [values.data_ptr() + 4 * i for i in range(count)]
+
+
+def _right(out: Any, values: Any) -> str:
+    if out.item() != values.sum().item():
+        raise AssertionError(f"wrong: {out.item()} instead of {values.sum().item()}")
+    return "right"
+
+
+def _launch(text: str, name: str, argument: Any, count: int) -> None:
+    import torch
+
+    from pagedopt.kernels.cuda import CudaKernel, Stream
+    from pagedopt.tables.layout import BLOCK
+    from pagedopt.transports.transport import opaque
+
+    device = torch.cuda.current_device()
+    stream = Stream(torch.cuda.current_stream().cuda_stream)
+    CudaKernel(text, name, device, chunks_per_block=BLOCK)(opaque(argument), count, stream)
+
+
+TABLES = [
+    Table(
+        "attempts",
+        {
+            "attempt": "title",
+            "outcome": lambda row: row["outcome"] + ("" if row["as_expected"] else " (not as expected)"),
+            "message": short,
+        },
+    )
+]
+BARS = [Bar("attempts that came out otherwise than expected", unexpected, at_most=0)]

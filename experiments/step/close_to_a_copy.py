@@ -1,0 +1,158 @@
+"""How close is one step of PagedAdamW to a copy of its bytes, and how far from torch's own steps?
+
+Answer (H200, 2026-11): 93 % of a copy at 124 M parameters, 96 % at 1 B, where torch's fused step has 81 %; with 1,000
+tiny tensors the GPU needs 9 µs where torch fused needs 173, and the rest is Python.
+
+All contenders of a work step in interleaved rounds, each over its own copy of the same random parameters, after four of
+its updates were held to float64.  The floor is a copy that reads and writes as many bytes as the update must: 28 per
+float32 parameter (parameter, gradient and two moments read, all but the gradient written).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from experiments.harness.plot import Horizontal, Plot
+from experiments.harness.rows import Row, Rows
+from experiments.harness.run import Run
+from experiments.harness.show import Bar, Table, number
+from experiments.works.contenders import CONTENDERS, COPY, FUSED, OURS, checked, copy_of_bytes, installed, ours
+from experiments.works.models import Work, gpt2_shapes
+
+TORCH = (FUSED, "torch foreach", "torch loop", "CUDA graph of torch fused")
+COMPILED = "torch.compile of foreach"
+OTHERS = ("bitsandbytes AdamW32bit", "bitsandbytes PagedAdamW32bit", "torchao AdamW8bit")
+#: Work → who steps over it on the GPU, and on the CPU.
+ON_GPU = {
+    "gpt2": (OURS, "PagedAdamW, managed state", *TORCH, COMPILED, *OTHERS),
+    "gpt2-bf16": (OURS, *TORCH),
+    "1b": (OURS, FUSED, "torch foreach"),
+    "1000": (OURS, *TORCH, *OTHERS),
+    "5000": (OURS, FUSED, "torch foreach", "CUDA graph of torch fused"),
+}
+ON_CPU = dict.fromkeys(("5000", "50m"), (OURS, FUSED, "torch foreach"))
+
+
+def works(quick: bool) -> dict[str, Work]:
+    """What is stepped over."""
+    gpt2 = gpt2_shapes(500, 16, 32, 2) if quick else gpt2_shapes()
+    billion = [(64, 64)] * 2 if quick else [(4096, 4096)] * 60
+    fifty = [(1000,)] * 12 if quick else [(4_166_667,)] * 12
+    some, many = (20, 100) if quick else (1000, 5000)
+    # bf16: parameters and gradients are rounded to 8 bits, an update of 1e-3 is a few units of a parameter of 0.02.
+    return {
+        "gpt2": Work("AdamW fp32, GPT-2 124M (148 tensors)", gpt2, torch.float32, 28, 5e-5),
+        "gpt2-bf16": Work("AdamW bf16 with fp32 state, GPT-2 124M", gpt2, torch.bfloat16, 22, 5e-2),
+        "1b": Work("AdamW fp32, 1 B (60 x 4096²)", billion, torch.float32, 28, 5e-5),
+        "1000": Work(f"{some:,} x (2, 3)", [(2, 3)] * some, torch.float32, 28, 5e-5),
+        "5000": Work(f"{many:,} x (2, 3)", [(2, 3)] * many, torch.float32, 28, 5e-5),
+        "50m": Work("50 M in 12 tensors", fifty, torch.float32, 28, 5e-5),
+    }
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """What takes long."""
+    parser.add_argument("--compile", action="store_true", help="time torch.compile of the foreach step on GPT-2, too")
+
+
+def measure(run: Run) -> Iterator[Row]:
+    """A row per contender and work: host, gpu and wall times (µs), the error of its update, the bytes it must move."""
+    cpu = torch.device("cpu")
+    cuda = run.device.type == "cuda"
+    stepped = [(key, names, run.device) for key, names in ON_GPU.items() if cuda]
+    stepped += [(key, names, cpu) for key, names in ON_CPU.items()]
+    if not cuda:
+        run.left_out.append("the GPU's bars: need a GPU")
+    if not run.options.compile:
+        run.left_out.append("torch.compile: takes 15 s and more; add --compile")
+    known = works(run.quick)
+    for key, names, device in run.each(stepped):
+        if not run.options.compile:
+            names = tuple(name for name in names if name != COMPILED)
+        yield from steps(run, key, known[key], names, device)
+
+
+def steps(run: Run, key: str, work: Work, names: tuple[str, ...], device: torch.device) -> Iterator[Row]:
+    """Check and time everyone over one work; nothing if it does not fit."""
+    builds = {name: CONTENDERS[name] for name in installed(run, names)}
+    if key == "gpt2-bf16":
+        builds[OURS] = ours(state_format="float32")
+    needed = work.numel * (8 + 16 * len(builds) + 32)
+    if device.type == "cuda" and needed > (free := torch.cuda.mem_get_info(device)[0]):
+        run.leave_out(f"{work.name}: needs {needed / 1e9:.0f} GB, {free / 1e9:.0f} GB are free")
+        return
+    cases, errors = checked(run, work, builds, device)
+    if len(work.shapes) < 1000:
+        cases.append(copy_of_bytes(work, device))
+    about = {"key": key, "work": work.name, "device": device.type, "numel": work.numel}
+    timings = run.measure(cases, device=device)
+    for name, timing in timings.items():
+        yield {**about, "bytes": work.bytes_each * work.numel, "case": name, "error": errors.get(name), **timing}
+    run.say(f"{work.name} on {device.type}: {len(cases)} cases")
+
+
+def derive(rows: Rows) -> Rows:
+    """GB/s, the share of the copy that ran in the same rounds, and times against ours and torch fused."""
+    found = Rows()
+    for group in rows.groups("key", "device"):
+        best = {row["case"]: row["best"] for row in group}
+        fused = group.first(case=FUSED)
+        for row in group:
+            found.append({
+                **row,
+                "rate": row["bytes"] / row["best"] / 1e3,
+                "share": 100 * (best[COPY] / row["best"]) if COPY in best else None,
+                "of_ours": row["best"] / best[OURS],
+                "over_fused": fused and fused["best"] / row["best"],
+                "over_fused_wall": fused and fused["wall"]["median"] / row["wall"]["median"],
+            })  # fmt: skip
+    return found
+
+
+def old(result: Mapping[str, Any]) -> list[Row]:
+    """Rows of a file that has times and errors by contender in an entry per work."""
+    return [
+        {**{name: step[name] for name in ("key", "work", "device", "numel", "bytes")},
+         "case": name, "error": step["errors"].get(name), **timing,
+         "best": (timing["gpu"] or timing["wall"])["median"]}
+        for step in result["steps"] for name, timing in step["times"].items()
+    ]  # fmt: skip
+
+
+def wall(row: Row) -> str:
+    """Median, and how far it spreads."""
+    return "{} ({} to {})".format(*(number(row["wall"][name]) for name in ("median", "p10", "p90")))
+
+
+def title(rows: Rows) -> str:
+    """What is stepped over."""
+    return "{work}, {device}: {numel:,} parameters, ".format(**rows[0]) + f"{rows[0]['bytes'] / 1e9:.3g} GB a step"
+
+
+TABLES = [
+    Table(title, by=("key", "device"), columns={
+        "contender": "case", "host µs": "host", "GPU µs": "gpu", "wall µs (p10 to p90)": wall, "GB/s": "rate",
+        "of the copy": lambda row: "-" if row["share"] is None else f"{row['share']:.1f} %",
+        "÷ ours": lambda row: f"{row['of_ours']:.2f} x",
+        "error": lambda row: "" if row["error"] is None else f"{row['error']:.1e}",
+    })
+]  # fmt: skip
+
+GPU: dict[str, Any] = {"device": "cuda", "case": OURS}
+CPU: dict[str, Any] = {"device": "cpu", "case": OURS}
+TINY = "over_fused_wall"
+BARS = [
+    Bar("AdamW fp32, GPT-2, speed over torch fused", "over_fused", at_least=1.4, unit="x", key="gpt2", **GPU),
+    Bar("AdamW fp32, GPT-2, share of HBM copy", "share", at_least=93, unit="%", key="gpt2", **GPU),
+    Bar("AdamW fp32, 1 B, share of HBM copy", "share", at_least=94, unit="%", key="1b", **GPU),
+    Bar("1,000 x (2, 3), wall, speed over torch fused", TINY, at_least=8, unit="x", key="1000", **GPU),
+    Bar("5,000 x (2, 3), wall, speed over torch fused", TINY, at_least=8, unit="x", key="5000", **GPU),
+    Bar("bf16, fp32 state, GPT-2, share of HBM copy", "share", at_least=90, unit="%", key="gpt2-bf16", **GPU),
+    Bar("CPU, 5,000 x (2, 3), speed over torch fused", "over_fused", at_least=5, unit="x", key="5000", **CPU),
+    Bar("CPU, 50 M in 12 tensors, speed over torch fused", "over_fused", at_least=0.95, unit="x", key="50m", **CPU),
+]
+PLOTS = [Plot("steps", Horizontal(y="case", by=("work", "device"), line=COPY, ours=OURS).draw)]

@@ -1,0 +1,63 @@
+"""Models whose optimizer step is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Shapes = Sequence[tuple[int, ...]]
+#: Different from the defaults, and the same for everyone.
+HYPER: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+
+
+def gpt2_shapes(
+    vocabulary: int = 50257, context: int = 1024, width: int = 768, layers: int = 12
+) -> list[tuple[int, ...]]:
+    """The 148 parameters of GPT-2 124M, in the order of Hugging Face's ``GPT2LMHeadModel`` (output layer tied).
+
+    >>> import math
+    >>> len(gpt2_shapes()), sum(map(math.prod, gpt2_shapes()))
+    (148, 124439808)
+    """
+    norm: list[tuple[int, ...]] = [(width,), (width,)]
+    layer = [
+        *norm, (width, 3 * width), (3 * width,), (width, width), (width,),
+        *norm, (width, 4 * width), (4 * width,), (4 * width, width), (width,),
+    ]  # fmt: skip
+    return [(vocabulary, width), (context, width), *layer * layers, *norm]
+
+
+@dataclass(frozen=True)
+class Work:
+    """Parameters to step over.
+
+    Attributes:
+        bytes_each: what one update must move per parameter, read and written.
+        tolerance: largest relative error of an update against float64 that counts as right.
+    """
+
+    name: str
+    shapes: Shapes
+    dtype: torch.dtype
+    bytes_each: int
+    tolerance: float
+
+    @property
+    def numel(self) -> int:
+        """Parameters in all."""
+        return sum(torch.Size(shape).numel() for shape in self.shapes)
+
+    def parameters(self, device: torch.device, grads: Sequence[torch.Tensor] | None = None) -> list[torch.nn.Parameter]:
+        """The same random parameters every time, with random gradients, or those given."""
+        generator = torch.Generator(device=device).manual_seed(1)
+        found = []
+        for i, shape in enumerate(self.shapes):
+            value = torch.empty(shape, device=device).normal_(0, 0.02, generator=generator).to(self.dtype)
+            grad = torch.empty(shape, device=device).normal_(0, 1e-3, generator=generator).to(self.dtype)
+            parameter = torch.nn.Parameter(value)
+            parameter.grad = grads[i] if grads is not None else grad
+            found.append(parameter)
+        return found

@@ -1,0 +1,111 @@
+"""268 M float32 parameters whose AdamW state, 2.1 GB of it, may lie anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from experiments.harness.run import Run
+from experiments.works.models import HYPER, Work
+from pagedopt import MemoryReport, PagedAdamW
+from pagedopt.system import driver
+from pagedopt.system.driver import Location
+
+FULL = Work("268 M fp32 (16 x 4096²)", [(4096, 4096)] * 16, torch.float32, 28, 5e-5)
+QUICK = Work("4 M fp32 (16 x 512²)", [(512, 512)] * 16, torch.float32, 28, 5e-5)
+#: Bytes of state per parameter: two moments.
+STATE_BYTES = 8
+#: Managed memory of this experiment stays below this, and below a quarter of what is free.
+MOST_MANAGED = 8 << 30
+#: Ways whose share of state on the device can be set.
+PAGED: dict[str, dict[str, Any]] = {
+    "mapped, staged": {"placement": "mapped", "host_access": "staged"},
+    "mapped, in place": {"placement": "mapped", "host_access": "in_place"},
+    "managed, in place": {"placement": "managed", "host_access": "in_place"},
+}
+#: Elements that :func:`digest` widens at a time.
+PIECE = 1 << 24
+
+
+def pace(run: Run) -> None:
+    """Rounds for steps of tens of milliseconds."""
+    run.rounds, run.seconds = run.size((12, 1.2), (3, 0.1))
+    run.warmup = 2
+
+
+class Problem:
+    """The parameters of a run, which is given its pace.
+
+    Attributes:
+        run: whose sizes these are.
+        state_bytes: of all state.
+    """
+
+    def __init__(self, run: Run) -> None:
+        pace(run)
+        self.run, self.device, self.work = run, run.device, run.size(FULL, QUICK)
+        self.state_bytes = STATE_BYTES * self.work.numel
+        self._grads: list[torch.Tensor] | None = None
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """The same random parameters every time; all share their gradients."""
+        params = self.work.parameters(self.device, self._grads)
+        if self._grads is None:
+            self._grads = [p.grad for p in params if p.grad is not None]
+        return params
+
+
+def adamw(params: Sequence[torch.nn.Parameter], **options: Any) -> PagedAdamW:
+    """PagedAdamW with the hyperparameters that everyone has here."""
+    return PagedAdamW(params, **HYPER, **options)
+
+
+def state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Every state tensor but the step counts, sections one after the other."""
+    found: dict[str, list[torch.Tensor]] = {}
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and value.dim():
+                found.setdefault(name, []).append(value)
+    return [tensor for tensors in found.values() for tensor in tensors]
+
+
+def ranges(optimizer: torch.optim.Optimizer) -> list[tuple[int, int]]:
+    """(address, bytes) of the memory that state lies in, each once."""
+    storages = [t.untyped_storage() for t in state_tensors(optimizer)]
+    return sorted({(s.data_ptr(), s.nbytes()) for s in storages})
+
+
+def push_out(places: Sequence[tuple[int, int]], device: torch.device) -> None:
+    """Prefetch managed ranges to the host, in one call each, on the current stream."""
+    stream = torch.cuda.current_stream(device).cuda_stream
+    for address, nbytes in places:
+        driver.prefetch(address, nbytes, Location.HOST, device.index, stream)
+
+
+def away_bytes(report: MemoryReport) -> int:
+    """Bytes of state that are not on the device."""
+    return sum(nbytes for place, nbytes in report.by_place.items() if place != "device")
+
+
+def digest(tensors: Sequence[torch.Tensor]) -> str:
+    """Sixteen hexadecimal digits that say which bits the tensors hold, and where: the same on every device."""
+    total = 0
+    for i, tensor in enumerate(tensors):
+        bits = tensor.detach().contiguous().view(torch.int32).flatten()
+        for at in range(0, len(bits), PIECE):
+            piece = bits[at : at + PIECE].long()
+            weight = torch.arange(len(piece), device=piece.device).mul_(2654435761).add_(1)
+            # Sums modulo 2**64 do not depend on their order.
+            part = int((piece * weight).sum())
+            total = (31 * total + part + i) % (1 << 64)
+    return f"{total:016x}"
+
+
+def placed(report: MemoryReport) -> dict[str, int]:
+    """Columns of where an optimizer's bytes are, by its own account and by the system's, and of its ring."""
+    own = {f"on {place}": nbytes for place, nbytes in report.by_place.items()}
+    measured = {f"measured on {place}": nbytes for place, nbytes in report.measured.items()}
+    return {"ring": report.ring, **own, **measured}

@@ -1,0 +1,109 @@
+"""Ways of a list of pointers into a kernel, checked and timed over lists of tiny tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from experiments.harness.plot import Lines
+from experiments.harness.rows import Row
+from experiments.harness.run import Run
+from experiments.harness.show import Grid, number
+from experiments.harness.time import Case
+from experiments.works.tiny_lists import Lists, Make
+from pagedopt.transports.transport import Transport
+
+COUNTS = (10, 100, 1000, 4096, 16384, 65536)
+MODES = {
+    "rewritten": "list rewritten before every step",
+    "new scalars": "list unchanged, hyperparameters new (every step of AdamW)",
+    "unchanged": "nothing changed",
+}
+#: Launches that a gated sample may queue; a stream holds about a thousand.
+QUEUE = 600
+#: Panels of what :func:`sweep` measures.
+PANELS = [
+    Lines(f"{clock}, {MODES[mode]}", x="count", y=clock, each="way", where={"mode": mode}, label="tensors")
+    for clock, mode in (("wall", "rewritten"), ("host", "rewritten"), ("gpu", "rewritten"), ("wall", "new scalars"))
+]
+
+
+def set_rounds(run: Run) -> None:
+    """Launches of microseconds take many rounds."""
+    run.rounds, run.seconds = run.size((100, 1.0), (3, 0.2))
+
+
+def counts(run: Run, every: Sequence[int] = COUNTS) -> Sequence[int]:
+    """Tensors in a list; toys are two small lists."""
+    return run.size(tuple(every), (10, 424))
+
+
+def ways(run: Run, make: Mapping[str, Make], lists: Lists) -> dict[str, Transport | None]:
+    """The transports that work here, each of which has updated ``lists`` rightly once per set."""
+    if run.device.type == "cpu":
+        return {"Numba": None}
+    found: dict[str, Transport | None] = {}
+    for name, maker in make.items():
+        try:
+            way = maker(run.device.index)
+            lists.sweep.transport = way
+            lists.sweep.prepare()
+            for _ in range(3):
+                lists.step(way)
+                lists.rewrite()
+            lists.check(name)
+        except (RuntimeError, MemoryError) as error:  # the driver refuses, or the table does not fit
+            run.left_out.append(f"{name} at {len(lists.tensors[0]):,} tensors: {error}")
+            continue
+        found[name] = way
+    return found
+
+
+def sweep(run: Run, make: Mapping[str, Make], lists: int) -> Iterator[Row]:
+    """Every way, count and mode: times, launches and explicitly copied bytes per step."""
+    set_rounds(run)
+    for count in run.each(counts(run)):
+        work = Lists(lists, count, run.device)
+        found = ways(run, make, work)
+        for mode in MODES:
+            before = {"rewritten": work.rewrite, "new scalars": work.other_scalar, "unchanged": None}[mode]
+            counters = {name: _counters(work, way, before) for name, way in found.items()}
+            cases = [
+                Case(name, work.stepper(way), before, _repeats(mode, counters[name]["launches"]))
+                for name, way in found.items()
+            ]
+            for name, timing in run.measure(cases).items():
+                yield {"lists": lists, "count": count, "mode": mode, "way": name, **counters[name], **timing}
+        work.check("after timing")
+        run.say(f"{lists} x {count:,} tensors: {len(found)} ways, every update counted")
+
+
+def _repeats(mode: str, launches: int) -> int:
+    """Runs per GPU sample: the ring has four tables, and a fifth rewrite would wait for the gate to open."""
+    most = 4 if mode != "unchanged" else 20
+    return max(1, min(most, QUEUE // max(1, launches)))
+
+
+def _counters(work: Lists, way: Transport | None, before: Callable[[], None] | None) -> dict[str, int]:
+    """Launches and copied bytes of one step in the steady state, in which every table of the ring has been written."""
+    if way is None:
+        work.step()
+        return {"launches": 0, "copied_bytes": 0}
+    launches = copied = 0
+    for _ in range(6):
+        launches, copied = work.sweep.launches, way.copied_bytes
+        if before is not None:
+            before()
+        work.step(way)
+    return {"launches": work.sweep.launches - launches, "copied_bytes": way.copied_bytes - copied}
+
+
+def traffic(row: Row) -> str:
+    """launches, and kilobytes copied by an explicit call."""
+    copied = row["copied_bytes"]
+    return f"{row['launches']:,}" + (f", {number(copied / 1000)} kB" if copied else "")
+
+
+def on_grid(title: str, cell: Callable[[Row], str], **where: Any) -> Grid:
+    """Ways down, counts across."""
+    return Grid(title, down="way", across="count", cell=cell, corner="tensors", where=where)

@@ -1,0 +1,390 @@
+"""A run of the harness from options to files: what it refuses, what it keeps, and what it joins."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import toy_question
+
+from experiments.harness import main, note, question, revision, rows
+from experiments.harness.run import Advance, Run
+from experiments.harness.show import console
+
+TOY = question.Experiment.of(toy_question)
+NAME = "toy_question-cpu.json"
+CLEAN = {"commit": "abc1234", "dirty": False}
+
+
+@pytest.fixture(autouse=True)
+def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders that tests may write to, and a commit, whatever the state of the tree under test."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("RUNS", "QUICK", "KEPT"):
+        monkeypatch.setattr(main, name, tmp_path / name)
+    monkeypatch.setattr(note, "NOTES", tmp_path)
+    for module in ("machine", "run", "main"):
+        monkeypatch.setattr(f"experiments.harness.{module}.this_revision", lambda: CLEAN)
+
+
+def run(*arguments: str, experiment: question.Experiment = TOY) -> int:
+    return main.main(experiment, ["--device", "cpu", *arguments])
+
+
+def read(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text()))
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line that a run ends with."""
+    with pytest.raises(SystemExit) as ended:
+        run(*arguments)
+    assert ended.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    return said.err
+
+
+# --- where results go
+
+
+def test_results_are_rows_with_their_circumstances(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run() == 0
+    found = read(main.RUNS / NAME)
+    part = found["parts"]["toy_question"]
+    assert [(row["length"], row["way"]) for row in part["rows"]] == [
+        (100, "cut"), (100, "torn"), (200, "cut"), (200, "torn")
+    ]  # fmt: skip
+    assert part["command"] == "python -m experiments toy_question"
+    assert part["seconds"] > 0
+    assert {**part, **CLEAN} == part
+    assert found["machine"]["torch"] == torch.__version__
+    assert [(v["work"], v["measured"], v["met"]) for v in found["verdicts"]] == [
+        ("long enough", 200, True), ("slow", None, None)
+    ]  # fmt: skip
+    said = capsys.readouterr().out
+    assert all(words in said for words in ("- 4 pieces", "grid", "long enough", "not measured here", NAME))
+    assert (main.RUNS / "toy_question-cpu-lengths.png").exists() is (note_plots() is not None)
+
+
+def note_plots() -> Any:
+    from pagedopt.commands.results import new_figure
+
+    return new_figure(1, 1)
+
+
+def test_toys_stay_away_from_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--quick") == 0, "a missed bar of a toy says nothing"
+    assert {path.name for path in tmp_path.iterdir()} == {"QUICK"}
+    found = read(main.QUICK / NAME)
+    assert found["verdicts"][0]["met"] is False
+    assert "**A `--quick` run" in note.machine_line(found)
+    capsys.readouterr()
+    for option in (["--keep"], ["--out", str(main.KEPT)]):
+        assert "do not belong into experiments/results" in refused(capsys, "--quick", *option)
+    assert not main.KEPT.exists()
+
+
+def test_results_are_kept_where_they_are_committed_only_if_asked() -> None:
+    assert run("--keep") == 0
+    assert (main.KEPT / NAME).exists()
+    assert not main.RUNS.exists()
+
+
+def test_results_that_are_not_joined_are_set_aside() -> None:
+    run()
+    first = read(main.RUNS / NAME)
+    run()
+    (aside,) = main.RUNS.glob("earlier-*.json")
+    assert read(aside) == first
+    assert rows.newest(main.RUNS, "toy_question") == main.RUNS / NAME, "--note must not take it for the results"
+
+
+# --- refused before anything is measured
+
+
+@pytest.mark.parametrize("below", ["", "deeper/still"])
+def test_a_folder_that_cannot_be_written_to(below: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    said = refused(capsys, "--out", str(tmp_path / "file" / below))
+    assert "results cannot be written there" in said
+    assert (tmp_path / "file").read_text() == ""
+
+
+@pytest.mark.parametrize("name", ["banana", "cuda:x", "meta", "", "cuda:99", "cuda"])
+def test_a_device_that_is_not_here(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if name == "cuda" and torch.cuda.is_available():
+        pytest.skip("it is here")
+    assert f"--device is {name!r}" in refused(capsys, "--device", name)
+    assert not main.RUNS.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "No such file"),
+        ("{", "cannot be read as results"),
+        ("[1]", "holds no results, not of toy_question"),
+        ('{"experiment": "fused_step", "machine": {}, "device": "cpu"}', "holds results of fused_step"),
+    ],
+)
+@pytest.mark.parametrize("option", ["--note", "--merge"])
+def test_a_file_of_something_else(
+    option: str, content: str | None, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "x.json"
+    if content is not None:
+        path.write_text(content)
+    assert words in refused(capsys, option, str(path))
+    assert (path.read_text() if path.exists() else None) == content
+
+
+def test_options_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "unrecognized arguments: --fast" in refused(capsys, "--fast")
+    assert "not allowed with argument" in refused(capsys, "--keep", "--out", "x")
+
+
+# --- what goes wrong while it measures
+
+
+def test_ctrl_c_keeps_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--wrong", "interrupt") == 130
+    found = read(main.RUNS / NAME)
+    assert [row["length"] for row in found["parts"]["toy_question"]["rows"]] == [100, 100]
+    assert found["left_out"] == ["interrupted; 2 rows are in the file, and nothing is made of them"]
+    assert found["verdicts"][0]["measured"] is None, "the worst row may be missing"
+    assert "left out: interrupted; 2 rows are in the file" in capsys.readouterr().out
+
+
+def test_ctrl_c_does_not_replace_what_was_measured_before() -> None:
+    run()
+    whole = read(main.RUNS / NAME)["parts"]
+    assert run("--merge", "--wrong", "interrupt") == 130
+    assert read(main.RUNS / NAME)["parts"] == whole
+
+
+def test_a_question_that_fails_keeps_its_rows_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--wrong", "raise") == 1
+    found = read(main.RUNS / NAME)
+    assert found["left_out"][0].startswith("failed with ZeroDivisionError: no string; 2 rows are in the file")
+    assert found["verdicts"][0]["met"] is None
+    assert len(found["parts"]["toy_question"]["rows"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_contender_that_fails_is_left_out_and_the_others_go_on() -> None:
+    assert run("--wrong", "refuse") == 0
+    found = read(main.RUNS / NAME)
+    assert found["left_out"] == ["glue: MemoryError: no room"] * 2
+    assert len(found["parts"]["toy_question"]["rows"]) == 4
+
+
+def test_a_missed_bar_is_an_exit_status_but_of_a_toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toy_question, "BARS", [toy_question.Bar("long", "double", at_least=1e9)])
+    assert run() == 1
+    assert run("--quick") == 0
+
+
+class two:
+    """Another question, of a line."""
+
+    __name__ = "two"
+    NEEDS_GPU = False
+
+    @staticmethod
+    def measure(run: Run) -> Any:
+        """One row."""
+        yield {"double": 1.0}
+
+
+def several() -> question.Experiment:
+    return question.Experiment("toy_question", "?", (*TOY.questions, question.Question(two)))  # type: ignore[arg-type]
+
+
+# --- several questions in one file
+
+
+def test_parts_are_joined_and_newer_ones_win(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--only", "two", experiment=several()) == 0
+    assert read(main.RUNS / NAME)["left_out"] == ["toy_question: not measured"]
+    assert run("--merge", "--only", "toy-question", "--wrong", "refuse", experiment=several()) == 0
+    found = read(main.RUNS / NAME)
+    assert found["left_out"] == ["toy_question, glue: MemoryError: no room"] * 2
+    assert {name: len(part["rows"]) for name, part in found["parts"].items()} == {"two": 1, "toy_question": 4}
+    capsys.readouterr()
+    unknown = "no question 'speed'; there are toy_question, two"
+    for names, words in (("two,speed", unknown), (",", "no question is named")):
+        with pytest.raises(SystemExit):
+            run("--only", names, experiment=several())
+        error = capsys.readouterr().err
+        assert words in error
+        assert error.count("\n") == 1
+
+
+def result(**changes: Any) -> dict[str, Any]:
+    versions = {"numba": "0.68", "torch": "2.11"}
+    machine = {"gpu": "H200", "driver": "580", "torch": "2.11", "when": "2026-11-21", "versions": versions, **CLEAN}
+    machine.update(changes.pop("machine", {}))
+    return {"machine": machine, "device": "cuda", "quick": False, "parts": {}, **changes}
+
+
+def test_parts_of_one_machine_are_put_together() -> None:
+    old = result(parts={"link": 1, "sweep": 1}, machine={"versions": {"numba": "0.68", "torchao": "0.18"}})
+    new = result(parts={"sweep": 2}, machine={"when": "later", "commit": "b"})
+    both = rows.merged(old, new)
+    assert both["parts"] == {"link": 1, "sweep": 2}
+    assert both["machine"]["when"] == "later"
+    assert both["machine"]["versions"] == {"numba": "0.68", "torch": "2.11", "torchao": "0.18"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"machine": {"driver": "581"}}, {"machine": {"versions": {"numba": "0.69"}}}, {"quick": True}, {"device": "cpu"}],
+)
+def test_parts_of_different_machines_are_kept_apart(
+    changes: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert len(rows.differences(result(), result(**changes))) == 1
+    with pytest.raises(SystemExit):
+        rows.merged(result(), result(**changes))
+    assert "not measured on one machine" in capsys.readouterr().err
+
+
+def test_a_question_that_needs_a_gpu_is_left_out_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(two, "NEEDS_GPU", True)
+    assert run(experiment=several()) == 0
+    found = read(main.RUNS / NAME)
+    assert found["left_out"] == ["two: needs a GPU"]
+    assert list(found["parts"]) == ["toy_question"]
+
+
+# --- notes and old files
+
+
+def test_a_note_is_filled_from_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "toy_question.md"
+    assert "no results toy_question-*.json" in refused(capsys, "--note")
+    run("--keep")
+    capsys.readouterr()
+    assert "there is no such note" in refused(capsys, "--note")
+    names = ("machine", "bars", "answer", "toy_question", "left out")
+    text = "".join(f"<!-- begin {name} -->\nolder\n<!-- end {name} -->\nkept\n" for name in names)
+    path.write_text(text.replace("begin answer", "begin question"))
+    assert "has no place for 'answer'" in refused(capsys, "--note")
+    assert "older" in path.read_text(), "nothing is half filled"
+    path.write_text(text)
+    assert run("--note") == 0
+    filled = path.read_text()
+    assert "older" not in filled
+    assert filled.count("kept") == len(names)
+    assert "- 4 pieces" in filled
+    assert "at commit abc1234: CPU only" in filled
+    assert "| long enough | ≥ 100 m | 200 m | met |" in filled
+    assert "**cut**\n\n| length | µs | double |\n| --- | ---: | ---: |\n| 100 | " in filled
+    assert "| pieces | 100 | 200 |" in filled
+    assert run("--note", str(main.KEPT / NAME)) == 0
+    assert path.read_text() == filled
+
+
+def test_a_file_from_before_there_were_layouts_is_read_and_joined() -> None:
+    run("--out", "new")
+    new = read(Path("new") / NAME)
+    pieces = [{**row, "length": 70} for row in new["parts"]["toy_question"]["rows"]]
+    machine = {name: value for name, value in new["machine"].items() if name != "dirty"}
+    verdict = {"work": "w", "measured": 1, "limit": 2, "unit": "", "at_least": True}
+    old = {
+        **{"experiment": "toy_question", "machine": machine, "device": "cpu", "quick": False},
+        **{"pieces": pieces, "left_out": ["glue"], "verdicts": [verdict]},
+    }
+    Path("old").mkdir()
+    path = Path("old") / NAME
+    path.write_text(json.dumps(old))
+    found = rows.read(path, TOY)
+    assert rows.of_questions(found, TOY)["toy_question"].values("double") == [140]
+    assert found["left_out"] == ["glue"]
+    assert note.sections(found, TOY)["bars"].endswith("| w | ≥ 2 | 1 | NOT met |")
+    assert run("--merge", "--only", "two", "--out", "old", experiment=several()) == 0
+    joined = read(path)
+    assert joined["parts"]["toy_question"]["rows"] == pieces
+    assert "dirty" not in joined["parts"]["toy_question"], "its source is not that of the new part"
+    assert joined["left_out"] == ["toy_question, glue"]
+
+
+def test_a_run_that_is_not_of_a_commit_says_that_no_note_takes_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for module in ("machine", "run", "main"):
+        monkeypatch.setattr(f"experiments.harness.{module}.this_revision", lambda: {**CLEAN, "dirty": True})
+    run("--keep")
+    assert "measured at commit abc1234, files changed: a note is not filled from that" in capsys.readouterr().out
+    assert "files changed; a note is filled from a clean tree only" in refused(capsys, "--note")
+
+
+# --- progress
+
+
+def test_progress_adds_up_over_loops_in_loops() -> None:
+    with Advance(console(), ["a", "b"], {"a": 1.0, "b": 3.0, "c": 5.0}) as progress:
+        measuring = Run(torch.device("cpu"), True, console(), progress=progress)
+        seen = []
+        for name in progress.weights:
+            with progress.of(name):
+                for _ in measuring.each((1, 2)):
+                    for _ in measuring.each((1, 2)):
+                        seen.append(progress.done)
+        assert seen == [i / 16 for i in range(4)] + [(4 + 3 * i) / 16 for i in range(4)]
+        assert progress.done == 1
+
+
+def test_progress_is_weighed_by_how_long_it_took_before(tmp_path: Path) -> None:
+    run(experiment=several())
+    known = rows.seconds(main.RUNS / NAME)
+    assert set(known) == {"toy_question", "two"}
+    for content in ("{", "[]", '{"parts": {"two": {}}}', '{"parts": [1]}'):
+        (tmp_path / "x.json").write_text(content)
+        assert rows.seconds(tmp_path / "x.json") == {}
+    assert Advance(console(), ["a", "b"], {"a": 9.0}).weights == {"a": 0.5, "b": 0.5}
+
+
+def test_every_experiment_has_a_name_and_a_question() -> None:
+    every = question.every()
+    names = [experiment.name for experiment in every]
+    assert {"fused_step", "pointer_transports", "step_profile", "two_trees"} <= set(names)
+    parts = [q.name for experiment in every for q in experiment.questions if q.name not in names]
+    assert len({*names, *parts}) == len(names) + len(parts), "a part can be run by its name"
+    for experiment in every:
+        assert all("?" in q.title for q in experiment.questions), experiment.name
+        found = question.find(experiment.name)
+        assert found is not None
+        assert found[0].name == experiment.name
+    assert question.find("no_such") is None
+
+
+def test_names_take_dashes_and_unknown_ones_name_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    from experiments.__main__ import main as command
+
+    assert command(["no_such"]) == 2
+    error = capsys.readouterr().err
+    assert "fused_step" in error
+    assert error.count("\n") == 1
+    with pytest.raises(SystemExit) as ended:
+        command(["close-to-a-copy", "--help"])
+    assert ended.value.code == 0
+    assert "python -m experiments fused_step" in capsys.readouterr().out
+    assert command([]) == 0
+    assert "step_profile" in capsys.readouterr().out
+
+
+def test_the_source_is_looked_at_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse() -> Any:
+        revision.refuse("no such commit")
+
+    monkeypatch.setattr("experiments.harness.machine.this_revision", refuse)
+    assert refused(capsys) == "no such commit\n"
+    assert not main.RUNS.exists()

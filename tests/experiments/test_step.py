@@ -1,0 +1,124 @@
+"""How close is a step to a copy: a real run of toys, and what is made of its rows."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from experiment_runs import experiment, judged, regenerated, run_quick
+
+from experiments.harness.rows import Rows
+from experiments.harness.run import Run
+from experiments.harness.show import console
+from experiments.step import close_to_a_copy
+from experiments.works.contenders import CONTENDERS, COPY, FUSED, OURS, installed, ours, theirs
+from experiments.works.models import Work, gpt2_shapes
+from experiments.works.reference import Contender, Reference
+
+CPU = torch.device("cpu")
+FIRST_STEP = ("first step, cold cache", "first step, warm cache", "import of pagedopt.PagedAdamW")
+
+
+def test_toys_are_measured_on_a_cpu(tmp_path: Path) -> None:
+    found = run_quick("fused_step", tmp_path, plots=["steps"])
+    assert any("need a GPU" in line for line in found["left_out"])
+    steps = found["parts"]["close_to_a_copy"]["rows"]
+    assert {(row["key"], row["case"]) for row in steps} == {
+        (key, case) for key in ("5000", "50m") for case in (OURS, FUSED, "torch foreach", COPY)
+    }
+    assert all(row["error"] < 5e-5 for row in steps if row["case"] != COPY)
+    assert [row["what"] for row in found["parts"]["first_step"]["rows"]] == list(FIRST_STEP)
+
+
+def test_a_profile_of_toys_is_measured_on_a_cpu(tmp_path: Path) -> None:
+    found = run_quick("step-profile", tmp_path)
+    assert {row["count"] for row in found["parts"]["step_profile"]["rows"]} == {10, 20}
+
+
+def test_what_is_committed_comes_out_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert judged("fused_step", "nvidia-h200") == judged("fused_step", "cpu") == 13
+    assert judged("step_profile", "nvidia-h200") == judged("step_profile", "cpu") == 0
+    regenerated("fused_step", tmp_path, monkeypatch)
+
+
+def stats(median: float) -> dict[str, float]:
+    return {"median": median, "p10": median, "p90": median, "n": 9}
+
+
+def made_up(slower: float = 1.0, device: str = "cuda") -> dict[str, list[dict[str, Any]]]:
+    """Rows of a machine on which every bar is met, unless PagedAdamW takes ``slower`` times as long."""
+    mine = 100 * slower
+    works = [(key, "cuda") for key in ("gpt2", "1b", "gpt2-bf16", "1000", "5000")] + [("5000", "cpu"), ("50m", "cpu")]
+    steps = [
+        {"key": key, "work": key, "device": on, "numel": 1, "bytes": 28, "case": case, "error": None, "best": best,
+         "host": stats(best), "wall": stats(best), "gpu": stats(best)}
+        for key, on in works if on in ("cpu", device)
+        for case, best in ((OURS, mine), (FUSED, 1000.0), (COPY, 99.0))
+    ]  # fmt: skip
+    fresh = {"best": 0.1 * slower, **stats(0.1 * slower)}
+    return {
+        "close_to_a_copy": steps,
+        "host_time": [
+            {"what": "step() alone", "device": device, "case": OURS, "host": stats(mine)},
+            {"what": "refresh", "device": device, "case": "one list", "host": stats(mine)},
+        ],
+        "first_step": [{"what": name, "device": device, "seconds": fresh} for name in FIRST_STEP],
+    }
+
+
+def met(found: dict[str, list[dict[str, Any]]]) -> list[bool | None]:
+    asked = experiment("fused_step").questions
+    return [bar.verdict(q.derive(Rows(found[q.name]))).met for q in asked for bar in q.listed("BARS")]
+
+
+def test_the_bars_are_met_or_missed() -> None:
+    assert met(made_up()) == [True] * 13
+    assert not any(met(made_up(slower=30)))
+
+
+def test_without_a_gpu_its_bars_are_not_measured() -> None:
+    found = met(made_up(device="cpu"))
+    assert found.count(None) == 9
+    assert found.count(True) == 4
+
+
+def test_tables_show_the_share_of_the_copy() -> None:
+    (table,) = close_to_a_copy.TABLES
+    (_, headings, lines), *_ = table.shown(close_to_a_copy.derive(Rows(made_up()["close_to_a_copy"])))
+    assert dict(zip(headings, lines[0], strict=True))["of the copy"] == "99.0 %"
+    assert dict(zip(headings, lines[1], strict=True))["÷ ours"] == "10.00 x"
+
+
+def test_gpt2_has_its_148_tensors() -> None:
+    shapes = gpt2_shapes()
+    assert len(shapes) == 148
+    assert sum(map(math.prod, shapes)) == 124_439_808
+
+
+@pytest.mark.parametrize(("build", "right"), [(ours(), True), (theirs(fused=True), True), (None, False)])
+def test_contenders_are_held_to_float64(build: Any, right: bool) -> None:
+    work = Work("small", [(5, 3), (70,), (200, 30)], torch.float32, 28, 5e-5)
+    first = work.parameters(CPU)
+    params = work.parameters(CPU, [p.grad for p in first if p.grad is not None])
+    wrong = torch.optim.AdamW(params, lr=1.001e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    contender = build(params) if build else Contender(wrong.step)
+    assert (Reference(first).error(params, contender) <= work.tolerance) is right
+
+
+def test_every_contender_that_a_work_names_can_be_built() -> None:
+    works = close_to_a_copy.works(True)
+    for key, names in [*close_to_a_copy.ON_GPU.items(), *close_to_a_copy.ON_CPU.items()]:
+        assert key in works
+        assert {OURS, FUSED, "torch foreach"} <= set(names) <= set(CONTENDERS), key
+        assert ("torch loop" in names) is (key not in ("1b", "50m", "5000"))
+
+
+def test_packages_that_are_missing_are_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    run = Run(CPU, True, console())
+    for _ in range(2):
+        assert installed(run, close_to_a_copy.ON_GPU["1000"]) == list(close_to_a_copy.ON_GPU["1000"][:5])
+    assert run.left_out == ["bitsandbytes: not installed", "torchao: not installed"]

@@ -1,0 +1,74 @@
+"""The only clock: interleaved rounds, a gate that may fail, and summaries."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from experiments.harness import time
+
+CPU = torch.device("cpu")
+
+
+def test_stats() -> None:
+    stats = time.Stats.of(range(101))
+    assert stats == time.Stats(median=50, p10=10, p90=90, n=101)
+
+
+def test_rounds_are_interleaved_and_rotate() -> None:
+    log: list[str] = []
+    cases = [time.Case(name, lambda n=name: log.append(n), lambda: log.append("|")) for name in "abc"]  # type: ignore[misc]
+    timings = time.measure(cases, CPU, rounds=3, warmup=1)
+    assert "".join(log) == "|a|b|c" + "|a|b|c" + "|b|c|a" + "|c|a|b"
+    assert all(t.wall.n == 3 and t.gpu is None for t in timings.values())
+
+
+def test_rounds_stop_with_the_time() -> None:
+    calls: list[int] = []
+    time.measure([time.Case("a", lambda: calls.append(1))], CPU, rounds=1000, seconds=0, warmup=0)
+    assert len(calls) == time.MIN_ROUNDS
+
+
+class FakeGpu:
+    """A stream whose spinning kernel ends after so many µs, however long the host takes to queue."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, host_us: float) -> None:
+        self.spins: list[int] = []
+        self.host_us = host_us
+        gpu = self
+
+        class Event:
+            def __init__(self, enable_timing: bool) -> None: ...
+            def record(self) -> None: ...
+            def query(self) -> bool:
+                return gpu.spins[-1] < gpu.host_us
+
+            def elapsed_time(self, other: Any) -> float:
+                return 0.008
+
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "_sleep", self.spins.append, raising=False)
+        monkeypatch.setattr(time, "cycles_per_us", lambda device: 1)
+
+
+def test_a_gate_that_opened_early_is_tried_again_with_a_longer_spin(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu(monkeypatch, host_us=900)
+    clock = time._CudaClock(time.Case("a", lambda: None, repeats=4))
+    assert clock.sample()[2] == pytest.approx(2)  # 8 µs over 4 runs
+    assert [round(s / gpu.spins[0]) for s in gpu.spins] == [1, 2, 4, 8, 16][: len(gpu.spins)]
+    assert gpu.spins[-1] >= 900 > gpu.spins[-2]
+
+
+def test_a_gate_that_never_holds_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu(monkeypatch, host_us=math.inf)
+    clock = time._CudaClock(time.Case("a", lambda: None))
+    assert clock.sample()[2] is None
+    tried = len(gpu.spins)
+    assert clock.sample()[2] is None
+    assert len(gpu.spins) == tried
+    assert time._timing([clock.sample()] * 3).gpu is None

@@ -1,0 +1,75 @@
+"""Real runs of experiments, with toys on a CPU, and what is made of the files that are committed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paths import ROOT
+
+from experiments.harness import note, question, rows
+from experiments.harness.main import KEPT, main
+from pagedopt.commands.results import new_figure
+
+
+def run_quick(name: str, out: Path, plots: Sequence[str] = (), more: Sequence[str] = ()) -> dict[str, Any]:
+    """Results of ``python -m experiments NAME --quick --device cpu``, whose plots are there."""
+    command = [sys.executable, "-m", "experiments", name, "--quick", "--device", "cpu", "--out", str(out), *more]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # to name the card takes some of its memory
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    name = name.replace("-", "_")
+    found = dict(json.loads((out / f"{name}-cpu.json").read_text()))
+    assert {"commit", "dirty"} <= found["machine"].keys()
+    assert ("a note is not filled from that" in done.stdout) is (found["machine"]["dirty"] is not False)
+    assert all(set(bar) >= {"work", "measured", "limit", "met"} for bar in found["verdicts"])
+    if new_figure(1, 1) is not None:
+        assert sorted(p.name for p in out.glob("*.png")) == sorted(f"{name}-cpu-{p}.png" for p in plots)
+    return found
+
+
+def experiment(name: str) -> question.Experiment:
+    """By its name."""
+    found = question.find(name)
+    assert found is not None
+    return found[0]
+
+
+def judged(name: str, machine: str) -> int:
+    """How many bars a committed file has, whose verdicts come out again, number for number, from its rows."""
+    asked = experiment(name)
+    result = rows.read(KEPT / f"{name}-{machine}.json", asked)
+    known = rows.of_questions(result, asked)
+    assert known
+    verdicts = [bar.verdict(known.get(q.name)) for q in asked.questions for bar in q.listed("BARS")]
+    again = {verdict.work: verdict.as_dict() for verdict in verdicts}
+    for verdict in result["verdicts"]:
+        assert again[verdict["work"]] == verdict
+    return len(result["verdicts"])
+
+
+def regenerated(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--note`` makes of the committed results what is committed between the markers, to the byte."""
+    committed = (ROOT / "notes" / f"{name}.md").read_text()
+    (tmp_path / f"{name}.md").write_text(emptied(committed))
+    monkeypatch.setattr(note, "NOTES", tmp_path)
+    assert main(experiment(name), ["--note"]) == 0
+    assert (tmp_path / f"{name}.md").read_text() == committed
+
+
+def emptied(text: str) -> str:
+    """A note with nothing between its markers."""
+    kept: list[str] = []
+    outside = True
+    for line in text.splitlines(keepends=True):
+        outside = outside or line.startswith("<!-- end")
+        if outside:
+            kept.append(line)
+        outside = outside and not line.startswith("<!-- begin")
+    return "".join(kept)
