@@ -17,8 +17,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-#: Files without the marker ``gpu`` whose tests look at the card where there is one.  To ask for its name, as all do
-#: that write down what machine this is, takes a CUDA context, and so some of its memory.
+#: Folders whose tests use the card where there is one: an experiment says what machine it ran on.
+FOLDERS = ("gpu", "experiments")
+#: Other files without the marker ``gpu`` whose tests look at the card where there is one.  To ask for its name, as all
+#: do that write down what machine this is, takes a CUDA context, and so some of its memory.
 ALSO_ON_THE_CARD = (
     "test_doctor.py",
     "test_ignored_interrupts.py",
@@ -26,7 +28,6 @@ ALSO_ON_THE_CARD = (
     "test_train.py",
     "test_train_files.py",
     "test_train_spill.py",
-    "test_two_trees.py",
 )
 
 
@@ -68,7 +69,8 @@ def need_of(item: pytest.Item) -> Need:
     marker = item.get_closest_marker("exclusive")
     if marker and marker.args not in ((), ("host",)):
         raise pytest.UsageError(f"{item.nodeid}: exclusive{marker.args}; write exclusive or exclusive('host')")
-    uses = item.get_closest_marker("gpu") or item.path.parent.name == "gpu" or item.path.name in ALSO_ON_THE_CARD
+    folder, file = item.path.parts[-2:]
+    uses = item.get_closest_marker("gpu") or folder in FOLDERS or file in ALSO_ON_THE_CARD
     return Need(bool(marker and marker.args), bool(marker) if uses or marker else None)
 
 
