@@ -126,6 +126,11 @@ class PagedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._step()
+        return loss
+
+    @torch._disable_dynamo  # one opaque call for torch.compile; loads nothing that torch's own methods do not load
+    def _step(self) -> None:
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
                 f"{type(self).__name__}.step() cannot be captured into a CUDA graph: its step count and learning rate "
@@ -138,7 +143,6 @@ class PagedOptimizer(torch.optim.Optimizer):
             with self._moving():
                 self.store.remeasure_auto()
         self._prepared().run(self)
-        return loss
 
     def _prepared(self) -> Launches:
         """Launches for what state and groups hold now, ready to run."""

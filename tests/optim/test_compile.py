@@ -1,0 +1,95 @@
+"""A function that contains a step, under ``torch.compile``: the step is one opaque call, from the first one on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from pagedopt import PagedAdamW, PagedLion, PagedSGD
+
+CLASSES: dict[str, tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]] = {
+    "AdamW": (PagedAdamW, {}),
+    "AdamW, in a file": (PagedAdamW, {"device_budget": 0}),
+    "SGD": (PagedSGD, {"momentum": 0.9}),
+    "Lion": (PagedLion, {}),
+}
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    """As if nothing had been compiled."""
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def trained(
+    make: Callable[..., torch.optim.Optimizer], compiled: bool, closure: bool = False, **options: Any
+) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
+    optimizer = make(model.parameters(), lr=1e-2, **options)
+
+    def loss_of(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().sum()
+        loss.backward()
+        return loss
+
+    def train(x: torch.Tensor) -> None:
+        if closure:
+            optimizer.step(lambda: loss_of(x))
+        else:
+            loss_of(x)
+            optimizer.step()
+
+    run = torch.compile(train, backend="eager") if compiled else train
+    for i in range(3):
+        run(torch.full((4, 7), 0.1 * (i + 1)))
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def breaks() -> int:
+    from torch._dynamo.utils import counters
+
+    return sum(counters["graph_break"].values())
+
+
+@pytest.mark.parametrize("closure", [False, True], ids=["", "closure"])
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_compiled_step_is_the_step(name: str, closure: bool) -> None:
+    make, options = CLASSES[name]
+    want = trained(make, compiled=False, closure=closure, **options)
+    got = trained(make, compiled=True, closure=closure, **options)
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+def test_there_is_at_most_one_break_more_than_for_torch_s_fused_step() -> None:
+    trained(torch.optim.AdamW, compiled=True, fused=True)
+    theirs = breaks()
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    trained(PagedAdamW, compiled=True)
+    assert 0 < breaks() <= theirs + 1
+
+
+def test_a_step_loads_no_compiler_that_torch_s_does_not_load() -> None:
+    code = (
+        "import sys, torch\n"
+        "p = torch.nn.Parameter(torch.ones(3)); p.grad = torch.ones(3)\n"
+        "torch.optim.AdamW([p]).step()\n"
+        "before = 'torch._dynamo' in sys.modules, 'torch._inductor' in sys.modules\n"
+        "from pagedopt import PagedAdamW\n"
+        "PagedAdamW([p]).step()\n"
+        "assert before == ('torch._dynamo' in sys.modules, 'torch._inductor' in sys.modules), before\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
