@@ -27,7 +27,8 @@ class PagedAdamW(PagedOptimizer, torch.optim.AdamW):
         weight_decay: decoupled weight decay.
         amsgrad: use the largest second moment so far.
         maximize: go up the gradient.
-        foreach, fused: which of its implementations torch would choose; this class has one, so they change nothing.
+        foreach, fused: which of its implementations torch would choose; this class has one, so they change nothing but
+            what is refused, as torch refuses it.
         capturable, differentiable: must be False.
         options: see :class:`Options`.
 
@@ -55,17 +56,17 @@ class PagedAdamW(PagedOptimizer, torch.optim.AdamW):
         fused: bool | None = None,
         **options: Unpack[Options],
     ) -> None:
-        if capturable or differentiable:
+        if capturable or (differentiable and not fused):  # torch has an error of its own for both
             raise ValueError(
                 f"capturable={capturable}, differentiable={differentiable}: PagedAdamW supports neither; "
                 "use torch.optim.AdamW for these"
             )
         self._configure(options)
         torch.optim.AdamW.__init__(
-            self, params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, maximize=maximize
-        )
-        for group in (self.defaults, *self.param_groups):
-            group["foreach"], group["fused"] = foreach, fused
+            self, params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, maximize=maximize,
+            foreach=foreach, differentiable=differentiable, fused=fused,
+        )  # fmt: skip
+        self._step_supports_amp_scaling = False  # torch's fused step takes the scale of a GradScaler; this one does not
 
     def rule_of(self, group: Group) -> Rule:
         """AdamW or, as torch's group flag has it, Adam, with or without the running maximum."""

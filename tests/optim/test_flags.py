@@ -1,0 +1,95 @@
+"""The flags and hyperparameters of torch's classes are taken and refused as torch does, with its type of error.
+
+What is asked is the installed torch.  ``capturable`` and ``differentiable`` are refused by name, and are not among it;
+nor are complex parameters with ``fused=True``, which torch refuses and these classes update.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from pagedopt.optim.registry import OPTIMIZERS
+
+PAIRS = [(entry.optimizer, entry.torch) for entry in OPTIMIZERS if entry.torch]
+FLAGS = [{"foreach": a, "fused": b} for a, b in itertools.product((None, False, True), repeat=2)]
+TENSOR, TWO = torch.tensor(0.5), torch.tensor([0.5, 0.5])
+VALUES: dict[str, list[dict[str, Any]]] = {
+    "all": [
+        {}, {"lr": TENSOR}, {"lr": TWO}, {"lr": TWO[:1]}, {"lr": 0}, {"lr": -1.0}, {"weight_decay": -1.0},
+        {"maximize": True}, {"nope": 1}, {"fused": True, "differentiable": True}, {"params": []},
+    ],
+    "AdamW": [
+        {"betas": (TENSOR, TENSOR)}, {"betas": (TENSOR, 0.5)}, {"betas": (0.5, TENSOR)}, {"betas": (TWO, TENSOR)},
+        {"betas": (0, 0)}, {"betas": (1.0, 0.5)}, {"betas": (0.5, 1.0)}, {"betas": (0.5,)}, {"eps": -1.0},
+        {"eps": 0}, {"amsgrad": True},
+    ],
+    "SGD": [
+        {"momentum": 0.9}, {"momentum": -1.0}, {"nesterov": True}, {"nesterov": True, "momentum": 0.9},
+        {"nesterov": True, "momentum": 0.9, "dampening": 0.1}, {"momentum": 0.9, "dampening": 0.1},
+    ],
+}  # fmt: skip
+
+
+def outcome(make: type[torch.optim.Optimizer], options: dict[str, Any], dtype: torch.dtype) -> tuple[Any, ...]:
+    """What making it and a step say: the type of the error, or the flags of its group and the parameter."""
+    p = torch.nn.Parameter(torch.ones(3, dtype=dtype))
+    p.grad = torch.full_like(p, 0.5)
+    params = options.get("params", [p])
+    try:
+        optimizer: Any = make(params, **{name: value for name, value in options.items() if name != "params"})
+        optimizer.step()
+    except Exception as error:
+        return (type(error),)
+    group = optimizer.param_groups[0]
+    return {name: group[name] for name in ("foreach", "fused", "maximize")}, p.detach()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=str)
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS, ids=lambda c: c.__name__)
+def test_what_torch_takes_is_taken_and_what_it_refuses_is_refused(
+    ours: type[torch.optim.Optimizer], theirs: type[torch.optim.Optimizer], dtype: torch.dtype
+) -> None:
+    refused = 0
+    for values in [*VALUES["all"], *VALUES[theirs.__name__]]:
+        for flags in FLAGS:
+            options = {**flags, **values}
+            if dtype.is_complex and options["fused"]:
+                continue
+            mine, want = (outcome(make, options, dtype) for make in (ours, theirs))
+            assert len(mine) == len(want), f"{options}: {mine}, torch: {want}"
+            if len(want) == 1:
+                refused += 1
+                assert mine == want, f"{options}"
+            else:
+                assert mine[0] == want[0], f"{options}"
+                torch.testing.assert_close(mine[1], want[1], equal_nan=True)
+    assert refused > 10
+
+
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS, ids=lambda c: c.__name__)
+def test_what_is_not_built_is_refused_by_name(
+    ours: type[torch.optim.Optimizer], theirs: type[torch.optim.Optimizer]
+) -> None:
+    make: Any = ours
+    with pytest.raises(ValueError, match=rf"differentiable=True.*{ours.__name__}.*torch.optim.{theirs.__name__}"):
+        make([torch.nn.Parameter(torch.ones(3))], differentiable=True)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS, ids=lambda c: c.__name__)
+def test_a_scaler_of_gradients_unscales_them_before_a_step_called_fused(
+    ours: type[torch.optim.Optimizer], theirs: type[torch.optim.Optimizer]
+) -> None:
+    results = []
+    for make, flags in ((ours, {"fused": True}), (theirs, {})):
+        p = torch.nn.Parameter(torch.ones(3))
+        optimizer: Any = make([p], lr=0.5, **flags)  # type: ignore[call-arg]
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        scaler.scale((p * p).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        results.append(p.detach())
+    torch.testing.assert_close(*results)
