@@ -33,10 +33,10 @@ class _Nothing(torch.optim.Optimizer):
 
 def measure(run: Run) -> Iterator[Row]:
     """A row per count and piece, with its host time (µs)."""
-    run.seconds = 0.5
+    run.rounds, run.seconds = run.size((200, 0.5), (10, 0.1))
     for count in run.each(run.size((148, 1000, 5000), (10, 20))):
         for name, piece in pieces(count, run.device).items():  # one at a time: caches as warm as they get
-            host = run.host([Case(name, piece)], rounds=200)[name]
+            host = run.host([Case(name, piece)])[name]
             yield {"count": count, "device": run.device.type, "piece": name, "host": host}
             if run.device.type == "cuda":
                 torch.cuda.synchronize(run.device)
