@@ -41,7 +41,7 @@ class Format:
     arithmetic type ``S``, ``seed``, and the functions ``float_of`` (uint32 bits) and ``bits_of`` (a float32), too.
 
     Attributes:
-        name: for people, and for ``state_format`` if it is registered.
+        name: for people.
         columns: what it keeps; the first one may have no name, and stands under the name of the state then.
         block: elements that are loaded and stored together: a power of two up to 1,024.
         arithmetic: in which its elements must be computed with at least, float32 or float64.
@@ -93,11 +93,6 @@ class Format:
     def numba_type(self) -> str:
         """Of a plain one: the NumPy type as which an element is read."""
         raise NotImplementedError(f"format {self.name!r} is not plain")
-
-    @property
-    def bits(self) -> float:
-        """Of an element, all columns together."""
-        return float(8 * sum(column.width for column in self.columns))
 
     def encode(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Columns for ``values``, as kernels would store them.

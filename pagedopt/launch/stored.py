@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -39,7 +40,7 @@ class Stored:
         self._given = [None if f in NUMBERS else f for f in given]
         self._inputs = rule.inputs
         columns = [f.columns if f else FLOAT32.columns for f in self._given]
-        ends = [sum(map(len, columns[: i + 1])) for i in range(len(columns))]
+        ends = list(itertools.accumulate(map(len, columns)))
         self.keys = tuple(c.key(name) for name, each in zip(rule.inputs, columns, strict=True) for c in each)
         self.per = [c.per for each in columns for c in each]
         self.writes = tuple(j for i in rule.writes for j in range(ends[i] - len(columns[i]), ends[i]))

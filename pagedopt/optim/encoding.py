@@ -9,6 +9,7 @@ import torch
 
 from ..formats.format import MOST, Format
 from ..placements.store import Store
+from ..tables.columns import widest_first
 from .kept import kept
 from .owner import Owner, places
 
@@ -85,5 +86,4 @@ def decoded(optimizer: Owner, state_dict: dict[str, Any]) -> dict[str, Any]:
 
 def _flat(tensor: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
     """The elements in the order in which the parameter's lie in memory: a view, if they do in ``tensor``, too."""
-    order = sorted(range(param.dim()), key=param.stride().__getitem__, reverse=True)
-    return tensor.permute(order).reshape(-1)
+    return tensor.permute(widest_first(param)).reshape(-1)

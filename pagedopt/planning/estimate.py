@@ -176,8 +176,8 @@ class _Part:
     def bytes(self) -> tuple[int, int]:
         """Resident ones, and those that are away."""
         if self.plain:  # tensors of torch's own, without the gaps of an arena
-            sizes = self.layout.numels
-            return sum(int((-(-sizes // c.per)).sum()) * c.real.itemsize for c in self.columns), 0
+            sizes = self.layout.numels.tolist()
+            return sum(c.real.itemsize * sum(map(c.entries, sizes)) for c in self.columns), 0
         return self.layout.divided(self.resident)
 
     @property

@@ -106,6 +106,11 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
+def widest_first(tensor: torch.Tensor) -> list[int]:
+    """Its dimensions by falling stride: permuted so, a dense tensor is contiguous."""
+    return sorted(range(tensor.dim()), key=tensor.stride().__getitem__, reverse=True)
+
+
 def dense_like(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself if it is dense; else one of its shape and dtype without memory, laid out as torch lays out its
     like (``torch.empty_like``)."""

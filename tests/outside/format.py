@@ -54,7 +54,7 @@ for i in range(live):
 
 @dataclass(frozen=True, kw_only=True)
 class Int8Blocks(Format):
-    """One byte an element, and four more for each 64: a ninth of what float32 takes is left to an AdamW's moments."""
+    """One byte an element, and four more for each 64: 8.5 bits in the place of float32's 32."""
 
     name: str = "int8 in blocks of 64"
     columns: tuple[Column, ...] = (Column("codes", torch.int8), Column("scale", torch.float32, BLOCK))

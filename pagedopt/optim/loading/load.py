@@ -17,6 +17,7 @@ import torch
 from ...formats.format import Format
 from ...placements.store import Store, Wanted
 from ...system.interrupts import Uninterrupted
+from ...tables.columns import widest_first
 from ..encoding import encode
 from ..members import state_tensors
 from ..owner import Owner
@@ -199,8 +200,7 @@ def copy_values(copies: Sequence[tuple[torch.Tensor, torch.Tensor]], memory: Sto
     """
     filled = 0
     for target, source in sorted(copies, key=lambda pair: pair[0].data_ptr()):
-        # With the widest strides first the target is contiguous, and so is each of its blocks.
-        order = sorted(range(target.dim()), key=target.stride().__getitem__, reverse=True)
+        order = widest_first(target)  # then each of its blocks is contiguous, too
         limit = CHUNK // max(target.itemsize, source.itemsize)
         for block, values in _blocks(target.permute(order), source.permute(order), limit):
             _copy(block, values, staging)
