@@ -98,7 +98,7 @@ def check_format(state_format: StateFormat, states: Collection[str] | None = Non
         states: the names of state there may be; None: any.
 
     Raises:
-        ValueError: a format is unknown, or one is given for a state that there is not.
+        ValueError: a format is unknown, or does not begin at zero, or one is given for a state that there is not.
         TypeError: something is neither a format nor a name.
     """
     chosen = state_format.values() if isinstance(state_format, Mapping) else [state_format]
@@ -109,6 +109,8 @@ def check_format(state_format: StateFormat, states: Collection[str] | None = Non
             raise TypeError(
                 f"state_format is {one!r}; give a name ({', '.join(FORMATS)}), a pagedopt.formats.Format, or None"
             )
+        if isinstance(one, Format):
+            one.check_zeros()
     if states is None or not isinstance(state_format, Mapping):
         return
     if unknown := [name for name in state_format if name not in states]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import keyword
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,8 @@ from ..tables.format import Column
 #: The most elements of a block, and bytes of an entry: chunks of work and parameters in pages begin at multiples.
 MOST = 1024
 ENTRY = 8
+#: What the statements for Numba have besides their columns.
+TAKEN = frozenset({"x", "live", "row", "index", "seed", "np", "S", "elements", "float_of", "bits_of"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,10 +82,25 @@ class Format:
 
     def _check_column(self, column: Column) -> None:
         what = f"column {column.name!r} of format {self.name!r}"
+        if column.name and (not column.name.isidentifier() or keyword.iskeyword(column.name) or column.name in TAKEN):
+            raise ValueError(f"{what}: give it a name that a variable may have, and none of {', '.join(sorted(TAKEN))}")
         if column.per < 1 or self.block % column.per:
             raise ValueError(f"{what} has an entry per {column.per} elements; a block has {self.block}")
         if column.dtype.itemsize > ENTRY or column.dtype.is_complex:
             raise ValueError(f"{what} is {column.dtype}; an entry has up to {ENTRY} bytes and is real")
+
+    def check_zeros(self) -> None:
+        """See that what is stored as zeros stands for zero.
+
+        Raises:
+            ValueError: it does not.
+        """
+        zeros = (torch.zeros(c.entries(self.block), dtype=c.dtype, device="cpu") for c in self.columns)
+        if (loaded := self.decode(*zeros, numel=self.block)).any():
+            raise ValueError(
+                f"format {self.name!r}: zeros in all columns stand for {float(loaded[0])!r}; state begins as such, and "
+                "they must stand for 0"
+            )
 
     @property
     def plain(self) -> bool:

@@ -240,6 +240,10 @@ def test_blocks_do_not_depend_on_how_the_work_is_cut() -> None:
         ({"columns": (Column("a", torch.int8), Column("", torch.int8))}, ValueError, "only the first may be ''"),
         ({"columns": (Column("a", torch.int8, 128),)}, ValueError, "an entry per 128 elements; a block has 64"),
         ({"columns": (Column("a", torch.complex64),)}, ValueError, "is real"),
+        ({"columns": (Column("live", torch.int8),)}, ValueError, "a name that a variable may have, and none of S, "),
+        ({"columns": (Column("two words", torch.int8),)}, ValueError, "a name that a variable may have"),
+        ({"columns": (Column("lambda", torch.int8),)}, ValueError, "a name that a variable may have"),
+        ({"arithmetic": torch.bfloat16}, ValueError, "arithmetic is torch.bfloat16"),
     ],
 )
 def test_a_format_that_kernels_could_not_follow_is_refused(change: dict, error: type[Exception], text: str) -> None:

@@ -296,7 +296,17 @@ def test_state_that_begins_at_one_begins_there_in_blocks_too() -> None:
             assert (opt.state[p]["average.codes"] == 127).all()
 
 
+class Offset(Int8Blocks):
+    """Its codes begin at 3."""
+
+    def decode(self, *columns: torch.Tensor, numel: int) -> torch.Tensor:
+        """The codes alone."""
+        return columns[0].float() + 3
+
+
 def test_what_cannot_be_is_refused_when_an_optimizer_is_made() -> None:
+    with pytest.raises(ValueError, match=r"zeros in all columns stand for 3\.0"):
+        PagedAdamW(parameters("cpu"), state_format={"exp_avg": Offset()})
     with pytest.raises(TypeError, match=r"give a name .* a pagedopt.formats.Format"):
         PagedAdamW(parameters("cpu"), state_format=Int8Blocks)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no complex numbers of that kind"):
