@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
+from formats_under_test import TwoHalves, WhereItStands
 from host_build import build, functors, launch
 from support import BF16, F32, F64, scalars_for
 
-from pagedopt import Sweep
+from pagedopt import Sweep, rule
 from pagedopt.formats import Column, Format
 from pagedopt.formats.floating import of_dtype
 from pagedopt.kernels import nvrtc, source
@@ -28,92 +28,17 @@ SIZES = (1, 63, 64, 65, 0, 4097, 1024, 2048 + 31, 130)
 SHAPES = {32: Geometry(1024, 32), 512: Geometry(2048, BLOCK)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class WhereItStands(Format):
-    """Stores where each element stands, and nothing of its value."""
-
-    name: str = "where it stands"
-    columns: tuple[Column, ...] = (
-        Column("parameter", torch.int32), Column("number", torch.int64), Column("drawn", torch.int64),
-    )  # fmt: skip
-    cuda_type: str = "WhereItStands"
-    cuda_text: str = """
-struct WhereItStands {
-    static constexpr int columns = 3;
-    template <class S, int WIDTH> static __device__ void load(S (&x)[WIDTH], const Spot& spot) {}
-    template <class S, int WIDTH> static __device__ void store(const S (&x)[WIDTH], const Spot& spot) {
-        for (int i = 0; i < spot.live; ++i) {
-            spot.column<int>(0)[spot.at + i] = (int)spot.row;
-            spot.column<long long>(1)[spot.at + i] = spot.index + i;
-            spot.column<long long>(2)[spot.at + i] = (long long)spot.seed;
-        }
-    }
-};
-"""
-    numba_load: str = "x[:live] = S(0)"
-    numba_store: str = """
-for i in range(live):
-    parameter[i] = row
-    number[i] = index + i
-    drawn[i] = seed
-"""
-
-    def encode(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Nothing of them."""
-        return tuple(torch.zeros(len(values), dtype=column.dtype) for column in self.columns)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TwoHalves(Format):
-    """A float32: its upper half is a bfloat16 parameter, its lower half what that has lost."""
-
-    name: str = "two halves"
-    columns: tuple[Column, ...] = (Column("", torch.bfloat16), Column("lost", torch.uint16))
-    cuda_type: str = "TwoHalves"
-    cuda_text: str = """
-struct TwoHalves {
-    static constexpr int columns = 2;
-    template <class S, int WIDTH> static __device__ void load(S (&x)[WIDTH], const Spot& spot) {
-        for (int i = 0; i < WIDTH; ++i)
-            if (i < spot.live) {
-                const unsigned high = spot.column<unsigned short>(0)[spot.at + i];
-                x[i] = S(__uint_as_float(high << 16 | spot.column<unsigned short>(1)[spot.at + i]));
-            }
-    }
-    template <class S, int WIDTH> static __device__ void store(const S (&x)[WIDTH], const Spot& spot) {
-        for (int i = 0; i < WIDTH; ++i)
-            if (i < spot.live) {
-                const unsigned bits = __float_as_uint((float)x[i]);
-                spot.column<unsigned short>(0)[spot.at + i] = bits >> 16;
-                spot.column<unsigned short>(1)[spot.at + i] = bits & 0xffff;
-            }
-    }
-};
-"""
-    numba_load: str = """
-for i in range(live):
-    x[i] = S(float_of(np.uint32(elements[i]) << np.uint32(16) | np.uint32(lost[i])))
-"""
-    numba_store: str = """
-for i in range(live):
-    bits = bits_of(np.float32(x[i]))
-    elements[i] = np.uint16(bits >> np.uint32(16))
-    lost[i] = np.uint16(bits & np.uint32(0xFFFF))
-"""
-
-    def encode(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The halves."""
-        halves = values.float().view(torch.int16).view(-1, 2)
-        return halves[:, 1].contiguous().view(torch.bfloat16), halves[:, 0].contiguous().view(torch.uint16)
-
-    def decode(self, *columns: torch.Tensor, numel: int) -> torch.Tensor:
-        """The numbers."""
-        return torch.stack([column.view(torch.int16) for column in columns[::-1]], 1).view(torch.float32).view(-1)
-
-
 def formats_of(rule: Rule, dtypes: tuple[torch.dtype, torch.dtype], form: Format = INT8) -> tuple[Format, ...]:
     """Parameter and gradient of some dtypes, all state in one format."""
     return (*map(of_dtype, dtypes), *[form] * (len(rule.inputs) - 2))
+
+
+@rule
+def falling(param, grad, level, *, by):  # type: ignore[no-untyped-def]
+    """What is behind the last element, which is 0, becomes the largest of its block."""
+    param = param - grad
+    level = level - by
+    return param, level
 
 
 PLACES = WhereItStands()
@@ -125,6 +50,8 @@ VARIANTS = [
 ]
 HALVES = TwoHalves()
 VARIANTS.append((RULES["adamw"], (HALVES, *[of_dtype(F32)] * 3), 512))
+VARIANTS.append((RULES["adamw"], (*[of_dtype(F32)] * 2, PLACES, INT8), 512))  # blocks of different sizes
+VARIANTS.append((falling, (*[of_dtype(F32)] * 2, INT8), 32))
 NAMES = tuple(source.instance(rule, forms, threads, "TableAt") for rule, forms, threads in VARIANTS)
 
 
@@ -151,15 +78,16 @@ def test_played_threads_leave_the_bits_of_numba(
     variant: int, backwards: bool, gap: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     rule, formats, threads = VARIANTS[variant]
-    play = build(NAMES, functors([RULES["adamw"], RULES["lion"]]), formats=(INT8, PLACES, HALVES))[variant]
+    scalars = {"by": 1.0} if rule is falling else scalars_for(rule)
+    play = build(NAMES, functors([RULES["adamw"], RULES["lion"], falling]), formats=(INT8, PLACES, HALVES))[variant]
     results = []
     for use in ("g++", "numba"):
         lists = lists_of(rule, formats, gap)
         sweep = Sweep(rule, lists, formats=formats, geometry=SHAPES[threads])
         if use == "numba":
-            sweep.run(scalars_for(rule), seed=5)
+            sweep.run(scalars, seed=5)
         else:
-            sweep.table.host.set_scalars([[*rule.uniforms(scalars_for(rule)), 5.0]])
+            sweep.table.host.set_scalars([[*rule.uniforms(scalars), 5.0]])
             launch(play, sweep.table.host, 0, backwards)
         results.append(lists)
     assert "runtime error" not in (said := capfd.readouterr().err), said
@@ -210,6 +138,13 @@ def test_a_format_is_told_where_an_element_stands(rows: Rows | None) -> None:
         assert lists[2][i].tolist() == [i] * n
         assert lists[3][i].tolist() == list(range(n))
         assert lists[4][i].tolist() == [2**52 + 1] * n
+
+
+def test_a_format_is_told_so_beside_one_with_larger_blocks() -> None:
+    rule, forms = RULES["adamw"], (*map(of_dtype, (F32, F32)), PLACES, INT8)
+    lists = lists_of(rule, forms)
+    Sweep(rule, lists, formats=forms).run(scalars_for(rule), seed=7)
+    assert [t.tolist() for t in lists[3]] == [list(range(n)) for n in SIZES]
 
 
 def test_blocks_do_not_depend_on_how_the_work_is_cut() -> None:

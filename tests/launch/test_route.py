@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import sys
 from collections import Counter
-from types import FrameType
+from fractions import Fraction
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,12 @@ from optim_support import ADAMW
 
 import pagedopt
 from pagedopt import PagedAdamW
-from pagedopt.launch.route import Route
+from pagedopt.launch.route import Route, _shift
+from pagedopt.paging.pages import lay_out
+from pagedopt.paging.policy import Move
 from pagedopt.paging.visits import Arrive, Evict, Fetch, Launch
 from pagedopt.placements import FileArena
+from pagedopt.placements.movers import slot_bytes, slot_offset
 
 SIZES = (40_000, 0, 3, 90_001, 1, 300_000)
 
@@ -157,3 +161,18 @@ def test_state_that_is_wholly_elsewhere_leaves_the_others_their_visits() -> None
     assert found is not None
     assert 3 in found.rows.tensor[: found.at_hand]
     assert_same(params, opt, others, spilled)
+
+
+def test_rows_of_a_page_point_into_its_slot_where_scales_share_a_granule() -> None:
+    layout = lay_out([40 << 10], [1, Fraction(4, 64)], 4096, 4096)
+    base, slot = 1 << 40, 1 << 33
+    memory = SimpleNamespace(layout=layout, tensor=SimpleNamespace(data_ptr=lambda: base))
+    ring = SimpleNamespace(address=lambda number: slot + number * slot_bytes(layout))
+    store: Any = SimpleNamespace(arenas=[memory], ring=lambda device: ring)
+    assert layout.pages == 10
+    assert layout.stretch(1, 3, 4)[1] == 0, "the scales of page 3 rest with page 0"
+    for page in range(layout.pages):
+        found = _shift(store, torch.device("cpu"), Move(0, page, page % 4))
+        for section, (width, shift) in enumerate(zip(layout.itemsizes, found, strict=True)):
+            row = base + layout.sections[section] + int(page * layout.page_numel * width)
+            assert (row + int(shift)) % 2**64 == ring.address(page % 4) + slot_offset(layout, section)

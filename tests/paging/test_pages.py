@@ -348,3 +348,14 @@ def test_the_narrowest_room_counts() -> None:
     layout = lay_out([16], (1, 4), GRANULE)
     assert layout.extended([GRANULE // 4 - 16]) is not None
     assert layout.extended([GRANULE // 4 - 15]) is None
+
+
+@given(NUMELS, ITEMSIZES.filter(len), GRANULES, st.sampled_from([1, 64, 1024]))
+@settings(deadline=None, max_examples=60)
+def test_parameters_and_pieces_begin_with_whole_blocks(
+    numels: list[int], itemsizes: tuple[Width, ...], granule: int, block: int
+) -> None:
+    layout = lay_out(numels, itemsizes, granule, 64 << 10, block=block)
+    assert not (layout.starts % block).any()
+    assert not (cut(layout).offset % block).any()
+    assert layout.page_numel % block == 0
