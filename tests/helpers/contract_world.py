@@ -1,0 +1,264 @@
+"""The contract: what people do to an optimizer of torch, done to ours and to torch's, and both transcripts compared.
+
+A scenario is a function of a :class:`World`, which makes optimizers of one side and writes down what is said and
+raised.  It runs once with torch's class and once with ours in each of the placements; what differs must be listed, with
+the reason, in :mod:`contract_differences`.  An optimizer that is entered in the registry gets all of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from edits import numbers
+from reference_lion import Lion
+
+from pagedopt.optim.registry import OPTIMIZERS, Entry
+
+#: What an optimizer is made with, as far as its class knows it: nothing is at its default and nothing is zero.
+ORDINARY: dict[str, Any] = {
+    "lr": 0.03, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.2, "momentum": 0.7, "dampening": 0.4,
+}  # fmt: skip
+#: Stand-ins where torch has no such class.
+REFERENCES: dict[str, Any] = {"PagedLion": Lion}
+#: Flags by which torch chooses one of its implementations.
+FLAGS = ("foreach", "fused", "capturable", "differentiable")
+
+State = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where state lives: a device, and options of ours."""
+
+    name: str
+    device: str
+    options: dict[str, Any]
+
+
+PLACES = (
+    Place("resident", "cpu", {}),
+    Place("file", "cpu", {"placement": "file", "device_budget": "50%"}),
+    Place("resident", "cuda", {}),
+    Place("staged", "cuda", {"placement": "mapped", "device_budget": "50%", "host_access": "staged"}),
+    Place("in place", "cuda", {"placement": "mapped", "device_budget": "50%", "host_access": "in_place"}),
+)
+
+
+def reference(entry: Entry) -> Any:
+    """torch's class, as installed, or what stands in for it."""
+    return entry.torch or REFERENCES[entry.name]
+
+
+def ordinary(entry: Entry) -> dict[str, Any]:
+    """The hyperparameters of a class that are not at their defaults."""
+    known = inspect.signature(reference(entry)).parameters
+    return {name: value for name, value in ORDINARY.items() if name in known}
+
+
+@dataclass
+class World:
+    """One side, and what has been said and raised on it.
+
+    Attributes:
+        entry: the optimizer.
+        device: of parameters that are not asked for elsewhere.
+        options: of ours; None: this is torch's side.
+        said: by label, in order: the type of an error, or values.
+    """
+
+    entry: Entry
+    device: str
+    options: dict[str, Any] | None
+    said: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ours(self) -> bool:
+        return self.options is not None
+
+    @property
+    def kind(self) -> Any:
+        """The optimizer's class on this side."""
+        return self.entry.optimizer if self.ours else reference(self.entry)
+
+    @property
+    def known(self) -> set[str]:
+        """What torch's class takes by name."""
+        return set(inspect.signature(reference(self.entry)).parameters)
+
+    def make(self, params: Any, **hyper: Any) -> Any:
+        """An optimizer with :data:`ORDINARY` values where ``hyper`` says nothing; torch's is its loop, unless a flag is
+        given (``foreach=False`` is what behaviour is compared with)."""
+        if self.options is not None:
+            return self.kind(params, **{**ordinary(self.entry), **hyper, **self.options})
+        if not any(hyper.get(flag) for flag in FLAGS):
+            hyper = {"foreach": False, **hyper}
+        return self.kind(params, **{**ordinary(self.entry), **hyper})
+
+    def param(self, shape: Iterable[int] = (13, 18), seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
+        """A parameter whose values belong to the seed, the same on both sides and every device."""
+        return torch.nn.Parameter(self.values(shape, 900 + seed, dtype))
+
+    def values(self, shape: Iterable[int], seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Values between -1 and 1, none of them 0."""
+        shape = tuple(shape)
+        if dtype.is_complex:
+            return torch.complex(numbers(shape, seed, self.device), numbers(shape, seed + 1, self.device)).to(dtype)
+        return numbers(shape, seed, self.device).to(dtype)
+
+    def params(self, shapes: Iterable[Iterable[int]] = ((200, 101), (13, 18), (1,), ())) -> list[Any]:
+        return [self.param(shape, seed) for seed, shape in enumerate(shapes)]
+
+    def give(self, params: Iterable[Any], step: int = 0, skip: Iterable[int] = ()) -> None:
+        """Fresh gradients that depend on step and place, laid out as their parameters; None for those in ``skip``."""
+        away = set(skip)
+        for i, p in enumerate(params):
+            grad = torch.empty_like(p, requires_grad=False)
+            p.grad = None if i in away else grad.copy_(self.values(p.shape, 31 * step + 7 * i + 1, p.dtype))
+
+    def train(self, optimizer: Any, params: Iterable[Any], steps: Iterable[int] = range(3)) -> None:
+        params = list(params)
+        for step in steps:
+            self.give(params, step)
+            optimizer.step()
+
+    def say(self, label: str, value: Any) -> None:
+        """Write a value down: a tensor, a number, a text, or lists, tuples and dicts of them."""
+        assert label not in self.said, f"{label!r} is said twice"
+        self.said[label] = _copy(value)
+
+    def show(self, label: str, optimizer: Any, params: Iterable[Any]) -> None:
+        """Write parameters and their state down."""
+        self.say(label, [(p, dict(optimizer.state.get(p, {}))) for p in params])
+
+    @contextlib.contextmanager
+    def tries(self, label: str) -> Iterator[None]:
+        """A block that may raise; the type of the error is written down, and that there was none."""
+        assert label not in self.said, f"{label!r} is said twice"
+        self.said[label] = "accepted"
+        try:
+            yield
+        except Exception as error:
+            self.said[label] = error
+
+
+Play = Callable[[World], None]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What people do, in one sentence; ``devices`` are those it makes sense on."""
+
+    chapter: str
+    name: str
+    sentence: str
+    play: Play
+    devices: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.chapter}: {self.name}"
+
+
+SCENARIOS: list[Scenario] = []
+
+
+def scenario(chapter: str, *devices: str) -> Callable[[Play], Play]:
+    """Enter a scenario, whose docstring is its sentence; left out, ``devices`` are all."""
+
+    def enter(play: Play) -> Play:
+        sentence = " ".join((play.__doc__ or "").split())
+        name = play.__name__.replace("_", " ")
+        assert sentence, f"{name} has no sentence"
+        SCENARIOS.append(Scenario(chapter, name, sentence, play, devices or ("cpu", "cuda")))
+        return play
+
+    return enter
+
+
+def run(scene: Scenario, entry: Entry, place: Place) -> tuple[World, World]:
+    """Both sides, torch's first, after the scenario."""
+    sides = World(entry, place.device, None), World(entry, place.device, dict(place.options))
+    for world in sides:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            scene.play(world)
+    return sides
+
+
+def differences(theirs: World, ours: World) -> dict[str, str]:
+    """By label, how the transcripts differ, in words; empty if they do not."""
+    found = {}
+    for label in (*theirs.said, *(new for new in ours.said if new not in theirs.said)):
+        if (words := _differ(theirs.said.get(label, "not reached"), ours.said.get(label, "not reached"))) is not None:
+            found[label] = words
+    return found
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().clone(memory_format=torch.preserve_format)
+    if isinstance(value, dict):
+        return {key: _copy(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)([_copy(each) for each in value])
+    return value
+
+
+def _differ(want: Any, got: Any) -> str | None:
+    """How two values differ; None if they do not."""
+    if isinstance(want, Exception) or isinstance(got, Exception):
+        if isinstance(want, Exception) and isinstance(got, Exception):
+            alike = isinstance(got, type(want)) or type(want) in type(got).__mro__
+            return None if alike else f"torch raises {_error(want)}; ours {_error(got)}"
+        return f"torch: {_error(want)}; ours: {_error(got)}"
+    if isinstance(want, torch.Tensor) and isinstance(got, torch.Tensor):
+        return _differ_tensor(want, got)
+    if isinstance(want, dict) and isinstance(got, dict):
+        if want.keys() != got.keys():
+            return f"torch has {list(want)}, ours {list(got)}"
+        return next((f"{k}: {d}" for k in want if (d := _differ(want[k], got[k])) is not None), None)
+    if isinstance(want, list | tuple) and isinstance(got, list | tuple):
+        if len(want) != len(got):
+            return f"torch has {len(want)}, ours {len(got)}"
+        pairs = enumerate(zip(want, got, strict=True))
+        return next((f"[{i}] {d}" for i, (w, g) in pairs if (d := _differ(w, g)) is not None), None)
+    same = type(want) is type(got) and (want == got or want != want)
+    return None if same else f"torch: {want!r}, ours: {got!r}"
+
+
+def _error(value: Any) -> str:
+    return (
+        f"{type(value).__name__} ({str(value).splitlines()[0][:160]})" if isinstance(value, Exception) else "no error"
+    )
+
+
+def _differ_tensor(want: torch.Tensor, got: torch.Tensor) -> str | None:
+    for what in ("dtype", "shape"):
+        if getattr(want, what) != getattr(got, what):
+            return f"torch: {what} {getattr(want, what)}, ours {getattr(got, what)}"
+    if want.numel() > 1 and want.stride() != got.stride():
+        return f"torch: strides {want.stride()}, ours {got.stride()}"
+    if want.dtype.is_complex:
+        want, got = torch.view_as_real(want.resolve_conj()), torch.view_as_real(got.resolve_conj())
+    # torch rounds 16-bit numbers after every operation, a kernel of ours once.
+    tolerance = {torch.float64: 1e-12, torch.float32: 4e-6, torch.bfloat16: 6e-2, torch.float16: 1e-2}
+    slack = tolerance.get(want.dtype, 0.0)
+    x, y = want.double(), got.double()
+    if not torch.equal(x.isnan(), y.isnan()) or not torch.equal(x.isinf(), y.isinf()):
+        return "NaN or infinity elsewhere"
+    finite = x.isfinite()
+    if not torch.equal(x[~finite & ~x.isnan()], y[~finite & ~y.isnan()]):
+        return "infinities of other signs"
+    x, y = x[finite], y[finite]
+    if not x.numel():
+        return None
+    far = ((x - y).abs() - slack * x.abs().clamp(min=float(x.abs().mean()))).max()
+    return None if far <= 0 else f"values differ by up to {(x - y).abs().max():.3g}"
+
+
+__all__ = ["FLAGS", "OPTIMIZERS", "PLACES", "SCENARIOS", "Place", "Scenario", "World", "differences", "run", "scenario"]

@@ -1,0 +1,53 @@
+"""A drop-in for torch.optim in every detail: every optimizer of the registry in every placement, beside torch's class.
+
+What is done is in the files ``tests/helpers/contract_*.py``, one chapter each; what differs and why, in
+``contract_differences.py``; ``notes/contract.md`` is made of both.
+"""
+
+from __future__ import annotations
+
+import contract_gradients
+import contract_hyperparameters
+import contract_loops
+import contract_objects
+import contract_parameters
+import pytest
+import torch
+from contract_differences import DIFFERENCES, listed
+from contract_world import OPTIMIZERS, PLACES, SCENARIOS, Place, Scenario, differences, run
+
+from pagedopt.optim.registry import Entry
+
+CHAPTERS = (contract_parameters, contract_gradients, contract_hyperparameters, contract_loops, contract_objects)
+
+CASES = [
+    pytest.param(
+        scene, entry, place, id=f"{scene.chapter}-{scene.name}-{entry.name}-{place.device}-{place.name}",
+        marks=[pytest.mark.gpu] if place.device == "cuda" else [],
+    )
+    for scene in SCENARIOS
+    for entry in OPTIMIZERS
+    for place in PLACES
+    if place.device in scene.devices
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("scene", "entry", "place"), CASES)
+def test_what_is_done_does_what_it_does_in_torch(scene: Scenario, entry: Entry, place: Place) -> None:
+    if place.device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    theirs, ours = run(scene, entry, place)
+    found = differences(theirs, ours)
+    assert theirs.said, "nothing is compared"
+    unlisted = {at: words for at, words in found.items() if not listed(scene.name, at, entry.name, place.device)}
+    assert not unlisted, f"{scene.sentence} {unlisted}"
+    for label in theirs.said:
+        known = listed(scene.name, label, entry.name, place.device)
+        assert known is None or label in found, f"{label!r} is listed as a difference, and is none: {known}"
+        if known is not None and known.error is not None:
+            assert isinstance(ours.said[label], known.error), f"{label!r}: {ours.said[label]!r}"
+
+
+def test_every_difference_that_is_listed_has_its_scenario() -> None:
+    names = {scene.name for scene in SCENARIOS}
+    assert not [each for each in DIFFERENCES if each.scenario not in names]
