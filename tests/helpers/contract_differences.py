@@ -35,7 +35,7 @@ def listed(scenario: str, label: str, optimizer: str, device: str) -> Difference
     """The entry for one point of a transcript."""
     for each in DIFFERENCES:
         named = each.label == label or (each.label.endswith("*") and label.startswith(each.label[:-1]))
-        if each.scenario == scenario and named and optimizer in (each.optimizers or (optimizer,)):
-            if device in each.devices:
-                return each
+        meant = optimizer in (each.optimizers or (optimizer,)) and device in each.devices
+        if each.scenario == scenario and named and meant:
+            return each
     return None
