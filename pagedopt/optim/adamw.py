@@ -27,14 +27,14 @@ class PagedAdamW(PagedOptimizer, torch.optim.AdamW):
         weight_decay: decoupled weight decay.
         amsgrad: use the largest second moment so far.
         maximize: go up the gradient.
-        foreach, fused: which of its implementations torch would choose; this class has one, so they change nothing but
-            what is refused, as torch refuses it.
-        capturable, differentiable: must be False.
+        foreach, fused, capturable: which of its implementations torch would choose; this class has one, so they change
+            what is refused, as torch refuses it, and nothing else but where ``step`` lies: with ``fused`` or
+            ``capturable`` on the parameter's device, as torch has it.  (Capturing a step is refused nevertheless.)
+        differentiable: must be False.
         options: see :class:`Options`.
 
     Raises:
-        ValueError, RuntimeError: as torch for its arguments; ``capturable`` or ``differentiable`` is True; an option is
-            unknown.
+        ValueError, RuntimeError: as torch for its arguments; ``differentiable`` is True; an option is unknown.
     """
 
     rules = (adamw, adamw_amsgrad, adam, adam_amsgrad)
@@ -56,15 +56,12 @@ class PagedAdamW(PagedOptimizer, torch.optim.AdamW):
         fused: bool | None = None,
         **options: Unpack[Options],
     ) -> None:
-        if capturable or (differentiable and not fused):  # torch has an error of its own for both
-            raise ValueError(
-                f"capturable={capturable}, differentiable={differentiable}: PagedAdamW supports neither; "
-                "use torch.optim.AdamW for these"
-            )
+        if differentiable and not fused:  # torch has an error of its own for both
+            raise ValueError("differentiable=True: PagedAdamW does not support it; use torch.optim.AdamW for that")
         self._configure(options)
         torch.optim.AdamW.__init__(
             self, params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, maximize=maximize,
-            foreach=foreach, differentiable=differentiable, fused=fused,
+            foreach=foreach, capturable=capturable, differentiable=differentiable, fused=fused,
         )  # fmt: skip
         self._step_supports_amp_scaling = False  # torch's fused step takes the scale of a GradScaler; this one does not
 
@@ -80,11 +77,12 @@ class PagedAdamW(PagedOptimizer, torch.optim.AdamW):
 def _check_flags(group: Group) -> None:
     """
     Raises:
-        AssertionError: ``capturable`` is set for parameters on a CPU (as torch).  For others, as it comes with
-            checkpoints, it changes no number.
+        AssertionError: ``capturable`` is set, ``fused`` is not, and a parameter on a CPU has a gradient (as torch).
         RuntimeError: ``differentiable`` is set.
     """
-    if group["capturable"] and any(p.device.type == "cpu" for p in group["params"]):
-        raise AssertionError("capturable=True is set in a group with parameters on a CPU; it is for CUDA parameters")
     if group["differentiable"]:
         raise RuntimeError("differentiable=True is set in a group; PagedAdamW does not support it: use torch's AdamW")
+    if not group.get("fused") and any(p.device.type == "cpu" and p.grad is not None for p in group["params"]):
+        raise AssertionError(
+            "capturable=True is set in a group with parameters on a CPU; it is for CUDA parameters, or for fused=True"
+        )

@@ -10,7 +10,7 @@ from .bucket import Bucket
 from .encoding import fill
 from .members import Member, members, state_tensors
 from .owner import Owner
-from .steps import Ahead, new_numbers, number_names
+from .steps import Ahead, Place, new_numbers, number_names
 from .watch import Watch
 
 
@@ -126,7 +126,10 @@ def _create(optimizer: Owner, found: list[Member]) -> None:
             firsts.append(member)
     wanted = [m.kept[n].wanted(m.param, n) for m in firsts for n in m.missing if n in m.kept]
     made = iter(optimizer.store.create(wanted) if wanted else ())
-    numbers = iter(new_numbers(sum(len(m.missing) for m in firsts) - len(wanted)))
+    groups = optimizer.param_groups
+    numbers = iter(
+        new_numbers([Place.of(groups[m.group], m.param) for m in firsts for n in m.missing if n not in m.kept])
+    )
     for member in firsts:
         member.entry.update((name, next(made if name in member.kept else numbers)) for name in member.missing)
     if optimizer.initial:

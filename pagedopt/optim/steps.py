@@ -5,7 +5,9 @@ Each parameter has its step count, where the optimizer keeps one, and the hyperp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +16,7 @@ import torch
 from ..formats.floating import SINGLES
 from ..rules import Rule
 from ..tables.addresses import memory_at
-from .owner import Owner
+from .owner import Group, Owner
 
 Values = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64] | slice
@@ -27,9 +29,33 @@ def number_names(optimizer: Owner, rule: Rule) -> tuple[str, ...]:
     return ("step", *rule.carried) if optimizer.has_step else tuple(rule.carried)
 
 
-def new_numbers(count: int) -> list[torch.Tensor]:
-    """Zeros, each a CPU tensor with memory of its own, in the dtype that torch's optimizers take for step counts."""
-    dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+class Place(NamedTuple):
+    """Where a number is, and in which dtype."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, group: Group, p: torch.Tensor) -> Place:
+        """As torch has the step count of a parameter (torch/optim/adam.py, "special device hosting for step")."""
+        fused = bool(group.get("fused"))
+        wide = torch.get_default_dtype() == torch.float64 and not fused
+        there = fused or group.get("capturable")
+        return cls(p.device if there else torch.device("cpu"), torch.float64 if wide else torch.float32)
+
+
+def new_numbers(places: Sequence[Place]) -> list[torch.Tensor]:
+    """A zero for each place, with memory of its own."""
+    made: dict[Place, Iterator[torch.Tensor]] = {}
+    for place, count in Counter(places).items():
+        if place.device.type == "cpu":
+            made[place] = iter(_zeros_here(place.dtype, count))
+        else:
+            made[place] = (torch.zeros((), dtype=place.dtype, device=place.device) for _ in range(count))
+    return [next(made[place]) for place in places]
+
+
+def _zeros_here(dtype: torch.dtype, count: int) -> list[torch.Tensor]:
     block = np.zeros(count, SINGLES[dtype])
     return [torch.frombuffer(block, dtype=dtype, count=1, offset=i * dtype.itemsize).view(()) for i in range(count)]
 
@@ -58,6 +84,13 @@ class Numbers:
                 left[rows] = False
                 some: Rows = slice(None) if len(rows) == len(tensors) else rows
                 self._windows.append((some, *_window(at[rows], kind)))
+        away = [
+            t.device.type != "cpu" and t.dtype in SINGLES and address not in shared
+            for t, address in zip(tensors, at.tolist(), strict=True)
+        ]
+        self._away = np.flatnonzero(away)
+        self._mirror = Mirror([tensors[row] for row in self._away.tolist()])
+        left[self._away] = False
         self._others = [(row, tensors[row]) for row in np.flatnonzero(left).tolist()]
 
     def read(self, absent: Sequence[int], ahead: Ahead) -> Values:
@@ -70,6 +103,8 @@ class Numbers:
         out = np.empty(len(self._tensors), np.float64)
         for rows, window, places in self._windows:
             out[rows] = window[places]
+        if len(self._away):
+            out[self._away] = self._mirror.read()
         for row, tensor in self._others:
             number = float(tensor)
             out[row] = ahead.get(tensor.data_ptr(), number)
@@ -84,7 +119,7 @@ class Numbers:
 
     def write(self, values: Values, absent: Sequence[int]) -> None:
         """Write the numbers of all parameters but those that are absent."""
-        if not absent and not self._others:
+        if not absent and not self._others and not len(self._away):
             for rows, window, places in self._windows:
                 window[places] = values[rows]
             return
@@ -93,9 +128,57 @@ class Numbers:
         for rows, window, places in self._windows:
             here = present[rows]
             window[places[here]] = values[rows][here]
+        if len(self._away):
+            self._mirror.write(values[self._away], present[self._away])
         for row, tensor in self._others:
             if present[row]:
                 tensor.detach().fill_(float(values[row]))
+
+
+class Mirror:
+    """Numbers on devices, known here too: read where somebody else has written them, and never waited for otherwise.
+
+    Args:
+        tensors: the numbers, one element each, float32 or float64.  Who writes one shows in its version counter.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors = [t.detach() for t in tensors]  # whose version counters are theirs
+        self._narrow = np.array([t.dtype is torch.float32 for t in tensors], bool)
+        self._values: Values = np.empty(0)
+        self._versions: list[int] | None = None
+
+    def read(self) -> Values:
+        """The numbers; waits for the device if they have been written by others."""
+        if self._versions is None or self._versions != self._now():
+            where = {t.device for t in self._tensors}
+            self._values = np.empty(len(self._tensors), np.float64)
+            for device in where:
+                rows = [i for i, t in enumerate(self._tensors) if t.device == device]
+                self._values[rows] = torch.stack([self._tensors[i].double().view(()) for i in rows]).cpu().numpy()
+            self._versions = self._now()
+        return self._values
+
+    def write(self, values: Values, chosen: npt.NDArray[np.bool_]) -> None:
+        """Write those that are ``chosen``, on the current streams, in one launch where each is one more than it was."""
+        rows = np.flatnonzero(chosen)
+        if not len(rows):
+            return
+        new = values[rows]
+        if (new == self._values[rows] + 1).all():
+            torch._foreach_add_([self._tensors[i] for i in rows], 1.0)
+        else:
+            for value in np.unique(new):
+                some = [self._tensors[i] for i in rows[(new == value) | ((new != new) & (value != value))]]
+                torch._foreach_zero_(some)
+                torch._foreach_add_(some, float(value))
+        self._values = self._values.copy()
+        self._values[rows] = np.where(self._narrow[rows], new.astype(np.float32), new)
+        self._versions = self._now()
+
+    def _now(self) -> list[int] | None:
+        """The version counters; None: there are none (tensors of ``torch.inference_mode``)."""
+        return None if any(t.is_inference() for t in self._tensors) else [t._version for t in self._tensors]
 
 
 class Steps(Numbers):

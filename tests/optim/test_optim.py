@@ -221,7 +221,6 @@ def test_a_closure_is_called_with_gradients_on() -> None:
         ({"betas": (0.9, 1.0)}, "Invalid beta parameter at index 1: 1.0"),
         ({"weight_decay": -1.0}, "Invalid weight_decay value: -1.0"),
         ({"lr": torch.tensor([1.0, 2.0])}, "Tensor lr must be 1-element"),
-        ({"capturable": True}, "capturable=True"),
         ({"differentiable": True}, "differentiable=True"),
         ({"state_format": "int3"}, "state_format is 'int3'; there are float32, bfloat16"),
         ({"placement": "moon"}, "placement is 'moon'; there are mapped, managed, host"),

@@ -10,8 +10,8 @@ import torch
 
 from ...formats.floating import chosen_format, known, real_dtype
 from ..kept import Kept, kept
-from ..owner import Owner, places
-from ..steps import new_numbers, number_names
+from ..owner import Group, Owner, places
+from ..steps import Place, new_numbers, number_names
 
 StateDict = dict[str, Any]
 State = Mapping[Any, Mapping[str, Any]]
@@ -39,6 +39,7 @@ class Loaded:
 
     Attributes:
         param: the parameter.
+        group: its group, as loaded.
         key: its name in the state dict.
         numbers: names of its numbers.
         kept: the columns of its state tensors by their keys, in the order of the rule's inputs.
@@ -46,6 +47,7 @@ class Loaded:
     """
 
     param: torch.Tensor
+    group: Group
     key: Any
     numbers: tuple[str, ...]
     kept: Mapping[str, Kept]
@@ -69,11 +71,11 @@ def members(optimizer: Owner, state_dict: StateDict) -> Iterator[Loaded]:
         entry = state.get(key, {})
         if not isinstance(entry, Mapping):
             raise ValueError(f"loaded state of parameter {key} is a {type(entry).__name__}, not a dict")
-        numbers, columns = (
-            number_names(optimizer, optimizer.rule_of(group)),
-            kept(optimizer, optimizer.state_names(group), p),
+        numbers = number_names(optimizer, optimizer.rule_of(group))
+        columns = kept(optimizer, optimizer.state_names(group), p)
+        yield Loaded(
+            p, group, key, numbers, columns, {name: value for name, value in entry.items() if value is not None}
         )
-        yield Loaded(p, key, numbers, columns, {name: value for name, value in entry.items() if value is not None})
 
 
 def check_groups(optimizer: Owner, before: Sequence[Mapping[str, Any]], state_dict: StateDict) -> None:
@@ -127,7 +129,7 @@ def _check_entry(optimizer: Owner, member: Loaded, before: State) -> None:
                 "was cut off"
             )
     for name in member.numbers:
-        number_of(member, name)
+        _check_number(member, name)
     p = member.param
     for name in member.plain:
         _check_tensor(f"loaded {name} of parameter {member.key}", member.entry[name], p)
@@ -177,19 +179,30 @@ def _check_precision(optimizer: Owner, what: str, name: str, loaded: torch.dtype
         )
 
 
-def number_of(member: Loaded, name: str) -> torch.Tensor:
-    """A number of a loaded entry, as such or as a tensor on any device, as a new tensor; torch takes any number.
-
-    Raises:
-        ValueError: it is no number.
-    """
+def _check_number(member: Loaded, name: str) -> None:
+    """torch takes any number, as such or as a tensor on any device."""
     value = member.entry[name]
-    if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
-        return value.detach().to("cpu", copy=True).reshape(())
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        what = f"a tensor of {value.dtype}, {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
-        raise ValueError(f"loaded {name} of parameter {member.key} is {what}, not a number")
-    (number,) = new_numbers(1)
+    is_tensor = isinstance(value, torch.Tensor)
+    if is_tensor and (value.numel() != 1 or value.is_complex()):
+        what = f"a tensor of {value.dtype}, {tuple(value.shape)}"
+    elif not is_tensor and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        what = repr(value)
+    else:
+        return
+    raise ValueError(f"loaded {name} of parameter {member.key} is {what}, not a number")
+
+
+def number_of(member: Loaded, name: str) -> torch.Tensor:
+    """A number of a loaded entry as a new tensor, where and in the dtype that torch would have it.
+
+    A tensor keeps its dtype; one that the loaded group's flags do not ask for on a device comes to the CPU.
+    """
+    value, place = member.entry[name], Place.of(member.group, member.param)
+    if isinstance(value, torch.Tensor):
+        there = member.group.get("fused") or member.group.get("capturable")
+        dtype = torch.float32 if there else value.dtype
+        return value.detach().to(place.device, dtype, copy=True).reshape(())
+    (number,) = new_numbers([place])
     return number.copy_(torch.tensor(value, dtype=torch.float64, device="cpu"))
 
 

@@ -1,0 +1,124 @@
+"""Step counts lie where torch has them, in its dtype, and those on a device cost no waiting."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from optim_support import model, train
+
+from pagedopt import PagedAdamW
+from pagedopt.optim.steps import Mirror
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+FLAGS = [{}, {"fused": True}, {"capturable": True}, {"fused": True, "capturable": True}]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("wide", [False, True], ids=["float32", "float64"])
+@pytest.mark.parametrize("flags", FLAGS, ids=str)
+def test_counts_lie_where_torch_has_them(flags: dict[str, bool], wide: bool, device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    seen = []
+    try:
+        torch.set_default_dtype(torch.float64 if wide else torch.float32)
+        for kind in (torch.optim.AdamW, PagedAdamW):
+            net = model(device)
+            opt: Any = kind(net.parameters(), **flags)
+            try:
+                train(net, opt, 2)
+            except AssertionError:
+                seen.append(["refused"])
+                continue
+            fresh = kind(net.parameters())
+            fresh.load_state_dict(copy.deepcopy(opt.state_dict()))
+            steps = [each.state[p]["step"] for each in (opt, fresh) for p in net.parameters()]
+            seen.append([(t.device.type, t.dtype, tuple(t.shape), float(t)) for t in steps])
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert seen[0] == seen[1]
+    assert (seen[0] == ["refused"]) == (flags == {"capturable": True} and device == "cpu")
+
+
+def test_a_refusal_of_capturable_waits_for_a_gradient_as_torch_does() -> None:
+    for kind in (torch.optim.AdamW, PagedAdamW):
+        p = torch.nn.Parameter(torch.ones(3))
+        opt = kind([p], capturable=True)  # type: ignore[arg-type]
+        opt.step()
+        p.grad = torch.ones(3)
+        with pytest.raises(AssertionError):
+            opt.step()
+        assert torch.equal(p, torch.ones(3))
+
+
+def test_what_is_known_of_numbers_on_a_device_is_what_they_are() -> None:
+    """Any order of steps, absences and edits; the plain numbers beside them are the oracle."""
+    generator = np.random.default_rng(5)
+    tensors = [torch.zeros((), dtype=(torch.float32, torch.float64)[i % 2]) for i in range(6)]
+    mirror, plain = Mirror(tensors), [t.clone() for t in tensors]
+    for round_ in range(200):
+        known = mirror.read()
+        assert known.tolist() == [float(t) for t in plain], round_
+        here = generator.random(6) < 0.8
+        new = known + 1 if generator.random() < 0.6 else known * 3 + generator.integers(0, 2, 6)
+        if generator.random() < 0.1:
+            new = np.where(generator.random(6) < 0.3, 2.0**24, new)
+        new[generator.random(6) < 0.02] = np.inf
+        mirror.write(new, here)
+        for i in np.flatnonzero(here):
+            plain[i].fill_(float(new[i]))
+        if generator.random() < 0.3:  # somebody edits
+            value = int(generator.integers(0, 100))
+            for t in (tensors[round_ % 6], plain[round_ % 6]):
+                t.fill_(value)
+        assert [float(t) for t in tensors] == [float(t) for t in plain], round_
+
+
+def test_numbers_without_version_counters_are_read_each_time() -> None:
+    with torch.inference_mode():
+        tensors = [torch.zeros(()) for _ in range(2)]
+    mirror = Mirror(tensors)
+    for value in (3.0, 5.0):
+        with torch.inference_mode():
+            tensors[1].fill_(value)
+        assert mirror.read().tolist() == [0.0, value]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"placement": "mapped", "device_budget": "50%"}], ids=["resident", "staged"])
+@pytest.mark.parametrize("flags", [{"fused": True}, {"capturable": True}], ids=str)
+def test_a_count_on_a_device_is_followed_when_it_is_edited_and_not_waited_for(
+    flags: dict[str, bool], options: dict[str, Any]
+) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    nets, opts = [], []
+    for kind, how in ((torch.optim.AdamW, flags), (PagedAdamW, {**flags, **options})):
+        net = model("cuda")
+        nets.append(net)
+        opts.append(kind(net.parameters(), **how))  # type: ignore[arg-type]
+        train(net, opts[-1], 2)
+    ours = list(nets[1].parameters())
+    for p in ours:
+        p.grad = torch.ones_like(p)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        opts[1].step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for p in nets[0].parameters():
+        p.grad = torch.ones_like(p)
+    opts[0].step()
+    for opt, net in zip(opts, nets, strict=True):
+        for p, number in zip(net.parameters(), itertools.cycle((7, 100, 2**24)), strict=False):
+            opt.state[p]["step"].fill_(number)
+        train(net, opt, 2, first=2, without=lambda step: step % 3)
+    for p, q in zip(ours, nets[0].parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+        assert opts[1].state[p]["step"] == opts[0].state[q]["step"]
+        assert opts[1].state[p]["step"].is_cuda
