@@ -10,3 +10,11 @@ __device__ __forceinline__ unsigned short float_to_half(float value) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
     return bits;
 }
+#if __CUDA_ARCH__ >= 800
+#define CONVERTS_TO_BFLOAT16
+__device__ __forceinline__ unsigned short float_to_bfloat16(float value) {
+    unsigned short bits;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+}
+#endif

@@ -22,9 +22,13 @@ template <> __device__ __forceinline__ double load_as<double, half_bits>(half_bi
 template <class T, class S> __device__ __forceinline__ T store_as(S value) { return T(value); }
 
 __device__ __forceinline__ bfloat16_bits to_bfloat16(float value) {
+#ifdef CONVERTS_TO_BFLOAT16
+    return {float_to_bfloat16(value)};
+#else
     unsigned bits = __float_as_uint(value);
     if ((bits & 0x7fffffffu) > 0x7f800000u) return {0x7fff};  // NaN
     return {(unsigned short)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
+#endif
 }
 template <> __device__ __forceinline__ bfloat16_bits store_as<bfloat16_bits, float>(float value) {
     return to_bfloat16(value);

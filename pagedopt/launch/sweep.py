@@ -70,6 +70,7 @@ class Sweep:
             uniforms=rule.uniform_count + self.stored.placed,
             sets=sets,
             geometry=geometry,
+            itemsize=_widest(lists),
             rows=rows,
             per=self.stored.per,
             places=self.stored.placed,
@@ -206,6 +207,12 @@ class Sweep:
             ValueError: the tensors are not on a CUDA device.
         """
         return CapturedSweep(self, scalars)
+
+
+def _widest(lists: Sequence[TensorList]) -> int:
+    """Bytes of an element of the widest list; of one whose tensors are all absent so far nothing is known."""
+    firsts = [next((t for t in tensors if isinstance(t, torch.Tensor)), None) for tensors in lists]
+    return max((t.element_size() for t in firsts if t is not None), default=4)
 
 
 def multi_tensor_apply(

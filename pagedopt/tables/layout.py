@@ -55,16 +55,20 @@ class Geometry:
             raise ValueError(f"threads is {self.threads}; it must be 32 (a warp) or {BLOCK} (a block)")
 
 
-def choose_geometry(numels: Sequence[int]) -> Geometry:
+def choose_geometry(numels: Sequence[int], itemsize: int = 4) -> Geometry:
     """Small tensors get a warp each; otherwise blocks, with chunks small enough to fill a large GPU.
 
-    32,768 elements hide the cost of reading a table over the link (notes/fused_step.md); below a thousand chunks a GPU
-    of 132 multiprocessors would idle, so chunks shrink down to 2,048 elements.
+    128 KiB of each list hide the cost of reading a table over the link (notes/fused_step.md); below a thousand chunks a
+    GPU of 132 multiprocessors would idle, so chunks shrink down to 2,048 elements.
+
+    Args:
+        numels: elements of each tensor.
+        itemsize: bytes of an element of the widest list; more than 4 count as 4.
     """
     largest, total = max(numels, default=0), sum(numels)
     if largest <= 1024:
         return Geometry(1024, 32)
-    chunk = 32768
+    chunk = (128 << 10) // max(2, min(itemsize, 4))
     while chunk > 2048 and total < 1056 * chunk:
         chunk //= 2
     return Geometry(chunk, BLOCK)
@@ -92,13 +96,20 @@ class HostTable:
         uniforms: float64 hyperparameters per set.
         sets: number of different sets of hyperparameters there may be at once.
         geometry: how to cut the work (default: :func:`choose_geometry`).
+        itemsize: see :func:`choose_geometry`.
     """
 
     def __init__(
-        self, lists: int, numels: Sequence[int], uniforms: int = 0, sets: int = 1, geometry: Geometry | None = None
+        self,
+        lists: int,
+        numels: Sequence[int],
+        uniforms: int = 0,
+        sets: int = 1,
+        geometry: Geometry | None = None,
+        itemsize: int = 4,
     ) -> None:
         self.lists = lists
-        self.geometry = geometry or choose_geometry(numels)
+        self.geometry = geometry or choose_geometry(numels, itemsize)
         plan = chunks(numels, self.geometry.chunk_numel)
         row = row_dtype(lists)
         self.rows_at = sets * uniforms

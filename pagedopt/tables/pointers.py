@@ -52,6 +52,7 @@ class PointerTable:
         names: what to call the lists in errors.
         uniforms, sets: hyperparameters per set, and sets at once (see :class:`~pagedopt.tables.layout.HostTable`).
         geometry: how to cut the work, chosen from the sizes when left out.
+        itemsize: see :func:`~pagedopt.tables.layout.choose_geometry`.
         rows: what the rows are; left out: row i is the whole of tensor i.
         per: for each list, elements of a tensor that share an entry: a list with more than one has tensors (entries,).
             Left out: one, in every list.
@@ -72,6 +73,7 @@ class PointerTable:
         uniforms: int = 0,
         sets: int = 1,
         geometry: Geometry | None = None,
+        itemsize: int = 4,
         rows: Rows | None = None,
         per: Sequence[int] | None = None,
         places: bool = False,
@@ -88,7 +90,7 @@ class PointerTable:
         self.numels = self._common.numels
         self._rows = rows
         counts = self._common.numels if rows is None else rows.numel.tolist()
-        self.host = HostTable(len(lists) + (PLACES if places else 0), counts, uniforms, sets, geometry)
+        self.host = HostTable(len(lists) + (PLACES if places else 0), counts, uniforms, sets, geometry, itemsize)
         self._lists = len(lists)
         if places:
             self._write_places()

@@ -77,7 +77,9 @@ def test_geometry_fills_a_large_gpu_before_it_saves_on_reading() -> None:
     assert choose_geometry([]) == choose_geometry([5, 1024]) == Geometry(1024, 32)
     assert choose_geometry([1025]) == Geometry(2048, BLOCK)
     assert choose_geometry([4 * 1056 * 1024]).chunk_numel == 4096
-    assert choose_geometry([HUGE]) == Geometry(32768, BLOCK)
+    assert choose_geometry([HUGE]) == choose_geometry([HUGE], 8) == Geometry(32768, BLOCK)
+    assert choose_geometry([HUGE], 2) == choose_geometry([HUGE], 1) == Geometry(65536, BLOCK)
+    assert choose_geometry([4 * 1056 * 1024], 2).chunk_numel == 4096
 
 
 @pytest.mark.parametrize(
