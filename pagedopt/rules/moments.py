@@ -1,12 +1,16 @@
-"""What the rules of Adam's family share: two running means, and a step along their quotient."""
+"""What the rules of Adam's family share: two running means, and a step along their quotient.
 
-from .rule import sqrt
+Operations are rounded where torch's fused kernel rounds them (aten/src/ATen/native/cpu/FusedAdamKernel.cpp).
+"""
+
+from .rule import fma, sqrt
 
 
 def moments(grad, exp_avg, exp_avg_sq, beta1, beta2):
-    """The running means of the gradient and of its square."""
-    exp_avg = exp_avg + (1 - beta1) * (grad - exp_avg)
-    exp_avg_sq = beta2 * exp_avg_sq + (1 - beta2) * grad * grad
+    """The running means of the gradient and of its square; the first from the nearer end, as torch's lerp."""
+    near = beta1 > 0.5
+    exp_avg = fma(1 - beta1 if near else -beta1, grad - exp_avg, exp_avg if near else grad)
+    exp_avg_sq = fma((1 - beta2) * grad, grad, beta2 * exp_avg_sq)
     return exp_avg, exp_avg_sq
 
 
@@ -17,9 +21,9 @@ def descended(param, exp_avg, exp_avg_sq, lr, beta1, beta2, eps, step):
     # By zero torch divides tensors, which gives infinity; 1 over the smallest number is that, too.
     bias_correction2_sqrt = root if root != 0 else 5e-324
     denominator = sqrt(exp_avg_sq) * (1 / bias_correction2_sqrt) + eps
-    return param - (lr / bias_correction1) * (exp_avg / denominator)
+    return param - (lr / bias_correction1) * exp_avg / denominator
 
 
 def decayed(grad, param, weight_decay):
     """``grad`` with the decay of SGD and Adam, which is that of a penalty on the parameter's square."""
-    return grad + weight_decay * param if weight_decay != 0 else grad
+    return fma(weight_decay, param, grad) if weight_decay != 0 else grad

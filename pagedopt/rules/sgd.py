@@ -1,7 +1,10 @@
-"""SGD with momentum, in the order of operations of torch/optim/sgd.py (Sutskever et al. 2013 for the momentum)."""
+"""SGD with momentum, in the order of operations of torch/optim/sgd.py (Sutskever et al. 2013 for the momentum).
+
+Operations are rounded where torch's fused kernel rounds them (aten/src/ATen/native/cpu/FusedSGDKernel.cpp).
+"""
 
 from .moments import decayed
-from .rule import rule
+from .rule import fma, rule
 
 
 @rule
@@ -9,7 +12,7 @@ def sgd(param, grad, *, lr, weight_decay=0.0, maximize=False):
     """One step without momentum: no state at all."""
     grad = -grad if maximize else grad
     grad = decayed(grad, param, weight_decay)
-    param = param - lr * grad
+    param = fma(-lr, grad, param)
     return param
 
 
@@ -20,6 +23,7 @@ def sgd_momentum(
     """Step number ``step``, from 1 on, in which the buffer takes the gradient as it is, undamped, as torch's does."""
     grad = -grad if maximize else grad
     grad = decayed(grad, param, weight_decay)
-    momentum_buffer = grad if step == 1 else momentum * momentum_buffer + (1 - dampening) * grad
-    param = param - lr * (grad + momentum * momentum_buffer if nesterov else momentum_buffer)
+    momentum_buffer = grad if step == 1 else fma(1 - dampening, grad, momentum * momentum_buffer)
+    update = fma(momentum, momentum_buffer, grad) if nesterov else momentum_buffer
+    param = fma(-lr, update, param)
     return param, momentum_buffer

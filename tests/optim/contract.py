@@ -9,6 +9,7 @@ from __future__ import annotations
 import contract_gradients
 import contract_hyperparameters
 import contract_loops
+import contract_numbers
 import contract_objects
 import contract_parameters
 import pytest
@@ -51,3 +52,33 @@ def test_what_is_done_does_what_it_does_in_torch(scene: Scenario, entry: Entry, 
 def test_every_difference_that_is_listed_has_its_scenario() -> None:
     names = {scene.name for scene in SCENARIOS}
     assert not [each for each in DIFFERENCES if each.scenario not in names]
+
+
+NUMBERS = [
+    pytest.param(
+        entry, at, dtype, place, id=f"{entry.name}-{at}-{dtype}-{place.device}-{place.name}",
+        marks=[pytest.mark.gpu] if place.device == "cuda" else [],
+    )
+    for entry in OPTIMIZERS
+    for at in range(len(contract_numbers.variants(entry)))
+    for dtype in contract_numbers.DTYPES
+    for place in PLACES
+]  # fmt: skip
+
+
+def check_numbers(entry: Entry, at: int, dtype: torch.dtype, place: Place, steps: int) -> None:
+    if place.device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    wrong = contract_numbers.failures(entry, at, dtype, place, steps)
+    assert not wrong, f"{contract_numbers.variants(entry)[at]}: {wrong}"
+
+
+@pytest.mark.parametrize(("entry", "at", "dtype", "place"), NUMBERS)
+def test_numbers_are_those_of_torchs_fused_kernel(entry: Entry, at: int, dtype: torch.dtype, place: Place) -> None:
+    check_numbers(entry, at, dtype, place, 50)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("entry", "at", "dtype", "place"), NUMBERS)
+def test_numbers_stay_there_for_a_thousand_steps(entry: Entry, at: int, dtype: torch.dtype, place: Place) -> None:
+    check_numbers(entry, at, dtype, place, 1000)

@@ -17,7 +17,7 @@ def sign(x: float) -> float:
 
 
 def fma(a: float, b: float, c: float) -> float:
-    """a * b + c; the GPU rounds once."""
+    """a * b + c; kernels round it once."""
     return a * b + c
 
 
