@@ -28,7 +28,55 @@ class Difference:
     error: type[Exception] | None = None
 
 
-DIFFERENCES: tuple[Difference, ...] = ()
+_NO_GRAPH = (
+    "A step of one launch has no graph to differentiate through: refused by name at construction, where torch takes it."
+)
+
+#: Hyperparameters.
+_HYPERPARAMETERS = (
+    *(
+        Difference(
+            "refused", "differentiable", f"{{'foreach': {foreach}, 'fused': {fused}}}", _NO_GRAPH,
+            ("PagedAdamW", "PagedSGD"), error=ValueError,
+        )
+        for foreach in (None, False, True)
+        for fused in (None, False)
+    ),
+    Difference(
+        "beyond", "flags with tensors set between steps", "{'foreach': True, 'fused': None}*",
+        "A tensor lr put into a group with foreach=True is followed; torch's step raises RuntimeError, and its "
+        "constructor ValueError, which ours raises, too.",
+        ("PagedAdamW",),
+    ),
+    Difference(
+        "beyond", "flags with tensors set between steps", "{'foreach': True, 'fused': False}*",
+        "A tensor lr put into a group with foreach=True is followed; torch's step raises RuntimeError, and its "
+        "constructor ValueError, which ours raises, too.",
+        ("PagedAdamW",),
+    ),
+    *(
+        Difference(
+            "beyond", "deleted from a group", f"without {name}",
+            f"Groups without {name!r}, as older versions of torch wrote them, are stepped; torch raises KeyError.",
+            optimizers,
+        )
+        for name, optimizers in {
+            "foreach": ("PagedAdamW", "PagedSGD"), "fused": ("PagedAdamW", "PagedSGD"),
+            "decoupled_weight_decay": ("PagedAdamW",),
+        }.items()
+    ),
+    *(
+        Difference(
+            "refused", "changed between steps", f"lr=torch.float32 {value}",
+            "A tensor lr that has not one element, put into a group, is refused with RuntimeError, as torch's AdamW "
+            "does; torch's SGD raises TypeError.",
+            ("PagedSGD",), error=RuntimeError,
+        )
+        for value in ("[0.5, 0.25]", "[]")
+    ),
+)  # fmt: skip
+
+DIFFERENCES: tuple[Difference, ...] = (*_HYPERPARAMETERS,)
 
 
 def listed(scenario: str, label: str, optimizer: str, device: str) -> Difference | None:

@@ -117,7 +117,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         on = "" if value.device.type == "cpu" else " on the device"
         grad = ", with grad" if value.requires_grad else ""
-        return f"{value.dtype} {value.tolist()}{on}{grad}".removeprefix("torch.")
+        return f"{value.dtype} {value.tolist()}{on}{grad}"
     if isinstance(value, list | tuple | set):
         return f"{type(value).__name__}({', '.join(map(_shown, value))})"
     return repr(value)
@@ -262,7 +262,7 @@ def changed_between_steps(world: World) -> None:
         opt.param_groups[0][name] = value
         with world.tries(label):
             world.train(opt, params, range(1, 3))
-        world.show(f"{label}: afterwards", opt, params)
+            world.show(f"{label}: trained", opt, params)
 
 
 @scenario(CHAPTER)
@@ -295,10 +295,10 @@ def flags_set_between_steps(world: World) -> None:
         opt.param_groups[0].update(change)
         with world.tries(f"{change}"):
             world.train(opt, params, range(1, 3))
+            world.show(f"{change}: trained", opt, params)
         opt.param_groups[0].update(before)
         with world.tries(f"{change}: taken back"):
             world.train(opt, params, range(3, 5))
-        world.show(f"{change}: afterwards", opt, params)
 
 
 @scenario(CHAPTER)

@@ -15,12 +15,13 @@ class Lion(torch.optim.Optimizer):
         self, params: Any, lr: Any = 1e-4, betas: Any = (0.9, 0.99), weight_decay: Any = 0.0, *, maximize: bool = False,
         foreach: bool = False,
     ) -> None:  # fmt: skip
-        for value in (lr, *betas):
+        beta1, beta2 = betas
+        for value in (lr, beta1, beta2, weight_decay):
             if isinstance(value, torch.Tensor) and value.numel() != 1:
                 raise ValueError(f"a tensor of {value.numel()} elements")
         if not lr >= 0:
             raise ValueError(f"lr {lr}")
-        if not (0 <= betas[0] < 1 and 0 <= betas[1] < 1):
+        if not (0 <= beta1 < 1 and 0 <= beta2 < 1):
             raise ValueError(f"betas {betas}")
         if not weight_decay >= 0:
             raise ValueError(f"weight_decay {weight_decay}")
@@ -34,8 +35,8 @@ class Lion(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            lr, weight_decay = float(group["lr"]), float(group["weight_decay"])
-            beta1, beta2 = map(float, group["betas"])
+            beta1, beta2 = map(_number, group["betas"])
+            lr, weight_decay = _number(group["lr"]), _number(group["weight_decay"])
             for p in group["params"]:
                 if p.grad is None:
                     continue
@@ -54,3 +55,9 @@ class Lion(torch.optim.Optimizer):
                 p.copy_(p.to(wide) * (1 - lr * weight_decay) - update * lr)
                 exp_avg.copy_(mean * beta2 + gradient * (1 - beta2))
         return loss
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, str):
+        raise TypeError(f"{value!r} is a text")
+    return float(value.item() if isinstance(value, torch.Tensor) else value)
