@@ -161,8 +161,8 @@ class PagedOptimizer(torch.optim.Optimizer):
 
         Raises:
             TypeError: a parameter is a DTensor.
-            ValueError: as torch's; state of a complex parameter cannot be stored in the format asked for; a parameter is
-                neither on a CPU nor on a GPU of NVIDIA's, or the placement is not for its device.
+            ValueError: as torch's; state of a complex parameter cannot be stored in the format asked for; a parameter
+                is neither on a CPU nor on a GPU of NVIDIA's, or the placement is not for its device.
         """
         super().add_param_group(param_group)
         try:

@@ -24,7 +24,7 @@ class PagedLion(PagedOptimizer):
         options: see :class:`Options`.
 
     Raises:
-        ValueError: a hyperparameter is out of its range or a tensor of several elements, or an option has an unknown value.
+        ValueError: a hyperparameter is out of its range or no single number, or an option has an unknown value.
     """
 
     rule = lion

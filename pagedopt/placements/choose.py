@@ -116,8 +116,8 @@ def check_device(device: torch.device, placement: Placement | None) -> None:
     rocm = device.type == "cuda" and torch.version.hip is not None
     if rocm or (device.type not in ARENAS and not isinstance(placement, type)):
         raise ValueError(
-            f"parameters are on {device}{' of ROCm' if rocm else ''}; supported are {' and '.join(sorted(ARENAS))} (NVIDIA). Move them there before the "
-            "optimizer is made, or use torch.optim for them"
+            f"parameters are on {device}{' of ROCm' if rocm else ''}; supported are {' and '.join(sorted(ARENAS))} "
+            "(NVIDIA). Move them there before the optimizer is made, or use torch.optim for them"
         )
 
 

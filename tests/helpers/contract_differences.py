@@ -42,17 +42,14 @@ _HYPERPARAMETERS = (
         for foreach in (None, False, True)
         for fused in (None, False)
     ),
-    Difference(
-        "beyond", "flags with tensors set between steps", "{'foreach': True, 'fused': None}*",
-        "A tensor lr put into a group with foreach=True is followed; torch's step raises RuntimeError, and its "
-        "constructor ValueError, which ours raises, too.",
-        ("PagedAdamW",),
-    ),
-    Difference(
-        "beyond", "flags with tensors set between steps", "{'foreach': True, 'fused': False}*",
-        "A tensor lr put into a group with foreach=True is followed; torch's step raises RuntimeError, and its "
-        "constructor ValueError, which ours raises, too.",
-        ("PagedAdamW",),
+    *(
+        Difference(
+            "beyond", "flags with tensors set between steps", f"{{'foreach': True, 'fused': {fused}}}*",
+            "A tensor lr put into a group with foreach=True is followed; torch's step raises RuntimeError. Its "
+            "constructor raises ValueError, as ours does.",
+            ("PagedAdamW",),
+        )
+        for fused in (None, False)
     ),
     *(
         Difference(
@@ -76,7 +73,21 @@ _HYPERPARAMETERS = (
     ),
 )  # fmt: skip
 
-DIFFERENCES: tuple[Difference, ...] = (*_HYPERPARAMETERS,)
+#: Training loops.
+_LOOPS = (
+    Difference(
+        "beyond", "gradients off", "inference_mode, first=True*",
+        "State that is made in torch.inference_mode is followed outside of it, too; torch's raises RuntimeError there.",
+    ),
+    Difference(
+        "refused", "devices that are not meant", "meta*",
+        "Parameters on meta are refused at construction and by add_param_group: a kernel has nothing to write to. "
+        "torch takes them, and its steps do nothing.",
+        error=ValueError,
+    ),
+)  # fmt: skip
+
+DIFFERENCES: tuple[Difference, ...] = (*_HYPERPARAMETERS, *_LOOPS)
 
 
 def listed(scenario: str, label: str, optimizer: str, device: str) -> Difference | None:

@@ -1,25 +1,17 @@
-"""The contract: hyperparameters, whatever they are made of and whenever they change, and the flags of torch's classes."""
+"""The contract: hyperparameters, whatever they are made of and whenever they change."""
 
 from __future__ import annotations
 
-import inspect
-import itertools
+import copy
 import math
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from contract_world import FLAGS, ORDINARY, World, ordinary, scenario
+from contract_world import World, ordinary, scenario
 
 CHAPTER = "hyperparameters"
-
-#: Flags by which torch chooses an implementation and which all classes of ours take.
-CHOICES = tuple(dict(zip(("foreach", "fused"), each, strict=True)) for each in itertools.product((None, False, True), repeat=2))
-
-
-def flags(world: World) -> list[str]:
-    """The flags that torch's class has; a stand-in's are its own."""
-    return [name for name in FLAGS if name in world.known] if world.entry.torch else []
 
 
 def switches(world: World) -> list[str]:
@@ -47,7 +39,7 @@ def tried(world: World, label: str, **hyper: Any) -> None:
 def values_of_zero(world: World) -> None:
     """A learning rate, betas, an epsilon, a weight decay, a momentum or a dampening of zero, each and all together,
     with a gradient that is zero in places."""
-    zeros: dict[str, Any] = {name: 0.0 for name in ordinary(world.entry)}
+    zeros: dict[str, Any] = dict.fromkeys(ordinary(world.entry), 0.0)
     if "betas" in zeros:
         zeros["betas"] = (0.0, 0.0)
     for label, hyper in [*((name, {name: zero}) for name, zero in zeros.items()), ("all", zeros)]:
@@ -61,27 +53,6 @@ def values_of_zero(world: World) -> None:
     for label, betas in (("only beta1", (0.0, 0.9)), ("only beta2", (0.9, 0.0))):
         if "betas" in zeros:
             tried(world, label, betas=betas)
-
-
-@scenario(CHAPTER)
-def every_argument(world: World) -> None:
-    """What torch's class takes is taken, in torch's order, with torch's defaults."""
-    given = inspect.signature(world.kind).parameters.values()
-    names = world.known if world.entry.torch else world.known - set(FLAGS)
-    world.say("arguments", [(p.name, p.default, str(p.kind)) for p in given if p.name in names])
-    hyper = {name: value for name, value in group_of(world.kind([world.param()])).items() if name in names}
-    world.say("a group of defaults", hyper)
-
-
-@scenario(CHAPTER)
-def arguments_by_place(world: World) -> None:
-    """Hyperparameters given by position."""
-    p = world.param()
-    takes = inspect.signature(world.kind).parameters.values()
-    values = [ORDINARY.get(a.name, a.default) for a in takes if a.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD][1:]
-    opt = world.kind([p], *values, **({"foreach": False} if world.options is None else world.options))
-    world.train(opt, [p])
-    world.show("trained", opt, [p])
 
 
 def odd_values(world: World) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -137,36 +108,6 @@ def odd_values_at_construction(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def every_combination_of_flags(world: World) -> None:
-    """``foreach`` and ``fused``, None, False and True, with every value that torch takes or refuses."""
-    for choice in CHOICES if flags(world) else ({},):
-        for label, hyper in [("", {}), *odd_values(world)]:
-            params = hyper.pop("params", [world.param((3,))])
-            with world.tries(f"{choice} {label}"):
-                world.make(params, **choice, **hyper)
-
-
-@scenario(CHAPTER)
-def steps_with_flags(world: World) -> None:
-    """A step with ``foreach`` and ``fused`` in every combination, with each of the switches on and off."""
-    for choice in CHOICES if flags(world) else ({},):
-        for name, on in itertools.product(switches(world), (False, True)):
-            more = {"dampening": 0} if name == "nesterov" else {}
-            tried(world, f"{choice} {name}={on}", **choice, **{name: on}, **more)
-
-
-@scenario(CHAPTER)
-def differentiable(world: World) -> None:
-    """``differentiable=True``, by itself and with ``foreach`` and ``fused``."""
-    if "differentiable" in flags(world):
-        for choice in CHOICES:
-            params = [world.param((3,))]
-            with world.tries(f"{choice}"):
-                world.make(params, differentiable=True, **choice)
-    world.say("asked", sorted(flags(world)))
-
-
-@scenario(CHAPTER)
 def a_tensor_that_is_the_learning_rate(world: World) -> None:
     """A learning rate in a tensor, changed in place between steps, replaced and made a number again."""
     for kind in (torch.tensor(0.1), torch.tensor([0.1]), torch.tensor(0.1, dtype=torch.float64),
@@ -186,6 +127,26 @@ def a_tensor_that_is_the_learning_rate(world: World) -> None:
         world.train(opt, params, range(6, 7))
         world.show(f"{label}: trained", opt, params)
         world.say(f"{label}: afterwards", kind)
+
+
+@scenario(CHAPTER)
+def warnings_of_values(world: World) -> None:
+    """What is warned of: a learning rate that asks for gradients, and a parameter that stands twice in a group."""
+    p = world.param((3,))
+    makes: dict[str, Callable[[], Any]] = {
+        "lr": lambda: world.make([p], lr=torch.tensor(0.1, requires_grad=True)), "twice": lambda: world.make([p, p]),
+        "nothing": lambda: world.make([p]),
+    }  # fmt: skip
+    once = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        for label, make in makes.items():
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                world.train(make(), [p], range(2))
+            world.say(label, [w.category.__name__ for w in caught])
+    finally:
+        torch.set_warn_always(once)
 
 
 @scenario(CHAPTER)
@@ -256,18 +217,18 @@ def changed_between_steps(world: World) -> None:
         ((name, value), *others) = hyper.items()
         if others or name in ("params", "unknown"):
             continue
-        params = world.params([(13, 5), (4,)])
-        opt = world.make(params)
-        world.train(opt, params, range(1))
+        p = world.param((13, 5))
+        opt = world.make([p])
+        world.train(opt, [p], range(1))
         opt.param_groups[0][name] = value
         with world.tries(label):
-            world.train(opt, params, range(1, 3))
-            world.show(f"{label}: trained", opt, params)
+            world.train(opt, [p], range(1, 2))
+            world.show(f"{label}: trained", opt, [p])
 
 
 @scenario(CHAPTER)
 def deleted_from_a_group(world: World) -> None:
-    """Each value is deleted from a group: torch's step raises, nothing has changed, and when it is back a step goes on."""
+    """Each value is deleted from a group, where torch's step raises; when it is back a step goes on."""
     params = world.params([(13, 5), (4,)])
     opt = world.make(params)
     world.train(opt, params, range(1))
@@ -278,63 +239,6 @@ def deleted_from_a_group(world: World) -> None:
         opt.param_groups[0][name] = value
     world.train(opt, params, range(2, 3))
     world.say("in the end", group_of(opt))
-
-
-@scenario(CHAPTER)
-def flags_set_between_steps(world: World) -> None:
-    """``foreach``, ``fused``, ``amsgrad``, ``nesterov``, ``maximize`` and ``momentum`` are set in a group in
-    mid-training, and taken back."""
-    changes = [{name: True} for name in (*flags(world), *switches(world)) if name not in ("capturable", "differentiable")]
-    changes += [{"foreach": True, "fused": True}] if flags(world) else []
-    changes += [{"momentum": 0.0}, {"momentum": 0.5}] if "momentum" in world.known else []
-    for change in changes:
-        params = world.params([(13, 5), (4,)])
-        opt = world.make(params, **({"dampening": 0} if "nesterov" in change else {}))
-        world.train(opt, params, range(1))
-        before = {name: opt.param_groups[0][name] for name in change}
-        opt.param_groups[0].update(change)
-        with world.tries(f"{change}"):
-            world.train(opt, params, range(1, 3))
-            world.show(f"{change}: trained", opt, params)
-        opt.param_groups[0].update(before)
-        with world.tries(f"{change}: taken back"):
-            world.train(opt, params, range(3, 5))
-
-
-@scenario(CHAPTER)
-def flags_with_tensors_set_between_steps(world: World) -> None:
-    """A learning rate becomes a tensor in a group whose ``foreach`` or ``fused`` is True."""
-    for choice in CHOICES if flags(world) else ({},):
-        p = world.param((13, 5))
-        with world.tries(f"{choice}"):
-            opt = world.make([p], **choice)
-            world.train(opt, [p], range(1))
-            opt.param_groups[0]["lr"] = torch.tensor(0.2)
-            world.train(opt, [p], range(1, 3))
-            world.show(f"{choice}: trained", opt, [p])
-
-
-@scenario(CHAPTER)
-def flags_that_are_loaded(world: World) -> None:
-    """A state dict brings flags and values: of another optimizer, and with flags left out as old versions wrote them."""
-    params = world.params([(13, 5), (4,)])
-    other = world.make(world.params([(13, 5), (4,)]), lr=0.5, **({"fused": True} if flags(world) else {}))
-    opt = world.make(params)
-    world.train(opt, params, range(1))
-    saved = opt.state_dict()
-    saved["param_groups"] = other.state_dict()["param_groups"]
-    opt.load_state_dict(saved)
-    world.train(opt, params, range(1, 3))
-    world.show("flags of another", opt, params)
-    world.say("its group", group_of(opt))
-    for name in (*flags(world), *(switches(world) if world.entry.torch else ())):
-        saved = opt.state_dict()
-        saved["param_groups"] = [{k: v for k, v in group.items() if k != name} for group in saved["param_groups"]]
-        with world.tries(f"without {name}"):
-            opt.load_state_dict(saved)
-            world.train(opt, params, range(3, 4))
-        world.say(f"without {name}: group", group_of(opt))
-    world.show("in the end", opt, params)
 
 
 @scenario(CHAPTER)
@@ -355,6 +259,19 @@ def groups_added_in_mid_training(world: World) -> None:
     opt.param_groups.reverse()
     world.train(opt, params, range(5, 7))
     world.show("in another order", opt, params)
+
+
+@scenario(CHAPTER)
+def parameters_that_are_never_trained(world: World) -> None:
+    """Parameters of integers and bytes among the others, as quantized layers have them: no gradient, no state."""
+    params = [world.param((13, 18)), torch.nn.Parameter(torch.arange(7, device=world.device), requires_grad=False)]
+    opt = world.make(params)
+    opt.add_param_group({"params": torch.nn.Parameter(torch.ones(3, dtype=torch.uint8), requires_grad=False)})
+    world.train(opt, params[:1], range(2))
+    opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+    opt, params = copy.deepcopy((opt, params))
+    world.train(opt, params[:1], range(2, 4))
+    world.show("trained", opt, params)
 
 
 @scenario(CHAPTER)
