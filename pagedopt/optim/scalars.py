@@ -38,14 +38,16 @@ def scalars_of(rule: Rule, group: Mapping[str, Any], needed: Collection[str] = (
             value = group[name]
         elif plural in group:
             value = group[plural]
-            if len(value) != members and members > 1:
+            if members and len(value) != members:
                 raise ValueError(f"{plural} is {value}; rule {rule.name!r} takes {members} of them")
             value = value[number]
         elif name in needed or plural in needed:
             raise KeyError(name if name in needed else plural)
         else:
             continue
-        found[name] = value if type(value) is float else float(bool(value)) if is_switch else _number(name, value)
+        if type(value) is not float:
+            value = (1.0 if value else 0.0) if is_switch else _number(name, value)
+        found[name] = value
     return found
 
 
@@ -65,7 +67,8 @@ class _Place(NamedTuple):
 
     Attributes:
         plural, number: the tuple's name, and the place in it; "" if there is none.
-        members: how many of them the rule takes, from the first on; 0 if it leaves one out.
+        members: how many the tuple has; 0 where that is not to be asked, as another place has asked it, or the rule
+            takes but some of them.
         is_switch: whether it is True or False.
     """
 
@@ -87,9 +90,9 @@ def _places(rule: Rule) -> list[_Place]:
     found = []
     for name, stem in stems.items():
         is_switch, there = isinstance(rule.defaults.get(name), bool), numbers.get(stem, set())
-        members = len(there) if there == set(range(1, len(there) + 1)) else 0
         plural, number = (f"{stem}s", int(name[len(stem) :]) - 1) if stem != name else ("", 0)
-        found.append(_Place(name, plural, number, members, is_switch))
+        all_of_them = len(there) > 1 and there == set(range(1, len(there) + 1))
+        found.append(_Place(name, plural, number, len(there) if all_of_them and number == 0 else 0, is_switch))
     return found
 
 

@@ -29,7 +29,8 @@ class Difference:
 
 
 _NO_GRAPH = (
-    "A step of one launch has no graph to differentiate through: refused by name at construction, where torch takes it."
+    "A step of one launch has no graph to differentiate through: refused by name, where torch takes it (in a group it "
+    "changes nothing)."
 )
 
 #: Hyperparameters.
@@ -41,6 +42,12 @@ _HYPERPARAMETERS = (
         )
         for foreach in (None, False, True)
         for fused in (None, False)
+    ),
+    *(
+        Difference(
+            "refused", "flags set between steps", f"{{'differentiable': True}}{label}", _NO_GRAPH, ("PagedAdamW",)
+        )
+        for label in ("", ": trained")
     ),
     *(
         Difference(

@@ -73,11 +73,9 @@ def differentiable(world: World) -> None:
 
 @scenario(CHAPTER)
 def flags_set_between_steps(world: World) -> None:
-    """``foreach``, ``fused``, ``amsgrad``, ``nesterov``, ``maximize`` and ``momentum`` are set in a group in
-    mid-training, and taken back."""
-    changes = [
-        {name: True} for name in (*flags(world), *switches(world)) if name not in ("capturable", "differentiable")
-    ]
+    """``foreach``, ``fused``, ``differentiable``, ``amsgrad``, ``nesterov``, ``maximize`` and ``momentum`` are set in a
+    group in mid-training, and taken back."""
+    changes = [{name: True} for name in (*flags(world), *switches(world)) if name != "capturable"]
     changes += [{"foreach": True, "fused": True}] if flags(world) else []
     changes += [{"momentum": 0.0}, {"momentum": 0.5}] if "momentum" in world.known else []
     for change in changes:
