@@ -70,8 +70,8 @@ class PagedAdamW(PagedOptimizer, torch.optim.AdamW):
         if group["capturable"] or group["differentiable"]:
             _check_flags(group)
         if group.get("decoupled_weight_decay", True):
-            return adamw_amsgrad if group.get("amsgrad") else adamw
-        return adam_amsgrad if group.get("amsgrad") else adam
+            return adamw_amsgrad if group["amsgrad"] else adamw
+        return adam_amsgrad if group["amsgrad"] else adam
 
 
 def _check_flags(group: Group) -> None:

@@ -47,7 +47,8 @@ class PagedOptimizer(torch.optim.Optimizer):
         options: see :class:`Options`.
 
     Raises:
-        ValueError: an option has an unknown value, or the placement is not for the device of a parameter.
+        ValueError: an option has an unknown value, a parameter is neither on a CPU nor on a GPU of NVIDIA's, or the
+            placement is not for its device.
         TypeError: there is no such option, or one has a value of the wrong kind.
     """
 
@@ -160,8 +161,8 @@ class PagedOptimizer(torch.optim.Optimizer):
 
         Raises:
             TypeError: a parameter is a DTensor.
-            ValueError: as torch's; state of a complex parameter cannot be stored in the format asked for; the placement
-                is not for the device of a parameter.
+            ValueError: as torch's; state of a complex parameter cannot be stored in the format asked for; a parameter
+                is neither on a CPU nor on a GPU of NVIDIA's, or the placement is not for its device.
         """
         super().add_param_group(param_group)
         try:

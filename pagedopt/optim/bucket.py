@@ -48,6 +48,7 @@ class Bucket:
         state = [m.entry[key] for key in members[0].kept for m in members]
         written = [*self.params, *optimizer.store.version_counters(state)]
         self._written = [t for t in written if not t.is_inference()]
+        self._inference = len(self._written) < len(written)
         self.let_go()
 
     @classmethod
@@ -78,10 +79,15 @@ class Bucket:
             ahead: see :meth:`Numbers.read`.
 
         Raises:
+            RuntimeError: parameters were made in ``torch.inference_mode``, and this is outside of it (as torch).
             ValueError, TypeError: see :meth:`PointerTable.refresh`.
             CompileError: the kernel cannot be compiled.
         """
         self.sweep.begun = False
+        if self._inference and not torch.is_inference_mode_enabled():
+            raise RuntimeError(
+                "parameters were made in torch.inference_mode, and can be updated only there; make them outside of it"
+            )
         if self.lists.odd:
             self.lists.take_params()
         grads = self.lists.grads()

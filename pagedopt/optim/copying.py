@@ -41,8 +41,9 @@ def _whole_state(optimizer: Owner) -> dict[torch.Tensor, dict[str, tuple[Kept, t
     """The state of every parameter that has all its tensors, in their shapes and on its device, column by column."""
     found = {}
     for _, group, p in places(optimizer):
+        if not (entry := optimizer.state.get(p)):
+            continue
         columns = kept(optimizer, optimizer.state_names(group), p)
-        entry = optimizer.state.get(p, {})
         tensors = {key: (of, t) for key, of in columns.items() if _fits(t := entry.get(key), p, of)}
         if columns and len(tensors) == len(columns):
             found[p] = tensors

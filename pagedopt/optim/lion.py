@@ -24,7 +24,7 @@ class PagedLion(PagedOptimizer):
         options: see :class:`Options`.
 
     Raises:
-        ValueError: a hyperparameter is out of its range, or an option has an unknown value.
+        ValueError: a hyperparameter is out of its range or no single number, or an option has an unknown value.
     """
 
     rule = lion
@@ -40,6 +40,10 @@ class PagedLion(PagedOptimizer):
         maximize: bool = False,
         **options: Unpack[Options],
     ) -> None:
+        beta1, beta2 = betas
+        for name, value in {"lr": lr, "betas[0]": beta1, "betas[1]": beta2, "weight_decay": weight_decay}.items():
+            if isinstance(value, torch.Tensor) and value.numel() != 1:
+                raise ValueError(f"{name} is a tensor of {value.numel()} elements; a hyperparameter has one")
         if not (lr >= 0 and weight_decay >= 0 and all(0 <= beta < 1 for beta in betas)):
             raise ValueError(
                 f"lr={lr}, betas={betas}, weight_decay={weight_decay}: none is negative, betas are below 1"

@@ -78,9 +78,11 @@ def members(optimizer: Owner) -> tuple[list[Member], list[torch.Tensor]]:
                 "among rules, has to name them all in its attribute 'rules'"
             )
     for index, (number, _, p) in enumerate(places(optimizer)):
-        rule = rules[number]
-        columns = kept(optimizer, rule.inputs[2:], p)
-        member = Member(p, number, rule, dict(optimizer.state.get(p) or {}), columns, index)
+        rule, entry = rules[number], dict(optimizer.state.get(p) or {})
+        if p.grad is None and not entry:  # its dtype, too, is for its first gradient to ask
+            waiting.append(p)
+            continue
+        member = Member(p, number, rule, entry, kept(optimizer, rule.inputs[2:], p), index)
         if p.grad is None:
             if not _is_complete(optimizer, member):
                 waiting.append(p)
@@ -124,7 +126,7 @@ def _check_kind(optimizer: Owner, p: torch.Tensor) -> None:
 def _is_complete(optimizer: Owner, member: Member) -> bool:
     """Whether a parameter without gradient has state that a step could use, should there be one."""
     needed = (*number_names(optimizer, member.rule), *member.kept)
-    if not member.entry or any(member.entry.get(name) is None for name in needed):
+    if any(member.entry.get(name) is None for name in needed):
         return False
     try:
         _check(optimizer, member)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from ..rules import Rule
 from .owner import Owner
@@ -23,27 +24,76 @@ Pattern = Sequence[tuple[int, int | npt.NDArray[np.int64]]]
 def scalars_of(rule: Rule, group: Mapping[str, Any], needed: Collection[str] = ()) -> dict[str, float]:
     """What ``group`` has of the rule's hyperparameters, by name, in double; tensors of one element are read.
 
-    A tuple by a plural name gives its members by number: ``betas`` is ``beta1``, ``beta2``.
+    A tuple by a plural name gives its members by number: ``betas`` is ``beta1``, ``beta2``.  What the rule knows as
+    True or False is whatever Python takes for that.
 
     Raises:
         KeyError: there is none of those that are ``needed`` (as torch).
+        ValueError: a tuple has more members than the rule takes, or fewer (as torch).
+        TypeError: a value is no number.
     """
     found = {}
-    for name, plural, number in _places(rule):
+    for name, plural, number, members, is_switch in _places(rule):
         if name in group:
-            found[name] = float(group[name])
+            value = group[name]
         elif plural in group:
-            found[name] = float(group[plural][number])
+            value = group[plural]
+            if members and len(value) != members:
+                raise ValueError(f"{plural} is {value}; rule {rule.name!r} takes {members} of them")
+            value = value[number]
         elif name in needed or plural in needed:
             raise KeyError(name if name in needed else plural)
+        else:
+            continue
+        if type(value) is not float:
+            value = (1.0 if value else 0.0) if is_switch else _number(name, value)
+        found[name] = value
     return found
 
 
+def _number(name: str, value: Any) -> float:
+    """
+    Raises:
+        TypeError: it is none; a text is none, either.
+        RuntimeError: it is a tensor of more elements than one, or of none (as torch).
+    """
+    if isinstance(value, str | bytes):
+        raise TypeError(f"{name} is {value!r}, a text; give a number")
+    return float(value.item() if isinstance(value, torch.Tensor) else value)
+
+
+class _Place(NamedTuple):
+    """Where groups have a hyperparameter: by ``name``, or with others in a tuple.
+
+    Attributes:
+        plural, number: the tuple's name, and the place in it; "" if there is none.
+        members: how many the tuple has; 0 where that is not to be asked, as another place has asked it, or the rule
+            takes but some of them.
+        is_switch: whether it is True or False.
+    """
+
+    name: str
+    plural: str
+    number: int
+    members: int
+    is_switch: bool
+
+
 @functools.cache
-def _places(rule: Rule) -> list[tuple[str, str, int]]:
-    """For each hyperparameter that groups hold: its name, the tuple that may hold it instead, and where in it."""
-    stems = [(n, n.rstrip("0123456789")) for n in rule.scalars if n != "step" and n not in rule.carried]
-    return [(name, f"{stem}s", int(name[len(stem) :]) - 1) if stem != name else (name, "", 0) for name, stem in stems]
+def _places(rule: Rule) -> list[_Place]:
+    """Those of all hyperparameters that groups hold."""
+    stems = {n: n.rstrip("0123456789") for n in rule.scalars if n != "step" and n not in rule.carried}
+    numbers: dict[str, set[int]] = {}
+    for name, stem in stems.items():
+        if stem != name:
+            numbers.setdefault(stem, set()).add(int(name[len(stem) :]))
+    found = []
+    for name, stem in stems.items():
+        is_switch, there = isinstance(rule.defaults.get(name), bool), numbers.get(stem, set())
+        plural, number = (f"{stem}s", int(name[len(stem) :]) - 1) if stem != name else ("", 0)
+        all_of_them = len(there) > 1 and there == set(range(1, len(there) + 1))
+        found.append(_Place(name, plural, number, len(there) if all_of_them and number == 0 else 0, is_switch))
+    return found
 
 
 def uniforms_of(rule: Rule, optimizer: Owner, pattern: Pattern, own: Mapping[str, Values]) -> Uniforms:
@@ -55,7 +105,7 @@ def uniforms_of(rule: Rule, optimizer: Owner, pattern: Pattern, own: Mapping[str
         own: by name, the hyperparameters that each row has for itself.
 
     Raises:
-        KeyError: see :func:`scalars_of`.
+        KeyError, ValueError, TypeError: see :func:`scalars_of`.
         TypeError, ArithmeticError, RuntimeError, RuleError: see :meth:`Rule.uniforms`.
     """
     found: list[Any] = []

@@ -57,4 +57,4 @@ class PagedSGD(PagedOptimizer, torch.optim.SGD):
 
     def rule_of(self, group: Group) -> Rule:
         """With momentum, or without any state."""
-        return sgd_momentum if group["momentum"] else sgd
+        return sgd if group["momentum"] == 0 else sgd_momentum

@@ -44,6 +44,7 @@ class Place(NamedTuple):
         return cls(p.device if there else torch.device("cpu"), torch.float64 if wide else torch.float32)
 
 
+@torch.inference_mode(False)  # they outlive the block in which they are made
 def new_numbers(places: Sequence[Place]) -> list[torch.Tensor]:
     """A zero for each place, with memory of its own."""
     made: dict[Place, Iterator[torch.Tensor]] = {}

@@ -107,6 +107,20 @@ def default_placement(device: torch.device, budget: Budget) -> str:
     return "device" if budget.everything else next(iter(ARENAS.get(device.type, ARENAS["cpu"])))
 
 
+def check_device(device: torch.device, placement: Placement | None) -> None:
+    """Refuse parameters that no kernel here updates.  A class of one's own may know a device that is not known here.
+
+    Raises:
+        ValueError: they are on a device that is neither a CPU nor one of NVIDIA's.
+    """
+    rocm = device.type == "cuda" and torch.version.hip is not None
+    if rocm or (device.type not in ARENAS and not isinstance(placement, type)):
+        raise ValueError(
+            f"parameters are on {device}{' of ROCm' if rocm else ''}; supported are {' and '.join(sorted(ARENAS))} "
+            "(NVIDIA). Move them there before the optimizer is made, or use torch.optim for them"
+        )
+
+
 def stand_ins(placement: Placement, device: torch.device, budget: Budget) -> list[type[Arena]]:
     """The placement, and what to try in its stead, in order; for a class of one's own there is nothing.
 
@@ -217,6 +231,7 @@ __all__ = [
     "Arena",
     "Placement",
     "StateLost",
+    "check_device",
     "check_placement",
     "create",
     "default_placement",

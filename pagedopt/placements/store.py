@@ -106,6 +106,8 @@ class Store:
         """What the user asked for, of each device."""
         return self.limits.budget
 
+    @torch.inference_mode(False)  # state outlives the block in which it is made
+    @torch.no_grad()
     def create(self, wanted: Sequence[Wanted]) -> list[torch.Tensor]:
         """A tensor of zeros for each column in ``wanted``.
 
@@ -147,6 +149,7 @@ class Store:
 
     def version_counters(self, state: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Tensors of which each has the version counter of some of ``state``, so that one stands for many."""
+        state = [t for t in state if not t.is_inference()]  # those have none
         before = [t._version for t in state]
         torch.autograd.graph.increment_version(list(self._counters.values()))
         others = [t for t, version in zip(state, before, strict=True) if t._version == version]
@@ -195,11 +198,12 @@ class Store:
         return self.placement or default_placement(device, self.budget)
 
     def check_device(self, device: torch.device) -> None:
-        """Refuse parameters of a device that the placement does not serve.
+        """Refuse parameters of a device that no kernel or the placement does not serve.
 
         Raises:
-            ValueError: it is made for others, and nothing can stand in.
+            ValueError: no kernel runs there, or the placement is made for others and nothing can stand in.
         """
+        choose.check_device(device, self.placement)
         choose.stand_ins(self._placement(device), device, self.budget)
 
     def on(self, device: torch.device) -> list[Arena]:

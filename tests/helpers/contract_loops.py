@@ -1,1 +1,306 @@
-"""The contract: loops."""
+"""The contract: training loops, in all the ways in which people write them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from contract_world import World, scenario
+
+CHAPTER = "loops"
+GRADS = Callable[[], Any]
+
+
+def loss_of(params: list[Any]) -> torch.Tensor:
+    """A loss whose gradients are those of no element's neighbour."""
+    return torch.stack([((p + 0.3) ** 2 * (i + 1) + 0.1 * p).sum() for i, p in enumerate(params)]).sum()
+
+
+def backward(optimizer: Any, params: list[Any]) -> torch.Tensor:
+    """What stands in every loop before a step."""
+    optimizer.zero_grad()
+    loss = loss_of(params)
+    loss.backward()
+    return loss
+
+
+@scenario(CHAPTER)
+def closures(world: World) -> None:
+    """A step with a closure, as for LBFGS: it is called once, with gradients on, and its loss is returned, also where
+    gradients are off around it."""
+    params = world.params([(13, 18), (7,), ()])
+    opt = world.make(params)
+    seen = []
+
+    def closure() -> torch.Tensor:
+        seen.append(torch.is_grad_enabled())
+        return backward(opt, params)
+
+    world.say("by place", opt.step(closure))
+    world.say("by name", opt.step(closure=closure))
+    for off in (torch.no_grad, torch.enable_grad):
+        with off():
+            loss = opt.step(closure)
+            world.say(f"{off.__name__}", [loss, loss.requires_grad, torch.is_grad_enabled()])
+    world.say("no closure", [opt.step(), opt.step(None), opt.step(closure=None)])
+    for value in (None, 3.5, "loss", (1, 2), torch.tensor(2.0)):
+        world.say(f"returns {value}", opt.step(lambda value=value: value))
+    world.say("calls", seen)
+    world.show("trained", opt, params)
+
+
+@scenario(CHAPTER)
+def closures_that_fail_or_do_more(world: World) -> None:
+    """A closure that raises, one that is none, one that adds a group, changes the learning rate, or steps itself."""
+    params = world.params([(13, 18), (7,)])
+    opt = world.make(params)
+    world.train(opt, params, range(1))
+
+    def fails() -> None:
+        world.give(params, 5)
+        raise OSError("no batch")
+
+    def grows() -> float:
+        new = world.param((5, 3), 8)
+        params.append(new)
+        opt.add_param_group({"params": [new], "lr": 0.4})
+        opt.param_groups[0]["lr"] *= 0.5
+        world.give(params, 6)
+        return 1.0
+
+    def steps() -> Any:
+        return opt.step(lambda: 2.5)
+
+    for label, closure in (("one that raises", fails), ("no closure", 3), ("grows", grows), ("steps", steps)):
+        with world.tries(label):
+            world.say(f"{label}: returned", opt.step(closure))
+        world.show(f"{label}: afterwards", opt, params)
+    with world.tries("two of them"):
+        opt.step(fails, fails)
+
+
+@scenario(CHAPTER)
+def what_a_step_leaves(world: World) -> None:
+    """A step leaves gradients, leaves and ``requires_grad`` as they were, and what was saved for a backward of before
+    is known to have changed."""
+    params = world.params([(13, 18), (7,), ()])
+    for maximize in (False, True):
+        opt = world.make(params, maximize=maximize)
+        world.give(params, 3)
+        grads = [p.grad for p in params]
+        versions = [p._version for p in params]
+        loss = loss_of(params)
+        with torch.enable_grad():
+            opt.step()
+        same = [
+            p.grad is g and p.is_leaf and p.requires_grad and p.grad_fn is None
+            for p, g in zip(params, grads, strict=True)
+        ]
+        world.say(f"maximize={maximize}", [same, grads])
+        world.say(f"maximize={maximize}: versions", [p._version > v for p, v in zip(params, versions, strict=True)])
+        with world.tries(f"maximize={maximize}: the backward of before"):
+            loss.backward()
+        states = [t for entry in opt.state.values() for t in entry.values() if isinstance(t, torch.Tensor)]
+        world.say(f"maximize={maximize}: state", [(t.requires_grad, t.is_leaf) for t in states])
+
+
+@scenario(CHAPTER)
+def clipping(world: World) -> None:
+    """``clip_grad_norm_`` and ``clip_grad_value_``, in torch's ways to compute them, between backward and step."""
+    utils = torch.nn.utils
+    ways: dict[str, Callable[[list[Any]], Any]] = {
+        "norm": lambda p: utils.clip_grad_norm_(p, 0.5),
+        "norm, one by one": lambda p: utils.clip_grad_norm_(p, 0.5, foreach=False),
+        "largest": lambda p: utils.clip_grad_norm_(p, 0.1, norm_type=float("inf")),
+        "value": lambda p: utils.clip_grad_value_(p, 0.2),
+        "value, one by one": lambda p: utils.clip_grad_value_(p, 0.2, foreach=False),
+        "with their norm": lambda p: utils.clip_grads_with_norm_(p, 0.5, utils.get_total_norm([x.grad for x in p])),
+    }
+    for label, clip in ways.items():
+        params = world.params([(13, 18), (7,), ()])
+        opt = world.make(params)
+        for step in range(3):
+            backward(opt, params)
+            world.say(f"{label}: {step}", clip(params))
+            opt.step()
+        world.show(f"{label}: trained", opt, params)
+
+
+@scenario(CHAPTER)
+def accumulation(world: World) -> None:
+    """Gradients of several backwards before a step, zeroed in both ways, and ``None`` in between."""
+    for set_to_none in (False, True):
+        params = world.params([(13, 18), (7,), ()])
+        opt = world.make(params)
+        for step in range(6):
+            (loss_of(params) / 3).backward()
+            if step % 3 == 2:
+                opt.step()
+                opt.zero_grad(set_to_none=set_to_none)
+                world.say(f"{set_to_none}: gradients after step {step}", [p.grad for p in params])
+                opt.step()
+        world.show(f"{set_to_none}: trained", opt, params)
+
+
+@scenario(CHAPTER)
+def gradients_off(world: World) -> None:
+    """Steps within ``no_grad``, ``set_grad_enabled``, ``inference_mode`` and ``autocast``, the first or later ones."""
+    blocks: dict[str, Callable[[], Any]] = {
+        "no_grad": torch.no_grad, "enable_grad": torch.enable_grad, "inference_mode": torch.inference_mode,
+        "autocast": lambda: torch.autocast(world.device, torch.bfloat16), "anomaly": torch.autograd.detect_anomaly,
+    }  # fmt: skip
+    for label, block in blocks.items():
+        for first in (True, False):
+            params = world.params([(13, 18), (7,), ()])
+            opt = world.make(params)
+            with world.tries(f"{label}, first={first}"):
+                for step in range(4):
+                    world.give(params, step)
+                    with block() if (step % 2 == 0) is first else contextlib.nullcontext():
+                        opt.step()
+                world.show(f"{label}, first={first}: trained", opt, params)
+
+
+@scenario(CHAPTER)
+def made_in_inference_mode(world: World) -> None:
+    """Parameters, or parameters and optimizer, made in ``inference_mode``, and steps taken there and outside."""
+    for outside in (False, True):
+        with torch.inference_mode():
+            params = world.params([(13, 18), (7,), ()])
+            if not outside:
+                opt = world.make(params)
+                world.train(opt, params, range(2))
+        if outside:
+            opt = world.make(params)
+        with torch.inference_mode():
+            world.give(params, 3)
+            with world.tries(f"made outside={outside}: a step inside"):
+                opt.step()
+            world.show(f"made outside={outside}: inside", opt, params)
+        with world.tries(f"made outside={outside}: a step outside"):
+            opt.step()
+
+
+@scenario(CHAPTER)
+def functional_calls(world: World) -> None:
+    """Gradients from ``torch.func.functional_call`` and ``torch.func.grad``, for a module and for plain tensors."""
+    net = torch.nn.Sequential(torch.nn.Linear(7, 13), torch.nn.Tanh(), torch.nn.Linear(13, 1)).to(world.device)
+    with torch.no_grad():
+        for i, p in enumerate(net.parameters()):
+            p.copy_(world.values(p.shape, i))
+    batch = world.values((20, 7), 3)
+    opt = world.make(net.parameters())
+    for _ in range(3):
+        opt.zero_grad()
+        given = {name: p * 0.5 for name, p in net.named_parameters()}
+        torch.func.functional_call(net, given, batch).square().mean().backward()
+        opt.step()
+    world.show("functional_call", opt, net.parameters())
+    grad = torch.func.grad(lambda named: torch.func.functional_call(net, named, batch).square().mean())
+    for _ in range(2):
+        found = grad({name: p.detach() for name, p in net.named_parameters()})
+        for name, p in net.named_parameters():
+            p.grad = found[name]
+        opt.step()
+    world.show("grad", opt, net.parameters())
+
+
+@scenario(CHAPTER)
+def two_optimizers_over_the_same_parameters(world: World) -> None:
+    """Two optimizers over the same parameters, one of torch's and one more over some of them, in turn."""
+    params = world.params([(200, 101), (13, 18), ()])
+    first, second = world.make(params), world.make(params, lr=0.1)
+    third = torch.optim.SGD(params[:2], lr=0.01, momentum=0.5)
+    for step in range(4):
+        world.give(params, step)
+        for opt in (first, second, third)[step % 2 :]:
+            opt.step()
+    for label, opt in (("first", first), ("second", second), ("third", third)):
+        world.show(label, opt, params)
+
+
+@scenario(CHAPTER)
+def an_optimizer_for_each_parameter(world: World) -> None:
+    """An optimizer per parameter, stepped and zeroed by ``register_post_accumulate_grad_hook`` within the backward."""
+    params = world.params([(200, 101), (13, 18), (7,), (3, 3), ()])
+    opts = {p: world.make([p]) for p in params}
+
+    def update(p: Any) -> None:
+        opts[p].step()
+        opts[p].zero_grad()
+
+    for p in params:
+        p.register_post_accumulate_grad_hook(update)
+    for _ in range(3):
+        loss_of(params).backward()
+    for i, p in enumerate(params):
+        world.show(f"parameter {i}", opts[p], [p])
+        world.say(f"gradient {i}", p.grad)
+
+
+@scenario(CHAPTER)
+def frozen_for_a_while(world: World) -> None:
+    """Parameters whose ``requires_grad`` is switched off and on, with their gradients left and with them gone."""
+    params = world.params([(13, 18), (7,), ()])
+    opt = world.make(params)
+    for step in range(6):
+        params[0].requires_grad_(step not in (1, 2))
+        params[1].requires_grad_(step not in (2, 3))
+        opt.zero_grad(set_to_none=step != 2)
+        loss_of(params).backward()
+        opt.step()
+        world.show(f"step {step}", opt, params)
+
+
+@scenario(CHAPTER)
+def threads(world: World) -> None:
+    """Steps in another thread, and two optimizers that step at once in two threads."""
+    params = world.params([(200, 101), (13, 18), ()])
+    opt = world.make(params)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(world.train, opt, params, range(2)).result()
+    world.train(opt, params, range(2, 3))
+    world.show("in another", opt, params)
+    many = [world.params([(200, 101), (13, 18), ()]) for _ in range(2)]
+    opts = [world.make(each, lr=0.02 * (i + 1)) for i, each in enumerate(many)]
+    together = threading.Barrier(2)
+
+    def train(number: int) -> None:
+        for step in range(6):
+            world.give(many[number], step)
+            together.wait(20)
+            opts[number].step()
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(train, range(2)))
+    for number in range(2):
+        world.show(f"at once: {number}", opts[number], many[number])
+
+
+@scenario(CHAPTER)
+def scaled_gradients(world: World) -> None:
+    """``GradScaler``: scaled losses, a gradient of infinity that skips a step, ``unscale_`` and clipping, a closure."""
+    flags: list[dict[str, Any]] = [{}, {"fused": True}] if "fused" in world.known else [{}]
+    for flag in flags:
+        params = world.params([(13, 18), (7,)])
+        opt = world.make(params, **flag)
+        scaler = torch.amp.GradScaler(world.device, init_scale=8.0, growth_interval=2)
+        for step in range(5):
+            opt.zero_grad()
+            scaler.scale(loss_of(params)).backward()
+            if step == 2:
+                params[0].grad[3, 3] = torch.inf
+            if step % 2:
+                scaler.unscale_(opt)
+                torch.nn.utils.clip_grad_norm_(params, 0.5)
+            scaler.step(opt)
+            scaler.update()
+            world.say(f"{flag}: scale {step}", scaler.get_scale())
+            world.say(f"{flag}: parameters {step}", params)
+        world.say(f"{flag}: state", [{**opt.state[p]} for p in params])
+        with world.tries(f"{flag}: with a closure"):
+            scaler.step(opt, lambda: 1.0)

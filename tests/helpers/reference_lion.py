@@ -15,19 +15,28 @@ class Lion(torch.optim.Optimizer):
         self, params: Any, lr: Any = 1e-4, betas: Any = (0.9, 0.99), weight_decay: Any = 0.0, *, maximize: bool = False,
         foreach: bool = False,
     ) -> None:  # fmt: skip
+        beta1, beta2 = betas
+        for value in (lr, beta1, beta2, weight_decay):
+            if isinstance(value, torch.Tensor) and value.numel() != 1:
+                raise ValueError(f"a tensor of {value.numel()} elements")
         if not lr >= 0:
             raise ValueError(f"lr {lr}")
-        if not (0 <= betas[0] < 1 and 0 <= betas[1] < 1):
+        if not (0 <= beta1 < 1 and 0 <= beta2 < 1):
             raise ValueError(f"betas {betas}")
         if not weight_decay >= 0:
             raise ValueError(f"weight_decay {weight_decay}")
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update of every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         for group in self.param_groups:
-            beta1, beta2 = group["betas"]
+            beta1, beta2 = map(_number, group["betas"])
+            lr, weight_decay = _number(group["lr"]), _number(group["weight_decay"])
             for p in group["params"]:
                 if p.grad is None:
                     continue
@@ -43,5 +52,12 @@ class Lion(torch.optim.Optimizer):
                 gradient, mean = p.grad.to(wide), exp_avg.to(wide)
                 gradient = -gradient if group["maximize"] else gradient
                 update = torch.sign(mean * beta1 + gradient * (1 - beta1))
-                p.copy_(p.to(wide) * (1 - group["lr"] * group["weight_decay"]) - update * group["lr"])
+                p.copy_(p.to(wide) * (1 - lr * weight_decay) - update * lr)
                 exp_avg.copy_(mean * beta2 + gradient * (1 - beta2))
+        return loss
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, str):
+        raise TypeError(f"{value!r} is a text")
+    return float(value.item() if isinstance(value, torch.Tensor) else value)

@@ -6,12 +6,15 @@ What is done is in the files ``tests/helpers/contract_*.py``, one chapter each; 
 
 from __future__ import annotations
 
+import contract_flags
 import contract_gradients
 import contract_hyperparameters
 import contract_loops
 import contract_numbers
 import contract_objects
 import contract_parameters
+import contract_schedules
+import contract_surroundings
 import pytest
 import torch
 from contract_differences import DIFFERENCES, listed
@@ -19,7 +22,10 @@ from contract_world import OPTIMIZERS, PLACES, SCENARIOS, Place, Scenario, diffe
 
 from pagedopt.optim.registry import Entry
 
-CHAPTERS = (contract_parameters, contract_gradients, contract_hyperparameters, contract_loops, contract_objects)
+CHAPTERS = (
+    contract_parameters, contract_gradients, contract_hyperparameters, contract_flags, contract_loops,
+    contract_schedules, contract_surroundings, contract_objects,
+)  # fmt: skip
 
 CASES = [
     pytest.param(

@@ -72,7 +72,7 @@ def members(optimizer: Owner, state_dict: StateDict) -> Iterator[Loaded]:
         if not isinstance(entry, Mapping):
             raise ValueError(f"loaded state of parameter {key} is a {type(entry).__name__}, not a dict")
         numbers = number_names(optimizer, optimizer.rule_of(group))
-        columns = kept(optimizer, optimizer.state_names(group), p)
+        columns = kept(optimizer, optimizer.state_names(group), p) if entry else {}
         yield Loaded(
             p, group, key, numbers, columns, {name: value for name, value in entry.items() if value is not None}
         )

@@ -1,0 +1,128 @@
+"""The contract: the arguments of torch's classes, and the flags by which they choose one of their implementations."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+
+import torch
+from contract_hyperparameters import group_of, odd_values, switches, tried
+from contract_world import FLAGS, ORDINARY, World, scenario
+
+CHAPTER = "hyperparameters"
+
+#: ``foreach`` and ``fused``, which all classes of ours take.
+CHOICES = tuple({"foreach": a, "fused": b} for a, b in itertools.product((None, False, True), repeat=2))
+
+
+def flags(world: World) -> list[str]:
+    """The flags that torch's class has; a stand-in's are its own."""
+    return [name for name in FLAGS if name in world.known] if world.entry.torch else []
+
+
+@scenario(CHAPTER)
+def every_argument(world: World) -> None:
+    """What torch's class takes is taken, in torch's order, with torch's defaults."""
+    given = inspect.signature(world.kind).parameters.values()
+    names = world.known if world.entry.torch else world.known - set(FLAGS)
+    world.say("arguments", [(p.name, p.default, str(p.kind)) for p in given if p.name in names])
+    hyper = {name: value for name, value in group_of(world.kind([world.param()])).items() if name in names}
+    world.say("a group of defaults", hyper)
+
+
+@scenario(CHAPTER)
+def arguments_by_place(world: World) -> None:
+    """Hyperparameters given by position."""
+    p = world.param()
+    takes = inspect.signature(world.kind).parameters.values()
+    values = [ORDINARY.get(a.name, a.default) for a in takes if a.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD][1:]
+    opt = world.kind([p], *values, **({"foreach": False} if world.options is None else world.options))
+    world.train(opt, [p])
+    world.show("trained", opt, [p])
+
+
+@scenario(CHAPTER)
+def every_combination_of_flags(world: World) -> None:
+    """``foreach`` and ``fused``, None, False and True, with every value that torch takes or refuses."""
+    for choice in CHOICES if flags(world) else ({},):
+        for label, hyper in [("", {}), *odd_values(world)]:
+            params = hyper.pop("params", [world.param((3,))])
+            with world.tries(f"{choice} {label}"):
+                world.make(params, **choice, **hyper)
+
+
+@scenario(CHAPTER)
+def steps_with_flags(world: World) -> None:
+    """A step with ``foreach`` and ``fused`` in every combination, with each of the switches on and off."""
+    for choice in CHOICES if flags(world) else ({},):
+        for name, on in itertools.product(switches(world), (False, True)):
+            more = {"dampening": 0} if name == "nesterov" else {}
+            tried(world, f"{choice} {name}={on}", **choice, **{name: on}, **more)
+
+
+@scenario(CHAPTER)
+def differentiable(world: World) -> None:
+    """``differentiable=True``, by itself and with ``foreach`` and ``fused``."""
+    if "differentiable" in flags(world):
+        for choice in CHOICES:
+            params = [world.param((3,))]
+            with world.tries(f"{choice}"):
+                world.make(params, differentiable=True, **choice)
+    world.say("asked", sorted(flags(world)))
+
+
+@scenario(CHAPTER)
+def flags_set_between_steps(world: World) -> None:
+    """``foreach``, ``fused``, ``differentiable``, ``amsgrad``, ``nesterov``, ``maximize`` and ``momentum`` are set in a
+    group in mid-training, and taken back."""
+    changes = [{name: True} for name in (*flags(world), *switches(world)) if name != "capturable"]
+    changes += [{"foreach": True, "fused": True}] if flags(world) else []
+    changes += [{"momentum": 0.0}, {"momentum": 0.5}] if "momentum" in world.known else []
+    for change in changes:
+        params = world.params([(13, 5), (4,)])
+        opt = world.make(params, **({"dampening": 0} if "nesterov" in change else {}))
+        world.train(opt, params, range(1))
+        before = {name: opt.param_groups[0][name] for name in change}
+        opt.param_groups[0].update(change)
+        with world.tries(f"{change}"):
+            world.train(opt, params, range(1, 3))
+            world.show(f"{change}: trained", opt, params)
+        opt.param_groups[0].update(before)
+        with world.tries(f"{change}: taken back"):
+            world.train(opt, params, range(3, 5))
+
+
+@scenario(CHAPTER)
+def flags_with_tensors_set_between_steps(world: World) -> None:
+    """A learning rate becomes a tensor in a group whose ``foreach`` or ``fused`` is True."""
+    for choice in CHOICES if flags(world) else ({},):
+        p = world.param((13, 5))
+        with world.tries(f"{choice}"):
+            opt = world.make([p], **choice)
+            world.train(opt, [p], range(1))
+            opt.param_groups[0]["lr"] = torch.tensor(0.2)
+            world.train(opt, [p], range(1, 3))
+            world.show(f"{choice}: trained", opt, [p])
+
+
+@scenario(CHAPTER)
+def flags_that_are_loaded(world: World) -> None:
+    """A state dict brings flags and values: another optimizer's, and with flags left out, as old versions wrote it."""
+    params = world.params([(13, 5), (4,)])
+    other = world.make(world.params([(13, 5), (4,)]), lr=0.5, **({"fused": True} if flags(world) else {}))
+    opt = world.make(params)
+    world.train(opt, params, range(1))
+    saved = opt.state_dict()
+    saved["param_groups"] = other.state_dict()["param_groups"]
+    opt.load_state_dict(saved)
+    world.train(opt, params, range(1, 3))
+    world.show("flags of another", opt, params)
+    world.say("its group", group_of(opt))
+    for name in (*flags(world), *(switches(world) if world.entry.torch else ())):
+        saved = opt.state_dict()
+        saved["param_groups"] = [{k: v for k, v in group.items() if k != name} for group in saved["param_groups"]]
+        with world.tries(f"without {name}"):
+            opt.load_state_dict(saved)
+            world.train(opt, params, range(3, 4))
+        world.say(f"without {name}: group", group_of(opt))
+    world.show("in the end", opt, params)

@@ -1,0 +1,41 @@
+"""Devices that are not meant are refused before anything is made."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pagedopt.optim.registry import OPTIMIZERS, Entry
+from pagedopt.paging.budget import Budget
+from pagedopt.placements.choose import PLACEMENTS
+from pagedopt.placements.store import Store
+
+
+@pytest.mark.parametrize("placement", [None, *PLACEMENTS])
+@pytest.mark.parametrize("name", ["mps", "xpu:1", "meta", "hpu", "privateuseone"])
+def test_devices_that_are_not_meant_are_refused_in_plain_words(name: str, placement: str | None) -> None:
+    store = Store(placement, Budget.parse(None), None)
+    with pytest.raises(ValueError, match=f"parameters are on {name}; supported are cpu and cuda .*torch.optim"):
+        store.check_device(torch.device(name))
+
+
+def test_gpus_of_others_are_refused_whatever_torch_calls_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(None, Budget.parse(None), None)
+    store.check_device(torch.device("cuda"))
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    store.check_device(torch.device("cpu"))
+    with pytest.raises(ValueError, match="parameters are on cuda of ROCm; supported are"):
+        store.check_device(torch.device("cuda"))
+
+
+@pytest.mark.parametrize("entry", OPTIMIZERS, ids=lambda entry: entry.name)
+def test_at_construction_and_when_a_group_is_added(entry: Entry) -> None:
+    here, away = (torch.nn.Parameter(torch.ones(3, device=device)) for device in ("cpu", "meta"))
+    make = entry.optimizer
+    for params in ([away], [here, away], [{"params": here}, {"params": away}]):
+        with pytest.raises(ValueError, match="parameters are on meta"):
+            make(params)  # type: ignore[call-arg]
+    optimizer = make([here])  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="parameters are on meta"):
+        optimizer.add_param_group({"params": [away]})
+    assert [group["params"] for group in optimizer.param_groups] == [[here]]
