@@ -12,12 +12,18 @@ from edits import numbers
 
 from pagedopt.optim.registry import Entry
 
-#: Of several chunks' tails, of a warp's, one element, none; in the last torch's vectors have no tail.
+#: With tails for every vector width, one element, none.
 SHAPES = ((4097,), (64, 33), (), (0,), (2, 4096))
+#: In the tails of its vectors torch's fused kernel on a CPU rounds otherwise than in them, and is 7 eps away from itself
+#: after 1,000 steps: long runs have no tails.
+LONG_SHAPES = ((4096,), (64, 32), (0,), (2, 4096))
+LONG = 1000
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 #: Bounds: on the root mean square and the largest error as multiples of the oracle's, on the difference from it as a
 #: multiple of eps times the largest element, and the share of 16-bit elements that are at most one rounding away.
 RMS, MOST, DIFFERENCE, NEAR = 1.05, 1.5, 4.0, 0.999
+#: On the root mean square where torch's loop is the oracle in 16 bits, which rounds some elements to the wrong side.
+RMS_OF_LOOP = 1.1
 
 
 def variants(entry: Entry) -> list[dict[str, Any]]:
@@ -48,8 +54,8 @@ Run = dict[str, torch.Tensor]
 
 def play(kind: Any, hyper: dict[str, Any], dtype: torch.dtype, device: str, steps: int, wide: bool = False) -> Run:
     """``steps`` steps on gradients from integer arithmetic; ``wide``: on the same values in float64."""
-    as_is = torch.float64 if wide else dtype
-    params = [torch.nn.Parameter(numbers(s, 900 + i, device).to(dtype).to(as_is)) for i, s in enumerate(SHAPES)]
+    as_is, shapes = torch.float64 if wide else dtype, SHAPES if steps < LONG else LONG_SHAPES
+    params = [torch.nn.Parameter(numbers(s, 900 + i, device).to(dtype).to(as_is)) for i, s in enumerate(shapes)]
     optimizer = kind(params, **hyper)
     for step in range(steps):
         for i, p in enumerate(params):
@@ -108,7 +114,7 @@ def failures(entry: Entry, at: int, dtype: torch.dtype, place: Place, steps: int
                 found += _judge_difference(name, value, oracle[name])
             if dtype is not torch.float64:
                 exact = _exact(entry, at, dtype, place.device, steps)[name]
-                found += _judge_error(name, value, oracle[name], exact)
+                found += _judge_error(name, value, oracle[name], exact, RMS if is_fused else RMS_OF_LOOP)
     return found
 
 
@@ -124,10 +130,10 @@ def _judge_difference(name: str, mine: torch.Tensor, fused: torch.Tensor) -> lis
     return [] if far <= DIFFERENCE else [f"{name}: {far:.2f} eps from fused"]
 
 
-def _judge_error(name: str, mine: torch.Tensor, oracle: torch.Tensor, exact: torch.Tensor) -> list[str]:
+def _judge_error(name: str, mine: torch.Tensor, oracle: torch.Tensor, exact: torch.Tensor, rms: float) -> list[str]:
     ours, theirs = mine.double() - exact, oracle.double() - exact
     found = []
-    if (a := float(ours.square().mean().sqrt())) > RMS * (b := float(theirs.square().mean().sqrt())):
+    if (a := float(ours.square().mean().sqrt())) > rms * (b := float(theirs.square().mean().sqrt())):
         found.append(f"{name}: rms error {a:.3g}, the oracle's {b:.3g}")
     if (a := float(ours.abs().max())) > MOST * (b := float(theirs.abs().max())):
         found.append(f"{name}: error {a:.3g}, the oracle's {b:.3g}")

@@ -87,4 +87,4 @@ def test_numbers_are_those_of_torchs_fused_kernel(entry: Entry, at: int, dtype: 
 @pytest.mark.long
 @pytest.mark.parametrize(("entry", "at", "dtype", "place"), NUMBERS)
 def test_numbers_stay_there_for_a_thousand_steps(entry: Entry, at: int, dtype: torch.dtype, place: Place) -> None:
-    check_numbers(entry, at, dtype, place, 1000)
+    check_numbers(entry, at, dtype, place, contract_numbers.LONG)
