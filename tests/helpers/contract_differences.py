@@ -28,7 +28,21 @@ class Difference:
     error: type[Exception] | None = None
 
 
-DIFFERENCES: tuple[Difference, ...] = ()
+DIFFERENCES: tuple[Difference, ...] = (
+    Difference(
+        "beyond", "float32 state that a state format keeps", "state *",
+        "State stays float32, as state_format says; torch has no such choice and rounds it.",
+    ),
+    Difference(
+        "refused", "float64 state into float32 parameters", "loading",
+        "Refused, with the formats that keep or round it: double precision is not given up unasked. torch rounds.",
+        error=ValueError,
+    ),
+    Difference(
+        "beyond", "what was loaded is left alone", "the dict is as it was",
+        "Values are copied, and the dict stays what it was; torch trains on in its tensors, and changes them.",
+    ),
+)  # fmt: skip
 
 
 def listed(scenario: str, label: str, optimizer: str, device: str) -> Difference | None:

@@ -6,6 +6,7 @@ What is done is in the files ``tests/helpers/contract_*.py``, one chapter each; 
 
 from __future__ import annotations
 
+import contract_checkpoints
 import contract_gradients
 import contract_hyperparameters
 import contract_loops
@@ -19,7 +20,10 @@ from contract_world import OPTIMIZERS, PLACES, SCENARIOS, Place, Scenario, diffe
 
 from pagedopt.optim.registry import Entry
 
-CHAPTERS = (contract_parameters, contract_gradients, contract_hyperparameters, contract_loops, contract_objects)
+CHAPTERS = (
+    contract_parameters, contract_gradients, contract_hyperparameters, contract_loops, contract_objects,
+    contract_checkpoints,
+)  # fmt: skip
 
 CASES = [
     pytest.param(

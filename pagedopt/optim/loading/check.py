@@ -17,20 +17,26 @@ StateDict = dict[str, Any]
 State = Mapping[Any, Mapping[str, Any]]
 
 
+class NoStateDict(ValueError, KeyError):
+    """What is to be loaded is no state dict of an optimizer; torch says so by the name of the key that is missing."""
+
+    __str__ = ValueError.__str__
+
+
 def check_form(state_dict: StateDict) -> None:
     """
     Raises:
-        ValueError: this is no state dict of an optimizer at all.
+        NoStateDict: this is no state dict of an optimizer at all.
     """
     groups = state_dict.get("param_groups")
     if not isinstance(state_dict.get("state"), Mapping) or not isinstance(groups, list):
-        raise ValueError(
+        raise NoStateDict(
             f"this is no state dict of an optimizer: it should hold 'state' and 'param_groups', and has "
             f"{', '.join(map(repr, state_dict)) or 'nothing'}"
         )
     for number, group in enumerate(groups):
         if not isinstance(group, Mapping) or not isinstance(group.get("params"), list):
-            raise ValueError(f"loaded group {number} has no list of parameters")
+            raise NoStateDict(f"loaded group {number} has no list of parameters")
 
 
 @dataclass(frozen=True)
