@@ -9,11 +9,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import edits
 import torch
-from edits import CASES, Params, numbers, steps
+from edits import Case, Params, numbers, steps
 
 Values = dict[tuple[Any, str], Any]
 
+#: With ``fused`` step counts lie on the parameter's device.
+CASES = {
+    **edits.CASES,
+    "fused": Case(edits.PagedAdamW, torch.optim.AdamW, {**edits.ADAMW, "fused": True}, edits.CASES["adamw"].names),
+}
 #: Elements of the parameter that spans pages.
 LARGE = {"cpu": 36_000, "cuda": 1_200_000}
 TOTAL = {"cpu": 4 * 36_000, "cuda": 4 * 1_200_000}
@@ -175,10 +181,11 @@ def scenes(device: str = "cpu") -> list[Scene]:
         for placement in PLACED.get(operation, ("resident", "spilled", "half"))
         if operation not in OF_SGD
     ]
+    others = [("sgd", operation) for operation in ("first step", "step", *OF_SGD)]
+    if device == "cuda":
+        others += [("fused", operation) for operation in ("first step", "step", "load used")]
     return found + [
-        Scene(operation, placement, "sgd", device)
-        for operation in ("first step", "step", *OF_SGD)
-        for placement in ("resident", "spilled")
+        Scene(operation, placement, case, device) for case, operation in others for placement in ("resident", "spilled")
     ]
 
 
