@@ -220,15 +220,16 @@ class PagedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of this class, of the torch optimizer it stands for, or of a 32-bit one of bitsandbytes.
 
-        Values are copied into existing state tensors where there are any; state keeps its format, placement and
-        budget, and neither the dict nor anything of it is kept.
+        Values are copied into existing state tensors where there are any that are stored as the parameter and
+        ``state_format`` have it now; placement and budget stay, and neither the dict nor anything of it is kept.  As in
+        torch, state of a bfloat16 or float16 parameter is rounded to its dtype, unless ``state_format`` says otherwise.
 
         Once copying has begun, it ends before a signal is handled; a second Ctrl-C ends it in the middle, and leaves
         the optimizer damaged.  So does a copy that fails (a full disk).
 
         Raises:
-            ValueError: groups, parameters, shapes or names differ, or values would be rounded to another dtype that
-                nobody asked for; the optimizer is unchanged then.
+            ValueError: groups, parameters, shapes or names differ, or values in double precision would be rounded to
+                float32, which nobody asked for; the optimizer is unchanged then.
             MemoryError, torch.OutOfMemoryError: there is no room for the state; the optimizer is unchanged then.
             RuntimeError: the process was forked from that of state in a file.
         """

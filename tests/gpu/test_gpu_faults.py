@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
+from cuda_errors import assert_clean
 from faults import Scene, scenes
 from shots import EVERY, each, failure_at, judge_failure, judge_signal, judge_two, signal_at, two_at
 
@@ -12,6 +15,12 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
     *([pytest.mark.timeout(7200)] if EVERY else []),
 ]
+
+
+@pytest.fixture(autouse=True)
+def no_error_is_left() -> Iterator[None]:
+    yield
+    assert_clean()
 
 
 @pytest.mark.parametrize("scene", scenes("cuda"), ids=str)

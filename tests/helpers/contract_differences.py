@@ -28,6 +28,7 @@ class Difference:
     error: type[Exception] | None = None
 
 
+<<<<<<< HEAD
 _NO_GRAPH = (
     "A step of one launch has no graph to differentiate through: refused by name, where torch takes it (in a group it "
     "changes nothing)."
@@ -95,6 +96,23 @@ _LOOPS = (
 )  # fmt: skip
 
 DIFFERENCES: tuple[Difference, ...] = (*_HYPERPARAMETERS, *_LOOPS)
+=======
+DIFFERENCES: tuple[Difference, ...] = (
+    Difference(
+        "beyond", "float32 state that a state format keeps", "state *",
+        "State stays float32, as state_format says; torch has no such choice and rounds it.",
+    ),
+    Difference(
+        "refused", "float64 state into float32 parameters", "loading",
+        "Refused, with the formats that keep or round it: double precision is not given up unasked. torch rounds.",
+        error=ValueError,
+    ),
+    Difference(
+        "beyond", "what was loaded is left alone", "the dict is as it was",
+        "Values are copied, and the dict stays what it was; torch trains on in its tensors, and changes them.",
+    ),
+)  # fmt: skip
+>>>>>>> objects
 
 
 def listed(scenario: str, label: str, optimizer: str, device: str) -> Difference | None:

@@ -14,8 +14,8 @@ from pagedopt.optim.registry import Entry
 
 #: With tails for every vector width, one element, none.
 SHAPES = ((4097,), (64, 33), (), (0,), (2, 4096))
-#: In the tails of its vectors torch's fused kernel on a CPU rounds otherwise than in them, and is 7 eps away from itself
-#: after 1,000 steps: long runs have no tails.
+#: In the tails of its vectors torch's fused kernel on a CPU rounds otherwise than in them, and is 7 eps away from
+#: itself after 1,000 steps: long runs have no tails.
 LONG_SHAPES = ((4096,), (64, 32), (0,), (2, 4096))
 LONG = 1000
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

@@ -1,1 +1,236 @@
-"""The contract: objects."""
+"""The contract: optimizers as objects, copied, pickled, printed, and their state dicts."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from contract_world import World, ordinary, scenario
+
+CHAPTER = "objects"
+SHAPES = ((200, 101), (13, 18), ())
+
+
+def unflagged(world: World, params: Any, **hyper: Any) -> Any:
+    """An optimizer for which nobody chooses one of torch's implementations."""
+    return world.make(params, **({} if world.ours or "fused" not in world.known else {"foreach": None}), **hyper)
+
+
+def through_a_file(saved: Any) -> Any:
+    """What ``torch.load`` makes of objects that ``torch.save`` has written."""
+    file = io.BytesIO()
+    torch.save(saved, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+# --- copies ---------------------------------------------------------------------------------------------------------
+
+
+def copied(world: World, how: Callable[[Any], Any]) -> None:
+    """Train, copy parameters and optimizer together, and train both in turn; before the first step, too."""
+    params = world.params(SHAPES)
+    opt = world.make([{"params": params[:1]}, {"params": params[1:], "lr": 0.07}])
+    for before, steps in ((0, range(2)), (2, range(2, 4))):
+        twins, twin = how((params, opt))
+        world.say(f"{before} steps: it is of the same class", type(twin) is type(opt))
+        world.say(f"{before} steps: it has the copied parameters", twin.param_groups[0]["params"][0] is twins[0])
+        world.train(twin, twins, steps)
+        world.show(f"{before} steps: the copy went on", twin, twins)
+        world.show(f"{before} steps: the original waited", opt, params)
+        world.train(opt, params, steps)
+        world.show(f"{before} steps: the original went on", opt, params)
+
+
+@scenario(CHAPTER)
+def a_deep_copy(world: World) -> None:
+    """``copy.deepcopy`` of model and optimizer; both go on, each for itself."""
+    copied(world, copy.deepcopy)
+
+
+@scenario(CHAPTER)
+def a_deep_copy_of_the_optimizer_alone(world: World) -> None:
+    """``copy.deepcopy`` of an optimizer copies its parameters, too; gradients go with them as torch has it."""
+    params = world.params(SHAPES)
+    opt = world.make(params)
+    world.train(opt, params)
+    twin = copy.deepcopy(opt)
+    twins = twin.param_groups[0]["params"]
+    world.say("gradients of the copy", [p.grad is None for p in twins])
+    world.say("other tensors", all(a is not b for a, b in zip(params, twins, strict=True)))
+    world.train(twin, twins, range(3, 5))
+    world.show("the copy", twin, twins)
+    world.show("the original", opt, params)
+
+
+@scenario(CHAPTER)
+def pickle_of_every_protocol(world: World) -> None:
+    """``pickle`` of model and optimizer by every protocol, from the oldest to the newest; what comes back goes on."""
+    params = world.params(SHAPES)
+    opt = world.make(params)
+    world.train(opt, params)
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        twins, twin = pickle.loads(pickle.dumps((params, opt), protocol))
+        world.train(twin, twins, range(3, 5))
+        world.show(f"protocol {protocol}", twin, twins)
+    world.show("the original", opt, params)
+
+
+@scenario(CHAPTER)
+def a_whole_optimizer_in_a_file(world: World) -> None:
+    """``torch.save`` of model and optimizer as objects, and ``torch.load(weights_only=False)``."""
+    copied(world, through_a_file)
+
+
+@scenario(CHAPTER)
+def what_a_copy_leaves_behind(world: World) -> None:
+    """Attributes that users set, and hooks, do not go with a copy, nor a pickle, where torch leaves them behind."""
+    params = world.params(SHAPES)
+    opt = world.make(params)
+    opt.mine = 3
+    opt.register_step_post_hook(lambda *_: None)
+    for name, twin in (("deepcopy", copy.deepcopy(opt)), ("pickle", pickle.loads(pickle.dumps(copy.deepcopy(opt))))):
+        world.say(f"{name}: an attribute", hasattr(twin, "mine"))
+        world.say(f"{name}: hooks", len(twin._optimizer_step_post_hooks))
+
+
+@scenario(CHAPTER)
+def a_shallow_copy(world: World) -> None:
+    """``copy.copy``: two optimizers over the same groups and state; each goes on from where the other stopped."""
+    params = world.params(SHAPES)
+    opt = world.make(params)
+    world.train(opt, params)
+    twin = copy.copy(opt)
+    world.say("they share", (twin.param_groups is opt.param_groups, twin.state is opt.state))
+    world.train(twin, params, range(3, 5))
+    world.show("the copy went on", twin, params)
+    world.train(opt, params, range(5, 7))
+    world.show("the original went on", opt, params)
+
+
+@scenario(CHAPTER)
+def set_state(world: World) -> None:
+    """``__setstate__`` with groups of an older version, whose flags are missing, as unpickling an old file calls it."""
+    params = world.params(SHAPES)
+    opt = world.make(params)
+    world.train(opt, params)
+    new = {"maximize", "foreach", "fused", "nesterov"} if world.entry.torch else {}
+    groups = [{name: value for name, value in opt.param_groups[0].items() if name not in new}]
+    opt.__setstate__({"state": opt.state, "param_groups": groups})
+    with world.tries("steps"):
+        world.train(opt, params, range(3, 5))
+    world.show("after", opt, params)
+
+
+# --- what it says of itself -----------------------------------------------------------------------------------------
+
+
+@scenario(CHAPTER)
+def its_text(world: World) -> None:
+    """``repr`` before and after a step, with several groups, and with a value changed: as torch's but for the name."""
+    params = world.params(SHAPES)
+    opt = unflagged(world, [{"params": params[:1]}, {"params": params[1:], "lr": 0.5}])
+    world.say("new", repr(opt).replace(world.kind.__name__, "Optimizer"))
+    world.train(opt, params)
+    opt.param_groups[1]["lr"] = 0.25
+    world.say("changed", repr(opt).replace(world.kind.__name__, "Optimizer"))
+
+
+@scenario(CHAPTER)
+def its_defaults(world: World) -> None:
+    """``defaults``, the values and order of names in a group, and a default that is changed before a group is added."""
+    params = world.params(SHAPES)
+    opt = unflagged(world, params[:1])
+    world.say("defaults", dict(opt.defaults))
+    world.say("names of a group", list(opt.param_groups[0]))
+    world.say("values of a group", {k: v for k, v in opt.param_groups[0].items() if k != "params"})
+    opt.defaults["lr"] = 0.25
+    opt.add_param_group({"params": params[1:]})
+    world.say("of a group that is added", opt.param_groups[1]["lr"])
+    world.train(opt, params)
+    world.show("trained", opt, params)
+
+
+@scenario(CHAPTER)
+def its_class(world: World) -> None:
+    """``isinstance`` of torch's class, and a class of one's own derived from it: values, steps and copies."""
+    kind: Any = world.kind
+
+    class Mine(kind):
+        """Halves gradients, and has a name for its groups."""
+
+        def __init__(self, params: Any, name: str, **hyper: Any) -> None:
+            self.called = 0
+            super().__init__(params, **hyper)
+            self.param_groups[0]["name"] = name
+
+        def step(self, closure: Any = None) -> Any:
+            self.called += 1
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.grad.mul_(0.5)
+            return super().step(closure)
+
+    params = world.params(SHAPES)
+    hyper = {"foreach": False} if not world.ours else world.options or {}
+    opt = Mine(params, "mine", **ordinary(world.entry), **hyper)
+    world.say("it is one of torch", isinstance(opt, torch.optim.Optimizer))
+    world.say("it is one of its class", world.entry.torch is None or isinstance(opt, world.entry.torch))
+    world.train(opt, params)
+    world.say("called", opt.called)
+    world.say("text", repr(opt).splitlines()[0])
+    world.show("trained", opt, params)
+    twin = copy.deepcopy(opt)
+    world.say("the copy has the attribute", hasattr(twin, "called"))
+    world.say("the copy's group", twin.param_groups[0]["name"])
+    again = Mine(params, "again", **ordinary(world.entry), **hyper)
+    again.load_state_dict(opt.state_dict())
+    world.say("the loaded name", again.param_groups[0]["name"])
+    world.train(again, params, range(3, 5))
+    world.show("went on", again, params)
+
+
+@scenario(CHAPTER)
+def state_as_a_mapping(world: World) -> None:
+    """``state`` is empty before the first step, has one entry per parameter then, in torch's order of names; keys of
+    one's own stay beside them."""
+    params = world.params(SHAPES)
+    opt = world.make(params)
+    world.say("before", len(opt.state))
+    world.say("its class", type(opt.state).__name__)
+    world.say("asked for", dict(opt.state[params[0]]))
+    world.train(opt, params)
+    world.say("names", [list(opt.state[p]) for p in params])
+    opt.state[params[1]]["mine"] = torch.arange(3, device=world.device)
+    opt.state["everybody's"] = {"count": 3}
+    world.train(opt, params, range(3, 5))
+    world.show("trained", opt, params)
+    world.say("keys", [key if isinstance(key, str) else "a parameter" for key in opt.state_dict()["state"]])
+
+
+# --- gradients ------------------------------------------------------------------------------------------------------
+
+
+@scenario(CHAPTER)
+def zero_grad(world: World) -> None:
+    """``zero_grad`` both ways: gradients become None, or zeros in the tensors they are, cut off from their graph."""
+    for label, how in (("by default", {}), ("to None", {"set_to_none": True}), ("to zeros", {"set_to_none": False})):
+        params = [*world.params(SHAPES), world.param((7,), 9)]
+        opt = world.make(params)
+        world.give(params, skip=(3,))
+        params[1].grad = (params[1] * 2).sum().mul(params[1])  # with a graph behind it
+        grads = [p.grad for p in params]
+        with world.tries(f"{label}: zeroed"):
+            opt.zero_grad(**how)
+        world.say(f"{label}: gradients", [p.grad for p in params])
+        world.say(f"{label}: the same tensors", [p.grad is g for p, g in zip(params, grads, strict=True)])
+        world.say(f"{label}: no graph", [p.grad is None or p.grad.grad_fn is None for p in params])
+        with world.tries(f"{label}: a step behind it"):
+            opt.step()
+        world.show(f"{label}: after it", opt, params)
+        world.train(opt, params, range(1, 3))
+        world.show(f"{label}: two steps later", opt, params)

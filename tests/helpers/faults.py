@@ -9,11 +9,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import edits
 import torch
-from edits import CASES, Params, numbers, steps
+from edits import Case, Params, numbers, steps
 
 Values = dict[tuple[Any, str], Any]
 
+#: With ``fused`` step counts lie on the parameter's device.
+CASES = {
+    **edits.CASES,
+    "fused": Case(edits.PagedAdamW, torch.optim.AdamW, {**edits.ADAMW, "fused": True}, edits.CASES["adamw"].names),
+}
 #: Elements of the parameter that spans pages.
 LARGE = {"cpu": 36_000, "cuda": 1_200_000}
 TOTAL = {"cpu": 4 * 36_000, "cuda": 4 * 1_200_000}
@@ -96,6 +102,23 @@ def step_with_group(stage: Stage) -> Callable[[], Any]:
     return lambda: stage.optimizer.step()
 
 
+def add_group(stage: Stage) -> Callable[[], Any]:
+    stage.construct()
+    stage.train(2, 0)
+    stage.params.append(torch.nn.Parameter(numbers((300, 50), 5, stage.scene.device)))
+    return lambda: stage.optimizer.add_param_group({"params": stage.params[3:], "lr": 0.02})
+
+
+def step_after_a_cast(stage: Stage) -> Callable[[], Any]:
+    """``module.double()`` between two steps: launches are made anew, state stays what it is."""
+    stage.construct()
+    stage.train(2, 0)
+    for p in stage.params:
+        p.data = p.data.double()
+    stage.gradients(2)
+    return lambda: stage.optimizer.step()
+
+
 @functools.cache
 def other_training(scene: Scene) -> dict[str, Any]:
     """A checkpoint of torch's optimizer with other values everywhere."""
@@ -127,6 +150,8 @@ OPERATIONS: dict[str, Callable[[Stage], Callable[[], Any]]] = {
     "first step": step,
     "step": functools.partial(step, before=2),
     "step with group": step_with_group,
+    "step after a cast": step_after_a_cast,
+    "add group": add_group,
     "load fresh": load,
     "load used": functools.partial(load, before=2),
     "budget up": functools.partial(move, how=lambda o: o.set_device_budget(None)),
@@ -145,6 +170,8 @@ PLACED = {
     "spill": ("half",),
     "unspill": ("half",),
 }
+#: What torch's AdamW refuses.
+OF_SGD = ("step after a cast",)
 
 
 def scenes(device: str = "cpu") -> list[Scene]:
@@ -152,8 +179,14 @@ def scenes(device: str = "cpu") -> list[Scene]:
         Scene(operation, placement, "adamw", device)
         for operation in OPERATIONS
         for placement in PLACED.get(operation, ("resident", "spilled", "half"))
+        if operation not in OF_SGD
     ]
-    return found + [Scene(o, p, "sgd", device) for o in ("first step", "step") for p in ("resident", "spilled")]
+    others = [("sgd", operation) for operation in ("first step", "step", *OF_SGD)]
+    if device == "cuda":
+        others += [("fused", operation) for operation in ("first step", "step", "load used")]
+    return found + [
+        Scene(operation, placement, case, device) for case, operation in others for placement in ("resident", "spilled")
+    ]
 
 
 # --- what should come of it ------------------------------------------------------------------------------------------
@@ -208,6 +241,8 @@ def is_same(now: Values, want: Values, has_step: bool) -> bool:
     if not want.keys() <= now.keys():
         return False
     more = [now[key] for key in now.keys() - want.keys()]
+    if not all(isinstance(value, torch.Tensor) for value in more):  # a group more
+        return False
     if any(value.count_nonzero() for value in more) or (more and not has_step):
         return False
     return all(_equal(now[key], value) for key, value in want.items())

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-from faults import Scene, Stage, expected, verdict
+from faults import Stage, expected, verdict
 from injector import Alarm, Outcome, fail_at, interrupt_at
 
 #: 1: every line and every call; a larger number: every so many of them.
@@ -29,7 +29,7 @@ NEVER = 1 << 40
 Shoot = Callable[[int, Callable[[], Any]], Outcome]
 
 
-def places(scene: Scene, files: list[str]) -> list[int]:
+def places(scene: Any, files: list[str]) -> list[int]:
     """Which of the events, of which the files are given, to hit: evenly spread, others in each scene, and the guard."""
     stride = EVERY or max(1, len(files) // SHOTS[scene.placement])
     first = zlib.crc32(str(scene).encode())
@@ -38,12 +38,23 @@ def places(scene: Scene, files: list[str]) -> list[int]:
     return sorted(chosen.union(range(1 + first % stride, len(files) + 1, stride)))
 
 
-def each(scene: Scene, shoot: Shoot, judge: Callable[[Stage, Outcome], object]) -> None:
-    """Shoot at each place, at a stage of its own, and judge what came of it."""
-    expected(scene)
+def each(
+    scene: Any,
+    shoot: Shoot,
+    judge: Callable[[Any, Outcome], object],
+    stage_of: Callable[[Any], Any] = Stage,
+    ready: Callable[[Any], object] = expected,
+) -> None:
+    """Shoot at each place, at a stage of its own, and judge what came of it.
+
+    Args:
+        stage_of: sets a stage for the scene, whose ``act`` is shot at.
+        ready: called first with the scene: what is compiled and loaded once is no part of the act.
+    """
+    ready(scene)
     wrong: list[str] = []
-    for place in places(scene, shoot(NEVER, Stage(scene).act).files):
-        stage, outcome = Stage(scene), None
+    for place in places(scene, shoot(NEVER, stage_of(scene).act).files):
+        stage, outcome = stage_of(scene), None
         try:
             outcome = shoot(place, stage.act)
             judge(stage, outcome)

@@ -6,6 +6,7 @@ What is done is in the files ``tests/helpers/contract_*.py``, one chapter each; 
 
 from __future__ import annotations
 
+import contract_checkpoints
 import contract_flags
 import contract_gradients
 import contract_hyperparameters
@@ -24,7 +25,7 @@ from pagedopt.optim.registry import Entry
 
 CHAPTERS = (
     contract_parameters, contract_gradients, contract_hyperparameters, contract_flags, contract_loops,
-    contract_schedules, contract_surroundings, contract_objects,
+    contract_schedules, contract_surroundings, contract_objects, contract_checkpoints,
 )  # fmt: skip
 
 CASES = [

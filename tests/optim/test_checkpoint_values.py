@@ -52,22 +52,25 @@ def test_values_arrive_whatever_the_layout_in_blocks_of_a_chunk(
     assert sum(b.numel() for b in blocks) == 2 * sum(p.numel() for p in params)
 
 
-def test_state_is_never_rounded_to_the_parameter_s_dtype_unasked() -> None:
+def test_state_is_rounded_to_a_parameter_s_16_bits_as_torch_has_it_unless_a_format_keeps_it() -> None:
     net = model(dtype=torch.bfloat16)
     saved = PagedAdamW(net.parameters(), state_format="float32", **ADAMW)
     train(net, saved, 2)
     state_dict = copy.deepcopy(saved.state_dict())
-    kept = PagedAdamW(net.parameters(), state_format={"exp_avg": "float32", "exp_avg_sq": "bfloat16"}, **ADAMW)
-    kept.load_state_dict(state_dict)
-    for p in net.parameters():
-        assert torch.equal(kept.state[p]["exp_avg"], saved.state[p]["exp_avg"])
-        assert torch.equal(kept.state[p]["exp_avg_sq"], saved.state[p]["exp_avg_sq"].bfloat16())  # asked for
+    theirs = torch.optim.AdamW(net.parameters())
+    theirs.load_state_dict(copy.deepcopy(state_dict))
+    whole = PagedAdamW(net.parameters(), state_format="float32", **ADAMW)
+    part = PagedAdamW(net.parameters(), state_format={"exp_avg": "float32"}, **ADAMW)
     fresh = PagedAdamW(net.parameters(), **ADAMW)
-    half = PagedAdamW(net.parameters(), state_format={"exp_avg": "float32"}, **ADAMW)
-    for opt, name in ((fresh, "exp_avg"), (half, "exp_avg_sq")):
-        with pytest.raises(ValueError, match=f"loaded {name} of parameter 0 is torch.float32 and would be rounded to"):
-            opt.load_state_dict(state_dict)
-        assert not opt.state
+    for opt in (whole, part, fresh):
+        opt.load_state_dict(state_dict)
+    for p in net.parameters():
+        for opt, keeps in ((whole, ("exp_avg", "exp_avg_sq")), (part, ("exp_avg",)), (fresh, ())):
+            for name in ("exp_avg", "exp_avg_sq"):
+                want = (saved if name in keeps else theirs).state[p][name]
+                assert opt.state[p][name].dtype == (torch.float32 if name in keeps else torch.bfloat16)
+                assert torch.equal(opt.state[p][name], want)
+        assert not torch.equal(fresh.state[p]["exp_avg"].float(), saved.state[p]["exp_avg"])
 
 
 def test_loading_keeps_memory_to_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,18 +110,26 @@ def test_state_that_no_longer_fits_its_parameter_is_made_anew() -> None:
         opt.step()
 
 
-def test_state_stays_as_it_is_stored_when_its_parameter_is_cast() -> None:
+@pytest.mark.parametrize("options", [{}, {"placement": "file", "device_budget": "50%"}], ids=["resident", "file"])
+@pytest.mark.parametrize("state_format", [None, "float32"])
+def test_what_is_loaded_after_its_parameter_was_cast_is_stored_as_that_is_now_and_goes_on(
+    state_format: str | None, options: dict[str, Any]
+) -> None:
     net = model()
-    opt = PagedAdamW(net.parameters(), **ADAMW)
+    opt = PagedAdamW(net.parameters(), state_format=state_format, **ADAMW, **options)
     train(net, opt, 2)
     saved = copy.deepcopy(opt.state_dict())
     net.bfloat16()
     p = next(net.parameters())
     address = opt.state[p]["exp_avg"].data_ptr()
     opt.load_state_dict(saved)
-    assert opt.state[p]["exp_avg"].data_ptr() == address
-    assert opt.state[p]["exp_avg"].dtype == torch.float32
-    assert torch.equal(opt.state[p]["exp_avg"], saved["state"][0]["exp_avg"])
+    kept = torch.bfloat16 if state_format is None else torch.float32
+    assert opt.state[p]["exp_avg"].dtype == kept
+    assert torch.equal(opt.state[p]["exp_avg"], saved["state"][0]["exp_avg"].to(kept))
+    assert (opt.state[p]["exp_avg"].data_ptr() == address) == (kept is torch.float32)
+    before = [q.detach().clone() for q in net.parameters()]
+    train(net, opt, 1)
+    assert not any(torch.equal(q, b) for q, b in zip(net.parameters(), before, strict=True))
 
 
 def test_a_parameter_with_gaps_takes_what_is_loaded() -> None:

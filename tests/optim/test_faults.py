@@ -9,8 +9,10 @@ import gc
 from collections.abc import Iterator
 from pathlib import Path
 
+import faults_crowd
 import pytest
 from faults import Scene, scenes
+from faults_crowd import CROWDS, Crowd, CrowdScene
 from file_support import folder_for_state, open_files
 from shots import EVERY, each, failure_at, judge_failure, judge_signal, judge_two, signal_at, two_at
 
@@ -44,3 +46,17 @@ def test_a_failure_of_any_call(scene: Scene, folder: Path) -> None:
 def test_a_second_interrupt(scene: Scene) -> None:
     """It may tear the step or the load, and then this is said."""
     each(scene, two_at, judge_two)
+
+
+@pytest.mark.parametrize("scene", CROWDS, ids=str)
+def test_a_signal_among_many_optimizers(scene: CrowdScene, folder: Path) -> None:
+    """Who had his turn is complete, who had not is unchanged."""
+    each(scene, signal_at, faults_crowd.judge_signal, Crowd, faults_crowd.expected)
+    assert_closed(folder)
+
+
+@pytest.mark.parametrize("scene", CROWDS, ids=str)
+def test_a_failure_among_many_optimizers(scene: CrowdScene, folder: Path) -> None:
+    """One at most is damaged, and says so; loading mends it, and the others need nothing."""
+    each(scene, failure_at, faults_crowd.judge_failure, Crowd, faults_crowd.expected)
+    assert_closed(folder)

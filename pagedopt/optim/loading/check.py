@@ -17,20 +17,26 @@ StateDict = dict[str, Any]
 State = Mapping[Any, Mapping[str, Any]]
 
 
+class NoStateDict(ValueError, KeyError):
+    """What is to be loaded is no state dict of an optimizer; torch says so by the name of the key that is missing."""
+
+    __str__ = ValueError.__str__
+
+
 def check_form(state_dict: StateDict) -> None:
     """
     Raises:
-        ValueError: this is no state dict of an optimizer at all.
+        NoStateDict: this is no state dict of an optimizer at all.
     """
     groups = state_dict.get("param_groups")
     if not isinstance(state_dict.get("state"), Mapping) or not isinstance(groups, list):
-        raise ValueError(
+        raise NoStateDict(
             f"this is no state dict of an optimizer: it should hold 'state' and 'param_groups', and has "
             f"{', '.join(map(repr, state_dict)) or 'nothing'}"
         )
     for number, group in enumerate(groups):
         if not isinstance(group, Mapping) or not isinstance(group.get("params"), list):
-            raise ValueError(f"loaded group {number} has no list of parameters")
+            raise NoStateDict(f"loaded group {number} has no list of parameters")
 
 
 @dataclass(frozen=True)
@@ -99,22 +105,21 @@ def check_groups(optimizer: Owner, before: Sequence[Mapping[str, Any]], state_di
         raise ValueError(f"there is loaded state of parameter {strays[0]}, which is in no loaded group")
 
 
-def check_state(optimizer: Owner, state_dict: StateDict, before: State) -> None:
+def check_state(optimizer: Owner, state_dict: StateDict) -> None:
     """See that ``state_dict`` has all that the rules need, whole and of the right shape, or nothing, of each parameter.
 
     Args:
         optimizer: with the groups that were loaded.
-        before: its state so far.
 
     Raises:
         ValueError: it does not; the text names the parameter.
     """
     for member in members(optimizer, state_dict):
         if member.entry:
-            _check_entry(optimizer, member, before)
+            _check_entry(optimizer, member)
 
 
-def _check_entry(optimizer: Owner, member: Loaded, before: State) -> None:
+def _check_entry(optimizer: Owner, member: Loaded) -> None:
     encoded = {key for keys in member.plain.values() for key in keys}
     if absent := [n for n in (*member.numbers, *member.kept) if n not in member.entry and n not in encoded]:
         other = any(str(name).startswith(f"{a}.") for name in member.entry for a in absent)
@@ -137,7 +142,7 @@ def _check_entry(optimizer: Owner, member: Loaded, before: State) -> None:
         what = f"loaded {key} of parameter {member.key}"
         if of.free:
             _check_tensor(what, member.entry[key], p)
-            _check_precision(optimizer, what, key, member.entry[key].dtype, stored_as(optimizer, before, p, key, of))
+            _check_precision(optimizer, what, key, member.entry[key].dtype, of.column.dtype)
         elif key not in encoded:
             _check_column(what, member.entry[key], of, p)
 
@@ -172,10 +177,12 @@ def _is_whole(tensor: torch.Tensor) -> bool:
 
 
 def _check_precision(optimizer: Owner, what: str, name: str, loaded: torch.dtype, kept: torch.dtype) -> None:
-    if chosen_format(optimizer.state_format, name) is None and torch.promote_types(loaded, kept) != kept:
+    """State of parameters in 16 bits becomes theirs, as in torch; double precision is not given up unasked."""
+    lost = torch.promote_types(loaded, kept) != kept and real_dtype(kept).itemsize >= 4
+    if lost and chosen_format(optimizer.state_format, name) is None:
         raise ValueError(
             f"{what} is {loaded} and would be rounded to {kept}, as no state_format says how to keep state; "
-            "state_format='float32' keeps its precision, and naming a narrower format asks for the rounding"
+            "state_format='float64' keeps its precision, and state_format='float32' asks for the rounding"
         )
 
 
@@ -207,17 +214,10 @@ def number_of(member: Loaded, name: str) -> torch.Tensor:
 
 
 def home(optimizer: Owner, before: State, p: torch.Tensor, key: str, of: Kept) -> torch.Tensor | None:
-    """The state tensor that there is, if it is still laid out as its parameter and where its placement has it."""
+    """The state tensor that there is, if it is stored as its parameter has it now and where its placement has it."""
     old = before[p].get(key) if p in before else None
     if not isinstance(old, torch.Tensor) or old.device != p.device or old.shape != of.column.shape(p):
         return None
-    right = known(real_dtype(old.dtype)) if of.free else old.dtype is of.column.dtype
-    if not right or not optimizer.store.is_home(old):
+    if old.dtype is not of.column.dtype or not optimizer.store.is_home(old):
         return None
     return old if old.stride() == of.column.like(p).stride() or not p.numel() else None
-
-
-def stored_as(optimizer: Owner, before: State, p: torch.Tensor, key: str, of: Kept) -> torch.dtype:
-    """What a column is stored as: what there is keeps its format."""
-    old = home(optimizer, before, p, key, of)
-    return of.column.dtype if old is None else old.dtype

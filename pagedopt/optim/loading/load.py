@@ -21,7 +21,7 @@ from ...tables.columns import widest_first
 from ..encoding import encode
 from ..members import state_tensors
 from ..owner import Owner
-from .check import Loaded, State, StateDict, check_form, check_groups, check_state, home, members, number_of, stored_as
+from .check import Loaded, State, StateDict, check_form, check_groups, check_state, home, members, number_of
 from .foreign import translate
 
 #: Bytes copied at a time, and so the most that a conversion takes beside the state.
@@ -56,7 +56,7 @@ def load(
         nonlocal begun
         loaded = given.pop()
         check_groups(optimizer, before["param_groups"], loaded)
-        check_state(optimizer, loaded, before["state"])
+        check_state(optimizer, loaded)
         plan = prepare(optimizer, memory, loaded, before["state"])
         with Uninterrupted(gives_way=True):
             begun = True
@@ -146,10 +146,10 @@ def prepare(optimizer: Owner, memory: Store, state_dict: StateDict, before: Stat
             if key not in encoded:
                 pairs.append((entry, key, member.entry[key]))
             if old is None:
-                wanted.append(of.wanted(p, key, stored_as(optimizer, before, p, key, of)))
+                wanted.append(of.wanted(p, key))
                 new.append((entry, key))
         others = [n for n in member.entry if n not in (*member.numbers, *member.kept, *member.plain)]
-        entry.update((name, _own(member.entry[name], p.device)) for name in others)
+        entry.update((name, _own(member.entry[name], p)) for name in others)
     params = {member.key: member.param for member in members(optimizer, state_dict)}
     entries = {  # in the order of the dict, as torch
         params.get(key, key): entries.get(params[key], {}) if key in params else copy.deepcopy(entry)
@@ -170,9 +170,11 @@ def prepare(optimizer: Owner, memory: Store, state_dict: StateDict, before: Stat
     return Plan(entries, [(a, b) for a, b in copies if not _same(a, b)], encodings, staging)
 
 
-def _own(value: Any, device: torch.device) -> Any:
-    """A copy of a value that no rule names, on the parameter's device as torch has it, in its own dtype."""
-    return value.detach().to(device, copy=True) if isinstance(value, torch.Tensor) else copy.deepcopy(value)
+def _own(value: Any, p: torch.Tensor) -> Any:
+    """A copy of a value that no rule names, where and in the dtype that torch would have it."""
+    if not isinstance(value, torch.Tensor):
+        return copy.deepcopy(value)
+    return value.detach().to(p.device, p.dtype if p.is_floating_point() else value.dtype, copy=True)
 
 
 def _apart(pairs: list[tuple[dict[str, Any], str, torch.Tensor]]) -> list[torch.Tensor]:

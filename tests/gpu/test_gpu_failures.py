@@ -1,0 +1,209 @@
+"""A step on a GPU whose memory is refused, whose copies fail, whose kernel does not compile, or that Ctrl-C meets.
+
+It is right, or nothing has changed, or what is damaged says so; and CUDA keeps no error for those who come after.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from cuda_errors import assert_clean
+from faults import Scene, Stage, expected, verdict
+from optim_support import ADAMW
+from spill_support import everything, parameters, same, steps
+
+from pagedopt import PagedAdamW
+from pagedopt.kernels import cuda, source
+from pagedopt.kernels.nvrtc import CompileError
+from pagedopt.placements import store
+from pagedopt.system import driver
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+STAGED = [Scene("step", placement, case, "cuda") for placement in ("spilled", "half") for case in ("adamw", "sgd")]
+#: How many of the copies of a step are hit.
+HITS = 8
+
+
+@pytest.fixture(autouse=True)
+def no_error_is_left() -> Iterator[None]:
+    yield
+    assert_clean()
+
+
+class Hit:
+    """Stands in for ``driver.copy``: calls ``act`` in the place of copy number ``at``; 0: of none."""
+
+    def __init__(self, at: int, act: Callable[[], Any]) -> None:
+        self.at, self.act, self.count, self.copy = at, act, 0, driver.copy
+
+    def __call__(self, *given: Any) -> None:
+        self.count += 1
+        if self.count == self.at:
+            self.act()
+        self.copy(*given)
+
+
+def hits(scene: Scene, patch: pytest.MonkeyPatch) -> range:
+    """Which of the copies that the operation makes are hit."""
+    expected(scene)
+    stage, counting = Stage(scene), Hit(0, lambda: None)
+    with patch.context() as here:
+        here.setattr(driver, "copy", counting)
+        stage.act()
+    assert counting.count >= 2, "nothing is staged"
+    return range(1, counting.count + 1, max(1, counting.count // HITS))
+
+
+def refuse() -> None:
+    raise driver.CudaError("cuMemcpyAsync", "CUDA_ERROR_INVALID_VALUE", "refused, says the test")
+
+
+@pytest.mark.parametrize("scene", STAGED, ids=str)
+def test_a_copy_that_fails_is_heard_of(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    for at in hits(scene, monkeypatch):
+        stage = Stage(scene)
+        with monkeypatch.context() as here:
+            here.setattr(driver, "copy", Hit(at, refuse))
+            with pytest.raises(driver.CudaError, match="says the test"):
+                stage.act()
+        assert_clean()
+        assert verdict(stage, may_be_damaged=True) in ("before", "damaged"), f"copy {at}"
+
+
+@pytest.mark.parametrize("scene", STAGED, ids=str)
+def test_an_interrupt_in_a_staged_sweep_waits_for_its_end(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    for at in hits(scene, monkeypatch):
+        stage = Stage(scene)
+        with monkeypatch.context() as here:
+            here.setattr(driver, "copy", Hit(at, lambda: signal.raise_signal(signal.SIGINT)))
+            with pytest.raises(KeyboardInterrupt):
+                stage.act()
+        assert_clean()
+        assert verdict(stage, may_be_damaged=False) == "after", f"copy {at}"
+
+
+@pytest.mark.parametrize("scene", STAGED[:1], ids=str)
+def test_a_second_interrupt_in_a_staged_sweep_ends_it(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def twice() -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    for at in hits(scene, monkeypatch):
+        stage = Stage(scene)
+        with monkeypatch.context() as here:
+            here.setattr(driver, "copy", Hit(at, twice))
+            with pytest.raises(KeyboardInterrupt):
+                stage.act()
+        assert_clean()
+        verdict(stage, may_be_damaged=True)
+
+
+def test_no_room_for_the_slots_of_a_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene("first step", "spilled", "adamw", "cuda")
+    expected(scene)
+    stage = Stage(scene)
+
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("no slots, says the test")
+
+    with monkeypatch.context() as here:
+        here.setattr(store, "Ring", full)
+        with pytest.raises(torch.OutOfMemoryError, match="says the test"):
+            stage.act()
+    assert_clean()
+    assert verdict(stage, may_be_damaged=False) == "before"
+
+
+@pytest.mark.exclusive
+@pytest.mark.parametrize("placement", ["resident", "spilled", "half"])
+@pytest.mark.parametrize("operation", ["first step", "step", "load fresh", "load used", "deepcopy"])
+def test_a_full_device_refuses_or_nothing_is_asked_of_it(operation: str, placement: str) -> None:
+    """torch's own allocator refuses, as it does where a model has taken everything."""
+    scene = Scene(operation, placement, "adamw", "cuda")
+    expected(scene)
+    stage = Stage(scene)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    error: BaseException | None = None
+    try:
+        torch.cuda.set_per_process_memory_fraction(1e-6)
+        stage.act()
+    except (MemoryError, torch.OutOfMemoryError) as refused:
+        error = refused.with_traceback(None)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert_clean()
+    found = verdict(stage, may_be_damaged=False)
+    assert found == "after" or error is not None, "nobody heard of it"
+
+
+class Scarce:
+    """Stands in for an allocation of the driver: the ``at``-th that any of them is asked for, and all later, fail."""
+
+    def __init__(self, name: str, at: int, asked: list[str]) -> None:
+        self.name, self.at, self.asked, self.allocate = name, at, asked, getattr(driver, name)
+
+    def __call__(self, *given: Any) -> Any:
+        self.asked.append(self.name)
+        if len(self.asked) >= self.at:
+            raise driver.CudaError(self.name, "CUDA_ERROR_OUT_OF_MEMORY", "refused, says the test")
+        return self.allocate(*given)
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+@pytest.mark.parametrize("operation", ["first step", "step"])
+def test_no_memory_for_a_pointer_table(operation: str, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a first launch is there before anything changes; behind a launch a step may be damaged, and says so."""
+    scene = Scene(operation, "resident", "adamw", "cuda")
+    expected(scene)
+    stage, error = Stage(scene), None
+    asked: list[str] = []
+    with monkeypatch.context() as here:
+        for name in ("allocate_managed", "allocate_mapped", "allocate_pinned"):
+            here.setattr(driver, name, Scarce(name, at, asked))
+        try:
+            stage.act()
+        except (RuntimeError, MemoryError) as refused:
+            error = refused.with_traceback(None)
+    assert_clean()
+    assert asked or operation == "step", "no table was made"
+    first = operation == "first step" and at == 1
+    found = verdict(stage, may_be_damaged=not first)
+    assert found == "after" or error is not None, "nobody heard of it"
+    assert found == "before" or not first
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"device_budget": 0}, {"device_budget": "50%", "host_access": "in_place"}], ids=str
+)
+def test_a_kernel_that_does_not_compile_changes_nothing(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params, twin = parameters(), parameters()
+    opt, plain = PagedAdamW(params, **options, **ADAMW), PagedAdamW(twin, **ADAMW)
+    text = source.text
+
+    def broken(*given: Any, **named: Any) -> str:
+        return text(*given, **named) + "\n#error no kernel, says the test\n"
+
+    for rule in ("its first", "another"):
+        before = everything(params, opt)
+        with monkeypatch.context() as here:
+            here.setattr(source, "text", broken)
+            cuda.multi_tensor_kernel.cache_clear()
+            for _ in range(2):
+                with pytest.raises(CompileError, match="says the test"):
+                    steps(params, opt, 1, gaps=False)
+        assert_clean()
+        assert same(before, everything(params, opt)), rule
+        assert bool(opt.state) == (rule == "another")
+        for ps, o in ((params, opt), (twin, plain)):
+            steps(ps, o, 3, gaps=False)
+        assert same(everything(params, opt), everything(twin, plain)), rule
+        for o in (opt, plain):
+            o.param_groups[0]["decoupled_weight_decay"] = False  # which is Adam's rule

@@ -1,0 +1,356 @@
+"""The contract: state dicts, from torch and to torch, saved and loaded in mid-training."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from contract_world import World, ordinary, reference, scenario
+
+CHAPTER = "checkpoints"
+SHAPES = ((200, 101), (13, 18), ())
+
+Change = Callable[[dict[str, Any]], None]
+
+
+def groups(params: list[Any]) -> list[dict[str, Any]]:
+    return [{"params": params[:1]}, {"params": params[1:], "lr": 0.07}]
+
+
+def other(world: World, params: list[Any], **hyper: Any) -> Any:
+    """An optimizer in whose place a checkpoint comes: its own values are others."""
+    return world.make(groups(params), lr=1.0, **hyper)
+
+
+def torchs(world: World, params: list[Any], **flags: Any) -> Any:
+    """torch's optimizer, on both sides; its loop, unless flags say otherwise."""
+    return reference(world.entry)(groups(params), **{**ordinary(world.entry), "foreach": False, **flags})
+
+
+def through_a_file(saved: Any) -> Any:
+    """What ``torch.load(weights_only=True)`` makes of what ``torch.save`` has written."""
+    file = io.BytesIO()
+    torch.save(saved, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def continued(world: World, label: str, params: list[Any], saved: dict[str, Any], make: Any = other) -> Any:
+    """Load into a new optimizer over ``params``, and train on."""
+    opt = make(world, params)
+    opt.load_state_dict(saved)
+    world.show(f"{label}: loaded", opt, params)
+    world.train(opt, params, range(3, 6))
+    world.show(f"{label}: went on", opt, params)
+    return opt
+
+
+# --- there and back -------------------------------------------------------------------------------------------------
+
+
+@scenario(CHAPTER)
+def weights_only(world: World) -> None:
+    """``torch.save`` of a state dict, and ``torch.load(weights_only=True)`` into a new optimizer, which goes on."""
+    params = world.params(SHAPES)
+    opt = world.make(groups(params))
+    world.train(opt, params)
+    saved = through_a_file({"model": [p.detach() for p in params], "optimizer": opt.state_dict(), "epoch": 3})
+    world.say("names", [list(entry) for entry in saved["optimizer"]["state"].values()])
+    world.say("indices", [group["params"] for group in saved["optimizer"]["param_groups"]])
+    continued(world, "new", [torch.nn.Parameter(p) for p in saved["model"]], saved["optimizer"])
+    world.train(opt, params, range(3, 6))
+    world.show("what was saved goes on", opt, params)
+
+
+def from_torch(world: World, change: Change | None = None, **flags: Any) -> None:
+    params = world.params(SHAPES)
+    begun = torchs(world, params, **flags)
+    world.train(begun, params)
+    saved = copy.deepcopy(begun.state_dict())
+    if change is not None:
+        change(saved)
+    opt = continued(world, "from torch", params, saved)
+    world.say("groups", [{k: v for k, v in group.items() if k != "params"} for group in opt.param_groups])
+    back = torchs(world, params)
+    back.load_state_dict(through_a_file(opt.state_dict()))
+    world.train(back, params, range(6, 9))
+    world.show("back in torch", back, params)
+
+
+@scenario(CHAPTER)
+def from_torch_s_loop_and_back(world: World) -> None:
+    """A state dict of torch's ``foreach=False`` is taken in mid-training, gone on with, and given back to torch."""
+    from_torch(world)
+
+
+@scenario(CHAPTER)
+def from_torch_s_foreach_and_back(world: World) -> None:
+    """A state dict of torch's ``foreach=True`` is taken in mid-training, gone on with, and given back to torch."""
+    if "fused" in world.known:
+        from_torch(world, foreach=True)
+    else:
+        from_torch(world)
+
+
+@scenario(CHAPTER)
+def from_torch_s_fused_and_back(world: World) -> None:
+    """A state dict of torch's ``fused=True``, whose step counts lie on the parameter's device, is taken in mid-training
+    and given back to torch."""
+    if "fused" in world.known:
+        from_torch(world, foreach=None, fused=True)
+    else:
+        from_torch(world)
+
+
+@scenario(CHAPTER, "cuda")
+def from_torch_s_capturable_and_back(world: World) -> None:
+    """A state dict of torch's ``capturable=True`` is taken in mid-training and given back to torch."""
+    if "capturable" in world.known:
+        from_torch(world, capturable=True)
+    else:
+        from_torch(world)
+
+
+def counts(saved: dict[str, Any], kind: Callable[[float], Any]) -> None:
+    for entry in saved["state"].values():
+        if "step" in entry:
+            entry["step"] = kind(float(entry["step"]))
+
+
+@scenario(CHAPTER)
+def counts_that_are_numbers(world: World) -> None:
+    """Step counts as plain numbers (torch before 1.12) or as tensors of other dtypes are taken as torch takes them."""
+    kinds: dict[str, Callable[[float], Any]] = {
+        "int": int, "float": float, "float64": lambda n: torch.tensor(n, dtype=torch.float64),
+        "one element": lambda n: torch.tensor([n]), "int64": lambda n: torch.tensor(int(n)),
+        "on the parameter's device": lambda n: torch.tensor(n, device=world.device),
+    }  # fmt: skip
+    for name, kind in kinds.items():
+        params = world.params(SHAPES)
+        begun = torchs(world, params)
+        world.train(begun, params)
+        saved = copy.deepcopy(begun.state_dict())
+        counts(saved, kind)
+        opt = other(world, params)
+        with world.tries(f"{name}: loading and a step"):
+            opt.load_state_dict(saved)
+            world.train(opt, params, range(3, 4))
+        world.say(f"{name}: parameters", params)
+        world.say(f"{name}: counts", [float(e.get("step", 0)) for e in opt.state_dict()["state"].values()])
+
+
+@scenario(CHAPTER)
+def into_one_that_has_begun(world: World) -> None:
+    """Loading into an optimizer in mid-training replaces all it had, also for parameters of which the dict has none."""
+    params, strangers = world.params(SHAPES), world.params(SHAPES)
+    begun = torchs(world, params)
+    for step in range(3):
+        world.give(params, step, skip=(1,))
+        begun.step()
+    opt = other(world, strangers)
+    world.train(opt, strangers, range(10, 14))
+    opt.load_state_dict(copy.deepcopy(begun.state_dict()))
+    world.show("loaded", opt, strangers)
+    world.train(opt, strangers, range(3, 6))
+    world.show("went on", opt, strangers)
+
+
+@scenario(CHAPTER)
+def before_the_first_step(world: World) -> None:
+    """A state dict of an optimizer that has taken no step is saved and loaded, into a new and into a used one."""
+    params = world.params(SHAPES)
+    saved = through_a_file(world.make(groups(params)).state_dict())
+    world.say("state", saved["state"])
+    continued(world, "new", params, saved)
+    used = other(world, params)
+    world.train(used, params, range(6, 8))
+    used.load_state_dict(saved)
+    world.show("used: loaded", used, params)
+    world.train(used, params, range(8, 10))
+    world.show("used: went on", used, params)
+
+
+@scenario(CHAPTER)
+def its_own_dict(world: World) -> None:
+    """An optimizer loads its own state dict, which is no copy: it shows what later steps make of state."""
+    params = world.params(SHAPES)
+    opt = world.make(groups(params))
+    world.train(opt, params)
+    saved = opt.state_dict()
+    world.train(opt, params, range(3, 4))
+    name = next((n for n in saved["state"][0] if n != "step"), None)
+    world.say("it shows the later step", name is None or saved["state"][0][name] is opt.state[params[0]][name])
+    opt.load_state_dict(saved)
+    world.train(opt, params, range(4, 6))
+    world.show("went on", opt, params)
+
+
+@scenario(CHAPTER)
+def what_was_loaded_is_left_alone(world: World) -> None:
+    """Steps after loading do not change the tensors of the dict that was loaded."""
+    params = world.params(SHAPES)
+    begun = torchs(world, params)
+    world.train(begun, params)
+    saved, kept = copy.deepcopy(begun.state_dict()), copy.deepcopy(begun.state_dict())
+    opt = other(world, params)
+    opt.load_state_dict(saved)
+    world.train(opt, params, range(3, 5))
+    world.show("went on", opt, params)
+    same = [torch.equal(v, kept["state"][i][n]) for i, e in saved["state"].items() for n, v in e.items()]
+    world.say("the dict is as it was", all(same))
+
+
+# --- dtypes ---------------------------------------------------------------------------------------------------------
+
+
+def cast(world: World, param: torch.dtype, state: torch.dtype, **ours: Any) -> None:
+    """State of one dtype into parameters of another."""
+    params = [world.param(shape, seed, state) for seed, shape in enumerate(SHAPES)]
+    begun = torchs(world, params)
+    world.train(begun, params)
+    cast_to = [torch.nn.Parameter(p.detach().to(param)) for p in params]
+    opt = other(world, cast_to, **(ours if world.ours else {}))
+    with world.tries("loading"):
+        opt.load_state_dict(copy.deepcopy(begun.state_dict()))
+    world.show("state is loaded", opt, cast_to)
+    with world.tries("a step"):
+        world.train(opt, cast_to, range(3, 5))
+    world.show("state goes on", opt, cast_to)
+
+
+@scenario(CHAPTER)
+def float32_state_into_bfloat16_parameters(world: World) -> None:
+    """State in float32 is loaded for parameters in bfloat16: it is cast to bfloat16, and training goes on."""
+    cast(world, torch.bfloat16, torch.float32)
+
+
+@scenario(CHAPTER)
+def float32_state_into_float16_parameters(world: World) -> None:
+    """State in float32 is loaded for parameters in float16: it is cast to float16, and training goes on."""
+    cast(world, torch.float16, torch.float32)
+
+
+@scenario(CHAPTER)
+def float32_state_that_a_state_format_keeps(world: World) -> None:
+    """State in float32 is loaded for parameters in bfloat16, where ours is told ``state_format="float32"``."""
+    cast(world, torch.bfloat16, torch.float32, state_format="float32")
+
+
+@scenario(CHAPTER)
+def bfloat16_state_into_float32_parameters(world: World) -> None:
+    """State in bfloat16 is loaded for parameters in float32: it is widened, and training goes on."""
+    cast(world, torch.float32, torch.bfloat16)
+
+
+@scenario(CHAPTER)
+def float32_state_into_float64_parameters(world: World) -> None:
+    """State in float32 is loaded for parameters in float64: it is widened, and training goes on."""
+    cast(world, torch.float64, torch.float32)
+
+
+@scenario(CHAPTER)
+def float64_state_into_float32_parameters(world: World) -> None:
+    """State in float64 is loaded for parameters in float32."""
+    params = [world.param(shape, seed, torch.float64) for seed, shape in enumerate(SHAPES)]
+    begun = torchs(world, params)
+    world.train(begun, params)
+    opt = other(world, world.params(SHAPES))
+    with world.tries("loading"):
+        opt.load_state_dict(copy.deepcopy(begun.state_dict()))
+
+
+@scenario(CHAPTER)
+def loading_after_a_cast(world: World) -> None:
+    """A model is cast to bfloat16 in mid-training and the checkpoint from before loaded: state is cast, too."""
+    net = torch.nn.Linear(13, 18).to(world.device)
+    with torch.no_grad():
+        for i, p in enumerate(net.parameters()):
+            p.copy_(world.values(p.shape, i))
+    opt = world.make(net.parameters())
+    world.train(opt, net.parameters())
+    saved = copy.deepcopy(opt.state_dict())
+    net.bfloat16()
+    opt.load_state_dict(saved)
+    world.show("loaded", opt, net.parameters())
+    world.train(opt, net.parameters(), range(3, 5))
+    world.show("went on", opt, net.parameters())
+
+
+@scenario(CHAPTER)
+def values_of_one_s_own(world: World) -> None:
+    """What users keep in ``state`` is saved and loaded with the rest, cast and moved as torch does with it."""
+    params = world.params(SHAPES)
+    begun = torchs(world, params)
+    world.train(begun, params)
+    saved = copy.deepcopy(begun.state_dict())
+    saved["state"].setdefault(1, {}).update(
+        {"double": torch.ones(3, dtype=torch.float64), "count": torch.arange(3), "text": "mine", "number": 3}
+    )
+    saved["state"]["everybody's"] = {"ema": torch.ones(2, dtype=torch.float64)}
+    opt = other(world, params)
+    opt.load_state_dict(saved)
+    entry = opt.state[params[1]]
+    world.say("loaded", {k: v for k, v in entry.items() if k in ("double", "count", "number")})
+    world.say("on the parameter's device", [entry[k].device == params[1].device for k in ("double", "count")])
+    world.say("of nobody", opt.state["everybody's"])
+    world.train(opt, params, range(3, 5))
+    world.show("went on", opt, params[:1])
+
+
+# --- names, and what does not fit -----------------------------------------------------------------------------------
+
+
+def named(world: World) -> list[tuple[str, Any]]:
+    return [(f"layer.{i}", p) for i, p in enumerate(world.params(SHAPES))]
+
+
+@scenario(CHAPTER)
+def named_parameters(world: World) -> None:
+    """``named_parameters()`` as parameters: names stand in groups and state dicts, and go from named to unnamed."""
+    pairs = named(world)
+    params = [p for _, p in pairs]
+    opt = world.make([{"params": pairs[:1]}, {"params": pairs[1:], "lr": 0.07}])
+    world.say("names", [group.get("param_names") for group in opt.param_groups])
+    world.train(opt, params)
+    saved = through_a_file(opt.state_dict())
+    world.say("saved names", [group.get("param_names") for group in saved["param_groups"]])
+    again = continued(world, "into unnamed", params, saved)
+    world.say("unnamed has names now", [group.get("param_names") for group in again.param_groups])
+    back = world.make([{"params": pairs[:1]}, {"params": pairs[1:]}], lr=1.0)
+    for group in saved["param_groups"]:
+        group.pop("param_names", None)
+    back.load_state_dict(saved)
+    world.say("named keeps its names", [group.get("param_names") for group in back.param_groups])
+    world.say("text", [line for line in repr(back).splitlines() if "names" in line])
+    with world.tries("names for some only"):
+        world.make([pairs[0], params[1]])
+    with world.tries("a group without names beside one with"):
+        opt.add_param_group({"params": [world.param((3,), 8)]})
+
+
+@scenario(CHAPTER)
+def what_does_not_fit(world: World) -> None:
+    """A state dict of another model, or half of one, is refused when it is loaded, and what was there goes on."""
+    params = world.params(SHAPES)
+    opt = world.make(groups(params))
+    world.train(opt, params)
+    saved = copy.deepcopy(opt.state_dict())
+    harms: dict[str, Change] = {
+        "a group more": lambda d: d["param_groups"].append({**d["param_groups"][0], "params": []}),
+        "a group less": lambda d: d["param_groups"].pop(),
+        "a parameter more": lambda d: d["param_groups"][0]["params"].append(9),
+        "a parameter less": lambda d: d["param_groups"][1]["params"].pop(),
+        "no groups": lambda d: d.pop("param_groups"),
+        "no state": lambda d: d.pop("state"),
+        "no parameters": lambda d: d["param_groups"][0].pop("params"),
+    }
+    for name, harm in harms.items():
+        wrong = copy.deepcopy(saved)
+        harm(wrong)
+        with world.tries(name):
+            opt.load_state_dict(wrong)
+    world.train(opt, params, range(3, 5))
+    world.show("went on", opt, params)

@@ -1,0 +1,147 @@
+"""An optimizer for each parameter, as training loops that step in hooks make them, and one fault among all of them."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from edits import CASES, numbers, steps
+from faults import Values, is_same, refusal
+from injector import Outcome
+from shots import assert_rose
+
+#: More optimizers than state files that are not shared; every fourth parameter spans pages.
+COUNT, SMALL, LARGE = 20, 300, {"cpu": 20_000, "cuda": 600_000}
+
+
+@dataclass(frozen=True)
+class CrowdScene:
+    """What is done to each of them, one after the other; all state is away."""
+
+    operation: str
+    case: str = "adamw"
+    device: str = "cpu"
+    placement: str = "spilled"
+
+    def __str__(self) -> str:
+        return f"{self.operation}-{self.case}"
+
+
+class Crowd:
+    """Optimizers of one parameter each, ready for an operation."""
+
+    def __init__(self, scene: CrowdScene, theirs: bool = False) -> None:
+        self.scene, self.case = scene, CASES[scene.case]
+        shapes = [(LARGE[scene.device] if i % 4 == 0 else SMALL,) for i in range(COUNT)]
+        self.params = [torch.nn.Parameter(numbers(s, 900 + i, scene.device)) for i, s in enumerate(shapes)]
+        options = {} if theirs else {"placement": "file" if scene.device == "cpu" else "mapped", "device_budget": 0}
+        self.optimizers: list[Any] = [self.case.make(theirs, [{"params": [p]}], **options) for p in self.params]
+        self.act = OPERATIONS[scene.operation](self)
+
+    def train(self, count: int, first: int) -> None:
+        for i in range(COUNT):
+            self.train_one(i, count, first)
+
+    def train_one(self, i: int, count: int, first: int) -> None:
+        steps(self.optimizers[i], [self.params[i]], count, first)
+
+    def values(self, i: int) -> Values:
+        entry = self.optimizers[i].state.get(self.params[i], {})
+        return {(i, name): value.detach().clone() for name, value in [("param", self.params[i]), *entry.items()]}
+
+
+def step(crowd: Crowd, before: int = 0) -> Callable[[], Any]:
+    crowd.train(before, 0)
+    for p in crowd.params:
+        p.grad = numbers(tuple(p.shape), 31 * before + 1, crowd.scene.device)
+    return lambda: [optimizer.step() for optimizer in crowd.optimizers]
+
+
+def load(crowd: Crowd) -> Callable[[], Any]:
+    crowd.train(2, 0)
+    saved = [copy.deepcopy(optimizer.state_dict()) for optimizer in crowd.optimizers]
+    crowd.train(1, 2)
+
+    def act() -> None:
+        for optimizer, one in zip(crowd.optimizers, saved, strict=True):
+            optimizer.load_state_dict(one)
+
+    return act
+
+
+OPERATIONS: dict[str, Callable[[Crowd], Callable[[], Any]]] = {
+    "first steps": step,
+    "steps": functools.partial(step, before=2),
+    "loads": load,
+}
+CROWDS = [
+    CrowdScene(operation, case)
+    for operation, case in (("first steps", "adamw"), ("steps", "adamw"), ("steps", "sgd"), ("loads", "adamw"))
+]
+
+
+@dataclass(frozen=True)
+class Way:
+    """Values of one optimizer, two steps later, and its checkpoint."""
+
+    values: Values
+    later: Values
+    saved: dict[str, Any]
+
+
+@functools.cache
+def expected(scene: CrowdScene) -> list[tuple[Way, Way]]:
+    """Of each optimizer, without the operation and with it; torch's optimizers have the same."""
+    ways: list[list[Way]] = []
+    for done in (False, True):
+        ours, theirs = Crowd(scene), Crowd(scene, theirs=True)
+        for crowd in (ours, theirs) if done else ():
+            crowd.act()
+        now = [(ours.values(i), copy.deepcopy(ours.optimizers[i].state_dict())) for i in range(COUNT)]
+        for crowd in (ours, theirs):
+            crowd.train(2, 10)
+        ways.append([Way(values, ours.values(i), saved) for i, (values, saved) in enumerate(now)])
+        for i in range(COUNT):
+            torch.testing.assert_close(ours.values(i), theirs.values(i), rtol=2e-5, atol=2e-6)
+    return list(zip(*ways, strict=True))
+
+
+def verdicts(crowd: Crowd, may_be_damaged: bool) -> list[str]:
+    """ "after", "damaged" or "before" for each, in this order along the crowd; nobody suffers for another."""
+    found = [verdict(crowd, i) for i in range(COUNT)]
+    assert found == sorted(found, key=("after", "damaged", "before").index), f"out of order: {found}"
+    assert found.count("damaged") <= may_be_damaged, found
+    return found
+
+
+def verdict(crowd: Crowd, i: int) -> str:
+    before, after = expected(crowd.scene)[i]
+    optimizer, word = crowd.optimizers[i], ""
+    if "damaged" in refusal(optimizer.state_dict):
+        word, way = "damaged", after
+        with torch.no_grad():
+            crowd.params[i].copy_(after.values[i, "param"])
+        optimizer.load_state_dict(copy.deepcopy(after.saved))
+    now, has_step = crowd.values(i), crowd.case.has_step
+    ways = [way for way in (after, before) if is_same(now, way.values, has_step)]
+    assert ways, f"optimizer {i} is neither unchanged nor complete"
+    way = ways[0]
+    crowd.train_one(i, 2, 10)
+    assert is_same(crowd.values(i), way.later, True), f"the next steps of optimizer {i} are wrong"
+    return word or ("after" if way is after else "before")
+
+
+def judge_signal(crowd: Crowd, outcome: Outcome) -> None:
+    """It rises, and nothing is damaged."""
+    assert_rose(outcome)
+    assert set(verdicts(crowd, may_be_damaged=False)) == {"after"} or outcome.error is not None
+
+
+def judge_failure(crowd: Crowd, outcome: Outcome) -> None:
+    """It may damage the one it hits, and is heard of."""
+    assert outcome.error is None or isinstance(outcome.error, Exception)
+    assert set(verdicts(crowd, may_be_damaged=True)) == {"after"} or outcome.error is not None, "nobody heard of it"
