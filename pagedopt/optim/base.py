@@ -14,7 +14,6 @@ from ..paging.budget import Budget, Given
 from ..placements.choose import StateLost
 from ..placements.store import MemoryReport, Store
 from ..rules import Rule
-from ..tables.checks import LayoutError
 from ..units import parse_bytes
 from .copying import bring_home, duplicate
 from .encoding import decoded
@@ -60,7 +59,7 @@ class PagedOptimizer(torch.optim.Optimizer):
     has_step: ClassVar[bool] = True
     #: What state starts with, by name, where that is not zero: a number, or the name of the group's that holds it.
     initial: ClassVar[Mapping[str, float | str]] = {}
-    #: Names of state that must have the dtype it was made in, as torch's operations on it ask for.
+    #: Names of state that must have the dtype it was made in or the gradient's, as torch's operations on it ask for.
     fixed_dtypes: ClassVar[tuple[str, ...]] = ()
     #: What has left state that belongs to no step, in words; "" if nothing has.
     damaged: str = ""
@@ -146,13 +145,21 @@ class PagedOptimizer(torch.optim.Optimizer):
 
     def _prepared(self) -> Launches:
         """Launches for what state and groups hold now, ready to run."""
+        changed: Exception | None = None
         if self._launches is not None and self._launches.current(self):
-            with contextlib.suppress(LayoutError):  # a parameter was laid out anew, at the address it had
+            try:
                 self._launches.prepare(self)
                 return self._launches
+            except (ValueError, TypeError) as error:  # a tensor is no longer as it was: what is now may do, too
+                changed = error.with_traceback(None)
         self._launches = None  # its tables keep state alive that may be gone
-        launches = self._launches = Launches(self)
-        launches.prepare(self)
+        try:
+            launches = self._launches = Launches(self)
+            launches.prepare(self)
+        except Exception as error:
+            if changed is not None and str(changed) != str(error):
+                error.add_note(f"since the last step: {changed}")
+            raise
         return launches
 
     def add_param_group(self, param_group: Group) -> None:
