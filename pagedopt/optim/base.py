@@ -105,17 +105,19 @@ class PagedOptimizer(torch.optim.Optimizer):
         Args:
             closure: computes the loss again and returns it.
 
-        What it uses is what ``state`` and ``param_groups`` hold now, whoever put it there.  Once its first launch has
-        begun it is finished and counted, whatever signal arrives; what a handler raises, rises then.  A second Ctrl-C
-        ends it in the middle.
+        What it uses is what ``state`` and ``param_groups`` hold now, whoever put it there, and tensors as they are now:
+        one that was cast, moved, resized or laid out anew is followed where torch's loop follows it.  Once its first
+        launch has begun it is finished and counted, whatever signal arrives; what a handler raises, rises then.  A
+        second Ctrl-C ends it in the middle.
 
         Raises:
-            RuntimeError: a gradient is sparse; state is of another dtype, shape or device than the parameter's; the
-                stream is being captured into a CUDA graph; the process was forked from that of state in a file; state
-                is damaged.  Nothing has been updated then.
+            RuntimeError: a gradient is sparse; state is of another dtype, shape or device than the parameter's; a
+                parameter is of integers (NotImplementedError), or it or its state has lost its memory; the stream is
+                being captured into a CUDA graph; the process was forked from that of state in a file; state is damaged.
+                Nothing has been updated then.
             KeyError: state has some of a parameter's tensors and lacks another.  Nothing has been updated then.
-            ValueError, TypeError: a parameter or gradient changed its size, dtype, device or lost its memory, or a
-                parameter is a DTensor; nothing has been updated then.
+            ValueError, TypeError: a gradient is of another shape or device than its parameter or has lost its memory,
+                or a parameter is a DTensor; nothing has been updated then.
             MemoryError, torch.OutOfMemoryError: there is no room for state that is to be made; nothing has been
                 updated then.  Or state in a file could not be written back for want of room (on the disk, in a quota,
                 in memory): it is damaged.
