@@ -14,7 +14,6 @@ from ..paging.budget import Budget, Given
 from ..placements.choose import StateLost
 from ..placements.store import MemoryReport, Store
 from ..rules import Rule
-from ..tables.checks import LayoutError
 from ..units import parse_bytes
 from .copying import bring_home, duplicate
 from .encoding import decoded
@@ -61,7 +60,7 @@ class PagedOptimizer(torch.optim.Optimizer):
     has_step: ClassVar[bool] = True
     #: What state starts with, by name, where that is not zero: a number, or the name of the group's that holds it.
     initial: ClassVar[Mapping[str, float | str]] = {}
-    #: Names of state that must have the dtype it was made in, as torch's operations on it ask for.
+    #: Names of state that must have the dtype it was made in or the gradient's, as torch's operations on it ask for.
     fixed_dtypes: ClassVar[tuple[str, ...]] = ()
     #: What has left state that belongs to no step, in words; "" if nothing has.
     damaged: str = ""
@@ -107,17 +106,19 @@ class PagedOptimizer(torch.optim.Optimizer):
         Args:
             closure: computes the loss again and returns it.
 
-        What it uses is what ``state`` and ``param_groups`` hold now, whoever put it there.  Once its first launch has
-        begun it is finished and counted, whatever signal arrives; what a handler raises, rises then.  A second Ctrl-C
-        ends it in the middle.
+        What it uses is what ``state`` and ``param_groups`` hold now, whoever put it there, and tensors as they are now:
+        one that was cast, moved, resized or laid out anew is followed where torch's loop follows it.  Once its first
+        launch has begun it is finished and counted, whatever signal arrives; what a handler raises, rises then.  A
+        second Ctrl-C ends it in the middle.
 
         Raises:
-            RuntimeError: a gradient is sparse; state is of another dtype, shape or device than the parameter's; the
-                stream is being captured into a CUDA graph; the process was forked from that of state in a file; state
-                is damaged.  Nothing has been updated then.
+            RuntimeError: a gradient is sparse; state is of another dtype, shape or device than the parameter's; a
+                parameter is of integers (NotImplementedError), or it or its state has lost its memory; the stream is
+                being captured into a CUDA graph; the process was forked from that of state in a file; state is damaged.
+                Nothing has been updated then.
             KeyError: state has some of a parameter's tensors and lacks another.  Nothing has been updated then.
-            ValueError, TypeError: a parameter or gradient changed its size, dtype, device or lost its memory, or a
-                parameter is a DTensor; nothing has been updated then.
+            ValueError, TypeError: a gradient is of another shape or device than its parameter or has lost its memory,
+                or a parameter is a DTensor; nothing has been updated then.
             MemoryError, torch.OutOfMemoryError: there is no room for state that is to be made; nothing has been
                 updated then.  Or state in a file could not be written back for want of room (on the disk, in a quota,
                 in memory): it is damaged.
@@ -147,13 +148,21 @@ class PagedOptimizer(torch.optim.Optimizer):
 
     def _prepared(self) -> Launches:
         """Launches for what state and groups hold now, ready to run."""
+        changed: Exception | None = None
         if self._launches is not None and self._launches.current(self):
-            with contextlib.suppress(LayoutError):  # a parameter was laid out anew, at the address it had
+            try:
                 self._launches.prepare(self)
                 return self._launches
+            except (ValueError, TypeError) as error:  # a tensor is no longer as it was: what is now may do, too
+                changed = error.with_traceback(None)
         self._launches = None  # its tables keep state alive that may be gone
-        launches = self._launches = Launches(self)
-        launches.prepare(self)
+        try:
+            launches = self._launches = Launches(self)
+            launches.prepare(self)
+        except Exception as error:
+            if changed is not None and str(changed) != str(error):
+                error.add_note(f"since the last step: {changed}")
+            raise
         return launches
 
     def add_param_group(self, param_group: Group) -> None:

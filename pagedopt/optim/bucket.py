@@ -12,7 +12,7 @@ from ..formats.format import Format
 from ..launch.route import route
 from ..launch.sweep import Sweep
 from ..tables.checks import LayoutError
-from ..tables.columns import TensorList, Tensors
+from ..tables.columns import TensorList, Tensors, is_dense
 from .lists import Lists
 from .members import Member
 from .owner import Owner
@@ -53,9 +53,11 @@ class Bucket:
 
     @classmethod
     def partition(cls, optimizer: Owner, members: Sequence[Member]) -> list[Bucket]:
-        """Sort all parameters by what a launch must have in common, one that stands twice into launches that follow."""
-        if any(m.rule.carried for m in members):
-            _take_turns(members)
+        """Sort all parameters by what a launch must have in common, one that stands twice, or two that share memory,
+        into launches that follow each other."""
+        memory = _memories(members)
+        if len(set(memory)) < len(memory) or any(m.rule.carried for m in members):
+            _take_turns(members, memory)
         found: dict[tuple[Any, ...], list[Member]] = {}
         for member in sorted(members, key=lambda m: m.turn):
             found.setdefault((member.turn, member.rule, member.param.device, member.formats), []).append(member)
@@ -90,6 +92,8 @@ class Bucket:
             )
         if self.lists.odd:
             self.lists.take_params()
+        else:
+            self.sweep.table.check(0)
         grads = self.lists.grads()
         try:
             self.sweep.refresh([self.lists.params, grads])
@@ -190,10 +194,24 @@ def _numbers(optimizer: Owner, members: Sequence[Member], shared: set[int]) -> d
     return {"step": KeptSteps([not m.missing or m.again for m in members]), **found}
 
 
-def _take_turns(members: Iterable[Member]) -> None:
-    """Let each that has a parameter or a number of another's wait for it: its rule takes what that one's leaves."""
-    free: dict[int, int] = {}
-    for member in members:
-        has = [id(member.param), *(member.entry[name].data_ptr() for name in member.rule.carried)]
+def _memories(members: Sequence[Member]) -> list[int]:
+    """For each, a number of the memory that its parameter lies in: those that overlap have the same.
+
+    Of a parameter with gaps only the first element counts, as others may lie between its own.
+    """
+    start = np.array([m.param.data_ptr() for m in members], np.int64)
+    sizes = [m.param.nbytes if is_dense(m.param) else m.param.itemsize for m in members]
+    order = np.argsort(start, kind="stable")
+    ends = np.maximum.accumulate((start + np.array(sizes, np.int64))[order])
+    found = np.empty(len(members), np.int64)
+    found[order] = np.cumsum(np.concatenate([[True], start[order][1:] >= ends[:-1]])[: len(members)])
+    return found.tolist()
+
+
+def _take_turns(members: Iterable[Member], memory: Sequence[int]) -> None:
+    """Let each that has the memory or a number of another wait for it: its rule takes what that one's leaves."""
+    free: dict[tuple[str, int], int] = {}
+    for member, number in zip(members, memory, strict=True):
+        has = [("memory", number), *(("number", member.entry[name].data_ptr()) for name in member.rule.carried)]
         member.turn = max(member.turn, *(free.get(one, 0) for one in has))
         free.update(dict.fromkeys(has, member.turn + 1))

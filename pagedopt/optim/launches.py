@@ -47,8 +47,9 @@ class Launches:
         """All of a step that may fail before anything has changed.
 
         Raises:
-            LayoutError: a parameter is laid out otherwise than it was: launches for it are to be made anew.
-            ValueError, TypeError, CompileError: a tensor cannot be used, or the kernel not be compiled.
+            ValueError, TypeError: a tensor is not as it was: launches for what it is now are to be made anew; or one
+                cannot be used at all.
+            CompileError: the kernel cannot be compiled.
         """
         ahead: Ahead = {}
         try:

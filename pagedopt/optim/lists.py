@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..tables.columns import Tensors, is_dense
+from ..tables.columns import Tensors, has_memory, is_dense
 from .members import Member
 
 
@@ -25,7 +25,7 @@ class Lists:
 
     def __init__(self, members: Sequence[Member]) -> None:
         self._params = tuple(m.param for m in members)
-        self.odd = [i for i, p in enumerate(self._params) if p.is_complex() or not is_dense(p)]
+        self.odd = [i for i, p in enumerate(self._params) if p.is_complex() or not _is_plain(p)]
         self._beside: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id of the original
         self._gaps: dict[int, torch.Tensor] = {}  # by place, the copies of parameters
         self.params: tuple[torch.Tensor, ...] = self._params
@@ -41,9 +41,11 @@ class Lists:
         now = list(self._params)
         for i in self.odd:
             p = self._params[i].detach()
-            if is_dense(p):
+            if _is_plain(p):
                 self._gaps.pop(i, None)
             else:
+                if not has_memory(p):
+                    raise ValueError(f"tensor {i} of param has no memory (its storage was freed or resized to less)")
                 there = self._gaps.get(i)
                 if there is None or there.shape != p.shape or there.dtype != p.dtype or there.device != p.device:
                     there = self._gaps[i] = torch.empty_like(p)
@@ -90,9 +92,16 @@ class Lists:
         return as_real(self._beside[id(t)][1])
 
 
+def _is_plain(p: torch.Tensor) -> bool:
+    """Whether a parameter's own memory has its numbers, and nothing else between them."""
+    return is_dense(p) and not (p.is_conj() or p.is_neg())
+
+
 def _alike(grad: torch.Tensor | None, p: torch.Tensor) -> torch.Tensor | None:
-    """The gradient, or a copy with the strides of its parameter; what is wrong otherwise is for others to say."""
-    if grad is None or grad.layout is not torch.strided or grad.shape != p.shape or grad.stride() == p.stride():
+    """The gradient, or a copy laid out as its parameter; what is wrong otherwise is for others to say."""
+    if grad is None or grad.layout is not torch.strided or grad.shape != p.shape:
+        return grad
+    if (grad.stride() == p.stride() and not grad.is_neg()) or not has_memory(grad):
         return grad
     return torch.empty_like(p, dtype=grad.dtype, requires_grad=False).copy_(grad.detach())
 

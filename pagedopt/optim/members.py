@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from ..formats.floating import of_dtype
+from ..formats.floating import known, of_dtype, real_dtype
 from ..formats.format import Format
 from ..rules import Rule
+from ..tables.columns import has_memory
 from .kept import Kept, kept
 from .owner import Group, Owner, places
 from .steps import number_names
@@ -63,7 +64,8 @@ def members(optimizer: Owner) -> tuple[list[Member], list[torch.Tensor]]:
     Raises:
         KeyError: state holds some of a parameter's tensors and lacks another (as torch), or takes no new entries.
         RuntimeError: a tensor of state is of another device, shape or dtype than can be used (as torch), a gradient is
-            sparse, or a parameter overlaps itself (as torch).
+            sparse, or a parameter overlaps itself (as torch); or one of them has lost its memory.
+        NotImplementedError: a parameter with a gradient is neither of floating-point nor of complex numbers (as torch).
         TypeError: a parameter is a DTensor, or a rule changes hyperparameters and is not among the class's ``rules``.
     """
     found: list[Member] = []
@@ -79,9 +81,11 @@ def members(optimizer: Owner) -> tuple[list[Member], list[torch.Tensor]]:
             )
     for index, (number, _, p) in enumerate(places(optimizer)):
         rule, entry = rules[number], dict(optimizer.state.get(p) or {})
-        if p.grad is None and not entry:  # its dtype, too, is for its first gradient to ask
+        if p.grad is None and not (entry and known(real_dtype(p.dtype))):  # its first gradient asks for its dtype, too
             waiting.append(p)
             continue
+        if not known(real_dtype(p.dtype)):
+            raise NotImplementedError(f"{type(optimizer).__name__} cannot update parameter {index}: it is {p.dtype}")
         member = Member(p, number, rule, entry, kept(optimizer, rule.inputs[2:], p), index)
         if p.grad is None:
             if not _is_complete(optimizer, member):
@@ -157,6 +161,8 @@ def _check(optimizer: Owner, member: Member) -> None:
             f"parameter {member.index} of shape {tuple(p.shape)} is expanded: several of its elements are one in "
             "memory, and cannot be updated; use p.clone()"
         )
+    if not has_memory(p):
+        raise RuntimeError(f"{_named(member)} has no memory for all of it: its storage was freed or resized")
     for key in member.kept:
         if key not in member.missing:
             _check_tensor(optimizer, member, key)
@@ -183,9 +189,12 @@ def _check_tensor(optimizer: Owner, member: Member, key: str) -> None:
         raise RuntimeError(f"{what}; {there} {tuple(shape)}")
     if _is_expanded(value):
         raise RuntimeError(f"{what}, expanded: several of its elements are one in memory, and cannot be updated")
+    if not has_memory(value):
+        raise RuntimeError(f"{what}, without memory for all of it: its storage was freed or resized")
     wanted = of.column.dtype
     kind = value.is_complex() if p.is_complex() else value.is_floating_point()
-    if value.dtype is not wanted and (of.name in optimizer.fixed_dtypes or not kind or not of.free):
+    fixed = of.name in optimizer.fixed_dtypes and (p.grad is None or value.dtype is not p.grad.dtype)
+    if value.dtype is not wanted and (fixed or not kind or not of.free):
         raise RuntimeError(f"{what}; it is stored as {wanted} (state_format says how)")
 
 

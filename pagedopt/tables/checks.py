@@ -13,7 +13,7 @@ from .columns import TensorList, is_dense, same_layout
 
 
 class LayoutError(ValueError):
-    """A tensor has the right shape and other strides than the first list's."""
+    """A tensor has the right shape; its numbers lie otherwise than the first list's, or are not in memory at all."""
 
 
 class Common:
@@ -92,6 +92,7 @@ class Common:
                 and {t.layout for t in tensors} == {torch.strided}
                 and [t.shape for t in tensors] == shapes
                 and [t.stride() for t in tensors] == strides
+                and not any(map(torch.is_neg, tensors))
             )
         except AttributeError:  # absent, or no tensor
             return False
@@ -109,6 +110,8 @@ class Common:
                 LayoutError, j, i,
                 f"has strides {tensor.stride()}, {self.names[0]} has {strides}: they must be laid out alike",
             )  # fmt: skip
+        if tensor.is_neg():
+            self.fail(LayoutError, j, i, "is a view of negated numbers, which are not in memory; use resolve_neg()")
         if tensor.device != self.device:
             self.fail(ValueError, j, i, f"is on {tensor.device}, the table is on {self.device}")
         if self.dtypes[j] is None:

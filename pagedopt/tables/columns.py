@@ -56,7 +56,7 @@ class Located:
         if stays and not now.absent and self.layout.sure:
             now._places = Places(tensors, now.addresses)  # type: ignore[arg-type]
             return now
-        return self if np.array_equal(now.addresses, self.addresses) else now
+        return self if now.addresses.tobytes() == self.addresses.tobytes() else now
 
 
 class Layout:
@@ -87,7 +87,7 @@ class Layout:
 
 
 def _layouts(tensors: Sequence[Any]) -> list[tuple[Any, ...]]:
-    return [(t.dtype, t.device, t.shape, t.stride()) for t in tensors]
+    return [(t.dtype, t.device, t.shape, t.stride(), t.is_neg()) for t in tensors]
 
 
 def _same_layouts(known: list[tuple[Any, ...]], *tensors: Any) -> bool:
@@ -104,6 +104,14 @@ def is_dense(tensor: torch.Tensor) -> bool:
             return False
         expected *= size
     return True
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether its storage is as large as its sizes and strides ask for: it may have been resized or freed behind it."""
+    if not tensor.numel():
+        return True
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (tensor.storage_offset() + last + 1) * tensor.itemsize <= tensor.untyped_storage().nbytes()
 
 
 def widest_first(tensor: torch.Tensor) -> list[int]:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from .checks import Common, check_overlap
-from .columns import Layout, Located, TensorList, Tensors
+from .columns import Layout, Located, TensorList, Tensors, has_memory
 from .format import PLACES
 from .layout import Geometry, HostTable
 
@@ -170,6 +170,19 @@ class PointerTable:
         """
         return self.refresh(self._held)
 
+    def check(self, j: int) -> None:
+        """See that the tensors of list ``j`` are laid out as they were; :meth:`refresh` asks of the very same ones only
+        where they lie, and a view of the same memory may begin where it does.
+
+        Raises:
+            ValueError, TypeError, LayoutError: they are not; the message names list and index.
+        """
+        column, tensors = self._columns[j], self._held[j]
+        if tensors is None or column is None or column.layout is None or column.layout.same(tensors):
+            return
+        self._common.check(j, tensors)
+        column.layout = Layout(tensors)  # in another autograd mode
+
     def let_go(self, j: int) -> None:
         """Keep the tensors of list ``j`` alive no longer.  It must be given again before the table is used."""
         self._held[j] = None
@@ -230,13 +243,16 @@ class PointerTable:
     def _news(self, j: int, new: Located) -> Located | None:
         """``new`` if the table has to change for it; else it only takes the place of the old one."""
         old = self._columns[j]
-        if old is None or new.absent != old.absent or not np.array_equal(new.addresses, old.addresses):
+        if old is None or new.absent != old.absent or new.addresses.tobytes() != old.addresses.tobytes():
             return new
         self._columns[j] = new  # other objects in the same places, or another autograd mode
         return None
 
     def _check_memory(self, j: int, column: Located, tensors: Tensors) -> None:
-        for i in np.flatnonzero(column.addresses < _OFFSET).tolist():
+        doubtful = column.addresses < _OFFSET
+        if j in self._written and (old := self._columns[j]) is not None:
+            doubtful |= column.addresses != old.addresses
+        for i in np.flatnonzero(doubtful).tolist():
             tensor = tensors[i]
-            if self.numels[i] and tensor is not None and not tensor.untyped_storage().nbytes():
-                self._common.fail(ValueError, j, i, "has no memory (its storage was freed or resized to nothing)")
+            if self.numels[i] and tensor is not None and not has_memory(tensor):
+                self._common.fail(ValueError, j, i, "has no memory (its storage was freed or resized to less)")

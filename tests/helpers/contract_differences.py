@@ -28,7 +28,54 @@ class Difference:
     error: type[Exception] | None = None
 
 
-<<<<<<< HEAD
+#: Classes whose torch's step views complex numbers as real ones.
+_AS_REAL = ("PagedAdamW",)
+
+#: Parameters and gradients.
+_TENSORS = (
+    Difference(
+        "beyond", "a step that is refused", "all is as it was",
+        "A step that refuses one parameter has changed nothing: no parameter, state or step count. torch's loop has "
+        "updated those before it, and counted.",
+    ),
+    Difference(
+        "beyond", "complex between steps", "conjugated*",
+        "A parameter that is a conjugated view is updated; torch raises RuntimeError, as it cannot view it as real.",
+        _AS_REAL,
+    ),
+    Difference(
+        "beyond", "of complex numbers", "conjugated*",
+        "A conjugated gradient is taken; torch raises RuntimeError, as it cannot view it as real.",
+        _AS_REAL,
+    ),
+    Difference(
+        "beyond", "laid out otherwise", "strides of state",
+        "State is laid out as its parameter, as torch's other optimizers lay it out, so that one launch reads both in "
+        "order; torch's SGD keeps the layout of the first gradient. The values are the same.",
+        ("PagedSGD",),
+    ),
+    Difference(
+        "refused", "sparse without state", "a step",
+        "Sparse gradients are refused with RuntimeError by every Paged class, and nothing is updated; torch's SGD "
+        "takes them as long as nothing dense is added to them (momentum, weight decay).",
+        ("PagedSGD",), error=RuntimeError,
+    ),
+    Difference(
+        "beyond", "of another dtype", "*",
+        "A gradient of another dtype is taken, as near to float64 as the dtypes allow; torch raises RuntimeError.",
+        ("PagedAdamW",),
+    ),
+    *(
+        Difference(
+            "beyond", "of another dtype", f"{pair}: dtypes of state",
+            "State is made in the parameter's dtype, as torch's other optimizers make it and as the estimate says, or "
+            "in the state_format asked for; torch's SGD keeps that of the first gradient.",
+            ("PagedSGD",),
+        )
+        for pair in ("float32 of bfloat16", "float32 of float16", "float64 of float32")
+    ),
+)  # fmt: skip
+
 _NO_GRAPH = (
     "A step of one launch has no graph to differentiate through: refused by name, where torch takes it (in a group it "
     "changes nothing)."
@@ -95,9 +142,8 @@ _LOOPS = (
     ),
 )  # fmt: skip
 
-DIFFERENCES: tuple[Difference, ...] = (*_HYPERPARAMETERS, *_LOOPS)
-=======
-DIFFERENCES: tuple[Difference, ...] = (
+#: Checkpoints.
+_CHECKPOINTS = (
     Difference(
         "beyond", "float32 state that a state format keeps", "state *",
         "State stays float32, as state_format says; torch has no such choice and rounds it.",
@@ -112,7 +158,8 @@ DIFFERENCES: tuple[Difference, ...] = (
         "Values are copied, and the dict stays what it was; torch trains on in its tensors, and changes them.",
     ),
 )  # fmt: skip
->>>>>>> objects
+
+DIFFERENCES: tuple[Difference, ...] = (*_TENSORS, *_HYPERPARAMETERS, *_LOOPS, *_CHECKPOINTS)
 
 
 def listed(scenario: str, label: str, optimizer: str, device: str) -> Difference | None:

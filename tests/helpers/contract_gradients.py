@@ -1,1 +1,258 @@
-"""The contract: gradients."""
+"""The contract: gradients, there or not, of any layout, value and dtype."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from contract_world import World, scenario
+
+CHAPTER = "gradients"
+
+#: How a gradient is laid out that has the values of another.
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "transposed": lambda g: g.t().contiguous().t(),
+    "with gaps": lambda g: torch.stack([g, g], -1)[..., 1],
+    "part of a larger one": lambda g: torch.nn.functional.pad(g, (3, 2, 1, 1))[1:-1, 3:-2],
+    "unaligned": lambda g: torch.cat([g.flatten()[:1], g.flatten()])[1:].view(g.shape),
+    "expanded": lambda g: g[:1].expand(g.shape),
+    "expanded from one": lambda g: g[:1, :1].expand(g.shape),
+    "negated": lambda g: torch._neg_view(g),
+    "a parameter's own, doubled": lambda g: torch.cat([g, g])[: len(g)],
+}
+
+#: Numbers at which arithmetic ends.
+EXTREMES = (
+    math.inf, -math.inf, math.nan, 0.0, -0.0, 1e-45, -1e-40, 1e-38, 1e38, -1e38, 3.4e38, 1e19, 1e20, 1e-20, 65504.0,
+    6e-8, 1.0,
+)  # fmt: skip
+
+
+def plain(optimizer: Any, params: list[Any]) -> list[Any]:
+    """Parameters and their state, whatever that's strides."""
+    entries = [{k: v if v is None else v.contiguous() for k, v in optimizer.state.get(p, {}).items()} for p in params]
+    return list(zip(params, entries, strict=True))
+
+
+@scenario(CHAPTER)
+def none_for_some(world: World) -> None:
+    """Gradients that come and go: state and step of who has none do not move, nor is state made before the first."""
+    params = [world.param((13, 18), i) for i in range(4)]
+    opt = world.make(params)
+    for step, away in enumerate([{1}, {0, 1}, set(), {0, 2}, {3}, {0, 1, 2, 3}, {1, 2}, set()]):
+        world.give(params, step, away)
+        opt.step()
+        world.show(f"step {step}", opt, params)
+        world.say(f"step {step}: who has state", [p in opt.state for p in params])
+
+
+@scenario(CHAPTER)
+def none_for_all(world: World) -> None:
+    """Steps without any gradient, before the first one that has some, too."""
+    params = world.params([(5, 3), (4,)])
+    opt = world.make(params)
+    opt.step()
+    world.say("before", [len(opt.state), len(opt.state_dict()["state"])])
+    world.train(opt, params)
+    opt.zero_grad()
+    opt.step()
+    world.show("after", opt, params)
+
+
+@scenario(CHAPTER)
+def kept_or_new_memory(world: World) -> None:
+    """Gradients written into the memory they had, as ``zero_grad(set_to_none=False)`` leaves it, and new ones."""
+    params = world.params([(13, 18), (7,), ()])
+    opt = world.make(params)
+    world.give(params)
+    for step in range(6):
+        for i, p in enumerate(params):
+            p.grad.copy_(world.values(p.shape, 10 * step + i))
+            if step in (2, 4):
+                p.grad = p.grad.clone()
+        opt.step()
+        opt.zero_grad(set_to_none=False)
+    world.show("trained", opt, params)
+
+
+@scenario(CHAPTER)
+def laid_out_otherwise(world: World) -> None:
+    """Gradients with other strides than their parameters, expanded, negated, with gaps; at once or later."""
+    strides: list[Any] = []
+    for label, change in LAYOUTS.items():
+        for first in (0, 2):
+            params = [world.param((13, 18), 1), torch.nn.Parameter(world.values((18, 13), 2).t())]
+            opt = world.make(params)
+            world.train(opt, params, range(first))
+            for step in range(first, first + 2):
+                for i, p in enumerate(params):
+                    p.grad = change(world.values(p.shape, 31 * step + i))
+                opt.step()
+            world.say(f"{label}, from step {first}", plain(opt, params))
+            strides += [v.stride() for p in params for v in opt.state.get(p, {}).values() if v is not None]
+    world.say("strides of state", strides)
+
+
+@scenario(CHAPTER)
+def laid_out_otherwise_in_each_step(world: World) -> None:
+    """One layout of gradients after the other."""
+    params = [world.param((13, 18), 1), torch.nn.Parameter(world.values((18, 13), 2).t())]
+    opt = world.make(params)
+    for step, change in enumerate([*LAYOUTS.values(), *LAYOUTS.values()]):
+        for i, p in enumerate(params):
+            p.grad = change(world.values(p.shape, 31 * step + i))
+        opt.step()
+    world.say("trained", plain(opt, params))
+
+
+@scenario(CHAPTER)
+def of_complex_numbers(world: World) -> None:
+    """Complex gradients with other strides than their parameters, and conjugated and negated views."""
+    ways: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "transposed": LAYOUTS["transposed"],
+        "with gaps": LAYOUTS["with gaps"],
+        "conjugated": lambda g: g.conj(),
+        "negated": lambda g: torch._neg_view(g),
+    }
+    for label, change in ways.items():
+        p = world.param((13, 18), 1, torch.complex64)
+        opt = world.make([p])
+        with world.tries(label):
+            for step in range(2):
+                p.grad = change(world.values(p.shape, 31 * step, torch.complex64))
+                opt.step()
+        if world.said[label] == "accepted":
+            world.say(f"{label}: trained", plain(opt, [p]))
+
+
+@scenario(CHAPTER)
+def extreme_values(world: World) -> None:
+    """Infinities, NaN, denormal and huge numbers in gradients go where torch lets them go."""
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        p = world.param((len(EXTREMES), 5), 1, dtype)
+        opt = world.make([p])
+        for step in range(3):
+            p.grad = torch.tensor(EXTREMES, device=world.device).roll(step)[:, None].expand(p.shape).to(dtype)
+            opt.step()
+        found = [p, *opt.state[p].values()]
+        if dtype.itemsize == 2:  # rounded after every operation there, once here
+            world.say(f"{dtype} is NaN", [t.isnan() for t in found])
+            world.say(f"{dtype} is infinite", [t.isposinf() for t in found] + [t.isneginf() for t in found])
+        else:
+            world.show(str(dtype), opt, [p])
+
+
+@scenario(CHAPTER)
+def extreme_parameters(world: World) -> None:
+    """The same in parameters and in state."""
+    p = torch.nn.Parameter(torch.tensor(EXTREMES, device=world.device)[:, None].repeat(1, 5))
+    opt = world.make([p])
+    world.train(opt, [p], range(1))
+    for value in opt.state[p].values():
+        if value.shape == p.shape:
+            value.copy_(torch.tensor(EXTREMES, device=world.device).abs().roll(3)[:, None])
+    world.train(opt, [p], range(1, 3))
+    world.show("trained", opt, [p])
+
+
+@scenario(CHAPTER)
+def sparse(world: World) -> None:
+    """Sparse gradients, in the first step and later, and a dense one after them."""
+    for first in (0, 2):
+        params = [world.param((13, 18), 1), world.param((13, 18), 2)]
+        opt = world.make(params)
+        world.train(opt, params, range(first))
+        world.give(params, first)
+        params[1].grad = params[1].grad.to_sparse()
+        with world.tries(f"in step {first}"):
+            opt.step()
+        params[1].grad = params[1].grad.to_dense()
+        with world.tries(f"a dense one after step {first}"):
+            opt.step()
+
+
+@scenario(CHAPTER)
+def sparse_without_state(world: World) -> None:
+    """Sparse gradients for an optimizer that keeps nothing: ``momentum=0`` and no weight decay, for who has that."""
+    simple = {name: 0 for name in ("momentum", "dampening", "weight_decay") if name in world.known}
+    p = world.param((13, 18), 1)
+    opt = world.make([p], **simple)
+    p.grad = world.values(p.shape, 3).to_sparse()
+    with world.tries("a step"):
+        opt.step()
+
+
+def _mixed(world: World, param: torch.dtype, grad: torch.dtype, dtype: torch.dtype | None = None) -> tuple[Any, Any]:
+    """An optimizer and its parameter after two steps with gradients of another dtype; ``dtype``: of all, the same
+    values."""
+    p = world.param((13, 18), 1, dtype or grad)
+    p.grad = torch.empty_like(p, requires_grad=False)
+    p.data = world.values(p.shape, 1).to(param).to(dtype or param)  # such a gradient cannot be assigned, but kept
+    opt = world.make([p])
+    for step in range(2):
+        p.grad.copy_(world.values(p.shape, 77 + step).to(grad))
+        opt.step()
+    return opt, p
+
+
+@scenario(CHAPTER)
+def of_another_dtype(world: World) -> None:
+    """Gradients of another dtype than their parameters, as frameworks hand them over that keep them in float32."""
+    pairs = (
+        (torch.bfloat16, torch.float32), (torch.float16, torch.float32), (torch.float32, torch.bfloat16),
+        (torch.float32, torch.float64), (torch.float64, torch.float32),
+    )  # fmt: skip
+    for param, grad in pairs:
+        label = f"{str(grad)[6:]} of {str(param)[6:]}"
+        with world.tries(label):
+            opt, p = _mixed(world, param, grad)
+        if world.said[label] == "accepted":
+            world.say(f"{label}: parameter", p)
+            world.say(f"{label}: dtypes of state", [str(v.dtype) for v in opt.state[p].values()])
+        if world.ours:
+            _, exact = _mixed(world, param, grad, torch.float64)
+            far = float((p.double() - exact).abs().max() / exact.abs().max())
+            assert far <= 4 * max(torch.finfo(v.dtype).eps for v in (p, *opt.state[p].values())), f"{label}: {far:.3g}"
+
+
+@scenario(CHAPTER)
+def with_a_graph(world: World) -> None:
+    """Gradients with a graph of their own, from ``backward(create_graph=True)``."""
+    p = world.param((13, 18), 1)
+    opt = world.make([p])
+    for step in range(3):
+        opt.zero_grad()
+        (p * p * world.values(p.shape, step)).sum().backward(create_graph=True)
+        opt.step()
+    world.show("trained", opt, [p])
+
+
+@scenario(CHAPTER)
+def one_for_two_parameters(world: World) -> None:
+    """One tensor as the gradient of two parameters, and a gradient that is a view of a larger flat one."""
+    params = [world.param((13, 18), i) for i in range(4)]
+    opt = world.make(params)
+    for step in range(3):
+        flat = world.values((3 * 13 * 18,), step)
+        views = flat.view(3, 13, 18).unbind()
+        for p, grad in zip(params, (*views, views[0]), strict=True):
+            p.grad = grad
+        opt.step()
+    world.show("trained", opt, params)
+
+
+@scenario(CHAPTER)
+def gradients_of_what_is_frozen(world: World) -> None:
+    """``requires_grad_(False)`` between steps, the gradient still there or gone."""
+    params = [world.param((13, 18), i) for i in range(3)]
+    opt = world.make(params)
+    world.train(opt, params, range(2))
+    params[1].requires_grad_(False)
+    world.train(opt, params, range(2, 3))
+    params[1].grad = None
+    opt.step()
+    params[1].requires_grad_(True)
+    world.train(opt, params, range(3, 5))
+    world.show("trained", opt, params)

@@ -2,10 +2,65 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import torch
 from contract_world import World, scenario
 
 CHAPTER = "parameters"
+
+#: How a parameter's memory is laid out, made of dense values of a shape of two dimensions.
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "unaligned": lambda t: torch.cat([t.flatten()[:1], t.flatten()])[1:].view(t.shape),
+    "transposed": lambda t: t.t(),
+    "channels last": lambda t: t.reshape(5, 6, 7, -1).to(memory_format=torch.channels_last),
+    "permuted": lambda t: t.reshape(6, 7, -1).permute(2, 0, 1),
+    "columns": lambda t: t[:, ::3],
+    "part": lambda t: t[3:20, 5:9],
+    "transposed part": lambda t: t[3:20, 5:9].t(),
+    "row with gaps": lambda t: t.flatten()[::7],
+    "interleaved": lambda t: t.as_strided((3, 2), (2, 3)),
+    "dimensions of one": lambda t: t[:, None, :, None].as_strided((30, 1, 42, 1), (42, 9, 1, 7)),
+}
+
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def odd(world: World, dtype: torch.dtype = torch.float32) -> list[Any]:
+    """A parameter in each layout, between ordinary ones."""
+    made = [change(world.values((30, 42), 50 + i, dtype)) for i, change in enumerate(LAYOUTS.values())]
+    return [torch.nn.Parameter(p) for p in (world.values((7, 3), 3, dtype), *made, world.values((5,), 4, dtype))]
+
+
+def net(world: World, seed: int = 0) -> torch.nn.Module:
+    """A small module with values of the world's."""
+    module = torch.nn.Sequential(torch.nn.Linear(13, 18), torch.nn.LayerNorm(18), torch.nn.Linear(18, 1))
+    with torch.no_grad():
+        for i, p in enumerate(module.parameters()):
+            p.copy_(world.values(p.shape, seed + i))
+    return module.to(world.device)
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """A block with another default dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def rounded(values: Any, kind: str) -> list[torch.Tensor]:
+    """Tensors as the narrower of float32 and of what they were cast to: all that two orders of rounding agree in."""
+    dtype = {"half": torch.float16, "bfloat16": torch.bfloat16}.get(kind, torch.float32)
+    return [t.detach().to(dtype) for t in values]
+
+
+# --- what they are ----------------------------------------------------------------------------------------------------
 
 
 @scenario(CHAPTER)
@@ -18,15 +73,314 @@ def sizes(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def a_module_cast_between_steps(world: World) -> None:
-    """``module.half()`` between two steps: state stays float32 in ours and torch alike, or both refuse."""
-    net = torch.nn.Linear(13, 18).to(world.device)
+def layouts(world: World) -> None:
+    """Unaligned views, channels last, transposed, permuted, slices with gaps; state is laid out as torch's."""
+    params = odd(world)
+    opt = world.make(params)
+    world.train(opt, params)
+    world.show("trained", opt, params)
+
+
+@scenario(CHAPTER)
+def complex_parameters(world: World) -> None:
+    """Parameters of complex numbers, with gaps and of 0 dimensions, too, beside real ones."""
+    wide, narrow = odd(world, torch.complex128), odd(world, torch.complex64)
+    params = [*wide, *narrow, world.param((9,), 1), world.param((), 2, torch.complex64)]
+    opt = world.make(params)
+    world.train(opt, params)
+    world.show("trained", opt, params)
+
+
+@scenario(CHAPTER)
+def thousands_of_tiny_tensors(world: World) -> None:
+    """5,000 parameters of a few elements each."""
+    values = world.values((5_000, 4), 1)
+    params = [torch.nn.Parameter(v[: 1 + i % 4].clone()) for i, v in enumerate(values)]
+    opt = world.make(params)
+    for step in range(2):
+        for i, (p, g) in enumerate(zip(params, world.values((5_000, 4), 2 + step).unbind(), strict=True)):
+            p.grad = g[: 1 + i % 4]
+        opt.step()
+    world.say("parameters", torch.cat([p.detach() for p in params]))
+    names = list(opt.state[params[0]])
+    world.say("names", [list(opt.state[p]) == names for p in params])
+    for name in names:
+        world.say(f"state {name}", torch.cat([opt.state[p][name].flatten() for p in params]))
+
+
+@scenario(CHAPTER)
+def several_dtypes(world: World) -> None:
+    """float32, float64, bfloat16, float16 and complex parameters in one optimizer, in one group and in several."""
+    kinds = (*FLOATS, torch.complex64, torch.complex128)
+    params = [world.param((17, 5), i, kinds[i % len(kinds)]) for i in range(2 * len(kinds))]
+    opt = world.make([{"params": params[:7]}, {"params": params[7:], "lr": 0.05}])
+    world.train(opt, params)
+    for kind in kinds:
+        world.show(str(kind), opt, [p for p in params if p.dtype == kind])
+
+
+@scenario(CHAPTER)
+def default_dtype_float64(world: World) -> None:
+    """``torch.set_default_dtype(torch.float64)``: a model made under it, and what the optimizer counts with."""
+    with default_dtype(torch.float64):
+        module = net(world)
+        params = [*module.parameters(), world.param((4, 5), 9)]
+        opt = world.make(params)
+        world.train(opt, params)
+        world.show("trained", opt, params)
+
+
+@scenario(CHAPTER, "cuda")
+def two_devices(world: World) -> None:
+    """Parameters on the CPU and on a GPU in one optimizer, while another GPU is the current device, if there is one."""
+    here = [world.param((40, 30), i) for i in range(3)]
+    there = [torch.nn.Parameter(world.values((40, 30), i).cpu()) for i in range(3)]
+    params = [p for pair in zip(here, there, strict=True) for p in pair]
+    opt = world.make(params)
+    with torch.cuda.device(torch.cuda.device_count() - 1):
+        world.train(opt, params)
+        world.say("current device", torch.cuda.current_device())
+    world.show("trained", opt, params)
+    world.say("devices", [str(v.device) for p in params for v in opt.state[p].values()])
+
+
+@scenario(CHAPTER)
+def frozen_integers(world: World) -> None:
+    """Parameters of integers that take no gradient, as quantized layers have, among those that are trained."""
+    codes = torch.nn.Parameter(torch.arange(9, device=world.device).to(torch.int8), requires_grad=False)
+    params = [world.param((5, 4)), codes, world.param((3,), 1)]
+    opt = world.make(params)
+    with world.tries("steps"):
+        world.train(opt, [params[0], params[2]])
+    world.show("trained", opt, params)
+
+
+@scenario(CHAPTER)
+def numbers_that_cannot_be_trained(world: World) -> None:
+    """Integers and float8 with a gradient: refused in the step."""
+    for dtype in (torch.int64, torch.float8_e4m3fn):
+        p = torch.nn.Parameter(torch.ones(5, device=world.device).to(dtype), requires_grad=False)
+        p.grad = torch.ones(5, device=world.device).to(dtype)
+        opt = world.make([p])
+        with world.tries(f"{dtype}"):
+            opt.step()
+
+
+# --- what is done to them between steps -------------------------------------------------------------------------------
+
+
+def _set(p: Any, data: torch.Tensor) -> None:
+    p.data = data
+
+
+def _storage(p: Any, data: torch.Tensor) -> None:
     with torch.no_grad():
-        for i, p in enumerate(net.parameters()):
-            p.copy_(world.values(p.shape, i))
-    opt = world.make(net.parameters())
-    world.train(opt, net.parameters())
-    net.half()
-    with world.tries("a step in float16"):
-        world.train(opt, net.parameters(), range(3, 4))
-    world.show("after", opt, net.parameters())
+        p.set_(data)
+
+
+#: Of a parameter of shape (13, 18).
+CHANGES: dict[str, Callable[[Any], None]] = {
+    "moved": lambda p: _set(p, p.data.clone()),
+    "moved into a larger one": lambda p: _set(p, torch.cat([p.data, p.data])[13:]),
+    "moved off its alignment": lambda p: _set(p, LAYOUTS["unaligned"](p.data)),
+    "set_ to other memory": lambda p: _storage(p, p.data.clone()),
+    "set_ to other strides": lambda p: _storage(p, p.data.t().contiguous().t()),
+    "other strides": lambda p: _set(p, p.data.t().contiguous().t()),
+    "with gaps": lambda p: _set(p, torch.stack([p.data, p.data], -1)[..., 1]),
+    "transposed": lambda p: _set(p, p.data.t()),
+    "flat": lambda p: _set(p, p.data.flatten()),
+    "one more dimension": lambda p: _set(p, p.data[None]),
+    "expanded": lambda p: _set(p, p.data[:1].expand(13, 18)),
+    "grown": lambda p: _set(p, torch.cat([p.data, p.data])),
+    "grown by far": lambda p: _set(p, p.data.repeat(40, 40)),
+    "shrunk": lambda p: _set(p, p.data[:5].clone()),
+    "a slice of itself": lambda p: _set(p, p.data[:5]),
+    "to one element": lambda p: _set(p, p.data[:1, :1].clone()),
+    "to nothing": lambda p: _set(p, p.data[:0]),
+    "more storage behind it": lambda p: p.data.resize_(500, 18),
+    "half": lambda p: _set(p, p.data.half()),
+    "bfloat16": lambda p: _set(p, p.data.bfloat16()),
+    "double": lambda p: _set(p, p.data.double()),
+    "double and grown": lambda p: _set(p, torch.cat([p.data, p.data]).double()),
+    "zeros": lambda p: _set(p, torch.zeros_like(p.data)),
+    "negated": lambda p: _set(p, torch._neg_view(p.data)),
+}
+
+
+def _changed(world: World, label: str, change: Callable[[Any], None], kept_grad: bool = False, **hyper: Any) -> None:
+    """One parameter of three is changed between two steps, and what follows is said; nothing where it is refused."""
+    params = [world.param((13, 18), i) for i in range(3)]
+    opt = world.make(params, **hyper)
+    world.train(opt, params, range(2))
+    change(params[1])
+    with world.tries(label):
+        if kept_grad:
+            opt.step()
+            opt.step()
+        else:
+            params[1].grad = None
+            world.train(opt, params, range(2, 4))
+    if world.said[label] == "accepted":
+        state = [v for p in params for v in opt.state.get(p, {}).values() if v is not None]
+        world.say(f"{label}: what it has", [(str(t.dtype), tuple(t.shape), t.stride()) for t in (*params, *state)])
+        world.say(f"{label}: values", rounded([*params, *state], label))
+    if kept_grad:
+        with world.tries(f"{label}, new gradients"):
+            params[1].grad = None
+            world.train(opt, params, range(4, 5))
+
+
+@scenario(CHAPTER)
+def changed_between_steps(world: World) -> None:
+    """A parameter's ``.data`` or storage is replaced, laid out anew, grown, shrunk or cast between two steps."""
+    for label, change in CHANGES.items():
+        _changed(world, label, change)
+
+
+@scenario(CHAPTER)
+def changed_with_its_gradient_left(world: World) -> None:
+    """The same with the old gradient left where it was, and then new ones."""
+    for label in (
+        "moved", "other strides", "grown", "shrunk", "to one element", "to nothing", "half", "bfloat16", "double",
+    ):  # fmt: skip
+        _changed(world, label, CHANGES[label], kept_grad=True)
+
+
+@scenario(CHAPTER)
+def another_view_of_the_same_memory(world: World) -> None:
+    """``.data`` becomes another view that begins where the old one did, the gradient's strides stay as they were."""
+    views: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "transposed": lambda t: t.t(),
+        "every other column": lambda t: t.repeat_interleave(2, 1)[:, ::2],
+        "expanded": lambda t: t[:1].expand(t.shape),
+    }
+    for label, change in views.items():
+        params = [world.param((12, 12), i) for i in range(3)]
+        params[1].data = world.values((12, 24), 5)[:, :12].contiguous()
+        opt = world.make(params)
+        world.train(opt, params, range(2))
+        params[1].data = change(params[1].data)
+        with world.tries(label):
+            for i, p in enumerate(params):
+                p.grad = world.values((12, 12), 40 + i)
+            opt.step()
+        if world.said[label] == "accepted":
+            world.show(f"{label}: after", opt, params)
+
+
+@scenario(CHAPTER)
+def complex_between_steps(world: World) -> None:
+    """A parameter becomes complex, or its real part, between two steps."""
+    for label, kind, change in (
+        ("complex", torch.float32, lambda t: t.to(torch.complex64)),
+        ("its real part", torch.complex64, lambda t: t.real.clone()),
+        ("complex128", torch.complex64, lambda t: t.to(torch.complex128)),
+        ("conjugated", torch.complex64, lambda t: t.conj()),
+    ):
+        for left in (False, True):
+            name = f"{label}, the gradient left" if left else label
+            params = [world.param((13, 18), i, kind) for i in range(2)]
+            opt = world.make(params)
+            world.train(opt, params, range(2))
+            params[0].data = change(params[0].data)
+            with world.tries(name):
+                if not left:
+                    params[0].grad = None
+                    world.give(params, 2)
+                opt.step()
+            if world.said[name] == "accepted":
+                world.say(f"{name}: after", [t.detach().to(torch.complex64) for t in params])
+
+
+@scenario(CHAPTER)
+def changed_without_momentum(world: World) -> None:
+    """The same where an optimizer keeps nothing that would have to fit: ``momentum=0``, for who has that."""
+    plain: dict[str, Any] = {"momentum": 0, "dampening": 0} if "momentum" in world.known else {}
+    for label, change in CHANGES.items():
+        _changed(world, label, change, **plain)
+
+
+@scenario(CHAPTER)
+def a_module_cast_between_steps(world: World) -> None:
+    """``module.half()``, ``.bfloat16()`` and ``.double()`` between two steps, and back to float32."""
+    for name in ("half", "bfloat16", "double"):
+        module = net(world)
+        params = list(module.parameters())
+        opt = world.make(params)
+        world.train(opt, params, range(2))
+        getattr(module, name)()
+        module.float()
+        world.train(opt, params, range(2, 4))
+        world.show(f"{name} and back", opt, params)
+        getattr(module, name)()
+        with world.tries(f"a step in {name}"):
+            world.train(opt, params, range(4, 6))
+        if world.said[f"a step in {name}"] == "accepted":
+            state = [v for p in params for v in opt.state[p].values() if v is not None]
+            world.say(f"dtypes in {name}", [str(t.dtype) for t in (*params, *state)])
+            world.say(f"values in {name}", rounded([*params, *state], name))
+            module.float()
+            world.train(opt, params, range(6, 8))
+            world.say(f"values after {name}", rounded([*params, *state], name))
+
+
+@scenario(CHAPTER)
+def a_module_cast_before_the_first_step(world: World) -> None:
+    """``module.half()``, ``.bfloat16()``, ``.double()`` after the optimizer was made: state is made in that dtype."""
+    for name in ("half", "bfloat16", "double"):
+        module = net(world)
+        opt = world.make(module.parameters())
+        getattr(module, name)()
+        world.train(opt, module.parameters(), range(2))
+        world.show(name, opt, module.parameters())
+
+
+@scenario(CHAPTER, "cuda")
+def moved_to_another_device(world: World) -> None:
+    """A parameter's data moves to the CPU or to the GPU, before the first step and between two."""
+    for label, first in (("before", 0), ("between", 2)):
+        for where in ("cpu", "cuda"):
+            params = [torch.nn.Parameter(world.values((13, 18), i)) for i in range(3)]
+            for p in params if where == "cuda" else ():
+                p.data = p.data.cpu()
+            opt = world.make(params)
+            for step in range(first):
+                for i, p in enumerate(params):
+                    p.grad = world.values((13, 18), 10 * step + i).to(p.device)
+                opt.step()
+            opt.zero_grad()
+            for p in params:
+                p.data = p.data.to(where)
+            with world.tries(f"to {where}, {label}"):
+                for i, p in enumerate(params):
+                    p.grad = world.values((13, 18), 90 + i).to(where)
+                opt.step()
+            if world.said[f"to {where}, {label}"] == "accepted":
+                world.show(f"to {where}, {label}: after", opt, params)
+
+
+@scenario(CHAPTER)
+def a_step_that_is_refused(world: World) -> None:
+    """A step that refuses one of its parameters, and what it leaves of the others, of state and of step counts."""
+    params = [world.param((13, 18), i) for i in range(3)]
+    opt = world.make(params)
+    world.train(opt, params, range(2))
+    params[1].data, params[1].grad = torch.cat([params[1].data, params[1].data]), None
+    world.give(params, 2)
+    what = [t for p in params for t in (p, *opt.state[p].values()) if t is not None]
+    before = [t.detach().clone() for t in what]
+    with world.tries("the step"):
+        opt.step()
+    world.say("all is as it was", all(torch.equal(a, b) for a, b in zip(what, before, strict=True)))
+
+
+@scenario(CHAPTER)
+def one_memory_for_two(world: World) -> None:
+    """Two parameters that are views of one memory, tied by ``.data``."""
+    one, other = world.param((13, 18)), world.param((13, 18), 1)
+    other.data = one.data
+    opt = world.make([one, other])
+    with world.tries("steps"):
+        world.train(opt, [one, other])
+    if world.said["steps"] == "accepted":
+        world.show("trained", opt, [one, other])

@@ -46,12 +46,15 @@ class Lion(torch.optim.Optimizer):
                 if state.get("exp_avg") is None:
                     state["exp_avg"] = torch.zeros_like(p)
                 exp_avg = state["exp_avg"]
-                if exp_avg.shape != p.shape or not exp_avg.dtype.is_floating_point:
+                if not (p.is_floating_point() or p.is_complex()):
+                    raise NotImplementedError(f"a parameter of {p.dtype}")
+                kinds = p.is_complex(), p.is_floating_point()
+                if exp_avg.shape != p.shape or (exp_avg.is_complex(), exp_avg.is_floating_point()) != kinds:
                     raise RuntimeError(f"exp_avg is {exp_avg.dtype} {tuple(exp_avg.shape)}")
                 wide = torch.promote_types(torch.promote_types(p.dtype, exp_avg.dtype), torch.float32)
                 gradient, mean = p.grad.to(wide), exp_avg.to(wide)
                 gradient = -gradient if group["maximize"] else gradient
-                update = torch.sign(mean * beta1 + gradient * (1 - beta1))
+                update = _sign(mean * beta1 + gradient * (1 - beta1))
                 p.copy_(p.to(wide) * (1 - lr * weight_decay) - update * lr)
                 exp_avg.copy_(mean * beta2 + gradient * (1 - beta2))
         return loss
@@ -61,3 +64,8 @@ def _number(value: Any) -> float:
     if isinstance(value, str):
         raise TypeError(f"{value!r} is a text")
     return float(value.item() if isinstance(value, torch.Tensor) else value)
+
+
+def _sign(t: torch.Tensor) -> torch.Tensor:
+    """Of complex numbers that of either part, as torch's optimizers take these for pairs of real ones."""
+    return torch.complex(t.real.sign(), t.imag.sign()) if t.is_complex() else t.sign()

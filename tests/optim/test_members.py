@@ -189,6 +189,45 @@ def test_a_parameter_that_overlaps_itself_is_refused_as_in_torch(strides: tuple[
             assert torch.equal(ordinary, torch.ones(3))
 
 
+def resized(what: str, nbytes: int) -> Callable[[Any, Any], Any]:
+    """Take memory from behind a parameter or its state: torch's own steps write on, and tear the heap."""
+    if what == "param":
+        return lambda p, opt: p.untyped_storage().resize_(nbytes)
+    return lambda p, opt: [v.untyped_storage().resize_(nbytes) for v in opt.state[p].values() if v.dim()]
+
+
+@pytest.mark.parametrize("layout", ["dense", "with gaps", "complex", "transposed"])
+@pytest.mark.parametrize("nbytes", [0, 8])
+@pytest.mark.parametrize("what", ["param", "state"])
+def test_what_has_lost_its_memory_is_refused_before_the_launch(what: str, nbytes: int, layout: str) -> None:
+    made = {
+        "dense": torch.ones(50, 50), "with gaps": torch.ones(50, 100)[:, ::2], "transposed": torch.ones(50, 50).t(),
+        "complex": torch.ones(50, 50, dtype=torch.complex64),
+    }[layout]  # fmt: skip
+    ordinary, p = torch.nn.Parameter(torch.ones(7)), torch.nn.Parameter(made)
+    optimizer = PagedAdamW([ordinary, p])
+    ordinary.grad, p.grad = torch.ones(7), torch.ones_like(p)
+    optimizer.step()
+    before = ordinary.detach().clone()
+    resized(what, nbytes)(p, optimizer)
+    with pytest.raises(RuntimeError, match="memory for all of it"):
+        optimizer.step()
+    assert torch.equal(ordinary, before)
+    assert float(optimizer.state[ordinary]["step"]) == 1
+
+
+def test_a_refusal_says_what_has_changed_since_the_last_step() -> None:
+    p = torch.nn.Parameter(torch.ones(6))
+    p.grad = torch.ones(6)
+    optimizer = PagedAdamW([p])
+    optimizer.step()
+    p.data, p.grad = torch.ones(4), None
+    p.grad = torch.ones(4)
+    with pytest.raises(RuntimeError, match=r"'exp_avg'.*parameter 0 of shape \(4,\)") as caught:
+        optimizer.step()
+    assert caught.value.__notes__ == ["since the last step: tensor 0 of param has shape (4,), the table has (6,)"]
+
+
 @pytest.mark.parametrize("how", ["construct", "add group"])
 def test_state_in_bfloat16_of_complex_parameters_is_refused_at_once(how: str) -> None:
     p, q = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3, dtype=torch.complex64))

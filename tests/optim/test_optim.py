@@ -248,8 +248,9 @@ def bad_steps() -> list[Any]:
         assert p.grad is not None
         p.grad.untyped_storage().resize_(0)
 
-    def recast(p: torch.nn.Parameter) -> None:
-        p.data = p.data.half()
+    def recast(p: torch.nn.Parameter) -> None:  # with its gradient, as module.half() does; else torch follows
+        p.grad, p.data = None, p.data.half()
+        p.grad = torch.ones_like(p)
 
     def resized(p: torch.nn.Parameter) -> None:
         assert p.grad is not None
