@@ -8,6 +8,7 @@ the reason, in :mod:`contract_differences`.  An optimizer that is entered in the
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -183,12 +184,19 @@ def scenario(chapter: str, *devices: str) -> Callable[[Play], Play]:
 
 def run(scene: Scenario, entry: Entry, place: Place) -> tuple[World, World]:
     """Both sides, torch's first, after the scenario."""
-    sides = World(entry, place.device, None), World(entry, place.device, dict(place.options))
-    for world in sides:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            scene.play(world)
-    return sides
+    return _played(scene, entry, place.device), _play(scene, World(entry, place.device, dict(place.options)))
+
+
+@functools.lru_cache(maxsize=2)  # the placements of one scenario follow each other
+def _played(scene: Scenario, entry: Entry, device: str) -> World:
+    return _play(scene, World(entry, device, None))
+
+
+def _play(scene: Scenario, world: World) -> World:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scene.play(world)
+    return world
 
 
 def differences(theirs: World, ours: World) -> dict[str, str]:
