@@ -56,7 +56,7 @@ class Located:
         if stays and not now.absent and self.layout.sure:
             now._places = Places(tensors, now.addresses)  # type: ignore[arg-type]
             return now
-        return self if np.array_equal(now.addresses, self.addresses) else now
+        return self if now.addresses.tobytes() == self.addresses.tobytes() else now
 
 
 class Layout:
