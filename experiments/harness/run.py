@@ -111,7 +111,7 @@ class Run:
             "time": _quartiles(first),
             "other": _quartiles(second),
             "ratio": _quartiles([b / a for a, b in found]),
-            "pairs": [[round(a, 1), round(b, 1)] for a, b in found],
+            "pairs": [[round(a, 3), round(b, 3)] for a, b in found],
         }
 
     def time(self, cases: Sequence[Case], **columns: Any) -> Iterator[dict[str, Any]]:
