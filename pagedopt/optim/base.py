@@ -147,10 +147,13 @@ class PagedOptimizer(torch.optim.Optimizer):
 
     def _prepared(self) -> Launches:
         """Launches for what state and groups hold now, ready to run."""
-        if self._launches is not None and self._launches.current(self):
-            with contextlib.suppress(LayoutError):  # a parameter was laid out anew, at the address it had
-                self._launches.prepare(self)
-                return self._launches
+        known = self._launches
+        if known is not None and known.current(self):
+            try:
+                known.prepare(self)
+                return known
+            except LayoutError:  # a parameter was laid out anew, at the address it had
+                pass
         self._launches = None  # its tables keep state alive that may be gone
         launches = self._launches = Launches(self)
         launches.prepare(self)
