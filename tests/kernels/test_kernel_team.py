@@ -99,6 +99,12 @@ def test_as_many_threads_work_as_the_work_is_worth(kernel: Any) -> None:
     assert walk(kernel, Seen(chunks), 4, (2, 40)).times == [2 <= i < 40 for i in range(chunks)]
 
 
+def test_nothing_to_do_is_done(kernel: Any) -> None:
+    for seen in (Seen(0), Seen(3)):
+        assert walk(kernel, seen, 4, (0, 0)).times == [0] * len(seen.times)
+    assert walk(kernel, Seen(0), 4).times == []
+
+
 def test_a_team_of_fewer_threads_than_stretches_does_them_all(kernel: Any) -> None:
     """OpenMP may give fewer threads than were asked for."""
     seen = Seen(7)
