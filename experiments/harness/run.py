@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import statistics
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from experiments.harness.machine import now
 from experiments.harness.question import Question
 from experiments.harness.revision import this_revision
-from experiments.harness.time import Case, measure
+from experiments.harness.time import Case, measure, pairs
 
 Item = TypeVar("Item")
 #: What may go wrong with one contender without ending the question: a refusal, no room, a rival that is not there.
@@ -101,6 +102,18 @@ class Run:
         found = self.measure(cases, rounds, warmup=warmup, device=torch.device("cpu"))
         return {name: timing["host"] for name, timing in found.items()}
 
+    def pairs(self, one: Case, other: Case) -> dict[str, Any]:
+        """Two cases that take turns on a CPU: ``pairs`` (µs), and quartiles of the ``time`` of one, of the ``other``,
+        and of their ``ratio``, pair by pair: how much faster the one is."""
+        found = pairs(one, other, rounds=self.rounds, seconds=self.seconds, warmup=self.warmup)
+        first, second = zip(*found, strict=True)
+        return {
+            "time": _quartiles(first),
+            "other": _quartiles(second),
+            "ratio": _quartiles([b / a for a, b in found]),
+            "pairs": [[round(a, 3), round(b, 3)] for a, b in found],
+        }
+
     def time(self, cases: Sequence[Case], **columns: Any) -> Iterator[dict[str, Any]]:
         """A row per case: ``columns``, ``case``, and its times (:meth:`measure`)."""
         for name, timing in self.measure(cases).items():
@@ -132,6 +145,11 @@ class Run:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
+
+
+def _quartiles(samples: Sequence[float]) -> dict[str, float]:
+    q1, median, q3 = statistics.quantiles(samples, n=4, method="inclusive")
+    return {"q1": q1, "median": median, "q3": q3, "n": len(samples)}
 
 
 def _waited(run: Callable[[], object]) -> Callable[[], None]:

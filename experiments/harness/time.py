@@ -115,6 +115,30 @@ def measure(
     return {case.name: _timing(samples) for case, samples in zip(cases, kept, strict=True)}
 
 
+def pairs(one: Case, other: Case, *, rounds: int, seconds: float, warmup: int = 3) -> list[tuple[float, float]]:
+    """Host times of two cases that take turns (µs), one pair per round.
+
+    Args:
+        one, other: what blocks the host until it is done.
+        rounds, seconds, warmup: as in :func:`measure`.
+    """
+    clocks = _HostClock(one), _HostClock(other)
+    found: list[tuple[float, float]] = []
+    gc.collect()
+    gc.disable()
+    try:
+        begin = time.perf_counter()
+        for turn in range(rounds + warmup):
+            if turn == warmup:
+                begin = time.perf_counter()
+            if turn >= warmup + MIN_ROUNDS and time.perf_counter() - begin > seconds:
+                break
+            found.append((clocks[0].sample()[0], clocks[1].sample()[0]))
+    finally:
+        gc.enable()
+    return found[warmup:]
+
+
 def _timing(samples: Sequence[tuple[float, float, float | None]]) -> Timing:
     gpu = [g for _, _, g in samples if g is not None]
     return Timing(

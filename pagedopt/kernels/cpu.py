@@ -1,4 +1,4 @@
-"""The CPU twin: Numba kernels that walk the same words of the same table, on all of torch's threads.
+"""The CPU twin: Numba kernels that walk the same words of the same table, on torch's threads.
 
 For each rule and formats the text of a small Python module is made and run; what Numba compiles of it is kept on disk,
 and the next process loads it.  Read one with ``rule.numba_source()``.
@@ -17,13 +17,13 @@ import torch
 from ..system.numba_text import load
 from ..tables.format import PLACES, Format
 from ..tables.layout import HostTable, Span
-from . import cpu_text, threads
+from . import cpu_text, team, threads
 from .rule import KernelRule
 
-#: Stretches of work per thread: enough that a late thread holds nobody up.
+#: Stretches of work per thread of our own: enough that a late thread holds nobody up.
 SHARES = 8
-#: Elements below which one thread is faster alone.
-LEAST = 1 << 15
+#: Elements for which one more thread of our own is worth waking.
+LEAST = 1 << 17
 
 #: The module that generated ones call into.
 _NUMBERS = "pagedopt.kernels.numba_numbers"
@@ -47,22 +47,22 @@ def kernel(rule: KernelRule, formats: tuple[Format, ...]) -> Callable[..., None]
 def _compiled(kernel: Callable[..., None], lists: int, uniforms: int) -> Callable[..., None]:
     """``kernel`` after a call without work: what can go wrong in a compiler goes wrong before a step has begun."""
     kernel(*_walk(HostTable(lists, [1], uniforms)).arguments, 0, 0)
+    team.prepare(kernel)
     return kernel
 
 
 def run(compiled: Callable[..., None], table: HostTable, span: Span | None = None) -> None:
-    """Walk ``table``, or a span of its chunks, with ``compiled`` on as many threads as torch uses.
+    """Walk ``table``, or a span of its chunks, with ``compiled`` on as many of torch's threads as the work is worth.
 
     When it returns or raises, no thread is in the table any more.
     """
     walk = _walks.get(table) or _walk(table)
     count = torch.get_num_threads()
-    if (shares := walk.shares.get((span, count))) is None:
-        shares = walk.shares[span, count] = _shares(table, span, count)
-    if len(shares) == 1:
-        compiled(*walk.arguments, *shares[0])
-    else:
-        threads.run(functools.partial(compiled, *walk.arguments), shares, count)
+    member = team.member(compiled) if count > 1 else None
+    key = (compiled, member, count, span)
+    if (way := walk.ways.get(key)) is None:
+        way = walk.ways[key] = _way(compiled, member, walk.arguments, table, span, count)
+    way()
 
 
 class _Walk(NamedTuple):
@@ -70,11 +70,11 @@ class _Walk(NamedTuple):
 
     Attributes:
         arguments: what a kernel takes before the first and the last chunk.
-        shares: for a span of the chunks (None: all) and a number of threads, the stretches they take.
+        ways: by kernel, what it is to a team, number of threads and span of the chunks (None: all): what to call.
     """
 
     arguments: tuple[Any, ...]
-    shares: dict[tuple[Span | None, int], list[Span]]
+    ways: dict[tuple[Callable[..., None], int | None, int, Span | None], Callable[[], None]]
 
 
 _walks: WeakKeyDictionary[HostTable, _Walk] = WeakKeyDictionary()
@@ -86,9 +86,22 @@ def _walk(table: HostTable) -> _Walk:
     return walk
 
 
-def _shares(table: HostTable, span: Span | None, count: int) -> list[Span]:
-    """One where one thread is as fast, else so many that a late thread holds nobody up."""
-    first, last = span or (0, len(table.chunks))
-    work = (last - first) * min(table.geometry.chunk_numel, max(1, int(table.rows["numel"].max(initial=0))))
-    alone = count == 1 or last - first <= 1 or work < LEAST
-    return [(first, last)] if alone else table.shares((first, last), count * SHARES)
+def _way(
+    compiled: Callable[..., None],
+    member: int | None,
+    arguments: tuple[Any, ...],
+    table: HostTable,
+    span: Span | None,
+    count: int,
+) -> Callable[[], None]:
+    """How to walk: on this thread alone; on a team, of whose threads each has one stretch and the same in every step,
+    which its cache may still hold; or on threads of our own, of which each takes what is left."""
+    each, least = (SHARES, LEAST // SHARES) if member is None else (1, team.LEAST)
+    whole = span or (0, len(table.chunks))
+    stretches = table.shares(whole, count * each, least)
+    if len(stretches) <= each:
+        return functools.partial(compiled, *arguments, *whole)
+    if member is None:
+        walk = functools.partial(compiled, *arguments)
+        return functools.partial(threads.run, walk, stretches, -(-len(stretches) // each))
+    return functools.partial(team.Call(arguments, stretches).run, member, count)

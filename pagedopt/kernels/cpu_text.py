@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import torch
 
 from ..tables.format import PLACES, Column, Format
+from . import team
 from .rule import KernelRule
 from .source import arithmetic
 
@@ -17,7 +18,7 @@ _MODULE = '''\
 import numpy as _np
 from numba import carray as _carray, njit as _njit
 from pagedopt.kernels import numba_numbers as _numbers
-from pagedopt.kernels.numba_numbers import {functions}pointer as _pointer
+from pagedopt.kernels.numba_numbers import {functions}asked as _asked, pointer as _pointer
 
 S = _np.{number}
 
@@ -160,4 +161,5 @@ def _module(name: str, lists: int, number: torch.dtype, lines: list[str], format
     functions = "".join(f"{f}, " for f in sorted(set(calls)))
     body = "\n".join(" " * 8 + line for line in lines)
     kind = str(number).removeprefix("torch.")
-    return _MODULE.format(name=name, functions=functions, number=kind, lists=lists, body=body, formats=formats)
+    text = _MODULE.format(name=name, functions=functions, number=kind, lists=lists, body=body, formats=formats)
+    return text + team.MEMBER

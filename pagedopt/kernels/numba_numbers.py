@@ -19,6 +19,17 @@ def pointer(typing_context, address):
 
 
 @intrinsic
+def asked(typing_context, address):
+    """What the C function at an address returns, which takes nothing and returns an int."""
+
+    def generate(context, builder, signature, arguments):
+        function = builder.inttoptr(arguments[0], ir.FunctionType(ir.IntType(32), []).as_pointer())
+        return builder.sext(builder.call(function, []), ir.IntType(64))
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
 def float_of(typing_context, bits):
     """uint32 bits as the float32 they stand for."""
 

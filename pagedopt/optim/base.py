@@ -148,11 +148,11 @@ class PagedOptimizer(torch.optim.Optimizer):
 
     def _prepared(self) -> Launches:
         """Launches for what state and groups hold now, ready to run."""
-        changed: Exception | None = None
-        if self._launches is not None and self._launches.current(self):
+        known, changed = self._launches, None
+        if known is not None and known.current(self):
             try:
-                self._launches.prepare(self)
-                return self._launches
+                known.prepare(self)
+                return known
             except (ValueError, TypeError) as error:  # a tensor is no longer as it was: what is now may do, too
                 changed = error.with_traceback(None)
         self._launches = None  # its tables keep state alive that may be gone

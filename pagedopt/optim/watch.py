@@ -7,7 +7,7 @@ from itertools import chain
 
 import torch
 
-from ..tables.addresses import Places, ids
+from ..tables.addresses import Places, identities
 from .owner import Owner
 
 
@@ -24,16 +24,16 @@ class Watch:
 
     def __init__(self, optimizer: Owner, tensors: Iterable[torch.Tensor]) -> None:
         self._seen = _outside(optimizer), _inside(optimizer)  # kept alive, so that nothing else gets one of their ids
-        self._ids = [ids(look).tobytes() for look in self._seen]
+        self._ids = [identities(look) for look in self._seen]
         self._places = Places(tuple(tensors))
 
     def same(self, optimizer: Owner) -> bool:
         """Whether nothing of that has changed."""
         outside = _outside(optimizer)
-        if ids(outside).tobytes() != self._ids[0]:
+        if identities(outside) != self._ids[0]:
             return False
         inside = _inside(optimizer)  # made only where the entries are those that were there, and so dicts
-        return ids(inside).tobytes() == self._ids[1] and self._places.same()
+        return identities(inside) == self._ids[1] and self._places.same()
 
 
 def _outside(optimizer: Owner) -> tuple[object, ...]:

@@ -28,12 +28,16 @@ def load(text: str, name: str, beside: str) -> Any:
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)  # for errors of Numba
     sys.modules[module.__name__] = module  # Numba finds the kernel's globals there
     exec(compile(text, file, "exec"), module.__dict__)
+    return keep(module, "kernel")
 
+
+def keep(module: ModuleType, name: str) -> Any:
+    """A function of a generated module, whose code is kept on disk."""
     from .numba_cache import KeptCode
 
-    kernel = module.__dict__["kernel"]
-    kernel._cache = KeptCode(module.__name__)
-    return kernel
+    function = module.__dict__[name]
+    function._cache = KeptCode(f"{module.__name__}-{name}")
+    return function
 
 
 @functools.cache

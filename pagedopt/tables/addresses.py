@@ -41,6 +41,11 @@ def ids(items: tuple[object, ...]) -> npt.NDArray[np.int64]:
     return memory_at(id(items) + tuple.__basicsize__, 8 * len(items), np.int64)
 
 
+def identities(items: tuple[object, ...]) -> bytes:
+    """:func:`ids` as a value to compare."""
+    return ctypes.string_at(id(items) + tuple.__basicsize__, 8 * len(items))
+
+
 def memory_at(address: int, nbytes: int, dtype: type) -> npt.NDArray[Any]:
     """Memory of this process as an array, which does not keep it alive."""
     if not nbytes:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .addresses import Places, gather
+from .addresses import Addresses, Places, gather
 
 TensorList = Sequence[torch.Tensor | None]
 Tensors = tuple[torch.Tensor | None, ...]
@@ -22,14 +22,14 @@ class Located:
         tensors: the list.
         layout: how those that are not None are laid out; None: not known yet.  A table that is never refreshed, as
             most are that live for one call, has no use for it.
-        whole: whether it is known that none of them is None.
+        at: where they lie, if that is known; then none of them is None.
     """
 
-    def __init__(self, tensors: Tensors, layout: Layout | None = None, whole: bool = False) -> None:
-        present: Sequence[Any] = tensors if whole else [t for t in tensors if t is not None]
+    def __init__(self, tensors: Tensors, layout: Layout | None = None, at: Addresses | None = None) -> None:
+        present: Sequence[Any] = tensors if at is not None else [t for t in tensors if t is not None]
         self.absent = [i for i, t in enumerate(tensors) if t is None] if len(present) < len(tensors) else []
         self.layout = layout
-        self.addresses = gather(present, checked=layout is not None and layout.sure)
+        self.addresses = gather(present, checked=layout is not None and layout.sure) if at is None else at
         if self.absent:
             found, self.addresses = self.addresses, np.zeros(len(tensors), np.uint64)
             self.addresses[[i for i, t in enumerate(tensors) if t is not None]] = found
@@ -50,7 +50,10 @@ class Located:
                 return None
             if not self.layout.same([t for t in tensors if t is not None] if self.absent else tensors):
                 return None
-            now = Located(tensors, self.layout, whole=not self.absent)  # None has no layout
+            at = None if self.absent else gather(tensors, checked=self.layout.sure)  # type: ignore[arg-type]
+            if at is not None and not stays and at.tobytes() == self.addresses.tobytes():
+                return self
+            now = Located(tensors, self.layout, at)
         except (TypeError, RuntimeError, NotImplementedError, AttributeError):  # absent now, sparse, or no tensor
             return None
         if stays and not now.absent and self.layout.sure:

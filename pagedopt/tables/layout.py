@@ -167,15 +167,19 @@ class HostTable:
         rows_at = self.rows_at if self.lists_chunks else self.rows_at + first * (self.rows.itemsize // WORD)
         return np.array([(rows_at, chunks_at, count, self.geometry.chunk_numel)], HEADER)
 
-    def shares(self, span: Span, count: int) -> list[Span]:
+    def shares(self, span: Span, count: int, least: int = 1) -> list[Span]:
         """A span of the chunks in ``count`` or fewer stretches of about equal work: elements, and a little per chunk.
 
-        It counts rows as if no tensor were absent, so what was cut once is right for as long as the table lives.
+        There are no more than leave each ``least`` elements.  Rows count as if no tensor were absent, so what was cut
+        once is right for as long as the table lives.
         """
         first, last = span
         chunks = self.chunks[first:last]
         left = np.minimum(self._sizes[chunks["row"]] - chunks["offset"], self.geometry.chunk_numel)
-        done: npt.NDArray[np.int64] = np.cumsum(np.maximum(left, 0) + 64)
+        count = min(count, int(left.sum()) // least)
+        if count <= 1:
+            return [span]
+        done: npt.NDArray[np.int64] = np.cumsum(left + 64)
         ends = np.searchsorted(done, done[-1] * np.arange(1, count) / count)
         return list(itertools.pairwise(sorted({first, *(ends + (first + 1)).tolist(), last})))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from experiment_runs import experiment, judged, regenerated, run_quick
 from experiments.harness.rows import Rows
 from experiments.harness.run import Run
 from experiments.harness.show import console
-from experiments.step import close_to_a_copy
+from experiments.step import close_to_a_copy, cpu_step
 from experiments.works.contenders import CONTENDERS, COPY, FUSED, OURS, installed, ours, theirs
 from experiments.works.models import Work, gpt2_shapes
 from experiments.works.reference import Contender, Reference
@@ -36,6 +38,41 @@ def test_toys_are_measured_on_a_cpu(tmp_path: Path) -> None:
 def test_a_profile_of_toys_is_measured_on_a_cpu(tmp_path: Path) -> None:
     found = run_quick("step-profile", tmp_path)
     assert {row["count"] for row in found["parts"]["step_profile"]["rows"]} == {10, 20}
+
+
+def test_steps_on_a_cpu_take_turns_with_torchs(tmp_path: Path) -> None:
+    found = run_quick("cpu-step", tmp_path, more=["--threads", "1"])
+    rows = found["parts"]["cpu_step"]["rows"]
+    cases = (OURS, "torch foreach", cpu_step.AGAIN, COPY)
+    assert [(row["threads"], row["case"]) for row in rows] == [
+        (1, case) for _ in cpu_step.works(True) for case in cases
+    ]
+    assert all(row["error"] < 5e-5 for row in rows if row["case"] != COPY)
+    for row in cpu_step.derive(Rows(rows)):
+        assert row["ratio"]["n"] == len(row["pairs"]) == 3
+        assert row["ratio"]["q1"] <= row["speed"] <= row["ratio"]["q3"]
+        assert row["speed"] == pytest.approx(sorted(b / a for a, b in row["pairs"])[1], rel=0.1)
+
+
+@pytest.mark.parametrize("text", ["", "0", "1,-2", "two", "1,,2"])
+def test_what_is_no_number_of_threads_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="from 1 on"):
+        cpu_step.thread_counts(text)
+
+
+def test_numbers_of_threads_may_be_all_there_are() -> None:
+    assert cpu_step.thread_counts("3,1,3") == [1, 3]
+    assert cpu_step.thread_counts("all") == [len(os.sched_getaffinity(0))]
+
+
+def test_the_slowest_work_decides_on_a_cpu() -> None:
+    def row(case: str, ratio: float) -> dict[str, Any]:
+        return {"case": case, "bytes": 28, "time": stats(1.0), "ratio": stats(ratio)}
+
+    (bar,) = cpu_step.BARS
+    rows = [row(OURS, 1.2), row(OURS, 0.96), row("torch foreach", 0.1)]
+    assert bar.verdict(cpu_step.derive(Rows(rows))).met
+    assert not bar.verdict(cpu_step.derive(Rows([*rows, row(OURS, 0.94)]))).met
 
 
 def test_what_is_committed_comes_out_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,7 @@
-"""The threads of a CPU kernel: as many as there are, and none is in the table when the call has ended."""
+"""The threads of a CPU kernel: as many as there are, and none is in the table when the call has ended.
+
+What is compiled runs on the team of torch's OpenMP, unless the process was forked; what is Python, on our own threads.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from pagedopt.rules import RULES
 from pagedopt.tables.layout import Geometry, HostTable
 
 THREADS = 4
-SIZES = (70_001, 1, 0, 33_000, 5, 20_000)
+SIZES = (700_001, 1, 0, 33_000, 5, 20_000)  # work for four threads, of whatever kind
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,98 @@
+"""How fast is a step on a CPU beside torch's own, by size and number of threads?
+
+Answer (2 cores of an EPYC, 2026-11): as fast as torch fused at 10⁷ elements and more, where memory is what both wait
+for; 1.5 times as fast at 10⁶ on two threads, and over 148 small tensors four times.  Below 10⁵ Python is what counts.
+
+Each contender and torch fused take turns, step by step, over parameters of their own with the same gradients: a pair.
+Both run on the threads that ``torch.set_num_threads`` gives.  The floor is a copy of as many bytes as a step must move.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+
+import torch
+
+from experiments.harness.rows import Row, Rows
+from experiments.harness.run import Run
+from experiments.harness.show import Bar, Table, number
+from experiments.works.contenders import CONTENDERS, FUSED, OURS, checked, copy_of_bytes
+from experiments.works.models import Shapes, Work, gpt2_shapes
+
+CPU = torch.device("cpu")
+FOREACH = "torch foreach"
+AGAIN = "torch fused, once more"
+
+
+def thread_counts(text: str) -> list[int]:
+    """Numbers of threads; "all" is one for each processor.
+
+    Raises:
+        argparse.ArgumentTypeError: one is none.
+    """
+    known = {"all": len(os.sched_getaffinity(0))}
+    try:
+        counts = {known.get(word) or int(word) for word in text.split(",")}
+    except ValueError:
+        counts = {0}
+    if min(counts) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: give numbers from 1 on, or all, with commas between them")
+    return sorted(counts)
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """How many threads."""
+    parser.add_argument("--threads", type=thread_counts, default="1,2,all", metavar="N,…", help="default: %(default)s")
+
+
+def works(quick: bool) -> list[Work]:
+    """What is stepped over."""
+    sizes = (1_000, 50_000) if quick else (10**5, 10**6, 10**7, 5 * 10**7)
+    shapes: dict[str, Shapes] = {f"{size:,} elements": [(size,)] for size in sizes}
+    shapes["148 tensors"] = gpt2_shapes(100, 8, 8) if quick else gpt2_shapes(1000, 64, 64)
+    return [Work(name, shape, torch.float32, 28, 5e-5) for name, shape in shapes.items()]
+
+
+def measure(run: Run) -> Iterator[Row]:
+    """A row per work, number of threads and contender: its times, those of torch fused between them, and each pair."""
+    run.rounds, run.seconds = run.size((1000, 2.0), (3, 0.05))
+    before = torch.get_num_threads()
+    try:
+        for count in run.each(run.options.threads):
+            torch.set_num_threads(count)
+            for work in run.each(works(run.quick)):
+                builds = {name: CONTENDERS[name] for name in (OURS, FOREACH, FUSED)} | {AGAIN: CONTENDERS[FUSED]}
+                cases, errors = checked(run, work, builds, CPU)
+                *others, fused = sorted((*cases, copy_of_bytes(work, CPU)), key=lambda case: case.name == FUSED)
+                about = {"work": work.name, "threads": count, "numel": work.numel, "bytes": 28 * work.numel}
+                for case in others:
+                    found = run.pairs(case, fused)
+                    yield {**about, "case": case.name, "error": errors.get(case.name), **found}
+                run.say(f"{work.name} on {count} thread{'s' * (count > 1)}")
+    finally:
+        torch.set_num_threads(before)
+
+
+def derive(rows: Rows) -> Rows:
+    """GB/s, and how many steps of this one there are in a step of torch fused (the median of pairs)."""
+    return Rows(
+        {**row, "rate": row["bytes"] / row["time"]["median"] / 1e3, "speed": row["ratio"]["median"]} for row in rows
+    )
+
+
+def quartiles(name: str, row: Row) -> str:
+    """A median, with the quartiles."""
+    return "{} ({} to {})".format(*(number(row[name][which]) for which in ("median", "q1", "q3")))
+
+
+TABLES = [
+    Table("{work} ({numel:,} parameters), {threads} threads", by=("work", "threads"), columns={
+        "contender": "case", "µs (quartiles)": lambda row: quartiles("time", row),
+        "torch fused in turn, µs": lambda row: quartiles("other", row),
+        "speed over torch fused": lambda row: quartiles("ratio", row), "GB/s": "rate",
+        "pairs": lambda row: f"{row['ratio']['n']:,}",
+    })
+]  # fmt: skip
+BARS = [Bar("speed over torch fused, where it is least", "speed", at_least=0.95, unit="x", case=OURS)]

@@ -1,0 +1,145 @@
+"""Kernels on the threads of torch's OpenMP: which of them work, and what happens when one fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pagedopt.kernels import cpu, team
+from pagedopt.system.numba_text import load
+from pagedopt.tables.layout import Geometry, HostTable
+
+CHUNK = 1024
+#: Counts at the begin of each chunk how often it was walked, and says by which thread of the team.
+TEXT = """
+import numpy as _np
+from numba import carray as _carray, njit as _njit
+from pagedopt.kernels.numba_numbers import asked as _asked, pointer as _pointer
+
+@_njit(error_model="numpy", nogil=True)
+def kernel(_scalars, _rows, _chunks, _chunk_numel, _first, _last):
+    for _item in range(_first, _last):
+        _row, _offset = _chunks[_item, 0], _chunks[_item, 1]
+        if _scalars[0, 0] == _item:
+            raise MemoryError
+        _seen = _carray(_pointer(_rows[_row, 0] + 8 * _offset), 2, _np.int64)
+        _seen[0] += 1
+        _seen[1] = _asked(_np.int64(_scalars[0, 1]))
+"""
+
+pytestmark = pytest.mark.skipif(team._openmp() is None, reason="torch has no OpenMP here, or another one than GCC's")
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Any:
+    found = load(TEXT + team.MEMBER, "seen", "pagedopt.kernels.numba_numbers")
+    team.prepare(found)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+class Seen:
+    """A table of ``chunks`` chunks, and what was seen of each.
+
+    Args:
+        failing: the chunk that no kernel can walk; -1: none.
+    """
+
+    def __init__(self, chunks: int, failing: int = -1) -> None:
+        openmp = team._openmp()
+        assert openmp is not None
+        self.numbers = np.zeros(chunks * CHUNK, np.int64)
+        self.table = HostTable(1, [chunks * CHUNK], 2, 1, Geometry(CHUNK, 512))
+        self.table.set_addresses([[self.numbers.ctypes.data]])
+        self.table.set_scalars([[failing, openmp.thread_num]])
+
+    @property
+    def times(self) -> list[int]:
+        return self.numbers[::CHUNK].tolist()
+
+    @property
+    def threads(self) -> list[int]:
+        return self.numbers[1::CHUNK].tolist()
+
+
+def walk(kernel: Any, seen: Seen, count: int, span: tuple[int, int] | None = None) -> Seen:
+    torch.set_num_threads(count)
+    cpu.run(kernel, seen.table, span)
+    return seen
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_every_thread_has_one_stretch_and_the_same_in_every_step(kernel: Any, count: int) -> None:
+    chunks = 4 * team.LEAST // CHUNK
+    seen = walk(kernel, Seen(chunks), count)
+    first = seen.threads
+    walk(kernel, seen, count)
+    assert seen.times == [2] * chunks
+    assert sorted(set(first)) == list(range(count))
+    assert seen.threads == first == sorted(first)
+
+
+def test_as_many_threads_work_as_the_work_is_worth(kernel: Any) -> None:
+    for worth in (1, 2, 3):
+        chunks = worth * team.LEAST // CHUNK
+        assert len(set(walk(kernel, Seen(chunks), 4).threads)) == worth
+    assert walk(kernel, Seen(chunks), 4, (2, 40)).times == [2 <= i < 40 for i in range(chunks)]
+
+
+def test_nothing_to_do_is_done(kernel: Any) -> None:
+    for seen in (Seen(0), Seen(3)):
+        assert walk(kernel, seen, 4, (0, 0)).times == [0] * len(seen.times)
+    assert walk(kernel, Seen(0), 4).times == []
+
+
+def test_a_team_of_fewer_threads_than_stretches_does_them_all(kernel: Any) -> None:
+    """OpenMP may give fewer threads than were asked for."""
+    seen = Seen(7)
+    arguments = cpu._walk(seen.table).arguments
+    member = team.member(kernel)
+    assert member is not None
+    team.Call(arguments, [(i, i + 1) for i in range(7)]).run(member, 2)
+    assert seen.times == [1] * 7
+    assert set(seen.threads) == {0, 1}
+
+
+def test_what_fails_on_a_thread_is_raised_on_ours(kernel: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    chunks = 4 * team.LEAST // CHUNK
+    with pytest.raises(MemoryError, match="thread of a CPU kernel"):
+        walk(kernel, Seen(chunks, failing=chunks - 1), 4)
+    assert capfd.readouterr().err == ""
+    assert walk(kernel, Seen(chunks), 4).times == [1] * chunks
+
+
+def test_a_fork_leaves_the_team_behind(kernel: Any) -> None:
+    def child() -> bool:
+        return team.member(kernel) is None and walk(kernel, Seen(64), 4).times == [1] * 64
+
+    walk(kernel, Seen(64), 4)
+    assert exit_code(child) == 0
+
+
+def exit_code(work: Callable[[], bool]) -> int:
+    """0 if ``work`` returns True in a fork of this process."""
+    if (process := os.fork()) == 0:
+        signal.alarm(60)
+        try:
+            code = 0 if work() else 1
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            code = 2
+        os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
