@@ -29,15 +29,23 @@ LEAST = 1 << 17
 _NUMBERS = "pagedopt.kernels.numba_numbers"
 
 
-@functools.cache
 def norm_kernel(form: Format, number: torch.dtype, order: int) -> Callable[..., None]:
     """The kernel that leaves one partial norm per chunk (order 0: infinity) over lists (tensor, partials)."""
+    return _for_threads(_norm_kernel(form, number, order))
+
+
+@functools.cache
+def _norm_kernel(form: Format, number: torch.dtype, order: int) -> Callable[..., None]:
     return _compiled(load(cpu_text.norm_source(form, number, order), f"norm{order}", _NUMBERS), 2, 0)
 
 
-@functools.cache
 def kernel(rule: KernelRule, formats: tuple[Format, ...]) -> Callable[..., None]:
     """The compiled kernel for ``rule`` on lists in ``formats``, for :func:`run`."""
+    return _for_threads(_kernel(rule, formats))
+
+
+@functools.cache
+def _kernel(rule: KernelRule, formats: tuple[Format, ...]) -> Callable[..., None]:
     words, numbers = sum(len(f.columns) for f in formats), rule.uniform_count
     if not all(f.plain for f in formats):
         words, numbers = words + PLACES, numbers + 1  # where an element stands, and the seed
@@ -47,7 +55,13 @@ def kernel(rule: KernelRule, formats: tuple[Format, ...]) -> Callable[..., None]
 def _compiled(kernel: Callable[..., None], lists: int, uniforms: int) -> Callable[..., None]:
     """``kernel`` after a call without work: what can go wrong in a compiler goes wrong before a step has begun."""
     kernel(*_walk(HostTable(lists, [1], uniforms)).arguments, 0, 0)
-    team.prepare(kernel)
+    return kernel
+
+
+def _for_threads(kernel: Callable[..., None]) -> Callable[..., None]:
+    """``kernel``, and what a team needs of it compiled where there is more than one thread."""
+    if torch.get_num_threads() > 1:
+        team.prepare(kernel)
     return kernel
 
 

@@ -67,7 +67,7 @@ _members: dict[Callable[..., None], int] = {}
 
 def prepare(kernel: Callable[..., None]) -> None:
     """Compile what a generated module has for a team beside its ``kernel``."""
-    if _forked or _openmp() is None:
+    if kernel in _members or _forked or _openmp() is None:
         return
     from numba import types
 
