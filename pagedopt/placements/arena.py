@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
@@ -57,6 +58,8 @@ class Arena:
     ways: ClassVar[tuple[str, ...]] = ("in_place",)
 
     tensor: torch.Tensor
+    #: Held while pages move of which other optimizers have a part, and while launches use them; None: none have.
+    lock: AbstractContextManager[object] | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -354,6 +354,19 @@ class Store:
                 arena.move(resident)
         return given
 
+    def using(self) -> contextlib.AbstractContextManager[object]:
+        """A block in which no other optimizer moves pages of which this one has a part."""
+        locks = {id(arena.lock): arena.lock for arena in self.arenas if arena.lock is not None}
+        held = contextlib.ExitStack()
+        for _, lock in sorted(locks.items()):  # in one order for all, so that nobody waits for who waits
+            held.enter_context(lock)
+        return held
+
+    @property
+    def residents(self) -> list[int]:
+        """How many pages of each arena are on the device."""
+        return [arena.resident for arena in self.arenas]
+
     def prepare(self) -> None:
         """Call before the launches of every step."""
         for arena in self.arenas:

@@ -65,9 +65,10 @@ def _unfit(folder: str) -> str:
 class StateFile:
     """A mapped range of a file that goes with its last user, however the process ends: it has no name.
 
-    Few files are opened (:mod:`~pagedopt.system.disk_file`): if there are many ranges, several have one.  All of it begins as a hole, which may be read; :meth:`reserve` or :meth:`bring_in` a part before writing to it.
-    After a fork parent and child see the same file, and only the parent may write (:meth:`check_owner`).  Every error
-    says what to do: a MemoryError where there is no room, be it memory or disk, an OSError where a disk fails.
+    Few files are opened (:mod:`~pagedopt.system.disk_file`): where there are many ranges, several have one.  All of it
+    begins as a hole, which may be read; :meth:`reserve` or :meth:`bring_in` a part before writing to it.  After a fork
+    parent and child see the same file, and only the parent may write (:meth:`check_owner`).  Every error says what to
+    do: a MemoryError where there is no room, be it memory or disk, an OSError where a disk fails.
 
     Args:
         folder: on whose disk.
@@ -325,7 +326,6 @@ class StateFile:
         for offset, nbytes in filled(stretches):
             with contextlib.suppress(OSError):  # a file system without holes keeps the space
                 libc.punch_hole(self._file, self._begin + offset, nbytes)
-
 
 
 def _do_not_copy(file: int) -> None:
