@@ -58,8 +58,6 @@ class Arena:
     ways: ClassVar[tuple[str, ...]] = ("in_place",)
 
     tensor: torch.Tensor
-    #: Held while pages move of which other optimizers have a part, and while launches use them; None: none have.
-    lock: AbstractContextManager[object] | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -109,6 +107,11 @@ class Arena:
             torch.OutOfMemoryError: there is no room for the slots.
         """
         return StagedMover(ring(self.device), arenas, torch.cuda.current_stream(self.device).cuda_stream)
+
+    @property
+    def lock(self) -> AbstractContextManager[object] | None:
+        """Held while pages move of which other optimizers have a part, and during launches; None: none have."""
+        return None
 
     def prepare(self) -> None:
         """Called before the launches of every step; what it queues goes to the current stream."""

@@ -117,7 +117,7 @@ class Slab:
                 raise
 
 
-class _Part(np.ndarray):  # type: ignore[type-arg]
+class _Part(np.ndarray):
     """Bytes whose end can be seen."""
 
 
@@ -232,7 +232,9 @@ def part_of(kind: type[Arena]) -> type[Arena]:
 
 
 #: Parts by the placements that have slabs.  A class from outside of this package has none: it may count what it gives.
-PARTS = {kind: part_of(kind) for kind in (MappedArena, ManagedArena, PinnedArena, FileArena)}
+PARTS: dict[type[Arena], type[Arena]] = {
+    kind: part_of(kind) for kind in (MappedArena, ManagedArena, PinnedArena, FileArena)
+}
 
 
 def serves(kind: type[Arena], layout: Layout, device: torch.device) -> bool:

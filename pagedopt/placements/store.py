@@ -18,7 +18,7 @@ from ..tables.format import Column
 from . import choose
 from .budget import Limits, divide
 from .choose import Arena, Placement, default_placement
-from .movers import Ring, slot_bytes
+from .movers import Ring, ring_for, slot_bytes
 
 
 class Wanted(NamedTuple):
@@ -280,7 +280,7 @@ class Store:
         ring = self.rings.get(device)
         if ring is None or ring.slot_bytes < need:
             self.rings.pop(device, None)
-            ring = self.rings[device] = Ring(device, need)
+            ring = self.rings[device] = ring_for(device, need)
         return ring
 
     def set_budget(self, budget: Budget) -> None:
