@@ -109,6 +109,11 @@ class Arena:
         return StagedMover(ring(self.device), arenas, torch.cuda.current_stream(self.device).cuda_stream)
 
     @property
+    def wanted(self) -> int:
+        """How many pages it was last asked to have on the device: others may keep a page away that they share."""
+        return self.resident
+
+    @property
     def lock(self) -> AbstractContextManager[object] | None:
         """Held while pages move of which other optimizers have a part, and during launches; None: none have."""
         return None

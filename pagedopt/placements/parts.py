@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from pathlib import Path
 from typing import ClassVar, cast
 
 import numpy as np
@@ -20,6 +21,7 @@ from ..paging.pages import Layout, lay_out
 from ..system import driver, libc
 from ..system.holes import Holes
 from ..system.interrupts import Uninterrupted
+from ..system.state_file import state_folder
 from .arena import Arena, StateLost
 from .file import FileArena
 from .managed import ManagedArena
@@ -95,6 +97,10 @@ class Slab:
         del self._wants[begin]
         self._holes.add(begin, size)
 
+    def wants(self, begin: int) -> bool:
+        """Whether the part that begins there would be near."""
+        return self._wants[begin]
+
     def settle(self, begin: int, near: bool) -> None:
         """Move the page to where all would have it.
 
@@ -140,6 +146,11 @@ class Part(Arena):
     def resident(self) -> int:  # type: ignore[override]
         """The page, if the slab's is on the device."""
         return int(self._slab.near)
+
+    @property
+    def wanted(self) -> int:
+        """Whether the page would be there if it were this one's alone."""
+        return int(self._slab.wants(self._begin))
 
     @property
     def lock(self) -> threading.RLock:
@@ -188,17 +199,25 @@ class Part(Arena):
         return {place: nbytes * mine // slab.layout.nbytes for place, nbytes in slab.measured().items()}
 
 
+#: Placement, device, and the folder of its files if it has some: parts are of one slab where these are one.
+_Where = tuple[type[Arena], torch.device, Path | None]
+
+
+def _where(kind: type[Arena], device: torch.device) -> _Where:
+    return kind, device, state_folder() if issubclass(kind, FileArena) else None
+
+
 class _Pool:
     """The slabs of this process, and the arenas that came before them."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._slabs: dict[tuple[type[Arena], torch.device], weakref.WeakSet[Slab]] = {}
-        self._own: dict[tuple[type[Arena], torch.device], weakref.WeakSet[Arena]] = {}
+        self._slabs: dict[_Where, weakref.WeakSet[Slab]] = {}
+        self._own: dict[_Where, weakref.WeakSet[Arena]] = {}
 
     def take(self, kind: type[Arena], device: torch.device, nbytes: int, near: bool) -> tuple[Slab, torch.Tensor]:
         with self._lock:
-            slabs = self._slabs.setdefault((kind, device), weakref.WeakSet())
+            slabs = self._slabs.setdefault(_where(kind, device), weakref.WeakSet())
             for slab in (there := list(slabs)):
                 if (memory := slab.take(nbytes, near)) is not None:
                     return slab, memory
@@ -210,11 +229,11 @@ class _Pool:
             return slab, memory
 
     def is_crowded(self, kind: type[Arena], device: torch.device) -> bool:
-        own = self._own.get((kind, device), ())
+        own = self._own.get(_where(kind, device), ())
         return sum(arena.layout.nbytes for arena in list(own)) >= max(OWN, 4 * kind.granule)
 
     def add(self, arena: Arena) -> None:
-        self._own.setdefault((type(arena), arena.device), weakref.WeakSet()).add(arena)
+        self._own.setdefault(_where(type(arena), arena.device), weakref.WeakSet()).add(arena)
 
     def renew_locks(self) -> None:
         for slabs in self._slabs.values():

@@ -316,13 +316,13 @@ class Store:
             )
 
     def _targets(self) -> list[tuple[Arena, int]]:
-        """(arena, pages that it should keep) where it does not keep as many."""
+        """(arena, pages that it should keep) where it does not keep as many, or was not asked to."""
         targets: list[tuple[Arena, int]] = []
         for device in {a.device for a in self.arenas}:
             here = self.on(device)
             wanted = divide([(type(a), a.layout) for a in here], self.limits.of(device, here))
             targets += zip(here, wanted, strict=True)
-        return [(arena, resident) for arena, resident in targets if arena.paged and arena.resident != resident]
+        return [(a, resident) for a, resident in targets if a.paged and {a.resident, a.wanted} != {resident}]
 
     def is_spilled(self) -> bool:
         """Whether pages are away that the budget would have on the device."""
@@ -350,7 +350,7 @@ class Store:
             while resident and (nbytes is None or given < nbytes):
                 resident -= 1
                 given += int(sizes[resident])
-            if resident != arena.resident:
+            if {arena.resident, arena.wanted} != {resident}:
                 arena.move(resident)
         return given
 
