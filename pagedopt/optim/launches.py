@@ -80,6 +80,7 @@ class Launches:
         if self._watch is None:
             used = [m.entry[n] for m in self._members for n in (*number_names(optimizer, m.rule), *m.kept)]
             self._watch = Watch(optimizer, used)
+            self._members = []  # of no use from now on
 
     def _launch(self, optimizer: Owner) -> None:
         optimizer.damaged = "a step ended in the middle"  # until it has not: who tears this, tears what would say so

@@ -22,18 +22,19 @@ class Watch:
         tensors: of state, those that the step uses.
     """
 
+    __slots__ = ("_places", "_seen")
+
     def __init__(self, optimizer: Owner, tensors: Iterable[torch.Tensor]) -> None:
         self._seen = _outside(optimizer), _inside(optimizer)  # kept alive, so that nothing else gets one of their ids
-        self._ids = [ids(look).tobytes() for look in self._seen]
         self._places = Places(tuple(tensors))
 
     def same(self, optimizer: Owner) -> bool:
         """Whether nothing of that has changed."""
         outside = _outside(optimizer)
-        if ids(outside).tobytes() != self._ids[0]:
+        if ids(outside).tobytes() != ids(self._seen[0]).tobytes():
             return False
         inside = _inside(optimizer)  # made only where the entries are those that were there, and so dicts
-        return ids(inside).tobytes() == self._ids[1] and self._places.same()
+        return ids(inside).tobytes() == ids(self._seen[1]).tobytes() and self._places.same()
 
 
 def _outside(optimizer: Owner) -> tuple[object, ...]:

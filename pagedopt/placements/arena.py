@@ -56,6 +56,8 @@ class Arena:
     stretch: ClassVar[int] = STRETCH
     #: How a step reaches pages that are away, the default first: ``in_place``, ``staged``.
     ways: ClassVar[tuple[str, ...]] = ("in_place",)
+    #: Whether there is never room for parameters that come later.
+    full: ClassVar[bool] = False
 
     tensor: torch.Tensor
 

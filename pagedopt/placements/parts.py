@@ -135,6 +135,7 @@ class Part(Arena):
     """One page that is a part of a slab; as :class:`Arena` otherwise.  Its class is that of its slab, too."""
 
     kind: ClassVar[type[Arena]]
+    full = True
 
     def __init__(self, layout: Layout, device: torch.device, resident: int) -> None:
         self.layout, self.device = layout, device

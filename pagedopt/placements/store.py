@@ -174,7 +174,8 @@ class Store:
                 return self._plain([[wanted[i] for i in indices] for indices in groups])
             arena, numbers = new, list(range(len(numels)))
             self.arenas.append(arena)
-            self._kinds[arena] = kind
+            if not arena.full:
+                self._kinds[arena] = kind
         return [
             [arena.view(section, number, c.like(p), c.dtype) for section, c in enumerate(columns)]
             for number, p in zip(numbers, firsts, strict=True)
@@ -255,7 +256,7 @@ class Store:
         at = np.array([t.data_ptr() for t in in_use], np.uint64)
         bounds = [(a, a.tensor.data_ptr()) for a in self.arenas]
         self.arenas = [a for a, start in bounds if ((at >= start) & (at < start + a.tensor.nbytes)).any()]
-        self._kinds = {arena: self._kinds[arena] for arena in self.arenas}
+        self._kinds = {arena: kind for arena, kind in self._kinds.items() if arena in self.arenas}
 
     def check_owner(self) -> None:
         """Refuse what only the process may do that made the state.

@@ -36,7 +36,7 @@ class PooledTransport(Transport):
         super().__init__(way.device)
 
     @property
-    def copied_bytes(self) -> int:  # type: ignore[override]
+    def copied_bytes(self) -> int:
         """The way's."""
         return self._way.copied_bytes
 
