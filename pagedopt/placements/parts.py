@@ -69,12 +69,13 @@ class Slab:
 
     def take(self, nbytes: int, near: bool) -> torch.Tensor | None:
         """Zeros that are given back with the last tensor that views them; None: no room for them, or not there."""
-        if self.lost or (self.arena.paged and self.near != near):
-            return None
-        begin = self._holes.take(size := -(-nbytes // _LINE) * _LINE)
-        if begin is None:
-            return None
-        self._wants[begin] = near
+        size = -(-nbytes // _LINE) * _LINE
+        with self.lock:
+            if self.lost or (self.arena.paged and self.near != near):
+                return None
+            if (begin := self._holes.take(size)) is None:
+                return None
+            self._wants[begin] = near
         memory = self._memory(begin, nbytes, size)
         if begin < self._used:
             if memory.is_cuda:
@@ -114,7 +115,8 @@ class Slab:
         with self.lock:
             before, self._wants[begin] = self._wants[begin], near
             try:
-                self.arena.move(int(all(list(self._wants.values()))))
+                if (all_near := all(list(self._wants.values()))) != self.near:
+                    self.arena.move(int(all_near))
             except StateLost as error:
                 self.lost = str(error)
                 raise

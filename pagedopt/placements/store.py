@@ -54,7 +54,7 @@ class MemoryReport:
         placement: by what means, e.g. ``mapped``; several are joined by ``+``.
         budget: bytes that may stay on the device (for parameters on a CPU: in RAM), of a share those it comes to;
             None: all, or not known before there is state.
-        ring: bytes of the device slots through which pages pass.
+        ring: bytes of the device slots through which pages pass, those of other optimizers among them.
 
     Example:
         >>> report = optimizer.memory_report()
