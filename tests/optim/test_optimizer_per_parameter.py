@@ -149,6 +149,20 @@ def test_pages_of_others_wait_until_the_last_would_have_them_back() -> None:
 
 
 @pytest.mark.usefixtures("crowded")
+def test_a_step_knows_where_others_have_moved_its_page() -> None:
+    params, optimizers = crowd(3, 10_000)
+    one, other, _ = optimizers.values()
+    assert other._launches is not None
+    assert other._launches.buckets[0].route is None
+    one.spill()
+    train(params, 2, 3)
+    assert other._launches.buckets[0].route is not None, "it stayed in memory behind the step"
+    one.unspill()
+    train(params, 3, 4)
+    assert other._launches.buckets[0].route is None
+
+
+@pytest.mark.usefixtures("crowded")
 @pytest.mark.parametrize("budget", [0, 10_000])
 def test_a_copy_and_a_checkpoint_of_one_among_many(budget: int) -> None:
     params, optimizers = crowd(20, budget)
