@@ -249,7 +249,7 @@ class PointerTable:
 
     def _check_memory(self, j: int, column: Located, tensors: Tensors) -> None:
         doubtful = column.addresses < _OFFSET
-        if j in self._written and (old := self._columns[j]) is not None:
+        if j in self.writes and (old := self._columns[j]) is not None:
             doubtful |= column.addresses != old.addresses
         for i in np.flatnonzero(doubtful).tolist():
             tensor = tensors[i]
