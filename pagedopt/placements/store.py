@@ -321,8 +321,8 @@ class Store:
         targets: list[tuple[Arena, int]] = []
         for device in {a.device for a in self.arenas}:
             here = self.on(device)
-            wanted = divide([(type(a), a.layout) for a in here], self.limits.of(device, here))
-            targets += zip(here, wanted, strict=True)
+            limit = self.limits.of(device, here)
+            targets += zip(here, divide([(type(a), a.layout) for a in here], limit), strict=True)
         return [(a, resident) for a, resident in targets if a.paged and {a.resident, a.wanted} != {resident}]
 
     def is_spilled(self) -> bool:
@@ -332,13 +332,12 @@ class Store:
     def apply_budget(self) -> bool:
         """Move pages until each arena keeps as many as the budget gives it; whether any moved."""
         self.check_owner()
-        moved = False
-        for arena, resident in sorted(self._targets(), key=lambda t: t[1] > t[0].resident):  # give back before taking
+        targets = sorted(self._targets(), key=lambda t: t[1] > t[0].resident)  # give back before taking
+        for arena, resident in targets:
             arena.move(resident)
-            moved = True
-        if moved and all(a.resident == a.layout.pages for a in self.arenas):
+        if targets and all(a.resident == a.layout.pages for a in self.arenas):
             self.rings.clear()
-        return moved
+        return bool(targets)
 
     def spill(self, nbytes: int | None) -> int:
         """Send pages away until ``nbytes`` (None: all) are given back; returns how many were."""
@@ -359,8 +358,8 @@ class Store:
         """A block in which no other optimizer moves pages of which this one has a part."""
         locks = {id(arena.lock): arena.lock for arena in self.arenas if arena.lock is not None}
         held = contextlib.ExitStack()
-        for _, lock in sorted(locks.items()):  # in one order for all, so that nobody waits for who waits
-            held.enter_context(lock)
+        for at in sorted(locks):  # in one order for all, so that nobody waits for who waits
+            held.enter_context(locks[at])
         return held
 
     @property
