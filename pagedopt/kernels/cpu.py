@@ -71,6 +71,10 @@ def run(compiled: Callable[..., None], table: HostTable, span: Span | None = Non
     When it returns or raises, no thread is in the table any more.
     """
     walk = _walks.get(table) or _walk(table)
+    first, last = span or (0, len(table.chunks))
+    if last - first <= 1:
+        compiled(*walk.arguments, first, last)
+        return
     count = torch.get_num_threads()
     member = team.member(compiled) if count > 1 else None
     key = (compiled, member, count, span)

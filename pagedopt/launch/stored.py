@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 
@@ -57,7 +58,8 @@ class Stored:
         Raises:
             TypeError: kernels take no such numbers, or a column has another dtype than its format says.
         """
-        if self._of is None or self._of[0] != dtypes:
+        known = self._of  # as it is now: other threads may ask, too
+        if known is None or known[0] != dtypes:
             rest = iter(zip(self.keys, dtypes, strict=True))
             found: list[Format] = []
             for name, form in zip(self._inputs, self._given, strict=True):
@@ -68,8 +70,8 @@ class Stored:
                     for column, (key, dtype) in zip(form.columns, rest, strict=False):
                         _check_dtype(form, column, key, dtype)
                     found.append(form)
-            self._of = list(dtypes), tuple(found)
-        return self._of[1]
+            known = self._of = list(dtypes), tuple(found)
+        return known[1]
 
     def check_geometry(self, geometry: Geometry) -> None:
         """
@@ -81,6 +83,20 @@ class Stored:
                 raise ValueError(
                     f"chunk_numel is {geometry.chunk_numel}; format {form.name!r} needs a multiple of {form.block}"
                 )
+
+
+def stored_of(rule: Rule, formats: Sequence[Format | None] | None = None) -> Stored:
+    """What is known of a rule's inputs in such formats, the same for all who ask.
+
+    Raises:
+        ValueError: see :class:`Stored`.
+    """
+    return _stored(rule, None if formats is None else tuple(formats))
+
+
+@functools.lru_cache(maxsize=256)
+def _stored(rule: Rule, formats: tuple[Format | None, ...] | None) -> Stored:
+    return Stored(rule, formats)
 
 
 def _check_dtype(form: Format, column: Column, key: str, dtype: torch.dtype | None) -> None:

@@ -17,7 +17,7 @@ from ..tables.pointers import PointerTable, Rows, TensorList
 from ..transports.choose import Kind, check_transport, create, shared
 from ..transports.transport import Transport
 from .graph import CapturedSweep
-from .stored import Stored
+from .stored import stored_of
 
 Scalars = Mapping[str, float]
 
@@ -58,7 +58,7 @@ class Sweep:
         if not isinstance(transport, Transport):
             check_transport(transport)
         self.rule = rule
-        self.stored = Stored(rule, formats)
+        self.stored = stored_of(rule, formats)
         if len(lists) != len(self.stored.keys):
             raise ValueError(
                 f"rule {rule.name!r} takes {len(self.stored.keys)} lists {self.stored.keys}, got {len(lists)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Unpack
 
@@ -22,6 +23,13 @@ from .loading.load import load
 from .members import refuse, state_tensors
 from .options import Options, complete
 from .owner import Group
+
+
+@functools.lru_cache(maxsize=256)
+def _names(rules: tuple[Rule, ...]) -> tuple[frozenset[str], frozenset[str]]:
+    """Names of all state tensors that some rules have, and of numbers."""
+    states = frozenset(name for rule in rules for name in rule.inputs[2:])
+    return states, frozenset({"step", *(name for rule in rules for name in rule.carried)})
 
 
 class PagedOptimizer(torch.optim.Optimizer):
@@ -72,8 +80,7 @@ class PagedOptimizer(torch.optim.Optimizer):
     def _configure(self, options: Options) -> None:
         one = type(self).rule_of is PagedOptimizer.rule_of
         rules = self.rules or ((self.rule,) if one else ())  # who chooses and does not say among which, is not checked
-        self._states = {name for rule in rules for name in rule.inputs[2:]}
-        self.numbers = frozenset({"step", *(name for rule in rules for name in rule.carried)})
+        self._states, self.numbers = _names(rules)
         chosen = complete(options, type(self).__name__, self._states if rules else None)
         self.store = Store(chosen["placement"], Budget.parse(chosen["device_budget"]), chosen["host_access"])
         self.state_format, self.blocks = chosen["state_format"], chosen["blocks"]

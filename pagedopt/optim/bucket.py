@@ -13,6 +13,7 @@ from ..launch.route import route
 from ..launch.sweep import Sweep
 from ..tables.checks import LayoutError
 from ..tables.columns import TensorList, Tensors, is_dense
+from ..transports.choose import pooled
 from .lists import Lists
 from .members import Member
 from .owner import Owner
@@ -69,8 +70,10 @@ class Bucket:
     def _sweep(self, optimizer: Owner, grads: TensorList) -> Sweep:
         rows, shape = (self.route.rows, self.route.geometry) if self.route else (None, None)
         lists = [self.lists.params, grads, *self.lists.state]
+        device, transport = self.params[0].device, optimizer.transport
         return Sweep(
-            self.rule, lists, formats=self._formats, transport=optimizer.transport, sets=self.sets,
+            self.rule, lists, formats=self._formats, sets=self.sets,
+            transport=pooled(transport, device.index) if device.type == "cuda" else transport,
             blocks=optimizer.blocks, rows=rows, geometry=shape,
         )  # fmt: skip
 

@@ -31,6 +31,7 @@ class Launches:
         optimizer.store.mind(state_tensors(optimizer), type(optimizer).__name__)
         _create(optimizer, found)
         self._members = found
+        self._residents = optimizer.store.residents
         self.buckets = Bucket.partition(optimizer, found)
         self._watch: Watch | None = None
 
@@ -40,6 +41,7 @@ class Launches:
             self._watch is not None
             and self._watch.same(optimizer)
             and _rules(optimizer) == self._rules
+            and optimizer.store.residents == self._residents  # pages that others have a part of move with them
             and (not self._waiting or all(p.grad is None for p in self._waiting))
         )
 
@@ -71,13 +73,14 @@ class Launches:
             BaseException: what failed in the middle, or came with a second Ctrl-C; the optimizer is damaged then.
         """
         try:
-            with Uninterrupted(gives_way=True):
+            with Uninterrupted(gives_way=True), optimizer.store.using():
                 self._launch(optimizer)
         finally:
             self._let_go()
         if self._watch is None:
             used = [m.entry[n] for m in self._members for n in (*number_names(optimizer, m.rule), *m.kept)]
             self._watch = Watch(optimizer, used)
+            self._members = []  # of no use from now on
 
     def _launch(self, optimizer: Owner) -> None:
         optimizer.damaged = "a step ended in the middle"  # until it has not: who tears this, tears what would say so

@@ -24,6 +24,9 @@ Rows = npt.NDArray[np.int64] | slice
 Ahead = dict[int, float]
 
 
+_ALL = slice(None)
+
+
 def number_names(optimizer: Owner, rule: Rule) -> tuple[str, ...]:
     """Names of the numbers that a parameter has in its state, in torch's order."""
     return ("step", *rule.carried) if optimizer.has_step else tuple(rule.carried)
@@ -83,7 +86,7 @@ class Numbers:
             rows = np.flatnonzero(plain)
             if len(rows):
                 left[rows] = False
-                some: Rows = slice(None) if len(rows) == len(tensors) else rows
+                some: Rows = _ALL if len(rows) == len(tensors) else rows
                 self._windows.append((some, *_window(at[rows], kind)))
         away = [
             t.device.type != "cpu" and t.dtype in SINGLES and address not in shared

@@ -22,6 +22,8 @@ class Watch:
         tensors: of state, those that the step uses.
     """
 
+    __slots__ = ("_ids", "_places", "_seen")
+
     def __init__(self, optimizer: Owner, tensors: Iterable[torch.Tensor]) -> None:
         self._seen = _outside(optimizer), _inside(optimizer)  # kept alive, so that nothing else gets one of their ids
         self._ids = [identities(look) for look in self._seen]

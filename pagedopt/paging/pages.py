@@ -19,6 +19,7 @@ and *extents*, which a visit brings along.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -156,6 +157,14 @@ def lay_out(
         spare: bytes of room, all sections together, for parameters that come later (:meth:`Layout.extended`).
         block: a power of two; parameters and pages begin at multiples of so many elements.
     """
+    if len(numels) == 1:
+        return _lay_out_one(int(numels[0]), tuple(itemsizes), granule, stretch, spare, block)
+    return _lay_out(numels, itemsizes, granule, stretch, spare, block)
+
+
+def _lay_out(
+    numels: Sequence[int], itemsizes: Sequence[Width], granule: int, stretch: int, spare: int, block: int
+) -> Layout:
     sizes, step = np.asarray(numels, np.int64), _step(itemsizes, block)
     starts = _starts(sizes, step)
     numel = int(starts[-1] + sizes[-1]) if len(sizes) else 0
@@ -177,6 +186,14 @@ def lay_out(
     lengths = _lengths(sections, end)
     room = min((int(length // size) for length, size in zip(lengths, itemsizes, strict=True)), default=numel)
     return Layout(sizes, starts, tuple(itemsizes), tuple(sections), end, page, granule or ALIGNMENT, room, block)
+
+
+@functools.lru_cache(maxsize=1024)
+def _lay_out_one(
+    numel: int, itemsizes: tuple[Width, ...], granule: int, stretch: int, spare: int, block: int
+) -> Layout:
+    """One parameter: where each has an optimizer, many are laid out alike."""
+    return _lay_out([numel], itemsizes, granule, stretch, spare, block)
 
 
 @dataclass(frozen=True)

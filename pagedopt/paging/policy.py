@@ -44,7 +44,7 @@ def place(page_bytes: Sequence[Indices], budget: Budget) -> list[int]:
     return boundaries
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Move:
     """One visit of a page to the device: fetch it into ``slot``, update it there, evict it."""
 

@@ -28,28 +28,28 @@ from .policy import SLOTS, Move
 Span = tuple[int, int]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Fetch:
     """Begin to bring a page into its slot, which is empty or being emptied."""
 
     move: Move
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Arrive:
     """What is launched from now on finds the page in its slot."""
 
     move: Move
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Launch:
     """Update the chunks of a span; None: all."""
 
     span: Span | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Evict:
     """Begin to bring a page back, as it is after what was launched so far."""
 

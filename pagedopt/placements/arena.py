@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
@@ -55,6 +56,8 @@ class Arena:
     stretch: ClassVar[int] = STRETCH
     #: How a step reaches pages that are away, the default first: ``in_place``, ``staged``.
     ways: ClassVar[tuple[str, ...]] = ("in_place",)
+    #: Whether there is never room for parameters that come later.
+    full: ClassVar[bool] = False
 
     tensor: torch.Tensor
 
@@ -106,6 +109,16 @@ class Arena:
             torch.OutOfMemoryError: there is no room for the slots.
         """
         return StagedMover(ring(self.device), arenas, torch.cuda.current_stream(self.device).cuda_stream)
+
+    @property
+    def wanted(self) -> int:
+        """How many pages it was last asked to have on the device: others may keep a page away that they share."""
+        return self.resident
+
+    @property
+    def lock(self) -> AbstractContextManager[object] | None:
+        """Held while pages move of which other optimizers have a part, and during launches; None: none have."""
+        return None
 
     def prepare(self) -> None:
         """Called before the launches of every step; what it queues goes to the current stream."""

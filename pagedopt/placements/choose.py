@@ -11,6 +11,7 @@ from ..paging.budget import ALL, Budget
 from ..paging.pages import Width, lay_out
 from ..system import driver
 from ..system.warn import warn_once
+from . import parts
 from .arena import Arena, StateLost, total
 from .budget import divide
 from .file import FileArena
@@ -203,11 +204,14 @@ def _make(
     if kind.plain:
         return None
     layout = lay_out(numels, itemsizes, kind.granule, kind.stretch, spare, block)
+    if parts.serves(kind, layout, device):
+        kind, layout = parts.PARTS[kind], lay_out(numels, itemsizes, block=block)
     resident = divide([*((type(a), a.layout) for a in before), (kind, layout)], budget)[-1]
     arena = kind(layout, device, resident)
     made = getattr(arena, "tensor", None)
     if not isinstance(made, torch.Tensor) or made.dtype is not torch.uint8 or made.numel() != layout.nbytes:
         raise TypeError(f"{kind.__name__} made no tensor of {layout.nbytes:,} bytes (uint8); its __init__ has to")
+    parts.note(arena)
     return arena
 
 

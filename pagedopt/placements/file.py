@@ -103,6 +103,15 @@ class FileArena(Arena):
         """Begin to read a page that is away."""
         self._file.fetch(self._stretches(page))
 
+    def fetch_bytes(self, offset: int, nbytes: int) -> None:
+        """Begin to read a part of one, of whole pages of the operating system."""
+        self._file.fetch([(offset, nbytes)])
+
+    def evict_bytes(self, offset: int, nbytes: int) -> None:
+        """Write such a part back and drop it, as :meth:`evict` does."""
+        self.check_owner()
+        self._file.drop([(offset, nbytes)])
+
     def evict(self, page: int) -> None:
         """Write back and drop a page that is away; waits for the disk.
 

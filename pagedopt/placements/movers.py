@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
@@ -11,6 +13,9 @@ import torch
 from ..paging.pages import Layout
 from ..paging.policy import SLOTS, Move
 from ..system import driver
+
+#: Elements, by whose multiples a lone page visits: its sections stay aligned in the slot.
+LEAST = 1024
 
 
 class Staged(Protocol):
@@ -36,12 +41,16 @@ class Filed(Protocol):
 class Ring:
     """Slots of one device.  The streams and the memory are there as long as this object.
 
+    Optimizers share it (:func:`ring_for`): a slot is filled when the page before it has left, whoever's that was, on
+    whatever stream it was updated.  The visits of one step are queued by one thread, which holds :attr:`lock`.
+
     Args:
         device: where.
         slot_bytes: of the largest page.
 
     Attributes:
         copied_bytes: what has crossed the link so far, (up, down).
+        lock: held while moves are queued.
 
     Raises:
         torch.OutOfMemoryError: there is no room for the slots.
@@ -51,6 +60,7 @@ class Ring:
         self.slot_bytes, self.slots = slot_bytes, slots
         self.memory = torch.empty(slots * slot_bytes, dtype=torch.uint8, device=device)
         self.up, self.down = torch.cuda.Stream(device), torch.cuda.Stream(device)
+        self.up.wait_stream(torch.cuda.current_stream(device))  # what had this memory before may be under way there
         for stream in (self.up, self.down):
             self.memory.record_stream(stream)
         self.began, self.ended = driver.Event(device.index), driver.Event(device.index)
@@ -58,6 +68,7 @@ class Ring:
         self.updated = [driver.Event(device.index) for _ in range(slots)]
         self.emptied = [driver.Event(device.index) for _ in range(slots)]
         self.copied_bytes = [0, 0]
+        self.lock = threading.RLock()
 
     @property
     def nbytes(self) -> int:
@@ -69,14 +80,43 @@ class Ring:
         return self.memory.data_ptr() + slot * self.slot_bytes
 
 
+_rings: dict[torch.device, weakref.WeakSet[Ring]] = {}
+_making = threading.Lock()
+
+
+def ring_for(device: torch.device, slot_bytes: int) -> Ring:
+    """A ring of a device whose slots have so many bytes or up to twice as many, which all share who ask for such.
+
+    The first one of a device is as large as was asked for; beside others the slots are a power of two, so that there
+    are few, whatever the sizes.
+
+    Raises:
+        torch.OutOfMemoryError: the device has no room for the slots.
+    """
+    with _making:
+        rings = _rings.setdefault(device, weakref.WeakSet())
+        found = [ring for ring in rings if slot_bytes <= ring.slot_bytes <= 2 * slot_bytes]
+        if found:
+            return min(found, key=lambda ring: ring.slot_bytes)
+        ring = Ring(device, 1 << (slot_bytes - 1).bit_length() if len(rings) else slot_bytes)
+        rings.add(ring)
+        return ring
+
+
+def _visited(layout: Layout) -> int:
+    """Elements of a section that a page brings along: a lone page may be far from full."""
+    least = max(layout.block, LEAST)
+    return min(layout.page_numel, -(-layout.numel // least) * least) if layout.pages == 1 else layout.page_numel
+
+
 def slot_bytes(layout: Layout) -> int:
     """Bytes of a slot for the pages of a layout."""
-    return layout.page_nbytes
+    return int(_visited(layout) * sum(layout.itemsizes))
 
 
 def slot_offset(layout: Layout, section: int) -> int:
     """Where a section of a page lies in its slot."""
-    return int(layout.page_numel * sum(layout.itemsizes[:section]))
+    return int(_visited(layout) * sum(layout.itemsizes[:section]))
 
 
 class StagedMover:
@@ -93,8 +133,13 @@ class StagedMover:
 
     def begin(self) -> None:
         """Pages may be fetched once what was queued before (gradients, a loaded state) is done."""
-        self.ring.began.record(self.stream)
-        self.ring.began.hold(self.ring.up.cuda_stream)
+        self.ring.lock.acquire()
+        try:
+            self.ring.began.record(self.stream)
+            self.ring.began.hold(self.ring.up.cuda_stream)
+        except BaseException:
+            self.ring.lock.release()
+            raise
 
     def fetch(self, move: Move) -> None:
         """Copy a page into its slot as soon as that is empty."""
@@ -117,13 +162,18 @@ class StagedMover:
 
     def finish(self) -> None:
         """Let what is queued next find all state where it belongs."""
-        self.ring.ended.record(self.ring.down.cuda_stream)
-        self.ring.ended.hold(self.stream)
+        try:
+            self.ring.ended.record(self.ring.down.cuda_stream)
+            self.ring.ended.hold(self.stream)
+        finally:
+            self.ring.lock.release()
 
     def _copy(self, move: Move, stream: int, to_device: bool) -> None:
         arena = self.arenas[move.arena]
         base, slot = arena.tensor.data_ptr(), self.ring.address(move.slot)
+        visited = _visited(arena.layout)
         for section, (offset, nbytes) in enumerate(arena.layout.extents(move.page)):
+            nbytes = min(nbytes, int(visited * arena.layout.itemsizes[section]))
             ends = (slot + slot_offset(arena.layout, section), base + offset)
             driver.copy(*(ends if to_device else ends[::-1]), nbytes, stream)
             self.ring.copied_bytes[not to_device] += nbytes

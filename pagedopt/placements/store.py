@@ -18,7 +18,7 @@ from ..tables.format import Column
 from . import choose
 from .budget import Limits, divide
 from .choose import Arena, Placement, default_placement
-from .movers import Ring, slot_bytes
+from .movers import Ring, ring_for, slot_bytes
 
 
 class Wanted(NamedTuple):
@@ -54,7 +54,7 @@ class MemoryReport:
         placement: by what means, e.g. ``mapped``; several are joined by ``+``.
         budget: bytes that may stay on the device (for parameters on a CPU: in RAM), of a share those it comes to;
             None: all, or not known before there is state.
-        ring: bytes of the device slots through which pages pass.
+        ring: bytes of the device slots through which pages pass, those of other optimizers among them.
 
     Example:
         >>> report = optimizer.memory_report()
@@ -174,7 +174,8 @@ class Store:
                 return self._plain([[wanted[i] for i in indices] for indices in groups])
             arena, numbers = new, list(range(len(numels)))
             self.arenas.append(arena)
-            self._kinds[arena] = kind
+            if not arena.full:
+                self._kinds[arena] = kind
         return [
             [arena.view(section, number, c.like(p), c.dtype) for section, c in enumerate(columns)]
             for number, p in zip(numbers, firsts, strict=True)
@@ -255,7 +256,7 @@ class Store:
         at = np.array([t.data_ptr() for t in in_use], np.uint64)
         bounds = [(a, a.tensor.data_ptr()) for a in self.arenas]
         self.arenas = [a for a, start in bounds if ((at >= start) & (at < start + a.tensor.nbytes)).any()]
-        self._kinds = {arena: self._kinds[arena] for arena in self.arenas}
+        self._kinds = {arena: kind for arena, kind in self._kinds.items() if arena in self.arenas}
 
     def check_owner(self) -> None:
         """Refuse what only the process may do that made the state.
@@ -280,7 +281,7 @@ class Store:
         ring = self.rings.get(device)
         if ring is None or ring.slot_bytes < need:
             self.rings.pop(device, None)
-            ring = self.rings[device] = Ring(device, need)
+            ring = self.rings[device] = ring_for(device, need)
         return ring
 
     def set_budget(self, budget: Budget) -> None:
@@ -316,13 +317,13 @@ class Store:
             )
 
     def _targets(self) -> list[tuple[Arena, int]]:
-        """(arena, pages that it should keep) where it does not keep as many."""
+        """(arena, pages that it should keep) where it does not keep as many, or was not asked to."""
         targets: list[tuple[Arena, int]] = []
         for device in {a.device for a in self.arenas}:
             here = self.on(device)
-            wanted = divide([(type(a), a.layout) for a in here], self.limits.of(device, here))
-            targets += zip(here, wanted, strict=True)
-        return [(arena, resident) for arena, resident in targets if arena.paged and arena.resident != resident]
+            limit = self.limits.of(device, here)
+            targets += zip(here, divide([(type(a), a.layout) for a in here], limit), strict=True)
+        return [(a, resident) for a, resident in targets if a.paged and {a.resident, a.wanted} != {resident}]
 
     def is_spilled(self) -> bool:
         """Whether pages are away that the budget would have on the device."""
@@ -331,13 +332,12 @@ class Store:
     def apply_budget(self) -> bool:
         """Move pages until each arena keeps as many as the budget gives it; whether any moved."""
         self.check_owner()
-        moved = False
-        for arena, resident in sorted(self._targets(), key=lambda t: t[1] > t[0].resident):  # give back before taking
+        targets = sorted(self._targets(), key=lambda t: t[1] > t[0].resident)  # give back before taking
+        for arena, resident in targets:
             arena.move(resident)
-            moved = True
-        if moved and all(a.resident == a.layout.pages for a in self.arenas):
+        if targets and all(a.resident == a.layout.pages for a in self.arenas):
             self.rings.clear()
-        return moved
+        return bool(targets)
 
     def spill(self, nbytes: int | None) -> int:
         """Send pages away until ``nbytes`` (None: all) are given back; returns how many were."""
@@ -350,9 +350,22 @@ class Store:
             while resident and (nbytes is None or given < nbytes):
                 resident -= 1
                 given += int(sizes[resident])
-            if resident != arena.resident:
+            if {arena.resident, arena.wanted} != {resident}:
                 arena.move(resident)
         return given
+
+    def using(self) -> contextlib.AbstractContextManager[object]:
+        """A block in which no other optimizer moves pages of which this one has a part."""
+        locks = {id(arena.lock): arena.lock for arena in self.arenas if arena.lock is not None}
+        held = contextlib.ExitStack()
+        for at in sorted(locks):  # in one order for all, so that nobody waits for who waits
+            held.enter_context(locks[at])
+        return held
+
+    @property
+    def residents(self) -> list[int]:
+        """How many pages of each arena are on the device."""
+        return [arena.resident for arena in self.arenas]
 
     def prepare(self) -> None:
         """Call before the launches of every step."""

@@ -292,6 +292,11 @@ class Event:
         """Let work given to ``stream`` from now on wait for the marked work."""
         check("cuStreamWaitEvent", bindings().cuStreamWaitEvent(stream, self.handle, 0))
 
+    def has_passed(self) -> bool:
+        """Whether the marked work has ended; False also where the driver does not say."""
+        with relaxed_capture():
+            return int(bindings().cuEventQuery(self.handle)[0]) == 0
+
     def wait(self) -> None:
         """Block the host until the marked work has ended."""
         check("cuEventSynchronize", bindings().cuEventSynchronize(self.handle))

@@ -14,7 +14,8 @@ import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from . import libc
+from . import disk_file, libc
+from .disk_file import DiskFile
 from .errors import StateLost
 from .fresh import Fresh, Stretch, filled, total, unmap_all
 from .mounts import file_system
@@ -31,7 +32,6 @@ _SET_FLAGS, _NO_COPY = 0x40086602, 0x00800000  # FS_IOC_SETFLAGS, FS_NOCOW_FL of
 #: A request to read ahead may be cut to this, the kernel's default.
 _READ_AHEAD = 128 << 10
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_NO_NAMELESS = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
 
 
 def state_folder() -> Path:
@@ -63,11 +63,12 @@ def _unfit(folder: str) -> str:
 
 
 class StateFile:
-    """A mapped file that goes with its last user, however the process ends: it has no name.
+    """A mapped range of a file that goes with its last user, however the process ends: it has no name.
 
-    All of it begins as a hole, which may be read; :meth:`reserve` or :meth:`bring_in` a part before writing to it.
-    After a fork parent and child see the same file, and only the parent may write (:meth:`check_owner`).  Every error
-    says what to do: a MemoryError where there is no room, be it memory or disk, an OSError where a disk fails.
+    Few files are opened (:mod:`~pagedopt.system.disk_file`): where there are many ranges, several have one.  All of it
+    begins as a hole, which may be read; :meth:`reserve` or :meth:`bring_in` a part before writing to it.  After a fork
+    parent and child see the same file, and only the parent may write (:meth:`check_owner`).  Every error says what to
+    do: a MemoryError where there is no room, be it memory or disk, an OSError where a disk fails.
 
     Args:
         folder: on whose disk.
@@ -85,28 +86,27 @@ class StateFile:
     def __init__(self, folder: Path, nbytes: int) -> None:
         self.folder, self.nbytes = folder, nbytes
         self._owner = os.getpid()
-        with self._explained(nbytes):
-            self._file = _open_nameless(folder)
-        self._close = weakref.finalize(self, os.close, self._file)
         kind = file_system(folder)
         self._through_mapping = kind in _STACKED
-        try:
-            if kind in _COPYING:
-                fcntl.ioctl(self._file, _SET_FLAGS, struct.pack("l", _NO_COPY))
-            with self._explained(nbytes):
-                os.ftruncate(self._file, nbytes)
-                self.address = libc.map_file(nbytes, self._file)
-        except BaseException:
-            self._close()
-            raise
+        self._disk: DiskFile | None = None  # kept open, as the mapping keeps it
+        with self._explained(nbytes):
+            self._disk, self._begin = disk_file.take(folder, nbytes, _do_not_copy if kind in _COPYING else bool)
+            self._file = self._disk.number
+            try:
+                self.address = libc.map_file(nbytes, self._file, self._begin)
+            except BaseException:
+                self._disk.give_back(self._begin)
+                self._disk = None
+                raise
         self.memory = (ctypes.c_ubyte * nbytes).from_address(self.address)
-        self._unmap = weakref.finalize(self.memory, unmap_all, {0: (self.address, nbytes)})
+        mapping = {0: (self.address, nbytes)}
+        self._unmap = weakref.finalize(self.memory, _give_back, mapping, self._disk, self._begin)
         self._unmap.atexit = False  # who still reads it at the end of the process may do so
 
     def close(self) -> None:
         """Give everything back at once.  Nothing may view the mapping."""
         self._unmap()
-        self._close()
+        self._disk = None
 
     def check_owner(self) -> None:
         """Refuse what only the process may do that made the file.
@@ -123,7 +123,8 @@ class StateFile:
 
     def disk_bytes(self) -> int:
         """Bytes that the file takes on its disk."""
-        return os.fstat(self._file).st_blocks * 512
+        assert self._disk is not None, "the file is closed"
+        return self._disk.bytes_on_disk(self._begin, self.nbytes)
 
     def reserve(self, stretches: Sequence[Stretch]) -> None:
         """Take space on the disk, so that writing there later cannot fail for want of it.
@@ -134,7 +135,7 @@ class StateFile:
         try:
             with self._explained(total(stretches)):
                 for offset, nbytes in filled(stretches):
-                    os.posix_fallocate(self._file, offset, nbytes)
+                    os.posix_fallocate(self._file, self._begin + offset, nbytes)
         except BaseException:
             self._punch(stretches)
             raise
@@ -159,8 +160,8 @@ class StateFile:
                 if self._through_mapping:
                     libc.sync(self.address + offset, nbytes)
                 else:
-                    libc.write_out(self._file, offset, nbytes)
-                os.posix_fadvise(self._file, offset, nbytes, os.POSIX_FADV_DONTNEED)
+                    libc.write_out(self._file, self._begin + offset, nbytes)
+                os.posix_fadvise(self._file, self._begin + offset, nbytes, os.POSIX_FADV_DONTNEED)
 
     def drop_rest(self) -> None:
         """Take everything out of the page cache that nobody maps and that is on the disk.
@@ -213,7 +214,7 @@ class StateFile:
                 self._try_mappings(len(stretches))
                 for offset, nbytes in joined:
                     shown += 1
-                    libc.map_file_at(self.address + offset, nbytes, self._file, offset)
+                    libc.map_file_at(self.address + offset, nbytes, self._file, self._begin + offset)
         except BaseException:
             self._take_back(stretches[:shown])
             self._punch(stretches)
@@ -226,13 +227,13 @@ class StateFile:
                 done = 0
                 while done < nbytes:
                     with view[offset + done : offset + nbytes] as part:
-                        done += os.pwrite(self._file, part, offset + done)
+                        done += os.pwrite(self._file, part, self._begin + offset + done)
                 if not self._through_mapping:
-                    libc.write_out(self._file, offset, nbytes)
+                    libc.write_out(self._file, self._begin + offset, nbytes)
         if self._through_mapping:
             os.fdatasync(self._file)
         for offset, nbytes in filled(stretches):
-            os.posix_fadvise(self._file, offset, nbytes, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(self._file, self._begin + offset, nbytes, os.POSIX_FADV_DONTNEED)
 
     def _put(self, stretches: Sequence[Stretch], fresh: Fresh, zeros: bool = False) -> None:
         """Let memory take the place of parts, all of them or none.  The file keeps what it has."""
@@ -256,7 +257,7 @@ class StateFile:
     def _show(self, stretches: Sequence[Stretch]) -> None:
         try:
             for offset, nbytes in stretches:
-                libc.map_file_at(self.address + offset, nbytes, self._file, offset)
+                libc.map_file_at(self.address + offset, nbytes, self._file, self._begin + offset)
         except OSError as error:
             raise self._lost(stretches, error) from error
 
@@ -316,7 +317,7 @@ class StateFile:
         with memoryview(out) as view:
             while done < view.nbytes:
                 with view[done:] as rest:
-                    count = os.preadv(self._file, [rest], offset + done)
+                    count = os.preadv(self._file, [rest], self._begin + offset + done)
                 if not count:
                     raise OSError(errno.EIO, f"the state file in {self.folder} ends early")
                 done += count
@@ -324,15 +325,13 @@ class StateFile:
     def _punch(self, stretches: Sequence[Stretch]) -> None:
         for offset, nbytes in filled(stretches):
             with contextlib.suppress(OSError):  # a file system without holes keeps the space
-                libc.punch_hole(self._file, offset, nbytes)
+                libc.punch_hole(self._file, self._begin + offset, nbytes)
 
 
-def _open_nameless(folder: Path) -> int:
-    try:
-        return os.open(folder, os.O_TMPFILE | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        if error.errno not in _NO_NAMELESS:
-            raise
-    file, name = tempfile.mkstemp(prefix="pagedopt-", dir=folder)
-    os.unlink(name)
-    return file
+def _do_not_copy(file: int) -> None:
+    fcntl.ioctl(file, _SET_FLAGS, struct.pack("l", _NO_COPY))
+
+
+def _give_back(mapping: dict[int, tuple[int, int]], file: DiskFile, begin: int) -> None:
+    unmap_all(mapping)
+    file.give_back(begin)

@@ -67,10 +67,11 @@ class Places:
         at: where they lie, if that is known already.
     """
 
+    __slots__ = ("_asked", "_objects", "at", "tensors")  # there are some for each optimizer, of which there may be many
+
     def __init__(self, tensors: tuple[torch.Tensor, ...], at: Addresses | None = None) -> None:
         self.tensors = tensors
         self.at = gather(tensors) if at is None else at
-        self._known: list[int] = []
         self._objects: npt.NDArray[np.int64] | None = None
         self._asked = 0
 
@@ -82,8 +83,7 @@ class Places:
         if len(self.tensors) >= _FEW and (self._asked > 1 or not self.tensors[0].is_cuda):
             _load_reader()  # takes a moment: not in the first step on a GPU; on a CPU the kernels need Numba anyway
             self._objects = ids(self.tensors)
-        self._known = self._known or self.at.tolist()
-        return list(map(_address, self.tensors)) == self._known
+        return list(map(_address, self.tensors)) == self.at.tolist()
 
 
 def _load_reader() -> None:

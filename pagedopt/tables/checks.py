@@ -35,6 +35,8 @@ class Common:
         TypeError: something is no tensor, or sparse.
     """
 
+    __slots__ = ("_alike", "_shared", "device", "dtypes", "names", "numels", "per")
+
     def __init__(self, names: Sequence[str], first: TensorList, per: Sequence[int] | None = None) -> None:
         self.names, self.per = names, per or [1] * len(names)
         self.dtypes: list[torch.dtype | None] = [None] * len(names)
@@ -48,11 +50,11 @@ class Common:
                 )  # fmt: skip
         self.device = tensors[0].device if tensors else None
         self.numels = [t.numel() for t in tensors]
-        alike = [t.shape for t in tensors], [t.stride() for t in tensors]
-        self._layouts: dict[int, tuple[list[torch.Size], list[tuple[int, ...]]]] = {1: alike}
+        self._alike = [t.shape for t in tensors], [t.stride() for t in tensors]
+        self._shared: dict[int, tuple[list[torch.Size], list[tuple[int, ...]]]] = {}
         for shared in {*self.per} - {1}:
             shapes = [torch.Size([-(-n // shared)]) for n in self.numels]
-            self._layouts[shared] = shapes, [(1,)] * len(shapes)
+            self._shared[shared] = shapes, [(1,)] * len(shapes)
 
     def check(self, j: int, tensors: Sequence[Any]) -> None:
         """See that list ``j`` is laid out as the first; takes its dtype if it had none yet.
@@ -76,13 +78,17 @@ class Common:
             self.fail(TypeError, j, i, f"is sparse ({value.layout}); only dense tensors are supported")
         return value
 
+    def _layout(self, j: int) -> tuple[list[torch.Size], list[tuple[int, ...]]]:
+        """Shapes and strides of list ``j``."""
+        return self._alike if self.per[j] == 1 else self._shared[self.per[j]]
+
     def entries(self, j: int) -> npt.NDArray[np.int64]:
         """Entries of each tensor of list ``j``, (tensors,)."""
         return -(-np.asarray(self.numels, np.int64) // self.per[j])
 
     def _agree(self, j: int, tensors: Sequence[Any]) -> bool:
         """Whether all tensors are there and plainly alike; if not, each is to be looked at."""
-        shapes, strides = self._layouts[self.per[j]]
+        shapes, strides = self._layout(j)
         try:
             dtypes = {t.dtype for t in tensors}
             alike = (
@@ -102,7 +108,7 @@ class Common:
 
     def _check_tensor(self, j: int, i: int, value: Any) -> None:
         tensor = self._tensor(j, i, value)
-        shape, strides = (listed[i] for listed in self._layouts[self.per[j]])
+        shape, strides = (listed[i] for listed in self._layout(j))
         if tensor.shape != shape:
             self.fail(ValueError, j, i, f"has shape {tuple(tensor.shape)}, the table has {tuple(shape)}")
         if tensor.numel() > 1 and not same_layout(shape, tensor.stride(), strides):

@@ -25,9 +25,12 @@ class Located:
         at: where they lie, if that is known; then none of them is None.
     """
 
+    __slots__ = ("_places", "absent", "addresses", "layout")
+
     def __init__(self, tensors: Tensors, layout: Layout | None = None, at: Addresses | None = None) -> None:
         present: Sequence[Any] = tensors if at is not None else [t for t in tensors if t is not None]
-        self.absent = [i for i, t in enumerate(tensors) if t is None] if len(present) < len(tensors) else []
+        some = len(present) < len(tensors)
+        self.absent: Sequence[int] = [i for i, t in enumerate(tensors) if t is None] if some else ()
         self.layout = layout
         self.addresses = gather(present, checked=layout is not None and layout.sure) if at is None else at
         if self.absent:
@@ -68,6 +71,8 @@ class Layout:
     Attributes:
         sure: the comparison tells kinds of tensors apart, too: those that pass it have addresses as those had.
     """
+
+    __slots__ = ("_check", "sure")
 
     def __init__(self, tensors: TensorList) -> None:
         self._check: Callable[..., bool]

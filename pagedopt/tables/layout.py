@@ -55,6 +55,9 @@ class Geometry:
             raise ValueError(f"threads is {self.threads}; it must be 32 (a warp) or {BLOCK} (a block)")
 
 
+_WARPS = Geometry(1024, 32)
+
+
 def choose_geometry(numels: Sequence[int], itemsize: int = 4) -> Geometry:
     """Small tensors get a warp each; otherwise blocks, with chunks small enough to fill a large GPU.
 
@@ -67,7 +70,7 @@ def choose_geometry(numels: Sequence[int], itemsize: int = 4) -> Geometry:
     """
     largest, total = max(numels, default=0), sum(numels)
     if largest <= 1024:
-        return Geometry(1024, 32)
+        return _WARPS
     chunk = (128 << 10) // max(2, min(itemsize, 4))
     while chunk > 2048 and total < 1056 * chunk:
         chunk //= 2
@@ -98,6 +101,11 @@ class HostTable:
         geometry: how to cut the work (default: :func:`choose_geometry`).
         itemsize: see :func:`choose_geometry`.
     """
+
+    __slots__ = (
+        "__weakref__", "_sizes", "chunks", "geometry", "lists", "lists_chunks", "rows", "rows_at", "rows_end",
+        "rows_stamp", "scalars", "stamp", "words",
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -80,7 +80,6 @@ class PointerTable:
     ) -> None:
         self.names = list(names) if names else [f"list {i}" for i in range(len(lists))]
         self.writes = tuple(writes)
-        self._written = frozenset(self.writes)
         lists = [tuple(x) for x in lists]  # the caller's may change, or make its tensors when it is asked for them
         if not lists or any(len(x) != len(lists[0]) for x in lists):
             sizes = ", ".join(f"{name}: {len(x)}" for name, x in zip(self.names, lists, strict=False))
@@ -140,7 +139,7 @@ class PointerTable:
             addresses = self._addresses.copy() if changes else self._addresses
             for j, column in changes.items():
                 addresses[:, j] = column.addresses
-            if not self._written.isdisjoint(changes):
+            if any(j in changes for j in self.writes):
                 check_overlap(self._common, self.writes, addresses)
         except BaseException:
             self._common.dtypes = dtypes  # a list that was empty had taken one
@@ -250,7 +249,7 @@ class PointerTable:
 
     def _check_memory(self, j: int, column: Located, tensors: Tensors) -> None:
         doubtful = column.addresses < _OFFSET
-        if j in self._written and (old := self._columns[j]) is not None:
+        if j in self.writes and (old := self._columns[j]) is not None:
             doubtful |= column.addresses != old.addresses
         for i in np.flatnonzero(doubtful).tolist():
             tensor = tensors[i]

@@ -8,7 +8,8 @@ from typing import Any
 
 from ..system import driver
 from .by_value import HybridTransport, StructTransport
-from .ring import ManagedTransport, MappedTransport, MemcpyTransport
+from .pool import PooledTransport
+from .ring import ManagedTransport, MappedTransport, MemcpyTransport, RingTransport
 from .transport import Transport
 
 #: A name of those below, or any subclass of :class:`Transport`.
@@ -63,6 +64,16 @@ def create(kind: Kind, device: int) -> Transport:
     """
     check_transport(kind)
     return TRANSPORTS[_working(kind, device)](device) if isinstance(kind, str) else kind(device)
+
+
+def pooled(kind: Kind, device: int) -> Transport:
+    """:func:`create` for a table that no graph captures: if it is small, it travels through memory that all share.
+
+    Raises:
+        ValueError, TypeError: see :func:`check_transport`.
+    """
+    way = create(kind, device)
+    return PooledTransport(way) if isinstance(kind, str) and isinstance(way, RingTransport) else way
 
 
 def shared(kind: Kind | Transport, device: int) -> Transport:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ..kernels.source import table_type
@@ -14,6 +15,16 @@ from .transport import TABLE_AT, Argument, Lent, Transport, opaque
 
 #: Tables in flight before the host waits for the oldest: only a host that is this many steps ahead ever waits.
 RING = 4
+
+
+class Buffer(Protocol):
+    """What a place asks of its memory (:class:`~pagedopt.system.driver.Buffer`)."""
+
+    @property
+    def address(self) -> int: ...
+
+    @property
+    def host(self) -> npt.NDArray[np.uint8]: ...
 
 
 class Place(Lent):
@@ -28,7 +39,7 @@ class Place(Lent):
 
     kind = table_type(0)
 
-    def __init__(self, buffer: driver.Buffer, address: int, event: driver.Event, keep: Any = None) -> None:
+    def __init__(self, buffer: Buffer, address: int, event: driver.Event, keep: Any = None) -> None:
         self.words = buffer.host.view(np.uint64)
         self.source, self.address, self.keep = buffer.address, address, keep
         self.table: HostTable | None = None
@@ -49,6 +60,12 @@ class Place(Lent):
         if self.guarded is not None:
             self._event.wait()
             self.guarded = None
+
+    def is_read(self) -> bool:
+        """Whether a launch may still read it; asks without waiting."""
+        if self.guarded is not None and self._event.has_passed():
+            self.guarded = None
+        return self.guarded is not None
 
     def write(self, table: HostTable) -> int:
         """Bring the words up to date; returns how many words, from the first, may differ from before."""
@@ -100,7 +117,7 @@ class RingTransport(Transport):
 
     @classmethod
     def probe(cls, device: int) -> None:
-        cls(device)._allocate(WORD)
+        cls(device).allocate(WORD)
 
     def kind(self, table: HostTable) -> str:
         return Place.kind
@@ -112,12 +129,12 @@ class RingTransport(Transport):
     def lend(self, table: HostTable, stream: int) -> Place:
         if torch.cuda.is_current_stream_capturing():
             place = self._reserved(table)
-            self._publish(place, place.write(table), stream)
+            self.publish(place, place.write(table), stream)
             self._captured.append(place)
             return place.lend(None)
         place = self._next(table, stream)
         if place.guarded is None:
-            self._publish(place, place.write(table), stream)
+            self.publish(place, place.write(table), stream)
         return place.lend(stream)
 
     def _reserved(self, table: HostTable) -> Place:
@@ -145,12 +162,13 @@ class RingTransport(Transport):
         return place
 
     def _fresh(self, table: HostTable) -> Place:
-        return self._allocate(max(1, len(table.words)) * WORD)
+        return self.allocate(max(1, len(table.words)) * WORD)
 
-    def _allocate(self, nbytes: int) -> Place:
+    def allocate(self, nbytes: int) -> Place:
+        """Memory for a table of so many bytes."""
         raise NotImplementedError
 
-    def _publish(self, place: Place, words: int, stream: int) -> None:
+    def publish(self, place: Place, words: int, stream: int) -> None:
         """Make the first ``words`` words visible to work launched on ``stream`` from now on."""
 
 
@@ -167,7 +185,7 @@ class ManagedTransport(RingTransport):
         (driver.Advice.ACCESSED_BY, driver.Location.DEVICE),
     )
 
-    def _allocate(self, nbytes: int) -> Place:
+    def allocate(self, nbytes: int) -> Place:
         buffer = driver.allocate_managed(nbytes, self.device)
         for advice, where in self.advice:
             driver.advise(buffer.address, buffer.nbytes, advice, where, self.device)
@@ -179,7 +197,7 @@ class MappedTransport(RingTransport):
 
     name = "mapped"
 
-    def _allocate(self, nbytes: int) -> Place:
+    def allocate(self, nbytes: int) -> Place:
         buffer = driver.allocate_mapped(nbytes, self.device)
         return Place(buffer, buffer.address, driver.Event(self.device))
 
@@ -189,11 +207,11 @@ class MemcpyTransport(RingTransport):
 
     name = "memcpy"
 
-    def _allocate(self, nbytes: int) -> Place:
+    def allocate(self, nbytes: int) -> Place:
         buffer = driver.allocate_pinned(nbytes, self.device)
         copy = torch.empty(nbytes, dtype=torch.uint8, device=f"cuda:{self.device}")
         return Place(buffer, copy.data_ptr(), driver.Event(self.device), keep=copy)
 
-    def _publish(self, place: Place, words: int, stream: int) -> None:
+    def publish(self, place: Place, words: int, stream: int) -> None:
         driver.copy_to_device(place.address, place.source, words * WORD, stream)
         self.copied_bytes += words * WORD

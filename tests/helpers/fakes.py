@@ -14,7 +14,7 @@ import torch
 
 from pagedopt.system import driver
 from pagedopt.tables.layout import HEADER, Geometry, HostTable
-from pagedopt.transports import choose, ring
+from pagedopt.transports import choose, pool, ring
 from pagedopt.transports.transport import TABLE_AT, Transport
 
 #: Takes an argument and the number of chunks in it.
@@ -51,6 +51,7 @@ class FakeCuda:
             cuda=SimpleNamespace(is_current_stream_capturing=lambda: self.graph is not None),
         )
         monkeypatch.setattr(ring, "torch", fake_torch)
+        monkeypatch.setattr(pool, "_places", functools.cache(pool._places.__wrapped__))
         monkeypatch.setattr(choose, "_working", functools.cache(choose._working.__wrapped__))
         monkeypatch.setattr(driver, "capabilities", lambda device: driver.Capabilities(**has))
         monkeypatch.setattr(driver, "allocate_managed", lambda n, device: self._allocate("managed", n))
@@ -130,6 +131,9 @@ class FakeEvent:
             self.passed = self.passed or mark is self.mark
 
         self.cuda.submit(stream, reach)
+
+    def has_passed(self) -> bool:
+        return self.passed
 
     def wait(self) -> None:
         self.cuda.calls.append("wait")

@@ -1,0 +1,273 @@
+"""An optimizer per parameter: a thousand of them hold few descriptors and little memory, and make the usual bits."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import optimizer_per_parameter as apart
+import pytest
+import torch
+from file_support import MIB, environment, folder_for_state, open_files
+from optimizer_per_parameter import ADAMW, hooked, parameters, train, unhook
+
+from pagedopt import PagedAdamW, PagedOptimizer
+from pagedopt.placements import parts
+
+COUNT = 1000
+#: Bytes of Python objects of an optimizer that has taken steps, torch's own among them.
+PYTHON = 20_000
+SPILLED: list[dict[str, Any]] = [{"placement": "file", "device_budget": budget} for budget in (0, "50%", None)]
+gpu = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def folder() -> Iterator[Path]:
+    with folder_for_state() as path:
+        yield path
+        unhook(list(apart.with_hooks))
+        gc.collect()
+
+
+def held(count: int, large: int, options: dict[str, Any]) -> dict[str, Any]:
+    command = [sys.executable, "-W", "error", apart.__file__, *map(json.dumps, (count, large, options))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment(), check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("large", "options"),
+    [(0, {}), (50, SPILLED[0]), *(pytest.param(50, options, marks=pytest.mark.long) for options in SPILLED[1:])],
+    ids=str,
+)
+def test_a_thousand_hold_little_beyond_their_state(large: int, options: dict[str, Any]) -> None:
+    found = held(COUNT, large, options)
+    assert found["descriptors"] < 40
+    assert found["threads"] <= 0
+    arenas = found["planned"] - found["state"]
+    assert arenas <= 16 * MIB
+    if options.get("device_budget") == 0:
+        assert found["near"] == 0
+        assert found["rss"] - PYTHON * COUNT <= 16 * MIB
+    assert found["disk"] <= found["state"] + 16 * MIB
+    assert found["left"] == {"descriptors": 0, "disk": 0}
+
+
+def bits(params: list[torch.nn.Parameter], optimizers: dict[torch.Tensor, Any]) -> list[torch.Tensor]:
+    found = []
+    for p in params:
+        entry = optimizers[p].state[p]
+        found += [p.detach().cpu().clone(), *(entry[name].cpu().clone() for name in ("step", "exp_avg", "exp_avg_sq"))]
+    return found
+
+
+def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def together(count: int, large: int, steps: int, device: str = "cpu") -> list[torch.Tensor]:
+    """What one optimizer over all of the parameters makes of them."""
+    params = parameters(count, large, device)
+    opt = PagedAdamW(params, **ADAMW)
+    for step in range(steps):
+        apart.loss(params, step).backward()
+        opt.step()
+        opt.zero_grad()
+    return bits(params, dict.fromkeys(params, opt))
+
+
+@pytest.mark.parametrize("options", [{}, *SPILLED], ids=str)
+def test_hooks_make_the_bits_of_one_optimizer(options: dict[str, Any]) -> None:
+    params = parameters(120, 7)
+    optimizers = hooked(params, **options)
+    train(params, 0, 4)
+    assert same(bits(params, optimizers), together(120, 7, 4))
+
+
+def crowd(count: int, budget: Any) -> tuple[list[torch.nn.Parameter], dict[torch.Tensor, PagedOptimizer]]:
+    params = parameters(count)
+    optimizers = hooked(params, placement="file", device_budget=budget)
+    train(params, 0, 2)
+    return params, optimizers
+
+
+@pytest.fixture
+def crowded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has an arena of its own."""
+    monkeypatch.setattr(parts._Pool, "is_crowded", lambda *_: True)
+
+
+def near(opt: PagedOptimizer) -> int:
+    return opt.memory_report().by_place.get("host", 0)
+
+
+@pytest.mark.usefixtures("crowded")
+def test_a_budget_of_one_is_kept_and_no_other_is_exceeded() -> None:
+    params, optimizers = crowd(40, 10_000)
+    one, *others = optimizers.values()
+    size = near(one)
+    assert 2 * params[0].nbytes <= size <= 2 * params[0].nbytes + 32
+    addresses = [opt.state[p]["exp_avg"].data_ptr() for p, opt in optimizers.items()]
+    one.set_device_budget(0)
+    assert [near(opt) for opt in optimizers.values()] == [0] * 40, "who shares a page with it goes along"
+    train(params, 2, 3)
+    one.set_device_budget("1 MB")
+    assert [near(opt) for opt in optimizers.values()] == [size] * 40
+    train(params, 3, 4)
+    for opt in others:
+        assert opt.spill() in (0, size)
+    assert near(one) == 0
+    for opt in others:
+        opt.unspill()
+    assert near(one) == size
+    assert addresses == [opt.state[p]["exp_avg"].data_ptr() for p, opt in optimizers.items()]
+    train(params, 4, 5)
+    assert same(bits(params, optimizers), together(40, 0, 5))
+
+
+@pytest.mark.usefixtures("crowded")
+def test_pages_of_others_wait_until_the_last_would_have_them_back() -> None:
+    params, optimizers = crowd(5, 10_000)
+    for opt in optimizers.values():
+        opt.set_device_budget(0)
+    *most, last = optimizers.values()
+    for opt in most:
+        opt.set_device_budget(None)
+        assert near(opt) == 0
+    last.set_device_budget(None)
+    assert all(map(near, optimizers.values()))
+    train(params, 2, 3)
+    assert same(bits(params, optimizers), together(5, 0, 3))
+
+
+@pytest.mark.usefixtures("crowded")
+def test_a_step_knows_where_others_have_moved_its_page() -> None:
+    params, optimizers = crowd(3, 10_000)
+    one, other, _ = optimizers.values()
+    assert other._launches is not None
+    assert other._launches.buckets[0].route is None
+    one.spill()
+    train(params, 2, 3)
+    assert other._launches.buckets[0].route is not None, "it stayed in memory behind the step"
+    one.unspill()
+    train(params, 3, 4)
+    assert other._launches.buckets[0].route is None
+
+
+@pytest.mark.usefixtures("crowded")
+@pytest.mark.parametrize("budget", [0, 10_000])
+def test_a_copy_and_a_checkpoint_of_one_among_many(budget: int) -> None:
+    params, optimizers = crowd(20, budget)
+    p, opt = params[3], optimizers[params[3]]
+    saved = copy.deepcopy(opt.state_dict())
+    twin, copied = copy.deepcopy((opt, p))
+    before = bits(params, optimizers)
+    copied.grad = torch.ones_like(copied)
+    twin.step()
+    assert same(bits(params, optimizers), before), "the copy has state of its own"
+    train(params, 2, 3)
+    p.data.copy_(before[4 * 3])
+    opt.load_state_dict(saved)
+    assert same(bits([p], optimizers), before[4 * 3 : 4 * 4])
+
+
+@pytest.mark.usefixtures("crowded")
+def test_room_that_is_given_back_is_used_again_and_zero(folder: Path) -> None:
+    params, optimizers = crowd(300, 0)
+    files, used = open_files(folder), apart.disk_bytes(folder)
+    kept = optimizers[params[5]].state[params[5]]["exp_avg"]
+    values = kept.clone()
+    for _ in range(3):
+        unhook(params[::2])
+        for p in params[::2]:
+            del optimizers[p]
+        gc.collect()
+        for p in params[::2]:
+            optimizers[p] = PagedAdamW([p], **ADAMW, placement="file", device_budget=0)
+            p.grad = torch.zeros_like(p)
+            optimizers[p].step()
+            assert not optimizers[p].state[p]["exp_avg"].any()
+        assert (open_files(folder), apart.disk_bytes(folder)) == (files, used)
+    assert torch.equal(kept, values)
+    unhook(params)
+    del optimizers, params, p
+    gc.collect()
+    assert open_files(folder) >= 1, "somebody has a tensor still"
+    assert torch.equal(kept, values)
+    del kept
+    gc.collect()
+    assert open_files(folder) == 0
+
+
+def test_building_optimizers_again_and_again_leaks_nothing(folder: Path) -> None:
+    """As a notebook cell that is run ten times does."""
+    params = parameters(60)
+    seen = []
+    for _ in range(10):
+        optimizers = [PagedAdamW([p], placement="file", device_budget=0) for p in params]
+        for p, opt in zip(params, optimizers, strict=True):
+            p.grad = torch.ones_like(p)
+            opt.step()
+        del opt
+        gc.collect()
+        seen.append((apart.descriptors(), apart.disk_bytes(folder)))
+        del optimizers
+    assert max(seen[1:]) <= (seen[0][0] + 16, 2 * seen[0][1])
+    gc.collect()
+    assert open_files(folder) == 0
+
+
+# ---- a GPU ----
+
+CUDA: list[dict[str, Any]] = [
+    {},
+    *({"placement": "mapped", "device_budget": 0, "host_access": way} for way in ("staged", "in_place", None)),
+    *({"placement": placement, "device_budget": b} for placement in ("mapped", "managed") for b in (0, "50%", None)),
+    {"placement": "host", "device_budget": 0},
+]
+
+
+@gpu
+@pytest.mark.exclusive
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("options", CUDA, ids=str)
+def test_a_thousand_take_little_of_a_card(options: dict[str, Any]) -> None:
+    warm = parameters(3, 0, "cuda")
+    keep = hooked(warm, **options)  # kernels, streams, what torch caches
+    train(warm, 0, 2)
+    unhook(warm)
+    del keep, warm
+    params = parameters(COUNT, 0, "cuda")
+    train(params, 0, 1)
+    for p in params:
+        p.grad = None
+    gc.collect()
+    torch.cuda.synchronize()
+    free, reserved, files = torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved(), apart.descriptors()
+    optimizers = hooked(params, **options)
+    train(params, 0, 3)
+    torch.cuda.synchronize()
+    taken = free - torch.cuda.mem_get_info()[0] - (torch.cuda.memory_reserved() - reserved)
+    own = sum(opt.memory_report().by_place.get("device", 0) for opt in optimizers.values())
+    everywhere = sum(sum(opt.memory_report().by_place.values()) for opt in optimizers.values())
+    state = sum(2 * p.nbytes for p in params)
+    assert apart.descriptors() - files < 40
+    assert taken <= state + 16 * MIB
+    assert everywhere <= state + 16 * MIB
+    if options.get("device_budget") == 0:
+        assert own == 0
+    ring = {opt.memory_report().ring for opt in optimizers.values()}
+    assert max(ring) <= MIB
+    want = together(COUNT, 0, 3, "cuda")
+    params_again = parameters(COUNT, 0, "cuda")
+    again = hooked(params_again, **options)
+    train(params_again, 0, 3)
+    assert same(bits(params_again, again), want)

@@ -1,0 +1,143 @@
+"""Few open files for many state files: ranges are nobody else's, zero when taken, and given back to the disk."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import gc
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from file_support import folder_for_state, open_files
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagedopt.system import libc
+from pagedopt.system.disk_file import FILES
+from pagedopt.system.holes import Holes
+from pagedopt.system.state_file import StateFile
+
+KIB = 1 << 10
+SIZE = 256 * KIB
+
+
+@pytest.fixture(autouse=True)
+def folder() -> Iterator[Path]:
+    with folder_for_state() as path:
+        yield path
+
+
+def write(file: StateFile, value: int) -> None:
+    file.reserve([(0, SIZE)])
+    ctypes.memset(file.address, value, SIZE)
+    file.drop([(0, SIZE)])
+
+
+def blocks(folder: Path) -> int:
+    """Bytes on the disk of all open files in a folder."""
+    found = {}
+    for number in os.listdir("/proc/self/fd"):
+        link = f"/proc/self/fd/{number}"
+        if os.path.islink(link) and os.readlink(link).startswith(str(folder)):
+            found[os.stat(link).st_ino] = os.stat(link).st_blocks * 512
+    return sum(found.values())
+
+
+def test_many_share_few_and_each_has_its_bytes(folder: Path) -> None:
+    files = [StateFile(folder, SIZE) for _ in range(3 * FILES + 2)]
+    assert open_files(folder) == FILES
+    assert [f.disk_bytes() for f in files] == [0] * len(files)
+    for i, file in enumerate(files):
+        write(file, i)
+    assert all(set(bytes(file.memory)) == {i} for i, file in enumerate(files))
+    assert {f.disk_bytes() for f in files} == {SIZE}
+    assert SIZE * len(files) <= blocks(folder) <= 1.1 * SIZE * len(files)
+    some = files[::2]
+    del files, file
+    gc.collect()
+    assert all(set(bytes(each.memory)) == {2 * i} for i, each in enumerate(some))
+    assert blocks(folder) <= 1.1 * SIZE * len(some)
+    del some
+    gc.collect()
+    assert open_files(folder) == 0
+
+
+def test_a_range_is_taken_again_and_zero(folder: Path) -> None:
+    files = [StateFile(folder, SIZE) for _ in range(2 * FILES)]
+    for file in files:
+        write(file, 7)
+    views = [memoryview(file.memory) for file in files[:3]]  # whose ranges are in use though nobody has the object
+    del files[::2], file
+    gc.collect()
+    files += [StateFile(folder, SIZE // 2) for _ in range(FILES)]
+    assert open_files(folder) == FILES
+    assert not any(any(bytes(file.memory)) for file in files[FILES:])
+    assert all(set(bytes(view)) == {7} for view in views)
+    assert sum(file._disk._end for file in files) <= len(files) * 2 * SIZE  # type: ignore[union-attr]
+
+
+def test_where_there_are_no_holes_no_range_is_taken_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, "no holes here")
+
+    monkeypatch.setattr(libc, "punch_hole", refuse)
+    files = [StateFile(folder, SIZE) for _ in range(2 * FILES)]
+    for file in files:
+        write(file, 7)
+    del files[FILES:], file
+    gc.collect()
+    late = [StateFile(folder, SIZE) for _ in range(FILES)]
+    assert not any(any(bytes(file.memory)) for file in late)
+
+
+def test_a_file_that_may_not_grow_leaves_all_as_it_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [StateFile(folder, SIZE) for _ in range(FILES)]
+    write(files[0], 3)
+
+    def refuse(*_: int) -> None:
+        raise OSError(errno.EFBIG, "too large")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "ftruncate", refuse)
+        with pytest.raises(MemoryError, match="gave no 262,144 bytes for a state file"):
+            StateFile(folder, SIZE)
+    assert open_files(folder) == FILES
+    assert set(bytes(files[0].memory)) == {3}
+    write(late := StateFile(folder, SIZE), 4)
+    assert set(bytes(late.memory)) == {4}
+
+
+def test_a_child_gives_back_nothing_of_its_parents(folder: Path) -> None:
+    files = [StateFile(folder, SIZE) for _ in range(FILES + 3)]
+    for file in files:
+        write(file, 5)
+    child = os.fork()
+    if not child:
+        del files, file
+        gc.collect()
+        own = StateFile(folder, SIZE)
+        write(own, 9)
+        os._exit(0 if own._begin == 0 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    for file in files:
+        file.drop([(0, SIZE)])
+    assert all(set(bytes(file.memory)) == {5} for file in files)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=60))
+def test_what_is_taken_is_nobody_elses(calls: list[tuple[bool, int]]) -> None:
+    holes, taken = Holes(), dict[int, int]()
+    holes.add(0, 40)
+    for take, number in calls:
+        if not take and taken:
+            begin = sorted(taken)[number % len(taken)]
+            holes.add(begin, taken.pop(begin))
+        elif take and (found := holes.take(number)) is not None:
+            assert 0 <= found <= 40 - number
+            assert all(found + number <= b or b + n <= found for b, n in taken.items())
+            taken[found] = number
+    for begin, nbytes in taken.items():
+        holes.add(begin, nbytes)
+    assert holes.take(40) == 0, "what touches is joined"

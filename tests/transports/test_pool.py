@@ -1,0 +1,124 @@
+"""Tables of many optimizers in memory that they share, on a device made of queues."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from fakes import FakeCuda, change, filled, run
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pagedopt.tables.layout import HostTable
+from pagedopt.transports import MemcpyTransport
+from pagedopt.transports.choose import pooled
+from pagedopt.transports.pool import CHUNK, SMALL, PooledTransport
+
+in_memory = pytest.mark.parametrize("name", ["managed", "mapped", "memcpy"])
+
+
+def allocations(cuda: FakeCuda) -> int:
+    return sum(cuda.calls.count(kind) for kind in ("managed", "mapped", "pinned"))
+
+
+@in_memory
+def test_a_thousand_tables_take_a_few_buffers_and_nobody_waits(cuda: FakeCuda, name: str) -> None:
+    owners = [(pooled(name, 0), filled([99], 4, 6, 2, seed=i)) for i in range(1000)]
+    before = allocations(cuda)  # of those that ask what works
+    for step in range(3):
+        for way, table in owners:
+            change(table, step + 1, "both")
+            cuda.run(way, table, 7)
+        assert "wait" not in cuda.calls
+        cuda.drain(7)
+        assert allocations(cuda) - before <= 1000 * 512 // CHUNK + 1, "used again once the device has read it"
+
+
+@in_memory
+def test_a_large_table_has_places_of_its_own(cuda: FakeCuda, name: str) -> None:
+    way, table = pooled(name, 0), filled([5] * 400)
+    assert table.words.nbytes > SMALL
+    before = allocations(cuda)
+    for _ in range(5):
+        cuda.run(way, table, 7)
+    cuda.drain(7)
+    assert allocations(cuda) - before == 1
+    assert way.copied_bytes == (table.words.nbytes if name == "memcpy" else 0)
+
+
+def test_what_is_no_ring_is_not_pooled(cuda: FakeCuda) -> None:
+    class Own(MemcpyTransport):
+        pass
+
+    assert type(pooled(Own, 0)) is Own
+    assert not isinstance(pooled("struct", 0), PooledTransport)
+
+
+@in_memory
+def test_a_launch_that_fails_gives_its_place_back(cuda: FakeCuda, name: str) -> None:
+    way, table = pooled(name, 0), filled([5])
+
+    def fail(argument: np.ndarray, count: int) -> None:
+        raise RuntimeError("no kernel")
+
+    for step in range(2000):
+        change(table, step, "scalars")
+        with pytest.raises(RuntimeError, match="no kernel"):
+            run(way, table, 7, fail)
+        cuda.drain(7)
+    assert allocations(cuda) <= 2
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["run", "both", "drain"]), st.integers(0, 4), st.integers(7, 8)), max_size=80
+)
+
+
+@in_memory
+@given(steps=STEPS)
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_order_of_work_reads_the_right_words(cuda: FakeCuda, name: str, steps: list) -> None:
+    cuda.queues.clear()
+    tables: list[HostTable] = [filled([5 + i], seed=i) for i in range(5)]
+    ways = [pooled(name, 0) for _ in tables]
+    for number, (what, which, stream) in enumerate(steps):
+        if what == "drain":
+            cuda.drain(stream, which)
+        else:
+            if what == "both":
+                change(tables[which], 100 + number, "both")
+            cuda.run(ways[which], tables[which], stream)
+    cuda.drain(8)
+    cuda.drain(7)
+
+
+def test_the_hazard_is_real(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    way, table = pooled("managed", 0), filled([5])
+    monkeypatch.setattr("fakes.FakeEvent.has_passed", lambda self: True)
+    for step in range(2 * CHUNK // 256):
+        change(table, step, "both")
+        cuda.run(way, table, 7)
+    with pytest.raises(AssertionError, match="rewritten under a launch"):
+        cuda.drain(7)
+
+
+def test_two_threads_never_have_one_place(cuda: FakeCuda) -> None:
+    way, tables, seen = pooled("managed", 0), [filled([5], seed=i) for i in range(2)], []
+
+    def lend(table: HostTable) -> None:
+        for _ in range(300):
+            with way.lend(table, 7) as lent:
+                seen.append(lent.address)
+                assert lent.table is table  # type: ignore[attr-defined]
+                inside.append(lent.address)
+                assert len(set(inside)) == len(inside)
+                inside.remove(lent.address)
+
+    inside: list[int] = []
+    threads = [threading.Thread(target=lend, args=(table,)) for table in tables]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(seen) == 600
