@@ -112,7 +112,7 @@ def test_no_room_for_the_slots_of_a_first_step(monkeypatch: pytest.MonkeyPatch) 
         raise torch.OutOfMemoryError("no slots, says the test")
 
     with monkeypatch.context() as here:
-        here.setattr(store, "Ring", full)
+        here.setattr(store, "ring_for", full)
         with pytest.raises(torch.OutOfMemoryError, match="says the test"):
             stage.act()
     assert_clean()

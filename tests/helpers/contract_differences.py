@@ -99,6 +99,16 @@ _HYPERPARAMETERS = (
     ),
     *(
         Difference(
+            "beyond", "flags set between steps", f"{flags}{label}",
+            "fused set in a group whose step counts lie on the CPU is followed, and the counts stay there; torch's "
+            "kernel refuses them with RuntimeError.",
+            ("PagedAdamW",), devices=("cuda",),
+        )
+        for flags in ("{'fused': True}", "{'foreach': True, 'fused': True}")
+        for label in ("", ": trained")
+    ),
+    *(
+        Difference(
             "beyond", "flags with tensors set between steps", f"{{'foreach': True, 'fused': {fused}}}*",
             "A tensor lr put into a group with foreach=True is followed; torch's step raises RuntimeError. Its "
             "constructor raises ValueError, as ours does.",
