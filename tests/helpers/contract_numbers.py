@@ -1,4 +1,9 @@
-"""The contract: numbers.  torch's fused kernel is the oracle, and a run in float64 the measure of both."""
+"""The contract: numbers.  torch's fused kernel is the oracle, and a run in float64 the measure of both.
+
+torch's fused kernels differ from each other: that for CUDA takes 1 - beta in float32, which for 0.999 is off by 1.3e-5,
+and beta**step on the device, where an error in the last bit grows a thousandfold in 1 - 0.999**step.  So in 16 bits,
+where whole roundings follow from such errors, the oracle is the kernel for the CPU, and float64 has a bound of its own.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +27,8 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 #: Bounds: on the root mean square and the largest error as multiples of the oracle's, on the difference from it as a
 #: multiple of eps times the largest element, and the share of 16-bit elements that are at most one rounding away.
 RMS, MOST, DIFFERENCE, NEAR = 1.05, 1.5, 4.0, 0.999
+#: On the difference from the kernel for CUDA, in float64.
+DIFFERENCE_ON_CUDA = 32.0
 #: On the root mean square where torch's loop is the oracle in 16 bits, which rounds some elements to the wrong side.
 RMS_OF_LOOP = 1.1
 
@@ -99,7 +106,9 @@ def fused_is_right(entry: Entry, dtype: torch.dtype, device: str) -> bool:
 
 def failures(entry: Entry, at: int, dtype: torch.dtype, place: Place, steps: int) -> list[str]:
     """What lies outside of the bounds, in words."""
-    oracle, is_fused = _oracle(entry, at, dtype, place.device, steps)
+    narrow = torch.finfo(dtype).bits == 16
+    on = "cpu" if narrow and entry.torch and fused_is_right(entry, dtype, "cpu") else place.device
+    oracle, is_fused = _oracle(entry, at, dtype, on, steps)
     world = World(entry, place.device, dict(place.options))
     mine = play(world.kind, {**variants(entry)[at], **place.options}, dtype, place.device, steps)
     assert mine.keys() == oracle.keys()
@@ -107,11 +116,11 @@ def failures(entry: Entry, at: int, dtype: torch.dtype, place: Place, steps: int
     for name, value in mine.items():
         if name == "step":
             assert torch.equal(value, oracle[name])
-        elif torch.finfo(dtype).bits == 16 and is_fused:
+        elif narrow and is_fused:
             found += _judge_near(name, value, oracle[name])
         else:
             if is_fused:
-                found += _judge_difference(name, value, oracle[name])
+                found += _judge_difference(name, value, oracle[name], place.device)
             if dtype is not torch.float64:
                 exact = _exact(entry, at, dtype, place.device, steps)[name]
                 found += _judge_error(name, value, oracle[name], exact, RMS if is_fused else RMS_OF_LOOP)
@@ -125,9 +134,10 @@ def _judge_near(name: str, mine: torch.Tensor, fused: torch.Tensor) -> list[str]
     return [] if near >= NEAR else [f"{name}: only {near:.5f} are within a rounding of fused"]
 
 
-def _judge_difference(name: str, mine: torch.Tensor, fused: torch.Tensor) -> list[str]:
+def _judge_difference(name: str, mine: torch.Tensor, fused: torch.Tensor, device: str) -> list[str]:
+    most = DIFFERENCE_ON_CUDA if device == "cuda" and mine.dtype is torch.float64 else DIFFERENCE
     far = float((mine.double() - fused.double()).abs().max() / (torch.finfo(mine.dtype).eps * fused.abs().max()))
-    return [] if far <= DIFFERENCE else [f"{name}: {far:.2f} eps from fused"]
+    return [] if far <= most else [f"{name}: {far:.2f} eps from fused"]
 
 
 def _judge_error(name: str, mine: torch.Tensor, oracle: torch.Tensor, exact: torch.Tensor, rms: float) -> list[str]:
