@@ -191,8 +191,11 @@ def cut_by_hand() -> str:
         found.append(int(count))
     if found[0] != CUT_POINTERS:
         raise AssertionError(f"of {CUT_POINTERS:,} pointers {found[0]:,} arrive although nothing is cut")
-    arrived = "all" if found[1] == CUT_POINTERS else f"{found[1]:,}"
-    return f"of {CUT_POINTERS:,} pointers {arrived} arrive of {CUT_BYTES:,} bytes; all of {argument.itemsize:,} bytes"
+    if found[1] == CUT_POINTERS:
+        raise RuntimeError(f"nothing was cut: all {CUT_POINTERS:,} pointers arrive, of {CUT_BYTES:,} bytes too")
+    return (
+        f"{found[1]:,} of {CUT_POINTERS:,} pointers arrive of {CUT_BYTES:,} bytes, all of {argument.itemsize:,} bytes"
+    )
 
 
 def host_list() -> str:
