@@ -168,8 +168,8 @@ def effort(rows: Rows) -> Said | None:
     for name, row in zip(("compiled", "fused", "ours"), ways, strict=True):
         values |= {f"{name}_lines": row["lines"], f"{name}_share": row["share"]}
     text = (
-        "torch.compile {compiled_lines} lines, {compiled_share} % of a copy; torch fused {fused_lines}, {fused_share} %; "
-        "ours {ours_lines}, {ours_share} %"
+        "torch.compile {compiled_lines} lines, {compiled_share} % of a copy; torch fused {fused_lines} lines, "
+        "{fused_share} %; ours {ours_lines} lines, {ours_share} %"
     )
     return Said(text, values["ours_share"] > values["compiled_share"], values)
 
@@ -373,6 +373,7 @@ def reasons(rows: Rows) -> Said | None:
 READINGS: dict[str, Callable[[Rows], Said | None]] = {
     "A1": speed_for_memory, "A2": trips, "A3": bridge, "A4": sgd, "A5": loop, "A6": foreach, "A7": fused,
     "A8": launches, "A9": add, "A10": failing, "A14": batches, "A15": torch_copies, "A16": negligible,
-    "A19": advised, "A20": hybrid, "A21": alignment, "A27": triton, "C1": effort, "C2": eager, "C7": quantized, "C14": llama,
+    "A19": advised, "A20": hybrid, "A21": alignment, "A27": triton, "C1": effort, "C2": eager,
+    "C7": quantized, "C14": llama,
     "D3": saturated, "D6": pointer_list, "D8": numerics, "D10": replayed, "D11": reasons,
 }  # fmt: skip

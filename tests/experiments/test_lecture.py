@@ -150,3 +150,9 @@ def test_every_verdict_is_a_known_one() -> None:
     results = page.Results()
     found = {page.line(claim, results).verdict.partition(":")[0] for claim in CLAIMS.values()}
     assert found <= set(VERDICTS)
+
+
+def test_the_readme_lists_every_experiment() -> None:
+    text = (ROOT / "experiments" / "README.md").read_text()
+    for experiment in question.every():
+        assert re.search(rf"^\| \d* \| `{experiment.name}` \|.*\| \d.* \| \d+ \|$", text, re.MULTILINE), experiment.name
