@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -12,6 +13,7 @@ from experiments.lecture import page as lecture
 
 def main(arguments: Sequence[str]) -> int:
     """``python -m experiments [NAME [OPTIONS]]``"""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler says on stderr when it begins and ends
     if not arguments or arguments[0] in ("-h", "--help"):
         print("python -m experiments NAME [--help]\n")
         for experiment in question.every():

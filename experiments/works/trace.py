@@ -15,7 +15,6 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
-import os
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -230,7 +229,6 @@ def traced(run: Callable[[], object]) -> Trace:
     from torch.profiler import ProfilerActivity, profile
 
     cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it says on stderr when it begins and ends
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     wait = torch.cuda.synchronize if cuda else (lambda: None)
     wait()
