@@ -50,11 +50,10 @@ class Line:
 
 
 def link(claim: Claim) -> str:
-    """To the note of the experiment, if there is one."""
-    name = claim.shown or claim.later
-    if claim.shown and (NOTES / f"{claim.experiment}.md").exists():
-        return f"[{name}]({claim.experiment}.md)"
-    return f"`{name}`" if name else "-"
+    """To the note of the experiment; the name of one that is not written yet."""
+    if claim.shown:
+        return f"[{claim.shown}]({claim.experiment}.md)"
+    return f"`{claim.later}`" if claim.later else "-"
 
 
 class Results:

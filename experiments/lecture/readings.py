@@ -12,7 +12,9 @@ from experiments.harness.rows import Row, Rows, number_in
 from experiments.lecture.claims import Said
 
 LOOP, FOREACH, FUSED, OURS = "torch loop", "torch foreach", "torch fused", "PagedAdamW"
-COMPILED = "torch.compile of foreach"
+COMPILED, TRITON = "torch.compile of foreach", "Triton over our table"
+DEFAULT, LIST = "torch, by default", "one pointer list (ours)"
+SPLIT, COMBINED, POINTERS = "split_stack", "combined", "pointer list"
 ADVISED = "preferred host, accessed by"
 
 
@@ -95,7 +97,7 @@ def loop(rows: Rows) -> Said | None:
 
 def foreach(rows: Rows) -> Said | None:
     """A6: is it what torch takes by itself?"""
-    row, default = counts(rows, "AdamW", FOREACH), counts(rows, "AdamW", "torch, by default")
+    row, default = counts(rows, "AdamW", FOREACH), counts(rows, "AdamW", DEFAULT)
     if row is None or default is None:
         return None
     values = {
@@ -110,7 +112,7 @@ def foreach(rows: Rows) -> Said | None:
 
 def fused(rows: Rows) -> Said | None:
     """A7: one kernel, and no more?"""
-    row, mine = counts(rows, "AdamW", FUSED), counts(rows, "AdamW", "one pointer list (ours)")
+    row, mine = counts(rows, "AdamW", FUSED), counts(rows, "AdamW", LIST)
     if row is None or mine is None:
         return None
     values = {"kernels": row["kernels"], "count": row["count"], "ours": mine["kernels"]}
@@ -139,7 +141,7 @@ def alignment(rows: Rows) -> Said | None:
 
 def triton(rows: Rows) -> Said | None:
     """A27: is it too limited?"""
-    found, mine = rows.first(key="gpt2", case="Triton over our table"), rows.first(key="gpt2", case=f"{OURS}, device")
+    found, mine = rows.first(key="gpt2", case=TRITON), rows.first(key="gpt2", case=f"{OURS}, device")
     if found is None or mine is None or found.get("best") is None:
         return None
     values = {"triton": found["best"] / 1e3, "ours": mine["best"] / 1e3}
@@ -318,7 +320,7 @@ def saturated(rows: Rows) -> Said | None:
 
 def pointer_list(rows: Rows) -> Said | None:
     """D6."""
-    names = ("split_stack", "combined", "pointer list")
+    names = (SPLIT, COMBINED, POINTERS)
     ways = beside(rows, "case", names, of="way", batch=1024)
     if ways is None:
         return None
@@ -334,7 +336,7 @@ def pointer_list(rows: Rows) -> Said | None:
 
 def numerics(rows: Rows) -> Said | None:
     """D8."""
-    compiled, combined = (rows.first(of="way", case=name) for name in ("combined, compiled", "combined"))
+    compiled, combined = (rows.first(of="way", case=name) for name in (f"{COMBINED}, compiled", COMBINED))
     if compiled is None or combined is None:
         return None
     values = {
@@ -348,7 +350,7 @@ def numerics(rows: Rows) -> Said | None:
 
 def replayed(rows: Rows) -> Said | None:
     """D10."""
-    eager_, replay = (rows.first(work="split_stack", mode=mode) for mode in ("eager", "replayed"))
+    eager_, replay = (rows.first(work=SPLIT, mode=mode) for mode in ("eager", "replayed"))
     if eager_ is None or replay is None:
         return None
     values = {

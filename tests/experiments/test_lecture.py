@@ -13,7 +13,7 @@ from paths import ROOT
 
 from experiments.harness import question
 from experiments.harness.rows import Rows
-from experiments.lecture import page
+from experiments.lecture import page, readings
 from experiments.lecture.claims import LATER, NOT_HERE, NOT_YET, VERDICTS, Claim, Reading, Said, claims
 from experiments.lecture.readings import READINGS
 
@@ -156,3 +156,23 @@ def test_the_readme_lists_every_experiment() -> None:
     text = (ROOT / "experiments" / "README.md").read_text()
     for experiment in question.every():
         assert re.search(rf"^\| \d* \| `{experiment.name}` \|.*\| \d.* \| \d+ \|$", text, re.MULTILINE), experiment.name
+
+
+#: Where the names come from by which readings find their rows.
+NAMED = {
+    "experiments.works.contenders": ("LOOP", "FOREACH", "FUSED", "OURS", "COMPILED", "TRITON"),
+    "experiments.works.rungs": ("DEFAULT", "LIST"),
+    "experiments.works.slices": ("SPLIT", "COMBINED"),
+    "experiments.ladder.trucks": (),
+}
+
+
+@pytest.mark.parametrize("module", NAMED)
+def test_rows_are_found_by_the_names_that_they_have(module: str) -> None:
+    known = pytest.importorskip(module)
+    for name in NAMED[module]:
+        assert getattr(readings, name) == getattr(known, name, getattr(readings, name)), name
+    if module.endswith("slices"):
+        assert known.LIST == readings.POINTERS
+    if module.endswith("trucks"):
+        assert {readings.FOREACH, readings.OURS} <= set(known.WAYS)
