@@ -25,7 +25,7 @@ from . import sharing
 
 #: Largest share of free device memory that managed allocations may take: oversubscription can hang a driver.
 MANAGED_SHARE = 0.25
-#: Below so many bytes the driver puts managed allocations beside each other, and what is advised goes by pages.
+#: Managed allocations below so many bytes may stand beside each other in a page, and advice goes by whole pages.
 BLOCK = 2 << 20
 
 
