@@ -13,7 +13,7 @@ from typing import Any
 import experiments
 
 #: Folders without questions of their own.
-SHARED = ("harness", "works", "results")
+SHARED = ("harness", "works", "results", "lecture")
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """What advice does managed memory need, that holds a list of pointers?
 
 Answer (H200, 2026-11): preferred on the host, accessed by the device, or both: 244 to 256 µs to rewrite 65,536
-pointers; 951 without, when pages migrate on every rewrite, and 4,054 as read mostly.
+pointers; 951 without, when pages migrate on every rewrite, and 4,054 as read mostly.  Short lists: not measured yet;
+until managed memory had pages of its own, small tables took their neighbours' advice.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from experiments.harness.plot import Plot
 from experiments.harness.rows import Row, Rows
 from experiments.harness.run import Run
-from experiments.harness.show import Text, number, times
+from experiments.harness.show import Bar, Text, number, times
 from experiments.works.tiny_lists import ADVICE
 from experiments.works.ways import MODES, PANELS, on_grid, sweep
 from pagedopt.system.driver import capabilities
@@ -38,9 +39,16 @@ def sentence(rows: Rows) -> str | None:
     return f"- Rewriting {most:,} pointers in managed memory, by advice: {order}."
 
 
+def sharing(rows: Rows) -> float | None:
+    """Rows of tables that stood in a page with tables of other advice; None where nobody looked."""
+    looked = [row["beside"] for row in rows if "beside" in row]
+    return float(sum(bool(beside) for beside in looked)) if looked else None
+
+
 TABLES = [
     on_grid(f"managed memory by advice, 1 list, {words}: host / GPU / wall µs", times, mode=mode)
     for mode, words in MODES.items()
 ]
 PLOTS = [Plot("advice", PANELS, "A step over N tiny tensors, one list of pointers in managed memory, by advice")]
+BARS = [Bar("tables in a page with another advice's", sharing, at_most=0)]
 TEXTS = [Text("answer", sentence)]

@@ -9,14 +9,18 @@ import numpy as np
 import torch
 
 from pagedopt import Sweep, rule
+from pagedopt.kernels.source import table_type
 from pagedopt.system import driver
 from pagedopt.system.driver import Advice, Location
+from pagedopt.tables.layout import HostTable, Span
 from pagedopt.transports.by_value import HybridTransport, StructTransport
 from pagedopt.transports.ring import ManagedTransport, MappedTransport, MemcpyTransport
-from pagedopt.transports.transport import Transport
+from pagedopt.transports.transport import TABLE_AT, Argument, Lent, Transport, opaque
 
 #: Elements of a tensor, (2, 3), and from one to the next, as torch's allocator would place them (512 bytes).
 SHAPE, STRIDE = (2, 3), 128
+#: A table in memory, as kernels name it.
+TABLE_TYPE = table_type(0)
 
 
 @rule
@@ -76,6 +80,54 @@ class Prefetched(ManagedTransport):
         driver.prefetch(place.source, 8 * words, Location.DEVICE, self.device, stream)
 
 
+class TorchPageable(Transport):
+    """The lecture's words to the letter: in every step a list of numbers becomes a tensor, copied to the device."""
+
+    name = "torch.tensor(ptrs).to(cuda)"
+    in_memory = True
+
+    def kind(self, table: HostTable) -> str:
+        """A table in memory."""
+        return TABLE_TYPE
+
+    def lend(self, table: HostTable, stream: int) -> Lent:
+        """The table as it is now."""
+        copy = self.copied(torch.tensor(table.words.view(np.int64).tolist()))
+        self.copied_bytes += table.words.nbytes
+        return Copied(table, copy)
+
+    def copied(self, words: torch.Tensor) -> torch.Tensor:
+        """On the device."""
+        return words.to(f"cuda:{self.device}")
+
+
+class TorchPinned(TorchPageable):
+    """The same through page-locked memory, without waiting for the copy."""
+
+    name = "….pin_memory(), non_blocking"
+
+    def copied(self, words: torch.Tensor) -> torch.Tensor:
+        """On the device, once the stream is there."""
+        return words.pin_memory().to(f"cuda:{self.device}", non_blocking=True)
+
+
+class Copied(Lent):
+    """A table in a tensor, which torch gives to nobody else before the launches behind it on this stream are done."""
+
+    kind = TABLE_TYPE
+
+    def __init__(self, table: HostTable, copy: torch.Tensor) -> None:
+        self._table, self._copy = table, copy
+        self.address = copy.data_ptr()
+
+    def parts(self, span: Span | None = None) -> tuple[tuple[Argument, int], ...]:
+        """One launch over everything, or over a span."""
+        first, last = span or (0, len(self._table.chunks))
+        fields = np.zeros(1, TABLE_AT)
+        fields["words"], fields["header"] = self.address, self._table.header(first, last)[0]
+        return ((opaque(fields), last - first),) if last > first else ()
+
+
 Make = Callable[[int], Transport]
 TRANSPORTS: dict[str, Make] = {
     "managed": ManagedTransport,
@@ -85,6 +137,8 @@ TRANSPORTS: dict[str, Make] = {
     "struct 32 KB": lambda device: StructTransport(device, 32764),
     "hybrid": HybridTransport,
 }
+#: torch's own calls in place of ours: copies of the whole table in every step, whether it was rewritten or not.
+COPIES: dict[str, Make] = {way.name: way for way in (TorchPageable, TorchPinned)}
 ADVICE: dict[str, Make] = {
     "none": Unadvised,
     "preferred host": PreferredHost,

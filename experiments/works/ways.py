@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from mmap import PAGESIZE
 from typing import Any
 
 from experiments.harness.plot import Lines
@@ -11,6 +12,7 @@ from experiments.harness.run import Run
 from experiments.harness.show import Grid, number
 from experiments.harness.time import Case
 from experiments.works.tiny_lists import Lists, Make
+from pagedopt.transports.ring import ManagedTransport
 from pagedopt.transports.transport import Transport
 
 COUNTS = (10, 100, 1000, 4096, 16384, 65536)
@@ -72,10 +74,27 @@ def sweep(run: Run, make: Mapping[str, Make], lists: int) -> Iterator[Row]:
                 Case(name, work.stepper(way), before, _repeats(mode, counters[name]["launches"]))
                 for name, way in found.items()
             ]
+            beside = neighbours(found)
             for name, timing in run.measure(cases).items():
-                yield {"lists": lists, "count": count, "mode": mode, "way": name, **counters[name], **timing}
+                about = {"lists": lists, "count": count, "mode": mode, "way": name, "beside": beside.get(name, [])}
+                yield {**about, **counters[name], **timing}
         work.check("after timing")
         run.say(f"{lists} x {count:,} tensors: {len(found)} ways, every update counted")
+
+
+def neighbours(found: Mapping[str, Transport | None]) -> dict[str, list[str]]:
+    """Ways whose tables of managed memory stand in a page with another's: what is advised for one is for both."""
+    pages = {
+        name: {page for place in [*way._places, *way._reserve] for page in pages_of(place.source, place.words.nbytes)}
+        for name, way in found.items()
+        if isinstance(way, ManagedTransport)
+    }
+    return {name: [other for other in pages if other != name and pages[other] & own] for name, own in pages.items()}
+
+
+def pages_of(address: int, nbytes: int) -> range:
+    """Numbers of the host's pages that a range touches."""
+    return range(address // PAGESIZE, -(-(address + nbytes) // PAGESIZE))
 
 
 def _repeats(mode: str, launches: int) -> int:

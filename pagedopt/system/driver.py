@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import enum
 import functools
+import mmap
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from . import sharing
 
 #: Largest share of free device memory that managed allocations may take: oversubscription can hang a driver.
 MANAGED_SHARE = 0.25
+#: Managed allocations below so many bytes may stand beside each other in a page, and advice goes by whole pages.
+BLOCK = 2 << 20
 
 
 class CudaError(RuntimeError):
@@ -188,15 +191,21 @@ class Buffer:
         address: the address the device uses.
         host: the same memory as bytes, for the host.
         nbytes: its size.
+
+    Args:
+        free: the call that frees what begins at ``base``, by default at the host's address.
     """
 
-    def __init__(self, address: int, host_address: int, nbytes: int, device: int, free: str) -> None:
+    def __init__(
+        self, address: int, host_address: int, nbytes: int, device: int, free: str, base: int | None = None
+    ) -> None:
         self.address, self.nbytes, self.device = address, nbytes, device
         raw: Any = (ctypes.c_ubyte * nbytes).from_address(host_address)
         # The view keeps ``raw``, whose end frees the memory.  Nothing points back here: a cycle would wait for the
         # garbage collector, and memory outside of Python's sight does not make it run.
         self.host: npt.NDArray[np.uint8] = np.frombuffer(raw, np.uint8)
-        self._release = weakref.finalize(raw, _free, free, host_address, device)
+        base = host_address if base is None else base
+        self._release = weakref.finalize(raw, _free, free, base, device)
 
 
 def _free(call: str, address: int, device: int) -> None:
@@ -218,7 +227,7 @@ def relaxed_capture() -> Iterator[None]:
 
 
 def allocate_managed(nbytes: int, device: int) -> Buffer:
-    """``nbytes`` of managed memory, without advice.
+    """``nbytes`` of managed memory, without advice, in pages of its own: no advice for other memory reaches it.
 
     Raises:
         CudaError: the driver refuses (``CUDA_ERROR_NOT_SUPPORTED`` on some virtual GPUs and containers).
@@ -235,10 +244,17 @@ def allocate_managed(nbytes: int, device: int) -> Buffer:
                 "state_format"
             )
         flag = int(d.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL)
-        address = int(check("cuMemAllocManaged", d.cuMemAllocManaged(nbytes, flag)))
-    buffer = Buffer(address, address, nbytes, device, "cuMemFree")
+        asked = _whole_pages(nbytes) + (mmap.PAGESIZE if nbytes < BLOCK else 0)
+        base = int(check("cuMemAllocManaged", d.cuMemAllocManaged(asked, flag)))
+    address = _whole_pages(base)
+    buffer = Buffer(address, address, nbytes, device, "cuMemFree", base)
     _managed.add(buffer)
     return buffer
+
+
+def _whole_pages(nbytes: int) -> int:
+    """A number of bytes, or an address, rounded up to the next page of the host."""
+    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 _managed: weakref.WeakSet[Buffer] = weakref.WeakSet()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import mmap
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -324,6 +325,13 @@ def test_both_sides_see_one_managed_buffer() -> None:
     torch.cuda.synchronize()
     assert view.data_ptr() == address
     assert view.sum().item() == 6 * 4096
+
+
+def test_managed_buffers_share_no_page() -> None:
+    need_concurrent_access()
+    index = torch.cuda.current_device()
+    buffers = [driver.allocate_managed(248, index) for _ in range(20)]
+    assert len({buffer.address // mmap.PAGESIZE for buffer in buffers}) == len(buffers)
 
 
 SCALE = r"""

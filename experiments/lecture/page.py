@@ -1,0 +1,136 @@
+"""``notes/lecture.md``: a line per claim, made of kept results."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.harness import question
+from experiments.harness.main import KEPT
+from experiments.harness.note import NOTES, machine_line, markdown
+from experiments.harness.revision import check_source
+from experiments.harness.rows import Rows, of_questions, read
+from experiments.lecture.claims import LATER, NOT_HERE, NOT_YET, VERDICTS, Claim, Said, claims
+from experiments.lecture.readings import READINGS
+
+PARTS = {
+    "A": "Lecture 6: optimizers (000, and 001, the same in Chinese)",
+    "C": "CUDA performance, PyTorch flexibility (002)",
+    "D": "The puzzlers' answers on fusion (003)",
+}
+HEAD = """\
+# What the lectures say, and what is so
+
+One line per claim of the four sources (`experiments/claims.toml`): what was claimed, its number, what was measured
+here, and whether it is so. Every number under «ours» is read from a JSON in `experiments/results/`, measured on a GPU;
+this page is written by `python -m experiments lecture`, and a test holds it to that.
+
+*true*: it is so today. *changed since*: it was so, or may have been, and is no longer. *was a slip*: it was not so then
+either. What is known about a difference stands behind the verdict. *shown in a later part*: by an experiment that is
+not written yet; its name stands in the last column. *not measured yet*: no run on a GPU that shows it is kept yet.
+"""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A claim, and what was found: the numbers, the verdict, and who says so."""
+
+    claim: Claim
+    ours: str
+    verdict: str
+
+    def cells(self) -> list[str]:
+        """Of the table."""
+        claim = self.claim
+        verdict = f"{self.verdict}; {claim.today}" if claim.today else self.verdict
+        return [claim.id, claim.claim, claim.number or "-", self.ours or "-", verdict, link(claim)]
+
+
+def link(claim: Claim) -> str:
+    """To the note of the experiment; the name of one that is not written yet."""
+    if claim.shown:
+        return f"[{claim.shown}]({claim.experiment}.md)"
+    return f"`{claim.later}`" if claim.later else "-"
+
+
+class Results:
+    """Kept results of a GPU, by experiment."""
+
+    def __init__(self, folder: Path = KEPT) -> None:
+        self.folder = folder
+        self._known: dict[str, dict[str, Any] | None] = {}
+
+    def of(self, name: str) -> dict[str, Any] | None:
+        """The file of an experiment; None if there is none, or no such experiment yet.
+
+        Raises:
+            SystemExit: it was measured in a tree that nobody has.
+        """
+        if name not in self._known:
+            paths = sorted(p for p in self.folder.glob(f"{name}-*.json") if not p.stem.endswith("-cpu"))
+            found = question.find(name) if paths else None
+            self._known[name] = read(paths[0], found[0]) if found else None
+            if (result := self._known[name]) is not None:
+                check_source(result, paths[0].name)
+        return self._known[name]
+
+    def rows(self, shown: str) -> Rows | None:
+        """Rows of ``experiment.question``, with what is derived from them."""
+        name, _, part = shown.partition(".")
+        if (result := self.of(name)) is None:
+            return None
+        found = question.find(name)
+        assert found is not None
+        return of_questions(result, found[0]).get(part)
+
+    def machines(self) -> list[str]:
+        """A sentence for each file that was read."""
+        return [f"- `{name}`: {machine_line(result)}" for name, result in sorted(self._known.items()) if result]
+
+
+def line(claim: Claim, results: Results) -> Line:
+    """What is said of a claim."""
+    if claim.later:
+        return Line(claim, "", LATER)
+    if claim.not_here:
+        return Line(claim, "", f"{NOT_HERE}: {claim.not_here}")
+    rows = results.rows(claim.shown)
+    said = None if not rows else reading(claim)(rows)
+    if said is None:
+        return Line(claim, "", NOT_YET)
+    return Line(claim, said.words, claim.verdicts[0 if said.holds else 1])
+
+
+def reading(claim: Claim) -> Callable[[Rows], Said | None]:
+    """What reads its rows.
+
+    Raises:
+        KeyError: nothing does.
+    """
+    return claim.reading or READINGS[claim.id]
+
+
+def page(known: Sequence[Claim] | None = None, results: Results | None = None) -> str:
+    """The whole note."""
+    results = results or Results()
+    lines = [line(claim, results) for claim in known or claims()]
+    counts = Counter(found.verdict.partition(":")[0] for found in lines)
+    summary = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
+    blocks = [HEAD, f"{len(lines)} claims: {summary}.\n"]
+    headings = ("id", "claim", "its number", "ours", "verdict", "shown by")
+    for letter, title in PARTS.items():
+        cells = [found.cells() for found in lines if found.claim.id.startswith(letter)]
+        blocks.append(f"## {title}\n\n{markdown(headings, cells).replace('---:', '---')}\n")
+    blocks.append("## Measured\n\n" + ("\n".join(results.machines()) or "nothing yet") + "\n")
+    return "\n".join(blocks)
+
+
+def main() -> int:
+    """Write the note."""
+    path = NOTES / "lecture.md"
+    path.write_text(page())
+    print(f"written: {path}")
+    return 0
