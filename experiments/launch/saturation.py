@@ -2,8 +2,8 @@
 
 Answer: not measured yet.
 
-LayerNorm and tanh over rows of 256 floats, GPU time, at least in large part from memory: once over one tensor, which stays
-in the L2 as long as it fits, and once over tensors that take turns and are 512 MiB together.
+LayerNorm and tanh over rows of 256 floats, GPU time: once over one tensor, which stays in the L2 as long as it fits,
+and once over tensors that take turns and are 512 MiB together.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def measure(run: Run) -> Iterator[Row]:
         pool = torch.rand(max(1, most // (4 * DIM * rows)), rows, DIM, device=run.device)
         with run.attempt(f"{rows:,} rows", (Exception,)):
             cases = [
-                Case(f"{name}, {where}", repeated(operation, list(pool[: len(pool) if where == COLD else 1])), repeats=16)
+                Case(
+                    f"{name}, {where}", repeated(operation, list(pool[: len(pool) if where == COLD else 1])), repeats=16
+                )
                 for name, operation in OPERATIONS.items()
                 for where in (SAME, COLD)
             ]

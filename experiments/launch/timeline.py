@@ -72,7 +72,7 @@ def draw(figure: Any, rows: Rows) -> None:
     panels = figure.subplots(len(drawn), 1, sharex=True, squeeze=False)[:, 0]
     for axes, row in zip(panels, drawn, strict=True):
         picture(axes, unpacked(row["trace"]))
-        axes.set_title(row["case"], loc="right", y=0.62, fontsize="medium")
+        axes.set_title(row["case"], loc="left", fontsize="medium", pad=2)
         axes.set_xlabel("")
         axes.spines[["top", "right"]].set_visible(False)
     panels[-1].set_xlabel("µs (while the profiler listens)")

@@ -102,10 +102,12 @@ def on_cpu() -> Callable[[Any, Any], None]:
     import numba
     import numpy as np
 
-    from pagedopt.kernels.numba_numbers import pointer
+    from pagedopt.kernels import numba_numbers
+
+    pointer: Any = numba_numbers.pointer
 
     @numba.njit
-    def norm_tanh(rows, out):  # type: ignore[no-untyped-def]
+    def norm_tanh(rows, out):
         dim = out.shape[2]
         for s in range(out.shape[0]):
             x = numba.carray(pointer(rows[s, 0]), (out.shape[1], dim), np.float32)

@@ -1,4 +1,4 @@
-"""The puzzlers' work, newly written: slices of one tensor, each through LayerNorm and tanh; all through Linear and ReLU.
+"""The puzzlers' work, newly written: slices of one tensor through LayerNorm and tanh, all through Linear and ReLU.
 
 After «Fusion» on gpupuzzlers.com: 16 slices of 1,024 x 256, float32, inference.
 """
@@ -34,14 +34,21 @@ class Slices:
     """
 
     def __init__(self, batch: int, device: torch.device, seed: int = 0, slices: int = SLICES) -> None:
-        generator = torch.Generator().manual_seed(seed)
         self.shape = (slices, batch, DIM)
-        self.x = torch.rand(slices * batch * DIM, generator=generator).to(device)
+        self.x = torch.empty(slices * batch * DIM, device=device)
         self.norm = torch.nn.LayerNorm(DIM, eps=0, elementwise_affine=False)
-        self.linear = torch.nn.Linear(DIM, 1)
+        self.linear = torch.nn.Linear(DIM, 1, device=device).requires_grad_(False)  # inference: no backward pass
+        self._apart: list[torch.Tensor] = []
+        self.fill(seed)
+
+    def fill(self, seed: int) -> None:
+        """Other input and weights, in the same memory."""
+        generator = torch.Generator().manual_seed(seed)
+        self.x.copy_(torch.rand(self.x.shape, generator=generator))
         for weight in self.linear.parameters():
-            weight.data.uniform_(-(DIM**-0.5), DIM**-0.5, generator=generator)
-        self.linear.to(device).requires_grad_(False)  # inference: nothing is kept for a backward pass
+            weight.copy_((2 * torch.rand(weight.shape, generator=generator) - 1) * DIM**-0.5)
+        for apart, part in zip(self._apart, self.x.view(self.shape), strict=False):
+            apart.copy_(part)
 
     def split_stack(self, x: torch.Tensor) -> torch.Tensor:
         """Slice by slice, as one writes it first."""
@@ -64,8 +71,9 @@ class Slices:
 
     def pointer_list(self) -> Way:
         """One launch over separate tensors into one, no stack; then the same Linear and ReLU."""
-        apart = NormTanh([part.clone() for part in self.x.view(self.shape).unbind()])
-        return lambda: torch.relu(self.linear(apart()))
+        self._apart = self._apart or [part.clone() for part in self.x.view(self.shape)]
+        norm_tanh = NormTanh(self._apart)
+        return lambda: torch.relu(self.linear(norm_tanh()))
 
     def graph(self) -> Way:
         """split_stack, captured once and replayed; the result is the graph's own buffer."""
