@@ -58,7 +58,7 @@ def bugs(run: Run) -> Row:
                 y.square().sum().backward()
                 results.append((y.detach(), x.grad))
             for mine, theirs in zip(*results, strict=True):
-                torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+                torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)  # cuDNN may take TF32
         except Exception as error:
             wrong.append(f"{name}: {type(error).__name__}: {str(error).strip()[:150]}")
     says = f"of {len(PROGRAMS)} programs, forward and backward, {len(wrong)} fail or are wrong"
@@ -264,7 +264,7 @@ def add_one(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def horizontal(run: Run) -> Row:
-    """No horizontal fusion: kernels of split_stack with combo kernels off and on, and of a foreach list."""
+    """No horizontal fusion: how many kernels has split_stack with combo kernels off and on, and a foreach list?"""
     if run.device.type != "cuda":
         raise NotImplementedError("combo kernels are Triton's: they need a GPU")
     work = Slices(BATCH, run.device)

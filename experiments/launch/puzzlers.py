@@ -18,7 +18,20 @@ from experiments.harness.show import Bar, Table, number
 from experiments.harness.time import Case
 from experiments.launch import timeline
 from experiments.works.dispatch import dispatched
-from experiments.works.slices import COMBINED, COMBO, COMPILED, GRAPH, LIST, OVERHEAD, SPLIT, WIDE, Slices, Way, made
+from experiments.works.slices import (
+    COMBINED,
+    COMBO,
+    COMPILED,
+    GRAPH,
+    LIST,
+    LIST_GRAPH,
+    OVERHEAD,
+    SPLIT,
+    WIDE,
+    Slices,
+    Way,
+    made,
+)
 from experiments.works.trace import Counts, counted
 
 #: Of the puzzlers' trace on an A100: kernels, and µs from the first to the last.
@@ -153,7 +166,7 @@ BARS = [
 ]
 
 #: In the picture; what is compiled with combo kernels looks like what is not.
-DRAWN = (SPLIT, COMPILED[SPLIT], WIDE, GRAPH, OVERHEAD, COMBINED, COMPILED[COMBINED], LIST)
+DRAWN = (SPLIT, COMPILED[SPLIT], WIDE, GRAPH, OVERHEAD, COMBINED, COMPILED[COMBINED], LIST, LIST_GRAPH)
 
 
 def draw(figure: Any, rows: Rows) -> None:

@@ -6,7 +6,9 @@ addresses from a :class:`~pagedopt.DeviceTable`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -55,19 +57,26 @@ norm_tanh(const unsigned long long* rows, float* out, long long batch) {
 ROWS_OF_A_BLOCK, THREADS = 32, 256
 
 
+#: With the address of the table's rows, and where to write.
+Launch = Callable[[int, torch.Tensor], None]
+
+
 class NormTanh:
     """One launch over separate tensors of one shape.
 
     Args:
         tensors: (batch, dim) each, float32; ``dim`` is a multiple of 128.
+        held: whether the table is lent once, for as long as this object lives, to tensors that stay where they are;
+            else it looks in every call where they lie.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], held: bool = False) -> None:
         self.table = DeviceTable([tensors])
         self.batch, self.dim = tensors[0].shape
         if self.dim % 128 or tensors[0].dtype != torch.float32:
             raise ValueError(f"rows of {self.dim} {tensors[0].dtype}; needs a multiple of 128, float32")
-        self._launch = self._on_cuda() if self.table.device.type == "cuda" else self._on_cpu()
+        launch = self._on_cuda() if self.table.device.type == "cuda" else self._on_cpu()
+        self._launch = self._held(launch) if held else self._lent(launch)
 
     def __call__(self) -> torch.Tensor:
         """(tensors, batch, dim), newly allocated."""
@@ -75,7 +84,20 @@ class NormTanh:
         self._launch(out)
         return out
 
-    def _on_cuda(self) -> Callable[[torch.Tensor], None]:
+    def _lent(self, launch: Launch) -> Callable[[torch.Tensor], None]:
+        def lent(out: torch.Tensor) -> None:
+            with self.table.rows_on_device() as rows:
+                launch(rows, out)
+
+        return lent
+
+    def _held(self, launch: Launch) -> Callable[[torch.Tensor], None]:
+        lease = contextlib.ExitStack()
+        rows = lease.enter_context(self.table.rows_on_device())
+        weakref.finalize(self, lease.close).atexit = False
+        return functools.partial(launch, rows)
+
+    def _on_cuda(self) -> Launch:
         import cupy
 
         from pagedopt.kernels.cuda import Stream
@@ -83,22 +105,22 @@ class NormTanh:
         kernel = cupy.RawKernel(CUDA, "norm_tanh", options=(f"-DDIM={self.dim}",))
         kernel.compile()  # a module cannot be loaded while a graph is captured
         grid, batch = (-(-self.batch // ROWS_OF_A_BLOCK), len(self.table)), self.batch
+        device = self.table.device.index
 
-        def launch(out: torch.Tensor) -> None:
-            stream = Stream(torch.cuda.current_stream().cuda_stream)
-            with self.table.rows_on_device() as rows:
-                kernel(grid, (THREADS,), (rows, out.data_ptr(), batch), stream=stream)
+        def launch(rows: int, out: torch.Tensor) -> None:
+            stream = Stream(torch._C._cuda_getCurrentRawStream(device))
+            kernel(grid, (THREADS,), (rows, out.data_ptr(), batch), stream=stream)
 
         return launch
 
-    def _on_cpu(self) -> Callable[[torch.Tensor], None]:
+    def _on_cpu(self) -> Launch:
         kernel = on_cpu()
-        return lambda out: kernel(self.table.rows, out.numpy())
+        return lambda rows, out: kernel(rows, out.numpy())
 
 
 @functools.cache
 def on_cpu() -> Callable[[Any, Any], None]:
-    """The same for Numba: rows of the table, and where to write, (tensors, batch, dim)."""
+    """The same for Numba: the address of the table's rows, and where to write, (tensors, batch, dim)."""
     import numba
     import numpy as np
 
@@ -107,8 +129,9 @@ def on_cpu() -> Callable[[Any, Any], None]:
     pointer: Any = numba_numbers.pointer
 
     @numba.njit
-    def norm_tanh(rows, out):
+    def norm_tanh(address, out):
         dim = out.shape[2]
+        rows = numba.carray(pointer(address), (out.shape[0], 3), np.int64)
         for s in range(out.shape[0]):
             x = numba.carray(pointer(rows[s, 0]), (out.shape[1], dim), np.float32)
             for i in range(out.shape[1]):

@@ -18,6 +18,7 @@ from experiments.harness.run import Run
 from experiments.works.norm_tanh import NormTanh, tried
 
 SPLIT, COMBINED, LIST = "split_stack", "combined", "pointer list"
+HELD, LIST_GRAPH = f"{LIST}, table held", f"{LIST}, CUDA graph"
 GRAPH, OVERHEAD = "split_stack, CUDA graph", "split_stack, reduce-overhead"
 COMPILED, COMBO = {name: f"{name}, compiled" for name in (SPLIT, COMBINED)}, "combo kernels"
 WIDE = f"{COMPILED[SPLIT]}, {COMBO} of up to 64"
@@ -69,10 +70,10 @@ class Slices:
         """A function of the input, as something to call."""
         return lambda: function(self.x)
 
-    def pointer_list(self) -> Way:
+    def pointer_list(self, held: bool = False) -> Way:
         """One launch over separate tensors into one, no stack; then the same Linear and ReLU."""
         self._apart = self._apart or [part.clone() for part in self.x.view(self.shape)]
-        norm_tanh = NormTanh(self._apart)
+        norm_tanh = NormTanh(self._apart, held)
         return lambda: torch.relu(self.linear(norm_tanh()))
 
     def graph(self) -> Way:
@@ -139,10 +140,10 @@ def tried_list(device: str) -> float:
 def makers(work: Slices, run: Run) -> dict[str, Callable[[], Way]]:
     """Name → what makes a way; on a CPU there are no graphs and no combo kernels."""
 
-    def pointer_list() -> Way:
+    def pointer_list(held: bool = False) -> Way:
         if run.device.type == "cuda" and (error := tried_list(str(run.device))) > 1e-5:
             raise RuntimeError(f"the kernel over a pointer list is off by {error:.2g}")
-        return work.pointer_list()
+        return work.pointer_list(held)
 
     def with_compiler(name: str, **how: Any) -> Callable[[], Way]:
         return lambda: work.way(compiled(functions[name], **how))
@@ -155,7 +156,8 @@ def makers(work: Slices, run: Run) -> dict[str, Callable[[], Way]]:
         found[WIDE] = lambda: with_compiler(SPLIT, options=combo(wide=True))()
         found[GRAPH] = work.graph
         found[OVERHEAD] = with_compiler(SPLIT, mode="reduce-overhead")
-    return {**found, LIST: pointer_list}
+        found[LIST_GRAPH] = lambda: captured(pointer_list(held=True))[0]
+    return {LIST: pointer_list, HELD: partial(pointer_list, held=True), **found}
 
 
 def made(work: Slices, run: Run, names: Collection[str] = ()) -> Iterator[tuple[str, Way, float]]:
