@@ -92,19 +92,26 @@ def sentence(rows: Rows) -> str | None:
     return "\n".join(lines)
 
 
+COLORS = {SAME: "tab:blue", COLD: "tab:orange"}
+
+
 def draw(figure: Any, rows: Rows) -> None:
-    """GB/s against rows, curves labelled at their ends."""
-    axes = figure.subplots()
-    for group in rows.groups("series"):
-        across, up = [row["rows"] for row in group], [row["rate"] for row in group]
-        (line,) = axes.plot(across, up, marker="o", markersize=4)
-        axes.annotate(group[0]["series"], (across[-1], up[-1]), xytext=(6, 0), textcoords="offset points",
-                      color=line.get_color(), va="center")  # fmt: skip
-    axes.axvline(SLICE, color="gray", linewidth=0.8)
-    axes.axvline(ALL, color="gray", linewidth=0.8)
-    axes.set(xscale="log", yscale="log", xlabel="rows of 256 floats", ylabel="GB/s, read and written")
-    axes.margins(x=0.2)
-    axes.grid(alpha=0.3)
+    """GB/s against rows, a panel per operation, curves named in their colours."""
+    figure.set_size_inches(11, 5)
+    operations = list(rows.groups("operation"))
+    panels = figure.subplots(1, len(operations), sharey=True, squeeze=False)[0]
+    for axes, operation in zip(panels, operations, strict=True):
+        for height, group in zip((0.16, 0.06), operation.groups("where"), strict=False):
+            color = COLORS[group[0]["where"]]
+            axes.plot([row["rows"] for row in group], [row["rate"] for row in group], marker="o", color=color)
+            axes.text(0.97, height, group[0]["where"], color=color, ha="right", transform=axes.transAxes, fontsize=13)
+        for count, name in ((SLICE, "a slice"), (ALL, "all 16")):
+            axes.axvline(count, color="gray", linewidth=0.8)
+            axes.text(count, 1.0, name, ha="center", va="bottom", transform=axes.get_xaxis_transform())
+        axes.set(xscale="log", yscale="log", xlabel="rows of 256 floats")
+        axes.set_title(operation[0]["operation"], pad=18)
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("GB/s, read and written")
 
 
 TABLES = [
