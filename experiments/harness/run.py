@@ -129,11 +129,15 @@ class Run:
         self.say(f"left out: {text}")
 
     @contextlib.contextmanager
-    def attempt(self, name: str) -> Iterator[None]:
-        """A contender that may fail: what it says is kept, its memory is given back, the others go on."""
+    def attempt(self, name: str, errors: tuple[type[Exception], ...] = REFUSALS) -> Iterator[None]:
+        """A contender that may fail: what it says is kept, its memory is given back, the others go on.
+
+        Args:
+            errors: what may go wrong; of code that is not ours, as a compiler's, anything.
+        """
         try:
             yield
-        except REFUSALS as error:
+        except errors as error:
             self.left_out.append(f"{name}: {type(error).__name__}: {str(error).strip()[:600]}")
             self.say(f"{name}: FAILED: {error}")
         finally:
@@ -141,6 +145,8 @@ class Run:
 
     def free(self) -> None:
         """Give GPU memory back to the driver: managed memory is refused beyond a quarter of what is free."""
+        if self.quick and self.device.type == "cpu":
+            return  # toys need no room, and looking for garbage takes 0.3 s once torch.compile is loaded
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.synchronize()

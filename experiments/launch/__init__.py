@@ -1,0 +1,4 @@
+"""Where does the time go when the kernels are short, and which fusion brings it back?"""
+
+NAME = "launch_overhead"
+PARTS = ("puzzlers", "saturation", "gaps", "replays", "eager", "numerics", "reasons")

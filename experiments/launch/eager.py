@@ -1,0 +1,107 @@
+"""What does each line of a little program start, and which line waits?
+
+Answer: not measured yet.
+
+The lecture's five lines, one by one.  Who waits is found in two ways: torch's own warnings about synchronization, and a
+stream that is held for a while: a line that takes as long has waited.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from experiments.harness.rows import Row, Rows
+from experiments.harness.run import Run
+from experiments.harness.show import Table, Text
+from experiments.harness.time import cycles_per_us
+from experiments.works.dispatch import dispatched
+from experiments.works.trace import counted
+
+LINES = (
+    "x = torch.tensor([1, 2, 3], device=device)",
+    "y = x + 1",
+    "print(y)",
+    "z = torch.cos(y)",
+    "w = torch.relu(z)",
+)
+#: µs for which the stream is held.
+HELD = 20_000
+
+
+def measure(run: Run) -> Iterator[Row]:
+    """A row per line."""
+    names: dict[str, Any] = {"torch": torch, "device": run.device}
+    for line in run.each(LINES):
+        call = runner(line, names)
+        call()
+        found = dispatched(call)
+        row: Row = {
+            "line": line,
+            "device": run.device.type,
+            "dispatched": ", ".join(f"{count} {name.removeprefix('aten::')}" for name, count in found.by_name.items()),
+        }
+        if run.device.type == "cuda":
+            with run.attempt(line, (Exception,)):
+                row |= {**counted(call).as_dict(), "warnings": warned(call), "held": (taken := held(call))}
+                row["waited"] = taken > HELD / 2
+        yield row
+
+
+def runner(line: str, names: dict[str, Any]) -> Callable[[], None]:
+    """The line, as something to call; what it prints is not shown."""
+    code = compile(line, "<line>", "exec")
+
+    def call() -> None:
+        with contextlib.redirect_stdout(io.StringIO()):
+            exec(code, names)
+
+    return call
+
+
+def warned(call: Callable[[], None]) -> int:
+    """How often torch warns that a call synchronizes."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            call()
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    return sum("synchronizing" in str(warning.message) for warning in caught)
+
+
+def held(call: Callable[[], None]) -> float:
+    """µs until a call returns while the stream is held."""
+    cycles = int(HELD * cycles_per_us(torch.cuda.current_device()))
+    torch.cuda.synchronize()
+    torch.cuda._sleep(cycles)
+    begin = time.perf_counter()
+    call()
+    taken = (time.perf_counter() - begin) * 1e6
+    torch.cuda.synchronize()
+    return taken
+
+
+def sentence(rows: Rows) -> str | None:
+    """Which lines wait."""
+    known = [row for row in rows if "waited" in row]
+    waiting = ", ".join(f"`{row['line']}`" for row in known if row["waited"]) or "no line"
+    return f"Waits for the GPU: {waiting}." if known else None
+
+
+TABLES = [
+    Table("line by line, {device}", {
+        "line": lambda row: f"`{row['line']}`", "dispatched": "dispatched", "operators": "operators",
+        "launches": "launches", "kernels": "kernels", "copies": "copies", "torch warns": "warnings",
+        "µs behind a held stream": "held",
+    })
+]  # fmt: skip
+TEXTS = [Text("eager", sentence)]

@@ -1,0 +1,85 @@
+"""Does fusion change the numbers, and are they less exact then?
+
+Answer: not measured yet.
+
+Input and weights of 20 seeds; every way against split_stack, and all against float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from experiments.harness.rows import Row, Rows
+from experiments.harness.run import Run
+from experiments.harness.show import Bar, Table
+from experiments.works.slices import COMBINED, COMPILED, LIST, SPLIT, Slices, made
+
+UNCOMPILED = (SPLIT, COMBINED, LIST)
+WAYS = (*UNCOMPILED, *COMPILED.values())
+
+
+def measure(run: Run) -> Iterator[Row]:
+    """A row per way: its largest difference from split_stack and from float64; and sums in two orders."""
+    work = Slices(run.size(1024, 4), run.device)
+    toys = run.quick and run.device.type == "cpu"  # there is no compiler to be judged
+    ways = {name: way for name, way, _ in made(work, run, UNCOMPILED if toys else WAYS)}
+    seeds = run.size(20, 3)
+    differences: dict[str, list[float]] = {name: [] for name in ways}
+    errors: dict[str, list[torch.Tensor]] = {name: [] for name in ways}
+    for seed in range(seeds):
+        work.fill(seed)
+        exact, first = work.exact(), work.split_stack(work.x)
+        for name, way in ways.items():
+            found = way()
+            differences[name].append(float((found - first).abs().max()))
+            errors[name].append((found - exact).abs().flatten())
+    for name in ways:
+        error = torch.cat(errors[name])
+        yield {
+            "of": "way", "case": name, "device": run.device.type, "seeds": seeds,
+            "difference": max(differences[name]), "alike": sum(d == 0 for d in differences[name]),
+            "error": float(error.max()), "rms": float(error.square().mean().sqrt()),
+        }  # fmt: skip
+    tenths = ((0.1 + 0.2) + 0.3) - (0.1 + (0.2 + 0.3))
+    yield {"of": "sum", "sum": "(0.1 + 0.2) + 0.3 and 0.1 + (0.2 + 0.3), float64", "difference": tenths}
+    yield from sums(run)
+
+
+def sums(run: Run) -> Iterator[Row]:
+    """The largest difference between sums of 256 floats one after the other and in pairs."""
+    values = np.random.default_rng(0).random((run.size(16384, 64), 256), np.float32)
+    in_turn, in_pairs = np.add.accumulate(values, axis=1)[:, -1], values.sum(axis=1, dtype=np.float32)
+    relative = float(np.abs(in_turn / in_pairs - 1).max())
+    yield {"of": "sum", "sum": "256 floats one after the other and in pairs, float32, relative", "difference": relative}
+
+
+def derive(rows: Rows) -> Rows:
+    """The error in units of split_stack's."""
+    eager = rows.number("error", case=SPLIT)
+    return Rows({**row, "of_eager": row["error"] / eager if eager and "error" in row else None} for row in rows)
+
+
+TABLES = [
+    Table("{seeds} seeds, {device}", where={"of": "way"}, columns={
+        "way": "case", "largest difference from split_stack": lambda row: f"{row['difference']:.1e}",
+        "seeds without any": "alike", "largest error against float64": lambda row: f"{row['error']:.1e}",
+        "rms": lambda row: f"{row['rms']:.1e}", "error ÷ split_stack's": "of_eager",
+    }),
+    Table("the order of a sum", where={"of": "sum"}, columns={
+        "sum": "sum", "difference": lambda row: f"{row['difference']:.1e}",
+    }),
+]  # fmt: skip
+BARS = [
+    Bar("combined against split_stack, largest difference", "difference", at_most=0, case=COMBINED),
+    *(
+        bar
+        for name in COMPILED.values()
+        for bar in (
+            Bar(f"{name}: largest difference from eager", "difference", at_most=1e-6, case=name),
+            Bar(f"{name}: error against float64 ÷ eager's", "of_eager", at_most=1.5, unit="x", case=name),
+        )
+    ),
+]

@@ -1,0 +1,157 @@
+"""LayerNorm and tanh of many separate tensors in one launch, into one: a pointer list where others need a stack.
+
+What an optimizer does over a list of parameters, done over a list of activations: a kernel of one's own reads the
+addresses from a :class:`~pagedopt.DeviceTable`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from pagedopt import DeviceTable
+
+#: A warp keeps a row in registers: it is read once and written once.  Rows of the table: address, elements, 0.
+CUDA = r"""
+#define FULL 0xffffffffu
+#define PER (DIM / 128)
+
+static __device__ float over_the_warp(float x) {
+    for (int i = 16; i; i /= 2) x += __shfl_xor_sync(FULL, x, i);
+    return x;
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+norm_tanh(const unsigned long long* rows, float* out, long long batch) {
+    const unsigned long long* row = rows + 3 * blockIdx.y;
+    const float4* from = (const float4*)row[0];
+    float4* to = (float4*)(out + blockIdx.y * batch * DIM);
+    const int lane = threadIdx.x % 32;
+    for (long long i = blockIdx.x * 8 + threadIdx.x / 32; i < batch; i += gridDim.x * 8) {
+        float4 x[PER];
+        float sum = 0, squares = 0;
+        for (int j = 0; j < PER; ++j) {
+            x[j] = from[i * (DIM / 4) + j * 32 + lane];
+            sum += x[j].x + x[j].y + x[j].z + x[j].w;
+        }
+        const float mean = over_the_warp(sum) / DIM;
+        for (int j = 0; j < PER; ++j) {
+            x[j].x -= mean, x[j].y -= mean, x[j].z -= mean, x[j].w -= mean;
+            squares += x[j].x * x[j].x + x[j].y * x[j].y + x[j].z * x[j].z + x[j].w * x[j].w;
+        }
+        const float scale = rsqrtf(over_the_warp(squares) / DIM);
+        for (int j = 0; j < PER; ++j) {
+            x[j].x = tanhf(x[j].x * scale), x[j].y = tanhf(x[j].y * scale);
+            x[j].z = tanhf(x[j].z * scale), x[j].w = tanhf(x[j].w * scale);
+            to[i * (DIM / 4) + j * 32 + lane] = x[j];
+        }
+    }
+}
+"""
+#: Rows of a slice that a block takes: eight warps, four rows each.
+ROWS_OF_A_BLOCK, THREADS = 32, 256
+
+
+#: With the address of the table's rows, and where to write.
+Launch = Callable[[int, torch.Tensor], None]
+
+
+class NormTanh:
+    """One launch over separate tensors of one shape.
+
+    Args:
+        tensors: (batch, dim) each, float32; ``dim`` is a multiple of 128.
+        held: whether the table is lent once, for as long as this object lives, to tensors that stay where they are;
+            else it looks in every call where they lie.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], held: bool = False) -> None:
+        self.table = DeviceTable([tensors])
+        self.batch, self.dim = tensors[0].shape
+        if self.dim % 128 or tensors[0].dtype != torch.float32:
+            raise ValueError(f"rows of {self.dim} {tensors[0].dtype}; needs a multiple of 128, float32")
+        launch = self._on_cuda() if self.table.device.type == "cuda" else self._on_cpu()
+        self._launch = self._held(launch) if held else self._lent(launch)
+
+    def __call__(self) -> torch.Tensor:
+        """(tensors, batch, dim), newly allocated."""
+        out = torch.empty(len(self.table), self.batch, self.dim, device=self.table.device)
+        self._launch(out)
+        return out
+
+    def _lent(self, launch: Launch) -> Callable[[torch.Tensor], None]:
+        def lent(out: torch.Tensor) -> None:
+            with self.table.rows_on_device() as rows:
+                launch(rows, out)
+
+        return lent
+
+    def _held(self, launch: Launch) -> Callable[[torch.Tensor], None]:
+        lease = contextlib.ExitStack()
+        rows = lease.enter_context(self.table.rows_on_device())
+        weakref.finalize(self, lease.close).atexit = False
+        return functools.partial(launch, rows)
+
+    def _on_cuda(self) -> Launch:
+        import cupy
+
+        from pagedopt.kernels.cuda import Stream
+
+        kernel = cupy.RawKernel(CUDA, "norm_tanh", options=(f"-DDIM={self.dim}",))
+        kernel.compile()  # a module cannot be loaded while a graph is captured
+        grid, batch = (-(-self.batch // ROWS_OF_A_BLOCK), len(self.table)), self.batch
+        device = self.table.device.index
+
+        def launch(rows: int, out: torch.Tensor) -> None:
+            stream = Stream(torch._C._cuda_getCurrentRawStream(device))
+            kernel(grid, (THREADS,), (rows, out.data_ptr(), batch), stream=stream)
+
+        return launch
+
+    def _on_cpu(self) -> Launch:
+        kernel = on_cpu()
+        return lambda rows, out: kernel(rows, out.numpy())
+
+
+@functools.cache
+def on_cpu() -> Callable[[Any, Any], None]:
+    """The same for Numba: the address of the table's rows, and where to write, (tensors, batch, dim)."""
+    import numba
+    import numpy as np
+
+    from pagedopt.kernels import numba_numbers
+
+    pointer: Any = numba_numbers.pointer
+
+    @numba.njit
+    def norm_tanh(address, out):
+        dim = out.shape[2]
+        rows = numba.carray(pointer(address), (out.shape[0], 3), np.int64)
+        for s in range(out.shape[0]):
+            x = numba.carray(pointer(rows[s, 0]), (out.shape[1], dim), np.float32)
+            for i in range(out.shape[1]):
+                total, squares = 0.0, 0.0  # float64
+                for j in range(dim):
+                    total += x[i, j]
+                mean = np.float32(total / dim)
+                for j in range(dim):
+                    squares += (x[i, j] - mean) * (x[i, j] - mean)
+                scale = np.float32(1 / np.sqrt(squares / dim))
+                for j in range(dim):
+                    out[s, i, j] = np.tanh((x[i, j] - mean) * scale)
+
+    compiled: Callable[[Any, Any], None] = norm_tanh
+    return compiled
+
+
+def tried(device: str) -> Iterator[dict[str, float]]:
+    """In a process of its own, which a wrong kernel may end: the largest error of a small case, in float64."""
+    tensors = [torch.rand(37, 256, device=device) for _ in range(3)]
+    x = torch.stack(tensors).double()
+    exact = torch.tanh(torch.nn.functional.layer_norm(x, (256,), eps=0))
+    yield {"error": float((NormTanh(tensors)() - exact).abs().max())}
