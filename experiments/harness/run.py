@@ -129,11 +129,16 @@ class Run:
         self.say(f"left out: {text}")
 
     @contextlib.contextmanager
-    def attempt(self, name: str) -> Iterator[None]:
-        """A contender that may fail: what it says is kept, its memory is given back, the others go on."""
+    def attempt(self, name: str, refusals: tuple[type[Exception], ...] = REFUSALS) -> Iterator[None]:
+        """A contender that may fail: what it says is kept, its memory is given back, the others go on.
+
+        Args:
+            name: of the contender.
+            refusals: what may go wrong; of a compiler that is not ours anything may.
+        """
         try:
             yield
-        except REFUSALS as error:
+        except refusals as error:
             self.left_out.append(f"{name}: {type(error).__name__}: {str(error).strip()[:600]}")
             self.say(f"{name}: FAILED: {error}")
         finally:
