@@ -1,0 +1,248 @@
+"""What ran is counted, and a trace that lacks something is noticed; torch's batching; processes with cold caches."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import toy_child
+
+from experiments.works import batching, trace
+from experiments.works.dispatch import dispatched
+from experiments.works.fresh import FOLDERS, Caches, fresh
+from experiments.works.models import gpt2_shapes
+from pagedopt.commands.results import new_figure
+
+HELPERS = {"PYTHONPATH": str(Path(toy_child.__file__).parent)}
+
+
+# --- traces
+
+
+def event(name: str, kind: str, start: float, length: float, correlation: int | None = None) -> dict[str, Any]:
+    """As kineto writes it."""
+    args = {} if correlation is None else {"correlation": correlation}
+    tid = 7 if kind in (trace.KERNEL, *trace.COPIES) else 100
+    return {"ph": "X", "cat": kind, "name": name, "pid": 1, "tid": tid, "ts": start, "dur": length, "args": args}
+
+
+def three_adds() -> list[dict[str, Any]]:
+    """Three adds on a GPU, of which Triton launches the last, with a copy in between and an operator inside another."""
+    return [
+        {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "python"}},
+        event("aten::add", "cpu_op", 0, 10),
+        event("cudaLaunchKernel", "cuda_runtime", 2, 3, 11),
+        event("vectorized_elementwise_kernel", "kernel", 8, 4, 11),
+        event("aten::add", "cpu_op", 10, 10),
+        event("aten::copy_", "cpu_op", 11, 4),
+        event("cudaMemcpyAsync", "cuda_runtime", 12, 2, 12),
+        event("Memcpy HtoD", "gpu_memcpy", 14, 1, 12),
+        event("cudaLaunchKernel", "cuda_runtime", 16, 3, 13),
+        event("vectorized_elementwise_kernel", "kernel", 20, 4, 13),
+        event("profiler::_record_function_enter_new", "cpu_op", 21, 1),
+        event("cuLaunchKernelEx", "cuda_driver", 22, 1, 14),
+        event("triton_poi_fused_add_0", "kernel", 22, 6, 14),
+        event("cudaDeviceSynchronize", "cuda_runtime", 30, 1, 15),
+    ]
+
+
+def test_a_trace_is_counted() -> None:
+    counts = trace.Trace.of(three_adds()).counts()
+    assert counts.numbers == (3, 3, 1, 2)
+    assert counts.busy_us == 4 + 1 + 8, "what runs at the same time is busy once"
+    assert counts.span_us == 20
+    assert counts.gaps == (trace.Gap(2, 4), trace.Gap(5, 1), trace.Gap(0, 4))
+    assert counts.as_dict()["gap_us"] == counts.span_us - counts.busy_us
+
+
+@pytest.mark.parametrize("dropped", [e for e in three_adds() if e.get("args", {}).get("correlation") in (11, 13, 14)])
+def test_a_dropped_event_fails(dropped: dict[str, Any]) -> None:
+    words = "launches without a kernel" if dropped["cat"] == "kernel" else "kernels without a launch"
+    with pytest.raises(trace.Incomplete, match=words):
+        trace.Trace.of(e for e in three_adds() if e != dropped).counts()
+
+
+def test_what_two_traces_do_not_agree_on_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = three_adds()
+    without_copy = [e for e in whole if "Memcpy" not in e["name"]]
+    without_kernel = [e for e in whole if e.get("cat") != "kernel"]
+    without_operators = [e for e in whole if e.get("cat") != "cpu_op"]
+
+    def counted(*traces: list[dict[str, Any]]) -> trace.Counts:
+        left = iter(traces)
+        monkeypatch.setattr(trace, "traced", lambda run: trace.Trace.of(next(left)))
+        return trace.counted(lambda: None)
+
+    assert counted(without_copy, whole, whole).copies == 1
+    assert counted(without_kernel, whole, without_kernel, whole).copies == 1
+    with pytest.raises(trace.Incomplete, match=r"no two of 4 traces.*copies 0.*launches without a kernel"):
+        counted(without_copy, whole, without_operators, without_kernel)
+
+
+def test_the_replay_of_a_graph_is_one_launch() -> None:
+    kernels = [event(f"kernel{i}", "kernel", 10 + 5 * i, 2, 9) for i in range(3)]
+    counts = trace.Trace.of([event("cudaGraphLaunch", "cuda_runtime", 0, 5, 9), *kernels]).counts()
+    assert counts.numbers == (1, 3, 0, 0)
+    assert [gap.length for gap in counts.gaps] == [3, 3]
+
+
+def test_a_call_of_the_runtime_that_the_driver_repeats_is_one() -> None:
+    twice = [event("cudaLaunchKernel", "cuda_runtime", 0, 5, 9), event("cuLaunchKernel", "cuda_driver", 1, 3, 9)]
+    assert trace.Trace.of([*twice, event("kernel", "kernel", 6, 1, 9)]).counts().launches == 1
+
+
+def test_seven_adds_are_seven_operators() -> None:
+    x = torch.ones(8)
+
+    def seven() -> None:
+        for _ in range(7):
+            x.add_(1)
+
+    counts = trace.counted(seven)
+    assert counts.numbers == (0, 0, 0, 7)
+    assert 0 < counts.busy_us <= counts.span_us
+    assert len(counts.gaps) == 6
+    assert dispatched(seven).operators == 7
+
+
+def test_a_trace_is_kept_and_drawn(tmp_path: Path) -> None:
+    known = trace.Trace.of(three_adds())
+    path = known.keep(tmp_path / "x.json.gz")
+    assert path is not None
+    assert trace.Trace.read(path).counts() == known.counts()
+    assert known.keep(tmp_path / "y.json.gz", most=10) is None
+    if (figure := new_figure(6, 3)) is not None:
+        axes = figure.subplots()
+        trace.picture(axes, known)
+        assert [len(bars.get_paths()) for bars in axes.collections] == [2, 3, 4]
+        assert len(axes.lines) == 3
+
+
+# --- dispatch
+
+
+@pytest.mark.parametrize(
+    ("options", "operators", "read", "written"),
+    [({"foreach": False}, 9, 48, 32), ({"foreach": True}, 9 / 4, 48, 32), ({"fused": True}, 2 / 4, 16, 12)],
+)
+def test_the_steps_of_adamw_are_counted(options: Any, operators: float, read: int, written: int) -> None:
+    params = [torch.nn.Parameter(torch.rand(64, 64)) for _ in range(4)]
+    for p in params:
+        p.grad = torch.rand_like(p)
+    optimizer = torch.optim.AdamW(params, **options)
+    optimizer.step()
+    found = dispatched(optimizer.step)
+    numel = 4 * 64 * 64
+    assert found.operators == operators * 4
+    assert round(found.bytes_read / numel, 2) == read, found
+    assert round(found.bytes_written / numel, 2) == written, found
+
+
+def test_bytes_are_those_that_are_touched() -> None:
+    x = torch.ones(256)
+    bytes_of = {
+        "clone": x.clone,
+        "mul_": lambda: x.mul_(x),
+        "zero_": x.zero_,
+        "view": lambda: x.view(16, 16).t()[3:],
+        "copy_": lambda: x[:128].copy_(x[128:]),
+        "item": lambda: x[0].item(),
+        "empty": lambda: torch.empty_like(x),
+    }
+    found = {name: (d.bytes_read, d.bytes_written) for name, run in bytes_of.items() if (d := dispatched(run))}
+    nothing = (0, 0)
+    assert found == {"clone": (1024, 1024), "mul_": (1024, 1024), "zero_": (0, 1024), "view": nothing,
+                     "copy_": (512, 512), "item": nothing, "empty": nothing}  # fmt: skip
+
+
+# --- torch's batching
+
+LLAMA = [8192 * 8192] * 2 + [8192 * 1024] * 2 + [8192 * 28672] * 3 + [8192] * 2
+LISTS = {"tiny": [6] * 1000, "gpt2": [math.prod(s) for s in gpt2_shapes()], "llama": LLAMA, "1b": [4096**2] * 60}
+
+
+@pytest.mark.parametrize(
+    ("cuda", "expected"),
+    [
+        (12080, {"tiny": (115, 28, 10), "gpt2": (56, 7, 2), "llama": (328, 41, 1), "1b": (384, 48, 1)}),
+        (13000, {"tiny": (20, 4, 2), "gpt2": (8, 1, 1), "llama": (48, 6, 1), "1b": (56, 7, 1)}),
+    ],
+)
+def test_the_installed_header_gives_the_launches(cuda: int, expected: dict[str, tuple[int, ...]]) -> None:
+    limits = batching.installed(cuda)
+    if cuda >= 13000 and limits.tensors[0] == 110:
+        pytest.skip("this torch has structs of 4 KB only")
+    assert {name: (limits.foreach_adamw(n), *limits.fused_adamw(n)) for name, n in LISTS.items()} == expected
+    assert all(limits.argument_bytes(depth) <= (4096 if cuda < 13000 else 32764) for depth in range(1, 6))
+
+
+def as_torch_does(numels: list[int], most: int, most_blocks: int, chunk: int) -> int:
+    """The loop of MultiTensorApply.cuh, line by line."""
+    launches = block = tensor = 0
+    for numel in numels:
+        if numel == 0:
+            continue
+        tensor += 1
+        chunks = numel // chunk + (numel % chunk != 0)
+        for i in range(chunks):
+            block += 1
+            if (tensor == most and i == chunks - 1) or block == most_blocks:
+                launches += 1
+                block = 0
+                tensor = 0 if i == chunks - 1 else 1
+    return launches + (block != 0)
+
+
+def test_batches_are_those_of_torchs_loop() -> None:
+    draw = random.Random(0)
+    limits = batching.Limits((5, 4), (7, 6), (3, 3), 10)
+    for _ in range(300):
+        numels = [draw.choice((0, 1, 9, 10, 11, 60, 70, 71, 200)) for _ in range(draw.randrange(30))]
+        for depth in (1, 2):
+            for scalars, most in ((False, limits.tensors[depth - 1]), (True, 3)):
+                expected = as_torch_does(numels, most, limits.blocks[depth - 1], 10)
+                assert limits.launches(numels, depth, scalars) == expected, numels
+
+
+def test_constants_are_read_from_the_header() -> None:
+    text = (
+        "static constexpr int64_t kChunkSize = 128;\n"
+        "static constexpr int depth_to_max_tensors[2] = {11,\n    6};\n"
+        "static constexpr int depth_to_max_blocks[2] = {32, 31};\n"
+        "static constexpr int depth_to_max_tensors_scalarlist[2] =\n    {9, 5};\n"
+    )
+    assert batching.parsed(text, 13000) == batching.Limits((11, 6), (32, 31), (9, 5), 128)
+    both = f"#if defined(CUDART_VERSION) && CUDART_VERSION >= 13000\n{text}#else\n{text.replace('11', '7')}#endif\n"
+    assert batching.parsed(both, 12080).tensors == (7, 6)
+    assert batching.parsed(both, 13000).tensors == (11, 6)
+    with pytest.raises(RuntimeError, match="there is no depth_to_max_blocks in it"):
+        batching.parsed(text.replace("max_blocks", "most_blocks"), 13000)
+
+
+# --- processes
+
+
+def test_a_cache_is_cold_and_then_warm() -> None:
+    with Caches() as caches:
+        cold, warm = (fresh(toy_child.compiled, limit=60, caches=caches, environment=HELPERS) for _ in range(2))
+        assert [cold.row["found"], warm.row["found"]] == [
+            dict.fromkeys(FOLDERS, False),
+            dict.fromkeys(FOLDERS, True),
+        ]
+        assert set(caches.nbytes().values()) == {4}
+    assert not caches.path.exists()
+    assert not any(fresh(toy_child.compiled, limit=60, environment=HELPERS).row["found"].values()), "cold by default"
+    assert cold.ended is None
+    assert cold.as_dict() == {**cold.rows[0], "process_s": cold.seconds, "ended": None}
+
+
+def test_a_limit_that_is_reached_is_a_result() -> None:
+    found = fresh(toy_child.hang, limit=1.5, environment=HELPERS)
+    assert found.rows == [{"n": 0}]
+    assert found.ended == "not ended in 1.5 s"
+    assert found.seconds >= 1.5
+    assert "ValueError: of no use" in str(fresh(toy_child.fail, limit=60, environment=HELPERS).ended)
