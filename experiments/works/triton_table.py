@@ -66,7 +66,12 @@ class TableAdamW:
     """AdamW over float32 parameters whose gradients stay where they are."""
 
     def __init__(
-        self, params: Sequence[torch.nn.Parameter], lr: float, betas: tuple[float, float], eps: float, weight_decay: float
+        self,
+        params: Sequence[torch.nn.Parameter],
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
     ) -> None:
         self.lr, self.betas, self.eps, self.weight_decay = lr, betas, eps, weight_decay
         values = [p.detach() for p in params]
