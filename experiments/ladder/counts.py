@@ -1,11 +1,11 @@
 """How many kernels does a step of N tensors launch on each rung, and is it what the code says?
 
-Answer: not measured yet (an H200 will; on a CPU operators are counted, and they are M x N, M and 1 as the lecture has it).
+Answer: not measured yet.
 
 N tensors of (2, 3); an addition, SGD with and without momentum, AdamW.  Kernels and launches are counted in traces on a
-GPU, operators where torch dispatches them.  Beside them stands what the code must launch: M kernels a tensor in the loop,
-and in foreach and fused torch's batching, simulated with the constants of the header that is installed.  A line through
-the counts, a + b N, says what a further tensor costs.
+GPU, operators where torch dispatches them.  Beside them stands what the code must launch: M kernels a tensor in the
+loop, and in foreach and fused torch's batching, simulated with the constants of the header that is installed.  A line
+through the counts, a + b N, says what a further tensor costs.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import torch
 
+from experiments.harness.machine import chosen_device
 from experiments.harness.rows import Row, Rows
 from experiments.harness.run import Run
 from experiments.harness.show import Bar, Grid, Table, Text, number
-from experiments.ladder.apart import LIMIT, compiled_counts
 from experiments.works.batching import Limits, installed
-from experiments.works.contenders import COMPILED, FOREACH, FUSED, GRAPH, LOOP
+from experiments.works.contenders import COMPILED, FOREACH, FUSED, GRAPH, LIMIT, LOOP
 from experiments.works.dispatch import dispatched
 from experiments.works.fresh import Caches, fresh
 from experiments.works.models import Work
@@ -89,6 +89,20 @@ def _compiled(run: Run, operation: Operation) -> Iterator[Row]:
     for count in counts[len(found.rows) :]:
         yield {**about, "count": count, "operators": None, "kernels": None, "launches": None, "expected": None,
                "ended": found.ended}  # fmt: skip
+
+
+def compiled_counts(device: str, operation: str, counts: Sequence[int]) -> Iterator[Row]:
+    """In a process of its own: rows of the compiled rung, with the kernels that Inductor wrote for each."""
+    from torch._inductor import metrics
+
+    (asked,) = (one for one in OPERATIONS if one.name == operation)
+    where = chosen_device(device)
+    for count in counts:
+        torch._dynamo.reset()  # each list is a graph of its own, and eight of one function are the most
+        metrics.reset()
+        step = asked.builds[COMPILED](tensors(count, where)).step
+        found = row(asked, COMPILED, count, where, installed(), step)
+        yield {**found, "expected": None, "generated": getattr(metrics, "generated_kernel_count", None)}
 
 
 def derive(rows: Rows) -> Rows:

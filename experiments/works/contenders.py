@@ -27,7 +27,7 @@ class Family:
     """An optimizer of torch, ours that stands in for it, and the hyperparameters of both."""
 
     name: str
-    torch: Callable[..., torch.optim.Optimizer]
+    plain: Callable[..., torch.optim.Optimizer]
     paged: Callable[..., torch.optim.Optimizer]
     hyper: Mapping[str, Any]
     capturable: bool = False
@@ -45,7 +45,7 @@ def ours(family: Family = ADAMW, /, **options: Any) -> Build:
 
 def theirs(family: Family = ADAMW, /, **options: Any) -> Build:
     """torch.optim.AdamW, or another of torch's."""
-    return lambda params: Contender(family.torch(params, **family.hyper, **options).step)
+    return lambda params: Contender(family.plain(params, **family.hyper, **options).step)
 
 
 def compiled(family: Family = ADAMW, /, *, foreach: bool = True) -> Build:
@@ -54,7 +54,7 @@ def compiled(family: Family = ADAMW, /, *, foreach: bool = True) -> Build:
     def build(params: list[torch.nn.Parameter]) -> Contender:
         hyper = {**family.hyper, "lr": torch.tensor(family.hyper["lr"], device=params[0].device)}
         capturable = {"capturable": params[0].is_cuda} if family.capturable else {}
-        optimizer = family.torch(params, **hyper, foreach=foreach, **capturable)
+        optimizer = family.plain(params, **hyper, foreach=foreach, **capturable)
 
         @torch.compile(fullgraph=False)
         def step() -> None:
@@ -70,7 +70,7 @@ def graphed(family: Family = ADAMW, /) -> Build:
 
     def build(params: list[torch.nn.Parameter]) -> Contender:
         capturable = {"capturable": True} if family.capturable else {}
-        return captured(family.torch(params, **family.hyper, fused=True, **capturable).step)
+        return captured(family.plain(params, **family.hyper, fused=True, **capturable).step)
 
     return build
 
@@ -144,6 +144,8 @@ CONTENDERS: dict[str, Build] = {
     "apex FusedAdam": apex,
     TRITON: triton,
 }
+#: Seconds after which a compilation is given up: that it was is a result.
+LIMIT = 300
 PACKAGES = ("bitsandbytes", "torchao", "triton", "apex")
 
 

@@ -1,4 +1,4 @@
-"""The rungs of the ladder for an addition, SGD, SGD with momentum and AdamW, and how many launches each ought to make."""
+"""The rungs of the ladder for an addition, SGD with and without momentum, and AdamW, and what each launches."""
 
 from __future__ import annotations
 
@@ -10,11 +10,27 @@ import torch
 import pagedopt
 from experiments.works.batching import FOREACH_ADAMW, FOREACH_MOMENTUM, FOREACH_SGD, Kernels, Limits
 from experiments.works.contenders import (
-    ADAMW, COMPILED, FOREACH, FUSED, GRAPH, LOOP, MOMENTUM, SGD, Build, Family, captured, compiled, graphed, ours,
+    ADAMW,
+    COMPILED,
+    FOREACH,
+    FUSED,
+    GRAPH,
+    LOOP,
+    MOMENTUM,
+    SGD,
+    Build,
+    Family,
+    captured,
+    compiled,
+    graphed,
+    ours,
     theirs,
 )  # fmt: skip
 from experiments.works.reference import Contender
-from pagedopt.rules import Rule, adamw, add, sgd, sgd_momentum
+from pagedopt.rules import Rule
+from pagedopt.rules.adamw import adamw
+from pagedopt.rules.elementwise import add
+from pagedopt.rules.sgd import sgd, sgd_momentum
 from pagedopt.tables.layout import HEADER, WORD, HostTable, batches
 from pagedopt.transports.by_value import ARGUMENT_BYTES
 

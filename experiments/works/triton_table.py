@@ -1,4 +1,4 @@
-"""AdamW as a Triton kernel over our table of pointers: addresses are loaded as integers and made pointers in the kernel.
+"""AdamW as a Triton kernel over our table of pointers: addresses are loaded as integers and become pointers in it.
 
 Triton has no list of pointers as an argument, and a program does not know a thread's number; what it can do is load an
 address and cast it.  Which part of which tensor a program updates stands in a list of chunks, made once.

@@ -1,6 +1,6 @@
 """What a step needs besides parameters and gradients: bytes of state, and bytes at the peak of a step.
 
-On a GPU torch's allocator says what it gave, and the driver what is gone that torch did not take (pages, rings, tables).
+On a GPU torch's allocator says what it gave, and the driver what is gone that torch did not take (pages and rings).
 On a CPU torch's profiler hears of every allocation of torch's; those of NumPy, Numba and the system it does not see.
 """
 
