@@ -150,7 +150,8 @@ def label_beside(axes: Any, points: Sequence[tuple[float, float, str, str]], siz
     for (_, _, x, y, name, color), height in zip(ordered, heights, strict=True):
         axes.annotate(
             name, (x, y), (1.03, height), "data", "axes fraction", fontsize=size, color=color, va="center",
-            annotation_clip=False, arrowprops={"arrowstyle": "-", "color": color, "alpha": 0.45, "linewidth": 0.7},
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": color, "alpha": 0.45, "linewidth": 0.7, "relpos": (0, 0.5)},
         )  # fmt: skip
 
 

@@ -159,7 +159,7 @@ def draw(figure: Any, rows: Rows) -> None:
     """Lines against the share of the copy, every rung by its name."""
     figure.set_size_inches(7.5, 4)
     axes = figure.subplots()
-    colors = {OURS: BLUE, TRITON: PURPLE, COMPILED: PURPLE}
+    colors = {OURS: BLUE, ALONE: BLUE, TRITON: PURPLE, COMPILED: PURPLE}
     points = [(row["lines"], row["share"], row["case"], colors.get(row["case"], GRAY)) for row in rows if row["per"]]
     for x, y, name, color in points:
         axes.plot(x, y, "o" if name == OURS else "s", color=color, markersize=8)

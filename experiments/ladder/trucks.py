@@ -75,7 +75,7 @@ class Lists:
 def torchs(lists: Lists, size: int, **way: Any) -> Callable[[], None]:
     """A step of torch's AdamW in groups; the fused one counts on the device."""
     where = lists.params[0].device if way.get("fused") else torch.device("cpu")
-    groups = [(g, [torch.ones((), device=where) for _ in g[0]]) for g in lists.groups(size)]
+    groups = [(g, [torch.zeros((), device=where) for _ in g[0]]) for g in lists.groups(size)]
 
     def step() -> None:
         with torch.no_grad():
@@ -88,9 +88,12 @@ def torchs(lists: Lists, size: int, **way: Any) -> Callable[[], None]:
 def ours(lists: Lists, size: int) -> Callable[[], None]:
     """A step of ours in groups, a table and a launch for each."""
     sweeps = [Sweep(adamw, group) for group in lists.groups(size)]
-    values = [adamw.uniforms({**GIVEN, "step": 2.0})]
+    count = 0.0
 
     def step() -> None:
+        nonlocal count
+        count += 1  # other scalars each time, as in any step
+        values = [adamw.uniforms({**GIVEN, "step": count})]
         for sweep in sweeps:
             sweep.run(values)
 
