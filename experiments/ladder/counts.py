@@ -65,7 +65,9 @@ def row(operation: Operation, rung: str, count: int, device: torch.device, limit
     for _ in range(3):
         step()
     found: Row = {"what": "count", "operation": operation.name, "rung": rung, "count": count, "device": device.type}
-    found |= {"operators": dispatched(step).operators, "kernels": None, "launches": None, "ended": None}
+    found |= {"operators": None, "kernels": None, "launches": None, "ended": None}
+    if rung != COMPILED:  # what listens to the dispatcher keeps a compiler out
+        found["operators"] = dispatched(step).operators
     if device.type == "cpu":
         return {**found, "expected": operation.operators(rung, count)}
     try:
@@ -102,7 +104,10 @@ def compiled_counts(device: str, operation: str, counts: Sequence[int]) -> Itera
         metrics.reset()
         step = asked.builds[COMPILED](tensors(count, where)).step
         found = row(asked, COMPILED, count, where, installed(), step)
-        yield {**found, "expected": None, "generated": getattr(metrics, "generated_kernel_count", None)}
+        generated = getattr(metrics, "generated_kernel_count", None)
+        if where.type == "cpu":
+            found["kernels"] = generated
+        yield {**found, "expected": None, "generated": generated}
 
 
 def derive(rows: Rows) -> Rows:
@@ -128,8 +133,8 @@ def line(points: Sequence[tuple[int, int]]) -> dict[str, float]:
 
 
 def _seen(row: Row) -> int | None:
-    """Kernels on a GPU, operators on a CPU."""
-    found: int | None = row["operators" if row["device"] == "cpu" else "kernels"]
+    """Kernels on a GPU, operators on a CPU, or the kernels that Inductor wrote for it."""
+    found: int | None = row["kernels"] if row["device"] != "cpu" or row["rung"] == COMPILED else row["operators"]
     return found
 
 

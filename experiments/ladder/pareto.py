@@ -42,8 +42,8 @@ from experiments.works.contenders import (
 )  # fmt: skip
 from experiments.works.fresh import fresh
 from experiments.works.models import LLAMA_LAYER, Work, gpt2_shapes
-from experiments.works.reference import Reference
-from experiments.works.trace import counted
+from experiments.works.reference import Reference, Step
+from experiments.works.trace import Incomplete, counted
 from experiments.works.weight import Scales, extra
 from pagedopt import PagedOptimizer
 from pagedopt.formats import FORMATS
@@ -100,34 +100,34 @@ class Weighing:
                 "tensors": len(work.shapes), "bytes": work.bytes_each * work.numel, "case": name}  # fmt: skip
 
     def row(self, name: str) -> Row:
-        """What a contender takes and needs.  On a GPU it is built twice: what its first life loads is not weighed."""
-        params = self.work.parameters(self.device)
-        error = self.reference.error(params, BUILDS[name](params))
-        if name not in (COMPILED, COMPILED_LOOP) and self.device.type == "cuda":
-            del params
-            self.run.free()
-            params = self.work.parameters(self.device)
-        return {**self.about(name), "error": error, "ended": None, **self._weighed(name, params)}
+        """What a contender takes and needs.
 
-    def _weighed(self, name: str, params: list[torch.nn.Parameter]) -> Row:
-        scales = Scales(self.device)
+        On a GPU it is built twice: what its first life loads is not weighed.  What is compiled has one life only.
+        """
+        params, scales = self.work.parameters(self.device), Scales(self.device)
         contender = BUILDS[name](params)
+        error = self.reference.error(params, contender)
+        if name not in (COMPILED, COMPILED_LOOP) and self.device.type == "cuda":
+            del params, contender
+            self.run.free()
+            params, scales = self.work.parameters(self.device), Scales(self.device)
+            contender = BUILDS[name](params)
+        return {**self.about(name), "error": error, "ended": None, **self._weighed(name, contender.step, scales)}
+
+    def _weighed(self, name: str, step: Step, scales: Scales) -> Row:
         for _ in range(4):
-            contender.step()
-        more = extra(contender.step, self.device)
-        state = scales.taken() if self.device.type == "cuda" else state_bytes(contender.step)
-        found: Row = {
-            "state": state,
-            "extra": more,
-            "others": scales.others(),
-            "away": away(contender.step, self.device),
-        }
+            step()
+        found: Row = {"extra": extra(step, self.device), "others": scales.others(), "away": away(step, self.device)}
+        found["state"] = scales.taken() if self.device.type == "cuda" else state_bytes(step)
         found |= {"kernels": None, "launches": None}
         if self.device.type == "cuda":
-            counts = counted(contender.step, warmup=0)
-            found |= {"kernels": counts.kernels, "launches": counts.launches}
-        cases = [Case(name, contender.step)]
-        if len(params) < 1000:
+            try:
+                counts = counted(step, warmup=0)
+                found |= {"kernels": counts.kernels, "launches": counts.launches}
+            except Incomplete as error:
+                self.run.leave_out(f"{self.work.name}, {name}: {error}")
+        cases = [Case(name, step)]
+        if len(self.work.shapes) < 1000:
             cases.append(copy_of_bytes(self.work, self.device))
         times = self.run.measure(cases)
         return {**found, **times[name], "copy": times.get(COPY, {}).get("best")}
@@ -168,7 +168,7 @@ def measure(run: Run) -> Iterator[Row]:
                     raise AssertionError(f"{weighing.work.name}, {name}: its update is off by {row['error']:.2g}")
                 run.say(f"{weighing.work.name}, {name}: {row['best']:,.1f} µs, {(row['state'] or 0) / 2**20:,.1f} MiB")
                 yield row
-        del weighing.reference
+        del weighing.reference  # of doubles
         run.free()
         if gpu and not run.quick:
             yield from _compiled(run, weighing)
@@ -291,11 +291,15 @@ def fronts(rows: Rows) -> tuple[float, str] | None:
     return (len(lost), f" ({', '.join(lost)})" if lost else "") if mine else None
 
 
+def far_from_one(rows: Rows) -> float | None:
+    """How far the peak of a step is from an intermediate as large as the parameters."""
+    return max((abs(row["extra"] / (4 * row["numel"]) - 1) for row in rows if row["need"]), default=None)
+
+
 BARS = [
     Bar("works in which ours is off the front of exact updates", fronts, at_most=0),
     Bar("ours on the device, bytes beyond two moments", beyond, at_most=1 << 20, unit="B"),
-    Bar("foreach's peak, float32 intermediates of all parameters, GPT-2",
-        lambda rows: max((r["extra"] / (4 * r["numel"]) for r in rows if r["need"]), default=None),
-        at_most=1.05, unit="x", case=FOREACH, key="gpt2"),
+    Bar("foreach's peak is one float32 number a parameter, GPT-2, off by", far_from_one, at_most=0.05, case=FOREACH,
+        key="gpt2"),
 ]  # fmt: skip
 PLOTS = [Plot("pareto", draw)]

@@ -120,10 +120,19 @@ def apex(params: list[torch.nn.Parameter]) -> Contender:
 
 
 def triton(params: list[torch.nn.Parameter]) -> Contender:
-    """A kernel in Triton over our table of pointers."""
+    """A kernel in Triton over our table of pointers, after a first step: whatever its compiler says is a refusal.
+
+    Raises:
+        RuntimeError: it does not compile.
+    """
     from experiments.works.triton_table import TableAdamW
 
-    return Contender(TableAdamW(params, **HYPER).step)
+    optimizer = TableAdamW(params, **HYPER)
+    try:
+        optimizer.step()
+    except Exception as error:
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
+    return Contender(optimizer.step, 1)
 
 
 #: By name; those of another package are left out where it is missing.
