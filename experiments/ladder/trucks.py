@@ -6,7 +6,7 @@ Answer: not measured yet.  By its text torch's foreach has one intermediate, as 
 64.  Twice: tensors of 64² (trips cost) and of 1024² (bytes cost).  The bridge is a cap on memory besides parameters,
 gradients and state, a sixth of the parameters' bytes: on a GPU torch's allocator is held to it, and the largest b that
 passes is what remains.  Groups are slices of the lists, handed to torch's functional AdamW (foreach, fused) and to a
-table each of ours.
+table each of ours, with PagedAdamW's rule.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from experiments.harness.rows import Row, Rows
 from experiments.harness.run import Run
 from experiments.harness.show import Bar, Table, Text, number
 from experiments.harness.time import Case
+from experiments.works.contenders import FOREACH, FUSED, OURS
 from experiments.works.models import HYPER, Work
 from experiments.works.trace import Incomplete, counted
 from experiments.works.weight import Scales, extra, high_water
 from pagedopt import Sweep
 from pagedopt.rules.adamw import adamw
 
-FOREACH, FUSED, OURS = "foreach", "fused", "ours"
 TENSORS, TOYS = 512, 8
 #: The parameters' bytes through this is the bridge.
 SIXTH = 6

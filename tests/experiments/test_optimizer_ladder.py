@@ -37,8 +37,8 @@ def test_toys_are_measured_on_a_cpu(tmp_path: Path) -> None:
     assert [seen["AdamW", rung, 37] for rung in (FOREACH, FUSED, LIST)] == [9, 2, 0]
     assert {row["trips"] for row in parts["trucks"]} == {8, 1}
     extra = {(row["way"], row["size"]): row["extra"] for row in parts["trucks"].where(key="bytes cost")}
-    assert extra["foreach", 8] == pytest.approx(8 * 64 * 64 * 4, rel=0.001)
-    assert extra["ours", 8] == 0
+    assert extra[FOREACH, 8] == pytest.approx(8 * 64 * 64 * 4, rel=0.001)
+    assert extra[OURS, 8] == 0
     assert {row["case"] for row in parts["pareto"]} == set(pareto.TOYS)
     assert {row["aligned"] for row in parts["alignment"].where(where=alignment.OFF)} == {0}
     assert {row["case"] for row in parts["effort"]} == set(effort.WRITTEN)
@@ -156,14 +156,14 @@ def truck(way: str, size: int, passes: bool, extra: int) -> dict[str, Any]:
 
 
 def test_the_bridge_says_who_passes() -> None:
-    rows = [truck("foreach", 1, True, 4 << 20), truck("foreach", 512, False, 2 << 30), truck("ours", 512, True, 0)]
+    rows = [truck(FOREACH, 1, True, 4 << 20), truck(FOREACH, 512, False, 2 << 30), truck(OURS, 512, True, 0)]
     said = trucks.bridge(Rows(rows))
     assert said is not None
-    assert "foreach passes with 1 of 512 (512 trips)" in said
-    assert "ours passes with 512 of 512 (1 trips)" in said
+    assert "torch foreach passes with 1 of 512 (512 trips)" in said
+    assert "PagedAdamW passes with 512 of 512 (1 trips)" in said
     assert set(verdicts("trucks", Rows(rows)).values()) == {True}
     greedy = Rows(
-        [truck("foreach", 512, False, 3 << 30), truck("ours", 1, True, 2 << 20), truck("ours", 512, False, 2 << 20)]
+        [truck(FOREACH, 512, False, 3 << 30), truck(OURS, 1, True, 2 << 20), truck(OURS, 512, False, 2 << 20)]
     )
     assert list(verdicts("trucks", greedy).values()) == [True, False, False, False]
 
