@@ -199,7 +199,7 @@ def derive(rows: Rows) -> Rows:
         full = Rows()
         for row in group:
             timed = row.get("best") is not None and row.get("state") is not None
-            need = row["state"] + row["extra"] + max(0, row["others"]) if timed else None
+            need = held(row) + row["extra"] + max(0, row["others"]) if timed else None
             share = 100 * row["copy"] / row["best"] if timed and row.get("copy") else None
             full.append({**row, "need": need, "share": share})
         exact = [row for row in full if row.get("error") is not None and row["error"] <= EXACT]
@@ -207,6 +207,11 @@ def derive(rows: Rows) -> Rows:
             front = {"front": on_front(row, full), "front_exact": row in exact and on_front(row, exact)}
             found.append({**row, **front})
     return found
+
+
+def held(row: Row) -> int:
+    """Bytes of state beside the parameters; on a CPU what is in a file is among the tensors, too."""
+    return int(row["state"]) - (row["away"] if row["device"] == "cpu" else 0)
 
 
 def on_front(row: Row, others: list[Row]) -> bool:
@@ -246,18 +251,18 @@ def color(name: str) -> str:
 
 
 def draw(figure: Any, rows: Rows) -> None:
-    """Per work: time against bytes, both logarithmic, with the front as a line, and the bridge."""
+    """Per work: time against bytes, both logarithmic, with the front (dotted: that of exact updates) and the bridge."""
     groups = [group for key in rows.values("key") if (group := Rows(r for r in rows.where(key=key) if r["need"]))]
-    figure.set_size_inches(8, 4.6 * len(groups))
+    figure.set_size_inches(8, 5.4 * len(groups))
     for axes, group in zip(figure.subplots(len(groups), squeeze=False).flat, groups, strict=True):
         points = [(max(row["need"], 1024) / 2**20, row["best"] / 1e3, row) for row in group]
         for x, y, row in points:
+            style = "full" if row["front"] or row["front_exact"] else "none"
             marker = "o" if row["case"].startswith(OURS) else "s"
-            axes.plot(
-                x, y, marker, color=color(row["case"]), markersize=7, fillstyle="full" if row["front"] else "none"
-            )
-        front = sorted((x, y) for x, y, row in points if row["front"])
-        axes.step(*zip(*front, strict=True), where="post", color="black", linewidth=0.8)
+            axes.plot(x, y, marker, color=color(row["case"]), markersize=7, fillstyle=style)
+        for which, line in (("front", "-"), ("front_exact", ":")):
+            if front := sorted((x, y) for x, y, row in points if row[which]):
+                axes.step(*zip(*front, strict=True), where="post", color="black", linewidth=1, linestyle=line)
         axes.axvline(8 * group[0]["numel"] / 2**20, color=RED, linestyle="--", linewidth=1)
         axes.set(xscale="log", yscale="log", xlabel="MiB of state and step on the device", ylabel="ms a step")
         axes.margins(0.12)

@@ -173,7 +173,7 @@ def test_the_bridge_says_who_passes() -> None:
 
 def weighed(case: str, best: float, extra: int = 0, error: float = 1e-7, **more: Any) -> dict[str, Any]:
     return {"key": "gpt2", "work": "GPT-2", "device": "cuda", "numel": 1000, "tensors": 2, "case": case, "error": error,
-            "state": 8000, "extra": extra, "others": 0, "best": best, "copy": 90.0, **more}  # fmt: skip
+            "state": 8000, "extra": extra, "others": 0, "away": 0, "best": best, "copy": 90.0, **more}  # fmt: skip
 
 
 def test_who_is_on_the_front() -> None:
@@ -197,6 +197,12 @@ def test_ours_beaten_in_both_misses_the_bar() -> None:
     found = verdicts("pareto", rows)
     assert found["works in which ours is off the front of exact updates"] is False
     assert found["ours on the device, bytes beyond two moments"] is False
+
+
+def test_what_is_in_a_file_takes_no_memory_on_a_cpu() -> None:
+    (there,) = pareto.derive(Rows([weighed(OURS, 100, away=6000) | {"device": "cpu"}]))
+    (here,) = pareto.derive(Rows([weighed(OURS, 100, away=6000)]))  # on a GPU torch's allocator never had it
+    assert (there["need"], here["need"]) == (2000, 8000)
 
 
 def test_every_contender_of_the_front_can_be_built() -> None:
