@@ -128,8 +128,8 @@ class Plot:
         return target
 
 
-#: Colours that the colour-blind can tell apart (Okabe and Ito 2008).
-BLUE, ORANGE, GREEN, RED, PURPLE, GRAY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#6E6E6E"
+#: Colours that the colour-blind can tell apart (Okabe and Ito 2008), the orange dark enough for letters.
+BLUE, ORANGE, GREEN, RED, PURPLE, GRAY = "#0072B2", "#B37400", "#009E73", "#D55E00", "#CC79A7", "#6E6E6E"
 
 
 def label_beside(axes: Any, points: Sequence[tuple[float, float, str, str]], size: float = 9) -> None:

@@ -48,7 +48,7 @@ def measure(run: Run) -> Iterator[Row]:
                 try:
                     step = build(tensors(count, run.device)).step
                     yield row(operation, rung, count, run.device, limits, step)
-                except (RuntimeError, ValueError) as error:
+                except Exception as error:  # the other rungs go on
                     run.leave_out(f"{operation.name}, {rung}, {count} tensors: {error}")
         yield from _compiled(run, operation)
     if run.device.type == "cpu":
@@ -133,7 +133,7 @@ def line(points: Sequence[tuple[int, int]]) -> dict[str, float]:
 
 
 def _seen(row: Row) -> int | None:
-    """Kernels on a GPU, operators on a CPU, or the kernels that Inductor wrote for it."""
+    """Kernels on a GPU; on a CPU operators, or the kernels that Inductor wrote, those of the first step among them."""
     found: int | None = row["kernels"] if row["device"] != "cpu" or row["rung"] == COMPILED else row["operators"]
     return found
 
@@ -142,7 +142,7 @@ def shown(row: Row) -> str:
     """Kernels (launches, if they are not as many); on a CPU operators; what ought to be where it is not."""
     seen = _seen(row)
     if seen is None:
-        return row["ended"] or "-"
+        return (row["ended"] or "-").strip().splitlines()[-1][:80]
     text = f"{seen:,}"
     if row["launches"] not in (None, seen):
         text += f" in {row['launches']:,}"

@@ -43,7 +43,7 @@ from experiments.works.contenders import (
 from experiments.works.fresh import fresh
 from experiments.works.models import LLAMA_LAYER, Work, gpt2_shapes
 from experiments.works.reference import Reference, Step
-from experiments.works.trace import Incomplete, counted
+from experiments.works.trace import counted
 from experiments.works.weight import Scales, extra
 from pagedopt import PagedOptimizer
 from pagedopt.formats import FORMATS
@@ -124,7 +124,7 @@ class Weighing:
             try:
                 counts = counted(step, warmup=0)
                 found |= {"kernels": counts.kernels, "launches": counts.launches}
-            except Incomplete as error:
+            except RuntimeError as error:  # a trace that is not whole, or none
                 self.run.leave_out(f"{self.work.name}, {name}: {error}")
         cases = [Case(name, step)]
         if len(self.work.shapes) < 1000:

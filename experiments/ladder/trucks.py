@@ -27,7 +27,7 @@ from experiments.harness.show import Bar, Table, Text, number
 from experiments.harness.time import Case
 from experiments.works.contenders import FOREACH, FUSED, OURS
 from experiments.works.models import HYPER, Work
-from experiments.works.trace import Incomplete, counted
+from experiments.works.trace import counted
 from experiments.works.weight import Scales, extra, high_water
 from pagedopt import Sweep
 from pagedopt.rules.adamw import adamw
@@ -136,7 +136,7 @@ def needed(run: Run, key: str, work: Work, way: str, size: int, step: Callable[[
     try:
         counts = counted(step, warmup=0)
         found |= {"kernels": counts.kernels, "busy": counts.busy_us}
-    except Incomplete as error:
+    except RuntimeError as error:  # a trace that is not whole, or none
         run.leave_out(f"{work.name}, {way}, groups of {size}: {error}")
     return found
 
@@ -240,6 +240,7 @@ def draw(figure: Any, rows: Rows) -> None:
         line[0].set(xscale="log", yscale="log", ylabel="ms a step", title=f"{group[0]['work']}: {group[0]['key']}")
         line[1].set_xscale("log")
         line[1].set_yscale("symlog", linthresh=0.01)
+        line[1].set_ylim(bottom=-0.005)
         line[1].set(ylabel="MiB at the peak", title="besides parameters, gradients, state")
         for axes, end in zip(line, ends, strict=True):
             label_beside(axes, end)

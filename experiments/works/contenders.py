@@ -49,12 +49,14 @@ def theirs(family: Family = ADAMW, /, **options: Any) -> Build:
 
 
 def compiled(family: Family = ADAMW, /, *, foreach: bool = True) -> Build:
-    """torch.compile of torch's step, as torch's tutorial on compiled optimizers does it (lr in a tensor)."""
+    """torch.compile of torch's step, as torch's tutorial on compiled optimizers does it: on a GPU, lr in a tensor."""
 
     def build(params: list[torch.nn.Parameter]) -> Contender:
-        hyper = {**family.hyper, "lr": torch.tensor(family.hyper["lr"], device=params[0].device)}
-        capturable = {"capturable": params[0].is_cuda} if family.capturable else {}
-        optimizer = family.plain(params, **hyper, foreach=foreach, **capturable)
+        hyper = dict(family.hyper)
+        if params[0].is_cuda:  # torch refuses a tensor where steps are counted on the host
+            hyper["lr"] = torch.tensor(hyper["lr"], device=params[0].device)
+            hyper |= {"capturable": True} if family.capturable else {}
+        optimizer = family.plain(params, **hyper, foreach=foreach)
 
         @torch.compile(fullgraph=False)
         def step() -> None:

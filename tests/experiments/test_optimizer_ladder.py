@@ -111,7 +111,7 @@ def test_a_count_that_is_not_what_it_should_be_is_shown() -> None:
     one, graph = counted_row(FOREACH, 10, 9, 8), counted_row("graph", 10, 2, None, launches=1)
     assert counts.shown({**one, "off": 1}) == "9 (not 8)"
     assert counts.shown({**graph, "off": None}) == "2 in 1"
-    assert counts.shown({**one, "kernels": None, "ended": "not ended in 300 s"}) == "not ended in 300 s"
+    assert counts.shown({**one, "kernels": None, "ended": "ended with 1: a\nno room"}) == "no room"
 
 
 def test_which_rung_torch_takes_by_itself() -> None:
