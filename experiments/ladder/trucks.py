@@ -130,7 +130,10 @@ def needed(run: Run, key: str, work: Work, way: str, size: int, step: Callable[[
     found: Row = {"extra": extra(step, run.device), "bridge": bridge, "kernels": None, "busy": None, "resident": None}
     if run.device.type == "cpu":
         if not run.quick:
-            found["resident"] = only(resident, key, way, size, limit=120)["resident"]
+            try:
+                found |= only(resident, key, way, size, limit=120)
+            except RuntimeError as error:
+                run.leave_out(f"{work.name}, {way}, groups of {size}: {error}")
         return {**found, "others": 0, "passes": found["extra"] <= bridge}
     found |= {"others": scales.others(), "passes": passes(step, bridge, run.device)}
     try:

@@ -6,6 +6,7 @@ On a CPU torch's profiler hears of every allocation of torch's; those of NumPy, 
 
 from __future__ import annotations
 
+import ctypes
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -84,10 +85,11 @@ def high_water(reset: bool = False) -> int | None:
     """The most bytes that this process had in RAM (VmHWM); None where the system does not say.
 
     Args:
-        reset: begin to count again now.
+        reset: begin to count again now, when what was freed has gone back to the system.
     """
     try:
         if reset:
+            getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)(0)
             Path("/proc/self/clear_refs").write_text("5")
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

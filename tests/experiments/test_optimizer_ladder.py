@@ -137,6 +137,16 @@ def test_an_allocation_of_a_step_is_seen() -> None:
     assert weight.extra(lambda: torch._foreach_exp_(values), CPU) < 100
 
 
+def test_the_high_water_mark_is_that_of_a_call() -> None:
+    torch.ones(16 << 20).exp()  # 128 MiB that were there before
+    before = weight.high_water(reset=True)
+    torch.ones(8 << 20)
+    after = weight.high_water()
+    if before is None or after is None:
+        pytest.skip("this system has no /proc/self/clear_refs")
+    assert 30 << 20 < after - before < 40 << 20
+
+
 @pytest.mark.parametrize("way", trucks.WAYS)
 @pytest.mark.parametrize("size", [1, 3, 8])
 def test_a_step_in_groups_is_a_step(way: str, size: int) -> None:
