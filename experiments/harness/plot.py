@@ -126,3 +126,42 @@ class Plot:
         target = path.with_name(f"{path.stem}-{self.name}.png")
         figure.savefig(target, dpi=130)
         return target
+
+
+#: Colours that the colour-blind can tell apart (Okabe and Ito 2008), the orange dark enough for letters.
+BLUE, ORANGE, GREEN, RED, PURPLE, GRAY = "#0072B2", "#B37400", "#009E73", "#D55E00", "#CC79A7", "#6E6E6E"
+
+
+def label_beside(axes: Any, points: Sequence[tuple[float, float, str, str]], size: float = 9) -> None:
+    """Write names in a column to the right of the axes, each joined with its point; none lies on another.
+
+    Args:
+        axes: of matplotlib, with its limits and scales as they are to stay.
+        points: (x, y, name, colour).
+        size: of the letters.
+    """
+    axes.get_xlim(), axes.get_ylim()  # settles what lies where in the axes
+    place = axes.transData + axes.transAxes.inverted()
+    ordered = sorted(
+        ((*place.transform((x, y)), x, y, name, color) for x, y, name, color in points), key=lambda p: p[1]
+    )
+    step = size * 1.4 / 72 * axes.figure.dpi / axes.get_window_extent().height
+    heights = spaced([float(point[1]) for point in ordered], step)
+    for (_, _, x, y, name, color), height in zip(ordered, heights, strict=True):
+        axes.annotate(
+            name, (x, y), (1.03, height), "data", "axes fraction", fontsize=size, color=color, va="center",
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": color, "alpha": 0.45, "linewidth": 0.7, "relpos": (0, 0.5)},
+        )  # fmt: skip
+
+
+def spaced(wanted: Sequence[float], step: float, low: float = 0.0, high: float = 1.0) -> list[float]:
+    """Heights near those wanted (rising), at least ``step`` apart, between two bounds as far as there is room."""
+    found: list[float] = []
+    for height in wanted:
+        found.append(max(height, found[-1] + step if found else low))
+    ceiling = high
+    for i in reversed(range(len(found))):
+        found[i] = min(found[i], ceiling)
+        ceiling = found[i] - step
+    return found

@@ -216,6 +216,8 @@ def answered(question: Question, run: Run, command: str) -> tuple[dict[str, Any]
     rows: list[dict[str, Any]] = []
     begin = time.perf_counter()
 
+    gc.collect()
+    gc.freeze()  # what was imported so far lives on: the many collections to come need not look at it
     ended = ""
     stopped = False
     try:

@@ -30,6 +30,13 @@ def gpt2_shapes(
     return [(vocabulary, width), (context, width), *layer * layers, *norm]
 
 
+#: A layer of Llama 3.1 70B: query, output, key, value, gate, up, down, two norms; 855.7 M parameters.
+LLAMA_LAYER: Shapes = (
+    (8192, 8192), (8192, 8192), (1024, 8192), (1024, 8192), (28672, 8192), (28672, 8192), (8192, 28672),
+    (8192,), (8192,),
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Work:
     """Parameters to step over.

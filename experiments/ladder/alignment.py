@@ -1,0 +1,132 @@
+"""What does a step lose if every tensor begins one element off 16 bytes?
+
+Answer: not measured yet.  By their text torch's functors load four numbers at once where all addresses allow it, and
+one by one elsewhere.
+
+The same values in tensors that begin at a multiple of 16 bytes, and in views one element further on: parameters,
+gradients and state.  Both step in the same rounds, over GPT-2's shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from experiments.harness.plot import BLUE, GRAY, Plot
+from experiments.harness.rows import Row, Rows
+from experiments.harness.run import Run
+from experiments.harness.show import Bar, Table, number
+from experiments.harness.time import Case
+from experiments.works.contenders import COPY, FOREACH, FUSED, OURS, copy_of_bytes
+from experiments.works.models import HYPER, Work, gpt2_shapes
+from experiments.works.reference import Contender, Reference
+from pagedopt import PagedAdamW
+
+ON, OFF = "on 16 bytes", "one element off"
+CLASSES = {
+    OURS: lambda params: PagedAdamW(params, **HYPER),
+    FUSED: lambda params: torch.optim.AdamW(params, **HYPER, fused=True),
+    FOREACH: lambda params: torch.optim.AdamW(params, **HYPER, foreach=True),
+}
+
+
+def shifted(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values in memory that begins one element off."""
+    memory = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device=tensor.device)
+    return memory[1:].view(tensor.shape).copy_(tensor)
+
+
+def off_16(params: list[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
+    """Parameters and gradients that begin one element off."""
+    found = []
+    for p in params:
+        parameter = torch.nn.Parameter(shifted(p.detach()))
+        assert p.grad is not None
+        parameter.grad = shifted(p.grad)
+        found.append(parameter)
+    return found
+
+
+def state_off_16(optimizer: torch.optim.Optimizer) -> None:
+    """Move what an optimizer keeps, its step counts aside."""
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and value.dim():
+                state[name] = shifted(value)
+
+
+def aligned(optimizer: torch.optim.Optimizer, params: list[torch.nn.Parameter]) -> float:
+    """The share of parameters, gradients and state that begin at a multiple of 16 bytes."""
+    tensors = [t for p in params for t in (p, p.grad, *optimizer.state[p].values()) if isinstance(t, torch.Tensor)]
+    return sum(t.data_ptr() % 16 == 0 for t in tensors if t.dim()) / sum(t.dim() > 0 for t in tensors)
+
+
+def measure(run: Run) -> Iterator[Row]:
+    """Two rows per contender: times (µs), the error of its update, the share of tensors on 16 bytes."""
+    shapes = gpt2_shapes() if run.device.type == "cuda" else gpt2_shapes(5000, 128, 256, 4)
+    work = Work("GPT-2's shapes", run.size(shapes, gpt2_shapes(50, 16, 32, 1)), torch.float32, 28, 5e-5)
+    first = work.parameters(run.device)
+    reference, cases, about = Reference(first), [copy_of_bytes(work, run.device)], {}
+    del first
+    for name, make in CLASSES.items():
+        for where in (ON, OFF):
+            params = work.parameters(run.device)
+            params = off_16(params) if where == OFF else params
+            optimizer = make(params)
+            optimizer.step()
+            if where == OFF:
+                state_off_16(optimizer)
+            error = reference.error(params, Contender(optimizer.step, 1))
+            if not error <= work.tolerance:
+                raise AssertionError(f"{name}, {where}: its update is off by {error:.2g} of itself")
+            about[f"{name}, {where}"] = {"optimizer": name, "where": where, "error": error,
+                                         "aligned": aligned(optimizer, params)}  # fmt: skip
+            cases.append(Case(f"{name}, {where}", optimizer.step))
+    for case, timing in run.measure(cases).items():
+        found = about.get(case, {"optimizer": COPY, "where": ON, "error": None, "aligned": 1.0})
+        yield {"work": work.name, "device": run.device.type, "numel": work.numel, **found, **timing}
+
+
+def derive(rows: Rows) -> Rows:
+    """What being off costs, and the share of the copy."""
+    copy = rows.number("best", optimizer=COPY)
+    found = Rows()
+    for row in rows:
+        on = rows.number("best", optimizer=row["optimizer"], where=ON)
+        found.append(
+            {**row, "cost": row["best"] / on if on else None, "share": 100 * copy / row["best"] if copy else None}
+        )
+    return found
+
+
+def draw(figure: object, rows: Rows) -> None:
+    """Shares of the copy, on and off 16 bytes beside each other, each bar with its number."""
+    figure.set_size_inches(7, 3.2)  # type: ignore[attr-defined]
+    axes = figure.subplots()  # type: ignore[attr-defined]
+    shown = [row for row in rows if row["optimizer"] != COPY]
+    names = [f"{row['optimizer']}, {row['where']}" for row in shown]
+    colors = [BLUE if row["optimizer"] == OURS else GRAY for row in shown]
+    bars = axes.barh(names, [row["share"] for row in shown], color=colors)
+    for bar, row in zip(bars, shown, strict=True):
+        bar.set_alpha(1.0 if row["where"] == ON else 0.55)
+    axes.bar_label(bars, [f"{row['share']:.0f} %" for row in shown], padding=3)
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.set_xlabel("share of a copy of the same bytes, %")
+
+
+TABLES = [
+    Table("{work} on {device}, {numel:,} parameters", columns={
+        "optimizer": "optimizer", "tensors begin": "where", "µs": "best",
+        "of the copy": lambda row: f"{row['share']:.1f} %", "÷ on 16 bytes": lambda row: f"{number(row['cost'])} x",
+        "on 16 bytes": lambda row: f"{100 * row['aligned']:.0f} %",
+        "error": lambda row: "" if row["error"] is None else f"{row['error']:.1e}",
+    })
+]  # fmt: skip
+BARS = [
+    Bar("ours one element off, against on 16 bytes", "cost", at_most=1.15, unit="x", optimizer=OURS, where=OFF,
+        device="cuda"),
+    Bar("one element off, tensors that begin on 16 bytes", "aligned", at_most=0, where=OFF),
+]  # fmt: skip
+PLOTS = [Plot("alignment", draw)]

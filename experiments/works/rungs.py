@@ -1,0 +1,146 @@
+"""The rungs of the ladder for an addition, SGD with and without momentum, and AdamW, and what each launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+import pagedopt
+from experiments.works.batching import FOREACH_ADAMW, FOREACH_MOMENTUM, FOREACH_SGD, Kernels, Limits
+from experiments.works.contenders import (
+    ADAMW,
+    COMPILED,
+    FOREACH,
+    FUSED,
+    GRAPH,
+    LOOP,
+    MOMENTUM,
+    SGD,
+    Build,
+    Family,
+    captured,
+    compiled,
+    graphed,
+    ours,
+    theirs,
+)  # fmt: skip
+from experiments.works.reference import Contender
+from pagedopt.rules import Rule
+from pagedopt.rules.adamw import adamw
+from pagedopt.rules.elementwise import add
+from pagedopt.rules.sgd import sgd, sgd_momentum
+from pagedopt.tables.layout import HEADER, WORD, HostTable, batches
+from pagedopt.transports.by_value import ARGUMENT_BYTES
+
+LIST, STRUCT = "one pointer list (ours)", "ours in structs of 4 KB"
+#: What torch chooses if it is told nothing.
+DEFAULT = "torch, by default"
+#: The added multiple.
+ALPHA = -1e-3
+
+
+@dataclass(frozen=True)
+class Operation:
+    """Something that a step may do to every parameter, on every rung.
+
+    Attributes:
+        builds: by rung; those that a GPU is needed for are in it.
+        each: kernels of the loop for a tensor, on a GPU.
+        on_cpu: operators of the loop for a tensor, on a CPU: the step count is a tensor there, too.
+        kernels: of foreach; of the fused kernel ``fused``.
+        rule: of ours.
+    """
+
+    name: str
+    builds: dict[str, Build]
+    each: int
+    on_cpu: int
+    kernels: Kernels
+    fused: Kernels
+    rule: Rule
+
+    def expected(self, rung: str, numels: Sequence[int], limits: Limits) -> int | None:
+        """Kernels that a rung launches on a GPU, as its text says; None where that is a compiler's choice."""
+        if rung == LOOP:
+            return self.each * len(numels)
+        if rung in (FOREACH, DEFAULT):
+            return limits.step(numels, self.kernels)
+        if rung == STRUCT:
+            return by_value(self.rule, numels)
+        known = {FUSED: limits.step(numels, self.fused), LIST: 1}
+        return known.get(rung)
+
+    def operators(self, rung: str, count: int) -> int | None:
+        """Operators of torch that a rung calls on a CPU, whose default is the loop."""
+        if rung in (LOOP, DEFAULT):
+            return self.on_cpu * count
+        if rung == FOREACH:
+            return len(self.kernels) + (self.on_cpu > self.each)
+        return len(self.fused) if rung == FUSED else 0
+
+
+def by_value(rule: Rule, numels: Sequence[int]) -> int:
+    """Launches of ours if the table travels in structs of 4 KB."""
+    table = HostTable(len(rule.inputs), numels, rule.uniform_count)
+    return len(list(batches(table, (ARGUMENT_BYTES[0] - HEADER.itemsize) // WORD)))
+
+
+def stepped(family: Family) -> dict[str, Build]:
+    """An optimizer on every rung."""
+    return {
+        LOOP: theirs(family, foreach=False),
+        FOREACH: theirs(family, foreach=True),
+        FUSED: theirs(family, fused=True),
+        DEFAULT: theirs(family),
+        GRAPH: graphed(family),
+        COMPILED: compiled(family),
+        LIST: ours(family),
+        STRUCT: ours(family, transport="struct"),
+    }
+
+
+def _adding(run: Callable[[list[torch.Tensor], list[torch.Tensor]], object], graph: bool = False) -> Build:
+    """An addition of multiples of gradients, without an optimizer around it."""
+
+    def build(params: list[torch.nn.Parameter]) -> Contender:
+        values = [p.detach() for p in params]
+        grads = [p.grad for p in params if p.grad is not None]
+        return captured(lambda: run(values, grads)) if graph else Contender(lambda: run(values, grads))
+
+    return build
+
+
+def _add(values: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
+    for value, grad in zip(values, grads, strict=True):
+        value.add_(grad, alpha=ALPHA)
+
+
+def _foreach_add(values: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
+    torch._foreach_add_(values, grads, alpha=ALPHA)
+
+
+def _compiled_add(params: list[torch.nn.Parameter]) -> Contender:
+    return _adding(torch.compile(_foreach_add))(params)
+
+
+def _struct_add(values: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
+    pagedopt.multi_tensor_apply(add, [values, grads], {"alpha": ALPHA}, transport="struct")
+
+
+ADD: dict[str, Build] = {
+    LOOP: _adding(_add),
+    FOREACH: _adding(_foreach_add),
+    GRAPH: _adding(_foreach_add, graph=True),
+    COMPILED: _compiled_add,
+    LIST: _adding(lambda values, grads: pagedopt.foreach_add_(values, grads, alpha=ALPHA)),
+    STRUCT: _adding(_struct_add),
+}
+OPERATIONS = (
+    Operation("add", ADD, 1, 1, FOREACH_SGD, (), add),
+    Operation("SGD", stepped(SGD), 1, 1, FOREACH_SGD, ((2, False),), sgd),
+    Operation("SGD with momentum", stepped(MOMENTUM), 3, 3, FOREACH_MOMENTUM, ((3, False),), sgd_momentum),
+    # The fused step counts its steps on the GPU, in a launch over a list of numbers.
+    Operation("AdamW", stepped(ADAMW), 8, 9, FOREACH_ADAMW, ((4, False), (1, False)), adamw),
+)

@@ -1,0 +1,97 @@
+"""What a step needs besides parameters and gradients: bytes of state, and bytes at the peak of a step.
+
+On a GPU torch's allocator says what it gave, and the driver what is gone that torch did not take (pages and rings).
+On a CPU torch's profiler hears of every allocation of torch's; those of NumPy, Numba and the system it does not see.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+#: Of the events of a trace, those that say what was allocated or freed.
+MEMORY = "[memory]"
+
+
+class Scales:
+    """What a device has taken since this was made.
+
+    Args:
+        device: whose memory.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._at_first = self._now()
+
+    def taken(self) -> int:
+        """Bytes that torch's allocator has handed out since."""
+        return self._now()[0] - self._at_first[0]
+
+    def others(self) -> int:
+        """Bytes of the device that are gone since and that torch has not reserved; 0 on a CPU."""
+        _, reserved, used = self._now()
+        return used - self._at_first[2] - (reserved - self._at_first[1])
+
+    def _now(self) -> tuple[int, int, int]:
+        """(allocated, reserved, used) bytes."""
+        if self.device.type == "cpu":
+            return 0, 0, 0
+        torch.cuda.synchronize(self.device)
+        free, total = torch.cuda.mem_get_info(self.device)
+        return torch.cuda.memory_allocated(self.device), torch.cuda.memory_reserved(self.device), total - free
+
+
+def extra(step: Callable[[], object], device: torch.device) -> int:
+    """Bytes at the peak of a step above those at its beginning, as torch allocates."""
+    if device.type == "cpu":
+        return peak(_memory_events(step))
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    step()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def peak(events: Iterable[Mapping[str, Any]]) -> int:
+    """The most that the events of a trace had allocated at once, above what there was before them."""
+    now = most = 0
+    for event in sorted((e for e in events if e.get("name") == MEMORY), key=lambda e: e["ts"]):
+        now += event["args"]["Bytes"]
+        most = max(most, now)
+    return most
+
+
+def _memory_events(run: Callable[[], object]) -> list[dict[str, Any]]:
+    """The events of one call."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+        run()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        return list(json.loads(path.read_text())["traceEvents"])
+
+
+def high_water(reset: bool = False) -> int | None:
+    """The most bytes that this process had in RAM (VmHWM); None where the system does not say.
+
+    Args:
+        reset: begin to count again now, when what was freed has gone back to the system.
+    """
+    try:
+        if reset:
+            getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)(0)
+            Path("/proc/self/clear_refs").write_text("5")
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM")), None)

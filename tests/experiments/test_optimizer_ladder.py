@@ -1,0 +1,283 @@
+"""The ladder of optimizers: a real run of toys, what it counts and weighs, and what is made of its rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from experiment_runs import experiment, run_quick
+from paths import ROOT
+
+from experiments.harness import note
+from experiments.harness.plot import spaced
+from experiments.harness.rows import Rows
+from experiments.ladder import alignment, counts, effort, pareto, trucks
+from experiments.works import lines, weight
+from experiments.works.batching import Limits
+from experiments.works.contenders import COMPILED, FOREACH, FUSED, LOOP, OURS, Contender
+from experiments.works.models import HYPER, LLAMA_LAYER, Work
+from experiments.works.rungs import DEFAULT, LIST, OPERATIONS, STRUCT, by_value
+
+CPU = torch.device("cpu")
+#: 4 KB and 32 KB of arguments, as torch 2.11 and a later one built for CUDA 13 have them.
+SMALL = Limits((110, 64, 48, 36, 30), (320,) * 5, (96, 64, 48, 36, 30), 65536)
+LARGE = Limits((770, 448, 336, 252, 210), (2240,) * 5, (672, 448, 336, 252, 210), 65536)
+ADAMW = OPERATIONS[-1]
+
+
+def test_toys_are_measured_on_a_cpu(tmp_path: Path) -> None:
+    plots = ["alignment", "effort", "pareto", "trucks"]
+    found = run_quick("optimizer_ladder", tmp_path, plots=plots)
+    parts = {name: Rows(part["rows"]) for name, part in found["parts"].items()}
+    assert list(parts) == ["counts", "trucks", "pareto", "alignment", "effort"]
+    seen = {(row["operation"], row["rung"], row["count"]): row["operators"] for row in parts["counts"]}
+    assert [seen[name, LOOP, 37] for name in ("add", "SGD", "SGD with momentum", "AdamW")] == [37, 37, 111, 333]
+    assert [seen["AdamW", rung, 37] for rung in (FOREACH, FUSED, LIST)] == [9, 2, 0]
+    assert {row["trips"] for row in parts["trucks"]} == {8, 1}
+    extra = {(row["way"], row["size"]): row["extra"] for row in parts["trucks"].where(key="bytes cost")}
+    assert extra[FOREACH, 8] == pytest.approx(8 * 64 * 64 * 4, rel=0.001)
+    assert extra[OURS, 8] == 0
+    assert {row["case"] for row in parts["pareto"]} == set(pareto.TOYS)
+    assert {row["aligned"] for row in parts["alignment"].where(where=alignment.OFF)} == {0}
+    assert {row["case"] for row in parts["effort"]} == set(effort.WRITTEN)
+    note.fill(copy_of_note(tmp_path), note.sections(found, experiment("optimizer_ladder")))
+    met = {verdict["work"]: verdict["met"] for verdict in found["verdicts"]}
+    assert met["the loop launches M x N, off by"] is True
+    assert met["foreach's extra is one intermediate of its group, off by"] is True
+
+
+def copy_of_note(folder: Path) -> Path:
+    """The note, to be filled without being changed."""
+    target = folder / "optimizer_ladder.md"
+    target.write_text((ROOT / "notes" / target.name).read_text())
+    return target
+
+
+# --- counts
+
+
+@pytest.mark.parametrize(
+    ("rung", "limits", "kernels"),
+    [
+        (LOOP, SMALL, 8000),
+        (FOREACH, SMALL, 115),
+        (FOREACH, LARGE, 20),
+        (DEFAULT, SMALL, 115),
+        (FUSED, SMALL, 38),
+        (FUSED, LARGE, 6),
+        (LIST, SMALL, 1),
+        (COMPILED, SMALL, None),
+    ],
+)
+def test_what_a_thousand_tensors_must_launch(rung: str, limits: Limits, kernels: int | None) -> None:
+    assert ADAMW.expected(rung, [6] * 1000, limits) == kernels
+
+
+def test_ours_in_structs_takes_as_many_launches_as_its_rows_ask_for() -> None:
+    rows = (4096 - 32) // 8 // 6  # of six words, a few of which the scalars take
+    assert by_value(ADAMW.rule, [6] * (rows - 5)) == 1
+    assert by_value(ADAMW.rule, [6] * (2 * rows)) > 2
+    assert ADAMW.expected(STRUCT, [6] * 1000, SMALL) == by_value(ADAMW.rule, [6] * 1000) == 13
+
+
+def counted_row(
+    rung: str, count: int, kernels: int, expected: int | None, launches: int | None = None
+) -> dict[str, Any]:
+    return {"what": "count", "operation": "AdamW", "rung": rung, "count": count, "device": "cuda", "operators": 9,
+            "kernels": kernels, "launches": launches or kernels, "expected": expected, "ended": None}  # fmt: skip
+
+
+def verdicts(question: str, rows: Rows) -> dict[str, bool | None]:
+    (asked,) = (q for q in experiment("optimizer_ladder").questions if q.name == question)
+    known = asked.derive(rows)
+    return {bar.title: bar.verdict(known).met for bar in asked.listed("BARS")}
+
+
+def test_a_kernel_too_many_misses_the_bar() -> None:
+    right = [counted_row(LOOP, n, 8 * n, 8 * n) for n in (1, 10, 100)] + [counted_row(LIST, 100, 1, 1)]
+    assert set(verdicts("counts", Rows(right)).values()) == {True, None}
+    wrong = verdicts("counts", Rows([*right, counted_row(LOOP, 5, 41, 40), counted_row(LIST, 5, 2, 1)]))
+    assert (wrong["the loop launches M x N, off by"], wrong["launches of ours, at any N"]) == (False, False)
+
+
+def test_the_slope_of_the_loop_is_m() -> None:
+    found = counts.derive(Rows([counted_row(LOOP, n, 8 * n + 2, None) for n in (1, 10, 100)])).where(what="line")
+    assert (found[0]["a"], found[0]["b"], found[0]["farthest"]) == (2, 8, 0)
+
+
+def test_a_count_that_is_not_what_it_should_be_is_shown() -> None:
+    one, graph = counted_row(FOREACH, 10, 9, 8), counted_row("graph", 10, 2, None, launches=1)
+    assert counts.shown({**one, "off": 1}) == "9 (not 8)"
+    assert counts.shown({**graph, "off": None}) == "2 in 1"
+    assert counts.shown({**one, "kernels": None, "ended": "ended with 1: a\nno room"}) == "no room"
+
+
+def test_which_rung_torch_takes_by_itself() -> None:
+    rows = [counted_row(DEFAULT, 10, 8, 8), counted_row(FOREACH, 10, 8, 8), counted_row(LOOP, 10, 80, 80)]
+    said = counts.default(Rows(rows))
+    assert said is not None
+    assert "as torch foreach does" in said
+
+
+# --- memory
+
+
+def test_the_peak_is_of_what_is_held_at_once() -> None:
+    def event(at: float, nbytes: int) -> dict[str, Any]:
+        return {"name": "[memory]", "ts": at, "args": {"Bytes": nbytes}}
+
+    assert weight.peak([event(3, 50), event(1, 100), event(2, -100), {"name": "add"}, event(4, 60)]) == 110
+
+
+def test_an_allocation_of_a_step_is_seen() -> None:
+    values = [torch.ones(1000) for _ in range(4)]
+    assert weight.extra(lambda: [v.exp() for v in values], CPU) == 16000
+    assert weight.extra(lambda: torch._foreach_exp_(values), CPU) < 100
+
+
+def test_the_high_water_mark_is_that_of_a_call() -> None:
+    torch.ones(16 << 20).exp()  # 128 MiB that were there before
+    before = weight.high_water(reset=True)
+    torch.ones(8 << 20)
+    after = weight.high_water()
+    if before is None or after is None:
+        pytest.skip("this system has no /proc/self/clear_refs")
+    assert 30 << 20 < after - before < 40 << 20
+
+
+@pytest.mark.parametrize("way", trucks.WAYS)
+@pytest.mark.parametrize("size", [1, 3, 8])
+def test_a_step_in_groups_is_a_step(way: str, size: int) -> None:
+    work = Work("small", [(5, 3)] * 8, torch.float32, 28, 5e-5)
+    lists, whole = trucks.Lists.of(work, CPU), work.parameters(CPU)
+    step, optimizer = trucks.WAYS[way](lists, size), torch.optim.AdamW(whole, **HYPER)
+    for _ in range(2):
+        step()
+        optimizer.step()
+    assert len(lists.groups(size)) == -(-8 // size)
+    torch.testing.assert_close(lists.params, [p.detach() for p in whole])
+
+
+def truck(way: str, size: int, passes: bool, extra: int) -> dict[str, Any]:
+    return {"key": "bytes cost", "work": "512 x 1024²", "device": "cuda", "numel": 512 << 20, "way": way, "size": size,
+            "trips": 512 // size, "extra": extra, "bridge": 1 << 28, "passes": passes, "best": 1.0}  # fmt: skip
+
+
+def test_the_bridge_says_who_passes() -> None:
+    rows = [truck(FOREACH, 1, True, 4 << 20), truck(FOREACH, 512, False, 2 << 30), truck(OURS, 512, True, 0)]
+    said = trucks.bridge(Rows(rows))
+    assert said is not None
+    assert "torch foreach passes with 1 of 512 (512 trips)" in said
+    assert "PagedAdamW passes with 512 of 512 (1 trips)" in said
+    assert set(verdicts("trucks", Rows(rows)).values()) == {True}
+    greedy = Rows(
+        [truck(FOREACH, 512, False, 3 << 30), truck(OURS, 1, True, 2 << 20), truck(OURS, 512, False, 2 << 20)]
+    )
+    assert list(verdicts("trucks", greedy).values()) == [True, False, False, False]
+
+
+# --- pareto
+
+
+def weighed(case: str, best: float, extra: int = 0, error: float = 1e-7, **more: Any) -> dict[str, Any]:
+    return {"key": "gpt2", "work": "GPT-2", "device": "cuda", "numel": 1000, "tensors": 2, "case": case, "error": error,
+            "state": 8000, "extra": extra, "others": 0, "away": 0, "best": best, "copy": 90.0, **more}  # fmt: skip
+
+
+def test_who_is_on_the_front() -> None:
+    rows = Rows([
+        weighed(f"{OURS}, device", 100), weighed(FUSED, 120), weighed(FOREACH, 300, 4000),
+        weighed("coarse", 80, -4000, error=1e-2),
+        {"key": "gpt2", "work": "GPT-2", "device": "cuda", "numel": 1000, "tensors": 2, "case": COMPILED,
+         "ended": "not ended in 300 s", "process_s": 300.0},
+    ])  # fmt: skip
+    found = {row["case"]: row for row in pareto.derive(rows)}
+    assert [name for name, row in found.items() if row["front"]] == ["coarse"]
+    assert [name for name, row in found.items() if row["front_exact"]] == [f"{OURS}, device"]
+    assert pareto.ended(found[COMPILED]) == "not ended in 300 s"
+    assert set(verdicts("pareto", rows).values()) == {True}
+    (table,) = pareto.TABLES
+    assert len(next(table.shown(pareto.derive(rows)))[2]) == 5
+
+
+def test_ours_beaten_in_both_misses_the_bar() -> None:
+    rows = Rows([weighed(f"{OURS}, device", 100, 2 << 20), weighed(FUSED, 90)])
+    found = verdicts("pareto", rows)
+    assert found["works in which ours is off the front of exact updates"] is False
+    assert found["ours on the device, bytes beyond two moments"] is False
+
+
+def test_what_is_in_a_file_takes_no_memory_on_a_cpu() -> None:
+    (there,) = pareto.derive(Rows([weighed(OURS, 100, away=6000) | {"device": "cpu"}]))
+    (here,) = pareto.derive(Rows([weighed(OURS, 100, away=6000)]))  # on a GPU torch's allocator never had it
+    assert (there["need"], here["need"]) == (2000, 8000)
+
+
+def test_every_contender_of_the_front_can_be_built() -> None:
+    assert {*pareto.ON_GPU, *pareto.ON_CPU, *pareto.TOYS, *pareto.COMPILE["llama"]} <= set(pareto.BUILDS)
+    assert set(pareto.TOYS) <= set(pareto.ON_CPU)
+    assert sum(torch.Size(shape).numel() for shape in LLAMA_LAYER) == 855_654_400
+
+
+def test_state_is_weighed_where_a_step_is_a_method() -> None:
+    params = Work("small", [(10, 10)] * 2, torch.float32, 28, 0).parameters(CPU)
+    optimizer = torch.optim.AdamW(params, foreach=True)
+    optimizer.step()
+    assert pareto.state_bytes(optimizer.step) == 2 * (800 + 4)
+    assert pareto.state_bytes(Contender(lambda: None).step) is None
+
+
+# --- alignment and effort
+
+
+def test_what_is_off_is_off_and_steps_alike() -> None:
+    params = Work("small", [(5, 3), (70,)], torch.float32, 28, 0).parameters(CPU)
+    moved = alignment.off_16(params)
+    optimizer = torch.optim.AdamW(moved)
+    optimizer.step()
+    assert 0 < alignment.aligned(optimizer, moved) < 1  # torch makes state on 16 bytes
+    alignment.state_off_16(optimizer)
+    assert alignment.aligned(optimizer, moved) == 0
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(params, moved, strict=True))
+
+
+def test_lines_are_those_of_code() -> None:
+    text = '''"""A module."""
+
+# a remark
+@decorated
+def one(a):
+    """Says
+    much."""
+    b = [  # spread
+        a,
+    ]
+
+    return b
+
+
+def two(): return "a string"
+'''
+    assert lines.of_python(text) == 7
+    assert lines.of_python(text, ["one"]) == 6
+    assert lines.of_python(text, ["two"]) == 1
+    with pytest.raises(ValueError, match="three"):
+        lines.of_python(text, ["three"])
+    assert lines.of_cuda("/* all\nof it */ int a; // b\n\n// c\nint d;\n") == 2
+
+
+def test_a_shorter_rung_that_is_as_close_to_a_copy_misses_the_bar() -> None:
+    def rung(case: str, count: int, best: float, alone: bool) -> dict[str, Any]:
+        return {"case": case, "device": "cuda", "lines": count, "best": best, "copy": 90.0, "alone": alone}
+
+    ours = [rung(OURS, 50, 100, False), rung(effort.ALONE, 18, 100, True)]
+    slow, long = rung(LOOP, 10, 900, False), rung("Triton over our table", 38, 95, True)
+    assert list(verdicts("effort", Rows([*ours, slow, long])).values()) == [True]
+    assert list(verdicts("effort", Rows([*ours, slow, rung(FUSED, 40, 100, False)])).values()) == [False]
+
+
+def test_names_beside_a_plot_do_not_lie_on_each_other() -> None:
+    assert spaced([0.1, 0.11, 0.9], 0.1) == pytest.approx([0.1, 0.2, 0.9])
+    assert spaced([0.95, 0.97, 0.99], 0.1) == pytest.approx([0.8, 0.9, 1.0])
