@@ -89,3 +89,9 @@ def test_numbers_are_those_of_torchs_fused_kernel(entry: Entry, at: int, dtype: 
 @pytest.mark.parametrize(("entry", "at", "dtype", "place"), NUMBERS)
 def test_numbers_stay_there_for_a_thousand_steps(entry: Entry, at: int, dtype: torch.dtype, place: Place) -> None:
     check_numbers(entry, at, dtype, place, contract_numbers.LONG)
+
+
+def test_the_page_says_what_is_held_here() -> None:
+    from contract_page import PAGE, page
+
+    assert PAGE.read_text() == page(), "write it anew: see tests/helpers/contract_page.py"

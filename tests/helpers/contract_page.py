@@ -1,0 +1,79 @@
+"""``notes/contract.md``: what is done to an optimizer, and whether ours does what torch's does.  To write it anew:
+
+    PYTHONPATH=.:tests/helpers:tests/optim python -m contract_page
+
+It is made of scenarios and listed differences alone, as ``tests/optim/contract.py`` holds both: what is not listed is as
+in torch, in each placement, and what is listed differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from contract import CHAPTERS
+from contract_differences import DIFFERENCES, Difference
+from contract_world import OPTIMIZERS, PLACES, SCENARIOS, Scenario
+
+PAGE = Path(__file__).resolve().parents[2] / "notes" / "contract.md"
+_HEAD = """\
+# The contract: what people do to an optimizer, beside torch's
+
+Made by `tests/helpers/contract_page.py`; do not edit. Each line is a scenario that `tests/optim/contract.py` plays twice,
+with torch's class (`foreach=False`, unless the user sets a flag) and with ours, in each placement: {places}.
+What both say is compared: parameters, state, values, types of errors. `PagedLion` stands beside Lion in plain torch, as
+torch has none.
+
+**as torch**: nothing differs. **beyond**: ours does what torch refuses, or keeps more. **refused**: ours refuses what torch
+does. Numbers below a table say what differs. Numbers of steps (1,000 of them, errors against float64 beside those of
+torch's fused kernel) are held by the same file.
+"""
+
+
+def page() -> str:
+    places = ", ".join(f"{place.name} ({place.device})" for place in PLACES)
+    parts = [_HEAD.format(places=places)]
+    for chapter in dict.fromkeys(scene.chapter for scene in SCENARIOS):
+        parts.append(_chapter(chapter, [scene for scene in SCENARIOS if scene.chapter == chapter]))
+    return "\n".join(parts)
+
+
+def _chapter(chapter: str, scenes: Iterable[Scenario]) -> str:
+    names = [entry.name for entry in OPTIMIZERS]
+    lines = [
+        f"## {chapter.capitalize()}",
+        "",
+        f"| what is done | {' | '.join(names)} |",
+        "|---" * (1 + len(names)) + "|",
+    ]
+    notes: list[str] = []
+    for scene in scenes:
+        cells = [_cell(_found(scene, name), notes) for name in names]
+        only = "" if len(scene.devices) > 1 else f" ({scene.devices[0].upper()} only)"
+        lines.append(f"| {scene.sentence.replace(chr(96) * 2, chr(96))}{only} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", *(f"{i}. {words}" for i, words in enumerate(notes, 1)), ""])
+
+
+def _found(scene: Scenario, optimizer: str) -> list[Difference]:
+    return [
+        each
+        for each in DIFFERENCES
+        if each.scenario == scene.name
+        and optimizer in (each.optimizers or (optimizer,))
+        and set(each.devices) & set(scene.devices)
+    ]
+
+
+def _cell(found: list[Difference], notes: list[str]) -> str:
+    said: dict[str, str] = {}
+    for each in found:
+        if each.words not in notes:
+            notes.append(each.words)
+        where = "" if len(each.devices) > 1 else f" ({each.devices[0].upper()})"
+        said[each.words] = f"{each.kind} [{notes.index(each.words) + 1}]{where}"
+    return ", ".join(said.values()) or "as torch"
+
+
+if __name__ == "__main__":
+    assert CHAPTERS, "the scenarios are there"
+    PAGE.write_text(page())
