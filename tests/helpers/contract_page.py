@@ -2,8 +2,8 @@
 
     PYTHONPATH=.:tests/helpers:tests/optim python -m contract_page
 
-It is made of scenarios and listed differences alone, as ``tests/optim/contract.py`` holds both: what is not listed is as
-in torch, in each placement, and what is listed differs.
+It is made of scenarios and listed differences alone, as ``tests/optim/contract.py`` holds both: what is not listed is
+as in torch, in each placement, and what is listed differs.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ PAGE = Path(__file__).resolve().parents[2] / "notes" / "contract.md"
 _HEAD = """\
 # The contract: what people do to an optimizer, beside torch's
 
-Made by `tests/helpers/contract_page.py`; do not edit. Each line is a scenario that `tests/optim/contract.py` plays twice,
-with torch's class (`foreach=False`, unless the user sets a flag) and with ours, in each placement: {places}.
-What both say is compared: parameters, state, values, types of errors. `PagedLion` stands beside Lion in plain torch, as
-torch has none.
+Made by `tests/helpers/contract_page.py`; do not edit. Each line is a scenario that `tests/optim/contract.py` plays
+twice, with torch's class (`foreach=False`, unless the user sets a flag) and with ours, in each placement:
+{places}. What both say is compared: parameters, state,
+values, types of errors. `PagedLion` stands beside Lion in plain torch, as torch has none.
 
-**as torch**: nothing differs. **beyond**: ours does what torch refuses, or keeps more. **refused**: ours refuses what torch
-does. Numbers below a table say what differs. Numbers of steps (1,000 of them, errors against float64 beside those of
-torch's fused kernel) are held by the same file.
+**as torch**: nothing differs. **beyond**: ours does what torch refuses, or keeps more. **refused**: ours refuses what
+torch does. Numbers below a table say what differs. Numbers of steps (1,000 of them, errors against float64 beside those
+of torch's fused kernel) are held by the same file.
 """
 
 
