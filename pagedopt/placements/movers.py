@@ -85,20 +85,17 @@ _making = threading.Lock()
 
 
 def ring_for(device: torch.device, slot_bytes: int) -> Ring:
-    """A ring of a device whose slots have so many bytes or up to twice as many, which all share who ask for such.
-
-    The first one of a device is as large as was asked for; beside others the slots are a power of two, so that there
-    are few, whatever the sizes.
+    """The ring of a device whose slots have so many bytes, which all share who ask for such: an estimate knows it.
 
     Raises:
         torch.OutOfMemoryError: the device has no room for the slots.
     """
     with _making:
         rings = _rings.setdefault(device, weakref.WeakSet())
-        found = [ring for ring in rings if slot_bytes <= ring.slot_bytes <= 2 * slot_bytes]
-        if found:
-            return min(found, key=lambda ring: ring.slot_bytes)
-        ring = Ring(device, 1 << (slot_bytes - 1).bit_length() if len(rings) else slot_bytes)
+        for ring in rings:
+            if ring.slot_bytes == slot_bytes:
+                return ring
+        ring = Ring(device, slot_bytes)
         rings.add(ring)
         return ring
 

@@ -13,6 +13,7 @@ import pagedopt
 from pagedopt import Estimate, PagedAdamW, PagedSGD, Rates, estimate
 from pagedopt.paging.policy import SLOTS
 from pagedopt.planning.rates import ASSUMED
+from pagedopt.system import warn
 
 MIB = 1 << 20
 F32, BF16 = torch.float32, torch.bfloat16
@@ -224,6 +225,7 @@ def test_the_device_is_where_the_parameters_are() -> None:
 def test_a_placement_of_the_gpu_has_its_stand_in_on_a_cpu() -> None:
     net = network()
     said = estimate(net, placement="mapped", device_budget=0)
+    warn._said.clear()
     with pytest.warns(RuntimeWarning, match="placement='mapped'"):
         step_once(net, optimizer := PagedAdamW(net.parameters(), placement="mapped", device_budget=0))
     assert (said.placement, said.by_place) == ("file", optimizer.memory_report().by_place)
