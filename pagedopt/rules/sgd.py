@@ -1,6 +1,6 @@
 """SGD with momentum, in the order of operations of torch/optim/sgd.py (Sutskever et al. 2013 for the momentum).
 
-Operations are rounded where torch's fused kernel rounds them (aten/src/ATen/native/cpu/FusedSGDKernel.cpp).
+Operations are rounded where torch's fused kernel for the CPU rounds them (FusedSGDKernel.cpp).
 """
 
 from .moments import decayed

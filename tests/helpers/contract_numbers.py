@@ -98,7 +98,7 @@ def _exact(entry: Entry, at: int, dtype: torch.dtype, device: str, steps: int) -
 def fused_is_right(entry: Entry, dtype: torch.dtype, device: str) -> bool:
     """Whether one step of torch's fused kernel is one in float64 to a rounding or two.
 
-    torch 2.13's of SGD on a CPU is not, in 16 bits: it reads what is not there.
+    torch 2.13's of SGD on a CPU is not, in 16 bits.
     """
     hyper = {**ordinary(entry), "lr": 0.1, "fused": True}
     once = play(reference(entry), hyper, dtype, device, 1)["parameter"].double()
