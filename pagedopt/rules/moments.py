@@ -1,7 +1,7 @@
 """What the rules of Adam's family share: two running means, and a step along their quotient.
 
-Operations are rounded where torch's fused kernel for the CPU rounds them (FusedAdamKernel.cpp), but for one: the root is
-multiplied by a reciprocal, where torch divides once more.
+Operations are rounded where torch's fused kernel for the CPU rounds them (FusedAdamKernel.cpp), but for one: the root
+is multiplied by a reciprocal, where torch divides once more.
 """
 
 from .rule import fma, sqrt
