@@ -2,7 +2,8 @@
 
 torch's fused kernels differ from each other: that for CUDA takes 1 - beta in float32, which for 0.999 is off by 1.3e-5,
 and beta**step on the device, where an error in the last bit grows a thousandfold in 1 - 0.999**step.  So in 16 bits,
-where whole roundings follow from such errors, the oracle is the kernel for the CPU, and float64 has a bound of its own.
+where whole roundings follow from such errors, the oracle is the kernel for the CPU; float64 has a bound of its own; and
+float32 is to be no further from the measure than such a kernel, and need not be as close to the kernel.
 """
 
 from __future__ import annotations
@@ -81,9 +82,10 @@ def play(kind: Any, hyper: dict[str, Any], dtype: torch.dtype, device: str, step
 
 @functools.cache
 def _oracle(entry: Entry, at: int, dtype: torch.dtype, device: str, steps: int) -> tuple[Run, bool]:
-    """torch's fused kernel, and True; its loop, and False, where it has none, or one that is wrong."""
+    """torch's fused kernel, and True; its loop, and False, where it has none, or in 16 bits one that is wrong."""
     hyper, kind = variants(entry)[at], reference(entry)
-    if entry.torch is not None and fused_is_right(entry, dtype, device):
+    narrow = torch.finfo(dtype).bits == 16
+    if entry.torch is not None and (not narrow or fused_is_right(entry, dtype, device)):
         return play(kind, {**hyper, "fused": True}, dtype, device, steps), True
     return play(kind, {**hyper, "foreach": False}, dtype, device, steps), False
 
@@ -98,7 +100,7 @@ def _exact(entry: Entry, at: int, dtype: torch.dtype, device: str, steps: int) -
 def fused_is_right(entry: Entry, dtype: torch.dtype, device: str) -> bool:
     """Whether one step of torch's fused kernel is one in float64 to a rounding or two.
 
-    torch 2.13's of SGD on a CPU is not, in 16 bits.
+    torch 2.13's of SGD on a CPU is not, in 16 bits; Adam's for CUDA is not, in float32.
     """
     hyper = {**ordinary(entry), "lr": 0.1, "fused": True}
     once = play(reference(entry), hyper, dtype, device, 1)["parameter"].double()
@@ -121,7 +123,7 @@ def failures(entry: Entry, at: int, dtype: torch.dtype, place: Place, steps: int
         elif narrow and is_fused:
             found += _judge_near(name, value, oracle[name])
         else:
-            if is_fused:
+            if is_fused and (dtype is torch.float64 or fused_is_right(entry, dtype, on)):
                 found += _judge_difference(name, value, oracle[name], place.device)
             if dtype is not torch.float64:
                 exact = _exact(entry, at, dtype, place.device, steps)[name]
