@@ -11,27 +11,15 @@ from typing import Any
 import fake_pages
 import pytest
 import torch
-from fake_pages import FakePages, Result
+from fake_pages import Card, FakePages, Result
 from file_support import CPU, folder_for_state
 
 from pagedopt import PagedAdamW
 from pagedopt.paging.pages import lay_out
-from pagedopt.placements import Arena, FileArena, MappedArena, StateLost, parts
+from pagedopt.placements import Arena, FileArena, StateLost, parts
 
 SIZE = 500
 UNIT = parts._LEAST  # bytes of the first slab of small granules
-
-
-class Card(MappedArena):
-    """Mapped pages made of memory of this system."""
-
-    devices = ("cpu",)
-    granule = fake_pages.GRANULE
-    ways = ("in_place",)
-
-    @classmethod
-    def refusal(cls, device: torch.device) -> str:
-        return ""
 
 
 @pytest.fixture(autouse=True)
