@@ -160,11 +160,17 @@ def _replace(value: Any) -> Callable[[dict[str, Any]], None]:
     return lambda entry: entry.update(mu_product=copy.deepcopy(value))
 
 
+def _between_words(value: float) -> torch.Tensor:
+    """At an address that is no multiple of its size."""
+    return torch.frombuffer(bytearray(6), dtype=torch.float32, offset=2, count=1).view(()).fill_(value)
+
+
 EDITS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "filled": lambda entry: entry["mu_product"].fill_(0.3),
     "float64": _replace(torch.tensor(0.3, dtype=torch.float64)),
     "one dimension": _replace(torch.tensor([0.3])),
     "of a larger": _replace(torch.full((5,), 0.3)[3]),
+    "between words": lambda entry: entry.update(mu_product=_between_words(0.3)),
 }
 
 
@@ -193,17 +199,19 @@ def test_zeros_of_both_signs_stay_apart() -> None:
     assert [p for p in params if ours.state[p]["mu_product"].signbit()] == [params[1]]
 
 
-def test_one_number_for_several_parameters_changes_with_each_of_them() -> None:
+@pytest.mark.parametrize(("name", "values"), [("mu_product", (0.9, 0.6)), ("step", (9.0, 3.0))])
+def test_one_number_for_several_parameters_changes_with_each_of_them(name: str, values: tuple[float, float]) -> None:
     """One of them is absent once; as in torch's loop each takes what the one before it has left."""
     params, others = parameters(), parameters()
     ours, other = PagedNAdam(groups_of(params)), theirs(groups_of(others))
     for optimizer, those in ((ours, params), (other, others)):
         steps(optimizer, those, 2)
-        for one, indices in ((torch.tensor(0.9), (0, 2, 4)), (torch.tensor(0.6), (1, 3))):
+        for value, indices in zip(values, ((0, 2, 4), (1, 3)), strict=True):
+            one = torch.tensor(value)
             for index in indices:
-                optimizer.state[those[index]]["mu_product"] = one
+                optimizer.state[those[index]][name] = one
         train(optimizer, those, 4, first=10)
-    assert ours.state[params[0]]["mu_product"] is ours.state[params[4]]["mu_product"]
+    assert ours.state[params[0]][name] is ours.state[params[4]][name]
     assert_alike(ours, params, other, others)
 
 
