@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 import warnings
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import torch
 from edits import Params, groups_of, numbers, parameters, steps
 
 import pagedopt
-from pagedopt import PagedOptimizer
+from pagedopt import PagedOptimizer, PagedSGD
 from pagedopt.rules import sqrt
 
 OPTIONS: dict[str, Any] = {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1, "momentum_decay": 0.05}
@@ -215,22 +216,27 @@ def test_one_number_for_several_parameters_changes_with_each_of_them(name: str, 
     assert_alike(ours, params, other, others)
 
 
-def test_a_parameter_that_stands_twice() -> None:
+SGD = {"lr": 0.02, "momentum": 0.8, "dampening": 0.3}  # counts no steps; the first one is another
+
+
+@pytest.mark.parametrize(
+    "makes",
+    [(PagedNAdam, theirs), (functools.partial(PagedSGD, **SGD), functools.partial(torch.optim.SGD, **SGD))],
+    ids=["nadam", "sgd"],
+)
+def test_a_parameter_that_stands_twice(makes: tuple[Callable[[Params], Any], ...]) -> None:
     found: list[Any] = []
-    for make in (PagedNAdam, theirs):
+    for make in makes:
         params = parameters()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             optimizer = make([params[0], params[1], params[0]])
-        train(optimizer_of_two_groups(optimizer, params), params, 9)
+        optimizer.add_param_group({"params": params[2:], "lr": 0.07})
+        optimizer.param_groups[1]["params"].append(params[1])  # whose state the first group makes, in torch
+        train(optimizer, params, 9)
         found += [optimizer, params]
-    assert float(found[0].state[found[1][0]]["step"]) > 9
+    assert float(found[0].state[found[1][0]].get("step", 10)) > 9
     assert_alike(*found)
-
-
-def optimizer_of_two_groups(optimizer: torch.optim.Optimizer, params: Params) -> torch.optim.Optimizer:
-    optimizer.add_param_group({"params": params[2:], "lr": 0.07})
-    return optimizer
 
 
 def test_a_late_joiner_starts_with_the_first_value() -> None:
