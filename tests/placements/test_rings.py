@@ -1,4 +1,4 @@
-"""The slots through which pages visit: optimizers whose pages are alike have the same ones, on a device that is none."""
+"""Slots through which pages visit, on a device that is none: optimizers whose pages are alike have the same ones."""
 
 from __future__ import annotations
 
