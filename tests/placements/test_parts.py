@@ -230,6 +230,16 @@ def test_a_move_waits_for_the_step_of_another_thread() -> None:
     assert other.resident == 0
 
 
+@pytest.mark.parametrize("act", ["drop", "prepare"])
+def test_what_was_touched_of_a_part_that_is_away_leaves_memory(act: str) -> None:
+    arena = part(FileArena, False)
+    want = numbers(arena, 2)
+    assert arena.measured()["host"] > 0
+    getattr(arena, act)()
+    assert arena.measured().get("host", 0) == 0
+    assert torch.equal(arena.tensor, want)
+
+
 def test_folders_do_not_share(monkeypatch: pytest.MonkeyPatch) -> None:
     one = part(FileArena, False)
     with folder_for_state():
