@@ -5,12 +5,11 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from edits import CASES, numbers, steps
-from faults import Scene, Values, is_same, refusal
+from faults import Scene, Values, Way, is_same, refusal
 from injector import Outcome
 from shots import assert_rose
 
@@ -69,15 +68,6 @@ CROWDS = [
     Scene(operation, "spilled", case)
     for operation, case in (("first steps", "adamw"), ("steps", "adamw"), ("steps", "sgd"), ("loads", "adamw"))
 ]
-
-
-@dataclass(frozen=True)
-class Way:
-    """Values of one optimizer, two steps later, and its checkpoint."""
-
-    values: Values
-    later: Values
-    saved: dict[str, Any]
 
 
 @functools.cache
