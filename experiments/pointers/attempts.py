@@ -23,11 +23,23 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from experiments.harness.child import Child
 from experiments.harness.rows import Row, Rows
 from experiments.harness.show import Bar, Table
+from experiments.works.handed_over import (
+    ARRIVED,
+    BY_VALUE,
+    HOST_LIST,
+    THREE_LISTS,
+    LeftOut,
+    gpu,
+    launch,
+    launcher,
+    right_sum,
+    some_values,
+)
 
 if TYPE_CHECKING:  # a child loads torch only if it needs it
     from experiments.harness.run import Run
@@ -42,43 +54,6 @@ VECTOR = """\
 #include <vector>
 __global__ void fill(std::vector<float*> list) { *list[threadIdx.x] = 1.0f; }
 """
-BY_VALUE = """\
-template <int N> struct List { float* item[N]; };
-template <int N> __global__ void sum(const __grid_constant__ List<N> list, float* out) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < N) atomicAdd(out, *list.item[i]);
-}
-template <int N> struct Arguments { float* item[N]; float* out; };
-template <int N> __global__ void sum_all(const __grid_constant__ Arguments<N> a) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < N) atomicAdd(a.out, *a.item[i]);
-}
-template <int N> __global__ void alone(const __grid_constant__ List<N> list) {
-    if (threadIdx.x < N) *list.item[threadIdx.x] = 1.0f;
-}
-"""
-THREE_LISTS = """\
-template <int N> struct Three { float* addresses[3][N]; };
-template <int N> __global__ void add(const __grid_constant__ Three<N> lists) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < N) *lists.addresses[2][i] = *lists.addresses[0][i] + *lists.addresses[1][i];
-}
-"""
-#: Counts pointers that are what they ought to be, and follows none.
-ARRIVED = """\
-template <int N> struct Cut { int* count; unsigned long long first; unsigned long long item[N]; };
-template <int N> __global__ void arrived(const __grid_constant__ Cut<N> a) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < N && a.item[i] == a.first + 4ull * i) atomicAdd(a.count, 1);
-}
-"""
-HOST_LIST = """\
-struct Arguments { float** list; long long count; float* out; };
-__global__ void sum_list(const __grid_constant__ Arguments a) {
-    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < a.count) atomicAdd(a.out, *a.list[i]);
-}
-"""
 #: A kernel as a compiler before CUDA 12.1 would hand it to the assembler.
 OLD_PTX = """\
 .version 8.0
@@ -86,10 +61,6 @@ OLD_PTX = """\
 .address_size 64
 .visible .entry kernel(.param .align 8 .b8 list[{nbytes}]) {{ ret; }}
 """
-
-
-class LeftOut(Exception):
-    """This attempt needs something that is not here."""
 
 
 def largest(fits: Callable[[int], bool], low: int, high: int) -> int:
@@ -161,12 +132,12 @@ def launch_three_lists() -> str:
     """As many tensors as the limit allows, the third list the sum of the others."""
     import numpy as np
 
-    torch = _cuda()
+    torch = gpu()
     count = 32764 // 24
-    lists = [_values(torch, count) for _ in range(3)]
+    lists = [some_values(torch, count) for _ in range(3)]
     argument = np.zeros(1, [("addresses", np.uint64, (3, count))])
     argument["addresses"][0] = [addresses for _, addresses in lists]
-    _launch(THREE_LISTS, f"add<{count}>", argument, count)
+    launch(THREE_LISTS, f"add<{count}>", argument, count)
     one, two, three = (values for values, _ in lists)
     if not torch.equal(three, one + two):
         raise AssertionError("the sums are wrong")
@@ -177,16 +148,16 @@ def cut_by_hand() -> str:
     """A struct of 1,000 pointers of which 4,096 bytes are handed over: what a compiler refused, or cut, long ago."""
     import numpy as np
 
-    torch = _cuda()
+    torch = gpu()
     count = torch.zeros(1, dtype=torch.int32, device="cuda")
     argument = np.zeros(1, [("count", np.uint64), ("first", np.uint64), ("item", np.uint64, (CUT_POINTERS,))])
     argument["count"], argument["first"] = count.data_ptr(), 1 << 20
     argument["item"] = (1 << 20) + 4 * np.arange(CUT_POINTERS, dtype=np.uint64)
-    launch = _launcher(ARRIVED, f"arrived<{CUT_POINTERS}>", argument)
+    hand_over = launcher(ARRIVED, f"arrived<{CUT_POINTERS}>", argument, CUT_POINTERS)
     found = []
     for nbytes in (argument.itemsize, CUT_BYTES):
         count.zero_()
-        launch(nbytes)
+        hand_over(nbytes)
         torch.cuda.synchronize()
         found.append(int(count))
     if found[0] != CUT_POINTERS:
@@ -202,29 +173,29 @@ def host_list() -> str:
     """The kernel follows an address of ordinary host memory."""
     import numpy as np
 
-    torch = _cuda()
-    values, addresses = _values(torch, 1000)
+    torch = gpu()
+    values, addresses = some_values(torch, 1000)
     table = np.array(addresses, np.uint64)  # pageable host memory
     out = torch.zeros(1, device="cuda")
     argument = np.zeros(1, [("list", np.uint64), ("count", np.int64), ("out", np.uint64)])
     argument["list"], argument["count"], argument["out"] = table.ctypes.data, len(table), out.data_ptr()
-    _launch(HOST_LIST, "sum_list", argument, len(table))
+    launch(HOST_LIST, "sum_list", argument, len(table))
     torch.cuda.synchronize()
-    return f"the GPU reads ordinary host memory here (HMM or ATS); sum is {_right(out, values)}"
+    return f"the GPU reads ordinary host memory here (HMM or ATS); sum is {right_sum(out, values)}"
 
 
 def launch_full_struct() -> str:
     """As many pointers as the limit allows, by value, in one launch."""
     import numpy as np
 
-    torch = _cuda()
-    values, addresses = _values(torch, 4094)
+    torch = gpu()
+    values, addresses = some_values(torch, 4094)
     out = torch.zeros(1, device="cuda")
     argument = np.zeros(1, [("item", np.uint64, (4094,)), ("out", np.uint64)])
     argument["item"][0], argument["out"] = addresses, out.data_ptr()
-    _launch(BY_VALUE, "sum_all<4094>", argument, 4094)
+    launch(BY_VALUE, "sum_all<4094>", argument, 4094)
     torch.cuda.synchronize()
-    return f"4,094 pointers and one for the result in {argument.itemsize:,} bytes; sum is {_right(out, values)}"
+    return f"4,094 pointers and one for the result in {argument.itemsize:,} bytes; sum is {right_sum(out, values)}"
 
 
 def foreach_norm(count: int) -> str:
@@ -346,65 +317,6 @@ def _compiles(name: str, text: str = BY_VALUE) -> bool:
     except CompileError:
         return False
     return True
-
-
-def _cuda() -> Any:
-    import torch
-
-    if not torch.cuda.is_available():
-        raise LeftOut("needs a GPU")
-    return torch
-
-
-def _values(torch: Any, count: int) -> tuple[Any, list[int]]:
-    """Random whole numbers on the GPU, whose float sum is exact in any order, and the address of each."""
-    values = torch.randint(1, 100, (count,), device="cuda").float()
-    return values, [values.data_ptr() + 4 * i for i in range(count)]
-
-
-def _right(out: Any, values: Any) -> str:
-    if out.item() != values.sum().item():
-        raise AssertionError(f"wrong: {out.item()} instead of {values.sum().item()}")
-    return "right"
-
-
-def _launch(text: str, name: str, argument: Any, count: int) -> None:
-    import torch
-
-    from pagedopt.kernels.cuda import CudaKernel, Stream
-    from pagedopt.tables.layout import BLOCK
-    from pagedopt.transports.transport import opaque
-
-    device = torch.cuda.current_device()
-    stream = Stream(torch.cuda.current_stream().cuda_stream)
-    CudaKernel(text, name, device, chunks_per_block=BLOCK)(opaque(argument), count, stream)
-
-
-def _launcher(text: str, name: str, argument: Any) -> Callable[[int], None]:
-    """A launch that hands over so many bytes of an argument; the driver is told, and nobody else."""
-    import ctypes
-
-    import torch
-
-    from pagedopt.kernels.nvrtc import compile_cuda
-    from pagedopt.system.driver import bindings, check
-
-    major, minor = torch.cuda.get_device_capability()
-    cubin, (symbol,) = compile_cuda(text, (name,), f"sm_{major}{minor}")
-    d = bindings()
-    module = check("cuModuleLoadData", d.cuModuleLoadData(cubin))
-    kernel = check("cuModuleGetFunction", d.cuModuleGetFunction(module, symbol.encode()))
-
-    def launch(nbytes: int) -> None:
-        size = ctypes.c_size_t(nbytes)
-        # CU_LAUNCH_PARAM_BUFFER_POINTER, …_BUFFER_SIZE, …_END
-        extra = (ctypes.c_void_p * 5)(1, argument.ctypes.data, 2, ctypes.addressof(size), None)
-        blocks = -(-CUT_POINTERS // 256)
-        stream = torch.cuda.current_stream().cuda_stream
-        launched = d.cuLaunchKernel(kernel, blocks, 1, 1, 256, 1, 1, 0, stream, 0, ctypes.addressof(extra))
-        check("cuLaunchKernel", launched)
-
-    return launch
 
 
 TABLES = [

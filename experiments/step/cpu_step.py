@@ -89,7 +89,7 @@ def quartiles(name: str, row: Row) -> str:
 
 
 TABLES = [
-    Table("{work} ({numel:,} parameters), {threads} threads", by=("work", "threads"), columns={
+    Table("{work} ({numel:,} parameters), threads: {threads}", by=("work", "threads"), columns={
         "contender": "case", "µs (quartiles)": lambda row: quartiles("time", row),
         "torch fused in turn, µs": lambda row: quartiles("other", row),
         "speed over torch fused": lambda row: quartiles("ratio", row), "GB/s": "rate",

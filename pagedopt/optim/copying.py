@@ -11,13 +11,16 @@ from ..placements.store import Store
 from ..system.interrupts import Uninterrupted
 from .kept import Kept, kept
 from .loading.load import copy_values
+from .members import state_tensors
 from .owner import Owner, places
 
 Kind = TypeVar("Kind", bound=Owner)
 
 
 def bring_home(optimizer: Owner, store: Store) -> None:
-    """Move state that lies elsewhere to where the placement has it; each old tensor goes when its new one is filled.
+    """Move state that lies elsewhere to where the placement has it.
+
+    Each old tensor goes when its new one is filled, and an arena with the last of its tensors.
 
     Raises:
         MemoryError, torch.OutOfMemoryError, CudaError: there is no room; what has not come yet stays where it is.
@@ -35,6 +38,7 @@ def bring_home(optimizer: Owner, store: Store) -> None:
         with Uninterrupted():
             copy_values([(tensor, optimizer.state[p][name])], store, torch.empty(0, device="cpu"))
             optimizer.state[p][name] = tensor
+    store.forget(state_tensors(optimizer))
 
 
 def _whole_state(optimizer: Owner) -> dict[torch.Tensor, dict[str, tuple[Kept, torch.Tensor]]]:

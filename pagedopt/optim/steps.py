@@ -23,13 +23,17 @@ Rows = npt.NDArray[np.int64] | slice
 #: What numbers will be, by address, once the launches prepared so far have run.
 Ahead = dict[int, float]
 
-
 _ALL = slice(None)
 
 
 def number_names(optimizer: Owner, rule: Rule) -> tuple[str, ...]:
     """Names of the numbers that a parameter has in its state, in torch's order."""
     return ("step", *rule.carried) if optimizer.has_step else tuple(rule.carried)
+
+
+def beside_param(group: Group) -> bool:
+    """Whether torch has the numbers of a group's parameters where these are, and not on the CPU."""
+    return bool(group.get("fused") or group.get("capturable"))
 
 
 class Place(NamedTuple):
@@ -41,10 +45,9 @@ class Place(NamedTuple):
     @classmethod
     def of(cls, group: Group, p: torch.Tensor) -> Place:
         """As torch has the step count of a parameter (torch/optim/adam.py, "special device hosting for step")."""
-        fused = bool(group.get("fused"))
-        wide = torch.get_default_dtype() == torch.float64 and not fused
-        there = fused or group.get("capturable")
-        return cls(p.device if there else torch.device("cpu"), torch.float64 if wide else torch.float32)
+        wide = torch.get_default_dtype() == torch.float64 and not group.get("fused")
+        device = p.device if beside_param(group) else torch.device("cpu")
+        return cls(device, torch.float64 if wide else torch.float32)
 
 
 @torch.inference_mode(False)  # they outlive the block in which they are made

@@ -215,10 +215,8 @@ class Store:
         """(number of the arena, index of the parameter in it) whose views these tensors are, one for each section."""
         for number, arena in enumerate(self.arenas):
             layout, base = arena.layout, arena.tensor.data_ptr()
-            if len(states) != len(layout.itemsizes) or not arena.tensor.nbytes:
-                continue
             begin = states[0].data_ptr() - base - layout.sections[0]
-            if not 0 <= begin < max(arena.tensor.nbytes, 1):
+            if len(states) != len(layout.itemsizes) or not 0 <= begin < arena.tensor.nbytes:
                 continue
             start = int(begin // layout.itemsizes[0])
             index = int(np.searchsorted(layout.starts, start, side="right")) - 1

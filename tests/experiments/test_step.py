@@ -78,7 +78,9 @@ def test_the_slowest_work_decides_on_a_cpu() -> None:
 def test_what_is_committed_comes_out_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert judged("fused_step", "nvidia-h200") == judged("fused_step", "cpu") == 13
     assert judged("step_profile", "nvidia-h200") == judged("step_profile", "cpu") == 0
-    regenerated("fused_step", tmp_path, monkeypatch)
+    assert judged("in_16_bits", "nvidia-h200") == judged("cpu_step", "cpu") == 1
+    for name in ("fused_step", "in_16_bits", "cpu_step"):
+        regenerated(name, tmp_path, monkeypatch)
 
 
 def stats(median: float) -> dict[str, float]:

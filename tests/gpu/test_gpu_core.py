@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 import torch
-from rules_under_test import PARTS, copied, same_values, special_pairs
+from rules_under_test import PARTS, copied, same_values, special_inputs
 from support import (
     BAND,
     BF16,
@@ -114,10 +114,7 @@ def test_sets_of_scalars_and_absent_tensors(sizes: tuple[int, ...], transport: s
 @pytest.mark.parametrize("dtype", [F32, F64], ids=str)
 def test_the_language_of_rules(name: str, dtype: torch.dtype) -> None:
     rule, in_torch, roundings = PARTS[name]
-    pair = special_pairs(dtype)
-    inputs = [
-        pair[i] if i < 2 and rule.inputs[i] in "ab" else torch.zeros_like(pair[0]) for i in range(len(rule.inputs))
-    ]
+    inputs = special_inputs(rule, dtype)
     lists: Lists = [[t.cuda()] for t in inputs]
     multi_tensor_apply(rule, lists)
     for j, want in zip(rule.writes, in_torch(*inputs), strict=True):

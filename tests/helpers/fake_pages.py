@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from pagedopt.placements import MappedArena
 from pagedopt.system import driver, libc, virtual
 
 GRANULE = 4096
@@ -134,6 +135,18 @@ class FakePages:
             return error
 
         self.before = before
+
+
+class Card(MappedArena):
+    """Mapped pages of a card that is memory of this system, for parameters on a CPU; updated in place."""
+
+    devices = ("cpu",)
+    granule = GRANULE
+    ways = ("in_place",)
+
+    @classmethod
+    def refusal(cls, device: torch.device) -> str:
+        return ""
 
 
 class _Anything(SimpleNamespace):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from edits import CASES, numbers, steps
-from faults import Values, is_same, refusal
+from faults import Scene, Values, Way, is_same, refusal
 from injector import Outcome
 from shots import assert_rose
 
@@ -18,23 +17,10 @@ from shots import assert_rose
 COUNT, SMALL, LARGE = 20, 300, {"cpu": 20_000, "cuda": 600_000}
 
 
-@dataclass(frozen=True)
-class CrowdScene:
-    """What is done to each of them, one after the other; all state is away."""
-
-    operation: str
-    case: str = "adamw"
-    device: str = "cpu"
-    placement: str = "spilled"
-
-    def __str__(self) -> str:
-        return f"{self.operation}-{self.case}"
-
-
 class Crowd:
-    """Optimizers of one parameter each, ready for an operation."""
+    """Optimizers of one parameter each, ready for an operation on one after the other; all state is away."""
 
-    def __init__(self, scene: CrowdScene, theirs: bool = False) -> None:
+    def __init__(self, scene: Scene, theirs: bool = False) -> None:
         self.scene, self.case = scene, CASES[scene.case]
         shapes = [(LARGE[scene.device] if i % 4 == 0 else SMALL,) for i in range(COUNT)]
         self.params = [torch.nn.Parameter(numbers(s, 900 + i, scene.device)) for i, s in enumerate(shapes)]
@@ -79,22 +65,13 @@ OPERATIONS: dict[str, Callable[[Crowd], Callable[[], Any]]] = {
     "loads": load,
 }
 CROWDS = [
-    CrowdScene(operation, case)
+    Scene(operation, "spilled", case)
     for operation, case in (("first steps", "adamw"), ("steps", "adamw"), ("steps", "sgd"), ("loads", "adamw"))
 ]
 
 
-@dataclass(frozen=True)
-class Way:
-    """Values of one optimizer, two steps later, and its checkpoint."""
-
-    values: Values
-    later: Values
-    saved: dict[str, Any]
-
-
 @functools.cache
-def expected(scene: CrowdScene) -> list[tuple[Way, Way]]:
+def expected(scene: Scene) -> list[tuple[Way, Way]]:
     """Of each optimizer, without the operation and with it; torch's optimizers have the same."""
     ways: list[list[Way]] = []
     for done in (False, True):

@@ -192,6 +192,12 @@ def special_pairs(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, tor
     return a.flatten().contiguous(), b.flatten().contiguous()
 
 
+def special_inputs(rule: Rule, dtype: torch.dtype) -> list[torch.Tensor]:
+    """A tensor for each input of a rule: those named ``a`` and ``b`` are every pair of special values, others are 7."""
+    pair = special_pairs(dtype)
+    return [pair[i] if i < 2 and name in "ab" else torch.full_like(pair[0], 7) for i, name in enumerate(rule.inputs)]
+
+
 def same_values(got: torch.Tensor, want: torch.Tensor, roundings: float = 0) -> bool:
     """Equal including NaN, infinities and (at zero roundings) the sign of zero."""
     if roundings:

@@ -52,19 +52,19 @@ def _threads() -> Iterator[None]:
 
 
 class Seen:
-    """A table of ``chunks`` chunks, and what was seen of each.
+    """A table of ``chunks`` chunks, and what was seen of each."""
 
-    Args:
-        failing: the chunk that no kernel can walk; -1: none.
-    """
-
-    def __init__(self, chunks: int, failing: int = -1) -> None:
-        openmp = team._openmp()
-        assert openmp is not None
+    def __init__(self, chunks: int) -> None:
         self.numbers = np.zeros(chunks * CHUNK, np.int64)
         self.table = HostTable(1, [chunks * CHUNK], 2, 1, Geometry(CHUNK, 512))
         self.table.set_addresses([[self.numbers.ctypes.data]])
-        self.table.set_scalars([[failing, openmp.thread_num]])
+        self.fail(-1)
+
+    def fail(self, chunk: int) -> None:
+        """Let a kernel fail at a chunk; -1: at none."""
+        openmp = team._openmp()
+        assert openmp is not None
+        self.table.set_scalars([[chunk, openmp.thread_num]])
 
     @property
     def times(self) -> list[int]:
@@ -117,11 +117,16 @@ def test_a_team_of_fewer_threads_than_stretches_does_them_all(kernel: Any) -> No
 
 
 def test_what_fails_on_a_thread_is_raised_on_ours(kernel: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    chunks = 4 * team.LEAST // CHUNK
+    seen = Seen(4 * team.LEAST // CHUNK)
+    walk(kernel, seen, 4)
+    last = len(seen.times) - 1
+    seen.fail(last)
     with pytest.raises(MemoryError, match="thread of a CPU kernel"):
-        walk(kernel, Seen(chunks, failing=chunks - 1), 4)
+        walk(kernel, seen, 4)
     assert capfd.readouterr().err == ""
-    assert walk(kernel, Seen(chunks), 4).times == [1] * chunks
+    assert seen.times == [2] * last + [1]
+    seen.fail(-1)
+    assert walk(kernel, seen, 4).times == [3] * last + [2], "what failed once is not remembered"
 
 
 def test_a_fork_leaves_the_team_behind(kernel: Any) -> None:

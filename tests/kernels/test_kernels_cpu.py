@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from rules_under_test import MANY, PARTS, copied, filled, many, same_values, special_pairs, steps, steps_in_torch, swap
+from rules_under_test import MANY, PARTS, copied, filled, many, same_values, special_inputs, steps, steps_in_torch, swap
 from support import (
     BF16,
     DTYPES,
@@ -198,10 +198,7 @@ def test_offsets_beyond_32_bits(numel: int) -> None:
 @pytest.mark.parametrize("name", PARTS)
 def test_every_part_of_the_language(name: str, dtype: torch.dtype) -> None:
     rule, in_torch, roundings = PARTS[name]
-    pair = special_pairs(dtype)
-    inputs = [
-        pair[i] if i < 2 and rule.inputs[i] in "ab" else torch.full_like(pair[0], 7) for i in range(len(rule.inputs))
-    ]
+    inputs = special_inputs(rule, dtype)
     want = in_torch(*inputs)
     lists = [[t.clone()] for t in inputs]
     multi_tensor_apply(rule, lists)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from host_build import build, functors, launch
 from kernel_names import instance
-from rules_under_test import MANY, PARTS, carrying, copied, filled, many, same_values, special_pairs, steps, swap
+from rules_under_test import MANY, PARTS, carrying, copied, filled, many, same_values, special_inputs, steps, swap
 from support import (
     BF16,
     F16,
@@ -188,10 +188,7 @@ def play_language(rule: Rule, lists: Lists, scalars: dict[str, float] | None = N
 @pytest.mark.parametrize("name", PARTS)
 def test_every_part_of_the_language(name: str, dtype: torch.dtype) -> None:
     rule, in_torch, roundings = PARTS[name]
-    pair = special_pairs(dtype)
-    inputs = [
-        pair[i] if i < 2 and rule.inputs[i] in "ab" else torch.zeros_like(pair[0]) for i in range(len(rule.inputs))
-    ]
+    inputs = special_inputs(rule, dtype)
     lists: Lists = [[t.clone()] for t in inputs]
     play_language(rule, lists)
     for j, want in zip(rule.writes, in_torch(*inputs), strict=True):

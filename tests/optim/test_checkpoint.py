@@ -75,6 +75,10 @@ HARMS: dict[str, tuple[Callable[[StateDict], Any], str]] = {
     "other, cut off": (entry(lambda e: e.update(other=cut_off(e["exp_avg"]))), "other of parameter 2 does not hold"),
     "step cut off": (entry(lambda e: e.update(step=cut_off(torch.ones(1)))), "step of parameter 2 does not hold"),
     "steps": (entry(lambda e: e.update(step=torch.ones(2))), r"step of parameter 2 is a tensor of torch.float32, \(2,"),
+    "step complex": (
+        entry(lambda e: e.update(step=torch.ones(()) * 1j)),
+        "step of parameter 2 is a tensor of .*complex64",
+    ),
     "step true": (entry(lambda e: e.update(step=True)), "step of parameter 2 is True"),
     "step text": (entry(lambda e: e.update(step="3")), "step of parameter 2 is '3'"),
     "no entry but a tensor": (lambda d: d["state"].update({2: torch.ones(3)}), "state of parameter 2 is a Tensor"),

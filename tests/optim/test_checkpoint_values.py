@@ -132,6 +132,45 @@ def test_what_is_loaded_after_its_parameter_was_cast_is_stored_as_that_is_now_an
     assert not any(torch.equal(q, b) for q, b in zip(net.parameters(), before, strict=True))
 
 
+@pytest.mark.parametrize("flags", [{}, {"fused": True}], ids=str)
+def test_numbers_and_what_no_rule_names_are_of_torchs_dtype(flags: dict[str, bool]) -> None:
+    found = []
+    for kind in (torch.optim.AdamW, PagedAdamW):
+        p = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+        opt = kind([p], **flags)  # type: ignore[arg-type]
+        entry = {"step": torch.tensor(2.0, dtype=torch.float64), "mine": torch.rand(2).double(), "count": torch.ones(1)}
+        entry |= {"exp_avg": torch.ones(3, dtype=torch.bfloat16), "exp_avg_sq": torch.ones(3, dtype=torch.bfloat16)}
+        opt.load_state_dict({**opt.state_dict(), "state": {0: entry}})
+        found.append({name: (value.dtype, value.shape) for name, value in opt.state[p].items()})
+    assert found[0] == found[1]
+
+
+def put_apart(opt: PagedAdamW, names: tuple[str, ...]) -> None:
+    """Replace state by copies elsewhere."""
+    for entry in opt.state.values():
+        entry.update({name: entry[name].clone() for name in names})
+
+
+@pytest.mark.parametrize("how", ["load", "budget"])
+@pytest.mark.parametrize("names", [("exp_avg_sq",), ("exp_avg", "exp_avg_sq")], ids=str)
+def test_state_that_was_put_apart_comes_together_and_what_it_left_is_gone(names: tuple[str, ...], how: str) -> None:
+    params = [torch.nn.Parameter(torch.rand(50_000)) for _ in range(2)]
+    opt = PagedAdamW(params, placement="file", device_budget="50%", **ADAMW)
+    for p in params:
+        p.grad = torch.rand_like(p)
+    opt.step()
+    put_apart(opt, names)
+    saved = copy.deepcopy(opt.state_dict())
+    if how == "load":
+        opt.load_state_dict(saved)
+    else:
+        opt.set_device_budget("50%")
+    assert len(opt.store.arenas) == 1
+    for i, p in enumerate(params):
+        assert opt.store.find([opt.state[p]["exp_avg"], opt.state[p]["exp_avg_sq"]]) == (0, i), "its pages are whole"
+        assert all(torch.equal(opt.state[p][name], saved["state"][i][name]) for name in ("exp_avg", "exp_avg_sq"))
+
+
 def test_a_parameter_with_gaps_takes_what_is_loaded() -> None:
     p = torch.nn.Parameter(torch.ones(4, 6)[:, ::2])
     opt = PagedAdamW([p])

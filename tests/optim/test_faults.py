@@ -12,7 +12,7 @@ from pathlib import Path
 import faults_crowd
 import pytest
 from faults import Scene, scenes
-from faults_crowd import CROWDS, Crowd, CrowdScene
+from faults_crowd import CROWDS, Crowd
 from file_support import folder_for_state, open_files
 from shots import EVERY, each, failure_at, judge_failure, judge_signal, judge_two, signal_at, two_at
 
@@ -49,14 +49,14 @@ def test_a_second_interrupt(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("scene", CROWDS, ids=str)
-def test_a_signal_among_many_optimizers(scene: CrowdScene, folder: Path) -> None:
+def test_a_signal_among_many_optimizers(scene: Scene, folder: Path) -> None:
     """Who had his turn is complete, who had not is unchanged."""
     each(scene, signal_at, faults_crowd.judge_signal, Crowd, faults_crowd.expected)
     assert_closed(folder)
 
 
 @pytest.mark.parametrize("scene", CROWDS, ids=str)
-def test_a_failure_among_many_optimizers(scene: CrowdScene, folder: Path) -> None:
+def test_a_failure_among_many_optimizers(scene: Scene, folder: Path) -> None:
     """One at most is damaged, and says so; loading mends it, and the others need nothing."""
     each(scene, failure_at, faults_crowd.judge_failure, Crowd, faults_crowd.expected)
     assert_closed(folder)

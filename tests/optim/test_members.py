@@ -228,6 +228,30 @@ def test_a_refusal_says_what_has_changed_since_the_last_step() -> None:
     assert caught.value.__notes__ == ["since the last step: tensor 0 of param has shape (4,), the table has (6,)"]
 
 
+def test_a_parameter_without_state_may_be_cast_in_training() -> None:
+    found = []
+    for kind in (torch.optim.SGD, PagedSGD):
+        p = torch.nn.Parameter(torch.linspace(-1, 1, 7))
+        optimizer = kind([p], lr=0.1)
+        for cast in (torch.float32, torch.float64, torch.float32):
+            p.data, p.grad = p.data.to(cast), None
+            p.grad = torch.linspace(1, 2, 7).to(cast)
+            optimizer.step()
+        found.append(p.detach())
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-6)
+
+
+def test_a_refusal_is_said_once() -> None:
+    p = torch.nn.Parameter(torch.ones(6))
+    optimizer = PagedAdamW([p])
+    p.grad = torch.ones(6)
+    optimizer.step()
+    p.grad.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="has no memory") as caught:
+        optimizer.step()
+    assert not hasattr(caught.value, "__notes__")
+
+
 @pytest.mark.parametrize("how", ["construct", "add group"])
 def test_state_in_bfloat16_of_complex_parameters_is_refused_at_once(how: str) -> None:
     p, q = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3, dtype=torch.complex64))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 import warnings
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import torch
 from edits import Params, groups_of, numbers, parameters, steps
 
 import pagedopt
-from pagedopt import PagedOptimizer
+from pagedopt import PagedOptimizer, PagedSGD
 from pagedopt.rules import sqrt
 
 OPTIONS: dict[str, Any] = {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1, "momentum_decay": 0.05}
@@ -160,11 +161,17 @@ def _replace(value: Any) -> Callable[[dict[str, Any]], None]:
     return lambda entry: entry.update(mu_product=copy.deepcopy(value))
 
 
+def _between_words(value: float) -> torch.Tensor:
+    """At an address that is no multiple of its size."""
+    return torch.frombuffer(bytearray(6), dtype=torch.float32, offset=2, count=1).view(()).fill_(value)
+
+
 EDITS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "filled": lambda entry: entry["mu_product"].fill_(0.3),
     "float64": _replace(torch.tensor(0.3, dtype=torch.float64)),
     "one dimension": _replace(torch.tensor([0.3])),
     "of a larger": _replace(torch.full((5,), 0.3)[3]),
+    "between words": lambda entry: entry.update(mu_product=_between_words(0.3)),
 }
 
 
@@ -193,36 +200,43 @@ def test_zeros_of_both_signs_stay_apart() -> None:
     assert [p for p in params if ours.state[p]["mu_product"].signbit()] == [params[1]]
 
 
-def test_one_number_for_several_parameters_changes_with_each_of_them() -> None:
+@pytest.mark.parametrize(("name", "values"), [("mu_product", (0.9, 0.6)), ("step", (9.0, 3.0))])
+def test_one_number_for_several_parameters_changes_with_each_of_them(name: str, values: tuple[float, float]) -> None:
     """One of them is absent once; as in torch's loop each takes what the one before it has left."""
     params, others = parameters(), parameters()
     ours, other = PagedNAdam(groups_of(params)), theirs(groups_of(others))
     for optimizer, those in ((ours, params), (other, others)):
         steps(optimizer, those, 2)
-        for one, indices in ((torch.tensor(0.9), (0, 2, 4)), (torch.tensor(0.6), (1, 3))):
+        for value, indices in zip(values, ((0, 2, 4), (1, 3)), strict=True):
+            one = torch.tensor(value)
             for index in indices:
-                optimizer.state[those[index]]["mu_product"] = one
+                optimizer.state[those[index]][name] = one
         train(optimizer, those, 4, first=10)
-    assert ours.state[params[0]]["mu_product"] is ours.state[params[4]]["mu_product"]
+    assert ours.state[params[0]][name] is ours.state[params[4]][name]
     assert_alike(ours, params, other, others)
 
 
-def test_a_parameter_that_stands_twice() -> None:
+SGD = {"lr": 0.02, "momentum": 0.8, "dampening": 0.3}  # counts no steps; the first one is another
+
+
+@pytest.mark.parametrize(
+    "makes",
+    [(PagedNAdam, theirs), (functools.partial(PagedSGD, **SGD), functools.partial(torch.optim.SGD, **SGD))],
+    ids=["nadam", "sgd"],
+)
+def test_a_parameter_that_stands_twice(makes: tuple[Callable[[Params], Any], ...]) -> None:
     found: list[Any] = []
-    for make in (PagedNAdam, theirs):
+    for make in makes:
         params = parameters()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             optimizer = make([params[0], params[1], params[0]])
-        train(optimizer_of_two_groups(optimizer, params), params, 9)
+        optimizer.add_param_group({"params": params[2:], "lr": 0.07})
+        optimizer.param_groups[1]["params"].append(params[1])  # whose state the first group makes, in torch
+        train(optimizer, params, 9)
         found += [optimizer, params]
-    assert float(found[0].state[found[1][0]]["step"]) > 9
+    assert float(found[0].state[found[1][0]].get("step", 10)) > 9
     assert_alike(*found)
-
-
-def optimizer_of_two_groups(optimizer: torch.optim.Optimizer, params: Params) -> torch.optim.Optimizer:
-    optimizer.add_param_group({"params": params[2:], "lr": 0.07})
-    return optimizer
 
 
 def test_a_late_joiner_starts_with_the_first_value() -> None:

@@ -79,6 +79,14 @@ def test_what_is_known_of_numbers_on_a_device_is_what_they_are() -> None:
         assert [float(t) for t in tensors] == [float(t) for t in plain], round_
 
 
+def test_what_is_not_a_number_is_written_as_such() -> None:
+    tensors = [torch.zeros(()) for _ in range(3)]
+    mirror = Mirror(tensors)
+    mirror.read()
+    mirror.write(np.array([np.nan, 5.0, np.nan]), np.array([True, True, False]))
+    assert [str(float(t)) for t in tensors] == ["nan", "5.0", "0.0"]
+
+
 def test_numbers_without_version_counters_are_read_each_time() -> None:
     with torch.inference_mode():
         tensors = [torch.zeros(()) for _ in range(2)]

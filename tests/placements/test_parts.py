@@ -11,27 +11,16 @@ from typing import Any
 import fake_pages
 import pytest
 import torch
-from fake_pages import FakePages, Result
+from fake_pages import Card, FakePages, Result
 from file_support import CPU, folder_for_state
 
 from pagedopt import PagedAdamW
 from pagedopt.paging.pages import lay_out
-from pagedopt.placements import Arena, FileArena, MappedArena, StateLost, parts
+from pagedopt.placements import Arena, FileArena, StateLost, parts
 
 SIZE = 500
 UNIT = parts._LEAST  # bytes of the first slab of small granules
-
-
-class Card(MappedArena):
-    """Mapped pages made of memory of this system."""
-
-    devices = ("cpu",)
-    granule = fake_pages.GRANULE
-    ways = ("in_place",)
-
-    @classmethod
-    def refusal(cls, device: torch.device) -> str:
-        return ""
+IS_CROWDED = parts._Pool.is_crowded
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +59,7 @@ def test_each_has_bytes_of_its_own_and_no_rounding(card: FakePages) -> None:
     assert sorted(card.handles.values()) == [UNIT, 2 * UNIT], "one slab for each side"
     assert all(torch.equal(arena.tensor, want) for arena, want in zip(arenas, wants, strict=True))
     for arena in arenas:
-        assert sum(arena.planned().values()) == 8 * SIZE
+        assert sum(arena.planned().values()) == sum(arena.measured().values()) == 8 * SIZE
         assert arena.tensor.data_ptr() % 64 == 0
     assert [arena.resident for arena in arenas] == [1] * 5 + [0] * 5
 
@@ -147,6 +136,48 @@ def test_who_loses_a_page_tells_all_who_had_a_part(card: FakePages) -> None:
     assert part(Card, True)._slab is not one._slab  # type: ignore[attr-defined]
 
 
+def test_no_step_is_taken_with_state_that_another_has_lost(card: FakePages) -> None:
+    params = [torch.nn.Parameter(torch.ones(50)) for _ in range(2)]
+    opts = [PagedAdamW([p], placement=Card, device_budget="all") for p in params]
+    for p, opt in zip(params, opts, strict=True):
+        p.grad = torch.ones(50)
+        opt.step()
+    before = params[1].detach().clone()
+
+    def refuse(name: str) -> Result | None:
+        return Result.CUDA_ERROR_OUT_OF_MEMORY if name == "cuMemMap" and card.calls.count("cuMemUnmap") > 1 else None
+
+    card.before = refuse
+    with pytest.raises(StateLost):
+        opts[0].spill()
+    card.before = lambda name: None
+    with pytest.raises(StateLost, match="with that of another optimizer"):
+        opts[1].step()
+    assert torch.equal(params[1], before)
+
+
+@pytest.mark.parametrize(("granule", "own"), [(256 << 10, 4), (1 << 20, 2)])
+def test_a_few_have_pages_of_their_own_before_others_share(
+    card: FakePages, monkeypatch: pytest.MonkeyPatch, granule: int, own: int
+) -> None:
+    class Large(Card):
+        pass
+
+    Large.granule = granule
+    monkeypatch.setattr(parts._Pool, "is_crowded", IS_CROWDED)
+    monkeypatch.setitem(parts.PARTS, Large, parts.part_of(Large))
+    layout, several = (lay_out([numel], [4, 4], granule, granule) for numel in (SIZE, granule))
+    made: list[Arena] = []
+    while not parts.serves(Large, layout, CPU):
+        made.append(Large(layout, CPU, 1))
+        parts.note(made[-1])
+    assert len(made) == own
+    assert not parts.serves(Large, several, CPU), "more than a page is no part of one"
+    del made[0]
+    gc.collect()
+    assert not parts.serves(Large, layout, CPU)
+
+
 @pytest.mark.parametrize("kind", [Card, FileArena])
 def test_bytes_that_were_somebodys_are_zero_for_the_next(kind: type[Arena], card: FakePages) -> None:
     arenas = [part(kind, False) for _ in range(20)]
@@ -199,6 +230,16 @@ def test_a_move_waits_for_the_step_of_another_thread() -> None:
     assert other.resident == 0
 
 
+@pytest.mark.parametrize("act", ["drop", "prepare"])
+def test_what_was_touched_of_a_part_that_is_away_leaves_memory(act: str) -> None:
+    arena = part(FileArena, False)
+    want = numbers(arena, 2)
+    assert arena.measured()["host"] > 0
+    getattr(arena, act)()
+    assert arena.measured().get("host", 0) == 0
+    assert torch.equal(arena.tensor, want)
+
+
 def test_folders_do_not_share(monkeypatch: pytest.MonkeyPatch) -> None:
     one = part(FileArena, False)
     with folder_for_state():
@@ -206,6 +247,28 @@ def test_folders_do_not_share(monkeypatch: pytest.MonkeyPatch) -> None:
         assert one._slab is not other._slab  # type: ignore[attr-defined]
         del other
         gc.collect()
+
+
+def test_a_forked_child_waits_for_no_thread_of_its_parent() -> None:
+    one = part(FileArena, True)
+    lock: Any = one.lock
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    child = os.fork()
+    if not child:
+        mine: Any = one.lock
+        os._exit(0 if mine.acquire(timeout=5) else 1)
+    done.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.parametrize("near", [True, False])

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagedopt.system import libc
-from pagedopt.system.disk_file import FILES
+from pagedopt.system.disk_file import _AT_ONCE, FILES, DiskFile
 from pagedopt.system.holes import Holes
 from pagedopt.system.state_file import StateFile
 
@@ -115,15 +115,39 @@ def test_a_child_gives_back_nothing_of_its_parents(folder: Path) -> None:
         write(file, 5)
     child = os.fork()
     if not child:
+        early = StateFile(folder, SIZE)  # while all of its parent's files are open
+        write(early, 8)
         del files, file
         gc.collect()
         own = StateFile(folder, SIZE)
         write(own, 9)
-        os._exit(0 if own._begin == 0 else 1)
+        os._exit(0 if own._begin == early._begin == 0 else 1)
     assert os.waitpid(child, 0)[1] == 0
     for file in files:
         file.drop([(0, SIZE)])
     assert all(set(bytes(file.memory)) == {5} for file in files)
+
+
+def test_a_range_takes_what_is_written_in_it_and_not_beside_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = DiskFile(folder)
+    full, sparse, other = (file.take(nbytes) for nbytes in (SIZE, 4 * SIZE, SIZE))
+    os.pwrite(file.number, bytes(SIZE + libc.PAGE), full)  # as one extent
+    for at in range(sparse + 2 * libc.PAGE, other, 2 * libc.PAGE):  # and more of them than are asked for at a time
+        os.pwrite(file.number, bytes(libc.PAGE), at)
+    os.fsync(file.number)
+    try:
+        found = [file.bytes_on_disk(full, SIZE), file.bytes_on_disk(sparse, 4 * SIZE), file.bytes_on_disk(other, SIZE)]
+        assert len(list(file._extents(sparse, 4 * SIZE))) > _AT_ONCE
+    except OSError:
+        pytest.skip("this file system does not say where it has what")
+    assert found == [SIZE, 2 * SIZE, 0]
+    file.give_back(other)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "nothing is said of extents")
+
+    monkeypatch.setattr("fcntl.ioctl", refuse)
+    assert file.bytes_on_disk(full, SIZE) == pytest.approx(3 / 5 * SIZE, rel=0.03), "its share"
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=60))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pagedopt.tables.layout import HostTable
 from pagedopt.transports import MemcpyTransport
-from pagedopt.transports.choose import pooled
+from pagedopt.transports.choose import TRANSPORTS, pooled
 from pagedopt.transports.pool import CHUNK, SMALL, PooledTransport
 
 in_memory = pytest.mark.parametrize("name", ["managed", "mapped", "memcpy"])
@@ -27,8 +27,8 @@ def test_a_thousand_tables_take_a_few_buffers_and_nobody_waits(cuda: FakeCuda, n
     owners = [(pooled(name, 0), filled([99], 4, 6, 2, seed=i)) for i in range(1000)]
     before = allocations(cuda)  # of those that ask what works
     for step in range(3):
-        for way, table in owners:
-            change(table, step + 1, "both")
+        for i, (way, table) in enumerate(owners):
+            change(table, 1000 * (step + 1) + i, "both")  # no two are alike
             cuda.run(way, table, 7)
         assert "wait" not in cuda.calls
         cuda.drain(7)
@@ -68,6 +68,23 @@ def test_a_launch_that_fails_gives_its_place_back(cuda: FakeCuda, name: str) -> 
             run(way, table, 7, fail)
         cuda.drain(7)
     assert allocations(cuda) <= 2
+
+
+@in_memory
+def test_a_table_that_cannot_be_sent_gives_its_place_back(
+    cuda: FakeCuda, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no copy")
+
+    way, table = pooled(name, 0), filled([5])
+    before = allocations(cuda)
+    monkeypatch.setattr(TRANSPORTS[name], "publish", fail)
+    for step in range(600):
+        change(table, step, "scalars")
+        with pytest.raises(RuntimeError, match="no copy"):
+            way.lend(table, 7)
+    assert allocations(cuda) - before == 1
 
 
 STEPS = st.lists(

@@ -11,7 +11,7 @@ import torch
 from ...formats.floating import chosen_format, known, real_dtype
 from ..kept import Kept, kept
 from ..owner import Group, Owner, places
-from ..steps import Place, new_numbers, number_names
+from ..steps import Place, beside_param, new_numbers, number_names
 
 StateDict = dict[str, Any]
 State = Mapping[Any, Mapping[str, Any]]
@@ -206,8 +206,7 @@ def number_of(member: Loaded, name: str) -> torch.Tensor:
     """
     value, place = member.entry[name], Place.of(member.group, member.param)
     if isinstance(value, torch.Tensor):
-        there = member.group.get("fused") or member.group.get("capturable")
-        dtype = torch.float32 if there else value.dtype
+        dtype = torch.float32 if beside_param(member.group) else value.dtype
         return value.detach().to(place.device, dtype, copy=True).reshape(())
     (number,) = new_numbers([place])
     return number.copy_(torch.tensor(value, dtype=torch.float64, device="cpu"))
