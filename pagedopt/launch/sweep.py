@@ -10,6 +10,7 @@ import torch
 
 from ..formats.format import Format
 from ..kernels import cpu, cuda
+from ..kernels.source import arithmetic
 from ..paging.visits import WHOLE, Mover, Span, Step, carry_out
 from ..rules import Rule
 from ..tables.layout import Geometry
@@ -101,6 +102,8 @@ class Sweep:
     def _take_formats(self) -> None:
         """The kernel is chosen by these; a list of absent tensors has none before the first tensor comes."""
         self.formats = self.stored.formats(self.table.dtypes)
+        #: The dtype in which the kernel computes.
+        self.arithmetic = arithmetic(self.formats)
 
     def run(self, scalars: Scalars | Sequence[Sequence[float]], steps: Iterable[Step] = WHOLE, seed: int = 0) -> None:
         """Update every tensor once where it lies now, on the current stream, without waiting for it.

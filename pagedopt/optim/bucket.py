@@ -114,7 +114,9 @@ class Bucket:
                 alike = alike and values.tobytes() == values[self._leaders].tobytes()
         if not alike:
             self._find_pattern(optimizer, absent, grads)
-        self._scalars = uniforms_of(self.rule, optimizer, self._pattern, self._own)
+        single = self.params[0].is_cuda and self.sweep.arithmetic is torch.float32
+        rounded = optimizer.of_kernels_precision if single else ()
+        self._scalars = uniforms_of(self.rule, optimizer, self._pattern, self._own, rounded)
         for name, index in self.rule.carried.items():
             self._new[name] = np.asarray(self._scalars)[self._sets, index]
             self._numbers[name].announce(self._new[name], absent, ahead)
