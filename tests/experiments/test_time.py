@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import math
 from typing import Any
 
@@ -24,6 +25,15 @@ def test_rounds_are_interleaved_and_rotate() -> None:
     timings = time.measure(cases, CPU, rounds=3, warmup=1)
     assert "".join(log) == "|a|b|c" + "|a|b|c" + "|b|c|a" + "|c|a|b"
     assert all(t.wall.n == 3 and t.gpu is None for t in timings.values())
+
+
+def test_no_case_always_comes_behind_the_same_one() -> None:
+    log: list[str] = []
+    cases = [time.Case(name, lambda n=name: log.append(n)) for name in "abcd"]  # type: ignore[misc]
+    time.measure(cases, CPU, rounds=100, warmup=0)
+    behind = collections.Counter(zip(log, log[1:], strict=False))
+    assert all(collections.Counter(log[i : i + 4]) == collections.Counter("abcd") for i in range(0, 400, 4))
+    assert all(behind[one, other] > 15 for one in "abcd" for other in "abcd" if one != other)
 
 
 def test_rounds_stop_with_the_time() -> None:
