@@ -131,6 +131,12 @@ def element_min(a, b):
     return a if (a < b or a != a) else b
 
 
+@njit
+def element_either(a, b):
+    """What is for the CPU."""
+    return a
+
+
 @intrinsic
 def element_fma(typing_context, a, b, c):
     """a * b + c, rounded once, in the widest float among them."""

@@ -16,7 +16,7 @@ from .elementwise import (  # noqa: F401 - for type checkers, which do not see w
     square_root,
 )  # fmt: skip
 from .language.source import RuleError
-from .rule import Rule, fma, rule, sign, sqrt
+from .rule import Rule, cpu_or_cuda, fma, rule, sign, sqrt
 
 
 def _shipped() -> Iterator[Rule]:
@@ -33,4 +33,4 @@ RULES: dict[str, Rule] = {r.name: r for r in _shipped()}
 UPDATES = {name: r for name, r in RULES.items() if r.inputs[:2] == ("param", "grad")}
 globals().update(RULES)
 
-__all__ = ["RULES", "UPDATES", "Rule", "RuleError", "fma", "rule", "sign", "sqrt", *RULES]
+__all__ = ["RULES", "UPDATES", "Rule", "RuleError", "cpu_or_cuda", "fma", "rule", "sign", "sqrt", *RULES]

@@ -1,6 +1,6 @@
 """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101), in the order of operations of torch/optim/adamw.py."""
 
-from .moments import descended, moments
+from .moments import decoupled, descended, moments
 from .rule import rule
 
 
@@ -8,7 +8,7 @@ from .rule import rule
 def adamw(param, grad, exp_avg, exp_avg_sq, *, lr, beta1, beta2, eps, weight_decay, step, maximize=False):
     """Update number ``step``, from 1 on."""
     grad = -grad if maximize else grad
-    param = param * (1 - lr * weight_decay)
+    param = decoupled(param, lr, weight_decay)
     exp_avg, exp_avg_sq = moments(grad, exp_avg, exp_avg_sq, beta1, beta2)
     param = descended(param, exp_avg, exp_avg_sq, lr, beta1, beta2, eps, step)
     return param, exp_avg, exp_avg_sq
@@ -20,7 +20,7 @@ def adamw_amsgrad(
 ):
     """The same with the running maximum of the second moment (Reddi et al. 2018, arXiv:1904.09237)."""
     grad = -grad if maximize else grad
-    param = param * (1 - lr * weight_decay)
+    param = decoupled(param, lr, weight_decay)
     exp_avg, exp_avg_sq = moments(grad, exp_avg, exp_avg_sq, beta1, beta2)
     max_exp_avg_sq = max(max_exp_avg_sq, exp_avg_sq)
     param = descended(param, exp_avg, max_exp_avg_sq, lr, beta1, beta2, eps, step)

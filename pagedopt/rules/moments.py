@@ -1,17 +1,27 @@
-"""What the rules of Adam's family share: two running means, and a step along their quotient.
+"""What the rules of Adam's family share: a decay, two running means, and a step along their quotient.
 
-Operations are rounded where torch's fused kernel for the CPU rounds them (FusedAdamKernel.cpp), but for one: the root
-is multiplied by a reciprocal, where torch divides once more.
+Operations are rounded where torch's fused kernels round them, those of the CPU (FusedAdamKernel.cpp) in one place, those
+of CUDA (fused_adam_utils.cuh, with the compiler's contractions) in another; but for one: the root is multiplied by a
+reciprocal, where torch divides once more.
 """
 
-from .rule import fma, sqrt
+from .rule import cpu_or_cuda, fma, sqrt
+
+
+def decoupled(param, lr, weight_decay):
+    """``param`` less a share of itself.  CUDA's is the better: 1 - 1e-5 in float32 takes 0.14 % more than 1e-5."""
+    return cpu_or_cuda(param * (1 - lr * weight_decay), fma(-lr * weight_decay, param, param))
 
 
 def moments(grad, exp_avg, exp_avg_sq, beta1, beta2):
-    """The running means of the gradient and of its square; the first from the nearer end, as torch's lerp."""
+    """The running means of the gradient and of its square; on a CPU the first from the nearer end, as torch's lerp."""
     near = beta1 > 0.5
-    exp_avg = fma(1 - beta1 if near else -beta1, grad - exp_avg, exp_avg if near else grad)
-    exp_avg_sq = fma((1 - beta2) * grad, grad, beta2 * exp_avg_sq)
+    exp_avg = cpu_or_cuda(
+        fma(1 - beta1 if near else -beta1, grad - exp_avg, exp_avg if near else grad),
+        fma(beta1, exp_avg, (1 - beta1) * grad),
+    )
+    square = (1 - beta2) * grad
+    exp_avg_sq = cpu_or_cuda(fma(square, grad, beta2 * exp_avg_sq), fma(beta2, exp_avg_sq, square * grad))
     return exp_avg, exp_avg_sq
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from .language import cuda, host, numba, reference
-from .language.functions import fma, sign, sqrt
+from .language.functions import cpu_or_cuda, fma, sign, sqrt
 from .language.parse import Program, analyse
 from .language.source import RuleError
 
@@ -230,7 +230,7 @@ def rule(function: Callable[..., Any]) -> Rule:
     keyword-only ones hyperparameters, of which some may have numbers as defaults.  The body is assignments and one
     ``return`` of the positional parameters that change (or of one expression, which overwrites the first): arithmetic,
     ``**``, comparisons, ``and``, ``or``, ``not``, ``a if test else b``, and calls of ``abs``, ``min``, ``max``, of
-    ``sqrt``, ``exp`` and ``log`` from ``math``, of ``sign`` and ``fma`` from :mod:`pagedopt.rules`, and of plain
+    ``sqrt``, ``exp`` and ``log`` from ``math``, of ``sign``, ``fma`` and ``cpu_or_cuda`` from :mod:`pagedopt.rules`, and of plain
     functions of the same kind, which are written out.  What depends on hyperparameters alone is computed once per step
     on the host, in double; everything else in float32, or float64 if a list is.
 
@@ -255,4 +255,4 @@ def _find(module: str, name: str, out_of_place: bool) -> Rule:
     return base.out_of_place if out_of_place else base
 
 
-__all__ = ["Rule", "fma", "rule", "sign", "sqrt"]
+__all__ = ["Rule", "cpu_or_cuda", "fma", "rule", "sign", "sqrt"]

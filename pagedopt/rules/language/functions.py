@@ -21,6 +21,11 @@ def fma(a: float, b: float, c: float) -> float:
     return a * b + c
 
 
+def cpu_or_cuda(a: float, b: float) -> float:
+    """``a`` in a kernel for the CPU, ``b`` in one for CUDA: the same to be computed, rounded as torch's kernel there."""
+    return a
+
+
 sqrt = math.sqrt
 
 
@@ -55,6 +60,9 @@ FUNCTIONS: dict[str, ElementFunction] = {
     "min": ElementFunction(2, builtins.min, "builtins", torch.minimum, "element_min", "element_min"),
     "max": ElementFunction(2, builtins.max, "builtins", torch.maximum, "element_max", "element_max"),
     "fma": ElementFunction(3, fma, "pagedopt.rules", lambda a, b, c: a * b + c, "element_fma", "element_fma"),
+    "cpu_or_cuda": ElementFunction(
+        2, cpu_or_cuda, "pagedopt.rules", lambda a, b: a, "element_either", "element_either"
+    ),
 }
 
-__all__ = ["FUNCTIONS", "ElementFunction", "fma", "sign", "sqrt"]
+__all__ = ["FUNCTIONS", "ElementFunction", "cpu_or_cuda", "fma", "sign", "sqrt"]
