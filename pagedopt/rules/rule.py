@@ -230,9 +230,9 @@ def rule(function: Callable[..., Any]) -> Rule:
     keyword-only ones hyperparameters, of which some may have numbers as defaults.  The body is assignments and one
     ``return`` of the positional parameters that change (or of one expression, which overwrites the first): arithmetic,
     ``**``, comparisons, ``and``, ``or``, ``not``, ``a if test else b``, and calls of ``abs``, ``min``, ``max``, of
-    ``sqrt``, ``exp`` and ``log`` from ``math``, of ``sign``, ``fma`` and ``cpu_or_cuda`` from :mod:`pagedopt.rules`, and of plain
-    functions of the same kind, which are written out.  What depends on hyperparameters alone is computed once per step
-    on the host, in double; everything else in float32, or float64 if a list is.
+    ``sqrt``, ``exp`` and ``log`` from ``math``, of ``sign``, ``fma`` and ``cpu_or_cuda`` from :mod:`pagedopt.rules`,
+    and of plain functions of the same kind, which are written out.  What depends on hyperparameters alone is computed
+    once per step on the host, in double; everything else in float32, or float64 if a list is.
 
     Raises:
         RuleError: it uses something else, its source cannot be found, or a name stands for another function; the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import math
 from typing import Any
 
@@ -31,7 +32,7 @@ def test_no_case_always_comes_behind_the_same_one() -> None:
     log: list[str] = []
     cases = [time.Case(name, lambda n=name: log.append(n)) for name in "abcd"]  # type: ignore[misc]
     time.measure(cases, CPU, rounds=100, warmup=0)
-    behind = collections.Counter(zip(log, log[1:], strict=False))
+    behind = collections.Counter(itertools.pairwise(log))
     assert all(collections.Counter(log[i : i + 4]) == collections.Counter("abcd") for i in range(0, 400, 4))
     assert all(behind[one, other] > 15 for one in "abcd" for other in "abcd" if one != other)
 

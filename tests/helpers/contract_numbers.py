@@ -1,7 +1,7 @@
 """The contract: numbers.  torch's fused kernel is the oracle, and a run in float64 the measure of both.
 
-torch's fused kernels differ from each other: that for CUDA takes beta in float32, with 1 - beta of that, and subtracts the
-decay, where that for the CPU multiplies with 1 - decay.  Each is the oracle on its own device.
+torch's fused kernels differ from each other: that for CUDA takes beta in float32, with 1 - beta of that, and subtracts
+the decay, where that for the CPU multiplies by 1 - decay.  Each is the oracle on its own device.
 """
 
 from __future__ import annotations
