@@ -27,7 +27,7 @@ from experiments.works.contenders import (
     theirs,
 )  # fmt: skip
 from experiments.works.reference import Contender
-from pagedopt.rules import Rule
+from pagedopt.rules import UPDATES, Rule
 from pagedopt.rules.adamw import adamw
 from pagedopt.rules.elementwise import add
 from pagedopt.rules.sgd import sgd, sgd_momentum
@@ -82,8 +82,8 @@ class Operation:
 
 
 def by_value(rule: Rule, numels: Sequence[int]) -> int:
-    """Launches of ours if the table travels in structs of 4 KB."""
-    table = HostTable(len(rule.inputs), numels, rule.uniform_count)
+    """Launches of ours if the table travels in structs of 4 KB; an optimizer's has room for twice its one group."""
+    table = HostTable(len(rule.inputs), numels, rule.uniform_count, sets=2 if rule.name in UPDATES else 1)
     return len(list(batches(table, (ARGUMENT_BYTES[0] - HEADER.itemsize) // WORD)))
 
 

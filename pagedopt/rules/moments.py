@@ -1,8 +1,8 @@
 """What the rules of Adam's family share: a decay, two running means, and a step along their quotient.
 
-Operations are rounded where torch's fused kernels round them, that for the CPU (FusedAdamKernel.cpp) in one place, that
-for CUDA (fused_adam_utils.cuh, as compiled) in another; but for one: the root is multiplied by a reciprocal, where torch
-divides once more.
+Operations are rounded where torch's fused kernels round them, that for the CPU (FusedAdamKernel.cpp) in one place,
+that for CUDA (fused_adam_utils.cuh, as compiled) in another; but for one: the root is multiplied by a reciprocal, where
+torch divides once more.
 """
 
 from .rule import cpu_or_cuda, fma, sqrt

@@ -22,7 +22,7 @@ def fma(a: float, b: float, c: float) -> float:
 
 
 def cpu_or_cuda(a: float, b: float) -> float:
-    """``a`` in a kernel for the CPU, ``b`` in one for CUDA: where torch's two kernels round the same thing otherwise."""
+    """``a`` in a kernel for the CPU, ``b`` in one for CUDA: where torch's two kernels round otherwise."""
     return a
 
 
