@@ -1,0 +1,151 @@
+"""What tests of clients share: where state lives, torch's AdamW beside every step, and a new process that resumes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from paths import HELPERS, ROOT
+
+from pagedopt import PagedAdamW
+
+#: Nothing at its default and nothing zero; an epsilon with which noise in a gradient that should be zero moves nothing.
+ADAMW: dict[str, Any] = {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.2}
+#: Where state lives.
+PLACES: dict[str, dict[str, Any]] = {"resident": {}, "away": {"device_budget": 0}}
+
+def everywhere(test: Callable[..., Any]) -> Callable[..., Any]:
+    """The test runs on each ``device``, with state in each ``place``."""
+    return on_devices(pytest.mark.parametrize("place", PLACES)(test))
+
+
+def on_devices(test: Callable[..., Any]) -> Callable[..., Any]:
+    """The test runs on each ``device``."""
+    no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+    return pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, no_gpu])])(test)
+
+
+def torchs(params: Any, **options: Any) -> torch.optim.AdamW:
+    """Torch's AdamW, to train beside."""
+    return torch.optim.AdamW(params, **{**ADAMW, "fused": True, **options})
+
+
+class Watched(PagedAdamW):
+    """Ours, with torch's fused AdamW beside it: each step is taken by both, from the same parameters and gradients.
+
+    Attributes:
+        watched: steps that have been compared.
+
+    Raises:
+        AssertionError: from ``step``: the two differ by more than a rounding.
+    """
+
+    watched: int = 0
+
+    def __init__(self, params: Any, **options: Any) -> None:
+        super().__init__(params, **{**ADAMW, **options})
+        self._twin: torch.optim.AdamW | None = None
+        self.register_step_pre_hook(type(self)._before)
+        self.register_step_post_hook(type(self)._after)
+
+    def _before(self, *_: Any) -> None:
+        if self._twin is None or sum(map(_count, self._twin.param_groups)) != sum(map(_count, self.param_groups)):
+            groups = [{**group, "params": [_copy(p) for p in group["params"]]} for group in self.param_groups]
+            self._twin = torch.optim.AdamW(groups, fused=True)
+            saved = self.state_dict()
+            copies = {i: {k: _copy(v) for k, v in entry.items()} for i, entry in saved["state"].items()}
+            self._twin.load_state_dict({**saved, "state": copies})
+        for group, twins in zip(self.param_groups, self._twin.param_groups, strict=True):
+            twins.update({name: value for name, value in group.items() if name != "params"}, fused=True)
+            for p, q in zip(group["params"], twins["params"], strict=True):
+                q.data.copy_(p.data)
+
+    def _after(self, *_: Any) -> None:
+        assert self._twin is not None
+        pairs = []
+        for group, twins in zip(self.param_groups, self._twin.param_groups, strict=True):
+            for p, q in zip(group["params"], twins["params"], strict=True):
+                q.grad = None if p.grad is None else p.grad.detach().clone()  # of a closure: there since the step
+                pairs.append((p, q, q.detach().clone()))
+        self._twin.step()
+        for p, q, before in pairs:
+            same("a parameter", p, q, before)
+            if p.grad is not None:
+                for name in ("exp_avg", "exp_avg_sq"):
+                    same(name, self.state[p][name], self._twin.state[q][name], self._twin.state[q][name])
+        self.watched += 1
+
+
+def _count(group: dict[str, Any]) -> int:
+    return len(group["params"])
+
+
+def _copy(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def same(what: str, mine: torch.Tensor, theirs: torch.Tensor, before: torch.Tensor) -> None:
+    """No element differs by more than four roundings of what was there and what has become of it."""
+    mine, theirs, before = mine.detach(), theirs.detach(), before.detach()
+    size = (before.abs() + theirs.abs()).double() * torch.finfo(theirs.dtype).eps
+    off = float(((mine.double() - theirs.double()).abs() / (size + 1e-30)).max())
+    assert off <= 4, f"{what} of {tuple(mine.shape)} is {off} roundings off"
+
+
+def moved_alike(
+    ours: Iterable[torch.Tensor], theirs: Iterable[torch.Tensor], start: Iterable[torch.Tensor], near: float
+) -> None:
+    """The ends of two trainings are nearer to each other than the share ``near`` of the way from their start."""
+    off = way = 0.0
+    for a, b, s in zip(ours, theirs, start, strict=True):
+        a, b, s = (t.detach().double().cpu() for t in (a, b, s))
+        off, way = off + float((a - b).square().sum()), way + float((b - s).square().sum())
+    assert way > 0, "nothing has moved"
+    assert off**0.5 < near * way**0.5, f"{(off / way) ** 0.5} of the way between ours and torch's"
+
+
+def values(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Copies of a model's parameters and buffers, on the CPU."""
+    return [t.detach().cpu().clone() for t in model.state_dict().values() if isinstance(t, torch.Tensor)]
+
+
+def digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """One number for all bits of a model and of an optimizer's state."""
+    found = hashlib.sha256()
+    tensors = list(model.state_dict().values())
+    for entry in optimizer.state_dict()["state"].values():
+        tensors += entry.values()
+    for tensor in tensors:
+        found.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
+        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def in_new_process(file: str, folder: Path, device: str, timeout: float = 110) -> dict[str, Any]:
+    """What the ``main`` of a test's file, run as a program by :func:`child`, returns."""
+    path = os.pathsep.join([str(ROOT), str(HELPERS), os.environ.get("PYTHONPATH", "")])
+    run = subprocess.run(
+        [sys.executable, file, str(folder), device],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    result: dict[str, Any] = json.loads((folder / "answer.json").read_text())
+    return result
+
+
+def child(main: Callable[[Path, str], dict[str, Any]]) -> None:
+    """The program: ``main(folder, device)``, whose answer is written into the folder."""
+    folder = Path(sys.argv[1])
+    (folder / "answer.json").write_text(json.dumps(main(folder, sys.argv[2])))
