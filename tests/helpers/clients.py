@@ -16,11 +16,15 @@ import torch
 from paths import HELPERS, ROOT
 
 from pagedopt import PagedAdamW
+from pagedopt.system import driver
 
 #: Nothing at its default and nothing zero; an epsilon with which noise in a gradient that should be zero moves nothing.
 ADAMW: dict[str, Any] = {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.2}
 #: Where state lives.
 PLACES: dict[str, dict[str, Any]] = {"resident": {}, "away": {"device_budget": 0}}
+_NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+_CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, _NO_GPU])
+
 
 def everywhere(test: Callable[..., Any]) -> Callable[..., Any]:
     """The test runs on each ``device``, with state in each ``place``."""
@@ -29,8 +33,12 @@ def everywhere(test: Callable[..., Any]) -> Callable[..., Any]:
 
 def on_devices(test: Callable[..., Any]) -> Callable[..., Any]:
     """The test runs on each ``device``."""
-    no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-    return pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, no_gpu])])(test)
+    return pytest.mark.parametrize("device", ["cpu", _CUDA])(test)
+
+
+def on_cuda(test: Callable[..., Any]) -> Callable[..., Any]:
+    """The test runs on a GPU alone, with state in each ``place``."""
+    return pytest.mark.parametrize("device", [_CUDA])(pytest.mark.parametrize("place", PLACES)(test))
 
 
 def torchs(params: Any, **options: Any) -> torch.optim.AdamW:
@@ -112,6 +120,10 @@ def moved_alike(
     assert off**0.5 < near * way**0.5, f"{(off / way) ** 0.5} of the way between ours and torch's"
 
 
+def trainable(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    return [p for p in model.parameters() if p.requires_grad]
+
+
 def values(model: torch.nn.Module) -> list[torch.Tensor]:
     """Copies of a model's parameters and buffers, on the CPU."""
     return [t.detach().cpu().clone() for t in model.state_dict().values() if isinstance(t, torch.Tensor)]
@@ -127,6 +139,14 @@ def digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
         found.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
         found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
+
+
+def full_card(monkeypatch: pytest.MonkeyPatch) -> torch.OutOfMemoryError:
+    """What a step raises where the card has no room for its state."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (10, 100))
+    with pytest.raises(torch.OutOfMemoryError) as found, driver.explained(0, 1000, driver.Location.DEVICE):
+        raise driver.CudaError("cuMemCreate", "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")
+    return found.value
 
 
 def in_new_process(file: str, folder: Path, device: str, timeout: float = 110) -> dict[str, Any]:

@@ -1,0 +1,229 @@
+"""Lightning's Trainer, and Fabric."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import clients
+import pytest
+import torch
+import torchvision_operators
+from clients import ADAMW, PLACES, Watched, digest, everywhere, moved_alike, on_devices, values
+from optim_support import model
+
+from pagedopt import PagedAdamW
+
+torchvision_operators.declare()
+lightning = pytest.importorskip("lightning", reason="lightning is not installed")
+pytestmark = pytest.mark.clients
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+logging.getLogger("lightning.fabric").setLevel(logging.ERROR)
+
+STEPS = 6
+
+
+def loader(batches: int = STEPS) -> Any:
+    generator = torch.Generator().manual_seed(3)
+    return torch.utils.data.DataLoader(torch.randn(8 * batches, 13, generator=generator), batch_size=8)
+
+
+class Automatic(lightning.LightningModule):
+    """Lightning steps; the schedule changes the learning rate after each step."""
+
+    make: Any = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.losses = model(), []
+
+    def loss(self, batch: torch.Tensor) -> torch.Tensor:
+        loss = self.net(batch).square().mean()
+        self.losses.append(loss.item())
+        return loss
+
+    def training_step(self, batch: torch.Tensor, _: int) -> Any:
+        return self.loss(batch)
+
+    def configure_optimizers(self) -> Any:
+        opt = self.make(self.net.parameters())
+        schedule = torch.optim.lr_scheduler.ExponentialLR(opt, 0.8)
+        return {"optimizer": opt, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class Manual(Automatic):
+    """The module steps, every second time with a closure."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: torch.Tensor, index: int) -> None:
+        opt = self.optimizers()
+
+        def closure() -> torch.Tensor:
+            opt.zero_grad()
+            loss = self.loss(batch)
+            self.manual_backward(loss)
+            return loss
+
+        if index % 2:
+            opt.step(closure=closure)
+        else:
+            closure()
+            opt.step()
+        self.lr_schedulers().step()
+
+
+def fit(folder: Path, device: str, module: Any, make: Any, checkpoint: Path | None = None, **options: Any) -> Any:
+    """The optimizer, after two epochs."""
+    module.make = make
+    trainer = lightning.Trainer(
+        default_root_dir=folder,
+        accelerator="cpu" if device == "cpu" else "gpu",
+        devices=1,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **{"max_epochs": 2, "enable_checkpointing": False, **options},
+    )
+    trainer.fit(module, loader(STEPS // 2), ckpt_path=checkpoint)
+    return trainer.optimizers[0]
+
+
+def beside_torch(folder: Path, device: str, place: str, near: float, kind: Any = Automatic, **options: Any) -> None:
+    ours, theirs = kind(), kind()
+    opt = fit(folder, device, ours, lambda p: Watched(p, **PLACES[place]), **options)
+    fit(folder, device, theirs, clients.torchs, **options)
+    assert opt.watched == (4 if "accumulate_grad_batches" in options else STEPS)
+    assert ours.losses == pytest.approx(theirs.losses, rel=near)
+    moved_alike(values(ours.net), values(theirs.net), values(model()), near)
+
+
+@everywhere
+def test_automatic_optimization(tmp_path: Path, device: str, place: str) -> None:
+    """Automatic optimization, with a schedule, clipping and accumulation."""
+    beside_torch(tmp_path, device, place, 1e-5, gradient_clip_val=0.5, accumulate_grad_batches=2)
+
+
+@everywhere
+def test_manual_optimization(tmp_path: Path, device: str, place: str) -> None:
+    """Manual optimization, `optimizer.step()` with and without a closure."""
+    beside_torch(tmp_path, device, place, 1e-5, kind=Manual)
+
+
+@everywhere
+def test_bf16_mixed(tmp_path: Path, device: str, place: str) -> None:
+    """`precision="bf16-mixed"`."""
+    beside_torch(tmp_path, device, place, 2e-2, precision="bf16-mixed")
+
+
+@clients.on_cuda
+def test_fp16_mixed(tmp_path: Path, device: str, place: str) -> None:
+    """`precision="16-mixed"`, with its scaler and clipping."""
+    beside_torch(tmp_path, device, place, 2e-2, precision="16-mixed", gradient_clip_val=0.5)
+
+
+def ours_in(place: str) -> Any:
+    return lambda p: PagedAdamW(p, **ADAMW, **PLACES[place])
+
+
+def saving(folder: Path) -> dict[str, Any]:
+    """Options of Lightning's Trainer for a checkpoint after each epoch."""
+    keep = lightning.pytorch.callbacks.ModelCheckpoint(folder, "{epoch}", save_top_k=-1)
+    return {"callbacks": [keep], "enable_checkpointing": True}
+
+
+@on_devices
+def test_checkpoints(tmp_path: Path, device: str) -> None:
+    """`ModelCheckpoint`, and `fit(ckpt_path=…)` in a new process: the bits of the uninterrupted run, from one place to
+    the other, too."""
+    whole = {}
+    for place in PLACES:
+        module = Automatic()
+        opt = fit(tmp_path, device, module, ours_in(place), **saving(tmp_path / place))
+        whole[place] = digest(module.net, opt)
+        fabric, net, opt = set_up(device, ours_in(place))
+        batches = list(fabric.setup_dataloaders(loader()))
+        train(fabric, net, opt, batches[:3])
+        fabric.save(tmp_path / f"fabric {place}", {"net": net, "opt": opt})
+        train(fabric, net, opt, batches[3:])
+        whole[f"fabric {place}"] = digest(net, opt.optimizer)
+    assert whole["away"] == whole["resident"]
+    assert whole["fabric away"] == whole["fabric resident"]
+    found = clients.in_new_process(__file__, tmp_path, device)
+    assert found == {name: whole[name.partition(" to ")[0]] for name in found}
+    assert len(found) == 6
+
+
+def go_on(folder: Path, device: str) -> dict[str, Any]:
+    found = {}
+    for before, after in (("resident", "resident"), ("away", "away"), ("away", "resident")):
+        module = Automatic()
+        opt = fit(folder, device, module, ours_in(after), folder / before / "epoch=0.ckpt")
+        found[f"{before} to {after}"] = digest(module.net, opt)
+        fabric, net, opt = set_up(device, ours_in(after))
+        fabric.load(folder / f"fabric {before}", {"net": net, "opt": opt})
+        train(fabric, net, opt, list(fabric.setup_dataloaders(loader()))[3:])
+        found[f"fabric {before} to {after}"] = digest(net, opt.optimizer)
+    return found
+
+
+@everywhere
+def test_the_class_changes_at_a_checkpoint(tmp_path: Path, device: str, place: str) -> None:
+    """A checkpoint of torch's AdamW goes on with ours, and one of ours with torch's."""
+    whole = Automatic()
+    fit(tmp_path, device, whole, clients.torchs)
+    for name, before, after in (("a", clients.torchs, ours_in(place)), ("b", ours_in(place), clients.torchs)):
+        fit(tmp_path, device, Automatic(), before, **saving(tmp_path / name))
+        module = Automatic()
+        fit(tmp_path, device, module, after, tmp_path / name / "epoch=0.ckpt")
+        assert module.losses == pytest.approx(whole.losses[3:], rel=1e-5)
+        moved_alike(values(module.net), values(whole.net), values(model()), 1e-5)
+
+
+def set_up(device: str, make: Any, **options: Any) -> Any:
+    """Fabric, and what it makes of a model and an optimizer."""
+    fabric = lightning.Fabric(accelerator="cpu" if device == "cpu" else "gpu", devices=1, **options)
+    net = model()
+    return fabric, *fabric.setup(net, make(net.parameters()))
+
+
+def train(fabric: Any, net: Any, opt: Any, batches: Any) -> list[float]:
+    losses = []
+    for x in batches:
+        loss = net(x).square().mean()
+        fabric.backward(loss)
+        fabric.clip_gradients(net, opt, max_norm=0.5)
+        opt.step()
+        opt.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize(("precision", "near"), [("32-true", 1e-5), ("bf16-mixed", 2e-2)])
+@everywhere
+def test_fabric(device: str, place: str, precision: str, near: float) -> None:
+    """Fabric: `setup`, `backward`, `clip_gradients`, in float32 and `bf16-mixed`."""
+    ends = []
+    for make in (lambda p: Watched(p, **PLACES[place]), clients.torchs):
+        fabric, net, opt = set_up(device, make, precision=precision)
+        losses = train(fabric, net, opt, fabric.setup_dataloaders(loader()))
+        ends.append((losses, values(net), opt.optimizer))
+    assert ends[0][2].watched == STEPS
+    assert ends[0][0] == pytest.approx(ends[1][0], rel=near)
+    moved_alike(ends[0][1], ends[1][1], values(model()), near)
+
+
+def test_a_full_card_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """State for which the card has no room is what Lightning's batch size finder knows as a full card."""
+    from lightning.pytorch.utilities.memory import is_out_of_cpu_memory, is_oom_error
+
+    known = is_oom_error(clients.full_card(monkeypatch))
+    assert known
+    assert not is_out_of_cpu_memory(clients.full_card(monkeypatch))
+
+
+if __name__ == "__main__":
+    clients.child(go_on)
