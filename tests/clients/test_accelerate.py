@@ -20,9 +20,7 @@ STEPS = 6
 
 
 def accelerator(device: str, **options: Any) -> Any:
-    """One of its own: what accelerate shares between all of them is forgotten."""
-    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
-    accelerate.state.GradientState._reset_state()
+    clients.forget_accelerate()
     return accelerate.Accelerator(cpu=device == "cpu", **options)
 
 
@@ -105,7 +103,8 @@ def prepared(device: str, place: str) -> Any:
 
 @on_devices
 def test_save_state_and_load_state(tmp_path: Path, device: str) -> None:
-    """`save_state`, and `load_state` in a new process: the bits of the uninterrupted run, from one place to the other, too."""
+    """`save_state`, and `load_state` in a new process: the bits of the uninterrupted run, from one place to the
+    other, too."""
     whole = {}
     for place in PLACES:
         by, net, opt, batches, inner = prepared(device, place)

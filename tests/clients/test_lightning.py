@@ -218,7 +218,7 @@ def test_fabric(device: str, place: str, precision: str, near: float) -> None:
 
 def test_a_full_card_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """State for which the card has no room is what Lightning's batch size finder knows as a full card."""
-    from lightning.pytorch.utilities.memory import is_out_of_cpu_memory, is_oom_error
+    from lightning.pytorch.utilities.memory import is_oom_error, is_out_of_cpu_memory
 
     known = is_oom_error(clients.full_card(monkeypatch))
     assert known

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torchvision_operators
-from clients import ADAMW, PLACES, Watched, child, digest, everywhere, in_new_process, moved_alike, on_devices
+from clients import ADAMW, PLACES, Watched, child, digest, everywhere, in_new_process, moved_alike, on_devices, values
 from clients import torchs as torch_adamw
-from clients import values
 
 from pagedopt import PagedAdamW
 
@@ -108,7 +107,8 @@ def test_optimizers(tmp_path: Path, device: str, place: str) -> None:
 
 @on_devices
 def test_resume_in_a_new_process(tmp_path: Path, device: str) -> None:
-    """`resume_from_checkpoint` in a new process: the bits of the uninterrupted run, from one place to the other, too."""
+    """`resume_from_checkpoint` in a new process: the bits of the uninterrupted run, from one place to the
+    other, too."""
     whole = {}
     for place in PLACES:
         made = trainer(tmp_path / place, device, kind=(PagedAdamW, {**ADAMW, **PLACES[place]}), **SAVING)

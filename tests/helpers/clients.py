@@ -120,6 +120,13 @@ def moved_alike(
     assert off**0.5 < near * way**0.5, f"{(off / way) ** 0.5} of the way between ours and torch's"
 
 
+def forget_accelerate() -> None:
+    """What accelerate shares in a process, device and precision among it, is as if nobody had used it."""
+    if state := sys.modules.get("accelerate.state"):
+        state.AcceleratorState._reset_state(reset_partial_state=True)
+        state.GradientState._reset_state()
+
+
 def trainable(model: torch.nn.Module) -> list[torch.nn.Parameter]:
     return [p for p in model.parameters() if p.requires_grad]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 
-OPERATORS = {name: "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor" for name in ("nms", "qnms")}
+OPERATORS = dict.fromkeys(("nms", "qnms"), "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
 def declare() -> None:
@@ -19,7 +19,7 @@ def declare() -> None:
     import torch
 
     with contextlib.suppress(RuntimeError):
-        import torchvision  # noqa: F401
+        import torchvision
 
         return
     for name, schema in OPERATORS.items():
