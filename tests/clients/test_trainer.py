@@ -50,6 +50,7 @@ def trainer(folder: Path, device: str, net: Any = None, kind: Any = None, more: 
         weight_decay=ADAMW["weight_decay"],
         **{"max_steps": STEPS, "per_device_train_batch_size": 4, "save_strategy": "no", **arguments},
     )
+    settings._n_gpu = min(1, settings.n_gpu)  # with more it would wrap the model in DataParallel
     return transformers.Trainer(
         net or model(), settings, train_dataset=data(), optimizer_cls_and_kwargs=kind, **dict(more)
     )
@@ -88,6 +89,12 @@ def test_optimizer_cls_and_kwargs(tmp_path: Path, device: str, place: str) -> No
 def test_bf16_and_accumulation(tmp_path: Path, device: str, place: str) -> None:
     """`bf16=True`, `gradient_accumulation_steps=2`."""
     beside_torch(tmp_path, device, place, 2e-2, bf16=True, gradient_accumulation_steps=2)
+
+
+@everywhere
+def test_gradient_checkpointing(tmp_path: Path, device: str, place: str) -> None:
+    """`gradient_checkpointing=True`."""
+    beside_torch(tmp_path, device, place, 1e-5, gradient_checkpointing=True)
 
 
 @everywhere

@@ -65,7 +65,7 @@ class Watched(PagedAdamW):
         self.register_step_post_hook(type(self)._after)
 
     def _before(self, *_: Any) -> None:
-        if self._twin is None or sum(map(_count, self._twin.param_groups)) != sum(map(_count, self.param_groups)):
+        if self._twin is None or _kinds(self._twin) != _kinds(self):  # parameters have joined or moved
             groups = [{**group, "params": [_copy(p) for p in group["params"]]} for group in self.param_groups]
             self._twin = torch.optim.AdamW(groups, fused=True)
             saved = self.state_dict()
@@ -92,8 +92,8 @@ class Watched(PagedAdamW):
         self.watched += 1
 
 
-def _count(group: dict[str, Any]) -> int:
-    return len(group["params"])
+def _kinds(optimizer: torch.optim.Optimizer) -> list[list[Any]]:
+    return [[(p.device, p.dtype, p.shape) for p in group["params"]] for group in optimizer.param_groups]
 
 
 def _copy(value: Any) -> Any:
@@ -172,7 +172,14 @@ def in_new_process(file: str, folder: Path, device: str, timeout: float = 110) -
     return result
 
 
+def exact() -> None:
+    """A card computes in float32 what is float32, in one order."""
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.deterministic = True
+
+
 def child(main: Callable[[Path, str], dict[str, Any]]) -> None:
     """The program: ``main(folder, device)``, whose answer is written into the folder."""
+    exact()
     folder = Path(sys.argv[1])
     (folder / "answer.json").write_text(json.dumps(main(folder, sys.argv[2])))
