@@ -101,7 +101,7 @@ def beside_torch(folder: Path, device: str, place: str, near: float, kind: Any =
     opt = fit(folder, device, ours, watched_in(place), **options)
     fit(folder, device, theirs, clients.torchs, **options)
     steps = 4 if "accumulate_grad_batches" in options else STEPS
-    assert opt.watched == steps or (options.get("precision") == "16-mixed" and opt.watched >= 2)  # else the scale is down
+    assert opt.watched == steps or (options.get("precision") == "16-mixed" and opt.watched >= 2)
     assert ours.losses == pytest.approx(theirs.losses, rel=near)
     moved_alike(values(ours.net), values(theirs.net), values(model()), near)
 
