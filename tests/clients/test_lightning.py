@@ -118,10 +118,11 @@ def test_manual_optimization(tmp_path: Path, device: str, place: str) -> None:
     beside_torch(tmp_path, device, place, 1e-5, kind=Manual)
 
 
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
 @everywhere
-def test_bf16_mixed(tmp_path: Path, device: str, place: str) -> None:
-    """`precision="bf16-mixed"`."""
-    beside_torch(tmp_path, device, place, 2e-2, precision="bf16-mixed")
+def test_bf16(tmp_path: Path, device: str, place: str, precision: str) -> None:
+    """`precision="bf16-mixed"` and `"bf16-true"`, where parameters and state are bfloat16."""
+    beside_torch(tmp_path, device, place, 2e-2, precision=precision)
 
 
 @clients.on_cuda

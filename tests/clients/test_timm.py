@@ -104,7 +104,8 @@ def test_layer_decay(device: str, place: str) -> None:
 @pytest.mark.parametrize("name", ["paged", "lookahead_paged"])
 @everywhere
 def test_create_optimizer_v2(device: str, place: str, name: str) -> None:
-    """`create_optimizer_v2` with a class of ours in timm's registry, by itself and under its `Lookahead`."""
+    """`create_optimizer_v2` with a class of ours in timm's registry, by itself and under its `Lookahead`
+    (whose slow weights, state of its own, no budget covers: there is a warning)."""
 
     def make(net: Any, kind: Any, options: dict[str, Any]) -> Any:
         info = timm.optim.OptimInfo(name="paged", opt_class=kind, has_betas=True)

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,12 @@ from pagedopt.system import driver
 #: Nothing at its default and nothing zero; an epsilon with which noise in a gradient that should be zero moves nothing.
 ADAMW: dict[str, Any] = {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.2}
 #: Where state lives.
-PLACES: dict[str, dict[str, Any]] = {"resident": {}, "away": {"device_budget": 0}}
+PLACES: dict[str, dict[str, Any]] = {
+    "resident": {},
+    "away": {"device_budget": 0},
+}  #: Names of AdamW's state in the shape of a parameter.
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
 _NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 _CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, _NO_GPU])
 
@@ -47,13 +52,14 @@ def torchs(params: Any, **options: Any) -> torch.optim.AdamW:
 
 
 class Watched(PagedAdamW):
-    """Ours, with torch's fused AdamW beside it: each step is taken by both, from the same parameters and gradients.
+    """Ours, with torch's fused AdamW beside it: each step is taken by both, from the same parameters, gradients and
+    moments.  Step counts are each one's own.
 
     Attributes:
         watched: steps that have been compared.
 
     Raises:
-        AssertionError: from ``step``: the two differ by more than a rounding.
+        AssertionError: from ``step``: the two differ by more than roundings.
     """
 
     watched: int = 0
@@ -66,29 +72,48 @@ class Watched(PagedAdamW):
 
     def _before(self, *_: Any) -> None:
         if self._twin is None or _kinds(self._twin) != _kinds(self):  # parameters have joined or moved
-            groups = [{**group, "params": [_copy(p) for p in group["params"]]} for group in self.param_groups]
-            self._twin = torch.optim.AdamW(groups, fused=True)
-            saved = self.state_dict()
-            copies = {i: {k: _copy(v) for k, v in entry.items()} for i, entry in saved["state"].items()}
-            self._twin.load_state_dict({**saved, "state": copies})
+            self._twin = self._torchs()
         for group, twins in zip(self.param_groups, self._twin.param_groups, strict=True):
             twins.update({name: value for name, value in group.items() if name != "params"}, fused=True)
+        for p, q, _ in self._pairs():
+            q.data.copy_(p.data)
+            for name in MOMENTS if self._twin.state[q] else ():
+                self._twin.state[q][name].copy_(self.state[p][name])
+
+    def _torchs(self) -> torch.optim.AdamW:
+        """Torch's, in the state in which this one is."""
+        groups = [{**group, "params": [_copy(p) for p in group["params"]]} for group in self.param_groups]
+        made = torch.optim.AdamW(groups, fused=True)
+        saved = self.state_dict()
+        state = {i: {k: _copy(v) for k, v in entry.items()} for i, entry in saved["state"].items()}
+        made.load_state_dict(
+            {"state": state, "param_groups": [{**group, "fused": True} for group in saved["param_groups"]]}
+        )
+        return made
+
+    def _pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:
+        """Each parameter with torch's and its learning rate."""
+        assert self._twin is not None
+        for group, twins in zip(self.param_groups, self._twin.param_groups, strict=True):
             for p, q in zip(group["params"], twins["params"], strict=True):
-                q.data.copy_(p.data)
+                yield p, q, float(group["lr"])
 
     def _after(self, *_: Any) -> None:
         assert self._twin is not None
-        pairs = []
-        for group, twins in zip(self.param_groups, self._twin.param_groups, strict=True):
-            for p, q in zip(group["params"], twins["params"], strict=True):
-                q.grad = None if p.grad is None else p.grad.detach().clone()  # of a closure: there since the step
-                pairs.append((p, q, q.detach().clone()))
-        self._twin.step()
-        for p, q, before in pairs:
-            same("a parameter", p, q, before)
+        before = {}
+        for p, q, lr in self._pairs():
+            q.grad = None if p.grad is None else p.grad.detach().clone()  # of a closure: there since the step
             if p.grad is not None:
-                for name in ("exp_avg", "exp_avg_sq"):
-                    same(name, self.state[p][name], self._twin.state[q][name], self._twin.state[q][name])
+                mean = self._twin.state[q].get("exp_avg", torch.zeros_like(q))
+                before[p] = {"": q.detach().abs() + lr, "exp_avg": mean.abs() + p.grad.abs(), "exp_avg_sq": 0}
+        self._twin.step()
+        for p, q, _ in self._pairs():
+            if p.grad is None:
+                assert torch.equal(p, q), "a parameter without gradient has moved"
+                continue
+            same("a parameter", p, q, before[p][""])
+            for name in MOMENTS:
+                same(name, self.state[p][name], self._twin.state[q][name], before[p][name])
         self.watched += 1
 
 
@@ -100,11 +125,11 @@ def _copy(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
-def same(what: str, mine: torch.Tensor, theirs: torch.Tensor, before: torch.Tensor) -> None:
-    """No element differs by more than four roundings of what was there and what has become of it."""
-    mine, theirs, before = mine.detach(), theirs.detach(), before.detach()
-    size = (before.abs() + theirs.abs()).double() * torch.finfo(theirs.dtype).eps
-    off = float(((mine.double() - theirs.double()).abs() / (size + 1e-30)).max())
+def same(what: str, mine: torch.Tensor, theirs: torch.Tensor, size: torch.Tensor | float) -> None:
+    """No element differs by more than four roundings of itself and of the ``size`` of what it was made of."""
+    mine, theirs = mine.detach().double(), theirs.detach()
+    rounding = (theirs.abs() + size).double() * torch.finfo(theirs.dtype).eps
+    off = float(((mine - theirs.double()).abs() / (rounding + 1e-30)).max())
     assert off <= 4, f"{what} of {tuple(mine.shape)} is {off} roundings off"
 
 
