@@ -99,10 +99,10 @@ def test_gradient_checkpointing(tmp_path: Path, device: str, place: str) -> None
 
 @everywhere
 def test_optimizers(tmp_path: Path, device: str, place: str) -> None:
-    """`optimizers=(optimizer, scheduler)`, made by the user."""
+    """`optimizers=(optimizer, scheduler)`, made by the user before Trainer moves the model."""
     ends = []
     for make in (lambda p: Watched(p, **PLACES[place]), torch_adamw):
-        net = model().to(device)
+        net = model()
         opt = make(net.parameters())
         schedule = torch.optim.lr_scheduler.LinearLR(opt, 0.1, total_iters=STEPS)
         made = trainer(tmp_path, device, net, more={"optimizers": (opt, schedule)})

@@ -100,8 +100,8 @@ _HEAD = """\
 Made by `tests/helpers/clients_page.py` of `raw/clients.json`; do not edit. Each line is a test in `tests/clients` that
 trains a small model, made there, with `PagedAdamW` and with torch's fused AdamW from the same seed. Every step of ours
 is also taken by torch's, from the same parameters, gradients and moments: they differ by four roundings at most (a
-compiled train step is not watched so). Losses of both trainings agree to 1e-5 of themselves, weights to 1e-4 of the way that
-they have gone; to 2e-2 where forward and backward compute in 16 bits, to 1e-4 where they are compiled.
+compiled train step is not watched so). Losses of both trainings agree to 1e-5 of themselves, weights to 1e-4 of the way
+that they have gone; to 2e-2 where forward and backward compute in 16 bits, to 1e-4 where they are compiled.
 
 `resident`: all state on the device of the model. `away`: `device_budget=0`. `yes`: both, or neither matters. `–`: not
 run, or not for such a device. `make test-clients` runs it all.
