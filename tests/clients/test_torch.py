@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import clients
 import pytest
 import torch
-from clients import ADAMW, PLACES, Watched, everywhere, moved_alike, on_cuda, torchs, values
+from clients import ADAMW, PLACES, Watched, everywhere, moved_alike, on_cuda, on_devices, torchs, values
 from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.utils import parametrizations, parametrize
@@ -31,7 +33,7 @@ def batch(step: int, device: str) -> torch.Tensor:
     return torch.randn(8, 13, generator=torch.Generator().manual_seed(step)).to(device)
 
 
-def loop(net: nn.Module, opt: torch.optim.Optimizer, device: str, steps: int = STEPS, first: int = 0) -> list[float]:
+def loop(net: Any, opt: torch.optim.Optimizer, device: str, steps: int = STEPS, first: int = 0) -> list[float]:
     """Steps; the loss of each."""
     losses = []
     for step in range(first, first + steps):
@@ -159,6 +161,56 @@ def test_averages(device: str, place: str, kind: str) -> None:
     beside_torch(device, place, train)
 
 
+class Whole:
+    """A model with three parametrizations, checkpointing in its forward and an average behind it, in training."""
+
+    def __init__(self, device: str, place: str) -> None:
+        net: Any = model(device)
+        for layer, of in ((net[0], "weight_norm"), (net[2], "orthogonal"), (net[4], "spectral_norm")):
+            getattr(parametrizations, of)(layer)
+        self.net, self.device = net, device
+        self.optimizer = PagedAdamW(net.parameters(), **ADAMW, **PLACES[place])
+        self.mean = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.7), use_buffers=True)
+        self.rate = SWALR(self.optimizer, 0.002, anneal_epochs=3)
+        self.parts = {"net": net, "optimizer": self.optimizer, "mean": self.mean, "rate": self.rate}
+
+    def train(self, first: int, steps: int) -> None:
+        def forward(x: torch.Tensor) -> Any:
+            return checkpoint(self.net[1:], self.net[0](x), use_reentrant=False)
+
+        for step in range(first, first + steps):
+            loop(forward, self.optimizer, self.device, 1, step)
+            self.mean.update_parameters(self.net)
+            self.rate.step()
+
+    def digest(self) -> str:
+        return clients.digest(self.mean, self.optimizer) + clients.digest(self.net, self.optimizer)
+
+
+@pytest.mark.clients
+@on_devices
+def test_new_process(tmp_path: Path, device: str) -> None:
+    """Parametrizations, checkpointing and an EMA in one model, saved and gone on with in a new process: the bits of the
+    uninterrupted run, from one place to the other, too."""
+    whole = {}
+    for place in PLACES:
+        run = Whole(device, place)
+        run.train(0, 3)
+        torch.save({name: part.state_dict() for name, part in run.parts.items()}, tmp_path / place)
+        run.train(3, 3)
+        whole[place] = run.digest()
+    clients.goes_on(__file__, tmp_path, device, whole)
+
+
+def go_on(folder: Path, device: str, before: str, after: str) -> str:
+    run = Whole(device, after)
+    saved = torch.load(folder / before, weights_only=True)
+    for name, part in run.parts.items():
+        part.load_state_dict(saved[name])
+    run.train(3, 3)
+    return run.digest()
+
+
 @pytest.fixture
 def _forgets() -> Iterator[None]:
     """What was compiled is no one's after the test."""
@@ -200,3 +252,7 @@ def test_compiled_with_graphs(device: str, place: str) -> None:
     beside_torch(
         device, place, lambda net, opt, device: loop(torch.compile(net, mode="reduce-overhead"), opt, device), near=1e-4
     )
+
+
+if __name__ == "__main__":
+    clients.child(go_on)

@@ -24,7 +24,9 @@ ADAMW: dict[str, Any] = {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-3, "weight_
 PLACES: dict[str, dict[str, Any]] = {
     "resident": {},
     "away": {"device_budget": 0},
-}  #: Names of AdamW's state in the shape of a parameter.
+}  #: Where it lived when it was saved, and where it lives from then on.
+MOVES = (("resident", "resident"), ("away", "away"), ("away", "resident"))
+#: Names of AdamW's state in the shape of a parameter.
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 _NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -181,8 +183,14 @@ def full_card(monkeypatch: pytest.MonkeyPatch) -> torch.OutOfMemoryError:
     return found.value
 
 
-def in_new_process(file: str, folder: Path, device: str, timeout: float = 110) -> dict[str, Any]:
-    """What the ``main`` of a test's file, run as a program by :func:`child`, returns."""
+def goes_on(file: str, folder: Path, device: str, whole: dict[str, str], timeout: float = 110) -> None:
+    """What was saved in ``folder`` goes on in a new process, in each of ``MOVES``, to the bits of the whole run.
+
+    Args:
+        file: of the test, which as a program is a :func:`child`.
+        whole: the digest of the uninterrupted run in each place.
+    """
+    assert whole["away"] == whole["resident"]
     path = os.pathsep.join([str(ROOT), str(HELPERS), os.environ.get("PYTHONPATH", "")])
     run = subprocess.run(
         [sys.executable, file, str(folder), device],
@@ -193,8 +201,8 @@ def in_new_process(file: str, folder: Path, device: str, timeout: float = 110) -
         env={**os.environ, "PYTHONPATH": path},
     )
     assert run.returncode == 0, run.stderr[-3000:]
-    result: dict[str, Any] = json.loads((folder / "answer.json").read_text())
-    return result
+    found = json.loads((folder / "answer.json").read_text())
+    assert found == {f"{before} to {after}": whole["resident"] for before, after in MOVES}
 
 
 def exact() -> None:
@@ -203,8 +211,10 @@ def exact() -> None:
     torch.backends.cudnn.deterministic = True
 
 
-def child(main: Callable[[Path, str], dict[str, Any]]) -> None:
-    """The program: ``main(folder, device)``, whose answer is written into the folder."""
+def child(go_on: Callable[[Path, str, str, str], str]) -> None:
+    """The program: ``go_on(folder, device, before, after)`` is a digest, that of what was saved with state in the place
+    ``before`` and has gone on with it in the place ``after``."""
     exact()
-    folder = Path(sys.argv[1])
-    (folder / "answer.json").write_text(json.dumps(main(folder, sys.argv[2])))
+    folder, device = Path(sys.argv[1]), sys.argv[2]
+    found = {f"{before} to {after}": go_on(folder, device, before, after) for before, after in MOVES}
+    (folder / "answer.json").write_text(json.dumps(found))
