@@ -20,7 +20,7 @@ WORKERS    ?= $(shell echo $$(( $(CORES) < 8 ? $(CORES) : 8 )))
 .PHONY: help setup train test test-clients test-long lint clean
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
 	@echo
 	@echo '  ARGS="…" goes to the training program, TEST_ARGS="…" to pytest, PIP_FLAGS="…" to pip,'
 	@echo '  VENV_FLAGS="…" to venv; PYTHON=… picks the interpreter (3.11 or newer), TORCH=… a version of torch.'

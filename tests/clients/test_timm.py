@@ -171,10 +171,7 @@ def test_checkpoint_saver(tmp_path: Path, device: str) -> None:
         timm.utils.CheckpointSaver(net, opt, checkpoint_dir=str(tmp_path / place)).save_checkpoint(0)
         train(net, opt, device, 4, 4)
         whole[place] = digest(net, opt)
-    assert whole["away"] == whole["resident"]
-    found = clients.in_new_process(__file__, tmp_path, device)
-    assert found == dict.fromkeys(found, whole["resident"])
-    assert len(found) == 3
+    clients.goes_on(__file__, tmp_path, device, whole)
 
 
 def made(device: str, place: str) -> Any:
@@ -183,14 +180,11 @@ def made(device: str, place: str) -> Any:
     return net, PagedAdamW(groups, **ADAMW, **PLACES[place])
 
 
-def go_on(folder: Path, device: str) -> dict[str, Any]:
-    found = {}
-    for before, after in (("resident", "resident"), ("away", "away"), ("away", "resident")):
-        net, opt = made(device, after)
-        timm.models.resume_checkpoint(net, str(folder / before / "last.pth.tar"), opt)
-        train(net, opt, device, 4, 4)
-        found[f"{before} to {after}"] = digest(net, opt)
-    return found
+def go_on(folder: Path, device: str, before: str, after: str) -> str:
+    net, opt = made(device, after)
+    timm.models.resume_checkpoint(net, str(folder / before / "last.pth.tar"), opt)
+    train(net, opt, device, 4, 4)
+    return digest(net, opt)
 
 
 if __name__ == "__main__":
