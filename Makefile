@@ -2,6 +2,7 @@
 
 VENV  := .venv
 READY := $(VENV)/.ready
+CLIENTS := $(VENV)/.clients
 PY    := $(VENV)/bin/python
 
 # The first of these that starts and is new enough (a pyenv shim may exist and yet not start).
@@ -16,10 +17,10 @@ TEST_ARGS  ?=#  more options for pytest, e.g. TEST_ARGS="-k train -x"
 CORES      := $(shell nproc 2>/dev/null || echo 1)
 WORKERS    ?= $(shell echo $$(( $(CORES) < 8 ? $(CORES) : 8 )))
 
-.PHONY: help setup train test test-long lint clean
+.PHONY: help setup train test test-clients test-long lint clean
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
 	@echo
 	@echo '  ARGS="…" goes to the training program, TEST_ARGS="…" to pytest, PIP_FLAGS="…" to pip,'
 	@echo '  VENV_FLAGS="…" to venv; PYTHON=… picks the interpreter (3.11 or newer), TORCH=… a version of torch.'
@@ -29,9 +30,15 @@ help:  ## list the targets
 setup: $(READY)  ## create .venv and install into it (done by the other targets too)
 	@echo "set-up: $(VENV) is ready"
 
+SET_UP = $(PYTHON) scripts/setup_env.py --venv $(VENV) --venv-flags="$(VENV_FLAGS)" --pip-flags="$(PIP_FLAGS)" --torch="$(TORCH)"
+
 $(READY): pyproject.toml constraints.txt scripts/setup_env.py
 	@test -n "$(PYTHON)" || { echo "set-up: no Python 3.11 or newer found; install one or pass PYTHON=/path/to/python3"; exit 1; }
-	@$(PYTHON) scripts/setup_env.py --venv $(VENV) --venv-flags="$(VENV_FLAGS)" --pip-flags="$(PIP_FLAGS)" --torch="$(TORCH)"
+	@$(SET_UP)
+	@touch $@
+
+$(CLIENTS): $(READY)
+	@$(SET_UP) --extras=clients
 	@touch $@
 
 train: $(READY)  ## train the GPT with PagedAdamW and torch's AdamW side by side
@@ -39,7 +46,10 @@ train: $(READY)  ## train the GPT with PagedAdamW and torch's AdamW side by side
 
 # One thread per worker: the workers are the parallelism. With worksteal a file stays with one worker while it can.
 test: $(READY)  ## run the tests
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal -m "not long" $(TEST_ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal -m "not long and not clients" $(TEST_ARGS)
+
+test-clients: $(CLIENTS)  ## install transformers, accelerate, lightning, peft and timm, and train with each
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal -m clients $(TEST_ARGS)
 
 test-long: $(READY)  ## run all tests, and interrupt at every line
 	OMP_NUM_THREADS=1 PAGEDOPT_EVERY_LINE=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal --timeout 3600 $(TEST_ARGS)

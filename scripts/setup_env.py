@@ -101,6 +101,18 @@ def adapt_constraints(text: str, torch: str | None, has_gpu: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
+def constraints_beside(text: str, pinned: str, torch: Torch) -> str:
+    """The constraints once ``torch`` is installed: it stays, and torchvision is the one made for it.
+
+    Each torchvision asks for one torch, so beside another than the pinned one pip finds the right one by itself.
+    """
+    made_for = re.search(r"(?m)^torch==(.*)$", pinned)
+    same = made_for is not None and torch.version.partition("+")[0] == made_for[1]
+    dropped = ("torch",) if same else ("torch", "torchvision")
+    lines = [line for line in text.splitlines() if line.partition("==")[0].strip().lower() not in dropped]
+    return "\n".join([*lines, f"torch=={torch.version}"]) + "\n"
+
+
 def driver_cuda() -> tuple[int, int] | None:
     """Ask nvidia-smi what the driver supports; None without a GPU that answers."""
     try:
@@ -150,10 +162,23 @@ def pip_install(python: Path, constraints: Path, flags: list[str], *what: str) -
         )
 
 
-def set_up(venv: Path, venv_flags: list[str], pip_flags: list[str], version: str) -> None:
+def check_torchvision(python: Path, torch: Torch) -> None:
+    """Say so where a torchvision is installed that does not load, since much else imports it."""
+    found = "import importlib.util as u, sys; sys.exit(u.find_spec('torchvision') is None)"
+    if subprocess.run([python, "-c", found], check=False).returncode:
+        return
+    if subprocess.run([python, "-c", "import torchvision"], capture_output=True, check=False).returncode:
+        say(
+            f"the torchvision that pip found does not load beside torch {torch.version}: it is made for another build. "
+            "The tests declare the operators that it misses (tests/helpers/torchvision_operators.py). For your own "
+            "work take both from one index, or uninstall torchvision, which only timm needs."
+        )
+
+
+def set_up(venv: Path, venv_flags: list[str], pip_flags: list[str], version: str, more: list[str]) -> None:
     """Bring the environment up to date. Running it again on a finished one changes nothing.
 
-    ``version`` is the torch the user asked for, or '' to choose one.
+    ``version`` is the torch the user asked for, or '' to choose one; ``more`` are extras beyond those always installed.
     """
     python = create_venv(venv, venv_flags)
     driver = driver_cuda()
@@ -172,9 +197,11 @@ def set_up(venv: Path, venv_flags: list[str], pip_flags: list[str], version: str
         raise SetupError(f"torch was installed but `{python} -c 'import torch'` fails; run it to see why")
     extra, reason = choose_extra(torch, driver)
     say(reason)
-    extras = ",".join([*EXTRAS, *([extra] if extra else [])])
+    constraints.write_text(constraints_beside(constraints.read_text(), pinned, torch))
+    extras = ",".join([*EXTRAS, *more, *([extra] if extra else [])])
     say(f"installing pagedopt[{extras}]")
     pip_install(python, constraints, pip_flags, "-e", f".[{extras}]")
+    check_torchvision(python, torch)
     say("done")
 
 
@@ -185,12 +212,13 @@ def main() -> int:
     parser.add_argument("--venv-flags", type=shlex.split, default=[], help="more options for venv, in one string")
     parser.add_argument("--pip-flags", type=shlex.split, default=[], help="more options for pip, in one string")
     parser.add_argument("--torch", default="", help="version of torch, in place of the one set-up would choose")
+    parser.add_argument("--extras", default="", help="more extras of pyproject.toml to install, with commas")
     args = parser.parse_args()
     if sys.version_info < OLDEST_PYTHON:
         print("set-up: Python 3.11 or newer is needed; pass PYTHON=/path/to/python3", file=sys.stderr)
         return 1
     try:
-        set_up(args.venv, args.venv_flags, args.pip_flags, args.torch)
+        set_up(args.venv, args.venv_flags, args.pip_flags, args.torch, [e for e in args.extras.split(",") if e])
     except SetupError as error:
         print(f"set-up failed: {error}", file=sys.stderr)
         return 1

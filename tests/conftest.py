@@ -10,9 +10,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from clients_page import Record
 from gpu_lock import Turns
 
 RUN_FOLDER = "PAGEDOPT_TESTS_FOLDER"
+RECORD = "PAGEDOPT_CLIENTS_RECORD"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -21,6 +23,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[RUN_FOLDER] = folder = tempfile.mkdtemp(prefix="pagedopt-tests-")
         os.environ["PAGEDOPT_CACHE_DIR"] = os.path.join(folder, "cache")
     config.pluginmanager.register(Turns(Path(os.environ[RUN_FOLDER])))
+    if RECORD in os.environ and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Record(Path(os.environ[RECORD]).resolve()))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

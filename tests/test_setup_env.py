@@ -97,3 +97,17 @@ def test_every_requirement_is_pinned() -> None:
     ]
     names = {requirement.split("<")[0].split(">")[0] for requirement in wanted}
     assert names <= pins
+
+
+@pytest.mark.parametrize(
+    ("torch", "kept"),
+    [
+        (Torch("2.13.0+cpu", None), "timm==1\ntorchvision==0.28.0\ntorch==2.13.0+cpu\n"),
+        (Torch("2.10.0", "12.8"), "timm==1\ntorch==2.10.0\n"),
+        (Torch("2.13.1", None), "timm==1\ntorch==2.13.1\n"),
+    ],
+)
+def test_torch_stays_and_torchvision_is_the_one_made_for_it(torch: Any, kept: str) -> None:
+    pinned = "timm==1\ntorch==2.13.0\ntorchvision==0.28.0\n"
+    assert setup_env.constraints_beside(pinned, pinned, torch) == kept
+    assert setup_env.constraints_beside(setup_env.adapt_constraints(pinned, None, False), pinned, torch) == kept

@@ -103,6 +103,7 @@ def explained(device: int, nbytes: int, where: Location) -> Iterator[None]:
         if where is Location.DEVICE:
             free, total = torch.cuda.mem_get_info(device)
             raise torch.OutOfMemoryError(
+                "CUDA out of memory. "  # by these words accelerate and Lightning know it, and try a smaller batch
                 f"cuda:{device} has no {nbytes:,} bytes left for optimizer state ({free:,} of {total:,} free); "
                 "lower device_budget, or give back what torch caches (torch.cuda.empty_cache())"
             ) from error

@@ -1,0 +1,160 @@
+"""accelerate."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import clients
+import pytest
+import torch
+from clients import PLACES, Watched, digest, everywhere, moved_alike, on_devices, values
+from optim_support import model
+
+accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
+pytestmark = pytest.mark.clients
+
+STEPS = 6
+
+
+def accelerator(device: str, **options: Any) -> Any:
+    clients.forget_accelerate()
+    return accelerate.Accelerator(cpu=device == "cpu", **options)
+
+
+def loader() -> Any:
+    generator = torch.Generator().manual_seed(3)
+    return torch.utils.data.DataLoader(torch.randn(8 * STEPS, 13, generator=generator), batch_size=8)
+
+
+def train(by: Any, net: Any, opt: Any, batches: Any, schedule: Any = None) -> list[float]:
+    """One epoch; the loss of each batch."""
+    losses = []
+    for x in batches:
+        with by.accumulate(net), by.autocast():
+            loss = net(x).square().mean()
+            by.backward(loss)
+            if by.sync_gradients:
+                by.clip_grad_norm_(net.parameters(), 0.5)
+            opt.step()
+            if schedule is not None:
+                schedule.step()
+            opt.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def beside_torch(device: str, place: str, near: float, **options: Any) -> None:
+    """Ours and torch's, prepared with model, data and schedule."""
+    ends = []
+    for make in (lambda p: Watched(p, **PLACES[place]), clients.torchs):
+        by, net = accelerator(device, **options), model()
+        inner = make(net.parameters())
+        schedule = torch.optim.lr_scheduler.ExponentialLR(inner, 0.8)
+        net, opt, batches, schedule = by.prepare(net, inner, loader(), schedule)
+        ends.append((train(by, net, opt, batches, schedule), values(net), inner))
+    steps = STEPS // options.get("gradient_accumulation_steps", 1)
+    assert ends[0][2].watched == steps or (options.get("mixed_precision") == "fp16" and ends[0][2].watched >= 2)
+    assert ends[0][0] == pytest.approx(ends[1][0], rel=near)
+    moved_alike(ends[0][1], ends[1][1], values(model()), near)
+
+
+@everywhere
+def test_prepare(device: str, place: str) -> None:
+    """`prepare` of model, optimizer, data and schedule; clipping."""
+    beside_torch(device, place, 1e-5)
+
+
+@everywhere
+def test_bf16_and_accumulation(device: str, place: str) -> None:
+    """`mixed_precision="bf16"`, `accumulate` over two batches."""
+    beside_torch(device, place, 2e-2, mixed_precision="bf16", gradient_accumulation_steps=2)
+
+
+@clients.on_cuda
+def test_fp16(device: str, place: str) -> None:
+    """`mixed_precision="fp16"`, with its scaler."""
+    beside_torch(device, place, 2e-2, mixed_precision="fp16")
+
+
+@everywhere
+def test_prepared_after_steps(device: str, place: str) -> None:
+    """An optimizer that has stepped before `prepare`: it goes on where it was."""
+    ends = []
+    for make in (lambda p: Watched(p, **PLACES[place]), clients.torchs):
+        by, net = accelerator(device), model()
+        inner = make(net.parameters())
+        train(accelerator("cpu"), net, inner, list(loader())[:2])
+        by = accelerator(device)
+        net, opt, batches = by.prepare(net, inner, loader())
+        losses = train(by, net, opt, batches)
+        ends.append((losses, values(net), inner))
+    assert ends[0][2].watched == STEPS + 2
+    assert ends[0][0] == pytest.approx(ends[1][0], rel=1e-5)
+    moved_alike(ends[0][1], ends[1][1], values(model()), 1e-5)
+
+
+def prepared(device: str, place: str) -> Any:
+    by, net = accelerator(device), model()
+    inner = clients.PagedAdamW(net.parameters(), **clients.ADAMW, **PLACES[place])
+    return by, *by.prepare(net, inner, loader()), inner
+
+
+@on_devices
+def test_save_state_and_load_state(tmp_path: Path, device: str) -> None:
+    """`save_state`, and `load_state` in a new process: the bits of the uninterrupted run, from one place to the
+    other, too."""
+    whole = {}
+    for place in PLACES:
+        by, net, opt, batches, inner = prepared(device, place)
+        train(by, net, opt, list(batches)[:3])
+        by.save_state(str(tmp_path / place))
+        train(by, net, opt, list(batches)[3:])
+        whole[place] = digest(net, inner)
+    clients.goes_on(__file__, tmp_path, device, whole)
+
+
+def go_on(folder: Path, device: str, before: str, after: str) -> str:
+    by, net, opt, batches, inner = prepared(device, after)
+    by.load_state(str(folder / before))
+    train(by, net, opt, list(batches)[3:])
+    return digest(net, inner)
+
+
+@everywhere
+def test_find_executable_batch_size(device: str, place: str) -> None:
+    """`find_executable_batch_size`: all memory of a failed try is given back before the next one."""
+    tries: list[tuple[int, list[weakref.ref[Any]]]] = []
+
+    @accelerate.utils.find_executable_batch_size(starting_batch_size=8, reduce_batch_size_fn=lambda: 8 >> len(tries))
+    def attempt(batch_size: int) -> None:
+        for _, refs in tries:
+            assert not [ref for ref in refs if ref() is not None], "the failed try is still there"
+        net = model(device)
+        opt = Watched(net.parameters(), **PLACES[place])
+        for _ in range(2):
+            net(torch.ones(batch_size, 13, device=device)).square().mean().backward()
+            opt.step()
+        tensors = [t for entry in opt.state.values() for t in entry.values()] + [p.grad for p in net.parameters()]
+        tries.append((batch_size, [weakref.ref(each) for each in (opt, opt.store, *opt.store.arenas, *tensors)]))
+        if batch_size > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 PiB")
+
+    gc.disable()  # what goes, goes by itself: the exception is alive while accelerate collects garbage
+    try:
+        attempt()
+    finally:
+        gc.enable()
+    assert [size for size, _ in tries] == [8, 4, 2]
+
+
+def test_a_full_card_is_a_batch_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """State for which the card has no room: a smaller batch is tried, as where torch's allocator fails."""
+    known = accelerate.utils.memory.should_reduce_batch_size(clients.full_card(monkeypatch))
+    assert known
+
+
+if __name__ == "__main__":
+    clients.child(go_on)

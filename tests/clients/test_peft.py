@@ -1,0 +1,133 @@
+"""PEFT: LoRA."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import clients
+import pytest
+import torch
+import torchvision_operators
+from clients import ADAMW, PLACES, Watched, digest, everywhere, moved_alike, on_devices, values
+
+from pagedopt import PagedAdamW
+
+torchvision_operators.declare()
+peft = pytest.importorskip("peft", reason="peft is not installed")
+pytest.importorskip("peft.optimizers")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore:.*load_in_8bit.*|.*fan_in_fan_out.*")]
+
+STEPS = 6
+
+
+def model(device: str, **config: Any) -> Any:
+    """A GPT-2 of two layers with adapters on its attention."""
+    torch.manual_seed(0)
+    base = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            n_layer=2, n_head=2, n_embd=32, n_positions=16, vocab_size=61, attn_implementation="eager"
+        )
+    )
+    return peft.get_peft_model(base, lora(**config)).to(device)
+
+
+def lora(**config: Any) -> Any:
+    return peft.LoraConfig(
+        r=4, lora_alpha=8, target_modules=["c_attn"], fan_in_fan_out=True, lora_dropout=0.1, **config
+    )
+
+
+def train(net: Any, opt: Any, steps: int = STEPS, first: int = 0) -> list[float]:
+    losses = []
+    for step in range(first, first + steps):
+        torch.manual_seed(step)
+        text = torch.randint(0, 61, (4, 16)).to(net.device)
+        loss = net(input_ids=text, labels=text).loss
+        loss.backward()
+        opt.step()
+        opt.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def beside_torch(device: str, place: str, make: Any, **config: Any) -> None:
+    """``make(model, class, options)`` makes the optimizer."""
+    ends = []
+    for kind, options in ((Watched, PLACES[place]), (torch.optim.AdamW, {"fused": True})):
+        net = model(device, **config)
+        start = values(net)
+        opt = make(net, kind, {**ADAMW, **options})
+        ends.append((train(net, opt), values(net), opt))
+    assert ends[0][2].watched == STEPS
+    assert ends[0][0] == pytest.approx(ends[1][0], rel=1e-5)
+    moved_alike(ends[0][1], ends[1][1], start, 1e-4)
+
+
+@pytest.mark.parametrize("config", [{}, {"use_dora": True}], ids=["lora", "dora"])
+@everywhere
+def test_lora(device: str, place: str, config: dict[str, Any]) -> None:
+    """LoRA and DoRA, all of the model's parameters given, of which only the adapters get gradients."""
+    beside_torch(device, place, lambda net, kind, options: kind(net.parameters(), **options), **config)
+
+
+@everywhere
+def test_loraplus(device: str, place: str) -> None:
+    """`create_loraplus_optimizer`, whose groups have rates of their own, and may be empty."""
+
+    def make(net: Any, kind: Any, options: dict[str, Any]) -> Any:
+        return peft.optimizers.create_loraplus_optimizer(net, kind, loraplus_lr_ratio=4.0, **options)
+
+    beside_torch(device, place, make)
+
+
+@everywhere
+def test_adapters_that_come_and_go(device: str, place: str) -> None:
+    """In mid-training an adapter is merged and unmerged, another one added with `add_param_group` and switched to."""
+    ends = []
+    for kind, options in ((Watched, PLACES[place]), (torch.optim.AdamW, {"fused": True})):
+        net = model(device)
+        opt = kind(clients.trainable(net), **{**ADAMW, **options})
+        losses = train(net, opt, 2)
+        net.merge_adapter()
+        net.unmerge_adapter()
+        losses += train(net, opt, 2, 2)
+        net.add_adapter("second", lora())
+        net.set_adapter("second")
+        opt.add_param_group({"params": clients.trainable(net), "lr": 0.02})
+        start = values(net)
+        losses += train(net, opt, 4, 4)
+        ends.append((losses, values(net), opt))
+    assert ends[0][2].watched == 8
+    assert ends[0][0] == pytest.approx(ends[1][0], rel=1e-5)
+    moved_alike(ends[0][1], ends[1][1], start, 1e-4)
+
+
+@on_devices
+def test_save_pretrained(tmp_path: Path, device: str) -> None:
+    """`save_pretrained` and the optimizer's state dict, gone on with in a new process: the bits of the uninterrupted
+    run, from one place to the other, too."""
+    whole = {}
+    for place in PLACES:
+        net = model(device)
+        opt = PagedAdamW(clients.trainable(net), **ADAMW, **PLACES[place])
+        train(net, opt, 3)
+        net.save_pretrained(tmp_path / place)
+        torch.save(opt.state_dict(), tmp_path / f"{place}.pt")
+        train(net, opt, 3, 3)
+        whole[place] = digest(net, opt)
+    clients.goes_on(__file__, tmp_path, device, whole)
+
+
+def go_on(folder: Path, device: str, before: str, after: str) -> str:
+    base = model(device).unload()
+    net = peft.PeftModel.from_pretrained(base, folder / before, is_trainable=True)
+    opt = PagedAdamW(clients.trainable(net), **ADAMW, **PLACES[after])
+    opt.load_state_dict(torch.load(folder / f"{before}.pt", weights_only=True))
+    train(net, opt, 3, 3)
+    return digest(net, opt)
+
+
+if __name__ == "__main__":
+    clients.child(go_on)

@@ -1,0 +1,188 @@
+"""Hugging Face's Trainer."""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+from typing import Any
+
+import clients
+import pytest
+import torch
+import torchvision_operators
+from clients import ADAMW, PLACES, Watched, digest, everywhere, moved_alike, on_devices, values
+
+from pagedopt import PagedAdamW
+
+torchvision_operators.declare()
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+pytest.importorskip("accelerate", reason="accelerate is not installed")
+pytestmark = pytest.mark.clients
+
+STEPS = 6
+SAVING = {"save_strategy": "steps", "save_steps": 3}
+TORCHS = (torch.optim.AdamW, {**ADAMW, "fused": True})
+
+
+def model() -> Any:
+    """A GPT-2 of two layers, with dropout."""
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        n_layer=2, n_head=2, n_embd=32, n_positions=16, vocab_size=61, attn_implementation="eager"
+    )
+    return transformers.GPT2LMHeadModel(config)
+
+
+def data() -> list[dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(5)
+    texts = [torch.randint(0, 61, (16,), generator=generator) for _ in range(64)]
+    return [{"input_ids": text, "labels": text} for text in texts]
+
+
+def trainer(folder: Path, device: str, net: Any = None, kind: Any = None, more: Any = (), **arguments: Any) -> Any:
+    """A Trainer, made of ``arguments`` for TrainingArguments and ``more`` for itself."""
+    settings = transformers.TrainingArguments(
+        str(folder),
+        use_cpu=device == "cpu",
+        report_to=[],
+        disable_tqdm=True,
+        logging_steps=1,
+        lr_scheduler_type="cosine",
+        weight_decay=ADAMW["weight_decay"],
+        **{"max_steps": STEPS, "per_device_train_batch_size": 4, "save_strategy": "no", **arguments},
+    )
+    settings._n_gpu = min(1, settings.n_gpu)  # with more it would wrap the model in DataParallel
+    return transformers.Trainer(
+        net or model(), settings, train_dataset=data(), optimizer_cls_and_kwargs=kind, **dict(more)
+    )
+
+
+def losses(made: Any) -> list[float]:
+    return [entry["loss"] for entry in made.state.log_history if "loss" in entry]
+
+
+def inner(made: Any) -> Any:
+    """Its optimizer, out of accelerate's wrapping."""
+    opt = made.optimizer
+    while hasattr(opt, "optimizer"):
+        opt = opt.optimizer
+    return opt
+
+
+def beside_torch(tmp_path: Path, device: str, place: str, near: float, **arguments: Any) -> None:
+    """Train with ours and with torch's: every step is torch's, and so are losses and weights to ``near``."""
+    ours = trainer(tmp_path, device, kind=(Watched, PLACES[place]), **arguments)
+    ours.train()
+    theirs = trainer(tmp_path, device, kind=TORCHS, **arguments)
+    theirs.train()
+    assert inner(ours).watched == STEPS
+    assert losses(ours) == pytest.approx(losses(theirs), rel=near)
+    moved_alike(values(ours.model), values(theirs.model), values(model()), near)
+
+
+@everywhere
+def test_optimizer_cls_and_kwargs(tmp_path: Path, device: str, place: str) -> None:
+    """`optimizer_cls_and_kwargs`, with a schedule and clipping."""
+    beside_torch(tmp_path, device, place, 1e-5, max_grad_norm=0.5)
+
+
+@everywhere
+def test_bf16_and_accumulation(tmp_path: Path, device: str, place: str) -> None:
+    """`bf16=True`, `gradient_accumulation_steps=2`."""
+    beside_torch(tmp_path, device, place, 2e-2, bf16=True, gradient_accumulation_steps=2)
+
+
+@everywhere
+def test_gradient_checkpointing(tmp_path: Path, device: str, place: str) -> None:
+    """`gradient_checkpointing=True`."""
+    beside_torch(tmp_path, device, place, 1e-5, gradient_checkpointing=True)
+
+
+@everywhere
+def test_optimizers(tmp_path: Path, device: str, place: str) -> None:
+    """`optimizers=(optimizer, scheduler)`, made by the user before Trainer moves the model."""
+    ends = []
+    for make in (lambda p: Watched(p, **PLACES[place]), clients.torchs):
+        net = model()
+        opt = make(net.parameters())
+        schedule = torch.optim.lr_scheduler.LinearLR(opt, 0.1, total_iters=STEPS)
+        made = trainer(tmp_path, device, net, more={"optimizers": (opt, schedule)})
+        made.train()
+        ends.append((losses(made), values(made.model)))
+    assert ends[0][0] == pytest.approx(ends[1][0], rel=1e-5)
+    moved_alike(ends[0][1], ends[1][1], values(model()), 1e-5)
+
+
+@on_devices
+def test_resume_in_a_new_process(tmp_path: Path, device: str) -> None:
+    """`resume_from_checkpoint` in a new process: the bits of the uninterrupted run, from one place to the
+    other, too."""
+    whole = {}
+    for place in PLACES:
+        made = trainer(tmp_path / place, device, kind=(PagedAdamW, {**ADAMW, **PLACES[place]}), **SAVING)
+        made.train()
+        whole[place] = digest(made.model, inner(made))
+    clients.goes_on(__file__, tmp_path, device, whole)
+
+
+def go_on(folder: Path, device: str, before: str, after: str) -> str:
+    made = trainer(folder / "again", device, kind=(PagedAdamW, {**ADAMW, **PLACES[after]}), **SAVING)
+    made.train(resume_from_checkpoint=str(folder / before / "checkpoint-3"))
+    return digest(made.model, inner(made))
+
+
+@everywhere
+def test_the_class_changes_at_a_checkpoint(tmp_path: Path, device: str, place: str) -> None:
+    """A checkpoint of torch's AdamW goes on with ours, and one of ours with torch's."""
+    ours = (Watched, PLACES[place])
+    whole = trainer(tmp_path / "whole", device, kind=TORCHS)
+    whole.train()
+    for name, before, after in (("to ours", TORCHS, ours), ("to torch's", ours, TORCHS)):
+        trainer(tmp_path / name, device, kind=before, **SAVING).train()
+        made = trainer(tmp_path / name, device, kind=after, **SAVING)
+        made.train(resume_from_checkpoint=str(tmp_path / name / "checkpoint-3"))
+        assert losses(made) == pytest.approx(losses(whole), rel=1e-5)
+        moved_alike(values(made.model), values(whole.model), values(model()), 1e-5)
+        assert getattr(inner(made), "watched", 3) == 3
+
+
+class Crowded(torch.nn.Module):
+    """A model that runs out of memory with more than two texts, in its third forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.calls = model(), 0
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> Any:
+        self.calls += 1
+        if len(input_ids) > 2 and self.calls > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 PiB")
+        return self.net(input_ids=input_ids, labels=labels)
+
+
+@everywhere
+def test_auto_find_batch_size(tmp_path: Path, device: str, place: str) -> None:
+    """`auto_find_batch_size=True`: a failed try leaves nothing of it in memory but the state that goes on."""
+    made = trainer(
+        tmp_path, device, Crowded(), (Watched, PLACES[place]), per_device_train_batch_size=4, auto_find_batch_size=True
+    )
+    left: list[Any] = []
+
+    class Look(transformers.TrainerCallback):
+        def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+            left.extend(weakref.ref(p.grad) for p in made.model.parameters())
+
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            assert not [ref for ref in left if ref() is not None], "gradients of the failed try are still there"
+            left.clear()
+
+    made.add_callback(Look())
+    made.train()
+    assert made.state.train_batch_size <= 2
+    assert made.state.global_step == STEPS
+    report = inner(made).memory_report()
+    assert sum(report.by_place.values()) == pytest.approx(8 * sum(p.numel() for p in made.model.parameters()), rel=0.5)
+
+
+if __name__ == "__main__":
+    clients.child(go_on)

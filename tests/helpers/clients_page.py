@@ -1,0 +1,199 @@
+"""``notes/clients.md``: what of which client works, made of what its tests have shown.  To run them and write it anew:
+
+    PAGEDOPT_CLIENTS_RECORD=notes/raw/clients.json make test-clients TEST_ARGS='-m "" tests/clients'
+    PYTHONPATH=.:tests/helpers python -m clients_page
+
+A line is the docstring of a test.  Runs with and without a GPU are kept side by side, each in its part of the record.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import json
+import platform
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paths import ROOT
+
+PAGE = ROOT / "notes" / "clients.md"
+RAW = ROOT / "notes" / "raw" / "clients.json"
+DEVICES = ("cpu", "cuda")
+PLACES = ("resident", "away")
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client, as the page has it.
+
+    Attributes:
+        name: for the heading.
+        file: of its tests.
+        packages: whose versions are told.
+        write: what a user writes.
+        example: a program in ``examples/``.
+    """
+
+    name: str
+    file: str
+    packages: tuple[str, ...]
+    write: str
+    example: str = ""
+
+
+CLIENTS = (
+    Client(
+        "torch itself",
+        "tests/clients/test_torch.py",
+        ("torch",),
+        'optimizer = PagedAdamW(model.parameters(), lr=3e-4, device_budget="2GiB")',
+        "loop.py",
+    ),
+    Client(
+        "Hugging Face Trainer",
+        "tests/clients/test_trainer.py",
+        ("transformers",),
+        'Trainer(model, arguments, optimizer_cls_and_kwargs=(PagedAdamW, {"lr": 3e-4, "device_budget": "2GiB"}), …)\n'
+        "Trainer(model, arguments, optimizers=(PagedAdamW(model.parameters(), lr=3e-4), None), …)",
+        "hf_trainer.py",
+    ),
+    Client(
+        "accelerate",
+        "tests/clients/test_accelerate.py",
+        ("accelerate",),
+        "model, optimizer, batches = accelerator.prepare(model, PagedAdamW(model.parameters(), lr=3e-4), batches)\n"
+        "optimizer.optimizer.memory_report()  # what is ours alone is asked of the optimizer inside",
+        "accelerate_loop.py",
+    ),
+    Client(
+        "Lightning and Fabric",
+        "tests/clients/test_lightning.py",
+        ("lightning",),
+        "def configure_optimizers(self):\n"
+        "    return PagedAdamW(self.parameters(), lr=3e-4)\n\n\n"
+        "model, optimizer = fabric.setup(model, PagedAdamW(model.parameters(), lr=3e-4))",
+        "lightning_fit.py",
+    ),
+    Client(
+        "PEFT",
+        "tests/clients/test_peft.py",
+        ("peft", "transformers"),
+        "PagedAdamW([p for p in model.parameters() if p.requires_grad], lr=3e-4)\n"
+        "peft.optimizers.create_loraplus_optimizer(model, PagedAdamW, lr=3e-4, loraplus_lr_ratio=16)",
+    ),
+    Client(
+        "timm",
+        "tests/clients/test_timm.py",
+        ("timm",),
+        "PagedAdamW(timm.optim.param_groups_layer_decay(model, weight_decay=0.05, layer_decay=0.75), lr=3e-4)",
+    ),
+)
+
+_HEAD = """\
+# Clients, really run
+
+Made by `tests/helpers/clients_page.py` of `raw/clients.json`; do not edit. Each line is a test in `tests/clients` that
+trains a small model, made there, with `PagedAdamW` and with torch's fused AdamW from the same seed. Every step of ours
+is also taken by torch's, from the same parameters, gradients and moments: they differ by four roundings at most (a
+compiled train step is not watched so). Losses of both trainings agree to 1e-5 of themselves, weights to 1e-4 of the way
+that they have gone; to 2e-2 where forward and backward compute in 16 bits, to 1e-4 where they are compiled.
+
+`resident`: all state on the device of the model. `away`: `device_budget=0`. `yes`: both, or neither matters. `–`: not
+run, or not for such a device. `make test-clients` runs it all.
+
+{runs}
+"""
+
+
+def page() -> str:
+    record = json.loads(RAW.read_text())
+    runs = []
+    for name, run in record.items():
+        versions = ", ".join(f"{package} {version}" for package, version in run["versions"].items())
+        runs.append(f"* {name.upper()}: {run['machine']}, Python {run['python']}, {versions}")
+    return "\n".join([_HEAD.format(runs="\n".join(runs)), *(_chapter(client, record) for client in CLIENTS)])
+
+
+def _chapter(client: Client, record: dict[str, Any]) -> str:
+    lines = [f"## {client.name}", "", "```python", client.write, "```", ""]
+    if client.example:
+        lines += [f"A whole program: [examples/{client.example}](../examples/{client.example}).", ""]
+    lines += ["| what | CPU | CUDA |", "|---|---|---|"]
+    for name, words in described(ROOT / client.file):
+        cells = [_cell(record.get(device, {}).get("outcomes", {}), f"{client.file}::{name}") for device in DEVICES]
+        lines.append(f"| {words} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def described(file: Path) -> Iterator[tuple[str, str]]:
+    """Name and docstring of each test in a file, which is not imported: its client may be missing."""
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            yield node.name, " ".join((ast.get_docstring(node) or "").split())
+
+
+def _cell(outcomes: dict[str, str], test: str) -> str:
+    """In which places a test has passed, and where it failed."""
+    found = {node: outcome for node, outcome in outcomes.items() if node.partition("[")[0] == test}
+    said: dict[str, set[str]] = {}
+    for node, outcome in sorted(found.items(), reverse=True):  # "resident" before "away"
+        place = next((name for name in PLACES if name in _arguments(node)), "yes")
+        said.setdefault(place, set()).add(outcome)
+    return ", ".join(place if each == {"passed"} else f"{place}: fails" for place, each in said.items()) or "–"
+
+
+def _arguments(node: str) -> list[str]:
+    return re.split(r"[-\[\]]", node.partition("::")[2])
+
+
+@dataclass
+class Record:
+    """A plugin that keeps what the tests of clients have shown.
+
+    Attributes:
+        path: the file, whose parts for devices that were not there stay.
+    """
+
+    path: Path
+    outcomes: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.nodeid.partition("::")[0] not in {client.file for client in CLIENTS}:
+            return
+        if report.skipped or (report.when != "call" and not report.failed):
+            return
+        device = "cuda" if "cuda" in _arguments(report.nodeid) else "cpu"
+        of = self.outcomes.setdefault(device, {})
+        if of.get(report.nodeid) != "failed":
+            of[report.nodeid] = report.outcome
+
+    def pytest_sessionfinish(self) -> None:
+        import torch
+
+        record = json.loads(self.path.read_text()) if self.path.exists() else {}
+        packages = dict.fromkeys(name for client in CLIENTS for name in client.packages)
+        for device, outcomes in self.outcomes.items():
+            record[device] = {
+                "machine": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
+                "python": platform.python_version(),
+                "versions": {name: importlib.metadata.version(name) for name in packages if _installed(name)},
+                "outcomes": dict(sorted(outcomes.items())),
+            }
+        self.path.write_text(json.dumps({name: record[name] for name in sorted(record)}, indent=1) + "\n")
+
+
+def _installed(name: str) -> bool:
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,27 @@
+"""Makes ``import torchvision`` work where its library does not load: beside a build of torch that it is not made for.
+
+Timm, torchmetrics and transformers import it. Pip may find a torchvision made for CUDA beside a CPU build of torch; its
+Python then fails at the operators that its library would have declared. They are declared here; nobody here calls one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+
+OPERATORS = dict.fromkeys(("nms", "qnms"), "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+def declare() -> None:
+    """Import torchvision, with its operators declared if that fails; nothing where it is not installed."""
+    if importlib.util.find_spec("torchvision") is None:
+        return
+    import torch
+
+    with contextlib.suppress(RuntimeError):
+        import torchvision
+
+        return
+    for name, schema in OPERATORS.items():
+        torch.library.define(f"torchvision::{name}", schema)
+    import torchvision  # noqa: F401
