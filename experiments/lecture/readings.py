@@ -73,7 +73,7 @@ def bridge(rows: Rows) -> Said | None:
         return None
     most = {way: max((r["size"] for r in heavy.where(way=way, passes=True)), default=0) for way in (FOREACH, OURS)}
     values = {"foreach": most[FOREACH], "ours": most[OURS], "all": max(heavy.values("size")),
-              "mib": mib(heavy[0]["bridge"])}  # fmt: skip
+              "mib": round(mib(heavy[0]["bridge"]))}  # fmt: skip
     text = "a bridge of {mib} MiB: foreach passes with {foreach} of {all} tensors, ours with {ours}"
     return Said(text, most[FOREACH] < values["all"], values)
 
