@@ -37,11 +37,16 @@ def _shard(tensor: Any) -> torch.Tensor:
     return found.detach() if isinstance(found, torch.nn.Parameter) else found
 
 
+@torch.no_grad()
 def like_shard(shard: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
     """``shard`` as a tensor of the same kind as ``of``, whose own shard has its shape: a DTensor, if that is one."""
     if not is_sharded(of):
         return shard
     whole: Any = of
+    if shard.device.type != whole.device_mesh.device_type:  # offloaded; from_local() would bring it to the device
+        made: Any = torch.empty_like(whole, dtype=shard.dtype, requires_grad=False)
+        made.to_local().data = shard
+        return made
     return type(whole).from_local(
         shard, whole.device_mesh, whole.placements, run_check=False, shape=whole.size(), stride=whole.stride()
     )

@@ -117,6 +117,29 @@ def test_state_goes_in_and_out_of_torchs_class_and_of_files(mesh: Any) -> None:
         assert kept or not p.numel(), "copied into what is there"
 
 
+def test_state_of_offloaded_shards_stays_with_them(mesh: Any) -> None:
+    """``CPUOffloadPolicy``: shards are on the CPU, the group's device is another."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    values = torch.linspace(-1, 1, 6)
+    there = DeviceMesh("cuda", torch.tensor([0]), _init_backend=False, _rank=0)
+    spec = DTensorSpec(there, (Shard(0),), tensor_meta=TensorMeta(values.shape, values.stride(), values.dtype))
+    found = []
+    for kind, options in ((PagedAdamW, {}), (PagedAdamW, {"device_budget": 0}), (torch.optim.AdamW, {})):
+        p = torch.nn.Parameter(DTensor(values.clone(), spec, requires_grad=False))  # as FSDP2 makes them
+        optimizer = kind([p], **HYPER, **options)
+        for _ in range(3):
+            p.grad = DTensor(torch.cos(values), spec, requires_grad=False)
+            optimizer.step()
+        found.append({"param": p.detach(), **optimizer.state[p]})
+        assert all(local(value).device.type == "cpu" for value in found[-1].values())
+        optimizer.load_state_dict(optimizer.state_dict())
+    check_like(found[0], found[2])
+    check_like(found[1], found[2])
+
+
 def test_state_in_bfloat16_is_placed_as_its_parameter(mesh: Any) -> None:
     params = parameters(mesh)[:5]
     optimizer = PagedAdamW(params, state_format="bfloat16")
