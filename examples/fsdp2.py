@@ -1,7 +1,6 @@
 """FSDP2 over several processes, half of each one's optimizer state away from its device, saved and resumed:
 
-torchrun --nproc-per-node 2 examples/fsdp2.py --folder /tmp/fsdp2          # once more: it goes on
-"""
+torchrun --nproc-per-node 2 examples/fsdp2.py --folder /tmp/fsdp2          # once more: it goes on"""
 
 import argparse
 from pathlib import Path
@@ -38,12 +37,13 @@ def main() -> None:
         weights, state = get_state_dict(model, optimizer)
         return {"model": weights, "optimizer": state, "step": step}
 
-    saved = everything(0)
-    if options.folder.exists():  # by this or another number of processes
+    begin = 0
+    if options.folder.exists():  # saved by this or another number of processes
+        saved = everything(begin)
         dcp.load(saved, checkpoint_id=options.folder)
         set_state_dict(model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"])
-    end = saved["step"] + options.steps
-    for step in range(saved["step"], end):
+        begin = saved["step"]
+    for step in range(begin, begin + options.steps):
         x = torch.randn(8, 16, 64, generator=torch.Generator().manual_seed(1000 * step + rank)).to(device)
         loss = (model(x) - x.roll(1, dims=1)).square().mean()
         loss.backward()
@@ -52,7 +52,7 @@ def main() -> None:
         optimizer.zero_grad()
         say(f"step {step}: loss of this process {loss.item():.6f}")
     say(f"of this process: {optimizer.memory_report()}")
-    dcp.save(everything(end), checkpoint_id=options.folder)
+    dcp.save(everything(begin + options.steps), checkpoint_id=options.folder)
     dist.destroy_process_group()
 
 
