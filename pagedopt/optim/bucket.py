@@ -205,7 +205,7 @@ def _memories(members: Sequence[Member]) -> list[int]:
 
     Of a parameter with gaps only the first element counts, as others may lie between its own.
     """
-    params = [local(m.param) for m in members]
+    params = [m.shard for m in members]
     start = np.array([p.data_ptr() for p in params], np.int64)
     sizes = [p.nbytes if is_dense(p) else p.itemsize for p in params]
     order = np.argsort(start, kind="stable")

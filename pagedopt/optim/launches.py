@@ -9,7 +9,7 @@ from ..system.interrupts import Uninterrupted
 from ..tables.shards import local
 from .bucket import Bucket
 from .encoding import fill
-from .members import Grads, Member, members, sharded, state_tensors
+from .members import Grads, Member, members, state_tensors
 from .owner import Owner
 from .steps import Ahead, Place, new_numbers, number_names
 from .watch import Watch
@@ -25,7 +25,7 @@ class Launches:
         shards: see :meth:`Lists.grads`.
 
     Attributes:
-        sharded: the parameters that are DTensors.
+        sharded: those of its parameters that are DTensors, each once, in an order that all processes have.
 
     Raises:
         KeyError, RuntimeError, ValueError, TypeError: see :func:`members` and :class:`Bucket`.
@@ -34,12 +34,12 @@ class Launches:
 
     def __init__(self, optimizer: Owner, shards: Grads) -> None:
         self._rules = _rules(optimizer)
-        self.sharded = sharded(optimizer)
         found, self._waiting = members(optimizer)
         self._fresh = [m for m in found if m.is_new or m.missing or m.moved]
         optimizer.store.mind(state_tensors(optimizer), type(optimizer).__name__)
         _create(optimizer, found)
         self._members = found
+        self.sharded = list(dict.fromkeys(m.param for m in found if m.shard is not m.param))
         self._residents = optimizer.store.residents
         self.buckets = Bucket.partition(optimizer, found, shards)
         self._watch: Watch | None = None

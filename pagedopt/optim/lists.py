@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ..tables.columns import Tensors, has_memory, is_dense
-from ..tables.shards import is_sharded, local
+from ..tables.shards import local
 from .members import Grads, Member
 
 
@@ -26,7 +26,7 @@ class Lists:
 
     def __init__(self, members: Sequence[Member]) -> None:
         self._params = tuple(m.param for m in members)
-        self.odd = [i for i, p in enumerate(self._params) if is_sharded(p) or p.is_complex() or not _is_plain(p)]
+        self.odd = [i for i, m in enumerate(members) if m.shard is not m.param or _is_odd(m.param)]
         self._beside: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id of the original
         self._gaps: dict[int, torch.Tensor] = {}  # by place, the copies of parameters
         self.params: tuple[torch.Tensor, ...] = self._params
@@ -34,7 +34,7 @@ class Lists:
             self.take_params()
         columns = members[0].kept if members else {}
         self.state = [
-            tuple(self._as(local(m.entry[key]), of.column.like(local(m.param))) for m in members)
+            tuple(self._as(local(m.entry[key]), of.column.like(m.shard)) for m in members)
             for key, of in columns.items()
         ]
 
@@ -94,6 +94,11 @@ class Lists:
             copy = torch.empty_strided(like.shape, like.stride(), dtype=t.dtype, device=t.device)
             self._beside[id(t)] = (t, copy)
         return as_real(self._beside[id(t)][1])
+
+
+def _is_odd(p: torch.Tensor) -> bool:
+    """Whether a kernel cannot take a parameter as it is."""
+    return p.is_complex() or not _is_plain(p)
 
 
 def _is_plain(p: torch.Tensor) -> bool:

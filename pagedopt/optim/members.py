@@ -15,7 +15,7 @@ from ..tables.columns import has_memory
 from ..tables.shards import is_partial, is_sharded, local, local_grad, placed_alike, placement_of
 from .kept import Kept, kept
 from .owner import Group, Owner, places
-from .steps import Place, number_names
+from .steps import number_names
 
 #: Gradients of DTensors as their shards have them, by parameter.
 Grads = Mapping[torch.Tensor, torch.Tensor]
@@ -33,6 +33,7 @@ class Member:
         kept: the columns of its state tensors by their keys in the entry, in the rule's order.
         is_new: whether there is nothing of its state yet.
         missing: names of numbers and state tensors that there are not yet.
+        shard: of the parameter; what is no DTensor is its own.
         moved: numbers as they are in the state, where the entry here has them on another device.
         index: of the parameter, counted through all groups.
         again: whether the parameter stands in an earlier group, too, which will have made its state.
@@ -45,6 +46,7 @@ class Member:
     entry: dict[str, Any]
     kept: dict[str, Kept]
     index: int
+    shard: torch.Tensor
     is_new: bool = False
     missing: list[str] = field(default_factory=list)
     moved: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -93,7 +95,7 @@ def members(optimizer: Owner) -> tuple[list[Member], list[torch.Tensor]]:
             continue
         if not known(real_dtype(p.dtype)):
             raise NotImplementedError(f"{type(optimizer).__name__} cannot update parameter {index}: it is {p.dtype}")
-        member = Member(p, number, rule, entry, kept(optimizer, rule.inputs[2:], p), index)
+        member = Member(p, number, rule, entry, kept(optimizer, rule.inputs[2:], p), index, local(p))
         if p.grad is None:
             if not _is_complete(optimizer, member):
                 waiting.append(p)
@@ -153,7 +155,7 @@ def reduced(params: Collection[torch.Tensor]) -> Grads:
 
 def sharded(optimizer: Owner) -> list[torch.Tensor]:
     """The parameters that are DTensors, each once, in an order that all processes have."""
-    return list({p: None for _, _, p in places(optimizer) if is_sharded(p)})
+    return list(dict.fromkeys(p for _, _, p in places(optimizer) if is_sharded(p)))
 
 
 def _is_complete(optimizer: Owner, member: Member) -> bool:
@@ -184,11 +186,11 @@ def _check(optimizer: Owner, member: Member) -> None:
     p = member.param
     if p.grad is not None and p.grad.layout is not torch.strided:
         raise RuntimeError(f"{type(optimizer).__name__} does not support sparse gradients")
-    if p.grad is not None and is_sharded(p.grad) and not is_sharded(p):
+    if is_sharded(p.grad) and member.shard is p:
         raise RuntimeError(f"the gradient of {_named(member)} is {placement_of(p.grad)}, the parameter is none")
-    if is_sharded(p):
+    if member.shard is not p:
         _check_sharded(optimizer, p, {of.name for of in member.kept.values()})
-        p = local(p)
+        p = member.shard
     if _is_expanded(p):
         raise RuntimeError(
             f"parameter {member.index} of shape {tuple(p.shape)} is expanded: several of its elements are one in "
@@ -214,10 +216,10 @@ def _check_number(member: Member, name: str) -> None:
 def _move_number(optimizer: Owner, member: Member, name: str) -> None:
     """Where a group's flags ask for numbers on the device, one that others have put on the CPU comes back, as ZeRO's
     ``load_state_dict`` leaves them there."""
-    value, place = member.entry[name], Place.of(optimizer.param_groups[member.group], member.param)
-    if place.device.type != "cpu" and value.device.type == "cpu":
+    group, value = optimizer.param_groups[member.group], member.entry[name]
+    if (group.get("fused") or group.get("capturable")) and value.device.type == "cpu" != member.param.device.type:
         member.moved[name] = value
-        member.entry[name] = value.to(place.device)
+        member.entry[name] = value.to(member.param.device)
 
 
 def _check_tensor(optimizer: Owner, member: Member, key: str) -> None:

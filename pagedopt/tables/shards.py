@@ -24,7 +24,7 @@ def is_sharded(tensor: object) -> bool:
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """The shard that this process has of a DTensor, in its own memory; any other tensor itself."""
-    return _shard(tensor) if is_sharded(tensor) else tensor
+    return tensor if type(tensor) in _PLAIN or not is_sharded(tensor) else _shard(tensor)
 
 
 @torch.no_grad()  # then it is no copy, and autograd does not see it
@@ -54,6 +54,8 @@ def like_shard(shard: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
 
 def placed_alike(tensor: torch.Tensor, p: torch.Tensor) -> bool:
     """Whether both are DTensors over the same processes in the same placements, or neither is one."""
+    if type(tensor) in _PLAIN and type(p) in _PLAIN:
+        return True
     if not (is_sharded(tensor) and is_sharded(p)):
         return not (is_sharded(tensor) or is_sharded(p))
     one: Any = tensor

@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 import torch
+from contract_world import ordinary
 
 from pagedopt import PagedAdamW, PagedSGD, multi_tensor_apply
 from pagedopt.launch.foreach import foreach_add
+from pagedopt.optim.registry import OPTIMIZERS, Entry
 from pagedopt.rules import RULES
 from pagedopt.tables.shards import local
 from tests.outside.format import Int8Blocks
@@ -88,6 +90,41 @@ def test_shards_are_updated_as_torch_does_and_state_is_placed_as_its_parameter(m
         check_like({"param": p.detach()}, {"param": q.detach()})
         check_like(optimizers[0].state[p], optimizers[1].state[q])
     assert bool(optimizers[0].memory_report().by_place.get("file", 0)) == (budget is not None)
+
+
+@pytest.mark.filterwarnings("ignore:.*lie where they were put:RuntimeWarning")
+@pytest.mark.parametrize("entry", OPTIMIZERS, ids=lambda entry: entry.name)
+@pytest.mark.parametrize("budget", [None, 0])
+def test_shards_have_the_bits_of_plain_parameters_whatever_becomes_of_their_state(
+    mesh: Any, entry: Entry, budget: Any
+) -> None:
+    """Budgets move it, users replace it, others load it."""
+    shards = parameters(mesh)
+    plain = [torch.nn.Parameter(local(p.detach()).clone(memory_format=torch.preserve_format)) for p in shards]
+    hyper = {name: value for name, value in ordinary(entry).items() if name != "dampening"}
+    optimizers: list[Any] = [entry.optimizer(some, **hyper, device_budget=budget) for some in (shards, plain)]
+    for number in range(6):
+        gradients(mesh, shards, number, sums=number % 2 == 1)
+        for p, q in zip(shards, plain, strict=True):
+            q.grad = local(p.grad).clone()
+        for some, optimizer in zip((shards, plain), optimizers, strict=True):
+            if number == 2:
+                for name in entry.states:
+                    if name in optimizer.state[some[0]]:
+                        optimizer.state[some[0]][name] = optimizer.state[some[0]][name].clone()
+            if number == 3 and budget is not None:
+                optimizer.set_device_budget(None)
+                assert optimizer.spill() > 0
+            if number == 4:
+                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            if number == 5:
+                optimizer.zero_grad(set_to_none=False)
+            optimizer.step()
+    for p, q in zip(shards, plain, strict=True):
+        assert torch.equal(local(p.detach()), q)
+        assert optimizers[0].state[p].keys() == optimizers[1].state[q].keys()
+        for name, value in optimizers[0].state[p].items():
+            assert value is None or torch.equal(local(value), optimizers[1].state[q][name])
 
 
 def test_a_step_shows_in_version_counters(mesh: Any) -> None:
