@@ -49,7 +49,8 @@ class PagedOptimizer(torch.optim.Optimizer):
     state, as ``step`` is.
 
     Args:
-        params: parameters or groups, as for any torch optimizer.
+        params: parameters or groups, as for any torch optimizer.  Of a ``DTensor`` (FSDP2, tensor parallel) each
+            process updates its shard; state is a DTensor, placed as its parameter.
         defaults: hyperparameters of groups that do not set their own.
         options: see :class:`Options`.
 

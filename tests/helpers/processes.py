@@ -28,11 +28,11 @@ _LOADED = [
 ]  # fmt: skip
 
 
-def places(world: int = 2) -> dict[str, list[pytest.MarkDecorator]]:
-    """``cpu``, and ``cuda`` with a mark that skips it where there are fewer GPUs than processes."""
+def on_devices(world: int) -> pytest.MarkDecorator:
+    """``device``: the CPU, and a GPU for each of ``world`` processes, skipped with the reason where there are fewer."""
     there = torch.cuda.device_count()
     lacking = pytest.mark.skipif(there < world, reason=f"needs {world} GPUs for NCCL, there are {there}")
-    return {"cpu": [], "cuda": [pytest.mark.gpu, lacking]}
+    return pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, lacking])])
 
 
 def together(function: str, world: int, device: str, *arguments: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What the processes of ``tests/distributed`` do; see there."""
+"""What the processes of ``tests/clients/test_several_processes.py`` do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from several_setups import SETUPS, Training, mean_of_squares, own
+from several_setups import SETUPS
+from several_training import Training, mean_of_squares, own
 
 from pagedopt import PagedAdamW, estimate
 

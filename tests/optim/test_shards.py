@@ -1,6 +1,6 @@
 """DTensors: their shards are updated, their state is placed as they are, and what cannot be is refused in words.
 
-Here one process is a group of its own; ``tests/distributed`` has several.
+Here one process is a group of its own; ``tests/clients/test_several_processes.py`` has several.
 """
 
 from __future__ import annotations
