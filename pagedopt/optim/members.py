@@ -31,11 +31,11 @@ class Member:
         rule: what happens to it.
         entry: its state, what is made for the coming step included.
         kept: the columns of its state tensors by their keys in the entry, in the rule's order.
+        index: of the parameter, counted through all groups.
+        shard: what this process has of the parameter: itself, unless it is a DTensor.
         is_new: whether there is nothing of its state yet.
         missing: names of numbers and state tensors that there are not yet.
-        shard: of the parameter; what is no DTensor is its own.
         moved: numbers as they are in the state, where the entry here has them on another device.
-        index: of the parameter, counted through all groups.
         again: whether the parameter stands in an earlier group, too, which will have made its state.
         turn: how often the parameter stands before this place: torch updates it each time, one after the other.
     """

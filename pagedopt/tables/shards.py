@@ -27,17 +27,18 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if type(tensor) in _PLAIN or not is_sharded(tensor) else _shard(tensor)
 
 
-@torch.no_grad()  # then it is no copy, and autograd does not see it
 def _shard(tensor: Any) -> torch.Tensor:
+    # What to_local() returns, in a sixtieth of its time, and without no_grad(), which an interrupt may leave open.
+    found = getattr(tensor, "_local_tensor", None)
+    if found is None:
+        found = tensor.detach().to_local()
+    if type(found) in _PLAIN:
+        return found
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
-    found = tensor.to_local()
-    if isinstance(found, AsyncCollectiveTensor):  # on its way from other processes
-        found = found.wait()
-    return found.detach() if isinstance(found, torch.nn.Parameter) else found
+    return found.wait() if isinstance(found, AsyncCollectiveTensor) else found  # on its way from other processes
 
 
-@torch.no_grad()
 def like_shard(shard: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
     """``shard`` as a tensor of the same kind as ``of``, whose own shard has its shape: a DTensor, if that is one."""
     if not is_sharded(of):
@@ -45,7 +46,7 @@ def like_shard(shard: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
     whole: Any = of
     if shard.device.type != whole.device_mesh.device_type:  # offloaded; from_local() would bring it to the device
         made: Any = torch.empty_like(whole, dtype=shard.dtype, requires_grad=False)
-        made.to_local().data = shard
+        local(made).data = shard
         return made
     return type(whole).from_local(
         shard, whole.device_mesh, whole.placements, run_check=False, shape=whole.size(), stride=whole.stride()
@@ -92,6 +93,5 @@ def local_grad(p: torch.Tensor) -> torch.Tensor | None:
         )
     if not placed_alike(grad, p):
         whole: Any = p
-        with torch.no_grad():
-            grad = grad.redistribute(whole.device_mesh, whole.placements)
+        grad = grad.detach().redistribute(whole.device_mesh, whole.placements)
     return local(grad)

@@ -198,7 +198,7 @@ def _check_number(member: Loaded, name: str) -> None:
     value = member.entry[name]
     is_tensor = isinstance(value, torch.Tensor)
     if is_tensor and (value.numel() != 1 or value.is_complex() or is_sharded(value)):
-        what = f"a tensor of {value.dtype}, {tuple(value.shape)}, {placement_of(value)}"
+        what = f"a tensor of {value.dtype}, {tuple(value.shape)}" + (f", {placement_of(value)}" * is_sharded(value))
     elif not is_tensor and (isinstance(value, bool) or not isinstance(value, (int, float))):
         what = repr(value)
     else:
