@@ -39,7 +39,7 @@ train: $(READY)  ## train the GPT with PagedAdamW and torch's AdamW side by side
 
 # One thread per worker: the workers are the parallelism. With worksteal a file stays with one worker while it can.
 test: $(READY)  ## run the tests
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal -m "not long and not clients" $(TEST_ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal -m "not long" $(TEST_ARGS)
 
 test-long: $(READY)  ## run all tests, and interrupt at every line
 	OMP_NUM_THREADS=1 PAGEDOPT_EVERY_LINE=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal --timeout 3600 $(TEST_ARGS)
