@@ -161,7 +161,7 @@ def test_state_of_offloaded_shards_stays_with_them(mesh: Any) -> None:
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
     values = torch.linspace(-1, 1, 6)
-    there = DeviceMesh("cuda", torch.tensor([0]), _init_backend=False, _rank=0)
+    there = DeviceMesh("cuda", torch.tensor([0]), _init_backend=False)
     spec = DTensorSpec(there, (Shard(0),), tensor_meta=TensorMeta(values.shape, values.stride(), values.dtype))
     found = []
     for kind, options in ((PagedAdamW, {}), (PagedAdamW, {"device_budget": 0}), (torch.optim.AdamW, {})):
