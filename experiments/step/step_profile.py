@@ -50,7 +50,7 @@ def pieces(count: int, device: torch.device) -> dict[str, Callable[[], object]]:
     optimizer, fused = PagedAdamW(params), torch.optim.AdamW(params, fused=True)
     optimizer.step()
     fused.step()
-    (bucket,) = Launches(optimizer).buckets
+    (bucket,) = Launches(optimizer, {}).buckets
     sweep, group = bucket.sweep, optimizer.param_groups[0]
     grads = [p.grad for p in params]
     step = [1.0]

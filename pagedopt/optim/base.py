@@ -20,7 +20,7 @@ from .copying import bring_home, duplicate
 from .encoding import decoded
 from .launches import Launches
 from .loading.load import load
-from .members import refuse, state_tensors
+from .members import reduced, refuse, sharded, state_tensors
 from .options import Options, complete
 from .owner import Group
 
@@ -49,7 +49,8 @@ class PagedOptimizer(torch.optim.Optimizer):
     state, as ``step`` is.
 
     Args:
-        params: parameters or groups, as for any torch optimizer.
+        params: parameters or groups, as for any torch optimizer.  Of a ``DTensor`` (FSDP2, tensor parallel) each
+            process updates its shard; state is a DTensor, placed as its parameter.
         defaults: hyperparameters of groups that do not set their own.
         options: see :class:`Options`.
 
@@ -122,12 +123,12 @@ class PagedOptimizer(torch.optim.Optimizer):
 
         Raises:
             RuntimeError: a gradient is sparse; state is of another dtype, shape or device than the parameter's; a
-                parameter is of integers (NotImplementedError), or it or its state has lost its memory; the stream is
-                being captured into a CUDA graph; the process was forked from that of state in a file; state is damaged.
-                Nothing has been updated then.
+                parameter is of integers (NotImplementedError), or it or its state has lost its memory, or is a DTensor
+                where its gradient or state is none; the stream is being captured into a CUDA graph; the process was
+                forked from that of state in a file; state is damaged.  Nothing has been updated then.
             KeyError: state has some of a parameter's tensors and lacks another.  Nothing has been updated then.
             ValueError, TypeError: a gradient is of another shape or device than its parameter or has lost its memory,
-                or a parameter is a DTensor; nothing has been updated then.
+                or a parameter is what :meth:`add_param_group` refuses; nothing has been updated then.
             MemoryError, torch.OutOfMemoryError: there is no room for state that is to be made; nothing has been
                 updated then.  Or state in a file could not be written back for want of room (on the disk, in a quota,
                 in memory): it is damaged.
@@ -158,16 +159,19 @@ class PagedOptimizer(torch.optim.Optimizer):
     def _prepared(self) -> Launches:
         """Launches for what state and groups hold now, ready to run."""
         known, changed = self._launches, None
-        if known is not None and known.current(self):
+        if known is not None and not known.current(self):
+            known = None
+        shards = reduced(known.sharded if known else sharded(self))  # once, whatever else differs between processes
+        if known is not None:
             try:
-                known.prepare(self)
+                known.prepare(self, shards)
                 return known
             except (ValueError, TypeError) as error:  # a tensor is no longer as it was: what is now may do, too
                 changed = error.with_traceback(None)
         self._launches = None  # its tables keep state alive that may be gone
         try:
-            launches = self._launches = Launches(self)
-            launches.prepare(self)
+            launches = self._launches = Launches(self, shards)
+            launches.prepare(self, shards)
         except Exception as error:
             if changed is not None and str(changed) != str(error):
                 error.add_note(f"since the last step: {changed}")
@@ -178,9 +182,9 @@ class PagedOptimizer(torch.optim.Optimizer):
         """As torch's.
 
         Raises:
-            TypeError: a parameter is a DTensor.
-            ValueError: as torch's; state of a complex parameter cannot be stored in the format asked for; a parameter
-                is neither on a CPU nor on a GPU of NVIDIA's, or the placement is not for its device.
+            TypeError: a parameter is a DTensor of sums that have not been made (``Partial``).
+            ValueError: as torch's; state of a complex parameter, or of a DTensor, cannot be stored in the format asked
+                for; a parameter is neither on a CPU nor on a GPU of NVIDIA's, or the placement is not for its device.
         """
         super().add_param_group(param_group)
         try:

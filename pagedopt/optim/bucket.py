@@ -13,9 +13,10 @@ from ..launch.route import route
 from ..launch.sweep import Sweep
 from ..tables.checks import LayoutError
 from ..tables.columns import TensorList, Tensors, is_dense
+from ..tables.shards import local
 from ..transports.choose import pooled
 from .lists import Lists
-from .members import Member
+from .members import Grads, Member
 from .owner import Owner
 from .scalars import Pattern, Uniforms, uniforms_of
 from .steps import Ahead, KeptSteps, Numbers, Steps, Values, number_names
@@ -28,16 +29,17 @@ class Bucket:
         optimizer: whose groups and options.
         members: the parameters; they have one rule and, list by list, one format.
         shared: addresses of numbers that stand for several parameters (see :class:`Numbers`).
+        shards: see :meth:`Lists.grads`.
     """
 
-    def __init__(self, optimizer: Owner, members: Sequence[Member], shared: set[int]) -> None:
+    def __init__(self, optimizer: Owner, members: Sequence[Member], shared: set[int], shards: Grads) -> None:
         self.rule = members[0].rule
         self.params = tuple(m.param for m in members)
         self.groups = np.array([m.group for m in members], np.int64)
         self.lists, self._formats = Lists(members), [None, None, *members[0].formats[2:]]
         self.sets = 2 * len(set(self.groups.tolist()))
         self.route = route(optimizer.store, self.lists.params, self.lists.state)
-        self.sweep = self._sweep(optimizer, self.lists.grads(laid_out=True))
+        self.sweep = self._sweep(optimizer, self.lists.grads(shards, laid_out=True))
         self._numbers = _numbers(optimizer, members, shared)
         self._own: dict[str, Values] = {n: np.empty(0) for n in self._numbers if n in self.rule.scalars}
         self._new: dict[str, Values] = {}
@@ -46,14 +48,14 @@ class Bucket:
         self._compiled: tuple[Format, ...] | None = None
         self._pattern: Pattern = []
         self._scalars: Uniforms = []
-        state = [m.entry[key] for key in members[0].kept for m in members]
+        state = [local(m.entry[key]) for key in members[0].kept for m in members]
         written = [*self.params, *optimizer.store.version_counters(state)]
         self._written = [t for t in written if not t.is_inference()]
         self._inference = len(self._written) < len(written)
         self.let_go()
 
     @classmethod
-    def partition(cls, optimizer: Owner, members: Sequence[Member]) -> list[Bucket]:
+    def partition(cls, optimizer: Owner, members: Sequence[Member], shards: Grads) -> list[Bucket]:
         """Sort all parameters by what a launch must have in common, one that stands twice, or two that share memory,
         into launches that follow each other."""
         memory = _memories(members)
@@ -65,7 +67,7 @@ class Bucket:
         numbers = [m.entry[name].data_ptr() for m in members for name in number_names(optimizer, m.rule)]
         once: set[int] = set()
         shared = {at for at in numbers if at in once or once.add(at)}  # type: ignore[func-returns-value]
-        return [cls(optimizer, each, shared) for each in found.values()]
+        return [cls(optimizer, each, shared, shards) for each in found.values()]
 
     def _sweep(self, optimizer: Owner, grads: TensorList) -> Sweep:
         rows, shape = (self.route.rows, self.route.geometry) if self.route else (None, None)
@@ -77,11 +79,12 @@ class Bucket:
             blocks=optimizer.blocks, rows=rows, geometry=shape,
         )  # fmt: skip
 
-    def prepare(self, optimizer: Owner, ahead: Ahead) -> None:
+    def prepare(self, optimizer: Owner, ahead: Ahead, shards: Grads) -> None:
         """Take addresses, numbers and hyperparameters as they are now, and compile: all of a step that may fail.
 
         Args:
             ahead: see :meth:`Numbers.read`.
+            shards: see :meth:`Lists.grads`.
 
         Raises:
             RuntimeError: parameters were made in ``torch.inference_mode``, and this is outside of it (as torch).
@@ -97,11 +100,11 @@ class Bucket:
             self.lists.take_params()
         else:
             self.sweep.table.check(0)
-        grads = self.lists.grads()
+        grads = self.lists.grads(shards)
         try:
             self.sweep.refresh([self.lists.params, grads])
         except LayoutError:
-            grads = self.lists.grads(laid_out=True)
+            grads = self.lists.grads(shards, laid_out=True)
             self.sweep.refresh([self.lists.params, grads])
         absent = self.sweep.table.absent
         if len(absent) == len(self.params):
@@ -204,8 +207,9 @@ def _memories(members: Sequence[Member]) -> list[int]:
 
     Of a parameter with gaps only the first element counts, as others may lie between its own.
     """
-    start = np.array([m.param.data_ptr() for m in members], np.int64)
-    sizes = [m.param.nbytes if is_dense(m.param) else m.param.itemsize for m in members]
+    params = [m.shard for m in members]
+    start = np.array([p.data_ptr() for p in params], np.int64)
+    sizes = [p.nbytes if is_dense(p) else p.itemsize for p in params]
     order = np.argsort(start, kind="stable")
     ends = np.maximum.accumulate((start + np.array(sizes, np.int64))[order])
     found = np.empty(len(members), np.int64)

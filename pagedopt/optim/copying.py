@@ -9,6 +9,7 @@ import torch
 
 from ..placements.store import Store
 from ..system.interrupts import Uninterrupted
+from ..tables.shards import placed_alike
 from .kept import Kept, kept
 from .loading.load import copy_values
 from .members import state_tensors
@@ -55,7 +56,9 @@ def _whole_state(optimizer: Owner) -> dict[torch.Tensor, dict[str, tuple[Kept, t
 
 
 def _fits(tensor: Any, p: torch.Tensor, of: Kept) -> bool:
-    return isinstance(tensor, torch.Tensor) and tensor.device == p.device and tensor.shape == of.column.shape(p)
+    if not isinstance(tensor, torch.Tensor) or not placed_alike(tensor, p):
+        return False
+    return tensor.device == p.device and tensor.shape == of.column.shape(p)
 
 
 def duplicate(optimizer: Kind, memo: dict[int, Any]) -> Kind:
@@ -74,7 +77,7 @@ def duplicate(optimizer: Kind, memo: dict[int, Any]) -> Kind:
     ours = [
         (of.wanted(copy.deepcopy(p, memo), key, tensor.dtype), tensor)
         for p, tensors in _whole_state(optimizer).items()
-        if optimizer.store.arenas and all(any(a.holds(t) for a in optimizer.store.arenas) for _, t in tensors.values())
+        if not any(optimizer.store.is_plain(t) for _, t in tensors.values())
         for key, (of, tensor) in tensors.items()
     ]
     made = twin.store.create([wanted for wanted, _ in ours]) if ours else []

@@ -10,6 +10,7 @@ import torch
 from ..formats.format import MOST, Format
 from ..placements.store import Store
 from ..tables.columns import widest_first
+from ..tables.shards import like_shard, local
 from .kept import kept
 from .owner import Owner, places
 
@@ -24,7 +25,7 @@ def encode(
 
     Values that are not laid out as the parameter are copied, all at once.
     """
-    flat = _flat(values.detach(), param)
+    flat = _flat(local(values).detach(), local(param))
     _encode(form, columns, param, lambda first, last: flat[first:last], memory)
 
 
@@ -41,6 +42,7 @@ def _encode(
     values: Callable[[int, int], torch.Tensor],
     memory: Store,
 ) -> None:
+    param, columns = local(param), [local(t) for t in columns]
     flat = [_flat(t, param) if c.per == 1 else t for t, c in zip(columns, form.columns, strict=True)]
     numel = param.numel()
     for first in range(0, numel, STRETCH):
@@ -54,7 +56,8 @@ def _encode(
 
 @torch.no_grad()
 def decode(form: Format, columns: Sequence[torch.Tensor], param: torch.Tensor) -> torch.Tensor:
-    """The values that columns of a parameter's state stand for, in its shape and layout."""
+    """The values that columns of a parameter's state stand for, in its shape and layout; a DTensor as it."""
+    whole, param, columns = param, local(param), [local(t) for t in columns]
     flat = [_flat(t, param) if c.per == 1 else t for t, c in zip(columns, form.columns, strict=True)]
     values = torch.empty_like(param, dtype=form.arithmetic, requires_grad=False)
     target, numel = _flat(values, param), param.numel()
@@ -62,7 +65,7 @@ def decode(form: Format, columns: Sequence[torch.Tensor], param: torch.Tensor) -
         last = min(first + STRETCH, numel)
         parts = [t[first // c.per : c.entries(last)] for t, c in zip(flat, form.columns, strict=True)]
         target[first:last] = form.decode(*parts, numel=last - first)
-    return values
+    return like_shard(values, of=whole)
 
 
 def decoded(optimizer: Owner, state_dict: dict[str, Any]) -> dict[str, Any]:

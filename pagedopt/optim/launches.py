@@ -6,9 +6,10 @@ from typing import Any
 
 from ..rules import Rule
 from ..system.interrupts import Uninterrupted
+from ..tables.shards import local
 from .bucket import Bucket
 from .encoding import fill
-from .members import Member, members, state_tensors
+from .members import Grads, Member, members, state_tensors
 from .owner import Owner
 from .steps import Ahead, Place, new_numbers, number_names
 from .watch import Watch
@@ -19,20 +20,28 @@ class Launches:
 
     Until :meth:`run` nothing of the optimizer has changed.
 
+    Args:
+        optimizer: whose.
+        shards: see :meth:`Lists.grads`.
+
+    Attributes:
+        sharded: those of its parameters that are DTensors, each once, in an order that all processes have.
+
     Raises:
         KeyError, RuntimeError, ValueError, TypeError: see :func:`members` and :class:`Bucket`.
         MemoryError, torch.OutOfMemoryError: there is no room for new state.
     """
 
-    def __init__(self, optimizer: Owner) -> None:
+    def __init__(self, optimizer: Owner, shards: Grads) -> None:
         self._rules = _rules(optimizer)
         found, self._waiting = members(optimizer)
-        self._fresh = [m for m in found if m.is_new or m.missing]
+        self._fresh = [m for m in found if m.is_new or m.missing or m.moved]
         optimizer.store.mind(state_tensors(optimizer), type(optimizer).__name__)
         _create(optimizer, found)
         self._members = found
+        self.sharded = list(dict.fromkeys(m.param for m in found if m.shard is not m.param))
         self._residents = optimizer.store.residents
-        self.buckets = Bucket.partition(optimizer, found)
+        self.buckets = Bucket.partition(optimizer, found, shards)
         self._watch: Watch | None = None
 
     def current(self, optimizer: Owner) -> bool:
@@ -45,8 +54,12 @@ class Launches:
             and (not self._waiting or all(p.grad is None for p in self._waiting))
         )
 
-    def prepare(self, optimizer: Owner) -> None:
+    def prepare(self, optimizer: Owner, shards: Grads) -> None:
         """All of a step that may fail before anything has changed.
+
+        Args:
+            optimizer: whose.
+            shards: see :meth:`Lists.grads`.
 
         Raises:
             ValueError, TypeError: a tensor is not as it was: launches for what it is now are to be made anew; or one
@@ -56,7 +69,7 @@ class Launches:
         ahead: Ahead = {}
         try:
             for bucket in self.buckets:
-                bucket.prepare(optimizer, ahead)
+                bucket.prepare(optimizer, ahead, shards)
             optimizer.store.prepare()
         except BaseException:
             self._let_go()
@@ -78,7 +91,7 @@ class Launches:
         finally:
             self._let_go()
         if self._watch is None:
-            used = [m.entry[n] for m in self._members for n in (*number_names(optimizer, m.rule), *m.kept)]
+            used = [local(m.entry[n]) for m in self._members for n in (*number_names(optimizer, m.rule), *m.kept)]
             self._watch = Watch(optimizer, used)
             self._members = []  # of no use from now on
 
@@ -104,7 +117,7 @@ class Launches:
             entry = optimizer.state[member.param]
             for name, value in member.entry.items():
                 entry.setdefault(name, value)
-                if entry[name] is None:
+                if entry[name] is None or name in member.moved:
                     entry[name] = value
 
     def _take_state_back(self, optimizer: Owner) -> None:
@@ -112,6 +125,7 @@ class Launches:
             entry = optimizer.state.get(member.param, {})
             for name in member.missing:
                 entry.pop(name, None)
+            entry.update(member.moved)
             if not entry:
                 optimizer.state.pop(member.param, None)
 
@@ -148,7 +162,7 @@ def _fill(optimizer: Owner, firsts: list[Member]) -> None:
             if value == 0:
                 continue
             if name in member.missing and (name not in member.kept or member.kept[name].free):
-                member.entry[name].fill_(value)
+                local(member.entry[name]).fill_(value)
                 optimizer.store.drop()  # keeps to the budget while pages are touched that should not stay in memory
             elif columns := {key: of for key, of in member.kept.items() if of.name == name and key in member.missing}:
                 form = next(iter(columns.values())).form

@@ -7,15 +7,16 @@ from collections.abc import Sequence
 import torch
 
 from ..tables.columns import Tensors, has_memory, is_dense
-from .members import Member
+from ..tables.shards import local
+from .members import Grads, Member
 
 
 class Lists:
     """Parameters, gradients and state of some members, as :class:`~pagedopt.launch.sweep.Sweep` takes them.
 
     What is dense and laid out as its parameter is taken as it is; complex numbers are viewed as pairs of real ones, as
-    torch's optimizers do.  Of what has gaps or other strides there is a copy beside it, filled before the launch and
-    brought back behind it.
+    torch's optimizers do, and of a DTensor the shard.  Of what has gaps or other strides there is a copy beside it,
+    filled before the launch and brought back behind it.
 
     Attributes:
         params: the parameters as they were when they were last looked at.
@@ -25,7 +26,7 @@ class Lists:
 
     def __init__(self, members: Sequence[Member]) -> None:
         self._params = tuple(m.param for m in members)
-        self.odd = [i for i, p in enumerate(self._params) if p.is_complex() or not _is_plain(p)]
+        self.odd = [i for i, m in enumerate(members) if m.shard is not m.param or _is_odd(m.param)]
         self._beside: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id of the original
         self._gaps: dict[int, torch.Tensor] = {}  # by place, the copies of parameters
         self.params: tuple[torch.Tensor, ...] = self._params
@@ -33,14 +34,15 @@ class Lists:
             self.take_params()
         columns = members[0].kept if members else {}
         self.state = [
-            tuple(self._as(m.entry[key], of.column.like(m.param)) for m in members) for key, of in columns.items()
+            tuple(self._as(local(m.entry[key]), of.column.like(m.shard)) for m in members)
+            for key, of in columns.items()
         ]
 
     def take_params(self) -> None:
         """Look at the parameters that are not taken as they are once more: their ``.data`` may be another."""
         now = list(self._params)
         for i in self.odd:
-            p = self._params[i].detach()
+            p = local(self._params[i]).detach()
             if _is_plain(p):
                 self._gaps.pop(i, None)
             else:
@@ -53,14 +55,16 @@ class Lists:
             now[i] = as_real(p)
         self.params = tuple(now)
 
-    def grads(self, laid_out: bool = False) -> Tensors:
+    def grads(self, shards: Grads, laid_out: bool = False) -> Tensors:
         """The gradients there are now.
 
         Args:
+            shards: those of DTensors.
             laid_out: copy those whose strides are not their parameters' (autograd makes them alike).
         """
         grads = [p.grad for p in self._params]
         for i in self.odd:
+            grads[i] = shards.get(self._params[i], grads[i])
             if (g := grads[i]) is not None and g.is_complex():
                 grads[i] = as_real(g.detach())
         if laid_out:
@@ -70,7 +74,7 @@ class Lists:
     def fill(self) -> None:
         """Bring what has a copy into it."""
         for i, copy in self._gaps.items():
-            copy.copy_(self._params[i].detach())
+            copy.copy_(local(self._params[i]).detach())
         for original, copy in self._beside.values():
             copy.copy_(original.detach())
 
@@ -78,7 +82,7 @@ class Lists:
         """Bring the copies back to what they stand for, those of parameters without a gradient excepted."""
         for i, copy in self._gaps.items():
             if self._params[i].grad is not None:
-                self._params[i].detach().copy_(copy)
+                local(self._params[i]).detach().copy_(copy)
         for original, copy in self._beside.values():
             original.detach().copy_(copy)
 
@@ -90,6 +94,11 @@ class Lists:
             copy = torch.empty_strided(like.shape, like.stride(), dtype=t.dtype, device=t.device)
             self._beside[id(t)] = (t, copy)
         return as_real(self._beside[id(t)][1])
+
+
+def _is_odd(p: torch.Tensor) -> bool:
+    """Whether a kernel cannot take a parameter as it is."""
+    return p.is_complex() or not _is_plain(p)
 
 
 def _is_plain(p: torch.Tensor) -> bool:

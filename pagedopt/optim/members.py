@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,9 +12,13 @@ from ..formats.floating import known, of_dtype, real_dtype
 from ..formats.format import Format
 from ..rules import Rule
 from ..tables.columns import has_memory
+from ..tables.shards import is_partial, is_sharded, local, local_grad, placed_alike, placement_of
 from .kept import Kept, kept
 from .owner import Group, Owner, places
 from .steps import number_names
+
+#: Gradients of DTensors as their shards have them, by parameter.
+Grads = Mapping[torch.Tensor, torch.Tensor]
 
 
 @dataclass
@@ -28,9 +31,11 @@ class Member:
         rule: what happens to it.
         entry: its state, what is made for the coming step included.
         kept: the columns of its state tensors by their keys in the entry, in the rule's order.
+        index: of the parameter, counted through all groups.
+        shard: what this process has of the parameter: itself, unless it is a DTensor.
         is_new: whether there is nothing of its state yet.
         missing: names of numbers and state tensors that there are not yet.
-        index: of the parameter, counted through all groups.
+        moved: numbers as they are in the state, where the entry here has them on another device.
         again: whether the parameter stands in an earlier group, too, which will have made its state.
         turn: how often the parameter stands before this place: torch updates it each time, one after the other.
     """
@@ -41,8 +46,10 @@ class Member:
     entry: dict[str, Any]
     kept: dict[str, Kept]
     index: int
+    shard: torch.Tensor
     is_new: bool = False
     missing: list[str] = field(default_factory=list)
+    moved: dict[str, torch.Tensor] = field(default_factory=dict)
     again: bool = False
     turn: int = 0
 
@@ -64,9 +71,11 @@ def members(optimizer: Owner) -> tuple[list[Member], list[torch.Tensor]]:
     Raises:
         KeyError: state holds some of a parameter's tensors and lacks another (as torch), or takes no new entries.
         RuntimeError: a tensor of state is of another device, shape or dtype than can be used (as torch), a gradient is
-            sparse, or a parameter overlaps itself (as torch); or one of them has lost its memory.
+            sparse, or a parameter overlaps itself (as torch); one of them has lost its memory, or is a DTensor where
+            another is none (as torch).
         NotImplementedError: a parameter with a gradient is neither of floating-point nor of complex numbers (as torch).
-        TypeError: a parameter is a DTensor, or a rule changes hyperparameters and is not among the class's ``rules``.
+        TypeError, ValueError: see :func:`refuse`.
+        TypeError: a rule changes hyperparameters and is not among the class's ``rules``.
     """
     found: list[Member] = []
     waiting: list[torch.Tensor] = []
@@ -86,7 +95,7 @@ def members(optimizer: Owner) -> tuple[list[Member], list[torch.Tensor]]:
             continue
         if not known(real_dtype(p.dtype)):
             raise NotImplementedError(f"{type(optimizer).__name__} cannot update parameter {index}: it is {p.dtype}")
-        member = Member(p, number, rule, entry, kept(optimizer, rule.inputs[2:], p), index)
+        member = Member(p, number, rule, entry, kept(optimizer, rule.inputs[2:], p), index, local(p))
         if p.grad is None:
             if not _is_complete(optimizer, member):
                 waiting.append(p)
@@ -108,23 +117,45 @@ def refuse(optimizer: Owner, group: Group, states: Collection[str]) -> None:
         states: names of all state there may be.
 
     Raises:
-        TypeError: a parameter is a DTensor.
-        ValueError: state of a complex parameter would be stored in a format that has no complex numbers.
+        TypeError: a parameter is a DTensor of sums that have not been made.
+        ValueError: state of a complex parameter would be stored in a format that has no complex numbers, or that of a
+            DTensor in one whose entries stand for several elements.
     """
     for p in group["params"]:
-        _check_kind(optimizer, p)
+        if is_sharded(p):
+            _check_sharded(optimizer, p, states)
         if p.is_complex():
             for name in states:
                 optimizer.format_of(name, p)
 
 
-def _check_kind(optimizer: Owner, p: torch.Tensor) -> None:
-    module = sys.modules.get("torch.distributed.tensor")  # where nobody has imported it, there is none
-    if module is not None and isinstance(p, module.DTensor):
+def _check_sharded(optimizer: Owner, p: torch.Tensor, states: Collection[str]) -> None:
+    if is_partial(p):
         raise TypeError(
-            f"{type(optimizer).__name__} does not take DTensors yet: a parameter of shape {tuple(p.shape)} is one; "
-            "use torch.optim for sharded parameters, or give their to_local() tensors as parameters"
+            f"a parameter of shape {tuple(p.shape)} is {placement_of(p)}: its values are sums that have not been made; "
+            "redistribute() it to Replicate() or Shard()"
         )
+    for name in states:
+        form = optimizer.format_of(name, p)
+        if not form.plain:
+            raise ValueError(
+                f"state_format is {form.name!r} for {name!r} of a parameter of shape {tuple(p.shape)} that is "
+                f"{placement_of(p)}: shards have formats of single elements only, as 'float32' or 'bfloat16'"
+            )
+
+
+def reduced(params: Collection[torch.Tensor]) -> Grads:
+    """The gradients of DTensors as their shards have them; all their processes call this, once in each step.
+
+    Raises:
+        RuntimeError: one is no DTensor (as torch).
+    """
+    return {p: grad for p in params if (grad := local_grad(p)) is not None}
+
+
+def sharded(optimizer: Owner) -> list[torch.Tensor]:
+    """The parameters that are DTensors, each once, in an order that all processes have."""
+    return list(dict.fromkeys(p for _, _, p in places(optimizer) if is_sharded(p)))
 
 
 def _is_complete(optimizer: Owner, member: Member) -> bool:
@@ -155,7 +186,11 @@ def _check(optimizer: Owner, member: Member) -> None:
     p = member.param
     if p.grad is not None and p.grad.layout is not torch.strided:
         raise RuntimeError(f"{type(optimizer).__name__} does not support sparse gradients")
-    _check_kind(optimizer, p)
+    if is_sharded(p.grad) and member.shard is p:
+        raise RuntimeError(f"the gradient of {_named(member)} is {placement_of(p.grad)}, the parameter is none")
+    if member.shard is not p:
+        _check_sharded(optimizer, p, {of.name for of in member.kept.values()})
+        p = member.shard
     if _is_expanded(p):
         raise RuntimeError(
             f"parameter {member.index} of shape {tuple(p.shape)} is expanded: several of its elements are one in "
@@ -169,12 +204,22 @@ def _check(optimizer: Owner, member: Member) -> None:
     for name in number_names(optimizer, member.rule):
         if name not in member.missing:
             _check_number(member, name)
+            _move_number(optimizer, member, name)
 
 
 def _check_number(member: Member, name: str) -> None:
     value = member.entry[name]
-    if not isinstance(value, torch.Tensor) or value.numel() != 1 or value.is_complex():
+    if not isinstance(value, torch.Tensor) or value.numel() != 1 or value.is_complex() or is_sharded(value):
         raise RuntimeError(f"state {name!r} of {_named(member)} is {_words(value)}; it must be a tensor of one number")
+
+
+def _move_number(optimizer: Owner, member: Member, name: str) -> None:
+    """Where a group's flags ask for numbers on the device, one that others have put on the CPU comes back, as ZeRO's
+    ``load_state_dict`` leaves them there."""
+    group, value = optimizer.param_groups[member.group], member.entry[name]
+    if (group.get("fused") or group.get("capturable")) and value.device.type == "cpu" != member.param.device.type:
+        member.moved[name] = value
+        member.entry[name] = value.to(member.param.device)
 
 
 def _check_tensor(optimizer: Owner, member: Member, key: str) -> None:
@@ -187,6 +232,9 @@ def _check_tensor(optimizer: Owner, member: Member, key: str) -> None:
     if value.shape != (shape := of.column.shape(p)):
         there = "the parameter has shape" if of.column.per == 1 else f"format {of.form.name!r} has"
         raise RuntimeError(f"{what}; {there} {tuple(shape)}")
+    if not placed_alike(value, p):
+        raise RuntimeError(f"{what}, {placement_of(value)}; the parameter is {placement_of(p)}")
+    value = local(value)
     if _is_expanded(value):
         raise RuntimeError(f"{what}, expanded: several of its elements are one in memory, and cannot be updated")
     if not has_memory(value):
@@ -211,9 +259,9 @@ def _words(value: Any) -> str:
 
 
 def state_tensors(optimizer: Owner) -> list[torch.Tensor]:
-    """Every tensor of state but numbers, each once, whether a rule names it now or not."""
+    """Every tensor of state but numbers, each once, whether a rule names it now or not; of DTensors the shards."""
     found = {
-        id(value): value
+        id(value): local(value)
         for entry in optimizer.state.values()
         if isinstance(entry, Mapping)
         for name, value in entry.items()

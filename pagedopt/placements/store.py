@@ -15,6 +15,7 @@ from ..paging.budget import Budget
 from ..paging.pages import Width
 from ..system import host
 from ..tables.format import Column
+from ..tables.shards import like_shard, local
 from . import choose
 from .budget import Limits, divide
 from .choose import Arena, Placement, default_placement
@@ -38,7 +39,7 @@ class Wanted(NamedTuple):
 
     def zeros(self) -> torch.Tensor:
         """In memory of torch's own, on the parameter's device."""
-        like = self.column.like(self.param)
+        like = self.column.like(local(self.param))
         return torch.empty_strided(
             like.size(), like.stride(), dtype=self.column.dtype, device=self.param.device
         ).zero_()
@@ -109,7 +110,7 @@ class Store:
     @torch.inference_mode(False)  # state outlives the block in which it is made
     @torch.no_grad()
     def create(self, wanted: Sequence[Wanted]) -> list[torch.Tensor]:
-        """A tensor of zeros for each column in ``wanted``.
+        """A tensor of zeros for each column in ``wanted``: of a DTensor's a DTensor, whose shard is in memory here.
 
         One arena for the parameters of one device that will be updated in one launch; those that come later share one.
         In plain memory of the parameters' own device each is a tensor of torch's own.
@@ -136,7 +137,7 @@ class Store:
             for arena, layout in before:
                 arena.layout = layout
             raise
-        return [self._counted(tensors[i]) for i in range(len(wanted))]
+        return [like_shard(self._counted(tensors[i]), of=one.param) for i, one in enumerate(wanted)]
 
     def _counted(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same memory in a tensor that shares its version counter with all state made here for such a device."""
@@ -159,7 +160,7 @@ class Store:
         self, kind: tuple[object, ...], groups: Sequence[list[int]], wanted: Sequence[Wanted]
     ) -> list[list[torch.Tensor]]:
         """State for the parameters of one kind: for each, a tensor of every column."""
-        firsts = [wanted[indices[0]].param for indices in groups]
+        firsts = [local(wanted[indices[0]].param) for indices in groups]
         columns = [wanted[i].column for i in groups[0]]
         alike = [arena for arena in self.arenas if self._kinds.get(arena) == kind]
         numels = [p.numel() * (2 if p.is_complex() else 1) for p in firsts]  # kernels see real numbers
@@ -184,8 +185,8 @@ class Store:
     @staticmethod
     def _plain(wanted: Sequence[Sequence[Wanted]]) -> list[list[torch.Tensor]]:
         if wanted[0][0].param.device.type == "cpu":
-            sizes = ((one.column.entries(one.param.numel()), one.column.dtype) for each in wanted for one in each)
-            host.check_host(sum(entries * dtype.itemsize for entries, dtype in sizes), "optimizer state")
+            sizes = ((one.column, local(one.param).numel()) for each in wanted for one in each)
+            host.check_host(sum(c.entries(n) * c.dtype.itemsize for c, n in sizes), "optimizer state")
         return [[one.zeros() for one in each] for each in wanted]
 
     def _arena(
@@ -218,8 +219,7 @@ class Store:
             begin = states[0].data_ptr() - base - layout.sections[0]
             if len(states) != len(layout.itemsizes) or not 0 <= begin < arena.tensor.nbytes:
                 continue
-            start = int(begin // layout.itemsizes[0])
-            index = int(np.searchsorted(layout.starts, start, side="right")) - 1
+            index = int(np.searchsorted(layout.starts, begin // layout.itemsizes[0], side="right")) - 1
             expected = [base + layout.begin(section, index) for section in range(len(states))]
             if expected == [s.data_ptr() for s in states]:
                 return number, index
@@ -233,7 +233,7 @@ class Store:
 
     def is_plain(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is one of torch's own, in no arena."""
-        return not any(arena.holds(tensor) for arena in self.arenas)
+        return not any(arena.holds(local(tensor)) for arena in self.arenas)
 
     def mind(self, state: Sequence[torch.Tensor], owner: str) -> None:
         """Forget arenas that no state is in any more; warn, once, of state that a budget does not cover."""

@@ -120,8 +120,9 @@ def estimate(
     """Say what an optimizer with these options will take.  Allocates nothing and needs no GPU.
 
     Args:
-        model: a module, parameters or parameter groups as an optimizer takes them (also on the meta device), a list
-            of shapes, a dict of name to shape, or a number of parameters as ``7_000_000_000`` or ``"7B"``.
+        model: a module, parameters or parameter groups as an optimizer takes them (also on the meta device; of DTensors
+            what this process has), a list of shapes, a dict of name to shape, or a number of parameters as
+            ``7_000_000_000`` or ``"7B"``.
         rule: which names its state: one of ``pagedopt.rules.UPDATES`` by name (``"adamw"``, ``"sgd_momentum"``, …), or
             your own.
         param_dtype: of parameters and gradients; None: their own, float32 for shapes.

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..tables.shards import local
 from ..units import parse_count
 
 
@@ -76,11 +77,15 @@ def _items(model: Iterable[Any]) -> Iterator[Any]:
 
 
 def _of_tensors(tensors: Sequence[torch.Tensor], dtype: torch.dtype | None, whole: bool = False) -> Described:
-    """Each tensor once, however often a model or its groups name it; ``whole``: all that can be trained is."""
+    """Each tensor once, however often a model or its groups name it; ``whole``: all that can be trained is.
+
+    Of DTensors the shards: what this process has.
+    """
     once = list({id(t): t for t in tensors}.values())
     trains = [t.is_floating_point() if whole else t.requires_grad for t in once]
-    trained = [(t.numel(), dtype or t.dtype) for t, yes in zip(once, trains, strict=True) if yes]
-    frozen = [(t.numel(), t.dtype) for t, yes in zip(once, trains, strict=True) if not yes]
+    sizes = [local(t).numel() for t in once]
+    trained = [(n, dtype or t.dtype) for n, t, yes in zip(sizes, once, trains, strict=True) if yes]
+    frozen = [(n, t.dtype) for n, t, yes in zip(sizes, once, trains, strict=True) if not yes]
     places = {t.device.type for t in once} - {"meta"}
     return Described(trained, frozen, places.pop() if len(places) == 1 else None)
 

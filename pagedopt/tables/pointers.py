@@ -255,3 +255,5 @@ class PointerTable:
             tensor = tensors[i]
             if self.numels[i] and tensor is not None and not has_memory(tensor):
                 self._common.fail(ValueError, j, i, "has no memory (its storage was freed or resized to less)")
+            if self.numels[i] and tensor is not None and not column.addresses[i]:
+                self._common.fail(ValueError, j, i, f"is a {type(tensor).__name__}, which has no memory of its own")

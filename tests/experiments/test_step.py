@@ -15,7 +15,7 @@ from experiment_runs import experiment, judged, regenerated, run_quick
 from experiments.harness.rows import Rows
 from experiments.harness.run import Run
 from experiments.harness.show import console
-from experiments.step import close_to_a_copy, cpu_step
+from experiments.step import close_to_a_copy, cpu_step, fsdp2
 from experiments.works.contenders import CONTENDERS, COPY, FUSED, OURS, installed, ours, theirs
 from experiments.works.models import Work, gpt2_shapes
 from experiments.works.reference import Contender, Reference
@@ -52,6 +52,32 @@ def test_steps_on_a_cpu_take_turns_with_torchs(tmp_path: Path) -> None:
         assert row["ratio"]["n"] == len(row["pairs"]) == 3
         assert row["ratio"]["q1"] <= row["speed"] <= row["ratio"]["q3"]
         assert row["speed"] == pytest.approx(sorted(b / a for a, b in row["pairs"])[1], rel=0.1)
+
+
+def test_iterations_over_two_processes_take_turns(tmp_path: Path) -> None:
+    found = run_quick("fsdp2", tmp_path)
+    rows = Rows(found["parts"]["fsdp2"]["rows"])
+    assert [row["case"] for row in rows] == [fsdp2.OURS, fsdp2.FUSED]
+    assert all(len(row["iterations"]) == len(row["steps"]) == 3 and len(row["losses"]) == 2 for row in rows)
+    for row in rows:
+        assert all(0 < step < whole for step, whole in zip(row["steps"], row["iterations"], strict=True))
+
+
+def test_iterations_are_compared_turn_by_turn_and_must_learn_alike() -> None:
+    rows = Rows(
+        {"case": case, "parameters": 7, "iterations": times, "steps": [1.0, 1.0, 1.0], "losses": [2.0, 1.0]}
+        for case, times in ((fsdp2.OURS, [100.0, 208.0, 310.0]), (fsdp2.FUSED, [100.0, 200.0, 300.0]))
+    )
+    (bar,) = fsdp2.BARS
+    assert bar.verdict(fsdp2.derive(rows)).measured == pytest.approx(310 / 300)
+    assert bar.verdict(fsdp2.derive(rows)).met
+    rows[0]["iterations"] = [106.0, 212.0, 318.0]
+    assert not bar.verdict(fsdp2.derive(rows)).met
+    assert bar.verdict(fsdp2.derive(Rows())).met is None
+    fsdp2.check(rows)
+    rows[0]["losses"] = [2.0, 1.1]
+    with pytest.raises(RuntimeError, match="losses"):
+        fsdp2.check(rows)
 
 
 @pytest.mark.parametrize("text", ["", "0", "1,-2", "two", "1,,2"])

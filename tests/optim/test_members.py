@@ -292,24 +292,3 @@ def test_complex_state_of_a_real_parameter_is_refused() -> None:
     optimizer.state[p]["exp_avg_sq"] = torch.ones(3, dtype=torch.complex64)
     with pytest.raises(RuntimeError, match="complex64"):
         optimizer.step()
-
-
-def test_dtensors_are_refused_in_words(tmp_path: Any) -> None:
-    tensor = pytest.importorskip("torch.distributed.tensor")
-    from torch.distributed.device_mesh import init_device_mesh
-
-    if not torch.distributed.is_available():
-        pytest.skip("this torch has no torch.distributed")
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        mesh = init_device_mesh("cpu", (1,))
-        whole = torch.nn.Parameter(torch.ones(4))
-        sharded = torch.nn.Parameter(tensor.distribute_tensor(torch.ones(8), mesh, [tensor.Shard(0)]))
-        with pytest.raises(TypeError, match="DTensor"):
-            PagedAdamW([whole, sharded])
-        optimizer = PagedAdamW([whole])
-        with pytest.raises(TypeError, match="DTensor"):
-            optimizer.add_param_group({"params": [sharded]})
-        assert len(optimizer.param_groups) == 1
-    finally:
-        torch.distributed.destroy_process_group()

@@ -130,3 +130,26 @@ def test_a_count_on_a_device_is_followed_when_it_is_edited_and_not_waited_for(
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
         assert opts[1].state[p]["step"] == opts[0].state[q]["step"]
         assert opts[1].state[p]["step"].is_cuda
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("flags", [{"fused": True}, {"capturable": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"device_budget": 0}], ids=str)
+def test_a_count_that_was_put_on_the_cpu_comes_back_where_flags_ask_for_the_device(
+    flags: dict[str, bool], options: dict[str, Any]
+) -> None:
+    """As ``ZeroRedundancyOptimizer.load_state_dict`` puts it there."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    nets = [model("cuda") for _ in range(2)]
+    opts = [PagedAdamW(net.parameters(), **flags, **options) for net in nets]  # type: ignore[arg-type]
+    for net, opt in zip(nets, opts, strict=True):
+        train(net, opt, 2)
+    for p in nets[1].parameters():
+        opts[1].state[p] = {key: value.cpu() if key == "step" else value for key, value in opts[1].state[p].items()}
+    for net, opt in zip(nets, opts, strict=True):
+        train(net, opt, 2, first=2)
+    for p, q in zip(*(net.parameters() for net in nets), strict=True):
+        assert torch.equal(p, q)
+        assert opts[1].state[q]["step"].is_cuda
+        assert float(opts[1].state[q]["step"]) == float(opts[0].state[p]["step"]) == 4

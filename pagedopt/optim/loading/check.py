@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ...formats.floating import chosen_format, known, real_dtype
+from ...tables.shards import is_sharded, local, placed_alike, placement_of
 from ..kept import Kept, kept
 from ..owner import Group, Owner, places
 from ..steps import Place, beside_param, new_numbers, number_names
@@ -156,6 +157,11 @@ def _check_tensor(what: str, value: Any, p: torch.Tensor) -> None:
         raise ValueError(f"{what} is {tuple(value.shape)}, the parameter is {tuple(p.shape)}")
     if value.is_complex() and not p.is_complex():
         raise ValueError(f"{what} is {value.dtype}, the parameter is real ({p.dtype})")
+    if not placed_alike(value, p):
+        raise ValueError(
+            f"{what} is {placement_of(value)}, the parameter is {placement_of(p)}; "
+            "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict() loads what was saved otherwise"
+        )
 
 
 def _check_column(what: str, value: Any, of: Kept, p: torch.Tensor) -> None:
@@ -169,6 +175,7 @@ def _is_whole(tensor: torch.Tensor) -> bool:
     """Whether every element lies inside of the tensor's memory."""
     if tensor.layout is not torch.strided:
         return True
+    tensor = local(tensor)
     storage = tensor.untyped_storage()
     if not tensor.numel() or storage.device.type == "meta":
         return not tensor.numel()
@@ -190,8 +197,8 @@ def _check_number(member: Loaded, name: str) -> None:
     """torch takes any number, as such or as a tensor on any device."""
     value = member.entry[name]
     is_tensor = isinstance(value, torch.Tensor)
-    if is_tensor and (value.numel() != 1 or value.is_complex()):
-        what = f"a tensor of {value.dtype}, {tuple(value.shape)}"
+    if is_tensor and (value.numel() != 1 or value.is_complex() or is_sharded(value)):
+        what = f"a tensor of {value.dtype}, {tuple(value.shape)}" + (f", {placement_of(value)}" * is_sharded(value))
     elif not is_tensor and (isinstance(value, bool) or not isinstance(value, (int, float))):
         what = repr(value)
     else:
@@ -219,4 +226,7 @@ def home(optimizer: Owner, before: State, p: torch.Tensor, key: str, of: Kept) -
         return None
     if old.dtype is not of.column.dtype or not optimizer.store.is_home(old):
         return None
-    return old if old.stride() == of.column.like(p).stride() or not p.numel() else None
+    if not placed_alike(old, p):
+        return None
+    p, stride = local(p), local(old).stride()
+    return old if stride == of.column.like(p).stride() or not p.numel() else None

@@ -18,6 +18,7 @@ from ...formats.format import Format
 from ...placements.store import Store, Wanted
 from ...system.interrupts import Uninterrupted
 from ...tables.columns import widest_first
+from ...tables.shards import local
 from ..encoding import encode
 from ..members import state_tensors
 from ..owner import Owner
@@ -144,7 +145,7 @@ def prepare(optimizer: Owner, memory: Store, state_dict: StateDict, before: Stat
         for (key, of), old in zip(member.kept.items(), homes, strict=True):
             entry[key] = old
             if key not in encoded:
-                pairs.append((entry, key, member.entry[key]))
+                pairs.append((entry, key, local(member.entry[key])))
             if old is None:
                 wanted.append(of.wanted(p, key))
                 new.append((entry, key))
@@ -179,7 +180,7 @@ def _own(value: Any, p: torch.Tensor) -> Any:
 
 def _apart(pairs: list[tuple[dict[str, Any], str, torch.Tensor]]) -> list[torch.Tensor]:
     """The loaded tensors; those that view memory of other state that will be overwritten are copied to the host."""
-    homes = {old.untyped_storage().data_ptr() for entry, name, _ in pairs if (old := entry[name]) is not None}
+    homes = {local(old).untyped_storage().data_ptr() for entry, name, _ in pairs if (old := entry[name]) is not None}
     return [
         value.detach().to("cpu", copy=True)
         if value.untyped_storage().data_ptr() in homes and not _same(entry[name], value)
@@ -190,6 +191,7 @@ def _apart(pairs: list[tuple[dict[str, Any], str, torch.Tensor]]) -> list[torch.
 
 def _same(a: torch.Tensor | None, b: torch.Tensor) -> bool:
     """Whether two tensors of one shape are the same elements of the same memory."""
+    a = None if a is None else local(a)
     return a is not None and (a.data_ptr(), a.dtype, a.stride()) == (b.data_ptr(), b.dtype, b.stride())
 
 
@@ -197,11 +199,14 @@ def _same(a: torch.Tensor | None, b: torch.Tensor) -> bool:
 def copy_values(copies: Sequence[tuple[torch.Tensor, torch.Tensor]], memory: Store, staging: torch.Tensor) -> None:
     """Copy into each first tensor what the second has, in the order of addresses and ``CHUNK`` bytes at a time.
 
+    Of DTensors the shards, which are placed alike.
+
     Raises:
         OSError, MemoryError: state in a file could not be written out; some of it is copied.
     """
     filled = 0
-    for target, source in sorted(copies, key=lambda pair: pair[0].data_ptr()):
+    shards = [(local(target), local(source)) for target, source in copies]
+    for target, source in sorted(shards, key=lambda pair: pair[0].data_ptr()):
         order = widest_first(target)  # then each of its blocks is contiguous, too
         limit = CHUNK // max(target.itemsize, source.itemsize)
         for block, values in _blocks(target.permute(order), source.permute(order), limit):

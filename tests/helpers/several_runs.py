@@ -1,0 +1,100 @@
+"""What the processes of ``tests/clients/test_several_processes.py`` do."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from several_setups import SETUPS
+from several_training import Training, mean_of_squares, own
+
+from pagedopt import PagedAdamW, estimate
+
+#: torch's class, ours, and ours with all state away.
+CONTENDERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "torch": (torch.optim.AdamW, {"fused": True}),
+    "ours": (PagedAdamW, {}),
+    "away": (PagedAdamW, {"device_budget": 0}),
+}
+#: Steps until all is saved, and in all.
+SAVED, STEPS = 3, 5
+
+
+def trained(device: str, name: str, folder: Path) -> dict[str, Any]:
+    """Train, save in the middle; what came of each contender."""
+    found = {}
+    for who, (kind, options) in CONTENDERS.items():
+        training = Training.begin(SETUPS[name], device, kind, **options)
+        losses = training.train(0, SAVED)
+        training.save(folder / who)
+        losses += training.train(SAVED, STEPS)
+        found[who] = {"losses": losses, "values": training.values(), **where(training)}
+    return found
+
+
+def resumed(device: str, name: str, folder: Path) -> dict[str, Any]:
+    """Go on from what ours has saved, all of them."""
+    found = {}
+    for who, (kind, options) in CONTENDERS.items():
+        training = Training.begin(SETUPS[name], device, kind, **options)
+        training.load(folder / "ours")
+        losses = training.train(SAVED, STEPS)
+        found[who] = {"losses": losses, "values": training.values(), **where(training)}
+    return found
+
+
+def resharded(device: str, name: str, folder: Path, first: int, last: int) -> dict[str, Any]:
+    """Go on from what any number of processes have saved at step ``first``, and save again at ``last``."""
+    found = {}
+    for who, (kind, options) in CONTENDERS.items():
+        training = Training.begin(SETUPS[name], device, kind, **options)
+        if first:
+            training.load(folder / f"{who}{first}")
+        begun = training.whole()
+        losses = training.train(first, last)
+        training.save(folder / f"{who}{last}")
+        found[who] = {"losses": losses, "begun": begun, "values": training.whole(), **where(training)}
+    return found
+
+
+def where(training: Training) -> dict[str, Any]:
+    """Types of state, devices of step counts, and of ours bytes by place."""
+    ours = [one for one in training.setup.inner(training.optimizer) if isinstance(one, PagedAdamW)]
+    places = [dict(one.memory_report().by_place) for one in ours]
+    return {"kinds": training.kinds(), "steps": training.step_places(), "places": places}
+
+
+def one_of_them_prepares_anew(device: str) -> dict[str, Any]:
+    """Tensor parallel, whose gradients are sums to be made by all: one process has new launches, the other has not."""
+    found = {}
+    for who, (kind, options) in CONTENDERS.items():
+        training = Training.begin(SETUPS["tensor parallel"], device, kind, **options)
+        training.train(0, 2)
+        if dist.get_rank() == 1:
+            entry = next(iter(training.optimizer.state.values()))
+            entry["exp_avg"] = entry["exp_avg"].clone()
+        losses = training.train(2, 4)
+        found[who] = {"losses": losses, "values": training.values()}
+    return found
+
+
+def copied(device: str) -> dict[str, Any]:
+    """FSDP2: an optimizer's copy and one out of a pickle go on as it does; and what it was estimated to take."""
+    training = Training.begin(SETUPS["FSDP2"], device, PagedAdamW, device_budget=0)
+    training.train(0, 2)
+    report, plan = training.optimizer.memory_report(), estimate(training.model, device_budget=0)
+    pickled = pickle.loads(pickle.dumps((training.optimizer, list(training.model.parameters()))))
+    twins = [copy.deepcopy((training.optimizer, list(training.model.parameters()))), pickled]
+    params = list(training.model.parameters())
+    mean_of_squares(training.model(training.rows(2)) - 0.5).backward()
+    after = []
+    for optimizer, theirs in (*twins, (training.optimizer, params)):
+        for p, original in zip(theirs, params, strict=True):
+            p.grad = original.grad
+        optimizer.step()
+        after.append([own(t) for p in theirs for t in (p, *optimizer.state[p].values())])
+    return {"after": after, "bytes": (sum(report.by_place.values()), plan.state_bytes, len(own(params[0])))}
