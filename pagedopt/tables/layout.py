@@ -12,6 +12,7 @@ one chunk, as in long lists of small tensors, chunk i is row i and the third par
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ Words = npt.NDArray[np.uint64]
 Span = tuple[int, int]
 
 
+@functools.cache  # there may be thousands of tables
 def row_dtype(lists: int) -> np.dtype[Any]:
     """One row of a table over ``lists`` lists."""
     return np.dtype([("address", np.uint64, (lists,)), ("numel", np.int64), ("set", np.int64)])
