@@ -23,7 +23,7 @@ from ..rules import UPDATES, Rule
 from ..tables.format import Column
 from ..units import text_of_bytes, text_of_count, text_of_seconds
 from .model import Described, describe
-from .rates import ASSUMED, Rates
+from .rates import ASSUMED, ASSUMED_CPU, Rates
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,16 @@ class Estimate:
         """State that lies elsewhere."""
         return self.state_bytes - self.by_place.get(self.near, 0)
 
+    @property
+    def unknown_rates(self) -> tuple[str, ...]:
+        """Names of the rates for want of which ``seconds`` is None."""
+        if self.device == "cpu":
+            needed = ("ram", "file_read", "file_write") if self.moved else ("ram",)
+        else:
+            link = ("in_place",) if self.host_access == "in_place" else ("up", "down", "both")
+            needed = ("device", *link) if self.moved else ("device",)
+        return tuple(name for name in needed if getattr(self.rates, name) is None) if self.seconds is None else ()
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values."""
         names = ("parameters", "param_bytes", "grad_bytes", "state_bytes", "device", "placement", "budget",
@@ -96,12 +106,13 @@ class Estimate:
         over = "to and from the file" if self.device == "cpu" else f"over the link ({self.host_access})"
         moved = f", {text_of_bytes(self.moved)} {over}" if self.moved else ""
         ring = f", ring {text_of_bytes(self.ring)}" if self.ring else ""
+        lacking = f"; they have no {', '.join(self.unknown_rates)}" if self.unknown_rates else ""
         return (
             f"{text_of_count(self.parameters)} parameters: {text_of_bytes(self.param_bytes)}, gradients "
             f"{text_of_bytes(self.grad_bytes)}, on {self.device}\n"
             f"state ({self.placement}{budget}): {places}{ring}\n"
             f"a step: {text_of_seconds(self.seconds)} (at best {text_of_seconds(self.floor)}){moved}\n"
-            f"rates of {self.rates.machine}"
+            f"rates of {self.rates.machine}{lacking}"
         )
 
 
@@ -128,7 +139,8 @@ def estimate(
         state_format, placement, device_budget, host_access: as :class:`~pagedopt.PagedOptimizer` takes them;
             ``"auto"`` is not a number that could be known before.
         device: ``"cuda"`` or ``"cpu"``; None: where the parameters are, ``"cuda"`` for shapes and the meta device.
-        rates: of the machine it will run on; None: those of an H200, labelled as assumed.
+        rates: of the machine it will run on, as :meth:`Rates.load` reads them; None: nothing is measured, and those of
+            an H200 are assumed, on a CPU a round guess; ``rates.machine`` says so.
 
     Raises:
         ValueError, TypeError: an option has a value that the optimizer refuses as well, or ``model`` is none of these.
@@ -153,7 +165,8 @@ def estimate(
     if where.type not in ARENAS:
         raise ValueError(f"device is {str(where)!r}; there are {', '.join(ARENAS)}")
     kind = stand_ins(placement or default_placement(where, budget), where, budget)[0]
-    return _Arenas(rule, found, state_format, kind, where, budget).estimate(host_access, rates or ASSUMED)
+    rates = rates or (ASSUMED_CPU if where.type == "cpu" else ASSUMED)
+    return _Arenas(rule, found, state_format, kind, where, budget).estimate(host_access, rates)
 
 
 def _dtype(given: torch.dtype | str | None) -> torch.dtype | None:
