@@ -96,7 +96,7 @@ def main(args: argparse.Namespace) -> int:
         return 0
     console = Console()
     console.print(heading(rows[0], args), highlight=False, soft_wrap=True)
-    console.print(table(rows, room, own_budget(args), my_step(args), console.width))
+    console.print(table(rows, room, own_budget(args), my_step(args)))
     for line in footing(rows, room, args):
         console.print(line, highlight=False, soft_wrap=True)
     return 0
@@ -296,22 +296,20 @@ def heading(row: Estimate, args: argparse.Namespace) -> str:
     )
 
 
-def table(rows: list[Estimate], room: dict[str, int], own: Budget | None, whole: float | None, width: int) -> Table:
+def table(rows: list[Estimate], room: dict[str, int], own: Budget | None, whole: float | None = None) -> Table:
     """One line for each budget, the one that was asked for in bold.
 
     Args:
         whole: seconds of a training step with which the cost of each budget is compared.
-        width: of the terminal.
     """
-    from rich.table import Table
-
     from ..units import text_of_bytes, text_of_seconds
+    from .tables import FittingTable
 
     first = rows[0]
     away = "file" if first.device == "cpu" else "host"
     headings = ["budget", f"on {first.near}", f"on {away}", "in all", "moved", "step"]
     headings += [*(["slower"] if whole else []), *(["fits"] if room else [])]
-    shown = Table(padding=(0, int(width > len("1.00 GiB │ ") * len(headings))))  # narrow, all units are still there
+    shown = FittingTable()
     for text in headings:
         shown.add_column(text, justify="right")
     for row in rows:

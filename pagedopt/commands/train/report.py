@@ -15,6 +15,7 @@ from rich.table import Table
 from ...system import machine
 from ...units import text_of_bytes
 from ..results import as_json, new_figure, spread
+from ..tables import FittingTable
 from .compare import TOLERANCE, Comparison, compare
 from .contender import Contender
 from .files import replacing
@@ -74,7 +75,7 @@ def text_of_places(places: Mapping[str, int]) -> str:
 
 def table(results: Sequence[dict[str, Any]]) -> Table:
     """The results side by side."""
-    shown = Table("optimizer")
+    shown = FittingTable("optimizer")
     for heading in ("train loss", "val loss", "tokens/s", "optimizer ms (p10 to p90)", "state"):
         shown.add_column(heading, justify="right")
     for result in results:
