@@ -10,6 +10,8 @@ from .registry import OPTIMIZERS
 if TYPE_CHECKING:
     from ..placements.store import MemoryReport as MemoryReport
     from .base import PagedOptimizer as PagedOptimizer
+    from .beside import Shadow as Shadow
+    from .beside import shadow as shadow
     from .registry import *  # noqa: F403
     from .room import run_with_room as run_with_room
 
@@ -18,6 +20,7 @@ __getattr__, __dir__, __all__ = attach(
     {
         "..placements.store": ("MemoryReport",),
         ".base": ("PagedOptimizer",),
+        ".beside": ("Shadow", "shadow"),
         ".room": ("run_with_room",),
         **{f".{entry.module}": (entry.name,) for entry in OPTIMIZERS},
     },
