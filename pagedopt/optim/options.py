@@ -7,7 +7,7 @@ from typing import TypedDict
 
 from ..formats.floating import StateFormat, check_format
 from ..paging.budget import Given
-from ..placements.choose import Placement
+from ..placements.choose import HostAccess, Placement
 from ..transports.choose import Kind, check_transport
 
 
@@ -15,8 +15,9 @@ class Options(TypedDict, total=False):
     """Keywords that every optimizer takes.
 
     Attributes:
-        state_format: ``"float32"``, ``"bfloat16"``, ``"float16"``, ``"float64"`` or a
-            :class:`~pagedopt.formats.Format` of your own, or one per state name; None: the parameter's dtype, as torch.
+        state_format: ``"float32"``, ``"bfloat16"``, ``"float16"``, ``"float64"``, or short ``"fp32"``,
+            ``"bf16"``, ``"fp16"``, ``"fp64"``; a torch dtype; a :class:`~pagedopt.formats.Format` of your own; or one
+            of these per state name.  None: the parameter's dtype, as torch.
         placement: where state lives: ``"device"``; ``"mapped"`` (a range of device pages and page-locked host pages),
             ``"managed"`` (managed memory, each part advised to stay on its side; at most a quarter of free device
             memory), ``"managed-driver"`` (managed memory that the driver evicts and a step prefetches), ``"host"``
@@ -38,7 +39,7 @@ class Options(TypedDict, total=False):
     state_format: StateFormat
     placement: Placement | None
     device_budget: Given
-    host_access: str | None
+    host_access: HostAccess | None
     blocks: int | None
     transport: Kind
 
