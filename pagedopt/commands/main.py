@@ -70,6 +70,11 @@ def run(args: argparse.Namespace) -> int:
     except UsageError as error:
         print(f"{name}: {' '.join(str(error).splitlines())}", file=sys.stderr)
         return 2
+    except ImportError as error:
+        if error.name != NAME:
+            raise
+        print(f"{name}: {error}", file=sys.stderr)  # this system is none that it is for
+        return 2
     except KeyboardInterrupt:
         return interrupted(name)
     return status
