@@ -42,5 +42,5 @@ _MODULES = {
     ".planning.rates": ("Rates",),
     ".rules": ("Rule", "RuleError", "rule"),
 }  # fmt: skip
-__getattr__, __dir__, _NAMES = attach(__name__, _MODULES)
-__all__ = ["__version__", *_NAMES]
+if not TYPE_CHECKING:  # a type checker would take any name for one of these
+    __getattr__, __dir__, __all__ = attach(__name__, _MODULES)

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from .beside import shadow as shadow
     from .registry import *  # noqa: F403
     from .room import run_with_room as run_with_room
-
-__getattr__, __dir__, __all__ = attach(
-    __name__,
-    {
-        "..placements.store": ("MemoryReport",),
-        ".base": ("PagedOptimizer",),
-        ".beside": ("Shadow", "shadow"),
-        ".room": ("run_with_room",),
-        **{f".{entry.module}": (entry.name,) for entry in OPTIMIZERS},
-    },
-)
+else:  # a type checker would take any name for one of these
+    __getattr__, __dir__, __all__ = attach(
+        __name__,
+        {
+            "..placements.store": ("MemoryReport",),
+            ".base": ("PagedOptimizer",),
+            ".beside": ("Shadow", "shadow"),
+            ".room": ("run_with_room",),
+            **{f".{entry.module}": (entry.name,) for entry in OPTIMIZERS},
+        },
+    )

@@ -17,7 +17,7 @@ from ..system import host
 from ..tables.format import Column
 from . import choose
 from .budget import Limits, divide
-from .choose import Arena, Placement, default_placement
+from .choose import Arena, HostAccess, Placement, default_placement
 from .movers import Ring, ring_for, slot_bytes
 
 
@@ -92,7 +92,7 @@ class Store:
         ValueError, TypeError: they do not go together.
     """
 
-    def __init__(self, placement: Placement | None, budget: Budget, host_access: str | None) -> None:
+    def __init__(self, placement: Placement | None, budget: Budget, host_access: HostAccess | None) -> None:
         choose.check_placement(placement, budget, host_access)
         self.placement, self.limits, self.host_access = placement, Limits(budget), host_access
         self.arenas: list[Arena] = []

@@ -17,7 +17,16 @@ from ..paging.budget import Budget, Given
 from ..paging.pages import Layout, Width, lay_out
 from ..paging.policy import SLOTS
 from ..placements.budget import divide
-from ..placements.choose import ARENAS, Arena, Placement, check_placement, default_placement, stand_ins, total
+from ..placements.choose import (
+    ARENAS,
+    Arena,
+    HostAccess,
+    Placement,
+    check_placement,
+    default_placement,
+    stand_ins,
+    total,
+)
 from ..placements.movers import slot_bytes
 from ..rules import UPDATES, Rule
 from ..tables.format import Column
@@ -124,7 +133,7 @@ def estimate(
     state_format: StateFormat = None,
     placement: Placement | None = None,
     device_budget: Given | Budget = None,
-    host_access: str | None = None,
+    host_access: HostAccess | None = None,
     device: str | torch.device | None = None,
     rates: Rates | None = None,
 ) -> Estimate:

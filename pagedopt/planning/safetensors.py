@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-#: Dtypes by the names that the format has for them.
+#: Names of dtypes by those that the format has for them.
 DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-    "C64": torch.complex64, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
+    "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool", "C64": "complex64", "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
 }  # fmt: skip
 #: Bytes of the longest header that the format allows.
 LONGEST = 100_000_000
@@ -45,7 +45,7 @@ def _tensor(entry: Any) -> torch.Tensor:
     shape = entry["shape"]
     if not all(type(size) is int for size in shape):
         raise TypeError(f"shape {shape}")
-    return torch.empty(shape, dtype=DTYPES[entry["dtype"]], device="meta")
+    return torch.empty(shape, dtype=getattr(torch, DTYPES[entry["dtype"]]), device="meta")
 
 
 __all__ = ["read_parameters"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from typing import Any
+from typing import Any, Literal
 
 from ..system import driver
 from .by_value import HybridTransport, StructTransport
@@ -13,7 +13,7 @@ from .ring import ManagedTransport, MappedTransport, MemcpyTransport, RingTransp
 from .transport import Transport
 
 #: A name of those below, or any subclass of :class:`Transport`.
-Kind = str | type[Transport]
+Kind = Literal["managed", "memcpy", "struct", "hybrid", "mapped"] | type[Transport]
 
 TRANSPORTS: dict[str, type[Transport]] = {
     t.name: t for t in (ManagedTransport, MemcpyTransport, StructTransport, HybridTransport, MappedTransport)

@@ -40,7 +40,7 @@ def report(options: Options, contenders: Sequence[Contender], validation: Sequen
     plotted = draw(out / "losses.png", contenders, comparison)
     console.print(verdict(comparison, contenders), highlight=False, soft_wrap=True)
     files = f"{out / 'losses.png'}, {out / RESULT}" if plotted else f"{out / RESULT}"
-    note = "" if plotted else " (no plot: matplotlib is not installed; pip install 'pagedopt[plots]')"
+    note = "" if plotted else " (no plot: matplotlib is not installed; pip install matplotlib)"
     console.print(f"written: {files}{note}", highlight=False, soft_wrap=True)
     finite = all(math.isfinite(loss) for contender in contenders for loss in contender.curve.losses)
     return 0 if finite and (comparison is None or comparison.agree) else 1
