@@ -34,13 +34,21 @@ def parse_bytes(value: int | str, name: str = "device_budget") -> int:
     return value
 
 
-def parse_seconds(value: str, name: str) -> float:
+_SECONDS_TEXT = re.compile(r"\s*(\d+(?:\.\d*)?)\s*(s|ms|us|µs|μs)\s*")
+
+
+def looks_like_seconds(value: object) -> bool:
+    """Whether a value is a text of a number and a unit of time."""
+    return isinstance(value, str) and _SECONDS_TEXT.fullmatch(value) is not None
+
+
+def parse_seconds(value: str, name: str = "device_budget") -> float:
     """A time above zero as ``"20 ms"``, ``"1.5 s"`` or ``"300 µs"``, as seconds.
 
     Raises:
         ValueError: it is no such text.
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*(s|ms|us|µs|μs)\s*", value)
+    found = _SECONDS_TEXT.fullmatch(value)
     seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
     if not 0 < seconds < math.inf:
         raise ValueError(f"{name} is {value!r}; give a time above zero with its unit, as '20 ms' or '1.5 s'")

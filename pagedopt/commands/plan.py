@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     how = parser.add_argument_group("how")
     how.add_argument("--my-step", metavar="TIME", help="a whole training step of yours, as 350ms, to compare with")
-    how.add_argument("--budget", metavar="BYTES", help="device budget to show beside the others: 2GiB, 500MB, 10%%, 0")
+    how.add_argument("--budget", metavar="BYTES", help="device budget to show beside the others: 2GiB, 10%%, 0, 20ms")
     how.add_argument("--placement", metavar="NAME", help="mapped (default on cuda), managed, host, device, file, …")
     how.add_argument("--host-access", metavar="WAY", help="staged or in_place; default: the placement's")
     how.add_argument("--rule", metavar="NAME", default="adamw", help=f"{', '.join(RULE_NAMES)}; default: adamw")
@@ -96,7 +96,7 @@ def main(args: argparse.Namespace) -> int:
         return 0
     console = Console()
     console.print(heading(rows[0], args), highlight=False, soft_wrap=True)
-    console.print(table(rows, room, own_budget(args), my_step(args)))
+    console.print(table(rows, room, asked(args, rows[0].rates), my_step(args)))
     for line in footing(rows, room, args):
         console.print(line, highlight=False, soft_wrap=True)
     return 0
@@ -131,7 +131,7 @@ def plan(args: argparse.Namespace, rates: Rates) -> list[Estimate]:
         first = planned(args, some, rates)
         budgets = {int(share * first.state_bytes) for share in SHARES}
         if own is not None:
-            budgets.add(asked(own, first))
+            budgets.add(first.state_bytes if own.everything or first.budget is None else first.budget)
         return [planned(args, b, rates) for b in sorted(budgets)]
     except (ValueError, TypeError) as error:
         raise UsageError(in_options(str(error))) from error
@@ -217,10 +217,12 @@ def own_budget(args: argparse.Namespace) -> Budget | None:
     return None if args.budget is None else Budget(args.budget)
 
 
-def asked(own: Budget, row: Estimate) -> int:
-    """The budget asked for in bytes, of the state in a row."""
-    limit = own.limit(row.state_bytes)
-    return row.state_bytes if limit is None else limit
+def asked(args: argparse.Namespace, rates: Rates) -> int | None:
+    """The budget asked for, in bytes; None: none was."""
+    if (own := own_budget(args)) is None:
+        return None
+    row = planned(args, own, rates)
+    return row.state_bytes if row.budget is None else row.budget
 
 
 def parameters(size: str) -> list[torch.Tensor]:
@@ -243,7 +245,7 @@ def takes_budgets(placement: str | None, device: str) -> bool:
 
 def in_options(text: str) -> str:
     """A message of the library in the words of the command line."""
-    for name in ("device_budget", "host_access", "state_format", "param_dtype", "placement", "rule"):
+    for name in ("device_budget", "host_access", "state_format", "param_dtype", "placement", "rule", "rates"):
         option = "--budget" if name == "device_budget" else "--" + name.replace("_", "-")
         text = text.replace(f"{name} is ", f"{option} ").replace(f"{name}=", f"{option} ")
     return text.replace("model is ", "--params ")
@@ -296,7 +298,7 @@ def heading(row: Estimate, args: argparse.Namespace) -> str:
     )
 
 
-def table(rows: list[Estimate], room: dict[str, int], own: Budget | None, whole: float | None = None) -> Table:
+def table(rows: list[Estimate], room: dict[str, int], own: int | None, whole: float | None = None) -> Table:
     """One line for each budget, the one that was asked for in bold.
 
     Args:
@@ -321,7 +323,7 @@ def table(rows: list[Estimate], room: dict[str, int], own: Budget | None, whole:
             text_of_bytes(row.moved),
             text_of_seconds(row.seconds),
         ]
-        bold = "bold" if own is not None and row.budget == asked(own, row) else None
+        bold = "bold" if own is not None and row.budget == own else None
         missing = short(row, room)
         verdict = f"no: {' '.join(missing)}" if missing else "yes"
         shown.add_row(

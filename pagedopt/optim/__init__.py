@@ -8,7 +8,7 @@ from ..lazy import attach
 from .registry import OPTIMIZERS
 
 if TYPE_CHECKING:
-    from ..placements.store import MemoryReport as MemoryReport
+    from ..placements.report import MemoryReport as MemoryReport
     from .base import PagedOptimizer as PagedOptimizer
     from .beside import Shadow as Shadow
     from .beside import shadow as shadow
@@ -18,7 +18,7 @@ else:  # a type checker would take any name for one of these
     __getattr__, __dir__, __all__ = attach(
         __name__,
         {
-            "..placements.store": ("MemoryReport",),
+            "..placements.report": ("MemoryReport",),
             ".base": ("PagedOptimizer",),
             ".beside": ("Shadow", "shadow"),
             ".room": ("run_with_room",),

@@ -13,7 +13,9 @@ from ..formats.floating import format_of
 from ..formats.format import Format
 from ..paging.budget import Budget, Given
 from ..placements.choose import StateLost
-from ..placements.store import MemoryReport, Store
+from ..placements.report import MemoryReport
+from ..placements.store import Store
+from ..planning.affordable import Affordable
 from ..rules import Rule
 from ..units import parse_bytes
 from .copying import bring_home, duplicate
@@ -82,7 +84,10 @@ class PagedOptimizer(torch.optim.Optimizer):
         rules = self.rules or ((self.rule,) if one else ())  # who chooses and does not say among which, is not checked
         self._states, self.numbers = _names(rules)
         chosen = complete(options, type(self).__name__, self._states if rules else None)
-        self.store = Store(chosen["placement"], Budget.parse(chosen["device_budget"]), chosen["host_access"])
+        self.rates = Affordable(chosen["rates"])
+        self.store = Store(
+            chosen["placement"], Budget.parse(chosen["device_budget"]), chosen["host_access"], self.rates
+        )
         self.state_format, self.blocks = chosen["state_format"], chosen["blocks"]
         self.transport = chosen["transport"]
         self._launches: Launches | None = None
@@ -263,6 +268,7 @@ class PagedOptimizer(torch.optim.Optimizer):
             "state_format": self.state_format,
             "placement": store.placement,
             "device_budget": store.budget.said,
+            "rates": self.rates.rates,
             "host_access": store.host_access,
             "blocks": self.blocks,
             "transport": self.transport,
@@ -287,7 +293,7 @@ class PagedOptimizer(torch.optim.Optimizer):
         that the budget covers.
 
         Raises:
-            ValueError, TypeError: it is no budget, or the placement keeps none.
+            ValueError, TypeError: it is no budget, the placement keeps none, or no rates tell what a time affords.
             MemoryError, torch.OutOfMemoryError: there is no room; no state is lost, and :meth:`memory_report` says
                 where each page is.
             RuntimeError: the process was forked from that of state in a file.

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from . import choose
 from .budget import Limits, divide
 from .choose import Arena, HostAccess, Placement, default_placement
 from .movers import Ring, ring_for, slot_bytes
+from .report import MemoryReport
 
 
 class Wanted(NamedTuple):
@@ -44,37 +44,14 @@ class Wanted(NamedTuple):
         ).zero_()
 
 
-@dataclass(frozen=True)
-class MemoryReport:
-    """Where the bytes of optimizer state are.
+class Affords(Protocol):
+    """What says how many bytes may be away if a step on a device may take so many seconds longer."""
 
-    Attributes:
-        by_place: bytes by where they should be: ``device``, ``host``, ``file``.
-        measured: the same as the driver or the operating system has it.
-        placement: by what means, e.g. ``mapped``; several are joined by ``+``.
-        budget: bytes that may stay on the device (for parameters on a CPU: in RAM), of a share those it comes to;
-            None: all, or not known before there is state.
-        ring: bytes of the device slots through which pages pass, those of other optimizers among them.
+    def __call__(self, seconds: float, device: torch.device, kind: type[Arena], way: str) -> int:
+        """Bytes; may take seconds to measure."""
 
-    Example:
-        >>> report = optimizer.memory_report()
-        >>> report.by_place.get("host", 0)      # what has spilled
-    """
-
-    by_place: Mapping[str, int]
-    measured: Mapping[str, int]
-    placement: str
-    budget: int | None
-    ring: int
-
-    def __str__(self) -> str:
-        parts = [
-            f"{nbytes / 2**20:,.1f} MiB on {place} (measured {self.measured.get(place, 0) / 2**20:,.1f})"
-            for place, nbytes in self.by_place.items()
-        ]
-        budget = "" if self.budget is None else f", budget {self.budget / 2**20:,.1f} MiB"
-        ring = f", ring of {self.ring / 2**20:,.1f} MiB" if self.ring else ""
-        return f"optimizer state ({self.placement}{budget}{ring}): " + (", ".join(parts) or "none yet")
+    def check(self, seconds: float, device: torch.device, kind: type[Arena], way: str) -> None:
+        """Refuse with a ValueError what can be refused without measuring."""
 
 
 #: Most bytes of room, beyond what is needed, in an arena for parameters that came late: more may come.
@@ -87,14 +64,22 @@ class Store:
     Args:
         placement, host_access: as :class:`~pagedopt.PagedOptimizer` takes them.
         budget: of each device of parameters.
+        affords: of (seconds, device, placement, way), how many bytes may be away; for budgets that are times.
 
     Raises:
         ValueError, TypeError: they do not go together.
     """
 
-    def __init__(self, placement: Placement | None, budget: Budget, host_access: HostAccess | None) -> None:
+    def __init__(
+        self,
+        placement: Placement | None,
+        budget: Budget,
+        host_access: HostAccess | None,
+        affords: Affords | None = None,
+    ) -> None:
         choose.check_placement(placement, budget, host_access)
-        self.placement, self.limits, self.host_access = placement, Limits(budget), host_access
+        self.placement, self.host_access, self._affords = placement, host_access, affords
+        self.limits = self._limits(budget)
         self.arenas: list[Arena] = []
         self.rings: dict[torch.device, Ring] = {}
         self._kinds: dict[Arena, tuple[object, ...]] = {}
@@ -195,6 +180,19 @@ class Store:
         limit = self.limits.of(device, here)
         return choose.create(numels, itemsizes, device, self._placement(device), limit, spare, here, block)
 
+    def _way(self, device: torch.device) -> tuple[type[Arena], str]:
+        """The placement on a device and how a step reaches what is away there, as far as can be said without trying."""
+        kind = choose.stand_ins(self._placement(device), device, self.budget)[0]
+        return kind, self.host_access if self.host_access in kind.ways else kind.ways[0]
+
+    def _limits(self, budget: Budget) -> Limits:
+        def away(device: torch.device) -> int:
+            if self._affords is None or budget.seconds is None:
+                raise ValueError(f"device_budget is {budget.said!r}; here it must be bytes or a share")
+            return self._affords(budget.seconds, device, *self._way(device))
+
+        return Limits(budget, away)
+
     def _placement(self, device: torch.device) -> Placement:
         return self.placement or default_placement(device, self.budget)
 
@@ -202,10 +200,13 @@ class Store:
         """Refuse parameters of a device that no kernel or the placement does not serve.
 
         Raises:
-            ValueError: no kernel runs there, or the placement is made for others and nothing can stand in.
+            ValueError: no kernel runs there, the placement is made for others and nothing can stand in, or the budget
+                is a time and no rates tell what it affords.
         """
         choose.check_device(device, self.placement)
         choose.stand_ins(self._placement(device), device, self.budget)
+        if self._affords is not None and self.budget.seconds is not None:
+            self._affords.check(self.budget.seconds, device, *self._way(device))
 
     def on(self, device: torch.device) -> list[Arena]:
         """The arenas of a device."""
@@ -288,12 +289,15 @@ class Store:
         """Move pages to match a new budget.  Waits for the device if any move.
 
         Raises:
-            ValueError: the placement keeps none.
+            ValueError: the placement keeps none, or no rates tell what a time affords.
             MemoryError, torch.OutOfMemoryError, CudaError: there is no room; no state is lost, and the report says
                 where each page is.
         """
         self.check_budget(budget, has_state=bool(self.arenas))
-        self.limits = Limits(budget)
+        limits = self._limits(budget)
+        for device in {a.device for a in self.arenas}:
+            limits.of(device, self.on(device))  # what has to be measured may be refused, before anything is changed
+        self.limits = limits
         self._warned = False
         self.apply_budget()
 

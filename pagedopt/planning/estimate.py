@@ -31,6 +31,7 @@ from ..placements.movers import slot_bytes
 from ..rules import UPDATES, Rule
 from ..tables.format import Column
 from ..units import text_of_bytes, text_of_count, text_of_seconds
+from .affordable import Affordable
 from .model import Described, describe
 from .rates import ASSUMED, ASSUMED_CPU, Rates
 
@@ -175,6 +176,9 @@ def estimate(
         raise ValueError(f"device is {str(where)!r}; there are {', '.join(ARENAS)}")
     kind = stand_ins(placement or default_placement(where, budget), where, budget)[0]
     rates = rates or (ASSUMED_CPU if where.type == "cpu" else ASSUMED)
+    if budget.seconds is not None:
+        way = host_access if host_access in kind.ways else kind.ways[0]
+        budget = Budget.leaving(Affordable(rates)(budget.seconds, where, kind, way))
     return _Arenas(rule, found, state_format, kind, where, budget).estimate(host_access, rates)
 
 

@@ -208,7 +208,7 @@ def check_act(options: Options, kind: type[Arena], text: str) -> None:
     if not (kind.away and kind.keeps_budget):
         raise UsageError(f"{text}: no budget sends state of placement {kind.name} away; use another, or --no-spill")
     budget = options.budget
-    if not (budget.everything or budget.auto) and budget.of(options.state_bytes) == options.state_bytes:
+    if not (budget.everything or budget.measured) and budget.of(options.state_bytes) == options.state_bytes:
         size = text_of_bytes(options.state_bytes)
         raise UsageError(f"{text}: all state stays, it is {size}; use a smaller --device-budget, or --no-spill")
 

@@ -50,6 +50,7 @@ def announcement(resident: Options, spilled: Options) -> str:
     budget = spilled.budget
     stays = "all of it" if budget.everything or budget.nothing else f"all but {budget}"
     stays = "what has no room there" if budget.auto else stays
+    stays = "what so much time affords" if budget.seconds is not None else stays
     away = AWAY[ARENAS[device][str(spilled.placement)].away or "host"]
     return (
         f"\nSecond act, spilling: {resident.steps} steps from the same start, once with PagedAdamW's state "
