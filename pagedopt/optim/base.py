@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Unpack
 
@@ -12,12 +14,15 @@ import torch
 from ..formats.floating import format_of
 from ..formats.format import Format
 from ..paging.budget import Budget, Given
+from ..placements import choose
 from ..placements.choose import StateLost
 from ..placements.report import MemoryReport
 from ..placements.store import Store
 from ..planning.affordable import Affordable
 from ..rules import Rule
+from ..system.log import log
 from ..units import parse_bytes
+from .advice import advice, tell
 from .copying import bring_home, duplicate
 from .encoding import decoded
 from .launches import Launches
@@ -154,7 +159,7 @@ class PagedOptimizer(torch.optim.Optimizer):
             self._check_whole()
         self.store.check_owner()
         if self.store.budget.auto:
-            with self._moving():
+            with self._moving("device_budget 'auto'"):
                 self.store.remeasure_auto()
         self._prepared().run(self)
 
@@ -206,9 +211,27 @@ class PagedOptimizer(torch.optim.Optimizer):
             )
 
     @contextlib.contextmanager
-    def _moving(self) -> Iterator[None]:
-        """A block in which pages may move."""
-        before = [(arena, arena.resident) for arena in self.store.arenas]
+    def guard(self) -> Iterator[None]:
+        """A block in which an out-of-memory error gets a note: what state holds, and what a smaller budget frees and
+        costs.  It stays the error that it is.
+
+        Example:
+            >>> with optimizer.guard():
+            ...     loss = model(batch)
+            ...     loss.backward()
+        """
+        try:
+            yield
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            with contextlib.suppress(Exception):  # whatever goes wrong here, the error is the other one
+                error.add_note(advice(self, self.memory_report().by_place))
+            raise
+
+    @contextlib.contextmanager
+    def _moving(self, why: str) -> Iterator[None]:
+        """A block in which pages may move; ``why`` is said in the log."""
+        before, begin = [(arena, arena.resident) for arena in self.store.arenas], time.perf_counter()
+        places = choose.total([arena.planned() for arena, _ in before]) if log.isEnabledFor(logging.INFO) else {}
         try:
             yield
         except StateLost as error:
@@ -217,6 +240,7 @@ class PagedOptimizer(torch.optim.Optimizer):
         finally:
             if before != [(arena, arena.resident) for arena in self.store.arenas]:
                 self._launches = None
+                tell(self, why, places, time.perf_counter() - begin)
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's; its tensors are those of the optimizer, each with a storage of its own.
@@ -303,7 +327,7 @@ class PagedOptimizer(torch.optim.Optimizer):
         self._launches = None
         self.store.forget(state)
         del state
-        with self._moving():
+        with self._moving(f"set_device_budget({device_budget!r})"):
             self.store.set_budget(budget)
             bring_home(self, self.store)
 
@@ -319,7 +343,7 @@ class PagedOptimizer(torch.optim.Optimizer):
         Raises:
             MemoryError: the host has no room; what was moved before stays moved.
         """
-        with self._moving():
+        with self._moving("spill()"):
             return self.store.spill(None if nbytes is None else parse_bytes(nbytes, "nbytes"))
 
     def unspill(self) -> None:
@@ -328,7 +352,7 @@ class PagedOptimizer(torch.optim.Optimizer):
         Raises:
             torch.OutOfMemoryError: it is no longer there; pages that did not fit stay away.
         """
-        with self._moving():
+        with self._moving("unspill()"):
             self.store.apply_budget()
 
     @contextlib.contextmanager

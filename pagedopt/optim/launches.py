@@ -6,6 +6,7 @@ from typing import Any
 
 from ..rules import Rule
 from ..system.interrupts import Uninterrupted
+from .advice import tell_made
 from .bucket import Bucket
 from .encoding import fill
 from .members import Member, members, state_tensors
@@ -130,6 +131,8 @@ def _create(optimizer: Owner, found: list[Member]) -> None:
             firsts.append(member)
     wanted = [m.kept[n].wanted(m.param, n) for m in firsts for n in m.missing if n in m.kept]
     made = iter(optimizer.store.create(wanted) if wanted else ())
+    if wanted:
+        tell_made(optimizer)
     groups = optimizer.param_groups
     numbers = iter(
         new_numbers([Place.of(groups[m.group], m.param) for m in firsts for n in m.missing if n not in m.kept])

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import torch
 
 from ..placements.choose import Arena
+from ..system.log import log
+from ..units import text_of_seconds
 from . import rates as measuring
 from .rates import Rates
 
@@ -40,6 +42,11 @@ class Affordable:
         else:
             raise TypeError(f"rates is {self.rates!r}; give pagedopt.Rates or the name of a file, or None to measure")
 
+    @property
+    def known(self) -> Rates | None:
+        """Those that were given, else those of a device that was measured; None: none are known yet."""
+        return self._given or next(iter(self._known.values()), None)
+
     def check(self, seconds: float, device: torch.device, kind: type[Arena], way: str) -> None:
         """Refuse a time where the rates that were given do not tell what it affords.
 
@@ -56,6 +63,7 @@ class Affordable:
             ValueError: there are no such rates, which the text says.
         """
         if self._given is None and device not in self._known:
+            log.info("measuring %s, to say what a device_budget of %s affords", device, text_of_seconds(seconds))
             self._known[device] = measuring.measure(device)
         return affordable(seconds, self._given or self._known[device], device.type, way, SECTIONS * kind.stretch)
 

@@ -7,6 +7,7 @@ import warnings
 from typing import Any, Literal
 
 from ..system import driver
+from ..system.log import log
 from .by_value import HybridTransport, StructTransport
 from .pool import PooledTransport
 from .ring import ManagedTransport, MappedTransport, MemcpyTransport, RingTransport
@@ -104,9 +105,7 @@ def _working(name: str, device: int) -> str:
         except driver.CudaError as error:
             chosen, reason = stand_in, str(error)
     if reason:
-        warnings.warn(
-            f"cuda:{device} cannot use {name!r} pointer tables: {reason}. Using {chosen!r}; results are the same",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+        text = f"cuda:{device} cannot use {name!r} pointer tables: {reason}. Using {chosen!r}; results are the same"
+        log.warning(text)
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
     return chosen
