@@ -69,7 +69,7 @@ def tell(optimizer: Owner, why: str, before: Mapping[str, int], seconds: float) 
     """
     if not log.isEnabledFor(logging.INFO):
         return
-    now = optimizer.store.report(()).by_place
+    now = optimizer.store.planned().by_place
     moved = sum(max(0, nbytes - before.get(place, 0)) for place, nbytes in now.items())
     name = type(optimizer).__name__
     log.info(
@@ -91,7 +91,7 @@ def tell_made(optimizer: Owner) -> None:
 
 def _where(optimizer: Owner) -> str:
     """Bytes by place, and what a step costs for them."""
-    report = optimizer.store.report(())
+    report = optimizer.store.planned()
     near = near_place(optimizer)
     places = ", ".join(f"{text_of_bytes(nbytes)} on {place}" for place, nbytes in report.by_place.items() if nbytes)
     away = sum(nbytes for place, nbytes in report.by_place.items() if place != near)

@@ -21,7 +21,7 @@ from ..placements.store import Store
 from ..planning.affordable import Affordable
 from ..rules import Rule
 from ..system.log import log
-from ..units import parse_bytes
+from ..units import parse_bytes, text_of_bytes
 from .advice import advice, tell
 from .copying import bring_home, duplicate
 from .encoding import decoded
@@ -209,6 +209,16 @@ class PagedOptimizer(torch.optim.Optimizer):
                 f"the state of this {type(self).__name__} is damaged: {self.damaged}. Some of it belongs to a step "
                 "that the rest does not know; load_state_dict() of a checkpoint mends it (load the model's, too)"
             )
+
+    def __repr__(self) -> str:
+        text = super().__repr__()
+        if (store := vars(self).get("store")) is None:  # shown while it is made
+            return text
+        plain = ({"device" if t.is_cuda else "host": t.nbytes} for t in state_tensors(self) if store.is_plain(t))
+        report, said = store.planned(list(plain)), store.budget.said
+        places = ", ".join(f"{text_of_bytes(nbytes)} on {place}" for place, nbytes in report.by_place.items())
+        how = f"placement {report.means}, device_budget {'all' if said is None else said}"
+        return f"{text[:-1]}state: {places or 'none yet'}; {how}\n)"
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:

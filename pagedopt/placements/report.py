@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..shown import Shown
+from ..units import text_of_bytes
+
 
 @dataclass(frozen=True)
-class MemoryReport:
+class MemoryReport(Shown):
     """Where the bytes of optimizer state are.
 
     Attributes:
@@ -29,11 +32,30 @@ class MemoryReport:
     budget: int | None
     ring: int
 
-    def __str__(self) -> str:
-        parts = [
-            f"{nbytes / 2**20:,.1f} MiB on {place} (measured {self.measured.get(place, 0) / 2**20:,.1f})"
+    @property
+    def means(self) -> str:
+        """The placement, in the words of a report: a CPU has no device beside it."""
+        plain = self.placement == "device" and "device" not in self.by_place
+        return "ordinary memory" if plain and self.by_place else self.placement
+
+    def facts(self) -> tuple[str, list[tuple[str, str]]]:
+        """See :class:`Shown`."""
+        rows = [
+            (f"on {place}", f"{text_of_bytes(nbytes)} (measured {text_of_bytes(self.measured.get(place, 0))})")
             for place, nbytes in self.by_place.items()
         ]
-        budget = "" if self.budget is None else f", budget {self.budget / 2**20:,.1f} MiB"
-        ring = f", ring of {self.ring / 2**20:,.1f} MiB" if self.ring else ""
-        return f"optimizer state ({self.placement}{budget}{ring}): " + (", ".join(parts) or "none yet")
+        rows.append(("placement", self.means))
+        if self.budget is not None:
+            rows.append(("budget", text_of_bytes(self.budget)))
+        if self.ring:
+            rows.append(("ring of slots", text_of_bytes(self.ring)))
+        return "optimizer state", rows
+
+    def __str__(self) -> str:
+        parts = [
+            f"{text_of_bytes(nbytes)} on {place} (measured {text_of_bytes(self.measured.get(place, 0))})"
+            for place, nbytes in self.by_place.items()
+        ]
+        budget = "" if self.budget is None else f", budget {text_of_bytes(self.budget)}"
+        ring = f", ring of {text_of_bytes(self.ring)}" if self.ring else ""
+        return f"optimizer state ({self.means}{budget}{ring}): " + (", ".join(parts) or "none yet")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +16,8 @@ from ..paging.pages import Width
 from ..system import host
 from ..tables.format import Column
 from . import choose
-from .budget import Limits, divide
+from .affords import Affords, limits_of, way_of
+from .budget import divide
 from .choose import Arena, HostAccess, Placement, default_placement
 from .movers import Ring, ring_for, slot_bytes
 from .report import MemoryReport
@@ -44,16 +46,6 @@ class Wanted(NamedTuple):
         ).zero_()
 
 
-class Affords(Protocol):
-    """What says how many bytes may be away if a step on a device may take so many seconds longer."""
-
-    def __call__(self, seconds: float, device: torch.device, kind: type[Arena], way: str) -> int:
-        """Bytes; may take seconds to measure."""
-
-    def check(self, seconds: float, device: torch.device, kind: type[Arena], way: str) -> None:
-        """Refuse with a ValueError what can be refused without measuring."""
-
-
 #: Most bytes of room, beyond what is needed, in an arena for parameters that came late: more may come.
 SPARE = 4 << 20
 
@@ -79,7 +71,7 @@ class Store:
     ) -> None:
         choose.check_placement(placement, budget, host_access)
         self.placement, self.host_access, self._affords = placement, host_access, affords
-        self.limits = self._limits(budget)
+        self.limits = limits_of(budget, affords, placement, host_access)
         self.arenas: list[Arena] = []
         self.rings: dict[torch.device, Ring] = {}
         self._kinds: dict[Arena, tuple[object, ...]] = {}
@@ -180,19 +172,6 @@ class Store:
         limit = self.limits.of(device, here)
         return choose.create(numels, itemsizes, device, self._placement(device), limit, spare, here, block)
 
-    def _way(self, device: torch.device) -> tuple[type[Arena], str]:
-        """The placement on a device and how a step reaches what is away there, as far as can be said without trying."""
-        kind = choose.stand_ins(self._placement(device), device, self.budget)[0]
-        return kind, self.host_access if self.host_access in kind.ways else kind.ways[0]
-
-    def _limits(self, budget: Budget) -> Limits:
-        def away(device: torch.device) -> int:
-            if self._affords is None or budget.seconds is None:
-                raise ValueError(f"device_budget is {budget.said!r}; here it must be bytes or a share")
-            return self._affords(budget.seconds, device, *self._way(device))
-
-        return Limits(budget, away)
-
     def _placement(self, device: torch.device) -> Placement:
         return self.placement or default_placement(device, self.budget)
 
@@ -206,7 +185,8 @@ class Store:
         choose.check_device(device, self.placement)
         choose.stand_ins(self._placement(device), device, self.budget)
         if self._affords is not None and self.budget.seconds is not None:
-            self._affords.check(self.budget.seconds, device, *self._way(device))
+            way = way_of(device, self.placement, self.budget, self.host_access)
+            self._affords.check(self.budget.seconds, device, *way)
 
     def on(self, device: torch.device) -> list[Arena]:
         """The arenas of a device."""
@@ -294,7 +274,7 @@ class Store:
                 where each page is.
         """
         self.check_budget(budget, has_state=bool(self.arenas))
-        limits = self._limits(budget)
+        limits = limits_of(budget, self._affords, self.placement, self.host_access)
         for device in {a.device for a in self.arenas}:
             limits.of(device, self.on(device))  # what has to be measured may be refused, before anything is changed
         self.limits = limits
@@ -395,10 +375,15 @@ class Store:
     def report(self, elsewhere: Iterable[torch.Tensor]) -> MemoryReport:
         """See :class:`MemoryReport`; ``elsewhere`` is state that was not made here."""
         loose = [{"device" if t.is_cuda else "host": t.nbytes} for t in elsewhere]
+        planned = self.planned(loose)
+        return replace(planned, measured=choose.total([a.measured() for a in self.arenas] + loose))
+
+    def planned(self, loose: Sequence[dict[str, int]] = ()) -> MemoryReport:
+        """The same without measuring: as it should be.  ``loose`` are bytes by place of what was not made here."""
         names = "+".join(dict.fromkeys([a.name for a in self.arenas] + ["device"] * bool(loose)))
         return MemoryReport(
-            choose.total([a.planned() for a in self.arenas] + loose),
-            choose.total([a.measured() for a in self.arenas] + loose),
+            choose.total([*(a.planned() for a in self.arenas), *loose]),
+            {},
             names or choose.name_of(self.placement),
             self.limits.total(self.arenas),
             sum(ring.nbytes for ring in self.rings.values()),

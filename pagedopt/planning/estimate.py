@@ -29,6 +29,7 @@ from ..placements.choose import (
 )
 from ..placements.movers import slot_bytes
 from ..rules import UPDATES, Rule
+from ..shown import Shown
 from ..tables.format import Column
 from ..units import text_of_bytes, text_of_count, text_of_seconds
 from .affordable import Affordable
@@ -37,7 +38,7 @@ from .rates import ASSUMED, ASSUMED_CPU, Rates
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Estimate(Shown):
     """What an optimizer's state takes and how long a step lasts.  All sizes in bytes.
 
     Attributes:
@@ -110,6 +111,28 @@ class Estimate:
         return {**{name: getattr(self, name) for name in names}, "by_place": dict(self.by_place),
                 "rates": self.rates.as_dict()}  # fmt: skip
 
+    def facts(self) -> tuple[str, list[tuple[str, str]]]:
+        """See :class:`Shown`."""
+        rows = [
+            ("parameters", f"{text_of_bytes(self.param_bytes)} on {self.device}"),
+            ("gradients", text_of_bytes(self.grad_bytes)),
+            *((f"state on {place}", text_of_bytes(nbytes)) for place, nbytes in self.by_place.items()),
+            ("placement", self.means),
+            ("in all", f"{text_of_bytes(self.near_bytes)} of {self.near} memory"),
+            ("a step", f"{text_of_seconds(self.seconds)} (at best {text_of_seconds(self.floor)})"),
+            ("rates of", self.rates.machine),
+        ]
+        if self.budget is not None:
+            rows.insert(4, ("budget", text_of_bytes(self.budget)))
+        if self.moved:
+            rows.insert(-1, ("moved in a step", text_of_bytes(self.moved)))
+        return f"{text_of_count(self.parameters)} parameters", rows
+
+    @property
+    def means(self) -> str:
+        """The placement, in the words of a report: a CPU has no device beside it."""
+        return "ordinary memory" if self.device == "cpu" and self.placement == "device" else self.placement
+
     def __str__(self) -> str:
         budget = "" if self.budget is None else f", budget {text_of_bytes(self.budget)}"
         places = ", ".join(f"{text_of_bytes(n)} on {p}" for p, n in self.by_place.items()) or "none"
@@ -120,7 +143,7 @@ class Estimate:
         return (
             f"{text_of_count(self.parameters)} parameters: {text_of_bytes(self.param_bytes)}, gradients "
             f"{text_of_bytes(self.grad_bytes)}, on {self.device}\n"
-            f"state ({self.placement}{budget}): {places}{ring}\n"
+            f"state ({self.means}{budget}): {places}{ring}\n"
             f"a step: {text_of_seconds(self.seconds)} (at best {text_of_seconds(self.floor)}){moved}\n"
             f"rates of {self.rates.machine}{lacking}"
         )
