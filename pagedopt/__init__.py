@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .lazy import attach
+from .optim.others import NAMES
 from .optim.registry import OPTIMIZERS
 
 __version__ = "0.1.0"
@@ -43,4 +44,4 @@ _MODULES = {
     ".rules": ("Rule", "RuleError", "rule"),
 }  # fmt: skip
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
-    __getattr__, __dir__, __all__ = attach(__name__, _MODULES)
+    __getattr__, __dir__, __all__ = attach(__name__, _MODULES, NAMES)

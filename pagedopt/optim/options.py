@@ -10,6 +10,7 @@ from ..paging.budget import Given
 from ..placements.choose import HostAccess, Placement
 from ..planning.affordable import GivenRates
 from ..transports.choose import Kind, check_transport
+from .others import OPTIONS, hint
 
 
 class Options(TypedDict, total=False):
@@ -72,7 +73,7 @@ def complete(options: Options, name: str, states: Collection[str] | None) -> Opt
         ValueError, TypeError: one has an unknown value.  (Placement, budget and access are checked by the store.)
     """
     for unknown in options.keys() - DEFAULTS.keys():
-        raise TypeError(f"{name}.__init__() got an unexpected keyword argument {unknown!r}")
+        raise TypeError(f"{name}.__init__() got an unexpected keyword argument {unknown!r}{hint(OPTIONS, unknown)}")
     chosen: Options = {**DEFAULTS, **options}
     check_format(chosen["state_format"], states)
     check_transport(chosen["transport"])
