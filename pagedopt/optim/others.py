@@ -31,6 +31,7 @@ OPTIONS: dict[str, str] = {
     "block_wise": "leave it out: it is of state in 8 bits, which is not there yet",
     "min_8bit_size": "leave it out: it is of state in 8 bits, which is not there yet",
     "offload_gradients": "it is not there: gradients stay where they are; device_budget=0 has all state on the host",
+    "minimal_size": "leave it out: small parameters are updated in the same launch as large ones",
     "optimizer_class": "write pagedopt.PagedAdamW(params, …, device_budget=0) in place of the wrapper and its class",
     "pin_memory": "leave it out: state on the host is page-locked",
     "offload": "write device_budget=0: all state is on the host",
