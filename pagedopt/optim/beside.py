@@ -104,7 +104,9 @@ def shadow(
         for kind, more in zip(pair, ({}, ours), strict=True):
             restart()
             twin = kind([dict(group) for group in optimizer.param_groups], **more)
-            twin.load_state_dict(copy.deepcopy(_plain(optimizer)))
+            plain = _plain(optimizer)
+            twin.load_state_dict(copy.deepcopy(plain) if kind is pair[0] else plain)  # torch's goes on in what it loads
+            del plain
             for group, given in zip(twin.param_groups, optimizer.param_groups, strict=True):
                 group.update({**given, "params": group["params"]})  # loading into AdamW sets Adam's decay
             seen.append(_train(model, twin, taken, loss or _loss))

@@ -29,8 +29,9 @@ class Options(TypedDict, total=False):
         device_budget: what of the state stays on each device of parameters (for those on a CPU: in RAM); the rest is
             kept on the host (in the file).  Bytes, as a number or a text as ``"2GiB"``; a share of it, as ``"50%"`` or
             0.5, which every arena of state keeps of its own pages, whatever is made later; a time as ``"20 ms"``: as
-            little as lets a step take so much longer at most, by ``rates``; None or ``"all"``: all of it; ``"auto"``:
-            what the device can spare beside model and activations, looked up again as training goes.
+            little as lets a step take so much longer at most, by ``rates`` and for its bytes alone; None or ``"all"``:
+            all of it; ``"auto"``: what the device can spare beside model and activations, looked up again as training
+            goes.
         rates: of the machine, for a budget that is a time: :class:`~pagedopt.Rates`, or the name of a file from
             ``pagedopt doctor --json``.  None: measured when state is first made, in about two seconds.
         host_access: how a step reaches what is away: ``"staged"`` (through a ring of device buffers, on copy engines)

@@ -13,6 +13,9 @@ from ..units import text_of_bytes
 class MemoryReport(Shown):
     """Where the bytes of optimizer state are.
 
+    ``torch.cuda.memory_allocated`` counts none of them but those of placement ``device``: the others are memory of the
+    driver, which torch's allocator does not know.  This report and ``nvidia-smi`` do.
+
     Attributes:
         by_place: bytes by where they should be: ``device``, ``host``, ``file``.
         measured: the same as the driver or the operating system has it.
