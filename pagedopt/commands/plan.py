@@ -245,7 +245,7 @@ def takes_budgets(placement: str | None, device: str) -> bool:
 
 def in_options(text: str) -> str:
     """A message of the library in the words of the command line."""
-    for name in ("device_budget", "host_access", "state_format", "param_dtype", "placement", "rule", "rates"):
+    for name in ("device_budget", "host_access", "state_format", "param_dtype", "placement", "rule"):
         option = "--budget" if name == "device_budget" else "--" + name.replace("_", "-")
         text = text.replace(f"{name} is ", f"{option} ").replace(f"{name}=", f"{option} ")
     return text.replace("model is ", "--params ")

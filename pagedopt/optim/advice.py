@@ -23,11 +23,11 @@ def near_place(optimizer: Owner) -> str:
 def estimated(optimizer: Owner, budget: Budget | str | None) -> Estimate:
     """What the optimizer takes with another budget, with the rule of its first group and where it spills best.
 
-    Times are by the rates that the optimizer knows, else by assumed ones, which their name says.
+    Times are by the rates that a budget was reckoned with, else by assumed ones, which their name says.
     """
     params = [p for group in optimizer.param_groups for p in group["params"]]
     rule = optimizer.rule_of(optimizer.param_groups[0])
-    known, form = optimizer.rates.known, optimizer.state_format
+    known, form = optimizer.affordable.known, optimizer.state_format
     return estimate(params, rule=rule, state_format=form, device_budget=budget, rates=known)
 
 
@@ -102,7 +102,7 @@ def _where(optimizer: Owner) -> str:
 
 
 def _time(optimizer: Owner, away: int) -> str:
-    """How long that takes, by rates that were given to the optimizer or by assumed ones."""
+    """How long that takes, by the rates that the budget was reckoned with, or by assumed ones."""
     try:
         with_it, without = (estimated(optimizer, budget) for budget in (Budget.leaving(away), None))
     except (ValueError, TypeError, RuntimeError):  # of a rule or format of one's own: the log is no reason to fail

@@ -89,10 +89,8 @@ class PagedOptimizer(torch.optim.Optimizer):
         rules = self.rules or ((self.rule,) if one else ())  # who chooses and does not say among which, is not checked
         self._states, self.numbers = _names(rules)
         chosen = complete(options, type(self).__name__, self._states if rules else None)
-        self.rates = Affordable(chosen["rates"])
-        self.store = Store(
-            chosen["placement"], Budget.parse(chosen["device_budget"]), chosen["host_access"], self.rates
-        )
+        budget, self.affordable = Budget.parse(chosen["device_budget"]), Affordable()
+        self.store = Store(chosen["placement"], budget, chosen["host_access"], self.affordable)
         self.state_format, self.blocks = chosen["state_format"], chosen["blocks"]
         self.transport = chosen["transport"]
         self._launches: Launches | None = None
@@ -302,7 +300,6 @@ class PagedOptimizer(torch.optim.Optimizer):
             "state_format": self.state_format,
             "placement": store.placement,
             "device_budget": store.budget.said,
-            "rates": self.rates.rates,
             "host_access": store.host_access,
             "blocks": self.blocks,
             "transport": self.transport,

@@ -8,7 +8,6 @@ from typing import TypedDict
 from ..formats.floating import StateFormat, check_format
 from ..paging.budget import Given
 from ..placements.choose import HostAccess, Placement
-from ..planning.affordable import GivenRates
 from ..transports.choose import Kind, check_transport
 from .others import OPTIONS, hint
 
@@ -29,11 +28,10 @@ class Options(TypedDict, total=False):
         device_budget: what of the state stays on each device of parameters (for those on a CPU: in RAM); the rest is
             kept on the host (in the file).  Bytes, as a number or a text as ``"2GiB"``; a share of it, as ``"50%"`` or
             0.5, which every arena of state keeps of its own pages, whatever is made later; a time as ``"20 ms"``: as
-            little as lets a step take so much longer at most, by ``rates`` and for its bytes alone; None or ``"all"``:
-            all of it; ``"auto"``: what the device can spare beside model and activations, looked up again as training
-            goes.
-        rates: of the machine, for a budget that is a time: :class:`~pagedopt.Rates`, or the name of a file from
-            ``pagedopt doctor --json``.  None: measured when state is first made, in about two seconds.
+            little as lets a step take so much longer at most, for its bytes alone, by rates that are measured when
+            state is first made (two seconds) or, as ``"20 ms by FILE"``, of ``pagedopt doctor --json > FILE``; None or
+            ``"all"``: all of it; ``"auto"``: what the device can spare beside model and activations, looked up again as
+            training goes.
         host_access: how a step reaches what is away: ``"staged"`` (through a ring of device buffers, on copy engines)
             or ``"in_place"`` (by the kernel, over the link).  None: the faster one of the placement.
         blocks: most thread blocks of a launch.  A few (8) nearly fill the link, so that an update in place on a stream
@@ -45,7 +43,6 @@ class Options(TypedDict, total=False):
     state_format: StateFormat
     placement: Placement | None
     device_budget: Given
-    rates: GivenRates
     host_access: HostAccess | None
     blocks: int | None
     transport: Kind
@@ -55,7 +52,6 @@ DEFAULTS: Options = {
     "state_format": None,
     "placement": None,
     "device_budget": None,
-    "rates": None,
     "host_access": None,
     "blocks": None,
     "transport": "managed",

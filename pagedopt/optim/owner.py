@@ -26,7 +26,7 @@ class Owner(Protocol):
     state: defaultdict[torch.Tensor, Any]
     defaults: dict[str, Any]
     store: Store
-    rates: Affordable
+    affordable: Affordable
     state_format: StateFormat
     blocks: int | None
     transport: Kind

@@ -9,8 +9,8 @@ from fractions import Fraction
 
 from ..units import looks_like_seconds, parse_bytes, parse_seconds, text_of_bytes, text_of_seconds
 
-#: Bytes, as a whole number or a text as ``"2GiB"``; a share of the state, as ``"50%"`` or 0.5; a time, as ``"20 ms"``;
-#: ``"auto"``; ``"all"``, for which None stands.
+#: Bytes, as a whole number or a text as ``"2GiB"``; a share of the state, as ``"50%"`` or 0.5; a time, as ``"20 ms"``
+#: or ``"20 ms by rates.json"``; ``"auto"``; ``"all"``, for which None stands.
 Given = int | float | str | None
 
 _ALSO = "a share as '50%', 'all' and 'auto' are budgets too, and so is a time as '20 ms'"
@@ -34,6 +34,7 @@ class Budget:
         share: if it is a share, that, from 0 to 1.
         auto: whether it is what the device can spare, which has to be measured.
         seconds: if it is a time, that.
+        rates: the name of the file with the rates that tell what a time affords; None: none is named.
         away: if it says how many bytes may be away, that number.
 
     Raises:
@@ -49,6 +50,7 @@ class Budget:
     share: Fraction | None = field(default=None, init=False, repr=False)
     auto: bool = field(default=False, init=False, repr=False)
     seconds: float | None = field(default=None, init=False, repr=False)
+    rates: str | None = field(default=None, init=False, repr=False)
     away: int | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -57,8 +59,9 @@ class Budget:
             return
         if said == "auto":
             object.__setattr__(self, "auto", True)
-        elif looks_like_seconds(said):
-            object.__setattr__(self, "seconds", parse_seconds(str(said)))
+        elif looks_like_seconds((parts := str(said).split(" by ", 1))[0]):
+            object.__setattr__(self, "seconds", parse_seconds(parts[0]))
+            object.__setattr__(self, "rates", parts[1].strip() if len(parts) > 1 else None)
         elif (isinstance(said, float) and not (said > 1 and said.is_integer())) or (
             isinstance(said, str) and "%" in said
         ):

@@ -14,12 +14,15 @@ from .choose import HostAccess, Placement, default_placement
 
 
 class Affords(Protocol):
-    """What says how many bytes may be away if a step on a device may take so many seconds longer."""
+    """What says how many bytes may be away if a step on a device may take longer by a budget that is a time."""
 
-    def __call__(self, seconds: float, device: torch.device, kind: type[Arena], way: str) -> int:
+    def __call__(self, budget: Budget, device: torch.device, kind: type[Arena], way: str) -> int:
         """Bytes; may take seconds to measure."""
 
-    def check(self, seconds: float, device: torch.device, kind: type[Arena], way: str) -> None:
+    def load(self, budget: Budget) -> object:
+        """Refuse with a ValueError a file that the budget names and that holds nothing to say it with."""
+
+    def check(self, budget: Budget, device: torch.device, kind: type[Arena], way: str) -> None:
         """Refuse with a ValueError what can be refused without measuring."""
 
 
@@ -31,7 +34,7 @@ def limits_of(
     def away(device: torch.device) -> int:
         if affords is None or budget.seconds is None:
             raise ValueError(f"device_budget is {budget.said!r}; here it must be bytes or a share")
-        return affords(budget.seconds, device, *way_of(device, placement, budget, access))
+        return affords(budget, device, *way_of(device, placement, budget, access))
 
     return Limits(budget, away)
 

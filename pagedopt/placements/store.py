@@ -186,7 +186,7 @@ class Store:
         choose.stand_ins(self._placement(device), device, self.budget)
         if self._affords is not None and self.budget.seconds is not None:
             way = way_of(device, self.placement, self.budget, self.host_access)
-            self._affords.check(self.budget.seconds, device, *way)
+            self._affords.check(self.budget, device, *way)
 
     def on(self, device: torch.device) -> list[Arena]:
         """The arenas of a device."""
@@ -288,6 +288,8 @@ class Store:
             ValueError: the placement keeps none.
         """
         choose.check_placement(self.placement, budget, self.host_access)
+        if self._affords is not None and budget.seconds is not None:
+            self._affords.load(budget)
         self.check_owner()
         if budget.everything or not has_state or any(a.paged and a.keeps_budget for a in self.arenas):
             return

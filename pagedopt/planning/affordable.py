@@ -2,74 +2,71 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass, field
-
 import torch
 
+from ..paging.budget import Budget
 from ..placements.choose import Arena
 from ..system.log import log
-from ..units import text_of_seconds
 from . import rates as measuring
 from .rates import Rates
 
-GivenRates = Rates | str | os.PathLike[str] | None
 #: Sections of the widest page that is reckoned with: a step waits for its first page to come and its last one to go.
 SECTIONS = 3
 
 
-@dataclass
 class Affordable:
-    """Says what a time affords, by the rates of a machine.
+    """Says what a time affords, by the rates of a machine: of the file that the budget names, else those that are given
+    here, else those of this machine, which is measured when an answer is first needed (about two seconds).
 
-    Args:
-        rates: of the machine, or the name of a file that ``pagedopt doctor --json`` or :meth:`Rates.save` wrote; None:
-            this machine is measured when an answer is first needed, which takes about two seconds.
-
-    Raises:
-        OSError, ValueError: the file cannot be read, or holds no rates.
-        TypeError: ``rates`` is none of these.
+    Attributes:
+        known: the rates that were used last; None: none were.
     """
 
-    rates: GivenRates = None
-    _known: dict[torch.device, Rates] = field(default_factory=dict)
+    def __init__(self, rates: Rates | None = None) -> None:
+        self.known = self._given = rates
+        self._measured: dict[torch.device, Rates] = {}
 
-    def __post_init__(self) -> None:
-        if isinstance(self.rates, (str, os.PathLike)):
-            self._given: Rates | None = Rates.load(self.rates)
-        elif self.rates is None or isinstance(self.rates, Rates):
-            self._given = self.rates
-        else:
-            raise TypeError(f"rates is {self.rates!r}; give pagedopt.Rates or the name of a file, or None to measure")
-
-    @property
-    def known(self) -> Rates | None:
-        """Those that were given, else those of a device that was measured; None: none are known yet."""
-        return self._given or next(iter(self._known.values()), None)
-
-    def check(self, seconds: float, device: torch.device, kind: type[Arena], way: str) -> None:
-        """Refuse a time where the rates that were given do not tell what it affords.
+    def load(self, budget: Budget) -> Rates | None:
+        """The rates that there are without measuring.
 
         Raises:
-            ValueError: they have none of the ways that a step would take.
+            ValueError: the file that the budget names cannot be read, or holds none.
         """
-        if self._given is not None:
-            affordable(seconds, self._given, device.type, way, SECTIONS * kind.stretch)
+        if budget.rates is None:
+            return self._given
+        try:
+            self.known = Rates.load(budget.rates)
+        except (OSError, ValueError) as error:
+            reason = f"{budget.rates}: {error.strerror}" if isinstance(error, OSError) else error
+            raise ValueError(f"device_budget is {budget.said!r}, and no rates come from there ({reason})") from error
+        return self.known
 
-    def __call__(self, seconds: float, device: torch.device, kind: type[Arena], way: str) -> int:
+    def check(self, budget: Budget, device: torch.device, kind: type[Arena], way: str) -> None:
+        """Refuse a budget where it is known without measuring that nothing tells what it affords.
+
+        Raises:
+            ValueError: the rates have none of the ways that a step would take.
+        """
+        if (rates := self.load(budget)) is not None:
+            affordable(budget, rates, device.type, way, SECTIONS * kind.stretch)
+
+    def __call__(self, budget: Budget, device: torch.device, kind: type[Arena], way: str) -> int:
         """Bytes that may be away.
 
         Raises:
             ValueError: there are no such rates, which the text says.
         """
-        if self._given is None and device not in self._known:
-            log.info("measuring %s, to say what a device_budget of %s affords", device, text_of_seconds(seconds))
-            self._known[device] = measuring.measure(device)
-        return affordable(seconds, self._given or self._known[device], device.type, way, SECTIONS * kind.stretch)
+        rates = self.load(budget)
+        if rates is None:
+            if device not in self._measured:
+                log.info("measuring %s, to say what device_budget=%r affords", device, budget.said)
+                self._measured[device] = measuring.measure(device)
+            rates = self.known = self._measured[device]
+        return affordable(budget, rates, device.type, way, SECTIONS * kind.stretch)
 
 
-def affordable(seconds: float, rates: Rates, device: str, way: str, page: int) -> int:
-    """Bytes of state that may be away if a step may take ``seconds`` longer.
+def affordable(budget: Budget, rates: Rates, device: str, way: str, page: int) -> int:
+    """Bytes of state that may be away if a step may take as much longer as a budget says.
 
     Args:
         device: type of the parameters' device.
@@ -79,14 +76,15 @@ def affordable(seconds: float, rates: Rates, device: str, way: str, page: int) -
     Raises:
         ValueError: a rate is not known; the text says which, and of what machine.
     """
+    seconds = budget.seconds or 0.0
     link = ["in_place"] if way == "in_place" else ["up", "down", "both"]
     needed = ["file_read", "file_write"] if device == "cpu" else link
     known = {name: getattr(rates, name) for name in needed}
     if missing := [name for name, rate in known.items() if rate is None]:
         raise ValueError(
-            f"device_budget is a time, and no rates tell how long bytes take: those of {rates.machine} have no "
-            f"{', '.join(missing)}. Give bytes or a share, or rates of a machine that has them "
-            "(`pagedopt doctor --json > FILE` there, and rates=FILE)"
+            f"device_budget is {budget.said!r}, and no rates tell how long bytes take: those of {rates.machine} have "
+            f"no {', '.join(missing)}. Give bytes or a share, or rates of a machine that has them "
+            "(`pagedopt doctor --json > FILE` there, and '20 ms by FILE')"
         )
     if device == "cpu":
         return int(seconds / (1 / known["file_read"] + 1 / known["file_write"]))
@@ -98,4 +96,4 @@ def affordable(seconds: float, rates: Rates, device: str, way: str, page: int) -
     return page + int((seconds - page * alone) * known["both"] / 2)
 
 
-__all__ = ["Affordable", "GivenRates", "affordable"]
+__all__ = ["Affordable", "affordable"]

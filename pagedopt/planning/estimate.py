@@ -201,7 +201,7 @@ def estimate(
     rates = rates or (ASSUMED_CPU if where.type == "cpu" else ASSUMED)
     if budget.seconds is not None:
         way = host_access if host_access in kind.ways else kind.ways[0]
-        budget = Budget.leaving(Affordable(rates)(budget.seconds, where, kind, way))
+        budget = Budget.leaving(Affordable(rates)(budget, where, kind, way))
     return _Arenas(rule, found, state_format, kind, where, budget).estimate(host_access, rates)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,9 +39,10 @@ def noted(optimizer: Any, error: type[BaseException] = torch.OutOfMemoryError) -
     return str(note)
 
 
-def test_the_note_says_what_happens_then() -> None:
+def test_the_note_says_what_happens_then(tmp_path: Path) -> None:
     """By the optimizer itself, which does what the note says."""
-    optimizer = stepped(device_budget="40MiB", rates=HAND)
+    HAND.save(tmp_path / "rates.json")
+    optimizer = stepped(device_budget=f"13 ms by {tmp_path}/rates.json")
     here = optimizer.memory_report().by_place["host"]
     found = re.fullmatch(
         r"state holds (.*) here; device_budget='(.*)' frees (.*) and costs about (.*) ms a step "
@@ -92,17 +94,18 @@ def test_whatever_goes_wrong_with_the_note_the_error_stays(monkeypatch: pytest.M
 # ---- the log ----
 
 
-def test_making_and_moving_state_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_making_and_moving_state_is_told(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    HAND.save(tmp_path / "rates.json")
     with caplog.at_level(logging.INFO, "pagedopt"):
-        optimizer = stepped(device_budget="50%", rates=HAND)
+        optimizer = stepped(device_budget=f"36 ms by {tmp_path}/rates.json")
         optimizer.set_device_budget("25%")
         optimizer.spill()
         optimizer.unspill()
         optimizer.set_device_budget("all")
     made, *moves = [record.getMessage() for record in caplog.records]
     assert re.fullmatch(
-        r"PagedAdamW: state made \(device_budget 50%\): .* MiB on host, .* MiB on file \(file\); a step now moves "
-        r".* MiB to and from the file, about .* ms \(rates of a machine of mine\)", made
+        r"PagedAdamW: state made \(device_budget 36 ms by .*rates.json\): .* MiB on host, .* MiB on file \(file\); a step "
+        r"now moves .* MiB to and from the file, about .* ms \(rates of a machine of mine\)", made
     )  # fmt: skip
     whys = ["set_device_budget('25%')", "spill()", "unspill()", "set_device_budget('all')"]
     for said, why in zip(moves, whys, strict=True):

@@ -40,6 +40,7 @@ def test_reports_are_tables_with_all_they_say(shown: Any) -> None:
 
 
 def test_what_is_html_or_markup_is_shown_as_it_is() -> None:
+    assert "&lt;b&gt;Mine" in estimate("1B", rates=Rates(device=1e12, machine="<b>Mine</b>"))._repr_html_()
     odd = Rates(up=1e9, machine="[bold]<b>Mine</b>[/bold]")
     assert "&lt;b&gt;Mine" in odd._repr_html_()
     console = Console(width=200)

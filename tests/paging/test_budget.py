@@ -73,6 +73,9 @@ def test_times_are_read(said: str, seconds: float) -> None:
     assert (budget.everything, budget.nothing) == (False, False)
     assert budget.limit(7) is None
     assert budget == eval(repr(budget)) != Budget("21 ms")
+    named = Budget(f"{said} by  my rates.json ")
+    assert (named.seconds, named.rates, budget.rates) == (budget.seconds, "my rates.json", None)
+    assert named != budget
     with pytest.raises(ValueError, match=r"device_budget is '.*', which no total tells"):
         budget.of(7)
 

@@ -13,6 +13,7 @@ import torch
 
 from ...paging.budget import Budget
 from ...placements.choose import ARENAS, Arena, check_placement, default_placement
+from ...planning.affordable import Affordable
 from ...system import host
 from ...system.state_file import state_folder
 from ...units import text_of_bytes
@@ -187,6 +188,7 @@ def check_state(options: Options) -> None:
         raise UsageError(f"{text}: for parameters on {device} there are {', '.join(sorted(known))}")
     try:
         budget = options.budget
+        Affordable().load(budget)
     except ValueError as error:
         raise UsageError(f"{text}: {error}") from error
     try:
