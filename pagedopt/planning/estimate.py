@@ -172,8 +172,9 @@ def estimate(
         state_format, placement, device_budget, host_access: as :class:`~pagedopt.PagedOptimizer` takes them;
             ``"auto"`` is not a number that could be known before.
         device: ``"cuda"`` or ``"cpu"``; None: where the parameters are, ``"cuda"`` for shapes and the meta device.
-        rates: of the machine it will run on, as :meth:`Rates.load` reads them; None: nothing is measured, and those of
-            an H200 are assumed, on a CPU a round guess; ``rates.machine`` says so.
+        rates: of the machine it will run on, as :meth:`Rates.load` reads them; None: those that a time in
+            ``device_budget`` names; else nothing is measured, and those of an H200 are assumed, on a CPU a round
+            guess; ``rates.machine`` says so.
 
     Raises:
         ValueError, TypeError: an option has a value that the optimizer refuses as well, or ``model`` is none of these.
@@ -198,7 +199,7 @@ def estimate(
     if where.type not in ARENAS:
         raise ValueError(f"device is {str(where)!r}; there are {', '.join(ARENAS)}")
     kind = stand_ins(placement or default_placement(where, budget), where, budget)[0]
-    rates = rates or (ASSUMED_CPU if where.type == "cpu" else ASSUMED)
+    rates = rates or Affordable().load(budget) or (ASSUMED_CPU if where.type == "cpu" else ASSUMED)
     if budget.seconds is not None:
         way = host_access if host_access in kind.ways else kind.ways[0]
         budget = Budget.leaving(Affordable(rates)(budget, where, kind, way))

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from pagedopt import MemoryReport
 from pagedopt.commands.main import UsageError, build_parser, main
-from pagedopt.commands.train import checkpoint, contender, report, spill
+from pagedopt.commands.train import checkpoint, contender, spill
 from pagedopt.commands.train.model import GPT
 from pagedopt.commands.train.options import Options, resolve
 from pagedopt.commands.train.run import Run
@@ -393,24 +393,3 @@ def test_resume_checks_the_options_together(tmp_path: Path, capsys: pytest.Captu
     saved = tmp_path / "checkpoint.pt"
     assert main(["train", "--resume", str(saved), "--placement", "device"]) == 2
     assert "--placement device --device-budget 300KiB: " in capsys.readouterr().err
-
-
-def test_tables_keep_their_units_on_60_columns() -> None:
-    times = {"median": 123.45, "p10": 123.4, "p90": 125.3}
-    places = {"host": 13 << 20, "file": 22 << 30}
-    ours = {
-        "optimizer": "PagedAdamW", "final_train_loss": 1.2345, "validation_loss": 1.2345, "tokens_per_second": 123456.7,
-        "optimizer_step_ms": times, "whole_step_ms": times, "state_bytes": places, "state": "resident",
-        "measured_bytes": places, "losses": [1.2345],
-    }  # fmt: skip
-    for table in (report.table, spill.table):
-        words = []
-        for width in (60, 300):
-            console = Console(width=width)
-            with console.capture() as captured:
-                console.print(table([ours, ours]))
-            rows = [line for line in captured.get().splitlines() if line.startswith("│")]
-            assert all(len(row) <= width for row in rows)
-            words.append(sorted(re.findall(r"[^\s│]+", " ".join(rows))))
-        assert words[0] == words[1]
-        assert "GiB" in words[0]

@@ -104,8 +104,8 @@ def test_making_and_moving_state_is_told(caplog: pytest.LogCaptureFixture, tmp_p
         optimizer.set_device_budget("all")
     made, *moves = [record.getMessage() for record in caplog.records]
     assert re.fullmatch(
-        r"PagedAdamW: state made \(device_budget 36 ms by .*rates.json\): .* MiB on host, .* MiB on file \(file\); a step "
-        r"now moves .* MiB to and from the file, about .* ms \(rates of a machine of mine\)", made
+        r"PagedAdamW: state made \(device_budget 36 ms by .*rates.json\): .* MiB on host, .* MiB on file \(file\); "
+        r"a step now moves .* MiB to and from the file, about .* ms \(rates of a machine of mine\)", made
     )  # fmt: skip
     whys = ["set_device_budget('25%')", "spill()", "unspill()", "set_device_budget('all')"]
     for said, why in zip(moves, whys, strict=True):

@@ -69,6 +69,7 @@ def test_an_optimizer_keeps_what_was_said(seconds: float, tmp_path: Path) -> Non
     report = optimizer.memory_report()
     for said in (estimate(model, **options), estimate(model, rates=HAND, device_budget=f"{seconds} s")):
         assert said.by_place == report.by_place
+        assert said.rates == HAND
     assert (report.by_place, report.budget) == (said.by_place, said.budget)
     assert report.by_place.get("file", 0) <= seconds / 1.5e-9
     assert report.by_place.get("file", 0) > min(seconds / 1.5e-9 - 9 * MIB, 30e6)
