@@ -22,7 +22,6 @@ from ..planning.affordable import Affordable
 from ..rules import Rule
 from ..system.log import log
 from ..units import parse_bytes, text_of_bytes
-from .advice import advice, tell
 from .copying import bring_home, duplicate
 from .encoding import decoded
 from .launches import Launches
@@ -232,6 +231,8 @@ class PagedOptimizer(torch.optim.Optimizer):
             yield
         except (torch.OutOfMemoryError, MemoryError) as error:
             with contextlib.suppress(Exception):  # whatever goes wrong here, the error is the other one
+                from .advice import advice
+
                 error.add_note(advice(self, self.memory_report().by_place))
             raise
 
@@ -248,6 +249,8 @@ class PagedOptimizer(torch.optim.Optimizer):
         finally:
             if before != [(arena, arena.resident) for arena in self.store.arenas]:
                 self._launches = None
+                from .advice import tell
+
                 tell(self, why, places, time.perf_counter() - begin)
 
     def state_dict(self) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from typing import Any
 
 from ..rules import Rule
 from ..system.interrupts import Uninterrupted
-from .advice import tell_made
 from .bucket import Bucket
 from .encoding import fill
 from .members import Member, members, state_tensors
@@ -132,6 +131,8 @@ def _create(optimizer: Owner, found: list[Member]) -> None:
     wanted = [m.kept[n].wanted(m.param, n) for m in firsts for n in m.missing if n in m.kept]
     made = iter(optimizer.store.create(wanted) if wanted else ())
     if wanted:
+        from .advice import tell_made  # loads what plans are made with: where state is made, and not before
+
         tell_made(optimizer)
     groups = optimizer.param_groups
     numbers = iter(
