@@ -6,18 +6,22 @@ import os
 import sys
 from collections.abc import Sequence
 
-from experiments.harness import question
-from experiments.harness.main import main as run
-from experiments.lecture import page as lecture
+from pagedopt.commands.process import process
 
 
 def main(arguments: Sequence[str]) -> int:
     """``python -m experiments [NAME [OPTIONS]]``"""
+    from experiments.harness import question
+    from experiments.harness.main import main as run
+    from experiments.lecture import page as lecture
+
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler says on stderr when it begins and ends
     if not arguments or arguments[0] in ("-h", "--help"):
         print("python -m experiments NAME [--help]\n")
         for experiment in question.every():
             print(f"  {experiment.name:20} {experiment.title}")
+            if takes := experiment.takes:
+                print(f"  {'':20} {takes}")
         print(f"\n  {'lecture':20} write notes/lecture.md, what the lectures claim, from results that are kept")
         return 0
     name, *rest = arguments[0].replace("-", "_"), *arguments[1:]
@@ -32,5 +36,12 @@ def main(arguments: Sequence[str]) -> int:
     return run(experiment, rest, part)
 
 
+def load() -> Sequence[str]:
+    """Import what takes long; returns the arguments."""
+    import experiments.harness.main  # noqa: F401
+
+    return sys.argv[1:]
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(process("experiments", load, main))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .lazy import attach
+from .optim.others import NAMES
 from .optim.registry import OPTIMIZERS
 
 __version__ = "0.1.0"
@@ -36,10 +37,11 @@ _MODULES = {
         "foreach_lerp", "foreach_lerp_", "foreach_mul", "foreach_mul_", "foreach_sqrt", "foreach_sqrt_",
     ),
     ".launch.norm": ("foreach_norm",),
-    ".optim": ("MemoryReport", "PagedOptimizer", "run_with_room", *(entry.name for entry in OPTIMIZERS)),
+    ".optim": ("MemoryReport", "PagedOptimizer", "Shadow", "run_with_room", "shadow",
+               *(entry.name for entry in OPTIMIZERS)),
     ".tables.pointers": ("PointerTable",),
     ".planning.rates": ("Rates",),
     ".rules": ("Rule", "RuleError", "rule"),
 }  # fmt: skip
-__getattr__, __dir__, _NAMES = attach(__name__, _MODULES)
-__all__ = ["__version__", *_NAMES]
+if not TYPE_CHECKING:  # a type checker would take any name for one of these
+    __getattr__, __dir__, __all__ = attach(__name__, _MODULES, NAMES)

@@ -2,7 +2,7 @@
 
 import sys
 
-from pagedopt.commands.main import main
+from pagedopt.commands.main import program
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program())

@@ -9,13 +9,14 @@ from typing import Any
 
 
 def attach(
-    package: str, modules: Mapping[str, Iterable[str]]
+    package: str, modules: Mapping[str, Iterable[str]], instead: Mapping[str, str] | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """``__getattr__``, ``__dir__`` and ``__all__`` of a package.
 
     Args:
         package: its ``__name__``.
         modules: by their names, relative to the package, the names to take from them.
+        instead: by names that are not there and that somebody may look for, what to write.
 
     Example:
         >>> __getattr__, __dir__, __all__ = attach(__name__, {".base": ("PagedOptimizer",)})
@@ -24,7 +25,8 @@ def attach(
 
     def find(name: str) -> Any:
         if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            hint = f": {instead[name]}" if instead and name in instead else ""
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}", name=name)
         value = getattr(importlib.import_module(homes[name], package), name)
         setattr(sys.modules[package], name, value)
         return value

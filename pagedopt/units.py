@@ -10,6 +10,7 @@ from fractions import Fraction
 _COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 _BYTES = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30,
           "ti": 1 << 40}  # fmt: skip
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6}
 #: No model has more parameters; their bytes in any format fit into 64 bits.
 MOST_PARAMETERS = 10**15
 
@@ -31,6 +32,27 @@ def parse_bytes(value: int | str, name: str = "device_budget") -> int:
     if value < 0:
         raise ValueError(f"{name} is {value}; it cannot be negative")
     return value
+
+
+_SECONDS_TEXT = re.compile(r"\s*(\d+(?:\.\d*)?)\s*(s|ms|us|µs|μs)\s*")
+
+
+def looks_like_seconds(value: object) -> bool:
+    """Whether a value is a text of a number and a unit of time."""
+    return isinstance(value, str) and _SECONDS_TEXT.fullmatch(value) is not None
+
+
+def parse_seconds(value: str, name: str = "device_budget") -> float:
+    """A time above zero as ``"20 ms"``, ``"1.5 s"`` or ``"300 µs"``, as seconds.
+
+    Raises:
+        ValueError: it is no such text.
+    """
+    found = _SECONDS_TEXT.fullmatch(value)
+    seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"{name} is {value!r}; give a time above zero with its unit, as '20 ms' or '1.5 s'")
+    return seconds
 
 
 def parse_count(value: int | float | str, name: str = "params") -> int:

@@ -37,7 +37,8 @@ def parse(experiment: Experiment, arguments: Sequence[str], part: str | None) ->
         SystemExit: they cannot be followed.
     """
     name, names = experiment.name, [question.name for question in experiment.questions]
-    parser = Parser(prog=f"python -m experiments {name}", description=experiment.title, epilog=HELP)
+    about = f"{experiment.title} ({experiment.takes})" if experiment.takes else experiment.title
+    parser = Parser(prog=f"python -m experiments {name}", description=about, epilog=HELP)
     parser.add_argument("--quick", action="store_true", help="toys: a smoke test whose numbers mean nothing")
     default = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", default=default, help="cuda, cuda:N or cpu (default: %(default)s)")
@@ -201,7 +202,7 @@ def _finish(experiment: Experiment, result: dict[str, Any], path: Path, out: Con
     written += [file for plot, found in plots if (file := plot.save(path, found))]
     lines = list(result["left_out"])
     if plots and len(written) == 1:
-        lines.append("plots: there is nothing to draw, or no matplotlib; pip install 'pagedopt[plots]'")
+        lines.append("plots: there is nothing to draw, or no matplotlib (pip install matplotlib)")
     for line in lines:
         out.print(f"left out: {line}", highlight=False, markup=False, soft_wrap=True)
     if verdicts:

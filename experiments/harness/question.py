@@ -7,11 +7,14 @@ import importlib
 import pkgutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import experiments
 
+#: The list of experiments, a table with so many columns: the last two are minutes and gigabytes on an H200.
+README, COLUMNS = Path(experiments.__path__[0]) / "README.md", 6
 #: Folders without questions of their own.
 SHARED = ("harness", "works", "results", "lecture")
 
@@ -90,6 +93,15 @@ class Experiment:
     name: str
     title: str
     questions: tuple[Question, ...]
+
+    @property
+    def takes(self) -> str:
+        """Minutes and memory of a run, as the list of experiments has them; "" if it has none."""
+        for line in README.read_text().splitlines():
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            if len(cells) == COLUMNS and cells[1] == f"`{self.name}`":
+                return f"minutes on an H200: {cells[-2]}; GB of device memory: {cells[-1]}; --quick takes seconds"
+        return ""
 
     @classmethod
     def of(cls, module: ModuleType) -> Experiment:

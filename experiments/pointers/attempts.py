@@ -305,7 +305,7 @@ def _compile(text: str, name: str) -> str:
     except CompileError:
         raise
     except (ImportError, RuntimeError) as error:  # cuda-bindings raises the second where the library is missing
-        raise LeftOut(f"NVRTC is not installed ({error}); pip install 'pagedopt[test]'") from error
+        raise LeftOut(f"NVRTC is not installed ({error}); pip install nvidia-cuda-nvrtc") from error
     return "compiled"
 
 

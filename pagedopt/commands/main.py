@@ -1,4 +1,4 @@
-"""The command line: ``python -m pagedopt COMMAND``.
+"""The command line: ``pagedopt COMMAND``, or ``python -m pagedopt COMMAND``.
 
 A command is a module with ``HELP`` (one line), ``add_arguments(parser)`` and ``main(args)``, which returns the exit
 status. It is entered in COMMANDS and imports torch only inside ``main``, so that --help answers at once.
@@ -7,22 +7,41 @@ status. It is entered in COMMANDS and imports torch only inside ``main``, so tha
 from __future__ import annotations
 
 import argparse
+import contextlib
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import NoReturn
 
+from .. import __version__
 from .errors import UsageError
+from .process import interrupted, process
 
+NAME = "pagedopt"
 COMMANDS = {
     "doctor": "pagedopt.commands.doctor.command",
     "plan": "pagedopt.commands.plan",
     "train": "pagedopt.commands.train.command",
 }
+#: What a shell parts from its number.
+UNIT = re.compile(r"unrecognized arguments: (%|[kmgt]i?b|[mµ]?s)(?: |$)", re.IGNORECASE)
+
+
+class Parser(argparse.ArgumentParser):
+    """Knows the commonest slip: a number and its unit with a space between and no quotes around."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with exit status 2."""
+        if found := UNIT.search(message):
+            message += f" (a value with a space needs quotes, as '8 {found[1]}')"
+        super().error(message)
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
-    parser = argparse.ArgumentParser(prog="python -m pagedopt", description="Paged optimizers for PyTorch.")
+    parser = Parser(prog=NAME, description="Paged optimizers for PyTorch.")
+    parser.add_argument("--version", action="version", version=f"{NAME} {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, path in COMMANDS.items():
         module = import_module(path)
@@ -38,11 +57,36 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status: 2 for a request that cannot be met, else the command's own."""
-    args = build_parser().parse_args(argv)
+    """Run one command and return its exit status: 2 for a request that cannot be met, 130 for one that was
+    interrupted, else the command's own."""
+    return run(build_parser().parse_args(argv))
+
+
+def run(args: argparse.Namespace) -> int:
+    """See :func:`main`."""
+    name = f"{NAME} {args.command}"
     try:
         status: int = args.main(args)
     except UsageError as error:
-        print(f"pagedopt {args.command}: {error}", file=sys.stderr)
+        print(f"{name}: {' '.join(str(error).splitlines())}", file=sys.stderr)
         return 2
+    except ImportError as error:
+        if error.name != NAME:
+            raise
+        print(f"{name}: {error}", file=sys.stderr)  # this system is none that it is for
+        return 2
+    except KeyboardInterrupt:
+        return interrupted(name)
     return status
+
+
+def program() -> int:
+    """:func:`main` of a process of its own."""
+    return process(NAME, _load, run)
+
+
+def _load() -> argparse.Namespace:
+    args = build_parser().parse_args()
+    with contextlib.suppress(ImportError):  # which the command says in its own words
+        import torch  # noqa: F401
+    return args

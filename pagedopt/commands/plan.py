@@ -8,6 +8,8 @@ examples:
         the same with a budget of one's own beside the others, and state of half the size
   python -m pagedopt plan --size gpt2-xl --host-access in_place
         one of `train`'s models, with state that the kernel reads over the link
+  python -m pagedopt plan --model model-*.safetensors --my-step 350ms
+        shapes from the headers of files; the last column says how much longer a training step of 350 ms becomes
   python -m pagedopt doctor --json > there.json       (on the machine that will do the work)
   python -m pagedopt plan --params 70B --rates there.json
 
@@ -18,6 +20,7 @@ H200 are assumed, and the table says so. Activations and torch's own caches are 
 from __future__ import annotations
 
 import argparse
+import bisect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +37,12 @@ if TYPE_CHECKING:
     from ..planning.rates import Rates
 
 HELP = "say what a configuration takes and how long a step lasts, before anything is allocated"
+#: What to do where rates do not tell times, by where the parameters are.
+UNKNOWN = {
+    "cuda": "They come from a machine on which no GPU was measured: run `pagedopt doctor --json` where one is, leave "
+    "--rates out, or plan for its CPU with --device cpu.",
+    "cpu": "Run `pagedopt doctor --json` where a folder for state files can be written.",
+}
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
@@ -42,8 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what to train").add_mutually_exclusive_group(required=True)
     what.add_argument("--params", metavar="N", help="parameters: 7B, 124M, 7e9 or 7000000000")
     what.add_argument("--size", choices=SIZES, metavar="NAME", help=f"a model of `train`: {', '.join(SIZES)}")
+    what.add_argument(
+        "--model", type=Path, nargs="+", metavar="FILE", help="safetensors files, of which the headers are read"
+    )
     how = parser.add_argument_group("how")
-    how.add_argument("--budget", metavar="BYTES", help="device budget to show beside the others: 2GiB, 500MB, 10%%, 0")
+    how.add_argument("--my-step", metavar="TIME", help="a whole training step of yours, as 350ms, to compare with")
+    how.add_argument("--budget", metavar="BYTES", help="device budget to show beside the others: 2GiB, 10%%, 0, 20ms")
     how.add_argument("--placement", metavar="NAME", help="mapped (default on cuda), managed, host, device, file, …")
     how.add_argument("--host-access", metavar="WAY", help="staged or in_place; default: the placement's")
     how.add_argument("--rule", metavar="NAME", default="adamw", help=f"{', '.join(RULE_NAMES)}; default: adamw")
@@ -61,6 +74,8 @@ def main(args: argparse.Namespace) -> int:
 
     from ..planning.rates import ASSUMED
 
+    my_step(args)
+
     plan(args, ASSUMED)  # what cannot be is refused before anything is measured
     with Console(stderr=True).status("measuring this machine"):
         rows = plan(args, find_rates(args))
@@ -70,13 +85,20 @@ def main(args: argparse.Namespace) -> int:
 
         from .. import __version__
 
-        content = {"pagedopt": __version__, "room": room, "rows": [row_dict(row, room) for row in rows]}
-        print(json.dumps({**content, "rates": rows[0].rates.as_dict()}, indent=1, allow_nan=False))
+        content = {
+            "pagedopt": __version__,
+            "room": room,
+            "rows": [row_dict(row, room) for row in rows],
+            "fitting_budgets": fitting(rows, room, args),
+            "rates": rows[0].rates.as_dict(),
+        }
+        print(json.dumps(content, indent=1, allow_nan=False))
         return 0
     console = Console()
     console.print(heading(rows[0], args), highlight=False, soft_wrap=True)
-    console.print(table(rows, room, own_budget(args)))
-    console.print(footing(rows[0], room), highlight=False, soft_wrap=True)
+    console.print(table(rows, room, asked(args, rows[0].rates), my_step(args)))
+    for line in footing(rows, room, args):
+        console.print(line, highlight=False, soft_wrap=True)
     return 0
 
 
@@ -101,25 +123,87 @@ def find_rates(args: argparse.Namespace) -> Rates:
 
 def plan(args: argparse.Namespace, rates: Rates) -> list[Estimate]:
     """An estimate for each budget, smallest first; for a placement that keeps none, one."""
-    from ..planning.estimate import estimate
-
-    model = args.params if args.params is not None else parameters(args.size)
-    options: dict[str, Any] = {
-        "rule": args.rule, "param_dtype": args.param_dtype, "state_format": args.state_format, "device": args.device,
-        "host_access": args.host_access, "rates": rates,
-    }  # fmt: skip
     try:
         own = own_budget(args)
         if not takes_budgets(args.placement, args.device):
-            return [estimate(model, placement=args.placement, device_budget=own, **options)]
+            return [planned(args, own, rates)]
         some = 0 if own is None or own.everything else own  # so that state is in pages, and as large as in all rows
-        first = estimate(model, placement=args.placement, device_budget=some, **options)
+        first = planned(args, some, rates)
         budgets = {int(share * first.state_bytes) for share in SHARES}
         if own is not None:
-            budgets.add(asked(own, first))
-        return [estimate(model, placement=args.placement, device_budget=b, **options) for b in sorted(budgets)]
+            budgets.add(first.state_bytes if own.everything or first.budget is None else first.budget)
+        return [planned(args, b, rates) for b in sorted(budgets)]
     except (ValueError, TypeError) as error:
         raise UsageError(in_options(str(error))) from error
+
+
+def planned(args: argparse.Namespace, budget: Budget | int | None, rates: Rates) -> Estimate:
+    """The estimate for a budget.
+
+    Raises:
+        ValueError, TypeError: an option has a value that cannot be.
+    """
+    from ..planning.estimate import estimate
+
+    return estimate(
+        model(args), rule=args.rule, param_dtype=args.param_dtype, state_format=args.state_format, device=args.device,
+        placement=args.placement, host_access=args.host_access, device_budget=budget, rates=rates,
+    )  # fmt: skip
+
+
+def model(args: argparse.Namespace) -> Any:
+    """What is to be trained, as ``estimate`` takes it.
+
+    Raises:
+        UsageError: a file cannot be read.
+    """
+    from ..planning.safetensors import read_parameters
+
+    if args.model is None:
+        return args.params if args.params is not None else parameters(args.size)
+    try:
+        return [parameter for path in args.model for parameter in read_parameters(path)]
+    except OSError as error:
+        raise UsageError(f"--model {error.filename}: {error.strerror}") from error
+    except ValueError as error:
+        raise UsageError(f"--model {error}") from error
+
+
+def my_step(args: argparse.Namespace) -> float | None:
+    """Seconds of the step to compare with.
+
+    Raises:
+        UsageError: it is no time.
+    """
+    from ..units import parse_seconds
+
+    try:
+        return None if args.my_step is None else parse_seconds(args.my_step, "--my-step")
+    except ValueError as error:
+        raise UsageError(str(error).replace(" is ", " ", 1)) from error
+
+
+def fitting(rows: list[Estimate], room: dict[str, int], args: argparse.Namespace) -> tuple[int, int] | None:
+    """The smallest and the largest budget, in bytes, with which everything has room here, now; None: there is none, or
+    nothing to choose."""
+    if not room or len(rows) < 2:
+        return None
+    state, near = rows[-1].state_bytes, rows[0].near
+    if not short(rows[-1], room):
+        most = state
+    else:  # what stays grows with the budget, what goes away shrinks
+        most = (
+            bisect.bisect_left(
+                range(state), True, key=lambda budget: near in short(planned(args, budget, rows[0].rates), room)
+            )
+            - 1
+        )
+    least = bisect.bisect_left(
+        range(state),
+        True,
+        key=lambda budget: set() == short(planned(args, budget, rows[0].rates), room).keys() - {near},
+    )
+    return (least, most) if least <= most else None
 
 
 def own_budget(args: argparse.Namespace) -> Budget | None:
@@ -133,10 +217,12 @@ def own_budget(args: argparse.Namespace) -> Budget | None:
     return None if args.budget is None else Budget(args.budget)
 
 
-def asked(own: Budget, row: Estimate) -> int:
-    """The budget asked for in bytes, of the state in a row."""
-    limit = own.limit(row.state_bytes)
-    return row.state_bytes if limit is None else limit
+def asked(args: argparse.Namespace, rates: Rates) -> int | None:
+    """The budget asked for, in bytes; None: none was."""
+    if (own := own_budget(args)) is None:
+        return None
+    row = planned(args, own, rates)
+    return row.state_bytes if row.budget is None else row.budget
 
 
 def parameters(size: str) -> list[torch.Tensor]:
@@ -203,7 +289,7 @@ def heading(row: Estimate, args: argparse.Namespace) -> str:
     from ..units import text_of_bytes, text_of_count
 
     model = args.size or text_of_count(row.parameters)
-    dtype = args.param_dtype or "float32"
+    dtype = args.param_dtype or ("their own dtype" if args.model else "float32")
     state = f"{args.rule} state {text_of_bytes(row.state_bytes)} in {args.state_format or dtype}"
     ways = f", reached {row.host_access}" if row.host_access else ""
     return (
@@ -212,18 +298,22 @@ def heading(row: Estimate, args: argparse.Namespace) -> str:
     )
 
 
-def table(rows: list[Estimate], room: dict[str, int], own: Budget | None) -> Table:
-    """One line for each budget, the one that was asked for in bold."""
-    from rich.table import Table
+def table(rows: list[Estimate], room: dict[str, int], own: int | None, whole: float | None = None) -> Table:
+    """One line for each budget, the one that was asked for in bold.
 
+    Args:
+        whole: seconds of a training step with which the cost of each budget is compared.
+    """
     from ..units import text_of_bytes, text_of_seconds
+    from .tables import FittingTable
 
     first = rows[0]
     away = "file" if first.device == "cpu" else "host"
-    shown = Table()
     headings = ["budget", f"on {first.near}", f"on {away}", "in all", "moved", "step"]
-    for text in [*headings, *(["fits"] if room else [])]:
-        shown.add_column(text, justify="right", no_wrap=True)
+    headings += [*(["slower"] if whole else []), *(["fits"] if room else [])]
+    shown = FittingTable()
+    for text in headings:
+        shown.add_column(text, justify="right")
     for row in rows:
         cells = [
             "none" if row.budget is None else text_of_bytes(row.budget),
@@ -233,17 +323,30 @@ def table(rows: list[Estimate], room: dict[str, int], own: Budget | None) -> Tab
             text_of_bytes(row.moved),
             text_of_seconds(row.seconds),
         ]
-        bold = "bold" if own is not None and row.budget == asked(own, row) else None
+        bold = "bold" if own is not None and row.budget == own else None
         missing = short(row, room)
         verdict = f"no: {' '.join(missing)}" if missing else "yes"
-        shown.add_row(*cells, *([verdict] if room else []), style=bold)
+        shown.add_row(
+            *cells, *([slower(row, rows[-1], whole)] if whole else []), *([verdict] if room else []), style=bold
+        )
     return shown
 
 
-def footing(row: Estimate, room: dict[str, int]) -> str:
+def slower(row: Estimate, best: Estimate, whole: float) -> str:
+    """How much longer than ``whole`` seconds a training step becomes, beside one whose state is all near."""
+    if row.seconds is None or best.seconds is None:
+        return "unknown"
+    percent = 100 * (row.seconds - best.seconds) / whole
+    if percent >= 1000:
+        return f"×{1 + percent / 100:,.0f}"
+    return f"+{percent:.0f} %" if percent >= 10 else f"+{percent:.2g} %"
+
+
+def footing(rows: list[Estimate], room: dict[str, int], args: argparse.Namespace) -> list[str]:
     """On what the numbers rest, and what they leave out."""
     from ..units import text_of_bytes
 
+    row = rows[0]
     rates = row.rates
     ring = f" and the ring of {text_of_bytes(row.ring)}" if row.ring else ""
     free = ", ".join(f"{text_of_bytes(n)} on {place}" for place, n in sorted(room.items()))
@@ -253,8 +356,23 @@ def footing(row: Estimate, room: dict[str, int]) -> str:
         f"activations come on top. moved: bytes {way} in a step, both directions.",
         f"Rates of {'[yellow]' if rates.assumed else ''}{rates.machine}{'[/yellow]' if rates.assumed else ''}.",
     ]
+    if row.unknown_rates:
+        lines.append(
+            f"Times are unknown: these rates have no {', '.join(row.unknown_rates)}, which parameters on {row.device} "
+            f"need. {UNKNOWN[row.device]}"
+        )
     if rates.assumed:
         lines.append("For your machine's own: `python -m pagedopt doctor --json > FILE` there, then --rates FILE.")
     if free:
         lines.append(f"Free here, now: {free}.")
-    return "\n".join(lines)
+    if room and len(rows) > 1:
+        lines.append(f"Budgets that fit here, now: {text_of_fitting(fitting(rows, room, args), row.state_bytes)}.")
+    return lines
+
+
+def text_of_fitting(found: tuple[int, int] | None, state_bytes: int) -> str:
+    """Budgets from the smallest to the largest, rounded to what fits as well."""
+    if found is None:
+        return "none"
+    least, most = -(-found[0] >> 20), found[1] >> 20
+    return f"from {least}MiB to {'all' if found[1] >= state_bytes else f'{most}MiB'}"

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .format import Column as Column
     from .format import ElementFormat as ElementFormat
     from .format import Format as Format
-
-__getattr__, __dir__, __all__ = attach(
-    __name__, {".format": ("Column", "ElementFormat", "Format"), ".floating": ("FORMATS",)}
-)
+else:  # a type checker would take any name for one of these
+    __getattr__, __dir__, __all__ = attach(
+        __name__, {".format": ("Column", "ElementFormat", "Format"), ".floating": ("FORMATS",)}
+    )

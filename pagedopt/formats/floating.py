@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -52,8 +52,12 @@ _OF_DTYPES = {f.dtype: f for f in NUMBERS}
 #: NumPy's types of what a parameter has as a single number, its step count among them: read and written in bulk.
 SINGLES: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
 
-#: A format, its name, or None for the parameter's own dtype, as torch does; one for all state or one per state name.
-OneFormat = str | Format | None
+#: Other words for the names above.
+SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp64": "float64",
+         "float": "float32", "double": "float64"}  # fmt: skip
+_Name = Literal["float32", "bfloat16", "float16", "float64", "fp32", "bf16", "fp16", "half", "fp64", "float", "double"]
+#: A format, its name, a dtype, or None for the parameter's own, as torch does; one for all state or one per state name.
+OneFormat = _Name | torch.dtype | Format | None
 StateFormat = OneFormat | Mapping[str, OneFormat]
 
 
@@ -86,7 +90,7 @@ def dtype_of_name(name: str, what: str) -> torch.dtype:
         ValueError: there is none; the text begins with ``what``.
     """
     for found in _OF_DTYPES.values():
-        if found.name == name:
+        if found.name == _full(name):
             return found.dtype
     raise ValueError(f"{what} is {name!r}; there are {', '.join(f.name for f in _OF_DTYPES.values())}")
 
@@ -103,11 +107,14 @@ def check_format(state_format: StateFormat, states: Collection[str] | None = Non
     """
     chosen = state_format.values() if isinstance(state_format, Mapping) else [state_format]
     for one in chosen:
-        if isinstance(one, str) and one not in FORMATS:
+        if (isinstance(one, str) and _full(one) not in FORMATS) or (
+            isinstance(one, torch.dtype) and one not in _OF_DTYPES
+        ):
             raise ValueError(f"state_format is {one!r}; there are {', '.join(FORMATS)}, or None (as the parameter)")
-        if one is not None and not isinstance(one, str | Format):
+        if one is not None and not isinstance(one, str | torch.dtype | Format):
             raise TypeError(
-                f"state_format is {one!r}; give a name ({', '.join(FORMATS)}), a pagedopt.formats.Format, or None"
+                f"state_format is {one!r}; give a name ({', '.join(FORMATS)}), a dtype, a pagedopt.formats.Format, or "
+                "None"
             )
         if isinstance(one, Format):
             one.check_zeros()
@@ -121,7 +128,14 @@ def check_format(state_format: StateFormat, states: Collection[str] | None = Non
 def chosen_format(state_format: StateFormat, name: str) -> Format | None:
     """What ``state_format`` says of state ``name``; None: nothing, it is stored as its parameter."""
     one = state_format.get(name) if isinstance(state_format, Mapping) else state_format
-    return FORMATS[one] if isinstance(one, str) else one
+    if isinstance(one, torch.dtype):
+        return _OF_DTYPES[one]
+    return FORMATS[_full(one)] if isinstance(one, str) else one
+
+
+def _full(name: str) -> str:
+    """A name of ``FORMATS`` for a short one."""
+    return SHORT.get(name, name)
 
 
 def format_of(state_format: StateFormat, name: str, param: torch.dtype) -> Format:

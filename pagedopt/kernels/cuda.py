@@ -19,9 +19,12 @@ class CudaKernel:
     """A compiled kernel on one device: a CuPy RawKernel with one argument, the table."""
 
     def __init__(self, text: str, name: str, device: int, chunks_per_block: int = 1, blocks: int | None = None) -> None:
-        import cupy
+        from ..system.driver import how_to_install, relaxed_capture
 
-        from ..system.driver import relaxed_capture
+        try:
+            import cupy
+        except ImportError as error:
+            raise RuntimeError(f"CUDA tensors need the package CuPy: {how_to_install()}") from error
 
         major, minor = torch.cuda.get_device_capability(device)
         path, symbol = cached_cubin(text, name, f"sm_{major}{minor}")

@@ -181,3 +181,9 @@ def foreach_sqrt(self: Tensors) -> list[torch.Tensor]:
 def foreach_sqrt_(self: Tensors) -> None:
     """:func:`foreach_sqrt` in place."""
     _apply(rules.square_root, [self], lambda: torch._foreach_sqrt_(list(self)), in_place=True)
+
+
+__all__ = [
+    "foreach_add", "foreach_add_", "foreach_addcdiv", "foreach_addcdiv_", "foreach_addcmul", "foreach_addcmul_",
+    "foreach_lerp", "foreach_lerp_", "foreach_mul", "foreach_mul_", "foreach_sqrt", "foreach_sqrt_",
+]  # fmt: skip

@@ -8,17 +8,20 @@ from ..lazy import attach
 from .registry import OPTIMIZERS
 
 if TYPE_CHECKING:
-    from ..placements.store import MemoryReport as MemoryReport
+    from ..placements.report import MemoryReport as MemoryReport
     from .base import PagedOptimizer as PagedOptimizer
+    from .beside import Shadow as Shadow
+    from .beside import shadow as shadow
     from .registry import *  # noqa: F403
     from .room import run_with_room as run_with_room
-
-__getattr__, __dir__, __all__ = attach(
-    __name__,
-    {
-        "..placements.store": ("MemoryReport",),
-        ".base": ("PagedOptimizer",),
-        ".room": ("run_with_room",),
-        **{f".{entry.module}": (entry.name,) for entry in OPTIMIZERS},
-    },
-)
+else:  # a type checker would take any name for one of these
+    __getattr__, __dir__, __all__ = attach(
+        __name__,
+        {
+            "..placements.report": ("MemoryReport",),
+            ".base": ("PagedOptimizer",),
+            ".beside": ("Shadow", "shadow"),
+            ".room": ("run_with_room",),
+            **{f".{entry.module}": (entry.name,) for entry in OPTIMIZERS},
+        },
+    )

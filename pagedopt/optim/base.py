@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Unpack
 
@@ -12,10 +14,14 @@ import torch
 from ..formats.floating import format_of
 from ..formats.format import Format
 from ..paging.budget import Budget, Given
+from ..placements import choose
 from ..placements.choose import StateLost
-from ..placements.store import MemoryReport, Store
+from ..placements.report import MemoryReport
+from ..placements.store import Store
+from ..planning.affordable import Affordable
 from ..rules import Rule
-from ..units import parse_bytes
+from ..system.log import log
+from ..units import parse_bytes, text_of_bytes
 from .copying import bring_home, duplicate
 from .encoding import decoded
 from .launches import Launches
@@ -85,7 +91,8 @@ class PagedOptimizer(torch.optim.Optimizer):
         rules = self.rules or ((self.rule,) if one else ())  # who chooses and does not say among which, is not checked
         self._states, self.numbers = _names(rules)
         chosen = complete(options, type(self).__name__, self._states if rules else None)
-        self.store = Store(chosen["placement"], Budget.parse(chosen["device_budget"]), chosen["host_access"])
+        budget, self.affordable = Budget.parse(chosen["device_budget"]), Affordable()
+        self.store = Store(chosen["placement"], budget, chosen["host_access"], self.affordable)
         self.state_format, self.blocks = chosen["state_format"], chosen["blocks"]
         self.transport = chosen["transport"]
         self._launches: Launches | None = None
@@ -152,7 +159,7 @@ class PagedOptimizer(torch.optim.Optimizer):
             self._check_whole()
         self.store.check_owner()
         if self.store.budget.auto:
-            with self._moving():
+            with self._moving("device_budget 'auto'"):
                 self.store.remeasure_auto()
         self._prepared().run(self)
 
@@ -206,10 +213,40 @@ class PagedOptimizer(torch.optim.Optimizer):
                 "that the rest does not know; load_state_dict() of a checkpoint mends it (load the model's, too)"
             )
 
+    def __repr__(self) -> str:
+        text = super().__repr__()
+        if (store := vars(self).get("store")) is None:  # shown while it is made
+            return text
+        plain = ({"device" if t.is_cuda else "host": t.nbytes} for t in state_tensors(self) if store.is_plain(t))
+        report, said = store.planned(list(plain)), store.budget.said
+        places = ", ".join(f"{text_of_bytes(nbytes)} on {place}" for place, nbytes in report.by_place.items())
+        how = f"placement {report.means}, device_budget {'all' if said is None else said}"
+        return f"{text[:-1]}state: {places or 'none yet'}; {how}\n)"
+
     @contextlib.contextmanager
-    def _moving(self) -> Iterator[None]:
-        """A block in which pages may move."""
-        before = [(arena, arena.resident) for arena in self.store.arenas]
+    def guard(self) -> Iterator[None]:
+        """A block in which an out-of-memory error gets a note: what state holds, and what a smaller budget frees and
+        costs.  It stays the error that it is.
+
+        Example:
+            >>> with optimizer.guard():
+            ...     loss = model(batch)
+            ...     loss.backward()
+        """
+        try:
+            yield
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            with contextlib.suppress(Exception):  # whatever goes wrong here, the error is the other one
+                from .advice import advice
+
+                error.add_note(advice(self, self.memory_report().by_place))
+            raise
+
+    @contextlib.contextmanager
+    def _moving(self, why: str) -> Iterator[None]:
+        """A block in which pages may move; ``why`` is said in the log."""
+        before, begin = [(arena, arena.resident) for arena in self.store.arenas], time.perf_counter()
+        places = choose.total([arena.planned() for arena, _ in before]) if log.isEnabledFor(logging.INFO) else {}
         try:
             yield
         except StateLost as error:
@@ -218,6 +255,9 @@ class PagedOptimizer(torch.optim.Optimizer):
         finally:
             if before != [(arena, arena.resident) for arena in self.store.arenas]:
                 self._launches = None
+                from .advice import tell
+
+                tell(self, why, places, time.perf_counter() - begin)
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's; its tensors are those of the optimizer, each with a storage of its own.
@@ -293,7 +333,7 @@ class PagedOptimizer(torch.optim.Optimizer):
         that the budget covers.
 
         Raises:
-            ValueError, TypeError: it is no budget, or the placement keeps none.
+            ValueError, TypeError: it is no budget, the placement keeps none, or no rates tell what a time affords.
             MemoryError, torch.OutOfMemoryError: there is no room; no state is lost, and :meth:`memory_report` says
                 where each page is.
             RuntimeError: the process was forked from that of state in a file.
@@ -303,7 +343,7 @@ class PagedOptimizer(torch.optim.Optimizer):
         self._launches = None
         self.store.forget(state)
         del state
-        with self._moving():
+        with self._moving(f"set_device_budget({device_budget!r})"):
             self.store.set_budget(budget)
             bring_home(self, self.store)
 
@@ -319,7 +359,7 @@ class PagedOptimizer(torch.optim.Optimizer):
         Raises:
             MemoryError: the host has no room; what was moved before stays moved.
         """
-        with self._moving():
+        with self._moving("spill()"):
             return self.store.spill(None if nbytes is None else parse_bytes(nbytes, "nbytes"))
 
     def unspill(self) -> None:
@@ -328,7 +368,7 @@ class PagedOptimizer(torch.optim.Optimizer):
         Raises:
             torch.OutOfMemoryError: it is no longer there; pages that did not fit stay away.
         """
-        with self._moving():
+        with self._moving("unspill()"):
             self.store.apply_budget()
 
     @contextlib.contextmanager

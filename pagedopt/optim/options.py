@@ -7,16 +7,18 @@ from typing import TypedDict
 
 from ..formats.floating import StateFormat, check_format
 from ..paging.budget import Given
-from ..placements.choose import Placement
+from ..placements.choose import HostAccess, Placement
 from ..transports.choose import Kind, check_transport
+from .others import OPTIONS, hint
 
 
 class Options(TypedDict, total=False):
     """Keywords that every optimizer takes.
 
     Attributes:
-        state_format: ``"float32"``, ``"bfloat16"``, ``"float16"``, ``"float64"`` or a
-            :class:`~pagedopt.formats.Format` of your own, or one per state name; None: the parameter's dtype, as torch.
+        state_format: ``"float32"``, ``"bfloat16"``, ``"float16"``, ``"float64"``, or short ``"fp32"``,
+            ``"bf16"``, ``"fp16"``, ``"fp64"``; a torch dtype; a :class:`~pagedopt.formats.Format` of your own; or one
+            of these per state name.  None: the parameter's dtype, as torch.
         placement: where state lives: ``"device"``; ``"mapped"`` (a range of device pages and page-locked host pages),
             ``"managed"`` (managed memory, each part advised to stay on its side; at most a quarter of free device
             memory), ``"managed-driver"`` (managed memory that the driver evicts and a step prefetches), ``"host"``
@@ -25,8 +27,11 @@ class Options(TypedDict, total=False):
             own, a subclass of :class:`pagedopt.placements.Arena`.
         device_budget: what of the state stays on each device of parameters (for those on a CPU: in RAM); the rest is
             kept on the host (in the file).  Bytes, as a number or a text as ``"2GiB"``; a share of it, as ``"50%"`` or
-            0.5, which every arena of state keeps of its own pages, whatever is made later; None or ``"all"``: all of
-            it; ``"auto"``: what the device can spare beside model and activations, looked up again as training goes.
+            0.5, which every arena of state keeps of its own pages, whatever is made later; a time as ``"20 ms"``: as
+            little as lets a step take so much longer at most, for its bytes alone, by rates that are measured when
+            state is first made (two seconds) or, as ``"20 ms by FILE"``, of ``pagedopt doctor --json > FILE``; None or
+            ``"all"``: all of it; ``"auto"``: what the device can spare beside model and activations, looked up again as
+            training goes.
         host_access: how a step reaches what is away: ``"staged"`` (through a ring of device buffers, on copy engines)
             or ``"in_place"`` (by the kernel, over the link).  None: the faster one of the placement.
         blocks: most thread blocks of a launch.  A few (8) nearly fill the link, so that an update in place on a stream
@@ -38,7 +43,7 @@ class Options(TypedDict, total=False):
     state_format: StateFormat
     placement: Placement | None
     device_budget: Given
-    host_access: str | None
+    host_access: HostAccess | None
     blocks: int | None
     transport: Kind
 
@@ -65,7 +70,7 @@ def complete(options: Options, name: str, states: Collection[str] | None) -> Opt
         ValueError, TypeError: one has an unknown value.  (Placement, budget and access are checked by the store.)
     """
     for unknown in options.keys() - DEFAULTS.keys():
-        raise TypeError(f"{name}.__init__() got an unexpected keyword argument {unknown!r}")
+        raise TypeError(f"{name}.__init__() got an unexpected keyword argument {unknown!r}{hint(OPTIONS, unknown)}")
     chosen: Options = {**DEFAULTS, **options}
     check_format(chosen["state_format"], states)
     check_transport(chosen["transport"])

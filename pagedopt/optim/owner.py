@@ -12,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from ..formats.floating import StateFormat
 from ..formats.format import Format
 from ..placements.store import Store
+from ..planning.affordable import Affordable
 from ..rules import Rule
 from ..transports.choose import Kind
 
@@ -25,6 +26,7 @@ class Owner(Protocol):
     state: defaultdict[torch.Tensor, Any]
     defaults: dict[str, Any]
     store: Store
+    affordable: Affordable
     state_format: StateFormat
     blocks: int | None
     transport: Kind

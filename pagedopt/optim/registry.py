@@ -58,3 +58,5 @@ OPTIMIZERS = (
 )
 #: Names of all their rules.
 RULE_NAMES = tuple(name for entry in OPTIMIZERS for name in entry.rules)
+if TYPE_CHECKING:  # what `import *` brings to pagedopt, for type checkers
+    __all__ = ["PagedAdamW", "PagedLion", "PagedSGD"]

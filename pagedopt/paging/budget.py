@@ -1,4 +1,5 @@
-"""What a user says of how much state stays on a device, as one value: bytes, a share, what can be spared, or all."""
+"""What a user says of how much state stays on a device, as one value: bytes, a share, what can be spared, what a step
+may take longer, or all."""
 
 from __future__ import annotations
 
@@ -6,12 +7,13 @@ import re
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from ..units import parse_bytes, text_of_bytes
+from ..units import looks_like_seconds, parse_bytes, parse_seconds, text_of_bytes, text_of_seconds
 
-#: Bytes; a text as ``"2GiB"``; a share of the state as ``"50%"`` or 0.5; ``"auto"``; ``"all"``, for which None stands.
+#: Bytes, as a whole number or a text as ``"2GiB"``; a share of the state, as ``"50%"`` or 0.5; a time, as ``"20 ms"``
+#: or ``"20 ms by rates.json"``; ``"auto"``; ``"all"``, for which None stands.
 Given = int | float | str | None
 
-_ALSO = "a share as '50%', 'all' and 'auto' are budgets too"
+_ALSO = "a share as '50%', 'all' and 'auto' are budgets too, and so is a time as '20 ms'"
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,9 @@ class Budget:
 
     Bytes go to arenas in the order in which they are made, until none are left.  A share is each arena's own: of every
     one that share of its bytes stays, in whole pages, so that never more than that share of the whole stays.  Either
-    way what an arena keeps depends on none that is made later.
+    way what an arena keeps depends on none that is made later.  A time is the most that a step may take longer; how
+    many bytes may be away then (:meth:`leaving`) is for rates to say, and arenas send theirs in the order in which they
+    are made.
 
     Args:
         said: what the user gave; two that say the same in other words are equal.
@@ -29,6 +33,9 @@ class Budget:
         nbytes: if it is a number of bytes, that number.
         share: if it is a share, that, from 0 to 1.
         auto: whether it is what the device can spare, which has to be measured.
+        seconds: if it is a time, that.
+        rates: the name of the file with the rates that tell what a time affords; None: none is named.
+        away: if it says how many bytes may be away, that number.
 
     Raises:
         ValueError, TypeError: it is no budget; the text begins with the option's name and the value.
@@ -42,6 +49,9 @@ class Budget:
     nbytes: int | None = field(default=None, init=False, repr=False)
     share: Fraction | None = field(default=None, init=False, repr=False)
     auto: bool = field(default=False, init=False, repr=False)
+    seconds: float | None = field(default=None, init=False, repr=False)
+    rates: str | None = field(default=None, init=False, repr=False)
+    away: int | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         said = self.said
@@ -49,7 +59,12 @@ class Budget:
             return
         if said == "auto":
             object.__setattr__(self, "auto", True)
-        elif isinstance(said, float) or (isinstance(said, str) and "%" in said):
+        elif looks_like_seconds((parts := str(said).split(" by ", 1))[0]):
+            object.__setattr__(self, "seconds", parse_seconds(parts[0]))
+            object.__setattr__(self, "rates", parts[1].strip() if len(parts) > 1 else None)
+        elif (isinstance(said, float) and not (said > 1 and said.is_integer())) or (
+            isinstance(said, str) and "%" in said
+        ):
             object.__setattr__(self, "share", _share(said))
         else:
             object.__setattr__(self, "nbytes", _bytes(said))
@@ -59,10 +74,22 @@ class Budget:
         """A budget as it is; anything else read as one."""
         return value if isinstance(value, Budget) else cls(value)
 
+    @classmethod
+    def leaving(cls, nbytes: int) -> Budget:
+        """One that sends up to ``nbytes`` away and keeps the rest, whatever is made."""
+        budget = cls()
+        object.__setattr__(budget, "away", nbytes)
+        return budget
+
     @property
     def everything(self) -> bool:
         """Whether it is none: all stays, whatever is made."""
-        return self.nbytes is None and self.share is None and not self.auto
+        return self.nbytes is None and self.share is None and not self.measured and self.away is None
+
+    @property
+    def measured(self) -> bool:
+        """Whether no total tells what it comes to: ``"auto"``, and a time."""
+        return self.auto or self.seconds is not None
 
     @property
     def nothing(self) -> bool:
@@ -73,22 +100,28 @@ class Budget:
         """How many of ``total`` bytes may stay.
 
         Raises:
-            ValueError: it is ``"auto"``: no total tells.
+            ValueError: it is ``"auto"`` or a time: no total tells.
         """
-        if self.auto:
-            raise ValueError("device_budget is 'auto', which no total tells: it is measured")
+        if self.measured:
+            raise ValueError(f"device_budget is {self.said!r}, which no total tells: it is measured")
+        if self.away is not None:
+            return max(0, total - self.away)
         if self.share is not None:
             return int(self.share * total)
         return total if self.nbytes is None else min(self.nbytes, total)
 
     def limit(self, total: int) -> int | None:
         """Bytes as reports have them, for ``total`` bytes of state: what was said, whether there are as many or not;
-        None for all and for ``"auto"``."""
-        return self.of(total) if self.share is not None else self.nbytes
+        None for all and for what is measured."""
+        return self.of(total) if self.share is not None or self.away is not None else self.nbytes
 
     def __str__(self) -> str:
         if self.auto:
             return "what the device can spare"
+        if self.seconds is not None:
+            return f"what a step may take {text_of_seconds(self.seconds)} longer for"
+        if self.away is not None:
+            return f"all but {text_of_bytes(self.away)}"
         if self.share is not None:
             return f"{float(100 * self.share):g}% of the state"
         return "all of the state" if self.nbytes is None else text_of_bytes(self.nbytes)
@@ -109,6 +142,8 @@ def _share(said: float | str) -> Fraction:
 
 
 def _bytes(said: Given) -> int:
+    if isinstance(said, float):
+        said = int(said)  # a whole one, as 2e9
     if isinstance(said, bool) or not isinstance(said, (int, str)):
         raise TypeError(f"device_budget is {said!r}; give bytes as an integer or a text as '2GiB'; {_ALSO}")
     if isinstance(said, str) and re.fullmatch(r"\s*\d*\.\d*\s*", said):

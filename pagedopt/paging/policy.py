@@ -26,21 +26,35 @@ def place(page_bytes: Sequence[Indices], budget: Budget) -> list[int]:
     """How many of the first pages of each arena stay on the device: never more bytes than the budget gives.
 
     Of bytes, none go to an arena behind one that does not fit whole; of a share, each arena has its own.  So a larger
-    budget keeps what a smaller one keeps, and an arena that comes later takes nothing from those that are there.
+    budget keeps what a smaller one keeps, and an arena that comes later takes nothing from those that are there.  Of
+    one that says how much may be away, never more is.
 
     Args:
         page_bytes: bytes of each page, by arena, in the order in which the arenas were made.
 
     Raises:
-        ValueError: the budget is ``"auto"``, which has to be measured first.
+        ValueError: the budget is ``"auto"`` or a time, which has to be measured first.
     """
     boundaries = []
+    if budget.away is not None:
+        return _leave(page_bytes, budget.away)
     left = budget.of(sum(int(sizes.sum()) for sizes in page_bytes))
     for sizes in page_bytes:
         total = int(sizes.sum())
         mine = left if budget.share is None else budget.of(total)
         boundaries.append(int(np.searchsorted(np.cumsum(sizes), mine, side="right")))
         left = max(0, left - total)
+    return boundaries
+
+
+def _leave(page_bytes: Sequence[Indices], away: int) -> list[int]:
+    """The same where no more than ``away`` bytes may leave: whole pages again, the last ones of the first arenas."""
+    boundaries = []
+    for sizes in page_bytes:
+        leaving = np.cumsum(sizes[::-1])  # by how many pages go
+        count = int(np.searchsorted(leaving, away, side="right"))
+        boundaries.append(len(sizes) - count)
+        away -= int(leaving[count - 1]) if count else 0
     return boundaries
 
 

@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from .plain import DeviceArena as DeviceArena
     from .plain import HostArena as HostArena
     from .plain import PinnedArena as PinnedArena
-
-__getattr__, __dir__, __all__ = attach(
-    __name__,
-    {
-        "..paging.pages": ("Layout",),
-        "..system.errors": ("StateLost",),
-        ".arena": ("Arena",),
-        ".file": ("FileArena",),
-        ".managed": ("DriverManagedArena", "ManagedArena"),
-        ".mapped": ("MappedArena",),
-        ".plain": ("DeviceArena", "HostArena", "PinnedArena"),
-    },
-)
+else:  # a type checker would take any name for one of these
+    __getattr__, __dir__, __all__ = attach(
+        __name__,
+        {
+            "..paging.pages": ("Layout",),
+            "..system.errors": ("StateLost",),
+            ".arena": ("Arena",),
+            ".file": ("FileArena",),
+            ".managed": ("DriverManagedArena", "ManagedArena"),
+            ".mapped": ("MappedArena",),
+            ".plain": ("DeviceArena", "HostArena", "PinnedArena"),
+        },
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -29,19 +29,25 @@ class Limits:
 
     Args:
         budget: what the user asked for.
+        away: of a device, how many bytes a budget that is a time affords; asked once.
     """
 
-    def __init__(self, budget: Budget) -> None:
-        self.budget = budget
+    def __init__(self, budget: Budget, away: Callable[[torch.device], int] | None = None) -> None:
+        self.budget, self._away = budget, away
+        self._affords: dict[torch.device, int] = {}
         self._auto: dict[torch.device, int] = {}
         self._steps = 0
 
     def of(self, device: torch.device, here: Sequence[Arena]) -> Budget:
-        """The budget of ``device``, in bytes where it is ``"auto"``, which is measured when it is first asked for.
+        """The budget of ``device``, in bytes where it is ``"auto"`` or a time, measured when it is first asked for.
 
         Args:
             here: the arenas of the device.
         """
+        if self.budget.seconds is not None and self._away is not None:
+            if device not in self._affords:
+                self._affords[device] = self._away(device)
+            return Budget.leaving(self._affords[device])
         if not self.budget.auto:
             return self.budget
         if device not in self._auto:
@@ -49,8 +55,8 @@ class Limits:
         return Budget(self._auto[device])
 
     def total(self, arenas: Sequence[Arena]) -> int | None:
-        """Bytes: what was asked for, None for all; of a share or ``"auto"`` the sum over devices, None if none."""
-        if self.budget.share is None and not self.budget.auto:
+        """Bytes: what was asked for, None for all; of what depends on the device the sum over devices, None if none."""
+        if self.budget.share is None and not self.budget.measured:
             return self.budget.nbytes
         limits = [self.of(device, here).limit(_nbytes(here)) for device, here in _by_device(arenas)]
         return sum(limit or 0 for limit in limits) if limits else None

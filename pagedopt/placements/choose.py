@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, cast, get_args
 
 import torch
 
@@ -20,7 +20,10 @@ from .mapped import MappedArena
 from .plain import DeviceArena, HostArena, PinnedArena
 
 #: A name of those below, or any subclass of :class:`Arena`.
-Placement = str | type[Arena]
+PlacementName = Literal["mapped", "managed", "host", "managed-driver", "file", "device"]
+Placement = PlacementName | type[Arena]
+#: How a step may reach pages that are away.
+HostAccess = Literal["in_place", "staged"]
 
 _SHIPPED = (MappedArena, ManagedArena, PinnedArena, DriverManagedArena, FileArena, HostArena, DeviceArena)
 #: Placements by the type of the parameters' device and name.  One that spills by default stands before its stand-ins.
@@ -28,8 +31,7 @@ ARENAS: dict[str, dict[str, type[Arena]]] = {
     device: {kind.name: kind for kind in _SHIPPED if device in kind.devices} for device in ("cuda", "cpu")
 }
 PLACEMENTS = tuple(dict.fromkeys(name for arenas in ARENAS.values() for name in arenas))
-#: How a step may reach pages that are away.
-HOST_ACCESS = ("in_place", "staged")
+HOST_ACCESS = get_args(HostAccess)
 
 
 def check_placement(placement: Any, budget: Budget, host_access: str | None) -> None:
@@ -103,9 +105,10 @@ def name_of(placement: Placement | None) -> str:
     return placement if isinstance(placement, str) else placement.name
 
 
-def default_placement(device: torch.device, budget: Budget) -> str:
+def default_placement(device: torch.device, budget: Budget) -> PlacementName:
     """``device`` unless there is a budget; then what spills best."""
-    return "device" if budget.everything else next(iter(ARENAS.get(device.type, ARENAS["cpu"])))
+    first = "device" if budget.everything else next(iter(ARENAS.get(device.type, ARENAS["cpu"])))
+    return cast(PlacementName, first)
 
 
 def check_device(device: torch.device, placement: Placement | None) -> None:

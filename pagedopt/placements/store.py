@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,9 +17,11 @@ from ..system import host
 from ..tables.format import Column
 from ..tables.shards import like_shard, local
 from . import choose
-from .budget import Limits, divide
-from .choose import Arena, Placement, default_placement
+from .affords import Affords, limits_of, way_of
+from .budget import divide
+from .choose import Arena, HostAccess, Placement, default_placement
 from .movers import Ring, ring_for, slot_bytes
+from .report import MemoryReport
 
 
 class Wanted(NamedTuple):
@@ -45,39 +47,6 @@ class Wanted(NamedTuple):
         ).zero_()
 
 
-@dataclass(frozen=True)
-class MemoryReport:
-    """Where the bytes of optimizer state are.
-
-    Attributes:
-        by_place: bytes by where they should be: ``device``, ``host``, ``file``.
-        measured: the same as the driver or the operating system has it.
-        placement: by what means, e.g. ``mapped``; several are joined by ``+``.
-        budget: bytes that may stay on the device (for parameters on a CPU: in RAM), of a share those it comes to;
-            None: all, or not known before there is state.
-        ring: bytes of the device slots through which pages pass, those of other optimizers among them.
-
-    Example:
-        >>> report = optimizer.memory_report()
-        >>> report.by_place.get("host", 0)      # what has spilled
-    """
-
-    by_place: Mapping[str, int]
-    measured: Mapping[str, int]
-    placement: str
-    budget: int | None
-    ring: int
-
-    def __str__(self) -> str:
-        parts = [
-            f"{nbytes / 2**20:,.1f} MiB on {place} (measured {self.measured.get(place, 0) / 2**20:,.1f})"
-            for place, nbytes in self.by_place.items()
-        ]
-        budget = "" if self.budget is None else f", budget {self.budget / 2**20:,.1f} MiB"
-        ring = f", ring of {self.ring / 2**20:,.1f} MiB" if self.ring else ""
-        return f"optimizer state ({self.placement}{budget}{ring}): " + (", ".join(parts) or "none yet")
-
-
 #: Most bytes of room, beyond what is needed, in an arena for parameters that came late: more may come.
 SPARE = 4 << 20
 
@@ -88,14 +57,22 @@ class Store:
     Args:
         placement, host_access: as :class:`~pagedopt.PagedOptimizer` takes them.
         budget: of each device of parameters.
+        affords: of (seconds, device, placement, way), how many bytes may be away; for budgets that are times.
 
     Raises:
         ValueError, TypeError: they do not go together.
     """
 
-    def __init__(self, placement: Placement | None, budget: Budget, host_access: str | None) -> None:
+    def __init__(
+        self,
+        placement: Placement | None,
+        budget: Budget,
+        host_access: HostAccess | None,
+        affords: Affords | None = None,
+    ) -> None:
         choose.check_placement(placement, budget, host_access)
-        self.placement, self.limits, self.host_access = placement, Limits(budget), host_access
+        self.placement, self.host_access, self._affords = placement, host_access, affords
+        self.limits = limits_of(budget, affords, placement, host_access)
         self.arenas: list[Arena] = []
         self.rings: dict[torch.device, Ring] = {}
         self._kinds: dict[Arena, tuple[object, ...]] = {}
@@ -203,10 +180,14 @@ class Store:
         """Refuse parameters of a device that no kernel or the placement does not serve.
 
         Raises:
-            ValueError: no kernel runs there, or the placement is made for others and nothing can stand in.
+            ValueError: no kernel runs there, the placement is made for others and nothing can stand in, or the budget
+                is a time and no rates tell what it affords.
         """
         choose.check_device(device, self.placement)
         choose.stand_ins(self._placement(device), device, self.budget)
+        if self._affords is not None and self.budget.seconds is not None:
+            way = way_of(device, self.placement, self.budget, self.host_access)
+            self._affords.check(self.budget, device, *way)
 
     def on(self, device: torch.device) -> list[Arena]:
         """The arenas of a device."""
@@ -286,12 +267,15 @@ class Store:
         """Move pages to match a new budget.  Waits for the device if any move.
 
         Raises:
-            ValueError: the placement keeps none.
+            ValueError: the placement keeps none, or no rates tell what a time affords.
             MemoryError, torch.OutOfMemoryError, CudaError: there is no room; no state is lost, and the report says
                 where each page is.
         """
         self.check_budget(budget, has_state=bool(self.arenas))
-        self.limits = Limits(budget)
+        limits = limits_of(budget, self._affords, self.placement, self.host_access)
+        for device in {a.device for a in self.arenas}:
+            limits.of(device, self.on(device))  # what has to be measured may be refused, before anything is changed
+        self.limits = limits
         self._warned = False
         self.apply_budget()
 
@@ -302,6 +286,8 @@ class Store:
             ValueError: the placement keeps none.
         """
         choose.check_placement(self.placement, budget, self.host_access)
+        if self._affords is not None and budget.seconds is not None:
+            self._affords.load(budget)
         self.check_owner()
         if budget.everything or not has_state or any(a.paged and a.keeps_budget for a in self.arenas):
             return
@@ -389,10 +375,15 @@ class Store:
     def report(self, elsewhere: Iterable[torch.Tensor]) -> MemoryReport:
         """See :class:`MemoryReport`; ``elsewhere`` is state that was not made here."""
         loose = [{"device" if t.is_cuda else "host": t.nbytes} for t in elsewhere]
+        planned = self.planned(loose)
+        return replace(planned, measured=choose.total([a.measured() for a in self.arenas] + loose))
+
+    def planned(self, loose: Sequence[dict[str, int]] = ()) -> MemoryReport:
+        """The same without measuring: as it should be.  ``loose`` are bytes by place of what was not made here."""
         names = "+".join(dict.fromkeys([a.name for a in self.arenas] + ["device"] * bool(loose)))
         return MemoryReport(
-            choose.total([a.planned() for a in self.arenas] + loose),
-            choose.total([a.measured() for a in self.arenas] + loose),
+            choose.total([*(a.planned() for a in self.arenas), *loose]),
+            {},
             names or choose.name_of(self.placement),
             self.limits.total(self.arenas),
             sum(ring.nbytes for ring in self.rings.values()),

@@ -17,17 +17,28 @@ from ..paging.budget import Budget, Given
 from ..paging.pages import Layout, Width, lay_out
 from ..paging.policy import SLOTS
 from ..placements.budget import divide
-from ..placements.choose import ARENAS, Arena, Placement, check_placement, default_placement, stand_ins, total
+from ..placements.choose import (
+    ARENAS,
+    Arena,
+    HostAccess,
+    Placement,
+    check_placement,
+    default_placement,
+    stand_ins,
+    total,
+)
 from ..placements.movers import slot_bytes
 from ..rules import UPDATES, Rule
+from ..shown import Shown
 from ..tables.format import Column
 from ..units import text_of_bytes, text_of_count, text_of_seconds
+from .affordable import Affordable
 from .model import Described, describe
-from .rates import ASSUMED, Rates
+from .rates import ASSUMED, ASSUMED_CPU, Rates
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Estimate(Shown):
     """What an optimizer's state takes and how long a step lasts.  All sizes in bytes.
 
     Attributes:
@@ -83,6 +94,16 @@ class Estimate:
         """State that lies elsewhere."""
         return self.state_bytes - self.by_place.get(self.near, 0)
 
+    @property
+    def unknown_rates(self) -> tuple[str, ...]:
+        """Names of the rates for want of which ``seconds`` is None."""
+        if self.device == "cpu":
+            needed = ("ram", "file_read", "file_write") if self.moved else ("ram",)
+        else:
+            link = ("in_place",) if self.host_access == "in_place" else ("up", "down", "both")
+            needed = ("device", *link) if self.moved else ("device",)
+        return tuple(name for name in needed if getattr(self.rates, name) is None) if self.seconds is None else ()
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values."""
         names = ("parameters", "param_bytes", "grad_bytes", "state_bytes", "device", "placement", "budget",
@@ -90,18 +111,41 @@ class Estimate:
         return {**{name: getattr(self, name) for name in names}, "by_place": dict(self.by_place),
                 "rates": self.rates.as_dict()}  # fmt: skip
 
+    def facts(self) -> tuple[str, list[tuple[str, str]]]:
+        """See :class:`Shown`."""
+        rows = [
+            ("parameters", f"{text_of_bytes(self.param_bytes)} on {self.device}"),
+            ("gradients", text_of_bytes(self.grad_bytes)),
+            *((f"state on {place}", text_of_bytes(nbytes)) for place, nbytes in self.by_place.items()),
+            ("placement", self.means),
+            ("in all", f"{text_of_bytes(self.near_bytes)} of {self.near} memory"),
+            ("a step", f"{text_of_seconds(self.seconds)} (at best {text_of_seconds(self.floor)})"),
+            ("rates of", self.rates.machine),
+        ]
+        if self.budget is not None:
+            rows.insert(4, ("budget", text_of_bytes(self.budget)))
+        if self.moved:
+            rows.insert(-1, ("moved in a step", text_of_bytes(self.moved)))
+        return f"{text_of_count(self.parameters)} parameters", rows
+
+    @property
+    def means(self) -> str:
+        """The placement, in the words of a report: a CPU has no device beside it."""
+        return "ordinary memory" if self.device == "cpu" and self.placement == "device" else self.placement
+
     def __str__(self) -> str:
         budget = "" if self.budget is None else f", budget {text_of_bytes(self.budget)}"
         places = ", ".join(f"{text_of_bytes(n)} on {p}" for p, n in self.by_place.items()) or "none"
         over = "to and from the file" if self.device == "cpu" else f"over the link ({self.host_access})"
         moved = f", {text_of_bytes(self.moved)} {over}" if self.moved else ""
         ring = f", ring {text_of_bytes(self.ring)}" if self.ring else ""
+        lacking = f"; they have no {', '.join(self.unknown_rates)}" if self.unknown_rates else ""
         return (
             f"{text_of_count(self.parameters)} parameters: {text_of_bytes(self.param_bytes)}, gradients "
             f"{text_of_bytes(self.grad_bytes)}, on {self.device}\n"
-            f"state ({self.placement}{budget}): {places}{ring}\n"
+            f"state ({self.means}{budget}): {places}{ring}\n"
             f"a step: {text_of_seconds(self.seconds)} (at best {text_of_seconds(self.floor)}){moved}\n"
-            f"rates of {self.rates.machine}"
+            f"rates of {self.rates.machine}{lacking}"
         )
 
 
@@ -113,7 +157,7 @@ def estimate(
     state_format: StateFormat = None,
     placement: Placement | None = None,
     device_budget: Given | Budget = None,
-    host_access: str | None = None,
+    host_access: HostAccess | None = None,
     device: str | torch.device | None = None,
     rates: Rates | None = None,
 ) -> Estimate:
@@ -129,7 +173,9 @@ def estimate(
         state_format, placement, device_budget, host_access: as :class:`~pagedopt.PagedOptimizer` takes them;
             ``"auto"`` is not a number that could be known before.
         device: ``"cuda"`` or ``"cpu"``; None: where the parameters are, ``"cuda"`` for shapes and the meta device.
-        rates: of the machine it will run on; None: those of an H200, labelled as assumed.
+        rates: of the machine it will run on, as :meth:`Rates.load` reads them; None: those that a time in
+            ``device_budget`` names; else nothing is measured, and those of an H200 are assumed, on a CPU a round
+            guess; ``rates.machine`` says so.
 
     Raises:
         ValueError, TypeError: an option has a value that the optimizer refuses as well, or ``model`` is none of these.
@@ -154,7 +200,11 @@ def estimate(
     if where.type not in ARENAS:
         raise ValueError(f"device is {str(where)!r}; there are {', '.join(ARENAS)}")
     kind = stand_ins(placement or default_placement(where, budget), where, budget)[0]
-    return _Arenas(rule, found, state_format, kind, where, budget).estimate(host_access, rates or ASSUMED)
+    rates = rates or Affordable().load(budget) or (ASSUMED_CPU if where.type == "cpu" else ASSUMED)
+    if budget.seconds is not None:
+        way = host_access if host_access in kind.ways else kind.ways[0]
+        budget = Budget.leaving(Affordable(rates)(budget, where, kind, way))
+    return _Arenas(rule, found, state_format, kind, where, budget).estimate(host_access, rates)
 
 
 def _dtype(given: torch.dtype | str | None) -> torch.dtype | None:

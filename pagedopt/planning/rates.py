@@ -20,8 +20,10 @@ from typing import Any
 import torch
 
 from ..paging.pages import GRANULE
+from ..shown import Shown
 from ..system import driver, host, machine
 from ..system.state_file import state_folder
+from ..units import text_of_rate
 
 #: Bytes that cross the link in a sample: long enough that starting a copy does not show.
 SAMPLE = 256 << 20
@@ -37,8 +39,21 @@ LEAST_SAMPLES = 3
 Folder = str | os.PathLike[str]
 
 
+#: What each rate is of.
+WORDS = {
+    "device": "device memory, copy (read + written)",
+    "up": "link, host to device",
+    "down": "link, device to host",
+    "both": "link, both directions at once",
+    "in_place": "link, kernel on host memory in place (both ways)",
+    "ram": "host memory, changed in place (read + written)",
+    "file_read": "state folder, reading a file",
+    "file_write": "state folder, writing a file",
+}
+
+
 @dataclass(frozen=True)
-class Rates:
+class Rates(Shown):
     """Bytes a second of one machine; None: there is no such way here, or it was not measured.
 
     Attributes:
@@ -76,6 +91,15 @@ class Rates:
             good = value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
             if not good or (value is not None and not (math.isfinite(value) and value > 0)):
                 raise ValueError(f"rate {name} is {value!r}; it must be a number of bytes a second above 0, or None")
+
+    def facts(self) -> tuple[str, list[tuple[str, str]]]:
+        """See :class:`Shown`."""
+        known = [(text, text_of_rate(getattr(self, name))) for name, text in WORDS.items() if getattr(self, name)]
+        return f"rates of {self.machine}", known
+
+    def __str__(self) -> str:
+        title, rows = self.facts()
+        return "\n".join([title, *(f"  {name}: {text}" for name, text in rows)])
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, as :meth:`save` writes them."""
@@ -127,10 +151,16 @@ class Rates:
 #: Names of the rates.
 RATE_NAMES = tuple(f.name for f in fields(Rates) if f.name not in ("machine", "versions", "assumed"))
 
-#: For a machine nobody has measured.  Device and link: readings on one H200; host memory and disk: a round guess.
+#: For a machine nobody has measured and parameters on its GPU: readings on one H200.  (Host memory and disk: guesses.)
 ASSUMED = Rates(
     device=4.2e12, up=55.5e9, down=55.4e9, both=101.7e9, in_place=85.0e9, ram=20e9, file_read=2e9, file_write=1e9,
     machine="an NVIDIA H200 on PCIe 5.0 x16 (assumed: not measured here)", assumed=True,
+)  # fmt: skip
+
+#: The same for parameters on a CPU.
+ASSUMED_CPU = Rates(
+    ram=ASSUMED.ram, file_read=ASSUMED.file_read, file_write=ASSUMED.file_write,
+    machine="no machine: a round guess of RAM and disk (assumed: not measured here)", assumed=True,
 )  # fmt: skip
 
 

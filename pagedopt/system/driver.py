@@ -72,10 +72,14 @@ def bindings() -> ModuleType:
     try:
         from cuda.bindings import driver as module
     except ImportError as error:
-        raise RuntimeError(
-            "CUDA tensors need the package cuda-bindings: install pagedopt[cuda13] (or pagedopt[cuda12] with CUDA 12)"
-        ) from error
+        raise RuntimeError(f"CUDA tensors need the package cuda-bindings: {how_to_install()}") from error
     return module
+
+
+def how_to_install() -> str:
+    """The line that installs what CUDA tensors need, in the major version that torch was built for."""
+    major = int((torch.version.cuda or "13").partition(".")[0])
+    return f"pip install cupy-cuda{major}x 'cuda-bindings>={major},<{major + 1}'"
 
 
 def check(call: str, result: tuple[Any, ...], hint: str = "") -> Any:

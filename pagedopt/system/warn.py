@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Hashable
 
+from .log import log
+
 _said: set[Hashable] = set()
 
 
@@ -17,4 +19,5 @@ def warn_once(key: Hashable, text: str, stacklevel: int = 2) -> None:
     """
     if key not in _said:
         _said.add(key)
+        log.warning(text)
         warnings.warn(text, RuntimeWarning, stacklevel=stacklevel + 1)

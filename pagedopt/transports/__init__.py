@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from .transport import Argument as Argument
     from .transport import Lent as Lent
     from .transport import Transport as Transport
-
-__getattr__, __dir__, __all__ = attach(
-    __name__,
-    {
-        "..tables.layout": ("HostTable", "Span"),
-        ".by_value": ("HybridTransport", "StructTransport"),
-        ".ring": ("ManagedTransport", "MappedTransport", "MemcpyTransport"),
-        ".transport": ("Argument", "Lent", "Transport"),
-    },
-)
+else:  # a type checker would take any name for one of these
+    __getattr__, __dir__, __all__ = attach(
+        __name__,
+        {
+            "..tables.layout": ("HostTable", "Span"),
+            ".by_value": ("HybridTransport", "StructTransport"),
+            ".ring": ("ManagedTransport", "MappedTransport", "MemcpyTransport"),
+            ".transport": ("Argument", "Lent", "Transport"),
+        },
+    )

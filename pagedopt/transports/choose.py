@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import functools
 import warnings
-from typing import Any
+from typing import Any, Literal
 
 from ..system import driver
+from ..system.log import log
 from .by_value import HybridTransport, StructTransport
 from .pool import PooledTransport
 from .ring import ManagedTransport, MappedTransport, MemcpyTransport, RingTransport
 from .transport import Transport
 
 #: A name of those below, or any subclass of :class:`Transport`.
-Kind = str | type[Transport]
+Kind = Literal["managed", "memcpy", "struct", "hybrid", "mapped"] | type[Transport]
 
 TRANSPORTS: dict[str, type[Transport]] = {
     t.name: t for t in (ManagedTransport, MemcpyTransport, StructTransport, HybridTransport, MappedTransport)
@@ -104,9 +105,7 @@ def _working(name: str, device: int) -> str:
         except driver.CudaError as error:
             chosen, reason = stand_in, str(error)
     if reason:
-        warnings.warn(
-            f"cuda:{device} cannot use {name!r} pointer tables: {reason}. Using {chosen!r}; results are the same",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+        text = f"cuda:{device} cannot use {name!r} pointer tables: {reason}. Using {chosen!r}; results are the same"
+        log.warning(text)
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
     return chosen

@@ -201,6 +201,131 @@ def test_files_that_hold_no_rates_are_refused(
     assert "rates.json" in err
 
 
+def test_unknown_times_say_what_for_want_of(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """As of a laptop: `doctor --json > f; plan --rates f`."""
+    laptop = Rates(ram=1e10, file_read=1e9, machine="a laptop")
+    (tmp_path / "f").write_text(json.dumps({"rates": laptop.as_dict(), "problems": []}))
+    for options, lacking in [
+        ([], "no device, up, down, both, which parameters on cuda need"),
+        (["--host-access", "in_place"], "no device, in_place, which"),
+        (["--device", "cpu"], "no file_write, which parameters on cpu need"),
+    ]:
+        assert main(["plan", "--params", "1B", "--rates", str(tmp_path / "f"), *options]) == 0
+        out = capsys.readouterr().out
+        assert f"Times are unknown: these rates have {lacking}" in out
+        assert "unknown" in out
+    assert (
+        main(["plan", "--params", "1B", "--rates", str(tmp_path / "f"), "--device", "cpu", "--placement", "host"]) == 0
+    )
+    assert "unknown" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("width", [60, 70, 80])
+@pytest.mark.parametrize("options", [[], ["--my-step", "350 ms"], ["--device", "cpu"]], ids=str)
+def test_units_stay_on_narrow_terminals(
+    width: int, options: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    replace(HAND, file_read=1e9, file_write=1e9).save(tmp_path / "r.json")
+    monkeypatch.setattr(plan, "find_room", lambda _: {"device": 10**10, "host": 10**10, "file": 10**10})
+
+    def cells(width: int) -> list[str]:
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert main(["plan", "--params", "7B", "--rates", str(tmp_path / "r.json"), *options]) == 0
+        rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+        assert all(len(row) <= width for row in rows)
+        return sorted(word for row in rows for word in re.findall(r"[^\s│]+", row))
+
+    assert cells(width) == cells(300)
+
+
+def test_a_step_of_ones_own_is_compared_with(capsys: pytest.CaptureFixture[str], file: str) -> None:
+    assert main(["plan", "--params", "1B", "--my-step", "2 s", "--rates", file]) == 0
+    found = re.findall(r"\+([\d.]+) %", capsys.readouterr().out)
+    seconds = [row["seconds"] for row in planned(capsys, "--params", "1B", "--rates", file)["rows"]]
+    assert [float(n) for n in found] == [pytest.approx(50 * (s - seconds[-1]), rel=0.05, abs=0.5) for s in seconds]
+    assert main(["plan", "--params", "1B", "--my-step", "20 ms", "--rates", file]) == 0
+    assert f"×{1 + (seconds[0] - seconds[-1]) / 0.02:.0f} " in capsys.readouterr().out
+    for wrong in ("2", "0 ms", "soon", "-1 s"):
+        assert main(["plan", "--params", "1B", f"--my-step={wrong}"]) == 2
+        assert f"--my-step '{wrong}'; give a time" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_budgets_that_fit_are_named_and_do(
+    device: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    near, away = ("host", "file") if device == "cpu" else ("device", "host")
+    options = ["--params", "100M", "--device", device, "--rates", file]  # 400 MB, gradients, 800 MB of state
+    for room, expected in [
+        ({near: 10**10, away: 10**10}, "from 0MiB to all"),
+        ({near: 10**10, away: 0}, "from 76[34]MiB to all"),
+        ({near: 1_300_000_000, away: 500_000_000}, r"from (28\d|29\d|30\d)MiB to (4\d\d)MiB"),
+        ({near: 10**8, away: 10**10}, "none"),
+    ]:
+        monkeypatch.setattr(plan, "find_room", lambda _, room=room: room)
+        assert main(["plan", *options]) == 0
+        text = capsys.readouterr().out
+        assert re.search(f"Budgets that fit here, now: {expected}\\.", text), text
+        found = planned(capsys, *options)["fitting_budgets"]
+        assert (found is None) == (expected == "none")
+        for budget in found or ():
+            row = next(r for r in planned(capsys, *options, "--budget", str(budget))["rows"] if r["budget"] == budget)
+            assert row["fits"], (room, budget)
+        if found and found[1] < 800_000_000:
+            row = estimate("100M", device_budget=found[1] + 64 * 2**20, device=device, rates=HAND)
+            assert plan.short(row, room)
+
+
+def test_a_model_in_safetensors_is_read_by_its_header(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, file: str
+) -> None:
+    """Files as the format's description has them: no more than the header is there."""
+    shards = [
+        {"a": {"dtype": "BF16", "shape": [1000, 300], "data_offsets": [0, 600000]}, "__metadata__": {"format": "pt"}},
+        {
+            "b": {"dtype": "F32", "shape": [7], "data_offsets": [0, 28]},
+            "n": {"dtype": "I64", "shape": [], "data_offsets": [28, 36]},
+        },
+    ]
+    paths = []
+    for number, header in enumerate(shards):
+        text = json.dumps(header).encode()
+        paths.append(tmp_path / f"model-{number}.safetensors")
+        paths[-1].write_bytes(len(text).to_bytes(8, "little") + text)
+    (row, *_) = planned(capsys, "--model", *map(str, paths), "--rates", file)["rows"]
+    assert row["parameters"] == 300_008
+    assert row["param_bytes"] == 600_000 + 28 + 8
+    assert row["grad_bytes"] == 600_000 + 28  # integers are not trained
+    assert main(["plan", "--model", str(paths[0]), "--rates", file]) == 0
+    assert "300 k parameters in their own dtype" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"short",
+        b"\xff" * 8 + b"{}",
+        (2).to_bytes(8, "little") + b"[]",
+        (4).to_bytes(8, "little") + b"{{{{",
+        (12).to_bytes(8, "little") + b'{"a": "text"}'[:12],
+        (30).to_bytes(8, "little") + b'{"a":{"shape":[-1,2],"dtype":"F32"}}'[:36].ljust(40),
+        (42).to_bytes(8, "little") + b'{"a":{"shape":[1,2],"dtype":"NO_SUCH"}}'.ljust(42),
+        (42).to_bytes(8, "little") + b'{"a":{"shape":["x"],"dtype":"F32"}}'.ljust(42),
+    ],
+)
+def test_files_that_are_no_safetensors_are_refused(
+    content: bytes, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(content)
+    for where in (path, tmp_path / "missing", tmp_path):
+        assert main(["plan", "--model", str(where)]) == 2
+        err = capsys.readouterr().err
+        assert err.startswith(f"pagedopt plan: --model {where}: ")
+        assert err.count("\n") == 1
+
+
 def test_it_wants_to_know_what_to_train(capsys: pytest.CaptureFixture[str]) -> None:
     for options in ([], ["--params", "1B", "--size", "gpt2"]):
         with pytest.raises(SystemExit) as stopped:

@@ -374,9 +374,12 @@ def test_names_take_dashes_and_unknown_ones_name_those_there_are(capsys: pytest.
     with pytest.raises(SystemExit) as ended:
         command(["close-to-a-copy", "--help"])
     assert ended.value.code == 0
-    assert "python -m experiments fused_step" in capsys.readouterr().out
+    out = " ".join(capsys.readouterr().out.split())
+    assert "python -m experiments fused_step" in out
+    assert "minutes on an H200: 3; GB of device memory: 90" in out
     assert command([]) == 0
     assert "step_profile" in capsys.readouterr().out
+    assert all(experiment.takes for experiment in question.every())
 
 
 def test_the_source_is_looked_at_before_anything_is_measured(

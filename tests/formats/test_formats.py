@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ast
+import copy
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import pagedopt
 from pagedopt.formats import FORMATS, Format
-from pagedopt.formats.floating import StateFormat, check_format
+from pagedopt.formats.floating import StateFormat, check_format, chosen_format
 
 STATES = ("exp_avg", "exp_avg_sq")
 
@@ -22,6 +24,36 @@ STATES = ("exp_avg", "exp_avg_sq")
 @pytest.mark.parametrize("states", [None, STATES, frozenset(STATES)])
 def test_formats_of_known_states_are_taken(state_format: StateFormat, states: tuple[str, ...] | None) -> None:
     check_format(state_format, states)
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [("fp32", "float32"), ("bf16", "bfloat16"), ("fp16", "float16"), ("half", "float16"), ("float", "float32"),
+     ("double", "float64"), ("fp64", "float64"), *((form.columns[0].dtype, name) for name, form in FORMATS.items())],
+    ids=str,
+)  # fmt: skip
+def test_dtypes_and_short_names_are_formats_too(given: Any, name: str) -> None:
+    for said, key in ((given, given), ({"exp_avg": given}, given)):
+        check_format(said, STATES)
+        assert chosen_format(said, "exp_avg") is FORMATS[name], key
+    net = torch.nn.Linear(3, 2)
+    one, other = (pagedopt.PagedAdamW(net.parameters(), state_format=form) for form in (given, name))
+    net(torch.ones(1, 3)).sum().backward()
+    for optimizer in (one, other):
+        optimizer.step()
+    assert (
+        one.state[net.weight]["exp_avg"].dtype
+        is other.state[net.weight]["exp_avg"].dtype
+        is FORMATS[name].columns[0].dtype
+    )
+    assert copy.deepcopy(one).state_format == given
+    assert pagedopt.estimate([(5, 5)], state_format=given) == pagedopt.estimate([(5, 5)], state_format=name)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.complex64, torch.float8_e4m3fn])
+def test_dtypes_that_state_cannot_have_are_refused(dtype: torch.dtype) -> None:
+    with pytest.raises(ValueError, match=f"state_format is {dtype}; there are float32"):
+        check_format(dtype)
 
 
 @pytest.mark.parametrize("states", [None, STATES])

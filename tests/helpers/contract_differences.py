@@ -169,7 +169,15 @@ _CHECKPOINTS = (
     ),
 )  # fmt: skip
 
-DIFFERENCES: tuple[Difference, ...] = (*_TENSORS, *_HYPERPARAMETERS, *_LOOPS, *_CHECKPOINTS)
+#: What it says of itself.
+_TEXTS = (
+    Difference(
+        "beyond", "its text", "*",
+        "torch's text, and behind the groups a line on state: bytes by place, the placement and the budget.",
+    ),
+)  # fmt: skip
+
+DIFFERENCES: tuple[Difference, ...] = (*_TENSORS, *_HYPERPARAMETERS, *_LOOPS, *_CHECKPOINTS, *_TEXTS)
 
 
 def listed(scenario: str, label: str, optimizer: str, device: str) -> Difference | None:

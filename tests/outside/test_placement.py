@@ -44,7 +44,7 @@ def test_it_serves_in_the_place_of_a_name() -> None:
     assert same(bits(opt, params), bits(file, others))
     assert opt.memory_report().placement == "small"
     assert opt.memory_report().by_place == file.memory_report().by_place
-    assert "optimizer state (small, budget 0.1 MiB)" in str(opt.memory_report())
+    assert "optimizer state (small, budget 97.7 KiB)" in str(opt.memory_report())
     for budget in ("all", 0, "75%", 70_000):
         opt.set_device_budget(budget)
         file.set_device_budget(budget)

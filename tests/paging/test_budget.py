@@ -42,6 +42,7 @@ BYTES = [
     ("9007199254740993", 2**53 + 1),  # a float would lose the last one
     ("1" + "0" * 400, 10**400),  # and could not hold this
 ]
+WHOLE = [(2.0, 2), (1.5e9, 1_500_000_000), (2e9, 2 * 10**9), (2.0**70, 2**70)]
 
 
 @pytest.mark.parametrize(("said", "nbytes"), BYTES)
@@ -52,6 +53,37 @@ def test_bytes_are_read(said: int | str, nbytes: int) -> None:
     assert budget.of(nbytes + 5) == budget.limit(3) == nbytes
     assert budget.of(nbytes // 2) == nbytes // 2
     assert budget.nothing == (nbytes == 0)
+
+
+@pytest.mark.parametrize(("said", "nbytes"), WHOLE)
+def test_whole_floats_above_one_are_bytes(said: float, nbytes: int) -> None:
+    assert Budget(said) == Budget(nbytes)
+    assert Budget(said).nbytes == nbytes
+    assert Budget(1.0).share == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [("20 ms", 0.02), ("20ms", 0.02), (" 1.5 s ", 1.5), ("300 µs", 3e-4), ("300us", 3e-4), ("2.s", 2.0)],
+)
+def test_times_are_read(said: str, seconds: float) -> None:
+    budget = Budget(said)
+    assert budget.seconds == pytest.approx(seconds)
+    assert (budget.nbytes, budget.share, budget.auto) == (None, None, False)
+    assert (budget.everything, budget.nothing) == (False, False)
+    assert budget.limit(7) is None
+    assert budget == eval(repr(budget)) != Budget("21 ms")
+    named = Budget(f"{said} by  my rates.json ")
+    assert (named.seconds, named.rates, budget.rates) == (budget.seconds, "my rates.json", None)
+    assert named != budget
+    with pytest.raises(ValueError, match=r"device_budget is '.*', which no total tells"):
+        budget.of(7)
+
+
+@pytest.mark.parametrize("said", ["0 ms", "0.0s"])
+def test_no_time_is_refused(said: str) -> None:
+    with pytest.raises(ValueError, match=f"device_budget is '{said}'; give a time above zero"):
+        Budget(said)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +125,7 @@ def test_all_and_auto() -> None:
     [
         (None, "all of the state"), ("all", "all of the state"), ("auto", "what the device can spare"),
         (0.25, "25% of the state"), ("12.5%", "12.5% of the state"), ("2GiB", "2.00 GiB"), (0, "0 B"),
+        ("20 ms", "what a step may take 20.0 ms longer for"),
     ],
 )  # fmt: skip
 def test_it_says_what_it_is_and_keeps_what_was_said(said: Given, words: str) -> None:
@@ -139,9 +172,8 @@ def test_a_text_that_may_be_meant_as_a_share_is_asked_back(said: str) -> None:
         Budget(said)
 
 
-@pytest.mark.parametrize("said", [2.0, 1.5, 1.5e9, 1.0000001, -0.5, -0.0001, math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("said", [1.5, 2.5e0, 1.0000001, -0.5, -1.0, -0.0001, math.nan, math.inf, -math.inf])
 def test_floats_beyond_a_share_are_refused(said: float) -> None:
-    """Whole ones too: half of what is free is whole every other time."""
     with pytest.raises(ValueError, match=r"a float is a share of the state, from 0 to 1; give bytes as an") as caught:
         Budget(said)
     assert f"device_budget is {said!r}" in str(caught.value)
@@ -162,7 +194,7 @@ def test_what_is_no_budget_is_refused() -> None:
         parse_bytes("x", "--ring")
 
 
-# ---- how a share divides ----
+# ---- how a share divides, and how much may be away ----
 
 LAYOUTS = st.lists(
     st.tuples(
@@ -203,3 +235,21 @@ def test_a_larger_share_keeps_what_a_smaller_one_keeps(layouts: list, one: float
     pages = pages_of(layouts)
     assert all(a <= b for a, b in zip(place(pages, small), place(pages, large), strict=True))
     assert place(pages, Budget(1.0)) == [len(sizes) for sizes in pages]
+
+
+@given(layouts=LAYOUTS, away=st.integers(0, 2_000_000))
+@settings(deadline=None, max_examples=60)
+def test_never_more_is_away_than_may_be_and_never_a_page_less(layouts: list, away: int) -> None:
+    pages = pages_of(layouts)
+    stay = place(pages, Budget.leaving(away))
+    gone = [int(sizes[count:].sum()) for sizes, count in zip(pages, stay, strict=True)]
+    assert sum(gone) <= away
+    left = away
+    for sizes, count, nbytes in zip(pages, stay, gone, strict=True):
+        left -= nbytes
+        assert count == 0 or int(sizes[count - 1]) > left  # the next page would be one too many
+    for first in range(len(pages)):  # what comes later takes nothing from those that are there
+        assert place(pages[:first], Budget.leaving(away)) == stay[:first]
+    total = sum(int(sizes.sum()) for sizes in pages)
+    assert Budget.leaving(away).of(total) == Budget.leaving(away).limit(total) == max(0, total - away)
+    assert not Budget.leaving(away).everything

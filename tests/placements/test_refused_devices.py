@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
+from paths import ROOT
 
 from pagedopt.optim.registry import OPTIMIZERS, Entry
 from pagedopt.paging.budget import Budget
@@ -26,6 +30,35 @@ def test_gpus_of_others_are_refused_whatever_torch_calls_them(monkeypatch: pytes
     store.check_device(torch.device("cpu"))
     with pytest.raises(ValueError, match="parameters are on cuda of ROCm; supported are"):
         store.check_device(torch.device("cuda"))
+
+
+SYSTEM = """
+import sys, torch, rich.console
+sys.platform = sys.argv[1]
+import pagedopt
+from pagedopt.commands.main import main
+try:
+    pagedopt.PagedAdamW
+except ImportError as error:
+    print(error)
+sys.exit(main(["plan", "--params", "1B"]))
+"""
+
+
+@pytest.mark.parametrize("name", ["win32", "darwin"])
+def test_systems_that_are_not_meant_are_refused_in_plain_words(name: str) -> None:
+    done = subprocess.run([sys.executable, "-c", SYSTEM, name], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    text = f"pagedopt needs Linux, and this is {name}"
+    assert done.stdout.startswith(text), done.stderr
+    assert done.stderr.startswith(f"pagedopt plan: {text}"), done.stderr
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "WSL 2" in done.stderr
+
+
+def test_the_table_in_the_readme_has_a_line_for_each() -> None:
+    text = (ROOT / "README.md").read_text()
+    for name in ("Linux, CPU", "Linux, NVIDIA GPU", "WSL 2", "Windows, macOS", "ROCm", "MPS", "XPU"):
+        assert f"\n| {name}" in text, name
 
 
 @pytest.mark.parametrize("entry", OPTIMIZERS, ids=lambda entry: entry.name)

@@ -12,7 +12,7 @@ import torch
 import pagedopt
 from pagedopt import Estimate, PagedAdamW, PagedSGD, Rates, estimate
 from pagedopt.paging.policy import SLOTS
-from pagedopt.planning.rates import ASSUMED
+from pagedopt.planning.rates import ASSUMED, ASSUMED_CPU
 from pagedopt.system import warn
 
 MIB = 1 << 20
@@ -170,6 +170,22 @@ def test_without_rates_those_of_an_h200_are_assumed_and_said_to_be() -> None:
     assert said.rates is ASSUMED
     assert "assumed" in str(said)
     assert "assumed" not in str(estimate(SHAPE, rates=replace(HAND, machine="mine")))
+
+
+def test_a_cpus_times_are_not_said_to_be_those_of_a_gpu() -> None:
+    for said in (estimate(SHAPE, device="cpu"), estimate(network(), device_budget=0)):
+        assert said.rates is ASSUMED_CPU
+        assert "no machine: a round guess of RAM and disk (assumed: not measured here)" in str(said)
+        assert "H200" not in str(said)
+        assert said.seconds is not None
+
+
+def test_an_estimate_says_which_rates_it_lacks() -> None:
+    lacking = replace(HAND, up=None, in_place=None)
+    assert estimate(SHAPE, device_budget=0, rates=lacking).unknown_rates == ("up",)
+    assert estimate(SHAPE, device_budget=0, host_access="in_place", rates=lacking).unknown_rates == ("in_place",)
+    assert estimate(SHAPE, rates=lacking).unknown_rates == ()
+    assert "they have no up" in str(estimate(SHAPE, device_budget=0, rates=lacking))
     # The reading for 268 million parameters, all state on the host, is 43.1 ms staged and 50.9 in place.
     for way, reading in (("staged", 43.1e-3), ("in_place", 50.9e-3)):
         assert estimate([(1 << 28,)], device_budget=0, host_access=way).seconds == pytest.approx(reading, rel=0.03)

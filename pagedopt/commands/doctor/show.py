@@ -10,18 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ...planning.rates import Rates
-from ...units import text_of_bytes, text_of_rate
-
-_RATES = {
-    "device": "device memory, copy (read + written)",
-    "up": "link, host to device",
-    "down": "link, device to host",
-    "both": "link, both directions at once",
-    "in_place": "link, kernel on host memory in place (both ways)",
-    "ram": "host memory, changed in place (read + written)",
-    "file_read": "state folder, reading a file",
-    "file_write": "state folder, writing a file",
-}
+from ...units import text_of_bytes
 
 
 def show(report: Mapping[str, Any], console: Console | None = None) -> None:
@@ -81,9 +70,8 @@ def rates(measured: Mapping[str, Any]) -> Table:
     found = Rates.from_dict(measured)
     table = Table("way", title="rates")
     table.add_column("", justify="right")
-    for name, text in _RATES.items():
-        if (value := getattr(found, name)) is not None:
-            table.add_row(text, text_of_rate(value))
+    for text, rate in found.facts()[1]:
+        table.add_row(text, rate)
     return table
 
 

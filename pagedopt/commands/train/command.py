@@ -70,7 +70,8 @@ def _add_state_arguments(state: argparse._ArgumentGroup) -> None:
         "--device-budget",
         metavar="BYTES",
         help="how much of it stays on the device (on a CPU: in RAM), as 2GiB, 500MB, 25%% or 0; the rest is spilled to "
-        "the host (on a CPU: to a file). all: nothing is spilled; auto: what the machine can spare; default: all",
+        "the host (on a CPU: to a file). '20 ms': as much is spilled as a step may take longer for; all: nothing is "
+        "spilled; auto: what the machine can spare; default: all",
     )
     state.add_argument(
         "--placement",

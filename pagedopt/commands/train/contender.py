@@ -31,9 +31,8 @@ def build_optimizer(kind: str, model: nn.Module, options: Options) -> torch.opti
     if kind == "paged":
         from ... import PagedAdamW
 
-        return PagedAdamW(
-            groups, lr=options.lr, betas=BETAS, placement=options.placement, device_budget=options.device_budget
-        )
+        placement: Any = options.placement  # a name that was checked
+        return PagedAdamW(groups, lr=options.lr, betas=BETAS, placement=placement, device_budget=options.device_budget)
     return torch.optim.AdamW(groups, lr=options.lr, betas=BETAS, fused=True)
 
 

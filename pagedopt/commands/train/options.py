@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict, dataclass
+import os
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 import torch
 
 from ...paging.budget import Budget
 from ...placements.choose import ARENAS, Arena, check_placement, default_placement
+from ...planning.affordable import Affordable
+from ...system import host
 from ...system.state_file import state_folder
 from ...units import text_of_bytes
 from ..device import pick_device
@@ -18,7 +23,9 @@ from .sizes import DEFAULT_SIZE, SIZES, Size, parameter_count
 
 OPTIMIZERS = {"both": ("paged", "torch"), "paged": ("paged",), "torch": ("torch",)}
 LEAST = {"batch": 1, "block": 1, "steps": 1, "threads": 1, "seed": 0, "checkpoint_every": 0, "lr": 0, "weight_decay": 0}
-LARGEST_SEED = 2**63 - 1  # of torch's generators
+MOST_THREADS = max(64, os.cpu_count() or 1)  # far more of them, and the libraries that start them crash
+MOST = {"seed": 2**63 - 1, "threads": MOST_THREADS}  # a seed of torch's generators
+CHOICES: dict[str, Mapping[str, Any]] = {"size": SIZES, "optimizer": OPTIMIZERS}
 EVERYTHING = "all"  # the --device-budget that is none; None stands for an option that was not given
 
 
@@ -70,7 +77,7 @@ MAY_CHANGE = ("threads", "checkpoint_every", "out", "placement", "device_budget"
 
 def resolve(args: argparse.Namespace) -> Options:
     """Check the options of a new run and fill in the defaults."""
-    check_ranges(args)
+    check_ranges(vars(args))
     device = pick_device(args.device)
     size = args.size or DEFAULT_SIZE[device.type]
     shape = SIZES[size]
@@ -93,14 +100,19 @@ def resolve(args: argparse.Namespace) -> Options:
         and args.device_budget in (None, EVERYTHING),
     }
     options = Options(**{**defaults, **given(args), "device": str(device)})
+    check_batch(options)
     check_state(options)
     return options
 
 
 def resolve_resumed(args: argparse.Namespace, saved: dict[str, Any]) -> Options:
     """Take a checkpoint's options; refuse any given beside --resume that would change the run."""
-    check_ranges(args)
+    check_ranges(vars(args))
     asked = given(args)
+    try:
+        check_saved({**saved, **asked} if isinstance(saved, dict) else saved)
+    except UsageError as error:
+        raise UsageError(f"--resume {args.resume}: wrong options in it: {error}") from error
     if "device" in asked:
         asked["device"] = str(pick_device(args.device))
     for name, value in asked.items():
@@ -112,6 +124,7 @@ def resolve_resumed(args: argparse.Namespace, saved: dict[str, Any]) -> Options:
             )
     pick_device(saved["device"])
     options = Options(**{**saved, "out": str(args.resume.parent), **asked})
+    check_batch(options)
     check_state(options)
     return options
 
@@ -125,15 +138,41 @@ def given(args: argparse.Namespace) -> dict[str, Any]:
     return passed
 
 
-def check_ranges(args: argparse.Namespace) -> None:
-    """Refuse numbers that mean nothing."""
+def check_ranges(values: Mapping[str, Any]) -> None:
+    """Refuse numbers that mean nothing, or more than the machine can do."""
     for name, least in LEAST.items():
-        value = getattr(args, name)
+        value, flag = values[name], "--" + name.replace("_", "-")
         if value is not None and not least <= value < float("inf"):
-            flag = "--" + name.replace("_", "-")
             raise UsageError(f"{flag} {value}: must be a number of at least {least}")
-    if args.seed is not None and args.seed > LARGEST_SEED:
-        raise UsageError(f"--seed {args.seed}: must be at most {LARGEST_SEED}")
+        if value is not None and value > MOST.get(name, value):
+            cores = f" here, where there are {os.cpu_count()} cores" if name == "threads" else ""
+            raise UsageError(f"{flag} {value}: must be at most {MOST[name]}{cores}")
+
+
+def check_batch(options: Options) -> None:
+    """Refuse a batch whose tokens alone do not fit into the host's memory, before the system kills who asks for it."""
+    needed, room = 3 * 8 * options.batch * (options.block + 1), host.available()  # indices, tokens, and a copy of them
+    if needed > room:
+        raise UsageError(
+            f"--batch {options.batch} of --block {options.block}: the tokens of one step take {text_of_bytes(needed)}, "
+            f"and {text_of_bytes(room)} are free; use a smaller one"
+        )
+
+
+def check_saved(saved: Any) -> None:
+    """Refuse options that no run can have had: a checkpoint may hold anything."""
+    if not isinstance(saved, dict):
+        raise UsageError(f"they are a {type(saved).__name__}, not a dict")
+    kinds = typing.get_type_hints(Options)
+    optional = {field.name for field in fields(Options) if field.default is not MISSING}
+    if wrong := sorted(map(str, saved.keys() ^ kinds.keys() - (optional - saved.keys()))):
+        raise UsageError(f"{', '.join(wrong)[:60]} should not be there, or is missing")
+    for name, value in saved.items():
+        if not isinstance(value, kinds[name]) or (isinstance(value, bool) and kinds[name] is not bool):
+            raise UsageError(f"{name} is a {type(value).__name__}, not {getattr(kinds[name], '__name__', kinds[name])}")
+        if name in CHOICES and value not in CHOICES[name]:
+            raise UsageError(f"{name} is none of {', '.join(CHOICES[name])}")
+    check_ranges(saved)
 
 
 def check_state(options: Options) -> None:
@@ -149,6 +188,7 @@ def check_state(options: Options) -> None:
         raise UsageError(f"{text}: for parameters on {device} there are {', '.join(sorted(known))}")
     try:
         budget = options.budget
+        Affordable().load(budget)
     except ValueError as error:
         raise UsageError(f"{text}: {error}") from error
     try:
@@ -170,7 +210,7 @@ def check_act(options: Options, kind: type[Arena], text: str) -> None:
     if not (kind.away and kind.keeps_budget):
         raise UsageError(f"{text}: no budget sends state of placement {kind.name} away; use another, or --no-spill")
     budget = options.budget
-    if not (budget.everything or budget.auto) and budget.of(options.state_bytes) == options.state_bytes:
+    if not (budget.everything or budget.measured) and budget.of(options.state_bytes) == options.state_bytes:
         size = text_of_bytes(options.state_bytes)
         raise UsageError(f"{text}: all state stays, it is {size}; use a smaller --device-budget, or --no-spill")
 

@@ -15,6 +15,7 @@ from rich.table import Table
 from ...system import machine
 from ...units import text_of_bytes
 from ..results import as_json, new_figure, spread
+from ..tables import FittingTable
 from .compare import TOLERANCE, Comparison, compare
 from .contender import Contender
 from .files import replacing
@@ -39,7 +40,7 @@ def report(options: Options, contenders: Sequence[Contender], validation: Sequen
     plotted = draw(out / "losses.png", contenders, comparison)
     console.print(verdict(comparison, contenders), highlight=False, soft_wrap=True)
     files = f"{out / 'losses.png'}, {out / RESULT}" if plotted else f"{out / RESULT}"
-    note = "" if plotted else " (no plot: matplotlib is not installed; pip install 'pagedopt[plots]')"
+    note = "" if plotted else " (no plot: matplotlib is not installed; pip install matplotlib)"
     console.print(f"written: {files}{note}", highlight=False, soft_wrap=True)
     finite = all(math.isfinite(loss) for contender in contenders for loss in contender.curve.losses)
     return 0 if finite and (comparison is None or comparison.agree) else 1
@@ -74,7 +75,7 @@ def text_of_places(places: Mapping[str, int]) -> str:
 
 def table(results: Sequence[dict[str, Any]]) -> Table:
     """The results side by side."""
-    shown = Table("optimizer")
+    shown = FittingTable("optimizer")
     for heading in ("train loss", "val loss", "tokens/s", "optimizer ms (p10 to p90)", "state"):
         shown.add_column(heading, justify="right")
     for result in results:

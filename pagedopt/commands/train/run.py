@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -14,6 +15,7 @@ from ..errors import UsageError
 from . import spill
 from .checkpoint import load_checkpoint, save_checkpoint
 from .contender import Contender
+from .contents import WrongContents, check_contents
 from .data import Corpus, load_corpus, sample_batch, to_device
 from .display import Display
 from .files import only_run
@@ -104,26 +106,37 @@ def start(args: argparse.Namespace, held: contextlib.ExitStack) -> Run:
     """Check the options and bring the run to where it starts; ``held`` keeps its folder from other runs."""
     saved = load_checkpoint(args.resume) if args.resume else None
     options = resolve_resumed(args, saved["options"]) if saved else resolve(args)
+    corpus = load_corpus(options.block)
+    if saved:
+        check_resumed(args.resume, saved, options, corpus)
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # events are recorded on the current device
     try:
         Path(options.out).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--out {options.out}: cannot be made a folder ({error.strerror})") from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"--out {options.out}: cannot be made a folder ({reason})") from error
     held.enter_context(only_run(Path(options.out)))
-    corpus = load_corpus(options.block)
-    if saved and saved["corpus"] != corpus.digest:
-        raise UsageError(
-            "the checkpoint was made with another version of Python, whose standard library is another text. "
-            "Resume with that Python, or start a new run."
-        )
     contenders = [Contender(kind, options) for kind in OPTIMIZERS[options.optimizer]]
     if saved:
         for contender in contenders:
             contender.load_state_dict(saved["contenders"][contender.kind])
     return Run(options, corpus, contenders, saved["step"] if saved else 0)
+
+
+def check_resumed(path: Path, saved: dict[str, Any], options: Options, corpus: Corpus) -> None:
+    """Refuse a checkpoint that the run cannot go on from, before anything is made."""
+    if not isinstance(saved["corpus"], str) or saved["corpus"] != corpus.digest:
+        raise UsageError(
+            "the checkpoint was made with another version of Python, whose standard library is another text. "
+            "Resume with that Python, or start a new run."
+        )
+    try:
+        check_contents(saved, options)
+    except WrongContents as error:
+        raise UsageError(f"--resume {path}: not a checkpoint of this run: {error}") from error
 
 
 def announce(run: Run, console: Console) -> None:

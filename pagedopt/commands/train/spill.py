@@ -15,6 +15,7 @@ from rich.table import Table
 from ...paging.budget import Budget
 from ...placements.choose import ARENAS, default_placement
 from ...units import text_of_bytes
+from ..tables import FittingTable
 from .compare import TOLERANCE, compare
 from .contender import Contender
 from .options import EVERYTHING, Options
@@ -49,6 +50,7 @@ def announcement(resident: Options, spilled: Options) -> str:
     budget = spilled.budget
     stays = "all of it" if budget.everything or budget.nothing else f"all but {budget}"
     stays = "what has no room there" if budget.auto else stays
+    stays = "what so much time affords" if budget.seconds is not None else stays
     away = AWAY[ARENAS[device][str(spilled.placement)].away or "host"]
     return (
         f"\nSecond act, spilling: {resident.steps} steps from the same start, once with PagedAdamW's state "
@@ -88,7 +90,7 @@ def summarize(contender: Contender) -> dict[str, Any]:
 def table(results: Sequence[dict[str, Any]]) -> Table:
     """The twins side by side; what the first has its state in is where room was to be saved."""
     near = next(iter(results[0]["state_bytes"]))
-    shown = Table("state")
+    shown = FittingTable("state")
     for heading in ("bytes", f"{near}, measured", "optimizer ms", "step ms", "last loss"):
         shown.add_column(heading, justify="right")
     for result in results:

@@ -129,7 +129,7 @@ def _check_entry(optimizer: Owner, member: Loaded) -> None:
             + ("; it was saved in another state_format, whose decoded_state_dict() any format loads" if other else "")
         )
     for name, value in member.entry.items():
-        if isinstance(value, torch.Tensor) and not _is_whole(value):
+        if isinstance(value, torch.Tensor) and not is_whole(value):
             raise ValueError(
                 f"loaded {name} of parameter {member.key} does not hold its values: it is a meta tensor, or its file "
                 "was cut off"
@@ -171,7 +171,7 @@ def _check_column(what: str, value: Any, of: Kept, p: torch.Tensor) -> None:
         raise ValueError(f"{what} is {found}; format {of.form.name!r} has {wanted[0]} {tuple(wanted[1])}")
 
 
-def _is_whole(tensor: torch.Tensor) -> bool:
+def is_whole(tensor: torch.Tensor) -> bool:
     """Whether every element lies inside of the tensor's memory."""
     if tensor.layout is not torch.strided:
         return True

@@ -1,0 +1,132 @@
+"""What a checkpoint must hold to be gone on from: all of it is looked at before anything is made or changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...optim.loading.check import is_whole
+from .contender import Curve, build_optimizer
+from .model import GPT
+from .options import EVERYTHING, OPTIMIZERS, Options
+from .schedule import learning_rate
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class WrongContents(ValueError):
+    """What a checkpoint holds is not what a run of its options saves; the message says where and what."""
+
+
+def check_contents(saved: Mapping[str, Any], options: Options) -> None:
+    """See that a checkpoint has all that the run of its options needs, of the right kinds and shapes.
+
+    Args:
+        saved: the checkpoint.
+        options: its own, checked.
+
+    Raises:
+        WrongContents: it has not.
+    """
+    step = saved["step"]
+    if type(step) is not int or not 0 <= step <= options.steps:
+        raise WrongContents(f"step is {_shown(step)}; it must be a number from 0 to {options.steps}")
+    _same_keys("contenders", saved["contenders"], OPTIMIZERS[options.optimizer])
+    with torch.device("meta"):
+        model = GPT(options.shape, options.block)
+    for kind, contender in saved["contenders"].items():
+        _same_keys(kind, contender, ("model", "optimizer", "curve"))
+        wanted = model.state_dict()
+        _same_keys(f"{kind}, model", contender["model"], wanted)
+        for name, value in contender["model"].items():
+            _check_tensor(f"{kind}, model, {name}", value, wanted[name])
+        _check_optimizer(f"{kind}, optimizer", contender["optimizer"], kind, model, options, step)
+        _check_curve(f"{kind}, curve", contender["curve"], step)
+
+
+def _check_optimizer(what: str, found: Any, kind: str, model: nn.Module, options: Options, step: int) -> None:
+    """Groups are those of a new optimizer but for the learning rate, which is that of the last step."""
+    _same_keys(what, found, ("state", "param_groups"))
+    home = dataclasses.replace(options, placement=None, device_budget=EVERYTHING)
+    fresh = build_optimizer(kind, nn.Linear(1, 1, device="cpu"), home).param_groups
+    parameters = list(model.parameters())
+    split = [[p for p in parameters if p.dim() >= 2], [p for p in parameters if p.dim() < 2]]
+    if not isinstance(found["param_groups"], list) or len(found["param_groups"]) != len(fresh):
+        raise WrongContents(f"{what}: there must be {len(fresh)} parameter groups")
+    rate = learning_rate(step - 1, options.steps, options.lr) if step else options.lr
+    first = 0
+    for number, (group, new, members) in enumerate(zip(found["param_groups"], fresh, split, strict=True)):
+        where = f"{what}, group {number}"
+        _same_keys(where, group, new)
+        wanted = {**new, "lr": rate, "params": list(range(first, first + len(members)))}
+        for name, value in group.items():
+            good = type(value) is float and math.isclose(value, rate) if name == "lr" else _same(value, wanted[name])
+            if not good:
+                raise WrongContents(f"{where}: {name} is {_shown(value)}, of the run it is {_shown(wanted[name])}")
+        first += len(members)
+    _same_keys(f"{what}, state", found["state"], range(first) if step else ())
+    for key, entry in found["state"].items():
+        where = f"{what}, state of parameter {key}"
+        _same_keys(where, entry, ("step", *MOMENTS))
+        _check_tensor(f"{where}, step", entry["step"], torch.empty((), device="meta"))
+        if entry["step"].item() != step:
+            raise WrongContents(f"{where}: step is {entry['step'].item():g}, the run was at {step}")
+        for name in MOMENTS:
+            _check_tensor(f"{where}, {name}", entry[name], [*split[0], *split[1]][key])
+
+
+def _check_curve(what: str, found: Any, step: int) -> None:
+    _same_keys(what, found, [field.name for field in dataclasses.fields(Curve)])
+    for name, values in found.items():
+        if not isinstance(values, list) or len(values) != step or not all(type(v) is float for v in values):
+            raise WrongContents(f"{what}: {name} must be {step} floats, one for each step")
+        if name != "losses" and not all(_is_time(v) for v in values):
+            raise WrongContents(f"{what}: {name} holds times below zero, or no numbers")
+
+
+def _same_keys(what: str, found: Any, wanted: Any) -> None:
+    """
+    Raises:
+        WrongContents: it is no dict, or has not just these keys.
+    """
+    if not isinstance(found, dict):
+        raise WrongContents(f"{what} is a {type(found).__name__}, not a dict")
+    for key in wanted:
+        if key not in found:
+            raise WrongContents(f"{what} has no {key}")
+    for key in found:
+        if key not in wanted or type(key) is not type(next(iter(wanted))):
+            raise WrongContents(f"{what} has {_shown(key)}, which no run of these options saves")
+
+
+def _check_tensor(what: str, value: Any, wanted: torch.Tensor) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise WrongContents(f"{what} is a {type(value).__name__}, not a tensor")
+    if (value.dtype, value.shape, value.layout) != (wanted.dtype, wanted.shape, wanted.layout):
+        shape, right = tuple(value.shape), tuple(wanted.shape)
+        raise WrongContents(f"{what} is {value.dtype} {shape} ({value.layout}), the model's is {wanted.dtype} {right}")
+    if not is_whole(value):
+        raise WrongContents(f"{what} does not hold its values")
+
+
+def _same(value: Any, wanted: Any) -> bool:
+    """Equal and of one type, inside of containers too; True is not 1."""
+    if isinstance(wanted, (list, tuple)):
+        return type(value) is type(wanted) and len(value) == len(wanted) and all(map(_same, value, wanted))
+    return type(value) is type(wanted) and bool(value == wanted)
+
+
+def _is_time(value: Any) -> bool:
+    return type(value) is float and math.isfinite(value) and value >= 0
+
+
+def _shown(value: Any) -> str:
+    """A value in a line."""
+    plain = value is None or isinstance(value, (bool, int, float, str, list, tuple))
+    text = " ".join((repr(value) if plain else f"a {type(value).__name__}").split())
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,244 @@
+"""An optimizer of ours beside torch's on somebody's own model, for a few steps that leave no trace."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+
+from ..units import text_of_bytes, text_of_seconds
+from .base import PagedOptimizer
+from .options import Options
+from .registry import OPTIMIZERS
+
+Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Shadow:
+    """What :func:`shadow` saw.  Each pair is torch's first.
+
+    Attributes:
+        names: of the two classes.
+        losses: of every step.
+        difference: the largest between the parameters of the two after the last step, as an absolute number; NaN if
+            either has become NaN.
+        where: the name of the parameter in which it is.
+        state_bytes: of state with the parameters (on their device; on a CPU in RAM), a ring of slots included.
+        seconds: of ``step()``, the median, the device waited for; the first step is left out where there are others.
+
+    Example:
+        >>> print(pagedopt.shadow(model, optimizer, itertools.islice(loader, 5), device_budget="50%"))
+    """
+
+    names: tuple[str, str]
+    losses: tuple[tuple[float, ...], tuple[float, ...]]
+    difference: float
+    where: str
+    state_bytes: tuple[int, int]
+    seconds: tuple[float, float]
+
+    @property
+    def saved_bytes(self) -> int:
+        """What ours leaves free of the memory in which the parameters are; below zero if it takes more."""
+        return self.state_bytes[0] - self.state_bytes[1]
+
+    def __str__(self) -> str:
+        (one, other), steps = self.names, len(self.losses[0])
+        losses = max(abs(a - b) for a, b in zip(*self.losses, strict=True))
+        bytes_ = " and ".join(text_of_bytes(n) for n in self.state_bytes)
+        times = " and ".join(text_of_seconds(s) for s in self.seconds)
+        return (
+            f"{one} and {other}, {steps} steps on the same batches:\n"
+            f"largest difference: {self.difference:.2g} of a parameter ({self.where}), {losses:.2g} of a loss\n"
+            f"state beside the parameters: {bytes_}, {text_of_bytes(abs(self.saved_bytes))} "
+            f"{'saved' if self.saved_bytes >= 0 else 'more'}\n"
+            f"a step: {times}"
+        )
+
+
+def shadow(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Iterable[Any],
+    *,
+    loss: Loss | None = None,
+    steps: int = 10,
+    **options: Unpack[Options],
+) -> Shadow:
+    """Train with torch's optimizer, and again from the same start with ours; then everything is as it was before.
+
+    The two run one after the other, each with state of its own that begins as a copy of ``optimizer``'s, so that the
+    device needs room for one such state beside what there is, and the host for two copies of the parameters.
+    Restored: parameters, gradients, buffers, modes and random numbers of torch, NumPy and Python; ``optimizer`` and its
+    state are never touched.  Batches that were taken from an iterator are gone.
+
+    Args:
+        optimizer: over the model's parameters: one of torch's of which there is a paged one, or a paged one.
+        batches: at most ``steps`` of them are used, each by both.
+        loss: of a model and a batch, a tensor of one element; None: ``model(**batch)`` of a dict, ``model(*batch)`` of
+            a tuple or list, else ``model(batch)``, and of what it returns ``loss`` if it has such a thing.
+        options: of ours (:class:`Options`), instead of those that a paged ``optimizer`` has.
+
+    Raises:
+        TypeError: there is no pair of optimizers, or no loss.
+        ValueError: there is no batch, or ``steps`` is below 1.
+    """
+    if steps < 1:
+        raise ValueError(f"steps is {steps}; it must be at least 1")
+    pair, ours = _pair(optimizer, options)
+    taken = list(itertools.islice(batches, steps))
+    if not taken:
+        raise ValueError("there is no batch in batches (an iterator that was used up gives none)")
+    seen, ends = [], []
+    with _restored(model, optimizer) as restart:
+        for kind, more in zip(pair, ({}, ours), strict=True):
+            restart()
+            twin = kind([dict(group) for group in optimizer.param_groups], **more)
+            plain = _plain(optimizer)
+            twin.load_state_dict(copy.deepcopy(plain) if kind is pair[0] else plain)  # torch's goes on in what it loads
+            del plain
+            for group, given in zip(twin.param_groups, optimizer.param_groups, strict=True):
+                group.update({**given, "params": group["params"]})  # loading into AdamW sets Adam's decay
+            seen.append(_train(model, twin, taken, loss or _loss))
+            ends.append({name: p.detach().cpu().clone() for name, p in _named(model, optimizer)})
+            del twin
+    difference, where = _largest(*ends)
+    (one, bytes_one, time_one), (other, bytes_other, time_other) = seen
+    names = (f"torch's {pair[0].__name__}", pair[1].__name__)
+    return Shadow(names, (one, other), difference, where, (bytes_one, bytes_other), (time_one, time_other))
+
+
+def _pair(optimizer: torch.optim.Optimizer, options: Options) -> tuple[tuple[Any, Any], Options]:
+    """torch's class and ours, and the options of ours."""
+    known = [(entry.torch, entry.optimizer) for entry in OPTIMIZERS]
+    for theirs, ours in known:
+        if theirs is None:
+            continue
+        if isinstance(optimizer, PagedOptimizer) and isinstance(optimizer, ours):
+            kept: Options = optimizer.__getstate__()["_options"]
+            return (theirs, type(optimizer)), {**kept, **options}
+        if type(optimizer) in (theirs, *(c for c in theirs.__mro__ if c.__name__ == "Adam")):
+            return (type(optimizer), ours), options
+    names = ", ".join(f"torch.optim.{theirs.__name__} or {ours.__name__}" for theirs, ours in known if theirs)
+    raise TypeError(f"optimizer is a {type(optimizer).__name__}, which has no counterpart; there are {names}")
+
+
+def _plain(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    return optimizer.decoded_state_dict() if isinstance(optimizer, PagedOptimizer) else optimizer.state_dict()
+
+
+def _named(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
+    """The parameters of an optimizer, by their names in the model."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    for number, p in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+        yield names.get(id(p), f"parameter {number}"), p
+
+
+def _loss(model: torch.nn.Module, batch: Any) -> Any:
+    """What most models do with a batch."""
+    if isinstance(batch, Mapping):
+        found = model(**batch)
+    else:
+        found = model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
+    return found.get("loss") if isinstance(found, Mapping) else getattr(found, "loss", found)
+
+
+def _train(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, batches: Sequence[Any], loss: Loss
+) -> tuple[tuple[float, ...], int, float]:
+    """Losses, bytes of state beside the parameters, and seconds of a step."""
+    losses, times = [], []
+    devices = {p.device for group in optimizer.param_groups for p in group["params"] if p.is_cuda}
+    with torch.enable_grad():
+        for batch in batches:
+            optimizer.zero_grad()
+            found = loss(model, batch)
+            if not isinstance(found, torch.Tensor) or found.numel() != 1:
+                what = f"a tensor of {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+                raise TypeError(f"the loss of a batch is {what}, not one number; give loss=, a function(model, batch)")
+            found.backward()
+            begin = _now(devices)
+            optimizer.step()
+            times.append(_now(devices) - begin)
+            losses.append(float(found.detach()))
+    return tuple(losses), _near_bytes(optimizer), statistics.median(times[1:] or times)
+
+
+def _now(devices: Iterable[torch.device]) -> float:
+    for device in devices:
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _near_bytes(optimizer: torch.optim.Optimizer) -> int:
+    near = "device" if any(p.is_cuda for group in optimizer.param_groups for p in group["params"]) else "host"
+    if isinstance(optimizer, PagedOptimizer):
+        report = optimizer.memory_report()
+        return report.by_place.get(near, 0) + report.ring
+    tensors = [t for entry in optimizer.state.values() for t in entry.values() if isinstance(t, torch.Tensor)]
+    return sum(t.nbytes for t in tensors if t.is_cuda == (near == "device"))
+
+
+def _largest(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> tuple[float, str]:
+    """The largest difference and where it is; NaN is larger than any."""
+    most, where = 0.0, next(iter(one))
+    for name, tensor in one.items():
+        if tensor.numel():
+            wide = torch.promote_types(tensor.dtype, torch.float64)
+            found = float((tensor.to(wide) - other[name].to(wide)).abs().max())
+            if not found <= most:
+                most, where = found, name
+                if most != most:
+                    break
+    return most, where
+
+
+@contextlib.contextmanager
+def _restored(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Callable[[], None]]:
+    """Puts the model back when the block ends, however it does, and whenever it is called.
+
+    Gradients are set aside.  Tensors stay the same objects, in the same memory.
+    """
+    tensors = {id(t): t for t in (*model.parameters(), *model.buffers(), *(p for _, p in _named(model, optimizer)))}
+    values = [(t, t.detach().cpu().clone()) for t in tensors.values()]
+    grads = [(t, t.grad) for t in tensors.values() if t.is_leaf]
+    modules = [(m, m.training, dict(m._buffers)) for m in model.modules()]
+    numbers = random.getstate(), np.random.get_state()
+
+    def restore() -> None:
+        with torch.no_grad():
+            for t, value in values:
+                t.copy_(value)
+        for t, _ in grads:
+            t.grad = None
+        for module, mode, buffers in modules:
+            module.training = mode
+            module._buffers.update(buffers)
+        random.setstate(numbers[0])
+        np.random.set_state(numbers[1])
+        torch.set_rng_state(generator)
+        if torch.cuda.is_initialized():
+            torch.cuda.set_rng_state_all(generators)
+
+    with torch.random.fork_rng():
+        generator = torch.get_rng_state()
+        generators = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        try:
+            yield restore
+        finally:
+            restore()
+            for t, grad in grads:
+                t.grad = grad
+
+
+__all__ = ["Loss", "Shadow", "shadow"]

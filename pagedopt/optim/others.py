@@ -1,0 +1,46 @@
+"""Names that other libraries have for what is here, and the line to write instead.  Nothing is imported for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_PAGED = "write pagedopt.{0}(params, …, device_budget='auto'), or bytes or a share that stays on the device"
+_PLAIN = "write pagedopt.{0}(params, …)"
+_EIGHT = (
+    "state in 8 bits is not there yet: pagedopt.{0}(params, …, state_format='bfloat16', device_budget='auto') takes 16 "
+    "and spills what has no room"
+)
+#: bitsandbytes' classes by how their names end.
+_ENDS = {"32bit": _PAGED, "8bit": _EIGHT, "": _PAGED}
+
+NAMES: dict[str, str] = {
+    **{f"Paged{kind}{end}": text.format(f"Paged{kind}")
+       for kind in ("AdamW", "SGD", "Lion") for end, text in _ENDS.items() if end},
+    **{f"{kind}{end}": (_EIGHT if end == "8bit" else _PLAIN).format(f"Paged{kind}")
+       for kind in ("AdamW", "SGD", "Lion") for end in _ENDS},
+    **{f"{paged}Adam{end}": text.format("PagedAdamW") + "; for Adam's decay set group['decoupled_weight_decay'] = False"
+       for paged in ("Paged", "") for end, text in _ENDS.items()},
+    "CPUOffloadOptimizer": "write pagedopt.PagedAdamW(params, …, device_budget=0): all state is on the host, and the "
+    "update still runs on the GPU",
+}  # fmt: skip
+
+OPTIONS: dict[str, str] = {
+    "optim_bits": "write state_format='float32' or 'bfloat16' (None: as the parameter); 8 bits are not there yet",
+    "is_paged": "leave it out: device_budget='auto' (or bytes, or a share) says what stays on the device",
+    "percentile_clipping": "it is not there: torch.nn.utils.clip_grad_norm_(model.parameters(), …) before step() clips",
+    "block_wise": "leave it out: it is of state in 8 bits, which is not there yet",
+    "min_8bit_size": "leave it out: it is of state in 8 bits, which is not there yet",
+    "offload_gradients": "it is not there: gradients stay where they are; device_budget=0 has all state on the host",
+    "minimal_size": "leave it out: small parameters are updated in the same launch as large ones",
+    "optimizer_class": "write pagedopt.PagedAdamW(params, …, device_budget=0) in place of the wrapper and its class",
+    "pin_memory": "leave it out: state on the host is page-locked",
+    "offload": "write device_budget=0: all state is on the host",
+}
+
+
+def hint(known: Mapping[str, str], name: str) -> str:
+    """What to write instead, as the end of a message; "" if the name is nobody's."""
+    return f": {known[name]}" if name in known else ""
+
+
+__all__ = ["NAMES", "OPTIONS", "hint"]

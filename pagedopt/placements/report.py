@@ -1,0 +1,64 @@
+"""Where the bytes of an optimizer's state are, as a value that can be shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..shown import Shown
+from ..units import text_of_bytes
+
+
+@dataclass(frozen=True)
+class MemoryReport(Shown):
+    """Where the bytes of optimizer state are.
+
+    ``torch.cuda.memory_allocated`` counts none of them but those of placement ``device``: the others are memory of the
+    driver, which torch's allocator does not know.  This report and ``nvidia-smi`` do.
+
+    Attributes:
+        by_place: bytes by where they should be: ``device``, ``host``, ``file``.
+        measured: the same as the driver or the operating system has it.
+        placement: by what means, e.g. ``mapped``; several are joined by ``+``.
+        budget: bytes that may stay on the device (for parameters on a CPU: in RAM), of a share those it comes to;
+            None: all, or not known before there is state.
+        ring: bytes of the device slots through which pages pass, those of other optimizers among them.
+
+    Example:
+        >>> report = optimizer.memory_report()
+        >>> report.by_place.get("host", 0)      # what has spilled
+    """
+
+    by_place: Mapping[str, int]
+    measured: Mapping[str, int]
+    placement: str
+    budget: int | None
+    ring: int
+
+    @property
+    def means(self) -> str:
+        """The placement, in the words of a report: a CPU has no device beside it."""
+        plain = self.placement == "device" and "device" not in self.by_place
+        return "ordinary memory" if plain and self.by_place else self.placement
+
+    def facts(self) -> tuple[str, list[tuple[str, str]]]:
+        """See :class:`Shown`."""
+        rows = [
+            (f"on {place}", f"{text_of_bytes(nbytes)} (measured {text_of_bytes(self.measured.get(place, 0))})")
+            for place, nbytes in self.by_place.items()
+        ]
+        rows.append(("placement", self.means))
+        if self.budget is not None:
+            rows.append(("budget", text_of_bytes(self.budget)))
+        if self.ring:
+            rows.append(("ring of slots", text_of_bytes(self.ring)))
+        return "optimizer state", rows
+
+    def __str__(self) -> str:
+        parts = [
+            f"{text_of_bytes(nbytes)} on {place} (measured {text_of_bytes(self.measured.get(place, 0))})"
+            for place, nbytes in self.by_place.items()
+        ]
+        budget = "" if self.budget is None else f", budget {text_of_bytes(self.budget)}"
+        ring = f", ring of {text_of_bytes(self.ring)}" if self.ring else ""
+        return f"optimizer state ({self.means}{budget}{ring}): " + (", ".join(parts) or "none yet")

@@ -1,0 +1,51 @@
+"""Shapes and dtypes of a model kept as ``.safetensors``, from the header of the file alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+#: Names of dtypes by those that the format has for them.
+DTYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
+    "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool", "C64": "complex64", "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+}  # fmt: skip
+#: Bytes of the longest header that the format allows.
+LONGEST = 100_000_000
+
+
+def read_parameters(path: str | os.PathLike[str]) -> list[torch.Tensor]:
+    """Every tensor of a file, on the meta device: nothing but its first bytes is read.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is no such file; the text begins with its name.
+    """
+    name = os.fspath(path)
+    with Path(path).open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= min(LONGEST, os.fstat(file.fileno()).st_size):
+            raise ValueError(f"{name}: no safetensors file (it does not begin with the length of a header)")
+        header = file.read(length)
+    try:
+        entries = json.loads(header)
+        return [_tensor(entry) for key, entry in entries.items() if key != "__metadata__"]
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, RecursionError) as error:
+        raise ValueError(
+            f"{name}: no safetensors file, or a damaged one (its header is not as it should be)"
+        ) from error
+
+
+def _tensor(entry: Any) -> torch.Tensor:
+    shape = entry["shape"]
+    if not all(type(size) is int for size in shape):
+        raise TypeError(f"shape {shape}")
+    return torch.empty(shape, dtype=getattr(torch, DTYPES[entry["dtype"]]), device="meta")
+
+
+__all__ = ["read_parameters"]

@@ -1,0 +1,221 @@
+"""`train --resume` of checkpoints that are well-formed and wrong: one line, exit status 2, and nothing changed."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pagedopt.commands.main import main
+from pagedopt.commands.train import contents, run
+from pagedopt.commands.train.checkpoint import CHECKSUM, FORMAT, load_checkpoint, save_checkpoint
+
+STEPS = 6
+Where = tuple[Any, ...]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of both optimizers, after its last step."""
+    out = tmp_path_factory.mktemp("saved")
+    options = ("--size", "tiny", "--device", "cpu", "--threads", "1", "--no-spill", "--steps", str(STEPS))
+    assert main(["train", *options, "--checkpoint-every", str(STEPS), "--out", str(out)]) == 0
+    content = load_checkpoint(out / "checkpoint.pt")
+    for contender in content["contenders"].values():
+        assert len(contender["curve"]["losses"]) == STEPS
+    return out / "checkpoint.pt"
+
+
+def fields(value: Any, where: Where = ()) -> Iterator[tuple[Where, Any]]:
+    """Every value of a checkpoint and where it is; of equal ones (parameters, losses, …) the first and the last."""
+    if where:
+        yield where, value
+    if isinstance(value, dict):
+        keys = list(value)
+        few = keys if len(keys) < 12 or "batch" in value or "lr" in value else [keys[0], keys[-1]]
+        for key in few:
+            yield from fields(value[key], (*where, key))
+    elif isinstance(value, list):
+        for index in sorted({0, len(value) - 1}) if value else ():
+            yield from fields(value[index], (*where, index))
+
+
+def wrong(where: Where, value: Any) -> Iterator[tuple[str, Any]]:
+    """What does not belong where ``value`` is."""
+    yield "a text", "no\nsuch thing"
+    yield "None", None
+    yield "a dict", {"no": "such"}
+    yield "a list", [[]]
+    yield "a tensor", torch.ones(2, 3)
+    yield "a huge number", 10**30
+    yield "below zero", -1
+    yield "not a number", math.nan
+    if isinstance(value, torch.Tensor):
+        yield "another shape", torch.zeros(*value.shape, 2)
+        yield "another dtype", value.double()
+        yield "no memory", value.to("meta") if value.numel() > 1 else value.to(torch.complex64)
+        yield "sparse", torch.zeros(max(value.shape or (1,)), dtype=value.dtype).to_sparse()
+    elif isinstance(value, list):
+        yield "one less", value[:-1]
+        yield "one twice", [*value, value[-1]]
+    elif isinstance(value, dict):
+        yield "one missing", dict(list(value.items())[1:])
+        yield "one more", {**value, "more": 1}
+        yield "another key", {f"not {key}": item for key, item in value.items()}
+
+
+def allowed(where: Where, value: Any, name: str, new: Any) -> bool:
+    """What a run could have saved there, or the next run overwrites."""
+    if where == ("options", "placement") and new is None:
+        return True
+    if where[-2:-1] == ("losses",) and name == "not a number":
+        return True  # training may have diverged
+    if where == ("options", "out") and isinstance(new, str):
+        return True  # the folder is that of the checkpoint
+    if where == ("options", "checkpoint_every") and name == "a huge number":
+        return True
+    return type(new) is type(value) and not isinstance(new, torch.Tensor) and new == value
+
+
+def put(content: Any, where: Where, new: Any) -> Any:
+    """A copy of ``content`` with ``new`` at ``where``."""
+    if not where:
+        return new
+    out = copy.copy(content)
+    out[where[0]] = put(content[where[0]], where[1:], new)
+    return out
+
+
+def refused(path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """Resume; returns what was said."""
+    before = {p.name: p.read_bytes() for p in path.parent.iterdir()}
+    threads = torch.get_num_threads()
+    capsys.readouterr()
+    code = main(["train", "--resume", str(path)])
+    out, error = capsys.readouterr()
+    assert code == 2
+    assert not out
+    assert error.count("\n") == 1, error
+    assert len(error) < 600, error
+    assert {p.name: p.read_bytes() for p in path.parent.iterdir()} == before
+    assert torch.get_num_threads() == threads
+    return error
+
+
+def test_every_field_and_every_wrong_content(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a right checksum, as of a program that saves something else: contents are looked at, one by one."""
+    monkeypatch.setattr(run, "load_corpus", once(run.load_corpus))
+    monkeypatch.setattr(contents, "GPT", once(contents.GPT))
+    content = load_checkpoint(saved)
+    path, count = tmp_path / "wrong.pt", 0
+    for where, value in fields(content):
+        if where == ("format",):
+            continue
+        for name, new in wrong(where, value):
+            if allowed(where, value, name, new):
+                continue
+            changed = put(content, where, new)
+            monkeypatch.setattr(run, "load_checkpoint", lambda path, changed=changed: changed)
+            try:
+                path.touch()
+                said = refused(path, capsys)
+            except BaseException as error:
+                error.add_note(f"{where}: {name}")
+                raise
+            assert "--" in said or "checkpoint" in said, said
+            count += 1
+    assert count > 1000
+
+
+def once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that remembers: reading the library and making models takes longest."""
+    known: dict[Any, Any] = {}
+
+    def call(*arguments: Any) -> Any:
+        if arguments not in known:
+            known[arguments] = function(*arguments)
+        return known[arguments]
+
+    return call
+
+
+@pytest.mark.parametrize("name", ["weight", "moment", "option", "loss", "step", "no checksum", "other format", "text"])
+def test_what_was_changed_in_the_file_is_noticed(
+    name: str, saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All of these have the right kinds and shapes: only the checksum can tell."""
+    content = torch.load(saved, weights_only=True)
+    contender = content["contenders"]["torch"]
+    if name == "weight":
+        contender["model"]["tokens.weight"][3, 5] += 1e-6
+    elif name == "moment":
+        contender["optimizer"]["state"][1]["exp_avg"].view(-1)[0].neg_()
+    elif name == "option":
+        content["options"]["seed"] += 1
+    elif name == "loss":
+        contender["curve"]["losses"][1] += 0.1
+    elif name == "step":
+        content["step"] -= 1
+    elif name == "no checksum":
+        del content[CHECKSUM]
+    elif name == "other format":
+        content["format"] = FORMAT + 1
+    else:
+        content[CHECKSUM] = torch.zeros(2)
+    path = tmp_path / "changed.pt"
+    torch.save(content, path)
+    said = refused(path, capsys)
+    assert ("this version reads" if name == "other format" else "checksum") in said
+
+
+def test_files_of_other_programs_are_refused_in_words(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = saved.read_bytes()
+    middle = len(whole) // 2
+    junk = {
+        "empty": b"",
+        "text": b"174812789\n",
+        "noise": bytes(range(256)) * 100,
+        "cut": whole[:-1000],
+        "flipped": whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :],
+        "pickle": b"\x80\x02K\x01.",
+    }
+    path = tmp_path / "junk.pt"
+    for name, content in junk.items():
+        path.write_bytes(content)
+        said = refused(path, capsys)
+        assert ("checksum" if name == "flipped" else "not a readable checkpoint") in said, said
+        assert "174812789" not in said
+        assert "weights_only" not in said
+    loop: list[Any] = []
+    loop.append(loop)
+    for value in ({"a": 1}, [1, 2], torch.ones(2), {**load_checkpoint(saved), "step": loop, CHECKSUM: ""}):
+        torch.save(value, path)
+        assert "checkpoint of this program" in (said := refused(path, capsys)) or "checksum" in said
+
+
+def test_what_is_saved_again_is_read_again(saved: Path, tmp_path: Path) -> None:
+    content = load_checkpoint(saved)
+    save_checkpoint(tmp_path / "again.pt", {**content, "step": torch.tensor(float("nan")).to(torch.bfloat16)})
+    assert load_checkpoint(tmp_path / "again.pt").keys() == content.keys()
+
+
+@pytest.mark.parametrize("number", [100000, 2**40, 0])
+def test_threads_no_machine_has_are_refused(number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--size", "tiny", "--threads", str(number), "--out", str(tmp_path / "out")]) == 2
+    assert f"--threads {number}: must be" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_batch_beyond_memory_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--size", "tiny", "--batch", str(10**11), "--out", str(tmp_path / "out")]) == 2
+    assert f"--batch {10**11} of --block 64: the tokens of one step take" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,157 @@
+"""What an optimizer says of its bytes: the note beside an out-of-memory error, and the log."""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pagedopt import PagedAdamW, PagedSGD, Rates
+from pagedopt.placements import FileArena
+from pagedopt.system import warn
+from pagedopt.units import parse_bytes
+
+HAND = Rates(ram=1e11, file_read=2e9, file_write=1e9, machine="a machine of mine")
+MIB = 1 << 20
+
+
+def stepped(kind: Any = PagedAdamW, **options: Any) -> Any:
+    """An optimizer with 48 MiB of state after its first step (of SGD with momentum half of that)."""
+    params = [torch.nn.Parameter(torch.ones(1 << 20)) for _ in range(6)]
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer = kind(params, **options)
+    optimizer.step()
+    return optimizer
+
+
+def noted(optimizer: Any, error: type[BaseException] = torch.OutOfMemoryError) -> str:
+    with pytest.raises(error) as caught, optimizer.guard():
+        raise error("CUDA out of memory. Tried to allocate 2.00 GiB")
+    assert str(caught.value).startswith("CUDA out of memory")
+    (note,) = caught.value.__notes__
+    return str(note)
+
+
+def test_the_note_says_what_happens_then(tmp_path: Path) -> None:
+    """By the optimizer itself, which does what the note says."""
+    HAND.save(tmp_path / "rates.json")
+    optimizer = stepped(device_budget=f"13 ms by {tmp_path}/rates.json")
+    here = optimizer.memory_report().by_place["host"]
+    found = re.fullmatch(
+        r"state holds (.*) here; device_budget='(.*)' frees (.*) and costs about (.*) ms a step "
+        r"\(rates of a machine of mine\): set_device_budget\('(.*)'\)",
+        noted(optimizer),
+    )
+    assert found
+    holds, budget, frees, ms, same = found.groups()
+    assert parse_bytes(holds) == pytest.approx(here, rel=0.01)
+    assert budget == same
+    optimizer.set_device_budget(budget)
+    left = optimizer.memory_report().by_place["host"]
+    assert parse_bytes(frees) == pytest.approx(here - left, rel=0.01)
+    away = optimizer.memory_report().by_place["file"]
+    assert float(ms) == pytest.approx(away * 1.5e-9 * 1e3, rel=0.1)
+
+
+def test_without_state_or_a_budget_it_says_when() -> None:
+    params = [torch.nn.Parameter(torch.ones(1 << 20)) for _ in range(6)]
+    fresh = noted(PagedAdamW(params))
+    assert fresh.startswith("state will hold 48.0 MiB here; device_budget='24MiB' frees 24.0 MiB")
+    assert "a round guess of RAM and disk (assumed" in fresh
+    assert fresh.endswith(", when the optimizer is made")
+    assert noted(stepped()).startswith("state holds 48.0 MiB here; device_budget='24MiB' frees 24.0 MiB")
+    assert noted(stepped(PagedSGD)) == "the optimizer's state will hold 0 B here: it is not what fills the memory"
+    assert "holds 0 B here" in noted(stepped(device_budget=0))
+
+
+def test_real_errors_and_others() -> None:
+    optimizer = stepped()
+    with pytest.raises(MemoryError) as caught, optimizer.guard():
+        np.empty(1 << 50)
+    assert "state holds 48.0 MiB" in caught.value.__notes__[0]
+    with pytest.raises(ValueError, match="not of memory") as other, optimizer.guard():
+        raise ValueError("not of memory")
+    assert not hasattr(other.value, "__notes__")
+    with optimizer.guard():
+        pass
+
+
+def test_whatever_goes_wrong_with_the_note_the_error_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = stepped()
+    monkeypatch.setattr(optimizer, "rule_of", lambda group: 1 // 0)
+    with pytest.raises(torch.OutOfMemoryError) as caught, optimizer.guard():
+        raise torch.OutOfMemoryError("first")
+    assert not hasattr(caught.value, "__notes__")
+
+
+# ---- the log ----
+
+
+def test_making_and_moving_state_is_told(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    HAND.save(tmp_path / "rates.json")
+    with caplog.at_level(logging.INFO, "pagedopt"):
+        optimizer = stepped(device_budget=f"36 ms by {tmp_path}/rates.json")
+        optimizer.set_device_budget("25%")
+        optimizer.spill()
+        optimizer.unspill()
+        optimizer.set_device_budget("all")
+    made, *moves = [record.getMessage() for record in caplog.records]
+    assert re.fullmatch(
+        r"PagedAdamW: state made \(device_budget 36 ms by .*rates.json\): .* MiB on host, .* MiB on file \(file\); "
+        r"a step now moves .* MiB to and from the file, about .* ms \(rates of a machine of mine\)", made
+    )  # fmt: skip
+    whys = ["set_device_budget('25%')", "spill()", "unspill()", "set_device_budget('all')"]
+    for said, why in zip(moves, whys, strict=True):
+        moved = re.match(rf"PagedAdamW: (\S+ MiB) moved \({re.escape(why)}\), waited \S+ [mµ]?s: ", said)
+        assert moved, said
+        assert 4 * MIB <= parse_bytes(moved[1]) <= 48 * MIB
+    assert "a step moves nothing" in moves[-1]
+
+
+def test_falling_back_is_a_warning_in_the_log_too(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warn, "_said", set())
+    with warnings.catch_warnings(), caplog.at_level(logging.WARNING, "pagedopt"):
+        warnings.simplefilter("ignore")
+        stepped(placement="mapped", device_budget="50%")
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "placement='mapped' on cpu: there is no GPU behind these parameters. State is kept in" in record.getMessage()
+
+
+def test_steps_say_nothing_and_nobody_need_listen(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    optimizer = stepped(device_budget="50%")
+    with caplog.at_level(logging.DEBUG, "pagedopt"):
+        for _ in range(3):
+            optimizer.step()
+    assert not caplog.records
+    optimizer.set_device_budget(0)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_move_that_fails_says_where_bytes_are(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    optimizer = stepped(device_budget="all", placement="file")
+    move = FileArena.move
+
+    def halfway(arena: FileArena, resident: int) -> None:
+        move(arena, resident + 2)
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(FileArena, "move", halfway)
+    with caplog.at_level(logging.INFO, "pagedopt"), pytest.raises(OSError, match="full"):
+        optimizer.set_device_budget(0)
+    (record,) = caplog.records
+    assert "moved (set_device_budget(0))" in record.getMessage()
+    assert f"{optimizer.memory_report().by_place['file'] / MIB:.1f} MiB on file" in record.getMessage()

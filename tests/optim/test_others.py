@@ -1,0 +1,52 @@
+"""Names of other libraries are answered with the line to write, which works."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import pagedopt
+from pagedopt.optim.others import NAMES, OPTIONS
+from pagedopt.optim.registry import OPTIMIZERS
+
+ASKED = ("PagedAdamW32bit", "PagedAdamW8bit", "PagedLion8bit", "AdamW8bit", "CPUOffloadOptimizer", "PagedAdam")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_class_of_theirs_is_answered_with_a_line_that_works(name: str) -> None:
+    with pytest.raises(AttributeError, match=rf"^module 'pagedopt' has no attribute '{name}': ") as caught:
+        getattr(pagedopt, name)
+    assert not hasattr(pagedopt, name)
+    text = str(caught.value)
+    assert ("not there yet" in text) == ("8bit" in name)
+    found = re.search(r"pagedopt\.(\w+)\(params, …(.*?)\)", text)
+    assert found
+    params = [torch.nn.Parameter(torch.ones(3))]
+    params[0].grad = torch.ones(3)
+    optimizer = eval(f"pagedopt.{found[1]}(params{found[2]})", {"pagedopt": pagedopt, "params": params})
+    optimizer.step()
+    assert (params[0] != 1).all()
+
+
+def test_those_that_people_look_for_are_there() -> None:
+    assert set(ASKED) <= set(NAMES)
+    assert not set(NAMES) & set(pagedopt.__all__)  # no class pretends
+
+
+def test_what_nobody_has_gets_no_hint() -> None:
+    with pytest.raises(AttributeError, match=r"^module 'pagedopt' has no attribute 'nosuch'$"):
+        _ = pagedopt.nosuch  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("entry", OPTIMIZERS, ids=lambda entry: entry.name)
+def test_an_option_of_theirs_is_answered_in_words(name: str, entry: object) -> None:
+    kind = entry.optimizer  # type: ignore[attr-defined]
+    params = [torch.nn.Parameter(torch.ones(3))]
+    text = rf"^{kind.__name__}\.__init__\(\) got an unexpected keyword argument '{name}': {re.escape(OPTIONS[name])}$"
+    with pytest.raises(TypeError, match=text):
+        kind(params, **{name: 8})
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'nosuch'$"):
+        kind(params, nosuch=8)

@@ -1,0 +1,96 @@
+"""How an optimizer and its reports show themselves: in units a person reads, on terminals and in notebooks."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from pagedopt import Estimate, MemoryReport, PagedAdamW, Rates, estimate
+from pagedopt.planning.rates import ASSUMED, WORDS
+
+GIB = 1 << 30
+REPORT = MemoryReport({"device": 2 * GIB, "host": 3 << 20}, {"device": 2 * GIB, "host": 0}, "mapped", 5 * GIB, 7 << 20)
+
+
+def optimizer(**options: Any) -> PagedAdamW:
+    p = torch.nn.Parameter(torch.ones(1 << 20))
+    p.grad = torch.ones_like(p)
+    made = PagedAdamW([p], **options)
+    made.step()
+    return made
+
+
+@pytest.mark.parametrize(
+    "shown", [REPORT, estimate("7B", device_budget="2GiB"), ASSUMED], ids=lambda s: type(s).__name__
+)
+def test_reports_are_tables_with_all_they_say(shown: Any) -> None:
+    title, facts = shown.facts()
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(shown)
+    html = shown._repr_html_()
+    for text in (title, *(text for fact in facts for text in fact)):
+        assert text in " ".join(captured.get().split())  # a title is as wide as its table
+        assert text in html
+    assert html.count("<tr>") == html.count("</td>") == len(facts)
+
+
+def test_what_is_html_or_markup_is_shown_as_it_is() -> None:
+    assert "&lt;b&gt;Mine" in estimate("1B", rates=Rates(device=1e12, machine="<b>Mine</b>"))._repr_html_()
+    odd = Rates(up=1e9, machine="[bold]<b>Mine</b>[/bold]")
+    assert "&lt;b&gt;Mine" in odd._repr_html_()
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(odd)
+    assert "[bold]<b>Mine</b>[/bold]" in captured.get()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [str(REPORT), str(estimate("70B", device_budget="9TiB")), str(estimate("7B", device="cpu")), str(ASSUMED),
+     str(estimate([(3, 3)])), repr(optimizer()), str(optimizer(device_budget="50%").memory_report())],
+)  # fmt: skip
+def test_numbers_are_in_units_that_a_person_reads(text: str) -> None:
+    assert not re.search(r"\d,\d{3}(\.\d+)? [KMG]?i?B\b", text)
+    assert re.search(r"\d ([KMGT]iB|[GT]B/s|B)\b", text)
+
+
+def test_a_report_names_every_place() -> None:
+    assert str(REPORT) == (
+        "optimizer state (mapped, budget 5.00 GiB, ring of 7.00 MiB): 2.00 GiB on device (measured 2.00 GiB), "
+        "3.00 MiB on host (measured 0 B)"
+    )
+    assert str(MemoryReport({}, {}, "device", None, 0)) == "optimizer state (device): none yet"
+
+
+def test_a_cpu_has_no_device() -> None:
+    for shown in (optimizer().memory_report(), estimate("1B", device="cpu")):
+        for text in (str(shown), shown._repr_html_()):
+            assert "ordinary memory" in text
+            assert not re.search(r"\bdevice\b", text)
+    assert isinstance(estimate("1B"), Estimate)
+    assert "ordinary" not in str(estimate("1B"))
+
+
+def test_an_optimizer_says_where_its_state_is() -> None:
+    p = torch.nn.Parameter(torch.ones(3))
+    theirs = repr(torch.optim.AdamW([p])).replace("AdamW", "PagedAdamW")
+    assert repr(PagedAdamW([p])) == f"{theirs[:-1]}state: none yet; placement none, device_budget all\n)"
+    assert repr(optimizer()).endswith("\nstate: 8.00 MiB on host; placement ordinary memory, device_budget all\n)")
+    made = optimizer(device_budget="50%")
+    found = re.search(
+        r"state: (\S+) MiB on host, (\S+) MiB on file; placement file, device_budget 50%\n\)$", repr(made)
+    )
+    assert found
+    assert float(found[1]) + float(found[2]) == pytest.approx(8, abs=0.3)
+    made.state[made.param_groups[0]["params"][0]]["exp_avg"] = torch.zeros(1 << 20)
+    assert "placement file+device" in repr(made)
+
+
+def test_words_of_rates_are_of_all_of_them() -> None:
+    assert all(getattr(ASSUMED, name) for name in WORDS)
+    assert set(WORDS) == set(ASSUMED.as_dict()["bytes_per_second"])

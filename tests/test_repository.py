@@ -1,0 +1,41 @@
+"""Files for those who work on the project say what is so."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+
+import pytest
+from paths import ROOT
+
+from pagedopt.commands.main import main
+
+
+def test_hooks_run_what_make_lint_runs() -> None:
+    """The same ruff, with the same options, and the same files as the whole."""
+    lint = re.search(r"^lint:.*?\n\n", (ROOT / "Makefile").read_text(), re.M | re.S)
+    assert lint
+    entries = re.findall(r"entry: \.venv/bin/python -m (ruff .*)", (ROOT / ".pre-commit-config.yaml").read_text())
+    assert entries == ["ruff check", "ruff format --check"]
+    for entry in entries:
+        assert f"$(PY) -m {entry} .\n" in lint[0]
+
+
+def test_editors_and_ruff_agree_on_lines() -> None:
+    ruff = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]
+    assert f"max_line_length = {ruff['line-length']}" in (ROOT / ".editorconfig").read_text()
+
+
+def test_what_the_issue_template_asks_for_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / ".github" / "ISSUE_TEMPLATE" / "problem.yml").read_text()
+    (command,) = re.findall(r"`pagedopt (doctor --json)`", text)
+    assert main([*command.split(), "--quick", "--device", "cpu"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert {"packages", "cards", "host", "placements"} <= report.keys()
+    assert "print(optimizer.memory_report())" in text
+
+
+def test_the_changelog_has_its_headings() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert re.findall(r"^### (\w+)$", text, re.M) == ["Added", "Changed", "Fixed"]

@@ -1,0 +1,99 @@
+"""Every block of Python that README.md and notes/migrating.md show, each in a process's worth of names of its own."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from paths import ROOT
+
+DATA = ROOT / "tests" / "helpers" / "data"
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
+
+
+def blocks(name: str) -> list[Any]:
+    text = (ROOT / name).read_text()
+    return [
+        pytest.param(name, found[1], id=f"{name}:{text[: found.start()].count(chr(10)) + 2}")
+        for found in BLOCK.finditer(text)
+    ]
+
+
+def trained(params: list[torch.nn.Parameter], **options: Any) -> torch.optim.Optimizer:
+    optimizer = torch.optim.AdamW(params, lr=0.01, **options)
+    for p in params:
+        p.grad = torch.randn_like(p)
+    optimizer.step()
+    return optimizer
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Checkpoints by the names that are read; torchao's as its ``state_dict`` makes it, from torch's AdamW inside."""
+    monkeypatch.chdir(tmp_path)
+    one = trained(list(torch.nn.Linear(64, 64).parameters())).state_dict()
+    paged = torch.load(DATA / "bitsandbytes.pt", weights_only=True)["paged"]["state_dict"]
+    theirs = {"state": {}, "param_groups": [{**paged["param_groups"][0], "params": [0, 1]}]}
+    for key, entry in one["state"].items():
+        inner = {**paged["state"][0]["__bnb_optimizer_quant_state__"]}
+        inner.update(state1=entry["exp_avg"], state2=entry["exp_avg_sq"])
+        theirs["state"][key] = {**paged["state"][0], "step": 1, "__bnb_optimizer_quant_state__": inner}
+    net = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Linear(128, 64))
+    parts = [[p] for p in net.parameters() if p.numel() >= 4096]
+    offloaded = [trained(part, fused=True).state_dict() for part in parts]
+    small = trained([p for p in net.parameters() if p.numel() < 4096], fused=True).state_dict()
+    content = {"torch": one, "bitsandbytes": theirs, "torchao": {"offloaded": offloaded, "on-device": small}}
+    for name, value in content.items():
+        torch.save(value, f"{name}.pt")
+    return copy.deepcopy(content)
+
+
+@pytest.mark.parametrize(("name", "text"), [*blocks("README.md"), *blocks("notes/migrating.md")])
+def test_it_runs_as_it_stands(name: str, text: str, files: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    here = Path("snippet.py")
+    here.write_text(text)  # a rule is read from its file
+    names: dict[str, Any] = {"__name__": "snippet"}
+    exec(compile(text, str(here.absolute()), "exec"), names)
+    optimizer = names.get("optimizer")
+    read = re.findall(r'torch\.load\("(\w+)\.pt"\)', text)
+    if read == ["torchao"]:
+        states = [names["optimizer"].state[p] for p in names["params"]]
+        large, small = (
+            [files["torchao"]["offloaded"][i]["state"][0] for i in (0, 1)],
+            files["torchao"]["on-device"]["state"],
+        )
+        expected = [large[0], small[0], large[1], small[1]]
+        assert all(torch.equal(a["exp_avg"], b["exp_avg"]) for a, b in zip(states, expected, strict=True))
+    elif read:
+        assert optimizer is not None
+        expected = files["torch"]["state"]
+        for i, p in enumerate(names["model"].parameters()):
+            assert torch.equal(optimizer.state[p]["exp_avg_sq"], expected[i]["exp_avg_sq"])
+            assert float(optimizer.state[p]["step"]) == 1
+    if "print(" in text:
+        assert capsys.readouterr().out.strip()
+
+
+def test_there_are_as_many_as_before() -> None:
+    assert len(blocks("README.md")) >= 3
+    assert len(blocks("notes/migrating.md")) == 4
+
+
+def test_names_that_are_answered_are_in_the_tables() -> None:
+    """What a table says not to write is answered by the program, too."""
+    import pagedopt
+    from pagedopt.optim.others import OPTIONS
+
+    table = (ROOT / "notes" / "migrating.md").read_text()
+    for name in ("optim_bits", "is_paged", "percentile_clipping", "block_wise", "min_8bit_size", "minimal_size",
+                 "offload_gradients"):  # fmt: skip
+        assert name in table
+        assert name in OPTIONS
+    for name in ("PagedAdamW32bit", "PagedAdamW8bit", "CPUOffloadOptimizer"):
+        assert name in table
+        with pytest.raises(AttributeError, match=r"write|not there yet"):
+            getattr(pagedopt, name)
