@@ -211,7 +211,7 @@ def _finish(experiment: Experiment, result: dict[str, Any], path: Path, out: Con
     written = [path, *(file for each, found in plots if (file := each.save(path, found)))]
     lines = list(result["left_out"])
     if plots and len(written) == 1:
-        lines.append("plots: there is nothing to draw, or no matplotlib; pip install matplotlib")
+        lines.append("plots: there is nothing to draw, or no matplotlib (pip install matplotlib)")
     for line in lines:
         out.print(f"left out: {line}", highlight=False, markup=False, soft_wrap=True)
     if verdicts:
