@@ -110,3 +110,17 @@ def test_names_beside_a_panel_do_not_lie_on_each_other() -> None:
     boxes = sorted((Text.get_window_extent(text) for text in axes.texts), key=lambda box: float(box.y0))
     assert all(low.y1 <= high.y0 for low, high in itertools.pairwise(boxes))
     assert min(box.x0 for box in boxes) > axes.get_window_extent().x1
+
+
+@needs_matplotlib
+@pytest.mark.long
+def test_pictures_are_drawn_as_they_would_be_today(tmp_path: Path) -> None:
+    """To the pixel, where this is the matplotlib that drew them."""
+    from matplotlib import __version__, image
+
+    for path, plot, rows in kept():
+        picture = plot.target(path)
+        if f"Matplotlib version{__version__}".encode() in picture.read_bytes():
+            again = plot.save(tmp_path / path.name, rows)
+            assert again
+            assert (image.imread(again) == image.imread(picture)).all(), f"{picture.name}: --draw, and look at it"
