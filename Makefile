@@ -24,7 +24,7 @@ help:  ## list the targets
 	@echo
 	@echo '  ARGS="…" goes to the training program, TEST_ARGS="…" to pytest, PIP_FLAGS="…" to pip,'
 	@echo '  VENV_FLAGS="…" to venv; PYTHON=… picks the interpreter (3.11 or newer), TORCH=… a version of torch.'
-	@echo '  With an NVIDIA GPU, set-up takes the CuPy and torch that its driver can run; README.md says how to overrule it.'
+	@echo '  With an NVIDIA GPU, set-up takes the CuPy and torch that its driver can run; notes/setup.md says how to overrule it.'
 	@echo '  Options of the training program: make train ARGS=--help'
 
 setup: $(READY)  ## create .venv and install into it (done by the other targets too)

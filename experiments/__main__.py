@@ -11,6 +11,7 @@ from pagedopt.commands.process import process
 
 def main(arguments: Sequence[str]) -> int:
     """``python -m experiments [NAME [OPTIONS]]``"""
+    from experiments import readme
     from experiments.harness import question
     from experiments.harness.main import main as run
     from experiments.lecture import page as lecture
@@ -22,11 +23,14 @@ def main(arguments: Sequence[str]) -> int:
             print(f"  {experiment.name:20} {experiment.title}")
             if takes := experiment.takes:
                 print(f"  {'':20} {takes}")
-        print(f"\n  {'lecture':20} write notes/lecture.md, what the lectures claim, from results that are kept")
+        print(f"\n  {'readme':20} fill README.md with what is kept, and draw its picture")
+        print(f"  {'lecture':20} write notes/lecture.md, what the lectures claim, from results that are kept")
         return 0
     name, *rest = arguments[0].replace("-", "_"), *arguments[1:]
     if name == "lecture":
         return lecture.main()
+    if name == "readme":
+        return readme.main()
     found = question.find(name)
     if found is None:
         names = ", ".join(experiment.name for experiment in question.every())

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import torch
 from rich.console import Console
 
-from experiments.harness import note, rows, show
+from experiments.harness import note, plot, rows, show
 from experiments.harness.machine import chosen_device, conditions, label
 from experiments.harness.question import Experiment, Question
 from experiments.harness.revision import HELP, ROOT, refuse, this_revision, words
@@ -54,6 +54,10 @@ def parse(experiment: Experiment, arguments: Sequence[str], part: str | None) ->
         help=f"measure nothing: put the tables of these results (default: a GPU's in --out, or in experiments/results)"
         f" into notes/{name}.md",
     )  # fmt: skip
+    parser.add_argument(
+        "--draw", nargs="?", type=Path, const=Path(), metavar="JSON",
+        help="measure nothing: draw the pictures of these results (default: as of --note) beside them",
+    )  # fmt: skip
     if len(names) > 1:
         parser.add_argument("--only", metavar="QUESTIONS", help=f"some of {','.join(names)}")
     for question in experiment.questions:
@@ -61,7 +65,7 @@ def parse(experiment: Experiment, arguments: Sequence[str], part: str | None) ->
     options = parser.parse_args(arguments)
     asked = getattr(options, "only", None) if part is None else part
     options.only = names if asked is None else chosen(parser, asked, names)
-    if options.note is None:
+    if options.note is None and options.draw is None:
         if options.quick and (options.keep or (options.out and options.out.resolve() == KEPT)):
             parser.error("--quick measures toys, which do not belong into experiments/results")
         options.out = options.out or (KEPT if options.keep else QUICK if options.quick else RUNS)
@@ -128,10 +132,8 @@ def main(experiment: Experiment, arguments: Sequence[str], part: str | None = No
         SystemExit: with status 2 and one line, if the options cannot be followed.
     """
     options = parse(experiment, arguments, part)
-    if options.note is not None:
-        named = None if options.note == Path() else options.note
-        print(f"filled: {note.fill_from(named, options.out or KEPT, experiment)}")
-        return 0
+    if options.note is not None or options.draw is not None:
+        return _of_kept(options, experiment)
     device = chosen_device(options.device)
     check_folder(options.out)
     path = options.out / f"{experiment.name}-{label(device)}.json"
@@ -152,6 +154,16 @@ def main(experiment: Experiment, arguments: Sequence[str], part: str | None = No
             if ended == INTERRUPTED:
                 break
     return max(code, _finish(experiment, result, path, out))
+
+
+def _of_kept(options: argparse.Namespace, experiment: Experiment) -> int:
+    """Make a note's tables, or pictures, of results that are there."""
+    folder = options.out or KEPT
+    for asked, make, said in ((options.note, note.fill_from, "filled"), (options.draw, plot.draw_from, "drawn")):
+        if asked is not None:
+            made = make(None if asked == Path() else asked, folder, experiment)
+            print(f"{said}: {', '.join(map(str, made if isinstance(made, list) else [made]))}")
+    return 0
 
 
 def _measure(experiment: Experiment, question: Question, run: Run, result: dict[str, Any], path: Path) -> int:
@@ -196,10 +208,8 @@ def _write(experiment: Experiment, result: dict[str, Any], path: Path) -> list[s
 def _finish(experiment: Experiment, result: dict[str, Any], path: Path, out: Console) -> int:
     """Write plots, print what was left out and the verdicts; 1 if a bar is missed in a real run, else 0."""
     verdicts = _write(experiment, result, path)
-    written = [path]
-    known = rows.of_questions(result, experiment)
-    plots = [(plot, known[q.name]) for q in experiment.questions if q.name in known for plot in q.listed("PLOTS")]
-    written += [file for plot, found in plots if (file := plot.save(path, found))]
+    plots = plot.of_results(result, experiment)
+    written = [path, *(file for each, found in plots if (file := each.save(path, found)))]
     lines = list(result["left_out"])
     if plots and len(written) == 1:
         lines.append("plots: there is nothing to draw, or no matplotlib (pip install matplotlib)")

@@ -92,10 +92,6 @@ def fill_from(results: Path | None, folder: Path, experiment: Experiment) -> Pat
         SystemExit: there are no results, or they are not of a commit (see :func:`check_source`), or no note.
     """
     path = results or newest(folder, experiment.name)
-    if path is None:
-        refuse(
-            f"no results {experiment.name}-*.json in {folder}: run the experiment first, or name a file after --note"
-        )
     result = read(path, experiment)
     check_source(result, path.name)
     note = NOTES / f"{experiment.name}.md"

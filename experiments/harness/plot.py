@@ -1,14 +1,36 @@
-"""Plots as values.  matplotlib is an extra: without it nothing is drawn, and that is said."""
+"""Plots as values.  matplotlib is an extra: without it nothing is drawn, and that is said.
+
+A picture is as wide as a page shows it, so that its letters stay legible; names stand at what they name, in its colour;
+an axis says so if it is logarithmic; bars begin at 0, stand in the order of their lengths and have their numbers inside
+the frame.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.rows import Rows
-from pagedopt.commands.results import new_figure
+from experiments.harness.question import Experiment
+from experiments.harness.revision import refuse
+from experiments.harness.rows import Rows, newest, of_questions, read
+from experiments.harness.show import number
+from pagedopt.commands.results import as_json, new_figure
+
+#: Colours that the colour-blind can tell apart (Okabe and Ito 2008), orange and purple dark enough for letters.
+BLUE, ORANGE, GREEN, RED, PURPLE, GRAY = "#0072B2", "#B37400", "#009E73", "#D55E00", "#AA5588", "#6E6E6E"
+#: What lines of one panel are told apart by, where they lie on each other, too.
+COLORS, MARKERS = (BLUE, ORANGE, GREEN, RED, PURPLE, GRAY, "black"), "osD^vXP"
+#: Inches, and dots in one of them: 800 pixels wide a letter of 9 points is 12 pixels high.
+PAGE, DPI = 8.0, 150
+LETTERS = 9.0
+#: Letters of a title that fit over one of two panels, and of a name that fit beside it.
+NARROW, SHORT = 30, 16
+#: Times so far apart are dots over a logarithmic axis: a bar has no length there.
+FAR_APART = 100.0
 
 
 @dataclass(frozen=True)
@@ -31,18 +53,64 @@ class Lines:
 
     def draw(self, axes: Any, rows: Rows) -> None:
         """Draw into a matplotlib Axes."""
-        for group in rows.where(**self.where).groups(self.each):
+        ends = []
+        for i, group in enumerate(rows.where(**self.where).groups(self.each)):
             points = sorted(((row[self.x], row[self.y]) for row in group if row[self.y]), key=lambda point: point[0])
             if points:
                 across = [n for n, _ in points]
-                low, middle, high = ([stats[k] for _, stats in points] for k in ("p10", "median", "p90"))
-                line = axes.plot(across, middle, marker="o", markersize=3, label=group[0][self.each])[0]
-                axes.fill_between(across, low, high, alpha=0.15, color=line.get_color())
-        axes.set(xscale="log", yscale="log", xlabel=self.label or self.x, ylabel="µs")
-        axes.set_title(self.title, fontsize="medium")
-        axes.grid(alpha=0.3, which="both")
-        if axes.lines:
-            axes.legend(fontsize="small")
+                middle = [stats["median"] for _, stats in points]
+                errors = spread([stats for _, stats in points])
+                axes.errorbar(across, middle, yerr=errors, linewidth=1.2, markersize=4.5, **look(i))
+                ends.append((across[-1], middle[-1], str(group[0][self.each]), look(i)["color"]))
+        axes.set(xscale="log", yscale="log", xlabel=f"{self.label or self.x} (log)", ylabel="µs (log)")
+        axes.set_title(textwrap.fill(self.title, NARROW), fontsize=LETTERS + 1)
+        axes.grid(alpha=0.3)
+        label_beside(axes, ends)
+
+
+def look(i: int) -> dict[str, str]:
+    """Colour and marker of the line ``i`` of a panel; a hollow marker shows what lies beneath it."""
+    return {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i % len(MARKERS)], "fillstyle": "none"}
+
+
+def spread(measured: Sequence[Mapping[str, float]], unit: float = 1.0) -> list[list[float]]:
+    """How far below and above their medians most of them lie."""
+    return [[abs(stats[end] - stats["median"]) / unit for stats in measured] for end in ("p10", "p90")]
+
+
+def bars(
+    axes: Any, shown: Sequence[tuple[str, float, str]], unit: str, errors: Sequence[Sequence[float]] | None = None
+) -> None:
+    """Horizontal bars (name, length, colour), the shortest on top, each with its number inside the frame.
+
+    Lengths far apart are dots over a logarithmic axis.
+
+    Args:
+        axes: of matplotlib.
+        shown: the bars.
+        unit: of their lengths.
+        errors: how far below and above each length most of the samples lie.
+    """
+    order = sorted(range(len(shown)), key=lambda i: shown[i][1])
+    names, lengths, colors = zip(*(shown[i] for i in order), strict=True)
+    whiskers = None if errors is None else [[side[i] for i in order] for side in errors]
+    at = range(len(order))
+    ends = lengths if whiskers is None else [sum(pair) for pair in zip(lengths, whiskers[1], strict=True)]
+    if min(lengths) > 0 and max(lengths) > FAR_APART * min(lengths):
+        axes.set_xscale("log")
+        axes.errorbar(lengths, at, xerr=whiskers, fmt="none", ecolor="black", elinewidth=0.8)
+        axes.scatter(lengths, at, color=colors, s=36, zorder=3)
+        axes.set_xlim(min(lengths) / 2, 8 * max(ends))
+        axes.grid(axis="x", alpha=0.3)
+        unit += " (log)"
+    else:
+        axes.barh(at, lengths, xerr=whiskers, color=colors, error_kw={"elinewidth": 0.8})
+        axes.set_xlim(0, 1.25 * max(ends))
+    for place, length, end in zip(at, lengths, ends, strict=True):
+        axes.annotate(number(length), (end, place), (5, 0), textcoords="offset points", va="center", fontsize=LETTERS)
+    axes.set_xlabel(unit)
+    axes.set_yticks(at, names, fontsize=LETTERS)
+    axes.set_ylim(len(order) - 0.4, -0.6)
 
 
 @dataclass(frozen=True)
@@ -66,32 +134,29 @@ class Horizontal:
         groups = list(rows.groups(*self.by))
         columns = 2 if len(groups) > 1 else 1
         high = -(-len(groups) // columns)
-        figure.set_size_inches(12, 1 + 2.8 * high)
-        places = figure.subplots(high, columns, squeeze=False).flat
+        most = [max(map(len, groups[i : i + columns])) for i in range(0, len(groups), columns)]
+        figure.set_size_inches(PAGE, sum(0.9 + 0.36 * count for count in most))
+        places = figure.subplots(high, columns, squeeze=False, height_ratios=[1 + count for count in most]).flat
         for axes in places[len(groups) :]:
             axes.set_axis_off()
         for axes, group in zip(places, groups, strict=False):
             self._panel(axes, group)
 
     def _panel(self, axes: Any, rows: Rows) -> None:
-        bars = [(row[self.y], row["gpu"] or row["wall"]) for row in rows if row[self.y] != self.line]
-        taken = [stats["median"] / 1e3 for _, stats in bars]
-        spread = [
-            [(stats["median"] - stats["p10"]) / 1e3 for _, stats in bars],
-            [(stats["p90"] - stats["median"]) / 1e3 for _, stats in bars],
+        known = [(str(row[self.y]), row["gpu"] or row["wall"]) for row in rows if row[self.y] != self.line]
+        shown = [
+            (textwrap.fill(name, 20), stats["median"] / 1e3, BLUE if name.startswith(self.ours) else GRAY)
+            for name, stats in known
         ]
-        names = [name for name, _ in bars]
-        colors = ["tab:blue" if name.startswith(self.ours) else "tab:gray" for name in names]
-        axes.barh(names, taken, xerr=spread, color=colors)
+        bars(axes, shown, "ms", spread([stats for _, stats in known], 1e3))
         floor = rows.number(lambda row: row["gpu"] or row["wall"], **{self.y: self.line})
         if floor is not None:
-            axes.axvline(floor / 1e3, color="tab:red", label=self.line)
-            axes.legend(fontsize="small")
-        if max(taken) > 30 * min(taken):
-            axes.set_xscale("log")
-        axes.invert_yaxis()
-        axes.set_title(", ".join(str(rows[0][name]) for name in self.by), fontsize="medium")
-        axes.set_xlabel("ms")
+            axes.axvline(floor / 1e3, color=RED, linestyle="--", linewidth=1)
+            axes.set_ylim(len(shown) + 0.2, -0.6)
+            said = f" {self.line}, {number(floor / 1e3)}"
+            axes.text(floor / 1e3, len(shown) - 0.1, said, color=RED, fontsize=LETTERS, va="center")
+        title = ", ".join(str(rows[0][name]) for name in self.by)
+        axes.set_title(textwrap.fill(title, NARROW), fontsize=LETTERS + 1)
 
 
 @dataclass(frozen=True)
@@ -100,7 +165,7 @@ class Plot:
 
     Attributes:
         name: in the file's name.
-        draw: into an empty matplotlib Figure, from rows; or panels, two beside each other.
+        draw: into an empty matplotlib Figure, from rows; or panels, two beside each other where names are short.
         where: only rows with these values; nothing is drawn where there are none.
     """
 
@@ -112,27 +177,43 @@ class Plot:
     def save(self, path: Path, rows: Rows) -> Path | None:
         """Draw to ``PATH-NAME.png``; returns the file, or None if there is nothing to draw or no matplotlib."""
         rows = rows.where(**self.where)
-        figure = new_figure(11, 7.5) if rows else None
+        figure = new_figure(PAGE, 5) if rows else None
         if figure is None:
             return None
+        self.onto(figure, rows)
+        return save(figure, self.target(path), rows)
+
+    def onto(self, figure: Any, rows: Rows) -> None:
+        """Draw into an empty matplotlib Figure."""
         if self.title:
-            figure.suptitle(self.title)
+            figure.suptitle(self.title, fontsize=LETTERS + 2)
         if callable(self.draw):
             self.draw(figure, rows)
         else:
-            places = figure.subplots(-(-len(self.draw) // 2), min(2, len(self.draw)), squeeze=False)
-            for axes, panel in zip(places.flat, self.draw, strict=False):
+            long = any(len(str(row[panel.each])) > SHORT for panel in self.draw for row in rows)
+            columns = 1 if long or len(self.draw) == 1 else 2
+            high = -(-len(self.draw) // columns)
+            figure.set_size_inches(PAGE, 0.4 + 3.2 * high)
+            for axes, panel in zip(figure.subplots(high, columns, squeeze=False).flat, self.draw, strict=False):
                 panel.draw(axes, rows)
-        target = path.with_name(f"{path.stem}-{self.name}.png")
-        figure.savefig(target, dpi=130)
-        return target
+
+    def target(self, path: Path) -> Path:
+        """The picture that belongs to a file of results."""
+        return path.with_name(f"{path.stem}-{self.name}.png")
 
 
-#: Colours that the colour-blind can tell apart (Okabe and Ito 2008), the orange dark enough for letters.
-BLUE, ORANGE, GREEN, RED, PURPLE, GRAY = "#0072B2", "#B37400", "#009E73", "#D55E00", "#CC79A7", "#6E6E6E"
+def save(figure: Any, target: Path, drawn: Any) -> Path:
+    """Write a picture that says of which values it is made (see :func:`digest`)."""
+    figure.savefig(target, dpi=DPI, metadata={"Source": digest(drawn)})
+    return target
 
 
-def label_beside(axes: Any, points: Sequence[tuple[float, float, str, str]], size: float = 9) -> None:
+def digest(drawn: Any) -> str:
+    """What a picture of these plain values bears, so that one of others is known to be stale."""
+    return hashlib.sha256(as_json(drawn).encode()).hexdigest()[:16]
+
+
+def label_beside(axes: Any, points: Sequence[tuple[float, float, str, str]], size: float = LETTERS) -> None:
     """Write names in a column to the right of the axes, each joined with its point; none lies on another.
 
     Args:
@@ -165,3 +246,22 @@ def spaced(wanted: Sequence[float], step: float, low: float = 0.0, high: float =
         found[i] = min(found[i], ceiling)
         ceiling = found[i] - step
     return found
+
+
+def of_results(result: Mapping[str, Any], experiment: Experiment) -> list[tuple[Plot, Rows]]:
+    """The pictures of what was measured, each with the rows that it is made of."""
+    known = of_questions(result, experiment)
+    return [(plot, known[q.name]) for q in experiment.questions if q.name in known for plot in q.listed("PLOTS")]
+
+
+def draw_from(results: Path | None, folder: Path, experiment: Experiment) -> list[Path]:
+    """Draw the pictures of a file of results, or else of the newest in a folder, beside it; returns them.
+
+    Raises:
+        SystemExit: there are no results, or no matplotlib.
+    """
+    path = results or newest(folder, experiment.name)
+    if new_figure(1, 1) is None:
+        refuse("there is no matplotlib: pip install matplotlib")
+    plots = of_results(read(path, experiment), experiment)
+    return [file for plot, found in plots if (file := plot.save(path, found))]

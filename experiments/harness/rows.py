@@ -182,9 +182,15 @@ def set_aside(path: Path) -> Path:
     return target
 
 
-def newest(folder: Path, name: str) -> Path | None:
-    """The results of an experiment in a folder: the newest of a GPU, or else of the CPU."""
+def newest(folder: Path, name: str) -> Path:
+    """The results of an experiment in a folder: the newest of a GPU, or else of the CPU.
+
+    Raises:
+        SystemExit: there are none.
+    """
     found: Sequence[Path] = sorted(
         folder.glob(f"{name}-*.json"), key=lambda path: (path.stem.endswith("-cpu"), -path.stat().st_mtime)
     )
-    return found[0] if found else None
+    if not found:
+        refuse(f"no results {name}-*.json in {folder}: run the experiment first, or name a file")
+    return found[0]

@@ -10,10 +10,11 @@ gradients and state.  Both step in the same rounds, over GPT-2's shapes.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
-from experiments.harness.plot import BLUE, GRAY, Plot
+from experiments.harness.plot import BLUE, GRAY, PAGE, Plot, bars
 from experiments.harness.rows import Row, Rows
 from experiments.harness.run import Run
 from experiments.harness.show import Bar, Table, number
@@ -100,20 +101,16 @@ def derive(rows: Rows) -> Rows:
     return found
 
 
-def draw(figure: object, rows: Rows) -> None:
-    """Shares of the copy, on and off 16 bytes beside each other, each bar with its number."""
-    figure.set_size_inches(7, 3.2)  # type: ignore[attr-defined]
-    axes = figure.subplots()  # type: ignore[attr-defined]
-    shown = [row for row in rows if row["optimizer"] != COPY]
-    names = [f"{row['optimizer']}, {row['where']}" for row in shown]
-    colors = [BLUE if row["optimizer"] == OURS else GRAY for row in shown]
-    bars = axes.barh(names, [row["share"] for row in shown], color=colors)
-    for bar, row in zip(bars, shown, strict=True):
-        bar.set_alpha(1.0 if row["where"] == ON else 0.55)
-    axes.bar_label(bars, [f"{row['share']:.0f} %" for row in shown], padding=3)
-    axes.invert_yaxis()
-    axes.margins(x=0.12)
-    axes.set_xlabel("share of a copy of the same bytes, %")
+def draw(figure: Any, rows: Rows) -> None:
+    """Shares of the copy, on and off 16 bytes, each bar with its number."""
+    figure.set_size_inches(PAGE, 3.2)
+    axes = figure.subplots()
+    shown = [
+        (f"{row['optimizer']}, {row['where']}", row["share"], BLUE if row["optimizer"] == OURS else GRAY)
+        for row in rows
+        if row["optimizer"] != COPY
+    ]
+    bars(axes, shown, "share of a copy of the same bytes, %")
 
 
 TABLES = [

@@ -19,7 +19,7 @@ import torch
 
 import pagedopt
 from experiments.harness.machine import chosen_device
-from experiments.harness.plot import BLUE, GRAY, PURPLE, Plot, label_beside
+from experiments.harness.plot import BLUE, GRAY, PAGE, PURPLE, Plot, label_beside
 from experiments.harness.rows import Row, Rows
 from experiments.harness.run import Run
 from experiments.harness.show import Bar, Table, console
@@ -157,13 +157,13 @@ def derive(rows: Rows) -> Rows:
 
 def draw(figure: Any, rows: Rows) -> None:
     """Lines against the share of the copy, every rung by its name."""
-    figure.set_size_inches(7.5, 4)
+    figure.set_size_inches(PAGE, 4)
     axes = figure.subplots()
     colors = {OURS: BLUE, ALONE: BLUE, TRITON: PURPLE, COMPILED: PURPLE}
     points = [(row["lines"], row["share"], row["case"], colors.get(row["case"], GRAY)) for row in rows if row["per"]]
     for x, y, name, color in points:
         axes.plot(x, y, "o" if name == OURS else "s", color=color, markersize=8)
-    axes.set(xscale="log", xlabel="lines written for this optimizer", ylabel="share of a copy, %", ylim=(0, 105))
+    axes.set(xscale="log", xlabel="lines written for this optimizer (log)", ylabel="share of a copy, %", ylim=(0, 105))
     axes.margins(x=0.15)
     axes.grid(alpha=0.3, which="both")
     label_beside(axes, points, size=10)

@@ -18,7 +18,7 @@ import torch
 
 from experiments.harness.columns import mib, ms
 from experiments.harness.machine import chosen_device
-from experiments.harness.plot import BLUE, GRAY, ORANGE, PURPLE, RED, Plot, label_beside
+from experiments.harness.plot import BLUE, GRAY, ORANGE, PAGE, PURPLE, RED, Plot, label_beside
 from experiments.harness.rows import Row, Rows
 from experiments.harness.run import Run
 from experiments.harness.show import Bar, Table, console
@@ -253,7 +253,7 @@ def color(name: str) -> str:
 def draw(figure: Any, rows: Rows) -> None:
     """Per work: time against bytes, both logarithmic, with the front (dotted: that of exact updates) and the bridge."""
     groups = [group for key in rows.values("key") if (group := Rows(r for r in rows.where(key=key) if r["need"]))]
-    figure.set_size_inches(8, 5.4 * len(groups))
+    figure.set_size_inches(PAGE, 5.4 * len(groups))
     for axes, group in zip(figure.subplots(len(groups), squeeze=False).flat, groups, strict=True):
         points = [(max(row["need"], 1024) / 2**20, row["best"] / 1e3, row) for row in group]
         for x, y, row in points:
@@ -264,7 +264,9 @@ def draw(figure: Any, rows: Rows) -> None:
             if front := sorted((x, y) for x, y, row in points if row[which]):
                 axes.step(*zip(*front, strict=True), where="post", color="black", linewidth=1, linestyle=line)
         axes.axvline(8 * group[0]["numel"] / 2**20, color=RED, linestyle="--", linewidth=1)
-        axes.set(xscale="log", yscale="log", xlabel="MiB of state and step on the device", ylabel="ms a step")
+        axes.set(
+            xscale="log", yscale="log", xlabel="MiB of state and step on the device (log)", ylabel="ms a step (log)"
+        )
         axes.margins(0.12)
         axes.set_title(f"{group[0]['work']} (dashed, the bridge: two moments in float32)", fontsize="medium")
         axes.grid(alpha=0.3, which="both")

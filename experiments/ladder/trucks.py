@@ -20,7 +20,7 @@ from torch.optim.adamw import adamw as functional
 
 from experiments.harness.child import only
 from experiments.harness.columns import mib
-from experiments.harness.plot import BLUE, GRAY, GREEN, RED, Plot, label_beside
+from experiments.harness.plot import BLUE, GRAY, GREEN, LETTERS, PAGE, RED, Plot, label_beside
 from experiments.harness.rows import Row, Rows
 from experiments.harness.run import Run
 from experiments.harness.show import Bar, Table, Text, number
@@ -225,7 +225,7 @@ COLORS = {FOREACH: GRAY, FUSED: GREEN, OURS: BLUE}
 
 def draw(figure: Any, rows: Rows) -> None:
     """Per work: time against b, and below it the bytes at the peak, with the bridge."""
-    figure.set_size_inches(8, 9)
+    figure.set_size_inches(PAGE, 9)
     groups = list(rows.groups("key"))
     places = figure.subplots(len(groups), 2, squeeze=False, sharex=True)
     for line, group in zip(places, groups, strict=True):
@@ -240,18 +240,20 @@ def draw(figure: Any, rows: Rows) -> None:
                 end.append((across[-1], up[-1], way, color))
         line[1].axhline(group[0]["bridge"] / 2**20, color=RED, linestyle="--")
         ends[1].append((max(group.values("size")), group[0]["bridge"] / 2**20, "bridge", RED))
-        line[0].set(xscale="log", yscale="log", ylabel="ms a step", title=f"{group[0]['work']}: {group[0]['key']}")
+        line[0].set(
+            xscale="log", yscale="log", ylabel="ms a step (log)", title=f"{group[0]['work']}: {group[0]['key']}"
+        )
         line[1].set_xscale("log")
         line[1].set_yscale("symlog", linthresh=0.01)
-        line[1].set_ylim(bottom=-0.005)
-        line[1].set(ylabel="MiB at the peak", title="besides parameters, gradients, state")
+        line[1].set_ylim(-0.005, 4 * max(end[1] for end in ends[1]))
+        line[1].set(ylabel="MiB at the peak (log, and 0)", title="besides parameters, gradients, state")
         for axes, end in zip(line, ends, strict=True):
             label_beside(axes, end)
     for axes in places.flat:
         axes.grid(alpha=0.3)
-        axes.set_xlabel("b, tensors in a truck")
+        axes.set_xlabel("b, tensors in a truck (log)")
         axes.set_xticks([1, 8, 64, 512], ["1", "8", "64", "512"], minor=False)
-        axes.title.set_fontsize("medium")
+        axes.title.set_fontsize(LETTERS + 1)
 
 
 TABLES = [

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from statistics import median
 from typing import Any
 
-from experiments.harness.plot import Plot
+from experiments.harness.plot import BLUE, ORANGE, PAGE, Plot
 from experiments.harness.rows import Row, Rows
 from experiments.harness.run import Run
 from experiments.harness.show import Table, Text, number
@@ -82,17 +82,18 @@ def sentence(rows: Rows) -> str:
 
 def draw(figure: Any, rows: Rows) -> None:
     """Gaps of traces as dots; what is measured without a profiler as a line."""
-    figure.set_size_inches(11, 5)
+    figure.set_size_inches(PAGE, 4)
     axes = figure.subplots()
     for row in rows.where(case=SPLIT):
         points = [tuple(map(float, point.split(","))) for point in row["points"].split()]
-        axes.scatter(*zip(*points, strict=True), s=8, alpha=0.4, color="tab:orange")
-    axes.text(0.97, 0.9, "gaps in traces", color="tab:orange", ha="right", transform=axes.transAxes, fontsize=13)
+        axes.scatter(*zip(*points, strict=True), s=10, alpha=0.5, color=ORANGE, linewidths=0)
+    said = [("dots: gaps in traces", ORANGE)]
     if line := [(row["each"], row["exposed"]) for row in rows.where(case=SPLIT) if row["each"]]:
-        axes.plot(*zip(*line, strict=True), color="tab:blue", marker="o")
-        said = "a call beyond its kernels, for each, nobody listening"
-        axes.text(0.97, 0.82, said, color="tab:blue", ha="right", transform=axes.transAxes, fontsize=13)
-    axes.set(xscale="log", xlabel="µs of the kernel before", ylabel="µs until the next")
+        axes.plot(*zip(*line, strict=True), color=BLUE, marker="o")
+        said.append(("line: a call beyond its kernels, for each, nobody listening", BLUE))
+    for at, (words, color) in enumerate(said):
+        axes.text(0.98, 0.94 - 0.07 * at, words, color=color, ha="right", va="center", transform=axes.transAxes)
+    axes.set(xscale="log", xlabel="µs of the kernel before (log)", ylabel="µs until the next")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
 

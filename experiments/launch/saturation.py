@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from experiments.harness.plot import Plot
+from experiments.harness.plot import BLUE, GRAY, LETTERS, ORANGE, PAGE, Plot
 from experiments.harness.rows import Row, Rows
 from experiments.harness.run import Run
 from experiments.harness.show import Grid, Text, number
@@ -93,26 +93,30 @@ def sentence(rows: Rows) -> str | None:
     return "\n".join(lines)
 
 
-COLORS = {SAME: "tab:blue", COLD: "tab:orange"}
+#: Colour and marker; where its name stands, seen from the curve, in points.
+LOOKS = {SAME: (BLUE, "o", (-8, 4), "right"), COLD: (ORANGE, "s", (8, -10), "left")}
 
 
 def draw(figure: Any, rows: Rows) -> None:
-    """GB/s against rows, a panel per operation, curves named in their colours."""
-    figure.set_size_inches(11, 5)
+    """GB/s against rows, a panel per operation, curves named at their ends."""
+    figure.set_size_inches(PAGE, 4)
     operations = list(rows.groups("operation"))
     panels = figure.subplots(1, len(operations), sharey=True, squeeze=False)[0]
     for axes, operation in zip(panels, operations, strict=True):
-        for height, group in zip((0.16, 0.06), operation.groups("where"), strict=False):
-            color = COLORS[group[0]["where"]]
-            axes.plot([row["rows"] for row in group], [row["rate"] for row in group], marker="o", color=color)
-            axes.text(0.97, height, group[0]["where"], color=color, ha="right", transform=axes.transAxes, fontsize=13)
+        for group in operation.groups("where"):
+            color, marker, beside, side = LOOKS[group[0]["where"]]
+            points = [(row["rows"], row["rate"]) for row in group]
+            axes.plot(*zip(*points, strict=True), marker=marker, color=color, fillstyle="none")
+            named = points[len(points) // 2]
+            axes.annotate(group[0]["where"], named, beside, textcoords="offset points", color=color, ha=side)
         for count, name in ((SLICE, "a slice"), (ALL, "all 16")):
-            axes.axvline(count, color="gray", linewidth=0.8)
-            axes.text(count, 1.0, name, ha="center", va="bottom", transform=axes.get_xaxis_transform())
-        axes.set(xscale="log", yscale="log", xlabel="rows of 256 floats")
-        axes.set_title(operation[0]["operation"], pad=18)
+            axes.axvline(count, color=GRAY, linewidth=0.8)
+            place = axes.get_xaxis_transform()
+            axes.text(count, 1.0, name, ha="center", va="bottom", transform=place, fontsize=LETTERS)
+        axes.set(xscale="log", yscale="log", xlabel="rows of 256 floats (log)")
+        axes.set_title(operation[0]["operation"], pad=18, fontsize=LETTERS + 1)
         axes.grid(alpha=0.3)
-    panels[0].set_ylabel("GB/s, read and written")
+    panels[0].set_ylabel("GB/s, read and written (log)")
 
 
 TABLES = [

@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from typing import Any
 
+from experiments.harness.plot import LETTERS, PAGE
 from experiments.harness.rows import Row, Rows
 from experiments.harness.time import Stats
 from experiments.works.trace import KERNEL, OPERATOR, Event, Trace, picture
@@ -68,11 +69,11 @@ def draw(figure: Any, rows: Rows) -> None:
     drawn = rows.where(drawn=True)
     if not drawn:
         return
-    figure.set_size_inches(11, 0.6 + 1.15 * len(drawn))
+    figure.set_size_inches(PAGE, 0.6 + 1.15 * len(drawn))
     panels = figure.subplots(len(drawn), 1, sharex=True, squeeze=False)[:, 0]
     for axes, row in zip(panels, drawn, strict=True):
         picture(axes, unpacked(row["trace"]))
-        axes.set_title(row["case"], loc="left", fontsize="medium", pad=2)
+        axes.set_title(row["case"], loc="left", fontsize=LETTERS + 1, pad=2)
         axes.set_xlabel("")
         axes.spines[["top", "right"]].set_visible(False)
     panels[-1].set_xlabel("µs (while the profiler listens)")

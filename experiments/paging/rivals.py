@@ -18,7 +18,7 @@ import torch
 
 from experiments.harness.child import Child
 from experiments.harness.columns import ms, spread_ms
-from experiments.harness.plot import Plot
+from experiments.harness.plot import BLUE, GRAY, GREEN, LETTERS, PAGE, Plot, bars, spread
 from experiments.harness.rows import Row, Rows
 from experiments.harness.run import Run
 from experiments.harness.show import Bar, Table, console
@@ -180,18 +180,15 @@ BARS = [
 
 def draw(figure: Any, rows: Rows) -> None:
     """Wall time of a step by contender."""
-    names = [f"{row['name']}: {row['what']}" for row in rows]
-    taken = [row["wall"]["median"] / 1e3 for row in rows]
-    spread = [[t - row["wall"]["p10"] / 1e3 for t, row in zip(taken, rows, strict=True)],
-              [row["wall"]["p90"] / 1e3 - t for t, row in zip(taken, rows, strict=True)]]  # fmt: skip
-    known = {FUSED: "tab:green", OURS: "tab:blue", OURS_IN_PLACE: "tab:blue"}
-    figure.set_size_inches(11, 1.5 + 0.42 * len(rows))
+    known = {FUSED: GREEN, OURS: BLUE, OURS_IN_PLACE: BLUE}
+    shown = [
+        (f"{row['name']}:\n{row['what']}", row["wall"]["median"] / 1e3, known.get(row["name"], GRAY)) for row in rows
+    ]
+    figure.set_size_inches(PAGE, 1.2 + 0.42 * len(rows))
     axes = figure.subplots()
-    drawn = axes.barh(names, taken, xerr=spread, color=[known.get(row["name"], "tab:gray") for row in rows])
-    axes.bar_label(drawn, [f" {t:,.1f}" for t in taken], fontsize="small")
-    axes.invert_yaxis()
-    axes.set_xlabel("ms a step, wall")
-    axes.set_title("268 M parameters; state on the host before and after, unless it says otherwise", fontsize="medium")
+    bars(axes, shown, "ms a step, wall", spread([row["wall"] for row in rows], 1e3))
+    title = f"{rows[0]['numel'] / 1e6:,.0f} M parameters; state on the host before and after, unless it says otherwise"
+    figure.suptitle(title, fontsize=LETTERS + 1)
 
 
 PLOTS = [Plot("rivals", draw)]

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 
 from experiments.harness.columns import gb
-from experiments.harness.plot import Plot
+from experiments.harness.plot import LETTERS, PAGE, Plot, label_beside, look
 from experiments.harness.rows import Row, Rows
 from experiments.harness.run import Run
 from experiments.harness.show import Bar, Table
@@ -364,15 +364,18 @@ BARS = [
 
 def draw(figure: Any, rows: Rows) -> None:
     """Every step of the loops."""
+    figure.set_size_inches(PAGE, 4)
     axes = figure.subplots()
-    for times in rows.groups("loop"):
+    peaks = []
+    for i, times in enumerate(rows.groups("loop")):
         shown = [(row["step"], row["ms"]) for row in times if row["step"] > WARM]
-        axes.plot(*zip(*shown, strict=True), marker=".", linewidth=1, label=times[0]["loop"])
-    axes.set(yscale="log", xlabel="step", ylabel="ms")
-    axes.grid(alpha=0.3, which="both")
-    axes.legend(fontsize="small")
-    figure.set_size_inches(11, 4.5)
-    axes.set_title("Every 20th batch needs more memory than is left beside the state", fontsize="medium")
+        axes.plot(*zip(*shown, strict=True), markersize=4, linewidth=0.8, **look(i))
+        last = max((step for step, ms in shown if ms > 2 * shown[0][1]), default=shown[-1][0])
+        peaks.append((last, dict(shown)[last], times[0]["loop"], look(i)["color"]))
+    axes.set(yscale="log", xlabel="step", ylabel="ms (log)")
+    axes.grid(alpha=0.3)
+    axes.set_title("Every 20th batch needs more memory than is left beside the state", fontsize=LETTERS + 1)
+    label_beside(axes, peaks)
 
 
 PLOTS = [Plot("spikes", draw, where={"kind": STEP})]

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from experiments.harness.columns import ms, percent
-from experiments.harness.plot import Plot
+from experiments.harness.plot import LETTERS, PAGE, Plot, label_beside, look
 from experiments.harness.rows import Row, Rows
 from experiments.harness.run import Run
 from experiments.harness.show import Bar, Grid, Table
@@ -302,28 +302,30 @@ BARS = [
 
 
 def draw(figure: Any, rows: Rows) -> None:
-    """A line per way over the share of state on the host, dashed the price of the bytes alone; right, ours closer."""
-    axes = figure.subplots(1, 2, width_ratios=[3, 2])
-    ours: list[float] = []
-    for times in rows.groups("way"):
-        points = sorted((row["away"], row["best"] / 1e3) for row in times)
-        for place in axes:
-            (line,) = place.plot(*zip(*points, strict=True), marker="o", markersize=4, label=times[0]["way"])
-        away, near = times.first(share=0.0), times.first(share=1.0)
-        if away and near:
-            ours += [row["best"] / 1e3 for row in times if row["gpu"]]
-        if away and near and len(points) > 2:
-            ends = [near["best"] / 1e3, (away["away"] * away["best"] + near["best"]) / 1e3]
-            for place in axes:
-                place.plot([0, away["away"]], ends, "--", color=line.get_color(), alpha=0.5, linewidth=1)
-    for place in axes:
-        place.set(xlabel="share of state on the host", ylabel="ms a step")
-        place.grid(alpha=0.3)
-        place.legend(fontsize="small")
-    axes[1].set_ylim(0, 1.1 * max(ours, default=1))
-    axes[1].set_title("the same without the driver's paging", fontsize="medium")
-    figure.set_size_inches(13, 5.5)
-    figure.suptitle("A step of AdamW over 268 M parameters, 2.1 GB of state; dashed: x · (all away) + (all near)")
+    """A line per way over the share of state on the host, dashed the price of the bytes alone; below, ours closer."""
+    figure.set_size_inches(PAGE, 8.5)
+    ways = list(rows.groups("way"))
+    ours = [times for times in ways if any(row["gpu"] for row in times)]
+    figure.suptitle(
+        "A step of AdamW over 268 M parameters, 2.1 GB of state\ndashed: share away · (all away) + (all near)",
+        fontsize=LETTERS + 1,
+    )
+    for axes, shown in zip(figure.subplots(2), (ways, ours), strict=True):
+        ends = []
+        for times in shown:
+            style = look(ways.index(times))
+            points = sorted((row["away"], row["best"] / 1e3) for row in times)
+            axes.plot(*zip(*points, strict=True), markersize=6, linewidth=1, **style)
+            ends.append((*points[-1], times[0]["way"], style["color"]))
+            away, near = times.first(share=0.0), times.first(share=1.0)
+            if away and near and len(points) > 2:
+                line = [near["best"] / 1e3, (away["away"] * away["best"] + near["best"]) / 1e3]
+                axes.plot([0, away["away"]], line, "--", color=style["color"], alpha=0.6, linewidth=0.8)
+        axes.set(xlabel="share of state on the host", ylabel="ms a step")
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+        label_beside(axes, ends)
+    figure.axes[1].set_title("the same without the driver's paging", fontsize=LETTERS + 1)
 
 
 PLOTS = [Plot("shares", draw, where={"kind": TIME, "case": STEP})]

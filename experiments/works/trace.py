@@ -24,6 +24,8 @@ from typing import Any
 
 import torch
 
+from experiments.harness.plot import BLUE, GRAY, ORANGE
+
 KERNEL, COPIES = "kernel", ("gpu_memcpy", "gpu_memset")
 #: Calls of the host, of the runtime and of the driver; the latter are Triton's and CuPy's.
 CALLS = ("cuda_runtime", "cuda_driver")
@@ -265,7 +267,7 @@ def counted(run: Callable[[], object], warmup: int = WARMUP) -> Counts:
 
 
 #: Lanes of a picture from top to bottom, with colours that the colour-blind can tell apart.
-LANES = (("operators", "tab:gray"), ("launches", "tab:orange"), ("GPU", "tab:blue"))
+LANES = (("operators", GRAY), ("launches", ORANGE), ("GPU", BLUE))
 
 
 def picture(axes: Any, trace: Trace, start: float | None = None) -> None:
@@ -283,7 +285,8 @@ def picture(axes: Any, trace: Trace, start: float | None = None) -> None:
     zero = min(event.start for event in drawn) if start is None else start
     for at, (name, color) in enumerate(LANES):
         bars = [(event.start - zero, max(event.length, 0.2)) for event in lanes[name]]
-        axes.broken_barh(bars, (-at - 0.3, 0.6), color=color, edgecolor="white", linewidth=0.3)
+        edge = "white" if name == "operators" else color  # what is launched must be seen, however short it is
+        axes.broken_barh(bars, (-at - 0.3, 0.6), color=color, edgecolor=edge, linewidth=0.4)
     started = {event.correlation: event for event in lanes["launches"]}
     for event in lanes["GPU"]:
         if (launch := started.get(event.correlation)) is not None:

@@ -53,6 +53,6 @@ def without_torch(error: ImportError, as_json: bool) -> int:
     """Say the one thing that can be said."""
     import json
 
-    problem = f"torch cannot be imported ({error}); `make setup` installs it, README.md says with which options"
+    problem = f"torch cannot be imported ({error}); `make setup` installs it, notes/setup.md says with which options"
     print(json.dumps({"problems": [problem]}) if as_json else f"problem: {problem}")
     return 1

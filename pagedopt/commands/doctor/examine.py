@@ -69,7 +69,7 @@ def notes(device: torch.device, packages: dict[str, str | None]) -> list[str]:
         if machine.driver_version() is None:
             out.append("no NVIDIA driver found: parameters on a CPU only")
         elif torch.version.cuda is None:
-            out.append(f"there is an NVIDIA driver, but torch {torch.__version__} is built without CUDA; see README.md")
+            out.append(f"there is an NVIDIA driver; torch {torch.__version__} is built without CUDA: notes/setup.md")
         else:
             out.append(f"there is an NVIDIA driver, but torch {torch.__version__} sees no GPU; is one visible?")
     elif device.type == "cpu":

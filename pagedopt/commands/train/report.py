@@ -134,9 +134,11 @@ def draw(path: Path, contenders: Sequence[Contender], comparison: Comparison | N
     styles: tuple[dict[str, Any], ...] = ({"linewidth": 4, "alpha": 0.4}, {"linewidth": 1, "color": "black"})
     for contender, style in zip(contenders, styles, strict=False):
         steps = range(1, len(contender.curve.losses) + 1)
-        axes[0].plot(steps, contender.curve.losses, label=contender.label, **style)
+        axes[0].plot(steps, contender.curve.losses, **style)
     axes[0].set_ylabel("training loss (nats per byte)")
-    axes[0].legend()
+    for at, (contender, width) in enumerate(zip(contenders, ("thick", "thin"), strict=False)):
+        label, color = f"{width}: {contender.label}", ("tab:blue", "black")[at]
+        axes[0].text(0.97, 0.93 - 0.08 * at, label, color=color, ha="right", va="center", transform=axes[0].transAxes)
     axes[0].grid(alpha=0.3)
     if comparison is not None:
         first, second = (contender.curve.losses for contender in contenders)

@@ -1,0 +1,126 @@
+"""Pictures that are kept: made of the results beside them, legible at 800 pixels, nothing on the curves."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pictures import made_of
+
+from experiments.harness import question
+from experiments.harness.main import KEPT, main
+from experiments.harness.plot import PAGE, Plot, bars, digest, label_beside, of_results
+from experiments.harness.rows import Rows, read
+from pagedopt.commands.results import new_figure
+
+needs_matplotlib = pytest.mark.skipif(new_figure(1, 1) is None, reason="matplotlib is not installed")
+
+
+def kept() -> Iterator[tuple[Path, Plot, Rows]]:
+    """Every plot of every file of results that is kept, with what it shows."""
+    for path in sorted(KEPT.glob("*.json")):
+        if found := question.find(path.name.partition("-")[0]):
+            for plot, rows in of_results(read(path, found[0]), found[0]):
+                if rows := rows.where(**plot.where):
+                    yield path, plot, rows
+
+
+def drawn(plot: Plot, rows: Rows) -> Any:
+    """Its figure."""
+    figure = new_figure(PAGE, 5)
+    plot.onto(figure, rows)
+    return figure
+
+
+def test_a_picture_is_made_of_the_rows_that_are_kept() -> None:
+    pictures = {plot.target(path): digest(rows) for path, plot, rows in kept()}
+    assert len(pictures) >= 13
+    stale = [path.name for path, wanted in pictures.items() if not path.exists() or made_of(path) != wanted]
+    assert not stale, "python -m experiments NAME --draw [JSON]"
+
+
+@needs_matplotlib
+def test_drawing_again_measures_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "in_16_bits-nvidia-h200.json"
+    path.write_text((KEPT / path.name).read_text())
+    found = question.find("in_16_bits")
+    assert found
+    assert main(found[0], ["--draw", str(path)]) == 0
+    picture = tmp_path / "in_16_bits-nvidia-h200-in-16-bits.png"
+    assert str(picture) in capsys.readouterr().out
+    assert made_of(picture) == made_of(KEPT / picture.name)
+    known = json.loads(path.read_text())
+    known["parts"]["in_16_bits"]["rows"][0]["wall"]["median"] *= 2
+    path.write_text(json.dumps(known))
+    main(found[0], ["--draw", str(path)])
+    assert made_of(picture) != made_of(KEPT / picture.name)
+
+
+@needs_matplotlib
+def test_pictures_have_no_legend_and_say_which_axes_are_logarithmic() -> None:
+    for path, plot, rows in kept():
+        figure = drawn(plot, rows)
+        assert figure.get_figwidth() == PAGE, (path, plot.name)
+        for axes in figure.axes:
+            assert axes.get_legend() is None, (path, plot.name)
+            for scale, label in (
+                (axes.get_xscale(), axes.get_xlabel()),
+                (axes.get_yscale(), axes.get_ylabel() or axes.figure.axes[0].get_ylabel()),
+            ):
+                assert ("(log" in label) is (scale in ("log", "symlog")), (path, plot.name, label)
+
+
+@needs_matplotlib
+@pytest.mark.parametrize(
+    ("lengths", "label"),
+    [((3.0, 1.0, 70.0), "ms"), ((3.0, 0.01, 70.0), "ms (log)")],
+    ids=["bars", "dots"],
+)
+def test_bars_are_sorted_and_their_numbers_stand_inside_the_frame(lengths: tuple[float, ...], label: str) -> None:
+    figure = new_figure(PAGE, 2)
+    axes = figure.subplots()
+    shown = [(name, length, "black") for name, length in zip("abc", lengths, strict=True)]
+    bars(axes, shown, "ms", [[0.0] * 3, [10.0] * 3])
+    figure.draw_without_rendering()
+    assert [name.get_text() for name in axes.get_yticklabels()] == ["b", "a", "c"]
+    heights = [axes.transData.transform((1, y))[1] for y in axes.get_yticks()]
+    assert heights == sorted(heights, reverse=True), "the shortest on top"
+    frame = axes.get_window_extent()
+    for text in axes.texts:
+        box = text.get_window_extent()
+        assert frame.x0 <= box.x0 <= box.x1 <= frame.x1
+        assert frame.y0 <= box.y0 <= box.y1 <= frame.y1
+    assert axes.get_xlabel() == label
+    assert bool(axes.patches) is (label == "ms"), "a bar has no length on a logarithmic axis"
+
+
+@needs_matplotlib
+def test_names_beside_a_panel_do_not_lie_on_each_other() -> None:
+    from matplotlib.text import Text
+
+    figure = new_figure(PAGE, 3)
+    axes = figure.subplots()
+    axes.plot([0, 1], [0, 1])
+    label_beside(axes, [(1, 0.5 + i / 1000, name, "black") for i, name in enumerate("abcd")])
+    figure.draw_without_rendering()
+    boxes = sorted((Text.get_window_extent(text) for text in axes.texts), key=lambda box: float(box.y0))
+    assert all(low.y1 <= high.y0 for low, high in itertools.pairwise(boxes))
+    assert min(box.x0 for box in boxes) > axes.get_window_extent().x1
+
+
+@needs_matplotlib
+@pytest.mark.long
+def test_pictures_are_drawn_as_they_would_be_today(tmp_path: Path) -> None:
+    """To the pixel, where this is the matplotlib that drew them."""
+    from matplotlib import __version__, image
+
+    for path, plot, rows in kept():
+        picture = plot.target(path)
+        if f"Matplotlib version{__version__}".encode() in picture.read_bytes():
+            again = plot.save(tmp_path / path.name, rows)
+            assert again
+            assert (image.imread(again) == image.imread(picture)).all(), f"{picture.name}: --draw, and look at it"

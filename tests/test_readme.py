@@ -1,0 +1,113 @@
+"""The front page: its figures come from results that are kept, its commands and links lead somewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from experiment_runs import emptied
+from paths import ROOT
+from pictures import made_of
+
+from experiments import readme
+from experiments.__main__ import main as experiments
+from experiments.harness.plot import digest
+from experiments.lecture.page import Results
+from pagedopt.commands.main import main
+
+PAGES = ["README.md", "notes/setup.md", "notes/migrating.md"]
+TEXT = (ROOT / "README.md").read_text()
+#: What was measured, in any of its units.
+FIGURE = re.compile(r"\d(?:[\d.,]*\d)? ?(?:ms|µs|seconds?|[GMT]i?B/s|%(?! of)| times\b|x faster|tokens)")
+
+
+def test_the_figures_come_out_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "README.md"
+    page.write_text(emptied(TEXT))
+    assert page.read_text() != TEXT
+    monkeypatch.setattr(readme, "README", page)
+    monkeypatch.setattr(readme, "PICTURE", tmp_path / "readme.png")
+    assert experiments(["readme"]) == 0
+    assert page.read_text() == TEXT, "python -m experiments readme"
+
+
+def test_the_picture_is_made_of_what_is_kept() -> None:
+    assert f"]({readme.PICTURE.relative_to(ROOT)})" in TEXT
+    assert made_of(readme.PICTURE) == digest(readme.budgets(Results())), "python -m experiments readme"
+
+
+def test_another_measurement_makes_another_page(tmp_path: Path) -> None:
+    kept = Results().folder
+    for name in ("paged_state", "fused_step"):
+        shutil.copy(kept / f"{name}-nvidia-h200.json", tmp_path)
+    path = tmp_path / "paged_state-nvidia-h200.json"
+    found = json.loads(path.read_text())
+    for row in found["parts"]["rivals"]["rows"]:
+        row["wall"] = {key: 2 * value for key, value in row["wall"].items()}
+    path.write_text(json.dumps(found))
+    before, after = (readme.blocks(results) for results in (Results(), Results(tmp_path)))
+    assert [name for name in before if before[name] != after[name]] == ["memory and time"]
+    assert digest(readme.budgets(Results(tmp_path))) != made_of(readme.PICTURE)
+
+
+def test_no_figure_stands_outside_of_what_is_filled() -> None:
+    """But for what a user writes, in code."""
+    text = re.sub(r"^```.*?^```|^    .*?$|`[^`\n]*`", "", emptied(TEXT), flags=re.M | re.S)
+    assert not FIGURE.findall(text)
+    assert FIGURE.findall("it is 16 % slower and takes 3.25 times as long"), "the pattern finds some"
+
+
+def test_what_is_said_of_bfloat16_is_so() -> None:
+    rows = readme.asked(Results(), "fused_step.close_to_a_copy")
+    ours, fused = (rows.number("gpu", key="gpt2-bf16", case=case) for case in ("PagedAdamW", "torch fused"))
+    assert "float32 its GPU time is the shorter one, too" in TEXT
+    assert ours is not None
+    assert fused is not None
+    assert fused < ours
+
+
+def test_plans_that_are_shown_are_made(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = re.findall(r"^    pagedopt (plan .*?)(?:  +#.*)?$", TEXT, re.M)
+    assert lines
+    for line in lines:
+        assert main(shlex.split(line)) == 0
+        assert "GiB" in capsys.readouterr().out
+
+
+def test_targets_that_are_named_are_there() -> None:
+    targets = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.M))
+    named = {name for page in PAGES for name in re.findall(r"make ([a-z][a-z-]*)", (ROOT / page).read_text())}
+    assert {"train", "test"} <= named <= targets
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    text = (ROOT / page).read_text()
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, anchor = target.partition("#")
+        file = (ROOT / page).parent / path if path else ROOT / page
+        assert file.exists(), target
+        if anchor:
+            heads = re.findall(r"^#+ (.*)$", file.read_text(), re.M)
+            known = {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+            assert anchor in known, target
+
+
+def test_the_first_screen_comes_first() -> None:
+    """Picture, install line, code, table, what for, with what, for what not; only then how it is built."""
+    wanted = [
+        "](experiments/results/readme.png)",
+        "pip install -e",
+        "```python",
+        "<!-- begin memory and time -->",
+        "| you have | use |",
+        "**It works with**",
+        "**It is not for**",
+        "## One command runs the main job",
+    ]
+    places = [TEXT.index(words) for words in wanted]
+    assert places == sorted(places)
