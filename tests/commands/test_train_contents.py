@@ -13,7 +13,7 @@ import torch
 
 from pagedopt.commands.main import main
 from pagedopt.commands.train import contents, run
-from pagedopt.commands.train.checkpoint import CHECKSUM, FORMAT, load_checkpoint, save_checkpoint
+from pagedopt.commands.train.checkpoint import BEFORE, CHECKSUM, FORMAT, checksum, load_checkpoint, save_checkpoint
 
 STEPS = 6
 Where = tuple[Any, ...]
@@ -173,6 +173,19 @@ def test_what_was_changed_in_the_file_is_noticed(
     torch.save(content, path)
     said = refused(path, capsys)
     assert ("this version reads" if name == "other format" else "checksum") in said
+
+
+def test_a_checkpoint_of_before_checksums_is_gone_on_from(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = torch.load(saved, weights_only=True)
+    del content[CHECKSUM]
+    path = tmp_path / "before.pt"
+    content["format"] = BEFORE
+    torch.save(content, path)
+    assert checksum(load_checkpoint(path)) == checksum(content)
+    torch.save({**content, "step": -1}, path)
+    assert "step is -1" in refused(path, capsys), "what it holds is looked at all the same"
 
 
 def test_files_of_other_programs_are_refused_in_words(

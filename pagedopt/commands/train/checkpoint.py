@@ -14,7 +14,8 @@ from ...optim.loading.check import is_whole
 from ..errors import UsageError
 from .files import replacing
 
-FORMAT = 2  # 1 had no checksum, and is not read
+FORMAT = 2
+BEFORE = 1  # has no checksum
 CHECKSUM = "checksum"
 KEYS = {"format", "options", "step", "corpus", "contenders"}
 
@@ -47,9 +48,11 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or not content.keys() >= KEYS:
         raise UsageError(f"--resume {path}: not a checkpoint of this program")
     found = content["format"]
-    if not isinstance(found, int) or found != FORMAT:
+    if type(found) is not int or found not in (BEFORE, FORMAT):
         what = repr(found) if isinstance(found, (int, str)) else f"a {type(found).__name__}"
-        raise UsageError(f"--resume {path}: checkpoint format {what}, this version reads {FORMAT}")
+        raise UsageError(f"--resume {path}: checkpoint format {what}, this version reads {BEFORE} and {FORMAT}")
+    if found == BEFORE:
+        return content
     said = content.pop(CHECKSUM, None)
     try:
         same = isinstance(said, str) and said == checksum(content)
