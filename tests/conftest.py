@@ -38,6 +38,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Nor with what kernels, compilers and results have left by then, half a million objects in a worker's last files."""
+    if nextitem is not None and nextitem.path != item.path:
+        pytest_collection_finish()
+
+
 def heed_interrupts() -> None:
     """A shell starts background jobs with SIGINT ignored, which Python and its children then keep so: tests that send
     it, here or to a child, would show nothing."""
