@@ -38,8 +38,9 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(trylast=True)  # behind the fixtures
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Nor with what kernels, compilers and results have left by then, half a million objects in a worker's last files."""
+    """Nor what kernels, compilers and results have left by then: half a million objects in a worker's last files."""
     if nextitem is not None and nextitem.path != item.path:
         pytest_collection_finish()
 

@@ -72,8 +72,8 @@ def join(optimizer: torch.optim.Optimizer, params: list[torch.nn.Parameter], one
 
 
 def late(one_a_step: bool) -> None:
-    """Print descriptors and bytes that 400 small parameters take, and whether one without gradients has state."""
-    params = [torch.nn.Parameter(numbers((10,), i)) for i in range(400)]
+    """Print descriptors and bytes that 200 small parameters take, and whether one without gradients has state."""
+    params = [torch.nn.Parameter(numbers((10,), i)) for i in range(200)]
     others = [torch.nn.Parameter(p.detach().clone()) for p in params]
     never = torch.nn.Parameter(torch.ones(1000))
     first = torch.nn.Parameter(torch.ones(10))

@@ -33,9 +33,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], FakePages]]:
         made.append(fake_pages.install(monkeypatch))
         return made[-1]
 
-    gc.freeze()  # what is there already takes its time to look through
     yield make
-    gc.unfreeze()
     gc.collect()
     for fake in made:
         fake.close()
