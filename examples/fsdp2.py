@@ -1,6 +1,6 @@
 """FSDP2 over several processes, half of each one's optimizer state away from its device, saved and resumed:
 
-torchrun --nproc-per-node 2 examples/fsdp2.py --folder /tmp/fsdp2          # once more: it goes on"""
+torchrun --nproc-per-node 2 examples/fsdp2.py          # once more: it goes on"""
 
 import argparse
 from pathlib import Path
@@ -17,7 +17,7 @@ from pagedopt import PagedAdamW
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--folder", type=Path, required=True, help="for the checkpoint")
+    parser.add_argument("--folder", type=Path, default=Path("runs/fsdp2"), help="for the checkpoint")
     options = parser.parse_args()
     dist.init_process_group()  # gloo for tensors on a CPU, NCCL for those on GPUs
     rank, world = dist.get_rank(), dist.get_world_size()
