@@ -100,6 +100,7 @@ def test_fsdp1(device: str, tmp_path: Path) -> None:
     check_setup("FSDP1", device, tmp_path)
 
 
+@pytest.mark.clients
 @on_devices(2)
 def test_fsdp2(device: str, tmp_path: Path) -> None:
     """FSDP2, `fully_shard`: uneven and empty shards, accumulation, clipping, `torch.distributed.checkpoint`."""

@@ -35,6 +35,7 @@ def test_toys_are_measured_on_a_cpu(tmp_path: Path) -> None:
     assert [row["what"] for row in found["parts"]["first_step"]["rows"]] == list(FIRST_STEP)
 
 
+@pytest.mark.long
 def test_a_profile_of_toys_is_measured_on_a_cpu(tmp_path: Path) -> None:
     found = run_quick("step-profile", tmp_path)
     assert {row["count"] for row in found["parts"]["step_profile"]["rows"]} == {10, 20}

@@ -78,7 +78,7 @@ def test_adamw_compiles_for_every_architecture(arch: str) -> None:
     compile_all(source.text(rule), names, arch)
 
 
-@pytest.mark.parametrize("variant", ["in place", "out of place"])
+@pytest.mark.parametrize("variant", ["in place", pytest.param("out of place", marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", RULES)
 def test_every_rule_compiles(name: str, variant: str) -> None:
     rule = RULES[name] if variant == "in place" else RULES[name].out_of_place

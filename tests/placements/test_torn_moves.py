@@ -107,6 +107,7 @@ def test_a_call_that_a_signal_cuts_off_is_made_again(monkeypatch: pytest.MonkeyP
 # ---- a system that gives no more ----
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     int(Path("/proc/sys/vm/max_map_count").read_text()) > 200_000, reason="to make that many mappings takes minutes"
 )
