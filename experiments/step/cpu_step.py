@@ -1,8 +1,9 @@
 """How fast is a step on a CPU beside torch's own, by size and number of threads?
 
-Answer (2026-11): as fast as torch fused from 10⁷ elements on, where memory is what both wait for (0.93 to 1.04 on 1, 2
-and 16 threads of the Xeon beside an H200, 0.97 to 0.99 on two cores of an EPYC), and 1.7 to 4.6 times as fast over 148
-tensors.  Of 10⁵ elements Python is what counts: 0.71 to 0.84 there, 0.82 and 0.97 on the EPYC; of 10⁶ on 16 threads, too.
+Answer (2026-11): as fast as torch fused from 10⁷ elements on, where memory is what both wait for (0.93 to 1.04 on 1,
+2 and 16 threads of the Xeon beside an H200, 0.97 to 0.99 on two cores of an EPYC), and 1.7 to 4.6 times as fast over
+148 tensors.  Of 10⁵ elements Python is what counts: 0.71 to 0.84 there, 0.82 and 0.97 on the EPYC; of 10⁶ on 16
+threads, too.
 
 Each contender and torch fused take turns, step by step, over parameters of their own with the same gradients: a pair.
 Both run on the threads that ``torch.set_num_threads`` gives.  The floor is a copy of as many bytes as a step must move.
