@@ -28,7 +28,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _shard(tensor: Any) -> torch.Tensor:
-    # What to_local() returns, in a sixtieth of its time, and without no_grad(), which an interrupt may leave open.
+    # What to_local() returns, sooner, and without no_grad(), which an interrupt may leave open.
     found = getattr(tensor, "_local_tensor", None)
     if found is None:
         found = tensor.detach().to_local()
