@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,16 @@ def test_ours_in_structs_takes_as_many_launches_as_its_rows_ask_for() -> None:
     assert by_value(ADAMW.rule, [6] * (rows - 5)) == 1
     assert by_value(ADAMW.rule, [6] * (2 * rows)) > 2
     assert ADAMW.expected(STRUCT, [6] * 1000, SMALL) == by_value(ADAMW.rule, [6] * 1000) == 13
+
+
+def test_structs_are_cut_as_an_h200_was_seen_to_launch_them() -> None:
+    """Of rules whose table has not changed since: their numbers of hyperparameters are in it."""
+    kept = json.loads((ROOT / "experiments/results/optimizer_ladder-nvidia-h200.json").read_text())
+    seen = Rows(kept["parts"]["counts"]["rows"]).where(rung=STRUCT)
+    rules = {one.name: one.rule for one in OPERATIONS if one.name in ("add", "SGD", "SGD with momentum")}
+    found = [by_value(rules[row["operation"]], [6] * row["count"]) for row in seen if row["operation"] in rules]
+    assert found == [row["launches"] for row in seen if row["operation"] in rules]
+    assert max(found) == 11
 
 
 def counted_row(
