@@ -34,7 +34,7 @@ def parse_bytes(value: int | str, name: str = "device_budget") -> int:
     return value
 
 
-_SECONDS_TEXT = re.compile(r"\s*(\d+(?:\.\d*)?)\s*(s|ms|us|µs|μs)\s*")
+_SECONDS_TEXT = re.compile(rf"\s*(\d+(?:\.\d*)?)\s*({'|'.join(_SECONDS)})\s*")
 
 
 def looks_like_seconds(value: object) -> bool:

@@ -39,7 +39,7 @@ class PagedAdamW(PagedOptimizer, torch.optim.AdamW):
 
     rules = (adamw, adamw_amsgrad, adam, adam_amsgrad)
     fixed_dtypes = ("exp_avg",)  # torch's lerp_
-    of_kernels_precision = ("beta1", "beta2")  # fused_adam_utils.cuh, torch 2.11: 1 - beta is that of beta in float32
+    rounded_on_cuda = ("beta1", "beta2")  # fused_adam_utils.cuh, torch 2.11: 1 - beta is that of beta in float32
 
     def __init__(
         self,

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from ..paging.budget import Budget
 from ..planning.estimate import Estimate, estimate
 from ..system.log import log
 from ..units import text_of_bytes, text_of_seconds
-from .owner import Owner
+from .owner import Group, Owner
 
 #: Bytes below which state is not what fills a memory.
 LITTLE = 1 << 20
 
 
-def near_place(optimizer: Owner) -> str:
-    """Where the budget keeps state: ``device``, or ``host`` beside a CPU."""
-    return "device" if any(p.is_cuda for group in optimizer.param_groups for p in group["params"]) else "host"
+def near_place(groups: Iterable[Group]) -> str:
+    """Where the budget keeps state of these parameters: ``device``, or ``host`` beside a CPU."""
+    return "device" if any(p.is_cuda for group in groups for p in group["params"]) else "host"
 
 
 def estimated(optimizer: Owner, budget: Budget | str | None) -> Estimate:
@@ -37,7 +37,7 @@ def advice(optimizer: Owner, by_place: Mapping[str, int]) -> str:
     Args:
         by_place: bytes of state, as :class:`~pagedopt.MemoryReport` has them; none before there is state.
     """
-    near = near_place(optimizer)
+    near = near_place(optimizer.param_groups)
     whole = estimated(optimizer, None)
     here = by_place.get(near, 0) if by_place else whole.state_bytes
     holds = "holds" if by_place else "will hold"
@@ -92,7 +92,7 @@ def tell_made(optimizer: Owner) -> None:
 def _where(optimizer: Owner) -> str:
     """Bytes by place, and what a step costs for them."""
     report = optimizer.store.planned()
-    near = near_place(optimizer)
+    near = near_place(optimizer.param_groups)
     places = ", ".join(f"{text_of_bytes(nbytes)} on {place}" for place, nbytes in report.by_place.items() if nbytes)
     away = sum(nbytes for place, nbytes in report.by_place.items() if place != near)
     if not away:
@@ -112,4 +112,4 @@ def _time(optimizer: Owner, away: int) -> str:
     return f", about {text_of_seconds(with_it.seconds - without.seconds)} (rates of {with_it.rates.machine})"
 
 
-__all__ = ["advice", "tell", "tell_made"]
+__all__ = ["advice", "near_place", "tell", "tell_made"]

@@ -77,8 +77,8 @@ class PagedOptimizer(torch.optim.Optimizer):
     initial: ClassVar[Mapping[str, float | str]] = {}
     #: Names of state that must have the dtype it was made in or the gradient's, as torch's operations on it ask for.
     fixed_dtypes: ClassVar[tuple[str, ...]] = ()
-    #: Names of a rule's hyperparameters that torch's kernel for CUDA takes in the precision in which it computes.
-    of_kernels_precision: ClassVar[tuple[str, ...]] = ()
+    #: Names of a rule's hyperparameters that torch's kernel for CUDA takes in float32, where it computes in that.
+    rounded_on_cuda: ClassVar[tuple[str, ...]] = ()
     #: What has left state that belongs to no step, in words; "" if nothing has.
     damaged: str = ""
 

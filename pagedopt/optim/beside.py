@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from ..units import text_of_bytes, text_of_seconds
+from .advice import near_place
 from .base import PagedOptimizer
 from .options import Options
 from .registry import OPTIMIZERS
@@ -181,7 +182,7 @@ def _now(devices: Iterable[torch.device]) -> float:
 
 
 def _near_bytes(optimizer: torch.optim.Optimizer) -> int:
-    near = "device" if any(p.is_cuda for group in optimizer.param_groups for p in group["params"]) else "host"
+    near = near_place(optimizer.param_groups)
     if isinstance(optimizer, PagedOptimizer):
         report = optimizer.memory_report()
         return report.by_place.get(near, 0) + report.ring

@@ -118,7 +118,7 @@ class Bucket:
         if not alike:
             self._find_pattern(optimizer, absent, grads)
         single = self.params[0].is_cuda and self.sweep.arithmetic is torch.float32
-        rounded = optimizer.of_kernels_precision if single else ()
+        rounded = optimizer.rounded_on_cuda if single else ()
         self._scalars = uniforms_of(self.rule, optimizer, self._pattern, self._own, rounded)
         for name, index in self.rule.carried.items():
             self._new[name] = np.asarray(self._scalars)[self._sets, index]

@@ -85,7 +85,7 @@ def test_adamw_is_as_close_to_float64_as_torchs_kernel_for_cuda(hyper: dict[str,
     for step in range(1, STEPS + 1):
         ours[1][:] = g = generator.standard_normal(NUMEL).astype(F)
         own = {"step": np.array([step], D)}
-        sets = uniforms_of(rule, optimizer, [(0, 0)], own, rounded=optimizer.of_kernels_precision)
+        sets = uniforms_of(rule, optimizer, [(0, 0)], own, rounded=optimizer.rounded_on_cuda)
         play(pointers, np.array(sets[0], D).ctypes.data_as(ctypes.c_void_p), ctypes.c_longlong(NUMEL))
         theirs, true = torchs(theirs[0], g, *theirs[1:], step, group), exact(true[0], g, *true[1:], step, group)
     for mine, of_torch, of_float64 in zip((ours[0], *ours[2:]), theirs, true, strict=True):
