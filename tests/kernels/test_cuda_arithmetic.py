@@ -1,8 +1,8 @@
 """What a kernel for CUDA computes for Adam's family, played by g++ with the branch that is for CUDA.
 
-torch's fused kernel for CUDA is written out beside it, operation by operation, in the form that was found by comparing
-several with it bit by bit (fused_adam_utils.cuh of torch 2.11, notes/raw/contract-gpu.txt: all bits of the first
-moment, 95 to 99.7 % of the second's); float64 is the measure of both.
+torch's fused kernel for CUDA is written out beside it, operation by operation, as fused_adam_utils.cuh of torch 2.13
+has it (torch comes with that header; beside 2.11 on a card all bits of the first moment were the same,
+notes/raw/contract-gpu.txt); float64 is the measure of both.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def torchs(p: Any, g: Any, m: Any, v: Any, step: int, group: dict[str, Any]) -> 
     """Parameter and moments after a step of torch's kernel."""
     b1, b2 = map(F, group["betas"])
     p = fma(-F(group["lr"] * group["weight_decay"]), p, p)
-    m = fma(b1, m, (1 - b1) * g)
-    v = fma(v, b2, ((1 - b2) * g) * g)
+    m = fma(b1, m, fma(-b1, g, g))
+    v = fma(b2, v, fma(-b2, g * g, g * g))
     corrected = [1 - D(b) ** step for b in (b1, b2)]
     denominator = np.sqrt(v) / F(corrected[1] ** 0.5) + F(group["eps"])
     return p - F(group["lr"] / corrected[0]) * m / denominator, m, v
