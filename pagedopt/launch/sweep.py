@@ -15,7 +15,7 @@ from ..paging.visits import WHOLE, Mover, Span, Step, carry_out
 from ..rules import Rule
 from ..tables.layout import Geometry
 from ..tables.pointers import PointerTable, Rows, TensorList
-from ..transports.choose import Kind, check_transport, create, shared
+from ..transports.choose import Kind, check_transport, create, over_link, shared
 from ..transports.transport import Transport
 from .graph import CapturedSweep
 from .stored import stored_of
@@ -72,6 +72,7 @@ class Sweep:
             sets=sets,
             geometry=geometry,
             itemsize=_widest(lists),
+            over_link=over_link(transport),
             rows=rows,
             per=self.stored.per,
             places=self.stored.placed,

@@ -60,21 +60,23 @@ class Geometry:
 _WARPS = Geometry(1024, 32)
 
 
-def choose_geometry(numels: Sequence[int], itemsize: int = 4) -> Geometry:
+def choose_geometry(numels: Sequence[int], itemsize: int = 4, over_link: bool = False) -> Geometry:
     """Small tensors get a warp each; otherwise blocks, with chunks small enough to fill a large GPU.
 
-    128 KiB of each list hide the cost of reading a table over the link (notes/fused_step.md); below a thousand chunks a
-    GPU of 132 multiprocessors would idle, so chunks shrink down to 2,048 elements.
+    128 KiB of each list hide the cost of reading a table over the link (notes/fused_step.md).  Below a thousand chunks
+    a GPU of 132 multiprocessors would idle, so they shrink down to 2,048 elements.  Where every chunk reads its part of
+    the table over the link, of which an H200 does 24 to 33 in a microsecond, 64 are enough (notes/raw/chunks-h200.txt).
 
     Args:
         numels: elements of each tensor.
         itemsize: bytes of an element of the widest list; more than 4 count as 4.
+        over_link: whether a GPU reads the table in host memory.
     """
     largest, total = max(numels, default=0), sum(numels)
     if largest <= 1024:
         return _WARPS
     chunk = (128 << 10) // max(2, min(itemsize, 4))
-    while chunk > 2048 and total < 1056 * chunk:
+    while chunk > 2048 and total < (64 if over_link else 1056) * chunk:
         chunk //= 2
     return Geometry(chunk, BLOCK)
 
@@ -101,7 +103,6 @@ class HostTable:
         uniforms: float64 hyperparameters per set.
         sets: number of different sets of hyperparameters there may be at once.
         geometry: how to cut the work (default: :func:`choose_geometry`).
-        itemsize: see :func:`choose_geometry`.
     """
 
     __slots__ = (
@@ -116,10 +117,9 @@ class HostTable:
         uniforms: int = 0,
         sets: int = 1,
         geometry: Geometry | None = None,
-        itemsize: int = 4,
     ) -> None:
         self.lists = lists
-        self.geometry = geometry or choose_geometry(numels, itemsize)
+        self.geometry = geometry or choose_geometry(numels)
         plan = chunks(numels, self.geometry.chunk_numel)
         row = row_dtype(lists)
         self.rows_at = sets * uniforms

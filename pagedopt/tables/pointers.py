@@ -12,7 +12,7 @@ import torch
 from .checks import Common, check_overlap
 from .columns import Layout, Located, TensorList, Tensors, has_memory
 from .format import PLACES
-from .layout import Geometry, HostTable
+from .layout import Geometry, HostTable, choose_geometry
 
 Indices = npt.NDArray[np.int64]
 
@@ -52,7 +52,7 @@ class PointerTable:
         names: what to call the lists in errors.
         uniforms, sets: hyperparameters per set, and sets at once (see :class:`~pagedopt.tables.layout.HostTable`).
         geometry: how to cut the work, chosen from the sizes when left out.
-        itemsize: see :func:`~pagedopt.tables.layout.choose_geometry`.
+        itemsize, over_link: see :func:`~pagedopt.tables.layout.choose_geometry`; the CPU has no link.
         rows: what the rows are; left out: row i is the whole of tensor i.
         per: for each list, elements of a tensor that share an entry: a list with more than one has tensors (entries,).
             Left out: one, in every list.
@@ -74,6 +74,7 @@ class PointerTable:
         sets: int = 1,
         geometry: Geometry | None = None,
         itemsize: int = 4,
+        over_link: bool = False,
         rows: Rows | None = None,
         per: Sequence[int] | None = None,
         places: bool = False,
@@ -89,7 +90,8 @@ class PointerTable:
         self.numels = self._common.numels
         self._rows = rows
         counts = self._common.numels if rows is None else rows.numel.tolist()
-        self.host = HostTable(len(lists) + (PLACES if places else 0), counts, uniforms, sets, geometry, itemsize)
+        geometry = geometry or choose_geometry(counts, itemsize, over_link and self.device.type == "cuda")
+        self.host = HostTable(len(lists) + (PLACES if places else 0), counts, uniforms, sets, geometry)
         self._lists = len(lists)
         if places:
             self._write_places()

@@ -57,6 +57,11 @@ def check_transport(kind: Any) -> None:
         raise TypeError(f"transport is {kind!r}; give a subclass of pagedopt.transports.Transport, or one of {known}")
 
 
+def over_link(kind: Kind | Transport) -> bool:
+    """Whether kernels read the tables of a transport over the link."""
+    return (TRANSPORTS[kind] if isinstance(kind, str) else kind).over_link
+
+
 def create(kind: Kind, device: int) -> Transport:
     """A transport for CUDA device ``device``: of a name, the nearest that works there, with one warning.
 

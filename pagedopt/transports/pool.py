@@ -33,6 +33,7 @@ class PooledTransport(Transport):
 
     def __init__(self, way: RingTransport) -> None:
         self._way = way
+        self.over_link = way.over_link  # type: ignore[misc] # the way's
         super().__init__(way.device)
 
     @property

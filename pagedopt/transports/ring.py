@@ -180,6 +180,7 @@ class ManagedTransport(RingTransport):
     """
 
     name = "managed"
+    over_link = True
     advice: ClassVar[tuple[tuple[driver.Advice, driver.Location], ...]] = (
         (driver.Advice.PREFERRED, driver.Location.HOST),
         (driver.Advice.ACCESSED_BY, driver.Location.DEVICE),
@@ -196,6 +197,7 @@ class MappedTransport(RingTransport):
     """Page-locked host memory, read by the kernel in place over the link."""
 
     name = "mapped"
+    over_link = True
 
     def allocate(self, nbytes: int) -> Place:
         buffer = driver.allocate_mapped(nbytes, self.device)

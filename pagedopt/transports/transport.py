@@ -69,6 +69,8 @@ class Transport:
     name: ClassVar[str]
     #: Whether every table it lends is in memory, at :attr:`Lent.address`.
     in_memory: ClassVar[bool] = False
+    #: Whether kernels read that memory over the link: then fewer and larger chunks are faster.
+    over_link: ClassVar[bool] = False
 
     def __init__(self, device: int) -> None:
         self.device = device

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pagedopt.tables.layout import BLOCK, WORD, Batch, Geometry, HostTable, batches, choose_geometry, chunks, row_dtype
+from pagedopt.tables.pointers import PointerTable
 from pagedopt.transports.by_value import ARGUMENT_BYTES, StructTransport
 
 HUGE = 2**31 + 5
@@ -80,6 +82,21 @@ def test_geometry_fills_a_large_gpu_before_it_saves_on_reading() -> None:
     assert choose_geometry([HUGE]) == choose_geometry([HUGE], 8) == Geometry(32768, BLOCK)
     assert choose_geometry([HUGE], 2) == choose_geometry([HUGE], 1) == Geometry(65536, BLOCK)
     assert choose_geometry([4 * 1056 * 1024], 2).chunk_numel == 4096
+
+
+def test_a_table_that_is_read_over_the_link_has_fewer_and_larger_chunks() -> None:
+    assert choose_geometry([1 << 20], over_link=True).chunk_numel == 16384
+    assert choose_geometry([1 << 20], 2, over_link=True).chunk_numel == 16384
+    assert choose_geometry([1 << 20] * 2, over_link=True).chunk_numel == 32768
+    assert choose_geometry([1025], over_link=True) == Geometry(2048, BLOCK)
+    assert choose_geometry([1024], over_link=True) == Geometry(1024, 32)
+    for numels in ([HUGE], [1 << 20] * 64):
+        assert choose_geometry(numels, over_link=True) == choose_geometry([HUGE])
+
+
+def test_a_cpu_has_no_link() -> None:
+    tensors = [torch.zeros(1 << 18)]
+    assert PointerTable([tensors], over_link=True).host.geometry == PointerTable([tensors]).host.geometry
 
 
 @pytest.mark.parametrize(
