@@ -9,6 +9,7 @@ from ..paging.budget import Budget
 from ..planning.estimate import Estimate, estimate
 from ..system.log import log
 from ..units import text_of_bytes, text_of_seconds
+from .members import state_tensors
 from .owner import Group, Owner
 
 #: Bytes below which state is not what fills a memory.
@@ -50,7 +51,7 @@ def advice(optimizer: Owner, by_place: Mapping[str, int]) -> str:
     if less.seconds is not None and whole.seconds is not None:
         cost = text_of_seconds(less.seconds - whole.seconds)
         text += f" and costs about {cost} a step (rates of {less.rates.machine})"
-    movable = any(arena.paged and arena.keeps_budget for arena in optimizer.store.arenas)
+    movable = optimizer.store.moves(state_tensors(optimizer))
     return text + (f": set_device_budget({budget!r})" if movable else ", when the optimizer is made")
 
 

@@ -22,7 +22,7 @@ from ..planning.affordable import Affordable
 from ..rules import Rule
 from ..system.log import log
 from ..units import parse_bytes, text_of_bytes
-from .copying import bring_home, duplicate
+from .copying import bring_home, duplicate, into_pages
 from .encoding import decoded
 from .launches import Launches
 from .loading.load import load
@@ -339,11 +339,13 @@ class PagedOptimizer(torch.optim.Optimizer):
             RuntimeError: the process was forked from that of state in a file.
         """
         budget, state = Budget.parse(device_budget), state_tensors(self)
-        self.store.check_budget(budget, has_state=bool(state))
+        self.store.check_budget(budget, state)
         self._launches = None
         self.store.forget(state)
         del state
         with self._moving(f"set_device_budget({device_budget!r})"):
+            if not budget.everything:
+                into_pages(self, self.store)
             self.store.set_budget(budget)
             bring_home(self, self.store)
 
@@ -353,14 +355,21 @@ class PagedOptimizer(torch.optim.Optimizer):
         Args:
             nbytes: how much is needed, as a number or a text as ``"2GiB"``; None: all that can be given.
 
+        State for which neither a placement nor a budget was asked lies in torch's own tensors; on a GPU that maps host
+        pages it goes into new tensors in such pages now, and from then on at one address back and forth.
+
         Returns:
             the bytes given back: fewer than asked for if the state on the device is less, or does not move.
 
         Raises:
             MemoryError: the host has no room; what was moved before stays moved.
         """
+        wanted = None if nbytes is None else parse_bytes(nbytes, "nbytes")
         with self._moving("spill()"):
-            return self.store.spill(None if nbytes is None else parse_bytes(nbytes, "nbytes"))
+            given = self.store.spill(wanted)
+            if wanted is None or given < wanted:
+                given += into_pages(self, self.store, None if wanted is None else wanted - given)
+            return given
 
     def unspill(self) -> None:
         """Take the room back that :meth:`spill` gave, as far as the budget says.  Waits for the device.

@@ -154,7 +154,7 @@ def _bytes(said: Given) -> int:
         raise ValueError(f"{error}; {_ALSO}") from None
 
 
-#: No budget.
-ALL = Budget()
+#: No budget, and none that stays.
+ALL, NOTHING = Budget(), Budget(0)
 
-__all__ = ["ALL", "Budget", "Given"]
+__all__ = ["ALL", "NOTHING", "Budget", "Given"]

@@ -7,7 +7,7 @@ from typing import Any, Literal, cast, get_args
 
 import torch
 
-from ..paging.budget import ALL, Budget
+from ..paging.budget import ALL, NOTHING, Budget
 from ..paging.pages import Width, lay_out
 from ..system import driver
 from ..system.warn import warn_once
@@ -109,6 +109,17 @@ def default_placement(device: torch.device, budget: Budget) -> PlacementName:
     """``device`` unless there is a budget; then what spills best."""
     first = "device" if budget.everything else next(iter(ARENAS.get(device.type, ARENAS["cpu"])))
     return cast(PlacementName, first)
+
+
+def moves_on_demand(device: torch.device) -> bool:
+    """Whether state that nobody placed, in torch's own tensors, can go into pages that move when it has to.
+
+    On a GPU that has such pages.  Beside a CPU state without a budget is to stay in RAM.
+    """
+    if device.type != "cuda":
+        return False
+    kinds = stand_ins(default_placement(device, NOTHING), device, NOTHING)
+    return any(kind.paged and kind.keeps_budget and not kind.refusal(device) for kind in kinds)
 
 
 def check_device(device: torch.device, placement: Placement | None) -> None:
@@ -243,6 +254,7 @@ __all__ = [
     "create",
     "default_placement",
     "is_plain",
+    "moves_on_demand",
     "name_of",
     "shown",
     "stand_ins",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from ..paging.budget import Budget
+from ..paging.budget import NOTHING, Budget
 from ..paging.pages import Width
 from ..system import host
 from ..tables.format import Column
@@ -271,7 +271,7 @@ class Store:
             MemoryError, torch.OutOfMemoryError, CudaError: there is no room; no state is lost, and the report says
                 where each page is.
         """
-        self.check_budget(budget, has_state=bool(self.arenas))
+        self.check_budget(budget, [arena.tensor for arena in self.arenas])
         limits = limits_of(budget, self._affords, self.placement, self.host_access)
         for device in {a.device for a in self.arenas}:
             limits.of(device, self.on(device))  # what has to be measured may be refused, before anything is changed
@@ -279,8 +279,11 @@ class Store:
         self._warned = False
         self.apply_budget()
 
-    def check_budget(self, budget: Budget, has_state: bool) -> None:
+    def check_budget(self, budget: Budget, state: Sequence[torch.Tensor]) -> None:
         """Refuse a budget before anything moves.
+
+        Args:
+            state: all there is.
 
         Raises:
             ValueError: the placement keeps none.
@@ -289,16 +292,35 @@ class Store:
         if self._affords is not None and budget.seconds is not None:
             self._affords.load(budget)
         self.check_owner()
-        if budget.everything or not has_state or any(a.paged and a.keeps_budget for a in self.arenas):
+        if budget.everything or not state or self.moves(state):
             return
         if self.arenas and budget.nothing and all(a.away and not a.paged for a in self.arenas):
             return
-        if self.arenas or (self.placement is None and self.budget.everything):
+        if self.arenas or self.is_unplaced():
             names = "+".join(sorted({a.name for a in self.arenas})) or "device"
             raise ValueError(
                 f"device_budget is {budget.said!r}, but state was created with placement {names!r}, whose pages do not "
                 "move; give a device_budget (or placement='mapped') when making the optimizer"
             )
+
+    def moves(self, state: Sequence[torch.Tensor]) -> bool:
+        """Whether state can follow a budget: in pages that do, or in tensors of torch's own that may become such."""
+        if self.arenas:
+            return any(arena.paged and arena.keeps_budget for arena in self.arenas)
+        return self.is_unplaced() and bool(state) and all(map(choose.moves_on_demand, {t.device for t in state}))
+
+    def is_unplaced(self) -> bool:
+        """Whether nobody asked for a placement or a budget."""
+        return self.placement is None and self.budget.everything
+
+    @contextlib.contextmanager
+    def all_away(self) -> Iterator[None]:
+        """A block in which state is made in pages that are away, and comes home into such."""
+        limits, self.limits = self.limits, limits_of(NOTHING, None, None, None)
+        try:
+            yield
+        finally:
+            self.limits = limits
 
     def _targets(self) -> list[tuple[Arena, int]]:
         """(arena, pages that it should keep) where it does not keep as many, or was not asked to."""

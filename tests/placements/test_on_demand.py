@@ -1,0 +1,214 @@
+"""State that nobody placed is in torch's own tensors, until it has to move: then it is in pages that do.
+
+A GPU's memory is pages that behave as CUDA's do (``fake_pages``), and the CPU is taken for a GPU that has them.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import fake_pages
+import pytest
+import torch
+from fake_pages import Card, FakePages, Result
+from optim_support import ADAMW
+
+from pagedopt import PagedAdamW, run_with_room
+from pagedopt.placements import choose, parts
+from pagedopt.placements.plain import DeviceArena, HostArena
+from pagedopt.system import driver, virtual
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+SIZES = (7_001, 300, 5_000)
+STATE = 8 * sum(SIZES)
+
+
+@pytest.mark.parametrize(("can_map", "managed"), [(True, True), (False, True), (False, False)])
+def test_it_moves_on_a_gpu_that_has_pages_which_do(can_map: bool, managed: bool, monkeypatch: Any) -> None:
+    can = driver.Capabilities(managed=managed, concurrent_managed=managed, mapped=True, host_pages=can_map)
+    monkeypatch.setattr(driver, "capabilities", lambda index: can)
+    monkeypatch.setattr(virtual, "granule", lambda where, index: 2 << 20)
+    assert choose.moves_on_demand(CUDA) == (can_map or managed)
+    assert not choose.moves_on_demand(CPU)
+
+
+def test_beside_a_cpu_it_stays_in_ram() -> None:
+    params, opt = trained(2)
+    before = [opt.state[p]["exp_avg"] for p in params]
+    assert opt.spill() == 0
+    with pytest.raises(ValueError, match="state was created with placement 'device', whose pages do not move"):
+        opt.set_device_budget(0)
+    assert all(a is opt.state[p]["exp_avg"] for a, p in zip(before, params, strict=True))
+
+
+# ---- a card ----
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakePages]:
+    fake = fake_pages.install(monkeypatch)
+    monkeypatch.setitem(choose.ARENAS, "cpu", {
+        "mapped": Card, "managed": HostArena, "host": HostArena, "device": DeviceArena,
+    })  # fmt: skip
+    monkeypatch.setattr(choose, "moves_on_demand", lambda device: True)
+    monkeypatch.setattr(Card, "name", "mapped")
+    monkeypatch.setattr(Card, "stretch", 2 * fake_pages.GRANULE)  # several pages
+    monkeypatch.setitem(parts.PARTS, Card, parts.part_of(Card))
+    monkeypatch.setattr(parts, "_pool", parts._Pool())
+    yield fake
+    gc.collect()
+    assert not fake.handles, "memory that nobody has given back"
+    fake.close()
+
+
+def parameters() -> list[torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(size, generator=generator)) for size in SIZES]
+
+
+def train(params: list[torch.nn.Parameter], opt: torch.optim.Optimizer, first: int, count: int) -> None:
+    for step in range(first, first + count):
+        generator = torch.Generator().manual_seed(100 + step)
+        for p in params:
+            p.grad = torch.randn(p.shape, generator=generator)
+        opt.step()
+
+
+def bits(params: list[torch.nn.Parameter], opt: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [t.detach().clone() for p in params for t in (p, *opt.state[p].values())]
+
+
+def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def trained(count: int, **options: Any) -> tuple[list[torch.nn.Parameter], PagedAdamW]:
+    params = parameters()
+    opt = PagedAdamW(params, **ADAMW, **options)
+    train(params, opt, 0, count)
+    return params, opt
+
+
+def share_away(opt: PagedAdamW) -> float:
+    pages = sum(arena.layout.pages for arena in opt.store.arenas)
+    return 1 - sum(opt.store.residents) / pages
+
+
+def spilled(opt: PagedAdamW) -> None:
+    assert opt.spill() == STATE
+
+
+def spilled_in_part(opt: PagedAdamW) -> None:
+    given = opt.spill(STATE // 4)
+    assert STATE // 4 <= given <= STATE // 2
+
+
+def budgeted(opt: PagedAdamW) -> None:
+    opt.set_device_budget("50%")
+
+
+def given_room(opt: PagedAdamW) -> None:
+    tried = []
+
+    def crowded() -> None:
+        tried.append(1)
+        if any(opt.store.residents) or not opt.store.arenas:
+            raise torch.OutOfMemoryError("no room yet")
+
+    run_with_room(opt, crowded)
+    assert len(tried) == 2
+
+
+@pytest.mark.parametrize(("act", "away"), [(spilled, 1.0), (spilled_in_part, 0.3), (budgeted, 0.5), (given_room, 0.0)])
+def test_state_that_nobody_placed_moves(card: FakePages, act: Callable[[PagedAdamW], None], away: float) -> None:
+    params, opt = trained(2)
+    assert (opt.memory_report().placement, card.handles) == ("device", {})
+    before = bits(params, opt)
+    act(opt)
+    assert opt.memory_report().placement == "mapped"
+    assert not any(opt.store.is_plain(t) for p in params for t in opt.state[p].values() if t.dim())
+    assert same(bits(params, opt), before)
+    assert share_away(opt) == pytest.approx(away, abs=0.15)
+    train(params, opt, 2, 2)
+    assert same(bits(params, opt), bits(*trained(4, placement="device")))
+
+
+def test_once_in_pages_it_moves_at_its_addresses(card: FakePages) -> None:
+    params, opt = trained(2)
+    with opt.spilled() as given:
+        assert given == STATE
+        addresses = [t.data_ptr() for p in params for t in opt.state[p].values() if t.dim()]
+    assert share_away(opt) == 0
+    opt.set_device_budget(0)
+    opt.set_device_budget("all")
+    assert share_away(opt) == 0
+    assert [t.data_ptr() for p in params for t in opt.state[p].values() if t.dim()] == addresses
+    train(params, opt, 2, 2)
+    assert same(bits(params, opt), bits(*trained(4, placement="device")))
+
+
+def test_what_comes_later_is_torchs_again_and_moves_with_the_rest(card: FakePages) -> None:
+    params, opt = trained(2)
+    opt.spill()
+    late = torch.nn.Parameter(torch.ones(4_000))
+    opt.add_param_group({"params": [late]})
+    train([*params, late], opt, 2, 1)
+    assert opt.store.is_plain(opt.state[late]["exp_avg"])
+    assert share_away(opt) == 1, "what has gone stays away"
+    given = opt.spill(100)
+    assert 100 <= given <= 2 * fake_pages.GRANULE
+    assert given + opt.spill() == pytest.approx(8 * 4_000, abs=fake_pages.GRANULE)
+    assert share_away(opt) == 1
+    assert opt.spill() == 0
+
+
+@pytest.mark.parametrize("placed", [{"placement": "device"}, {"placement": "host"}], ids=str)
+def test_what_somebody_placed_stays_there(card: FakePages, placed: dict[str, Any]) -> None:
+    params, opt = trained(2, **placed)
+    before = [opt.state[p]["exp_avg"] for p in params]
+    assert opt.spill() == 0
+    assert all(a is opt.state[p]["exp_avg"] for a, p in zip(before, params, strict=True))
+
+
+def test_before_there_is_state_there_is_nothing_to_move(card: FakePages) -> None:
+    opt = PagedAdamW(parameters())
+    assert opt.spill() == 0
+    assert not opt.store.arenas
+
+
+def test_where_the_host_has_no_room_all_stays(card: FakePages) -> None:
+    params, opt = trained(2)
+    before = [opt.state[p]["exp_avg"] for p in params]
+    card.before = lambda name: Result.CUDA_ERROR_OUT_OF_MEMORY if name == "cuMemCreate" else None
+    for act in (opt.spill, lambda: opt.set_device_budget("50%")):
+        with pytest.raises(MemoryError):
+            act()
+        assert all(a is opt.state[p]["exp_avg"] for a, p in zip(before, params, strict=True))
+    card.before = lambda name: None
+    assert opt.memory_report().placement == "device"
+    train(params, opt, 2, 2)
+    assert same(bits(params, opt), bits(*trained(4, placement="device")))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["copy", "file"])
+def test_a_copy_of_what_has_moved_is_as_a_new_one_is(card: FakePages, copied: Callable[[Any], Any]) -> None:
+    params, opt = trained(2)
+    opt.spill()
+    twins, twin = copied((params, opt))
+    assert twin.memory_report().placement == "device"
+    for some, one in ((params, opt), (twins, twin)):
+        train(some, one, 2, 2)
+    assert same(bits(twins, twin), bits(params, opt))
+
+
+def test_the_note_beside_an_error_names_the_call_that_helps(card: FakePages) -> None:
+    big = [torch.nn.Parameter(torch.ones(1 << 19))]
+    opt = PagedAdamW(big)
+    train(big, opt, 0, 1)
+    with pytest.raises(torch.OutOfMemoryError) as caught, opt.guard():
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    assert "set_device_budget('2MiB')" in caught.value.__notes__[0]
