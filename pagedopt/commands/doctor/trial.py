@@ -107,8 +107,9 @@ def choices(device: torch.device, tried: list[dict[str, Any]], rates: Rates | No
     candidates = stand_ins(default_placement(device, budget), device, budget)
     works = [kind for kind in candidates if found[kind.name]["works"]]
     kept = "ordinary memory" if device.type == "cpu" else "the device"
+    later = ", until spill() or set_device_budget() moves it" if device.type == "cuda" and works else ""
     whole = {"device_budget": None, "placement": default_placement(device, ALL), "host_access": None,
-             "why": f"without a budget all state stays in {kept}"}  # fmt: skip
+             "why": f"without a budget all state stays in {kept}{later}"}  # fmt: skip
     if not works:
         why = "; ".join(f"{kind.name}: {found[kind.name]['reason']}" for kind in candidates)
         return [whole, {"device_budget": "bytes", "placement": None, "host_access": None, "why": why}]

@@ -1,0 +1,259 @@
+"""State that nobody placed, on a GPU: torch's own, until it has to move; and what the user is told when memory ends."""
+
+from __future__ import annotations
+
+import gc
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from optim_support import ADAMW
+from spill_support import everything, parameters, same, steps
+
+import pagedopt
+from pagedopt import PagedAdamW, Rates, estimate, run_with_room
+from pagedopt.commands.main import main
+from pagedopt.commands.train.checkpoint import CHECKSUM
+from pagedopt.commands.train.run import Run
+from pagedopt.placements import choose
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.exclusive,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+MiB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def pages() -> None:
+    if not choose.moves_on_demand(torch.device("cuda", torch.cuda.current_device())):
+        pytest.skip("this GPU has no pages that move")
+
+
+def trained(count: int, **options: Any) -> tuple[list[torch.nn.Parameter], PagedAdamW]:
+    params = parameters()
+    opt = PagedAdamW(params, **ADAMW, **options)
+    steps(params, opt, count)
+    return params, opt
+
+
+def settled() -> None:
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+
+
+# ---- it moves ----
+
+
+def spilled(opt: PagedAdamW) -> None:
+    total = opt.memory_report().by_place["device"]
+    settled()
+    free = torch.cuda.mem_get_info()[0]
+    assert opt.spill() == total
+    assert torch.cuda.mem_get_info()[0] - free >= 0.9 * total
+    assert set(opt.memory_report().by_place) == {"host"}
+    assert opt.memory_report().measured["host"] >= 0.98 * total
+
+
+def spilled_in_part(opt: PagedAdamW) -> None:
+    total = opt.memory_report().by_place["device"]
+    assert 10 * MiB <= opt.spill("10MiB") <= 10 * MiB + total // 4
+    by_place = opt.memory_report().by_place
+    assert by_place["device"] >= total - 10 * MiB - total // 4
+
+
+def budgeted(opt: PagedAdamW) -> None:
+    opt.set_device_budget("50%")
+    by_place = opt.memory_report().by_place
+    assert 0.5 <= by_place["host"] / sum(by_place.values()) <= 0.8
+
+
+def given_room(opt: PagedAdamW) -> None:
+    tried = []
+
+    def crowded() -> None:
+        tried.append(1)
+        if opt.memory_report().by_place.get("device"):
+            raise torch.OutOfMemoryError("no room yet")
+
+    run_with_room(opt, crowded)
+    assert len(tried) == 2
+    assert set(opt.memory_report().by_place) == {"device"}
+
+
+@pytest.mark.parametrize("access", [None, "in_place"])
+@pytest.mark.parametrize("act", [spilled, spilled_in_part, budgeted, given_room])
+def test_it_moves_when_it_has_to(act: Callable[[PagedAdamW], None], access: Any) -> None:
+    params, opt = trained(3, host_access=access)
+    assert opt.memory_report().placement == estimate(params).placement == "device"
+    act(opt)
+    assert opt.memory_report().placement == "mapped"
+    addresses = [t.data_ptr() for p in params for t in opt.state[p].values() if t.is_cuda]
+    steps(params, opt, 4, first=3)
+    opt.spill()
+    opt.set_device_budget("all")
+    assert [t.data_ptr() for p in params for t in opt.state[p].values() if t.is_cuda] == addresses
+    assert same(everything(params, opt), everything(*trained(7)))
+
+
+def test_a_thousand_of_one_parameter_move() -> None:
+    """As with an optimizer per parameter in the backward pass."""
+    params = [torch.nn.Parameter(torch.full((700,), float(i), device="cuda")) for i in range(1000)]
+    optimizers = [PagedAdamW([p], **ADAMW) for p in params]
+    for p, opt in zip(params, optimizers, strict=True):
+        p.grad = torch.ones_like(p)
+        opt.step()
+    assert all(opt.spill() == 8 * 700 for opt in optimizers)
+    assert sum(opt.memory_report().by_place.get("device", 0) for opt in optimizers) == 0
+    for opt in optimizers:
+        opt.step()
+    twins = [torch.nn.Parameter(torch.full((700,), float(i), device="cuda")) for i in range(1000)]
+    whole = PagedAdamW(twins, **ADAMW)
+    for _ in range(2):
+        for p in twins:
+            p.grad = torch.ones_like(p)
+        whole.step()
+    assert all(torch.equal(a, b) for a, b in zip(params, twins, strict=True))
+
+
+# ---- memory that ends ----
+
+
+@pytest.fixture
+def shortage() -> Iterator[Callable[[int], None]]:
+    """Torch may have what it has now and so many bytes more."""
+
+    def cap(more: int) -> None:
+        settled()
+        share = (torch.cuda.memory_reserved() + more) / torch.cuda.mem_get_info()[1]
+        torch.cuda.set_per_process_memory_fraction(share)
+
+    yield cap
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def large() -> tuple[list[torch.nn.Parameter], PagedAdamW]:
+    """256 MiB of state."""
+    params = parameters(shapes=((8 << 20,),) * 4)
+    opt = PagedAdamW(params, **ADAMW)
+    steps(params, opt, 1, gaps=False)
+    return params, opt
+
+
+def test_a_batch_that_does_not_fit_beside_the_state_fits_without(shortage: Callable[[int], None]) -> None:
+    params, opt = large()
+    before = everything(params, opt)
+    shortage(64 * MiB)
+
+    def batch() -> int:
+        return torch.ones(256 * MiB, dtype=torch.uint8, device="cuda").nbytes
+
+    with pytest.raises(torch.OutOfMemoryError):
+        batch()
+    assert run_with_room(opt, batch) == 256 * MiB
+    assert same(before, everything(params, opt))
+
+
+def test_the_note_beside_a_real_error_says_what_helps(shortage: Callable[[int], None]) -> None:
+    _, opt = large()
+    shortage(64 * MiB)
+
+    def batch() -> int:
+        with opt.guard():
+            return torch.ones(160 * MiB, dtype=torch.uint8, device="cuda").nbytes
+
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory") as caught:
+        batch()
+    (note,) = caught.value.__notes__
+    assert note.startswith("state holds 256.0 MiB here; device_budget='128MiB' frees 128.0 MiB and costs about ")
+    assert note.endswith("set_device_budget('128MiB')")
+    del caught
+    opt.set_device_budget("128MiB")
+    assert batch() == 160 * MiB
+
+
+# ---- a budget that is a time ----
+
+
+@pytest.mark.parametrize("access", ["staged", "in_place"])
+def test_a_time_lets_as_much_be_away_as_its_rates_say(access: Any, tmp_path: Path) -> None:
+    rates = Rates(device=4e12, up=40e9, down=50e9, both=80e9, in_place=60e9, machine="a machine of mine")
+    rates.save(tmp_path / "rates.json")
+    params = parameters(shapes=((8 << 20,),) * 4)
+    said = f"1 ms by {tmp_path}/rates.json"
+    opt = PagedAdamW(params, device_budget=said, host_access=access, **ADAMW)
+    steps(params, opt, 2, gaps=False)
+    assert opt.memory_report().by_place == estimate(params, device_budget=said, host_access=access).by_place
+    both_ways = 2 * opt.memory_report().by_place["host"]
+    assert 0.5e-3 <= both_ways / (80e9 if access == "staged" else 60e9) <= 1e-3
+    twins = parameters(shapes=((8 << 20,),) * 4)
+    twin = PagedAdamW(twins, **ADAMW)
+    steps(twins, twin, 2, gaps=False)
+    assert same(everything(params, opt), everything(twins, twin))
+
+
+def test_a_time_is_measured_here_where_no_rates_are_named() -> None:
+    params = parameters(shapes=((8 << 20,),) * 4)
+    opt = PagedAdamW(params, device_budget="1 ms", **ADAMW)
+    steps(params, opt, 1, gaps=False)
+    known = opt.affordable.known
+    assert known is not None
+    assert 10 * MiB < opt.memory_report().by_place["host"] < 256 * MiB, known
+
+
+# ---- beside torch ----
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"device_budget": 0}, {"device_budget": 0, "host_access": "in_place"}], ids=str
+)
+def test_the_shadow_of_an_optimizer_leaves_no_trace(options: Any) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(1000, 3000), torch.nn.Dropout(), torch.nn.Linear(3000, 10)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3, fused=True)
+    batches = [torch.randn(32, 1000, device="cuda") for _ in range(4)]
+    model(batches[0]).square().mean().backward()
+    optimizer.step()
+    before, random = everything(list(model.parameters()), optimizer), torch.cuda.get_rng_state()
+    seen = pagedopt.shadow(model, optimizer, batches, loss=lambda net, batch: net(batch).square().mean(), **options)
+    assert same(everything(list(model.parameters()), optimizer), before)
+    assert torch.equal(torch.cuda.get_rng_state(), random)
+    assert seen.losses[0][0] == seen.losses[1][0]
+    assert 0 <= seen.difference < 1e-5
+    assert all(t > 0 for t in seen.seconds)
+    state = 8 * sum(p.numel() for p in model.parameters())
+    assert seen.state_bytes[0] >= state
+    assert (seen.saved_bytes == pytest.approx(state, rel=0.01)) == (options.get("host_access") == "in_place")
+
+
+# ---- the program ----
+
+
+def test_a_checkpoint_of_a_gpu_is_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its checksum.  The losses agree as far as a backward pass on a GPU agrees with itself."""
+    common = ("--size", "tiny", "--device", "cuda", "--device-budget", "50%", "--steps", "16")
+    whole, half = tmp_path / "whole", tmp_path / "half"
+    assert main(["train", *common, "--out", str(whole)]) == 0
+    take_step = Run.take_step
+
+    def step_and_signal(run: Run) -> None:
+        take_step(run)
+        if run.step == 9:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "take_step", step_and_signal)
+        assert main(["train", *common, "--out", str(half)]) == 130
+    assert CHECKSUM in torch.load(half / "checkpoint.pt", weights_only=True, map_location="cpu")
+    assert main(["train", "--resume", str(half / "checkpoint.pt")]) == 0
+    one, other = (json.loads((folder / "result.json").read_text())["optimizers"] for folder in (whole, half))
+    assert one.keys() == other.keys() == {"paged", "torch"}
+    for kind in one:
+        assert other[kind]["losses"] == pytest.approx(one[kind]["losses"], rel=0.02)
