@@ -1,8 +1,8 @@
-"""FSDP2 over several processes, half of each one's optimizer state away from its device, saved and resumed:
-
-torchrun --nproc-per-node 2 examples/fsdp2.py          # once more: it goes on"""
+"""FSDP2 over several processes, half of each one's optimizer state away from its device, saved; run it again to go on:
+torchrun --nproc-per-node 2 examples/fsdp2.py"""
 
 import argparse
+import os
 from pathlib import Path
 
 import torch
@@ -19,12 +19,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--folder", type=Path, default=Path("runs/fsdp2"), help="for the checkpoint")
     options = parser.parse_args()
-    dist.init_process_group()  # gloo for tensors on a CPU, NCCL for those on GPUs
-    rank, world = dist.get_rank(), dist.get_world_size()
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     say = print if rank == 0 else lambda _: None
     device = torch.device("cuda", rank) if torch.cuda.device_count() >= world else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     torch.manual_seed(0)
     layers = (torch.nn.TransformerEncoderLayer(64, 4, 256, dropout=0.0, batch_first=True) for _ in range(4))
     model = torch.nn.Sequential(*layers).to(device)

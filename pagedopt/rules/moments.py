@@ -18,11 +18,11 @@ def moments(grad, exp_avg, exp_avg_sq, beta1, beta2):
     near = beta1 > 0.5
     exp_avg = cpu_or_cuda(
         fma(1 - beta1 if near else -beta1, grad - exp_avg, exp_avg if near else grad),
-        fma(beta1, exp_avg, (1 - beta1) * grad),
+        fma(beta1, exp_avg, fma(-beta1, grad, grad)),
     )
     exp_avg_sq = cpu_or_cuda(
         fma((1 - beta2) * grad, grad, beta2 * exp_avg_sq),
-        fma(beta2, exp_avg_sq, (1 - beta2) * (grad * grad)),
+        fma(beta2, exp_avg_sq, fma(-beta2, grad * grad, grad * grad)),
     )
     return exp_avg, exp_avg_sq
 

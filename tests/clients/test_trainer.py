@@ -180,8 +180,8 @@ def test_auto_find_batch_size(tmp_path: Path, device: str, place: str) -> None:
     made.train()
     assert made.state.train_batch_size <= 2
     assert made.state.global_step == STEPS
-    report = inner(made).memory_report()
-    assert sum(report.by_place.values()) == pytest.approx(8 * sum(p.numel() for p in made.model.parameters()), rel=0.5)
+    state, pages = 8 * sum(p.numel() for p in made.model.parameters()), 4 << 20 if device == "cuda" else 0
+    assert state <= sum(inner(made).memory_report().by_place.values()) <= 1.5 * state + pages
 
 
 if __name__ == "__main__":

@@ -244,7 +244,7 @@ def test_a_step_of_ones_own_is_compared_with(capsys: pytest.CaptureFixture[str],
     seconds = [row["seconds"] for row in planned(capsys, "--params", "1B", "--rates", file)["rows"]]
     assert [float(n) for n in found] == [pytest.approx(50 * (s - seconds[-1]), rel=0.05, abs=0.5) for s in seconds]
     assert main(["plan", "--params", "1B", "--my-step", "20 ms", "--rates", file]) == 0
-    assert f"×{1 + (seconds[0] - seconds[-1]) / 0.02:.0f} " in capsys.readouterr().out
+    assert re.search(rf"×{1 + (seconds[0] - seconds[-1]) / 0.02:.0f}\b", capsys.readouterr().out)
     for wrong in ("2", "0 ms", "soon", "-1 s"):
         assert main(["plan", "--params", "1B", f"--my-step={wrong}"]) == 2
         assert f"--my-step '{wrong}'; give a time" in capsys.readouterr().err

@@ -55,9 +55,9 @@ def settled() -> None:
 def spilled(opt: PagedAdamW) -> None:
     total = opt.memory_report().by_place["device"]
     settled()
-    free = torch.cuda.mem_get_info()[0]
+    allocated = torch.cuda.memory_allocated()
     assert opt.spill() == total
-    assert torch.cuda.mem_get_info()[0] - free >= 0.9 * total
+    assert allocated - torch.cuda.memory_allocated() >= total
     assert set(opt.memory_report().by_place) == {"host"}
     assert opt.memory_report().measured["host"] >= 0.98 * total
 
@@ -172,7 +172,7 @@ def test_the_note_beside_a_real_error_says_what_helps(shortage: Callable[[int], 
     with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory") as caught:
         batch()
     (note,) = caught.value.__notes__
-    assert note.startswith("state holds 256.0 MiB here; device_budget='128MiB' frees 128.0 MiB and costs about ")
+    assert note.startswith("state holds 256 MiB here; device_budget='128MiB' frees 128 MiB and costs about ")
     assert note.endswith("set_device_budget('128MiB')")
     del caught
     opt.set_device_budget("128MiB")
@@ -187,12 +187,12 @@ def test_a_time_lets_as_much_be_away_as_its_rates_say(access: Any, tmp_path: Pat
     rates = Rates(device=4e12, up=40e9, down=50e9, both=80e9, in_place=60e9, machine="a machine of mine")
     rates.save(tmp_path / "rates.json")
     params = parameters(shapes=((8 << 20,),) * 4)
-    said = f"1 ms by {tmp_path}/rates.json"
+    said = f"4 ms by {tmp_path}/rates.json"
     opt = PagedAdamW(params, device_budget=said, host_access=access, **ADAMW)
     steps(params, opt, 2, gaps=False)
     assert opt.memory_report().by_place == estimate(params, device_budget=said, host_access=access).by_place
     both_ways = 2 * opt.memory_report().by_place["host"]
-    assert 0.5e-3 <= both_ways / (80e9 if access == "staged" else 60e9) <= 1e-3
+    assert 2e-3 <= both_ways / (80e9 if access == "staged" else 60e9) <= 4e-3
     twins = parameters(shapes=((8 << 20,),) * 4)
     twin = PagedAdamW(twins, **ADAMW)
     steps(twins, twin, 2, gaps=False)

@@ -132,9 +132,9 @@ def extreme_values(world: World) -> None:
     """Infinities, NaN, denormal and huge numbers in gradients go where torch lets them go."""
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         p = world.param((len(EXTREMES), 5), 1, dtype)
-        opt = world.make([p])
+        opt = world.make_exact([p])
         for step in range(3):
-            p.grad = torch.tensor(EXTREMES, device=world.device).roll(step)[:, None].expand(p.shape).to(dtype)
+            p.grad = torch.tensor(EXTREMES, device=world.device).roll(step)[:, None].repeat(1, 5).to(dtype)
             opt.step()
         found = [p, *opt.state[p].values()]
         if dtype.itemsize == 2:  # rounded after every operation there, once here
@@ -148,7 +148,7 @@ def extreme_values(world: World) -> None:
 def extreme_parameters(world: World) -> None:
     """The same in parameters and in state."""
     p = torch.nn.Parameter(torch.tensor(EXTREMES, device=world.device)[:, None].repeat(1, 5))
-    opt = world.make([p])
+    opt = world.make_exact([p])
     world.train(opt, [p], range(1))
     for value in opt.state[p].values():
         if value.shape == p.shape:

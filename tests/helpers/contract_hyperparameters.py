@@ -101,7 +101,8 @@ def odd_values_at_construction(world: World) -> None:
     for label, hyper in odd_values(world):
         params = hyper.pop("params", [p := world.param((13, 5))])
         with world.tries(label):
-            opt = world.make(params, **hyper)
+            infinite = math.inf in hyper.values()
+            opt = (world.make_exact if infinite else world.make)(params, **hyper)
             world.say(f"{label}: group", {name: value for name, value in group_of(opt).items() if name in hyper})
             world.train(opt, [p], range(2))
             world.show(f"{label}: trained", opt, [p])

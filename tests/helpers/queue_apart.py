@@ -50,8 +50,10 @@ def main(options: dict[str, Any] | None) -> None:
     process = context.Process(target=child, args=(inbox, outbox), daemon=True)
     process.start()
     params, twin = parameters(shapes=SHAPES), parameters(shapes=SHAPES)
-    rival = torch.optim.AdamW(twin, lr=1e-2)
-    optimizer = torch.optim.AdamW(params, lr=1e-2) if options is None else PagedAdamW(params, lr=1e-2, **options)
+    rival = torch.optim.AdamW(twin, lr=1e-2, fused=True)
+    optimizer: Any = torch.optim.AdamW(params, lr=1e-2, fused=True)
+    if options is not None:
+        optimizer = PagedAdamW(params, lr=1e-2, **options)
     steps(params, optimizer, 3)
     steps(twin, rival, 3)
     state = optimizer.state_dict()

@@ -34,8 +34,12 @@ PLACES: dict[str, dict[str, dict[str, Any]]] = {
         "managed by the driver": {"placement": "managed-driver"},
     },
 }
-#: Of the largest magnitude: what another compiler, device or order of operations may change in a few steps.
-TOLERANCE = {torch.float32: 4 * 2**-23, torch.bfloat16: 2**-7}
+#: Of the largest magnitude: what another compiler, device or order of operations may change in a few steps.  On a GPU
+#: betas are rounded to float32 first, as torch's fused kernel has them: 1 - 0.999 is then 5e-5 of itself off.
+TOLERANCE = {
+    "cpu": {torch.float32: 4 * 2**-23, torch.bfloat16: 2**-7},
+    "cuda": {torch.float32: 64 * 2**-23, torch.bfloat16: 2**-7},
+}
 
 on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 CASES = [
@@ -74,7 +78,7 @@ def test_a_checkpoint_of_old_loads_to_the_bit_and_goes_on(written: str, device: 
             optimizer.step()
         for p, want in zip(params, case["after"], strict=True):
             far = (p.detach().cpu().double() - want.double()).abs().max()
-            assert far <= TOLERANCE[want.dtype] * float(want.double().abs().max()), name
+            assert far <= TOLERANCE[device][want.dtype] * float(want.double().abs().max()), (name, float(far))
 
 
 def assert_holds(name: str, params: list[torch.nn.Parameter], optimizer: Any, saved: dict[str, Any]) -> None:
