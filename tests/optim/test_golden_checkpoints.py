@@ -78,7 +78,10 @@ def test_a_checkpoint_of_old_loads_to_the_bit_and_goes_on(written: str, device: 
             optimizer.step()
         for p, want in zip(params, case["after"], strict=True):
             far = (p.detach().cpu().double() - want.double()).abs().max()
-            assert far <= TOLERANCE[device][want.dtype] * float(want.double().abs().max()), (name, float(far))
+            bound = TOLERANCE[device][want.dtype]
+            if case["state_format"] == "bfloat16":  # a rounding of it is 2^-8, and a step takes lr of that
+                bound += 2**-8 * case["state_dict"]["param_groups"][0]["lr"]
+            assert far <= bound * float(want.double().abs().max()), (name, float(far))
 
 
 def assert_holds(name: str, params: list[torch.nn.Parameter], optimizer: Any, saved: dict[str, Any]) -> None:
