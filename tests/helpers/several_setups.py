@@ -168,7 +168,10 @@ class Zero(Ddp):
         saved = torch.load(_file(folder, 0), weights_only=True, map_location=_device_of(model))
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizers"][0])
-        if isinstance(optimizer.optim, PagedAdamW) and not optimizer.optim.store.budget.everything:
+        if not isinstance(optimizer.optim, PagedAdamW):
+            for group in (*optimizer.param_groups, *optimizer.optim.param_groups):
+                group["fused"] = False  # that of ours came with what was saved
+        elif not optimizer.optim.store.budget.everything:
             optimizer.optim.set_device_budget(optimizer.optim.store.budget.said)
 
 
