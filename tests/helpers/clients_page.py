@@ -166,7 +166,8 @@ class Record:
     """A plugin that keeps what the tests of clients have shown.
 
     Attributes:
-        path: the file, whose parts for devices that were not there stay.
+        path: the file.  Parts for devices that were not there stay, and in others what was not run this time, if it was
+            run on such a machine with the same versions.
     """
 
     path: Path
@@ -188,12 +189,14 @@ class Record:
         record = json.loads(self.path.read_text()) if self.path.exists() else {}
         packages = dict.fromkeys(name for client in CLIENTS for name in client.packages)
         for device, outcomes in self.outcomes.items():
-            record[device] = {
+            run = {
                 "machine": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
                 "python": platform.python_version(),
                 "versions": {name: importlib.metadata.version(name) for name in packages if _installed(name)},
-                "outcomes": dict(sorted(outcomes.items())),
             }
+            before = record.get(device, {})
+            earlier = before["outcomes"] if run == {name: before.get(name) for name in run} else {}
+            record[device] = {**run, "outcomes": dict(sorted((earlier | outcomes).items()))}
         self.path.write_text(json.dumps({name: record[name] for name in sorted(record)}, indent=1) + "\n")
 
 
