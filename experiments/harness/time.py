@@ -188,15 +188,19 @@ class _CudaClock:
         torch.cuda.synchronize()
         done = time.perf_counter()
         host = (queued - begin) * 1e6
-        self.spin = max(self.spin, 100 + 2 * host * self.case.repeats)
-        return host, (done - begin) * 1e6, self._gated()
+        return host, (done - begin) * 1e6, self._gated(100 + 2 * host * self.case.repeats)
 
-    def _gated(self) -> float | None:
+    def _gated(self, need: float) -> float | None:
+        """The GPU's time per run, behind a spin of ``need`` µs or of what it took before; None if that is too long.
+
+        A call that takes seconds, such as one that compiles, is that one sample's, not the end of all.
+        """
+        spin = max(need, self.spin)
         while not self.given_up:
-            if self.spin > LONGEST_SPIN:
-                self.given_up = True
+            if spin > LONGEST_SPIN:
+                self.given_up = need <= LONGEST_SPIN
                 break
-            torch.cuda._sleep(int(self.spin * cycles_per_us(torch.cuda.current_device())))
+            torch.cuda._sleep(int(spin * cycles_per_us(torch.cuda.current_device())))
             self.start.record()
             for _ in range(self.case.repeats):
                 self.case.prepare()
@@ -206,7 +210,7 @@ class _CudaClock:
             torch.cuda.synchronize()
             if held:
                 return self.start.elapsed_time(self.end) * 1e3 / self.case.repeats
-            self.spin *= 2
+            spin = self.spin = 2 * spin
         return None
 
 

@@ -115,6 +115,7 @@ def memory(run: Run) -> Row:
     }
     peaks = {}
     for name, function in functions.items():
+        forget()  # what one way has compiled is not to serve the next
         run.free()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
@@ -122,6 +123,8 @@ def memory(run: Run) -> Row:
             out = function(work.x)
         torch.cuda.synchronize()
         peaks[name] = (torch.cuda.max_memory_allocated() - before) / 2**20
+        if peaks[name] < out.nbytes / 2**20:
+            raise RuntimeError(f"{name} returned {out.nbytes / 2**20:.1f} MiB, and its peak is {peaks[name]:.1f}")
         del out
     most = max(peaks["compiled"], peaks["reduce-overhead"])
     says = ", ".join(f"{name} {mib:.1f} MiB" for name, mib in peaks.items())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import itertools
 import math
+from time import sleep
 from typing import Any
 
 import pytest
@@ -83,3 +84,12 @@ def test_a_gate_that_never_holds_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
     assert clock.sample()[2] is None
     assert len(gpu.spins) == tried
     assert time._timing([clock.sample()] * 3).gpu is None
+
+
+def test_a_first_call_that_compiles_is_not_the_end_of_gpu_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a compiled contender would have wall times beside another's GPU times."""
+    FakeGpu(monkeypatch, host_us=0)
+    monkeypatch.setattr(time, "LONGEST_SPIN", 5_000)
+    slow = [0.02]
+    clock = time._CudaClock(time.Case("compiled", lambda: sleep(slow.pop()) if slow else None))
+    assert [sample[2] is None for sample in (clock.sample(), clock.sample(), clock.sample())] == [True, False, False]
