@@ -25,7 +25,7 @@ def test_toys_are_measured_on_a_cpu(tmp_path: Path) -> None:
 
 
 def test_what_is_committed_comes_out_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert judged("pointer_transports", "nvidia-h200") == 2
+    assert judged("pointer_transports", "nvidia-h200") == 4
     regenerated("pointer_transports", tmp_path, monkeypatch)
 
 

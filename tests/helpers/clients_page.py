@@ -23,6 +23,7 @@ from paths import ROOT
 
 PAGE = ROOT / "notes" / "clients.md"
 RAW = ROOT / "notes" / "raw" / "clients.json"
+FSDP2 = ROOT / "experiments" / "results" / "fsdp2-nvidia-h200.json"
 DEVICES = ("cpu", "cuda")
 PLACES = ("resident", "away")
 
@@ -126,7 +127,17 @@ def page() -> str:
     for name, run in record.items():
         versions = ", ".join(f"{package} {version}" for package, version in run["versions"].items())
         runs.append(f"* {name.upper()}: {run['machine']}, Python {run['python']}, {versions}")
-    return "\n".join([_HEAD.format(runs="\n".join(runs)), *(_chapter(client, record) for client in CLIENTS)])
+    chapters = [_chapter(client, record) for client in CLIENTS]
+    return "\n".join([_HEAD.format(runs="\n".join(runs)), *chapters, _iterations()])
+
+
+def _iterations() -> str:
+    (verdict,) = (measured := json.loads(FSDP2.read_text()))["verdicts"]
+    return (
+        f"An iteration of FSDP2 over two {measured['machine']['gpu']} takes {verdict['measured']:.3f} of the time of one with "
+        f"torch's fused AdamW, in turn, all state on the devices (`python -m experiments fsdp2`, bar "
+        f"{verdict['limit']:g}; [raw](../experiments/results/{FSDP2.name})).\n"
+    )
 
 
 def _chapter(client: Client, record: dict[str, Any]) -> str:
