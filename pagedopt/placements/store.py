@@ -272,10 +272,7 @@ class Store:
                 where each page is.
         """
         self.check_budget(budget, [arena.tensor for arena in self.arenas])
-        limits = limits_of(budget, self._affords, self.placement, self.host_access)
-        for device in {a.device for a in self.arenas}:
-            limits.of(device, self.on(device))  # what has to be measured may be refused, before anything is changed
-        self.limits = limits
+        self.limits = limits_of(budget, self._affords, self.placement, self.host_access)
         self._warned = False
         self.apply_budget()
 
@@ -292,7 +289,12 @@ class Store:
         if self._affords is not None and budget.seconds is not None:
             self._affords.load(budget)
         self.check_owner()
-        if budget.everything or not state or self.moves(state):
+        if budget.everything or not state:
+            return
+        if self.moves(state):
+            limits = limits_of(budget, self._affords, self.placement, self.host_access)
+            for device in {t.device for t in state} if budget.seconds is not None else ():
+                limits.of(device, self.on(device))  # what has to be measured may be refused
             return
         if self.arenas and budget.nothing and all(a.away and not a.paged for a in self.arenas):
             return

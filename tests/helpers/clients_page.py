@@ -134,8 +134,8 @@ def page() -> str:
 def _iterations() -> str:
     (verdict,) = (measured := json.loads(FSDP2.read_text()))["verdicts"]
     return (
-        f"An iteration of FSDP2 over two {measured['machine']['gpu']} takes {verdict['measured']:.3f} of the time of one with "
-        f"torch's fused AdamW, in turn, all state on the devices (`python -m experiments fsdp2`, bar "
+        f"An iteration of FSDP2 over two {measured['machine']['gpu']} takes {verdict['measured']:.3f} of the time "
+        f"of one with torch's fused AdamW, in turn, all state on the devices (`python -m experiments fsdp2`, bar "
         f"{verdict['limit']:g}; [raw](../experiments/results/{FSDP2.name})).\n"
     )
 

@@ -17,9 +17,10 @@ import torch
 from fake_pages import Card, FakePages, Result
 from optim_support import ADAMW
 
-from pagedopt import PagedAdamW, run_with_room
+from pagedopt import PagedAdamW, Rates, run_with_room
 from pagedopt.placements import choose, parts
 from pagedopt.placements.plain import DeviceArena, HostArena
+from pagedopt.planning import rates
 from pagedopt.system import driver, virtual
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -192,6 +193,18 @@ def test_where_the_host_has_no_room_all_stays(card: FakePages) -> None:
     assert opt.memory_report().placement == "device"
     train(params, opt, 2, 2)
     assert same(bits(params, opt), bits(*trained(4, placement="device")))
+
+
+def test_a_time_for_which_there_are_no_rates_is_refused_before_anything_moves(
+    card: FakePages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params, opt = trained(2)
+    before = [opt.state[p]["exp_avg"] for p in params]
+    monkeypatch.setattr(rates, "measure", lambda device: Rates(machine="one that could not be measured"))
+    with pytest.raises(ValueError, match="1 ms"):
+        opt.set_device_budget("1 ms")
+    assert all(a is opt.state[p]["exp_avg"] for a, p in zip(before, params, strict=True))
+    assert (opt.memory_report().placement, opt.store.budget.said) == ("device", None)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["copy", "file"])
