@@ -329,7 +329,8 @@ class PagedOptimizer(torch.optim.Optimizer):
         Args:
             device_budget: as at construction.
 
-        State that nobody placed goes into pages first, as with :meth:`spill`.  State that was put elsewhere (an entry
+        State that nobody placed goes into pages first, as with :meth:`spill`, all of it: the host needs room for that,
+        whatever comes back then.  State that was put elsewhere (an entry
         or tensor of ``state`` replaced) comes home: into new tensors, in memory that the budget covers.
 
         Raises:
@@ -356,7 +357,8 @@ class PagedOptimizer(torch.optim.Optimizer):
             nbytes: how much is needed, as a number or a text as ``"2GiB"``; None: all that can be given.
 
         State for which neither a placement nor a budget was asked lies in torch's own tensors; on a GPU that maps host
-        pages it goes into new tensors in such pages now, and from then on at one address back and forth.
+        pages that of as many parameters as it takes goes into new tensors in such pages now, and from then on at one
+        address back and forth.  A copy of the optimizer (deepcopy, pickle) has it in torch's tensors again.
 
         Returns:
             the bytes given back: fewer than asked for if the state on the device is less, or does not move.

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
 
 from ..placements import choose
-from ..placements.arena import Arena
-from ..placements.store import Store
+from ..placements.store import Store, Wanted
 from ..system.interrupts import Uninterrupted
 from ..tables.shards import placed_alike
 from .kept import Kept, kept
@@ -22,69 +21,87 @@ from .owner import Owner, places
 Kind = TypeVar("Kind", bound=Owner)
 
 
-def bring_home(optimizer: Owner, store: Store, on: Callable[[torch.device], bool] = lambda _: True) -> None:
+def bring_home(optimizer: Owner, store: Store) -> None:
     """Move state that lies elsewhere to where the placement has it.
 
     Each old tensor goes when its new one is filled, and an arena with the last of its tensors.
 
-    Args:
-        on: of which devices.
-
     Raises:
         MemoryError, torch.OutOfMemoryError, CudaError: there is no room; what has not come yet stays where it is.
     """
-    away = [
-        (of.wanted(p, key, tensor.dtype), tensor)
-        for p, tensors in _whole_state(optimizer).items()
-        if on(p.device) and not all(store.is_home(tensor) for _, tensor in tensors.values())
-        for key, (of, tensor) in tensors.items()
-    ]
+    away = _elsewhere(optimizer, store)
     if not away:
         return
     made = store.create([wanted for wanted, _ in away])
-    for ((p, name, *_), _), tensor in zip(away, made, strict=True):
-        with Uninterrupted():
-            copy_values([(tensor, optimizer.state[p][name])], store, torch.empty(0, device="cpu"))
-            optimizer.state[p][name] = tensor
+    with _idle(tensor.device for _, tensor in away):
+        for ((p, name, *_), _), tensor in zip(away, made, strict=True):
+            with Uninterrupted():
+                copy_values([(tensor, optimizer.state[p][name])], store, torch.empty(0, device="cpu"))
+                optimizer.state[p][name] = tensor
     store.forget(state_tensors(optimizer))
 
 
 def into_pages(optimizer: Owner, store: Store, nbytes: int | None = None) -> int:
     """Send state away that nobody placed and that lies in torch's own tensors; returns the bytes given back.
 
-    All of it goes into new tensors in pages that move, and what is more than ``nbytes`` (None: nothing is) comes back,
-    as far as there is room.
+    That of the last parameters, ``nbytes`` or little more (None: all), goes into new tensors in pages that move.  The
+    old tensors go when all new ones are filled, so that what fails or is interrupted has changed nothing.
 
     Raises:
-        MemoryError, CudaError: the host has no room; what has not gone yet stays where it is.
+        MemoryError, CudaError: the host has no room.
     """
-
-    def plain() -> int:
-        return sum(t.nbytes for t in state_tensors(optimizer) if choose.moves_on_demand(t.device) and store.is_plain(t))
-
-    if not store.is_unplaced() or not (before := plain()):
+    if not store.is_unplaced():
         return 0
-    there = set(store.arenas)
     with store.all_away():
-        bring_home(optimizer, store, choose.moves_on_demand)
-    given = before - plain()
+        away, given = _last(_elsewhere(optimizer, store), nbytes)
+        made = store.create([wanted for wanted, _ in away]) if away else []
+    try:
+        with _idle(tensor.device for _, tensor in away):
+            for (_, old), new in zip(away, made, strict=True):
+                copy_values([(new, old)], store, torch.empty(0, device="cpu"))
+        with Uninterrupted():
+            for ((p, name, *_), _), new in zip(away, made, strict=True):
+                optimizer.state[p][name] = new
+    finally:
+        del made
+        away.clear()
+        store.forget(state_tensors(optimizer))
     torch.cuda.empty_cache()  # it is free for torch; pages and other processes need the driver to have it
-    if nbytes is not None:
-        for arena in (a for a in store.arenas if a.paged and a not in there):
-            given -= _take_back(arena, given - nbytes)
     return given
 
 
-def _take_back(arena: Arena, nbytes: int) -> int:
-    """Bring pages that are away to the device, no more than so many bytes, if there is room; returns how many came."""
-    first, sizes = arena.resident, arena.layout.page_bytes()
-    last, left = first, nbytes
-    while last < len(sizes) and int(sizes[last]) <= left:
-        left -= int(sizes[last])
-        last += 1
-    with contextlib.suppress(torch.OutOfMemoryError):
-        arena.move(last)
-    return int(sizes[first : arena.resident].sum())
+def _elsewhere(optimizer: Owner, store: Store) -> list[tuple[Wanted, torch.Tensor]]:
+    """State that is not where the placement has it, with what is wanted there."""
+    return [
+        (of.wanted(p, key, tensor.dtype), tensor)
+        for p, tensors in _whole_state(optimizer).items()
+        if not all(store.is_home(tensor) for _, tensor in tensors.values())
+        for key, (of, tensor) in tensors.items()
+    ]
+
+
+def _last(away: list[tuple[Wanted, torch.Tensor]], nbytes: int | None) -> tuple[list[tuple[Wanted, torch.Tensor]], int]:
+    """Of state that moves on demand that of the last parameters, so many bytes or little more, and how many."""
+    found, given, last = [], 0, None
+    for wanted, tensor in reversed(away):
+        if nbytes is not None and given >= nbytes and wanted.param is not last:
+            break
+        if choose.moves_on_demand(tensor.device):
+            found.append((wanted, tensor))
+            given, last = given + tensor.nbytes, wanted.param
+    return found[::-1], given
+
+
+@contextlib.contextmanager
+def _idle(devices: Iterable[torch.device]) -> Iterator[None]:
+    """A block before and behind which GPUs are waited for: other streams may still write what it copies, and what it
+    lets go is memory of theirs."""
+    gpus = {device for device in devices if device.type == "cuda"}
+    for device in gpus:
+        torch.cuda.synchronize(device)
+    yield
+    for device in gpus:
+        torch.cuda.synchronize(device)
 
 
 def _whole_state(optimizer: Owner) -> dict[torch.Tensor, dict[str, tuple[Kept, torch.Tensor]]]:

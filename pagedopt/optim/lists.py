@@ -65,8 +65,8 @@ class Lists:
         grads = [p.grad for p in self._params]
         for i in self.odd:
             grads[i] = shards.get(self._params[i], grads[i])
-            if (g := grads[i]) is not None and g.is_complex():
-                grads[i] = as_real(g.detach())
+            if (g := grads[i]) is not None and (g.is_complex() or self._params[i].is_complex()):
+                grads[i] = as_real(g.detach() if g.is_complex() else g.detach().to(self._params[i].dtype))
         if laid_out:
             grads = [_alike(g, p) for g, p in zip(grads, self.params, strict=True)]
         return tuple(grads)

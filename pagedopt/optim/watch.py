@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
 from typing import Any
@@ -47,12 +47,13 @@ class Watch:
         """How long each entry of state is, and its values name by name: a third faster than to ask for the names.
 
         Where names are not the same in all, names and values; where one entry ends is not asked, as no name stands
-        twice in one.
+        twice in one.  What is no entry (users keep what they like in ``state``) has nothing inside.
         """
-        entries = optimizer.state.values()
+        entries: Iterable[Any] = optimizer.state.values()
         if self._values:
             return (*map(len, entries), *chain.from_iterable(map(get, entries) for get in self._values))
-        return (*chain.from_iterable(entries), *chain.from_iterable(map(dict.values, entries)))
+        entries = [entry for entry in entries if isinstance(entry, Mapping)]
+        return (*chain.from_iterable(entries), *chain.from_iterable(entry.values() for entry in entries))
 
 
 def _outside(optimizer: Owner) -> tuple[object, ...]:
@@ -67,5 +68,6 @@ def _outside(optimizer: Owner) -> tuple[object, ...]:
 
 def _values(entries: Sequence[Any]) -> tuple[Callable[[Any], Any], ...]:
     """What gets the value of each name, if all entries have the same names."""
-    names = entries[0].keys() if entries else ()
-    return tuple(map(itemgetter, names)) if all(entry.keys() == names for entry in entries) else ()
+    if not entries or not all(isinstance(entry, Mapping) and entry.keys() == entries[0].keys() for entry in entries):
+        return ()
+    return tuple(map(itemgetter, entries[0]))

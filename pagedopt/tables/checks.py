@@ -12,6 +12,14 @@ import torch
 from .columns import TensorList, is_dense, same_layout
 
 
+class ShapeError(ValueError, RuntimeError):
+    """Tensors that belong together have other shapes: a wrong value here, for torch's operations a RuntimeError."""
+
+
+class DtypeError(TypeError, RuntimeError):
+    """Tensors that belong together have other dtypes: a wrong type here, for torch's operations a RuntimeError."""
+
+
 class LayoutError(ValueError):
     """A tensor has the right shape; its numbers lie otherwise than the first list's, or are not in memory at all."""
 
@@ -110,7 +118,7 @@ class Common:
         tensor = self._tensor(j, i, value)
         shape, strides = (listed[i] for listed in self._layout(j))
         if tensor.shape != shape:
-            self.fail(ValueError, j, i, f"has shape {tuple(tensor.shape)}, the table has {tuple(shape)}")
+            self.fail(ShapeError, j, i, f"has shape {tuple(tensor.shape)}, the table has {tuple(shape)}")
         if tensor.numel() > 1 and not same_layout(shape, tensor.stride(), strides):
             self.fail(
                 LayoutError, j, i,
@@ -123,7 +131,7 @@ class Common:
         if self.dtypes[j] is None:
             self.dtypes[j] = tensor.dtype
         if tensor.dtype is not self.dtypes[j]:
-            self.fail(TypeError, j, i, f"is {tensor.dtype}, the list is {self.dtypes[j]}")
+            self.fail(DtypeError, j, i, f"is {tensor.dtype}, the list is {self.dtypes[j]}")
 
 
 def check_overlap(common: Common, writes: Collection[int], addresses: npt.NDArray[np.uint64]) -> None:

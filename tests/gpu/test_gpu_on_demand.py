@@ -64,9 +64,9 @@ def spilled(opt: PagedAdamW) -> None:
 
 def spilled_in_part(opt: PagedAdamW) -> None:
     total = opt.memory_report().by_place["device"]
-    assert 10 * MiB <= opt.spill("10MiB") <= 10 * MiB + total // 4
+    assert 10 * MiB <= opt.spill("10MiB") <= 10 * MiB + 17_000_000, "a parameter's more at most"
     by_place = opt.memory_report().by_place
-    assert by_place["device"] >= total - 10 * MiB - total // 4
+    assert by_place["device"] >= total - 10 * MiB - 17_000_000
 
 
 def budgeted(opt: PagedAdamW) -> None:
@@ -94,10 +94,10 @@ def test_it_moves_when_it_has_to(act: Callable[[PagedAdamW], None], access: Any)
     params, opt = trained(3, host_access=access)
     assert opt.memory_report().placement == estimate(params).placement == "device"
     act(opt)
-    assert opt.memory_report().placement == "mapped"
-    addresses = [t.data_ptr() for p in params for t in opt.state[p].values() if t.is_cuda]
     steps(params, opt, 4, first=3)
     opt.spill()
+    assert opt.memory_report().placement == "mapped"
+    addresses = [t.data_ptr() for p in params for t in opt.state[p].values() if t.is_cuda]
     opt.set_device_budget("all")
     assert [t.data_ptr() for p in params for t in opt.state[p].values() if t.is_cuda] == addresses
     assert same(everything(params, opt), everything(*trained(7)))

@@ -197,7 +197,7 @@ def its_class(world: World) -> None:
 @scenario(CHAPTER)
 def state_as_a_mapping(world: World) -> None:
     """``state`` is empty before the first step, has one entry per parameter then, in torch's order of names; keys of
-    one's own stay beside them."""
+    one's own stay beside them, whatever they are of."""
     params = world.params(SHAPES)
     opt = world.make(params)
     world.say("before", len(opt.state))
@@ -207,7 +207,10 @@ def state_as_a_mapping(world: World) -> None:
     world.say("names", [list(opt.state[p]) for p in params])
     opt.state[params[1]]["mine"] = torch.arange(3, device=world.device)
     opt.state["everybody's"] = {"count": 3}
+    opt.state["a number"], opt.state["a tensor"], opt.state["a text"] = 3, torch.ones(2), "mine"
     world.train(opt, params, range(3, 5))
+    opt.state["a number"] = 4
+    world.train(opt, params, range(5, 7))
     world.show("trained", opt, params)
     world.say("keys", [key if isinstance(key, str) else "a parameter" for key in opt.state_dict()["state"]])
 

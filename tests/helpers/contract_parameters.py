@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -207,6 +208,10 @@ CHANGES: dict[str, Callable[[Any], None]] = {
 }
 
 
+#: Changes that are tried with the old gradient left, too.
+LEFT = ("moved", "other strides", "grown", "shrunk", "to one element", "to nothing", "half", "bfloat16", "double")
+
+
 def _changed(world: World, label: str, change: Callable[[Any], None], kept_grad: bool = False, **hyper: Any) -> None:
     """One parameter of three is changed between two steps, and what follows is said; nothing where it is refused."""
     params = [world.param((13, 18), i) for i in range(3)]
@@ -240,9 +245,7 @@ def changed_between_steps(world: World) -> None:
 @scenario(CHAPTER)
 def changed_with_its_gradient_left(world: World) -> None:
     """The same with the old gradient left where it was, and then new ones."""
-    for label in (
-        "moved", "other strides", "grown", "shrunk", "to one element", "to nothing", "half", "bfloat16", "double",
-    ):  # fmt: skip
+    for label in LEFT:
         _changed(world, label, CHANGES[label], kept_grad=True)
 
 
@@ -277,10 +280,11 @@ def complex_between_steps(world: World) -> None:
         ("complex128", torch.complex64, lambda t: t.to(torch.complex128)),
         ("conjugated", torch.complex64, lambda t: t.conj()),
     ):
-        for left in (False, True):
+        for left, kept in itertools.product((False, True), (True, False) if "momentum" in world.known else (True,)):
             name = f"{label}, the gradient left" if left else label
+            name += "" if kept else ", no momentum"
             params = [world.param((13, 18), i, kind) for i in range(2)]
-            opt = world.make(params)
+            opt = world.make(params, **({} if kept else {"momentum": 0, "dampening": 0}))
             world.train(opt, params, range(2))
             params[0].data = change(params[0].data)
             with world.tries(name):
@@ -298,6 +302,8 @@ def changed_without_momentum(world: World) -> None:
     plain: dict[str, Any] = {"momentum": 0, "dampening": 0} if "momentum" in world.known else {}
     for label, change in CHANGES.items():
         _changed(world, label, change, **plain)
+        if plain and label in LEFT:
+            _changed(world, f"{label}, its gradient left", change, kept_grad=True, **plain)
 
 
 @scenario(CHAPTER)
