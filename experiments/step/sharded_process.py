@@ -90,7 +90,8 @@ class Training:
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         for part in (*self.model, self.model):
             fully_shard(part, mesh=mesh, mp_policy=policy)
-        self.optimizer = kind(self.model.parameters(), **HYPER)
+        # At the learning rate of toys a stack so deep diverges; infinities would be quicker to multiply.
+        self.optimizer = kind(self.model.parameters(), **{**HYPER, "lr": 1e-6})
 
     def iteration(self, number: int) -> tuple[float, float, float]:
         """The loss, and microseconds of forward, backward and step together, and of the step alone."""
