@@ -139,8 +139,8 @@ def _iterations() -> str:
     tenths = statistics.quantiles(ratios, n=10)
     return (
         f"An iteration of FSDP2 over two {measured['machine']['gpu']} takes {verdict['measured']:.3f} of the time of\n"
-        f"one with torch's fused AdamW, in turn, all state on the devices (median of {len(ratios)} turns, of which four\n"
-        f"fifths lie between {tenths[0]:.2f} and {tenths[-1]:.2f}; `python -m experiments fsdp2`, bar "
+        f"one with torch's fused AdamW, in turn, all state on the devices (median of {len(ratios)} turns,\n"
+        f"of which four fifths lie between {tenths[0]:.2f} and {tenths[-1]:.2f}; `python -m experiments fsdp2`, bar "
         f"{verdict['limit']:g};\n[raw](../experiments/results/{FSDP2.name})).\n"
     )
 
