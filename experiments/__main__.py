@@ -34,7 +34,8 @@ def main(arguments: Sequence[str]) -> int:
     found = question.find(name)
     if found is None:
         names = ", ".join(experiment.name for experiment in question.every())
-        print(f"there is no experiment {arguments[0]!r}; there are {names}", file=sys.stderr)
+        meant = f" (did you mean {' or '.join(near)}?)" if (near := question.near(name)) else ""
+        print(f"there is no experiment {arguments[0]!r}{meant}; there are {names}", file=sys.stderr)
         return 2
     experiment, part = found
     return run(experiment, rest, part)

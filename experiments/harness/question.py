@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import pkgutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -138,6 +139,19 @@ def find(name: str) -> tuple[Experiment, str | None] | None:
         if name in getattr(module, "PARTS", ()):
             return Experiment.of(module), name
     return None
+
+
+def near(name: str) -> list[str]:
+    """Names of experiments and questions that somebody may mean who gives one that there is not.
+
+    Those of the folder of this name; else those that are spelled much like it.
+    """
+    within = {path: importlib.import_module(path) for path, _ in modules() if name in path.split(".")[1:]}
+    if found := [Experiment.of(module).name for module in within.values() if _asks(module)]:
+        return sorted(found)
+    there = every()
+    names = {each.name for each in there} | {part.name for each in there for part in each.questions}
+    return difflib.get_close_matches(name, sorted(names))
 
 
 def _asks(module: ModuleType) -> bool:

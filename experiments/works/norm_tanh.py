@@ -124,9 +124,9 @@ def on_cpu() -> Callable[[Any, Any], None]:
     import numba
     import numpy as np
 
-    from pagedopt.kernels import numba_numbers
+    from pagedopt import kernels
 
-    pointer: Any = numba_numbers.pointer
+    pointer: Any = kernels.pointer
 
     @numba.njit
     def norm_tanh(address, out):

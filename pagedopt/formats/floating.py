@@ -102,7 +102,8 @@ def check_format(state_format: StateFormat, states: Collection[str] | None = Non
         states: the names of state there may be; None: any.
 
     Raises:
-        ValueError: a format is unknown, or does not begin at zero, or one is given for a state that there is not.
+        ValueError: a format is unknown, or does not begin at zero, or its ``encode`` and ``decode`` are not what its
+            text does, or one is given for a state that there is not.
         TypeError: something is neither a format nor a name.
     """
     chosen = state_format.values() if isinstance(state_format, Mapping) else [state_format]
@@ -112,12 +113,17 @@ def check_format(state_format: StateFormat, states: Collection[str] | None = Non
         ):
             raise ValueError(f"state_format is {one!r}; there are {', '.join(FORMATS)}, or None (as the parameter)")
         if one is not None and not isinstance(one, str | torch.dtype | Format):
+            a_class = isinstance(one, type) and issubclass(one, Format)
             raise TypeError(
-                f"state_format is {one!r}; give a name ({', '.join(FORMATS)}), a dtype, a pagedopt.formats.Format, or "
-                "None"
+                f"state_format is {one!r}; give a name ({', '.join(FORMATS)}), a dtype, a pagedopt.formats.Format"
+                f"{f' (an object: {one.__name__}())' if a_class else ''}, or None"
             )
         if isinstance(one, Format):
             one.check_zeros()
+            if isinstance(one, ElementFormat) and one not in NUMBERS:
+                from .sample import check_sample  # Numba is loaded for those alone who bring such a format
+
+                check_sample(one)
     if states is None or not isinstance(state_format, Mapping):
         return
     if unknown := [name for name in state_format if name not in states]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from ..tables.format import Column
+from .text import check_text
 
 #: The most elements of a block, and bytes of an entry: chunks of work and parameters in pages begin at multiples.
 MOST = 1024
@@ -41,7 +42,8 @@ class Format:
     ``numba_load`` and ``numba_store`` are statements on a block: they fill ``x``, or store it, ``live`` elements that
     begin at number ``index`` of parameter ``row``.  Columns are arrays under their names (``elements`` for one without
     a name; floats of 16 bits as their bits, uint16), cut so that they begin with the block.  There are ``np``, the
-    arithmetic type ``S``, ``seed``, and the functions ``float_of`` (uint32 bits) and ``bits_of`` (a float32), too.
+    arithmetic type ``S``, ``seed``, the functions ``float_of`` (uint32 bits) and ``bits_of`` (a float32), those of
+    rules (``element_sqrt``, ``element_abs``, …), and what Python has built in: no other names.
 
     Attributes:
         name: for people.
@@ -79,6 +81,12 @@ class Format:
             raise ValueError(f"{what}: arithmetic is {self.arithmetic}; it must be torch.float32 or torch.float64")
         for column in self.columns:
             self._check_column(column)
+        self._check_texts()
+
+    def _check_texts(self) -> None:
+        names = {"x", "live", "row", "index", "seed", "np", "S", *(c.name or "elements" for c in self.columns)}
+        for name in ("numba_load", "numba_store"):
+            check_text(f"format {self.name!r}: {name}", getattr(self, name), names, "exec")
 
     def _check_column(self, column: Column) -> None:
         what = f"column {column.name!r} of format {self.name!r}"
@@ -136,7 +144,13 @@ class ElementFormat(Format):
         cuda_type: the C++ type of an element, for ``load_as<S, T>`` and ``store_as<T, S>`` of ``kernels/numbers.cuh``.
         cuda_text: those two, if the kernels do not have them.
         numba_type: the NumPy type as which an element is read.
-        numba_load, numba_store: expressions, in which ``{}`` is what is read, or what is to be stored.
+        numba_load, numba_store: expressions, in which ``{}`` is what is read, or what is to be stored.  They become
+            part of a rule's own text, so NumPy is ``_np`` there; there are the arithmetic type ``S``, ``_numbers``
+            (``from_half``, ``to_half``, ``from_bfloat16``, ``to_bfloat16``), ``float_of``, ``bits_of``, the functions
+            of rules (``element_sqrt``, …), and what Python has built in: no other names.
+
+    One that does more than convert, for example scale, defines :meth:`encode` and :meth:`decode` to do the same: an
+    optimizer compares them with the text before it takes the format.
     """
 
     numba_type: str = ""
@@ -149,6 +163,19 @@ class ElementFormat(Format):
     def plain(self) -> bool:
         """It is."""
         return True
+
+    def _check_texts(self) -> None:
+        what = f"format {self.name!r}"
+        check_text(f"{what}: numba_type", self.numba_type, {"_np"}, "eval")
+        for name in ("numba_load", "numba_store"):
+            text = getattr(self, name)
+            try:
+                filled = text.format("x")
+            except (LookupError, ValueError, AttributeError) as error:
+                raise ValueError(f"{what}: {name} is {text!r}; braces but {{}} are doubled ({error!r})") from None
+            if text and filled == text:
+                raise ValueError(f"{what}: {name} is {text!r}; it needs {{}}, which stands for the element")
+            check_text(f"{what}: {name}", filled, {"x", "_np", "_numbers", "S"}, "eval")
 
     @property
     def dtype(self) -> torch.dtype:

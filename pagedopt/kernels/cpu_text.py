@@ -155,10 +155,38 @@ def norm_source(form: Format, number: torch.dtype, order: int) -> str:
     return _module(f"norm{order}", 2, number, lines)
 
 
+_SAMPLE = """\
+import numpy as _np
+from numba import njit as _njit
+from pagedopt.kernels import numba_numbers as _numbers
+from pagedopt.kernels.numba_numbers import {functions}asked as _asked
+
+S = _np.{number}
+
+@_njit(error_model="numpy")
+def kernel(_entries, _loaded, _stored):
+    for _i in range(len(_entries)):
+        _loaded[_i] = {load}
+        _stored[_i] = {store}
+"""
+
+
+def sample_source(form: Format) -> str:
+    """The Python text of a kernel that loads entries of a plain format, and stores anew what it has loaded."""
+    load, store = form.numba_load.format("_entries[_i]"), form.numba_store.format("_loaded[_i]")
+    number = str(form.arithmetic).removeprefix("torch.")
+    return _SAMPLE.format(functions=_functions(f"{load} {store}"), number=number, load=load, store=store)
+
+
+def _functions(text: str) -> str:
+    """What a generated text calls of ``numba_numbers``, as its line of imports has them."""
+    calls = re.findall(r"\b(element_\w+|float_of|bits_of)\(", text)
+    return "".join(f"{f}, " for f in sorted(set(calls)))
+
+
 def _module(name: str, lists: int, number: torch.dtype, lines: list[str], formats: str = "") -> str:
     """A generated module whose kernel runs ``lines`` for every chunk; ``formats`` defines functions that they call."""
-    calls = re.findall(r"\b(element_\w+|float_of|bits_of)\(", "\n".join([formats, *lines]))
-    functions = "".join(f"{f}, " for f in sorted(set(calls)))
+    functions = _functions("\n".join([formats, *lines]))
     body = "\n".join(" " * 8 + line for line in lines)
     kind = str(number).removeprefix("torch.")
     text = _MODULE.format(name=name, functions=functions, number=kind, lists=lists, body=body, formats=formats)

@@ -10,7 +10,17 @@ from numba.extending import intrinsic
 
 @intrinsic
 def pointer(typing_context, address):
-    """An integer address as a void pointer, for ``numba.carray``."""
+    """An address as what ``numba.carray`` takes for one, inside of functions that Numba compiles.
+
+    Args:
+        address: int64 or uint64, a word of :attr:`~pagedopt.DeviceTable.rows`.
+
+    Returns:
+        a void pointer; the dtype is the one that ``carray`` is given.  Nothing keeps the memory alive.
+
+    Example:
+        >>> x = numba.carray(pointer(rows[i, 0]), rows[i, 1], np.float32)
+    """
 
     def generate(context, builder, signature, arguments):
         return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))

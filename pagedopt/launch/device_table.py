@@ -33,6 +33,9 @@ class DeviceTable(PointerTable):
     Raises:
         ValueError, TypeError: see :class:`PointerTable`; a transport that passes tables by value, or none.
 
+    What a kernel of your own writes does not count as an operation of autograd: call
+    ``torch.autograd.graph.increment_version`` for each tensor it has overwritten.
+
     Example:
         >>> scale = cupy.RawKernel(r'''
         ... extern "C" __global__ void scale(const unsigned long long* rows, float by) {
@@ -41,8 +44,11 @@ class DeviceTable(PointerTable):
         ...     for (long long i = threadIdx.x; i < (long long)row[1]; i += blockDim.x) x[i] *= by;
         ... }''', "scale")
         >>> table = pagedopt.DeviceTable([tensors], writes=[0])
-        >>> with table.rows_on_device() as rows:
-        ...     scale((len(table),), (256,), (rows, cupy.float32(2)))
+        >>> stream = cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)
+        >>> with stream, table.rows_on_device() as rows:
+        ...     scale((len(table),), (256,), (rows, cupy.float32(2)))  # of a table that is not empty
+
+    CONTRIBUTING.md has one for tables of any size, and one for Numba.
     """
 
     def __init__(self, lists: Sequence[TensorList], *, writes: Sequence[int] = (), transport: Kind = "managed") -> None:
@@ -55,6 +61,12 @@ class DeviceTable(PointerTable):
                 raise ValueError(
                     f"transport {transport!r} passes tables by value; a kernel of your own needs one in memory"
                 )
+
+    def __repr__(self) -> str:
+        """In one line: lists, tensors of each, where, and which lists a kernel overwrites."""
+        dtypes = ", ".join("none" if d is None else str(d).removeprefix("torch.") for d in self.dtypes)
+        size = f"{len(self.dtypes)} x {len(self)} tensors"
+        return f"DeviceTable({size} ({dtypes}) on {self.device}, writes={list(self.writes)})"
 
     @property
     def rows(self) -> npt.NDArray[np.int64]:

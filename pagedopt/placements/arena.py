@@ -29,9 +29,10 @@ class Arena:
     Attributes:
         tensor: the whole range as uint8, on ``device``; for its address, as users get tensors of their own memory.
 
-    A subclass from outside of this package is a placement like any other: ``PagedAdamW(placement=TheClass)``.  It makes
-    ``tensor`` in its ``__init__``, says in the attributes below what it can do, and overrides :meth:`move` if it is
-    ``paged``.  It has to be a name of its module, so that an optimizer with it can be pickled.
+    A subclass from outside of this package is a placement like any other: ``PagedAdamW(placement=TheClass)``.  Its
+    ``__init__`` calls ``super().__init__`` and makes ``tensor``, zeroed.  The class says in the attributes below what
+    it can do, and overrides :meth:`move` if it is ``paged``.  It has to be a name of its module, so that an optimizer
+    with it can be pickled.
 
     Raises:
         MemoryError: there is no room, or it would be taken from others; the text says what to do.

@@ -32,6 +32,8 @@ ARENAS: dict[str, dict[str, type[Arena]]] = {
 }
 PLACEMENTS = tuple(dict.fromkeys(name for arenas in ARENAS.values() for name in arenas))
 HOST_ACCESS = get_args(HostAccess)
+#: Bytes of a range that are looked at for zeros, from the first to the last.
+_LOOKED_AT = 18
 
 
 def check_placement(placement: Any, budget: Budget, host_access: str | None) -> None:
@@ -70,8 +72,9 @@ def _check_kind(placement: Any) -> None:
             )
         return
     if isinstance(placement, Arena):
+        name = type(placement).__name__
         raise TypeError(
-            f"placement is an object of {type(placement).__name__}; give the class: arenas are made when state is"
+            f"placement is an object of {name}; give the class, placement={name}: arenas are made when state is"
         )
     if not isinstance(placement, type) or not issubclass(placement, Arena):
         raise TypeError(f"placement is {placement!r}; give a subclass of pagedopt.placements.Arena, or one of {known}")
@@ -80,6 +83,13 @@ def _check_kind(placement: Any) -> None:
             f"placement is {placement.__name__}, of which no arena can be made; give a subclass of Arena that makes "
             "its tensor and is not plain"
         )
+    if placement.paged and placement.granule < 1:
+        raise TypeError(
+            f"placement {placement.__name__} is paged, and its granule is {placement.granule}; give the class the "
+            "bytes of which page boundaries are multiples, e.g. granule = 1 << 16"
+        )
+    if placement.paged and placement.move is Arena.move:
+        raise TypeError(f"placement {placement.__name__} is paged, and its pages cannot move; define move(resident)")
 
 
 def _refusal_of(kind: type[Arena], budget: Budget) -> str:
@@ -188,7 +198,8 @@ def create(
     Raises:
         MemoryError, torch.OutOfMemoryError: there is no room; nothing stays allocated.
         CudaError: no placement can be had.
-        TypeError: a class of one's own makes no tensor for its range.
+        TypeError: a class of one's own makes no tensor for its range, or leaves out what its base does.
+        ValueError: its tensor is not zeroed.
     """
     candidates = stand_ins(placement, device, budget)
     asked = ARENAS.get(device.type, {}).get(placement) if isinstance(placement, str) else placement
@@ -217,16 +228,36 @@ def _make(
 ) -> Arena | None:  # fmt: skip
     if kind.plain:
         return None
+    own = kind not in _SHIPPED
     layout = lay_out(numels, itemsizes, kind.granule, kind.stretch, spare, block)
     if parts.serves(kind, layout, device):
         kind, layout = parts.PARTS[kind], lay_out(numels, itemsizes, block=block)
     resident = divide([*((type(a), a.layout) for a in before), (kind, layout)], budget)[-1]
     arena = kind(layout, device, resident)
-    made = getattr(arena, "tensor", None)
-    if not isinstance(made, torch.Tensor) or made.dtype is not torch.uint8 or made.numel() != layout.nbytes:
-        raise TypeError(f"{kind.__name__} made no tensor of {layout.nbytes:,} bytes (uint8); its __init__ has to")
+    if own:
+        _check_made(arena, layout.nbytes)
     parts.note(arena)
     return arena
+
+
+def _check_made(arena: Arena, nbytes: int) -> None:
+    """See that a class of one's own has made what it has to; of its bytes a few are looked at."""
+    name, made = type(arena).__name__, getattr(arena, "tensor", None)
+    if not all(hasattr(arena, each) for each in ("layout", "device", "resident")):
+        raise TypeError(
+            f"{name} has no layout, device and resident; its __init__ has to call "
+            "super().__init__(layout, device, resident)"
+        )
+    if not isinstance(made, torch.Tensor) or made.dtype is not torch.uint8 or made.numel() != nbytes:
+        raise TypeError(f"{name} made no tensor of {nbytes:,} bytes (uint8); its __init__ has to")
+    count = _LOOKED_AT if nbytes else 0
+    places = torch.linspace(0, nbytes - 1, count, dtype=torch.float64, device="cpu").long()
+    for at, byte in zip(places.tolist(), made.view(-1)[places.to(made.device)].tolist(), strict=True):
+        if byte:
+            raise ValueError(
+                f"{name} made a tensor that is not zeroed: byte {at:,} of {nbytes:,} is {byte}; state begins as zeros: "
+                "make it with torch.zeros, or zero it in __init__"
+            )
 
 
 def is_plain(device: torch.device, placement: Placement, budget: Budget) -> bool:

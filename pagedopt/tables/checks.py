@@ -134,6 +134,21 @@ class Common:
             self.fail(DtypeError, j, i, f"is {tensor.dtype}, the list is {self.dtypes[j]}")
 
 
+def checked_writes(writes: Collection[int], lists: int) -> tuple[int, ...]:
+    """Indices of the lists that are overwritten, of ``lists`` of them.
+
+    Raises:
+        TypeError: they are no collection of integers.
+        ValueError: there is no such list.
+    """
+    if not isinstance(writes, Collection) or not all(isinstance(j, int | np.integer) for j in writes):
+        raise TypeError(f"writes is {writes!r}; give the indices of the lists that are overwritten, e.g. writes=[0]")
+    if wrong := [int(j) for j in writes if not 0 <= j < lists]:
+        there = f"0 to {lists - 1}" if lists > 1 else "0 alone" if lists else "none, as there is no list"
+        raise ValueError(f"writes names list {', '.join(map(str, wrong))}; there is {there}")
+    return tuple(int(j) for j in writes)
+
+
 def check_overlap(common: Common, writes: Collection[int], addresses: npt.NDArray[np.uint64]) -> None:
     """See that what is written shares memory only with the same row of another list, exactly.
 

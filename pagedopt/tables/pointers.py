@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .checks import Common, check_overlap
+from .checks import Common, check_overlap, checked_writes
 from .columns import Layout, Located, TensorList, Tensors, has_memory
 from .format import PLACES
 from .layout import Geometry, HostTable, choose_geometry
@@ -60,8 +60,10 @@ class PointerTable:
             tensor's elements it begins.
 
     Raises:
-        ValueError: lengths, shapes, strides or devices differ, or tensors are not dense or overlap.
-        TypeError: something is no tensor, is sparse, or the dtypes of a list differ.
+        ValueError: lengths, shapes, strides or devices differ, or tensors are not dense or overlap; ``writes`` has a
+            number that no list has.
+        TypeError: something is no tensor, is sparse, or the dtypes of a list differ; ``writes`` is no collection of
+            integers.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class PointerTable:
         places: bool = False,
     ) -> None:
         self.names = list(names) if names else [f"list {i}" for i in range(len(lists))]
-        self.writes = tuple(writes)
+        self.writes = checked_writes(writes, len(lists))
         lists = [tuple(x) for x in lists]  # the caller's may change, or make its tensors when it is asked for them
         if not lists or any(len(x) != len(lists[0]) for x in lists):
             sizes = ", ".join(f"{name}: {len(x)}" for name, x in zip(self.names, lists, strict=False))

@@ -41,7 +41,7 @@ def check_transport(kind: Any) -> None:
 
     Raises:
         ValueError: there is no transport of that name.
-        TypeError: it is neither a name nor a class of transports.
+        TypeError: it is neither a name nor a class of transports, or a class without ``kind`` or ``lend``.
     """
     known = ", ".join(sorted(TRANSPORTS))
     if isinstance(kind, str):
@@ -50,11 +50,16 @@ def check_transport(kind: Any) -> None:
                 f"transport is {kind!r}; there are {known}, or a subclass of pagedopt.transports.Transport"
             )
     elif isinstance(kind, Transport):
+        name = type(kind).__name__
         raise TypeError(
-            f"transport is an object of {type(kind).__name__}; give the class here: each device gets one of its own"
+            f"transport is an object of {name}; give the class here, transport={name}: each device gets one of its own"
         )
     elif not isinstance(kind, type) or not issubclass(kind, Transport) or kind is Transport:
         raise TypeError(f"transport is {kind!r}; give a subclass of pagedopt.transports.Transport, or one of {known}")
+    elif missing := sorted(kind.__abstractmethods__):
+        raise TypeError(
+            f"transport {kind.__name__} has no {' and no '.join(missing)}; a transport defines kind and lend"
+        )
 
 
 def over_link(kind: Kind | Transport) -> bool:
@@ -91,7 +96,7 @@ def shared(kind: Kind | Transport, device: int) -> Transport:
     if isinstance(kind, Transport):
         return kind
     check_transport(kind)  # what is none may not even be hashed
-    return _shared(kind, device)  # type: ignore[arg-type] # a class can be hashed
+    return _shared(kind, device)
 
 
 @functools.cache

@@ -54,7 +54,7 @@ class PooledTransport(Transport):
     def lend(self, table: HostTable, stream: int) -> Lent:
         if table.words.nbytes > SMALL:
             return self._way.lend(table, stream)
-        places = _places(type(self._way), self.device)  # type: ignore[arg-type] # a class can be hashed
+        places = _places(type(self._way), self.device)
         place = places.take(table.words.nbytes)
         try:
             self._way.publish(place, place.write(table), stream)

@@ -11,6 +11,7 @@ device may still read is guarded from being written again.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any, ClassVar, Self
 
@@ -52,12 +53,12 @@ class Lent:
         """Nothing to guard by default: what travels by value is the launch's own."""
 
 
-class Transport:
+class Transport(ABC):
     """One way for a table to reach a kernel.
 
     A subclass from outside of this package is a transport like any other: ``PagedAdamW(transport=TheClass)``.  It is
-    made with the index of a device and nothing else, and no other stands in for it.  It has to be a name of its module,
-    so that an optimizer with it can be pickled.
+    made with the index of a device and nothing else, and no other stands in for it.  It defines :meth:`kind` and
+    :meth:`lend`, and has to be a name of its module, so that an optimizer with it can be pickled.
 
     Args:
         device: index of the CUDA device.
@@ -76,7 +77,7 @@ class Transport:
         self.device = device
         self.copied_bytes = 0
 
-    @classmethod
+    @classmethod  # noqa: B027 # most have nothing to try
     def probe(cls, device: int) -> None:
         """Try whether this way works on a device.
 
@@ -84,13 +85,13 @@ class Transport:
             CudaError: the driver refuses this kind of memory there.
         """
 
+    @abstractmethod
     def kind(self, table: HostTable) -> str:
         """The C++ type of the arguments that :meth:`lend` will give for ``table``: a kernel can be compiled before."""
-        raise NotImplementedError
 
-    def prepare(self, table: HostTable) -> None:
+    def prepare(self, table: HostTable) -> None:  # noqa: B027 # nor to prepare
         """Be ready to lend ``table`` while a CUDA graph is captured; what travels by value is frozen into the graph."""
 
+    @abstractmethod
     def lend(self, table: HostTable, stream: int) -> Lent:
         """``table`` as it is now, for kernels launched on ``stream`` (a handle) inside a ``with`` block."""
-        raise NotImplementedError

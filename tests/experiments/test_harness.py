@@ -370,6 +370,7 @@ def test_names_take_dashes_and_unknown_ones_name_those_there_are(capsys: pytest.
     assert command(["no_such"]) == 2
     error = capsys.readouterr().err
     assert "fused_step" in error
+    assert "did you mean" not in error
     assert error.count("\n") == 1
     with pytest.raises(SystemExit) as ended:
         command(["close-to-a-copy", "--help"])
@@ -380,6 +381,21 @@ def test_names_take_dashes_and_unknown_ones_name_those_there_are(capsys: pytest.
     assert command([]) == 0
     assert "step_profile" in capsys.readouterr().out
     assert all(experiment.takes for experiment in question.every())
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("pointers", "pointer_transports"), ("transport", "transports"), ("fused-steps", "fused_step"),
+     ("paging", "paged_state"), ("ladder", "optimizer_ladder")],
+)  # fmt: skip
+def test_a_name_that_is_nearly_one_is_answered(given: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from experiments.__main__ import main as command
+
+    assert command([given]) == 2
+    error = capsys.readouterr().err
+    _, found, rest = error.partition("(did you mean ")
+    assert found
+    assert meant in rest.partition("?)")[0].split(" or ")
 
 
 def test_the_source_is_looked_at_before_anything_is_measured(

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import ast
 import copy
+import dataclasses
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from formats_under_test import TwoHalves
 
 import pagedopt
-from pagedopt.formats import FORMATS, Format
+from pagedopt.formats import FORMATS, Column, ElementFormat, Format
 from pagedopt.formats.floating import StateFormat, check_format, chosen_format
+from pagedopt.formats.text import FUNCTIONS
+from pagedopt.kernels import numba_numbers
 
 STATES = ("exp_avg", "exp_avg_sq")
 
@@ -102,3 +107,115 @@ def test_no_room_but_this_one_lists_dtypes() -> None:
                 if len(named) > 1 and path.parent.name != "formats":
                     found.append(f"{path}:{node.lineno}")
     assert found == []
+
+
+def eighths(**changes: Any) -> ElementFormat:
+    """Eighths in a byte, whose ``encode`` and ``decode`` are those of who converts."""
+    said: dict[str, Any] = {
+        "name": "eighths", "columns": (Column("", torch.int8),), "cuda_type": "signed char", "numba_type": "_np.int8",
+        "numba_load": "S({}) / S(8)", "numba_store": "_np.int8(_np.rint({} * S(8)))",
+    }  # fmt: skip
+    return changes.pop("kind", ElementFormat)(**{**said, **changes})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoded(ElementFormat):
+    def decode(self, *columns: torch.Tensor, numel: int) -> torch.Tensor:
+        return columns[0].float() / 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eighths(Decoded):
+    def encode(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return ((values * 8).round().to(torch.int8),)
+
+
+WHOLE = {"numba_load": "S({})", "numba_store": "_np.int8({})"}
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (eighths(), "format 'eighths': decode makes 1.0 of an entry 1, and numba_load 0.125; define encode and decode"),
+        (eighths(kind=Decoded), "format 'eighths': encode makes an entry 0 of 0.25, and numba_store 2; define encode"),
+        (eighths(kind=Eighths, **WHOLE), "decode makes 0.125 of an entry 1, and numba_load 1.0; define encode and"),
+        (eighths(numba_type="_np.int16"), "numba_type '_np.int16' has 2 bytes; torch.int8 has 1"),
+        (eighths(numba_type="_np.int7"), "numba_type is '_np.int7': module 'numpy' has no attribute 'int7'"),
+        (eighths(numba_load="S({}).nowhere"), "Numba cannot compile numba_load 'S({}).nowhere'"),
+    ],
+)
+def test_state_dicts_must_say_what_kernels_store(form: Format, text: str) -> None:
+    params = [torch.nn.Parameter(torch.ones(3))]
+    for state_format in (form, {"exp_avg": form}):
+        with pytest.raises(ValueError, match=re.escape(text)):
+            pagedopt.PagedAdamW(params, state_format=state_format)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [eighths(kind=Eighths), eighths(**WHOLE),
+     eighths(kind=Eighths, numba_store="_np.int8({} * S(8))"),  # cut off where encode rounds
+     *(dataclasses.replace(form, name="another") for form in FORMATS.values())],
+    ids=lambda form: f"{form.name} {form.numba_store}",
+)  # fmt: skip
+def test_formats_whose_methods_do_what_the_text_does_are_taken(form: Format) -> None:
+    check_format(form)
+
+
+def test_a_format_that_scales_is_in_state_dicts_what_it_is_in_kernels() -> None:
+    p, q = (torch.nn.Parameter(torch.ones(5)) for _ in range(2))
+    mine = pagedopt.PagedSGD([p], momentum=0.5, state_format=eighths(kind=Eighths))
+    other = torch.optim.SGD([q], 1e-3, momentum=0.5)
+    for each in (p, q):
+        each.grad = torch.tensor([0.0, 1.0, -2.0, 0.125, 8.0])
+    mine.step()
+    other.step()
+    assert mine.state[p]["momentum_buffer"].tolist() == [0, 8, -16, 1, 64]
+    assert torch.equal(mine.decoded_state_dict()["state"][0]["momentum_buffer"], other.state[q]["momentum_buffer"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"numba_load": ""}, "format 'eighths': numba_load is empty; give an expression"),
+        ({"numba_type": ""}, "format 'eighths': numba_type is empty; give an expression"),
+        ({"numba_load": "S({}) / / 8"}, "format 'eighths': numba_load is not an expression of Python: invalid syntax"),
+        ({"numba_load": "S(8)"}, "format 'eighths': numba_load is 'S(8)'; it needs {}, which stands for the element"),
+        ({"numba_store": "{value}"}, "format 'eighths': numba_store is '{value}'; braces but {} are doubled"),
+        ({"numba_store": "np.int8({})"}, "format 'eighths': numba_store uses the name np; there are S, _np, _numbers"),
+        ({"numba_type": "int8_t"}, "format 'eighths': numba_type uses the name int8_t; there are _np"),
+    ],
+)
+def test_an_expression_that_cannot_be_is_refused_by_the_name_of_its_format(changes: dict[str, str], text: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(text)):
+        eighths(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"numba_load": " "}, "format 'two halves': numba_load is empty; give statements"),
+        ({"numba_store": "# nothing"}, "format 'two halves': numba_store is empty; give statements"),
+        ({"numba_load": "for i in range(live)"}, "numba_load is not statements of Python: expected ':', in 'for i in"),
+        (
+            {"numba_load": "x[:live] = lost * codes"},
+            "format 'two halves': numba_load uses the name codes; there are S, ",
+        ),
+        ({"numba_store": "lost[0] = element_sin(x[0])"}, "'two halves': numba_store uses the name element_sin"),
+    ],
+)
+def test_statements_that_cannot_be_are_refused_by_the_name_of_their_format(changes: dict[str, str], text: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(text)):
+        TwoHalves(**changes)
+
+
+def test_the_functions_that_a_text_may_call_are_those_there_are() -> None:
+    found = re.findall(r"^def (element_\w+|float_of|bits_of)\(", Path(numba_numbers.__file__).read_text(), re.M)
+    assert set(found) == FUNCTIONS
+
+
+def test_a_class_in_the_place_of_an_object_is_answered_with_what_to_write() -> None:
+    with pytest.raises(TypeError, match=r"a pagedopt\.formats\.Format \(an object: TwoHalves\(\)\), or None"):
+        check_format({"exp_avg": TwoHalves})  # type: ignore[dict-item]
+    with pytest.raises(TypeError, match=r"a pagedopt\.formats\.Format, or None"):
+        check_format(5)  # type: ignore[arg-type]

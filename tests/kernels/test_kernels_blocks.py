@@ -189,7 +189,8 @@ def test_a_format_that_kernels_could_not_follow_is_refused(change: dict, error: 
 def test_blocks_that_do_not_go_together_are_refused() -> None:
     rule = RULES["adamw"]
     wide = dataclasses.replace(INT8, name="wide", block=1024)
-    narrow = dataclasses.replace(INT8, name="narrow", block=16, columns=(Column("codes", torch.int8),))
+    columns = Column("codes", torch.int8), Column("scale", torch.float32, 16)
+    narrow = dataclasses.replace(INT8, name="narrow", block=16, columns=columns)
     with pytest.raises(ValueError, match="'narrow' and 'wide' have blocks of 16 and 1024"):
         Stored(rule, (*map(of_dtype, (F32, F32)), wide, narrow))
     with pytest.raises(ValueError, match="chunk_numel is 96; format 'int8 in blocks of 64' needs a multiple of 64"):

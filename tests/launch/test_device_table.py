@@ -1,11 +1,13 @@
 """The table for kernels of one's own, walked by a Numba kernel on the CPU (tests/gpu has a CuPy RawKernel)."""
 
+from typing import Any
+
 import numba
 import pytest
 import torch
 
 from pagedopt import DeviceTable
-from pagedopt.kernels.numba_numbers import pointer
+from pagedopt.kernels import pointer
 
 
 @numba.njit
@@ -43,3 +45,21 @@ def test_an_absent_tensor_is_skipped_by_its_size() -> None:
 def test_bad_lists_are_refused() -> None:
     with pytest.raises(ValueError, match="same number of tensors"):
         DeviceTable([[torch.ones(2)], []])
+
+
+@pytest.mark.parametrize(
+    ("writes", "error", "text"),
+    [(0, TypeError, r"writes is 0; give the indices of the lists that are overwritten, e\.g\. writes=\[0\]"),
+     ("0", TypeError, "writes is '0'; give the indices"),
+     ([2], ValueError, "writes names list 2; there is 0 to 1"),
+     ([0, -1], ValueError, "writes names list -1; there is 0 to 1")],
+)  # fmt: skip
+def test_lists_to_write_that_are_not_there_are_refused(writes: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        DeviceTable([[torch.ones(2)], [torch.ones(2)]], writes=writes)
+
+
+def test_it_shows_itself_in_a_line() -> None:
+    table = DeviceTable([[torch.ones(2)] * 3, [torch.ones(2, dtype=torch.bfloat16) for _ in range(3)]], writes=[1])
+    assert repr(table) == "DeviceTable(2 x 3 tensors (float32, bfloat16) on cpu, writes=[1])"
+    assert repr(DeviceTable([[]])) == "DeviceTable(1 x 0 tensors (none) on cpu, writes=[])"

@@ -1,1 +1,1 @@
-"""What a stranger makes with public names and nothing else: an optimizer, a format, a placement and a transport."""
+"""What a stranger makes with public names alone: an optimizer, a format, a placement, a transport and a kernel."""

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pagedopt import PagedAdamW, estimate
-from pagedopt.placements import Arena, DeviceArena, FileArena, HostArena
+from pagedopt.placements import Arena, DeviceArena, FileArena, HostArena, Layout
 
 from .placement import Limited, Ordinary, SmallCard, SmallRam
 from .rule import tempered
@@ -146,12 +146,24 @@ def test_what_is_no_placement_is_refused_at_once(make: Any) -> None:
     class Plain(DeviceArena):
         pass
 
+    class Stuck(Ordinary):
+        paged, granule = True, 1 << 16
+
+    class Whole(Ordinary):
+        paged = True
+
+        def move(self, resident: int) -> None:
+            self.resident = resident
+
     params = parameters()
     opt = optimizer(params, placement=SmallRam)
     train(opt, params, 0, 1)
     arena = next(iter(Limited.made))
     cases: list[tuple[Any, type[Exception], str]] = [
         (arena, TypeError, "placement is an object of SmallRam; give the class"),
+        (arena, TypeError, "give the class, placement=SmallRam: arenas are made when state is"),
+        (Stuck, TypeError, r"placement Stuck is paged, and its pages cannot move; define move\(resident\)"),
+        (Whole, TypeError, "placement Whole is paged, and its granule is 0; give the class the bytes of which"),
         (5, TypeError, "placement is 5; give a subclass of pagedopt.placements.Arena, or one of mapped, managed"),
         ([], TypeError, r"placement is \[\]; give a subclass"),
         (dict, TypeError, "placement is <class 'dict'>; give a subclass"),
@@ -191,6 +203,32 @@ def test_an_arena_without_its_memory_is_refused_before_anything_is_done() -> Non
             super().__init__(*arguments)
             self.tensor = torch.zeros(5, dtype=torch.uint8)
 
+    class Forgetful(Arena):
+        def __init__(self, layout: Layout, device: torch.device, resident: int) -> None:
+            self.tensor = torch.zeros(layout.nbytes, dtype=torch.uint8)
+
+    class Filled(Ordinary):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self.tensor.fill_(7)
+
+    class Last(Ordinary):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self.tensor[-1] = 1
+
+    others: list[tuple[type[Arena], type[Exception], str]] = [
+        (Forgetful, TypeError, r"Forgetful has no layout.*has to call super\(\).__init__\(layout, device, resident\)"),
+        (Filled, ValueError, r"Filled made a tensor that is not zeroed: byte 0 of [\d,]+ is 7; .*torch\.zeros"),
+        (Last, ValueError, r"Last made a tensor that is not zeroed: byte ([\d,]+) of [\d,]+ is 1"),
+    ]
+    for kind, error, text in others:
+        params = parameters()
+        opt = PagedAdamW(params, placement=kind)
+        with pytest.raises(error, match=text):
+            train(opt, params, 0, 1)
+        assert not opt.state
+        assert same([p.detach() for p in params], [p.detach() for p in parameters()])
     for kind in (Empty, Short):
         params = parameters()
         opt = PagedAdamW(params, placement=kind)

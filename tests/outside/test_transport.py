@@ -88,12 +88,25 @@ def test_what_is_no_transport_is_refused_at_once() -> None:
         (dict, TypeError, "transport is <class 'dict'>; give a subclass"),
         (Transport, TypeError, "transport is <class 'pagedopt.transports.transport.Transport'>; give a subclass"),
     ]
+
+    class Mute(Transport):
+        pass
+
+    class Silent(Recorder):
+        lend = Transport.lend
+
+    cases += [
+        (Mute, TypeError, "transport Mute has no kind and no lend; a transport defines kind and lend"),
+        (Silent, TypeError, "transport Silent has no lend; a transport"),
+    ]
     for take in takers:
         for transport, error, text in cases:
             with pytest.raises(error, match=text):
                 take(transport)
     for take in takers[:2]:
-        with pytest.raises(TypeError, match="transport is an object of StructTransport; give the class here"):
+        with pytest.raises(
+            TypeError, match="transport is an object of StructTransport; give the class here, transport="
+        ):
             take(StructTransport(0))
     for take in takers[2:]:
         take(StructTransport(0))  # these are for one device, whose objects they take
