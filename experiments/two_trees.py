@@ -2,6 +2,8 @@
 
 Answer: a row per work and clock, this tree's time over the other's; notes and reviews quote it.
 
+Without another one it is this one against itself: ratios are then as far from 1 as chance takes them.
+
 Of GPU times the medians are compared, of host times the least: what else the host does only adds to them.
 """
 
@@ -38,7 +40,10 @@ def checkout(text: str) -> Path:
 
 def options(parser: argparse.ArgumentParser) -> None:
     """The other tree, and how often."""
-    parser.add_argument("--other", type=checkout, required=True, metavar="FOLDER", help="a checkout to compare with")
+    parser.add_argument(
+        "--other", type=checkout, metavar="FOLDER",
+        help="a checkout to compare with (default: this one, which says how far two of the same are apart)",
+    )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="turns of both trees (default: 3)")
 
 
@@ -48,7 +53,9 @@ def measure(run: Run) -> Iterator[Row]:
     Raises:
         RuntimeError: a process failed; with its last words.
     """
-    trees = {"other": run.options.other, "this": ROOT}
+    trees = {"other": run.options.other or ROOT, "this": ROOT}
+    if run.options.other is None:
+        run.leave_out("another tree: --other names none, so this one is compared with itself")
     for number in run.each(range(run.size(run.options.rounds, 1))):
         for name in TREES if number % 2 else TREES[::-1]:
             with tempfile.TemporaryDirectory() as cache:  # two versions need not understand each other's kernels

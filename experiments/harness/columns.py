@@ -4,8 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from experiments.harness.rows import Column, Row, cell, number_in
+from experiments.harness.rows import Column, Row, Rows, cell, number_in
 from experiments.harness.show import number
+
+
+def on_one_clock(rows: Rows) -> Rows:
+    """Rows that are compared, with ``time`` (µs) by one ``clock``, "GPU" or "wall".
+
+    The GPU's median where all that were timed have one, else the wall's of all.
+    """
+    timed = [row for row in rows if row.get("wall") is not None]
+    clock = "GPU" if timed and all(row.get("gpu") is not None for row in timed) else "wall"
+    return Rows({**row, "clock": clock, "time": by(clock, row)} for row in rows)
+
+
+def by(clock: str, times: Row) -> float | None:
+    """Of host, GPU and wall times the median of one; None where there is none."""
+    return number_in(times, clock.lower())
 
 
 def over(column: Column, unit: float) -> Callable[[Row], float | None]:

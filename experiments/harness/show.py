@@ -18,9 +18,11 @@ Title = str | Callable[[Rows], str]
 
 
 def number(value: float | None) -> str:
-    """Three digits, and thousands separated."""
+    """Three digits, and thousands separated; of a count, an int, all of them."""
     if value is None:
         return "-"
+    if isinstance(value, int):
+        return f"{value:,}"
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}"
@@ -29,7 +31,9 @@ def number(value: float | None) -> str:
 def words(row: Row, column: Column) -> str:
     """A cell as a table shows it: texts as they are, numbers in three digits, of a measured one the median."""
     found = cell(row, column)
-    return found if isinstance(found, str) else number(number_in(row, lambda _: found))
+    if isinstance(found, str):
+        return found
+    return number(found if isinstance(found, int) else number_in(row, lambda _: found))
 
 
 def times(row: Row) -> str:
@@ -46,7 +50,7 @@ class Table:
     """A line per row.
 
     Attributes:
-        columns: heading → column.
+        columns: heading → column; headings, too, may have fields of the first row ("ms, {clock}").
         by: a table for each group of rows that are alike in these columns.
         where: only rows with these values.
     """
@@ -60,7 +64,8 @@ class Table:
         """Every table that has a line."""
         for group in rows.where(**self.where).groups(*self.by):
             lines = [[words(row, column) for column in self.columns.values()] for row in group]
-            yield _titled(self.title, group), tuple(self.columns), lines
+            headings = tuple(heading.format_map(group[0]) for heading in self.columns)
+            yield _titled(self.title, group), headings, lines
 
 
 @dataclass(frozen=True)
@@ -132,7 +137,10 @@ class Verdict:
     def words(self) -> tuple[str, str, str, str]:
         """Work, bar, measured, verdict."""
         sign = "≥" if self.at_least else "≤"
-        measured = "-" if self.measured is None else f"{number(self.measured)} {self.unit}".strip()
+        found = self.measured
+        if found is not None and isinstance(self.limit, int) and float(found).is_integer():
+            found = int(found)  # whole, where the limit is: a count
+        measured = "-" if found is None else f"{number(found)} {self.unit}".strip()
         verdict = {True: "met", False: "NOT met", None: "not measured here"}[self.met]
         return self.work, f"{sign} {number(self.limit)} {self.unit}".strip(), measured, verdict
 

@@ -9,11 +9,12 @@ gradients and state.  Both step in the same rounds, over GPT-2's shapes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
+from experiments.harness.columns import on_one_clock
 from experiments.harness.plot import BLUE, GRAY, PAGE, Plot, bars
 from experiments.harness.rows import Row, Rows
 from experiments.harness.run import Run
@@ -25,7 +26,7 @@ from experiments.works.reference import Contender, Reference
 from pagedopt import PagedAdamW
 
 ON, OFF = "on 16 bytes", "one element off"
-CLASSES = {
+CLASSES: dict[str, Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]] = {
     OURS: lambda params: PagedAdamW(params, **HYPER),
     FUSED: lambda params: torch.optim.AdamW(params, **HYPER, fused=True),
     FOREACH: lambda params: torch.optim.AdamW(params, **HYPER, foreach=True),
@@ -63,27 +64,45 @@ def aligned(optimizer: torch.optim.Optimizer, params: list[torch.nn.Parameter]) 
     return sum(t.data_ptr() % 16 == 0 for t in tensors if t.dim()) / sum(t.dim() > 0 for t in tensors)
 
 
+def built(
+    make: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer],
+    work: Work,
+    device: torch.device,
+    where: str,
+    reference: Reference,
+) -> tuple[torch.optim.Optimizer, Row]:
+    """An optimizer after four steps over tensors that begin there, its error, and the share of them on 16 bytes."""
+    params = work.parameters(device)
+    params = off_16(params) if where == OFF else params
+    optimizer = make(params)
+    optimizer.step()
+    if where == OFF:
+        state_off_16(optimizer)
+    error = reference.error(params, Contender(optimizer.step, 1))
+    return optimizer, {"error": error, "aligned": aligned(optimizer, params)}
+
+
 def measure(run: Run) -> Iterator[Row]:
     """Two rows per contender: times (µs), the error of its update, the share of tensors on 16 bytes."""
     shapes = gpt2_shapes() if run.device.type == "cuda" else gpt2_shapes(5000, 128, 256, 4)
     work = Work("GPT-2's shapes", run.size(shapes, gpt2_shapes(50, 16, 32, 1)), torch.float32, 28, 5e-5)
     first = work.parameters(run.device)
-    reference, cases, about = Reference(first), [copy_of_bytes(work, run.device)], {}
+    reference, cases = Reference(first), [copy_of_bytes(work, run.device)]
+    about: dict[str, Row] = {}
     del first
     for name, make in CLASSES.items():
         for where in (ON, OFF):
-            params = work.parameters(run.device)
-            params = off_16(params) if where == OFF else params
-            optimizer = make(params)
-            optimizer.step()
-            if where == OFF:
-                state_off_16(optimizer)
-            error = reference.error(params, Contender(optimizer.step, 1))
-            if not error <= work.tolerance:
-                raise AssertionError(f"{name}, {where}: its update is off by {error:.2g} of itself")
-            about[f"{name}, {where}"] = {"optimizer": name, "where": where, "error": error,
-                                         "aligned": aligned(optimizer, params)}  # fmt: skip
-            cases.append(Case(f"{name}, {where}", optimizer.step))
+            case = f"{name}, {where}"
+            with run.attempt(f"{work.name}, {case}", (Exception,)):
+                optimizer, found = built(make, work, run.device, where, reference)
+                about[case] = {"optimizer": name, "where": where, **found}
+                cases.append(Case(case, optimizer.step))
+    for case, found in about.items():
+        if not found["error"] <= work.tolerance:
+            what = f"{case}: its update is off by {found['error']:.2g} of itself"
+            if found["optimizer"] == OURS:
+                raise AssertionError(what)
+            run.leave_out(f"{what}; timed all the same")
     for case, timing in run.measure(cases).items():
         found = about.get(case, {"optimizer": COPY, "where": ON, "error": None, "aligned": 1.0})
         yield {"work": work.name, "device": run.device.type, "numel": work.numel, **found, **timing}
@@ -91,12 +110,13 @@ def measure(run: Run) -> Iterator[Row]:
 
 def derive(rows: Rows) -> Rows:
     """What being off costs, and the share of the copy."""
-    copy = rows.number("best", optimizer=COPY)
+    rows = on_one_clock(rows)
+    copy = rows.number("time", optimizer=COPY)
     found = Rows()
     for row in rows:
-        on = rows.number("best", optimizer=row["optimizer"], where=ON)
+        on = rows.number("time", optimizer=row["optimizer"], where=ON)
         found.append(
-            {**row, "cost": row["best"] / on if on else None, "share": 100 * copy / row["best"] if copy else None}
+            {**row, "cost": row["time"] / on if on else None, "share": 100 * copy / row["time"] if copy else None}
         )
     return found
 
@@ -110,12 +130,12 @@ def draw(figure: Any, rows: Rows) -> None:
         for row in rows
         if row["optimizer"] != COPY
     ]
-    bars(axes, shown, "share of a copy of the same bytes, %")
+    bars(axes, shown, f"share of a copy of the same bytes, %, by {rows[0]['clock']} times")
 
 
 TABLES = [
     Table("{work} on {device}, {numel:,} parameters", columns={
-        "optimizer": "optimizer", "tensors begin": "where", "µs": "best",
+        "optimizer": "optimizer", "tensors begin": "where", "µs, {clock}": "time",
         "of the copy": lambda row: f"{row['share']:.1f} %", "÷ on 16 bytes": lambda row: f"{number(row['cost'])} x",
         "on 16 bytes": lambda row: f"{100 * row['aligned']:.0f} %",
         "error": lambda row: "" if row["error"] is None else f"{row['error']:.1e}",

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 import pagedopt
+from experiments.harness.columns import by, on_one_clock
 from experiments.harness.machine import chosen_device
 from experiments.harness.plot import BLUE, GRAY, PAGE, PURPLE, Plot, label_beside
 from experiments.harness.rows import Row, Rows
@@ -52,7 +53,7 @@ class Written:
     """What somebody writes.
 
     Attributes:
-        python: functions by file; none named: all of it.
+        python: functions and classes by file; none named: all of it.
         cuda: files of CUDA.
         alone: whether it is AdamW alone, and not Adam and amsgrad, too.
         beneath: files that were written once for all such optimizers; folders are taken whole.
@@ -96,7 +97,7 @@ WRITTEN = {
     FUSED: Written({OPTIM: ("_fused_adam",)}, FUSED_CUDA, APPLY),
     COMPILED: Written({OPTIM: ("_multi_tensor_adam",)}),
     TRITON: Written(
-        {TRITON_TABLE: ("update", "adamw_over_a_table")},
+        {TRITON_TABLE: ("update", "adamw_over_a_table", "TableAdamW")},  # the kernel, and who launches it
         alone=True,
         beneath=(PACKAGE / "tables", PACKAGE / "transports"),
     ),
@@ -117,7 +118,7 @@ def timed(run: Run, names: Sequence[str]) -> Iterator[Row]:
     asked = work(run)
     cases, errors = checked(run, asked, {name: CONTENDERS[name] for name in names}, run.device)
     times = run.measure([*cases, copy_of_bytes(asked, run.device)])
-    copy = times.pop(COPY)["best"]
+    copy = times.pop(COPY)
     for name, timing in times.items():
         yield {"case": name, "error": errors[name], "copy": copy, "ended": None, **timing}
 
@@ -135,22 +136,31 @@ def measure(run: Run) -> Iterator[Row]:
         run.left_out.append(f"times of {COMPILED} and {TRITON}: need a GPU; lines are counted")
     found[ALONE] = found[OURS]
     for name, written in WRITTEN.items():
-        times: dict[str, Any] = found.get(name, {"best": None, "copy": None, "error": None, "ended": "not timed"})
+        times: dict[str, Any] = found.get(name, {"copy": None, "error": None, "ended": "not timed"})
         yield {**about, **times, "case": name, **written.as_row()}
     if importlib.util.find_spec("apex") is None:
         run.left_out.append("llm.c and apex, four engineers for six months: not installed, and months are not counted")
 
 
 def compiled_share(device: str, name: str) -> Iterator[Row]:
-    """In a process of its own: the row of a contender that is compiled."""
-    yield from timed(Run(chosen_device(device), False, console()), (name,))
+    """In a process of its own: the row of a contender that is compiled.
+
+    Raises:
+        RuntimeError: it could not be built; as it was said.
+    """
+    run = Run(chosen_device(device), False, console())
+    rows = list(timed(run, (name,)))
+    if not rows:
+        raise RuntimeError("; ".join(run.left_out))
+    yield from rows
 
 
 def derive(rows: Rows) -> Rows:
     """The share of the copy, and lines for each percent of it."""
     found = Rows()
-    for row in rows:
-        share = 100 * row["copy"] / row["best"] if row.get("best") and row.get("copy") else None
+    for row in on_one_clock(rows):
+        copy = by(row["clock"], row["copy"]) if row.get("copy") else None
+        share = 100 * copy / row["time"] if copy and row["time"] else None
         found.append({**row, "share": share, "per": row["lines"] / share if share and row["lines"] else None})
     return found
 
@@ -163,7 +173,8 @@ def draw(figure: Any, rows: Rows) -> None:
     points = [(row["lines"], row["share"], row["case"], colors.get(row["case"], GRAY)) for row in rows if row["per"]]
     for x, y, name, color in points:
         axes.plot(x, y, "o" if name == OURS else "s", color=color, markersize=8)
-    axes.set(xscale="log", xlabel="lines written for this optimizer (log)", ylabel="share of a copy, %", ylim=(0, 105))
+    share = f"share of a copy by {rows[0]['clock']} times, %"
+    axes.set(xscale="log", xlabel="lines written for this optimizer (log)", ylabel=share, ylim=(0, 105))
     axes.margins(x=0.15)
     axes.grid(alpha=0.3, which="both")
     label_beside(axes, points, size=10)
@@ -177,7 +188,7 @@ def covers(row: Row) -> str:
 TABLES = [
     Table("AdamW over {work} on {device}", columns={
         "rung": "case", "lines": "lines", "for": covers, "of Python": "python", "of CUDA": "cuda",
-        "beneath, once": "beneath", "µs": "best",
+        "beneath, once": "beneath", "µs, {clock}": "time",
         "of the copy": lambda row: "-" if row["share"] is None else f"{row['share']:.0f} %",
         "lines per %": "per", "": lambda row: (row.get("ended") or "").strip()[-100:],
     })

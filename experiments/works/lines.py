@@ -17,10 +17,10 @@ SILENT = (
 
 
 def of_python(text: str, functions: Sequence[str] = ()) -> int:
-    """Lines of Python: of everything, or of these functions with their decorators.
+    """Lines of Python: of everything, or of these functions and classes with their decorators.
 
     Raises:
-        ValueError: there is no such function.
+        ValueError: there is no such function or class.
     """
     tree = ast.parse(text)
     code = {
@@ -34,9 +34,10 @@ def of_python(text: str, functions: Sequence[str] = ()) -> int:
             code -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     if not functions:
         return len(code)
-    found = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in functions}
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    found = {node.name: node for node in tree.body if isinstance(node, kinds) and node.name in functions}
     if missing := set(functions) - found.keys():
-        raise ValueError(f"there is no function {', '.join(sorted(missing))}")
+        raise ValueError(f"there is no function or class {', '.join(sorted(missing))}")
     spans = [(min([n.lineno, *(d.lineno for d in n.decorator_list)]), n.end_lineno or n.lineno) for n in found.values()]
     return sum(first <= line <= last for line in code for first, last in spans)
 

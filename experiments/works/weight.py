@@ -1,6 +1,7 @@
 """What a step needs besides parameters and gradients: bytes of state, and bytes at the peak of a step.
 
-On a GPU torch's allocator says what it gave, and the driver what is gone that torch did not take (pages and rings).
+On a GPU torch's allocator says what it was asked for, and how much it makes of that (blocks of 512 bytes, and what is
+too small to be split off a larger one), and the driver what is gone that torch did not take (pages and rings).
 On a CPU torch's profiler hears of every allocation of torch's; those of NumPy, Numba and the system it does not see.
 """
 
@@ -31,33 +32,44 @@ class Scales:
         self._at_first = self._now()
 
     def taken(self) -> int:
-        """Bytes that torch's allocator has handed out since."""
+        """Bytes that torch's allocator was asked for since, and that are still held."""
         return self._now()[0] - self._at_first[0]
+
+    def rounding(self) -> int:
+        """Bytes that torch's allocator handed out since beyond those that it was asked for; 0 on a CPU."""
+        asked, allocated, *_ = self._now()
+        return allocated - self._at_first[1] - (asked - self._at_first[0])
 
     def others(self) -> int:
         """Bytes of the device that are gone since and that torch has not reserved; 0 on a CPU."""
-        _, reserved, used = self._now()
-        return used - self._at_first[2] - (reserved - self._at_first[1])
+        *_, reserved, used = self._now()
+        return used - self._at_first[3] - (reserved - self._at_first[2])
 
-    def _now(self) -> tuple[int, int, int]:
-        """(allocated, reserved, used) bytes."""
+    def _now(self) -> tuple[int, int, int, int]:
+        """(asked for, allocated, reserved, used) bytes."""
         if self.device.type == "cpu":
-            return 0, 0, 0
+            return 0, 0, 0, 0
         torch.cuda.synchronize(self.device)
         free, total = torch.cuda.mem_get_info(self.device)
-        return torch.cuda.memory_allocated(self.device), torch.cuda.memory_reserved(self.device), total - free
+        allocated, reserved = torch.cuda.memory_allocated(self.device), torch.cuda.memory_reserved(self.device)
+        return asked_for(self.device, "current"), allocated, reserved, total - free
+
+
+def asked_for(device: torch.device, which: str) -> int:
+    """Bytes that torch's allocator was asked for: those held now ("current"), or the most at once ("peak")."""
+    return int(torch.cuda.memory_stats(device)[f"requested_bytes.all.{which}"])
 
 
 def extra(step: Callable[[], object], device: torch.device) -> int:
-    """Bytes at the peak of a step above those at its beginning, as torch allocates."""
+    """Bytes at the peak of a step above those at its beginning, as it asks torch for them."""
     if device.type == "cpu":
         return peak(_memory_events(step))
     torch.cuda.synchronize(device)
-    before = torch.cuda.memory_allocated(device)
+    before = asked_for(device, "current")
     torch.cuda.reset_peak_memory_stats(device)
     step()
     torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device) - before
+    return asked_for(device, "peak") - before
 
 
 def peak(events: Iterable[Mapping[str, Any]]) -> int:

@@ -133,17 +133,29 @@ def test_a_verdict_can_turn(name: str) -> None:
             "900 µs, pinned 950 µs; our ring 32.0 µs",
         ),
         ("A27", [gpt2("Triton over our table", 1, 1), gpt2("PagedAdamW, device", 0.9, 1)], "in 1 ms, ours in 0.9"),
-        (
-            "C14",
-            [{"key": "llama", "case": "PagedAdamW, device", "best": 6e3, "share": 95.0, "numel": 855_700_000}],
-            "855,700,000 parameters",
-        ),
     ],
 )
 def test_what_only_can_be_so(name: str, rows: list[Row], words: str) -> None:
     said = page.reading(CLAIMS[name])(Rows(rows))
     assert said is not None
     assert words in said.words
+
+
+def test_a_layer_is_named_with_its_parameters() -> None:
+    said = page.reading(CLAIMS["C14"])(Rows(MADE["C14"][0]))
+    assert said is not None
+    assert "855,700,000 parameters: 6 ms (GPU), 95.0 % of a copy; torch fused takes 1.2 x that" in said.words
+
+
+def test_trips_are_compared_by_one_clock() -> None:
+    """Of 512 trips a GPU's time cannot be had: what is said of 64 is a wall's, too."""
+    rows = page.Results().rows("optimizer_ladder.trucks")
+    said = page.reading(CLAIMS["A2"])(rows) if rows else None
+    assert said is not None
+    assert rows is not None
+    walls = [rows.number("wall", way=readings.FOREACH, size=size) for size in (1, 8)]
+    assert [said.values[name] for name in ("one_ms", "eight_ms")] == [wall / 1e3 for wall in walls if wall]
+    assert said.words.startswith("wall: 512 trips")
 
 
 def test_every_verdict_is_a_known_one() -> None:

@@ -14,11 +14,24 @@ from paths import ROOT
 from experiments.harness import note
 from experiments.harness.plot import spaced
 from experiments.harness.rows import Rows
+from experiments.harness.run import Run
+from experiments.harness.show import console
 from experiments.ladder import alignment, counts, effort, pareto, trucks
 from experiments.works import lines, weight
 from experiments.works.batching import Limits
-from experiments.works.contenders import COMPILED, FOREACH, FUSED, LOOP, OURS, Contender
+from experiments.works.contenders import (
+    COMPILED,
+    COPY,
+    FOREACH,
+    FUSED,
+    LOOP,
+    OURS,
+    TRITON,
+    Contender,
+    checked,
+)
 from experiments.works.models import HYPER, LLAMA_LAYER, Work
+from experiments.works.reference import Reference
 from experiments.works.rungs import DEFAULT, LIST, OPERATIONS, STRUCT, by_value
 
 CPU = torch.device("cpu")
@@ -142,6 +155,25 @@ def test_the_peak_is_of_what_is_held_at_once() -> None:
     assert weight.peak([event(3, 50), event(1, 100), event(2, -100), {"name": "add"}, event(4, 60)]) == 110
 
 
+def test_a_gpu_is_weighed_by_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by an allocator that hands out 512 bytes for 4; tests/gpu weighs with the real one."""
+    device, held = torch.device("cuda", 0), {"asked": 1000, "given": 1024, "peak": 1000}
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (0, 1 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda *_: 1 << 21)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda *_: held["given"])
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda *_: held["given"] + 512)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda *_: None)
+    monkeypatch.setattr(
+        torch.cuda, "memory_stats",
+        lambda *_: {"requested_bytes.all.current": held["asked"], "requested_bytes.all.peak": held["peak"]},
+    )  # fmt: skip
+    scales = weight.Scales(device)
+    held |= {"asked": 1004, "given": 1536}
+    assert (scales.taken(), scales.rounding(), scales.others()) == (4, 508, 0)
+    assert weight.extra(lambda: held.update(peak=1104), device) == 100
+
+
 def test_an_allocation_of_a_step_is_seen() -> None:
     values = [torch.ones(1000) for _ in range(4)]
     assert weight.extra(lambda: [v.exp() for v in values], CPU) == 16000
@@ -171,9 +203,15 @@ def test_a_step_in_groups_is_a_step(way: str, size: int) -> None:
     torch.testing.assert_close(lists.params, [p.detach() for p in whole])
 
 
-def truck(way: str, size: int, passes: bool, extra: int) -> dict[str, Any]:
+def clocks(wall: float | None, gpu: float | None = None) -> dict[str, Any]:
+    """Times (µs) as a row has them."""
+    return {name: None if t is None else {"median": t, "p10": t, "p90": t, "n": 9}
+            for name, t in (("host", wall), ("wall", wall), ("gpu", gpu))}  # fmt: skip
+
+
+def truck(way: str, size: int, passes: bool, extra: int, gpu: float | None = 1.0) -> dict[str, Any]:
     return {"key": "bytes cost", "work": "512 x 1024²", "device": "cuda", "numel": 512 << 20, "way": way, "size": size,
-            "trips": 512 // size, "extra": extra, "bridge": 1 << 28, "passes": passes, "best": 1.0}  # fmt: skip
+            "trips": 512 // size, "extra": extra, "bridge": 1 << 28, "passes": passes, **clocks(2.0, gpu)}  # fmt: skip
 
 
 def test_the_bridge_says_who_passes() -> None:
@@ -189,12 +227,36 @@ def test_the_bridge_says_who_passes() -> None:
     assert list(verdicts("trucks", greedy).values()) == [True, False, False, False]
 
 
+def test_trucks_of_one_work_are_compared_by_one_clock() -> None:
+    rows = [truck(way, size, True, 0) for way in (FOREACH, OURS) for size in (1, 512)]
+    assert {(row["time"], row["clock"]) for row in trucks.derive(Rows(rows))} == {(1.0, "GPU")}
+    light = {**truck(FOREACH, 1, True, 0), "key": "trips cost"}
+    found = trucks.derive(Rows([*rows, truck(FUSED, 1, True, 0, gpu=None), light]))
+    assert {(row["time"], row["clock"]) for row in found.where(key="bytes cost")} == {(2.0, "wall")}
+    assert found.where(key="trips cost")[0]["clock"] == "GPU"
+
+
+def test_a_way_that_fails_leaves_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(lists: trucks.Lists, size: int) -> None:
+        raise TypeError("no such argument")
+
+    monkeypatch.setattr(trucks, "WAYS", {FOREACH: broken, FUSED: trucks.WAYS[FUSED]})
+    run = quick_run()
+    assert {row["way"] for row in trucks.measure(run)} == {FUSED}
+    assert [line for line in run.left_out if "no such argument" in line]
+
+
+def quick_run() -> Run:
+    return Run(CPU, True, console())
+
+
 # --- pareto
 
 
-def weighed(case: str, best: float, extra: int = 0, error: float = 1e-7, **more: Any) -> dict[str, Any]:
+def weighed(case: str, gpu: float, extra: int = 0, error: float = 1e-7, **more: Any) -> dict[str, Any]:
     return {"key": "gpt2", "work": "GPT-2", "device": "cuda", "numel": 1000, "tensors": 2, "case": case, "error": error,
-            "state": 8000, "extra": extra, "others": 0, "away": 0, "best": best, "copy": 90.0, **more}  # fmt: skip
+            "state": 8000, "extra": extra, "others": 0, "away": 0, "rounding": 512, "bytes": 28_000, "moved": 28,
+            **clocks(2 * gpu, gpu), "copy": clocks(95.0, 90.0), **more}  # fmt: skip
 
 
 def test_who_is_on_the_front() -> None:
@@ -211,6 +273,82 @@ def test_who_is_on_the_front() -> None:
     assert set(verdicts("pareto", rows).values()) == {True}
     (table,) = pareto.TABLES
     assert len(next(table.shown(pareto.derive(rows)))[2]) == 5
+
+
+def test_a_work_is_weighed_by_one_clock() -> None:
+    rows = Rows([weighed(f"{OURS}, device", 100), weighed(FUSED, 120)])
+    assert [(row["time"], row["share"]) for row in pareto.derive(rows)] == [(100, 90), (120, 75)]
+    late = pareto.derive(Rows([*rows, weighed("waits", 90) | clocks(300, None)]))
+    assert [(row["time"], row["clock"]) for row in late] == [(200, "wall"), (240, "wall"), (300, "wall")]
+    assert late[0]["share"] == 100 * 95 / 200
+    assert next(pareto.TABLES[0].shown(late))[1][1] == "ms, wall"
+
+
+def test_the_share_of_the_copy_is_of_the_bytes_that_an_update_must_move() -> None:
+    assert {name: pareto.moved(name) for name in (FUSED, LOOP, f"{OURS}, device")} == dict.fromkeys(
+        (FUSED, LOOP, f"{OURS}, device"), 28
+    )
+    assert [pareto.moved(f"{OURS}, {name} state") for name in ("bfloat16", "float16", "float64")] == [20, 20, 44]
+    assert 14 < (pareto.moved("torchao AdamW4bit") or 0) < 16 < (pareto.moved("torchao AdamW8bit") or 0) < 17
+    assert pareto.moved(f"{OURS}, 50% on device") is None
+    half, away = weighed("half", 100, moved=14), weighed("away", 100, moved=None)
+    assert [row["share"] for row in pareto.derive(Rows([half, away]))] == [45, None]
+
+
+def test_exact_is_float32_in_any_order_and_nothing_narrower() -> None:
+    """Decay after the update, as bitsandbytes has it, is off by 1e-4 of it; bfloat16 state by 7e-4."""
+    work = pareto.works(quick=True, gpu=False)["gpt2"]
+    reference = Reference(work.parameters(CPU))
+    for name in ("bfloat16", "float16"):
+        params = work.parameters(CPU)
+        assert reference.error(params, pareto.BUILDS[f"{OURS}, {name} state"](params)) > pareto.EXACT
+    params = work.parameters(CPU)
+    plain = torch.optim.AdamW(params, **{**HYPER, "weight_decay": 0.0})
+
+    def decayed_later() -> None:
+        plain.step()
+        for p in params:
+            p.data.mul_(1 - HYPER["lr"] * HYPER["weight_decay"])
+
+    error = reference.error(params, Contender(decayed_later))
+    assert pareto.RIGHT < error <= pareto.EXACT
+    found = pareto.derive(Rows([weighed(f"{OURS}, device", 100), weighed("decays later", 90, error=error)]))
+    assert [row["front_exact"] for row in found] == [False, True]
+
+
+def test_what_is_compiled_has_two_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the first loads is not weighed; on a GPU, so here it is told to."""
+    built = []
+
+    def build(params: list[torch.nn.Parameter]) -> Contender:
+        built.append(len(params))
+        return pareto.BUILDS[FOREACH](params)
+
+    monkeypatch.setitem(pareto.BUILDS, COMPILED, build)
+    weighing = pareto.Weighing(quick_run(), "gpt2")
+    assert weighing.lives == 1
+    weighing.lives = 2
+    row = weighing.row(COMPILED)
+    assert len(built) == 2
+    assert row["error"] <= pareto.RIGHT
+
+
+def test_torchao_compiles_in_a_process_of_its_own() -> None:
+    for names in pareto.COMPILE.values():
+        assert set(pareto.TORCHAO) <= set(names)
+    assert not set(pareto.TORCHAO) & {*pareto.ON_GPU, *pareto.ON_CPU}
+
+
+def test_what_would_quantize_nothing_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pareto, "installed", lambda run, names: list(names))  # whatever is here
+    run, tiny = quick_run(), Work("tiny", [(2, 3)] * 3, torch.float32, 28, 0)
+    names = ("bitsandbytes AdamW32bit", *pareto.QUANTIZED)
+    assert pareto.chosen(run, tiny, names) == ["bitsandbytes AdamW32bit"]
+    (line,) = run.left_out
+    assert "torchao AdamW4bit" in line
+    assert "fewer than 4,096 elements" in line
+    large = Work("large", [(2, 3), (64, 64)], torch.float32, 28, 0)
+    assert pareto.chosen(run, large, names) == list(names)
 
 
 def test_ours_beaten_in_both_misses_the_bar() -> None:
@@ -241,6 +379,40 @@ def test_state_is_weighed_where_a_step_is_a_method() -> None:
 
 
 # --- alignment and effort
+
+
+def test_an_optimizer_that_fails_off_16_bytes_leaves_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        raise TypeError("no such argument")
+
+    monkeypatch.setitem(alignment.CLASSES, FOREACH, broken)
+    run = quick_run()
+    found = alignment.derive(Rows(alignment.measure(run)))
+    assert {row["optimizer"] for row in found} == {OURS, FUSED, COPY}
+    assert len([line for line in run.left_out if "no such argument" in line]) == 2
+    assert {row["clock"] for row in found} == {"wall"}
+
+
+def test_any_failure_of_a_rival_leaves_a_line() -> None:
+    def broken(params: list[torch.nn.Parameter]) -> Contender:
+        raise TypeError("no such argument")
+
+    run, work = quick_run(), Work("small", [(5, 3)], torch.float32, 28, 5e-5)
+    cases, _ = checked(run, work, {FOREACH: broken, FUSED: pareto.BUILDS[FUSED]}, CPU)
+    assert [case.name for case in cases] == [FUSED]
+    assert run.left_out == ["small, torch foreach: TypeError: no such argument"]
+    with pytest.raises(TypeError):
+        checked(run, work, {OURS: broken}, CPU)
+
+
+def test_a_compiled_rung_that_cannot_be_built_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(params: list[torch.nn.Parameter]) -> Contender:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setitem(effort.CONTENDERS, COMPILED, broken)
+    monkeypatch.setattr(effort, "work", lambda run: Work("small", [(5, 3)], torch.float32, 28, 5e-5))
+    with pytest.raises(RuntimeError, match="no compiler"):
+        list(effort.compiled_share("cpu", COMPILED))
 
 
 def test_what_is_off_is_off_and_steps_alike() -> None:
@@ -274,14 +446,23 @@ def two(): return "a string"
     assert lines.of_python(text) == 7
     assert lines.of_python(text, ["one"]) == 6
     assert lines.of_python(text, ["two"]) == 1
+    assert lines.of_python(f"{text}\n\nclass Three:\n    four = 4\n", ["two", "Three"]) == 3
     with pytest.raises(ValueError, match="three"):
         lines.of_python(text, ["three"])
     assert lines.of_cuda("/* all\nof it */ int a; // b\n\n// c\nint d;\n") == 2
 
 
+def test_the_host_half_of_the_triton_rung_counts() -> None:
+    """Somebody has to make the table and launch, as torch.optim and PagedAdamW do beneath their rules."""
+    row = effort.WRITTEN[TRITON].as_row()
+    kernels = lines.of_python(effort.TRITON_TABLE.read_text(), ["update", "adamw_over_a_table"])
+    assert row["lines"] > kernels + 25
+
+
 def test_a_shorter_rung_that_is_as_close_to_a_copy_misses_the_bar() -> None:
-    def rung(case: str, count: int, best: float, alone: bool) -> dict[str, Any]:
-        return {"case": case, "device": "cuda", "lines": count, "best": best, "copy": 90.0, "alone": alone}
+    def rung(case: str, count: int, gpu: float, alone: bool) -> dict[str, Any]:
+        times = {**clocks(2 * gpu, gpu), "copy": clocks(95, 90)}
+        return {"case": case, "device": "cuda", "lines": count, "alone": alone, **times}
 
     ours = [rung(OURS, 50, 100, False), rung(effort.ALONE, 18, 100, True)]
     slow, long = rung(LOOP, 10, 900, False), rung("Triton over our table", 38, 95, True)

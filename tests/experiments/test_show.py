@@ -57,11 +57,27 @@ def test_the_worst_row_decides_a_bar() -> None:
             show.Bar("bar", "wall", **limits)
 
 
+def test_counts_are_whole_numbers() -> None:
+    """16, not 16.0: of what was counted every digit is meant; of what was measured three are."""
+    assert [show.number(value) for value in (16, 5_242_880, 16.0, 1.0)] == ["16", "5,242,880", "16.0", "1"]
+    assert [show.words({"n": n}, "n") for n in (64, 64.0, {"median": 64.0})] == ["64", "64.0", "64.0"]
+    bar = show.Bar("kernels", "kernels", at_most=19)
+    assert bar.verdict(Rows([{"kernels": 18}])).words()[1:3] == ("≤ 19", "18")
+    assert show.Verdict("share", 91.25, 85, "%", True).words()[1:3] == ("≥ 85 %", "91.2 %")
+    assert show.Verdict("extra", 10.0, 12.5, "MiB").words()[1:3] == ("≤ 12.5 MiB", "10.0 MiB")
+
+
+def test_headings_may_name_the_clock() -> None:
+    table = show.Table("all", {"ms, {clock}": "ms"})
+    ((_, headings, _),) = table.shown(Rows([{"ms": 1, "clock": "wall"}]))
+    assert headings == ("ms, wall",)
+
+
 def test_a_table_has_a_line_per_row_and_a_grid_one_per_way() -> None:
     table = show.Table("{way}, {n}", {"way": "way", "µs": "wall", "twice": lambda row: 2 * row["n"]}, by=("way",))
     first, second = table.shown(ROWS)
-    assert first == ("a, 10", ("way", "µs", "twice"), [["a", "5", "20.0"], ["a", "1,234", "4,000"]])
-    assert second[2] == [["b", "7", "20.0"]]
+    assert first == ("a, 10", ("way", "µs", "twice"), [["a", "5", "20"], ["a", "1,234", "4,000"]])
+    assert second[2] == [["b", "7", "20"]]
     (grid,) = show.Grid("grid", down="way", across="n", cell=show.times, corner="n").shown(ROWS)
     assert grid[1] == ("n", "10", "2,000")
     assert grid[2] == [["a", "1 / 1 / 5", "3 / 1 / 1,234"], ["b", "2 / - / 7", "-"]]

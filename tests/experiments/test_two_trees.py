@@ -6,12 +6,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from experiment_runs import experiment, judged, run_quick
 from paths import ROOT
 
 from experiments import two_trees
-from experiments.harness.main import main
+from experiments.harness.main import main, parse
 from experiments.harness.rows import Rows
+from experiments.harness.run import Run
+from experiments.harness.show import console
 
 
 @pytest.mark.long
@@ -27,6 +30,32 @@ def test_a_step_that_is_slower_shows(tmp_path: Path) -> None:
     for row in rows:
         assert row["other"]["min"] > 50_000
         assert row["ratio"] == row["this"]["min"] / row["other"]["min"] < 0.5
+
+
+def test_without_another_tree_it_is_this_one_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a clean clone has no other; said in the results."""
+    trees = []
+
+    class Dry(list[dict[str, object]]):
+        ended = None
+
+        def __init__(self, *_: object, tree: Path, **__: object) -> None:
+            trees.append(tree)
+
+    monkeypatch.setattr(two_trees, "Child", Dry)
+    options = parse(experiment("two_trees"), ["--quick", "--device", "cpu"], None)
+    run = Run(torch.device("cpu"), True, console(), options)
+    assert list(two_trees.measure(run)) == []
+    assert trees == [ROOT, ROOT]
+    assert run.left_out == ["another tree: --other names none, so this one is compared with itself"]
+
+
+@pytest.mark.long
+def test_a_clean_clone_compares_itself(tmp_path: Path) -> None:
+    found = run_quick("two_trees", tmp_path)
+    rows = two_trees.derive(Rows(found["parts"]["two_trees"]["rows"]))
+    assert [row["work"] for row in rows] == ["40 x (2, 3)", "40 x (2, 3), away"]
+    assert "compared with itself" in found["left_out"][0]
 
 
 def test_rows_are_compared_by_work_and_clock() -> None:
