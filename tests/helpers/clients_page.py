@@ -13,6 +13,7 @@ import importlib.metadata
 import json
 import platform
 import re
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,7 @@ class Client:
         packages: whose versions are told.
         write: what a user writes.
         example: a program in ``examples/``.
+        words: what else a user has to know.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Client:
     packages: tuple[str, ...]
     write: str
     example: str = ""
+    words: str = ""
 
 
 CLIENTS = (
@@ -59,9 +62,17 @@ CLIENTS = (
         "Hugging Face Trainer",
         "tests/clients/test_trainer.py",
         ("transformers",),
-        'Trainer(model, arguments, optimizer_cls_and_kwargs=(PagedAdamW, {"lr": 3e-4, "device_budget": "2GiB"}), …)\n'
-        "Trainer(model, arguments, optimizers=(PagedAdamW(model.parameters(), lr=3e-4), None), …)",
+        'kwargs = {"lr": arguments.learning_rate, "device_budget": "2GiB"}\n'
+        "Trainer(model, arguments, optimizer_cls_and_kwargs=(PagedAdamW, kwargs), …)\n\n"
+        "optimizer = PagedAdamW(model.parameters(), **kwargs)\n"
+        "Trainer(model, arguments, optimizers=(optimizer, None), …)",
         "hf_trainer.py",
+        "The learning rate stands there: Trainer does not pass its own to such a class. Where Trainer makes the "
+        "optimizer, it makes two groups, one with its own `weight_decay`, one (biases and norms) with none. "
+        "`trainer.optimizer.optimizer` is ours (`memory_report()`, `guard()`, `set_device_budget()`); with an "
+        "optimizer given as `optimizers=`, `with optimizer.guard(): trainer.train()` works, and "
+        "`auto_find_batch_size=True` does for Trainer what `run_with_room` does for a loop of one's own: where memory "
+        "ran out it goes on, there with smaller batches.",
     ),
     Client(
         "accelerate",
@@ -144,6 +155,8 @@ def _chapter(client: Client, record: dict[str, Any]) -> str:
     lines = [f"## {client.name}", "", "```python", client.write, "```", ""]
     if client.example:
         lines += [f"A whole program: [examples/{client.example}](../examples/{client.example}).", ""]
+    if client.words:
+        lines += [*textwrap.wrap(client.words, 120), ""]
     lines += ["| what | CPU | CUDA |", "|---|---|---|"]
     for name, words in described(ROOT / client.file):
         cells = [_cell(record.get(device, {}).get("outcomes", {}), f"{client.file}::{name}") for device in DEVICES]
