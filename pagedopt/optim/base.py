@@ -217,8 +217,7 @@ class PagedOptimizer(torch.optim.Optimizer):
         text = super().__repr__()
         if (store := vars(self).get("store")) is None:  # shown while it is made
             return text
-        plain = ({"device" if t.is_cuda else "host": t.nbytes} for t in state_tensors(self) if store.is_plain(t))
-        report, said = store.planned(list(plain)), store.budget.said
+        report, said = store.planned(state_tensors(self)), store.budget.said
         places = ", ".join(f"{text_of_bytes(nbytes)} on {place}" for place, nbytes in report.by_place.items())
         how = f"placement {report.means}, device_budget {'all' if said is None else said}"
         return f"{text[:-1]}state: {places or 'none yet'}; {how}\n)"
@@ -391,4 +390,4 @@ class PagedOptimizer(torch.optim.Optimizer):
 
     def memory_report(self) -> MemoryReport:
         """Bytes of state by place, as they should be and as they are (see :class:`MemoryReport`)."""
-        return self.store.report([t for t in state_tensors(self) if t.nbytes and self.store.is_plain(t)])
+        return self.store.report(state_tensors(self))
