@@ -28,6 +28,7 @@ from .launches import Launches
 from .loading.load import load
 from .members import reduced, refuse, sharded, state_tensors
 from .options import Options, complete
+from .out_of_memory import advise, is_out_of_memory
 from .owner import Group
 
 
@@ -224,8 +225,8 @@ class PagedOptimizer(torch.optim.Optimizer):
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
-        """A block in which an out-of-memory error gets a note: what state holds, and what a smaller budget frees and
-        costs.  It stays the error that it is.
+        """A block in which an out-of-memory error (of a device or of the host) gets a note: what state holds, and what
+        a smaller budget frees and costs.  It stays the error that it is.
 
         Example:
             >>> with optimizer.guard():
@@ -234,11 +235,9 @@ class PagedOptimizer(torch.optim.Optimizer):
         """
         try:
             yield
-        except (torch.OutOfMemoryError, MemoryError) as error:
-            with contextlib.suppress(Exception):  # whatever goes wrong here, the error is the other one
-                from .advice import advice
-
-                error.add_note(advice(self, self.memory_report().by_place))
+        except (MemoryError, RuntimeError) as error:
+            if is_out_of_memory(error):
+                advise(error, self)
             raise
 
     @contextlib.contextmanager

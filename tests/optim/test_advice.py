@@ -73,12 +73,17 @@ def test_without_state_or_a_budget_it_says_when() -> None:
 
 def test_real_errors_and_others() -> None:
     optimizer = stepped()
-    with pytest.raises(MemoryError) as caught, optimizer.guard():
+    with pytest.raises(MemoryError) as full, optimizer.guard():
         np.empty(1 << 50)
-    assert "state holds 48.0 MiB" in caught.value.__notes__[0]
-    with pytest.raises(ValueError, match="not of memory") as other, optimizer.guard():
-        raise ValueError("not of memory")
-    assert not hasattr(other.value, "__notes__")
+    assert "state holds 48.0 MiB" in full.value.__notes__[0]
+    with pytest.raises(RuntimeError, match="DefaultCPUAllocator") as plain, optimizer.guard():
+        torch.empty(1 << 50)
+    assert type(plain.value) is RuntimeError
+    assert "state holds 48.0 MiB" in plain.value.__notes__[0]
+    for other in (ValueError, RuntimeError):
+        with pytest.raises(other, match="not of memory") as caught, optimizer.guard():
+            raise other("not of memory")
+        assert not hasattr(caught.value, "__notes__")
     with optimizer.guard():
         pass
 
