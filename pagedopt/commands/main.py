@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from importlib import import_module
 from typing import NoReturn
@@ -38,18 +39,35 @@ class Parser(argparse.ArgumentParser):
         super().error(message)
 
 
+class Formatter(argparse.RawDescriptionHelpFormatter):
+    """Fills paragraphs to the width of the terminal, and leaves those as they are in which a line is indented."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = text.strip().split("\n\n")
+        return "\n\n".join(
+            part if "\n " in part else textwrap.fill(part, width, initial_indent=indent, subsequent_indent=indent)
+            for part in paragraphs
+        )
+
+
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
+    """The parser of all commands, and of none: that prints the help."""
     parser = Parser(prog=NAME, description="Paged optimizers for PyTorch.")
     parser.add_argument("--version", action="version", version=f"{NAME} {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+
+    def print_help(_: argparse.Namespace) -> int:
+        parser.print_help(sys.stderr)
+        return 2
+
+    parser.set_defaults(main=print_help)
     for name, path in COMMANDS.items():
         module = import_module(path)
         command = commands.add_parser(
             name,
             help=module.HELP,
             description=module.__doc__,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=Formatter,
         )
         module.add_arguments(command)
         command.set_defaults(main=module.main)
@@ -87,6 +105,7 @@ def program() -> int:
 
 def _load() -> argparse.Namespace:
     args = build_parser().parse_args()
-    with contextlib.suppress(ImportError):  # which the command says in its own words
-        import torch  # noqa: F401
+    if args.command is not None:
+        with contextlib.suppress(ImportError):  # which the command says in its own words
+            import torch  # noqa: F401
     return args

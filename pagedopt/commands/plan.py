@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--params", metavar="N", help="parameters: 7B, 124M, 7e9 or 7000000000")
     what.add_argument("--size", choices=SIZES, metavar="NAME", help=f"a model of `train`: {', '.join(SIZES)}")
     what.add_argument(
-        "--model", type=Path, nargs="+", metavar="FILE", help="safetensors files, of which the headers are read"
+        "--model", type=Path, nargs="+", metavar="FILE", help="safetensors files, or a folder of them; headers are read"
     )
     how = parser.add_argument_group("how")
     how.add_argument("--my-step", metavar="TIME", help="a whole training step of yours, as 350ms, to compare with")
@@ -73,6 +73,7 @@ def main(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from ..planning.rates import ASSUMED
+    from .tables import say
 
     my_step(args)
 
@@ -95,10 +96,10 @@ def main(args: argparse.Namespace) -> int:
         print(json.dumps(content, indent=1, allow_nan=False))
         return 0
     console = Console()
-    console.print(heading(rows[0], args), highlight=False, soft_wrap=True)
+    say(console, heading(rows[0], args))
     console.print(table(rows, room, asked(args, rows[0].rates), my_step(args)))
     for line in footing(rows, room, args):
-        console.print(line, highlight=False, soft_wrap=True)
+        say(console, line)
     return 0
 
 
@@ -289,13 +290,19 @@ def heading(row: Estimate, args: argparse.Namespace) -> str:
     from ..units import text_of_bytes, text_of_count
 
     model = args.size or text_of_count(row.parameters)
-    dtype = args.param_dtype or ("their own dtype" if args.model else "float32")
+    dtype = args.param_dtype or (own_dtypes(args) if args.model else "float32")
     state = f"{args.rule} state {text_of_bytes(row.state_bytes)} in {args.state_format or dtype}"
     ways = f", reached {row.host_access}" if row.host_access else ""
     return (
         f"[bold]{model}[/bold] parameters in {dtype}: {text_of_bytes(row.param_bytes)}, gradients as much again\n"
         f"{state}; placement {row.placement}{ways}"
     )
+
+
+def own_dtypes(args: argparse.Namespace) -> str:
+    """Dtypes of files that are to be trained in these."""
+    names = dict.fromkeys(str(p.dtype).removeprefix("torch.") for p in model(args) if p.is_floating_point())
+    return f"their own dtype{'s' if len(names) > 1 else ''} ({', '.join(names) or 'none that can be trained'})"
 
 
 def table(rows: list[Estimate], room: dict[str, int], own: int | None, whole: float | None = None) -> Table:
@@ -348,7 +355,8 @@ def footing(rows: list[Estimate], room: dict[str, int], args: argparse.Namespace
 
     row = rows[0]
     rates = row.rates
-    ring = f" and the ring of {text_of_bytes(row.ring)}" if row.ring else ""
+    slots = "pages in use" if row.device == "cpu" else "the ring"
+    ring = f" and {slots} of {text_of_bytes(row.ring)}" if row.ring else ""
     free = ", ".join(f"{text_of_bytes(n)} on {place}" for place, n in sorted(room.items()))
     way = "to and from the file" if row.device == "cpu" else "over the link"
     lines = [
@@ -375,4 +383,4 @@ def text_of_fitting(found: tuple[int, int] | None, state_bytes: int) -> str:
     if found is None:
         return "none"
     least, most = -(-found[0] >> 20), found[1] >> 20
-    return f"from {least}MiB to {'all' if found[1] >= state_bytes else f'{most}MiB'}"
+    return f"from {f'{least}MiB' if least else '0 B'} to {'all' if found[1] >= state_bytes else f'{most}MiB'}"

@@ -23,4 +23,9 @@ class FittingTable(Table):
         yield from super().__rich_console__(console, options)
 
 
-__all__ = ["FittingTable"]
+def say(console: Console, line: str) -> None:
+    """Print a line of prose: broken between words on a terminal, whole where a program may read it."""
+    console.print(line, highlight=False, soft_wrap=not console.is_terminal)
+
+
+__all__ = ["FittingTable", "say"]

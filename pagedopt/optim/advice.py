@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
 
 from ..paging.budget import Budget
 from ..planning.estimate import Estimate, estimate
 from ..system.log import log
+from ..tables.shards import local
 from ..units import text_of_bytes, text_of_seconds
 from .members import state_tensors
 from .owner import Group, Owner
@@ -70,7 +73,7 @@ def tell(optimizer: Owner, why: str, before: Mapping[str, int], seconds: float) 
     """
     if not log.isEnabledFor(logging.INFO):
         return
-    now = optimizer.store.planned().by_place
+    now = optimizer.store.planned(()).by_place
     moved = sum(max(0, nbytes - before.get(place, 0)) for place, nbytes in now.items())
     name = type(optimizer).__name__
     log.info(
@@ -78,28 +81,34 @@ def tell(optimizer: Owner, why: str, before: Mapping[str, int], seconds: float) 
     )
 
 
-def tell_made(optimizer: Owner) -> None:
-    """Log that there is first state."""
+def tell_made(optimizer: Owner, made: Sequence[torch.Tensor] = (), by: str = "") -> None:
+    """Log that state was made.
+
+    Args:
+        made: tensors that are not in ``optimizer.state`` yet.
+        by: the call of a user's that made it; "" for a step.
+    """
     if log.isEnabledFor(logging.INFO):
         said = optimizer.store.budget.said
         log.info(
-            "%s: state made (device_budget %s): %s",
+            "%s: state made%s (device_budget %s): %s",
             type(optimizer).__name__,
+            by and f" by {by}",
             "all" if said is None else said,
-            _where(optimizer),
+            _where(optimizer, made),
         )
 
 
-def _where(optimizer: Owner) -> str:
+def _where(optimizer: Owner, made: Sequence[torch.Tensor] = ()) -> str:
     """Bytes by place, and what a step costs for them."""
-    report = optimizer.store.planned()
+    report = optimizer.store.planned([*state_tensors(optimizer), *map(local, made)])
     near = near_place(optimizer.param_groups)
     places = ", ".join(f"{text_of_bytes(nbytes)} on {place}" for place, nbytes in report.by_place.items() if nbytes)
     away = sum(nbytes for place, nbytes in report.by_place.items() if place != near)
     if not away:
-        return f"{places or 'in plain tensors'} ({report.placement}); a step moves nothing"
+        return f"{places or '0 B'} ({report.means}); a step moves nothing"
     way = "to and from the file" if near == "host" else "over the link"
-    return f"{places} ({report.placement}); a step now moves {text_of_bytes(2 * away)} {way}{_time(optimizer, away)}"
+    return f"{places} ({report.means}); a step now moves {text_of_bytes(2 * away)} {way}{_time(optimizer, away)}"
 
 
 def _time(optimizer: Owner, away: int) -> str:

@@ -28,6 +28,7 @@ from .launches import Launches
 from .loading.load import load
 from .members import reduced, refuse, sharded, state_tensors
 from .options import Options, complete
+from .out_of_memory import advise, is_out_of_memory
 from .owner import Group
 
 
@@ -217,16 +218,15 @@ class PagedOptimizer(torch.optim.Optimizer):
         text = super().__repr__()
         if (store := vars(self).get("store")) is None:  # shown while it is made
             return text
-        plain = ({"device" if t.is_cuda else "host": t.nbytes} for t in state_tensors(self) if store.is_plain(t))
-        report, said = store.planned(list(plain)), store.budget.said
+        report, said = store.planned(state_tensors(self)), store.budget.said
         places = ", ".join(f"{text_of_bytes(nbytes)} on {place}" for place, nbytes in report.by_place.items())
         how = f"placement {report.means}, device_budget {'all' if said is None else said}"
         return f"{text[:-1]}state: {places or 'none yet'}; {how}\n)"
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
-        """A block in which an out-of-memory error gets a note: what state holds, and what a smaller budget frees and
-        costs.  It stays the error that it is.
+        """A block in which an out-of-memory error (of a device or of the host) gets a note: what state holds, and what
+        a smaller budget frees and costs.  It stays the error that it is.
 
         Example:
             >>> with optimizer.guard():
@@ -235,11 +235,9 @@ class PagedOptimizer(torch.optim.Optimizer):
         """
         try:
             yield
-        except (torch.OutOfMemoryError, MemoryError) as error:
-            with contextlib.suppress(Exception):  # whatever goes wrong here, the error is the other one
-                from .advice import advice
-
-                error.add_note(advice(self, self.memory_report().by_place))
+        except (MemoryError, RuntimeError) as error:
+            if is_out_of_memory(error):
+                advise(error, self)
             raise
 
     @contextlib.contextmanager
@@ -393,4 +391,4 @@ class PagedOptimizer(torch.optim.Optimizer):
 
     def memory_report(self) -> MemoryReport:
         """Bytes of state by place, as they should be and as they are (see :class:`MemoryReport`)."""
-        return self.store.report([t for t in state_tensors(self) if t.nbytes and self.store.is_plain(t)])
+        return self.store.report(state_tensors(self))

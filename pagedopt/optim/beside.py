@@ -22,6 +22,8 @@ from .options import Options
 from .registry import OPTIMIZERS
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
+#: Bytes below which a difference is none that anybody asked for.
+LITTLE = 1 << 10
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Shadow:
         difference: the largest between the parameters of the two after the last step, as an absolute number; NaN if
             either has become NaN.
         where: the name of the parameter in which it is.
+        change: how far torch's steps moved a parameter at most, a yardstick for ``difference``.
         state_bytes: of state with the parameters (on their device; on a CPU in RAM), a ring of slots included.
         seconds: of ``step()``, the median, the device waited for; the first step is left out where there are others.
 
@@ -45,6 +48,7 @@ class Shadow:
     losses: tuple[tuple[float, ...], tuple[float, ...]]
     difference: float
     where: str
+    change: float
     state_bytes: tuple[int, int]
     seconds: tuple[float, float]
 
@@ -58,11 +62,14 @@ class Shadow:
         losses = max(abs(a - b) for a, b in zip(*self.losses, strict=True))
         bytes_ = " and ".join(text_of_bytes(n) for n in self.state_bytes)
         times = " and ".join(text_of_seconds(s) for s in self.seconds)
+        saved = f"{text_of_bytes(abs(self.saved_bytes))} {'saved' if self.saved_bytes > 0 else 'more'}"
+        if abs(self.saved_bytes) < LITTLE:
+            saved = "nothing saved"
         return (
             f"{one} and {other}, {steps} steps on the same batches:\n"
-            f"largest difference: {self.difference:.2g} of a parameter ({self.where}), {losses:.2g} of a loss\n"
-            f"state beside the parameters: {bytes_}, {text_of_bytes(abs(self.saved_bytes))} "
-            f"{'saved' if self.saved_bytes >= 0 else 'more'}\n"
+            f"largest absolute difference: {self.difference:.2g} of a parameter ({self.where}; these steps moved one "
+            f"by {self.change:.2g} at most), {losses:.2g} of a loss\n"
+            f"state beside the parameters: {bytes_}, {saved}\n"
             f"a step: {times}"
         )
 
@@ -114,9 +121,10 @@ def shadow(
             ends.append({name: p.detach().cpu().clone() for name, p in _named(model, optimizer)})
             del twin
     difference, where = _largest(*ends)
+    change, _ = _largest(ends[0], {name: p.detach() for name, p in _named(model, optimizer)})  # which are as before
     (one, bytes_one, time_one), (other, bytes_other, time_other) = seen
     names = (f"torch's {pair[0].__name__}", pair[1].__name__)
-    return Shadow(names, (one, other), difference, where, (bytes_one, bytes_other), (time_one, time_other))
+    return Shadow(names, (one, other), difference, where, change, (bytes_one, bytes_other), (time_one, time_other))
 
 
 def _pair(optimizer: torch.optim.Optimizer, options: Options) -> tuple[tuple[Any, Any], Options]:
@@ -196,7 +204,7 @@ def _largest(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor])
     for name, tensor in one.items():
         if tensor.numel():
             wide = torch.promote_types(tensor.dtype, torch.float64)
-            found = float((tensor.to(wide) - other[name].to(wide)).abs().max())
+            found = float((tensor.to(wide) - other[name].cpu().to(wide)).abs().max())
             if not found <= most:
                 most, where = found, name
                 if most != most:

@@ -143,11 +143,12 @@ def _create(optimizer: Owner, found: list[Member]) -> None:
         if member.turn == 0 and (member.is_new or member.missing):
             firsts.append(member)
     wanted = [m.kept[n].wanted(m.param, n) for m in firsts for n in m.missing if n in m.kept]
-    made = iter(optimizer.store.create(wanted) if wanted else ())
+    created = optimizer.store.create(wanted) if wanted else []
     if wanted:
         from .advice import tell_made  # loads what plans are made with: where state is made, and not before
 
-        tell_made(optimizer)
+        tell_made(optimizer, created)
+    made = iter(created)
     groups = optimizer.param_groups
     numbers = iter(
         new_numbers([Place.of(groups[m.group], m.param) for m in firsts for n in m.missing if n not in m.kept])

@@ -11,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..formats.floating import StateFormat
 from ..formats.format import Format
+from ..placements.report import MemoryReport
 from ..placements.store import Store
 from ..planning.affordable import Affordable
 from ..rules import Rule
@@ -50,6 +51,8 @@ class Owner(Protocol):
     def state_names(self, group: Group, /) -> tuple[str, ...]: ...
 
     def format_of(self, name: str, p: torch.Tensor, /) -> Format: ...
+
+    def memory_report(self) -> MemoryReport: ...
 
     def register_load_state_dict_pre_hook(self, hook: Callable[..., Any], /) -> RemovableHandle: ...
 

@@ -10,12 +10,13 @@ from typing import TypeVar
 import torch
 
 from .base import PagedOptimizer
+from .out_of_memory import advise, is_out_of_memory
 
 Result = TypeVar("Result")
 
 
 def run_with_room(optimizer: PagedOptimizer, function: Callable[[], Result], nbytes: int | str | None = None) -> Result:
-    """Run ``function``; if device memory runs out, give it the room of the optimizer's state and run it again.
+    """Run ``function``; if memory runs out, give it the room of the optimizer's state and run it again.
 
     The room is taken back when the second run has ended; what is not free then, at the beginning of the next calls.
 
@@ -28,7 +29,8 @@ def run_with_room(optimizer: PagedOptimizer, function: Callable[[], Result], nby
         what ``function`` returns.
 
     Raises:
-        torch.OutOfMemoryError: the room was not enough, or there was none to give.
+        torch.OutOfMemoryError: the room was not enough, or there was none to give, which a note says then.  On a CPU
+            MemoryError, or the RuntimeError of torch's allocator.
 
     Example:
         >>> loss = run_with_room(optimizer, lambda: forward_backward(batch))
@@ -37,12 +39,15 @@ def run_with_room(optimizer: PagedOptimizer, function: Callable[[], Result], nby
     _take_back(optimizer)
     try:
         return function()
-    except torch.OutOfMemoryError as error:
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
         failure = error.with_traceback(None)  # whose frames hold what the first run had allocated
     gc.collect()
     torch.cuda.empty_cache()
     given = optimizer.spill(nbytes)
     if not given:
+        advise(failure, optimizer, "run_with_room found no state that it could spill: ")
         raise failure
     try:
         return function()
@@ -54,5 +59,5 @@ def _take_back(optimizer: PagedOptimizer) -> None:
     """Undo a spill as far as there is room: what torch cached for the large run may lie in the way for a while."""
     if optimizer.store.is_spilled():
         torch.cuda.empty_cache()
-        with contextlib.suppress(torch.OutOfMemoryError):  # the next call tries again
+        with contextlib.suppress(torch.OutOfMemoryError, MemoryError):  # the next call tries again
             optimizer.unspill()

@@ -18,7 +18,8 @@ class MemoryReport(Shown):
 
     Attributes:
         by_place: bytes by where they should be: ``device``, ``host``, ``file``.
-        measured: the same as the driver or the operating system has it.
+        measured: the same as the driver or the operating system has it.  Of state in a file the host has more than
+            planned when others (a save) have read pages of it, until the next step drops them.
         placement: by what means, e.g. ``mapped``; several are joined by ``+``.
         budget: bytes that may stay on the device (for parameters on a CPU: in RAM), of a share those it comes to;
             None: all, or not known before there is state.
@@ -26,7 +27,7 @@ class MemoryReport(Shown):
 
     Example:
         >>> report = optimizer.memory_report()
-        >>> report.by_place.get("host", 0)      # what has spilled
+        >>> report.by_place.get("host", 0)      # what has spilled (on a CPU what has not: there "file" is what has)
     """
 
     by_place: Mapping[str, int]
@@ -43,22 +44,25 @@ class MemoryReport(Shown):
 
     def facts(self) -> tuple[str, list[tuple[str, str]]]:
         """See :class:`Shown`."""
-        rows = [
-            (f"on {place}", f"{text_of_bytes(nbytes)} (measured {text_of_bytes(self.measured.get(place, 0))})")
-            for place, nbytes in self.by_place.items()
-        ]
-        rows.append(("placement", self.means))
+        rows = [(f"on {place}", self._bytes(place)) for place in self.by_place]
+        rows.append(("placement", self.means) if rows else ("state", "none yet: the first step makes it"))
         if self.budget is not None:
             rows.append(("budget", text_of_bytes(self.budget)))
         if self.ring:
             rows.append(("ring of slots", text_of_bytes(self.ring)))
         return "optimizer state", rows
 
+    def _bytes(self, place: str, where: str = "") -> str:
+        """Bytes of a place, planned and measured."""
+        planned, measured = self.by_place[place], self.measured.get(place, 0)
+        read = place == "host" and "file" in self.by_place and measured > planned
+        why = ", with pages read since the last step" if read else ""
+        return f"{text_of_bytes(planned)}{where} (measured {text_of_bytes(measured)}{why})"
+
     def __str__(self) -> str:
-        parts = [
-            f"{text_of_bytes(nbytes)} on {place} (measured {text_of_bytes(self.measured.get(place, 0))})"
-            for place, nbytes in self.by_place.items()
-        ]
+        parts = [self._bytes(place, f" on {place}") for place in self.by_place]
         budget = "" if self.budget is None else f", budget {text_of_bytes(self.budget)}"
+        if not parts:
+            return "no state yet: the first step makes it" + (budget and f" ({budget.removeprefix(', ')})")
         ring = f", ring of {text_of_bytes(self.ring)}" if self.ring else ""
-        return f"optimizer state ({self.means}{budget}{ring}): " + (", ".join(parts) or "none yet")
+        return f"optimizer state ({self.means}{budget}{ring}): " + ", ".join(parts)

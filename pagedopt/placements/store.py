@@ -300,9 +300,13 @@ class Store:
             return
         if self.arenas or self.is_unplaced():
             names = "+".join(sorted({a.name for a in self.arenas})) or "device"
+            cpu = all(t.device.type == "cpu" for t in state)
+            hint = "it is in ordinary memory; give a device_budget"
+            if not cpu:
+                hint = "give a device_budget (or placement='mapped')"
             raise ValueError(
                 f"device_budget is {budget.said!r}, but state was created with placement {names!r}, whose pages do not "
-                "move; give a device_budget (or placement='mapped') when making the optimizer"
+                f"move: {hint} when making the optimizer"
             )
 
     def moves(self, state: Sequence[torch.Tensor]) -> bool:
@@ -396,14 +400,14 @@ class Store:
                 self.apply_budget()
         return moved
 
-    def report(self, elsewhere: Iterable[torch.Tensor]) -> MemoryReport:
-        """See :class:`MemoryReport`; ``elsewhere`` is state that was not made here."""
-        loose = [{"device" if t.is_cuda else "host": t.nbytes} for t in elsewhere]
-        planned = self.planned(loose)
-        return replace(planned, measured=choose.total([a.measured() for a in self.arenas] + loose))
+    def report(self, state: Sequence[torch.Tensor]) -> MemoryReport:
+        """See :class:`MemoryReport`; ``state`` is all there is, of which some may be in no arena."""
+        measured = choose.total([a.measured() for a in self.arenas] + self._loose(state))
+        return replace(self.planned(state), measured=measured)
 
-    def planned(self, loose: Sequence[dict[str, int]] = ()) -> MemoryReport:
-        """The same without measuring: as it should be.  ``loose`` are bytes by place of what was not made here."""
+    def planned(self, state: Sequence[torch.Tensor]) -> MemoryReport:
+        """The same without measuring: as it should be."""
+        loose = self._loose(state)
         names = "+".join(dict.fromkeys([a.name for a in self.arenas] + ["device"] * bool(loose)))
         return MemoryReport(
             choose.total([*(a.planned() for a in self.arenas), *loose]),
@@ -412,3 +416,7 @@ class Store:
             self.limits.total(self.arenas),
             sum(ring.nbytes for ring in self.rings.values()),
         )
+
+    def _loose(self, state: Sequence[torch.Tensor]) -> list[dict[str, int]]:
+        """Bytes by place of what is in no arena."""
+        return [{"device" if t.is_cuda else "host": t.nbytes} for t in state if t.nbytes and self.is_plain(t)]

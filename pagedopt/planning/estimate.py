@@ -138,7 +138,8 @@ class Estimate(Shown):
         places = ", ".join(f"{text_of_bytes(n)} on {p}" for p, n in self.by_place.items()) or "none"
         over = "to and from the file" if self.device == "cpu" else f"over the link ({self.host_access})"
         moved = f", {text_of_bytes(self.moved)} {over}" if self.moved else ""
-        ring = f", ring {text_of_bytes(self.ring)}" if self.ring else ""
+        shown = text_of_bytes(self.ring)
+        ring = "" if not self.ring else f", {shown} of pages in use" if self.device == "cpu" else f", ring {shown}"
         lacking = f"; they have no {', '.join(self.unknown_rates)}" if self.unknown_rates else ""
         return (
             f"{text_of_count(self.parameters)} parameters: {text_of_bytes(self.param_bytes)}, gradients "

@@ -154,13 +154,13 @@ RATE_NAMES = tuple(f.name for f in fields(Rates) if f.name not in ("machine", "v
 #: For a machine nobody has measured and parameters on its GPU: readings on one H200.  (Host memory and disk: guesses.)
 ASSUMED = Rates(
     device=4.2e12, up=55.5e9, down=55.4e9, both=101.7e9, in_place=85.0e9, ram=20e9, file_read=2e9, file_write=1e9,
-    machine="an NVIDIA H200 on PCIe 5.0 x16 (assumed: not measured here)", assumed=True,
+    machine="an NVIDIA H200 on PCIe 5.0 x16, assumed: not measured here", assumed=True,
 )  # fmt: skip
 
 #: The same for parameters on a CPU.
 ASSUMED_CPU = Rates(
     ram=ASSUMED.ram, file_read=ASSUMED.file_read, file_write=ASSUMED.file_write,
-    machine="no machine: a round guess of RAM and disk (assumed: not measured here)", assumed=True,
+    machine="a round guess, assumed: `pagedopt doctor` measures", assumed=True,
 )  # fmt: skip
 
 

@@ -20,14 +20,23 @@ LONGEST = 100_000_000
 
 
 def read_parameters(path: str | os.PathLike[str]) -> list[torch.Tensor]:
-    """Every tensor of a file, on the meta device: nothing but its first bytes is read.
+    """Every tensor of a file, or of all such files in a folder, on the meta device: only their first bytes are read.
 
     Raises:
-        OSError: the file cannot be read.
-        ValueError: it is no such file; the text begins with its name.
+        OSError: a file cannot be read.
+        ValueError: it is no such file, or there is none in the folder; the text begins with ``path``.
     """
     name = os.fspath(path)
-    with Path(path).open("rb") as file:
+    if not Path(path).is_dir():
+        return _read(Path(path), name)
+    if not (shards := sorted(Path(path).glob("*.safetensors"))):
+        raise ValueError(f"{name}: there is no *.safetensors in this folder")
+    return [tensor for shard in shards for tensor in _read(shard, f"{name}: {shard.name}")]
+
+
+def _read(path: Path, name: str) -> list[torch.Tensor]:
+    """Every tensor of a file, which is called ``name`` in errors."""
+    with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= min(LONGEST, os.fstat(file.fileno()).st_size):
             raise ValueError(f"{name}: no safetensors file (it does not begin with the length of a header)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -84,6 +85,9 @@ def test_it_is_readable(capsys: pytest.CaptureFixture[str], small: None) -> None
                  "placement='file'", "Everything that should work here does."):  # fmt: skip
         assert part in text, part
     assert max(map(len, (line for line in text.splitlines() if line.startswith(("│", "┃"))))) <= 80
+    headings = [re.split("[┃]", line)[1:-1] for line in text.splitlines() if line.startswith("┃")]
+    assert len(headings) == 2
+    assert all(cell.strip() for row in headings for cell in row)
 
 
 def test_placements_of_a_gpu_are_listed_where_there_is_none(

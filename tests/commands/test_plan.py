@@ -257,7 +257,7 @@ def test_budgets_that_fit_are_named_and_do(
     near, away = ("host", "file") if device == "cpu" else ("device", "host")
     options = ["--params", "100M", "--device", device, "--rates", file]  # 400 MB, gradients, 800 MB of state
     for room, expected in [
-        ({near: 10**10, away: 10**10}, "from 0MiB to all"),
+        ({near: 10**10, away: 10**10}, "from 0 B to all"),
         ({near: 10**10, away: 0}, "from 76[34]MiB to all"),
         ({near: 1_300_000_000, away: 500_000_000}, r"from (28\d|29\d|30\d)MiB to (4\d\d)MiB"),
         ({near: 10**8, away: 10**10}, "none"),
@@ -297,7 +297,36 @@ def test_a_model_in_safetensors_is_read_by_its_header(
     assert row["param_bytes"] == 600_000 + 28 + 8
     assert row["grad_bytes"] == 600_000 + 28  # integers are not trained
     assert main(["plan", "--model", str(paths[0]), "--rates", file]) == 0
-    assert "300 k parameters in their own dtype" in capsys.readouterr().out
+    assert "300 k parameters in their own dtype (bfloat16): " in capsys.readouterr().out
+    assert main(["plan", "--model", *map(str, paths), "--rates", file]) == 0
+    assert "300 k parameters in their own dtypes (bfloat16, float32): " in capsys.readouterr().out
+    (same, *_) = planned(capsys, "--model", str(tmp_path), "--rates", file)["rows"]
+    assert same == row
+
+
+def test_a_folder_without_safetensors_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["plan", "--model", str(tmp_path)]) == 2
+    expected = f"pagedopt plan: --model {tmp_path}: there is no *.safetensors in this folder\n"
+    assert capsys.readouterr().err == expected
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_prose_is_broken_between_words_on_a_terminal_and_whole_elsewhere(
+    device: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(plan, "find_room", lambda _: {"device": 10**10, "host": 10**10, "file": 10**10})
+    options = ["plan", "--params", "1B", "--device", device, "--rates", file]
+    assert main(options) == 0
+    whole = capsys.readouterr().out
+    assert max(map(len, whole.splitlines())) > 100
+    assert ("ring" in whole) == (device == "cuda")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as a terminal
+    monkeypatch.setenv("TERM", "dumb")
+    assert main(options) == 0
+    broken = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
+    assert max(map(len, broken.splitlines())) <= 60
+    assert broken.split() == whole.split()
 
 
 @pytest.mark.parametrize(

@@ -107,3 +107,27 @@ def test_it_knows_its_name_and_version(capsys: pytest.CaptureFixture[str]) -> No
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
     assert capsys.readouterr().out.startswith("usage: pagedopt ")
+
+
+def test_no_command_at_all_gets_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.startswith("usage: pagedopt")
+    assert "say what this machine can do" in err
+    with pytest.raises(SystemExit) as stopped:
+        main(["trian"])
+    assert stopped.value.code == 2
+
+
+@pytest.mark.parametrize("command", ["train", "plan", "doctor"])
+def test_help_is_as_wide_as_the_terminal(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    paragraphs = capsys.readouterr().out.split("\n\n")
+    prose = [text for text in paragraphs if "\n " not in text]
+    assert prose
+    assert max(len(line) for text in prose for line in text.splitlines()) <= 60

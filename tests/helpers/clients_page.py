@@ -14,6 +14,7 @@ import json
 import platform
 import re
 import statistics
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +40,7 @@ class Client:
         packages: whose versions are told.
         write: what a user writes.
         example: a program in ``examples/``.
+        words: what else a user has to know.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Client:
     packages: tuple[str, ...]
     write: str
     example: str = ""
+    words: str = ""
 
 
 CLIENTS = (
@@ -60,9 +63,17 @@ CLIENTS = (
         "Hugging Face Trainer",
         "tests/clients/test_trainer.py",
         ("transformers",),
-        'Trainer(model, arguments, optimizer_cls_and_kwargs=(PagedAdamW, {"lr": 3e-4, "device_budget": "2GiB"}), …)\n'
-        "Trainer(model, arguments, optimizers=(PagedAdamW(model.parameters(), lr=3e-4), None), …)",
+        'kwargs = {"lr": arguments.learning_rate, "device_budget": "2GiB"}\n'
+        "Trainer(model, arguments, optimizer_cls_and_kwargs=(PagedAdamW, kwargs), …)\n\n"
+        "optimizer = PagedAdamW(model.parameters(), **kwargs)\n"
+        "Trainer(model, arguments, optimizers=(optimizer, None), …)",
         "hf_trainer.py",
+        "The learning rate stands there: Trainer does not pass its own to such a class. Where Trainer makes the "
+        "optimizer, it makes two groups, one with its own `weight_decay`, one (biases and norms) with none. "
+        "`trainer.optimizer.optimizer` is ours (`memory_report()`, `guard()`, `set_device_budget()`); with an "
+        "optimizer given as `optimizers=`, `with optimizer.guard(): trainer.train()` works, and "
+        "`auto_find_batch_size=True` does for Trainer what `run_with_room` does for a loop of one's own: where memory "
+        "ran out it goes on, there with smaller batches.",
     ),
     Client(
         "accelerate",
@@ -149,6 +160,8 @@ def _chapter(client: Client, record: dict[str, Any]) -> str:
     lines = [f"## {client.name}", "", "```python", client.write, "```", ""]
     if client.example:
         lines += [f"A whole program: [examples/{client.example}](../examples/{client.example}).", ""]
+    if client.words:
+        lines += [*textwrap.wrap(client.words, 120), ""]
     lines += ["| what | CPU | CUDA |", "|---|---|---|"]
     for name, words in described(ROOT / client.file):
         cells = [_cell(record.get(device, {}).get("outcomes", {}), f"{client.file}::{name}") for device in DEVICES]

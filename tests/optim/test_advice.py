@@ -64,7 +64,7 @@ def test_without_state_or_a_budget_it_says_when() -> None:
     params = [torch.nn.Parameter(torch.ones(1 << 20)) for _ in range(6)]
     fresh = noted(PagedAdamW(params))
     assert fresh.startswith("state will hold 48.0 MiB here; device_budget='24MiB' frees 24.0 MiB")
-    assert "a round guess of RAM and disk (assumed" in fresh
+    assert "(rates of a round guess, assumed: `pagedopt doctor` measures)" in fresh
     assert fresh.endswith(", when the optimizer is made")
     assert noted(stepped()).startswith("state holds 48.0 MiB here; device_budget='24MiB' frees 24.0 MiB")
     assert noted(stepped(PagedSGD)) == "the optimizer's state will hold 0 B here: it is not what fills the memory"
@@ -73,12 +73,17 @@ def test_without_state_or_a_budget_it_says_when() -> None:
 
 def test_real_errors_and_others() -> None:
     optimizer = stepped()
-    with pytest.raises(MemoryError) as caught, optimizer.guard():
+    with pytest.raises(MemoryError) as full, optimizer.guard():
         np.empty(1 << 50)
-    assert "state holds 48.0 MiB" in caught.value.__notes__[0]
-    with pytest.raises(ValueError, match="not of memory") as other, optimizer.guard():
-        raise ValueError("not of memory")
-    assert not hasattr(other.value, "__notes__")
+    assert "state holds 48.0 MiB" in full.value.__notes__[0]
+    with pytest.raises(RuntimeError, match="DefaultCPUAllocator") as plain, optimizer.guard():
+        torch.empty(1 << 50)
+    assert type(plain.value) is RuntimeError
+    assert "state holds 48.0 MiB" in plain.value.__notes__[0]
+    for other in (ValueError, RuntimeError):
+        with pytest.raises(other, match="not of memory") as caught, optimizer.guard():
+            raise other("not of memory")
+        assert not hasattr(caught.value, "__notes__")
     with optimizer.guard():
         pass
 
@@ -113,6 +118,30 @@ def test_making_and_moving_state_is_told(caplog: pytest.LogCaptureFixture, tmp_p
         assert moved, said
         assert 4 * MIB <= parse_bytes(moved[1]) <= 48 * MIB
     assert "a step moves nothing" in moves[-1]
+
+
+def test_plain_state_is_told_in_the_words_of_the_report(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "pagedopt"):
+        stepped()
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said == (
+        "PagedAdamW: state made (device_budget all): 48.0 MiB on host (ordinary memory); a step moves nothing"
+    )
+
+
+@pytest.mark.parametrize("budget", [None, "50%"])
+def test_state_that_a_checkpoint_makes_is_told_and_what_is_there_is_not(
+    budget: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved = stepped().state_dict()
+    fresh = PagedAdamW([torch.nn.Parameter(torch.ones(1 << 20)) for _ in range(6)], device_budget=budget)
+    with caplog.at_level(logging.INFO, "pagedopt"):
+        fresh.load_state_dict(saved)
+        fresh.load_state_dict(saved)  # into the same memory
+    (said,) = [record.getMessage() for record in caplog.records]
+    where = "48.0 MiB on host (ordinary memory)" if budget is None else "24.0 MiB on host, 24.0 MiB on file (file)"
+    head = f"PagedAdamW: state made by load_state_dict() (device_budget {budget or 'all'})"
+    assert said.startswith(f"{head}: {where}; a step")
 
 
 def test_falling_back_is_a_warning_in_the_log_too(

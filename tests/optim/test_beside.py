@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -139,6 +140,28 @@ def test_a_wrong_rule_is_seen_and_named() -> None:
     seen = shadow(net, Wrong(net.parameters(), lr=0.001), batches[:1])
     assert seen.where == [name for name, _ in net.named_parameters()][3]
     assert seen.difference == pytest.approx(0.25)
+
+
+def test_it_says_how_far_parameters_went_and_what_is_saved() -> None:
+    torch.manual_seed(0)
+    net, batch = nn.Linear(300, 3), torch.randn(8, 300)
+    real = copy.deepcopy(net)
+    real(batch).square().mean().backward()
+    torch.optim.SGD(real.parameters(), lr=0.1).step()
+    pairs = zip(net.parameters(), real.parameters(), strict=True)
+    moved = max(float((a.detach().double() - b.detach().double()).abs().max()) for a, b in pairs)
+
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    seen = shadow(net, optimizer, [batch], loss=lambda model, x: model(x).square().mean())
+    assert seen.change == pytest.approx(moved)
+    words = (
+        f"largest absolute difference: {seen.difference:.2g} of a parameter ({seen.where}; these steps moved one by "
+    )
+    assert f"{words}{seen.change:.2g} at most), " in str(seen)
+    assert abs(seen.saved_bytes) < 1024
+    assert "nothing saved" in str(seen)
+    assert "1.00 KiB saved" in str(replace(seen, state_bytes=(2048, 1024)))
+    assert "1.00 KiB more" in str(replace(seen, state_bytes=(1024, 2048)))
 
 
 def test_whatever_goes_wrong_everything_is_put_back() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from typing import Any
 
@@ -64,7 +65,34 @@ def test_a_report_names_every_place() -> None:
         "optimizer state (mapped, budget 5.00 GiB, ring of 7.00 MiB): 2.00 GiB on device (measured 2.00 GiB), "
         "3.00 MiB on host (measured 0 B)"
     )
-    assert str(MemoryReport({}, {}, "device", None, 0)) == "optimizer state (device): none yet"
+
+
+def test_before_the_first_step_a_report_says_what_makes_state() -> None:
+    words = "no state yet: the first step makes it"
+    assert str(MemoryReport({}, {}, "device", None, 0)) == words
+    p = torch.nn.Parameter(torch.ones(3))
+    assert str(PagedAdamW([p], device_budget="2GiB").memory_report()) == f"{words} (budget 2.00 GiB)"
+    assert "none yet: the first step makes it" in PagedAdamW([p]).memory_report()._repr_html_()
+
+
+def test_a_report_says_why_the_host_has_more_than_planned() -> None:
+    """After a save, which has read what is in the file; the next step drops it."""
+    params = [torch.nn.Parameter(torch.ones(1 << 20)) for _ in range(2)]
+    made, why = PagedAdamW(params, device_budget="50%"), "with pages read since the last step"
+
+    def reported() -> str:
+        for p in params:
+            p.grad = torch.ones_like(p)
+        made.step()
+        return str(made.memory_report())
+
+    assert why not in reported()
+    torch.save(made.state_dict(), io.BytesIO())
+    report = made.memory_report()
+    assert report.measured["host"] > report.by_place["host"]
+    assert why in str(report)
+    assert why in report._repr_html_()
+    assert why not in reported()
 
 
 def test_a_cpu_has_no_device() -> None:
@@ -72,6 +100,8 @@ def test_a_cpu_has_no_device() -> None:
         for text in (str(shown), shown._repr_html_()):
             assert "ordinary memory" in text
             assert not re.search(r"\bdevice\b", text)
+    assert "pages in use" in str(estimate("1B", device="cpu", device_budget=0))
+    assert "ring" not in str(estimate("1B", device="cpu", device_budget=0))
     assert isinstance(estimate("1B"), Estimate)
     assert "ordinary" not in str(estimate("1B"))
 

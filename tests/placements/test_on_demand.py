@@ -42,8 +42,12 @@ def test_beside_a_cpu_it_stays_in_ram() -> None:
     params, opt = trained(2)
     before = [opt.state[p]["exp_avg"] for p in params]
     assert opt.spill() == 0
-    with pytest.raises(ValueError, match="state was created with placement 'device', whose pages do not move"):
+    with pytest.raises(
+        ValueError, match="state was created with placement 'device', whose pages do not move"
+    ) as caught:
         opt.set_device_budget(0)
+    assert "ordinary memory; give a device_budget when making the optimizer" in str(caught.value)
+    assert "mapped" not in str(caught.value)
     assert all(a is opt.state[p]["exp_avg"] for a, p in zip(before, params, strict=True))
 
 

@@ -175,7 +175,7 @@ def test_without_rates_those_of_an_h200_are_assumed_and_said_to_be() -> None:
 def test_a_cpus_times_are_not_said_to_be_those_of_a_gpu() -> None:
     for said in (estimate(SHAPE, device="cpu"), estimate(network(), device_budget=0)):
         assert said.rates is ASSUMED_CPU
-        assert "no machine: a round guess of RAM and disk (assumed: not measured here)" in str(said)
+        assert "a round guess, assumed: `pagedopt doctor` measures" in str(said)
         assert "H200" not in str(said)
         assert said.seconds is not None
 

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from ...planning.rates import Rates
 from ...units import text_of_bytes
+from ..tables import say
 
 
 def show(report: Mapping[str, Any], console: Console | None = None) -> None:
@@ -21,7 +22,7 @@ def show(report: Mapping[str, Any], console: Console | None = None) -> None:
     if report["rates"] is not None:
         console.print(rates(report["rates"]))
     for line in (*chosen(report), *remarks(report)):
-        console.print(line, highlight=False, soft_wrap=True)
+        say(console, line)
 
 
 def system(report: Mapping[str, Any]) -> Table:
@@ -69,7 +70,7 @@ def rates(measured: Mapping[str, Any]) -> Table:
     """How fast bytes move."""
     found = Rates.from_dict(measured)
     table = Table("way", title="rates")
-    table.add_column("", justify="right")
+    table.add_column("rate", justify="right")
     for text, rate in found.facts()[1]:
         table.add_row(text, rate)
     return table

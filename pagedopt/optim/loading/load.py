@@ -45,7 +45,7 @@ def load(
     """
     before = dict(vars(optimizer))
     given: list[StateDict] = []
-    begun = False
+    begun = made = False
 
     def take(_: torch.optim.Optimizer, loaded: StateDict) -> StateDict:
         given.append(loaded if _has_name(optimizer, "state1") else translate(loaded))
@@ -54,7 +54,7 @@ def load(
         return {**given[0], "state": {}}
 
     def put(_: torch.optim.Optimizer) -> None:
-        nonlocal begun
+        nonlocal begun, made
         loaded = given.pop()
         check_groups(optimizer, before["param_groups"], loaded)
         check_state(optimizer, loaded)
@@ -66,6 +66,7 @@ def load(
                 encode(*one, memory)
             optimizer.state.update(plan.entries)
             optimizer.damaged = ""
+            made = plan.made
 
     # Registered here, so that they run behind and before the hooks that others have registered.
     hooks = (
@@ -86,6 +87,10 @@ def load(
         for hook in hooks:
             hook.remove()
     memory.forget(state_tensors(optimizer))
+    if made:
+        from ..advice import tell_made  # loads what plans are made with: where state is made, and not before
+
+        tell_made(optimizer, by="load_state_dict()")
 
 
 def _has_name(optimizer: Owner, name: str) -> bool:
@@ -110,12 +115,14 @@ class Plan:
         copies: (state tensor, loaded tensor).
         encodings: loaded plain numbers, and the columns that will hold them.
         staging: bytes on the host for values that are converted on their way to a device.
+        made: whether some state is in memory that was not there before.
     """
 
     entries: dict[Any, dict[str, Any]]
     copies: list[tuple[torch.Tensor, torch.Tensor]]
     encodings: list[Encoding]
     staging: torch.Tensor
+    made: bool
 
 
 def prepare(optimizer: Owner, memory: Store, state_dict: StateDict, before: State) -> Plan:
@@ -168,7 +175,7 @@ def prepare(optimizer: Owner, memory: Store, state_dict: StateDict, before: Stat
         Encoding(member.kept[keys[0]].form, [entry[key] for key in keys], member.entry[name], member.param)
         for entry, keys, member, name in plain
     ]
-    return Plan(entries, [(a, b) for a, b in copies if not _same(a, b)], encodings, staging)
+    return Plan(entries, [(a, b) for a, b in copies if not _same(a, b)], encodings, staging, bool(new))
 
 
 def _own(value: Any, p: torch.Tensor) -> Any:

@@ -1,0 +1,30 @@
+"""Errors that say that memory is full, whoever raises them, and the note that they get."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+
+from .owner import Owner
+
+#: With what torch's allocator says that the host has no memory: a plain RuntimeError.
+HOST_IS_FULL = "DefaultCPUAllocator: can't allocate memory"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory of a device or of the host was not enough."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and HOST_IS_FULL in str(error)
+
+
+def advise(error: BaseException, optimizer: Owner, before: str = "") -> None:
+    """Add a note: what state holds, and what a smaller budget frees and costs; ``before`` it, something else."""
+    with contextlib.suppress(Exception):  # whatever goes wrong here, the error is the other one
+        from .advice import advice
+
+        error.add_note(before + advice(optimizer, optimizer.memory_report().by_place))
+
+
+__all__ = ["advise", "is_out_of_memory"]
