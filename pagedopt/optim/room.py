@@ -45,7 +45,11 @@ def run_with_room(optimizer: PagedOptimizer, function: Callable[[], Result], nby
         failure = error.with_traceback(None)  # whose frames hold what the first run had allocated
     gc.collect()
     torch.cuda.empty_cache()
-    given = optimizer.spill(nbytes)
+    try:
+        given = optimizer.spill(nbytes)
+    except MemoryError as error:  # the host's, where the device's is what the user knows and may wait for
+        advise(failure, optimizer, f"run_with_room could not spill, as the host has no room ({error}): ")
+        raise failure from error
     if not given:
         advise(failure, optimizer, "run_with_room found no state that it could spill: ")
         raise failure

@@ -254,6 +254,16 @@ def test_where_the_host_has_no_room_all_stays(card: FakePages) -> None:
         with pytest.raises(MemoryError):
             act()
         assert all(a is opt.state[p]["exp_avg"] for a, p in zip(before, params, strict=True))
+    tried: list[int] = []
+
+    def crowded() -> None:
+        tried.append(1)
+        raise torch.OutOfMemoryError("of the user's own batch")
+
+    with pytest.raises(torch.OutOfMemoryError, match="of the user's own batch") as caught:
+        run_with_room(opt, crowded)
+    assert len(tried) == 1
+    assert "the host has no room" in caught.value.__notes__[0]
     card.before = lambda name: None
     assert opt.memory_report().placement == "device"
     train(params, opt, 2, 2)
