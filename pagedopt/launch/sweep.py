@@ -13,6 +13,7 @@ from ..kernels import cpu, cuda
 from ..kernels.source import arithmetic
 from ..paging.visits import WHOLE, Mover, Span, Step, carry_out
 from ..rules import Rule
+from ..rules.rule import check_rule
 from ..tables.layout import Geometry
 from ..tables.pointers import PointerTable, Rows, TensorList
 from ..transports.choose import Kind, check_transport, create, over_link, shared
@@ -54,8 +55,7 @@ class Sweep:
         rows: Rows | None = None,
         blocks: int | None = None,
     ) -> None:
-        if not isinstance(rule, Rule):
-            raise TypeError(f"rule is {type(rule).__name__}; decorate a function with pagedopt.rule")
+        check_rule(rule)
         if not isinstance(transport, Transport):
             check_transport(transport)
         self.rule = rule
@@ -250,6 +250,7 @@ def multi_tensor_apply(
         ...     return weight * (1 - rate)
         >>> multi_tensor_apply(decay, [list(model.parameters())], {"rate": 0.1})
     """
+    check_rule(rule)
     rule = rule if out is None else rule.out_of_place
     lists = [tuple(x) for x in (*lists, *(out or ()))]
     if lists and not lists[0]:

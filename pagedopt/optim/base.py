@@ -23,6 +23,7 @@ from ..rules import Rule
 from ..system.log import log
 from ..units import parse_bytes, text_of_bytes
 from .copying import bring_home, duplicate, into_pages
+from .declared import check_group, check_initial, check_rules, check_scalars
 from .encoding import decoded
 from .launches import Launches
 from .loading.load import load
@@ -63,8 +64,10 @@ class PagedOptimizer(torch.optim.Optimizer):
 
     Raises:
         ValueError: an option has an unknown value, a parameter is neither on a CPU nor on a GPU of NVIDIA's, or the
-            placement is not for its device.
-        TypeError: there is no such option, or one has a value of the wrong kind.
+            placement is not for its device; ``initial`` speaks of state that no rule has.
+        TypeError: there is no such option, or one has a value of the wrong kind; the class has no rule, or a
+            hyperparameter of its one rule is missing.
+        RuleError: a rule assigns state and does not return it, does not change its first input, or changes its second.
     """
 
     rule: ClassVar[Rule]
@@ -88,15 +91,23 @@ class PagedOptimizer(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     def _configure(self, options: Options) -> None:
-        one = type(self).rule_of is PagedOptimizer.rule_of
-        rules = self.rules or ((self.rule,) if one else ())  # who chooses and does not say among which, is not checked
+        name, rules = type(self).__name__, self.rules  # who chooses and does not say among which, is checked in a step
+        if not self._chooses():
+            rules = rules or (getattr(self, "rule", None),)  # type: ignore[assignment]
+        check_rules(name, rules)
         self._states, self.numbers = _names(rules)
-        chosen = complete(options, type(self).__name__, self._states if rules else None)
+        if rules:
+            check_initial(name, self.initial, self._states | self.numbers - (set() if self.has_step else {"step"}))
+        chosen = complete(options, name, self._states if rules else None)
         budget, self.affordable = Budget.parse(chosen["device_budget"]), Affordable()
         self.store = Store(chosen["placement"], budget, chosen["host_access"], self.affordable)
         self.state_format, self.blocks = chosen["state_format"], chosen["blocks"]
         self.transport = chosen["transport"]
         self._launches: Launches | None = None
+
+    def _chooses(self) -> bool:
+        """Whether the rule depends on the group, and so is known in a step only."""
+        return type(self).rule_of is not PagedOptimizer.rule_of
 
     def rule_of(self, group: Group) -> Rule:
         """The rule for a parameter group; override it where a group's flags choose among :attr:`rules`.
@@ -190,7 +201,8 @@ class PagedOptimizer(torch.optim.Optimizer):
         """As torch's.
 
         Raises:
-            TypeError: a parameter is a DTensor of sums that have not been made (``Partial``).
+            TypeError: a parameter is a DTensor of sums that have not been made (``Partial``); a hyperparameter of the
+                class's one rule is missing, or no number.
             ValueError: as torch's; state of a complex parameter, or of a DTensor, cannot be stored in the format asked
                 for; a parameter is neither on a CPU nor on a GPU of NVIDIA's, or the placement is not for its device.
         """
@@ -199,6 +211,9 @@ class PagedOptimizer(torch.optim.Optimizer):
             refuse(self, self.param_groups[-1], self._states)
             for device in {p.device for p in self.param_groups[-1]["params"]}:
                 self.store.check_device(device)
+            check_group(type(self).__name__, self.initial, self.param_groups[-1])
+            if not self._chooses():
+                check_scalars(type(self).__name__, self.rule, self.param_groups[-1], self.defaults)
         except BaseException:
             self.param_groups.pop()
             raise

@@ -11,8 +11,10 @@ import torch
 from ..formats.floating import known, of_dtype, real_dtype
 from ..formats.format import Format
 from ..rules import Rule
+from ..rules.rule import check_rule
 from ..tables.columns import has_memory
 from ..tables.shards import is_partial, is_sharded, local, local_grad, placed_alike, placement_of
+from .declared import check_update
 from .kept import Kept, kept
 from .owner import Group, Owner, places
 from .steps import number_names
@@ -75,7 +77,8 @@ def members(optimizer: Owner) -> tuple[list[Member], list[torch.Tensor]]:
             another is none (as torch).
         NotImplementedError: a parameter with a gradient is neither of floating-point nor of complex numbers (as torch).
         TypeError, ValueError: see :func:`refuse`.
-        TypeError: a rule changes hyperparameters and is not among the class's ``rules``.
+        TypeError: a rule changes hyperparameters and is not among the class's ``rules``, or is none.
+        RuleError: see :func:`check_update`.
     """
     found: list[Member] = []
     waiting: list[torch.Tensor] = []
@@ -83,6 +86,8 @@ def members(optimizer: Owner) -> tuple[list[Member], list[torch.Tensor]]:
     first: dict[int, int] = {}
     rules = [optimizer.rule_of(group) for group in optimizer.param_groups]
     for rule in rules:
+        check_rule(rule)
+        check_update(rule)
         if unknown := rule.carried.keys() - optimizer.numbers:
             raise TypeError(
                 f"rule {rule.name!r} changes {', '.join(sorted(unknown))}: {type(optimizer).__name__}, which chooses "

@@ -46,19 +46,20 @@ def scalars_of(rule: Rule, group: Mapping[str, Any], needed: Collection[str] = (
         else:
             continue
         if type(value) is not float:
-            value = (1.0 if value else 0.0) if is_switch else _number(name, value)
+            value = (1.0 if value else 0.0) if is_switch else number_of(name, value)
         found[name] = value
     return found
 
 
-def _number(name: str, value: Any) -> float:
-    """
+def number_of(name: str, value: Any) -> float:
+    """``value`` of a group by ``name``, in double.
+
     Raises:
         TypeError: it is none; a text is none, either.
         RuntimeError: it is a tensor of more elements than one, or of none (as torch).
     """
-    if isinstance(value, str | bytes):
-        raise TypeError(f"{name} is {value!r}, a text; give a number")
+    if value is None or isinstance(value, str | bytes):
+        raise TypeError(f"{name} is {value!r}{'' if value is None else ', a text'}; give a number")
     return float(value.item() if isinstance(value, torch.Tensor) else value)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -85,6 +84,17 @@ class Rule:
         return self.program.writes
 
     @property
+    def assigned(self) -> frozenset[str]:
+        """Names that it assigns."""
+        return frozenset(name for name, _ in self.program.statements)
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """Names of the inputs that it assigns and does not return."""
+        changes = self.program.changes
+        return tuple(name for i, name in enumerate(self.inputs) if i not in changes and name in self.assigned)
+
+    @property
     def functor(self) -> str:
         """The name of :meth:`cuda_source`'s struct."""
         return self.program.functor
@@ -123,15 +133,17 @@ class Rule:
         """What the kernel receives for these hyperparameters: every expression of them alone, computed in double.
 
         Raises:
-            TypeError: a hyperparameter is missing or unknown.
+            TypeError: a hyperparameter is missing, unknown or no number.
             RuntimeError: an expression is the root of a negative number.
-            ArithmeticError, ValueError: as Python for an expression, e.g. a division by zero.
+            ArithmeticError, ValueError: as Python for an expression, e.g. a division by zero; the message names it.
             RuleError: see :meth:`check`.
         """
         self.check()
         try:
+            if str in map(type, scalars.values()):  # 2 * "1" is "11", of which Python makes a number
+                raise TypeError("a text is no number")
             return [*map(float, self._host(**scalars))]
-        except TypeError as error:
+        except (ArithmeticError, TypeError, ValueError) as error:
             self._explain(scalars, error)
             raise
 
@@ -173,22 +185,35 @@ class Rule:
     def _columns(self) -> host.Host:
         return host.columns_function(self.program)
 
-    def _explain(self, values: Mapping[str, float], error: TypeError) -> None:
+    def _explain(self, values: Mapping[str, float], error: Exception) -> None:
         """
         Raises:
-            TypeError: a hyperparameter is missing or unknown.
+            TypeError: a hyperparameter is missing, unknown or no number.
             RuntimeError: an expression of ``values`` is complex.
+            ArithmeticError, ValueError: as Python for an expression.
         """
         missing = [s for s in self.scalars if s not in values and s not in self.defaults]
         unknown = [s for s in values if s not in self.scalars]
         if missing or unknown:
+            tensors = [s for s in unknown if s in self.inputs]
             raise TypeError(
                 f"rule {self.name!r} takes the scalars {list(self.scalars)}; missing {missing}, unknown {unknown}"
+                + (f": {self.before_star(tensors)}" if tensors else "")
             ) from error
-        for expression, value in zip(self.program.uniforms, self._host(**values), strict=True):
-            if isinstance(value, complex):
-                text, given = ast.unparse(expression), ", ".join(f"{name}={v!r}" for name, v in values.items())
-                raise RuntimeError(f"rule {self.name!r}: {text} has the root of a negative number; {given}") from error
+        for name, value in values.items():
+            if not _is_number(value):
+                raise TypeError(f"rule {self.name!r}: the scalar {name!r} is {value!r}; give a number") from error
+        text, value = host.first_failure(self.program, values)
+        given = ", ".join(f"{name}={v!r}" for name, v in values.items())
+        if isinstance(value, complex):
+            raise RuntimeError(f"rule {self.name!r}: {text} has the root of a negative number; {given}") from error
+        if isinstance(value, ArithmeticError | ValueError):
+            raise type(value)(f"rule {self.name!r}: {value} in {text!r}; {given}") from error
+
+    def before_star(self, names: Sequence[str]) -> str:
+        """What is to be said where inputs are taken for hyperparameters."""
+        said = ", ".join(map(repr, names))
+        return f"in rule {self.name!r} {said} stands before the '*' (or there is none), and so is a tensor"
 
     def reference(self, *tensors: torch.Tensor, **scalars: float) -> tuple[torch.Tensor, ...]:
         """The rule on whole tensors, in their own dtype (use float64): the new value of each list in ``writes``."""
@@ -223,6 +248,27 @@ class Rule:
         return Rule(self.function, self.program.out_of_place())
 
 
+def _is_number(value: Any) -> bool:
+    """Whether it is one, if of one element."""
+    try:
+        float(value)
+    except OverflowError:
+        return True
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    return not isinstance(value, str | bytes)
+
+
+def check_rule(given: Any) -> None:
+    """
+    Raises:
+        TypeError: it is no :class:`Rule`.
+    """
+    if not isinstance(given, Rule):
+        found = f"the function {given.__name__!r}" if callable(given) and hasattr(given, "__name__") else repr(given)
+        raise TypeError(f"rule is {found}; a rule is a function decorated with pagedopt.rule: decorate it")
+
+
 def rule(function: Callable[..., Any]) -> Rule:
     """Decorator: make ``function``, the update of one element, a :class:`Rule`.
 
@@ -233,6 +279,9 @@ def rule(function: Callable[..., Any]) -> Rule:
     ``sqrt``, ``exp`` and ``log`` from ``math``, of ``sign``, ``fma`` and ``cpu_or_cuda`` from :mod:`pagedopt.rules`,
     and of plain functions of the same kind, which are written out.  What depends on hyperparameters alone is computed
     once per step on the host, in double; everything else in float32, or float64 if a list is.
+
+    Reserved, and no names for parameters or variables, are ``u``, ``u0``, ``u1``, …, ``S``, ``out``, ``range``, names
+    that begin with ``_``, those functions' names, and words of C++ that are none of Python's (``new``, ``double``, …).
 
     Raises:
         RuleError: it uses something else, its source cannot be found, or a name stands for another function; the
@@ -255,4 +304,4 @@ def _find(module: str, name: str, out_of_place: bool) -> Rule:
     return base.out_of_place if out_of_place else base
 
 
-__all__ = ["Rule", "cpu_or_cuda", "fma", "rule", "sign", "sqrt"]
+__all__ = ["Rule", "check_rule", "cpu_or_cuda", "fma", "rule", "sign", "sqrt"]

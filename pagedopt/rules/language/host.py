@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,23 @@ def columns_function(program: Program) -> Host:
     """
     functions = {name: _on_each(function.host, function.arity) for name, function in FUNCTIONS.items()}
     return _defined(program, lambda node: _Columns().visit(copy_of(node)), {**functions, **_OPERATIONS})
+
+
+def first_failure(program: Program, scalars: Mapping[str, Any]) -> tuple[str, Any]:
+    """The first expression of hyperparameters that raises or is complex: its text, and the exception or the number;
+    ("", None) where there is none."""
+    names = {name: function.host for name, function in FUNCTIONS.items()} | program.defaults | dict(scalars)
+    for name, expression in [*program.host, *(("", uniform) for uniform in program.uniforms)]:
+        text = ast.unparse(expression)
+        try:
+            value = eval(text, {}, names)
+        except (ArithmeticError, TypeError, ValueError) as error:
+            return text, error
+        if isinstance(value, complex):
+            return text, value
+        if name:
+            names[name] = value
+    return "", None
 
 
 def strict() -> np.errstate:
@@ -130,4 +147,4 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "_not": lambda value: _truth(np.logical_not(value)),
 }
 
-__all__ = ["columns_function", "host_function", "strict"]
+__all__ = ["columns_function", "first_failure", "host_function", "strict"]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
+from . import instead
 from .functions import FUNCTIONS
 from .names import UNBOUND, Watch, complaint, is_reserved, value_of
 from .source import RuleError, is_source_of, place, refuse, source_of
@@ -94,7 +95,7 @@ class Line:
             self._assignment(scope, statement, lazy)
         if not isinstance(last, ast.Return) or last.value is None:
             kind = "a rule" if scope.names is None else "a function that a rule calls"
-            refuse(last, f"{kind} ends with 'return' of the new values")
+            refuse(last, instead.of_last(last, kind))
         values = last.value.elts if isinstance(last.value, ast.Tuple) else [last.value]
         return [self._expression(scope, value, lazy) for value in values]
 
@@ -150,7 +151,7 @@ class Line:
                 return values[0]
         if isinstance(node, ast.Name) and scope.names is not None:
             if node.id not in scope.names:
-                refuse(node, f"the name {node.id!r} is not a parameter or an earlier assignment of the function")
+                refuse(node, instead.of_name(scope.function, node.id, "function"))
             return copy.deepcopy(scope.names[node.id])
         if isinstance(node, ast.Name) and node.id in self.renewed:
             return copy.deepcopy(self.renewed[node.id])
@@ -176,7 +177,7 @@ class Line:
         value: Any = None if name in (*code.co_varnames, *code.co_cellvars) else value_of(scope.function, name)
         if name in FUNCTIONS:
             if node.keywords or len(node.args) != FUNCTIONS[name].arity:
-                _refuse_call(node)
+                refuse(node, instead.of_call(scope.function, node))
             if value is not FUNCTIONS[name].host:
                 refuse(node, complaint(name, value))
             self.watch.name(scope.function, name, place(node))
@@ -186,7 +187,7 @@ class Line:
                 node, f"{name!r} is not defined; a function that a rule calls is defined or imported before the rule"
             )
         if not isinstance(value, FunctionType):
-            _refuse_call(node)
+            refuse(node, instead.of_call(scope.function, node))
         self.watch.name(scope.function, name, place(node))
         if any(value is caller for caller in scope.callers):
             refuse(node, f"{name!r} calls itself, directly or through others; it cannot be written out")
@@ -229,7 +230,11 @@ def check_name(node: ast.AST, name: str) -> None:
         RuleError: a parameter or variable of a rule may not have this name.
     """
     if is_reserved(name):
-        refuse(node, f"the name {name!r} is reserved; choose another")
+        refuse(
+            node,
+            f"the name {name!r} is reserved, as words of C++ are and what a kernel needs for itself (the docstring of "
+            "pagedopt.rule lists it); choose another",
+        )
 
 
 def straight_line(function: FunctionType, tree: ast.FunctionDef) -> Line:
@@ -254,7 +259,7 @@ def _parts(statement: ast.stmt) -> tuple[list[str], ast.expr]:
         names = [n.id for n in (target.elts if several else [target]) if isinstance(n, ast.Name)]  # type: ignore[attr-defined]
         if len(names) == (len(target.elts) if several else 1):  # type: ignore[attr-defined]
             return names, statement.value
-    refuse(statement, "only 'name = expression', 'a, b = function(…)' and one final 'return' can be translated")
+    refuse(statement, instead.of_statement(statement))
 
 
 def _carried(tree: ast.FunctionDef) -> tuple[str, ...]:
@@ -273,14 +278,6 @@ def _constant(value: Any, node: ast.AST, what: str) -> ast.expr:
         refuse(node, f"{what} is {value!r}, not a number")
     made: ast.expr = ast.Constant(abs(value))
     return ast.UnaryOp(ast.USub(), made) if math.copysign(1, value) < 0 else made
-
-
-def _refuse_call(node: ast.Call) -> None:
-    known = ", ".join(f"{name}/{function.arity}" for name, function in FUNCTIONS.items())
-    refuse(
-        node,
-        f"call {ast.unparse(node)!r}; a rule may call plain functions, written with def, and (name/arguments) {known}",
-    )
 
 
 __all__ = ["Line", "Statement", "check_name", "straight_line"]

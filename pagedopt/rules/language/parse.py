@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any, NoReturn
 
+from . import instead
 from .functions import FUNCTIONS
 from .inline import Line, check_name, straight_line
 from .names import Watch
@@ -89,7 +90,7 @@ def analyse(function: Callable[..., Any]) -> Program:
     assert isinstance(function, FunctionType)
     program = _signature(tree, function)
     line = straight_line(function, tree)
-    _Analysis(program, line)
+    _Analysis(function, program, line)
     line.check_texts()
     return program
 
@@ -114,7 +115,8 @@ def _signature(tree: ast.FunctionDef, function: FunctionType) -> Program:
 class _Analysis:
     """One pass over a rule's statements; ``uniform`` holds the names that depend on hyperparameters alone."""
 
-    def __init__(self, program: Program, line: Line) -> None:
+    def __init__(self, function: FunctionType, program: Program, line: Line) -> None:
+        self.function = function
         self.program = program
         self.within: ast.AST = line.tree
         self.uniform = set(program.scalars)
@@ -162,7 +164,10 @@ class _Analysis:
         else:
             for v, name in zip(values, names, strict=True):
                 if name not in program.inputs + line.carried:
-                    self.fail(statement, f"returns {ast.unparse(v)!r}; return the parameters that change, by name")
+                    self.fail(
+                        statement,
+                        f"returns {ast.unparse(v)!r}; return the parameters that change, by name, assigned before",
+                    )
             program.changes = tuple(program.inputs.index(name) for name in names if name in program.inputs)
         if len(names) > 1 and len(set(names)) != len(names):
             self.fail(statement, "returns one parameter twice")
@@ -230,11 +235,11 @@ class _Analysis:
             )
             on_host = isinstance(node.op, ast.Pow | ast.Mod | ast.FloorDiv) and self._is_uniform(node)
             if type(node.op) not in ARITHMETIC and not square and not on_host:
-                self.fail(node, f"operator in {ast.unparse(node)!r}; use + - * / or the powers 2 and 3")
+                self.fail(node, instead.of_operator(node))
         elif isinstance(node, ast.Name):
             # No other call than those of FUNCTIONS is left.
             if id(node) not in self.called and node.id not in self.uniform | self.element:
-                self.fail(node, f"the name {node.id!r} is not a parameter or an earlier assignment of the rule")
+                self.fail(node, instead.of_name(self.function, node.id, "rule"))
         elif isinstance(node, ast.Compare):
             if any(type(op) not in COMPARE for op in node.ops):
                 self.fail(node, f"comparison {ast.unparse(node)!r}")
@@ -247,9 +252,7 @@ class _Analysis:
         elif not isinstance(
             node, ast.IfExp | ast.Call | ast.operator | ast.unaryop | ast.cmpop | ast.boolop | ast.expr_context
         ):  # fmt: skip
-            self.fail(
-                node, f"{ast.unparse(node)!r}: use arithmetic, comparisons, 'a if c else b' and the known functions"
-            )
+            self.fail(node, instead.of_expression(node))
 
     def fail(self, node: ast.AST, why: str) -> NoReturn:
         refuse(node, why, self.within)

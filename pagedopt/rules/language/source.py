@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 
 class RuleError(TypeError):
-    """A rule that cannot be translated; the message names the file, the line and what to write instead."""
+    """A rule that cannot be translated, or used where it is; the message names the file, the line and what to write."""
 
 
 def source_of(function: Callable[..., Any]) -> ast.FunctionDef:

@@ -1,0 +1,128 @@
+"""What a class of optimizers says of itself, checked before the first step: rules, hyperparameters, first values."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Collection, Iterable, Mapping
+from numbers import Real
+from typing import Any
+
+from ..rules import Rule, RuleError
+from ..rules.rule import check_rule
+from .owner import Group
+from .scalars import number_of, scalars_of
+
+_ORDER = "the parameter comes first, then the gradient, then state"
+
+
+def check_rules(owner: str, rules: Iterable[Any]) -> None:
+    """
+    Args:
+        owner: name of the optimizer's class.
+        rules: what it has for rules; None for one that is missing.
+
+    Raises:
+        TypeError: one is missing, or no rule.
+        RuleError: see :func:`check_update`.
+    """
+    for rule in rules:
+        if rule is None:
+            raise TypeError(
+                f"{owner} has no rule; write 'rule = …' in the class, a function decorated with pagedopt.rule"
+            )
+        check_rule(rule)
+        check_update(rule)
+
+
+@functools.cache
+def check_update(rule: Rule) -> None:
+    """
+    Raises:
+        RuleError: it does not change its first input, changes its second, or assigns state and does not return it.
+    """
+    names, (code, changes) = rule.inputs, (rule.function.__code__, rule.program.changes)
+    who = f"{code.co_filename}:{code.co_firstlineno}: rule {rule.name!r} of an optimizer"
+    if len(names) < 2:
+        raise RuleError(f"{who} takes {names[0]!r} alone: {_ORDER}")
+    if 0 not in changes:
+        raise RuleError(f"{who} does not return {names[0]!r}, its first input: {_ORDER}")
+    if 1 in changes:
+        raise RuleError(f"{who} returns {names[1]!r}, its second input, which is the gradient and stays: {_ORDER}")
+    if lost := [name for name in names[2:] if name in rule.lost]:
+        kept = [name for i, name in enumerate(names) if i in changes or name in lost]
+        new = "" if names[0] in rule.assigned else f"'{names[0]} = …' and "
+        raise RuleError(
+            f"{who} assigns its state {', '.join(map(repr, lost))} and does not return it, so that it would stay "
+            f"as it was: write {new}'return {', '.join((*kept, *rule.carried))}', or use another name for a value that "
+            "is not kept"
+        )
+
+
+def check_initial(owner: str, initial: Mapping[str, Any], names: Collection[str]) -> None:
+    """
+    Args:
+        owner: name of the optimizer's class.
+        initial: its attribute.
+        names: of all state that its rules have.
+
+    Raises:
+        ValueError: it speaks of other state.
+        TypeError: a value is neither a number nor a text.
+    """
+    for name, value in initial.items():
+        if name not in names:
+            raise ValueError(f"{owner}.initial has {name!r}; its state is {sorted(names)}{_nearest(name, names)}")
+        if not isinstance(value, Real | str):
+            raise TypeError(
+                f"{owner}.initial[{name!r}] is {value!r}; give a number, or the name of the group's value that is one"
+            )
+
+
+def check_group(owner: str, initial: Mapping[str, Any], group: Group) -> None:
+    """
+    Raises:
+        ValueError: the group has no value by a name that ``initial`` has.
+        TypeError: that value is no number.
+    """
+    for name, key in initial.items():
+        if isinstance(key, str):
+            if key not in group:
+                raise ValueError(
+                    f"{owner}.initial[{name!r}] is {key!r}, which is neither in the defaults nor in the group"
+                    f"{_nearest(key, group)}"
+                )
+            number_of(key, group[key])
+
+
+def check_scalars(owner: str, rule: Rule, group: Group, defaults: Collection[str]) -> None:
+    """Whether ``group`` has what ``rule`` needs.
+
+    Args:
+        owner: name of the optimizer's class.
+        defaults: names of the optimizer's own.
+
+    Raises:
+        TypeError: a hyperparameter is missing, or no number, or would be a tensor of state.
+        ValueError: a tuple has another number of members than the rule takes.
+    """
+    for name in defaults:
+        if name in rule.inputs:
+            raise TypeError(
+                f"{owner} has {name!r} among its defaults, and {rule.before_star([name])}: write '*' before it"
+            )
+    own = {"step", *rule.defaults, *rule.carried, *scalars_of(rule, group)}
+    if missing := [name for name in rule.scalars if name not in own]:
+        raise TypeError(
+            f"{owner}: rule {rule.name!r} takes {', '.join(map(repr, missing))}, neither in the defaults that "
+            f"super().__init__() is given nor in the group{''.join(_nearest(name, group) for name in missing)}"
+        )
+
+
+def _nearest(name: str, names: Collection[str]) -> str:
+    """What of ``names`` may have been meant, as the end of a message."""
+    found = difflib.get_close_matches(name, [n for n in names if n != "params"], 1)
+    return f"; for {name!r} there is {found[0]!r}" if found else ""
+
+
+__all__ = ["check_group", "check_initial", "check_rules", "check_scalars", "check_update"]

@@ -1,0 +1,249 @@
+"""What a class of one's own says of itself is checked where an optimizer is made, and not in a step."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+import pagedopt
+from pagedopt import PagedOptimizer, Rule, RuleError, multi_tensor_apply
+from pagedopt.rules import RULES, UPDATES
+
+LR: dict[str, Any] = {"lr": 0.1}
+MOMENTUM: dict[str, Any] = {"lr": 0.1, "momentum": 0.9}
+
+
+@pagedopt.rule
+def kept(param, grad, buf, *, lr, momentum):  # type: ignore[no-untyped-def]
+    grad = grad + 0.1 * param
+    buf = momentum * buf + grad
+    param = param - lr * buf
+    return param, buf
+
+
+@pagedopt.rule
+def lost(param, grad, buf, *, lr, momentum):  # type: ignore[no-untyped-def]
+    buf = momentum * buf + grad
+    return param - lr * buf
+
+
+@pagedopt.rule
+def lost_one(param, grad, buf, second, *, lr, momentum, scale):  # type: ignore[no-untyped-def]
+    scale = scale / 2
+    buf = momentum * buf + grad
+    second = second + grad * grad
+    param = param - lr * scale * buf
+    return param, second, scale
+
+
+@pagedopt.rule
+def mixed_up(g, p, m, *, lr):  # type: ignore[no-untyped-def]
+    m = m + g
+    p = p - lr * m
+    return p, m
+
+
+@pagedopt.rule
+def changes_gradient(param, grad, *, lr):  # type: ignore[no-untyped-def]
+    grad = 0.9 * grad
+    param = param - lr * grad
+    return param, grad
+
+
+@pagedopt.rule
+def without_gradient(param, *, lr):  # type: ignore[no-untyped-def]
+    return param * (1 - lr)
+
+
+@pagedopt.rule
+def read_only(param, grad, mask, *, lr):  # type: ignore[no-untyped-def]
+    return param - lr * mask * grad
+
+
+@pagedopt.rule
+def starless(param, grad, lr):  # type: ignore[no-untyped-def]
+    return param - lr * grad
+
+
+@pagedopt.rule
+def two_betas(param, grad, buf, *, lr, beta1, beta2):  # type: ignore[no-untyped-def]
+    buf = beta1 * buf + beta2 * grad
+    param = param - lr * buf
+    return param, buf
+
+
+@pagedopt.rule
+def counted(param, grad, buf, *, lr, step, decay, eps=1e-8):  # type: ignore[no-untyped-def]
+    decay = decay / 2
+    buf = buf + grad / step
+    param = param - lr * decay * buf / (1 + eps)
+    return param, buf, decay
+
+
+def undecorated(param: float, grad: float, *, lr: float) -> float:
+    return param - lr * grad
+
+
+def parameter() -> torch.nn.Parameter:
+    p = torch.nn.Parameter(torch.ones(3))
+    p.grad = torch.ones(3)
+    return p
+
+
+def of(chosen: Any, defaults: dict[str, Any], start: dict[str, Any] | None = None) -> PagedOptimizer:
+    """An optimizer of a class of one's own."""
+
+    class Own(PagedOptimizer):
+        rule = chosen
+        initial: ClassVar = start or {}
+
+        def __init__(self) -> None:
+            super().__init__([parameter()], defaults)
+
+    return Own()
+
+
+# ---- the rule ----
+
+
+@pytest.mark.parametrize(
+    ("subject", "text"),
+    [
+        (lost, "rule 'lost' .*its state 'buf' and does not return it.*'param = …' and 'return param, buf', or use"),
+        (lost_one, "rule 'lost_one' .*state 'buf' .* write 'return param, buf, second, scale'"),
+        (mixed_up, "rule 'mixed_up' .*does not return 'g', .*the parameter comes first, then the gradient"),
+        (changes_gradient, "rule 'changes_gradient' .*returns 'grad', .*the parameter comes first, then the gradient"),
+        (without_gradient, ".*takes 'param' alone: the parameter comes first, then the gradient"),
+    ],
+)  # fmt: skip
+def test_a_rule_that_would_not_train_is_refused(subject: Rule, text: str) -> None:
+    here = rf"test_declared\.py:{subject.function.__code__.co_firstlineno}: "
+
+    class Chooses(PagedOptimizer):
+        def rule_of(self, group: dict[str, Any]) -> Rule:
+            return subject
+
+    class Declares(Chooses):
+        rules = (kept, subject)
+
+    with pytest.raises(RuleError, match=here + text):
+        of(subject, {**MOMENTUM, "scale": 1.0})
+    with pytest.raises(RuleError, match=text):
+        Declares([parameter()], MOMENTUM)
+    chooses = Chooses([parameter()], MOMENTUM)
+    with pytest.raises(RuleError, match=text):
+        chooses.step()
+
+
+def test_without_an_optimizer_such_a_rule_does_as_it_says() -> None:
+    params, grads, buffers = ([torch.ones(3)] for _ in range(3))
+    multi_tensor_apply(lost, [params, grads, buffers], MOMENTUM)
+    torch.testing.assert_close(params[0], torch.full((3,), 1 - 0.1 * 1.9))
+    assert torch.equal(buffers[0], torch.ones(3))
+
+
+def test_a_rule_that_keeps_its_state_trains() -> None:
+    optimizer = of(kept, MOMENTUM)
+    optimizer.step()
+    (p,) = optimizer.param_groups[0]["params"]
+    torch.testing.assert_close(optimizer.state[p]["buf"], torch.full((3,), 1.1))
+    masked = of(read_only, LR, {"mask": 0.5})
+    masked.step()
+    torch.testing.assert_close(masked.param_groups[0]["params"][0].detach(), torch.full((3,), 0.95))
+
+
+def test_what_ships_loses_nothing() -> None:
+    assert {name for name in UPDATES if set(RULES[name].lost) - {"grad"}} == set()
+    assert kept.lost == ("grad",)
+    assert lost.lost == ("buf",)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [(undecorated, "rule is the function 'undecorated'; .*pagedopt.rule"), (None, "Own has no rule; .*pagedopt.rule"),
+     ("sgd", "rule is 'sgd'; .*pagedopt.rule")],
+)  # fmt: skip
+def test_what_is_no_rule_is_to_be_decorated(given: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        of(given, LR)
+
+
+def test_a_class_without_a_rule_is_refused() -> None:
+    with pytest.raises(TypeError, match="PagedOptimizer has no rule; "):
+        PagedOptimizer([parameter()], LR)
+
+
+def test_a_chosen_function_that_is_no_rule_is_to_be_decorated() -> None:
+    class Chooses(PagedOptimizer):
+        def rule_of(self, group: dict[str, Any]) -> Any:
+            return undecorated
+
+    with pytest.raises(TypeError, match="rule is the function 'undecorated'; "):
+        Chooses([parameter()], LR).step()
+
+
+# ---- its hyperparameters ----
+
+
+def test_a_missing_hyperparameter_is_named_with_what_is_near() -> None:
+    with pytest.raises(TypeError, match=r"Own: rule 'kept' takes 'momentum', .*for 'momentum' there is 'momentun'$"):
+        of(kept, {"lr": 0.1, "momentun": 0.9})
+    with pytest.raises(TypeError, match=r"takes 'lr', 'momentum', neither in the defaults .* nor in the group$"):
+        of(kept, {})
+    of(kept, MOMENTUM)
+    of(two_betas, {"lr": 0.1, "betas": (0.9, 0.99)})
+    of(counted, LR)  # the step, what has a default, and what each parameter has for itself
+
+
+def test_a_group_may_have_what_there_is_no_default_of() -> None:
+    class Own(PagedOptimizer):
+        rule = kept
+
+    first = {"params": [parameter()], "momentum": 0.9}
+    optimizer = Own([first], LR)
+    with pytest.raises(TypeError, match="rule 'kept' takes 'momentum'"):
+        optimizer.add_param_group({"params": [parameter()]})
+    assert len(optimizer.param_groups) == 1
+    optimizer.add_param_group({"params": [parameter()], "momentum": 0.5})
+    optimizer.step()
+
+
+@pytest.mark.parametrize("value", ["0.1", None])
+def test_a_hyperparameter_that_is_no_number_is_refused(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"lr is .*; give a number"):
+        of(kept, {"lr": value, "momentum": 0.9})
+
+
+def test_a_hyperparameter_before_the_star_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"Own has 'lr' among its defaults, and in rule 'starless' 'lr' stands before"):
+        of(starless, LR)
+
+
+# ---- what state starts with ----
+
+
+@pytest.mark.parametrize(
+    ("start", "error", "text"),
+    [
+        ({"bof": 1.0}, ValueError, r"Own.initial has 'bof'; its state is \['buf', 'step'\]; for 'bof' there is 'buf'"),
+        ({"param": 1.0}, ValueError, "Own.initial has 'param'"),
+        ({"buf": None}, TypeError, r"Own.initial\['buf'\] is None; give a number"),
+        ({"buf": torch.ones(3)}, TypeError, r"Own.initial\['buf'\] is tensor"),
+        ({"buf": "momentun"}, ValueError, r"Own.initial\['buf'\] is 'momentun', .*for 'momentun' there is 'momentum'"),
+        ({"buf": "kind"}, TypeError, "kind is 'fast', a text; give a number"),
+    ],
+)
+def test_a_first_value_that_no_state_takes_is_refused(start: dict[str, Any], error: Any, text: str) -> None:
+    with pytest.raises(error, match=text):
+        of(kept, {**MOMENTUM, "kind": "fast"}, start)
+
+
+@pytest.mark.parametrize("start", [{"buf": 2}, {"buf": "momentum"}, {"buf": True}, {}])
+def test_a_first_value_that_is_a_number_is_taken(start: dict[str, Any]) -> None:
+    optimizer = of(kept, MOMENTUM, start)
+    optimizer.step()
+    (p,) = optimizer.param_groups[0]["params"]
+    first = {"momentum": 0.9}.get(start.get("buf", 0), start.get("buf", 0))
+    torch.testing.assert_close(optimizer.state[p]["buf"], torch.full((3,), 0.9 * first + 1.1))
