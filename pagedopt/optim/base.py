@@ -90,7 +90,7 @@ class PagedOptimizer(torch.optim.Optimizer):
         one = type(self).rule_of is PagedOptimizer.rule_of
         rules = self.rules or ((self.rule,) if one else ())  # who chooses and does not say among which, is not checked
         self._states, self.numbers = _names(rules)
-        chosen = complete(options, type(self).__name__, self._states if rules else None)
+        chosen = complete(options, type(self), self._states if rules else None)
         budget, self.affordable = Budget.parse(chosen["device_budget"]), Affordable()
         self.store = Store(chosen["placement"], budget, chosen["host_access"], self.affordable)
         self.state_format, self.blocks = chosen["state_format"], chosen["blocks"]
