@@ -19,12 +19,13 @@ DTYPES = {
 LONGEST = 100_000_000
 
 
-def read_parameters(path: str | os.PathLike[str]) -> list[torch.Tensor]:
-    """Every tensor of a file, on the meta device: nothing but its first bytes is read.
+def read_parameters(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
+    """Every tensor of a file by its name, on the meta device: nothing but its first bytes is read.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is no such file; the text begins with its name.
+        ValueError: it is no such file, has no tensors, or one of a dtype that torch does not have; the text begins with
+            its name.
     """
     name = os.fspath(path)
     with Path(path).open("rb") as file:
@@ -33,12 +34,18 @@ def read_parameters(path: str | os.PathLike[str]) -> list[torch.Tensor]:
             raise ValueError(f"{name}: no safetensors file (it does not begin with the length of a header)")
         header = file.read(length)
     try:
-        entries = json.loads(header)
-        return [_tensor(entry) for key, entry in entries.items() if key != "__metadata__"]
+        entries = {key: entry for key, entry in json.loads(header).items() if key != "__metadata__"}
+        unknown = [key for key, entry in entries.items() if entry["dtype"] not in DTYPES]
+        found = {key: _tensor(entry) for key, entry in entries.items() if key not in unknown}
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, RecursionError) as error:
         raise ValueError(
             f"{name}: no safetensors file, or a damaged one (its header is not as it should be)"
         ) from error
+    for key in unknown:
+        raise ValueError(f"{name}: tensor {key!r} has dtype {entries[key]['dtype']!r}; known are {', '.join(DTYPES)}")
+    if not found:
+        raise ValueError(f"{name}: there are no tensors in it")
+    return found
 
 
 def _tensor(entry: Any) -> torch.Tensor:

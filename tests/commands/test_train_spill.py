@@ -393,3 +393,12 @@ def test_resume_checks_the_options_together(tmp_path: Path, capsys: pytest.Captu
     saved = tmp_path / "checkpoint.pt"
     assert main(["train", "--resume", str(saved), "--placement", "device"]) == 2
     assert "--placement device --device-budget 300KiB: " in capsys.readouterr().err
+
+
+def test_a_resumed_run_is_told_of_the_options_that_were_typed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(tmp_path, "--steps", 1, "--optimizer", "paged", "--checkpoint-every", 1, "--spill") == 0
+    capsys.readouterr()
+    assert main(["train", "--resume", str(tmp_path / "checkpoint.pt"), "--device-budget", "150%"]) == 2
+    assert capsys.readouterr().err.startswith("pagedopt train: --device-budget 150%: device_budget is '150%'")
