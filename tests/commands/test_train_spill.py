@@ -270,8 +270,9 @@ def test_what_a_gpu_cannot_do_is_refused(given: tuple[str, ...], said: str, monk
 
 
 def test_a_budget_changes_no_loss_and_shows_in_the_table(
-    plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)  # of pytest's terminal
     assert train(tmp_path, "--steps", 20, "--optimizer", "paged", "--device-budget", "300 KiB") == 0
     places = result(tmp_path)["optimizers"]["paged"]["state_bytes"]
     assert 0 < places["host"] <= 300 << 10

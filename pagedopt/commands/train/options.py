@@ -180,11 +180,12 @@ def check_state(options: Options, typed: Collection[str]) -> None:
 
     Args:
         options: of the run.
-        typed: names of those that were given; only where none of these speaks of state, the others are named.
+        typed: names of those that were given.  A --spill that was not, a default or a checkpoint's, is named only where
+            it is the one that speaks of state.
     """
     asked = {"--placement": options.placement, "--device-budget": options.device_budget, "--spill": options.spill}
     flags = [flag for flag, value in asked.items() if value not in (None, EVERYTHING, False)]
-    flags = [flag for flag in flags if flag[2:].replace("-", "_") in typed] or flags
+    flags = [flag for flag in flags if flag != "--spill" or "spill" in typed] or flags
     text = " ".join(flag if flag == "--spill" else f"{flag} {asked[flag]}" for flag in flags)
     if flags and options.optimizer == "torch":
         raise UsageError(f"{text}: only PagedAdamW keeps its state elsewhere; use --optimizer both or paged")
