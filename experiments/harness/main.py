@@ -109,7 +109,7 @@ def check_machine(questions: Sequence[Question]) -> None:
     """
     for question in questions:
         try:
-            question.check()
+            question.needs()
         except ValueError as error:
             refuse(f"{question.name}: {error}")
 

@@ -59,14 +59,14 @@ class Question:
         if options := getattr(self.module, "options", None):
             options(parser)
 
-    def check(self) -> None:
+    def needs(self) -> None:
         """Look for what it needs of this machine beside the device.
 
         Raises:
             ValueError: it is not there; the text says what to do.
         """
-        if check := getattr(self.module, "check", None):
-            check()
+        if needs := getattr(self.module, "needs", None):
+            needs()
 
     @property
     def former(self) -> str:

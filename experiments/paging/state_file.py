@@ -53,7 +53,7 @@ STATE, DISK = "state", "disk"
 FORMER = "cpu"
 
 
-def check() -> None:
+def needs() -> None:
     """A folder for state files.
 
     Raises:
