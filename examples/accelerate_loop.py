@@ -1,5 +1,6 @@
 """A training loop with Hugging Face accelerate: train, save, and go on where the last run ended.
 
+    pip install -e '.[clients]'  # first
     python examples/accelerate_loop.py
 
 Run twice: the second run goes on with the first one's checkpoint, in runs/examples.

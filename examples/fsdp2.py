@@ -19,6 +19,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--folder", type=Path, default=Path("runs/fsdp2"), help="for the checkpoint")
     options = parser.parse_args()
+    if "RANK" not in os.environ:
+        parser.error("start it with torchrun --nproc-per-node 2 examples/fsdp2.py")
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     say = print if rank == 0 else lambda _: None
     device = torch.device("cuda", rank) if torch.cuda.device_count() >= world else torch.device("cpu")
@@ -34,8 +36,7 @@ def main() -> None:
     optimizer = PagedAdamW(model.parameters(), lr=1e-3, device_budget="50%")
 
     def everything(step: int) -> dict:
-        weights, state = get_state_dict(model, optimizer)
-        return {"model": weights, "optimizer": state, "step": step}
+        return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True), step=step)
 
     begin = 0
     if options.folder.exists():  # saved by this or another number of processes
@@ -48,8 +49,7 @@ def main() -> None:
         loss = (model(x) - x.roll(1, dims=1)).square().mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        optimizer.step(), optimizer.zero_grad()
         say(f"step {step}: loss of this process {loss.item():.6f}")
     say(f"of this process: {optimizer.memory_report()}")
     dcp.save(everything(begin + options.steps), checkpoint_id=options.folder)

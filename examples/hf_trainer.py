@@ -1,5 +1,6 @@
 """Hugging Face's Trainer: a small GPT-2, made here, learns to count; train, save, and go on where the last run ended.
 
+    pip install -e '.[clients]'  # first
     python examples/hf_trainer.py
 
 Run twice: the second run goes on with the first one's checkpoint, in runs/examples.

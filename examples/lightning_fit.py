@@ -1,5 +1,6 @@
 """Lightning: train, save, and go on where the last run ended.
 
+    pip install -e '.[clients]'  # first
     python examples/lightning_fit.py
 
 Run twice: the second run goes on with the first one's checkpoint, in runs/examples.

@@ -8,11 +8,18 @@ from collections.abc import Sequence
 
 from pagedopt.commands.process import process
 
+#: What measures nothing.
+PAGES = {
+    "readme": "fill README.md with what is kept, and draw its picture",
+    "lecture": "write notes/lecture.md, what the lectures claim, from results that are kept",
+}
+
 
 def main(arguments: Sequence[str]) -> int:
     """``python -m experiments [NAME [OPTIONS]]``"""
     from experiments import readme
     from experiments.harness import question
+    from experiments.harness.main import Parser
     from experiments.harness.main import main as run
     from experiments.lecture import page as lecture
 
@@ -23,14 +30,12 @@ def main(arguments: Sequence[str]) -> int:
             print(f"  {experiment.name:20} {experiment.title}")
             if takes := experiment.takes:
                 print(f"  {'':20} {takes}")
-        print(f"\n  {'readme':20} fill README.md with what is kept, and draw its picture")
-        print(f"  {'lecture':20} write notes/lecture.md, what the lectures claim, from results that are kept")
+        print("", *(f"  {page:20} {what}" for page, what in PAGES.items()), sep="\n")
         return 0
     name, *rest = arguments[0].replace("-", "_"), *arguments[1:]
-    if name == "lecture":
-        return lecture.main()
-    if name == "readme":
-        return readme.main()
+    if name in PAGES:
+        Parser(prog=f"python -m experiments {name}", description=PAGES[name]).parse_args(rest)
+        return {"lecture": lecture, "readme": readme}[name].main()
     found = question.find(name)
     if found is None:
         names = ", ".join(experiment.name for experiment in question.every())

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from .near import near
+
 
 def attach(
     package: str, modules: Mapping[str, Iterable[str]], instead: Mapping[str, str] | None = None
@@ -25,7 +27,7 @@ def attach(
 
     def find(name: str) -> Any:
         if name not in homes:
-            hint = f": {instead[name]}" if instead and name in instead else ""
+            hint = f": {instead[name]}" if instead and name in instead else near(name, homes)
             raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}", name=name)
         value = getattr(importlib.import_module(homes[name], package), name)
         setattr(sys.modules[package], name, value)

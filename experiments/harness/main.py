@@ -16,18 +16,19 @@ from experiments.harness.machine import chosen_device, conditions, label
 from experiments.harness.question import Experiment, Question
 from experiments.harness.revision import HELP, ROOT, refuse, this_revision, words
 from experiments.harness.run import Advance, Run, answered
+from pagedopt.commands import parser as parsers
 
 #: Results of today, toys, and what is committed.
 RUNS, QUICK, KEPT = ROOT / "runs", ROOT / "runs" / "quick", ROOT / "experiments" / "results"
 INTERRUPTED = 130
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(parsers.Parser):
     """Says what is wrong in one line."""
 
     def error(self, message: str) -> NoReturn:
         """End with exit status 2."""
-        refuse(f"{self.prog}: {message}")
+        refuse(f"{self.prog}: {self.told(message)}")
 
 
 def parse(experiment: Experiment, arguments: Sequence[str], part: str | None) -> argparse.Namespace:
@@ -100,6 +101,19 @@ def check_folder(folder: Path) -> None:
         refuse(f"--out {folder}: results cannot be written there: {error.strerror}")
 
 
+def check_machine(questions: Sequence[Question]) -> None:
+    """Let questions look for what they need, before hours are spent on those ahead of them.
+
+    Raises:
+        SystemExit: it is not there.
+    """
+    for question in questions:
+        try:
+            question.needs()
+        except ValueError as error:
+            refuse(f"{question.name}: {error}")
+
+
 def begun(options: argparse.Namespace, path: Path, experiment: Experiment, device: torch.device) -> dict[str, Any]:
     """Results without a question measured yet, or those that new ones are to join.
 
@@ -141,6 +155,7 @@ def main(experiment: Experiment, arguments: Sequence[str], part: str | None = No
     out = show.console()
     without = {q.name for q in experiment.questions if q.needs_gpu and device.type == "cpu"}
     questions = [q for q in experiment.questions if q.name in options.only and q.name not in without]
+    check_machine(questions)
     known = {} if options.quick else rows.seconds(KEPT / path.name) | rows.seconds(path)
     progress = Advance(out, [q.name for q in questions], known)
     if path.exists() and options.merge is None and not options.quick:
@@ -216,7 +231,7 @@ def _finish(experiment: Experiment, result: dict[str, Any], path: Path, out: Con
     for line in lines:
         out.print(f"left out: {line}", highlight=False, markup=False, soft_wrap=True)
     if verdicts:
-        show.show_verdicts(out, verdicts)
+        show.show_verdicts(out, verdicts, result["quick"])
     if this_revision()["dirty"] is not False:
         out.print(f"measured at {words(this_revision())}: a note is not filled from that", highlight=False)
     if result["quick"]:

@@ -60,6 +60,15 @@ class Question:
         if options := getattr(self.module, "options", None):
             options(parser)
 
+    def needs(self) -> None:
+        """Look for what it needs of this machine beside the device.
+
+        Raises:
+            ValueError: it is not there; the text says what to do.
+        """
+        if needs := getattr(self.module, "needs", None):
+            needs()
+
     @property
     def former(self) -> str:
         """The name of its part in a file from before there were layouts."""
@@ -101,7 +110,8 @@ class Experiment:
         for line in README.read_text().splitlines():
             cells = [cell.strip() for cell in line.strip("|").split("|")]
             if len(cells) == COLUMNS and cells[1] == f"`{self.name}`":
-                return f"minutes on an H200: {cells[-2]}; GB of device memory: {cells[-1]}; --quick takes seconds"
+                where = "two cores" if cells[-1] == "0" else "an H200"
+                return f"minutes on {where}: {cells[-2]}; GB of device memory: {cells[-1]}; --quick takes seconds"
         return ""
 
     @classmethod

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from experiments.harness.rows import Column, Row, Rows, cell, number_in
+from pagedopt.commands import tables
 
 #: A title, headings, and lines of cells.
 Shown = tuple[str, Sequence[str], Sequence[Sequence[str]]]
@@ -197,8 +198,7 @@ class Bar:
 
 def console() -> Console:
     """Where to print: wide enough for the tables where the output goes into a file."""
-    found = Console()
-    return found if found.is_terminal else Console(width=180)
+    return tables.console(180)
 
 
 def show(out: Console, shown: Shown) -> None:
@@ -213,13 +213,15 @@ def show(out: Console, shown: Shown) -> None:
     out.print(table)
 
 
-def show_verdicts(out: Console, verdicts: Sequence[Verdict]) -> None:
-    """Print the bars."""
+def show_verdicts(out: Console, verdicts: Sequence[Verdict], toys: bool = False) -> None:
+    """Print the bars; of toys, that they are."""
     table = RichTable("work", title="bars")
     for heading in ("bar", "measured"):
         table.add_column(heading, justify="right")
     table.add_column("verdict")
     styles = {True: "green", False: "bold red", None: "dim"}
     for verdict in verdicts:
-        table.add_row(*verdict.words(), style=styles[verdict.met])
+        *cells, word = verdict.words()
+        met = None if toys else verdict.met
+        table.add_row(*cells, "toy" if toys and verdict.met is not None else word, style=styles[met])
     out.print(table)

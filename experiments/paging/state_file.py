@@ -53,6 +53,15 @@ STATE, DISK = "state", "disk"
 FORMER = "cpu"
 
 
+def needs() -> None:
+    """A folder for state files.
+
+    Raises:
+        ValueError: there is none.
+    """
+    state_folder()
+
+
 def measure(run: Run) -> Iterator[Row]:
     """Rows by share in RAM: resident bytes beyond those before, times (µs), digests; and what the disk gives."""
     tensors, numel = run.size(FULL, QUICK)

@@ -22,6 +22,7 @@ from experiments.harness.run import Run
 from experiments.harness.show import Bar, Table, number
 from experiments.works.contenders import CONTENDERS, FUSED, OURS, checked, copy_of_bytes
 from experiments.works.models import Shapes, Work, gpt2_shapes
+from pagedopt.system.machine import MOST_THREADS
 
 CPU = torch.device("cpu")
 FOREACH = "torch foreach"
@@ -41,6 +42,9 @@ def thread_counts(text: str) -> list[int]:
         counts = {0}
     if min(counts) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: give numbers from 1 on, or all, with commas between them")
+    if max(counts) > MOST_THREADS:
+        cores = f"here, where there are {os.cpu_count()} cores"
+        raise argparse.ArgumentTypeError(f"{max(counts)}: must be at most {MOST_THREADS} {cores}")
     return sorted(counts)
 
 

@@ -24,6 +24,8 @@ def pick_device(name: str | None) -> torch.device:
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
-            found = f"torch {torch.__version__} sees {count} GPU{'' if count == 1 else 's'}"
-            raise UsageError(f"--device {name}: {found} here. Use another device, or --device cpu.")
+            found = f"torch {torch.__version__} sees {count} GPU{'' if count == 1 else 's'} here"
+            if torch.version.cuda is None:
+                found = f"torch {torch.__version__} is a CPU build; notes/setup.md says how to have one for CUDA"
+            raise UsageError(f"--device {name}: {found}. Use another device, or --device cpu.")
     return device

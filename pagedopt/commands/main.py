@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import re
 import sys
 import textwrap
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NoReturn
 
 from .. import __version__
 from .errors import UsageError
+from .parser import Parser
 from .process import interrupted, process
 
 NAME = "pagedopt"
@@ -25,18 +24,6 @@ COMMANDS = {
     "plan": "pagedopt.commands.plan",
     "train": "pagedopt.commands.train.command",
 }
-#: What a shell parts from its number.
-UNIT = re.compile(r"unrecognized arguments: (%|[kmgt]i?b|[mµ]?s)(?: |$)", re.IGNORECASE)
-
-
-class Parser(argparse.ArgumentParser):
-    """Knows the commonest slip: a number and its unit with a space between and no quotes around."""
-
-    def error(self, message: str) -> NoReturn:
-        """End with exit status 2."""
-        if found := UNIT.search(message):
-            message += f" (a value with a space needs quotes, as '8 {found[1]}')"
-        super().error(message)
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):

@@ -56,7 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     how = parser.add_argument_group("how")
     how.add_argument("--my-step", metavar="TIME", help="a whole training step of yours, as 350ms, to compare with")
-    how.add_argument("--budget", metavar="BYTES", help="device budget to show beside the others: 2GiB, 10%%, 0, 20ms")
+    how.add_argument(
+        "--budget", "--device-budget", metavar="BYTES",
+        help="device budget to show beside the others: 2GiB, 10%%, 0, 20ms",
+    )  # fmt: skip
     how.add_argument("--placement", metavar="NAME", help="mapped (default on cuda), managed, host, device, file, …")
     how.add_argument("--host-access", metavar="WAY", help="staged or in_place; default: the placement's")
     how.add_argument("--rule", metavar="NAME", default="adamw", help=f"{', '.join(RULE_NAMES)}; default: adamw")
@@ -156,18 +159,26 @@ def model(args: argparse.Namespace) -> Any:
     """What is to be trained, as ``estimate`` takes it.
 
     Raises:
-        UsageError: a file cannot be read.
+        UsageError: a file cannot be read, or a tensor in it not be trained.
     """
+    from ..formats.floating import of_dtype
     from ..planning.safetensors import read_parameters
 
     if args.model is None:
         return args.params if args.params is not None else parameters(args.size)
     try:
-        return [parameter for path in args.model for parameter in read_parameters(path)]
+        found = [(path, *one) for path in args.model for one in read_parameters(path).items()]
     except OSError as error:
         raise UsageError(f"--model {error.filename}: {error.strerror}") from error
     except ValueError as error:
         raise UsageError(f"--model {error}") from error
+    for path, name, tensor in found:
+        if tensor.is_floating_point() and args.param_dtype is None:
+            try:
+                of_dtype(tensor.dtype, f"tensor {name!r}")
+            except TypeError as error:
+                raise UsageError(f"--model {path}: {error}; --param-dtype says as what it is trained") from error
+    return [tensor for *_, tensor in found]
 
 
 def my_step(args: argparse.Namespace) -> float | None:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.table import Table
 
 ENDLESS = 10_000
+
+
+def console(width: int) -> Console:
+    """Where to print: as wide as the terminal or as $COLUMNS says, else ``width``."""
+    told = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    return Console(width=None if told else width)
 
 
 class FittingTable(Table):
@@ -28,4 +37,4 @@ def say(console: Console, line: str) -> None:
     console.print(line, highlight=False, soft_wrap=not console.is_terminal)
 
 
-__all__ = ["FittingTable", "say"]
+__all__ = ["FittingTable", "console", "say"]

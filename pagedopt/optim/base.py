@@ -98,7 +98,7 @@ class PagedOptimizer(torch.optim.Optimizer):
         self._states, self.numbers = _names(rules)
         if rules:
             check_initial(name, self.initial, self._states | self.numbers - (set() if self.has_step else {"step"}))
-        chosen = complete(options, name, self._states if rules else None)
+        chosen = complete(options, type(self), self._states if rules else None)
         budget, self.affordable = Budget.parse(chosen["device_budget"]), Affordable()
         self.store = Store(chosen["placement"], budget, chosen["host_access"], self.affordable)
         self.state_format, self.blocks = chosen["state_format"], chosen["blocks"]

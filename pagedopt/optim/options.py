@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection
 from typing import TypedDict
 
 from ..formats.floating import StateFormat, check_format
+from ..near import near
 from ..paging.budget import Given
 from ..placements.choose import HostAccess, Placement
 from ..transports.choose import Kind, check_transport
@@ -60,11 +62,11 @@ DEFAULTS: Options = {
 }
 
 
-def complete(options: Options, name: str, states: Collection[str] | None) -> Options:
+def complete(options: Options, kind: type, states: Collection[str] | None) -> Options:
     """``options`` with the defaults of those that are left out.
 
     Args:
-        name: of the class that was given them.
+        kind: the class that was given them.
         states: names of state that ``state_format`` may speak of; None: any.
 
     Raises:
@@ -72,7 +74,8 @@ def complete(options: Options, name: str, states: Collection[str] | None) -> Opt
         ValueError, TypeError: one has an unknown value.  (Placement, budget and access are checked by the store.)
     """
     for unknown in options.keys() - DEFAULTS.keys():
-        raise TypeError(f"{name}.__init__() got an unexpected keyword argument {unknown!r}{hint(OPTIONS, unknown)}")
+        meant = hint(OPTIONS, unknown) or near(unknown, [*DEFAULTS, *inspect.signature(kind.__init__).parameters])  # type: ignore[misc]
+        raise TypeError(f"{kind.__name__}.__init__() got an unexpected keyword argument {unknown!r}{meant}")
     chosen: Options = {**DEFAULTS, **options}
     check_format(chosen["state_format"], states)
     check_transport(chosen["transport"])

@@ -6,20 +6,26 @@ from collections.abc import Mapping
 
 _PAGED = "write pagedopt.{0}(params, …, device_budget='auto'), or bytes or a share that stays on the device"
 _PLAIN = "write pagedopt.{0}(params, …)"
-_EIGHT = (
-    "state in 8 bits is not there yet: pagedopt.{0}(params, …, state_format='bfloat16', device_budget='auto') takes 16 "
+_FEWER = (
+    "state in {1} is not there yet: pagedopt.{0}(params, …, state_format='bfloat16', device_budget='auto') takes 16 "
     "and spills what has no room"
 )
 #: bitsandbytes' classes by how their names end.
-_ENDS = {"32bit": _PAGED, "8bit": _EIGHT, "": _PAGED}
+_ENDS = {"32bit": _PAGED, "8bit": _FEWER, "": _PAGED}
+_EIGHT = "8 bits"
+_COUPLED = "; for Adam's decay set group['decoupled_weight_decay'] = False"
 
 NAMES: dict[str, str] = {
-    **{f"Paged{kind}{end}": text.format(f"Paged{kind}")
+    **{f"Paged{kind}{end}": text.format(f"Paged{kind}", _EIGHT)
        for kind in ("AdamW", "SGD", "Lion") for end, text in _ENDS.items() if end},
-    **{f"{kind}{end}": (_EIGHT if end == "8bit" else _PLAIN).format(f"Paged{kind}")
+    **{f"{kind}{end}": (_FEWER if end == "8bit" else _PLAIN).format(f"Paged{kind}", _EIGHT)
        for kind in ("AdamW", "SGD", "Lion") for end in _ENDS},
-    **{f"{paged}Adam{end}": text.format("PagedAdamW") + "; for Adam's decay set group['decoupled_weight_decay'] = False"
+    **{f"{paged}Adam{end}": text.format("PagedAdamW", _EIGHT) + _COUPLED
        for paged in ("Paged", "") for end, text in _ENDS.items()},
+    "AdamW4bit": _FEWER.format("PagedAdamW", "4 bits"),
+    "AdamWFp8": _FEWER.format("PagedAdamW", "8 bits"),
+    "GlobalOptimManager": "leave it out: pagedopt.PagedAdamW(params, …, state_format='bfloat16') is of all state, and "
+    "state_format={'exp_avg': 'bfloat16'} of one by its name",
     "CPUOffloadOptimizer": "write pagedopt.PagedAdamW(params, …, device_budget=0): all state is on the host, and the "
     "update still runs on the GPU",
 }  # fmt: skip

@@ -19,22 +19,24 @@ DTYPES = {
 LONGEST = 100_000_000
 
 
-def read_parameters(path: str | os.PathLike[str]) -> list[torch.Tensor]:
-    """Every tensor of a file, or of all such files in a folder, on the meta device: only their first bytes are read.
+def read_parameters(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
+    """Every tensor of a file, or of all such files in a folder, by its name, on the meta device: only their first bytes
+    are read.
 
     Raises:
         OSError: a file cannot be read.
-        ValueError: it is no such file, or there is none in the folder; the text begins with ``path``.
+        ValueError: it is no such file, has no tensors, or one of a dtype that torch does not have, or there is no such
+            file in the folder; the text begins with ``path``.
     """
     name = os.fspath(path)
     if not Path(path).is_dir():
         return _read(Path(path), name)
     if not (shards := sorted(Path(path).glob("*.safetensors"))):
         raise ValueError(f"{name}: there is no *.safetensors in this folder")
-    return [tensor for shard in shards for tensor in _read(shard, f"{name}: {shard.name}")]
+    return {key: tensor for shard in shards for key, tensor in _read(shard, f"{name}: {shard.name}").items()}
 
 
-def _read(path: Path, name: str) -> list[torch.Tensor]:
+def _read(path: Path, name: str) -> dict[str, torch.Tensor]:
     """Every tensor of a file, which is called ``name`` in errors."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -42,12 +44,18 @@ def _read(path: Path, name: str) -> list[torch.Tensor]:
             raise ValueError(f"{name}: no safetensors file (it does not begin with the length of a header)")
         header = file.read(length)
     try:
-        entries = json.loads(header)
-        return [_tensor(entry) for key, entry in entries.items() if key != "__metadata__"]
+        entries = {key: entry for key, entry in json.loads(header).items() if key != "__metadata__"}
+        unknown = [key for key, entry in entries.items() if entry["dtype"] not in DTYPES]
+        found = {key: _tensor(entry) for key, entry in entries.items() if key not in unknown}
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, RecursionError) as error:
         raise ValueError(
             f"{name}: no safetensors file, or a damaged one (its header is not as it should be)"
         ) from error
+    for key in unknown:
+        raise ValueError(f"{name}: tensor {key!r} has dtype {entries[key]['dtype']!r}; known are {', '.join(DTYPES)}")
+    if not found:
+        raise ValueError(f"{name}: there are no tensors in it")
+    return found
 
 
 def _tensor(entry: Any) -> torch.Tensor:

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 
 _DRIVER = Path("/proc/driver/nvidia/version")
+#: Far more threads than these, and the libraries that start them crash.
+MOST_THREADS = max(64, os.cpu_count() or 1)
 
 
 def describe() -> dict[str, Any]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import os
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import clients
@@ -44,3 +48,15 @@ def test_an_example_trains_and_goes_on(
 
 def test_examples_are_short() -> None:
     assert not [path.name for path in EXAMPLES.glob("*.py") if len(path.read_text().splitlines()) > 60]
+
+
+def test_what_an_example_needs_first_is_said() -> None:
+    for name in ("accelerate_loop", "hf_trainer", "lightning_fit"):
+        text = (EXAMPLES / f"{name}.py").read_text()
+        assert "pip install -e '.[clients]'" in (ast.get_docstring(ast.parse(text)) or "")
+    environment = {name: value for name, value in os.environ.items() if name != "RANK"} | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "examples/fsdp2.py"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 2
+    assert done.stderr.endswith("error: start it with torchrun --nproc-per-node 2 examples/fsdp2.py\n")

@@ -330,6 +330,28 @@ def test_prose_is_broken_between_words_on_a_terminal_and_whole_elsewhere(
 
 
 @pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        ({"w": {"dtype": "F8_E4M3", "shape": [4], "data_offsets": [0, 4]}}, "tensor 'w' is torch.float8_e4m3fn; supp"),
+        ({"w": {"dtype": "F4", "shape": [4], "data_offsets": [0, 2]}}, "tensor 'w' has dtype 'F4'; known are F64,"),
+        ({"__metadata__": {"format": "pt"}}, "there are no tensors in it"),
+    ],
+)
+def test_a_tensor_that_cannot_be_trained_is_named(
+    header: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, file: str
+) -> None:
+    path, text = tmp_path / "x.safetensors", json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+    assert main(["plan", "--model", str(path), "--rates", file]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"pagedopt plan: --model {path}: {said}" if "is torch" in said else "pagedopt plan: --model ")
+    assert said in err
+    assert main(["plan", "--model", str(path), "--rates", file, "--param-dtype", "bfloat16"]) == (
+        0 if "is torch" in said else 2
+    )
+
+
+@pytest.mark.parametrize(
     "content",
     [
         b"",

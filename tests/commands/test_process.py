@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from paths import ROOT
 
-from pagedopt.commands.main import main
+from pagedopt.commands.main import build_parser, main
+from pagedopt.commands.process import this_python
 
 #: Runs a module as `python -m` does, and sends itself Ctrl-C when a module or file is looked for.
 SELF = """
@@ -74,6 +78,80 @@ def test_in_this_process_the_handler_stays(monkeypatch: pytest.MonkeyPatch, caps
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def said_by(*command: str, to: str = "", **environment: str) -> tuple[int, str]:
+    """Exit status and stderr of a program whose stdout goes to a file, or else to a reader who has gone."""
+    with contextlib.ExitStack() as stack:
+        if to:
+            out: Any = stack.enter_context(open(to, "w"))
+        else:
+            read, out = os.pipe()
+            os.close(read)
+            stack.callback(os.close, out)
+        done = subprocess.run(
+            [sys.executable, *command], cwd=ROOT, env={**os.environ, **environment}, stdout=out,
+            stderr=subprocess.PIPE, text=True, timeout=100, check=False,
+        )  # fmt: skip
+    return done.returncode, done.stderr
+
+
+PLAN = ("-m", "pagedopt", "plan", "--params", "1B")
+OUTPUTS = [("pagedopt", PLAN), ("pagedopt", (*PLAN, "--json")), ("experiments", ("-m", "experiments"))]
+
+
+@pytest.mark.parametrize(("name", "command"), OUTPUTS)
+def test_a_reader_who_has_gone_is_no_traceback(name: str, command: tuple[str, ...]) -> None:
+    assert said_by(*command) == (1, "")
+
+
+@pytest.mark.parametrize(("name", "command"), OUTPUTS)
+def test_an_output_that_is_full_is_one_line(name: str, command: tuple[str, ...]) -> None:
+    assert said_by(*command, to="/dev/full") == (
+        2,
+        f"{name}: the output cannot be written (No space left on device); make room, or send it elsewhere\n",
+    )
+
+
+@pytest.mark.parametrize("command", [PLAN, ("-m", "pagedopt", "train"), ("-m", "experiments")])
+def test_a_package_that_is_missing_is_one_line(command: tuple[str, ...]) -> None:
+    code, said = said_by("-S", *command, to=os.devnull, PYTHONPATH="")  # -S: without what is installed
+    assert (code, said.count("\n")) == (1, 1), said
+    assert re.fullmatch(r"\w+: (torch|rich|numpy) cannot be imported \(.*\); `make setup` installs it, .*\n", said)
+
+
+def test_a_home_that_cannot_be_written_is_said_once_and_without_source(tmp_path: Path) -> None:
+    nowhere = {"HOME": "/dev/null", "PAGEDOPT_CACHE_DIR": "/dev/null/cache", "MPLCONFIGDIR": "/dev/null/plots"}
+    for command in (PLAN, ("-m", "pagedopt", "doctor", "--quick", "--device", "cpu")):
+        said = said_by(*command, to=os.devnull, **nowhere)[1]
+        assert "atplotlib" not in said
+        assert all(line.startswith("pagedopt: compiled kernels cannot be kept") for line in said.splitlines())
+    code, said = said_by("-m", "pagedopt", *TRAIN, str(tmp_path), to=os.devnull, **nowhere)
+    assert code == 0
+    assert said.startswith("pagedopt: compiled kernels cannot be kept in /dev/null/cache: ")
+    assert "cache.keep" not in said
+
+
+def test_a_program_is_shown_the_line_of_its_own(tmp_path: Path) -> None:
+    program = tmp_path / "mine.py"
+    program.write_text(
+        "import torch\nfrom pagedopt import PagedSGD\np = torch.nn.Parameter(torch.ones(3))\np.grad = torch.ones(3)\n"
+        "PagedSGD([p], lr=0.1).step()  # mine\n"
+    )
+    nowhere = {"PAGEDOPT_CACHE_DIR": "/dev/null/cache", "PYTHONPATH": str(ROOT)}
+    code, said = said_by(str(program), to=os.devnull, **nowhere)
+    assert code == 0
+    assert said.startswith(f"{program}:5: RuntimeWarning: compiled kernels cannot be kept")
+    assert said.endswith("PagedSGD([p], lr=0.1).step()  # mine\n")
+
+
+def test_this_python_is_what_a_shell_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for there, shown in (("venv/bin/python", "venv/bin/python"), ("python", str(tmp_path / "python"))):
+        monkeypatch.setattr(sys, "executable", str(tmp_path / there))
+        assert this_python() == shown
+    monkeypatch.setattr(sys, "executable", "/of the system/python3")
+    assert this_python() == "'/of the system/python3'"
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -90,6 +168,32 @@ def test_a_unit_that_the_shell_parted_hints_at_quotes(
         main(arguments)
     unit = next(a for a in arguments if a in ("GiB", "mb", "ms", "%"))
     assert f"needs quotes, as '8 {unit}'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (("train", "--device-budgt", "1GB"), "--device-budget"),
+        (("train", "--checkpoint-evry=3"), "--checkpoint-every"),
+        (("plan", "--parms", "7B"), "--params"),
+        (("plan", "--params", "7B", "--rate", "x", "--state-fromat", "bf16"), "--state-format"),
+    ],
+)
+def test_a_slip_is_told_by_its_command_and_with_the_near_name(
+    arguments: tuple[str, ...], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    said = capsys.readouterr().err
+    assert said.startswith(f"usage: pagedopt {arguments[0]} ")
+    assert said.endswith(f"; did you mean {meant}?\n")
+    assert said.count("did you mean") == 1
+
+
+def test_a_budget_has_both_spellings_everywhere() -> None:
+    for option in ("--budget", "--device-budget"):
+        assert build_parser().parse_args(["plan", "--params", "1B", option, "2GiB"]).budget == "2GiB"
+        assert build_parser().parse_args(["train", option, "2GiB"]).device_budget == "2GiB"
 
 
 def test_other_strays_get_no_hint(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from rich.console import Console
 
+from experiments.harness import show
+from pagedopt.commands import tables
 from pagedopt.commands.train import report, spill
 
 
@@ -28,3 +31,10 @@ def test_tables_keep_their_units_on_60_columns() -> None:
             words.append(sorted(re.findall(r"[^\s│]+", " ".join(rows))))
         assert words[0] == words[1]
         assert "GiB" in words[0]
+
+
+def test_an_output_that_is_no_terminal_is_as_wide_as_columns_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns, width in (("70", 70), ("", 130), ("wide", 130)):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert tables.console(130).width == width
+        assert show.console().width == (70 if width == 70 else 180)

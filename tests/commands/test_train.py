@@ -14,11 +14,12 @@ import pytest
 import torch
 
 from pagedopt.commands.main import UsageError, main
+from pagedopt.commands.process import this_python
 from pagedopt.commands.train import checkpoint, contender
 from pagedopt.commands.train.compare import TOLERANCE, compare
 from pagedopt.commands.train.data import load_corpus, sample_batch, to_device
 from pagedopt.commands.train.model import build_model
-from pagedopt.commands.train.run import Run
+from pagedopt.commands.train.run import Run, text_of_threads
 from pagedopt.commands.train.schedule import learning_rate
 from pagedopt.commands.train.sizes import SIZES, parameter_count
 
@@ -105,7 +106,7 @@ def test_interrupted_run_resumes_bit_for_bit(
         patch.setattr(Run, "take_step", step_and_signal)
         assert train(tmp_path, "--steps", 30) == 130
     saved = tmp_path / "checkpoint.pt"
-    assert f"python -m pagedopt train --resume {saved}" in capsys.readouterr().out.replace("\n", " ")
+    assert f"{this_python()} -m pagedopt train --resume {saved}" in capsys.readouterr().out.replace("\n", " ")
     assert not (tmp_path / "result.json").exists()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -190,8 +191,32 @@ def test_unusable_files_are_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
     torch.save({"model": torch.zeros(1)}, tmp_path / "other.pt")
     assert main(["train", "--resume", str(tmp_path / "other.pt")]) == 2
     assert "not a checkpoint of this program" in capsys.readouterr().err
+    (tmp_path / "cut.pt").write_bytes((tmp_path / "other.pt").read_bytes()[:-100])
+    assert main(["train", "--resume", str(tmp_path / "cut.pt")]) == 2
+    assert "(torch.save writes another kind of file, or it is cut off)" in capsys.readouterr().err
     assert train(plain) == 2
     assert "cannot be made a folder" in capsys.readouterr().err
+
+
+def test_resume_of_a_folder_names_the_checkpoint_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--resume", str(tmp_path)]) == 2
+    assert f"--resume {tmp_path}: it is a folder; there is no checkpoint.pt in it" in capsys.readouterr().err
+    (tmp_path / "checkpoint.pt").write_bytes(b"")
+    assert main(["train", "--resume", str(tmp_path)]) == 2
+    assert f"it is a folder; its checkpoint is --resume {tmp_path / 'checkpoint.pt'}\n" in capsys.readouterr().err
+
+
+def test_one_thread_is_no_threads() -> None:
+    assert [text_of_threads(count) for count in (1, 2)] == ["CPU, 1 thread", "CPU, 2 threads"]
+
+
+def test_a_build_of_torch_without_cuda_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for built, said in ((None, "is a CPU build"), ("13.0", "sees ")):
+        monkeypatch.setattr(torch.version, "cuda", built)
+        assert main(["train", "--device", "cuda:99"]) == 2
+        assert f"--device cuda:99: torch {torch.__version__} {said}" in capsys.readouterr().err
 
 
 def test_resume_refuses_what_would_change_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

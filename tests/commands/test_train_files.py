@@ -17,6 +17,7 @@ import torch
 from paths import ROOT
 
 from pagedopt.commands.main import main
+from pagedopt.commands.results import new_figure
 from pagedopt.commands.train.checkpoint import load_checkpoint, save_checkpoint
 
 TINY = ("train", "--size", "tiny", "--device", "cpu", "--threads", "1", "--no-spill", "--optimizer", "paged")
@@ -146,6 +147,19 @@ def test_a_disk_without_room_keeps_the_old_checkpoint_and_says_so(tmp_path: Path
     assert "Traceback" not in done.stderr
     assert names(tmp_path) == {"checkpoint.pt", ".lock"}
     assert load_checkpoint(path)["step"] == 1
+
+
+@pytest.mark.skipif(new_figure(1, 1) is None, reason="matplotlib is not installed")
+def test_a_disk_without_room_for_the_picture_is_one_line(tmp_path: Path) -> None:
+    limit = FULL.replace("1 << 20", "1 << 14")
+    done = run_apart(limit, *TINY, "--steps", 1, "--checkpoint-every", 0, "--out", tmp_path)
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"pagedopt train: --out {tmp_path}: losses.png cannot be written (File too large). Make room there, or name "
+        "another folder with --out.\n",
+    )
+    assert "tokens/s" in done.stdout
+    assert names(tmp_path) == {"result.json", ".lock"}
 
 
 class Late:

@@ -270,8 +270,9 @@ def test_what_a_gpu_cannot_do_is_refused(given: tuple[str, ...], said: str, monk
 
 
 def test_a_budget_changes_no_loss_and_shows_in_the_table(
-    plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)  # of pytest's terminal
     assert train(tmp_path, "--steps", 20, "--optimizer", "paged", "--device-budget", "300 KiB") == 0
     places = result(tmp_path)["optimizers"]["paged"]["state_bytes"]
     assert 0 < places["host"] <= 300 << 10
@@ -393,3 +394,12 @@ def test_resume_checks_the_options_together(tmp_path: Path, capsys: pytest.Captu
     saved = tmp_path / "checkpoint.pt"
     assert main(["train", "--resume", str(saved), "--placement", "device"]) == 2
     assert "--placement device --device-budget 300KiB: " in capsys.readouterr().err
+
+
+def test_a_resumed_run_is_told_of_the_options_that_were_typed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(tmp_path, "--steps", 1, "--optimizer", "paged", "--checkpoint-every", 1, "--spill") == 0
+    capsys.readouterr()
+    assert main(["train", "--resume", str(tmp_path / "checkpoint.pt"), "--device-budget", "150%"]) == 2
+    assert capsys.readouterr().err.startswith("pagedopt train: --device-budget 150%: device_budget is '150%'")

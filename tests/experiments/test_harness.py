@@ -145,6 +145,7 @@ def test_a_file_of_something_else(
 
 def test_options_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert "unrecognized arguments: --fast" in refused(capsys, "--fast")
+    assert "unrecognized arguments: --qick; did you mean --quick?" in refused(capsys, "--qick")
     assert "not allowed with argument" in refused(capsys, "--keep", "--out", "x")
 
 
@@ -364,6 +365,12 @@ def test_every_experiment_has_a_name_and_a_question() -> None:
     assert question.find("no_such") is None
 
 
+def experiment_named(name: str) -> question.Experiment:
+    found = question.find(name)
+    assert found is not None
+    return found[0]
+
+
 def test_names_take_dashes_and_unknown_ones_name_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     from experiments.__main__ import main as command
 
@@ -378,6 +385,7 @@ def test_names_take_dashes_and_unknown_ones_name_those_there_are(capsys: pytest.
     out = " ".join(capsys.readouterr().out.split())
     assert "python -m experiments fused_step" in out
     assert "minutes on an H200: 3; GB of device memory: 90" in out
+    assert "minutes on two cores: 2; GB of device memory: 0" in experiment_named("cpu_step").takes
     assert command([]) == 0
     assert "step_profile" in capsys.readouterr().out
     assert all(experiment.takes for experiment in question.every())
@@ -407,3 +415,40 @@ def test_the_source_is_looked_at_before_anything_is_measured(
     monkeypatch.setattr("experiments.harness.machine.this_revision", refuse)
     assert refused(capsys) == "no such commit\n"
     assert not main.RUNS.exists()
+
+
+@pytest.mark.parametrize("page", ["readme", "lecture"])
+def test_a_page_has_help_and_no_options(
+    page: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from experiments.__main__ import PAGES
+    from experiments.__main__ import main as command
+
+    def fail() -> int:
+        raise AssertionError("the page was made")
+
+    monkeypatch.setattr("experiments.readme.main", fail)
+    monkeypatch.setattr("experiments.lecture.page.main", fail)
+    for option, status in (("--help", 0), ("--nosuch", 2)):
+        with pytest.raises(SystemExit) as ended:
+            command([page, option])
+        assert ended.value.code == status
+    said = capsys.readouterr()
+    assert " ".join(PAGES[page].split()) in " ".join(said.out.split())
+    assert said.err == f"python -m experiments {page}: unrecognized arguments: --nosuch\n"
+
+
+def test_what_a_question_lacks_is_said_before_others_are_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PAGEDOPT_STATE_DIR", "/no/folder")
+    paged = experiment_named("state_file")
+    with pytest.raises(SystemExit) as ended:
+        run("--quick", experiment=paged)
+    assert ended.value.code == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err) == (
+        "",
+        "state_file: PAGEDOPT_STATE_DIR is '/no/folder', which is no folder; name a folder on a disk\n",
+    )
+    assert run("--quick", "--only", "link", experiment=paged) == 0, "what needs no such folder"

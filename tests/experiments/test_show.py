@@ -96,3 +96,13 @@ def test_plots_are_drawn_as_far_as_there_are_rows(tmp_path: Path) -> None:
         assert path.stat().st_size > 5000
         assert plot.save(tmp_path / "y.json", Rows()) is None
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_verdicts_on_toys_are_none() -> None:
+    console = show.console()
+    verdicts = [show.Verdict("work", measured, 1.0, "x") for measured in (0.5, 2.0, None)]
+    for toys, words in ((True, ["toy", "toy", "not measured here"]), (False, ["met", "NOT met", "not measured here"])):
+        with console.capture() as captured:
+            show.show_verdicts(console, verdicts, toys)
+        lines = [line for line in captured.get().splitlines() if line.startswith("│")]
+        assert [line.split("│")[-2].strip() for line in lines] == words

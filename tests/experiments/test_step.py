@@ -12,6 +12,7 @@ import pytest
 import torch
 from experiment_runs import experiment, judged, regenerated, run_quick
 
+from experiments.harness.main import main
 from experiments.harness.rows import Rows
 from experiments.harness.run import Run
 from experiments.harness.show import console
@@ -19,6 +20,7 @@ from experiments.step import close_to_a_copy, cpu_step, fsdp2
 from experiments.works.contenders import CONTENDERS, COPY, FUSED, OURS, installed, ours, theirs
 from experiments.works.models import Work, gpt2_shapes
 from experiments.works.reference import Contender, Reference
+from pagedopt.system.machine import MOST_THREADS
 
 CPU = torch.device("cpu")
 FIRST_STEP = ("first step, cold cache", "first step, warm cache", "import of pagedopt.PagedAdamW")
@@ -85,6 +87,12 @@ def test_iterations_are_compared_turn_by_turn_and_must_learn_alike() -> None:
 def test_what_is_no_number_of_threads_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="from 1 on"):
         cpu_step.thread_counts(text)
+
+
+def test_more_threads_than_can_be_started_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(experiment("cpu_step"), ["--quick", "--device", "cpu", "--threads", "1,100000"])
+    assert f"--threads: 100000: must be at most {MOST_THREADS} here" in capsys.readouterr().err
 
 
 def test_numbers_of_threads_may_be_all_there_are() -> None:

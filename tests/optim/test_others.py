@@ -11,7 +11,8 @@ import pagedopt
 from pagedopt.optim.others import NAMES, OPTIONS
 from pagedopt.optim.registry import OPTIMIZERS
 
-ASKED = ("PagedAdamW32bit", "PagedAdamW8bit", "PagedLion8bit", "AdamW8bit", "CPUOffloadOptimizer", "PagedAdam")
+ASKED = ("PagedAdamW32bit", "PagedAdamW8bit", "PagedLion8bit", "AdamW8bit", "CPUOffloadOptimizer", "PagedAdam",
+         "AdamW4bit", "AdamWFp8", "GlobalOptimManager")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -20,7 +21,7 @@ def test_a_class_of_theirs_is_answered_with_a_line_that_works(name: str) -> None
         getattr(pagedopt, name)
     assert not hasattr(pagedopt, name)
     text = str(caught.value)
-    assert ("not there yet" in text) == ("8bit" in name)
+    assert ("not there yet" in text) == name.endswith(("8bit", "4bit", "Fp8"))
     found = re.search(r"pagedopt\.(\w+)\(params, …(.*?)\)", text)
     assert found
     params = [torch.nn.Parameter(torch.ones(3))]
@@ -33,6 +34,25 @@ def test_a_class_of_theirs_is_answered_with_a_line_that_works(name: str) -> None
 def test_those_that_people_look_for_are_there() -> None:
     assert set(ASKED) <= set(NAMES)
     assert not set(NAMES) & set(pagedopt.__all__)  # no class pretends
+
+
+@pytest.mark.parametrize(("wrong", "right"), [("PagedAdamw", "PagedAdamW"), ("foreach_ad", "foreach_add")])
+def test_a_name_that_is_nearly_right_is_answered_with_the_right_one(wrong: str, right: str) -> None:
+    with pytest.raises(
+        AttributeError, match=rf"^module 'pagedopt' has no attribute '{wrong}'; did you mean {right}\?$"
+    ):
+        getattr(pagedopt, wrong)
+    assert not hasattr(pagedopt, wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [("device_budgt", "device_budget"), ("weight_decy", "weight_decay"), ("state_fromat", "state_format")],
+)
+def test_an_option_that_is_nearly_right_is_answered_with_the_right_one(wrong: str, right: str) -> None:
+    text = rf"^PagedAdamW\.__init__\(\) got an unexpected keyword argument '{wrong}'; did you mean {right}\?$"
+    with pytest.raises(TypeError, match=text):
+        pagedopt.PagedAdamW([torch.nn.Parameter(torch.ones(3))], **{wrong: 1})
 
 
 def test_what_nobody_has_gets_no_hint() -> None:

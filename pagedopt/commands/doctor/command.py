@@ -53,6 +53,8 @@ def without_torch(error: ImportError, as_json: bool) -> int:
     """Say the one thing that can be said."""
     import json
 
-    problem = f"torch cannot be imported ({error}); `make setup` installs it, notes/setup.md says with which options"
+    from ..process import MISSING
+
+    problem = MISSING.format(package="torch", error=error)
     print(json.dumps({"problems": [problem]}) if as_json else f"problem: {problem}")
     return 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import logging
 import shutil
 from typing import Any
 
@@ -43,7 +44,12 @@ ATTRIBUTES = {
 
 def package_versions() -> dict[str, str | None]:
     """Versions of what can be imported; None for what cannot, be it missing or broken."""
-    return {name: _version(name) for name in PACKAGES}
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # as Matplotlib's of folders that it would draw with
+    try:
+        return {name: _version(name) for name in PACKAGES}
+    finally:
+        logging.disable(before)
 
 
 def _version(name: str) -> str | None:

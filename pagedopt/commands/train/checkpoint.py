@@ -14,6 +14,7 @@ from ...optim.loading.check import is_whole
 from ..errors import UsageError
 from .files import replacing
 
+CHECKPOINT = "checkpoint.pt"
 FORMAT = 2
 BEFORE = 1  # has no checksum
 CHECKSUM = "checksum"
@@ -42,8 +43,12 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: it does not, or it is none of this program's.
     """
+    if path.is_dir():
+        inside = path / CHECKPOINT
+        meant = f"its checkpoint is --resume {inside}" if inside.is_file() else f"there is no {CHECKPOINT} in it"
+        raise UsageError(f"--resume {path}: it is a folder; {meant}")
     if not path.is_file():
-        raise UsageError(f"--resume {path}: there is no such file. A run writes OUT/checkpoint.pt.")
+        raise UsageError(f"--resume {path}: there is no such file. A run writes OUT/{CHECKPOINT}.")
     content = _read(path)
     if not isinstance(content, dict) or not content.keys() >= KEYS:
         raise UsageError(f"--resume {path}: not a checkpoint of this program")
@@ -70,7 +75,9 @@ def _read(path: Path) -> Any:
     """
     try:
         if not zipfile.is_zipfile(path):
-            raise UsageError(f"--resume {path}: not a readable checkpoint (torch.save writes another kind of file)")
+            raise UsageError(
+                f"--resume {path}: not a readable checkpoint (torch.save writes another kind of file, or it is cut off)"
+            )
         return torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise UsageError(f"--resume {path}: not a readable checkpoint ({error.strerror or error})") from error

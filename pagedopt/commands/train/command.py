@@ -68,6 +68,7 @@ def _add_state_arguments(state: argparse._ArgumentGroup) -> None:
     """Declare the options that change no loss, and so may change on --resume too."""
     state.add_argument(
         "--device-budget",
+        "--budget",
         metavar="BYTES",
         help="how much of it stays on the device (on a CPU: in RAM), as 2GiB, 500MB, 25%% or 0; the rest is spilled to "
         "the host (on a CPU: to a file). '20 ms': as much is spilled as a step may take longer for; all: nothing is "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
@@ -15,6 +15,7 @@ from ...paging.budget import Budget
 from ...placements.choose import ARENAS, Arena, check_placement, default_placement
 from ...planning.affordable import Affordable
 from ...system import host
+from ...system.machine import MOST_THREADS
 from ...system.state_file import state_folder
 from ...units import text_of_bytes
 from ..device import pick_device
@@ -23,7 +24,6 @@ from .sizes import DEFAULT_SIZE, SIZES, Size, parameter_count
 
 OPTIMIZERS = {"both": ("paged", "torch"), "paged": ("paged",), "torch": ("torch",)}
 LEAST = {"batch": 1, "block": 1, "steps": 1, "threads": 1, "seed": 0, "checkpoint_every": 0, "lr": 0, "weight_decay": 0}
-MOST_THREADS = max(64, os.cpu_count() or 1)  # far more of them, and the libraries that start them crash
 MOST = {"seed": 2**63 - 1, "threads": MOST_THREADS}  # a seed of torch's generators
 CHOICES: dict[str, Mapping[str, Any]] = {"size": SIZES, "optimizer": OPTIMIZERS}
 EVERYTHING = "all"  # the --device-budget that is none; None stands for an option that was not given
@@ -101,7 +101,7 @@ def resolve(args: argparse.Namespace) -> Options:
     }
     options = Options(**{**defaults, **given(args), "device": str(device)})
     check_batch(options)
-    check_state(options)
+    check_state(options, given(args))
     return options
 
 
@@ -125,7 +125,7 @@ def resolve_resumed(args: argparse.Namespace, saved: dict[str, Any]) -> Options:
     pick_device(saved["device"])
     options = Options(**{**saved, "out": str(args.resume.parent), **asked})
     check_batch(options)
-    check_state(options)
+    check_state(options, given(args))
     return options
 
 
@@ -175,10 +175,17 @@ def check_saved(saved: Any) -> None:
     check_ranges(saved)
 
 
-def check_state(options: Options) -> None:
-    """Refuse a place for optimizer state that cannot be had, before anything is allocated."""
+def check_state(options: Options, typed: Collection[str]) -> None:
+    """Refuse a place for optimizer state that cannot be had, before anything is allocated.
+
+    Args:
+        options: of the run.
+        typed: names of those that were given.  A --spill that was not, a default or a checkpoint's, is named only where
+            it is the one that speaks of state.
+    """
     asked = {"--placement": options.placement, "--device-budget": options.device_budget, "--spill": options.spill}
     flags = [flag for flag, value in asked.items() if value not in (None, EVERYTHING, False)]
+    flags = [flag for flag in flags if flag != "--spill" or "spill" in typed] or flags
     text = " ".join(flag if flag == "--spill" else f"{flag} {asked[flag]}" for flag in flags)
     if flags and options.optimizer == "torch":
         raise UsageError(f"{text}: only PagedAdamW keeps its state elsewhere; use --optimizer both or paged")

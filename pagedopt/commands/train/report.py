@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from rich.table import Table
 
 from ...system import machine
 from ...units import text_of_bytes
+from ..errors import UsageError
 from ..results import as_json, new_figure, spread
 from ..tables import FittingTable
 from .compare import TOLERANCE, Comparison, compare
@@ -35,10 +37,10 @@ def report(options: Options, contenders: Sequence[Contender], validation: Sequen
         first, second = (contender.curve.losses for contender in contenders)
         comparison = compare(first, second, TOLERANCE[contenders[0].device.type])
     out = Path(options.out)
-    write_json(out / RESULT, options, results, comparison)
-    console.print(table(list(results.values())))
-    plotted = draw(out / "losses.png", contenders, comparison)
+    console.print(table(list(results.values())))  # first: the disk may be full
     console.print(verdict(comparison, contenders), highlight=False, soft_wrap=True)
+    write_json(out / RESULT, options, results, comparison)
+    plotted = draw(out / "losses.png", contenders, comparison)
     files = f"{out / 'losses.png'}, {out / RESULT}" if plotted else f"{out / RESULT}"
     note = "" if plotted else " (no plot: matplotlib is not installed; pip install matplotlib)"
     console.print(f"written: {files}{note}", highlight=False, soft_wrap=True)
@@ -119,9 +121,28 @@ def write_json(path: Path, options: Options, results: dict[str, Any], comparison
 
 
 def write_values(path: Path, content: dict[str, Any]) -> None:
-    """Write plain values as JSON, whole or not at all."""
-    with replacing(path) as file:
-        file.write(as_json(content).encode())
+    """Write plain values as JSON, whole or not at all.
+
+    Raises:
+        UsageError: see :func:`write`.
+    """
+    write(path, as_json(content).encode())
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file of the run, whole or not at all.
+
+    Raises:
+        UsageError: the disk has no room for it, or fails.
+    """
+    try:
+        with replacing(path) as file:
+            file.write(content)
+    except OSError as error:
+        raise UsageError(
+            f"--out {path.parent}: {path.name} cannot be written ({error.strerror or error}). Make room there, or name "
+            "another folder with --out."
+        ) from error
 
 
 def draw(path: Path, contenders: Sequence[Contender], comparison: Comparison | None) -> bool:
@@ -146,6 +167,7 @@ def draw(path: Path, contenders: Sequence[Contender], comparison: Comparison | N
         axes[1].set_ylabel("difference")
         axes[1].grid(alpha=0.3)
     axes[-1].set_xlabel("step")
-    with replacing(path) as file:
-        figure.savefig(file, dpi=150, format="png")
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=150, format="png")
+    write(path, picture.getvalue())
     return True

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import sys
+import shlex
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 
+from .. import tables
 from ..errors import UsageError
+from ..process import this_python
 from . import spill
-from .checkpoint import load_checkpoint, save_checkpoint
+from .checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
 from .contender import Contender
 from .contents import WrongContents, check_contents
 from .data import Corpus, load_corpus, sample_batch, to_device
@@ -25,7 +27,6 @@ from .report import RESULT, report
 from .schedule import learning_rate
 from .sizes import parameter_count
 
-CHECKPOINT = "checkpoint.pt"
 COLLECT_EVERY = {"cpu": 1, "cuda": 10}  # steps between looks at the losses, each of which waits for the device
 VALIDATION_BATCHES = 16
 LOG_WIDTH = 120  # where the output is no terminal
@@ -139,10 +140,15 @@ def check_resumed(path: Path, saved: dict[str, Any], options: Options, corpus: C
         raise UsageError(f"--resume {path}: not a checkpoint of this run: {error}") from error
 
 
+def text_of_threads(count: int) -> str:
+    """What a CPU is called beside a GPU's name."""
+    return f"CPU, {count} thread{'' if count == 1 else 's'}"
+
+
 def announce(run: Run, console: Console) -> None:
     """Say what is about to happen."""
     options, corpus = run.options, run.corpus
-    where = torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else f"CPU, {options.threads} threads"
+    where = torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else text_of_threads(options.threads)
     millions = parameter_count(options.shape, options.block) / 1e6
     console.print(
         f"GPT '{options.size}', {millions:.1f} M parameters, on {where}; {options.steps} steps of {options.batch} x "
@@ -183,7 +189,7 @@ def _train(current: Run, interrupt: Interrupt, console: Console) -> int:
             current.save()
             console.print(
                 f"interrupted after step {current.step} of {current.options.steps}; go on with\n"
-                f"  python -m pagedopt train --resume {current.checkpoint}",
+                f"  {this_python()} -m pagedopt train --resume {shlex.quote(str(current.checkpoint))}",
                 highlight=False,
                 soft_wrap=True,
             )
@@ -195,7 +201,7 @@ def _train(current: Run, interrupt: Interrupt, console: Console) -> int:
 
 def run(args: argparse.Namespace, interrupt: Interrupt | None = None) -> int:
     """Train and report; see command.py for the exit status."""
-    console = Console(width=None if sys.stdout.isatty() else LOG_WIDTH)
+    console = tables.console(LOG_WIDTH)
     try:
         with contextlib.ExitStack() as held:
             return _train(start(args, held), interrupt or Interrupt(), console)
