@@ -118,6 +118,7 @@ def test_a_package_that_is_missing_is_one_line(command: tuple[str, ...]) -> None
     assert re.fullmatch(r"\w+: (torch|rich|numpy) cannot be imported \(.*\); `make setup` installs it, .*\n", said)
 
 
+@pytest.mark.long
 def test_a_home_that_cannot_be_written_is_said_once_and_without_source(tmp_path: Path) -> None:
     nowhere = {"HOME": "/dev/null", "PAGEDOPT_CACHE_DIR": "/dev/null/cache", "MPLCONFIGDIR": "/dev/null/plots"}
     for command in (PLAN, ("-m", "pagedopt", "doctor", "--quick", "--device", "cpu")):

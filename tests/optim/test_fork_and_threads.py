@@ -41,7 +41,8 @@ def run_apart(name: str) -> Any:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("placement", [pytest.param("spilled", marks=pytest.mark.long), "half"])
+@pytest.mark.long
+@pytest.mark.parametrize("placement", ["spilled", "half"])
 def test_a_forked_child_may_not_write_what_its_parent_sees(placement: str) -> None:
     refused, done, code, unchanged, goes_on = run_apart("fork")[placement]
     writes = {"step", "load", "budget", *(["spill"] if placement == "half" else [])}

@@ -98,6 +98,7 @@ def test_replacing_all_state_leaves_no_memory_behind(placement: str) -> None:
     assert first <= 1.05 * made + (51 * MIB if placement == "file" else 0)
 
 
+@pytest.mark.long
 def test_parameters_that_join_late_share_files() -> None:
     opened, in_files, anonymous, reported, never, right = run_apart("late", True)
     assert right
@@ -156,7 +157,8 @@ def test_a_copy_takes_one_copy(placement: str) -> None:
     assert too_much == {}
 
 
-@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.long), "fork"])
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_a_state_dict_goes_through_a_queue_and_back(method: str) -> None:
     right = [True, True, True, True, 0]
     assert run_apart("queues", method) == {"resident": right, "file": right}
