@@ -343,8 +343,8 @@ class PagedOptimizer(torch.optim.Optimizer):
             device_budget: as at construction.
 
         State that nobody placed goes into pages first, as with :meth:`spill`, all of it: the host needs room for that,
-        whatever comes back then.  State that was put elsewhere (an entry
-        or tensor of ``state`` replaced) comes home: into new tensors, in memory that the budget covers.
+        whatever comes back then.  State that was put elsewhere (an entry or tensor of ``state`` replaced) comes home:
+        into new tensors, in memory that the budget covers.
 
         Raises:
             ValueError, TypeError: it is no budget, the placement keeps none, or no rates tell what a time affords.
