@@ -95,7 +95,11 @@ def said_by(*command: str, to: str = "", **environment: str) -> tuple[int, str]:
 
 
 PLAN = ("-m", "pagedopt", "plan", "--params", "1B")
-OUTPUTS = [("pagedopt", PLAN), ("pagedopt", (*PLAN, "--json")), ("experiments", ("-m", "experiments"))]
+OUTPUTS = [
+    ("pagedopt", PLAN),
+    pytest.param("pagedopt", (*PLAN, "--json"), marks=pytest.mark.long),
+    pytest.param("experiments", ("-m", "experiments"), marks=pytest.mark.long),
+]
 
 
 @pytest.mark.parametrize(("name", "command"), OUTPUTS)

@@ -149,6 +149,7 @@ def test_a_disk_without_room_keeps_the_old_checkpoint_and_says_so(tmp_path: Path
     assert load_checkpoint(path)["step"] == 1
 
 
+@pytest.mark.long
 @pytest.mark.skipif(new_figure(1, 1) is None, reason="matplotlib is not installed")
 def test_a_disk_without_room_for_the_picture_is_one_line(tmp_path: Path) -> None:
     limit = FULL.replace("1 << 20", "1 << 14")

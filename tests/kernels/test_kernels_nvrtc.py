@@ -104,7 +104,9 @@ def test_the_whole_language_of_rules_compiles() -> None:
     compile_all(text, names, "sm_75")
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "arch", [*(pytest.param(a, marks=pytest.mark.long) for a in ARCHITECTURES[:-1]), ARCHITECTURES[-1]]
+)
 def test_norms_compile(arch: str) -> None:
     names = []
     for dtype, number, order in itertools.product(DTYPES, (F32, F64), (0, 1, 2)):

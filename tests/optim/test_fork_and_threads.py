@@ -53,6 +53,7 @@ def test_a_forked_child_may_not_write_what_its_parent_sees(placement: str) -> No
     assert goes_on
 
 
+@pytest.mark.long
 def test_a_forked_child_has_resident_state_of_its_own() -> None:
     refused, _, code, unchanged, goes_on = run_apart("fork")["resident"]
     assert (refused["step"], refused["load"]) == ("", "")

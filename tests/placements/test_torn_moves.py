@@ -56,7 +56,7 @@ def run(*arguments: object) -> str:
 # ---- signals ----
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGALRM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGALRM, marks=pytest.mark.long)])
 @pytest.mark.parametrize(("first", "target"), [(4, 1), (10, 9), (1, 4), (0, 1)])
 def test_a_signal_at_any_line_of_a_move_loses_nothing(first: int, target: int, number: int) -> None:
     reached = set[int]()
