@@ -154,10 +154,13 @@ def test_a_disk_without_room_keeps_the_old_checkpoint_and_says_so(tmp_path: Path
 def test_a_disk_without_room_for_the_picture_is_one_line(tmp_path: Path) -> None:
     limit = FULL.replace("1 << 20", "1 << 14")
     done = run_apart(limit, *TINY, "--steps", 1, "--checkpoint-every", 0, "--out", tmp_path)
-    assert (done.returncode, done.stderr) == (
+    said = [line for line in done.stderr.splitlines() if "compiled kernels cannot be kept" not in line]  # nor can they
+    assert (done.returncode, said) == (
         2,
-        f"pagedopt train: --out {tmp_path}: losses.png cannot be written (File too large). Make room there, or name "
-        "another folder with --out.\n",
+        [
+            f"pagedopt train: --out {tmp_path}: losses.png cannot be written (File too large). Make room there, or "
+            "name another folder with --out."
+        ],
     )
     assert "tokens/s" in done.stdout
     assert names(tmp_path) == {"result.json", ".lock"}
