@@ -10,9 +10,15 @@ LIKE = 0.7
 
 def near(name: str, known: Iterable[str]) -> str:
     """The end of a message, with the name of those known that is most like this one; "" if none is."""
+    found = nearest(name, known)
+    return f"; did you mean {found}?" if found else ""
+
+
+def nearest(name: str, known: Iterable[str], like: float = LIKE) -> str:
+    """The name of those known that is most like this one, and ``like`` it at least; "" if none is."""
     from difflib import get_close_matches
 
-    return "".join(f"; did you mean {found}?" for found in get_close_matches(name, known, 1, LIKE))
+    return "".join(get_close_matches(name, list(known), 1, like))
 
 
-__all__ = ["near"]
+__all__ = ["near", "nearest"]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Collection, Iterable, Mapping
 from numbers import Real
 from typing import Any
 
+from ..near import nearest
 from ..rules import Rule, RuleError
 from ..rules.rule import check_rule
 from .owner import Group
@@ -121,8 +121,8 @@ def check_scalars(owner: str, rule: Rule, group: Group, defaults: Collection[str
 
 def _nearest(name: str, names: Collection[str]) -> str:
     """What of ``names`` may have been meant, as the end of a message."""
-    found = difflib.get_close_matches(name, [n for n in names if n != "params"], 1)
-    return f"; for {name!r} there is {found[0]!r}" if found else ""
+    found = nearest(name, (n for n in names if n != "params"), 0.6)  # they are few, and short
+    return f"; for {name!r} there is {found!r}" if found else ""
 
 
 __all__ = ["check_group", "check_initial", "check_rules", "check_scalars", "check_update"]
