@@ -49,7 +49,7 @@ class Bucket:
         self._pattern: Pattern = []
         self._scalars: Uniforms = []
         state = [local(m.entry[key]) for key in members[0].kept for m in members]
-        written = [*self.params, *optimizer.store.version_counters(state)]
+        written = [*self.params, *optimizer.store.versions.of(state)]
         self._written = [t for t in written if not t.is_inference()]
         self._inference = len(self._written) < len(written)
         self.let_go()

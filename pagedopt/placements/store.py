@@ -22,6 +22,7 @@ from .budget import divide
 from .choose import Arena, HostAccess, Placement, default_placement
 from .movers import Ring, ring_for, slot_bytes
 from .report import MemoryReport
+from .versions import Versions
 
 
 class Wanted(NamedTuple):
@@ -77,7 +78,7 @@ class Store:
         self.rings: dict[torch.device, Ring] = {}
         self._kinds: dict[Arena, tuple[object, ...]] = {}
         self._warned = False
-        self._counters: dict[str, torch.Tensor] = {}
+        self.versions = Versions()
 
     @property
     def budget(self) -> Budget:
@@ -114,24 +115,7 @@ class Store:
             for arena, layout in before:
                 arena.layout = layout
             raise
-        return [like_shard(self._counted(tensors[i]), of=one.param) for i, one in enumerate(wanted)]
-
-    def _counted(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same memory in a tensor that shares its version counter with all state made here for such a device."""
-        kind = tensor.device.type
-        if kind not in self._counters:
-            self._counters[kind] = torch.empty(0, device=tensor.device)
-        shared = self._counters[kind].detach()
-        shared.data = tensor
-        return shared
-
-    def version_counters(self, state: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Tensors of which each has the version counter of some of ``state``, so that one stands for many."""
-        state = [t for t in state if not t.is_inference()]  # those have none
-        before = [t._version for t in state]
-        torch.autograd.graph.increment_version(list(self._counters.values()))
-        others = [t for t, version in zip(state, before, strict=True) if t._version == version]
-        return [*self._counters.values(), *others]
+        return [like_shard(self.versions.share(tensors[i]), of=one.param) for i, one in enumerate(wanted)]
 
     def _place(
         self, kind: tuple[object, ...], groups: Sequence[list[int]], wanted: Sequence[Wanted]
