@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from watched import least
 
 from pagedopt import PagedAdamW, Rates, estimate
 from pagedopt.commands.doctor import facts
@@ -69,14 +70,16 @@ def test_every_placement_is_tried(report: Any) -> None:
 
 
 def test_examining_gives_back_what_it_took() -> None:
-    free = []
-    for _ in range(2):
+    def taken() -> int:
+        before = torch.cuda.mem_get_info(0)[0]
         assert main(["doctor", "--device", "cuda:0", "--quick", "--json"]) in (0, 1)
         gc.collect()
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-        free.append(torch.cuda.mem_get_info(0)[0])
-    assert free[1] >= free[0] - 4 * MIB
+        return before - torch.cuda.mem_get_info(0)[0]
+
+    taken()  # kernels, and what torch keeps
+    assert least(taken, 4 * MIB) <= 4 * MIB
 
 
 def test_a_plan_measures_this_machine(capsys: pytest.CaptureFixture[str]) -> None:

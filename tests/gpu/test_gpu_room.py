@@ -11,6 +11,7 @@ import pytest
 import torch
 from optim_support import ADAMW
 from spill_support import everything, parameters, same, steps
+from watched import least
 
 from pagedopt import PagedAdamW, run_with_room
 from pagedopt.paging import policy
@@ -270,19 +271,24 @@ def test_a_hundred_optimizers_leave_memory_as_it_was(options: dict[str, Any]) ->
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    free, room, managed = torch.cuda.mem_get_info()[0], available(), driver.managed_bytes(0)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for _ in range(100):
-        round_()
-    gc.collect()
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    used = 48 * MiB
     # Managed memory keeps the room of the last optimizer for the next; a leak would be a hundred times that.
-    assert torch.cuda.mem_get_info()[0] >= free - (used if options.get("placement") == "managed" else 2 * MiB)
-    assert available() > room - used
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < used // 1024
-    assert driver.managed_bytes(0) == managed
+    used = 48 * MiB
+    of_the_card = used if options.get("placement") == "managed" else 2 * MiB
+
+    def beyond() -> int:
+        """Bytes by which a hundred rounds take more of anything than they may; 0 or less if none does."""
+        free, room, managed = torch.cuda.mem_get_info()[0], available(), driver.managed_bytes(0)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for _ in range(100):
+            round_()
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < used // 1024
+        assert driver.managed_bytes(0) == managed
+        return max(free - torch.cuda.mem_get_info()[0] - of_the_card, room - available() - used)
+
+    assert least(beyond, 0) <= 0
 
 
 @pytest.mark.parametrize("placement", ["mapped", "managed", "host"])

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-#: Folders whose tests use the card where there is one: an experiment says what machine it ran on.
-FOLDERS = ("gpu", "experiments", "clients")
+#: Folders whose tests use the card where there is one: an experiment says what machine it ran on, an estimate asks it.
+FOLDERS = ("gpu", "experiments", "clients", "planning")
 #: Other files without the marker ``gpu`` whose tests look at the card where there is one.  To ask for its name, as all
 #: do that write down what machine this is, takes a CUDA context, and so some of its memory.
 ALSO_ON_THE_CARD = (
