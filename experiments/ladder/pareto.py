@@ -236,8 +236,10 @@ def derive(rows: Rows) -> Rows:
         full = Rows()
         for row in group:
             timed = row["time"] is not None and row.get("state") is not None
-            need = held(row) + row["extra"] + max(0, row["others"]) if timed else None
-            full.append({**row, "need": need, "share": share(row) if timed else None})
+            state = max(held(row), must_keep(row)) if timed else None
+            need = state + row["extra"] + max(0, row["others"]) if state is not None else None
+            weighed = {"weighed": state == held(row), "state": state} if timed else {"weighed": True}
+            full.append({**row, **weighed, "need": need, "share": share(row) if timed else None})
         exact = [row for row in full if row.get("error") is not None and row["error"] <= EXACT]
         for row in full:
             front = {"front": on_front(row, full), "front_exact": row in exact and on_front(row, exact)}
@@ -257,6 +259,12 @@ def held(row: Row) -> int:
     return int(row["state"]) - (row["away"] if row["device"] == "cpu" else 0)
 
 
+def must_keep(row: Row) -> float:
+    """Bytes of state without which there is no such update: what a graph of a step holds may escape the scales."""
+    known = row["device"] == "cuda" and row["moved"] is not None
+    return row["numel"] * (row["moved"] - 12) / 2 if known else 0
+
+
 def on_front(row: Row, others: list[Row]) -> bool:
     """Whether nobody is as fast in as little memory and better in one of the two."""
     if row["need"] is None:
@@ -270,7 +278,8 @@ def ended(row: Row) -> str:
     """Whether it is on the front, or why there is nothing."""
     if row.get("ended"):
         return str(row["ended"]).strip().splitlines()[-1][:120]
-    return "yes" if row["front"] else "of the exact" if row["front_exact"] else ""
+    where = "yes" if row["front"] else "of the exact" if row["front_exact"] else ""
+    return where if row["weighed"] else f"{where} (state by reckoning)".strip()
 
 
 def error(row: Row) -> str:

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 import torch
 from experiment_runs import experiment, run_quick
+from ladder_rows import CPU, clocks, quick_run, verdicts
 from paths import ROOT
 
 from experiments.harness import note
 from experiments.harness.plot import spaced
 from experiments.harness.rows import Rows
-from experiments.harness.run import Run
-from experiments.harness.show import console
 from experiments.ladder import alignment, counts, effort, pareto, trucks
 from experiments.works import lines, weight
 from experiments.works.batching import Limits
@@ -30,11 +29,9 @@ from experiments.works.contenders import (
     Contender,
     checked,
 )
-from experiments.works.models import HYPER, LLAMA_LAYER, Work
-from experiments.works.reference import Reference
+from experiments.works.models import HYPER, Work
 from experiments.works.rungs import DEFAULT, LIST, OPERATIONS, STRUCT, by_value
 
-CPU = torch.device("cpu")
 #: 4 KB and 32 KB of arguments, as torch 2.11 and a later one built for CUDA 13 have them.
 SMALL = Limits((110, 64, 48, 36, 30), (320,) * 5, (96, 64, 48, 36, 30), 65536)
 LARGE = Limits((770, 448, 336, 252, 210), (2240,) * 5, (672, 448, 336, 252, 210), 65536)
@@ -111,12 +108,6 @@ def counted_row(
 ) -> dict[str, Any]:
     return {"what": "count", "operation": "AdamW", "rung": rung, "count": count, "device": "cuda", "operators": 9,
             "kernels": kernels, "launches": launches or kernels, "expected": expected, "ended": None}  # fmt: skip
-
-
-def verdicts(question: str, rows: Rows) -> dict[str, bool | None]:
-    (asked,) = (q for q in experiment("optimizer_ladder").questions if q.name == question)
-    known = asked.derive(rows)
-    return {bar.title: bar.verdict(known).met for bar in asked.listed("BARS")}
 
 
 def test_a_kernel_too_many_misses_the_bar() -> None:
@@ -203,12 +194,6 @@ def test_a_step_in_groups_is_a_step(way: str, size: int) -> None:
     torch.testing.assert_close(lists.params, [p.detach() for p in whole])
 
 
-def clocks(wall: float | None, gpu: float | None = None) -> dict[str, Any]:
-    """Times (µs) as a row has them."""
-    return {name: None if t is None else {"median": t, "p10": t, "p90": t, "n": 9}
-            for name, t in (("host", wall), ("wall", wall), ("gpu", gpu))}  # fmt: skip
-
-
 def truck(way: str, size: int, passes: bool, extra: int, gpu: float | None = 1.0) -> dict[str, Any]:
     return {"key": "bytes cost", "work": "512 x 1024²", "device": "cuda", "numel": 512 << 20, "way": way, "size": size,
             "trips": 512 // size, "extra": extra, "bridge": 1 << 28, "passes": passes, **clocks(2.0, gpu)}  # fmt: skip
@@ -244,138 +229,6 @@ def test_a_way_that_fails_leaves_a_line(monkeypatch: pytest.MonkeyPatch) -> None
     run = quick_run()
     assert {row["way"] for row in trucks.measure(run)} == {FUSED}
     assert [line for line in run.left_out if "no such argument" in line]
-
-
-def quick_run() -> Run:
-    return Run(CPU, True, console())
-
-
-# --- pareto
-
-
-def weighed(case: str, gpu: float, extra: int = 0, error: float = 1e-7, **more: Any) -> dict[str, Any]:
-    return {"key": "gpt2", "work": "GPT-2", "device": "cuda", "numel": 1000, "tensors": 2, "case": case, "error": error,
-            "state": 8000, "extra": extra, "others": 0, "away": 0, "rounding": 512, "bytes": 28_000, "moved": 28,
-            **clocks(2 * gpu, gpu), "copy": clocks(95.0, 90.0), **more}  # fmt: skip
-
-
-def test_who_is_on_the_front() -> None:
-    rows = Rows([
-        weighed(f"{OURS}, device", 100), weighed(FUSED, 120), weighed(FOREACH, 300, 4000),
-        weighed("coarse", 80, -4000, error=1e-2),
-        {"key": "gpt2", "work": "GPT-2", "device": "cuda", "numel": 1000, "tensors": 2, "case": COMPILED,
-         "ended": "not ended in 300 s", "process_s": 300.0},
-    ])  # fmt: skip
-    found = {row["case"]: row for row in pareto.derive(rows)}
-    assert [name for name, row in found.items() if row["front"]] == ["coarse"]
-    assert [name for name, row in found.items() if row["front_exact"]] == [f"{OURS}, device"]
-    assert pareto.ended(found[COMPILED]) == "not ended in 300 s"
-    assert set(verdicts("pareto", rows).values()) == {True}
-    (table,) = pareto.TABLES
-    assert len(next(table.shown(pareto.derive(rows)))[2]) == 5
-
-
-def test_a_work_is_weighed_by_one_clock() -> None:
-    rows = Rows([weighed(f"{OURS}, device", 100), weighed(FUSED, 120)])
-    assert [(row["time"], row["share"]) for row in pareto.derive(rows)] == [(100, 90), (120, 75)]
-    late = pareto.derive(Rows([*rows, weighed("waits", 90) | clocks(300, None)]))
-    assert [(row["time"], row["clock"]) for row in late] == [(200, "wall"), (240, "wall"), (300, "wall")]
-    assert late[0]["share"] == 100 * 95 / 200
-    assert next(pareto.TABLES[0].shown(late))[1][1] == "ms, wall"
-
-
-def test_the_share_of_the_copy_is_of_the_bytes_that_an_update_must_move() -> None:
-    assert {name: pareto.moved(name) for name in (FUSED, LOOP, f"{OURS}, device")} == dict.fromkeys(
-        (FUSED, LOOP, f"{OURS}, device"), 28
-    )
-    assert [pareto.moved(f"{OURS}, {name} state") for name in ("bfloat16", "float16", "float64")] == [20, 20, 44]
-    assert 14 < (pareto.moved("torchao AdamW4bit") or 0) < 16 < (pareto.moved("torchao AdamW8bit") or 0) < 17
-    assert pareto.moved(f"{OURS}, 50% on device") is None
-    half, away = weighed("half", 100, moved=14), weighed("away", 100, moved=None)
-    assert [row["share"] for row in pareto.derive(Rows([half, away]))] == [45, None]
-
-
-def test_exact_is_float32_in_any_order_and_nothing_narrower() -> None:
-    """Decay after the update, as bitsandbytes has it, is off by 1e-4 of it; bfloat16 state by 7e-4."""
-    work = pareto.works(quick=True, gpu=False)["gpt2"]
-    reference = Reference(work.parameters(CPU))
-    for name in ("bfloat16", "float16"):
-        params = work.parameters(CPU)
-        assert reference.error(params, pareto.BUILDS[f"{OURS}, {name} state"](params)) > pareto.EXACT
-    params = work.parameters(CPU)
-    plain = torch.optim.AdamW(params, **{**HYPER, "weight_decay": 0.0})
-
-    def decayed_later() -> None:
-        plain.step()
-        for p in params:
-            p.data.mul_(1 - HYPER["lr"] * HYPER["weight_decay"])
-
-    error = reference.error(params, Contender(decayed_later))
-    assert pareto.RIGHT < error <= pareto.EXACT
-    found = pareto.derive(Rows([weighed(f"{OURS}, device", 100), weighed("decays later", 90, error=error)]))
-    assert [row["front_exact"] for row in found] == [False, True]
-
-
-def test_what_is_compiled_has_two_lives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the first loads is not weighed; on a GPU, so here it is told to."""
-    built = []
-
-    def build(params: list[torch.nn.Parameter]) -> Contender:
-        built.append(len(params))
-        return pareto.BUILDS[FOREACH](params)
-
-    monkeypatch.setitem(pareto.BUILDS, COMPILED, build)
-    weighing = pareto.Weighing(quick_run(), "gpt2")
-    assert weighing.lives == 1
-    weighing.lives = 2
-    row = weighing.row(COMPILED)
-    assert len(built) == 2
-    assert row["error"] <= pareto.RIGHT
-
-
-def test_torchao_compiles_in_a_process_of_its_own() -> None:
-    for names in pareto.COMPILE.values():
-        assert set(pareto.TORCHAO) <= set(names)
-    assert not set(pareto.TORCHAO) & {*pareto.ON_GPU, *pareto.ON_CPU}
-
-
-def test_what_would_quantize_nothing_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pareto, "installed", lambda run, names: list(names))  # whatever is here
-    run, tiny = quick_run(), Work("tiny", [(2, 3)] * 3, torch.float32, 28, 0)
-    names = ("bitsandbytes AdamW32bit", *pareto.QUANTIZED)
-    assert pareto.chosen(run, tiny, names) == ["bitsandbytes AdamW32bit"]
-    (line,) = run.left_out
-    assert "torchao AdamW4bit" in line
-    assert "fewer than 4,096 elements" in line
-    large = Work("large", [(2, 3), (64, 64)], torch.float32, 28, 0)
-    assert pareto.chosen(run, large, names) == list(names)
-
-
-def test_ours_beaten_in_both_misses_the_bar() -> None:
-    rows = Rows([weighed(f"{OURS}, device", 100, 2 << 20), weighed(FUSED, 90)])
-    found = verdicts("pareto", rows)
-    assert found["works in which ours is off the front of exact updates"] is False
-    assert found["ours on the device, bytes beyond two moments"] is False
-
-
-def test_what_is_in_a_file_takes_no_memory_on_a_cpu() -> None:
-    (there,) = pareto.derive(Rows([weighed(OURS, 100, away=6000) | {"device": "cpu"}]))
-    (here,) = pareto.derive(Rows([weighed(OURS, 100, away=6000)]))  # on a GPU torch's allocator never had it
-    assert (there["need"], here["need"]) == (2000, 8000)
-
-
-def test_every_contender_of_the_front_can_be_built() -> None:
-    assert {*pareto.ON_GPU, *pareto.ON_CPU, *pareto.TOYS, *pareto.COMPILE["llama"]} <= set(pareto.BUILDS)
-    assert set(pareto.TOYS) <= set(pareto.ON_CPU)
-    assert sum(torch.Size(shape).numel() for shape in LLAMA_LAYER) == 855_654_400
-
-
-def test_state_is_weighed_where_a_step_is_a_method() -> None:
-    params = Work("small", [(10, 10)] * 2, torch.float32, 28, 0).parameters(CPU)
-    optimizer = torch.optim.AdamW(params, foreach=True)
-    optimizer.step()
-    assert pareto.state_bytes(optimizer.step) == 2 * (800 + 4)
-    assert pareto.state_bytes(Contender(lambda: None).step) is None
 
 
 # --- alignment and effort

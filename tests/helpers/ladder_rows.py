@@ -1,0 +1,30 @@
+"""Rows of the ladder of optimizers, and what its bars make of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from experiment_runs import experiment
+
+from experiments.harness.rows import Rows
+from experiments.harness.run import Run
+from experiments.harness.show import console
+
+CPU = torch.device("cpu")
+
+
+def verdicts(question: str, rows: Rows) -> dict[str, bool | None]:
+    (asked,) = (q for q in experiment("optimizer_ladder").questions if q.name == question)
+    known = asked.derive(rows)
+    return {bar.title: bar.verdict(known).met for bar in asked.listed("BARS")}
+
+
+def clocks(wall: float | None, gpu: float | None = None) -> dict[str, Any]:
+    """Times (µs) as a row has them."""
+    return {name: None if t is None else {"median": t, "p10": t, "p90": t, "n": 9}
+            for name, t in (("host", wall), ("wall", wall), ("gpu", gpu))}  # fmt: skip
+
+
+def quick_run() -> Run:
+    return Run(CPU, True, console())
