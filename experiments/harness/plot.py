@@ -8,6 +8,7 @@ the frame.
 from __future__ import annotations
 
 import hashlib
+import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ LETTERS = 9.0
 NARROW, SHORT = 30, 16
 #: Times so far apart are dots over a logarithmic axis: a bar has no length there.
 FAR_APART = 100.0
+#: Decades that an axis has fewer of to be divided at 2 and 5, too.
+NEAR = 2.5
 
 
 @dataclass(frozen=True)
@@ -196,6 +199,9 @@ class Plot:
             figure.set_size_inches(PAGE, 0.4 + 3.2 * high)
             for axes, panel in zip(figure.subplots(high, columns, squeeze=False).flat, self.draw, strict=False):
                 panel.draw(axes, rows)
+        for axes in figure.axes:
+            for axis in (axes.xaxis, axes.yaxis):
+                plain_ticks(axis)
 
     def target(self, path: Path) -> Path:
         """The picture that belongs to a file of results."""
@@ -211,6 +217,24 @@ def save(figure: Any, target: Path, drawn: Any) -> Path:
 def digest(drawn: Any) -> str:
     """What a picture of these plain values bears, so that one of others is known to be stale."""
     return hashlib.sha256(as_json(drawn).encode()).hexdigest()[:16]
+
+
+def plain_ticks(axis: Any) -> None:
+    """On a logarithmic axis numbers as a person writes them, few enough to stand apart.
+
+    Args:
+        axis: of matplotlib, with its limits as they are to stay; left as it is where its ticks were chosen.
+    """
+    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
+
+    if axis.get_scale() != "log" or isinstance(axis.get_major_locator(), FixedLocator):
+        return
+    low, high = axis.get_view_interval()
+    decades = math.log10(high / low)
+    subs = (1, 2, 5) if decades < NEAR else (1,)
+    axis.set_major_locator(LogLocator(subs=subs, numticks=12))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def label_beside(axes: Any, points: Sequence[tuple[float, float, str, str]], size: float = LETTERS) -> None:

@@ -75,6 +75,26 @@ def test_pictures_have_no_legend_and_say_which_axes_are_logarithmic() -> None:
 
 
 @needs_matplotlib
+def test_numbers_at_an_axis_stand_apart() -> None:
+    for path, plot, rows in kept():
+        figure = drawn(plot, rows)
+        figure.draw_without_rendering()
+        for axes in figure.axes:
+            for axis, low, high in ((axes.xaxis, "x0", "x1"), (axes.yaxis, "y0", "y1")):
+                texts = [tick.label1 for tick in axis.get_major_ticks() + axis.get_minor_ticks()]
+                inside = [text for text in texts if text.get_text() and text.get_visible() and in_view(axis, text)]
+                boxes = sorted((text.get_window_extent() for text in inside), key=lambda box: getattr(box, low))
+                for one, next_ in itertools.pairwise(boxes):
+                    assert getattr(one, high) <= getattr(next_, low), (path.name, plot.name, axes.get_title())
+
+
+def in_view(axis: Any, text: Any) -> bool:
+    """Whether a number's tick lies within the axis."""
+    low, high = sorted(axis.get_view_interval())
+    return low <= text.get_position()[axis.axis_name == "y"] <= high
+
+
+@needs_matplotlib
 @pytest.mark.parametrize(
     ("lengths", "label"),
     [((3.0, 1.0, 70.0), "ms"), ((3.0, 0.01, 70.0), "ms (log)")],
