@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import toy_question
+from experiment_runs import experiment as named
 
 from experiments.harness import main, note, question, revision, rows
 from experiments.harness.run import Advance, Run
@@ -351,61 +352,6 @@ def test_progress_is_weighed_by_how_long_it_took_before(tmp_path: Path) -> None:
     assert Advance(console(), ["a", "b"], {"a": 9.0}).weights == {"a": 0.5, "b": 0.5}
 
 
-def test_every_experiment_has_a_name_and_a_question() -> None:
-    every = question.every()
-    names = [experiment.name for experiment in every]
-    assert {"fused_step", "pointer_transports", "step_profile", "two_trees"} <= set(names)
-    parts = [q.name for experiment in every for q in experiment.questions if q.name not in names]
-    assert len({*names, *parts}) == len(names) + len(parts), "a part can be run by its name"
-    for experiment in every:
-        assert all("?" in q.title for q in experiment.questions), experiment.name
-        found = question.find(experiment.name)
-        assert found is not None
-        assert found[0].name == experiment.name
-    assert question.find("no_such") is None
-
-
-def experiment_named(name: str) -> question.Experiment:
-    found = question.find(name)
-    assert found is not None
-    return found[0]
-
-
-def test_names_take_dashes_and_unknown_ones_name_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
-    from experiments.__main__ import main as command
-
-    assert command(["no_such"]) == 2
-    error = capsys.readouterr().err
-    assert "fused_step" in error
-    assert "did you mean" not in error
-    assert error.count("\n") == 1
-    with pytest.raises(SystemExit) as ended:
-        command(["close-to-a-copy", "--help"])
-    assert ended.value.code == 0
-    out = " ".join(capsys.readouterr().out.split())
-    assert "python -m experiments fused_step" in out
-    assert "minutes on an H200: 3; GB of device memory: 90" in out
-    assert "minutes on two cores: 2; GB of device memory: 0" in experiment_named("cpu_step").takes
-    assert command([]) == 0
-    assert "step_profile" in capsys.readouterr().out
-    assert all(experiment.takes for experiment in question.every())
-
-
-@pytest.mark.parametrize(
-    ("given", "meant"),
-    [("pointers", "pointer_transports"), ("transport", "transports"), ("fused-steps", "fused_step"),
-     ("paging", "paged_state"), ("ladder", "optimizer_ladder")],
-)  # fmt: skip
-def test_a_name_that_is_nearly_one_is_answered(given: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
-    from experiments.__main__ import main as command
-
-    assert command([given]) == 2
-    error = capsys.readouterr().err
-    _, found, rest = error.partition("(did you mean ")
-    assert found
-    assert meant in rest.partition("?)")[0].split(" or ")
-
-
 def test_the_source_is_looked_at_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -417,32 +363,11 @@ def test_the_source_is_looked_at_before_anything_is_measured(
     assert not main.RUNS.exists()
 
 
-@pytest.mark.parametrize("page", ["readme", "lecture"])
-def test_a_page_has_help_and_no_options(
-    page: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from experiments.__main__ import PAGES
-    from experiments.__main__ import main as command
-
-    def fail() -> int:
-        raise AssertionError("the page was made")
-
-    monkeypatch.setattr("experiments.readme.main", fail)
-    monkeypatch.setattr("experiments.lecture.page.main", fail)
-    for option, status in (("--help", 0), ("--nosuch", 2)):
-        with pytest.raises(SystemExit) as ended:
-            command([page, option])
-        assert ended.value.code == status
-    said = capsys.readouterr()
-    assert " ".join(PAGES[page].split()) in " ".join(said.out.split())
-    assert said.err == f"python -m experiments {page}: unrecognized arguments: --nosuch\n"
-
-
 def test_what_a_question_lacks_is_said_before_others_are_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PAGEDOPT_STATE_DIR", "/no/folder")
-    paged = experiment_named("state_file")
+    paged = named("state_file")
     with pytest.raises(SystemExit) as ended:
         run("--quick", experiment=paged)
     assert ended.value.code == 2
