@@ -1,6 +1,6 @@
 """Hugging Face's Trainer: a small GPT-2, made here, learns to count; train, save, and go on where the last run ended.
 
-    pip install -e '.[clients]'  # first
+    pip install -e '.[clients]'  # first; if torchvision then does not load: notes/setup.md
     python examples/hf_trainer.py
 
 Run twice: the second run goes on with the first one's checkpoint, in runs/examples.

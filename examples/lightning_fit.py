@@ -1,6 +1,6 @@
 """Lightning: train, save, and go on where the last run ended.
 
-    pip install -e '.[clients]'  # first
+    pip install -e '.[clients]'  # first; if torchvision then does not load: notes/setup.md
     python examples/lightning_fit.py
 
 Run twice: the second run goes on with the first one's checkpoint, in runs/examples.

@@ -52,7 +52,8 @@ def parse(experiment: Experiment, arguments: Sequence[str], part: str | None) ->
     )  # fmt: skip
     parser.add_argument(
         "--note", nargs="?", type=Path, const=Path(), metavar="JSON",
-        help=f"measure nothing: put the tables of these results (default: a GPU's in --out, or in experiments/results)"
+        help=argparse.SUPPRESS if not (note.NOTES / f"{name}.md").exists() else
+        f"measure nothing: put the tables of these results (default: a GPU's in --out, or in experiments/results)"
         f" into notes/{name}.md",
     )  # fmt: skip
     parser.add_argument(

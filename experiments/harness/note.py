@@ -22,14 +22,19 @@ def markdown(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def machine_line(result: Mapping[str, Any]) -> str:
-    """One sentence about the machine."""
+    """One sentence about the machine, and which questions were measured with another source than the last."""
     m = result["machine"]
+    others: dict[str, list[str]] = {}
+    for name, part in result.get("parts", {}).items():
+        if "commit" in part and words(part) != words(m):
+            others.setdefault(words(part), []).append(name)
+    earlier = "".join(f" Of {source}: {', '.join(names)}." for source, names in others.items())
     versions = ", ".join(f"{name} {version}" for name, version in m["versions"].items())
     gpu = f"{m['gpu']} (driver {m['driver']}, CUDA {m['torch_cuda']})" if result["device"] != "cpu" else "CPU only"
     quick = " **A `--quick` run: the numbers mean nothing.**" if result.get("quick") else ""
     return (
         f"Measured {m['when'][:10]} at {words(m)}: {gpu}; {m['processor']}, {m['cores']} cores; "
-        f"Python {m['python']}, {versions}.{quick}"
+        f"Python {m['python']}, {versions}.{earlier}{quick}"
     )
 
 

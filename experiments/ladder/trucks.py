@@ -36,6 +36,8 @@ from pagedopt.rules.adamw import adamw
 TENSORS, TOYS = 512, 8
 #: The parameters' bytes through this is the bridge.
 SIXTH = 6
+#: torch's allocator takes memory in pieces of up to so many bytes: held to less, it stops what would pass.
+SEGMENT = 20 << 20
 GIVEN: dict[str, Any] = {
     "beta1": HYPER["betas"][0], "beta2": HYPER["betas"][1], "lr": HYPER["lr"], "eps": HYPER["eps"],
     "weight_decay": HYPER["weight_decay"],
@@ -176,14 +178,16 @@ def resident(key: str, way: str, size: int) -> Iterator[dict[str, Any]]:
 
 
 def derive(rows: Rows) -> Rows:
-    """The extra against parameters and group; times, of one clock a work, against those of our largest truck."""
+    """The extra against parameters and group, and a small bridge; times, of one clock a work, against those of our
+    largest truck."""
     found = Rows()
     for group in map(on_one_clock, rows.groups("key")):
         best = group.number("time", way=OURS, size=max(group.values("size")))
         for row in group:
             share = row["extra"] / (4 * row["numel"])
             found.append({
-                **row, "share": share, "of_group": share * row["trips"],
+                **row, "passes": row["passes"] if row["bridge"] >= SEGMENT else row["extra"] <= row["bridge"],
+                "share": share, "of_group": share * row["trips"],
                 "of_ours": row["time"] / best if best else None,
                 "off": abs(row["trips"] * row["size"] - group[-1]["size"]),
             })  # fmt: skip

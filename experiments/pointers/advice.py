@@ -1,9 +1,8 @@
 """What advice does managed memory need, that holds a list of pointers?
 
-Answer (H200, 2026-11): preferred on the host, accessed by the device, or both: 244 to 256 µs to rewrite 65,536
-pointers; 951 without, when pages migrate on every rewrite, and 4,054 as read mostly.  Of short
-lists' tables several stood in one page in that run, and took each other's advice; in pages of their own the pair reads
-10 tensors in 3.7 µs of the GPU (notes/raw/contract-gpu.txt), 55 before.
+Answer (H200, 2026-11): preferred on the host, accessed by the device, or both: 1.2 to 1.5 ms to rewrite 65,536
+pointers; 2.6 without, when pages migrate on every rewrite, and 6.2 as read mostly.  Each table has
+pages of its own: short ones that shared a page took each other's advice.
 """
 
 from __future__ import annotations

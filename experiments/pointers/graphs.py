@@ -1,7 +1,7 @@
 """What does a replay of a CUDA graph cost through each transport, is its table its own, and what does it refuse?
 
-Answer (H200, 2026-11): 3 to 6 µs of the host; it reads the addresses of its capture whatever happens to the ring, and a
-guarded one refuses lists that have moved since.
+Answer (H200, 2026-11): 5 to 22 µs of the host; it reads the addresses of its capture whatever happens to the ring, and
+a guarded one refuses lists that have moved since.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What does it cost in Python to compare every address of one list with the table, nothing having changed?
 
-Answer (H200 host, 2026-11): 0.13 µs a tensor, 128 µs for 1,000: more than any transport.
+Answer (H200 host, 2026-11): 106 µs for 1,000 tensors, 13.8 ms for 65,536: a fifth to a third of what torch's
+own copies of the list take.
 """
 
 from __future__ import annotations

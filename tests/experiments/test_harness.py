@@ -234,6 +234,18 @@ def result(**changes: Any) -> dict[str, Any]:
     return {"machine": machine, "device": "cuda", "quick": False, "parts": {}, **changes}
 
 
+def test_a_part_of_another_commit_is_named_in_a_note() -> None:
+    sources = {
+        "one": CLEAN,
+        "two": {"commit": "def5678", "dirty": False},
+        "three": {"commit": "def5678", "dirty": False},
+    }
+    machine = {"torch_cuda": "13.0", "processor": "x", "cores": 2, "python": "3.12"}
+    line = note.machine_line(result(machine=machine, parts={n: {"rows": [], **s} for n, s in sources.items()}))
+    assert line.startswith("Measured 2026-11-21 at commit abc1234: ")
+    assert line.endswith("torch 2.11. Of commit def5678: two, three.")
+
+
 def test_parts_of_one_machine_are_put_together() -> None:
     old = result(parts={"link": 1, "sweep": 1}, machine={"versions": {"numba": "0.68", "torchao": "0.18"}})
     new = result(parts={"sweep": 2}, machine={"when": "later", "commit": "b"})

@@ -104,6 +104,15 @@ def test_the_a100_stands_beside_what_it_ran() -> None:
     assert dict(zip(headings, lines[1], strict=True))["A100: faster"] == "8.4 x"
 
 
+@pytest.mark.parametrize(("batch", "stands"), [(1024, True), (16384, False)])
+def test_the_a100_stands_beside_no_other_kernels(batch: int, stands: bool) -> None:
+    (case, kinds), *_ = puzzlers.A100_EACH.items()
+    rows = made_up()["puzzlers"].where(case=SPLIT)
+    kernels = {"of": "kernels", "batch": batch, "device": "cuda", "case": case, "kind": next(iter(kinds)), "busy": 1.0}
+    found = puzzlers.derive(Rows([*({**row, "batch": batch} for row in rows), kernels]))
+    assert (found[-1]["a100"] is not None) is stands
+
+
 # --- traces
 
 

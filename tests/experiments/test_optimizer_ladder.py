@@ -221,6 +221,13 @@ def test_trucks_of_one_work_are_compared_by_one_clock() -> None:
     assert found.where(key="trips cost")[0]["clock"] == "GPU"
 
 
+def test_a_bridge_too_small_for_the_allocator_is_compared_with_what_was_asked_for() -> None:
+    small = [truck(FOREACH, size, False, size << 14) | {"bridge": 1 << 20} for size in (1, 64, 128)]
+    assert [row["passes"] for row in trucks.derive(Rows(small))] == [True, True, False]
+    (large,) = trucks.derive(Rows([truck(FOREACH, 1, False, 1 << 14) | {"bridge": 300 << 20}]))
+    assert large["passes"] is False
+
+
 def test_a_way_that_fails_leaves_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(lists: trucks.Lists, size: int) -> None:
         raise TypeError("no such argument")

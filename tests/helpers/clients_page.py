@@ -96,6 +96,7 @@ CLIENTS = (
         "PEFT",
         "tests/clients/test_peft.py",
         ("peft", "transformers"),
+        "import peft.optimizers\n\n"
         "PagedAdamW([p for p in model.parameters() if p.requires_grad], lr=3e-4)\n"
         "peft.optimizers.create_loraplus_optimizer(model, PagedAdamW, lr=3e-4, loraplus_lr_ratio=16)",
     ),
@@ -103,6 +104,7 @@ CLIENTS = (
         "timm",
         "tests/clients/test_timm.py",
         ("timm",),
+        "import timm.optim\n\n"
         "PagedAdamW(timm.optim.param_groups_layer_decay(model, weight_decay=0.05, layer_decay=0.75), lr=3e-4)",
     ),
     Client(
@@ -127,7 +129,8 @@ that they have gone; to 2e-2 where forward and backward compute in 16 bits, to 1
 `resident`: all state on the device of the model. `away`: `device_budget=0`. `yes`: both, or neither matters. `–`: not
 run, or not for such a device. `make test-clients` runs it all. Several processes run over gloo on CPUs and, where there
 are GPUs enough, over NCCL, and agree with torch's class to 1e-6 (GPUs 1e-5, bfloat16 1e-2); training over several
-machines has not been tried.
+machines has not been tried. Beside a CPU build of torch the torchvision that pip finds may not load, and with it
+transformers, timm and Lightning do not: [setup.md](setup.md) says what helps.
 
 {runs}
 """
