@@ -31,6 +31,7 @@ from .members import reduced, refuse, sharded, state_tensors
 from .options import Options, complete
 from .out_of_memory import advise, is_out_of_memory
 from .owner import Group
+from .turns import Turn, in_turn
 
 
 @functools.lru_cache(maxsize=256)
@@ -90,6 +91,7 @@ class PagedOptimizer(torch.optim.Optimizer):
         self._configure(options)
         super().__init__(params, defaults)
 
+    @torch._disable_dynamo  # what is set in a frame that is traced is lost where the graph breaks
     def _configure(self, options: Options) -> None:
         name, rules = type(self).__name__, self.rules  # who chooses and does not say among which, is checked in a step
         if not self._chooses():
@@ -104,6 +106,7 @@ class PagedOptimizer(torch.optim.Optimizer):
         self.state_format, self.blocks = chosen["state_format"], chosen["blocks"]
         self.transport = chosen["transport"]
         self._launches: Launches | None = None
+        self._turn = Turn()
 
     def _chooses(self) -> bool:
         """Whether the rule depends on the group, and so is known in a step only."""
@@ -161,6 +164,7 @@ class PagedOptimizer(torch.optim.Optimizer):
         return loss
 
     @torch._disable_dynamo  # one opaque call for torch.compile; loads nothing that torch's own methods do not load
+    @in_turn
     def _step(self) -> None:
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
@@ -218,6 +222,7 @@ class PagedOptimizer(torch.optim.Optimizer):
             self.param_groups.pop()
             raise
 
+    @in_turn  # in a step of another thread's it looks damaged
     def _check_whole(self) -> None:
         """
         Raises:
@@ -292,6 +297,7 @@ class PagedOptimizer(torch.optim.Optimizer):
         """
         return decoded(self, self.state_dict())
 
+    @in_turn
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of this class, of the torch optimizer it stands for, or of a 32-bit one of bitsandbytes.
 
@@ -311,10 +317,12 @@ class PagedOptimizer(torch.optim.Optimizer):
         self.store.check_owner()
         load(self, self.store, state_dict, super().load_state_dict)
 
+    @in_turn
     def __deepcopy__(self, memo: dict[int, Any]) -> PagedOptimizer:
         self._check_whole()
         return duplicate(self, memo)
 
+    @in_turn
     def __getstate__(self) -> dict[str, Any]:
         self._check_whole()
         store = self.store
@@ -336,6 +344,7 @@ class PagedOptimizer(torch.optim.Optimizer):
         if options:
             bring_home(self, self.store)
 
+    @in_turn
     def set_device_budget(self, device_budget: Given) -> None:
         """Change how much of the state stays on the device.  Pages move now, at their addresses; waits for the device.
 
@@ -363,6 +372,7 @@ class PagedOptimizer(torch.optim.Optimizer):
             self.store.set_budget(budget)
             bring_home(self, self.store)
 
+    @in_turn
     def spill(self, nbytes: int | str | None = None) -> int:
         """Give device memory back now, beyond what the budget says, until :meth:`unspill`.  Waits for the device.
 
@@ -386,6 +396,7 @@ class PagedOptimizer(torch.optim.Optimizer):
                 given += into_pages(self, self.store, None if wanted is None else wanted - given)
             return given
 
+    @in_turn
     def unspill(self) -> None:
         """Take the room back that :meth:`spill` gave, as far as the budget says.  Waits for the device.
 

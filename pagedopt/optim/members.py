@@ -12,7 +12,7 @@ from ..formats.floating import known, of_dtype, real_dtype
 from ..formats.format import Format
 from ..rules import Rule
 from ..rules.rule import check_rule
-from ..tables.columns import has_memory
+from ..tables.columns import has_memory, is_fake
 from ..tables.shards import is_partial, is_sharded, local, local_grad, placed_alike, placement_of
 from .declared import check_update
 from .kept import Kept, kept
@@ -74,7 +74,7 @@ def members(optimizer: Owner) -> tuple[list[Member], list[torch.Tensor]]:
         KeyError: state holds some of a parameter's tensors and lacks another (as torch), or takes no new entries.
         RuntimeError: a tensor of state is of another device, shape or dtype than can be used (as torch), a gradient is
             sparse, or a parameter overlaps itself (as torch); one of them has lost its memory, or is a DTensor where
-            another is none (as torch).
+            another is none (as torch); a parameter is complex and its group ``fused`` (as torch).
         NotImplementedError: a parameter with a gradient is neither of floating-point nor of complex numbers (as torch).
         TypeError, ValueError: see :func:`refuse`.
         TypeError: a rule changes hyperparameters and is not among the class's ``rules``, or is none.
@@ -93,11 +93,15 @@ def members(optimizer: Owner) -> tuple[list[Member], list[torch.Tensor]]:
                 f"rule {rule.name!r} changes {', '.join(sorted(unknown))}: {type(optimizer).__name__}, which chooses "
                 "among rules, has to name them all in its attribute 'rules'"
             )
-    for index, (number, _, p) in enumerate(places(optimizer)):
+    for index, (number, group, p) in enumerate(places(optimizer)):
         rule, entry = rules[number], dict(optimizer.state.get(p) or {})
         if p.grad is None and not (entry and known(real_dtype(p.dtype))):  # its first gradient asks for its dtype, too
             waiting.append(p)
             continue
+        if p.grad is not None and p.is_complex() and group.get("fused"):
+            raise RuntimeError(
+                f"`fused=True` requires all the params to be floating point Tensors, and parameter {index} is {p.dtype}"
+            )
         if not known(real_dtype(p.dtype)):
             raise NotImplementedError(f"{type(optimizer).__name__} cannot update parameter {index}: it is {p.dtype}")
         member = Member(p, number, rule, entry, kept(optimizer, rule.inputs[2:], p), index, local(p))
@@ -124,9 +128,14 @@ def refuse(optimizer: Owner, group: Group, states: Collection[str]) -> None:
     Raises:
         TypeError: a parameter is a DTensor of sums that have not been made.
         ValueError: state of a complex parameter would be stored in a format that has no complex numbers, or that of a
-            DTensor in one whose entries stand for several elements.
+            DTensor in one whose entries stand for several elements; a parameter is a ``FakeTensor``.
     """
     for p in group["params"]:
+        if is_fake(p):
+            raise ValueError(
+                f"a parameter of shape {tuple(p.shape)} is a FakeTensor, which has no memory to update; make the "
+                "optimizer outside of FakeTensorMode (pagedopt.estimate() says what its state will take)"
+            )
         if is_sharded(p):
             _check_sharded(optimizer, p, states)
         if p.is_complex():

@@ -95,7 +95,10 @@ class Store:
 
         Raises:
             MemoryError, torch.OutOfMemoryError, CudaError: there is no room; nothing has been created then.
+            RuntimeError: this is inside of a ``FakeTensorMode``, in which no memory is made; nothing has been created.
         """
+        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+            raise RuntimeError("state takes memory, and in FakeTensorMode there is none; take the step outside of it")
         members: dict[int, list[int]] = {}
         for i, one in enumerate(wanted):
             members.setdefault(id(one.param), []).append(i)

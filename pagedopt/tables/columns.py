@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -120,6 +121,12 @@ def has_memory(tensor: torch.Tensor) -> bool:
         return True
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (tensor.storage_offset() + last + 1) * tensor.itemsize <= tensor.untyped_storage().nbytes()
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether it is one of ``FakeTensorMode``'s, which look like tensors of a device and have no memory there."""
+    module = sys.modules.get("torch._subclasses.fake_tensor")  # where nobody has loaded it, there are none
+    return module is not None and isinstance(tensor, module.FakeTensor)
 
 
 def widest_first(tensor: torch.Tensor) -> list[int]:

@@ -7,6 +7,7 @@ import io
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from contract_world import World, ordinary, reference, scenario
 
@@ -354,3 +355,47 @@ def what_does_not_fit(world: World) -> None:
             opt.load_state_dict(wrong)
     world.train(opt, params, range(3, 5))
     world.show("went on", opt, params)
+
+
+@scenario(CHAPTER)
+def forms_of_a_state_dict(world: World) -> None:
+    """Groups and their parameters in tuples, a step count of NumPy's, state of nobody's, and what is no dict at all."""
+    begun = torchs(world, params := world.params(SHAPES))
+    world.train(begun, params)
+    saved = begun.state_dict()
+
+    def counted(saved: dict[str, Any]) -> None:
+        for entry in saved["state"].values():
+            if "step" in entry:
+                entry["step"] = np.float32(3)
+
+    def in_tuples(saved: dict[str, Any]) -> None:
+        saved["param_groups"] = tuple({**group, "params": tuple(group["params"])} for group in saved["param_groups"])
+
+    changes: dict[str, Change] = {
+        "tuples": in_tuples,
+        "a count of NumPy's": counted,
+        "state of nobody's": lambda saved: saved["state"].update({99: {"x": torch.ones(2)}, "name": {"y": 1}}),
+    }
+    for label, change in changes.items():
+        changed = copy.deepcopy(saved)
+        change(changed)
+        opt = other(world, params := world.params(SHAPES))
+        with world.tries(label):
+            opt.load_state_dict(changed)
+            world.train(opt, params, range(3, 5))
+        world.show(f"{label}: trained", opt, params)
+        world.say(f"{label}: others", [key for key in opt.state if not isinstance(key, torch.Tensor)])
+    for label, given in {"a list": [], "none": None, "a number": 3, "an empty dict": {}}.items():
+        with world.tries(label):
+            other(world, world.params(SHAPES)).load_state_dict(given)
+
+
+@scenario(CHAPTER)
+def complex_state_into_real_parameters(world: World) -> None:
+    """State of complex parameters is loaded for real ones of the same shapes."""
+    begun = torchs(world, params := [world.param(shape, i, torch.complex64) for i, shape in enumerate(SHAPES)])
+    world.train(begun, params)
+    opt = other(world, world.params(SHAPES))
+    with world.tries("loading"):
+        opt.load_state_dict(copy.deepcopy(begun.state_dict()))

@@ -67,6 +67,15 @@ _TENSORS = (
     ),
     *(
         Difference(
+            "refused", "broadcast over a larger parameter", label,
+            "A parameter that has grown while its state is as it was is refused with RuntimeError, as torch's SGD does "
+            "where it has momentum; torch's AdamW broadcasts state and gradient where it can.",
+            ("PagedAdamW",), error=RuntimeError,
+        )
+        for label in ("(1,) to (4,)", "() to (3,)", "() to (1,)", "(1, 3) to (5, 3)")
+    ),
+    *(
+        Difference(
             "beyond", "of another dtype", f"{pair}: dtypes of state",
             "State is made in the parameter's dtype, as torch's other optimizers make it and as the estimate says, or "
             "in the state_format asked for; torch's SGD keeps that of the first gradient.",
@@ -150,10 +159,42 @@ _LOOPS = (
         "torch takes them, and its steps do nothing.",
         error=ValueError,
     ),
+    Difference(
+        "refused", "tensors without memory", "fake: at construction",
+        "Tensors of FakeTensorMode are refused at construction: a kernel has nothing to write to; "
+        "pagedopt.estimate() says what state would take.",
+        error=ValueError,
+    ),
+    Difference(
+        "refused", "tensors without memory", "fake: a first step",
+        "A step that has to make state is refused in FakeTensorMode with RuntimeError, and nothing has changed; "
+        "torch's keeps FakeTensors as the state of real parameters.",
+        error=RuntimeError,
+    ),
 )  # fmt: skip
+
+#: Objects.
+_OBJECTS = (
+    *(
+        Difference(
+            "refused",
+            "state that autograd has saved",
+            label,
+            "All state of an optimizer has one version counter, so that one call counts a step of any length: autograd "
+            "takes state that it has saved for changed (RuntimeError) where other state of the optimizer is.",
+            error=RuntimeError,
+        )
+        for label in ("written", "stepped")
+    ),
+)
 
 #: Checkpoints.
 _CHECKPOINTS = (
+    Difference(
+        "refused", "complex state into real parameters", "loading",
+        "Refused with ValueError; torch takes the real parts, with a warning.",
+        error=ValueError,
+    ),
     Difference(
         "beyond", "float32 state that a state format keeps", "state *",
         "State stays float32, as state_format says; torch has no such choice and rounds it.",
@@ -177,7 +218,7 @@ _TEXTS = (
     ),
 )  # fmt: skip
 
-DIFFERENCES: tuple[Difference, ...] = (*_TENSORS, *_HYPERPARAMETERS, *_LOOPS, *_CHECKPOINTS, *_TEXTS)
+DIFFERENCES: tuple[Difference, ...] = (*_TENSORS, *_HYPERPARAMETERS, *_LOOPS, *_OBJECTS, *_CHECKPOINTS, *_TEXTS)
 
 
 def listed(scenario: str, label: str, optimizer: str, device: str) -> Difference | None:

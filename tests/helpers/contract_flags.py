@@ -126,3 +126,16 @@ def flags_that_are_loaded(world: World) -> None:
             world.train(opt, params, range(3, 4))
         world.say(f"without {name}: group", group_of(opt))
     world.show("in the end", opt, params)
+
+
+@scenario(CHAPTER)
+def complex_parameters_and_fused(world: World) -> None:
+    """Flags that choose torch's fused kernel, over a complex parameter, with and without a gradient."""
+    chosen = [flags for flags in ({"fused": True}, {"fused": True, "capturable": True}) if flags.keys() <= world.known]
+    world.say("flags", chosen)
+    for flags, skip in itertools.product(chosen, ([0], [])):
+        params = [world.param((3,), 0, torch.complex64), world.param((3,), 1)]
+        opt = world.make(params, **flags)
+        world.give(params, 0, skip)
+        with world.tries(f"{flags}: {'no' if skip else 'a'} gradient"):
+            opt.step()

@@ -256,3 +256,17 @@ def gradients_of_what_is_frozen(world: World) -> None:
     params[1].requires_grad_(True)
     world.train(opt, params, range(3, 5))
     world.show("trained", opt, params)
+
+
+@scenario(CHAPTER)
+def broadcast_over_a_larger_parameter(world: World) -> None:
+    """A parameter grows between two steps into what the gradient that is left, and state, could be broadcast to."""
+    for old, new in (((1,), (4,)), ((), (3,)), ((), (1,)), ((1, 3), (5, 3))):
+        p = world.param(old)
+        opt = world.make([p])
+        world.train(opt, [p], range(2))
+        before = p.grad.clone()
+        p.data = world.values(new, 3)
+        with world.tries(f"{old} to {new}"):
+            opt.step()
+        world.say(f"{old} to {new}: the gradient", torch.equal(p.grad, before))

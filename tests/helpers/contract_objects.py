@@ -237,3 +237,29 @@ def zero_grad(world: World) -> None:
         world.show(f"{label}: after it", opt, params)
         world.train(opt, params, range(1, 3))
         world.show(f"{label}: two steps later", opt, params)
+
+
+@scenario(CHAPTER)
+def state_that_autograd_has_saved(world: World) -> None:
+    """State is a factor of a loss; before its backward, that of another parameter is written, or takes a step."""
+
+    def written(opt: Any, q: Any) -> None:
+        for value in opt.state[q].values():
+            if isinstance(value, torch.Tensor) and value.dim():
+                value.mul_(0.5)
+
+    def stepped(opt: Any, q: Any) -> None:
+        world.give([q], 9)
+        opt.step()
+
+    for label, change in {"nothing": lambda *_: None, "written": written, "stepped": stepped}.items():
+        p, q = world.params(((13, 18), (13, 18)))
+        opt = world.make([p, q])
+        world.train(opt, [p, q])
+        p.grad = None
+        factor = next(v for v in opt.state[p].values() if isinstance(v, torch.Tensor) and v.dim())
+        x = world.param((13, 18), 5)
+        loss = (x * factor).sum()
+        change(opt, q)
+        with world.tries(label):
+            loss.backward()

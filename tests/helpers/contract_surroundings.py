@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from contract_world import World, scenario
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 CHAPTER = "loops"
@@ -207,3 +208,20 @@ def devices_that_are_not_meant(world: World) -> None:
         opt.add_param_group({"params": [away]})
     world.train(opt, [p], range(1, 3))
     world.show("the others go on", opt, [p])
+
+
+@scenario(CHAPTER)
+def tensors_without_memory(world: World) -> None:
+    """An optimizer of ``FakeTensorMode``'s tensors; and a first step inside of that mode, behind which it goes on."""
+    with FakeTensorMode():
+        fake = torch.nn.Parameter(torch.ones(3, device=world.device))
+        with world.tries("fake: at construction"):
+            world.make([fake])
+    p = world.param()
+    opt = world.make([p])
+    world.give([p])
+    with world.tries("fake: a first step"), FakeTensorMode(allow_non_fake_inputs=True):
+        opt.step()
+    opt = world.make([p])
+    world.train(opt, [p])
+    world.show("it goes on", opt, [p])

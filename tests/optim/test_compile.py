@@ -72,6 +72,22 @@ def test_a_compiled_step_is_the_step(name: str, closure: bool) -> None:
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
+@pytest.mark.parametrize("name", CLASSES)
+def test_an_optimizer_may_be_made_in_a_compiled_function(name: str) -> None:
+    make, options = CLASSES[name]
+
+    def train(p: torch.nn.Parameter) -> None:
+        make([p], **options).step()
+
+    found = []
+    for run in (train, torch.compile(train, backend="eager")):
+        p = torch.nn.Parameter(torch.linspace(-1, 1, 40))
+        p.grad = torch.linspace(1, 2, 40)
+        run(p)
+        found.append(p.detach())
+    assert torch.equal(*found)
+
+
 def test_there_is_at_most_one_break_more_than_for_torch_s_fused_step() -> None:
     trained(torch.optim.AdamW, compiled=True, fused=True)
     theirs = breaks()

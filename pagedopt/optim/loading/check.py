@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -27,16 +28,19 @@ class NoStateDict(ValueError, KeyError):
 def check_form(state_dict: StateDict) -> None:
     """
     Raises:
+        TypeError: it is no dict.
         NoStateDict: this is no state dict of an optimizer at all.
     """
+    if not isinstance(state_dict, Mapping):
+        raise TypeError(f"a state dict of an optimizer is a dict, and this is a {type(state_dict).__name__}")
     groups = state_dict.get("param_groups")
-    if not isinstance(state_dict.get("state"), Mapping) or not isinstance(groups, list):
+    if not isinstance(state_dict.get("state"), Mapping) or not isinstance(groups, list | tuple):
         raise NoStateDict(
             f"this is no state dict of an optimizer: it should hold 'state' and 'param_groups', and has "
             f"{', '.join(map(repr, state_dict)) or 'nothing'}"
         )
     for number, group in enumerate(groups):
-        if not isinstance(group, Mapping) or not isinstance(group.get("params"), list):
+        if not isinstance(group, Mapping) or not isinstance(group.get("params"), list | tuple):
             raise NoStateDict(f"loaded group {number} has no list of parameters")
 
 
@@ -99,11 +103,8 @@ def check_groups(optimizer: Owner, before: Sequence[Mapping[str, Any]], state_di
         if absent := [name for name in optimizer.defaults if name in old and name not in group]:
             raise ValueError(f"loaded group {number} has no {', '.join(absent)}: it is of another optimizer")
     keys = [key for group in state_dict["param_groups"] for key in group["params"]]
-    known = set(keys)
-    if len(known) < len(keys):
+    if len(set(keys)) < len(keys):
         raise ValueError("the loaded groups name a parameter twice")
-    if strays := [key for key in state_dict["state"] if isinstance(key, int) and key not in known]:
-        raise ValueError(f"there is loaded state of parameter {strays[0]}, which is in no loaded group")
 
 
 def check_state(optimizer: Owner, state_dict: StateDict) -> None:
@@ -199,7 +200,7 @@ def _check_number(member: Loaded, name: str) -> None:
     is_tensor = isinstance(value, torch.Tensor)
     if is_tensor and (value.numel() != 1 or value.is_complex() or is_sharded(value)):
         what = f"a tensor of {value.dtype}, {tuple(value.shape)}" + (f", {placement_of(value)}" * is_sharded(value))
-    elif not is_tensor and (isinstance(value, bool) or not isinstance(value, (int, float))):
+    elif not is_tensor and (isinstance(value, bool) or not isinstance(value, Real)):
         what = repr(value)
     else:
         return
@@ -216,7 +217,7 @@ def number_of(member: Loaded, name: str) -> torch.Tensor:
         dtype = torch.float32 if beside_param(member.group) else value.dtype
         return value.detach().to(place.device, dtype, copy=True).reshape(())
     (number,) = new_numbers([place])
-    return number.copy_(torch.tensor(value, dtype=torch.float64, device="cpu"))
+    return number.copy_(torch.tensor(float(value), dtype=torch.float64, device="cpu"))
 
 
 def home(optimizer: Owner, before: State, p: torch.Tensor, key: str, of: Kept) -> torch.Tensor | None:

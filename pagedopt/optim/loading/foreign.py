@@ -26,8 +26,8 @@ def translate(state_dict: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: state is in 8 bits, or that of an optimizer with other moments than Adam's.
     """
-    state, groups = state_dict.get("state"), state_dict.get("param_groups")
-    if not isinstance(state, Mapping) or not isinstance(groups, list) or not any(map(_is_foreign, state.values())):
+    state, groups = state_dict["state"], state_dict["param_groups"]
+    if not any(map(_is_foreign, state.values())):
         return state_dict
     return {
         **state_dict,

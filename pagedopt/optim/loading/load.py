@@ -48,8 +48,8 @@ def load(
     begun = made = False
 
     def take(_: torch.optim.Optimizer, loaded: StateDict) -> StateDict:
+        check_form(loaded)
         given.append(loaded if _has_name(optimizer, "state1") else translate(loaded))
-        check_form(given[0])
         optimizer.damaged = "a load ended in the middle"  # from here on, until it has not, or all is as before
         return {**given[0], "state": {}}
 

@@ -1,0 +1,111 @@
+"""Several threads at one optimizer: each step is taken, and nobody is told of a step of another's that is under way."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from file_support import folder_for_state
+
+from pagedopt import PagedAdamW
+from pagedopt.optim.turns import Turn
+
+STEPS = 20
+
+
+@pytest.fixture(autouse=True)
+def folder() -> Iterator[Path]:
+    with folder_for_state() as path:
+        yield path
+
+
+def begun(**options: Any) -> tuple[PagedAdamW, torch.nn.Parameter]:
+    p = torch.nn.Parameter(torch.linspace(-1, 1, 100_000))
+    p.grad = torch.linspace(1, 2, 100_000)
+    return PagedAdamW([p], **options), p
+
+
+def together(acts: list[Callable[[], Any]]) -> list[BaseException]:
+    """What the acts raise, each in a thread of its own."""
+    raised: list[BaseException] = []
+    barrier = threading.Barrier(len(acts))
+
+    def run(act: Callable[[], Any]) -> None:
+        barrier.wait()
+        try:
+            act()
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=run, args=(act,)) for act in acts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return raised
+
+
+LOOKS: dict[str, Callable[[PagedAdamW], Any]] = {
+    "state_dict": lambda opt: opt.state_dict(),
+    "deepcopy": copy.deepcopy,
+    "pickle": pickle.dumps,
+    "set_device_budget": lambda opt: opt.set_device_budget(opt.store.budget.said),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("options", [{}, {"device_budget": 0}, {"device_budget": "50%"}], ids=str)
+def test_steps_and_looks_take_turns(options: dict[str, Any], look: str) -> None:
+    opt, p = begun(**options)
+
+    def steps() -> None:
+        for _ in range(STEPS):
+            opt.step()
+
+    def looks() -> None:
+        for _ in range(10):
+            LOOKS[look](opt)
+
+    assert together([steps, steps, looks]) == []
+    assert opt.state[p]["step"] == 2 * STEPS
+    alone, q = begun(**options)
+    for _ in range(2 * STEPS):
+        alone.step()
+    assert torch.equal(p, q)
+
+
+def test_a_forked_child_finds_the_turn_open() -> None:
+    """Whoever held it is in the parent."""
+    opt, _ = begun()
+    opt.step()
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with opt._turn():
+            held.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        os._exit(7 if opt.state_dict() else 0)
+    done.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_a_turn_is_one_lock_that_its_thread_takes_again() -> None:
+    turn = Turn()
+    with turn(), turn():
+        assert turn() is turn()
