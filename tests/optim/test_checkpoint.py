@@ -82,7 +82,6 @@ HARMS: dict[str, tuple[Callable[[StateDict], Any], str]] = {
     "step true": (entry(lambda e: e.update(step=True)), "step of parameter 2 is True"),
     "step text": (entry(lambda e: e.update(step="3")), "step of parameter 2 is '3'"),
     "no entry but a tensor": (lambda d: d["state"].update({2: torch.ones(3)}), "state of parameter 2 is a Tensor"),
-    "state of nobody": (lambda d: d["state"].update({9: d["state"][2]}), "state of parameter 9, which is in no"),
     "a parameter twice": (group(lambda g: g["params"].__setitem__(2, 1)), "name a parameter twice"),
     "double": (entry(lambda e: e.update(exp_avg=e["exp_avg"].double())), "float64 and would be rounded to torch.float"),
     "no betas": (group(lambda g: g.pop("betas")), "loaded group 0 has no betas"),
