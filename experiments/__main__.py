@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from pagedopt.commands.process import process
+from pagedopt.commands.process import end, process
 
 #: What measures nothing.
 PAGES = {
@@ -54,4 +54,4 @@ def load() -> Sequence[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(process("experiments", load, main))
+    end(process("experiments", load, main))

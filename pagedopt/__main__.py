@@ -1,8 +1,7 @@
 """`python -m pagedopt` is the command line in commands/main.py."""
 
-import sys
-
 from pagedopt.commands.main import program
+from pagedopt.commands.process import end
 
 if __name__ == "__main__":
-    sys.exit(program())
+    end(program())

@@ -12,7 +12,7 @@ _BYTES = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4, "ki": 1 <<
           "ti": 1 << 40}  # fmt: skip
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6}
 #: No model has more parameters; their bytes in any format fit into 64 bits.
-MOST_PARAMETERS = 10**15
+MOST_PARAMETERS = 10**14
 
 
 def parse_bytes(value: int | str, name: str = "device_budget") -> int:
@@ -25,7 +25,7 @@ def parse_bytes(value: int | str, name: str = "device_budget") -> int:
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise TypeError(f"{name} is {value!r}; give bytes as an integer or a text as '2GiB'")
     if isinstance(value, str):
-        found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([kmgt]i?|)b?\s*", value.lower())
+        found = re.fullmatch(r"\s*(\d{1,4000}(?:\.\d{0,4000})?)\s*([kmgt]i?|)b?\s*", value.lower())
         if not found:
             raise ValueError(f"{name} is {value!r}; give bytes, or a number with kB, MB, GB, TB, KiB, MiB, GiB or TiB")
         return int(Fraction(found[1]) * _BYTES[found[2]])  # a float would round from 2**53 bytes on
@@ -59,7 +59,7 @@ def parse_count(value: int | float | str, name: str = "params") -> int:
     """A number of parameters: an integer, ``7e9``, or a text as ``"7B"``, ``"124M"``, ``"1.5 b"``.
 
     Raises:
-        ValueError: it is no such text, not a whole number, or not in 1 … 10^15.
+        ValueError: it is no such text, not a whole number, or not in 1 … 10^14.
         TypeError: it is neither a number nor a text.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):

@@ -28,4 +28,5 @@ def pick_device(name: str | None) -> torch.device:
             if torch.version.cuda is None:
                 found = f"torch {torch.__version__} is a CPU build; notes/setup.md says how to have one for CUDA"
             raise UsageError(f"--device {name}: {found}. Use another device, or --device cpu.")
-    return device
+        return device
+    return torch.device("cpu")  # there is one, whatever its number

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from ..near import near
 
 #: What a shell parts from its number.
-UNIT = re.compile(r"unrecognized arguments: (%|[kmgt]i?b|[mµ]?s)(?: |$)", re.IGNORECASE)
+UNIT = re.compile(r"unrecognized arguments: (%|[kmgt]i?b?|b|[mµ]?s)(?: |$)", re.IGNORECASE)
 
 
 class Parser(argparse.ArgumentParser):

@@ -161,7 +161,7 @@ def model(args: argparse.Namespace) -> Any:
     Raises:
         UsageError: a file cannot be read, or a tensor in it not be trained.
     """
-    from ..formats.floating import of_dtype
+    from ..formats.floating import of_dtype, real_dtype
     from ..planning.safetensors import read_parameters
 
     if args.model is None:
@@ -169,13 +169,13 @@ def model(args: argparse.Namespace) -> Any:
     try:
         found = [(path, *one) for path in args.model for one in read_parameters(path).items()]
     except OSError as error:
-        raise UsageError(f"--model {error.filename}: {error.strerror}") from error
+        raise UsageError(f"--model {error.filename or args.model[-1]}: {error.strerror}") from error
     except ValueError as error:
         raise UsageError(f"--model {error}") from error
     for path, name, tensor in found:
-        if tensor.is_floating_point() and args.param_dtype is None:
+        if (tensor.is_floating_point() or tensor.is_complex()) and args.param_dtype is None:
             try:
-                of_dtype(tensor.dtype, f"tensor {name!r}")
+                of_dtype(real_dtype(tensor.dtype), f"tensor {name!r}")
             except TypeError as error:
                 raise UsageError(f"--model {path}: {error}; --param-dtype says as what it is trained") from error
     return [tensor for *_, tensor in found]
@@ -312,7 +312,8 @@ def heading(row: Estimate, args: argparse.Namespace) -> str:
 
 def own_dtypes(args: argparse.Namespace) -> str:
     """Dtypes of files that are to be trained in these."""
-    names = dict.fromkeys(str(p.dtype).removeprefix("torch.") for p in model(args) if p.is_floating_point())
+    trained = [p.dtype for p in model(args) if p.is_floating_point() or p.is_complex()]
+    names = dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in trained)
     return f"their own dtype{'s' if len(names) > 1 else ''} ({', '.join(names) or 'none that can be trained'})"
 
 
@@ -362,6 +363,8 @@ def slower(row: Estimate, best: Estimate, whole: float) -> str:
 
 def footing(rows: list[Estimate], room: dict[str, int], args: argparse.Namespace) -> list[str]:
     """On what the numbers rest, and what they leave out."""
+    from rich.markup import escape
+
     from ..units import text_of_bytes
 
     row = rows[0]
@@ -373,7 +376,7 @@ def footing(rows: list[Estimate], room: dict[str, int], args: argparse.Namespace
     lines = [
         f"on {row.near}: state. in all: what {row.near} memory holds: parameters, gradients, state there{ring}; "
         f"activations come on top. moved: bytes {way} in a step, both directions.",
-        f"Rates of {'[yellow]' if rates.assumed else ''}{rates.machine}{'[/yellow]' if rates.assumed else ''}.",
+        f"Rates of {'[yellow]' if rates.assumed else ''}{escape(rates.machine)}{'[/yellow]' if rates.assumed else ''}.",
     ]
     if row.unknown_rates:
         lines.append(

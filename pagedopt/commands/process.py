@@ -5,6 +5,8 @@ Ctrl-C, whenever it comes, a package that is missing, and an output that takes n
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import errno
 import os
 import shlex
@@ -13,7 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 INTERRUPTED = 130
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -70,6 +72,20 @@ def process(name: str, load: Callable[[], Loaded], run: Callable[[Loaded], int])
     return status
 
 
+def end(status: int) -> NoReturn:
+    """End a program that was started with ``python -m``, with an exit status.
+
+    Where a KeyboardInterrupt has passed through ``exec()``, as in the middle of making a dataclass, such a Python ends
+    by the signal, though somebody has handled it; so an interrupted one does not come to Python's own end.
+    """
+    if status == INTERRUPTED:
+        atexit._run_exitfuncs()
+        with contextlib.suppress(OSError):
+            _flush()
+        os._exit(status)
+    sys.exit(status)
+
+
 def interrupted(name: str) -> int:
     """Say it, and return the exit status."""
     print(f"{name}: interrupted", file=sys.stderr)
@@ -111,4 +127,4 @@ def this_python() -> str:
     return shlex.quote(str(path))
 
 
-__all__ = ["INTERRUPTED", "MISSING", "interrupted", "missing", "process", "this_python", "unwritten"]
+__all__ = ["INTERRUPTED", "MISSING", "end", "interrupted", "missing", "process", "this_python", "unwritten"]

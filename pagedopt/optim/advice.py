@@ -89,12 +89,11 @@ def tell_made(optimizer: Owner, made: Sequence[torch.Tensor] = (), by: str = "")
         by: the call of a user's that made it; "" for a step.
     """
     if log.isEnabledFor(logging.INFO):
-        said = optimizer.store.budget.said
         log.info(
             "%s: state made%s (device_budget %s): %s",
             type(optimizer).__name__,
             by and f" by {by}",
-            "all" if said is None else said,
+            optimizer.store.budget.shown,
             _where(optimizer, made),
         )
 

@@ -238,9 +238,9 @@ class PagedOptimizer(torch.optim.Optimizer):
         text = super().__repr__()
         if (store := vars(self).get("store")) is None:  # shown while it is made
             return text
-        report, said = store.planned(state_tensors(self)), store.budget.said
+        report = store.planned(state_tensors(self))
         places = ", ".join(f"{text_of_bytes(nbytes)} on {place}" for place, nbytes in report.by_place.items())
-        how = f"placement {report.means}, device_budget {'all' if said is None else said}"
+        how = f"placement {report.means}, device_budget {store.budget.shown}"
         return f"{text[:-1]}state: {places or 'none yet'}; {how}\n)"
 
     @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import math
 import random
 import statistics
 import time
@@ -59,7 +60,8 @@ class Shadow:
 
     def __str__(self) -> str:
         (one, other), steps = self.names, len(self.losses[0])
-        losses = max(abs(a - b) for a, b in zip(*self.losses, strict=True))
+        apart = [abs(a - b) for a, b in zip(*self.losses, strict=True)]
+        losses = math.nan if any(map(math.isnan, apart)) else max(apart)
         bytes_ = " and ".join(text_of_bytes(n) for n in self.state_bytes)
         times = " and ".join(text_of_seconds(s) for s in self.seconds)
         saved = f"{text_of_bytes(abs(self.saved_bytes))} {'saved' if self.saved_bytes > 0 else 'more'}"
@@ -98,12 +100,14 @@ def shadow(
         options: of ours (:class:`Options`), instead of those that a paged ``optimizer`` has.
 
     Raises:
-        TypeError: there is no pair of optimizers, or no loss.
+        TypeError: there is no pair of optimizers, or no loss; ``batches`` are none.
         ValueError: there is no batch, or ``steps`` is below 1.
     """
     if steps < 1:
         raise ValueError(f"steps is {steps}; it must be at least 1")
     pair, ours = _pair(optimizer, options)
+    if not isinstance(batches, Iterable):
+        raise TypeError(f"batches are {batches!r}; give a list of batches, or a loader")
     taken = list(itertools.islice(batches, steps))
     if not taken:
         raise ValueError("there is no batch in batches (an iterator that was used up gives none)")

@@ -13,15 +13,17 @@ _FEWER = (
 #: bitsandbytes' classes by how their names end.
 _ENDS = {"32bit": _PAGED, "8bit": _FEWER, "": _PAGED}
 _EIGHT = "8 bits"
-_COUPLED = "; for Adam's decay set group['decoupled_weight_decay'] = False"
+#: Adam's decay is 0 unless it is told one, and goes through the gradient.
+_COUPLED = "; a weight_decay other than 0 needs group['decoupled_weight_decay'] = False, too"
 
 NAMES: dict[str, str] = {
     **{f"Paged{kind}{end}": text.format(f"Paged{kind}", _EIGHT)
        for kind in ("AdamW", "SGD", "Lion") for end, text in _ENDS.items() if end},
     **{f"{kind}{end}": (_FEWER if end == "8bit" else _PLAIN).format(f"Paged{kind}", _EIGHT)
        for kind in ("AdamW", "SGD", "Lion") for end in _ENDS},
-    **{f"{paged}Adam{end}": text.format("PagedAdamW", _EIGHT) + _COUPLED
-       for paged in ("Paged", "") for end, text in _ENDS.items()},
+    **{f"{paged}Adam{end}": text.format("PagedAdamW", _EIGHT).replace("…", "…, weight_decay=0", 1) + _COUPLED
+       for paged, plain in (("Paged", _PAGED), ("", _PLAIN))
+       for end, text in {**_ENDS, "": plain, "32bit": plain}.items()},
     "AdamW4bit": _FEWER.format("PagedAdamW", "4 bits"),
     "AdamWFp8": _FEWER.format("PagedAdamW", "8 bits"),
     "GlobalOptimManager": "leave it out: pagedopt.PagedAdamW(params, …, state_format='bfloat16') is of all state, and "

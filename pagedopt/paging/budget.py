@@ -115,6 +115,13 @@ class Budget:
         None for all and for what is measured."""
         return self.of(total) if self.share is not None or self.away is not None else self.nbytes
 
+    @property
+    def shown(self) -> str:
+        """What the user gave, a number with its unit."""
+        if self.said is None:
+            return "all"
+        return self.said if isinstance(self.said, str) else str(self)
+
     def __str__(self) -> str:
         if self.auto:
             return "what the device can spare"

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..formats.floating import StateFormat, check_format, dtype_of_name, format_of
+from ..formats.floating import StateFormat, check_format, dtype_of_name, format_of, real_dtype
 from ..paging.budget import Budget, Given
 from ..paging.pages import Layout, Width, lay_out
 from ..paging.policy import SLOTS
@@ -257,8 +257,8 @@ class _Arenas:
     ) -> None:
         self.found, self.kind, self.device, self.budget = found, kind, device, budget
         kinds: dict[torch.dtype, list[int]] = {}
-        for numel, dtype in found.trained:
-            kinds.setdefault(dtype, []).append(numel)
+        for numel, dtype in found.trained:  # kernels see real numbers
+            kinds.setdefault(real_dtype(dtype), []).append(numel * (2 if dtype.is_complex else 1))
         layouts, traffic, columns = [], [], []
         for dtype, numels in kinds.items():
             forms = [format_of(state_format, name, dtype) for name in rule.inputs[2:]]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..tables.shards import local
-from ..units import parse_count
+from ..units import MOST_PARAMETERS, parse_count
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,15 @@ def describe(model: Any, dtype: torch.dtype | None = None) -> Described:
 
     Raises:
         TypeError: the model is nothing that has parameters or shapes.
-        ValueError: a shape has a negative size, or a number is no count of parameters.
+        ValueError: a shape has a negative size, or a number is no count of parameters; there are too many.
     """
+    found = _described(model, dtype)
+    if found.parameters > MOST_PARAMETERS:
+        raise ValueError(f"model has {found.parameters:.3g} parameters; at most {MOST_PARAMETERS:.0e} can be planned")
+    return found
+
+
+def _described(model: Any, dtype: torch.dtype | None) -> Described:
     if isinstance(model, torch.nn.Module):
         return _of_tensors(list(model.parameters()), dtype)
     if isinstance(model, (int, float, str)):
@@ -82,7 +89,7 @@ def _of_tensors(tensors: Sequence[torch.Tensor], dtype: torch.dtype | None, whol
     Of DTensors the shards: what this process has.
     """
     once = list({id(t): t for t in tensors}.values())
-    trains = [t.is_floating_point() if whole else t.requires_grad for t in once]
+    trains = [t.is_floating_point() or t.is_complex() if whole else t.requires_grad for t in once]
     sizes = [local(t).numel() for t in once]
     trained = [(n, dtype or t.dtype) for n, t, yes in zip(sizes, once, trains, strict=True) if yes]
     frozen = [(n, t.dtype) for n, t, yes in zip(sizes, once, trains, strict=True) if not yes]

@@ -7,9 +7,9 @@ both count, as they do in what a step has to move.
 from __future__ import annotations
 
 import json
-import math
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -89,7 +89,7 @@ class Rates(Shown):
         for name in RATE_NAMES:
             value = getattr(self, name)
             good = value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
-            if not good or (value is not None and not (math.isfinite(value) and value > 0)):
+            if not good or (value is not None and not 0 < value <= sys.float_info.max):
                 raise ValueError(f"rate {name} is {value!r}; it must be a number of bytes a second above 0, or None")
 
     def facts(self) -> tuple[str, list[tuple[str, str]]]:
@@ -121,9 +121,12 @@ class Rates(Shown):
             )
         if unknown := sorted(set(given) - set(RATE_NAMES)):
             raise ValueError(f"{where}: unknown rates {', '.join(unknown)}; there are {', '.join(RATE_NAMES)}")
+        machine = str(content.get("machine", "unknown")).encode(errors="replace").decode()
+        versions = content.get("versions") or {}
+        if not isinstance(versions, Mapping):
+            raise ValueError(f"{where}: versions are a {type(versions).__name__}, not names and texts")
         try:
-            return cls(**given, machine=str(content.get("machine", "unknown")),
-                       versions=dict(content.get("versions") or {}), assumed=bool(content.get("assumed")))  # fmt: skip
+            return cls(**given, machine=machine, versions=dict(versions), assumed=bool(content.get("assumed")))
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
 
@@ -141,8 +144,8 @@ class Rates(Shown):
         """
         try:
             content = json.loads(Path(path).read_text())
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"{os.fspath(path)}: not JSON ({error})") from error
+        except (ValueError, RecursionError) as error:  # digits without end are a ValueError, too
+            raise ValueError(f"{os.fspath(path)}: not JSON ({str(error).partition(';')[0]})") from error
         if isinstance(content, Mapping) and isinstance(content.get("rates"), Mapping):
             content = content["rates"]  # a doctor's report
         return cls.from_dict(content, os.fspath(path))

@@ -31,6 +31,7 @@ def read_parameters(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
     name = os.fspath(path)
     if not Path(path).is_dir():
         return _read(Path(path), name)
+    os.listdir(path)  # glob() takes a folder that may not be read for an empty one
     if not (shards := sorted(Path(path).glob("*.safetensors"))):
         raise ValueError(f"{name}: there is no *.safetensors in this folder")
     return {key: tensor for shard in shards for key, tensor in _read(shard, f"{name}: {shard.name}").items()}
@@ -38,6 +39,8 @@ def read_parameters(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
 
 def _read(path: Path, name: str) -> dict[str, torch.Tensor]:
     """Every tensor of a file, which is called ``name`` in errors."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{name}: no safetensors file, but a pipe, a device or a folder")
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= min(LONGEST, os.fstat(file.fileno()).st_size):

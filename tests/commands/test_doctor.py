@@ -268,6 +268,11 @@ def test_a_gpu_that_torch_cannot_use_is_a_note(cuda: str | None, text: str, monk
     assert text in examine.notes(CPU, {"torch": "2"})[0]
 
 
+def test_the_cpu_is_one_whatever_its_number(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--device", "cpu:1", "--quick", "--json"]) in (0, 1)
+    assert {one["device"] for one in json.loads(capsys.readouterr().out)["placements"]} >= {"cpu"}
+
+
 def test_devices_that_are_not_here_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--device", "cuda:99"]) == 2
     assert "--device cuda:99: torch" in capsys.readouterr().err

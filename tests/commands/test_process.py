@@ -62,6 +62,21 @@ def test_experiments_can_be_interrupted_anywhere(when: str) -> None:
     assert (code, said) == (130, "experiments: interrupted\n")
 
 
+@pytest.mark.parametrize("line", ["raise KeyboardInterrupt", "exec('raise KeyboardInterrupt')"])
+def test_an_interrupt_from_within_exec_ends_with_a_status_too(line: str, tmp_path: Path) -> None:
+    """As one in the middle of making a dataclass: CPython takes note of it there, and at its end goes by the signal."""
+    (tmp_path / "torn.py").write_text(
+        "import atexit\nfrom pagedopt.commands.process import end, process\n"
+        "atexit.register(print, 'put away')\n"
+        f"def run(_):\n    {line}\n"
+        "end(process('torn', lambda: None, run))\n"
+    )
+    command = [sys.executable, "-m", "torn"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "put away\n", "torn: interrupted\n")
+
+
 def test_who_ignores_it_is_not_interrupted() -> None:
     code, said = interrupted("pagedopt", "torch.cuda", "plan", "--params", "1B", handler="SIG_IGN")
     assert (code, said) == (0, "")
@@ -164,6 +179,8 @@ def test_this_python_is_what_a_shell_takes(tmp_path: Path, monkeypatch: pytest.M
         ("train", "--device-budget", "500", "mb", "--steps", "3"),
         ("plan", "--params", "7B", "--budget", "20", "ms"),
         ("plan", "--params", "7B", "--budget", "20", "%"),
+        ("plan", "--params", "7B", "--budget", "8", "G"),
+        ("plan", "--params", "7", "B"),
     ],
 )
 def test_a_unit_that_the_shell_parted_hints_at_quotes(
@@ -171,7 +188,7 @@ def test_a_unit_that_the_shell_parted_hints_at_quotes(
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
-    unit = next(a for a in arguments if a in ("GiB", "mb", "ms", "%"))
+    unit = next(a for a in arguments if a in ("GiB", "mb", "ms", "%", "G", "B"))
     assert f"needs quotes, as '8 {unit}'" in capsys.readouterr().err
 
 

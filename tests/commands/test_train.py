@@ -167,6 +167,7 @@ def test_a_failed_write_keeps_the_old_checkpoint(tmp_path: Path, monkeypatch: py
         (("--device", "cuda:99"), "--device cuda:99"),
         (("--block", "100000000"), "--block 100000000 needs at least"),
         (("--resume", "no/such/file.pt"), "there is no such file"),
+        (("--resume", "x" * 300), "it cannot be looked at (File name too long)"),
     ],
 )
 def test_bad_values_are_refused(

@@ -58,6 +58,10 @@ def wrong(where: Where, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, torch.Tensor):
         yield "another shape", torch.zeros(*value.shape, 2)
         yield "another dtype", value.double()
+        if value.numel() > 1:
+            yield "one number for all", torch.zeros(1, dtype=value.dtype).expand(value.shape)
+            yield "with gaps", torch.stack([value, value], -1)[..., 0]
+        yield "nested", torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
         yield "no memory", value.to("meta") if value.numel() > 1 else value.to(torch.complex64)
         yield "sparse", torch.zeros(max(value.shape or (1,)), dtype=value.dtype).to_sparse()
     elif isinstance(value, list):

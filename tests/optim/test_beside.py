@@ -204,6 +204,8 @@ def test_what_cannot_be_is_refused() -> None:
         shadow(net, torch.optim.Adagrad(net.parameters()), batches)
     with pytest.raises(TypeError, match=r"a tensor of \(8, 3\), not one number; give loss="):
         shadow(net, optimizer, [b[0] for b in batches])
+    with pytest.raises(TypeError, match="batches are 5; give a list"):
+        shadow(net, optimizer, 5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="there is no batch"):
         shadow(net, optimizer, iter(()))
     with pytest.raises(ValueError, match="steps is 0"):
@@ -211,3 +213,10 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="placement"):
         shadow(net, optimizer, batches, placement="moon")
     assert pagedopt.Shadow is type(shadow(net, optimizer, batches[:1]))
+
+
+def test_a_loss_that_is_not_a_number_is_no_small_difference() -> None:
+    net, batches = made()
+    seen = shadow(net, torch.optim.SGD(net.parameters(), lr=0.1), batches[:2])
+    broken = replace(seen, losses=([0.5, float("nan")], [0.5, 0.5]))
+    assert "nan of a loss" in str(broken)

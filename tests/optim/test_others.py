@@ -31,6 +31,22 @@ def test_a_class_of_theirs_is_answered_with_a_line_that_works(name: str) -> None
     assert (params[0] != 1).all()
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if "Adam" in name and "AdamW" not in name])
+def test_lines_for_adam_have_the_numbers_of_adam(name: str) -> None:
+    found = re.search(r"pagedopt\.PagedAdamW\(params, …(.*?)\)", NAMES[name])
+    assert found
+    assert ("device_budget" in found[1]) == (name.startswith("Paged") or name.endswith("8bit"))
+    ours, theirs = (torch.nn.Parameter(torch.linspace(-1, 1, 9)) for _ in range(2))
+    optimizer = eval(f"pagedopt.PagedAdamW([ours]{found[1]})", {"pagedopt": pagedopt, "ours": ours})
+    rival = torch.optim.Adam([theirs])
+    ours.grad = theirs.grad = torch.linspace(1, -1, 9)
+    for _ in range(20):
+        optimizer.step()
+        rival.step()
+    tolerance = 1e-3 if name.endswith("8bit") else 1e-6
+    assert torch.allclose(ours, theirs, rtol=0, atol=tolerance)
+
+
 def test_those_that_people_look_for_are_there() -> None:
     assert set(ASKED) <= set(NAMES)
     assert not set(NAMES) & set(pagedopt.__all__)  # no class pretends

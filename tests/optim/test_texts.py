@@ -111,6 +111,8 @@ def test_an_optimizer_says_where_its_state_is() -> None:
     theirs = repr(torch.optim.AdamW([p])).replace("AdamW", "PagedAdamW")
     assert repr(PagedAdamW([p])) == f"{theirs[:-1]}state: none yet; placement none, device_budget all\n)"
     assert repr(optimizer()).endswith("\nstate: 8.00 MiB on host; placement ordinary memory, device_budget all\n)")
+    for given, said in ((1 << 22, "4.00 MiB"), (2e6, "1.91 MiB"), (0.25, "25% of the state"), ("2GiB", "2GiB")):
+        assert repr(PagedAdamW([p], device_budget=given)).endswith(f"device_budget {said}\n)")
     made = optimizer(device_budget="50%")
     found = re.search(
         r"state: (\S+) MiB on host, (\S+) MiB on file; placement file, device_budget 50%\n\)$", repr(made)

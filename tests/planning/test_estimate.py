@@ -69,6 +69,18 @@ def test_each_combination_of_dtypes_has_an_arena_and_the_budget_is_shared(budget
     assert estimate(net, device_budget=budget).by_place == report.by_place
 
 
+@pytest.mark.parametrize("meta", [False, True])
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+def test_complex_parameters_take_what_was_said(dtype: torch.dtype, meta: bool) -> None:
+    p = torch.nn.Parameter(torch.ones(1000, 10, dtype=dtype))
+    p.grad = torch.ones_like(p)
+    optimizer = PagedAdamW([p])
+    optimizer.step()
+    said = estimate([p.detach().to("meta")] if meta else [p], device="cpu")
+    assert said.state_bytes == sum(optimizer.memory_report().by_place.values()) == 2 * p.nbytes
+    assert (said.parameters, said.param_bytes, said.grad_bytes) == (p.numel(), p.nbytes, p.nbytes)
+
+
 def test_sgd_without_momentum_has_no_state() -> None:
     net = network()
     optimizer = PagedSGD(net.parameters(), lr=0.1)

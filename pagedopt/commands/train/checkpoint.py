@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,12 +44,15 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: it does not, or it is none of this program's.
     """
-    if path.is_dir():
-        inside = path / CHECKPOINT
-        meant = f"its checkpoint is --resume {inside}" if inside.is_file() else f"there is no {CHECKPOINT} in it"
-        raise UsageError(f"--resume {path}: it is a folder; {meant}")
-    if not path.is_file():
-        raise UsageError(f"--resume {path}: there is no such file. A run writes OUT/{CHECKPOINT}.")
+    try:
+        if path.is_dir():
+            inside = path / CHECKPOINT
+            meant = f"its checkpoint is --resume {inside}" if inside.is_file() else f"there is no {CHECKPOINT} in it"
+            raise UsageError(f"--resume {path}: it is a folder; {meant}")
+        if not path.is_file():
+            raise UsageError(f"--resume {path}: there is no such file. A run writes OUT/{CHECKPOINT}.")
+    except OSError as error:  # a folder that may not be entered, a name that is too long
+        raise UsageError(f"--resume {path}: it cannot be looked at ({error.strerror or error})") from error
     content = _read(path)
     if not isinstance(content, dict) or not content.keys() >= KEYS:
         raise UsageError(f"--resume {path}: not a checkpoint of this program")
@@ -78,7 +82,9 @@ def _read(path: Path) -> Any:
             raise UsageError(
                 f"--resume {path}: not a readable checkpoint (torch.save writes another kind of file, or it is cut off)"
             )
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch's, about files that are refused in words of ours
+            return torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise UsageError(f"--resume {path}: not a readable checkpoint ({error.strerror or error})") from error
     except (UsageError, MemoryError):

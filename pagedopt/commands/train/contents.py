@@ -107,11 +107,15 @@ def _same_keys(what: str, found: Any, wanted: Any) -> None:
 def _check_tensor(what: str, value: Any, wanted: torch.Tensor) -> None:
     if not isinstance(value, torch.Tensor):
         raise WrongContents(f"{what} is a {type(value).__name__}, not a tensor")
+    if value.is_nested:
+        raise WrongContents(f"{what} is a nested tensor, the model's is {wanted.dtype} {tuple(wanted.shape)}")
     if (value.dtype, value.shape, value.layout) != (wanted.dtype, wanted.shape, wanted.layout):
         shape, right = tuple(value.shape), tuple(wanted.shape)
         raise WrongContents(f"{what} is {value.dtype} {shape} ({value.layout}), the model's is {wanted.dtype} {right}")
     if not is_whole(value):
         raise WrongContents(f"{what} does not hold its values")
+    if not value.is_contiguous():  # torch's fused kernel would read and write past its memory
+        raise WrongContents(f"{what} has strides {value.stride()}; a run saves its tensors contiguous")
 
 
 def _same(value: Any, wanted: Any) -> bool:
