@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--my-step", metavar="TIME", help="a whole training step of yours, as 350ms, to compare with")
     how.add_argument(
         "--budget", "--device-budget", metavar="BYTES",
-        help="device budget to show beside the others: 2GiB, 10%%, 0, 20ms",
+        help="device budget to show beside the others: 2GiB, 10%%, 0, 20ms, auto",
     )  # fmt: skip
     how.add_argument("--placement", metavar="NAME", help="mapped (default on cuda), managed, host, device, file, …")
     how.add_argument("--host-access", metavar="WAY", help="staged or in_place; default: the placement's")
@@ -76,9 +76,13 @@ def main(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from ..planning.rates import ASSUMED
+    from ..units import text_of_bytes
     from .tables import say
 
     my_step(args)
+    spared = spare(args) if args.budget == "auto" else None
+    if spared is not None:
+        args.budget = spared
 
     plan(args, ASSUMED)  # what cannot be is refused before anything is measured
     with Console(stderr=True).status("measuring this machine"):
@@ -103,6 +107,8 @@ def main(args: argparse.Namespace) -> int:
     console.print(table(rows, room, asked(args, rows[0].rates), my_step(args)))
     for line in footing(rows, room, args):
         say(console, line)
+    if spared is not None:
+        say(console, f"--budget auto: {text_of_bytes(spared)} here, now, beside parameters and gradients.")
     return 0
 
 
@@ -139,6 +145,27 @@ def plan(args: argparse.Namespace, rates: Rates) -> list[Estimate]:
         return [planned(args, b, rates) for b in sorted(budgets)]
     except (ValueError, TypeError) as error:
         raise UsageError(in_options(str(error))) from error
+
+
+def spare(args: argparse.Namespace) -> int:
+    """Bytes that ``auto`` would give to state here, now, once parameters and gradients are there.
+
+    Raises:
+        UsageError: there is no such device here; an option has a value that cannot be.
+    """
+    import torch
+
+    from ..paging import policy
+    from ..planning.rates import ASSUMED
+
+    try:
+        row = planned(args, None, ASSUMED)
+    except (ValueError, TypeError) as error:
+        raise UsageError(in_options(str(error))) from error
+    if not (room := find_room(args.device)):
+        raise UsageError("--budget auto: it is read from the device, and there is no GPU here; give bytes or a share")
+    limit = torch.cuda.mem_get_info()[1] if row.near == "device" else room[row.near]
+    return policy.spare_bytes(limit, 0, max(0, room[row.near] - row.param_bytes - row.grad_bytes), 0, 0)
 
 
 def planned(args: argparse.Namespace, budget: Budget | int | None, rates: Rates) -> Estimate:

@@ -16,8 +16,10 @@ from pagedopt import Rates, estimate
 from pagedopt.commands import plan
 from pagedopt.commands.main import main
 from pagedopt.commands.train.sizes import SIZES, parameter_count
+from pagedopt.paging import policy
 from pagedopt.planning import rates
 from pagedopt.system import host
+from pagedopt.units import text_of_bytes
 
 HAND = Rates(device=1e12, up=1e9, down=1e9, both=2e9, in_place=1e9, ram=1e10, machine="a machine of mine")
 
@@ -141,6 +143,24 @@ def test_on_a_gpu_both_sides_are_compared() -> None:
     assert plan.short(row, {"device": 10**12, "host": 10**12}) == {}
 
 
+def test_what_auto_would_give_is_planned_where_the_device_is(
+    capsys: pytest.CaptureFixture[str], file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = 100 << 30
+    monkeypatch.setattr(host, "available", lambda: free)
+    asked = ("--params", "7B", "--param-dtype", "bfloat16", "--device", "cpu", "--rates", file, "--budget", "auto")
+    rows = planned(capsys, *asked)["rows"]
+    wanted = policy.spare_bytes(free, 0, free - 4 * 7 * 10**9, 0, 0)
+    assert wanted < free - 28 * 10**9
+    (own,) = [row for row in rows if row["budget"] in (wanted, row["state_bytes"])][:1]
+    assert own["budget"] == min(wanted, own["state_bytes"])
+    assert main(["plan", *asked]) == 0
+    assert f"--budget auto: {text_of_bytes(wanted)} here, now" in capsys.readouterr().out
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["plan", "--params", "7B", "--rates", file, "--budget", "auto"]) == 2
+    assert "--budget auto: it is read from the device, and there is no GPU here" in capsys.readouterr().err
+
+
 def test_a_doctors_report_serves_as_rates(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     report = tmp_path / "there.json"
     report.write_text(json.dumps({"rates": replace(HAND, up=None).as_dict(), "problems": []}))
@@ -156,7 +176,6 @@ def test_a_doctors_report_serves_as_rates(capsys: pytest.CaptureFixture[str], tm
         (["--params", "0"], "--params 0; it must be between 1 and"),
         (["--params", "7B", "--budget", "much"], "--budget 'much'; give bytes"),
         (["--params", "7B", "--budget", "150%"], "--budget '150%'; give a share of the state from '0%' to '100%'"),
-        (["--params", "7B", "--budget", "auto"], "--budget 'auto', which is read from the device as training goes"),
         (["--params", "7B", "--placement", "moon"], "--placement 'moon'; there are"),
         (["--params", "7B", "--placement", "file"], "--placement 'file' is for parameters on a CPU"),
         (["--params", "7B", "--placement", "device", "--budget", "1k"], "--budget '1k' with --placement 'device'"),
@@ -322,7 +341,7 @@ def test_prose_is_broken_between_words_on_a_terminal_and_whole_elsewhere(
     assert max(map(len, whole.splitlines())) > 100
     assert ("ring" in whole) == (device == "cuda")
     monkeypatch.setenv("FORCE_COLOR", "1")  # as a terminal
-    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("TERM", "xterm")
     assert main(options) == 0
     broken = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
     assert max(map(len, broken.splitlines())) <= 60
