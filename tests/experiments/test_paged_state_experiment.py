@@ -270,6 +270,7 @@ def test_copies_of_a_trace_add_up_by_name() -> None:
 # --- the part that needs no GPU, for real
 
 
+@pytest.mark.long
 def test_a_state_file_is_measured_for_real(tmp_path: Path) -> None:
     found = run_quick("paged_state", tmp_path)
     part = found["parts"]["state_file"]

@@ -75,6 +75,7 @@ def test_pictures_have_no_legend_and_say_which_axes_are_logarithmic() -> None:
 
 
 @needs_matplotlib
+@pytest.mark.long
 def test_numbers_at_an_axis_stand_apart() -> None:
     for path, plot, rows in kept():
         figure = drawn(plot, rows)

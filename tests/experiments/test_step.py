@@ -43,6 +43,7 @@ def test_a_profile_of_toys_is_measured_on_a_cpu(tmp_path: Path) -> None:
     assert {row["count"] for row in found["parts"]["step_profile"]["rows"]} == {10, 20}
 
 
+@pytest.mark.long
 def test_steps_on_a_cpu_take_turns_with_torchs(tmp_path: Path) -> None:
     found = run_quick("cpu-step", tmp_path, more=["--threads", "1"])
     rows = found["parts"]["cpu_step"]["rows"]
@@ -57,6 +58,7 @@ def test_steps_on_a_cpu_take_turns_with_torchs(tmp_path: Path) -> None:
         assert row["speed"] == pytest.approx(sorted(b / a for a, b in row["pairs"])[1], rel=0.1)
 
 
+@pytest.mark.long
 def test_iterations_over_two_processes_take_turns(tmp_path: Path) -> None:
     found = run_quick("fsdp2", tmp_path)
     rows = Rows(found["parts"]["fsdp2"]["rows"])
