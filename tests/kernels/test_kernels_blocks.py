@@ -72,7 +72,7 @@ def lists_of(rule: Rule, formats: tuple[Format, ...], gap: int = 0) -> list[list
 
 @pytest.mark.xdist_group("host-blocks")
 @pytest.mark.parametrize("gap", [0, 1])
-@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("backwards", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize("variant", range(len(VARIANTS)))
 def test_played_threads_leave_the_bits_of_numba(
     variant: int, backwards: bool, gap: int, capfd: pytest.CaptureFixture[str]

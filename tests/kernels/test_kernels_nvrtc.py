@@ -59,7 +59,7 @@ def state_mixes(rule: Rule) -> Iterator[tuple[torch.dtype, ...]]:
             yield (param, grad, *[state] * states)
 
 
-@pytest.mark.parametrize("threads", THREADS)
+@pytest.mark.parametrize("threads", [THREADS[0], *(pytest.param(n, marks=pytest.mark.long) for n in THREADS[1:])])
 @pytest.mark.parametrize("table", [TABLES[0], *(pytest.param(table, marks=pytest.mark.long) for table in TABLES[1:])])
 def test_adamw_in_every_combination_compiles(table: str, threads: int) -> None:
     rule = RULES["adamw"]

@@ -137,6 +137,7 @@ def test_saving_a_part_writes_a_part(part: str, placement: str) -> None:
     assert sizes[0] <= sizes[1] + 10_000
 
 
+@pytest.mark.long
 def test_saving_spilled_state_takes_no_more_than_its_largest_tensor() -> None:
     found = growths("file")
     assert {act: found[act] for act in ACTS[:3] if found[act] > TENSOR + 4 * MIB} == {}
