@@ -207,8 +207,8 @@ def assert_reported(case: Case, ours: World, placement: str) -> None:
 
 
 def parametrized() -> Any:
-    """(case, edit, placement): all edits resident and spilled; half and with amsgrad those that may differ there; Lion
-    half, which is both."""
+    """(case, edit, placement): all edits resident and spilled; AdamW half and with amsgrad those that may differ there;
+    Lion half, which is both."""
     chosen = [
         (name, edit, placement)
         for name, case in CASES.items()
@@ -223,5 +223,7 @@ def _is_alike(case: str, edit: str, placement: str) -> bool:
     """Whether a combination hardly says more than others do."""
     if case == "lion":
         return placement != "half"
+    if case == "sgd" and placement == "half":
+        return True
     of_state = edit in STATE_EDITS or edit in GROUP_EDITS or edit.startswith(("large", "amsgrad"))
     return (case == "amsgrad" and not edit.startswith(("max_", "amsgrad"))) or (placement == "half" and not of_state)

@@ -42,7 +42,12 @@ def mixes(rule: Rule) -> Iterator[tuple[torch.dtype, ...]]:
 
 
 CASES = [
-    pytest.param(RULES[name], dtypes, id=f"{name}-{'-'.join(str(d)[6:] for d in dtypes)}")
+    pytest.param(
+        RULES[name],
+        dtypes,
+        id=f"{name}-{'-'.join(str(d)[6:] for d in dtypes)}",
+        marks=[pytest.mark.long] if dtypes[0] == F16 and name != "adamw" else [],
+    )
     for name in RULES
     for dtypes in mixes(RULES[name])
 ]

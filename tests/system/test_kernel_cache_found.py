@@ -157,7 +157,7 @@ def get(cubin: Callable[[], tuple[Path, str]]) -> Got:
     return got
 
 
-@pytest.mark.parametrize("which", ["cubin", "sealed"])
+@pytest.mark.parametrize("which", ["cubin", pytest.param("sealed", marks=pytest.mark.long)])
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_a_damaged_cubin_is_made_anew_with_one_warning(
     place: Path, cubin: Callable[[], tuple[Path, str]], damage: Callable[[Path], None], which: str
