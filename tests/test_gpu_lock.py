@@ -178,6 +178,7 @@ def inner_run(folder: Path, **files: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True, env=environment())
 
 
+@pytest.mark.long
 def test_waiting_does_not_count_against_the_time_of_a_test(tmp_path: Path) -> None:
     with Lock(tmp_path, "card").hold(alone=True):
         run = inner_run(tmp_path, test_marked=MARKED, test_doctor="def test_marked_by_its_file(): ...")

@@ -27,6 +27,7 @@ def test_in_a_child():
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [[], ["-n", "1"]], ids=["here", "workers"])
 def test_tests_can_be_interrupted_all_the_same(workers: list[str], tmp_path: Path) -> None:
     (tmp_path / "test_inner.py").write_text(INNER)

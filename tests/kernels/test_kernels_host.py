@@ -103,7 +103,7 @@ def test_adamw_in_every_variant(variant: int, how: dict, capfd: pytest.CaptureFi
 
 
 @pytest.mark.xdist_group("host-adamw")
-@pytest.mark.parametrize(("nbytes", "least"), [(4096, 20), (32764, 3)])
+@pytest.mark.parametrize(("nbytes", "least"), [(4096, 20), pytest.param(32764, 3, marks=pytest.mark.long)])
 @pytest.mark.parametrize("threads", SHAPES)
 def test_a_table_split_over_launches(threads: int, nbytes: int, least: int) -> None:
     """Several hundred tensors: rows and chunks are renumbered in each launch."""
