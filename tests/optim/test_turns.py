@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from file_support import folder_for_state
+from held import held_by_another
 
 from pagedopt import PagedAdamW
 from pagedopt.optim.turns import Turn
@@ -86,22 +87,11 @@ def test_a_forked_child_finds_the_turn_open() -> None:
     """Whoever held it is in the parent."""
     opt, _ = begun()
     opt.step()
-    held, done = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with opt._turn():
-            held.set()
-            done.wait()
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    held.wait()
-    child = os.fork()
-    if not child:
-        signal.alarm(20)
-        os._exit(7 if opt.state_dict() else 0)
-    done.set()
-    thread.join()
+    with held_by_another(opt._turn()):
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            os._exit(7 if opt.state_dict() else 0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from fake_pages import Card, FakePages, Result
 from file_support import CPU, folder_for_state
+from held import held_by_another
 
 from pagedopt import PagedAdamW
 from pagedopt.paging.pages import lay_out
@@ -252,22 +253,11 @@ def test_folders_do_not_share(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_forked_child_waits_for_no_thread_of_its_parent() -> None:
     one = part(FileArena, True)
     lock: Any = one.lock
-    held, done = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with lock:
-            held.set()
-            done.wait()
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    held.wait()
-    child = os.fork()
-    if not child:
-        mine: Any = one.lock
-        os._exit(0 if mine.acquire(timeout=5) else 1)
-    done.set()
-    thread.join()
+    with held_by_another(lock):
+        child = os.fork()
+        if not child:
+            mine: Any = one.lock
+            os._exit(0 if mine.acquire(timeout=5) else 1)
     assert os.waitpid(child, 0)[1] == 0
 
 
