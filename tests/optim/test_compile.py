@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -75,15 +76,19 @@ def test_a_compiled_step_is_the_step(name: str, closure: bool) -> None:
 @pytest.mark.parametrize("name", CLASSES)
 def test_an_optimizer_may_be_made_in_a_compiled_function(name: str) -> None:
     make, options = CLASSES[name]
-
-    def train(p: torch.nn.Parameter) -> None:
-        make([p], **options).step()
-
     found = []
-    for run in (train, torch.compile(train, backend="eager")):
+    for compiled in (False, True):
+        torch._dynamo.reset()
         p = torch.nn.Parameter(torch.linspace(-1, 1, 40))
         p.grad = torch.linspace(1, 2, 40)
-        run(p)
+
+        def train(p: torch.nn.Parameter = p) -> None:
+            optimizer = make([p], **options)
+            optimizer.step()
+
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", r".* at '(base|declared)\.py")  # what sets attributes is not traced
+            (torch.compile(train, backend="eager") if compiled else train)()
         found.append(p.detach())
     assert torch.equal(*found)
 
