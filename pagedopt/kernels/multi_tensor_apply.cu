@@ -8,18 +8,28 @@ template <class T, int WIDTH> struct alignas(sizeof(T) * WIDTH < 16 ? sizeof(T) 
     T value[WIDTH];
 };
 
-template <class S, class Rule, int LIST, int WIDTH, class T>
+// WIDTH elements, STRIDE apart: neighbours in one access, others one by one, all of them on their way at once.
+template <class S, class Rule, int LIST, int WIDTH, int STRIDE, class T>
 __device__ __forceinline__ void load(S (&in)[WIDTH][Rule::lists], word address, long long at) {
-    if constexpr ((Rule::reads >> LIST) & 1) {
+    if constexpr (!((Rule::reads >> LIST) & 1)) return;
+    else if constexpr (STRIDE > 1) {
+#pragma unroll
+        for (int i = 0; i < WIDTH; ++i) in[i][LIST] = load_as<S, T>(((const T*)address)[at + i * STRIDE]);
+    } else {
         const Pack<T, WIDTH> pack = *(const Pack<T, WIDTH>*)((const T*)address + at);
 #pragma unroll
         for (int i = 0; i < WIDTH; ++i) in[i][LIST] = load_as<S, T>(pack.value[i]);
     }
 }
 
-template <class S, class Rule, int LIST, int WIDTH, class T>
+template <class S, class Rule, int LIST, int WIDTH, int STRIDE, class T>
 __device__ __forceinline__ void store(const S (&out)[WIDTH][Rule::outputs], word address, long long at) {
-    if constexpr ((Rule::writes >> LIST) & 1) {
+    if constexpr (!((Rule::writes >> LIST) & 1)) return;
+    else if constexpr (STRIDE > 1) {
+#pragma unroll
+        for (int i = 0; i < WIDTH; ++i)
+            ((T*)address)[at + i * STRIDE] = store_as<T, S>(out[i][Rule::output_of(LIST)]);
+    } else {
         Pack<T, WIDTH> pack;
 #pragma unroll
         for (int i = 0; i < WIDTH; ++i) pack.value[i] = store_as<T, S>(out[i][Rule::output_of(LIST)]);
@@ -31,13 +41,13 @@ template <int... I> struct Indices {};
 template <int N, int... I> struct Count : Count<N - 1, N - 1, I...> {};
 template <int... I> struct Count<0, I...> { typedef Indices<I...> type; };
 
-template <class S, class Rule, int WIDTH, class... T, int... LIST>
+template <class S, class Rule, int WIDTH, int STRIDE, class... T, int... LIST>
 __device__ __forceinline__ void update(const word* address, const S* u, long long at, Indices<LIST...>) {
     S in[WIDTH][Rule::lists], out[WIDTH][Rule::outputs];
-    (load<S, Rule, LIST, WIDTH, T>(in, address[LIST], at), ...);
+    (load<S, Rule, LIST, WIDTH, STRIDE, T>(in, address[LIST], at), ...);
 #pragma unroll
     for (int i = 0; i < WIDTH; ++i) Rule::template apply<S>(in[i], u, out[i]);
-    (store<S, Rule, LIST, WIDTH, T>(out, address[LIST], at), ...);
+    (store<S, Rule, LIST, WIDTH, STRIDE, T>(out, address[LIST], at), ...);
 }
 
 // What a group of threads must know of its chunk. One warp fetches it, each word once: a table in host memory answers
@@ -98,9 +108,11 @@ __device__ __forceinline__ void apply_chunk(
     }
     const int done = misaligned ? 0 : numel - numel % WIDTH;
     for (int i = lane * WIDTH; i < done; i += THREADS * WIDTH)
-        update<S, Rule, WIDTH, T...>(address, u, offset + i, Lists());
-    for (int i = done + lane; i < numel; i += THREADS)
-        update<S, Rule, 1, T...>(address, u, offset + i, Lists());
+        update<S, Rule, WIDTH, 1, T...>(address, u, offset + i, Lists());
+    int i = done + lane;  // a thread that waited for one element at a time would leave half of the memory's rate
+    for (; i + (WIDTH - 1) * THREADS < numel; i += WIDTH * THREADS)
+        update<S, Rule, WIDTH, THREADS, T...>(address, u, offset + i, Lists());
+    for (; i < numel; i += THREADS) update<S, Rule, 1, 1, T...>(address, u, offset + i, Lists());
 }
 
 template <class S, class Rule, int THREADS, class Table, class... T>
