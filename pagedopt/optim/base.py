@@ -87,11 +87,16 @@ class PagedOptimizer(torch.optim.Optimizer):
     #: What has left state that belongs to no step, in words; "" if nothing has.
     damaged: str = ""
 
+    @torch._disable_dynamo  # what is set in a frame that is traced is lost where the graph breaks
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any], **options: Unpack[Options]) -> None:
         self._configure(options)
         super().__init__(params, defaults)
 
-    @torch._disable_dynamo  # what is set in a frame that is traced is lost where the graph breaks
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__init__" in vars(cls):
+            cls.__init__ = torch._disable_dynamo(cls.__init__)  # type: ignore[method-assign]
+
     def _configure(self, options: Options) -> None:
         name, rules = type(self).__name__, self.rules  # who chooses and does not say among which, is checked in a step
         if not self._chooses():

@@ -5,19 +5,36 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from pagedopt import PagedAdamW, PagedLion, PagedSGD
+from pagedopt import PagedAdamW, PagedLion, PagedOptimizer, PagedSGD, rule
+
+
+@rule
+def sign_descent(param, grad, *, lr):  # type: ignore[no-untyped-def]
+    param = param - lr * (1.0 if grad > 0 else -1.0)
+    return param
+
+
+class Bare(PagedOptimizer):
+    rule = sign_descent
+
+
+class SignDescent(Bare):
+    def __init__(self, params: Iterable[torch.Tensor], lr: float = 1e-3, **options: Any) -> None:
+        super().__init__(params, {"lr": lr}, **options)
+
 
 CLASSES: dict[str, tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]] = {
     "AdamW": (PagedAdamW, {}),
     "AdamW, in a file": (PagedAdamW, {"device_budget": 0}),
     "SGD": (PagedSGD, {"momentum": 0.9}),
     "Lion": (PagedLion, {}),
+    "a class of the user's own": (SignDescent, {}),
 }
 
 
@@ -73,9 +90,12 @@ def test_a_compiled_step_is_the_step(name: str, closure: bool) -> None:
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
-@pytest.mark.parametrize("name", CLASSES)
+MADE = CLASSES | {"a class without a constructor": (Bare, {"defaults": {"lr": 1e-2}})}
+
+
+@pytest.mark.parametrize("name", MADE)
 def test_an_optimizer_may_be_made_in_a_compiled_function(name: str) -> None:
-    make, options = CLASSES[name]
+    make, options = MADE[name]
     found = []
     for compiled in (False, True):
         torch._dynamo.reset()
