@@ -101,7 +101,8 @@ __device__ __forceinline__ void apply_blocks_to_chunk(
     if constexpr (THREADS > 32) __syncthreads();
     else __syncwarp();
 
-    const int numel = shared.work.numel;
+    const long long most = table.header.chunk_numel;
+    const int numel = (int)(shared.work.left < most ? shared.work.left : most);
     word columns[COLUMNS];
     S u[Rule::uniforms ? Rule::uniforms : 1];
 #pragma unroll

@@ -8,32 +8,34 @@ template <class T, int WIDTH> struct alignas(sizeof(T) * WIDTH < 16 ? sizeof(T) 
     T value[WIDTH];
 };
 
-// WIDTH elements, STRIDE apart: neighbours in one access, others one by one, all of them on their way at once.
-template <class S, class Rule, int LIST, int WIDTH, int STRIDE, class T>
-__device__ __forceinline__ void load(S (&in)[WIDTH][Rule::lists], word address, long long at) {
-    if constexpr (!((Rule::reads >> LIST) & 1)) return;
-    else if constexpr (STRIDE > 1) {
+// WIDTH neighbours: a pack in one access, or one by one of a list whose bit in `across` says that they lie across its
+// packs; then the cache has all but the first.
+template <class S, class Rule, int LIST, int WIDTH, class T>
+__device__ __forceinline__ void load(S (&in)[WIDTH][Rule::lists], word address, long long at, unsigned across) {
+    if constexpr ((Rule::reads >> LIST) & 1) {
+        const T* from = (const T*)address + at;
+        Pack<T, WIDTH> pack;
+        if ((across >> LIST) & 1) {
 #pragma unroll
-        for (int i = 0; i < WIDTH; ++i) in[i][LIST] = load_as<S, T>(((const T*)address)[at + i * STRIDE]);
-    } else {
-        const Pack<T, WIDTH> pack = *(const Pack<T, WIDTH>*)((const T*)address + at);
+            for (int i = 0; i < WIDTH; ++i) pack.value[i] = from[i];
+        } else pack = *(const Pack<T, WIDTH>*)from;
 #pragma unroll
         for (int i = 0; i < WIDTH; ++i) in[i][LIST] = load_as<S, T>(pack.value[i]);
     }
 }
 
-template <class S, class Rule, int LIST, int WIDTH, int STRIDE, class T>
-__device__ __forceinline__ void store(const S (&out)[WIDTH][Rule::outputs], word address, long long at) {
-    if constexpr (!((Rule::writes >> LIST) & 1)) return;
-    else if constexpr (STRIDE > 1) {
-#pragma unroll
-        for (int i = 0; i < WIDTH; ++i)
-            ((T*)address)[at + i * STRIDE] = store_as<T, S>(out[i][Rule::output_of(LIST)]);
-    } else {
+template <class S, class Rule, int LIST, int WIDTH, class T>
+__device__ __forceinline__ void store(
+    const S (&out)[WIDTH][Rule::outputs], word address, long long at, unsigned across) {
+    if constexpr ((Rule::writes >> LIST) & 1) {
+        T* to = (T*)address + at;
         Pack<T, WIDTH> pack;
 #pragma unroll
         for (int i = 0; i < WIDTH; ++i) pack.value[i] = store_as<T, S>(out[i][Rule::output_of(LIST)]);
-        *(Pack<T, WIDTH>*)((T*)address + at) = pack;
+        if ((across >> LIST) & 1) {
+#pragma unroll
+            for (int i = 0; i < WIDTH; ++i) to[i] = pack.value[i];
+        } else *(Pack<T, WIDTH>*)to = pack;
     }
 }
 
@@ -41,13 +43,14 @@ template <int... I> struct Indices {};
 template <int N, int... I> struct Count : Count<N - 1, N - 1, I...> {};
 template <int... I> struct Count<0, I...> { typedef Indices<I...> type; };
 
-template <class S, class Rule, int WIDTH, int STRIDE, class... T, int... LIST>
-__device__ __forceinline__ void update(const word* address, const S* u, long long at, Indices<LIST...>) {
+template <class S, class Rule, int WIDTH, class... T, int... LIST>
+__device__ __forceinline__ void update(
+    const word* address, const S* u, long long at, unsigned across, Indices<LIST...>) {
     S in[WIDTH][Rule::lists], out[WIDTH][Rule::outputs];
-    (load<S, Rule, LIST, WIDTH, STRIDE, T>(in, address[LIST], at), ...);
+    (load<S, Rule, LIST, WIDTH, T>(in, address[LIST], at, across), ...);
 #pragma unroll
     for (int i = 0; i < WIDTH; ++i) Rule::template apply<S>(in[i], u, out[i]);
-    (store<S, Rule, LIST, WIDTH, STRIDE, T>(out, address[LIST], at), ...);
+    (store<S, Rule, LIST, WIDTH, T>(out, address[LIST], at, across), ...);
 }
 
 // What a group of threads must know of its chunk. One warp fetches it, each word once: a table in host memory answers
@@ -55,7 +58,7 @@ __device__ __forceinline__ void update(const word* address, const S* u, long lon
 template <class S, int LISTS, int UNIFORMS> struct Work {
     word address[LISTS];
     long long offset;
-    int numel;
+    long long left;  // elements of the tensor from there on
     S u[UNIFORMS ? UNIFORMS : 1];
 };
 
@@ -76,10 +79,12 @@ __device__ __forceinline__ long long fetch(
         for (int i = lane; i < UNIFORMS; i += 32) work.u[i] = (S)scalars[set * STRIDE + i];
     if (lane == 0) {
         work.offset = chunk.offset;
-        work.numel = left <= 0 ? 0 : (int)(left < table.header.chunk_numel ? left : table.header.chunk_numel);
+        work.left = left < 0 ? 0 : left;
     }
     return set;
 }
+
+constexpr int highest(unsigned bits) { return bits > 1 ? 1 + highest(bits >> 1) : 0; }
 
 // One chunk by one group of threads, which have all come here with the same item.
 template <class S, class Rule, int THREADS, class Table, class... T>
@@ -89,11 +94,10 @@ __device__ __forceinline__ void apply_chunk(
     if constexpr (THREADS > 32) __syncthreads();
     else __syncwarp();
 
-    // The widest type is accessed 16 bytes at a time; every list must be aligned for its share of that.
+    // The widest type is accessed 16 bytes at a time, packs of the others have as many elements.
     constexpr int widest = []() constexpr { int s = 1; ((s = sizeof(T) > s ? sizeof(T) : s), ...); return s; }();
     constexpr int WIDTH = 16 / widest;
     typedef typename Count<sizeof...(T)>::type Lists;
-    const int numel = work.numel;
     const long long offset = work.offset;
     word address[Rule::lists];
     S u[Rule::uniforms ? Rule::uniforms : 1];
@@ -101,18 +105,32 @@ __device__ __forceinline__ void apply_chunk(
     for (int i = 0; i < Rule::lists; ++i) address[i] = work.address[i];
 #pragma unroll
     for (int i = 0; i < Rule::uniforms; ++i) u[i] = work.u[i];
-    unsigned misaligned = 0;
-    {
-        int i = 0;
-        ((misaligned |= (unsigned)(address[i++] % alignof(Pack<T, WIDTH>))), ...);
+
+    // Packs begin with a line of the list that is written last: a sector that two warps write costs both. What lies
+    // before the first line is the tensor's head; every chunk begins and ends as much later than it is listed.
+    constexpr int last = highest(Rule::writes);
+    constexpr word LINE = THREADS > 32 ? 128 : 16;
+    int begin = 0, i = 0;
+    ((begin = i++ == last ? (int)(-address[last] % LINE / sizeof(T)) : begin), ...);
+    const long long most = table.header.chunk_numel + begin;
+    const int end = (int)(work.left < most ? work.left : most);
+    begin = begin < end ? begin : end;
+    const int done = begin + (end - begin) / WIDTH * WIDTH;
+    unsigned across = 0;
+    i = 0;
+    ((across |= (unsigned)((address[i] + begin * sizeof(T)) % alignof(Pack<T, WIDTH>) != 0) << i, ++i), ...);
+
+    // Head and tail come first: what they need would take registers from the packs.
+    const int head = offset ? 0 : begin;
+    for (i = lane; i < head + end - done; i += THREADS)
+        update<S, Rule, 1, T...>(address, u, offset + (i < head ? i : i - head + done), 0u, Lists());
+    if (across) {
+        for (i = begin + lane * WIDTH; i < done; i += THREADS * WIDTH)
+            update<S, Rule, WIDTH, T...>(address, u, offset + i, across, Lists());
+    } else {
+        for (i = begin + lane * WIDTH; i < done; i += THREADS * WIDTH)
+            update<S, Rule, WIDTH, T...>(address, u, offset + i, 0u, Lists());
     }
-    const int done = misaligned ? 0 : numel - numel % WIDTH;
-    for (int i = lane * WIDTH; i < done; i += THREADS * WIDTH)
-        update<S, Rule, WIDTH, 1, T...>(address, u, offset + i, Lists());
-    int i = done + lane;  // a thread that waited for one element at a time would leave half of the memory's rate
-    for (; i + (WIDTH - 1) * THREADS < numel; i += WIDTH * THREADS)
-        update<S, Rule, WIDTH, THREADS, T...>(address, u, offset + i, Lists());
-    for (; i < numel; i += THREADS) update<S, Rule, 1, 1, T...>(address, u, offset + i, Lists());
 }
 
 template <class S, class Rule, int THREADS, class Table, class... T>

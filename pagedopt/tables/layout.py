@@ -44,15 +44,15 @@ class Geometry:
     """How the work is cut: ``threads`` threads (a warp or a block) share a chunk of ``chunk_numel`` elements.
 
     Raises:
-        ValueError: ``chunk_numel`` is no multiple of 16 below 2^31, or ``threads`` neither a warp nor a block.
+        ValueError: ``chunk_numel`` is no multiple of 16 below 2^30, or ``threads`` neither a warp nor a block.
     """
 
     chunk_numel: int
     threads: int
 
     def __post_init__(self) -> None:
-        if self.chunk_numel % 16 or not 0 < self.chunk_numel < 2**31:  # a chunk begins as aligned as its tensor
-            raise ValueError(f"chunk_numel is {self.chunk_numel}; it must be a multiple of 16 below 2**31")
+        if self.chunk_numel % 16 or not 0 < self.chunk_numel < 2**30:  # a chunk begins as aligned as its tensor
+            raise ValueError(f"chunk_numel is {self.chunk_numel}; it must be a multiple of 16 below 2**30")
         if self.threads not in (32, BLOCK):
             raise ValueError(f"threads is {self.threads}; it must be 32 (a warp) or {BLOCK} (a block)")
 

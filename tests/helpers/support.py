@@ -47,11 +47,19 @@ def values_for(name: str, numel: int, generator: torch.Generator) -> torch.Tenso
     return value
 
 
-def lists_for(rule: Rule, sizes: Sequence[int], dtypes: Sequence[torch.dtype], seed: int = 0, gap: int = 0) -> Lists:
-    """One list of tensors per input.  ``gap`` elements in front make views that are aligned to an element only."""
+#: Elements after each of them.
+AFTER = 24
+
+
+def lists_for(
+    rule: Rule, sizes: Sequence[int], dtypes: Sequence[torch.dtype], seed: int = 0, gap: int | Sequence[int] = 0
+) -> Lists:
+    """One list of tensors per input.  ``gap`` elements in front (one number, or one per list) make views that are
+    aligned to an element only; :data:`AFTER` elements follow, of 7."""
     generator = torch.Generator().manual_seed(seed)
     lists: Lists = []
-    for name, dtype in zip(rule.inputs, dtypes, strict=True):
+    gaps = [gap] * len(dtypes) if isinstance(gap, int) else gap
+    for name, dtype, gap in zip(rule.inputs, dtypes, gaps, strict=True):
         name = "self_root" if rule.name.startswith("square_root") else name
         lists.append([_view(values_for(name, size, generator).to(dtype), gap) for size in sizes])
     if rule.name.startswith("lion"):
@@ -67,7 +75,7 @@ def _off_the_edge(grad: Any, exp_avg: Any) -> None:
 
 
 def _view(value: torch.Tensor, gap: int) -> torch.Tensor:
-    room = torch.full((len(value) + 2 * gap + 16,), 7.0, dtype=value.dtype)
+    room = torch.full((gap + len(value) + AFTER,), 7.0, dtype=value.dtype)
     while room[gap:].data_ptr() % 16 != (gap * value.element_size()) % 16:  # torch aligns to 64: never runs
         raise AssertionError("torch.full no longer aligns to 16 bytes")
     view = room[gap : gap + len(value)]

@@ -10,6 +10,7 @@ from host_build import build, functors, launch
 from kernel_names import instance
 from rules_under_test import MANY, PARTS, carrying, copied, filled, many, same_values, special_inputs, steps, swap
 from support import (
+    AFTER,
     BF16,
     F16,
     F32,
@@ -82,16 +83,37 @@ def check(rule: Rule, dtypes: Sequence[torch.dtype], threads: int, nbytes: int, 
                 if any(tensors[i] is None for tensors in before) or j not in rule.writes:
                     assert torch.equal(a, c), f"{rule.inputs[j]} {i} was written"
                 if gap and a.numel():
-                    around = a.as_strided((gap + a.numel() + gap,), (1,), 0)
-                    assert (around[:gap] == 7).all()
-                    assert (around[-gap:] == 7).all(), f"{rule.inputs[j]} {i}: written past its end"
+                    begin = a.storage_offset()
+                    around = a.as_strided((begin + a.numel() + AFTER,), (1,), 0)
+                    assert (around[:begin] == 7).all(), f"{rule.inputs[j]} {i}: written before its beginning"
+                    assert (around[begin + a.numel() :] == 7).all(), f"{rule.inputs[j]} {i}: written past its end"
 
 
 @pytest.mark.xdist_group("host-adamw")
 @pytest.mark.parametrize(
     "how",
-    [{}, {"backwards": True}, {"gap": 1}, {"gap": 3, "backwards": True}, {"absent": True}, {"sizes": ONE_CHUNK_EACH}],
-    ids=["aligned", "backwards", "one off", "three off", "absent", "one chunk each"],
+    [
+        {},
+        {"backwards": True},
+        {"gap": 1},
+        {"gap": 3, "backwards": True},
+        {"gap": (0, 5, 0, 0)},
+        {"gap": (1, 2, 3, 0), "backwards": True},
+        {"gap": (3, 0, 5, 1)},
+        {"absent": True},
+        {"sizes": ONE_CHUNK_EACH},
+    ],
+    ids=[
+        "aligned",
+        "backwards",
+        "one off",
+        "three off",
+        "gradients off",
+        "state aligned",
+        "each its own",
+        "absent",
+        "one chunk each",
+    ],
 )
 @pytest.mark.parametrize("variant", range(len(ADAMW_VARIANTS)), ids=lambda v: "-".join(map(str, ADAMW_VARIANTS[v][1:])))
 def test_adamw_in_every_variant(variant: int, how: dict, capfd: pytest.CaptureFixture[str]) -> None:
