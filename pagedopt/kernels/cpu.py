@@ -9,9 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 
 from ..system.numba_text import load
@@ -70,8 +68,8 @@ def run(compiled: Callable[..., None], table: HostTable, span: Span | None = Non
 
     When it returns or raises, no thread is in the table any more.
     """
-    walk = _walks.get(table) or _walk(table)
-    first, last = span or (0, len(table.chunks))
+    walk: _Walk = table.walk or _walk(table)
+    first, last = span or (0, len(table.chunk_words))
     if last - first <= 1:
         compiled(*walk.arguments, first, last)
         return
@@ -95,12 +93,8 @@ class _Walk(NamedTuple):
     ways: dict[tuple[Callable[..., None], int | None, int, Span | None], Callable[[], None]]
 
 
-_walks: WeakKeyDictionary[HostTable, _Walk] = WeakKeyDictionary()
-
-
 def _walk(table: HostTable) -> _Walk:
-    chunks = table.chunks.view(np.int64).reshape(-1, 2)
-    walk = _walks[table] = _Walk((table.scalars, table.row_words, chunks, table.geometry.chunk_numel), {})
+    walk = table.walk = _Walk((table.scalars, table.row_words, table.chunk_words, table.geometry.chunk_numel), {})
     return walk
 
 

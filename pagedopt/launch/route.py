@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 
 from ..paging.pages import Indices, Pieces, cut
 from ..paging.policy import Move, schedule
-from ..paging.visits import Mover, Step, plan
+from ..paging.visits import Mover, Span, Step, plan
 from ..placements.movers import slot_offset
 from ..placements.store import Store
 from ..tables.layout import BLOCK, Geometry, HostTable, choose_geometry
@@ -23,7 +24,13 @@ from ..tables.pointers import Rows
 CHUNK = 65536
 
 
-@dataclass
+#: Moves of pages, and (first, last) of the rows or chunks in each.
+Visits = tuple[tuple[Move, Span], ...]
+#: The shift of rows that are updated where they lie.
+_IN_PLACE = np.zeros((1, 1), np.uint64)
+
+
+@dataclass(slots=True)
 class Route:
     """Rows in the order in which they are updated: those at hand first, then page by page.
 
@@ -37,11 +44,9 @@ class Route:
     device: torch.device
     rows: Rows
     at_hand: int
-    moves: tuple[tuple[Move, tuple[int, int]], ...]
-
-    def __post_init__(self) -> None:
-        self._planned: tuple[HostTable, tuple[int, ...]] | None = None
-        self._plan: list[Step] = []
+    moves: Visits
+    _planned: tuple[HostTable, tuple[int, ...]] | None = field(default=None, init=False)
+    _plan: tuple[Step, ...] = field(default=(), init=False)
 
     @property
     def geometry(self) -> Geometry | None:
@@ -49,7 +54,7 @@ class Route:
         usual = choose_geometry(self.rows.numel.tolist())
         return Geometry(CHUNK, BLOCK) if self.device.type == "cuda" and usual.threads == BLOCK else None
 
-    def plan(self, table: HostTable, absent: Sequence[int] = ()) -> list[Step]:
+    def plan(self, table: HostTable, absent: Sequence[int] = ()) -> tuple[Step, ...]:
         """What a step over ``table`` does: a value, to read, to print, to put in another order.
 
         A page of which every parameter lacks its gradient stays where it is.
@@ -65,7 +70,7 @@ class Route:
                 skipped = np.isin(self.rows.tensor, absent)
                 live = [not skipped[first:last].all() for _, (first, last) in self.moves]
                 visits = [visit for visit, needed in zip(visits, live, strict=True) if needed]
-            self._plan, self._planned = plan(at_hand, visits), (table, tuple(absent))
+            self._plan, self._planned = _steps(at_hand, tuple(visits)), (table, tuple(absent))
         return self._plan
 
     def mover(self) -> Mover:
@@ -101,11 +106,33 @@ def route(store: Store, params: Sequence[torch.Tensor], states: Sequence[Sequenc
     order = np.lexsort((parts.offset, parts.param, parts.page, parts.arena, away))
     parts, at_hand = _Parts(*(column[order] for column in parts)), int((~away).sum())
     moves, device = _moves(parts, at_hand), params[0].device
-    shift = np.zeros((len(order), 2 + len(states)), np.uint64)
+    shift = _IN_PLACE
     if device.type == "cuda":
+        shift = np.zeros((len(order), 2 + len(states)), np.uint64)
         for move, (first, last) in moves:
             shift[first:last, 2:] = _shift(store, device, move)
-    return Route(store, device, Rows(parts.param, parts.offset, parts.numel, shift), at_hand, moves)
+    if len(parts.param) == len(params) == 1 and shift is _IN_PLACE:
+        rows, moves = _one_row(params[0].numel(), moves)
+    else:
+        rows = Rows(parts.param, parts.offset, parts.numel, shift)
+    return Route(store, device, rows, at_hand, moves)
+
+
+@functools.lru_cache(maxsize=1024)
+def _one_row(numel: int, moves: Visits) -> tuple[Rows, Visits]:
+    """A parameter in one page: where each has an optimizer, many are updated alike."""
+    none = np.zeros(1, np.int64)
+    return Rows(none, none, np.array([numel]), _IN_PLACE), moves
+
+
+def _steps(at_hand: Span, visits: Visits) -> tuple[Step, ...]:
+    return _one_visit(at_hand, visits) if len(visits) == 1 else tuple(plan(at_hand, visits))
+
+
+@functools.lru_cache(maxsize=1024)
+def _one_visit(at_hand: Span, visits: Visits) -> tuple[Step, ...]:
+    """The same for all who have but one page, of as many chunks, to visit."""
+    return tuple(plan(at_hand, visits))
 
 
 class _Parts(NamedTuple):
@@ -118,7 +145,7 @@ class _Parts(NamedTuple):
     page: Indices
 
 
-def _moves(parts: _Parts, at_hand: int) -> tuple[tuple[Move, tuple[int, int]], ...]:
+def _moves(parts: _Parts, at_hand: int) -> Visits:
     """The visit of each page, and (first, last) of its rows, which begin behind those ``at_hand``."""
     keys = np.stack([parts.arena, parts.page], 1)[at_hand:]
     first = at_hand + np.flatnonzero(np.r_[True, (keys[1:] != keys[:-1]).any(axis=1)])

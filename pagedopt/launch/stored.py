@@ -23,6 +23,7 @@ class Stored:
         formats: of each of its inputs; None, for one or for all: as the numbers that the tensors have.
 
     Attributes:
+        given: those formats; None for numbers, whose format the tensors say.
         keys: the names of all columns, in the order of the table.
         per: elements that share an entry, by column.
         writes: the columns that are overwritten.
@@ -38,15 +39,15 @@ class Stored:
             raise ValueError(
                 f"rule {rule.name!r} takes {len(rule.inputs)} lists {rule.inputs}, got {len(given)} formats"
             )
-        self._given = [None if f in NUMBERS else f for f in given]
+        self.given = tuple([None if f in NUMBERS else f for f in given])
         self._inputs = rule.inputs
-        columns = [f.columns if f else FLOAT32.columns for f in self._given]
+        columns = [f.columns if f else FLOAT32.columns for f in self.given]
         ends = list(itertools.accumulate(map(len, columns)))
         self.keys = tuple(c.key(name) for name, each in zip(rule.inputs, columns, strict=True) for c in each)
-        self.per = [c.per for each in columns for c in each]
+        self.per = tuple([c.per for each in columns for c in each])
         self.writes = tuple(j for i in rule.writes for j in range(ends[i] - len(columns[i]), ends[i]))
-        self.placed = any(f is not None and not f.plain for f in self._given)
-        width([f or FLOAT32 for f in self._given])
+        self.placed = any(f is not None and not f.plain for f in self.given)
+        width([f or FLOAT32 for f in self.given])
         self._of: tuple[list[torch.dtype | None], tuple[Format, ...]] | None = None
 
     def formats(self, dtypes: Sequence[torch.dtype | None]) -> tuple[Format, ...]:
@@ -62,7 +63,7 @@ class Stored:
         if known is None or known[0] != dtypes:
             rest = iter(zip(self.keys, dtypes, strict=True))
             found: list[Format] = []
-            for name, form in zip(self._inputs, self._given, strict=True):
+            for name, form in zip(self._inputs, self.given, strict=True):
                 if form is None:
                     _, dtype = next(rest)
                     found.append(of_dtype(dtype or torch.float32, name))
@@ -78,7 +79,7 @@ class Stored:
         Raises:
             ValueError: chunks would end in the middle of a block.
         """
-        for form in filter(None, self._given):
+        for form in filter(None, self.given):
             if geometry.chunk_numel % form.block:
                 raise ValueError(
                     f"chunk_numel is {geometry.chunk_numel}; format {form.name!r} needs a multiple of {form.block}"

@@ -43,6 +43,10 @@ class Sweep:
         ValueError, TypeError: the lists do not fit the rule or each other (see :class:`PointerTable`).
     """
 
+    __slots__ = (
+        "arithmetic", "begun", "blocks", "device", "formats", "launches", "rule", "stored", "table", "transport",
+    )  # fmt: skip
+
     def __init__(
         self,
         rule: Rule,

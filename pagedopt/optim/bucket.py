@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ..formats.format import Format
@@ -32,25 +34,29 @@ class Bucket:
         shards: see :meth:`Lists.grads`.
     """
 
+    __slots__ = (
+        "_absent", "_compiled", "_inference", "_leaders", "_numbers", "_pattern", "_scalars", "_sets", "_written",
+        "groups", "lists", "params", "route", "rule", "sets", "sweep",
+    )  # fmt: skip
+
     def __init__(self, optimizer: Owner, members: Sequence[Member], shared: set[int], shards: Grads) -> None:
         self.rule = members[0].rule
-        self.params = tuple(m.param for m in members)
-        self.groups = np.array([m.group for m in members], np.int64)
-        self.lists, self._formats = Lists(members), [None, None, *members[0].formats[2:]]
-        self.sets = 2 * len(set(self.groups.tolist()))
+        self.groups = tuple([m.group for m in members])
+        self.lists = Lists(members)
+        self.params = self.lists.everyone
+        self.sets = min(2 * len(set(self.groups)), len(members))
         self.route = route(optimizer.store, self.lists.params, self.lists.state)
-        self.sweep = self._sweep(optimizer, self.lists.grads(shards, laid_out=True))
+        formats = (None, None, *members[0].formats[2:])
+        self.sweep = self._sweep(optimizer, self.lists.grads(shards, laid_out=True), formats)
         self._numbers = _numbers(optimizer, members, shared)
-        self._own: dict[str, Values] = {n: np.empty(0) for n in self._numbers if n in self.rule.scalars}
-        self._new: dict[str, Values] = {}
         self._absent: list[int] | None = None
-        self._sets = self._leaders = np.zeros(len(members), np.int64)
+        self._sets = self._leaders = _zeros(len(members))
         self._compiled: tuple[Format, ...] | None = None
-        self._pattern: Pattern = []
-        self._scalars: Uniforms = []
+        self._pattern: Pattern = ()
+        self._scalars: Uniforms = ()
         state = [local(m.entry[key]) for key in members[0].kept for m in members]
         written = [*self.params, *optimizer.store.versions.of(state)]
-        self._written = [t for t in written if not t.is_inference()]
+        self._written = tuple([t for t in written if not t.is_inference()])
         self._inference = len(self._written) < len(written)
         self.let_go()
 
@@ -69,12 +75,12 @@ class Bucket:
         shared = {at for at in numbers if at in once or once.add(at)}  # type: ignore[func-returns-value]
         return [cls(optimizer, each, shared, shards) for each in found.values()]
 
-    def _sweep(self, optimizer: Owner, grads: TensorList) -> Sweep:
+    def _sweep(self, optimizer: Owner, grads: TensorList, formats: Sequence[Format | None]) -> Sweep:
         rows, shape = (self.route.rows, self.route.geometry) if self.route else (None, None)
         lists = [self.lists.params, grads, *self.lists.state]
         device, transport = self.params[0].device, optimizer.transport
         return Sweep(
-            self.rule, lists, formats=self._formats, sets=self.sets,
+            self.rule, lists, formats=formats, sets=self.sets,
             transport=pooled(transport, device.index) if device.type == "cuda" else transport,
             blocks=optimizer.blocks, rows=rows, geometry=shape,
         )  # fmt: skip
@@ -109,20 +115,21 @@ class Bucket:
         absent = self.sweep.table.absent
         if len(absent) == len(self.params):
             return
-        alike = absent == self._absent
-        for name, numbers in self._numbers.items():
-            values = self._new[name] = numbers.read(absent, ahead)
-            if name in self._own:
-                self._own[name] = values
+        alike, own = absent == self._absent, {}
+        for name, numbers in self._numbers:
+            values = numbers.coming = numbers.read(absent, ahead)
+            if name in self.rule.scalars:
+                own[name] = values
                 alike = alike and values.tobytes() == values[self._leaders].tobytes()
         if not alike:
-            self._find_pattern(optimizer, absent, grads)
+            self._find_pattern(optimizer, absent, grads, own)
         single = self.params[0].is_cuda and self.sweep.arithmetic is torch.float32
         rounded = optimizer.rounded_on_cuda if single else ()
-        self._scalars = uniforms_of(self.rule, optimizer, self._pattern, self._own, rounded)
-        for name, index in self.rule.carried.items():
-            self._new[name] = np.asarray(self._scalars)[self._sets, index]
-            self._numbers[name].announce(self._new[name], absent, ahead)
+        self._scalars = uniforms_of(self.rule, optimizer, self._pattern, own, rounded)
+        for name, numbers in self._numbers:
+            if name in self.rule.carried:
+                numbers.coming = np.asarray(self._scalars)[self._sets, self.rule.carried[name]]
+                numbers.announce(absent, ahead)
         if self._compiled is not self.sweep.formats:
             self.sweep.compile()
             self._compiled = self.sweep.formats
@@ -145,29 +152,31 @@ class Bucket:
     def _seeds(self, absent: list[int]) -> Values:
         """For each set of hyperparameters its parameters' step, so that a run that goes on rounds as one that did not
         stop; 0 where no steps are counted."""
-        seeds, steps = np.zeros(len(self._scalars)), self._new.get("step")
-        if steps is not None:
-            present = np.setdiff1d(np.arange(len(steps)), absent)
-            seeds[self._sets[present]] = steps[present]
+        seeds = np.zeros(len(self._scalars))
+        for name, numbers in self._numbers:
+            if name == "step":
+                present = np.setdiff1d(np.arange(len(self.params)), absent)
+                seeds[self._sets[present]] = numbers.coming[present]
         return seeds
 
     def _count(self, absent: list[int]) -> None:
-        for name, numbers in self._numbers.items():
-            numbers.write(self._new[name], absent)
+        for _, numbers in self._numbers:
+            numbers.write(absent)
         written = self._written
         if absent:
             away = {id(self.params[i]) for i in absent}
-            written = [t for t in written if id(t) not in away]
+            written = tuple([t for t in written if id(t) not in away])
         torch.autograd.graph.increment_version(written)
 
     def let_go(self) -> None:
-        """Hold gradients no longer: their memory is the user's to give back."""
+        """Hold gradients no longer: their memory is the user's to give back.  Nor what was prepared."""
         self.sweep.table.let_go(1)
+        self._scalars = ()
 
-    def _find_pattern(self, optimizer: Owner, absent: list[int], grads: Tensors) -> None:
-        """Which rows share hyperparameters: those of one group whose own ones are alike."""
-        keys = self.groups
-        for values in self._own.values():
+    def _find_pattern(self, optimizer: Owner, absent: list[int], grads: Tensors, own: Mapping[str, Values]) -> None:
+        """Which rows share hyperparameters: those of one group whose ``own`` ones are alike."""
+        groups = keys = np.array(self.groups, np.int64)
+        for values in own.values():
             distinct, rank = np.unique(
                 values.view(np.int64), return_inverse=True
             )  # bits: NaN is a value like any other
@@ -175,31 +184,42 @@ class Bucket:
         present = np.setdiff1d(np.arange(len(keys)), absent)
         _, first, inverse = np.unique(keys[present], return_index=True, return_inverse=True)
         if len(first) > self.sets:  # parameters have begun to differ in their own ones
-            self.sets = 2 * len(first)
-            self.sweep = self._sweep(optimizer, grads)
+            self.sets = min(2 * len(first), len(keys))
+            self.sweep = self._sweep(optimizer, grads, self.sweep.stored.given)
             self._compiled = None
         rows = present[first]  # in the order of groups
-        ends = np.flatnonzero(np.diff(self.groups[rows])) + 1
+        ends = np.flatnonzero(np.diff(groups[rows])) + 1
         parts = np.split(rows, ends)
-        self._pattern = [(int(self.groups[p[0]]), int(p[0]) if len(p) == 1 else p) for p in parts]
+        self._pattern = tuple([(int(groups[p[0]]), int(p[0]) if len(p) == 1 else p) for p in parts])
         self._absent = absent
-        self._sets = np.zeros(len(keys), np.int64)
-        self._sets[present] = inverse
-        self._leaders = np.arange(len(keys))
-        self._leaders[present] = rows[inverse]
+        if len(rows) == 1 and not absent:
+            self._sets = self._leaders = _zeros(len(keys))
+        else:
+            self._sets = np.zeros(len(keys), np.int64)
+            self._sets[present] = inverse
+            self._leaders = np.arange(len(keys))
+            self._leaders[present] = rows[inverse]
         self.sweep.table.assign_sets(self._sets)
 
 
-def _numbers(optimizer: Owner, members: Sequence[Member], shared: set[int]) -> dict[str, Numbers]:
-    """What each of the members has for itself, by name."""
+@functools.lru_cache(maxsize=16)
+def _zeros(count: int) -> npt.NDArray[np.int64]:
+    """One for all buckets of so many parameters; to read."""
+    found = np.zeros(count, np.int64)
+    found.flags.writeable = False
+    return found
+
+
+def _numbers(optimizer: Owner, members: Sequence[Member], shared: set[int]) -> tuple[tuple[str, Numbers], ...]:
+    """What each of the members has for itself, with its name."""
     rule = members[0].rule
-    found = {name: Numbers([m.entry[name] for m in members], shared) for name in rule.carried}
+    found = [(name, Numbers([m.entry[name] for m in members], shared)) for name in rule.carried]
     if optimizer.has_step:
-        return {"step": Steps([m.entry["step"] for m in members], shared), **found}
-    if "step" not in rule.scalars:
-        return found
-    # Where state keeps no count, a parameter whose state is made now has no steps behind it, another one has.
-    return {"step": KeptSteps([not m.missing or m.again for m in members]), **found}
+        found = [("step", Steps([m.entry["step"] for m in members], shared)), *found]
+    elif "step" in rule.scalars:
+        # Where state keeps no count, a parameter whose state is made now has no steps behind it, another one has.
+        found = [("step", KeptSteps([not m.missing or m.again for m in members])), *found]
+    return tuple(found)
 
 
 def _memories(members: Sequence[Member]) -> list[int]:

@@ -32,16 +32,19 @@ class Launches:
         MemoryError, torch.OutOfMemoryError: there is no room for new state.
     """
 
+    __slots__ = ("_fresh", "_members", "_residents", "_rules", "_waiting", "_watch", "buckets", "sharded")
+
     def __init__(self, optimizer: Owner, shards: Grads) -> None:
         self._rules = _rules(optimizer)
-        found, self._waiting = members(optimizer)
-        self._fresh = [m for m in found if m.is_new or m.missing or m.moved]
+        found, waiting = members(optimizer)
+        self._waiting = tuple(waiting)
+        self._fresh = tuple(m for m in found if m.is_new or m.missing or m.moved)
         optimizer.store.mind(state_tensors(optimizer), type(optimizer).__name__)
         _create(optimizer, found)
-        self._members = found
-        self.sharded = list(dict.fromkeys(m.param for m in found if m.shard is not m.param))
+        self._members = tuple(found)
+        self.sharded = tuple(dict.fromkeys(m.param for m in found if m.shard is not m.param))
         self._residents = optimizer.store.residents
-        self.buckets = Bucket.partition(optimizer, found, shards)
+        self.buckets = tuple(Bucket.partition(optimizer, found, shards))
         self._watch: Watch | None = None
 
     def current(self, optimizer: Owner) -> bool:
@@ -93,7 +96,7 @@ class Launches:
         if self._watch is None:
             used = [local(m.entry[n]) for m in self._members for n in (*number_names(optimizer, m.rule), *m.kept)]
             self._watch = Watch(optimizer, used)
-            self._members = []  # of no use from now on
+            self._members = ()  # of no use from now on
 
     def _launch(self, optimizer: Owner) -> None:
         optimizer.damaged = "a step ended in the middle"  # until it has not: who tears this, tears what would say so
@@ -109,7 +112,7 @@ class Launches:
                 self._take_state_back(optimizer)
                 optimizer.damaged = ""
             raise
-        self._fresh = []
+        self._fresh = ()
         optimizer.damaged = ""
 
     def _put_state(self, optimizer: Owner) -> None:
@@ -130,8 +133,8 @@ class Launches:
                 optimizer.state.pop(member.param, None)
 
 
-def _rules(optimizer: Owner) -> list[Rule]:
-    return [optimizer.rule_of(group) for group in optimizer.param_groups]
+def _rules(optimizer: Owner) -> tuple[Rule, ...]:
+    return tuple([optimizer.rule_of(group) for group in optimizer.param_groups])
 
 
 def _create(optimizer: Owner, found: list[Member]) -> None:

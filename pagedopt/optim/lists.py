@@ -20,40 +20,42 @@ class Lists:
 
     Attributes:
         params: the parameters as they were when they were last looked at.
-        odd: places of the parameters that are not taken as they are.
+        everyone: the parameters themselves.
+        odd: places of those that are not taken as they are.
         state: one list for each column of state.
     """
 
+    __slots__ = ("_beside", "_gaps", "everyone", "odd", "params", "state")
+
     def __init__(self, members: Sequence[Member]) -> None:
-        self._params = tuple(m.param for m in members)
-        self.odd = [i for i, m in enumerate(members) if m.shard is not m.param or _is_odd(m.param)]
-        self._beside: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id of the original
-        self._gaps: dict[int, torch.Tensor] = {}  # by place, the copies of parameters
-        self.params: tuple[torch.Tensor, ...] = self._params
+        self.everyone = tuple(m.param for m in members)
+        self.odd = tuple(i for i, m in enumerate(members) if m.shard is not m.param or _is_odd(m.param))
+        self._gaps: tuple[tuple[int, torch.Tensor], ...] = ()  # (place, copy) of parameters
+        self.params: tuple[torch.Tensor, ...] = self.everyone
         if self.odd:
             self.take_params()
+        beside: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id of the original
         columns = members[0].kept if members else {}
-        self.state = [
-            tuple(self._as(local(m.entry[key]), of.column.like(m.shard)) for m in members)
+        self.state = tuple(
+            tuple(_as(local(m.entry[key]), of.column.like(m.shard), beside) for m in members)
             for key, of in columns.items()
-        ]
+        )
+        self._beside = tuple(beside.values())
 
     def take_params(self) -> None:
         """Look at the parameters that are not taken as they are once more: their ``.data`` may be another."""
-        now = list(self._params)
+        now, before, gaps = list(self.everyone), dict(self._gaps), {}
         for i in self.odd:
-            p = local(self._params[i]).detach()
-            if _is_plain(p):
-                self._gaps.pop(i, None)
-            else:
+            p = local(self.everyone[i]).detach()
+            if not _is_plain(p):
                 if not has_memory(p):
                     raise ValueError(f"tensor {i} of param has no memory (its storage was freed or resized to less)")
-                there = self._gaps.get(i)
+                there = before.get(i)
                 if there is None or there.shape != p.shape or there.dtype != p.dtype or there.device != p.device:
-                    there = self._gaps[i] = torch.empty_like(p)
-                p = there
+                    there = torch.empty_like(p)
+                p = gaps[i] = there
             now[i] = as_real(p)
-        self.params = tuple(now)
+        self.params, self._gaps = tuple(now), tuple(gaps.items())
 
     def grads(self, shards: Grads, laid_out: bool = False) -> Tensors:
         """The gradients there are now.
@@ -62,38 +64,39 @@ class Lists:
             shards: those of DTensors.
             laid_out: copy those whose strides are not their parameters' (autograd makes them alike).
         """
-        grads = [p.grad for p in self._params]
+        grads = [p.grad for p in self.everyone]
         for i in self.odd:
-            grads[i] = shards.get(self._params[i], grads[i])
-            if (g := grads[i]) is not None and (g.is_complex() or self._params[i].is_complex()):
-                grads[i] = as_real(g.detach() if g.is_complex() else g.detach().to(self._params[i].dtype))
+            p = self.everyone[i]
+            grads[i] = shards.get(p, grads[i])
+            if (g := grads[i]) is not None and (g.is_complex() or p.is_complex()):
+                grads[i] = as_real(g.detach() if g.is_complex() else g.detach().to(p.dtype))
         if laid_out:
             grads = [_alike(g, p) for g, p in zip(grads, self.params, strict=True)]
         return tuple(grads)
 
     def fill(self) -> None:
         """Bring what has a copy into it."""
-        for i, copy in self._gaps.items():
-            copy.copy_(local(self._params[i]).detach())
-        for original, copy in self._beside.values():
+        for i, copy in self._gaps:
+            copy.copy_(local(self.everyone[i]).detach())
+        for original, copy in self._beside:
             copy.copy_(original.detach())
 
     def bring_back(self) -> None:
         """Bring the copies back to what they stand for, those of parameters without a gradient excepted."""
-        for i, copy in self._gaps.items():
-            if self._params[i].grad is not None:
-                local(self._params[i]).detach().copy_(copy)
-        for original, copy in self._beside.values():
+        for i, copy in self._gaps:
+            if self.everyone[i].grad is not None:
+                local(self.everyone[i]).detach().copy_(copy)
+        for original, copy in self._beside:
             original.detach().copy_(copy)
 
-    def _as(self, t: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        """State as a kernel takes it: laid out as ``like``."""
-        if not (t.is_conj() or t.is_neg()) and (t.numel() <= 1 or t.stride() == like.stride()):
-            return as_real(t)
-        if id(t) not in self._beside:
-            copy = torch.empty_strided(like.shape, like.stride(), dtype=t.dtype, device=t.device)
-            self._beside[id(t)] = (t, copy)
-        return as_real(self._beside[id(t)][1])
+
+def _as(t: torch.Tensor, like: torch.Tensor, beside: dict[int, tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    """State as a kernel takes it: laid out as ``like``, itself or in a copy ``beside`` it."""
+    if not (t.is_conj() or t.is_neg()) and (t.numel() <= 1 or t.stride() == like.stride()):
+        return as_real(t)
+    if id(t) not in beside:
+        beside[id(t)] = t, torch.empty_strided(like.shape, like.stride(), dtype=t.dtype, device=t.device)
+    return as_real(beside[id(t)][1])
 
 
 def _is_odd(p: torch.Tensor) -> bool:

@@ -24,6 +24,7 @@ Rows = npt.NDArray[np.int64] | slice
 Ahead = dict[int, float]
 
 _ALL = slice(None)
+_NOTHING: Values = np.empty(0)
 
 
 def number_names(optimizer: Owner, rule: Rule) -> tuple[str, ...]:
@@ -55,7 +56,7 @@ def new_numbers(places: Sequence[Place]) -> list[torch.Tensor]:
     """A zero for each place, with memory of its own."""
     made: dict[Place, Iterator[torch.Tensor]] = {}
     for place, count in Counter(places).items():
-        if place.device.type == "cpu":
+        if place.device.type == "cpu" and count > 1:
             made[place] = iter(_zeros_here(place.dtype, count))
         else:
             made[place] = (torch.zeros((), dtype=place.dtype, device=place.device) for _ in range(count))
@@ -73,11 +74,17 @@ class Numbers:
     Args:
         tensors: the numbers, one element each, on any device.
         shared: addresses of numbers that stand for several parameters.  As in torch's loop, each of these changes it.
+
+    Attributes:
+        coming: the numbers as the launch that is prepared will leave them.
     """
 
+    __slots__ = ("_away", "_mirror", "_others", "_tensors", "_windows", "coming")
+
     def __init__(self, tensors: Sequence[torch.Tensor], shared: set[int]) -> None:
+        self.coming = _NOTHING
         self._tensors = tuple(tensors)  # kept, as their memory is read without them
-        self._windows: list[tuple[Rows, npt.NDArray[np.floating], npt.NDArray[np.int64]]] = []
+        windows: list[tuple[Rows, npt.NDArray[np.floating], Rows]] = []
         at = np.array([t.data_ptr() for t in tensors], np.int64)
         left = np.ones(len(tensors), bool)
         for dtype, kind in SINGLES.items():
@@ -90,15 +97,15 @@ class Numbers:
             if len(rows):
                 left[rows] = False
                 some: Rows = _ALL if len(rows) == len(tensors) else rows
-                self._windows.append((some, *_window(at[rows], kind)))
-        away = [
+                windows.append((some, *_window(at[rows], kind)))
+        self._windows = tuple(windows)
+        away = np.flatnonzero([
             t.device.type != "cpu" and t.dtype in SINGLES and address not in shared
             for t, address in zip(tensors, at.tolist(), strict=True)
-        ]
-        self._away = np.flatnonzero(away)
-        self._mirror = Mirror([tensors[row] for row in self._away.tolist()])
-        left[self._away] = False
-        self._others = [(row, tensors[row]) for row in np.flatnonzero(left).tolist()]
+        ])  # fmt: skip
+        left[away] = False
+        self._away = (away, Mirror([tensors[row] for row in away.tolist()])) if len(away) else None
+        self._others = tuple([(row, tensors[row]) for row in np.flatnonzero(left).tolist()])
 
     def read(self, absent: Sequence[int], ahead: Ahead) -> Values:
         """What a rule takes: the number of each parameter, as it will be.
@@ -110,33 +117,35 @@ class Numbers:
         out = np.empty(len(self._tensors), np.float64)
         for rows, window, places in self._windows:
             out[rows] = window[places]
-        if len(self._away):
-            out[self._away] = self._mirror.read()
+        if self._away:
+            away, mirror = self._away
+            out[away] = mirror.read()
         for row, tensor in self._others:
             number = float(tensor)
             out[row] = ahead.get(tensor.data_ptr(), number)
         return out
 
-    def announce(self, values: Values, absent: Sequence[int], ahead: Ahead) -> None:
-        """Enter ``values``, which will be written, into ``ahead``; no two parameters here have the same number."""
-        away = set(absent) if self._others else ()
+    def announce(self, absent: Sequence[int], ahead: Ahead) -> None:
+        """Enter what is coming into ``ahead``; no two parameters here have the same number."""
+        skipped = set(absent) if self._others else ()
         for row, tensor in self._others:
-            if row not in away:
-                ahead[tensor.data_ptr()] = float(values[row])
+            if row not in skipped:
+                ahead[tensor.data_ptr()] = float(self.coming[row])
 
-    def write(self, values: Values, absent: Sequence[int]) -> None:
-        """Write the numbers of all parameters but those that are absent."""
-        if not absent and not self._others and not len(self._away):
+    def write(self, absent: Sequence[int]) -> None:
+        """Write what was coming for all parameters but those that are absent."""
+        values, self.coming = self.coming, _NOTHING
+        if not absent and not self._others and not self._away:
             for rows, window, places in self._windows:
                 window[places] = values[rows]
             return
-        present = np.ones(len(self._tensors), bool)
+        present = np.ones(len(values), bool)
         present[list(absent)] = False
         for rows, window, places in self._windows:
-            here = present[rows]
-            window[places[here]] = values[rows][here]
-        if len(self._away):
-            self._mirror.write(values[self._away], present[self._away])
+            window[places] = np.where(present[rows], values[rows], window[places])
+        if self._away:
+            away, mirror = self._away
+            mirror.write(values[away], present[away])
         for row, tensor in self._others:
             if present[row]:
                 tensor.detach().fill_(float(values[row]))
@@ -148,6 +157,8 @@ class Mirror:
     Args:
         tensors: the numbers, one element each, float32 or float64.  Who writes one shows in its version counter.
     """
+
+    __slots__ = ("_narrow", "_tensors", "_values", "_versions")
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = [t.detach() for t in tensors]  # whose version counters are theirs
@@ -191,6 +202,8 @@ class Mirror:
 class Steps(Numbers):
     """Step counts; parameters of one launch may have the same one."""
 
+    __slots__ = ()
+
     def read(self, absent: Sequence[int], ahead: Ahead) -> Values:
         """What a rule takes: the number of each parameter's coming step.  It is announced, too."""
         out = super().read(absent, {})
@@ -214,6 +227,8 @@ class KeptSteps(Numbers):
         behind: how many steps each parameter has taken.
     """
 
+    __slots__ = ("_values",)
+
     def __init__(self, behind: Sequence[float]) -> None:
         super().__init__((), set())
         self._values: Values = np.array(behind, np.float64)
@@ -222,18 +237,21 @@ class KeptSteps(Numbers):
         """What a rule takes: the number of each parameter's coming step."""
         return self._values + 1
 
-    def write(self, values: Values, absent: Sequence[int]) -> None:
+    def write(self, absent: Sequence[int]) -> None:
         """Keep the numbers of all parameters but those that are absent."""
+        values, self.coming = self.coming, _NOTHING
         if absent:
             values[absent] = self._values[absent]
         self._values = values
 
 
-def _window(addresses: npt.NDArray[np.int64], kind: type) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.int64]]:
+def _window(addresses: npt.NDArray[np.int64], kind: type) -> tuple[npt.NDArray[np.floating], Rows]:
     """Memory from the first address to the last as one array, and where in it the numbers at the addresses are.
 
     What lies between them is never touched, and need not be memory at all.
     """
     size = np.dtype(kind).itemsize
     first, last = int(addresses.min()), int(addresses.max())
-    return memory_at(first, last - first + size, kind), (addresses - first) // size
+    places = (addresses - first) // size
+    in_order = bool((places == np.arange(len(places))).all())  # as those are that were made together
+    return memory_at(first, last - first + size, kind), _ALL if in_order else places

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
@@ -24,26 +25,27 @@ class Watch:
         tensors: of state, those that the step uses.
     """
 
-    __slots__ = ("_ids", "_places", "_seen", "_values")
+    __slots__ = ("_inside", "_inside_ids", "_outside", "_outside_ids", "_places", "_values")
 
     def __init__(self, optimizer: Owner, tensors: Iterable[torch.Tensor]) -> None:
         self._values = _values(list(optimizer.state.values()))
-        self._seen = _outside(optimizer), self._inside(optimizer)  # kept alive: nothing else gets one of their ids
-        self._ids = [identities(look) for look in self._seen]
+        self._outside = _outside(optimizer)  # kept alive, and so is what is inside: nothing else gets one of their ids
+        self._inside = self._look_inside(optimizer)
+        self._outside_ids, self._inside_ids = identities(self._outside), identities(self._inside)
         self._places = Places(tuple(tensors))
 
     def same(self, optimizer: Owner) -> bool:
         """Whether nothing of that has changed."""
         outside = _outside(optimizer)
-        if identities(outside) != self._ids[0]:
+        if identities(outside) != self._outside_ids:
             return False
         try:
-            inside = self._inside(optimizer)  # made only where the entries are those that were there, and so dicts
+            inside = self._look_inside(optimizer)  # only where the entries are those that were there, and so dicts
         except KeyError:
             return False
-        return identities(inside) == self._ids[1] and self._places.same()
+        return identities(inside) == self._inside_ids and self._places.same()
 
-    def _inside(self, optimizer: Owner) -> tuple[object, ...]:
+    def _look_inside(self, optimizer: Owner) -> tuple[object, ...]:
         """How long each entry of state is, and its values name by name: a third faster than to ask for the names.
 
         Where names are not the same in all, names and values; where one entry ends is not asked, as no name stands
@@ -70,4 +72,10 @@ def _values(entries: Sequence[Any]) -> tuple[Callable[[Any], Any], ...]:
     """What gets the value of each name, if all entries have the same names."""
     if not entries or not all(isinstance(entry, Mapping) and entry.keys() == entries[0].keys() for entry in entries):
         return ()
-    return tuple(map(itemgetter, entries[0]))
+    return _getters(tuple(entries[0]))
+
+
+@functools.lru_cache(maxsize=256)
+def _getters(names: tuple[Any, ...]) -> tuple[Callable[[Any], Any], ...]:
+    """The same for all optimizers whose state has these names."""
+    return tuple(map(itemgetter, names))

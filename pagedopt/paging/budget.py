@@ -16,7 +16,7 @@ Given = int | float | str | None
 _ALSO = "a share as '50%', 'all' and 'auto' are budgets too, and so is a time as '20 ms'"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Budget:
     """How much of an optimizer's state may stay on each device of its parameters.
 
@@ -72,6 +72,8 @@ class Budget:
     @classmethod
     def parse(cls, value: Given | Budget) -> Budget:
         """A budget as it is; anything else read as one."""
+        if value is None:
+            return ALL
         return value if isinstance(value, Budget) else cls(value)
 
     @classmethod

@@ -32,11 +32,11 @@ def limits_of(
     """The budget of an optimizer on each device.  Nothing in it knows the optimizer: no circle keeps state alive."""
 
     def away(device: torch.device) -> int:
-        if affords is None or budget.seconds is None:
+        if affords is None:
             raise ValueError(f"device_budget is {budget.said!r}; here it must be bytes or a share")
         return affords(budget, device, *way_of(device, placement, budget, access))
 
-    return Limits(budget, away)
+    return Limits(budget, None if budget.seconds is None else away)
 
 
 def way_of(

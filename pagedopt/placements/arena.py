@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from ..paging.pages import STRETCH, Layout
@@ -168,7 +171,12 @@ class Arena:
         """A part of the range as a tensor that is no view of another, and keeps all of it."""
         if self.tensor.is_cuda:
             return driver.view(self.tensor.data_ptr() + offset, nbytes, self.device.index, self.tensor, part=True)
-        return torch.frombuffer(self.tensor.numpy(), dtype=torch.uint8, count=nbytes, offset=offset)
+        return torch.frombuffer(self.on_host, dtype=torch.uint8, count=nbytes, offset=offset)
+
+    @functools.cached_property
+    def on_host(self) -> npt.NDArray[np.uint8]:
+        """The whole range of parameters on a CPU, as what all tensors in it keep alive."""
+        return self.tensor.numpy()
 
 
 def total(reports: Sequence[dict[str, int]]) -> dict[str, int]:

@@ -24,6 +24,9 @@ def divide(arenas: Sequence[tuple[type[Arena], Layout]], budget: Budget) -> list
     return [next(paged) if kind.paged else layout.pages if kind.away is None else 0 for kind, layout in arenas]
 
 
+_NOTHING: dict[torch.device, int] = {}
+
+
 class Limits:
     """The budget of an optimizer on each device.
 
@@ -32,10 +35,12 @@ class Limits:
         away: of a device, how many bytes a budget that is a time affords; asked once.
     """
 
+    __slots__ = ("_away", "_measured", "_steps", "budget")
+
     def __init__(self, budget: Budget, away: Callable[[torch.device], int] | None = None) -> None:
         self.budget, self._away = budget, away
-        self._affords: dict[torch.device, int] = {}
-        self._auto: dict[torch.device, int] = {}
+        #: Bytes that may be away, or with "auto" stay; nothing is written where nothing is measured.
+        self._measured: dict[torch.device, int] = {} if budget.measured else _NOTHING
         self._steps = 0
 
     def of(self, device: torch.device, here: Sequence[Arena]) -> Budget:
@@ -45,14 +50,14 @@ class Limits:
             here: the arenas of the device.
         """
         if self.budget.seconds is not None and self._away is not None:
-            if device not in self._affords:
-                self._affords[device] = self._away(device)
-            return Budget.leaving(self._affords[device])
+            if device not in self._measured:
+                self._measured[device] = self._away(device)
+            return Budget.leaving(self._measured[device])
         if not self.budget.auto:
             return self.budget
-        if device not in self._auto:
-            self._auto[device] = auto_budget(device, here)
-        return Budget(self._auto[device])
+        if device not in self._measured:
+            self._measured[device] = auto_budget(device, here)
+        return Budget(self._measured[device])
 
     def total(self, arenas: Sequence[Arena]) -> int | None:
         """Bytes: what was asked for, None for all; of what depends on the device the sum over devices, None if none."""
@@ -71,7 +76,7 @@ class Limits:
         for device, here in _by_device(arenas) if policy.auto_is_due(self._steps) else ():
             now, wanted = sum(map(near_bytes, here)), auto_budget(device, here)
             if policy.worth_moving(now, wanted, _nbytes(here)):
-                self._auto[device] = wanted
+                self._measured[device] = wanted
                 changed = True
         return changed
 

@@ -87,7 +87,7 @@ class Slab:
     def _memory(self, begin: int, nbytes: int, size: int) -> torch.Tensor:
         whole = self.arena.tensor
         if not whole.is_cuda:
-            part = whole.numpy()[begin : begin + nbytes].view(_Part)
+            part = _Part(nbytes, np.uint8, self.arena.on_host, begin)
             weakref.finalize(part, self._give_back, begin, size).atexit = False
             return torch.frombuffer(part, dtype=torch.uint8)
         owner = _Owner()

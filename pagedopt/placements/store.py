@@ -362,9 +362,9 @@ class Store:
         return held
 
     @property
-    def residents(self) -> list[int]:
+    def residents(self) -> tuple[int, ...]:
         """How many pages of each arena are on the device."""
-        return [arena.resident for arena in self.arenas]
+        return tuple([arena.resident for arena in self.arenas])
 
     def prepare(self) -> None:
         """Call before the launches of every step."""

@@ -10,15 +10,19 @@ import torch
 class Versions:
     """The counters that autograd compares, shared by all state of a store on devices of one type."""
 
+    __slots__ = ("_all",)
+
     def __init__(self) -> None:
-        self._of: dict[str, torch.Tensor] = {}
+        self._all: tuple[torch.Tensor, ...] = ()  # one for each type of device
 
     def share(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same memory in a tensor that has the counter of its type of device."""
         kind = tensor.device.type
-        if kind not in self._of:
-            self._of[kind] = torch.empty(0, device=tensor.device)
-        shared = self._of[kind].detach()
+        counter = next((t for t in self._all if t.device.type == kind), None)
+        if counter is None:
+            counter = torch.empty(0, device=tensor.device)
+            self._all = (*self._all, counter)
+        shared = counter.detach()
         shared.data = tensor
         return shared
 
@@ -26,9 +30,9 @@ class Versions:
         """Tensors of which each has the counter of some of ``state``, so that one stands for many."""
         state = [t for t in state if not t.is_inference()]  # those have none
         before = [t._version for t in state]
-        torch.autograd.graph.increment_version(list(self._of.values()))
+        torch.autograd.graph.increment_version(self._all)
         others = [t for t, version in zip(state, before, strict=True) if t._version == version]
-        return [*self._of.values(), *others]
+        return [*self._all, *others]
 
 
 __all__ = ["Versions"]

@@ -22,6 +22,8 @@ class Affordable:
         known: the rates that were used last; None: none were.
     """
 
+    __slots__ = ("_given", "_measured", "known")
+
     def __init__(self, rates: Rates | None = None) -> None:
         self.known = self._given = rates
         self._measured: dict[torch.device, Rates] = {}

@@ -35,7 +35,7 @@ class Common:
     Attributes:
         per: the same.
         device: of every tensor; None where there is none.
-        numels: elements of each tensor of a list.
+        numels: elements of each tensor of a list, (tensors,).
         dtypes: of each list; None where all of it was absent so far.
 
     Raises:
@@ -43,7 +43,7 @@ class Common:
         TypeError: something is no tensor, or sparse.
     """
 
-    __slots__ = ("_alike", "_shared", "device", "dtypes", "names", "numels", "per")
+    __slots__ = ("_shapes", "_strides", "device", "dtypes", "names", "numels", "per")
 
     def __init__(self, names: Sequence[str], first: TensorList, per: Sequence[int] | None = None) -> None:
         self.names, self.per = names, per or [1] * len(names)
@@ -57,12 +57,8 @@ class Common:
                     "use a contiguous tensor",
                 )  # fmt: skip
         self.device = tensors[0].device if tensors else None
-        self.numels = [t.numel() for t in tensors]
-        self._alike = [t.shape for t in tensors], [t.stride() for t in tensors]
-        self._shared: dict[int, tuple[list[torch.Size], list[tuple[int, ...]]]] = {}
-        for shared in {*self.per} - {1}:
-            shapes = [torch.Size([-(-n // shared)]) for n in self.numels]
-            self._shared[shared] = shapes, [(1,)] * len(shapes)
+        self.numels = np.array([t.numel() for t in tensors], np.int64)
+        self._shapes, self._strides = tuple([t.shape for t in tensors]), tuple([t.stride() for t in tensors])
 
     def check(self, j: int, tensors: Sequence[Any]) -> None:
         """See that list ``j`` is laid out as the first; takes its dtype if it had none yet.
@@ -86,13 +82,15 @@ class Common:
             self.fail(TypeError, j, i, f"is sparse ({value.layout}); only dense tensors are supported")
         return value
 
-    def _layout(self, j: int) -> tuple[list[torch.Size], list[tuple[int, ...]]]:
+    def _layout(self, j: int) -> tuple[Sequence[torch.Size], Sequence[tuple[int, ...]]]:
         """Shapes and strides of list ``j``."""
-        return self._alike if self.per[j] == 1 else self._shared[self.per[j]]
+        if self.per[j] == 1:
+            return self._shapes, self._strides
+        return [torch.Size([n]) for n in self.entries(j).tolist()], [(1,)] * len(self.numels)
 
     def entries(self, j: int) -> npt.NDArray[np.int64]:
         """Entries of each tensor of list ``j``, (tensors,)."""
-        return -(-np.asarray(self.numels, np.int64) // self.per[j])
+        return -(-self.numels // self.per[j])
 
     def _agree(self, j: int, tensors: Sequence[Any]) -> bool:
         """Whether all tensors are there and plainly alike; if not, each is to be looked at."""
@@ -104,8 +102,8 @@ class Common:
                 and (self.dtypes[j] is None or self.dtypes[j] in dtypes)
                 and {t.device for t in tensors} == {self.device}
                 and {t.layout for t in tensors} == {torch.strided}
-                and [t.shape for t in tensors] == shapes
-                and [t.stride() for t in tensors] == strides
+                and all(t.shape == shape for t, shape in zip(tensors, shapes, strict=True))
+                and all(t.stride() == stride for t, stride in zip(tensors, strides, strict=True))
                 and not any(map(torch.is_neg, tensors))
             )
         except AttributeError:  # absent, or no tensor
@@ -146,7 +144,7 @@ def checked_writes(writes: Collection[int], lists: int) -> tuple[int, ...]:
     if wrong := [int(j) for j in writes if not 0 <= j < lists]:
         there = f"0 to {lists - 1}" if lists > 1 else "0 alone" if lists else "none, as there is no list"
         raise ValueError(f"writes names list {', '.join(map(str, wrong))}; there is {there}")
-    return tuple(int(j) for j in writes)
+    return writes if isinstance(writes, tuple) else tuple(int(j) for j in writes)
 
 
 def check_overlap(common: Common, writes: Collection[int], addresses: npt.NDArray[np.uint64]) -> None:
@@ -161,7 +159,7 @@ def check_overlap(common: Common, writes: Collection[int], addresses: npt.NDArra
     """
     if not writes:
         return
-    live = (addresses != 0).all(axis=1) & (np.asarray(common.numels) > 0)
+    live = (addresses != 0).all(axis=1) & (common.numels > 0)
     nbytes = [common.entries(j)[live].astype(np.uint64) * np.uint64(d.itemsize if d else 0)
               for j, d in enumerate(common.dtypes)]  # fmt: skip
     index = np.flatnonzero(live).astype(np.int64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,30 +18,30 @@ Tensors = tuple[torch.Tensor | None, ...]
 
 
 class Located:
-    """Where the tensors of one list lie, and how they are laid out.
+    """How the tensors of one list are laid out; where they lie is for their table to keep.
 
     Args:
-        tensors: the list.
-        layout: how those that are not None are laid out; None: not known yet.  A table that is never refreshed, as
-            most are that live for one call, has no use for it.
-        at: where they lie, if that is known; then none of them is None.
+        absent: indices of those that are None.
+        layout: how the others are laid out; None: not known yet.  A table that is never refreshed, as most are that
+            live for one call, has no use for it.
+        places: of these very tensors, if none is absent and they will be asked about again.
     """
 
-    __slots__ = ("_places", "absent", "addresses", "layout")
+    __slots__ = ("_places", "absent", "layout")
 
-    def __init__(self, tensors: Tensors, layout: Layout | None = None, at: Addresses | None = None) -> None:
-        present: Sequence[Any] = tensors if at is not None else [t for t in tensors if t is not None]
-        some = len(present) < len(tensors)
-        self.absent: Sequence[int] = [i for i, t in enumerate(tensors) if t is None] if some else ()
-        self.layout = layout
-        self.addresses = gather(present, checked=layout is not None and layout.sure) if at is None else at
-        if self.absent:
-            found, self.addresses = self.addresses, np.zeros(len(tensors), np.uint64)
-            self.addresses[[i for i, t in enumerate(tensors) if t is not None]] = found
-        self._places: Places | None = None
+    def __init__(self, absent: Sequence[int], layout: Layout | None, places: Places | None = None) -> None:
+        self.absent, self.layout, self._places = absent, layout, places
 
-    def follow(self, tensors: Tensors, stays: bool) -> Located | None:
-        """This column if nothing changed, a new one if only addresses did, None if more did or it cannot tell.
+    @classmethod
+    def of(cls, tensors: Tensors, layout: Layout | None) -> tuple[Located, Addresses]:
+        """A list that was not known, and where it lies; 0 of what is absent."""
+        absent = _absent(tensors)
+        found = cls(absent, layout) if absent or layout else _UNKNOWN
+        return found, _addresses(tensors, absent, layout)
+
+    def follow(self, tensors: Tensors, stays: bool) -> tuple[Located, Addresses | None] | None:
+        """What is to be known of the list from now on, and where it lies, None if where it did; None alone if its
+        layout has changed or it cannot tell.
 
         Args:
             stays: the very same tensors will be asked about again.
@@ -48,22 +49,36 @@ class Located:
         if self.layout is None:
             return None
         if stays and self._places and self._places.tensors is tensors and self._places.same():
-            return self  # the same objects in the same places: laid out as they were
+            return self, None  # the same objects in the same places: laid out as they were
         try:
-            if self.absent and self.absent != [i for i, t in enumerate(tensors) if t is None]:
+            if self.absent and self.absent != _absent(tensors):
                 return None
             if not self.layout.same([t for t in tensors if t is not None] if self.absent else tensors):
                 return None
-            at = None if self.absent else gather(tensors, checked=self.layout.sure)  # type: ignore[arg-type]
-            if at is not None and not stays and at.tobytes() == self.addresses.tobytes():
-                return self
-            now = Located(tensors, self.layout, at)
+            at = _addresses(tensors, self.absent, self.layout)
         except (TypeError, RuntimeError, NotImplementedError, AttributeError):  # absent now, sparse, or no tensor
             return None
-        if stays and not now.absent and self.layout.sure:
-            now._places = Places(tensors, now.addresses)  # type: ignore[arg-type]
-            return now
-        return self if now.addresses.tobytes() == self.addresses.tobytes() else now
+        if stays and not self.absent and self.layout.sure:
+            return Located((), self.layout, Places(tensors, at)), at  # type: ignore[arg-type]
+        return self, at
+
+
+#: Any list of which nothing is absent, before anybody has asked how it is laid out.
+_UNKNOWN = Located((), None)
+
+
+def _absent(tensors: Tensors) -> Sequence[int]:
+    return tuple([i for i, t in enumerate(tensors) if t is None])
+
+
+def _addresses(tensors: Tensors, absent: Sequence[int], layout: Layout | None) -> Addresses:
+    checked = layout is not None and layout.sure
+    if not absent:
+        return gather(tensors, checked)  # type: ignore[arg-type]
+    out = np.zeros(len(tensors), np.uint64)
+    there = [i for i, t in enumerate(tensors) if t is not None]
+    out[there] = gather([t for t in tensors if t is not None], checked)
+    return out
 
 
 class Layout:
@@ -73,7 +88,7 @@ class Layout:
         sure: the comparison tells kinds of tensors apart, too: those that pass it have addresses as those had.
     """
 
-    __slots__ = ("_check", "sure")
+    __slots__ = ("__weakref__", "_check", "sure")
 
     def __init__(self, tensors: TensorList) -> None:
         self._check: Callable[..., bool]
@@ -90,9 +105,24 @@ class Layout:
             self._check = functools.partial(_same_layouts, _layouts(tensors))
             self.sure = False
 
+    @classmethod
+    def of(cls, tensors: TensorList) -> Layout:
+        """The layout of ``tensors``; one for all lists of one tensor that are alike, as there may be thousands."""
+        if len(tensors) != 1:
+            return cls(tensors)
+        (tensor,) = tensors
+        like = type(tensor), tensor.dtype, tensor.shape, tensor.stride()  # type: ignore[union-attr]
+        known = _layouts_of_one.get(like)
+        if known is None or not known.same(tensors):
+            known = _layouts_of_one[like] = cls(tensors)
+        return known
+
     def same(self, tensors: TensorList) -> bool:
         """Whether ``tensors`` have the layout seen at construction."""
         return bool(self._check(*tensors))
+
+
+_layouts_of_one: weakref.WeakValueDictionary[tuple[Any, ...], Layout] = weakref.WeakValueDictionary()
 
 
 def _layouts(tensors: Sequence[Any]) -> list[tuple[Any, ...]]:

@@ -92,6 +92,14 @@ def chunks(numels: Sequence[int] | npt.NDArray[np.int64], chunk_numel: int) -> n
     return out
 
 
+def _in_words(plan: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    return plan.view(np.int64).reshape(-1, 2)
+
+
+#: The chunks of every table over one tensor that is one of them; to read.
+_ONE_CHUNK = _in_words(chunks([1], 16))
+
+
 class HostTable:
     """The words of a table in ordinary memory, and a stamp for each part that says when it last changed.
 
@@ -103,46 +111,62 @@ class HostTable:
         uniforms: float64 hyperparameters per set.
         sets: number of different sets of hyperparameters there may be at once.
         geometry: how to cut the work (default: :func:`choose_geometry`).
+
+    Attributes:
+        row_words: the rows as kernels on the CPU walk them, (rows, lists + 2): addresses, elements, set.
+        chunk_words: and the chunks, (chunks, 2): row, offset.
+        walk: what the kernels on the CPU have worked out for it; None: nothing yet.
     """
 
     __slots__ = (
-        "__weakref__", "_sizes", "chunks", "geometry", "lists", "lists_chunks", "rows", "rows_at", "rows_end",
-        "rows_stamp", "scalars", "stamp", "words",
+        "__weakref__", "_sizes", "chunk_words", "geometry", "lists", "lists_chunks", "row_words", "rows_at", "rows_end",
+        "rows_stamp", "scalars", "stamp", "walk", "words",
     )  # fmt: skip
 
     def __init__(
         self,
         lists: int,
-        numels: Sequence[int],
+        numels: Sequence[int] | npt.NDArray[np.int64],
         uniforms: int = 0,
         sets: int = 1,
         geometry: Geometry | None = None,
     ) -> None:
         self.lists = lists
-        self.geometry = geometry or choose_geometry(numels)
-        plan = chunks(numels, self.geometry.chunk_numel)
-        row = row_dtype(lists)
+        self._sizes = sizes = np.asarray(numels, np.int64)
+        self.geometry = geometry or choose_geometry(sizes.tolist())
         self.rows_at = sets * uniforms
-        self.rows_end = self.rows_at + len(numels) * (row.itemsize // WORD)
-        sizes = np.asarray(numels, np.int64)
+        self.rows_end = self.rows_at + len(sizes) * (lists + 2)
         self.lists_chunks = bool(((sizes < 1) | (sizes > self.geometry.chunk_numel)).any())
+        plan = _ONE_CHUNK
+        if self.lists_chunks or len(sizes) != 1:
+            plan = _in_words(chunks(sizes, self.geometry.chunk_numel))
         self.words: Words = np.zeros(self.rows_end + (2 * len(plan) if self.lists_chunks else 0), np.uint64)
         self.scalars = self.words[: self.rows_at].view(np.float64).reshape(sets, uniforms)
-        self.rows = self.words[self.rows_at : self.rows_end].view(row)
-        self.rows["numel"] = numels
-        self.chunks = plan
+        self.row_words = self.words[self.rows_at : self.rows_end].view(np.int64).reshape(-1, lists + 2)
+        self.row_words[:, lists] = sizes
+        self.chunk_words = plan
         if self.lists_chunks:
-            self.chunks = self.words[self.rows_end :].view(CHUNK)
-            self.chunks[:] = plan
-        self._sizes = sizes
+            self.chunk_words = self.words[self.rows_end :].view(np.int64).reshape(-1, 2)
+            self.chunk_words[:] = plan
         self.stamp = 0  # of scalars or rows, whichever changed last
         self.rows_stamp = 0
+        self.walk: Any = None
 
     def set_scalars(self, values: Sequence[Sequence[float]] | npt.NDArray[np.float64]) -> None:
         """Write the hyperparameter sets (first ``len(values)`` of them) where they differ."""
         if self.scalars.size and (new := np.asarray(values)).tobytes() != self.scalars[: len(values)].tobytes():
             self.scalars[: len(values)] = new
             self.stamp += 1
+
+    @property
+    def rows(self) -> npt.NDArray[Any]:
+        """The rows, of :func:`row_dtype`."""
+        return self.row_words.reshape(-1).view(row_dtype(self.lists))
+
+    @property
+    def chunks(self) -> npt.NDArray[Any]:
+        """The chunks, of ``CHUNK``."""
+        return self.chunk_words.reshape(-1).view(CHUNK)
 
     @property
     def addresses(self) -> Words:
@@ -160,11 +184,6 @@ class HostTable:
         self.rows["set"] = sets
         self.rows_changed()
 
-    @property
-    def row_words(self) -> npt.NDArray[np.int64]:
-        """The rows as kernels on the CPU walk them, (rows, lists + 2): addresses, elements, set."""
-        return self.words[self.rows_at : self.rows_end].view(np.int64).reshape(-1, self.lists + 2)
-
     def rows_changed(self) -> None:
         """Call after a write to :attr:`rows`."""
         self.stamp += 1
@@ -172,9 +191,9 @@ class HostTable:
 
     def header(self, first: int = 0, last: int | None = None) -> npt.NDArray[Any]:
         """The HEADER of the table, or of its chunks ``first`` … ``last - 1`` alone."""
-        count = (len(self.chunks) if last is None else last) - first
+        count = (len(self.chunk_words) if last is None else last) - first
         chunks_at = self.rows_end + 2 * first if self.lists_chunks else -1
-        rows_at = self.rows_at if self.lists_chunks else self.rows_at + first * (self.rows.itemsize // WORD)
+        rows_at = self.rows_at if self.lists_chunks else self.rows_at + first * (self.lists + 2)
         return np.array([(rows_at, chunks_at, count, self.geometry.chunk_numel)], HEADER)
 
     def shares(self, span: Span, count: int, least: int = 1) -> list[Span]:
@@ -215,7 +234,7 @@ def batches(table: HostTable, words: int, span: Span | None = None) -> Iterator[
     Raises:
         ValueError: not even one row with one chunk fits.
     """
-    row_words, chunk_words = table.rows.itemsize // WORD, 2 if table.lists_chunks else 0
+    row_words, chunk_words = table.lists + 2, 2 if table.lists_chunks else 0
     room = words - table.rows_at
     if room < row_words + chunk_words:
         raise ValueError(

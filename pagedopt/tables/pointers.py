@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from .addresses import Addresses
 from .checks import Common, check_overlap, checked_writes
 from .columns import Layout, Located, TensorList, Tensors, has_memory
 from .format import PLACES
@@ -17,14 +18,15 @@ from .layout import Geometry, HostTable, choose_geometry
 Indices = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Rows:
     """How tensors become rows of a table: parts of tensors, in any order.
 
     Attributes:
         tensor: which tensor a row is part of.
         offset, numel: which of its elements.
-        shift: (rows, lists) bytes from where that part lies to where the kernel works on it, modulo 2**64.
+        shift: (rows, lists), or what stands for that: bytes from where that part lies to where the kernel works on it,
+            modulo 2**64.
     """
 
     tensor: Indices
@@ -66,6 +68,11 @@ class PointerTable:
             integers.
     """
 
+    __slots__ = (
+        "_addresses", "_columns", "_common", "_held", "_rows", "_unwritten", "absent", "host", "names",
+        "numels", "writes",
+    )  # fmt: skip
+
     def __init__(
         self,
         lists: Sequence[TensorList],
@@ -81,7 +88,7 @@ class PointerTable:
         per: Sequence[int] | None = None,
         places: bool = False,
     ) -> None:
-        self.names = list(names) if names else [f"list {i}" for i in range(len(lists))]
+        self.names = tuple(names) if names else tuple([f"list {i}" for i in range(len(lists))])
         self.writes = checked_writes(writes, len(lists))
         lists = [tuple(x) for x in lists]  # the caller's may change, or make its tensors when it is asked for them
         if not lists or any(len(x) != len(lists[0]) for x in lists):
@@ -91,13 +98,12 @@ class PointerTable:
         #: elements of each tensor of a list
         self.numels = self._common.numels
         self._rows = rows
-        counts = self._common.numels if rows is None else rows.numel.tolist()
-        geometry = geometry or choose_geometry(counts, itemsize, over_link and self.device.type == "cuda")
+        counts = self.numels if rows is None else rows.numel
+        geometry = geometry or choose_geometry(counts.tolist(), itemsize, over_link and self.device.type == "cuda")
         self.host = HostTable(len(lists) + (PLACES if places else 0), counts, uniforms, sets, geometry)
-        self._lists = len(lists)
+        self._addresses = np.zeros((len(lists), len(self.numels)), np.uint64)
         if places:
             self._write_places()
-        self._addresses = np.zeros((len(self._common.numels), len(lists)), np.uint64)
         self._columns: list[Located | None] = [None] * len(lists)
         self._held: list[Tensors | None] = [None] * len(lists)
         self._unwritten = False
@@ -133,7 +139,7 @@ class PointerTable:
         Raises:
             ValueError, TypeError: as at construction, naming list and index; the table is unchanged then.
         """
-        changes: dict[int, Located] = {}
+        changes: dict[int, tuple[Located, Addresses]] = {}
         dtypes = list(self._common.dtypes)
         given = [None if x is None else tuple(x) for x in lists]
         try:
@@ -141,10 +147,10 @@ class PointerTable:
                 if tensors is not None and (change := self._compare(j, tensors)):
                     changes[j] = change
             addresses = self._addresses.copy() if changes else self._addresses
-            for j, column in changes.items():
-                addresses[:, j] = column.addresses
+            for j, (_, at) in changes.items():
+                addresses[j] = at
             if any(j in changes for j in self.writes):
-                check_overlap(self._common, self.writes, addresses)
+                check_overlap(self._common, self.writes, addresses.T)
         except BaseException:
             self._common.dtypes = dtypes  # a list that was empty had taken one
             raise
@@ -154,7 +160,7 @@ class PointerTable:
         if not changes and not self._unwritten:
             return False
         self._unwritten = True  # until they are: what fails between here and there is made good by the next call
-        for j, column in changes.items():
+        for j, (column, _) in changes.items():
             self._columns[j] = column
         self._addresses = addresses
         self.absent = sorted(set().union(*[c.absent for c in self._columns if c and c.absent]))
@@ -184,7 +190,7 @@ class PointerTable:
         if tensors is None or column is None or column.layout is None or column.layout.same(tensors):
             return
         self._common.check(j, tensors)
-        column.layout = Layout(tensors)  # in another autograd mode
+        column.layout = Layout.of(tensors)  # in another autograd mode
 
     def let_go(self, j: int) -> None:
         """Keep the tensors of list ``j`` alive no longer.  It must be given again before the table is used."""
@@ -192,20 +198,20 @@ class PointerTable:
 
     def _write_places(self) -> None:
         """Say of each row which tensor it is of, and with which element of it it begins."""
-        words = self.host.rows["address"][:, self._lists :]
+        words = self.host.rows["address"][:, len(self._addresses) :]
         words[:, 0] = np.arange(len(words)) if self._rows is None else self._rows.tensor
         words[:, 1] = 0 if self._rows is None else self._rows.offset
 
     def _write_rows(self) -> None:
         rows, parts = self.host.rows, self._rows
-        address = rows["address"][:, : self._lists]
+        address = rows["address"][:, : len(self._addresses)]
         if parts is None:
-            address[:], rows["numel"] = self._addresses, self.numels
+            address[:], rows["numel"] = self._addresses.T, self.numels
             rows["numel"][self.absent] = 0
         else:
             items = np.array([d.itemsize if d else 0 for d in self.dtypes], np.int64)
             inner = parts.offset[:, None] // np.array(self._common.per, np.int64) * items
-            address[:] = self._addresses[parts.tensor] + inner.astype(np.uint64) + parts.shift
+            address[:] = self._addresses.T[parts.tensor] + inner.astype(np.uint64) + parts.shift
             rows["numel"] = np.where(np.isin(parts.tensor, self.absent), 0, parts.numel)
         self.host.rows_changed()
 
@@ -219,7 +225,7 @@ class PointerTable:
             (self.names[j], i)
             for j, tensors in enumerate(lists)
             for i, tensor in enumerate(tensors or ())
-            if (0 if tensor is None else tensor.data_ptr()) != self._addresses[i, j]
+            if (0 if tensor is None else tensor.data_ptr()) != self._addresses[j, i]
         ]
 
     @property
@@ -227,37 +233,34 @@ class PointerTable:
         """The tensors of the table, one list each; empty lists stand for those let go."""
         return [tensors or () for tensors in self._held]
 
-    def _compare(self, j: int, tensors: Tensors) -> Located | None:
+    def _compare(self, j: int, tensors: Tensors) -> tuple[Located, Addresses] | None:
         """None if list ``j`` lies where it did, in the same layout; else its validated new column."""
         if len(tensors) != len(self.numels):
             raise ValueError(f"{self.names[j]} has {len(tensors)} tensors, the table has {len(self.numels)}")
         column = self._columns[j]
-        if column is not None and (now := column.follow(tensors, tensors is self._held[j])) is not None:
-            if now is column:
-                return None
-            self._check_memory(j, now, tensors)
-            return self._news(j, now)
-        self._common.check(j, tensors)
-        layout = Layout([t for t in tensors if t is not None]) if column is not None else None
-        new = Located(tensors, layout)
-        self._check_memory(j, new, tensors)
-        return self._news(j, new)
-
-    def _news(self, j: int, new: Located) -> Located | None:
-        """``new`` if the table has to change for it; else it only takes the place of the old one."""
-        old = self._columns[j]
-        if old is None or new.absent != old.absent or new.addresses.tobytes() != old.addresses.tobytes():
-            return new
-        self._columns[j] = new  # other objects in the same places, or another autograd mode
+        found = None if column is None else column.follow(tensors, tensors is self._held[j])
+        if found is None:
+            self._common.check(j, tensors)
+            found = Located.of(tensors, None if column is None else Layout.of([t for t in tensors if t is not None]))
+        now, at = found
+        if at is None:
+            return None
+        stays = at.tobytes() == self._addresses[j].tobytes()
+        if now is column and stays:
+            return None
+        self._check_memory(j, at, tensors)
+        if column is None or not stays or now.absent != column.absent:
+            return now, at
+        self._columns[j] = now  # other objects in the same places, or another autograd mode
         return None
 
-    def _check_memory(self, j: int, column: Located, tensors: Tensors) -> None:
-        doubtful = column.addresses < _OFFSET
-        if j in self.writes and (old := self._columns[j]) is not None:
-            doubtful |= column.addresses != old.addresses
+    def _check_memory(self, j: int, at: Addresses, tensors: Tensors) -> None:
+        doubtful = at < _OFFSET
+        if j in self.writes and self._columns[j] is not None:
+            doubtful |= at != self._addresses[j]
         for i in np.flatnonzero(doubtful).tolist():
             tensor = tensors[i]
             if self.numels[i] and tensor is not None and not has_memory(tensor):
                 self._common.fail(ValueError, j, i, "has no memory (its storage was freed or resized to less)")
-            if self.numels[i] and tensor is not None and not column.addresses[i]:
+            if self.numels[i] and tensor is not None and not at[i]:
                 self._common.fail(ValueError, j, i, f"is a {type(tensor).__name__}, which has no memory of its own")

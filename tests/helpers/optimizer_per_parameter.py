@@ -103,9 +103,10 @@ def hold(count: int, large: int, options: dict[str, Any]) -> None:
     optimizers = hooked(params, **options)
     train(params, 0, 3)
     gc.collect()
+    rss = resident_bytes() - before[0]
     reports = [opt.memory_report() for opt in optimizers.values()]
     found: dict[str, Any] = {
-        "rss": resident_bytes() - before[0],
+        "rss": rss,
         "descriptors": descriptors() - before[1],
         "threads": threading.active_count() - before[2],
         "disk": disk_bytes(folder),
