@@ -115,12 +115,12 @@ class Bucket:
         absent = self.sweep.table.absent
         if len(absent) == len(self.params):
             return
-        alike, own = absent == self._absent, {}
+        alike, own, scalars = absent == self._absent, {}, self.rule.scalars
         for name, numbers in self._numbers:
             values = numbers.coming = numbers.read(absent, ahead)
-            if name in self.rule.scalars:
+            if name in scalars:
                 own[name] = values
-                alike = alike and values.tobytes() == values[self._leaders].tobytes()
+                alike = alike and (len(values) == 1 or values.tobytes() == values[self._leaders].tobytes())
         if not alike:
             self._find_pattern(optimizer, absent, grads, own)
         single = self.params[0].is_cuda and self.sweep.arithmetic is torch.float32

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, repeat
 from operator import itemgetter
 from typing import Any
 
 import torch
 
-from ..tables.addresses import Places, identities
+from ..tables.addresses import Places, same_objects
 from .owner import Owner
 
 
@@ -25,25 +25,23 @@ class Watch:
         tensors: of state, those that the step uses.
     """
 
-    __slots__ = ("_inside", "_inside_ids", "_outside", "_outside_ids", "_places", "_values")
+    __slots__ = ("_inside", "_outside", "_places", "_values")
 
     def __init__(self, optimizer: Owner, tensors: Iterable[torch.Tensor]) -> None:
         self._values = _values(list(optimizer.state.values()))
         self._outside = _outside(optimizer)  # kept alive, and so is what is inside: nothing else gets one of their ids
         self._inside = self._look_inside(optimizer)
-        self._outside_ids, self._inside_ids = identities(self._outside), identities(self._inside)
         self._places = Places(tuple(tensors))
 
     def same(self, optimizer: Owner) -> bool:
         """Whether nothing of that has changed."""
-        outside = _outside(optimizer)
-        if identities(outside) != self._outside_ids:
+        if not same_objects(_outside(optimizer), self._outside):
             return False
         try:
             inside = self._look_inside(optimizer)  # only where the entries are those that were there, and so dicts
         except KeyError:
             return False
-        return identities(inside) == self._inside_ids and self._places.same()
+        return same_objects(inside, self._inside) and self._places.same()
 
     def _look_inside(self, optimizer: Owner) -> tuple[object, ...]:
         """How long each entry of state is, and its values name by name: a third faster than to ask for the names.
@@ -53,7 +51,7 @@ class Watch:
         """
         entries: Iterable[Any] = optimizer.state.values()
         if self._values:
-            return (*map(len, entries), *chain.from_iterable(map(get, entries) for get in self._values))
+            return (*map(len, entries), *chain.from_iterable(map(map, self._values, repeat(entries))))
         entries = [entry for entry in entries if isinstance(entry, Mapping)]
         return (*chain.from_iterable(entries), *chain.from_iterable(entry.values() for entry in entries))
 

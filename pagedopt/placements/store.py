@@ -50,6 +50,7 @@ class Wanted(NamedTuple):
 
 #: Most bytes of room, beyond what is needed, in an arena for parameters that came late: more may come.
 SPARE = 4 << 20
+_NOTHING_HELD = contextlib.nullcontext()
 
 
 class Store:
@@ -356,6 +357,8 @@ class Store:
     def using(self) -> contextlib.AbstractContextManager[object]:
         """A block in which no other optimizer moves pages of which this one has a part."""
         locks = {id(arena.lock): arena.lock for arena in self.arenas if arena.lock is not None}
+        if len(locks) < 2:
+            return next(iter(locks.values()), _NOTHING_HELD)
         held = contextlib.ExitStack()
         for at in sorted(locks):  # in one order for all, so that nobody waits for who waits
             held.enter_context(locks[at])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,14 @@ def ids(items: tuple[object, ...]) -> npt.NDArray[np.int64]:
     return memory_at(id(items) + tuple.__basicsize__, 8 * len(items), np.int64)
 
 
-def identities(items: tuple[object, ...]) -> bytes:
+def same_objects(items: tuple[object, ...], others: tuple[object, ...]) -> bool:
+    """Whether two tuples have the very same items, whatever their ``==`` says."""
+    if len(items) < _FEW:
+        return len(items) == len(others) and all(map(operator.is_, items, others))
+    return _identities(items) == _identities(others)
+
+
+def _identities(items: tuple[object, ...]) -> bytes:
     """:func:`ids` as a value to compare."""
     return ctypes.string_at(id(items) + tuple.__basicsize__, 8 * len(items))
 

@@ -146,11 +146,13 @@ class PointerTable:
             for j, tensors in enumerate(given):
                 if tensors is not None and (change := self._compare(j, tensors)):
                     changes[j] = change
-            addresses = self._addresses.copy() if changes else self._addresses
-            for j, (_, at) in changes.items():
-                addresses[j] = at
-            if any(j in changes for j in self.writes):
-                check_overlap(self._common, self.writes, addresses.T)
+            addresses = self._addresses
+            if changes:
+                addresses = addresses.copy()
+                for j, (_, at) in changes.items():
+                    addresses[j] = at
+                if any(j in changes for j in self.writes):
+                    check_overlap(self._common, self.writes, addresses.T)
         except BaseException:
             self._common.dtypes = dtypes  # a list that was empty had taken one
             raise
