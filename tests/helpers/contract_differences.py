@@ -138,7 +138,7 @@ _HYPERPARAMETERS = (
     ),
     *(
         Difference(
-            "refused", "changed between steps", f"lr=torch.float32 {value}",
+            "refused", "values changed between steps", f"lr=torch.float32 {value}",
             "A tensor lr that has not one element, put into a group, is refused with RuntimeError, as torch's AdamW "
             "does; torch's SGD raises TypeError.",
             ("PagedSGD",), error=RuntimeError,

@@ -212,7 +212,7 @@ def values_of_each_group(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def changed_between_steps(world: World) -> None:
+def values_changed_between_steps(world: World) -> None:
     """Each value of a group is replaced between two steps by one at the edges of what torch takes, and beyond."""
     for label, hyper in odd_values(world):
         ((name, value), *others) = hyper.items()

@@ -183,6 +183,7 @@ def scenario(chapter: str, *devices: str) -> Callable[[Play], Play]:
         sentence = " ".join((play.__doc__ or "").split())
         name = play.__name__.replace("_", " ")
         assert sentence, f"{name} has no sentence"
+        assert name not in {scene.name for scene in SCENARIOS}, f"{name} is there, and differences are listed by name"
         SCENARIOS.append(Scenario(chapter, name, sentence, play, devices or ("cpu", "cuda")))
         return play
 
