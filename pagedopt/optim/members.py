@@ -12,6 +12,7 @@ from ..formats.floating import known, of_dtype, real_dtype
 from ..formats.format import Format
 from ..rules import Rule
 from ..rules.rule import check_rule
+from ..tables.checks import DtypeError
 from ..tables.columns import has_memory, is_fake
 from ..tables.shards import is_partial, is_sharded, local, local_grad, placed_alike, placement_of
 from .declared import check_update
@@ -257,7 +258,8 @@ def _check_tensor(optimizer: Owner, member: Member, key: str) -> None:
     kind = value.is_complex() if p.is_complex() else value.is_floating_point()
     fixed = of.name in optimizer.fixed_dtypes and (p.grad is None or value.dtype is not p.grad.dtype)
     if value.dtype is not wanted and (fixed or not kind or not of.free):
-        raise RuntimeError(f"{what}; it is stored as {wanted} (state_format says how)")
+        # Of complex and real numbers torch says one or the other, by its version.
+        raise DtypeError(f"{what}; it is stored as {wanted} (state_format says how)")
 
 
 def _is_expanded(tensor: torch.Tensor) -> bool:
