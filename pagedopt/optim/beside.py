@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from ..units import text_of_bytes, text_of_seconds
+from .adamw import PagedAdamW
 from .advice import near_place
 from .base import PagedOptimizer
 from .options import Options
@@ -106,6 +107,7 @@ def shadow(
     if steps < 1:
         raise ValueError(f"steps is {steps}; it must be at least 1")
     pair, ours = _pair(optimizer, options)
+    decay = {"decoupled_weight_decay": False} if pair[0] is torch.optim.Adam else {}  # which groups of torch 2.6 lack
     if not isinstance(batches, Iterable):
         raise TypeError(f"batches are {batches!r}; give a list of batches, or a loader")
     taken = list(itertools.islice(batches, steps))
@@ -120,7 +122,7 @@ def shadow(
             twin.load_state_dict(copy.deepcopy(plain) if kind is pair[0] else plain)  # torch's goes on in what it loads
             del plain
             for group, given in zip(twin.param_groups, optimizer.param_groups, strict=True):
-                group.update({**given, "params": group["params"]})  # loading into AdamW sets Adam's decay
+                group.update({**decay, **given, "params": group["params"]})  # loading into AdamW sets Adam's decay
             seen.append(_train(model, twin, taken, loss or _loss))
             ends.append({name: p.detach().cpu().clone() for name, p in _named(model, optimizer)})
             del twin
@@ -133,16 +135,15 @@ def shadow(
 
 def _pair(optimizer: torch.optim.Optimizer, options: Options) -> tuple[tuple[Any, Any], Options]:
     """torch's class and ours, and the options of ours."""
-    known = [(entry.torch, entry.optimizer) for entry in OPTIMIZERS]
+    known: list[tuple[Any, Any]] = [(entry.torch, entry.optimizer) for entry in OPTIMIZERS if entry.torch]
+    known.append((torch.optim.Adam, PagedAdamW))
     for theirs, ours in known:
-        if theirs is None:
-            continue
         if isinstance(optimizer, PagedOptimizer) and isinstance(optimizer, ours):
             kept: Options = optimizer.__getstate__()["_options"]
             return (theirs, type(optimizer)), {**kept, **options}
-        if type(optimizer) in (theirs, *(c for c in theirs.__mro__ if c.__name__ == "Adam")):
-            return (type(optimizer), ours), options
-    names = ", ".join(f"torch.optim.{theirs.__name__} or {ours.__name__}" for theirs, ours in known if theirs)
+        if type(optimizer) is theirs:
+            return (theirs, ours), options
+    names = ", ".join(f"torch.optim.{theirs.__name__} or {ours.__name__}" for theirs, ours in known)
     raise TypeError(f"optimizer is a {type(optimizer).__name__}, which has no counterpart; there are {names}")
 
 
