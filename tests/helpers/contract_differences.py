@@ -17,6 +17,7 @@ class Difference:
         optimizers: names of the classes it holds for; empty: all.
         devices: those it holds on.
         error: what ours raises, if it is refused.
+        older: whether it is one from older versions of torch alone, which raise there.
     """
 
     kind: str
@@ -26,6 +27,7 @@ class Difference:
     optimizers: tuple[str, ...] = ()
     devices: tuple[str, ...] = ("cpu", "cuda")
     error: type[Exception] | None = None
+    older: bool = False
 
 
 #: Classes whose torch's step views complex numbers as real ones.
@@ -90,6 +92,21 @@ _NO_GRAPH = (
     "changes nothing)."
 )
 
+#: Where hyperparameters are tensors of one element that have dimensions.
+_OF_ONE = (
+    *(
+        (scenario, f"{value}*", ("PagedAdamW", "PagedSGD"))
+        for scenario in ("odd values at construction", "values changed between steps")
+        for value in (
+            "lr=torch.float32 [0.5]", "lr=torch.float32 [[0.5]]", "lr=torch.float32 [0.25]",
+            "betas=tuple(torch.float32 [0.5], torch.float32 0.5)",
+            "betas=tuple(torch.float32 [0.25]",
+        )
+    ),
+    ("a tensor that is the learning rate", "torch.float32 [*", ("PagedAdamW", "PagedSGD")),
+    ("betas that are tensors", "1-dim*", ("PagedAdamW",)),
+)  # fmt: skip
+
 #: Hyperparameters.
 _HYPERPARAMETERS = (
     *(
@@ -144,6 +161,15 @@ _HYPERPARAMETERS = (
             ("PagedSGD",), error=RuntimeError,
         )
         for value in ("[0.5, 0.25]", "[]")
+    ),
+    *(
+        Difference(
+            "beyond", scenario, label,
+            "A tensor of one element is its number, whatever its dimensions; older versions of torch take one without "
+            "dimensions only, and raise TypeError in a step.",
+            optimizers, older=True,
+        )
+        for scenario, label, optimizers in _OF_ONE
     ),
 )  # fmt: skip
 

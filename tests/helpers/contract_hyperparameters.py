@@ -115,19 +115,20 @@ def a_tensor_that_is_the_learning_rate(world: World) -> None:
                  torch.tensor(0.2, device=world.device)):  # fmt: skip
         label = _shown(kind)
         params = world.params()
-        opt = world.make(params, lr=kind)
-        world.train(opt, params, range(2))
-        world.say(f"{label}: it is the group's", opt.param_groups[0]["lr"] is kind)
-        kind.mul_(0.5)
-        world.train(opt, params, range(2, 4))
-        kind.zero_()
-        world.train(opt, params, range(4, 5))
-        kind.fill_(0.3)
-        world.train(opt, params, range(5, 6))
-        opt.param_groups[0]["lr"] = 0.02
-        world.train(opt, params, range(6, 7))
-        world.show(f"{label}: trained", opt, params)
-        world.say(f"{label}: afterwards", kind)
+        with world.tries(label):
+            opt = world.make(params, lr=kind)
+            world.train(opt, params, range(2))
+            world.say(f"{label}: it is the group's", opt.param_groups[0]["lr"] is kind)
+            kind.mul_(0.5)
+            world.train(opt, params, range(2, 4))
+            kind.zero_()
+            world.train(opt, params, range(4, 5))
+            kind.fill_(0.3)
+            world.train(opt, params, range(5, 6))
+            opt.param_groups[0]["lr"] = 0.02
+            world.train(opt, params, range(6, 7))
+            world.show(f"{label}: trained", opt, params)
+            world.say(f"{label}: afterwards", kind)
 
 
 @scenario(CHAPTER)

@@ -70,6 +70,7 @@ def _cell(found: list[Difference], notes: list[str]) -> str:
         if each.words not in notes:
             notes.append(each.words)
         where = "" if len(each.devices) > 1 else f" ({each.devices[0].upper()})"
+        where += " (older torch)" if each.older else ""
         said[each.words] = f"{each.kind} [{notes.index(each.words) + 1}]{where}"
     return ", ".join(said.values()) or "as torch"
 

@@ -17,9 +17,10 @@ from pagedopt.optim.registry import OPTIMIZERS
 PAIRS = [(entry.optimizer, entry.torch) for entry in OPTIMIZERS if entry.torch]
 FLAGS = [{"foreach": a, "fused": b} for a, b in itertools.product((None, False, True), repeat=2)]
 TENSOR, TWO = torch.tensor(0.5), torch.tensor([0.5, 0.5])
+ONE = TWO[:1]
 VALUES: dict[str, list[dict[str, Any]]] = {
     "all": [
-        {}, {"lr": TENSOR}, {"lr": TWO}, {"lr": TWO[:1]}, {"lr": 0}, {"lr": -1.0}, {"weight_decay": -1.0},
+        {}, {"lr": TENSOR}, {"lr": TWO}, {"lr": ONE}, {"lr": 0}, {"lr": -1.0}, {"weight_decay": -1.0},
         {"maximize": True}, {"nope": 1}, {"fused": True, "differentiable": True}, {"params": []},
     ],
     "AdamW": [
@@ -60,6 +61,9 @@ def test_what_torch_takes_is_taken_and_what_it_refuses_is_refused(
             if dtype.is_complex and options["fused"]:
                 continue
             mine, want = (outcome(make, options, dtype) for make in (ours, theirs))
+            if values.get("lr") is ONE and want == (TypeError,):  # an older torch: see contract_differences.py
+                assert torch.equal(mine[-1], outcome(ours, {**options, "lr": 0.5}, dtype)[-1]), f"{options}: {mine}"
+                continue
             assert len(mine) == len(want), f"{options}: {mine}, torch: {want}"
             if len(want) == 1:
                 refused += 1
