@@ -247,9 +247,10 @@ ADAM_EDITS: dict[str, Edit] = {
     "amsgrad on": _flag(amsgrad=True),
     "amsgrad off": _flag(amsgrad=False),
     "capturable": _flag(capturable=True),
-    "coupled weight_decay": _flag(decoupled_weight_decay=False),
     "no betas": functools.partial(without_flag, name="betas"),
 }
+if "decoupled_weight_decay" in torch.optim.AdamW([torch.zeros(1)]).defaults:  # older versions of torch's do not ask
+    ADAM_EDITS["coupled weight_decay"] = _flag(decoupled_weight_decay=False)
 
 SGD_EDITS: dict[str, Edit] = {
     "momentum": _flag(momentum=0.3),
