@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..system import cache
+from ..system.libc import same_locale
 
 #: -ftz is left off: denormal gradients stay what they are, as in torch.  No contraction: left to itself, the compiler
 #: fuses other products in the vector loop than in its tail, and bits would depend on alignment and on the cut of pages.
@@ -42,7 +43,9 @@ def compile_cuda(text: str, names: tuple[str, ...], arch: str) -> tuple[bytes, l
     for name in names:
         check(nvrtc.nvrtcAddNameExpression(program, name.encode()))
     options = [o.encode() for o in (*OPTIONS, f"--gpu-architecture={arch}")]
-    check(nvrtc.nvrtcCompileProgram(program, len(options), options))
+    with same_locale():  # NVRTC 12.4 leaves the thread in "C", where open() takes every text for ASCII
+        compiled = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    check(compiled)
     cubin = bytearray(check(nvrtc.nvrtcGetCUBINSize(program)))
     check(nvrtc.nvrtcGetCUBIN(program, cubin))
     symbols = [check(nvrtc.nvrtcGetLoweredName(program, name.encode())).decode() for name in names]

@@ -1,11 +1,14 @@
-"""Linux calls for memory and files that Python's own modules lack, or make while they hold the interpreter's lock."""
+"""Linux calls for memory, files and locales that Python's own modules lack, or make while they hold the interpreter's
+lock."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import functools
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,6 +25,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "msync": (_INT, _POINTER, _SIZE, _INT),
     "sync_file_range": (_INT, _INT, _OFFSET, _OFFSET, ctypes.c_uint),
     "fallocate": (_INT, _INT, _INT, _OFFSET, _OFFSET),
+    "uselocale": (_POINTER, _POINTER),
 }
 _PROT_READ_WRITE = 1 | 2
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS = 0x01, 0x02, 0x10, 0x20
@@ -114,3 +118,14 @@ def in_memory(address: int, nbytes: int) -> npt.NDArray[np.bool_]:
     out = np.empty(nbytes // PAGE, np.uint8)
     _call("mincore", address, nbytes, out.ctypes.data)
     return (out & 1).astype(np.bool_)
+
+
+@contextlib.contextmanager
+def same_locale() -> Iterator[None]:
+    """A block behind which this thread's locale, and with it the encoding of ``open()``, is what it was before."""
+    use = _function("uselocale")
+    before = use(None)
+    try:
+        yield
+    finally:
+        use(before)

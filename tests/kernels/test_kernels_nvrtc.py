@@ -8,6 +8,7 @@ code NVRTC makes of loads, conversions and shuffles) does not depend on the rule
 from __future__ import annotations
 
 import itertools
+import locale
 from collections.abc import Iterator
 
 import pytest
@@ -87,6 +88,12 @@ def test_every_rule_compiles(name: str, variant: str) -> None:
     tables = itertools.cycle(zip((512, 32, 512), TABLES, strict=True))
     names = [instance(rule, dtypes, *next(tables)) for dtypes in mixes]
     compile_all(source.text(rule), names, "sm_90")
+
+
+def test_compiling_leaves_the_encoding_of_text_files_as_it_was() -> None:
+    rule, before = RULES["sgd"], locale.getencoding()
+    compile_all(source.text(rule), [instance(rule, (F32, F32), 512, "TableAt")], "sm_90")
+    assert locale.getencoding() == before
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
