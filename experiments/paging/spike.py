@@ -198,11 +198,12 @@ def measure(run: Run) -> Iterator[Row]:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     # Without it torch's cache of a small card is in pieces after the first batch of another size (for all contenders).
-    torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+    settings = getattr(torch._C, "_accelerator_setAllocatorSettings", None) or torch.cuda.memory._set_allocator_settings
+    settings("expandable_segments:True")
     try:
         yield from _rows(run)
     finally:
-        torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+        settings("expandable_segments:False")
         torch.set_float32_matmul_precision(before)
 
 

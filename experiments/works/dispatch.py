@@ -18,7 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 #: They start no kernel, or wait for one.
-UNCOUNTED = ("profiler::", "aten::_local_scalar_dense", "aten::empty", "aten::new_empty", "aten::set_", "prim::")
+UNCOUNTED = (
+    "profiler::", "aten::_local_scalar_dense", "aten::empty", "aten::new_empty", "aten::set_", "prim::",
+    "aten::_unsafe_view",  # a view that does not say so; F.linear of torch 2.15 dispatches it
+)  # fmt: skip
 #: They write over what they get without reading it.
 OVERWRITING = ("copy", "fill", "zero", "normal", "uniform", "random", "bernoulli", "exponential")
 
