@@ -44,7 +44,8 @@ class Sweep:
     """
 
     __slots__ = (
-        "arithmetic", "begun", "blocks", "device", "formats", "launches", "rule", "stored", "table", "transport",
+        "__weakref__", "arithmetic", "begun", "blocks", "device", "formats", "launches", "rule", "stored", "table",
+        "transport",
     )  # fmt: skip
 
     def __init__(

@@ -69,8 +69,8 @@ class PointerTable:
     """
 
     __slots__ = (
-        "_addresses", "_columns", "_common", "_held", "_rows", "_unwritten", "absent", "host", "names",
-        "numels", "writes",
+        "__weakref__", "_addresses", "_columns", "_common", "_held", "_rows", "_unwritten", "absent", "host", "names",
+        "writes",
     )  # fmt: skip
 
     def __init__(
@@ -95,13 +95,11 @@ class PointerTable:
             sizes = ", ".join(f"{name}: {len(x)}" for name, x in zip(self.names, lists, strict=False))
             raise ValueError(f"pointer table: every list needs the same number of tensors, got {sizes or 'no lists'}")
         self._common = Common(self.names, lists[0], per)
-        #: elements of each tensor of a list
-        self.numels = self._common.numels
         self._rows = rows
-        counts = self.numels if rows is None else rows.numel
+        counts = self._common.numels if rows is None else rows.numel
         geometry = geometry or choose_geometry(counts.tolist(), itemsize, over_link and self.device.type == "cuda")
         self.host = HostTable(len(lists) + (PLACES if places else 0), counts, uniforms, sets, geometry)
-        self._addresses = np.zeros((len(lists), len(self.numels)), np.uint64)
+        self._addresses = np.zeros((len(lists), len(self._common.numels)), np.uint64)
         if places:
             self._write_places()
         self._columns: list[Located | None] = [None] * len(lists)
@@ -121,8 +119,13 @@ class PointerTable:
         """Of each list; None where all of it was absent so far."""
         return self._common.dtypes
 
+    @property
+    def numels(self) -> list[int]:
+        """Elements of each tensor of a list."""
+        return self._common.numels.tolist()
+
     def __len__(self) -> int:
-        return len(self.numels)
+        return len(self._common.numels)
 
     def refresh(self, lists: Sequence[TensorList | None]) -> bool:
         """Compare every address, size and layout with the table and rewrite what changed.
@@ -208,7 +211,7 @@ class PointerTable:
         rows, parts = self.host.rows, self._rows
         address = rows["address"][:, : len(self._addresses)]
         if parts is None:
-            address[:], rows["numel"] = self._addresses.T, self.numels
+            address[:], rows["numel"] = self._addresses.T, self._common.numels
             rows["numel"][self.absent] = 0
         else:
             items = np.array([d.itemsize if d else 0 for d in self.dtypes], np.int64)
@@ -237,8 +240,8 @@ class PointerTable:
 
     def _compare(self, j: int, tensors: Tensors) -> tuple[Located, Addresses] | None:
         """None if list ``j`` lies where it did, in the same layout; else its validated new column."""
-        if len(tensors) != len(self.numels):
-            raise ValueError(f"{self.names[j]} has {len(tensors)} tensors, the table has {len(self.numels)}")
+        if len(tensors) != len(self._common.numels):
+            raise ValueError(f"{self.names[j]} has {len(tensors)} tensors, the table has {len(self._common.numels)}")
         column = self._columns[j]
         found = None if column is None else column.follow(tensors, tensors is self._held[j])
         if found is None:
@@ -262,7 +265,7 @@ class PointerTable:
             doubtful |= at != self._addresses[j]
         for i in np.flatnonzero(doubtful).tolist():
             tensor = tensors[i]
-            if self.numels[i] and tensor is not None and not has_memory(tensor):
+            if self._common.numels[i] and tensor is not None and not has_memory(tensor):
                 self._common.fail(ValueError, j, i, "has no memory (its storage was freed or resized to less)")
-            if self.numels[i] and tensor is not None and not at[i]:
+            if self._common.numels[i] and tensor is not None and not at[i]:
                 self._common.fail(ValueError, j, i, f"is a {type(tensor).__name__}, which has no memory of its own")

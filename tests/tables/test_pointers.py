@@ -251,8 +251,8 @@ def test_strides_of_dimensions_of_one_do_not_matter() -> None:
     odd = torch.ones(1, 5, 1).as_strided((1, 5, 1), (99, 1, 42))
     assert build([torch.ones(1, 5, 1)], [odd]).host.rows["numel"].tolist() == [5]
     conv = torch.ones(8, 1, 3, 3)
-    assert build([conv], [conv.clone().to(memory_format=torch.channels_last)]).numels.tolist() == [72]
-    assert build([torch.ones(1)], [torch.ones(4)[::4]]).numels.tolist() == [1]
+    assert build([conv], [conv.clone().to(memory_format=torch.channels_last)]).numels == [72]
+    assert build([torch.ones(1)], [torch.ones(4)[::4]]).numels == [1]
 
 
 # ---- memory that is shared ----
@@ -284,7 +284,7 @@ def test_neighbours_do_not_overlap() -> None:
 def test_one_row_may_read_exactly_what_it_writes() -> None:
     """foreach_mul(x, x): the element is read before it is written."""
     values = tensors((5,), (7,))
-    assert build(values, values, writes=[0]).numels.tolist() == [5, 7]
+    assert build(values, values, writes=[0]).numels == [5, 7]
     with pytest.raises(ValueError, match=r"tensors 1 and 0 .* overlap"):  # another row's is written meanwhile
         build([values[0], values[0].clone()], [torch.ones(5), values[0]], writes=[0])
     with pytest.raises(ValueError, match="overlap"):  # written twice
