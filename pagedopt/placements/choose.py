@@ -270,7 +270,6 @@ def _warn_of_stand_in(device: torch.device, placement: Placement, kind: type[Are
     warn_once(
         ("placement", str(device), shown(placement), kind.name),
         f"placement={shown(placement)} on {device}: {reason}. State is kept in {place}; results are the same",
-        stacklevel=4,
     )
 
 

@@ -14,6 +14,7 @@ import torch
 from ..paging.budget import NOTHING, Budget
 from ..paging.pages import Width
 from ..system import host
+from ..system.warn import outside
 from ..tables.format import Column
 from ..tables.shards import like_shard, local
 from . import choose
@@ -215,7 +216,7 @@ class Store:
                 f"{owner}: {loose:,} bytes of optimizer state lie where they were put, outside of what device_budget="
                 f"{self.budget.said!r} covers; set_device_budget() brings them home",
                 RuntimeWarning,
-                stacklevel=6,
+                stacklevel=outside(),
             )
 
     def forget(self, in_use: Iterable[torch.Tensor]) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from ..system import driver
 from ..system.log import log
+from ..system.warn import outside
 from .by_value import HybridTransport, StructTransport
 from .pool import PooledTransport
 from .ring import ManagedTransport, MappedTransport, MemcpyTransport, RingTransport
@@ -117,5 +118,5 @@ def _working(name: str, device: int) -> str:
     if reason:
         text = f"cuda:{device} cannot use {name!r} pointer tables: {reason}. Using {chosen!r}; results are the same"
         log.warning(text)
-        warnings.warn(text, RuntimeWarning, stacklevel=3)
+        warnings.warn(text, RuntimeWarning, stacklevel=outside())
     return chosen

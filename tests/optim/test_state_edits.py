@@ -13,6 +13,8 @@ from edits import CASES, STATE_EDITS, Edit, each_entry, groups_of, parameters, s
 from edits_check import EVERY, LENIENT, PLACEMENTS, World, assert_same, edits_for, parametrized, run, worlds
 from edits_groups import GROUP_EDITS, add_group
 
+from pagedopt import PagedAdamW
+
 #: Edits that put all or some state where no budget covers it.
 OUTSIDE = ("clones", "the large entry of clones", "offload", "update", "offload .data", "prune the large")
 
@@ -208,3 +210,14 @@ def test_a_moment_without_memory_is_refused(placement: str) -> None:
     entry["exp_avg"].untyped_storage().resize_(0)
     assert isinstance(ours.attempt(1, 3), (RuntimeError, ValueError))
     assert all(torch.equal(a, b) for a, b in zip(start, ours.params, strict=True))
+
+
+def test_the_warning_names_the_line_that_made_the_step() -> None:
+    p = torch.nn.Parameter(torch.ones(1000))
+    p.grad = torch.ones(1000)
+    optimizer = PagedAdamW([p], placement="file", device_budget=0)
+    optimizer.step()
+    optimizer.state[p]["exp_avg"] = torch.zeros(1000)
+    with pytest.warns(RuntimeWarning, match="lie where they were put") as seen:
+        optimizer.step()
+    assert [warning.filename for warning in seen] == [__file__]
