@@ -70,10 +70,13 @@ def _values(entries: Sequence[Any]) -> tuple[Callable[[Any], Any], ...]:
     """What gets the value of each name, if all entries have the same names."""
     if not entries or not all(isinstance(entry, Mapping) and entry.keys() == entries[0].keys() for entry in entries):
         return ()
-    return _getters(tuple(entries[0]))
+    names = tuple(entries[0])
+    if all(type(name) is str for name in names):
+        return _getters(names)
+    return tuple(map(itemgetter, names))  # a name that is an object of the user's is not for a cache to keep alive
 
 
 @functools.lru_cache(maxsize=256)
-def _getters(names: tuple[Any, ...]) -> tuple[Callable[[Any], Any], ...]:
+def _getters(names: tuple[str, ...]) -> tuple[Callable[[Any], Any], ...]:
     """The same for all optimizers whose state has these names."""
     return tuple(map(itemgetter, names))

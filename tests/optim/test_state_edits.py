@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import random
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -221,3 +223,17 @@ def test_the_warning_names_the_line_that_made_the_step() -> None:
     with pytest.warns(RuntimeWarning, match="lie where they were put") as seen:
         optimizer.step()
     assert [warning.filename for warning in seen] == [__file__]
+
+
+def test_a_name_in_state_that_is_an_object_goes_with_its_optimizer() -> None:
+    p = torch.nn.Parameter(torch.ones(3))
+    p.grad = torch.ones(3)
+    optimizer = PagedAdamW([p])
+    optimizer.step()
+    name = torch.empty(5)
+    optimizer.state[p][name] = "the user's"
+    optimizer.step()
+    there = weakref.ref(name)
+    del optimizer, p, name
+    gc.collect()
+    assert there() is None
