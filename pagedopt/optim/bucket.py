@@ -47,7 +47,7 @@ class Bucket:
         self.sets = min(2 * len(set(self.groups)), len(members))
         self.route = route(optimizer.store, self.lists.params, self.lists.state)
         formats = (None, None, *members[0].formats[2:])
-        self.sweep = self._sweep(optimizer, self.lists.grads(shards, laid_out=True), formats)
+        self.sweep = self._sweep(optimizer, self.lists.grads(shards, laid_out=True), formats, self.sets)
         self._numbers = _numbers(optimizer, members, shared)
         self._absent: list[int] | None = None
         self._sets = self._leaders = _zeros(len(members))
@@ -75,12 +75,12 @@ class Bucket:
         shared = {at for at in numbers if at in once or once.add(at)}  # type: ignore[func-returns-value]
         return [cls(optimizer, each, shared, shards) for each in found.values()]
 
-    def _sweep(self, optimizer: Owner, grads: TensorList, formats: Sequence[Format | None]) -> Sweep:
+    def _sweep(self, optimizer: Owner, grads: TensorList, formats: Sequence[Format | None], sets: int) -> Sweep:
         rows, shape = (self.route.rows, self.route.geometry) if self.route else (None, None)
         lists = [self.lists.params, grads, *self.lists.state]
         device, transport = self.params[0].device, optimizer.transport
         return Sweep(
-            self.rule, lists, formats=formats, sets=self.sets,
+            self.rule, lists, formats=formats, sets=sets,
             transport=pooled(transport, device.index) if device.type == "cuda" else transport,
             blocks=optimizer.blocks, rows=rows, geometry=shape,
         )  # fmt: skip
@@ -175,6 +175,7 @@ class Bucket:
 
     def _find_pattern(self, optimizer: Owner, absent: list[int], grads: Tensors, own: Mapping[str, Values]) -> None:
         """Which rows share hyperparameters: those of one group whose ``own`` ones are alike."""
+        self._absent = None  # until all is as it is found: what fails between here and there is looked for again
         groups = keys = np.array(self.groups, np.int64)
         for values in own.values():
             distinct, rank = np.unique(
@@ -184,14 +185,13 @@ class Bucket:
         present = np.setdiff1d(np.arange(len(keys)), absent)
         _, first, inverse = np.unique(keys[present], return_index=True, return_inverse=True)
         if len(first) > self.sets:  # parameters have begun to differ in their own ones
-            self.sets = min(2 * len(first), len(keys))
-            self.sweep = self._sweep(optimizer, grads, self.sweep.stored.given)
-            self._compiled = None
+            sets = min(2 * len(first), len(keys))
+            sweep, self._compiled = self._sweep(optimizer, grads, self.sweep.stored.given, sets), None
+            self.sweep, self.sets = sweep, sets
         rows = present[first]  # in the order of groups
         ends = np.flatnonzero(np.diff(groups[rows])) + 1
         parts = np.split(rows, ends)
         self._pattern = tuple([(int(groups[p[0]]), int(p[0]) if len(p) == 1 else p) for p in parts])
-        self._absent = absent
         if len(rows) == 1 and not absent:
             self._sets = self._leaders = _zeros(len(keys))
         else:
@@ -200,6 +200,7 @@ class Bucket:
             self._leaders = np.arange(len(keys))
             self._leaders[present] = rows[inverse]
         self.sweep.table.assign_sets(self._sets)
+        self._absent = absent
 
 
 @functools.lru_cache(maxsize=16)

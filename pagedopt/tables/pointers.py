@@ -165,9 +165,9 @@ class PointerTable:
         if not changes and not self._unwritten:
             return False
         self._unwritten = True  # until they are: what fails between here and there is made good by the next call
+        self._addresses = addresses  # first: who finds a column of today looks at no address again
         for j, (column, _) in changes.items():
             self._columns[j] = column
-        self._addresses = addresses
         self.absent = sorted(set().union(*[c.absent for c in self._columns if c and c.absent]))
         self._write_rows()
         self._unwritten = False

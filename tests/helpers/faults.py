@@ -47,10 +47,11 @@ class Stage:
         self.params: Params = [torch.nn.Parameter(numbers(s, 900 + i, scene.device)) for i, s in enumerate(shapes)]
         self.params[2] = torch.nn.Parameter(self.params[2].detach().double())
         self.optimizer: Any = None
+        self.left: list[torch.Tensor] = []
         self.act = OPERATIONS[scene.operation](self)
 
     def construct(self) -> None:
-        groups = [{"params": self.params[:1]}, {"params": self.params[1:3], "lr": 0.07}]
+        groups = [{"params": self.params[:1]}, {"params": self.params[1:], "lr": 0.07}]
         self.optimizer = self.case.make(self.theirs, groups, **options(self.scene))
 
     def train(self, count: int, first: int) -> None:
@@ -121,6 +122,28 @@ def step_after_a_cast(stage: Stage) -> Callable[[], Any]:
     return lambda: stage.optimizer.step()
 
 
+def step_after_a_move(stage: Stage) -> Callable[[], Any]:
+    """``.data`` lies elsewhere: the table is written anew, and nothing where the parameters were."""
+    stage.construct()
+    stage.train(2, 0)
+    stage.left = [p.data for p in stage.params]  # alive: who writes there does no harm but this
+    for p in stage.params:
+        p.data = p.data.clone()
+    stage.gradients(2)
+    return lambda: stage.optimizer.step()
+
+
+def step_with_other_counts(stage: Stage) -> Callable[[], Any]:
+    """Parameters of one launch begin to differ in their own numbers: it needs room for more sets of them."""
+    stage.params += [torch.nn.Parameter(numbers((40 + i,), 60 + i, stage.scene.device)) for i in range(4)]
+    stage.construct()
+    stage.train(2, 0)
+    for i, p in enumerate(stage.params):
+        stage.optimizer.state[p]["step"].fill_(3 + i)
+    stage.gradients(2)
+    return lambda: stage.optimizer.step()
+
+
 @functools.cache
 def other_training(scene: Scene) -> dict[str, Any]:
     """A checkpoint of torch's optimizer with other values everywhere."""
@@ -153,6 +176,8 @@ OPERATIONS: dict[str, Callable[[Stage], Callable[[], Any]]] = {
     "step": functools.partial(step, before=2),
     "step with group": step_with_group,
     "step after a cast": step_after_a_cast,
+    "step after a move": step_after_a_move,
+    "step with other counts": step_with_other_counts,
     "add group": add_group,
     "load fresh": load,
     "load used": functools.partial(load, before=2),
