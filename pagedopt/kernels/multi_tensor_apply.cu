@@ -106,7 +106,7 @@ __device__ __forceinline__ void apply_chunk(
 #pragma unroll
     for (int i = 0; i < Rule::uniforms; ++i) u[i] = work.u[i];
 
-    // Packs begin with a line of the list that is written last: a sector that two warps write costs both. What lies
+    // Packs begin with a line of the list that is written last, so that no two warps write to one sector. What lies
     // before the first line is the tensor's head; every chunk begins and ends as much later than it is listed.
     constexpr int last = highest(Rule::writes);
     constexpr word LINE = THREADS > 32 ? 128 : 16;
