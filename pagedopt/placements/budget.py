@@ -24,9 +24,6 @@ def divide(arenas: Sequence[tuple[type[Arena], Layout]], budget: Budget) -> list
     return [next(paged) if kind.paged else layout.pages if kind.away is None else 0 for kind, layout in arenas]
 
 
-_NOTHING: dict[torch.device, int] = {}
-
-
 class Limits:
     """The budget of an optimizer on each device.
 
@@ -39,8 +36,7 @@ class Limits:
 
     def __init__(self, budget: Budget, away: Callable[[torch.device], int] | None = None) -> None:
         self.budget, self._away = budget, away
-        #: Bytes that may be away, or with "auto" stay; nothing is written where nothing is measured.
-        self._measured: dict[torch.device, int] = {} if budget.measured else _NOTHING
+        self._measured: dict[torch.device, int] = {}  # bytes that may be away, or with "auto" stay
         self._steps = 0
 
     def of(self, device: torch.device, here: Sequence[Arena]) -> Budget:

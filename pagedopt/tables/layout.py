@@ -96,10 +96,6 @@ def _in_words(plan: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     return plan.view(np.int64).reshape(-1, 2)
 
 
-#: The chunks of every table over one tensor that is one of them; to read.
-_ONE_CHUNK = _in_words(chunks([1], 16))
-
-
 class HostTable:
     """The words of a table in ordinary memory, and a stamp for each part that says when it last changed.
 
@@ -137,9 +133,7 @@ class HostTable:
         self.rows_at = sets * uniforms
         self.rows_end = self.rows_at + len(sizes) * (lists + 2)
         self.lists_chunks = bool(((sizes < 1) | (sizes > self.geometry.chunk_numel)).any())
-        plan = _ONE_CHUNK
-        if self.lists_chunks or len(sizes) != 1:
-            plan = _in_words(chunks(sizes, self.geometry.chunk_numel))
+        plan = _in_words(chunks(sizes, self.geometry.chunk_numel))
         self.words: Words = np.zeros(self.rows_end + (2 * len(plan) if self.lists_chunks else 0), np.uint64)
         self.scalars = self.words[: self.rows_at].view(np.float64).reshape(sets, uniforms)
         self.row_words = self.words[self.rows_at : self.rows_end].view(np.int64).reshape(-1, lists + 2)
