@@ -20,7 +20,6 @@ from experiments.harness.run import Run
 from experiments.harness.show import Table
 from experiments.harness.time import Case
 from pagedopt import PagedAdamW
-from pagedopt.optim.launches import Launches
 from pagedopt.optim.scalars import scalars_of
 
 
@@ -50,7 +49,9 @@ def pieces(count: int, device: torch.device) -> dict[str, Callable[[], object]]:
     optimizer, fused = PagedAdamW(params), torch.optim.AdamW(params, fused=True)
     optimizer.step()
     fused.step()
-    (bucket,) = Launches(optimizer, {}).buckets
+    assert optimizer._launches is not None
+    (bucket,) = optimizer._launches.buckets
+    written = optimizer._prepare().updates[0].written
     sweep, group = bucket.sweep, optimizer.param_groups[0]
     grads = [p.grad for p in params]
     step = [1.0]
@@ -67,7 +68,7 @@ def pieces(count: int, device: torch.device) -> dict[str, Callable[[], object]]:
         "addresses and layouts of parameters": lambda: sweep.refresh([params, None]),
         "addresses and layouts of gradients": lambda: sweep.refresh([None, grads]),
         "new scalars, hand the table over, launch": run,
-        "version counters": lambda: torch.autograd.graph.increment_version(bucket._written),
+        "version counters": lambda: torch.autograd.graph.increment_version(written),
     }
 
 

@@ -7,7 +7,7 @@ and the next process loads it.  Read one with ``rule.numba_source()``.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +22,9 @@ from .rule import KernelRule
 SHARES = 8
 #: Elements for which one more thread of our own is worth waking.
 LEAST = 1 << 17
+
+#: By span of the chunks, what to call.
+Ways = dict[Span | None, Callable[[], None]]
 
 #: The module that generated ones call into.
 _NUMBERS = "pagedopt.kernels.numba_numbers"
@@ -52,7 +55,7 @@ def _kernel(rule: KernelRule, formats: tuple[Format, ...]) -> Callable[..., None
 
 def _compiled(kernel: Callable[..., None], lists: int, uniforms: int) -> Callable[..., None]:
     """``kernel`` after a call without work: what can go wrong in a compiler goes wrong before a step has begun."""
-    kernel(*_walk(HostTable(lists, [1], uniforms)).arguments, 0, 0)
+    kernel(*arguments_of(HostTable(lists, [1], uniforms)), 0, 0)
     return kernel
 
 
@@ -68,52 +71,55 @@ def run(compiled: Callable[..., None], table: HostTable, span: Span | None = Non
 
     When it returns or raises, no thread is in the table any more.
     """
-    walk: _Walk = table.walk or _walk(table)
-    first, last = span or (0, len(table.chunk_words))
-    if last - first <= 1:
-        compiled(*walk.arguments, first, last)
-        return
+    ways(compiled, table, (span,))[span]()
+
+
+def ways(compiled: Callable[..., None], table: HostTable, spans: Iterable[Span | None]) -> Ways:
+    """What to call for each span of the chunks (None: all); all that such a call needs is there when this returns."""
     count = torch.get_num_threads()
     member = team.member(compiled) if count > 1 else None
-    key = (compiled, member, count, span)
-    if (way := walk.ways.get(key)) is None:
-        way = walk.ways[key] = _way(compiled, member, walk.arguments, table, span, count)
-    way()
+    walk: _Walk = table.walk
+    if walk is None or walk.by is not compiled or walk.member != member or walk.threads != count:
+        walk = table.walk = _Walk(compiled, member, count, {})
+    for span in spans:
+        if span not in walk.ways:
+            walk.ways[span] = _way(walk, table, span or (0, len(table.chunk_words)))
+    return walk.ways
 
 
 class _Walk(NamedTuple):
     """What is worked out once for a table.
 
     Attributes:
-        arguments: what a kernel takes before the first and the last chunk.
-        ways: by kernel, what it is to a team, number of threads and span of the chunks (None: all): what to call.
+        by: the kernel.
+        member: what it is to a team; None: it has none.
+        threads: how many.
+        ways: by span, what to call.
     """
 
-    arguments: tuple[Any, ...]
-    ways: dict[tuple[Callable[..., None], int | None, int, Span | None], Callable[[], None]]
+    by: Callable[..., None]
+    member: int | None
+    threads: int
+    ways: Ways
 
 
-def _walk(table: HostTable) -> _Walk:
-    walk = table.walk = _Walk((table.scalars, table.row_words, table.chunk_words, table.geometry.chunk_numel), {})
-    return walk
+def arguments_of(table: HostTable) -> tuple[Any, ...]:
+    """What a kernel takes before the first and the last chunk."""
+    return table.scalars, table.row_words, table.chunk_words, table.geometry.chunk_numel
 
 
-def _way(
-    compiled: Callable[..., None],
-    member: int | None,
-    arguments: tuple[Any, ...],
-    table: HostTable,
-    span: Span | None,
-    count: int,
-) -> Callable[[], None]:
+def _way(walk: _Walk, table: HostTable, span: Span) -> Callable[[], None]:
     """How to walk: on this thread alone; on a team, of whose threads each has one stretch and the same in every step,
     which its cache may still hold; or on threads of our own, of which each takes what is left."""
-    each, least = (SHARES, LEAST // SHARES) if member is None else (1, team.LEAST)
-    whole = span or (0, len(table.chunks))
-    stretches = table.shares(whole, count * each, least)
+    each, least = (SHARES, LEAST // SHARES) if walk.member is None else (1, team.LEAST)
+    arguments = arguments_of(table)
+    alone = functools.partial(walk.by, *arguments, *span)
+    if walk.threads == 1 or span[1] - span[0] <= 1:
+        return alone
+    stretches = table.shares(span, walk.threads * each, least)
     if len(stretches) <= each:
-        return functools.partial(compiled, *arguments, *whole)
-    if member is None:
-        walk = functools.partial(compiled, *arguments)
-        return functools.partial(threads.run, walk, stretches, -(-len(stretches) // each))
-    return functools.partial(team.Call(arguments, stretches).run, member, count)
+        return alone
+    if walk.member is None:
+        some = functools.partial(walk.by, *arguments)
+        return functools.partial(threads.run, some, stretches, -(-len(stretches) // each))
+    return functools.partial(team.Call(arguments, stretches).run, walk.member, walk.threads)

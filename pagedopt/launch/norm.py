@@ -11,6 +11,7 @@ import torch
 from ..formats.floating import SINGLES, known, of_dtype
 from ..kernels import cpu, cuda
 from ..kernels.source import arithmetic
+from ..system import internals
 from ..tables.layout import HostTable
 from ..tables.pointers import PointerTable
 from ..transports.choose import Kind, shared
@@ -71,7 +72,7 @@ def _cuda(table: PointerTable, order: int, out_dtype: torch.dtype, transport: Ki
     host.set_addresses(np.array([table.host.addresses[:, 0], firsts, places], np.uint64).T)
     lender = shared(transport, device.index)
     with torch.cuda.device(device):
-        handle = torch._C._cuda_getCurrentRawStream(device.index)
+        handle = internals.current_stream(device.index)
         for stage, form in (("chunks", listed), ("rows", results)):
             with lender.lend(host, handle) as lent:
                 kernel = cuda.norm_kernel(stage, order, form, number, host.geometry.threads, lent.kind, device.index)

@@ -14,8 +14,9 @@ import torch
 from ..paging.pages import Indices, Pieces, cut
 from ..paging.policy import Move, schedule
 from ..paging.visits import Mover, Span, Step, plan
-from ..placements.movers import slot_offset
-from ..placements.store import Store
+from ..placements.arena import Arena
+from ..placements.movers import Ring, slot_offset
+from ..placements.store import Store, find
 from ..tables.layout import BLOCK, Geometry, HostTable, choose_geometry
 from ..tables.pointers import Rows
 
@@ -73,14 +74,17 @@ class Route:
             self._plan, self._planned = _steps(at_hand, tuple(visits)), (table, tuple(absent))
         return self._plan
 
-    def mover(self) -> Mover:
+    def mover(self, arenas: Sequence[Arena]) -> Mover:
         """What carries the pages of one step; its launches go to the current stream.
+
+        Args:
+            arenas: of the store, by the numbers that moves name.
 
         Raises:
             torch.OutOfMemoryError: there is no room for the ring of slots.
         """
-        store, (move, _) = self.store, self.moves[0]
-        return store.arenas[move.arena].mover(store.arenas, store.ring)
+        move, _ = self.moves[0]
+        return arenas[move.arena].mover(arenas, self.store.ring)
 
 
 def route(store: Store, params: Sequence[torch.Tensor], states: Sequence[Sequence[torch.Tensor]]) -> Route | None:
@@ -91,16 +95,17 @@ def route(store: Store, params: Sequence[torch.Tensor], states: Sequence[Sequenc
     """
     if not params or not states:
         return None
-    found = [store.find(each) for each in zip(*states, strict=True)]
+    arenas = store.arenas  # a list that stays as it is, whatever the store drops meanwhile
+    found = [find(arenas, each) for each in zip(*states, strict=True)]
     passing = {
         number
-        for number, arena in enumerate(store.arenas)
+        for number, arena in enumerate(arenas)
         if arena.away and arena.resident < arena.layout.pages and store.way(arena) == "staged"
     }
-    if not any(at is not None and at[0] in passing for at in found) or _half_in(store, passing, found, states):
+    if not any(at is not None and at[0] in passing for at in found) or _half_in(arenas, passing, found, states):
         return None
-    parts = _parts(store, params, found, passing)
-    away = np.array([a >= 0 and p >= store.arenas[a].resident for a, p in zip(parts.arena, parts.page, strict=True)])
+    parts = _parts(arenas, params, found, passing)
+    away = np.array([a >= 0 and p >= arenas[a].resident for a, p in zip(parts.arena, parts.page, strict=True)])
     if not away.any():
         return None
     order = np.lexsort((parts.offset, parts.param, parts.page, parts.arena, away))
@@ -110,7 +115,7 @@ def route(store: Store, params: Sequence[torch.Tensor], states: Sequence[Sequenc
     if device.type == "cuda":
         shift = np.zeros((len(order), 2 + len(states)), np.uint64)
         for move, (first, last) in moves:
-            shift[first:last, 2:] = _shift(store, device, move)
+            shift[first:last, 2:] = _shift(store.ring(device), arenas[move.arena], move)
     if len(parts.param) == len(params) == 1 and shift is _IN_PLACE:
         rows, moves = _one_row(params[0].numel(), moves)
     else:
@@ -155,7 +160,7 @@ def _moves(parts: _Parts, at_hand: int) -> Visits:
 
 
 def _half_in(
-    store: Store,
+    arenas: Sequence[Arena],
     passing: set[int],
     found: Sequence[tuple[int, int] | None],
     states: Sequence[Sequence[torch.Tensor]],
@@ -165,19 +170,19 @@ def _half_in(
     An update of the rest in place would be lost when the page that was copied before it is copied back.
     """
     return any(
-        at is None and any(store.arenas[number].holds(s) for s in each for number in passing)
+        at is None and any(arenas[number].holds(s) for s in each for number in passing)
         for at, each in zip(found, zip(*states, strict=True), strict=True)
     )
 
 
 def _parts(
-    store: Store, params: Sequence[torch.Tensor], found: Sequence[tuple[int, int] | None], passing: set[int]
+    arenas: Sequence[Arena], params: Sequence[torch.Tensor], found: Sequence[tuple[int, int] | None], passing: set[int]
 ) -> _Parts:
     """Pieces of parameters in passing arenas, others whole."""
     columns: list[tuple[Indices, ...]] = []
     for number in passing:
-        pieces: Pieces = cut(store.arenas[number].layout)
-        param = np.full(len(store.arenas[number].layout.numels), -1, np.int64)
+        pieces: Pieces = cut(arenas[number].layout)
+        param = np.full(len(arenas[number].layout.numels), -1, np.int64)
         for i, at in enumerate(found):
             if at is not None and at[0] == number:
                 param[at[1]] = i
@@ -192,10 +197,9 @@ def _parts(
     return _Parts(*(np.concatenate(c).astype(np.int64) for c in zip(*columns, strict=True)))
 
 
-def _shift(store: Store, device: torch.device, move: Move) -> list[np.uint64]:
+def _shift(ring: Ring, arena: Arena, move: Move) -> list[np.uint64]:
     """Bytes from where a page's sections lie to where they lie in its slot, modulo 2**64."""
-    arena = store.arenas[move.arena]
-    slot, base = store.ring(device).address(move.slot), arena.tensor.data_ptr()
+    slot, base = ring.address(move.slot), arena.tensor.data_ptr()
     starts = [offset for offset, _ in arena.layout.extents(move.page)]
     return [
         np.uint64((slot + slot_offset(arena.layout, section) - base - start) % 2**64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +12,10 @@ import torch
 from ..formats.format import Format
 from ..kernels import cpu, cuda
 from ..kernels.source import arithmetic
-from ..paging.visits import WHOLE, Mover, Span, Step, carry_out
+from ..paging.visits import WHOLE, Launch, Mover, Span, Step, carry_out
 from ..rules import Rule
 from ..rules.rule import check_rule
+from ..system import internals
 from ..tables.layout import Geometry
 from ..tables.pointers import PointerTable, Rows, TensorList
 from ..transports.choose import Kind, check_transport, create, over_link, shared
@@ -44,8 +46,8 @@ class Sweep:
     """
 
     __slots__ = (
-        "__weakref__", "arithmetic", "begun", "blocks", "device", "formats", "launches", "rule", "stored", "table",
-        "transport",
+        "__weakref__", "_kernels", "arithmetic", "begun", "blocks", "device", "formats", "launches", "rule", "stored",
+        "table", "transport",
     )  # fmt: skip
 
     def __init__(
@@ -105,11 +107,19 @@ class Sweep:
             self._take_formats()
         return changed
 
+    def take(self, lists: Sequence[TensorList | None]) -> bool:
+        """The same, each tensor looked at; see :meth:`PointerTable.take`."""
+        changed = self.table.take(lists)
+        if changed:
+            self._take_formats()
+        return changed
+
     def _take_formats(self) -> None:
         """The kernel is chosen by these; a list of absent tensors has none before the first tensor comes."""
         self.formats = self.stored.formats(self.table.dtypes)
         #: The dtype in which the kernel computes.
         self.arithmetic = arithmetic(self.formats)
+        self._kernels: dict[object, Any] = {}  # by what else they depend on (see kernel())
 
     def run(self, scalars: Scalars | Sequence[Sequence[float]], steps: Iterable[Step] = WHOLE, seed: int = 0) -> None:
         """Update every tensor once where it lies now, on the current stream, without waiting for it.
@@ -155,31 +165,33 @@ class Sweep:
             self._launch_on_cpu(steps, mover)
             return
         index = self.device.index
-        if torch._C._cuda_getDevice() == index:
+        if internals.current_device() == index:
             self._launch_on_cuda(index, steps, mover)
         else:
             with torch.cuda.device(index):
                 self._launch_on_cuda(index, steps, mover)
 
     def _launch_on_cpu(self, steps: Iterable[Step], mover: Mover | None) -> None:
-        table, kernel = self.table.host, cpu.kernel(self.rule, self.formats)
+        steps = tuple(steps)
+        ways = cpu.ways(self.kernel(), self.table.host, [step.span for step in steps if isinstance(step, Launch)])
 
         def launch(span: Span | None) -> None:
-            self.begun = True  # before it has: an interrupt may come between the two
-            cpu.run(kernel, table, span)
+            way = ways[span]
+            self.begun = True  # now: nothing is left that may fail, but the update itself
+            way()
             self.launches += 1
 
         carry_out(steps, launch, mover)
 
     def _launch_on_cuda(self, index: int, steps: Iterable[Step], mover: Mover | None) -> None:
-        handle = torch._C._cuda_getCurrentRawStream(index)
+        handle = internals.current_stream(index)
         stream = cuda.Stream(handle)
         with self.transport.lend(self.table.host, handle) as lent:
-            kernel = self._kernel(lent.kind)  # before any page is on its way
+            kernel = self.kernel(lent.kind)  # before any page is on its way
 
             def launch(span: Span | None) -> None:
                 for argument, chunks in lent.parts(span):
-                    self.begun = True  # before it has: an interrupt may come between the two
+                    self.begun = True  # now: nothing is left that may fail, but the launch itself
                     kernel(argument, chunks, stream)
                     self.launches += 1
 
@@ -199,15 +211,27 @@ class Sweep:
             RuleError: the rule is no longer what was translated.
         """
         self.rule.check()
-        if self.device.type == "cuda":
-            self._kernel(self.transport.kind(self.table.host))
-        else:
-            cpu.kernel(self.rule, self.formats)
+        self.kernel()
 
-    def _kernel(self, kind: str) -> cuda.CudaKernel:
-        """The compiled CUDA kernel for these lists, whose table travels as a ``kind``."""
-        threads = self.table.host.geometry.threads
-        return cuda.multi_tensor_kernel(self.rule, self.formats, threads, kind, self.device.index, self.blocks)
+    def kernel(self, kind: str | None = None) -> Any:
+        """The compiled kernel for these lists, which is found anew when their formats have changed.
+
+        Args:
+            kind: as what the table travels to a CUDA device; None: as the transport says now.
+        """
+        key: object = kind
+        if self.device.type == "cpu":
+            key = torch.get_num_threads() > 1  # what a team of threads needs is compiled for several
+        elif kind is None:
+            key = kind = self.transport.kind(self.table.host)
+        found = self._kernels.get(key)
+        if found is None and kind is None:
+            found = self._kernels[key] = cpu.kernel(self.rule, self.formats)
+        elif found is None and kind is not None:
+            threads, index = self.table.host.geometry.threads, self.device.index
+            found = cuda.multi_tensor_kernel(self.rule, self.formats, threads, kind, index, self.blocks)
+            self._kernels[key] = found
+        return found
 
     def capture(self, scalars: Scalars) -> CapturedSweep:
         """Capture one :meth:`run` with these scalars into a CUDA graph of its own (see :class:`CapturedSweep`).

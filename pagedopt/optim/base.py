@@ -20,14 +20,15 @@ from ..placements.report import MemoryReport
 from ..placements.store import Store
 from ..planning.affordable import Affordable
 from ..rules import Rule
+from ..system.internals import opaque
 from ..system.log import log
 from ..units import parse_bytes, text_of_bytes
 from .copying import bring_home, duplicate, into_pages
 from .declared import check_group, check_initial, check_rules, check_scalars
 from .encoding import decoded
-from .launches import Launches
+from .launches import Launches, PreparedStep, grads_of_shards, prepare_again, prepare_anew
 from .loading.load import load
-from .members import reduced, refuse, sharded, state_tensors
+from .members import refuse, state_tensors
 from .options import Options, complete
 from .out_of_memory import advise, is_out_of_memory
 from .owner import Group
@@ -87,7 +88,7 @@ class PagedOptimizer(torch.optim.Optimizer):
     #: What has left state that belongs to no step, in words; "" if nothing has.
     damaged: str = ""
 
-    @torch._disable_dynamo  # what is set in a frame that is traced is lost where the graph breaks
+    @opaque  # what is set in a frame that is traced is lost where the graph breaks
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any], **options: Unpack[Options]) -> None:
         self._configure(options)
         super().__init__(params, defaults)
@@ -95,7 +96,7 @@ class PagedOptimizer(torch.optim.Optimizer):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "__init__" in vars(cls):
-            cls.__init__ = torch._disable_dynamo(cls.__init__)  # type: ignore[method-assign]
+            cls.__init__ = opaque(cls.__init__)  # type: ignore[method-assign]
 
     def _configure(self, options: Options) -> None:
         name, rules = type(self).__name__, self.rules  # who chooses and does not say among which, is checked in a step
@@ -168,7 +169,7 @@ class PagedOptimizer(torch.optim.Optimizer):
         self._step()
         return loss
 
-    @torch._disable_dynamo  # one opaque call for torch.compile; loads nothing that torch's own methods do not load
+    @opaque  # one call for torch.compile; loads nothing that torch's own methods do not load
     @in_turn
     def _step(self) -> None:
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
@@ -178,33 +179,31 @@ class PagedOptimizer(torch.optim.Optimizer):
             )
         if self.damaged:
             self._check_whole()
-        self.store.check_owner()
+        done = None
+        while done is None:  # more than once only where others move pages at the same time
+            done = self._launches = self._prepare().run()
+
+    def _prepare(self) -> PreparedStep:
+        """A step for what state and groups hold now, before it happens."""
         if self.store.budget.auto:
             with self._moving("device_budget 'auto'"):
                 self.store.remeasure_auto()
-        self._prepared().run(self)
-
-    def _prepared(self) -> Launches:
-        """Launches for what state and groups hold now, ready to run."""
-        known, changed = self._launches, None
-        if known is not None and not known.current(self):
-            known = None
-        shards = reduced(known.sharded if known else sharded(self))  # once, whatever else differs between processes
-        if known is not None:
+        standing, known, found, changed = self.store.stand(), self._launches, None, None
+        if known is not None and known.residents == standing.residents:
+            found = known.watch.look(self)
+        shards = grads_of_shards(self, known, found)  # once, whatever else differs between processes
+        if known is not None and found is not None:
             try:
-                known.prepare(self, shards)
-                return known
+                return prepare_again(self, known, found, standing, shards)
             except (ValueError, TypeError) as error:  # a tensor is no longer as it was: what is now may do, too
                 changed = error.with_traceback(None)
-        self._launches = None  # its tables keep state alive that may be gone
+        self._launches = None
         try:
-            launches = self._launches = Launches(self, shards)
-            launches.prepare(self, shards)
+            return prepare_anew(self, shards)
         except Exception as error:
             if changed is not None and str(changed) != str(error):
                 error.add_note(f"since the last step: {changed}")
             raise
-        return launches
 
     def add_param_group(self, param_group: Group) -> None:
         """As torch's.

@@ -2,66 +2,82 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from ..formats.format import Format
 from ..launch.route import route
 from ..launch.sweep import Sweep
+from ..paging.visits import WHOLE
+from ..system.internals import Addresses
 from ..tables.checks import LayoutError
-from ..tables.columns import TensorList, Tensors, is_dense
+from ..tables.columns import Tensors, is_dense
 from ..tables.shards import local
 from ..transports.choose import pooled
 from .lists import Lists
 from .members import Grads, Member
 from .owner import Owner
-from .scalars import Pattern, Uniforms, uniforms_of
-from .steps import Ahead, KeptSteps, Numbers, Steps, Values, number_names
+from .scalars import Pattern, Uniforms, find_pattern, uniforms_of
+from .steps import Ahead, KeptSteps, Numbers, Numerals, Steps, Values, number_names
+from .update import Count, Update
+
+
+class Moved(ValueError):
+    """State is not where its table says: everything about it is to be looked at again."""
 
 
 class Bucket:
-    """Parameters that one launch updates.
+    """Parameters that one launch updates: their table, and what of a step stays as it is from one to the next.
+
+    It keeps no parameter, gradient or state alive: :meth:`prepare` is given them.
 
     Args:
         optimizer: whose groups and options.
         members: the parameters; they have one rule and, list by list, one format.
         shared: addresses of numbers that stand for several parameters (see :class:`Numbers`).
-        shards: see :meth:`Lists.grads`.
+        shards: gradients of DTensors.
+
+    Attributes:
+        rows: of each parameter, its index among all of the optimizer's.
+        keys: names of the columns of its state, in the rule's order.
+        names: names of its numbers.
     """
 
     __slots__ = (
-        "_absent", "_compiled", "_inference", "_leaders", "_numbers", "_pattern", "_scalars", "_sets", "_written",
-        "groups", "lists", "params", "route", "rule", "sets", "sweep",
+        "_groups", "_inference", "_loose", "_numbers", "_pattern", "_rounded", "count", "keys", "lists",
+        "names", "route", "rows", "rule", "sweep",
     )  # fmt: skip
 
     def __init__(self, optimizer: Owner, members: Sequence[Member], shared: set[int], shards: Grads) -> None:
-        self.rule = members[0].rule
-        self.groups = tuple([m.group for m in members])
-        self.lists = Lists(members)
-        self.params = self.lists.everyone
-        self.sets = min(2 * len(set(self.groups)), len(members))
-        self.route = route(optimizer.store, self.lists.params, self.lists.state)
+        self.rule, self.count = members[0].rule, len(members)
+        self.rows = tuple([m.index for m in members])
+        self.keys, self.names = tuple(members[0].kept), number_names(optimizer, self.rule)
+        self._groups = tuple([m.group for m in members])
+        self.lists = Lists(members, self.keys)
+        tensors, sets = self.tensors_of(members), min(2 * len(set(self._groups)), len(members))
         formats = (None, None, *members[0].formats[2:])
-        self.sweep = self._sweep(optimizer, self.lists.grads(shards, laid_out=True), formats, self.sets)
+        try:
+            lists = self._cut(self.lists.as_seen(tensors, shards))
+            self.route = route(optimizer.store, lists[0], lists[2:])
+            self.sweep = self._sweep(optimizer, lists, formats, sets)
+        except LayoutError:
+            if not self.lists.lay_out_gradients():
+                raise
+            lists = self._cut(self.lists.as_seen(tensors, shards))
+            self.sweep = self._sweep(optimizer, lists, formats, sets)
         self._numbers = _numbers(optimizer, members, shared)
-        self._absent: list[int] | None = None
-        self._sets = self._leaders = _zeros(len(members))
-        self._compiled: tuple[Format, ...] | None = None
-        self._pattern: Pattern = ()
-        self._scalars: Uniforms = ()
-        state = [local(m.entry[key]) for key in members[0].kept for m in members]
-        written = [*self.params, *optimizer.store.versions.of(state)]
-        self._written = tuple([t for t in written if not t.is_inference()])
-        self._inference = len(self._written) < len(written)
-        self.let_go()
+        self._pattern: Pattern | None = None
+        single = lists[0][0].is_cuda and self.sweep.arithmetic is torch.float32
+        self._rounded = tuple(optimizer.rounded_on_cuda) if single else ()
+        state = [local(m.entry[key]) for key in self.keys for m in members]
+        self._loose = tuple(optimizer.store.versions.others(state))
+        self._inference = any(t.is_inference() for t in (*lists[0], *(state[i] for i in self._loose)))
 
     @classmethod
-    def partition(cls, optimizer: Owner, members: Sequence[Member], shards: Grads) -> list[Bucket]:
+    def partition(cls, optimizer: Owner, members: Sequence[Member], shards: Grads) -> list[tuple[Bucket, list[Member]]]:
         """Sort all parameters by what a launch must have in common, one that stands twice, or two that share memory,
         into launches that follow each other."""
         memory = _memories(members)
@@ -73,153 +89,148 @@ class Bucket:
         numbers = [m.entry[name].data_ptr() for m in members for name in number_names(optimizer, m.rule)]
         once: set[int] = set()
         shared = {at for at in numbers if at in once or once.add(at)}  # type: ignore[func-returns-value]
-        return [cls(optimizer, each, shared, shards) for each in found.values()]
+        return [(cls(optimizer, each, shared, shards), each) for each in found.values()]
 
-    def _sweep(self, optimizer: Owner, grads: TensorList, formats: Sequence[Format | None], sets: int) -> Sweep:
+    def _sweep(self, optimizer: Owner, lists: Sequence[Any], formats: Sequence[Format | None], sets: int) -> Sweep:
         rows, shape = (self.route.rows, self.route.geometry) if self.route else (None, None)
-        lists = [self.lists.params, grads, *self.lists.state]
-        device, transport = self.params[0].device, optimizer.transport
-        return Sweep(
+        device, transport = lists[0][0].device, optimizer.transport
+        sweep = Sweep(
             self.rule, lists, formats=formats, sets=sets,
             transport=pooled(transport, device.index) if device.type == "cuda" else transport,
             blocks=optimizer.blocks, rows=rows, geometry=shape,
         )  # fmt: skip
+        sweep.table.let_go()
+        return sweep
 
-    def prepare(self, optimizer: Owner, ahead: Ahead, shards: Grads) -> None:
-        """Take addresses, numbers and hyperparameters as they are now, and compile: all of a step that may fail.
+    def tensors_of(self, members: Sequence[Member]) -> Tensors:
+        """What :meth:`prepare` takes of the members that it was made for: parameters, gradients, state by column."""
+        state = [m.entry[key] for key in self.keys for m in members]
+        return (*(m.param for m in members), *(m.param.grad for m in members), *state)
+
+    def numbers_of(self, members: Sequence[Member]) -> Numerals:
+        """And their numbers, name by name."""
+        return tuple([m.entry[name] for name in self.names for m in members])
+
+    def numbers_at(self) -> Addresses:
+        """Where those lay when they were last looked at."""
+        return np.concatenate([np.empty(0, np.uint64), *(each.at for _, each, _ in self._numbers)])
+
+    def _cut(self, tensors: Tensors) -> list[Any]:
+        """Lists that lie one behind the other."""
+        return [tensors[i : i + self.count] for i in range(0, len(tensors), self.count)]
+
+    def prepare(
+        self, optimizer: Owner, tensors: Tensors, numbers: Numerals, ahead: Ahead, shards: Grads
+    ) -> Update | None:
+        """The update of a step, with addresses, numbers and hyperparameters as they are now; None: nothing to update.
 
         Args:
+            tensors: parameters, gradients and state, list by list.
+            numbers: of the parameters, name by name.
             ahead: see :meth:`Numbers.read`.
-            shards: see :meth:`Lists.grads`.
+            shards: gradients of DTensors.
 
         Raises:
             RuntimeError: parameters were made in ``torch.inference_mode``, and this is outside of it (as torch).
             ValueError, TypeError: see :meth:`PointerTable.refresh`.
+            Moved: state lies elsewhere.
             CompileError: the kernel cannot be compiled.
         """
-        self.sweep.begun = False
         if self._inference and not torch.is_inference_mode_enabled():
             raise RuntimeError(
                 "parameters were made in torch.inference_mode, and can be updated only there; make them outside of it"
             )
-        if self.lists.odd:
-            self.lists.take_params()
-        else:
-            self.sweep.table.check(0)
-        grads = self.lists.grads(shards)
-        try:
-            self.sweep.refresh([self.lists.params, grads])
-        except LayoutError:
-            grads = self.lists.grads(shards, laid_out=True)
-            self.sweep.refresh([self.lists.params, grads])
+        seen = self._follow(tensors, shards)
         absent = self.sweep.table.absent
-        if len(absent) == len(self.params):
-            return
-        alike, own, scalars = absent == self._absent, {}, self.rule.scalars
-        for name, numbers in self._numbers:
-            values = numbers.coming = numbers.read(absent, ahead)
+        if len(absent) == self.count:
+            return None
+        pattern, scalars, own, counts = self._pattern, self.rule.scalars, {}, {}
+        for name, each, where in self._numbers:
+            mine = numbers[where]
+            values = each.read(mine, absent, ahead)
+            counts[name] = each, mine, values
             if name in scalars:
                 own[name] = values
-                alike = alike and (len(values) == 1 or values.tobytes() == values[self._leaders].tobytes())
-        if not alike:
-            self._find_pattern(optimizer, absent, grads, own)
-        single = self.params[0].is_cuda and self.sweep.arithmetic is torch.float32
-        rounded = optimizer.rounded_on_cuda if single else ()
-        self._scalars = uniforms_of(self.rule, optimizer, self._pattern, own, rounded)
-        for name, numbers in self._numbers:
-            if name in self.rule.carried:
-                numbers.coming = np.asarray(self._scalars)[self._sets, self.rule.carried[name]]
-                numbers.announce(absent, ahead)
-        if self._compiled is not self.sweep.formats:
-            self.sweep.compile()
-            self._compiled = self.sweep.formats
+        if pattern is None or pattern.absent != absent or not all(map(pattern.holds, own.values())):
+            pattern = self._find_pattern(optimizer, absent, seen, own)
+        sets = uniforms_of(self.rule, optimizer, pattern.groups, own, self._rounded)
+        for name, at in self.rule.carried.items():
+            each, mine, _ = counts[name]
+            coming = np.asarray(sets)[pattern.sets, at]
+            each.announce(mine, coming, absent, ahead)
+            counts[name] = each, mine, coming
+        sweep = self.sweep
+        sweep.kernel()
+        return Update(
+            sweep, self.lists, tensors, seen, pattern.absent, tuple(counts.values()), sets,
+            self._seeds(sets, pattern, counts) if sweep.stored.placed else 0, self.route,
+            WHOLE if self.route is None else self.route.plan(sweep.table.host, absent),
+            self._written(optimizer, tensors, absent), sweep.table.host.rows_stamp,
+        )  # fmt: skip
 
-    def launch(self) -> None:
-        """Launch the prepared update, and count it."""
-        absent = self.sweep.table.absent
-        if len(absent) == len(self.params):
-            return
-        self.lists.fill()
-        seeds = self._seeds(absent) if self.sweep.stored.placed else 0
-        if self.route is None:
-            self.sweep.launch(self._scalars, seeds=seeds)
-        else:
-            plan = self.route.plan(self.sweep.table.host, absent)
-            self.sweep.launch(self._scalars, plan, self.route.mover(), seeds)
-        self.lists.bring_back()
-        self._count(absent)
+    def _follow(self, tensors: Tensors, shards: Grads) -> Tensors:
+        """See to it that the table says where the tensors lie now; returns them as kernels see them."""
+        seen, table = self.lists.as_seen(tensors, shards), self.sweep.table
+        if table.look(seen):
+            return seen
+        try:
+            self.sweep.take(self._cut(seen)[:2])
+        except LayoutError:
+            if not self.lists.lay_out_gradients():
+                raise
+            seen = self.lists.as_seen(tensors, shards)
+            self.sweep.take(self._cut(seen)[:2])
+        table.let_go()
+        table.remember(seen, laid=2)
+        if not table.look(seen):
+            raise Moved("state lies elsewhere than it did")
+        return seen
 
-    def _seeds(self, absent: list[int]) -> Values:
+    def _seeds(self, sets: Uniforms, pattern: Pattern, counts: Mapping[str, Count]) -> Values:
         """For each set of hyperparameters its parameters' step, so that a run that goes on rounds as one that did not
         stop; 0 where no steps are counted."""
-        seeds = np.zeros(len(self._scalars))
-        for name, numbers in self._numbers:
-            if name == "step":
-                present = np.setdiff1d(np.arange(len(self.params)), absent)
-                seeds[self._sets[present]] = numbers.coming[present]
+        seeds = np.zeros(len(sets))
+        if "step" in counts:
+            present = np.setdiff1d(np.arange(self.count), pattern.absent)
+            seeds[pattern.sets[present]] = counts["step"][-1][present]
         return seeds
 
-    def _count(self, absent: list[int]) -> None:
-        for _, numbers in self._numbers:
-            numbers.write(absent)
-        written = self._written
-        if absent:
-            away = {id(self.params[i]) for i in absent}
-            written = tuple([t for t in written if id(t) not in away])
-        torch.autograd.graph.increment_version(written)
+    def _written(self, optimizer: Owner, tensors: Any, absent: Sequence[int]) -> Numerals:
+        """The tensors whose version counters a step raises."""
+        written = (*tensors[: self.count], *optimizer.store.versions.counters)
+        if not (absent or self._loose or self._inference):
+            return written
+        away, first = set(absent), 2 * self.count
+        written = (
+            *(p for i, p in enumerate(tensors[: self.count]) if i not in away),
+            *optimizer.store.versions.counters,
+            *(local(tensors[first + i]) for i in self._loose if i % self.count not in away),
+        )
+        return tuple([t for t in written if not t.is_inference()])
 
-    def let_go(self) -> None:
-        """Hold gradients no longer: their memory is the user's to give back.  Nor what was prepared."""
-        self.sweep.table.let_go(1)
-        self._scalars = ()
-
-    def _find_pattern(self, optimizer: Owner, absent: list[int], grads: Tensors, own: Mapping[str, Values]) -> None:
+    def _find_pattern(self, optimizer: Owner, absent: list[int], seen: Tensors, own: Mapping[str, Values]) -> Pattern:
         """Which rows share hyperparameters: those of one group whose ``own`` ones are alike."""
-        self._absent = None  # until all is as it is found: what fails between here and there is looked for again
-        groups = keys = np.array(self.groups, np.int64)
-        for values in own.values():
-            distinct, rank = np.unique(
-                values.view(np.int64), return_inverse=True
-            )  # bits: NaN is a value like any other
-            keys = keys * len(distinct) + rank
-        present = np.setdiff1d(np.arange(len(keys)), absent)
-        _, first, inverse = np.unique(keys[present], return_index=True, return_inverse=True)
-        if len(first) > self.sets:  # parameters have begun to differ in their own ones
-            sets = min(2 * len(first), len(keys))
-            sweep, self._compiled = self._sweep(optimizer, grads, self.sweep.stored.given, sets), None
-            self.sweep, self.sets = sweep, sets
-        rows = present[first]  # in the order of groups
-        ends = np.flatnonzero(np.diff(groups[rows])) + 1
-        parts = np.split(rows, ends)
-        self._pattern = tuple([(int(groups[p[0]]), int(p[0]) if len(p) == 1 else p) for p in parts])
-        if len(rows) == 1 and not absent:
-            self._sets = self._leaders = _zeros(len(keys))
-        else:
-            self._sets = np.zeros(len(keys), np.int64)
-            self._sets[present] = inverse
-            self._leaders = np.arange(len(keys))
-            self._leaders[present] = rows[inverse]
-        self.sweep.table.assign_sets(self._sets)
-        self._absent = absent
+        self._pattern = None  # until all is as it is found: what fails between here and there is looked for again
+        pattern = find_pattern(self._groups, absent, own)
+        if pattern.used > len(self.sweep.table.host.scalars):  # parameters have begun to differ in their own ones
+            sets = min(2 * pattern.used, self.count)
+            self.sweep = self._sweep(optimizer, self._cut(seen), self.sweep.stored.given, sets)
+        self.sweep.table.assign_sets(pattern.sets)
+        self._pattern = pattern
+        return pattern
 
 
-@functools.lru_cache(maxsize=16)
-def _zeros(count: int) -> npt.NDArray[np.int64]:
-    """One for all buckets of so many parameters; to read."""
-    found = np.zeros(count, np.int64)
-    found.flags.writeable = False
-    return found
-
-
-def _numbers(optimizer: Owner, members: Sequence[Member], shared: set[int]) -> tuple[tuple[str, Numbers], ...]:
-    """What each of the members has for itself, with its name."""
-    rule = members[0].rule
-    found = [(name, Numbers([m.entry[name] for m in members], shared)) for name in rule.carried]
-    if optimizer.has_step:
-        found = [("step", Steps([m.entry["step"] for m in members], shared)), *found]
-    elif "step" in rule.scalars:
+def _numbers(optimizer: Owner, members: Sequence[Member], shared: set[int]) -> tuple[tuple[str, Numbers, slice], ...]:
+    """What each of the members has for itself: its name, and where its tensors are among all numbers of the bucket."""
+    rule, count = members[0].rule, len(members)
+    found = []
+    for i, name in enumerate(number_names(optimizer, rule)):
+        kind = Steps if name == "step" and optimizer.has_step else Numbers
+        where = slice(i * count, (i + 1) * count)
+        found.append((name, kind([m.entry[name] for m in members], shared), where))
+    if not optimizer.has_step and "step" in rule.scalars:
         # Where state keeps no count, a parameter whose state is made now has no steps behind it, another one has.
-        found = [("step", KeptSteps([not m.missing or m.again for m in members])), *found]
+        found = [("step", KeptSteps([not m.missing or m.again for m in members]), slice(0)), *found]
     return tuple(found)
 
 

@@ -1,177 +1,165 @@
-"""The launches of a step: made anew when parameters or state are no longer what they were made for."""
+"""A step before it happens: what each launch does, and the state that it still has to put into ``optimizer.state``."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..rules import Rule
+from ..placements.store import Standing
 from ..system.interrupts import Uninterrupted
-from ..tables.shards import local
 from .bucket import Bucket
-from .encoding import fill
-from .members import Grads, Member, members, state_tensors
+from .members import Grads, Member, Members, members, reduced, sharded
+from .new_state import create
 from .owner import Owner
-from .steps import Ahead, Place, new_numbers, number_names
-from .watch import Watch
+from .steps import Ahead
+from .update import Update
+from .watch import Found, Watch
 
 
-class Launches:
-    """All launches of an optimizer, and the state that they still have to put into ``optimizer.state``.
-
-    Until :meth:`run` nothing of the optimizer has changed.
-
-    Args:
-        optimizer: whose.
-        shards: see :meth:`Lists.grads`.
+class Launches(NamedTuple):
+    """What stays from one step to the next: a table for each launch, and what tells whether they still fit.
 
     Attributes:
-        sharded: those of its parameters that are DTensors, each once, in an order that all processes have.
+        watch: knows the objects that they are for.
+        buckets: each with its table.
+        residents: how many pages of each arena were on the device.
+        sharded: indices of parameters that are DTensors.
+    """
+
+    watch: Watch
+    buckets: tuple[Bucket, ...]
+    residents: tuple[int, ...]
+    sharded: tuple[int, ...]
+
+
+class PreparedStep(NamedTuple):
+    """All of a step that may fail before anything has changed, done.  Until :meth:`run` the optimizer is as it was.
+
+    It is a value: to print, to keep for later, or to drop.  It keeps alive what it will read and write.
+
+    Attributes:
+        optimizer: whose.
+        updates: one for each launch, in their order.
+        standing: the arenas of state, and where their pages are.
+        known: what stays from the step before; None: this one is the first that was prepared so.
+        buckets: the launches of this step, with the members of each where nothing was known.
+        members: all parameters, where nothing was known.
+    """
+
+    optimizer: Owner
+    updates: tuple[Update, ...]
+    standing: Standing
+    known: Launches | None
+    buckets: tuple[tuple[Bucket, list[Member]], ...] = ()
+    members: Members | None = None
+
+    def run(self) -> Launches | None:
+        """Take the step.  Once its first launch has begun, it is finished and counted before a signal is handled.
+
+        Returns:
+            what stays for the next one; None: nothing was done, as another optimizer has moved pages of which this one
+            has a part since the step was prepared.
+
+        Raises:
+            RuntimeError: another step has been prepared since, with other tensors; nothing was done.
+            BaseException: what failed in the middle, or came with a second Ctrl-C; the optimizer is damaged then.
+        """
+        for update in self.updates:
+            update.check()
+        arenas, residents, held = self.standing
+        with Uninterrupted(gives_way=True), held:
+            if arenas and tuple([arena.resident for arena in arenas]) != residents:
+                return None
+            self._launch()
+        if self.known is not None or self.members is None:
+            return self.known
+        watch = Watch(self.members, self.buckets, list(self.optimizer.state))
+        return Launches(watch, tuple([bucket for bucket, _ in self.buckets]), residents, self.members.sharded)
+
+    def _launch(self) -> None:
+        optimizer = self.optimizer
+        # Set first: if we are interrupted, the text stays and says that the state is damaged.
+        optimizer.damaged = "a step ended in the middle"
+        try:
+            if self.members is not None:
+                _put_state(optimizer, self.members)
+            for update in self.updates:
+                update.launch(self.standing.arenas)
+        except BaseException as error:
+            if any(update.sweep.begun for update in self.updates):
+                optimizer.damaged = f"a step failed in the middle ({type(error).__name__}: {error})"
+            else:
+                if self.members is not None:
+                    _take_state_back(optimizer, self.members)
+                optimizer.damaged = ""
+            raise
+        optimizer.damaged = ""
+
+
+def prepare_again(optimizer: Owner, known: Launches, found: Found, standing: Standing, shards: Grads) -> PreparedStep:
+    """A step for the very objects of the last one.
+
+    Args:
+        found: these objects.
+        standing: the store's.
+        shards: gradients of DTensors.
+
+    Raises:
+        ValueError, TypeError: a tensor is not as it was: all is to be looked at again; or one cannot be used at all.
+        CompileError: the kernel cannot be compiled.
+    """
+    ahead: Ahead = {}
+    updates = []
+    for bucket, (tensors, numbers) in zip(known.buckets, found.buckets, strict=True):
+        if (update := bucket.prepare(optimizer, tensors, numbers, ahead, shards)) is not None:
+            updates.append(update)
+    return PreparedStep(optimizer, tuple(updates), standing, known)
+
+
+def prepare_anew(optimizer: Owner, shards: Grads) -> PreparedStep:
+    """A step for what state and groups hold now, and for state that is made now.
+
+    Args:
+        shards: gradients of DTensors.
 
     Raises:
         KeyError, RuntimeError, ValueError, TypeError: see :func:`members` and :class:`Bucket`.
         MemoryError, torch.OutOfMemoryError: there is no room for new state.
+        CompileError: a kernel cannot be compiled.
     """
+    everyone = members(optimizer)
+    create(optimizer, everyone.found)
+    buckets = tuple(Bucket.partition(optimizer, everyone.found, shards))
+    ahead: Ahead = {}
+    updates = [
+        bucket.prepare(optimizer, bucket.tensors_of(of), bucket.numbers_of(of), ahead, shards) for bucket, of in buckets
+    ]
+    there = tuple([update for update in updates if update is not None])
+    return PreparedStep(optimizer, there, optimizer.store.stand(), None, buckets, everyone)
 
-    __slots__ = ("_fresh", "_members", "_residents", "_rules", "_waiting", "_watch", "buckets", "sharded")
 
-    def __init__(self, optimizer: Owner, shards: Grads) -> None:
-        self._rules = _rules(optimizer)
-        found, waiting = members(optimizer)
-        self._waiting = tuple(waiting)
-        self._fresh = tuple(m for m in found if m.is_new or m.missing or m.moved)
-        optimizer.store.mind(state_tensors(optimizer), type(optimizer).__name__)
-        _create(optimizer, found)
-        self._members = tuple(found)
-        self.sharded = tuple(dict.fromkeys(m.param for m in found if m.shard is not m.param))
-        self._residents = optimizer.store.residents
-        self.buckets = tuple(Bucket.partition(optimizer, found, shards))
-        self._watch: Watch | None = None
+def grads_of_shards(optimizer: Owner, known: Launches | None, found: Found | None) -> Grads:
+    """Gradients of DTensors as their shards have them; all their processes call this once in each step."""
+    if known is None or found is None:
+        return reduced(sharded(optimizer))
+    return reduced([found.params[i] for i in known.sharded]) if known.sharded else {}
 
-    def current(self, optimizer: Owner) -> bool:
-        """Whether they are for what state and groups hold now."""
-        return (
-            self._watch is not None
-            and self._watch.same(optimizer)
-            and _rules(optimizer) == self._rules
-            and optimizer.store.residents == self._residents  # pages that others have a part of move with them
-            and (not self._waiting or all(p.grad is None for p in self._waiting))
-        )
 
-    def prepare(self, optimizer: Owner, shards: Grads) -> None:
-        """All of a step that may fail before anything has changed.
-
-        Args:
-            optimizer: whose.
-            shards: see :meth:`Lists.grads`.
-
-        Raises:
-            ValueError, TypeError: a tensor is not as it was: launches for what it is now are to be made anew; or one
-                cannot be used at all.
-            CompileError: the kernel cannot be compiled.
-        """
-        ahead: Ahead = {}
-        try:
-            for bucket in self.buckets:
-                bucket.prepare(optimizer, ahead, shards)
-            optimizer.store.prepare()
-        except BaseException:
-            self._let_go()
-            raise
-
-    def _let_go(self) -> None:
-        for bucket in self.buckets:
-            bucket.let_go()
-
-    def run(self, optimizer: Owner) -> None:
-        """Take the step.  Once its first launch has begun, it is finished and counted before a signal is handled.
-
-        Raises:
-            BaseException: what failed in the middle, or came with a second Ctrl-C; the optimizer is damaged then.
-        """
-        try:
-            with Uninterrupted(gives_way=True), optimizer.store.using():
-                self._launch(optimizer)
-        finally:
-            self._let_go()
-        if self._watch is None:
-            used = [local(m.entry[n]) for m in self._members for n in (*number_names(optimizer, m.rule), *m.kept)]
-            self._watch = Watch(optimizer, used)
-            self._members = ()  # of no use from now on
-
-    def _launch(self, optimizer: Owner) -> None:
-        optimizer.damaged = "a step ended in the middle"  # until it has not: who tears this, tears what would say so
-        try:
-            if self._fresh:
-                self._put_state(optimizer)
-            for bucket in self.buckets:
-                bucket.launch()
-        except BaseException as error:
-            if any(bucket.sweep.begun for bucket in self.buckets):
-                optimizer.damaged = f"a step failed in the middle ({type(error).__name__}: {error})"
-            else:
-                self._take_state_back(optimizer)
-                optimizer.damaged = ""
-            raise
-        self._fresh = ()
-        optimizer.damaged = ""
-
-    def _put_state(self, optimizer: Owner) -> None:
-        for member in self._fresh:
+def _put_state(optimizer: Owner, everyone: Members) -> None:
+    for member in everyone.found:
+        if member.is_new or member.missing or member.moved:
             entry = optimizer.state[member.param]
             for name, value in member.entry.items():
                 entry.setdefault(name, value)
                 if entry[name] is None or name in member.moved:
                     entry[name] = value
 
-    def _take_state_back(self, optimizer: Owner) -> None:
-        for member in self._fresh:
-            entry = optimizer.state.get(member.param, {})
+
+def _take_state_back(optimizer: Owner, everyone: Members) -> None:
+    for member in everyone.found:
+        if member.is_new or member.missing or member.moved:
+            entry: dict[str, Any] = optimizer.state.get(member.param, {})
             for name in member.missing:
                 entry.pop(name, None)
             entry.update(member.moved)
             if not entry:
                 optimizer.state.pop(member.param, None)
-
-
-def _rules(optimizer: Owner) -> tuple[Rule, ...]:
-    return tuple([optimizer.rule_of(group) for group in optimizer.param_groups])
-
-
-def _create(optimizer: Owner, found: list[Member]) -> None:
-    """Complete the entries of members with first state, one for all places in which a parameter stands."""
-    entries: dict[int, dict[str, Any]] = {}
-    firsts = []
-    for member in found:
-        member.entry = entries.setdefault(id(member.param), member.entry)
-        if member.turn == 0 and (member.is_new or member.missing):
-            firsts.append(member)
-    wanted = [m.kept[n].wanted(m.param, n) for m in firsts for n in m.missing if n in m.kept]
-    created = optimizer.store.create(wanted) if wanted else []
-    if wanted:
-        from .advice import tell_made  # loads what plans are made with: where state is made, and not before
-
-        tell_made(optimizer, created)
-    made = iter(created)
-    groups = optimizer.param_groups
-    numbers = iter(
-        new_numbers([Place.of(groups[m.group], m.param) for m in firsts for n in m.missing if n not in m.kept])
-    )
-    for member in firsts:
-        member.entry.update((name, next(made if name in member.kept else numbers)) for name in member.missing)
-    if optimizer.initial:
-        _fill(optimizer, firsts)
-
-
-def _fill(optimizer: Owner, firsts: list[Member]) -> None:
-    """Give new state, which is zero, its first value."""
-    for member in firsts:
-        for name, value in optimizer.initial.items():
-            value = optimizer.param_groups[member.group][value] if isinstance(value, str) else value
-            if value == 0:
-                continue
-            if name in member.missing and (name not in member.kept or member.kept[name].free):
-                local(member.entry[name]).fill_(value)
-                optimizer.store.drop()  # keeps to the budget while pages are touched that should not stay in memory
-            elif columns := {key: of for key, of in member.kept.items() if of.name == name and key in member.missing}:
-                form = next(iter(columns.values())).form
-                fill(form, [member.entry[key] for key in columns], member.param, value, optimizer.store)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -16,37 +17,62 @@ class Lists:
 
     What is dense and laid out as its parameter is taken as it is; complex numbers are viewed as pairs of real ones, as
     torch's optimizers do, and of a DTensor the shard.  Of what has gaps or other strides there is a copy beside it,
-    filled before the launch and brought back behind it.
+    filled before the launch and brought back behind it.  Nothing else is kept: tensors are given, list by list.
+
+    Args:
+        members: the parameters; in each entry all state, the columns of which are ``keys``.
+        keys: of the state, in the rule's order.
 
     Attributes:
-        params: the parameters as they were when they were last looked at.
-        everyone: the parameters themselves.
-        odd: places of those that are not taken as they are.
-        state: one list for each column of state.
+        plain: whether all tensors are taken as they are.
     """
 
-    __slots__ = ("_beside", "_gaps", "everyone", "odd", "params", "state")
+    __slots__ = ("_beside", "_count", "_gaps", "_odd", "_relaid", "plain")
 
-    def __init__(self, members: Sequence[Member]) -> None:
-        self.everyone = tuple(m.param for m in members)
-        self.odd = tuple(i for i, m in enumerate(members) if m.shard is not m.param or _is_odd(m.param))
+    def __init__(self, members: Sequence[Member], keys: Sequence[str]) -> None:
+        self._count = len(members)
+        self._odd = tuple([i for i, m in enumerate(members) if m.shard is not m.param or _is_odd(m.param)])
         self._gaps: tuple[tuple[int, torch.Tensor], ...] = ()  # (place, copy) of parameters
-        self.params: tuple[torch.Tensor, ...] = self.everyone
-        if self.odd:
-            self.take_params()
-        beside: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id of the original
-        columns = members[0].kept if members else {}
-        self.state = tuple(
-            tuple(_as(local(m.entry[key]), of.column.like(m.shard), beside) for m in members)
-            for key, of in columns.items()
-        )
-        self._beside = tuple(beside.values())
+        self._relaid = False  # whether gradients have been laid out otherwise than their parameters
+        beside: dict[int, torch.Tensor] = {}  # by id of the original
+        self._beside: dict[int, torch.Tensor] = {}  # by place among all state
+        for at, (key, m) in enumerate((key, m) for key in keys for m in members):
+            state = local(m.entry[key])
+            if not _is_laid_out(state, like := m.kept[key].column.like(m.shard)):
+                if id(state) not in beside:
+                    beside[id(state)] = torch.empty_strided(
+                        like.shape, like.stride(), dtype=state.dtype, device=state.device
+                    )
+                self._beside[at] = beside[id(state)]
+        self.plain = not self._odd and not self._beside
 
-    def take_params(self) -> None:
-        """Look at the parameters that are not taken as they are once more: their ``.data`` may be another."""
-        now, before, gaps = list(self.everyone), dict(self._gaps), {}
-        for i in self.odd:
-            p = local(self.everyone[i]).detach()
+    def as_seen(self, tensors: Tensors, shards: Grads) -> Tensors:
+        """The tensors as kernels see them, list by list.
+
+        Args:
+            tensors: parameters, then gradients, then state, list by list.
+            shards: gradients of DTensors.
+        """
+        if self.plain and not self._relaid:
+            return tensors
+        count = self._count
+        params = self._params(tensors[:count])
+        grads = self._grads(tensors[:count], tensors[count : 2 * count], params, shards)
+        state = [as_real(self._beside.get(i, local(t))) for i, t in enumerate(tensors[2 * count :])]  # type: ignore[arg-type]
+        return (*params, *grads, *state)
+
+    def lay_out_gradients(self) -> bool:
+        """From now on copy gradients whose strides are not their parameters' (autograd makes them alike); False if
+        this is so already."""
+        before, self._relaid = self._relaid, True
+        return not before
+
+    def _params(self, params: Tensors) -> list[torch.Tensor]:
+        """Parameters as they are now: their ``.data`` may be another."""
+        now: list[Any] = list(params)
+        before, gaps = dict(self._gaps), {}
+        for i in self._odd:
+            p = local(now[i]).detach()
             if not _is_plain(p):
                 if not has_memory(p):
                     raise ValueError(f"tensor {i} of param has no memory (its storage was freed or resized to less)")
@@ -55,48 +81,54 @@ class Lists:
                     there = torch.empty_like(p)
                 p = gaps[i] = there
             now[i] = as_real(p)
-        self.params, self._gaps = tuple(now), tuple(gaps.items())
+        self._gaps = tuple(gaps.items())
+        return now
 
-    def grads(self, shards: Grads, laid_out: bool = False) -> Tensors:
-        """The gradients there are now.
-
-        Args:
-            shards: those of DTensors.
-            laid_out: copy those whose strides are not their parameters' (autograd makes them alike).
-        """
-        grads = [p.grad for p in self.everyone]
-        for i in self.odd:
-            p = self.everyone[i]
+    def _grads(
+        self, params: Tensors, given: Tensors, seen: Sequence[torch.Tensor], shards: Grads
+    ) -> list[torch.Tensor | None]:
+        grads = list(given)
+        for i in self._odd:
+            p = params[i]
+            assert p is not None, "a parameter that is none"
             grads[i] = shards.get(p, grads[i])
             if (g := grads[i]) is not None and (g.is_complex() or p.is_complex()):
                 grads[i] = as_real(g.detach() if g.is_complex() else g.detach().to(p.dtype))
-        if laid_out:
-            grads = [_alike(g, p) for g, p in zip(grads, self.params, strict=True)]
-        return tuple(grads)
+        if self._relaid:
+            grads = [_alike(g, p) for g, p in zip(grads, seen, strict=True)]
+        return grads
 
-    def fill(self) -> None:
+    def fill(self, tensors: Tensors) -> None:
         """Bring what has a copy into it."""
         for i, copy in self._gaps:
-            copy.copy_(local(self.everyone[i]).detach())
-        for original, copy in self._beside:
+            copy.copy_(local(_there(tensors, i)).detach())
+        for original, copy in self._beside_of(tensors):
             copy.copy_(original.detach())
 
-    def bring_back(self) -> None:
+    def bring_back(self, tensors: Tensors) -> None:
         """Bring the copies back to what they stand for, those of parameters without a gradient excepted."""
         for i, copy in self._gaps:
-            if self.everyone[i].grad is not None:
-                local(self.everyone[i]).detach().copy_(copy)
-        for original, copy in self._beside:
+            if tensors[self._count + i] is not None:
+                local(_there(tensors, i)).detach().copy_(copy)
+        for original, copy in self._beside_of(tensors):
             original.detach().copy_(copy)
 
+    def _beside_of(self, tensors: Tensors) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """State that has a copy, and that, each once."""
+        first = 2 * self._count
+        pairs = {id(copy): (local(_there(tensors, first + i)), copy) for i, copy in self._beside.items()}
+        return list(pairs.values())
 
-def _as(t: torch.Tensor, like: torch.Tensor, beside: dict[int, tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-    """State as a kernel takes it: laid out as ``like``, itself or in a copy ``beside`` it."""
-    if not (t.is_conj() or t.is_neg()) and (t.numel() <= 1 or t.stride() == like.stride()):
-        return as_real(t)
-    if id(t) not in beside:
-        beside[id(t)] = t, torch.empty_strided(like.shape, like.stride(), dtype=t.dtype, device=t.device)
-    return as_real(beside[id(t)][1])
+
+def _there(tensors: Tensors, at: int) -> torch.Tensor:
+    found = tensors[at]
+    assert found is not None, "of gradients alone some may be absent"
+    return found
+
+
+def _is_laid_out(t: torch.Tensor, like: torch.Tensor) -> bool:
+    """Whether a kernel can take state as it is: plain numbers in memory, in the order of the parameter's."""
+    return not (t.is_conj() or t.is_neg()) and (t.numel() <= 1 or t.stride() == like.stride())
 
 
 def _is_odd(p: torch.Tensor) -> bool:

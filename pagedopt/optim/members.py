@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -68,7 +69,31 @@ class Member:
         return (of_dtype(p.dtype, "param"), of_dtype((p if p.grad is None else p.grad).dtype, "grad"), *forms.values())
 
 
-def members(optimizer: Owner) -> tuple[list[Member], list[torch.Tensor]]:
+class Members(NamedTuple):
+    """All parameters of an optimizer.
+
+    Attributes:
+        found: those that can be updated.
+        waiting: indices, through all groups, of those that wait for their first gradient.
+        params: all of them, group by group.
+        lengths: how many each group has.
+        rules: of each group.
+    """
+
+    found: list[Member]
+    waiting: list[int]
+    params: tuple[torch.Tensor, ...]
+    lengths: tuple[int, ...]
+    rules: tuple[Rule, ...]
+
+    @property
+    def sharded(self) -> tuple[int, ...]:
+        """Indices of parameters that are DTensors, each once, in an order that all processes have."""
+        first = {id(m.param): m.index for m in reversed(self.found) if m.shard is not m.param}
+        return tuple(sorted(first.values()))
+
+
+def members(optimizer: Owner) -> Members:
     """Every parameter that can be updated, and those that wait for their first gradient.
 
     Raises:
@@ -82,10 +107,11 @@ def members(optimizer: Owner) -> tuple[list[Member], list[torch.Tensor]]:
         RuleError: see :func:`check_update`.
     """
     found: list[Member] = []
-    waiting: list[torch.Tensor] = []
+    waiting: list[int] = []
     turns: dict[int, int] = {}
     first: dict[int, int] = {}
-    rules = [optimizer.rule_of(group) for group in optimizer.param_groups]
+    rules = tuple([optimizer.rule_of(group) for group in optimizer.param_groups])
+    everywhere = list(places(optimizer))
     for rule in rules:
         check_rule(rule)
         check_update(rule)
@@ -94,10 +120,10 @@ def members(optimizer: Owner) -> tuple[list[Member], list[torch.Tensor]]:
                 f"rule {rule.name!r} changes {', '.join(sorted(unknown))}: {type(optimizer).__name__}, which chooses "
                 "among rules, has to name them all in its attribute 'rules'"
             )
-    for index, (number, group, p) in enumerate(places(optimizer)):
+    for index, (number, group, p) in enumerate(everywhere):
         rule, entry = rules[number], dict(optimizer.state.get(p) or {})
         if p.grad is None and not (entry and known(real_dtype(p.dtype))):  # its first gradient asks for its dtype, too
-            waiting.append(p)
+            waiting.append(index)
             continue
         if p.grad is not None and p.is_complex() and group.get("fused"):
             raise RuntimeError(
@@ -108,7 +134,7 @@ def members(optimizer: Owner) -> tuple[list[Member], list[torch.Tensor]]:
         member = Member(p, number, rule, entry, kept(optimizer, rule.inputs[2:], p), index, local(p))
         if p.grad is None:
             if not _is_complete(optimizer, member):
-                waiting.append(p)
+                waiting.append(index)
                 continue
         else:
             _find_missing(optimizer, member)
@@ -117,7 +143,9 @@ def members(optimizer: Owner) -> tuple[list[Member], list[torch.Tensor]]:
         turns[id(p)] = member.turn + 1
         member.again = first.setdefault(id(p), number) < number
         found.append(member)
-    return found, waiting
+    lengths = Counter(number for number, _, _ in everywhere)
+    params = tuple([p for _, _, p in everywhere])
+    return Members(found, waiting, params, tuple([lengths[i] for i in range(len(rules))]), rules)
 
 
 def refuse(optimizer: Owner, group: Group, states: Collection[str]) -> None:

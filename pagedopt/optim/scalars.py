@@ -18,7 +18,7 @@ Uniforms = Sequence[Sequence[float]] | npt.NDArray[np.float64]
 
 
 #: (group, a row of each set of hyperparameters in it: an index, or several)
-Pattern = Sequence[tuple[int, int | npt.NDArray[np.int64]]]
+Leaders = Sequence[tuple[int, int | npt.NDArray[np.int64]]]
 
 
 def scalars_of(rule: Rule, group: Mapping[str, Any], needed: Collection[str] = ()) -> dict[str, float]:
@@ -98,13 +98,13 @@ def _places(rule: Rule) -> list[_Place]:
 
 
 def uniforms_of(
-    rule: Rule, optimizer: Owner, pattern: Pattern, own: Mapping[str, Values], rounded: Collection[str] = ()
+    rule: Rule, optimizer: Owner, leaders: Leaders, own: Mapping[str, Values], rounded: Collection[str] = ()
 ) -> Uniforms:
     """The numbers of each set of hyperparameters.
 
     Args:
         optimizer: with the groups.
-        pattern: which sets there are.
+        leaders: which sets there are.
         own: by name, the hyperparameters that each row has for itself.
         rounded: names of those that are rounded to float32 before anything is computed of them.  Of a running mean
             ``b * mean + (1 - b) * x`` both weights, rounded each for itself, have not quite the sum 1: for b = 0.999
@@ -115,7 +115,7 @@ def uniforms_of(
         TypeError, ArithmeticError, RuntimeError, RuleError: see :meth:`Rule.uniforms`.
     """
     found: list[Any] = []
-    for index, rows in pattern:
+    for index, rows in leaders:
         scalars: dict[str, Any] = scalars_of(rule, optimizer.param_groups[index], optimizer.defaults)
         for name in rounded:
             if name in scalars:
@@ -127,3 +127,59 @@ def uniforms_of(
         sets: Uniforms = found[0]
         return sets
     return np.concatenate(found) if any(isinstance(s, np.ndarray) for s in found) else [s for (s,) in found]
+
+
+class Pattern(NamedTuple):
+    """Which rows share a set of hyperparameters.
+
+    Attributes:
+        absent: the rows that take no step, and are in no set.
+        groups: the group of each set, and one of its rows.
+        sets: the set of each row.
+        leaders: of each row the first one of its set.
+        used: how many sets there are.
+    """
+
+    absent: list[int]
+    groups: Leaders
+    sets: npt.NDArray[np.int64]
+    leaders: npt.NDArray[np.int64]
+    used: int
+
+    def holds(self, values: Values) -> bool:
+        """Whether rows of one set have the same value, to the bit."""
+        return len(values) == 1 or values.tobytes() == values[self.leaders].tobytes()
+
+
+def find_pattern(groups: Sequence[int], absent: Sequence[int], own: Mapping[str, Values]) -> Pattern:
+    """Rows of one group whose own hyperparameters are alike share a set.
+
+    Args:
+        groups: of each row.
+        absent: the rows that take no step.
+        own: by name, the hyperparameters that each row has for itself.
+    """
+    of_rows = keys = np.array(groups, np.int64)
+    for values in own.values():
+        distinct, rank = np.unique(values.view(np.int64), return_inverse=True)  # bits: NaN is a value like any other
+        keys = keys * len(distinct) + rank
+    present = np.setdiff1d(np.arange(len(keys)), absent)
+    _, first, inverse = np.unique(keys[present], return_index=True, return_inverse=True)
+    rows = present[first]  # in the order of groups
+    ends = np.flatnonzero(np.diff(of_rows[rows])) + 1
+    parts = [(int(of_rows[p[0]]), int(p[0]) if len(p) == 1 else p) for p in np.split(rows, ends)]
+    if len(rows) == 1 and not absent:
+        sets = leaders = _zeros(len(keys))
+    else:
+        sets, leaders = np.zeros(len(keys), np.int64), np.arange(len(keys))
+        sets[present] = inverse
+        leaders[present] = rows[inverse]
+    return Pattern(list(absent), tuple(parts), sets, leaders, len(rows))
+
+
+@functools.lru_cache(maxsize=16)
+def _zeros(count: int) -> npt.NDArray[np.int64]:
+    """One for all patterns of so many rows; to read."""
+    found = np.zeros(count, np.int64)
+    found.flags.writeable = False
+    return found

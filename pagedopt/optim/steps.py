@@ -5,9 +5,11 @@ Each parameter has its step count, where the optimizer keeps one, and the hyperp
 
 from __future__ import annotations
 
+import ctypes
+import functools
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,16 +17,16 @@ import torch
 
 from ..formats.floating import SINGLES
 from ..rules import Rule
-from ..tables.addresses import memory_at
 from .owner import Group, Owner
 
 Values = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64] | slice
+#: Tensors of one number each.
+Numerals = Sequence[torch.Tensor]
 #: What numbers will be, by address, once the launches prepared so far have run.
 Ahead = dict[int, float]
 
 _ALL = slice(None)
-_NOTHING: Values = np.empty(0)
 
 
 def number_names(optimizer: Owner, rule: Rule) -> tuple[str, ...]:
@@ -69,23 +71,22 @@ def _zeros_here(dtype: torch.dtype, count: int) -> list[torch.Tensor]:
 
 
 class Numbers:
-    """One number of each of some parameters, as it is when asked.
+    """One number of each of some parameters, read and written where its tensor lies.
+
+    It keeps no tensor alive: who reads or writes gives them, in the order of construction.  That they are the very same
+    ones is for the caller to know, and that they lie ``at`` the same addresses.
 
     Args:
         tensors: the numbers, one element each, on any device.
         shared: addresses of numbers that stand for several parameters.  As in torch's loop, each of these changes it.
-
-    Attributes:
-        coming: the numbers as the launch that is prepared will leave them.
     """
 
-    __slots__ = ("_away", "_mirror", "_others", "_tensors", "_windows", "coming")
+    __slots__ = ("_away", "_mirror", "_others", "_windows", "at", "count")
 
-    def __init__(self, tensors: Sequence[torch.Tensor], shared: set[int]) -> None:
-        self.coming = _NOTHING
-        self._tensors = tuple(tensors)  # kept, as their memory is read without them
+    def __init__(self, tensors: Numerals, shared: set[int]) -> None:
+        self.count = len(tensors)
         windows: list[tuple[Rows, npt.NDArray[np.floating], Rows]] = []
-        at = np.array([t.data_ptr() for t in tensors], np.int64)
+        self.at = at = np.array([t.data_ptr() for t in tensors], np.uint64)
         left = np.ones(len(tensors), bool)
         for dtype, kind in SINGLES.items():
             size = dtype.itemsize
@@ -97,106 +98,105 @@ class Numbers:
             if len(rows):
                 left[rows] = False
                 some: Rows = _ALL if len(rows) == len(tensors) else rows
-                windows.append((some, *_window(at[rows], kind)))
+                windows.append((some, *_window(at[rows].astype(np.int64), kind)))
         self._windows = tuple(windows)
         away = np.flatnonzero([
             t.device.type != "cpu" and t.dtype in SINGLES and address not in shared
             for t, address in zip(tensors, at.tolist(), strict=True)
         ])  # fmt: skip
         left[away] = False
-        self._away = (away, Mirror([tensors[row] for row in away.tolist()])) if len(away) else None
-        self._others = tuple([(row, tensors[row]) for row in np.flatnonzero(left).tolist()])
+        self._away = away
+        self._mirror = Mirror([tensors[row].dtype is torch.float32 for row in away.tolist()]) if len(away) else None
+        self._others = tuple(np.flatnonzero(left).tolist())
 
-    def read(self, absent: Sequence[int], ahead: Ahead) -> Values:
+    def read(self, tensors: Numerals, absent: Sequence[int], ahead: Ahead) -> Values:
         """What a rule takes: the number of each parameter, as it will be.
 
         Args:
+            tensors: the numbers.
             absent: parameters that take no step now.
             ahead: what launches prepared before have announced.
         """
-        out = np.empty(len(self._tensors), np.float64)
+        out = np.empty(self.count, np.float64)
         for rows, window, places in self._windows:
             out[rows] = window[places]
-        if self._away:
-            away, mirror = self._away
-            out[away] = mirror.read()
-        for row, tensor in self._others:
-            number = float(tensor)
-            out[row] = ahead.get(tensor.data_ptr(), number)
+        if self._mirror:
+            out[self._away] = self._mirror.read([tensors[row] for row in self._away.tolist()])
+        for row in self._others:
+            out[row] = ahead.get(tensors[row].data_ptr(), float(tensors[row]))
         return out
 
-    def announce(self, absent: Sequence[int], ahead: Ahead) -> None:
+    def announce(self, tensors: Numerals, coming: Values, absent: Sequence[int], ahead: Ahead) -> None:
         """Enter what is coming into ``ahead``; no two parameters here have the same number."""
         skipped = set(absent) if self._others else ()
-        for row, tensor in self._others:
+        for row in self._others:
             if row not in skipped:
-                ahead[tensor.data_ptr()] = float(self.coming[row])
+                ahead[tensors[row].data_ptr()] = float(coming[row])
 
-    def write(self, absent: Sequence[int]) -> None:
-        """Write what was coming for all parameters but those that are absent."""
-        values, self.coming = self.coming, _NOTHING
-        if not absent and not self._others and not self._away:
+    def write(self, tensors: Numerals, coming: Values, absent: Sequence[int]) -> None:
+        """Write what is coming for all parameters but those that are absent."""
+        if not absent and not self._others and not self._mirror:
             for rows, window, places in self._windows:
-                window[places] = values[rows]
+                window[places] = coming[rows]
             return
-        present = np.ones(len(values), bool)
+        present = np.ones(len(coming), bool)
         present[list(absent)] = False
         for rows, window, places in self._windows:
-            window[places] = np.where(present[rows], values[rows], window[places])
-        if self._away:
-            away, mirror = self._away
-            mirror.write(values[away], present[away])
-        for row, tensor in self._others:
+            window[places] = np.where(present[rows], coming[rows], window[places])
+        if self._mirror:
+            rows = self._away
+            self._mirror.write([tensors[row] for row in rows.tolist()], coming[rows], present[rows])
+        for row in self._others:
             if present[row]:
-                tensor.detach().fill_(float(values[row]))
+                tensors[row].detach().fill_(float(coming[row]))
 
 
 class Mirror:
     """Numbers on devices, known here too: read where somebody else has written them, and never waited for otherwise.
 
     Args:
-        tensors: the numbers, one element each, float32 or float64.  Who writes one shows in its version counter.
+        narrow: of each number, whether it is float32 and not float64.  Who writes one shows in its version counter.
     """
 
-    __slots__ = ("_narrow", "_tensors", "_values", "_versions")
+    __slots__ = ("_narrow", "_values", "_versions")
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._tensors = [t.detach() for t in tensors]  # whose version counters are theirs
-        self._narrow = np.array([t.dtype is torch.float32 for t in tensors], bool)
+    def __init__(self, narrow: Sequence[bool]) -> None:
+        self._narrow = np.array(narrow, bool)
         self._values: Values = np.empty(0)
         self._versions: list[int] | None = None
 
-    def read(self) -> Values:
+    def read(self, tensors: Numerals) -> Values:
         """The numbers; waits for the device if they have been written by others."""
-        if self._versions is None or self._versions != self._now():
-            where = {t.device for t in self._tensors}
-            self._values = np.empty(len(self._tensors), np.float64)
+        if self._versions is None or self._versions != _versions(tensors):
+            where = {t.device for t in tensors}
+            self._values = np.empty(len(tensors), np.float64)
             for device in where:
-                rows = [i for i, t in enumerate(self._tensors) if t.device == device]
-                self._values[rows] = torch.stack([self._tensors[i].double().view(()) for i in rows]).cpu().numpy()
-            self._versions = self._now()
+                rows = [i for i, t in enumerate(tensors) if t.device == device]
+                self._values[rows] = torch.stack([tensors[i].detach().double().view(()) for i in rows]).cpu().numpy()
+            self._versions = _versions(tensors)
         return self._values
 
-    def write(self, values: Values, chosen: npt.NDArray[np.bool_]) -> None:
+    def write(self, tensors: Numerals, values: Values, chosen: npt.NDArray[np.bool_]) -> None:
         """Write those that are ``chosen``, on the current streams, in one launch where each is one more than it was."""
         rows = np.flatnonzero(chosen)
         if not len(rows):
             return
-        new = values[rows]
+        new, tensors = values[rows], [t.detach() for t in tensors]  # whose version counters are theirs
         if (new == self._values[rows] + 1).all():
-            torch._foreach_add_([self._tensors[i] for i in rows], 1.0)
+            torch._foreach_add_([tensors[i] for i in rows], 1.0)
         else:
             for value in np.unique(new):
-                some = [self._tensors[i] for i in rows[(new == value) | ((new != new) & (value != value))]]
+                some = [tensors[i] for i in rows[(new == value) | ((new != new) & (value != value))]]
                 torch._foreach_zero_(some)
                 torch._foreach_add_(some, float(value))
         self._values = self._values.copy()
         self._values[rows] = np.where(self._narrow[rows], new.astype(np.float32), new)
-        self._versions = self._now()
+        self._versions = _versions(tensors)
 
-    def _now(self) -> list[int] | None:
-        """The version counters; None: there are none (tensors of ``torch.inference_mode``)."""
-        return None if any(t.is_inference() for t in self._tensors) else [t._version for t in self._tensors]
+
+def _versions(tensors: Numerals) -> list[int] | None:
+    """The version counters; None: there are none (tensors of ``torch.inference_mode``)."""
+    return None if any(t.is_inference() for t in tensors) else [t._version for t in tensors]
 
 
 class Steps(Numbers):
@@ -204,15 +204,15 @@ class Steps(Numbers):
 
     __slots__ = ()
 
-    def read(self, absent: Sequence[int], ahead: Ahead) -> Values:
+    def read(self, tensors: Numerals, absent: Sequence[int], ahead: Ahead) -> Values:
         """What a rule takes: the number of each parameter's coming step.  It is announced, too."""
-        out = super().read(absent, {})
+        out = super().read(tensors, absent, {})
         out += 1
         if not self._others:
             return out
         away = set(absent)
-        for row, tensor in self._others:
-            address = tensor.data_ptr()
+        for row in self._others:
+            address = tensors[row].data_ptr()
             if address in ahead:
                 out[row] = ahead[address] + 1
             if row not in away:
@@ -233,16 +233,16 @@ class KeptSteps(Numbers):
         super().__init__((), set())
         self._values: Values = np.array(behind, np.float64)
 
-    def read(self, absent: Sequence[int], ahead: Ahead) -> Values:
+    def read(self, tensors: Numerals, absent: Sequence[int], ahead: Ahead) -> Values:
         """What a rule takes: the number of each parameter's coming step."""
         return self._values + 1
 
-    def write(self, absent: Sequence[int]) -> None:
+    def write(self, tensors: Numerals, coming: Values, absent: Sequence[int]) -> None:
         """Keep the numbers of all parameters but those that are absent."""
-        values, self.coming = self.coming, _NOTHING
         if absent:
-            values[absent] = self._values[absent]
-        self._values = values
+            coming = coming.copy()
+            coming[absent] = self._values[absent]
+        self._values = coming
 
 
 def _window(addresses: npt.NDArray[np.int64], kind: type) -> tuple[npt.NDArray[np.floating], Rows]:
@@ -255,3 +255,16 @@ def _window(addresses: npt.NDArray[np.int64], kind: type) -> tuple[npt.NDArray[n
     places = (addresses - first) // size
     in_order = bool((places == np.arange(len(places))).all())  # as those are that were made together
     return memory_at(first, last - first + size, kind), _ALL if in_order else places
+
+
+def memory_at(address: int, nbytes: int, dtype: type) -> npt.NDArray[Any]:
+    """Memory of this process as an array, which does not keep it alive."""
+    if not nbytes:
+        return np.empty(0, dtype)
+    return np.frombuffer(_bytes(nbytes.bit_length()).from_address(address), dtype, nbytes // np.dtype(dtype).itemsize)
+
+
+@functools.cache
+def _bytes(bits: int) -> Any:
+    """ctypes takes longer to make a type of arrays than all else here, and leaves memory behind: one does for many."""
+    return ctypes.c_char * (1 << bits)

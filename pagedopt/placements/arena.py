@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
@@ -64,6 +65,9 @@ class Arena:
     full: ClassVar[bool] = False
 
     tensor: torch.Tensor
+    #: The tensors of state that view it, and how many of them are alive: an arena goes with the last.
+    views: tuple[weakref.ref[torch.Tensor], ...] = ()
+    alive: int = 0
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from ..paging.budget import NOTHING, Budget
 from ..paging.pages import Width
-from ..system import host
+from ..system import host, internals
 from ..system.warn import outside
 from ..tables.format import Column
 from ..tables.shards import like_shard, local
@@ -49,9 +50,24 @@ class Wanted(NamedTuple):
         ).zero_()
 
 
+class Standing(NamedTuple):
+    """What a step depends on.
+
+    Attributes:
+        arenas: of the store, by number.
+        residents: how many pages of each are on the device.
+        held: a block in which no other optimizer moves pages of which this one has a part.
+    """
+
+    arenas: list[Arena]
+    residents: tuple[int, ...]
+    held: contextlib.AbstractContextManager[object]
+
+
 #: Most bytes of room, beyond what is needed, in an arena for parameters that came late: more may come.
 SPARE = 4 << 20
-_NOTHING_HELD = contextlib.nullcontext()
+_NOTHING_HELD: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+_EMPTY = Standing([], (), _NOTHING_HELD)
 
 
 class Store:
@@ -76,6 +92,7 @@ class Store:
         choose.check_placement(placement, budget, host_access)
         self.placement, self.host_access, self._affords = placement, host_access, affords
         self.limits = limits_of(budget, affords, placement, host_access)
+        #: Never changed, but replaced: who has taken it goes on with the numbers that arenas had in it.
         self.arenas: list[Arena] = []
         self.rings: dict[torch.device, Ring] = {}
         self._kinds: dict[Arena, tuple[object, ...]] = {}
@@ -99,7 +116,7 @@ class Store:
             MemoryError, torch.OutOfMemoryError, CudaError: there is no room; nothing has been created then.
             RuntimeError: this is inside of a ``FakeTensorMode``, in which no memory is made; nothing has been created.
         """
-        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+        if internals.in_fake_mode():
             raise RuntimeError("state takes memory, and in FakeTensorMode there is none; take the step outside of it")
         members: dict[int, list[int]] = {}
         for i, one in enumerate(wanted):
@@ -110,22 +127,48 @@ class Store:
             grad = None if p.grad is None else p.grad.dtype
             kinds.setdefault((p.device, p.dtype, grad, *(wanted[i][1:] for i in indices)), []).append(indices)
         tensors: dict[int, torch.Tensor] = {}
+        arenas: dict[int, Arena | None] = {}
         before = [(arena, arena.layout) for arena in self.arenas]
         try:
             for kind, groups in kinds.items():
-                for indices, made in zip(groups, self._place(kind, groups, wanted), strict=True):
+                arena, placed = self._place(kind, groups, wanted)
+                for indices, made in zip(groups, placed, strict=True):
                     tensors.update(zip(indices, made, strict=True))
+                    arenas.update(dict.fromkeys(indices, arena))
         except BaseException:
             self.arenas = [arena for arena, _ in before]
             for arena, layout in before:
                 arena.layout = layout
             raise
-        return [like_shard(self.versions.share(tensors[i]), of=one.param) for i, one in enumerate(wanted)]
+        shards = [self.versions.share(tensors.pop(i)) for i in range(len(wanted))]
+        for arena in {id(of): of for of in arenas.values() if of is not None}.values():
+            self._goes_with(arena, [shard for i, shard in enumerate(shards) if arenas[i] is arena])
+        return [like_shard(shard, of=one.param) for shard, one in zip(shards, wanted, strict=True)]
+
+    def _goes_with(self, arena: Arena, tensors: Sequence[torch.Tensor]) -> None:
+        """Let an arena go with the last of its tensors, and not only when somebody looks."""
+        store, of = weakref.ref(self), weakref.ref(arena)
+
+        def died(_: weakref.ref[torch.Tensor]) -> None:
+            if (gone := of()) is not None:
+                gone.alive -= 1
+                if not gone.alive and (ours := store()) is not None:
+                    ours._drop(gone)
+
+        arena.alive += len(tensors)
+        arena.views = (*arena.views, *(weakref.ref(tensor, died) for tensor in tensors))
+
+    def _drop(self, arena: Arena) -> None:
+        """Forget an arena.  This may run between any two lines of others, so it replaces and changes nothing."""
+        self.arenas = [each for each in self.arenas if each is not arena]
+        self._kinds = {each: kind for each, kind in self._kinds.items() if each is not arena}
+        if not self.arenas:
+            self.rings = {}
 
     def _place(
         self, kind: tuple[object, ...], groups: Sequence[list[int]], wanted: Sequence[Wanted]
-    ) -> list[list[torch.Tensor]]:
-        """State for the parameters of one kind: for each, a tensor of every column."""
+    ) -> tuple[Arena | None, list[list[torch.Tensor]]]:
+        """State for the parameters of one kind, in an arena or in plain memory: for each, a tensor of every column."""
         firsts = [local(wanted[indices[0]].param) for indices in groups]
         columns = [wanted[i].column for i in groups[0]]
         alike = [arena for arena in self.arenas if self._kinds.get(arena) == kind]
@@ -138,12 +181,12 @@ class Store:
             block = max(wanted[i].block for i in groups[0])
             new = self._arena(firsts[0].device, numels, [c.width for c in columns], spare, block)
             if new is None:
-                return self._plain([[wanted[i] for i in indices] for indices in groups])
+                return None, self._plain([[wanted[i] for i in indices] for indices in groups])
             arena, numbers = new, list(range(len(numels)))
-            self.arenas.append(arena)
+            self.arenas = [*self.arenas, arena]
             if not arena.full:
                 self._kinds[arena] = kind
-        return [
+        return arena, [
             [arena.view(section, number, c.like(p), c.dtype) for section, c in enumerate(columns)]
             for number, p in zip(numbers, firsts, strict=True)
         ]
@@ -183,17 +226,8 @@ class Store:
         return [a for a in self.arenas if a.device == device]
 
     def find(self, states: Sequence[torch.Tensor]) -> tuple[int, int] | None:
-        """(number of the arena, index of the parameter in it) whose views these tensors are, one for each section."""
-        for number, arena in enumerate(self.arenas):
-            layout, base = arena.layout, arena.tensor.data_ptr()
-            begin = states[0].data_ptr() - base - layout.sections[0]
-            if len(states) != len(layout.itemsizes) or not 0 <= begin < arena.tensor.nbytes:
-                continue
-            index = int(np.searchsorted(layout.starts, begin // layout.itemsizes[0], side="right")) - 1
-            expected = [base + layout.begin(section, index) for section in range(len(states))]
-            if expected == [s.data_ptr() for s in states]:
-                return number, index
-        return None
+        """See :func:`find`."""
+        return find(self.arenas, states)
 
     def is_home(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor of state lies where the placement has state: moved with its budget, or plain."""
@@ -355,25 +389,29 @@ class Store:
                 arena.move(resident)
         return given
 
-    def using(self) -> contextlib.AbstractContextManager[object]:
-        """A block in which no other optimizer moves pages of which this one has a part."""
-        locks = {id(arena.lock): arena.lock for arena in self.arenas if arena.lock is not None}
-        if len(locks) < 2:
-            return next(iter(locks.values()), _NOTHING_HELD)
-        held = contextlib.ExitStack()
-        for at in sorted(locks):  # in one order for all, so that nobody waits for who waits
-            held.enter_context(locks[at])
-        return held
+    def stand(self) -> Standing:
+        """Get all arenas ready for a step, which asks nothing else of the store.
+
+        Raises:
+            RuntimeError: this process was forked from the one that made state in a file.
+            MemoryError, OSError: what others have brought into memory could not be written back.
+        """
+        arenas = self.arenas
+        if not arenas:
+            return _EMPTY
+        residents, locks = [], {}
+        for arena in arenas:
+            arena.check_owner()
+            arena.prepare()
+            residents.append(arena.resident)
+            if (lock := arena.lock) is not None:
+                locks[id(lock)] = lock
+        return Standing(arenas, tuple(residents), _held(locks))
 
     @property
     def residents(self) -> tuple[int, ...]:
         """How many pages of each arena are on the device."""
         return tuple([arena.resident for arena in self.arenas])
-
-    def prepare(self) -> None:
-        """Call before the launches of every step."""
-        for arena in self.arenas:
-            arena.prepare()
 
     def drop(self) -> None:
         """Send away what others, by reading or writing it, have brought into memory beyond the budget."""
@@ -411,3 +449,40 @@ class Store:
     def _loose(self, state: Sequence[torch.Tensor]) -> list[dict[str, int]]:
         """Bytes by place of what is in no arena."""
         return [{"device" if t.is_cuda else "host": t.nbytes} for t in state if t.nbytes and self.is_plain(t)]
+
+
+def find(arenas: Sequence[Arena], states: Sequence[torch.Tensor]) -> tuple[int, int] | None:
+    """(number of the arena, index of the parameter in it) whose views these tensors are, one for each section."""
+    for number, arena in enumerate(arenas):
+        layout, base = arena.layout, arena.tensor.data_ptr()
+        begin = states[0].data_ptr() - base - layout.sections[0]
+        if len(states) != len(layout.itemsizes) or not 0 <= begin < arena.tensor.nbytes:
+            continue
+        index = int(np.searchsorted(layout.starts, begin // layout.itemsizes[0], side="right")) - 1
+        expected = [base + layout.begin(section, index) for section in range(len(states))]
+        if expected == [s.data_ptr() for s in states]:
+            return number, index
+    return None
+
+
+def _held(locks: dict[int, contextlib.AbstractContextManager[object]]) -> contextlib.AbstractContextManager[object]:
+    """All of them, in one order for all, so that nobody waits for who waits."""
+    if len(locks) < 2:
+        return next(iter(locks.values()), _NOTHING_HELD)
+    return _Together([locks[at] for at in sorted(locks)])
+
+
+class _Together:
+    """Several locks as one; entered once or more often."""
+
+    def __init__(self, locks: Sequence[contextlib.AbstractContextManager[object]]) -> None:
+        self._locks, self._stack = locks, contextlib.ExitStack()
+
+    def __enter__(self) -> None:
+        with contextlib.ExitStack() as entered:
+            for lock in self._locks:
+                entered.enter_context(lock)
+            self._stack = entered.pop_all()
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.close()

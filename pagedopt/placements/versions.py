@@ -26,13 +26,20 @@ class Versions:
         shared.data = tensor
         return shared
 
-    def of(self, state: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Tensors of which each has the counter of some of ``state``, so that one stands for many."""
-        state = [t for t in state if not t.is_inference()]  # those have none
-        before = [t._version for t in state]
+    @property
+    def counters(self) -> tuple[torch.Tensor, ...]:
+        """One tensor for each counter: what raises its version raises that of all state which has the counter."""
+        return self._all
+
+    def others(self, state: Sequence[torch.Tensor]) -> list[int]:
+        """Indices of ``state`` that has another counter, or none."""
+        counted = [None if t.is_inference() else t._version for t in state]  # those of inference mode have none
         torch.autograd.graph.increment_version(self._all)
-        others = [t for t, version in zip(state, before, strict=True) if t._version == version]
-        return [*self._all, *others]
+        return [
+            i
+            for i, (t, before) in enumerate(zip(state, counted, strict=True))
+            if before is None or t._version == before
+        ]
 
 
 __all__ = ["Versions"]

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import signal
 import threading
-
-# The functions behind signal.signal and signal.getsignal: those wrap every value in an enum, for all signals a step
-# would take ten times as long.
-from _signal import getsignal as _handler_of  # type: ignore[import-not-found]
-from _signal import signal as _set_handler
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
+
+from .internals import handler_of, set_handler
 
 Handler = Callable[[int, FrameType | None], Any]
 
@@ -75,13 +72,13 @@ class Uninterrupted:
 
     def __enter__(self) -> Uninterrupted:
         global _open
-        if _open is None and threading.get_ident() == _main_thread():
+        if _open is None and threading.get_ident() == threading.main_thread().ident:
             try:
-                for number in _SIGNALS:
-                    if callable(handler := _handler_of(number)):
+                for number, handler in zip(_SIGNALS, map(handler_of, _SIGNALS), strict=True):
+                    if callable(handler):
                         original = handler.original if isinstance(handler, _Keeper) else handler
                         self._replaced.append((number, original))
-                        _set_handler(number, _Keeper(original))
+                        set_handler(number, _Keeper(original))
                 _open = self  # the last that a handler may prevent, and the first that keeps it
             except BaseException:
                 self._restore()
@@ -110,10 +107,13 @@ class Uninterrupted:
                 _open = None
                 self._restore()
             finally:  # after what a handler may have raised that ran before it was put back, or since
-                self._restore()
+                if self._replaced:
+                    self._restore()
         finally:
-            self._restore()
-            self._hand_on()
+            if self._replaced:
+                self._restore()
+            if self._kept:
+                self._hand_on()
 
     def _hand_on(self) -> None:
         """Call the handlers, each whatever the others raise, and let go of the frames (they would be in a circle)."""
@@ -128,7 +128,7 @@ class Uninterrupted:
         """Put all handlers back, whatever one that is back already may raise meanwhile."""
         try:
             while self._replaced:
-                _set_handler(*self._replaced[-1])
+                set_handler(*self._replaced[-1])
                 self._replaced.pop()
         finally:
             if self._replaced:
@@ -136,10 +136,5 @@ class Uninterrupted:
 
 
 _open: Uninterrupted | None = None
-
-
-def _main_thread() -> int | None:
-    return threading.main_thread().ident
-
 
 __all__ = ["Uninterrupted"]

@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from .addresses import Addresses
+from ..system.internals import Addresses, Layout, addresses, lie_at
 from .checks import Common, check_overlap, checked_writes
-from .columns import Layout, Located, TensorList, Tensors, has_memory
+from .columns import Located, TensorList, Tensors, has_memory, missing
 from .format import PLACES
 from .layout import Geometry, HostTable, choose_geometry
 
 Indices = npt.NDArray[np.int64]
+
+
+class _Seen(NamedTuple):
+    """What :meth:`PointerTable.remember` remembers.
+
+    Attributes:
+        layout: of the tensors that may be laid out anew.
+        laid: in how many lists they are.
+        watched: how many of them are there.
+        missing: where there is none.
+        here: the other places; None: nothing is missing.
+    """
+
+    layout: Layout
+    laid: int
+    watched: int
+    missing: tuple[int, ...]
+    here: Indices | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +89,8 @@ class PointerTable:
     """
 
     __slots__ = (
-        "__weakref__", "_addresses", "_columns", "_common", "_held", "_rows", "_unwritten", "absent", "host", "names",
-        "writes",
+        "__weakref__", "_addresses", "_columns", "_common", "_held", "_rows", "_seen", "_unwritten", "absent", "host",
+        "names", "writes",
     )  # fmt: skip
 
     def __init__(
@@ -104,6 +124,7 @@ class PointerTable:
             self._write_places()
         self._columns: list[Located | None] = [None] * len(lists)
         self._held: list[Tensors | None] = [None] * len(lists)
+        self._seen: _Seen | None = None
         self._unwritten = False
         #: indices of tensors that are skipped because a list lacks them
         self.absent: list[int] = []
@@ -142,20 +163,32 @@ class PointerTable:
         Raises:
             ValueError, TypeError: as at construction, naming list and index; the table is unchanged then.
         """
+        return self._take(lists, self._compare)
+
+    def take(self, lists: Sequence[TensorList | None]) -> bool:
+        """:meth:`refresh` that looks at each tensor, whatever is known: for who has seen that something is not as it
+        was (:meth:`look`)."""
+        return self._take(lists, self._examine)
+
+    def _take(
+        self,
+        lists: Sequence[TensorList | None],
+        examine: Callable[[int, Tensors], tuple[Located, Addresses] | None],
+    ) -> bool:
         changes: dict[int, tuple[Located, Addresses]] = {}
         dtypes = list(self._common.dtypes)
         given = [None if x is None else tuple(x) for x in lists]
         try:
             for j, tensors in enumerate(given):
-                if tensors is not None and (change := self._compare(j, tensors)):
+                if tensors is not None and (change := examine(j, tensors)):
                     changes[j] = change
-            addresses = self._addresses
+            now = self._addresses
             if changes:
-                addresses = addresses.copy()
+                now = now.copy()
                 for j, (_, at) in changes.items():
-                    addresses[j] = at
+                    now[j] = at
                 if any(j in changes for j in self.writes):
-                    check_overlap(self._common, self.writes, addresses.T)
+                    check_overlap(self._common, self.writes, now.T)
         except BaseException:
             self._common.dtypes = dtypes  # a list that was empty had taken one
             raise
@@ -164,14 +197,19 @@ class PointerTable:
                 self._held[j] = tensors
         if not changes and not self._unwritten:
             return False
-        self._unwritten = True  # until they are: what fails between here and there is made good by the next call
-        self._addresses = addresses  # first: who finds a column of today looks at no address again
-        for j, (column, _) in changes.items():
+        self._seen = None  # it goes with the absent tensors of before
+        self._write(now, {j: column for j, (column, _) in changes.items()})
+        return True
+
+    def _write(self, now: npt.NDArray[np.uint64], columns: Mapping[int, Located]) -> None:
+        """Let the table say that its tensors lie ``now`` where they do."""
+        self._unwritten = True  # until it does: what fails between here and there is made good by the next call
+        self._addresses = now  # first: who finds a column of today looks at no address again
+        for j, column in columns.items():
             self._columns[j] = column
         self.absent = sorted(set().union(*[c.absent for c in self._columns if c and c.absent]))
         self._write_rows()
         self._unwritten = False
-        return True
 
     def follow(self) -> bool:
         """:meth:`refresh` with the tensors of the table: take the addresses that they have now.
@@ -182,24 +220,76 @@ class PointerTable:
         Raises:
             ValueError, TypeError: a tensor can no longer be used, e.g. has another size; the table is unchanged then.
         """
+        if not (self.absent or self._unwritten or None in self._held):
+            held: Any = tuple(itertools.chain.from_iterable(self._held))  # type: ignore[arg-type]
+            if lie_at(held, self._addresses.ravel()):
+                return False  # the same objects in the same places: laid out as they were
         return self.refresh(self._held)
 
-    def check(self, j: int) -> None:
-        """See that the tensors of list ``j`` are laid out as they were; :meth:`refresh` asks of the very same ones only
-        where they lie, and a view of the same memory may begin where it does.
+    def remember(self, tensors: Tensors, laid: int) -> None:
+        """Remember how tensors are laid out that the table has just taken, so that :meth:`look` knows them again.
+
+        Args:
+            tensors: of all lists, one list behind the other.
+            laid: of how many of the first lists tensors may be laid out anew, or others come.  In those behind them are
+                always the very same tensors, of which only the address is asked.
+        """
+        gone = missing(tensors)
+        here = [t for t in tensors[: laid * len(self)] if t is not None]
+        here_at = np.delete(np.arange(len(tensors)), gone) if gone else None
+        self._seen = _Seen(Layout.of(here), laid, len(here), gone, here_at)
+
+    def look(self, tensors: Tensors) -> bool:
+        """Whether the tensors are laid out as those were that were remembered; the table says where they lie then.
+
+        It asks all tensors in as few calls as there can be, and remembers no address but those in the table.
+
+        Args:
+            tensors: as for :meth:`remember`.
+
+        Returns:
+            False: nothing is remembered, or something else is here; :meth:`take` tells more.  The table is unchanged.
 
         Raises:
-            ValueError, TypeError, LayoutError: they are not; the message names list and index.
+            ValueError: a tensor has no memory, or shares it; the table is unchanged then.
         """
-        column, tensors = self._columns[j], self._held[j]
-        if tensors is None or column is None or column.layout is None or column.layout.same(tensors):
-            return
-        self._common.check(j, tensors)
-        column.layout = Layout.of(tensors)  # in another autograd mode
+        seen = self._seen
+        if seen is None:
+            return False
+        here: Any = tensors
+        if seen.missing:
+            if missing(tensors) != seen.missing:
+                return False
+            here = tuple([t for t in tensors if t is not None])
+        try:
+            if not seen.layout.same(*here[: seen.watched]):
+                return False
+        except (TypeError, RuntimeError, NotImplementedError, AttributeError):  # absent now, sparse, or no tensor
+            return False
+        known = self._addresses.ravel()
+        if lie_at(here, known if seen.here is None else known[seen.here]) and not self._unwritten:
+            return True
+        return self._move(tensors, here, seen)
 
-    def let_go(self, j: int) -> None:
-        """Keep the tensors of list ``j`` alive no longer.  It must be given again before the table is used."""
-        self._held[j] = None
+    def _move(self, tensors: Tensors, here: tuple[torch.Tensor, ...], seen: _Seen) -> bool:
+        """Take other addresses of lists that are laid out as they were; False if one has moved that never does."""
+        now = np.zeros(self._addresses.shape, np.uint64)
+        at = addresses(here) if seen.layout.sure else np.array([t.data_ptr() for t in here], np.uint64)
+        now.ravel()[slice(None) if seen.here is None else seen.here] = at
+        count = len(self)
+        moved = [j for j in range(len(now)) if now[j].tobytes() != self._addresses[j].tobytes()]
+        if moved and moved[-1] >= seen.laid:
+            return False
+        for j in moved:
+            self._check_memory(j, now[j], tensors[j * count : (j + 1) * count])
+        if any(j in self.writes for j in moved):
+            check_overlap(self._common, self.writes, now.T)
+        self._write(now, {})
+        return True
+
+    def let_go(self) -> None:
+        """Keep the tensors alive no longer.  Lists must be given again before the table is used."""
+        self._held = [None] * len(self._held)
 
     def _write_places(self) -> None:
         """Say of each row which tensor it is of, and with which element of it it begins."""
@@ -233,24 +323,31 @@ class PointerTable:
             if (0 if tensor is None else tensor.data_ptr()) != self._addresses[j, i]
         ]
 
-    @property
-    def held(self) -> list[TensorList]:
-        """The tensors of the table, one list each; empty lists stand for those let go."""
-        return [tensors or () for tensors in self._held]
-
     def _compare(self, j: int, tensors: Tensors) -> tuple[Located, Addresses] | None:
         """None if list ``j`` lies where it did, in the same layout; else its validated new column."""
-        if len(tensors) != len(self._common.numels):
-            raise ValueError(f"{self.names[j]} has {len(tensors)} tensors, the table has {len(self._common.numels)}")
         column = self._columns[j]
-        found = None if column is None else column.follow(tensors, tensors is self._held[j])
-        if found is None:
+        self._check_length(j, tensors)
+        at = None if column is None else column.follow(tensors)
+        if column is None or at is None:
             self._common.check(j, tensors)
-            found = Located.of(tensors, None if column is None else Layout.of([t for t in tensors if t is not None]))
-        now, at = found
-        if at is None:
-            return None
-        stays = at.tobytes() == self._addresses[j].tobytes()
+            layout = None if column is None else Layout.of([t for t in tensors if t is not None])
+            now, at = Located.of(tensors, layout)
+        else:
+            now = column
+        return self._changed(j, tensors, now, at)
+
+    def _examine(self, j: int, tensors: Tensors) -> tuple[Located, Addresses] | None:
+        """:meth:`_compare` that believes nothing which was seen before."""
+        self._check_length(j, tensors)
+        self._common.check(j, tensors)
+        return self._changed(j, tensors, *Located.of(tensors, None))
+
+    def _check_length(self, j: int, tensors: Tensors) -> None:
+        if len(tensors) != len(self):
+            raise ValueError(f"{self.names[j]} has {len(tensors)} tensors, the table has {len(self)}")
+
+    def _changed(self, j: int, tensors: Tensors, now: Located, at: Addresses) -> tuple[Located, Addresses] | None:
+        column, stays = self._columns[j], at.tobytes() == self._addresses[j].tobytes()
         if now is column and stays:
             return None
         self._check_memory(j, at, tensors)

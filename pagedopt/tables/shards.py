@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from ..system.internals import shard_of
+
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -24,19 +26,7 @@ def is_sharded(tensor: object) -> bool:
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """The shard that this process has of a DTensor, in its own memory; any other tensor itself."""
-    return tensor if type(tensor) in _PLAIN or not is_sharded(tensor) else _shard(tensor)
-
-
-def _shard(tensor: Any) -> torch.Tensor:
-    # What to_local() returns, sooner, and without no_grad(), which an interrupt may leave open.
-    found = getattr(tensor, "_local_tensor", None)
-    if found is None:
-        found = tensor.detach().to_local()
-    if type(found) in _PLAIN:
-        return found
-    from torch.distributed._functional_collectives import AsyncCollectiveTensor
-
-    return found.wait() if isinstance(found, AsyncCollectiveTensor) else found  # on its way from other processes
+    return tensor if type(tensor) in _PLAIN or not is_sharded(tensor) else shard_of(tensor)
 
 
 def like_shard(shard: torch.Tensor, of: torch.Tensor) -> torch.Tensor:

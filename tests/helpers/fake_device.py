@@ -16,6 +16,7 @@ from pagedopt.kernels import cuda as kernels
 from pagedopt.paging.policy import Move
 from pagedopt.paging.visits import Step, plan
 from pagedopt.rules import RULES
+from pagedopt.system import internals
 from pagedopt.tables.layout import HostTable
 from pagedopt.transports.choose import TRANSPORTS
 from pagedopt.transports.transport import TABLE_AT
@@ -39,8 +40,8 @@ class Device:
         self.sweep = Sweep(ADAMW, lists_for(ADAMW, sizes, (F32,) * 4), transport=kind)
         self.sweep.device = torch.device("cuda", 0)
         self.sweep.transport = TRANSPORTS.get(kind, kind)(0)
-        monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
-        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: STREAM, raising=False)
+        monkeypatch.setattr(internals, "current_device", lambda: 0)
+        monkeypatch.setattr(internals, "current_stream", lambda index: STREAM)
         monkeypatch.setattr(kernels, "CudaKernel", self.kernel)
         anew = functools.cache(kernels.multi_tensor_kernel.__wrapped__)
         monkeypatch.setattr(kernels, "multi_tensor_kernel", anew)

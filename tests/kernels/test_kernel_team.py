@@ -108,7 +108,7 @@ def test_nothing_to_do_is_done(kernel: Any) -> None:
 def test_a_team_of_fewer_threads_than_stretches_does_them_all(kernel: Any) -> None:
     """OpenMP may give fewer threads than were asked for."""
     seen = Seen(7)
-    arguments = cpu._walk(seen.table).arguments
+    arguments = cpu.arguments_of(seen.table)
     member = team.member(kernel)
     assert member is not None
     team.Call(arguments, [(i, i + 1) for i in range(7)]).run(member, 2)

@@ -168,11 +168,10 @@ def test_rows_of_a_page_point_into_its_slot_where_scales_share_a_granule() -> No
     base, slot = 1 << 40, 1 << 33
     memory = SimpleNamespace(layout=layout, tensor=SimpleNamespace(data_ptr=lambda: base))
     ring = SimpleNamespace(address=lambda number: slot + number * slot_bytes(layout))
-    store: Any = SimpleNamespace(arenas=[memory], ring=lambda device: ring)
     assert layout.pages == 10
     assert layout.stretch(1, 3, 4)[1] == 0, "the scales of page 3 rest with page 0"
     for page in range(layout.pages):
-        found = _shift(store, torch.device("cpu"), Move(0, page, page % 4))
+        found = _shift(ring, memory, Move(0, page, page % 4))  # type: ignore[arg-type]
         for section, (width, shift) in enumerate(zip(layout.itemsizes, found, strict=True)):
             row = base + layout.sections[section] + int(page * layout.page_numel * width)
             assert (row + int(shift)) % 2**64 == ring.address(page % 4) + slot_offset(layout, section)

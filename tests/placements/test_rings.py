@@ -41,12 +41,15 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
     monkeypatch.setattr(movers, "Ring", Slots)
     monkeypatch.setattr(movers, "_rings", {})
     dtypes = {2: torch.bfloat16, 4: torch.float32}
+    state = weakref.WeakKeyDictionary[Store, list[torch.Tensor]]()  # which an arena goes with
 
     def make(params: list[tuple[int, ...]]) -> Store:
         store = Store(Visited, Budget.parse(0), None)
+        state[store] = []
         for numel, *sizes in params:
             p = torch.empty(numel)
-            store.create([Wanted(p, str(i), Column(str(i), dtypes[size])) for i, size in enumerate(sizes)])
+            wanted = [Wanted(p, str(i), Column(str(i), dtypes[size])) for i, size in enumerate(sizes)]
+            state[store] += store.create(wanted)
         return store
 
     yield make
@@ -77,7 +80,8 @@ def test_who_needs_larger_slots_leaves_those_of_the_others(kept: Kept) -> None:
     one, other = kept([(9000, 4)]), kept([(9000, 4)])
     assert one.ring(CPU) is (before := other.ring(CPU))
     p = torch.empty(9000)
-    one.create([Wanted(p, str(i), Column(str(i), torch.float32)) for i in range(2)])
+    state = one.create([Wanted(p, str(i), Column(str(i), torch.float32)) for i in range(2)])
+    assert len(state) == 2
     assert one.ring(CPU).slot_bytes == 2 * before.slot_bytes
     assert other.ring(CPU) is before
     assert kept([(9000, 4)]).ring(CPU) is before

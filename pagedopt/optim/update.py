@@ -1,0 +1,81 @@
+"""One launch of a step, as a value: what it reads and writes, with which hyperparameters, and what it counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from ..launch.route import Route
+from ..launch.sweep import Sweep
+from ..paging.visits import Step
+from ..placements.arena import Arena
+from ..tables.columns import Tensors
+from .lists import Lists
+from .scalars import Uniforms
+from .steps import Numbers, Numerals, Values
+
+#: A number of each parameter: which it is, its tensors, and what it becomes.
+Count = tuple[Numbers, Numerals, Values]
+
+
+class Update(NamedTuple):
+    """One launch, or one of the part at hand and one for each page that visits the device.
+
+    It keeps alive what it reads and writes, until it is dropped.  Nothing has changed before :meth:`launch`.
+
+    Attributes:
+        sweep: the rule, its kernel, and the table that says where the tensors lie.
+        lists: how kernels see them.
+        tensors: parameters, gradients (None: absent) and state, list by list.
+        seen: as kernels see them.
+        absent: the parameters that take no step, for want of a gradient.
+        counts: what is counted.
+        sets: hyperparameters, and numbers that follow from them, of each set that is in use.
+        seeds: of each set, for formats that round at random.
+        route: of its rows through pages; None: all lie where they are used.
+        plan: launches and visits of pages, in their order.
+        written: tensors whose version counters go up.
+        stamp: the table's when this was prepared.
+    """
+
+    sweep: Sweep
+    lists: Lists
+    tensors: Tensors
+    seen: Tensors
+    absent: list[int]
+    counts: tuple[Count, ...]
+    sets: Uniforms
+    seeds: Values | int
+    route: Route | None
+    plan: Sequence[Step]
+    written: Numerals
+    stamp: int
+
+    def check(self) -> None:
+        """
+        Raises:
+            RuntimeError: the table has been written anew since, for another step.
+        """
+        if self.sweep.table.host.rows_stamp != self.stamp:
+            raise RuntimeError(
+                "another step has been prepared since, for tensors in other places; prepare this one again"
+            )
+        self.sweep.begun = False
+
+    def launch(self, arenas: Sequence[Arena]) -> None:
+        """Launch it on the current stream, and count it.
+
+        Args:
+            arenas: of state, by the numbers that the plan names.
+        """
+        if not self.lists.plain:
+            self.lists.fill(self.tensors)
+        mover = None if self.route is None else self.route.mover(arenas)
+        self.sweep.launch(self.sets, self.plan, mover, self.seeds)
+        if not self.lists.plain:
+            self.lists.bring_back(self.tensors)
+        for numbers, tensors, coming in self.counts:
+            numbers.write(tensors, coming, self.absent)
+        torch.autograd.graph.increment_version(self.written)
