@@ -71,12 +71,14 @@ def run(compiled: Callable[..., None], table: HostTable, span: Span | None = Non
 
     When it returns or raises, no thread is in the table any more.
     """
-    ways(compiled, table, (span,))[span]()
+    ways(compiled, table, (span,), torch.get_num_threads())[span]()
 
 
-def ways(compiled: Callable[..., None], table: HostTable, spans: Iterable[Span | None]) -> Ways:
-    """What to call for each span of the chunks (None: all); all that such a call needs is there when this returns."""
-    count = torch.get_num_threads()
+def ways(compiled: Callable[..., None], table: HostTable, spans: Iterable[Span | None], count: int) -> Ways:
+    """What to call for each span of the chunks (None: all) to walk it on ``count`` threads.
+
+    All that such a call needs is there when this returns.
+    """
     member = team.member(compiled) if count > 1 else None
     walk: _Walk = table.walk
     if walk is None or walk.by is not compiled or walk.member != member or walk.threads != count:

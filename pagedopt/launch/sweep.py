@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,7 @@ class Sweep:
     """
 
     __slots__ = (
-        "__weakref__", "_kernels", "arithmetic", "begun", "blocks", "device", "formats", "launches", "rule", "stored",
+        "__weakref__", "_kernels", "_on_cpu", "arithmetic", "begun", "blocks", "device", "formats", "launches", "rule", "stored",
         "table", "transport",
     )  # fmt: skip
 
@@ -91,6 +91,7 @@ class Sweep:
         #: How many launches there were, all runs together.
         self.launches = 0
         self.device = self.table.device
+        self._on_cpu = self.device.type == "cpu"
         self._take_formats()
         if self.device.type == "cuda":
             index = self.device.index
@@ -119,9 +120,9 @@ class Sweep:
         self.formats = self.stored.formats(self.table.dtypes)
         #: The dtype in which the kernel computes.
         self.arithmetic = arithmetic(self.formats)
-        self._kernels: dict[object, Any] = {}  # by what else they depend on (see kernel())
+        self._kernels: dict[object, Any] = {}  # by what else they depend on (see ready())
 
-    def run(self, scalars: Scalars | Sequence[Sequence[float]], steps: Iterable[Step] = WHOLE, seed: int = 0) -> None:
+    def run(self, scalars: Scalars | Sequence[Sequence[float]], steps: Sequence[Step] = WHOLE, seed: int = 0) -> None:
         """Update every tensor once where it lies now, on the current stream, without waiting for it.
 
         Args:
@@ -145,9 +146,10 @@ class Sweep:
     def launch(
         self,
         sets: Sequence[Sequence[float]] | npt.NDArray[np.float64],
-        steps: Iterable[Step] = WHOLE,
+        steps: Sequence[Step] = WHOLE,
         mover: Mover | None = None,
         seeds: npt.ArrayLike = 0,
+        ready: Any = None,
     ) -> None:
         """:meth:`run` for who has just refreshed the table and made the scalars: both are taken as they are.
 
@@ -156,38 +158,44 @@ class Sweep:
             steps: what to do in place of one launch over everything (see :mod:`pagedopt.paging.visits`).
             mover: carries out what of it moves pages; None: nothing does.
             seeds: one for all sets or one for each (see :meth:`run`), whole numbers below 2**53.
+            ready: what :meth:`ready` gave for these steps; None: it is asked now.
         """
         self.begun = False
         if self.stored.placed:
             sets = np.column_stack([np.asarray(sets).reshape(len(sets), -1), np.broadcast_to(seeds, len(sets))])
         self.table.host.set_scalars(sets)
-        if self.device.type == "cpu":
-            self._launch_on_cpu(steps, mover)
+        if ready is None:
+            ready = self.ready(steps)
+        if self._on_cpu:
+            self._launch_on_cpu(steps, mover, ready)
             return
         index = self.device.index
         if internals.current_device() == index:
-            self._launch_on_cuda(index, steps, mover)
+            self._launch_on_cuda(index, steps, mover, ready)
         else:
             with torch.cuda.device(index):
-                self._launch_on_cuda(index, steps, mover)
+                self._launch_on_cuda(index, steps, mover, ready)
 
-    def _launch_on_cpu(self, steps: Iterable[Step], mover: Mover | None) -> None:
-        steps = tuple(steps)
-        ways = cpu.ways(self.kernel(), self.table.host, [step.span for step in steps if isinstance(step, Launch)])
+    def _launch_on_cpu(self, steps: Sequence[Step], mover: Mover | None, ways: cpu.Ways) -> None:
+        if steps is WHOLE:
+            way = ways[None]
+            self.begun = True  # now: nothing is left that may fail, but the update itself
+            way()
+            self.launches += 1
+            return
 
         def launch(span: Span | None) -> None:
             way = ways[span]
-            self.begun = True  # now: nothing is left that may fail, but the update itself
+            self.begun = True
             way()
             self.launches += 1
 
         carry_out(steps, launch, mover)
 
-    def _launch_on_cuda(self, index: int, steps: Iterable[Step], mover: Mover | None) -> None:
+    def _launch_on_cuda(self, index: int, steps: Sequence[Step], mover: Mover | None, kernel: cuda.CudaKernel) -> None:
         handle = internals.current_stream(index)
         stream = cuda.Stream(handle)
         with self.transport.lend(self.table.host, handle) as lent:
-            kernel = self.kernel(lent.kind)  # before any page is on its way
 
             def launch(span: Span | None) -> None:
                 for argument, chunks in lent.parts(span):
@@ -211,27 +219,31 @@ class Sweep:
             RuleError: the rule is no longer what was translated.
         """
         self.rule.check()
-        self.kernel()
+        self.ready()
 
-    def kernel(self, kind: str | None = None) -> Any:
-        """The compiled kernel for these lists, which is found anew when their formats have changed.
+    def ready(self, steps: Sequence[Step] = WHOLE) -> Any:
+        """What launches of these steps take: the compiled kernel, or on a CPU what to call for each span.
 
-        Args:
-            kind: as what the table travels to a CUDA device; None: as the transport says now.
+        The kernel is looked up, and if need be compiled, only when formats have changed; or, on a CPU, when there are
+        several threads for the first time, as more is compiled for a team.
+
+        Raises:
+            CompileError: it cannot be compiled.
         """
-        key: object = kind
-        if self.device.type == "cpu":
-            key = torch.get_num_threads() > 1  # what a team of threads needs is compiled for several
-        elif kind is None:
-            key = kind = self.transport.kind(self.table.host)
-        found = self._kernels.get(key)
-        if found is None and kind is None:
-            found = self._kernels[key] = cpu.kernel(self.rule, self.formats)
-        elif found is None and kind is not None:
-            threads, index = self.table.host.geometry.threads, self.device.index
-            found = cuda.multi_tensor_kernel(self.rule, self.formats, threads, kind, index, self.blocks)
-            self._kernels[key] = found
-        return found
+        if self._on_cpu:
+            threads = torch.get_num_threads()
+            kernel = self._kernels.get(threads > 1)
+            if kernel is None:
+                kernel = self._kernels[threads > 1] = cpu.kernel(self.rule, self.formats)
+            spans = (None,) if steps is WHOLE else [step.span for step in steps if isinstance(step, Launch)]
+            return cpu.ways(kernel, self.table.host, spans, threads)
+        kind = self.transport.kind(self.table.host)
+        kernel = self._kernels.get(kind)
+        if kernel is None:
+            per_chunk, index = self.table.host.geometry.threads, self.device.index
+            kernel = cuda.multi_tensor_kernel(self.rule, self.formats, per_chunk, kind, index, self.blocks)
+            self._kernels[kind] = kernel
+        return kernel
 
     def capture(self, scalars: Scalars) -> CapturedSweep:
         """Capture one :meth:`run` with these scalars into a CUDA graph of its own (see :class:`CapturedSweep`).

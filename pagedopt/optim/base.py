@@ -26,7 +26,7 @@ from ..units import parse_bytes, text_of_bytes
 from .copying import bring_home, duplicate, into_pages
 from .declared import check_group, check_initial, check_rules, check_scalars
 from .encoding import decoded
-from .launches import Launches, PreparedStep, grads_of_shards, prepare_again, prepare_anew
+from .launches import NO_SHARDS, Launches, PreparedStep, grads_of_shards, prepare_again, prepare_anew
 from .loading.load import load
 from .members import refuse, state_tensors
 from .options import Options, complete
@@ -185,13 +185,15 @@ class PagedOptimizer(torch.optim.Optimizer):
 
     def _prepare(self) -> PreparedStep:
         """A step for what state and groups hold now, before it happens."""
-        if self.store.budget.auto:
+        store, changed = self.store, None
+        if store.limits.budget.auto:
             with self._moving("device_budget 'auto'"):
-                self.store.remeasure_auto()
-        standing, known, found, changed = self.store.stand(), self._launches, None, None
+                store.remeasure_auto()
+        standing, known, found, shards = store.stand(), self._launches, None, NO_SHARDS
         if known is not None and known.residents == standing.residents:
             found = known.watch.look(self)
-        shards = grads_of_shards(self, known, found)  # once, whatever else differs between processes
+        if known is None or found is None or known.sharded:
+            shards = grads_of_shards(self, known, found)  # once, whatever else differs between processes
         if known is not None and found is not None:
             try:
                 return prepare_again(self, known, found, standing, shards)

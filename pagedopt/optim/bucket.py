@@ -47,12 +47,13 @@ class Bucket:
     """
 
     __slots__ = (
-        "_groups", "_inference", "_loose", "_numbers", "_pattern", "_rounded", "count", "keys", "lists",
-        "names", "route", "rows", "rule", "sweep",
+        "_carried", "_groups", "_inference", "_loose", "_numbers", "_pattern", "_rounded", "_scalars", "count", "keys",
+        "lists", "names", "route", "rows", "rule", "sweep",
     )  # fmt: skip
 
     def __init__(self, optimizer: Owner, members: Sequence[Member], shared: set[int], shards: Grads) -> None:
         self.rule, self.count = members[0].rule, len(members)
+        self._scalars, self._carried = self.rule.scalars, self.rule.carried
         self.rows = tuple([m.index for m in members])
         self.keys, self.names = tuple(members[0].kept), number_names(optimizer, self.rule)
         self._groups = tuple([m.group for m in members])
@@ -140,39 +141,42 @@ class Bucket:
             raise RuntimeError(
                 "parameters were made in torch.inference_mode, and can be updated only there; make them outside of it"
             )
-        seen = self._follow(tensors, shards)
-        absent = self.sweep.table.absent
+        sweep, pattern = self.sweep, self._pattern
+        seen = tensors if self.lists.plain else self.lists.as_seen(tensors, shards)
+        if not sweep.table.look(seen):
+            seen = self._take(tensors, shards)
+        absent = sweep.table.absent
         if len(absent) == self.count:
             return None
-        pattern, scalars, own, counts = self._pattern, self.rule.scalars, {}, {}
+        own, counts = {}, {}
         for name, each, where in self._numbers:
             mine = numbers[where]
-            values = each.read(mine, absent, ahead)
-            counts[name] = each, mine, values
-            if name in scalars:
-                own[name] = values
-        if pattern is None or pattern.absent != absent or not all(map(pattern.holds, own.values())):
+            counts[name] = each, mine, each.read(mine, absent, ahead)
+            if name in self._scalars:
+                own[name] = counts[name][-1]
+        if pattern is None or pattern.absent != absent or not pattern.holds(own):
             pattern = self._find_pattern(optimizer, absent, seen, own)
+            sweep = self.sweep
         sets = uniforms_of(self.rule, optimizer, pattern.groups, own, self._rounded)
-        for name, at in self.rule.carried.items():
+        for name, at in self._carried.items():
             each, mine, _ = counts[name]
             coming = np.asarray(sets)[pattern.sets, at]
             each.announce(mine, coming, absent, ahead)
             counts[name] = each, mine, coming
-        sweep = self.sweep
-        sweep.kernel()
+        if absent or self._loose or self._inference:
+            written = self._written(optimizer, tensors, absent)
+        else:
+            written = (*tensors[: self.count], *optimizer.store.versions.counters)  # type: ignore[arg-type]
+        plan = WHOLE if self.route is None else self.route.plan(sweep.table.host, absent)
         return Update(
-            sweep, self.lists, tensors, seen, pattern.absent, tuple(counts.values()), sets,
+            sweep, sweep.ready(plan), self.lists, tensors, seen, pattern.absent, tuple(counts.values()), sets,
             self._seeds(sets, pattern, counts) if sweep.stored.placed else 0, self.route,
-            WHOLE if self.route is None else self.route.plan(sweep.table.host, absent),
-            self._written(optimizer, tensors, absent), sweep.table.host.rows_stamp,
+            plan, written, sweep.table.host.rows_stamp,
         )  # fmt: skip
 
-    def _follow(self, tensors: Tensors, shards: Grads) -> Tensors:
-        """See to it that the table says where the tensors lie now; returns them as kernels see them."""
+    def _take(self, tensors: Tensors, shards: Grads) -> Tensors:
+        """Let the table look at each tensor, and say where it is now; returns the tensors as kernels see them."""
         seen, table = self.lists.as_seen(tensors, shards), self.sweep.table
-        if table.look(seen):
-            return seen
         try:
             self.sweep.take(self._cut(seen)[:2])
         except LayoutError:
@@ -192,14 +196,11 @@ class Bucket:
         seeds = np.zeros(len(sets))
         if "step" in counts:
             present = np.setdiff1d(np.arange(self.count), pattern.absent)
-            seeds[pattern.sets[present]] = counts["step"][-1][present]
+            seeds[pattern.sets[present]] = np.broadcast_to(counts["step"][-1], self.count)[present]
         return seeds
 
     def _written(self, optimizer: Owner, tensors: Any, absent: Sequence[int]) -> Numerals:
         """The tensors whose version counters a step raises."""
-        written = (*tensors[: self.count], *optimizer.store.versions.counters)
-        if not (absent or self._loose or self._inference):
-            return written
         away, first = set(absent), 2 * self.count
         written = (
             *(p for i, p in enumerate(tensors[: self.count]) if i not in away),
@@ -208,7 +209,9 @@ class Bucket:
         )
         return tuple([t for t in written if not t.is_inference()])
 
-    def _find_pattern(self, optimizer: Owner, absent: list[int], seen: Tensors, own: Mapping[str, Values]) -> Pattern:
+    def _find_pattern(
+        self, optimizer: Owner, absent: list[int], seen: Tensors, own: Mapping[str, Values | float]
+    ) -> Pattern:
         """Which rows share hyperparameters: those of one group whose ``own`` ones are alike."""
         self._pattern = None  # until all is as it is found: what fails between here and there is looked for again
         pattern = find_pattern(self._groups, absent, own)

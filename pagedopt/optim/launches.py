@@ -6,13 +6,17 @@ from typing import Any, NamedTuple
 
 from ..placements.store import Standing
 from ..system.interrupts import Uninterrupted
+from ..tables.columns import Tensors
 from .bucket import Bucket
 from .members import Grads, Member, Members, members, reduced, sharded
 from .new_state import create
 from .owner import Owner
 from .steps import Ahead
 from .update import Update
-from .watch import Found, Watch
+from .watch import Watch
+
+#: Gradients of shards where no parameter is a DTensor.
+NO_SHARDS: Grads = {}
 
 
 class Launches(NamedTuple):
@@ -64,7 +68,9 @@ class PreparedStep(NamedTuple):
             BaseException: what failed in the middle, or came with a second Ctrl-C; the optimizer is damaged then.
         """
         for update in self.updates:
-            update.check()
+            if update.sweep.table.host.rows_stamp != update.stamp:
+                raise RuntimeError("another step was prepared since, with tensors in other places; prepare this again")
+            update.sweep.begun = False
         arenas, residents, held = self.standing
         with Uninterrupted(gives_way=True), held:
             if arenas and tuple([arena.resident for arena in arenas]) != residents:
@@ -95,11 +101,11 @@ class PreparedStep(NamedTuple):
         optimizer.damaged = ""
 
 
-def prepare_again(optimizer: Owner, known: Launches, found: Found, standing: Standing, shards: Grads) -> PreparedStep:
+def prepare_again(optimizer: Owner, known: Launches, found: Tensors, standing: Standing, shards: Grads) -> PreparedStep:
     """A step for the very objects of the last one.
 
     Args:
-        found: these objects.
+        found: these objects, as :meth:`Watch.look` has them.
         standing: the store's.
         shards: gradients of DTensors.
 
@@ -109,8 +115,9 @@ def prepare_again(optimizer: Owner, known: Launches, found: Found, standing: Sta
     """
     ahead: Ahead = {}
     updates = []
-    for bucket, (tensors, numbers) in zip(known.buckets, found.buckets, strict=True):
-        if (update := bucket.prepare(optimizer, tensors, numbers, ahead, shards)) is not None:
+    for bucket, (tensors, numbers) in zip(known.buckets, known.watch.picks, strict=True):
+        update = bucket.prepare(optimizer, tensors(found), numbers(found), ahead, shards)
+        if update is not None:
             updates.append(update)
     return PreparedStep(optimizer, tuple(updates), standing, known)
 
@@ -137,11 +144,12 @@ def prepare_anew(optimizer: Owner, shards: Grads) -> PreparedStep:
     return PreparedStep(optimizer, there, optimizer.store.stand(), None, buckets, everyone)
 
 
-def grads_of_shards(optimizer: Owner, known: Launches | None, found: Found | None) -> Grads:
+def grads_of_shards(optimizer: Owner, known: Launches | None, found: Tensors | None) -> Grads:
     """Gradients of DTensors as their shards have them; all their processes call this once in each step."""
     if known is None or found is None:
         return reduced(sharded(optimizer))
-    return reduced([found.params[i] for i in known.sharded]) if known.sharded else {}
+    params: Any = found
+    return reduced([params[i] for i in known.sharded])
 
 
 def _put_state(optimizer: Owner, everyone: Members) -> None:

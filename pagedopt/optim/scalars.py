@@ -98,14 +98,14 @@ def _places(rule: Rule) -> list[_Place]:
 
 
 def uniforms_of(
-    rule: Rule, optimizer: Owner, leaders: Leaders, own: Mapping[str, Values], rounded: Collection[str] = ()
+    rule: Rule, optimizer: Owner, leaders: Leaders, own: Mapping[str, Values | float], rounded: Collection[str] = ()
 ) -> Uniforms:
     """The numbers of each set of hyperparameters.
 
     Args:
         optimizer: with the groups.
         leaders: which sets there are.
-        own: by name, the hyperparameters that each row has for itself.
+        own: by name, the hyperparameters that each row has for itself, or one number where all have the same.
         rounded: names of those that are rounded to float32 before anything is computed of them.  Of a running mean
             ``b * mean + (1 - b) * x`` both weights, rounded each for itself, have not quite the sum 1: for b = 0.999
             the mean ends 1.3e-5 too high.
@@ -121,7 +121,10 @@ def uniforms_of(
             if name in scalars:
                 scalars[name] = float(np.float32(scalars[name]))
         for name, values in own.items():
-            scalars[name] = float(values[rows]) if isinstance(rows, int) else values[rows]
+            if isinstance(values, float):
+                scalars[name] = values if isinstance(rows, int) else np.full(len(rows), values)
+            else:
+                scalars[name] = float(values[rows]) if isinstance(rows, int) else values[rows]
         found.append([rule.uniforms(scalars)] if isinstance(rows, int) else rule.uniform_sets(scalars))
     if len(found) == 1:
         sets: Uniforms = found[0]
@@ -146,21 +149,24 @@ class Pattern(NamedTuple):
     leaders: npt.NDArray[np.int64]
     used: int
 
-    def holds(self, values: Values) -> bool:
-        """Whether rows of one set have the same value, to the bit."""
-        return len(values) == 1 or values.tobytes() == values[self.leaders].tobytes()
+    def holds(self, own: Mapping[str, Values | float]) -> bool:
+        """Whether rows of one set have the same ``own`` values, to the bit."""
+        for values in own.values():
+            if not isinstance(values, float) and values.tobytes() != values[self.leaders].tobytes():
+                return False
+        return True
 
 
-def find_pattern(groups: Sequence[int], absent: Sequence[int], own: Mapping[str, Values]) -> Pattern:
+def find_pattern(groups: Sequence[int], absent: Sequence[int], own: Mapping[str, Values | float]) -> Pattern:
     """Rows of one group whose own hyperparameters are alike share a set.
 
     Args:
         groups: of each row.
         absent: the rows that take no step.
-        own: by name, the hyperparameters that each row has for itself.
+        own: by name, the hyperparameters that each row has for itself, or one number where all have the same.
     """
     of_rows = keys = np.array(groups, np.int64)
-    for values in own.values():
+    for values in (values for values in own.values() if not isinstance(values, float)):
         distinct, rank = np.unique(values.view(np.int64), return_inverse=True)  # bits: NaN is a value like any other
         keys = keys * len(distinct) + rank
     present = np.setdiff1d(np.arange(len(keys)), absent)

@@ -81,7 +81,7 @@ class Numbers:
         shared: addresses of numbers that stand for several parameters.  As in torch's loop, each of these changes it.
     """
 
-    __slots__ = ("_away", "_mirror", "_others", "_windows", "at", "count")
+    __slots__ = ("_away", "_mirror", "_others", "_whole", "_windows", "at", "count")
 
     def __init__(self, tensors: Numerals, shared: set[int]) -> None:
         self.count = len(tensors)
@@ -108,15 +108,22 @@ class Numbers:
         self._away = away
         self._mirror = Mirror([tensors[row].dtype is torch.float32 for row in away.tolist()]) if len(away) else None
         self._others = tuple(np.flatnonzero(left).tolist())
+        # All of them, where they lie one behind the other, as numbers do that were made together.
+        in_order = len(windows) == 1 and isinstance(windows[0][0], slice) and isinstance(windows[0][2], slice)
+        self._whole = windows[0][1] if in_order else None
 
-    def read(self, tensors: Numerals, absent: Sequence[int], ahead: Ahead) -> Values:
-        """What a rule takes: the number of each parameter, as it will be.
+    def read(self, tensors: Numerals, absent: Sequence[int], ahead: Ahead) -> Values | float:
+        """What a rule takes: the number of each parameter, as it will be, or one for all where they are the same.
 
         Args:
             tensors: the numbers.
             absent: parameters that take no step now.
             ahead: what launches prepared before have announced.
         """
+        if self._whole is not None:
+            now = self._whole.tobytes()
+            if now == now[: self._whole.itemsize] * self.count:
+                return float(self._whole[0])
         out = np.empty(self.count, np.float64)
         for rows, window, places in self._windows:
             out[rows] = window[places]
@@ -133,12 +140,12 @@ class Numbers:
             if row not in skipped:
                 ahead[tensors[row].data_ptr()] = float(coming[row])
 
-    def write(self, tensors: Numerals, coming: Values, absent: Sequence[int]) -> None:
-        """Write what is coming for all parameters but those that are absent."""
-        if not absent and not self._others and not self._mirror:
-            for rows, window, places in self._windows:
-                window[places] = coming[rows]
+    def write(self, tensors: Numerals, coming: Values | float, absent: Sequence[int]) -> None:
+        """Write what is coming, for each parameter or for all, where a parameter is not absent."""
+        if self._whole is not None and not absent:
+            self._whole[:] = coming
             return
+        coming = np.broadcast_to(coming, self.count)
         present = np.ones(len(coming), bool)
         present[list(absent)] = False
         for rows, window, places in self._windows:
@@ -204,11 +211,10 @@ class Steps(Numbers):
 
     __slots__ = ()
 
-    def read(self, tensors: Numerals, absent: Sequence[int], ahead: Ahead) -> Values:
+    def read(self, tensors: Numerals, absent: Sequence[int], ahead: Ahead) -> Values | float:
         """What a rule takes: the number of each parameter's coming step.  It is announced, too."""
-        out = super().read(tensors, absent, {})
-        out += 1
-        if not self._others:
+        out = Numbers.read(self, tensors, absent, {}) + 1
+        if isinstance(out, float) or not self._others:
             return out
         away = set(absent)
         for row in self._others:
@@ -233,12 +239,13 @@ class KeptSteps(Numbers):
         super().__init__((), set())
         self._values: Values = np.array(behind, np.float64)
 
-    def read(self, tensors: Numerals, absent: Sequence[int], ahead: Ahead) -> Values:
+    def read(self, tensors: Numerals, absent: Sequence[int], ahead: Ahead) -> Values | float:
         """What a rule takes: the number of each parameter's coming step."""
         return self._values + 1
 
-    def write(self, tensors: Numerals, coming: Values, absent: Sequence[int]) -> None:
+    def write(self, tensors: Numerals, coming: Values | float, absent: Sequence[int]) -> None:
         """Keep the numbers of all parameters but those that are absent."""
+        coming = np.broadcast_to(coming, len(self._values))
         if absent:
             coming = coming.copy()
             coming[absent] = self._values[absent]

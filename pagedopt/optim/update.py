@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,7 +17,7 @@ from .scalars import Uniforms
 from .steps import Numbers, Numerals, Values
 
 #: A number of each parameter: which it is, its tensors, and what it becomes.
-Count = tuple[Numbers, Numerals, Values]
+Count = tuple[Numbers, Numerals, Values | float]
 
 
 class Update(NamedTuple):
@@ -26,7 +26,8 @@ class Update(NamedTuple):
     It keeps alive what it reads and writes, until it is dropped.  Nothing has changed before :meth:`launch`.
 
     Attributes:
-        sweep: the rule, its kernel, and the table that says where the tensors lie.
+        sweep: the rule, and the table that says where the tensors lie.
+        ready: the kernel, compiled for them.
         lists: how kernels see them.
         tensors: parameters, gradients (None: absent) and state, list by list.
         seen: as kernels see them.
@@ -41,6 +42,7 @@ class Update(NamedTuple):
     """
 
     sweep: Sweep
+    ready: Any
     lists: Lists
     tensors: Tensors
     seen: Tensors
@@ -53,17 +55,6 @@ class Update(NamedTuple):
     written: Numerals
     stamp: int
 
-    def check(self) -> None:
-        """
-        Raises:
-            RuntimeError: the table has been written anew since, for another step.
-        """
-        if self.sweep.table.host.rows_stamp != self.stamp:
-            raise RuntimeError(
-                "another step has been prepared since, for tensors in other places; prepare this one again"
-            )
-        self.sweep.begun = False
-
     def launch(self, arenas: Sequence[Arena]) -> None:
         """Launch it on the current stream, and count it.
 
@@ -73,7 +64,7 @@ class Update(NamedTuple):
         if not self.lists.plain:
             self.lists.fill(self.tensors)
         mover = None if self.route is None else self.route.mover(arenas)
-        self.sweep.launch(self.sets, self.plan, mover, self.seeds)
+        self.sweep.launch(self.sets, self.plan, mover, self.seeds, self.ready)
         if not self.lists.plain:
             self.lists.bring_back(self.tensors)
         for numbers, tensors, coming in self.counts:

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, repeat
 from operator import attrgetter, itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,18 +21,6 @@ from .owner import Owner
 _params, _grad = itemgetter("params"), attrgetter("grad")
 #: Takes some of a tuple.
 _Pick = Callable[[tuple[Any, ...]], tuple[Any, ...]]
-
-
-class Found(NamedTuple):
-    """What :meth:`Watch.look` has found, which keeps it alive.
-
-    Attributes:
-        params: of all groups, one group after the other.
-        buckets: for each bucket its tensors and its numbers, as :meth:`Bucket.prepare` takes them.
-    """
-
-    params: tuple[torch.Tensor, ...]
-    buckets: list[tuple[Tensors, tuple[torch.Tensor, ...]]]
 
 
 class Watch:
@@ -49,11 +37,14 @@ class Watch:
         members: all parameters as they were when the step was prepared.
         buckets: with the members of each, whose entries hold all state.
         keys: of the optimizer's state, in its order.
+
+    Attributes:
+        picks: for each bucket what takes its tensors, and what its numbers, from what :meth:`look` has found.
     """
 
     __slots__ = (
-        "__weakref__", "_dead", "_getters", "_ids", "_lengths", "_names", "_numbers", "_numbers_at", "_picks", "_refs",
-        "_rules", "_waiting",
+        "__weakref__", "_dead", "_getters", "_ids", "_lengths", "_names", "_numbers", "_numbers_at", "_refs", "_rules",
+        "_waiting", "picks",
     )  # fmt: skip
 
     def __init__(
@@ -89,7 +80,7 @@ class Watch:
             own = [place[id(m.param), name] for name in bucket.names for m in of]
             picks.append((_pick(rows), _pick([first + i for i in own])))
             at[own] = bucket.numbers_at()
-        self._picks = tuple(picks)
+        self.picks = tuple(picks)
         own = sorted(place[id(key), name] for key in keys for name in numbers.get(id(key), ()))
         self._numbers, self._numbers_at = _pick(own), at[own]
 
@@ -99,14 +90,21 @@ class Watch:
             return (*chain.from_iterable(map(map, self._getters, repeat(entries))),)
         return tuple([entry[name] for entry, names in zip(entries, self._names, strict=True) for name in names])
 
-    def look(self, optimizer: Owner) -> Found | None:
-        """What is there now, if these are the objects that were there; else None."""
+    def look(self, optimizer: Owner) -> Tensors | None:
+        """What is there now, if these are the objects that were there; else None.
+
+        Returns:
+            all parameters by place, their gradients, and what steps take of state.  Who holds it keeps that alive.
+        """
         groups, state = optimizer.param_groups, optimizer.state
         if self._dead or (*map(optimizer.rule_of, groups),) != self._rules:
             return None
-        if len(groups) > 1 and (*map(len, map(_params, groups)),) != self._lengths:
+        if len(groups) == 1:
+            params = (*groups[0]["params"],)
+        elif (*map(len, map(_params, groups)),) != self._lengths:
             return None
-        params = (*chain.from_iterable(map(_params, groups)),)
+        else:
+            params = (*chain.from_iterable(map(_params, groups)),)
         try:
             values = self._values(state.values())
         except (LookupError, TypeError, ValueError, AttributeError):  # an entry lacks something, or is none
@@ -118,8 +116,7 @@ class Watch:
         grads = (*map(_grad, params),)
         if self._waiting and any(grads[i] is not None for i in self._waiting):
             return None
-        everything = (*params, *grads, *values)
-        return Found(params, [(tensors(everything), numbers(everything)) for tensors, numbers in self._picks])
+        return (*params, *grads, *values)
 
 
 @functools.lru_cache(maxsize=256)
@@ -151,4 +148,4 @@ def _stretch(first: int, last: int) -> _Pick:
     return itemgetter(slice(first, last))
 
 
-__all__ = ["Found", "Watch"]
+__all__ = ["Watch"]

@@ -31,7 +31,7 @@ FEW = 16
 
 def identities(items: tuple[object, ...]) -> object:
     """The ids of all items, as a value to compare with ``==``."""
-    return _identities()(items)
+    return tuple(map(id, items)) if len(items) < FEW else _identities()(items)
 
 
 def _from_memory(items: tuple[object, ...]) -> bytes:

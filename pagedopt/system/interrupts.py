@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
+from itertools import compress
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -74,11 +75,11 @@ class Uninterrupted:
         global _open
         if _open is None and threading.get_ident() == threading.main_thread().ident:
             try:
-                for number, handler in zip(_SIGNALS, map(handler_of, _SIGNALS), strict=True):
-                    if callable(handler):
-                        original = handler.original if isinstance(handler, _Keeper) else handler
-                        self._replaced.append((number, original))
-                        set_handler(number, _Keeper(original))
+                for number in compress(_SIGNALS, map(callable, map(handler_of, _SIGNALS))):
+                    handler = handler_of(number)
+                    original = handler.original if isinstance(handler, _Keeper) else handler
+                    self._replaced.append((number, original))
+                    set_handler(number, _Keeper(original))
                 _open = self  # the last that a handler may prevent, and the first that keeps it
             except BaseException:
                 self._restore()

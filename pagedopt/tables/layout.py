@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -148,8 +149,15 @@ class HostTable:
 
     def set_scalars(self, values: Sequence[Sequence[float]] | npt.NDArray[np.float64]) -> None:
         """Write the hyperparameter sets (first ``len(values)`` of them) where they differ."""
-        if self.scalars.size and (new := np.asarray(values)).tobytes() != self.scalars[: len(values)].tobytes():
-            self.scalars[: len(values)] = new
+        if not self.rows_at:
+            return
+        if isinstance(values, np.ndarray):
+            new = values.tobytes()
+        else:
+            new = array("d", itertools.chain.from_iterable(values)).tobytes()  # in a third of np.array's time
+        words = self.words[: len(new) // WORD]
+        if words.tobytes() != new:
+            words[:] = np.frombuffer(new, np.uint64)
             self.stamp += 1
 
     @property
@@ -171,6 +179,11 @@ class HostTable:
     def set_addresses(self, addresses: npt.ArrayLike) -> None:
         """Say where each row lies in every list, (rows, lists) uint64."""
         self.rows["address"] = addresses
+        self.rows_changed()
+
+    def set_column(self, j: int, addresses: Words) -> None:
+        """Say where each row lies in list ``j``, (rows,)."""
+        self.row_words[:, j] = addresses.view(np.int64)
         self.rows_changed()
 
     def set_sets(self, sets: npt.ArrayLike) -> None:

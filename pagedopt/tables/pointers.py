@@ -267,24 +267,34 @@ class PointerTable:
         except (TypeError, RuntimeError, NotImplementedError, AttributeError):  # absent now, sparse, or no tensor
             return False
         known = self._addresses.ravel()
-        if lie_at(here, known if seen.here is None else known[seen.here]) and not self._unwritten:
+        known = known if seen.here is None else known[seen.here]
+        if lie_at(here, known) and not self._unwritten:
             return True
-        return self._move(tensors, here, seen)
+        return self._move(tensors, here, known, seen)
 
-    def _move(self, tensors: Tensors, here: tuple[torch.Tensor, ...], seen: _Seen) -> bool:
+    def _move(self, tensors: Tensors, here: tuple[torch.Tensor, ...], known: Addresses, seen: _Seen) -> bool:
         """Take other addresses of lists that are laid out as they were; False if one has moved that never does."""
-        now = np.zeros(self._addresses.shape, np.uint64)
         at = addresses(here) if seen.layout.sure else np.array([t.data_ptr() for t in here], np.uint64)
-        now.ravel()[slice(None) if seen.here is None else seen.here] = at
+        changed = (at != known).nonzero()[0]
+        where = changed if seen.here is None else seen.here[changed]
         count = len(self)
-        moved = [j for j in range(len(now)) if now[j].tobytes() != self._addresses[j].tobytes()]
-        if moved and moved[-1] >= seen.laid:
+        if len(where) and where[-1] >= seen.laid * count:
             return False
+        now = self._addresses.copy()
+        now.ravel()[where] = at[changed]
+        moved = {int(j) for j in where // count} if len(where) > 1 else {int(i) // count for i in where}
         for j in moved:
             self._check_memory(j, now[j], tensors[j * count : (j + 1) * count])
-        if any(j in self.writes for j in moved):
+        if not moved.isdisjoint(self.writes):
             check_overlap(self._common, self.writes, now.T)
-        self._write(now, {})
+        if self._rows is not None or self._unwritten:
+            self._write(now, {})
+            return True
+        self._unwritten = True
+        self._addresses = now
+        for j in moved:
+            self.host.set_column(j, now[j])
+        self._unwritten = False
         return True
 
     def let_go(self) -> None:
@@ -360,7 +370,7 @@ class PointerTable:
         doubtful = at < _OFFSET
         if j in self.writes and self._columns[j] is not None:
             doubtful |= at != self._addresses[j]
-        for i in np.flatnonzero(doubtful).tolist():
+        for i in doubtful.nonzero()[0].tolist():
             tensor = tensors[i]
             if self._common.numels[i] and tensor is not None and not has_memory(tensor):
                 self._common.fail(ValueError, j, i, "has no memory (its storage was freed or resized to less)")

@@ -38,7 +38,7 @@ class Device:
         self.log: list[str] = []
         self.fails = ""
         self.sweep = Sweep(ADAMW, lists_for(ADAMW, sizes, (F32,) * 4), transport=kind)
-        self.sweep.device = torch.device("cuda", 0)
+        self.sweep.device, self.sweep._on_cpu = torch.device("cuda", 0), False
         self.sweep.transport = TRANSPORTS.get(kind, kind)(0)
         monkeypatch.setattr(internals, "current_device", lambda: 0)
         monkeypatch.setattr(internals, "current_stream", lambda index: STREAM)
