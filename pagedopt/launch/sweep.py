@@ -46,8 +46,8 @@ class Sweep:
     """
 
     __slots__ = (
-        "__weakref__", "_kernels", "_on_cpu", "arithmetic", "begun", "blocks", "device", "formats", "launches", "rule", "stored",
-        "table", "transport",
+        "__weakref__", "_kernels", "_on_cpu", "arithmetic", "begun", "blocks", "device", "formats", "launches", "rule",
+        "stored", "table", "transport",
     )  # fmt: skip
 
     def __init__(
@@ -203,7 +203,10 @@ class Sweep:
                     kernel(argument, chunks, stream)
                     self.launches += 1
 
-            carry_out(steps, launch, mover)
+            if steps is WHOLE:
+                launch(None)
+            else:
+                carry_out(steps, launch, mover)
 
     def prepare(self) -> None:
         """Compile (or load) the kernel and have a table ready, so that the next :meth:`run` may be captured."""

@@ -12,7 +12,6 @@ from ..formats.format import Format
 from ..launch.route import route
 from ..launch.sweep import Sweep
 from ..paging.visits import WHOLE
-from ..system.internals import Addresses
 from ..tables.checks import LayoutError
 from ..tables.columns import Tensors, is_dense
 from ..tables.shards import local
@@ -23,10 +22,6 @@ from .owner import Owner
 from .scalars import Pattern, Uniforms, find_pattern, uniforms_of
 from .steps import Ahead, KeptSteps, Numbers, Numerals, Steps, Values, number_names
 from .update import Count, Update
-
-
-class Moved(ValueError):
-    """State is not where its table says: everything about it is to be looked at again."""
 
 
 class Bucket:
@@ -48,7 +43,7 @@ class Bucket:
 
     __slots__ = (
         "_carried", "_groups", "_inference", "_loose", "_numbers", "_pattern", "_rounded", "_scalars", "count", "keys",
-        "lists", "names", "route", "rows", "rule", "sweep",
+        "lists", "names", "route", "rows", "rule", "sweep", "takes_state",
     )  # fmt: skip
 
     def __init__(self, optimizer: Owner, members: Sequence[Member], shared: set[int], shards: Grads) -> None:
@@ -60,22 +55,31 @@ class Bucket:
         self.lists = Lists(members, self.keys)
         tensors, sets = self.tensors_of(members), min(2 * len(set(self._groups)), len(members))
         formats = (None, None, *members[0].formats[2:])
+        state = self._cut(self.lists.state_as_seen(members, self.keys))
         try:
             lists = self._cut(self.lists.as_seen(tensors, shards))
-            self.route = route(optimizer.store, lists[0], lists[2:])
-            self.sweep = self._sweep(optimizer, lists, formats, sets)
+            self.route = route(optimizer.store, lists[0], state)
+            self.sweep = self._sweep(optimizer, [*lists, *state], formats, sets)
         except LayoutError:
             if not self.lists.lay_out_gradients():
                 raise
             lists = self._cut(self.lists.as_seen(tensors, shards))
-            self.sweep = self._sweep(optimizer, lists, formats, sets)
+            self.sweep = self._sweep(optimizer, [*lists, *state], formats, sets)
         self._numbers = _numbers(optimizer, members, shared)
         self._pattern: Pattern | None = None
         single = lists[0][0].is_cuda and self.sweep.arithmetic is torch.float32
         self._rounded = tuple(optimizer.rounded_on_cuda) if single else ()
-        state = [local(m.entry[key]) for key in self.keys for m in members]
-        self._loose = tuple(optimizer.store.versions.others(state))
-        self._inference = any(t.is_inference() for t in (*lists[0], *(state[i] for i in self._loose)))
+        own = [local(m.entry[key]) for key in self.keys for m in members]
+        self._loose = tuple(optimizer.store.versions.others(own))
+        self._inference = any(t.is_inference() for t in (*lists[0], *(own[i] for i in self._loose)))
+        #: Whether steps take the tensors of state themselves, and not only where they are.  Kernels on a CPU run while
+        #: other threads do, so what they write to must stay alive whatever those do.
+        self.takes_state = (
+            lists[0][0].device.type == "cpu"
+            or not self.lists.plain
+            or bool(self._loose)
+            or any(each.takes_tensors for _, each, _ in self._numbers)
+        )
 
     @classmethod
     def partition(cls, optimizer: Owner, members: Sequence[Member], shards: Grads) -> list[tuple[Bucket, list[Member]]]:
@@ -112,11 +116,7 @@ class Bucket:
         """And their numbers, name by name."""
         return tuple([m.entry[name] for name in self.names for m in members])
 
-    def numbers_at(self) -> Addresses:
-        """Where those lay when they were last looked at."""
-        return np.concatenate([np.empty(0, np.uint64), *(each.at for _, each, _ in self._numbers)])
-
-    def _cut(self, tensors: Tensors) -> list[Any]:
+    def _cut(self, tensors: Sequence[Any]) -> list[Any]:
         """Lists that lie one behind the other."""
         return [tensors[i : i + self.count] for i in range(0, len(tensors), self.count)]
 
@@ -134,7 +134,6 @@ class Bucket:
         Raises:
             RuntimeError: parameters were made in ``torch.inference_mode``, and this is outside of it (as torch).
             ValueError, TypeError: see :meth:`PointerTable.refresh`.
-            Moved: state lies elsewhere.
             CompileError: the kernel cannot be compiled.
         """
         if self._inference and not torch.is_inference_mode_enabled():
@@ -142,7 +141,7 @@ class Bucket:
                 "parameters were made in torch.inference_mode, and can be updated only there; make them outside of it"
             )
         sweep, pattern = self.sweep, self._pattern
-        seen = tensors if self.lists.plain else self.lists.as_seen(tensors, shards)
+        seen = self.lists.as_seen(tensors, shards)
         if not sweep.table.look(seen):
             seen = self._take(tensors, shards)
         absent = sweep.table.absent
@@ -155,8 +154,7 @@ class Bucket:
             if name in self._scalars:
                 own[name] = counts[name][-1]
         if pattern is None or pattern.absent != absent or not pattern.holds(own):
-            pattern = self._find_pattern(optimizer, absent, seen, own)
-            sweep = self.sweep
+            pattern = self._find_pattern(absent, own)
         sets = uniforms_of(self.rule, optimizer, pattern.groups, own, self._rounded)
         for name, at in self._carried.items():
             each, mine, _ = counts[name]
@@ -178,16 +176,14 @@ class Bucket:
         """Let the table look at each tensor, and say where it is now; returns the tensors as kernels see them."""
         seen, table = self.lists.as_seen(tensors, shards), self.sweep.table
         try:
-            self.sweep.take(self._cut(seen)[:2])
+            self.sweep.take(self._cut(seen))
         except LayoutError:
             if not self.lists.lay_out_gradients():
                 raise
             seen = self.lists.as_seen(tensors, shards)
-            self.sweep.take(self._cut(seen)[:2])
+            self.sweep.take(self._cut(seen))
         table.let_go()
-        table.remember(seen, laid=2)
-        if not table.look(seen):
-            raise Moved("state lies elsewhere than it did")
+        table.remember(seen)
         return seen
 
     def _seeds(self, sets: Uniforms, pattern: Pattern, counts: Mapping[str, Count]) -> Values:
@@ -209,16 +205,13 @@ class Bucket:
         )
         return tuple([t for t in written if not t.is_inference()])
 
-    def _find_pattern(
-        self, optimizer: Owner, absent: list[int], seen: Tensors, own: Mapping[str, Values | float]
-    ) -> Pattern:
+    def _find_pattern(self, absent: list[int], own: Mapping[str, Values | float]) -> Pattern:
         """Which rows share hyperparameters: those of one group whose ``own`` ones are alike."""
         self._pattern = None  # until all is as it is found: what fails between here and there is looked for again
-        pattern = find_pattern(self._groups, absent, own)
-        if pattern.used > len(self.sweep.table.host.scalars):  # parameters have begun to differ in their own ones
-            sets = min(2 * pattern.used, self.count)
-            self.sweep = self._sweep(optimizer, self._cut(seen), self.sweep.stored.given, sets)
-        self.sweep.table.assign_sets(pattern.sets)
+        pattern, table = find_pattern(self._groups, absent, own), self.sweep.table
+        if pattern.used > len(table.host.scalars):  # parameters have begun to differ in their own ones
+            table.make_room(min(2 * pattern.used, self.count))
+        table.assign_sets(pattern.sets)
         self._pattern = pattern
         return pattern
 

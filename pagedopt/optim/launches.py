@@ -8,7 +8,7 @@ from ..placements.store import Standing
 from ..system.interrupts import Uninterrupted
 from ..tables.columns import Tensors
 from .bucket import Bucket
-from .members import Grads, Member, Members, members, reduced, sharded
+from .members import Grads, Member, members, reduced, sharded
 from .new_state import create
 from .owner import Owner
 from .steps import Ahead
@@ -38,23 +38,23 @@ class Launches(NamedTuple):
 class PreparedStep(NamedTuple):
     """All of a step that may fail before anything has changed, done.  Until :meth:`run` the optimizer is as it was.
 
-    It is a value: to print, to keep for later, or to drop.  It keeps alive what it will read and write.
+    It is a value: to print, to keep for later, or to drop.
 
     Attributes:
         optimizer: whose.
         updates: one for each launch, in their order.
+        launches: what stays for the next step.
         standing: the arenas of state, and where their pages are.
-        known: what stays from the step before; None: this one is the first that was prepared so.
-        buckets: the launches of this step, with the members of each where nothing was known.
-        members: all parameters, where nothing was known.
+        entries: of state, which it keeps alive.
+        fresh: parameters whose state is still to be put into the optimizer's.
     """
 
     optimizer: Owner
     updates: tuple[Update, ...]
+    launches: Launches
     standing: Standing
-    known: Launches | None
-    buckets: tuple[tuple[Bucket, list[Member]], ...] = ()
-    members: Members | None = None
+    entries: tuple[Any, ...]
+    fresh: tuple[Member, ...] = ()
 
     def run(self) -> Launches | None:
         """Take the step.  Once its first launch has begun, it is finished and counted before a signal is handled.
@@ -76,35 +76,35 @@ class PreparedStep(NamedTuple):
             if arenas and tuple([arena.resident for arena in arenas]) != residents:
                 return None
             self._launch()
-        if self.known is not None or self.members is None:
-            return self.known
-        watch = Watch(self.members, self.buckets, list(self.optimizer.state))
-        return Launches(watch, tuple([bucket for bucket, _ in self.buckets]), residents, self.members.sharded)
+        return self.launches
 
     def _launch(self) -> None:
         optimizer = self.optimizer
         # Set first: if we are interrupted, the text stays and says that the state is damaged.
         optimizer.damaged = "a step ended in the middle"
         try:
-            if self.members is not None:
-                _put_state(optimizer, self.members)
+            if self.fresh:
+                _put_state(optimizer, self.fresh)
             for update in self.updates:
                 update.launch(self.standing.arenas)
         except BaseException as error:
             if any(update.sweep.begun for update in self.updates):
                 optimizer.damaged = f"a step failed in the middle ({type(error).__name__}: {error})"
             else:
-                if self.members is not None:
-                    _take_state_back(optimizer, self.members)
+                if self.fresh:
+                    _take_state_back(optimizer, self.fresh)
                 optimizer.damaged = ""
             raise
         optimizer.damaged = ""
 
 
-def prepare_again(optimizer: Owner, known: Launches, found: Tensors, standing: Standing, shards: Grads) -> PreparedStep:
+def prepare_again(
+    optimizer: Owner, known: Launches, found: Tensors, standing: Standing, shards: Grads = NO_SHARDS
+) -> PreparedStep:
     """A step for the very objects of the last one.
 
     Args:
+        known: what stayed from it.
         found: these objects, as :meth:`Watch.look` has them.
         standing: the store's.
         shards: gradients of DTensors.
@@ -119,7 +119,7 @@ def prepare_again(optimizer: Owner, known: Launches, found: Tensors, standing: S
         update = bucket.prepare(optimizer, tensors(found), numbers(found), ahead, shards)
         if update is not None:
             updates.append(update)
-    return PreparedStep(optimizer, tuple(updates), standing, known)
+    return PreparedStep(optimizer, tuple(updates), known, standing, (*optimizer.state.values(),))
 
 
 def prepare_anew(optimizer: Owner, shards: Grads) -> PreparedStep:
@@ -134,14 +134,19 @@ def prepare_anew(optimizer: Owner, shards: Grads) -> PreparedStep:
         CompileError: a kernel cannot be compiled.
     """
     everyone = members(optimizer)
+    fresh = tuple([m for m in everyone.found if m.is_new or m.missing or m.moved])
     create(optimizer, everyone.found)
-    buckets = tuple(Bucket.partition(optimizer, everyone.found, shards))
+    watch = Watch(optimizer, everyone)
+    standing = optimizer.store.stand()
+    buckets = Bucket.partition(optimizer, everyone.found, shards)
+    watch.serve(buckets)
     ahead: Ahead = {}
     updates = [
         bucket.prepare(optimizer, bucket.tensors_of(of), bucket.numbers_of(of), ahead, shards) for bucket, of in buckets
     ]
+    launches = Launches(watch, tuple([bucket for bucket, _ in buckets]), standing.residents, everyone.sharded)
     there = tuple([update for update in updates if update is not None])
-    return PreparedStep(optimizer, there, optimizer.store.stand(), None, buckets, everyone)
+    return PreparedStep(optimizer, there, launches, standing, tuple([m.entry for m in everyone.found]), fresh)
 
 
 def grads_of_shards(optimizer: Owner, known: Launches | None, found: Tensors | None) -> Grads:
@@ -152,22 +157,20 @@ def grads_of_shards(optimizer: Owner, known: Launches | None, found: Tensors | N
     return reduced([params[i] for i in known.sharded])
 
 
-def _put_state(optimizer: Owner, everyone: Members) -> None:
-    for member in everyone.found:
-        if member.is_new or member.missing or member.moved:
-            entry = optimizer.state[member.param]
-            for name, value in member.entry.items():
-                entry.setdefault(name, value)
-                if entry[name] is None or name in member.moved:
-                    entry[name] = value
+def _put_state(optimizer: Owner, fresh: tuple[Member, ...]) -> None:
+    for member in fresh:
+        entry = optimizer.state[member.param]
+        for name, value in member.entry.items():
+            entry.setdefault(name, value)
+            if entry[name] is None or name in member.moved:
+                entry[name] = value
 
 
-def _take_state_back(optimizer: Owner, everyone: Members) -> None:
-    for member in everyone.found:
-        if member.is_new or member.missing or member.moved:
-            entry: dict[str, Any] = optimizer.state.get(member.param, {})
-            for name in member.missing:
-                entry.pop(name, None)
-            entry.update(member.moved)
-            if not entry:
-                optimizer.state.pop(member.param, None)
+def _take_state_back(optimizer: Owner, fresh: tuple[Member, ...]) -> None:
+    for member in fresh:
+        entry: dict[str, Any] = optimizer.state.get(member.param, {})
+        for name in member.missing:
+            entry.pop(name, None)
+        entry.update(member.moved)
+        if not entry:
+            optimizer.state.pop(member.param, None)

@@ -47,19 +47,22 @@ class Lists:
         self.plain = not self._odd and not self._beside
 
     def as_seen(self, tensors: Tensors, shards: Grads) -> Tensors:
-        """The tensors as kernels see them, list by list.
+        """Parameters and gradients as kernels see them, list by list.
 
         Args:
-            tensors: parameters, then gradients, then state, list by list.
+            tensors: parameters, then gradients; what is behind them does not matter.
             shards: gradients of DTensors.
         """
-        if self.plain and not self._relaid:
-            return tensors
         count = self._count
+        if self.plain and not self._relaid:
+            return tensors[: 2 * count]
         params = self._params(tensors[:count])
-        grads = self._grads(tensors[:count], tensors[count : 2 * count], params, shards)
-        state = [as_real(self._beside.get(i, local(t))) for i, t in enumerate(tensors[2 * count :])]  # type: ignore[arg-type]
-        return (*params, *grads, *state)
+        return (*params, *self._grads(tensors[:count], tensors[count : 2 * count], params, shards))
+
+    def state_as_seen(self, members: Sequence[Member], keys: Sequence[str]) -> list[torch.Tensor]:
+        """State as kernels see it, column by column."""
+        state = [local(m.entry[key]) for key in keys for m in members]
+        return [as_real(self._beside.get(i, t)) for i, t in enumerate(state)]
 
     def lay_out_gradients(self) -> bool:
         """From now on copy gradients whose strides are not their parameters' (autograd makes them alike); False if

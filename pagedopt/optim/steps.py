@@ -73,20 +73,20 @@ def _zeros_here(dtype: torch.dtype, count: int) -> list[torch.Tensor]:
 class Numbers:
     """One number of each of some parameters, read and written where its tensor lies.
 
-    It keeps no tensor alive: who reads or writes gives them, in the order of construction.  That they are the very same
-    ones is for the caller to know, and that they lie ``at`` the same addresses.
+    It keeps no tensor alive: who reads or writes gives them, in the order of construction, where :attr:`takes_tensors`
+    says so.  That they are the very same ones, and lie where they did, is for the caller to know.
 
     Args:
         tensors: the numbers, one element each, on any device.
         shared: addresses of numbers that stand for several parameters.  As in torch's loop, each of these changes it.
     """
 
-    __slots__ = ("_away", "_mirror", "_others", "_whole", "_windows", "at", "count")
+    __slots__ = ("_away", "_mirror", "_others", "_whole", "_windows", "count")
 
     def __init__(self, tensors: Numerals, shared: set[int]) -> None:
         self.count = len(tensors)
         windows: list[tuple[Rows, npt.NDArray[np.floating], Rows]] = []
-        self.at = at = np.array([t.data_ptr() for t in tensors], np.uint64)
+        at = np.array([t.data_ptr() for t in tensors], np.uint64)
         left = np.ones(len(tensors), bool)
         for dtype, kind in SINGLES.items():
             size = dtype.itemsize
@@ -111,6 +111,11 @@ class Numbers:
         # All of them, where they lie one behind the other, as numbers do that were made together.
         in_order = len(windows) == 1 and isinstance(windows[0][0], slice) and isinstance(windows[0][2], slice)
         self._whole = windows[0][1] if in_order else None
+
+    @property
+    def takes_tensors(self) -> bool:
+        """Whether tensors are looked at: others are read and written where they lie."""
+        return bool(self._others) or self._mirror is not None
 
     def read(self, tensors: Numerals, absent: Sequence[int], ahead: Ahead) -> Values | float:
         """What a rule takes: the number of each parameter, as it will be, or one for all where they are the same.

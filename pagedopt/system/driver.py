@@ -315,8 +315,15 @@ class Event:
 
     def has_passed(self) -> bool:
         """Whether the marked work has ended; False also where the driver does not say."""
-        with relaxed_capture():
-            return int(bindings().cuEventQuery(self.handle)[0]) == 0
+        d = bindings()  # relaxed_capture() written out: many steps ask
+        change = d.cuThreadExchangeStreamCaptureMode
+        before = check(
+            "cuThreadExchangeStreamCaptureMode", change(d.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+        )
+        try:
+            return int(d.cuEventQuery(self.handle)[0]) == 0
+        finally:
+            check("cuThreadExchangeStreamCaptureMode", change(before))
 
     def wait(self) -> None:
         """Block the host until the marked work has ended."""

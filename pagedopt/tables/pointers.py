@@ -24,16 +24,12 @@ class _Seen(NamedTuple):
     """What :meth:`PointerTable.remember` remembers.
 
     Attributes:
-        layout: of the tensors that may be laid out anew.
-        laid: in how many lists they are.
-        watched: how many of them are there.
+        layout: of the tensors.
         missing: where there is none.
         here: the other places; None: nothing is missing.
     """
 
     layout: Layout
-    laid: int
-    watched: int
     missing: tuple[int, ...]
     here: Indices | None
 
@@ -120,8 +116,7 @@ class PointerTable:
         geometry = geometry or choose_geometry(counts.tolist(), itemsize, over_link and self.device.type == "cuda")
         self.host = HostTable(len(lists) + (PLACES if places else 0), counts, uniforms, sets, geometry)
         self._addresses = np.zeros((len(lists), len(self._common.numels)), np.uint64)
-        if places:
-            self._write_places()
+        self._write_places(self.host)
         self._columns: list[Located | None] = [None] * len(lists)
         self._held: list[Tensors | None] = [None] * len(lists)
         self._seen: _Seen | None = None
@@ -208,7 +203,7 @@ class PointerTable:
         for j, column in columns.items():
             self._columns[j] = column
         self.absent = sorted(set().union(*[c.absent for c in self._columns if c and c.absent]))
-        self._write_rows()
+        self._write_rows(self.host)
         self._unwritten = False
 
     def follow(self) -> bool:
@@ -226,18 +221,16 @@ class PointerTable:
                 return False  # the same objects in the same places: laid out as they were
         return self.refresh(self._held)
 
-    def remember(self, tensors: Tensors, laid: int) -> None:
+    def remember(self, tensors: Tensors) -> None:
         """Remember how tensors are laid out that the table has just taken, so that :meth:`look` knows them again.
 
         Args:
-            tensors: of all lists, one list behind the other.
-            laid: of how many of the first lists tensors may be laid out anew, or others come.  In those behind them are
-                always the very same tensors, of which only the address is asked.
+            tensors: of the first lists, one list behind the other: those of which others may come, or the same laid out
+                anew.  Those of the other lists are for the caller to watch.
         """
         gone = missing(tensors)
-        here = [t for t in tensors[: laid * len(self)] if t is not None]
-        here_at = np.delete(np.arange(len(tensors)), gone) if gone else None
-        self._seen = _Seen(Layout.of(here), laid, len(here), gone, here_at)
+        here = [t for t in tensors if t is not None]
+        self._seen = _Seen(Layout.of(here), gone, np.delete(np.arange(len(tensors)), gone) if gone else None)
 
     def look(self, tensors: Tensors) -> bool:
         """Whether the tensors are laid out as those were that were remembered; the table says where they lie then.
@@ -262,53 +255,60 @@ class PointerTable:
                 return False
             here = tuple([t for t in tensors if t is not None])
         try:
-            if not seen.layout.same(*here[: seen.watched]):
+            if not seen.layout.same(*here):
                 return False
         except (TypeError, RuntimeError, NotImplementedError, AttributeError):  # absent now, sparse, or no tensor
             return False
-        known = self._addresses.ravel()
+        known = self._addresses.reshape(-1)[: len(tensors)]
         known = known if seen.here is None else known[seen.here]
         if lie_at(here, known) and not self._unwritten:
             return True
-        return self._move(tensors, here, known, seen)
+        self._move(tensors, here, known, seen)
+        return True
 
-    def _move(self, tensors: Tensors, here: tuple[torch.Tensor, ...], known: Addresses, seen: _Seen) -> bool:
-        """Take other addresses of lists that are laid out as they were; False if one has moved that never does."""
+    def _move(self, tensors: Tensors, here: tuple[torch.Tensor, ...], known: Addresses, seen: _Seen) -> None:
+        """Take other addresses of lists that are laid out as they were."""
         at = addresses(here) if seen.layout.sure else np.array([t.data_ptr() for t in here], np.uint64)
         changed = (at != known).nonzero()[0]
         where = changed if seen.here is None else seen.here[changed]
-        count = len(self)
-        if len(where) and where[-1] >= seen.laid * count:
-            return False
-        now = self._addresses.copy()
-        now.ravel()[where] = at[changed]
-        moved = {int(j) for j in where // count} if len(where) > 1 else {int(i) // count for i in where}
+        now, count = self._addresses.copy(), len(self)
+        now.reshape(-1)[where] = at[changed]
+        moved = {i // count for i in where.tolist()}
         for j in moved:
             self._check_memory(j, now[j], tensors[j * count : (j + 1) * count])
         if not moved.isdisjoint(self.writes):
             check_overlap(self._common, self.writes, now.T)
         if self._rows is not None or self._unwritten:
             self._write(now, {})
-            return True
+            return
         self._unwritten = True
         self._addresses = now
         for j in moved:
             self.host.set_column(j, now[j])
         self._unwritten = False
-        return True
 
     def let_go(self) -> None:
         """Keep the tensors alive no longer.  Lists must be given again before the table is used."""
         self._held = [None] * len(self._held)
 
-    def _write_places(self) -> None:
-        """Say of each row which tensor it is of, and with which element of it it begins."""
-        words = self.host.rows["address"][:, len(self._addresses) :]
-        words[:, 0] = np.arange(len(words)) if self._rows is None else self._rows.tensor
-        words[:, 1] = 0 if self._rows is None else self._rows.offset
+    def make_room(self, sets: int) -> None:
+        """Have room for so many sets of hyperparameters, in a table of its own: launches may still read the one there
+        is.  Sets are to be assigned again."""
+        counts = self._common.numels if self._rows is None else self._rows.numel
+        host = HostTable(self.host.lists, counts, self.host.scalars.shape[1], sets, self.host.geometry)
+        self._write_places(host)
+        self._write_rows(host)
+        self.host = host
 
-    def _write_rows(self) -> None:
-        rows, parts = self.host.rows, self._rows
+    def _write_places(self, host: HostTable) -> None:
+        """Where there are words for it, say of each row which tensor it is of, and with which element it begins."""
+        words = host.rows["address"][:, len(self._addresses) :]
+        if words.shape[1]:
+            words[:, 0] = np.arange(len(words)) if self._rows is None else self._rows.tensor
+            words[:, 1] = 0 if self._rows is None else self._rows.offset
+
+    def _write_rows(self, host: HostTable) -> None:
+        rows, parts = host.rows, self._rows
         address = rows["address"][:, : len(self._addresses)]
         if parts is None:
             address[:], rows["numel"] = self._addresses.T, self._common.numels
@@ -318,7 +318,7 @@ class PointerTable:
             inner = parts.offset[:, None] // np.array(self._common.per, np.int64) * items
             address[:] = self._addresses.T[parts.tensor] + inner.astype(np.uint64) + parts.shift
             rows["numel"] = np.where(np.isin(parts.tensor, self.absent), 0, parts.numel)
-        self.host.rows_changed()
+        host.rows_changed()
 
     def assign_sets(self, sets: npt.NDArray[np.int64]) -> None:
         """Say which set of hyperparameters each tensor takes (see :class:`~pagedopt.tables.layout.HostTable`)."""

@@ -16,6 +16,8 @@ from .transport import Lent, Transport
 
 #: Bytes of the largest table that is small, of the least room for one, and of the memory that is cut up for them.
 SMALL, LEAST, CHUNK = 4096, 256, 64 << 10
+#: Places that have been lent before the first of them is asked for again.
+AGAIN = 4
 
 
 class PooledTransport(Transport):
@@ -74,7 +76,7 @@ class _Piece(NamedTuple):
 class _Shared(Place):
     """A place that goes back to its pool behind its launch."""
 
-    pool: deque[_Shared]
+    lent: deque[_Shared]
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
@@ -82,11 +84,14 @@ class _Shared(Place):
 
     def give_back(self) -> None:
         """To the end of the queue: what was lent last is read last."""
-        self.pool.append(self)
+        self.lent.append(self)
 
 
 class _Places:
     """The places of one way on one device.  Threads may take and give back at the same time.
+
+    A place that was lent not long ago is taken again before one that never was: it is in the processor's caches, and
+    may still have this very table.
 
     Args:
         kind: the way.
@@ -95,32 +100,39 @@ class _Places:
 
     def __init__(self, kind: type[RingTransport], device: int) -> None:
         self._way = kind(device)
-        self._of: dict[int, deque[_Shared]] = {}
+        self._of: dict[int, tuple[list[_Shared], deque[_Shared]]] = {}  # by bytes: those never lent, and the others
 
     def take(self, nbytes: int) -> _Shared:
         """A place for so many bytes that no launch reads."""
         size = max(LEAST, 1 << (nbytes - 1).bit_length())
-        places = self._of.setdefault(size, deque())
+        if (found := self._of.get(size)) is None:
+            found = self._of.setdefault(size, ([], deque()))
+        never, lent = found
+        if len(lent) >= AGAIN:
+            try:
+                place = lent.popleft()
+            except IndexError:  # another thread was faster
+                pass
+            else:
+                if not place.is_read():
+                    return place
+                lent.appendleft(place)
         try:
-            place = places.popleft()
+            return never.pop()
         except IndexError:
-            return self._more(size, places)
-        if place.is_read():
-            places.appendleft(place)
-            return self._more(size, places)
-        return place
+            return self._more(size, never, lent)
 
-    def _more(self, size: int, places: deque[_Shared]) -> _Shared:
+    def _more(self, size: int, never: list[_Shared], lent: deque[_Shared]) -> _Shared:
         whole = self._way.allocate(CHUNK)
         host = whole.words.view(np.uint8)
         made = []
         for begin in range(0, CHUNK, size):
             piece = _Piece(whole.source + begin, host[begin : begin + size])
             place = _Shared(piece, whole.address + begin, driver.Event(self._way.device), whole)
-            place.pool = places
+            place.lent = lent
             made.append(place)
         first, *others = made
-        places.extendleft(others)  # before those that are in flight
+        never += others
         return first
 
 

@@ -86,7 +86,7 @@ class Place(Lent):
     def parts(self, span: Span | None = None) -> tuple[tuple[Argument, int], ...]:
         assert self.table is not None, "no table was written here"
         if span is None:
-            count = len(self.table.chunks)
+            count = len(self.table.chunk_words)
             return ((self._argument, count),) if count else ()
         first, last = span
         if first == last:
