@@ -13,7 +13,7 @@ import torch
 import pagedopt
 from pagedopt import DeviceTable, PagedAdamW, Sweep, multi_tensor_apply
 from pagedopt.rules import mul_scalar
-from pagedopt.tables.pointers import PointerTable
+from pagedopt.tables.layout import HostTable
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, NO_GPU])
@@ -155,7 +155,7 @@ def test_a_refresh_that_fails_while_writing_is_made_good_by_the_next(monkeypatch
             kept.append(a.grad)
         if step == 2:
             with monkeypatch.context() as patch:
-                patch.setattr(PointerTable, "_write_rows", lambda self: exec("raise MemoryError"))
+                patch.setattr(HostTable, "set_column", lambda *_: exec("raise MemoryError"))
                 with pytest.raises(MemoryError):
                     opt.step()
         opt.step()
