@@ -29,8 +29,9 @@ class CudaKernel:
         major, minor = torch.cuda.get_device_capability(device)
         path, symbol = cached_cubin(text, name, f"sm_{major}{minor}")
         with torch.cuda.device(device), relaxed_capture():
-            self._kernel = cupy.RawModule(path=str(path)).get_function(symbol)
-            self._kernel.compile()  # load now: a module cannot be loaded while a graph is captured
+            raw = cupy.RawModule(path=str(path)).get_function(symbol)
+            raw.compile()  # load now: a module cannot be loaded while a graph is captured
+            self._raw, self._kernel = raw, raw.kernel  # what the RawKernel calls, and looks up in each launch
         self.chunks_per_block, self.most_blocks = chunks_per_block, blocks
 
     def __call__(self, argument: npt.NDArray[Any], count: int, stream: Stream) -> None:

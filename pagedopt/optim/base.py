@@ -20,7 +20,7 @@ from ..placements.report import MemoryReport
 from ..placements.store import Store
 from ..planning.affordable import Affordable
 from ..rules import Rule
-from ..system.internals import opaque
+from ..system.internals import dynamo_is_at_work, opaque
 from ..system.log import log
 from ..units import parse_bytes, text_of_bytes
 from .copying import bring_home, duplicate, into_pages
@@ -166,10 +166,16 @@ class PagedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._step()
+        if dynamo_is_at_work():
+            self._opaque_step()
+        else:
+            self._step()
         return loss
 
     @opaque  # one call for torch.compile; loads nothing that torch's own methods do not load
+    def _opaque_step(self) -> None:
+        self._step()
+
     @in_turn
     def _step(self) -> None:
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():

@@ -356,6 +356,16 @@ current_stream: Callable[[int], int] = getattr(
 )
 #: Makes a function one opaque call for ``torch.compile``, and loads nothing before it is called.
 opaque: Callable[[Any], Any] = getattr(torch, "_disable_dynamo", torch.compiler.disable)
+_callback: Callable[[], object] | None
+try:
+    from torch._C._dynamo.eval_frame import get_eval_frame_callback as _callback
+except ImportError:
+    _callback = None
+
+
+def dynamo_is_at_work() -> bool:
+    """Whether Dynamo traces this call, or would look at the frames that it makes; True where nobody can tell."""
+    return torch.compiler.is_dynamo_compiling() or _callback is None or _callback() is not None
 
 
 def in_fake_mode() -> bool:
@@ -392,6 +402,6 @@ except ImportError:
     handler_of, set_handler = signal.getsignal, signal.signal
 
 __all__ = [
-    "FEW", "Addresses", "Contents", "Layout", "addresses", "current_device", "current_stream", "handler_of",
-    "identities", "in_fake_mode", "lie_at", "opaque", "set_handler", "shard_of",
+    "FEW", "Addresses", "Contents", "Layout", "addresses", "current_device", "current_stream",
+    "dynamo_is_at_work", "handler_of", "identities", "in_fake_mode", "lie_at", "opaque", "set_handler", "shard_of",
 ]  # fmt: skip

@@ -116,8 +116,8 @@ class HostTable:
     """
 
     __slots__ = (
-        "__weakref__", "_sizes", "chunk_words", "geometry", "lists", "lists_chunks", "row_words", "rows_at", "rows_end",
-        "rows_stamp", "scalars", "stamp", "walk", "words",
+        "__weakref__", "_said", "_sizes", "chunk_words", "geometry", "lists", "lists_chunks", "row_words", "rows_at",
+        "rows_end", "rows_stamp", "scalars", "stamp", "walk", "words",
     )  # fmt: skip
 
     def __init__(
@@ -146,19 +146,19 @@ class HostTable:
         self.stamp = 0  # of scalars or rows, whichever changed last
         self.rows_stamp = 0
         self.walk: Any = None
+        self._said = b""  # the scalars that were written last
 
     def set_scalars(self, values: Sequence[Sequence[float]] | npt.NDArray[np.float64]) -> None:
         """Write the hyperparameter sets (first ``len(values)`` of them) where they differ."""
-        if not self.rows_at:
-            return
         if isinstance(values, np.ndarray):
             new = values.tobytes()
         else:
             new = array("d", itertools.chain.from_iterable(values)).tobytes()  # in a third of np.array's time
-        words = self.words[: len(new) // WORD]
-        if words.tobytes() != new:
-            words[:] = np.frombuffer(new, np.uint64)
+        if new != self._said:
+            self._said = b""  # until it is written
+            self.words.data.cast("B")[: len(new)] = new
             self.stamp += 1
+            self._said = new
 
     @property
     def rows(self) -> npt.NDArray[Any]:

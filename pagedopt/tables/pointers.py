@@ -367,9 +367,12 @@ class PointerTable:
         return None
 
     def _check_memory(self, j: int, at: Addresses, tensors: Tensors) -> None:
-        doubtful = at < _OFFSET
         if j in self.writes and self._columns[j] is not None:
-            doubtful |= at != self._addresses[j]
+            doubtful = (at < _OFFSET) | (at != self._addresses[j])
+        elif at.min(initial=_OFFSET) >= _OFFSET:
+            return
+        else:
+            doubtful = at < _OFFSET
         for i in doubtful.nonzero()[0].tolist():
             tensor = tensors[i]
             if self._common.numels[i] and tensor is not None and not has_memory(tensor):

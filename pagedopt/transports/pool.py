@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
 from collections import deque
 from typing import NamedTuple
 
@@ -16,8 +18,8 @@ from .transport import Lent, Transport
 
 #: Bytes of the largest table that is small, of the least room for one, and of the memory that is cut up for them.
 SMALL, LEAST, CHUNK = 4096, 256, 64 << 10
-#: Places that have been lent before the first of them is asked for again.
-AGAIN = 4
+#: Places that have been lent before the first of them are asked for again.
+AGAIN = 16
 
 
 class PooledTransport(Transport):
@@ -77,9 +79,11 @@ class _Shared(Place):
     """A place that goes back to its pool behind its launch."""
 
     lent: deque[_Shared]
+    by: tuple[int, int | None] = (0, None)  # the thread that lent it last, and to which stream
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
+        self.by = threading.get_ident(), self.guarded
         self.give_back()
 
     def give_back(self) -> None:
@@ -91,7 +95,7 @@ class _Places:
     """The places of one way on one device.  Threads may take and give back at the same time.
 
     A place that was lent not long ago is taken again before one that never was: it is in the processor's caches, and
-    may still have this very table.
+    may still have this very table.  Whether launches have ended is asked for eight places at a time.
 
     Args:
         kind: the way.
@@ -100,29 +104,38 @@ class _Places:
 
     def __init__(self, kind: type[RingTransport], device: int) -> None:
         self._way = kind(device)
-        self._of: dict[int, tuple[list[_Shared], deque[_Shared]]] = {}  # by bytes: those never lent, and the others
+        self._of: dict[int, tuple[list[_Shared], deque[_Shared]]] = {}  # by bytes: those that no launch reads
 
     def take(self, nbytes: int) -> _Shared:
         """A place for so many bytes that no launch reads."""
         size = max(LEAST, 1 << (nbytes - 1).bit_length())
         if (found := self._of.get(size)) is None:
             found = self._of.setdefault(size, ([], deque()))
-        never, lent = found
+        free, lent = found
         if len(lent) >= AGAIN:
-            try:
-                place = lent.popleft()
-            except IndexError:  # another thread was faster
-                pass
-            else:
-                if not place.is_read():
-                    return place
-                lent.appendleft(place)
+            self._free(free, lent)
         try:
-            return never.pop()
+            return free.pop()
         except IndexError:
-            return self._more(size, never, lent)
+            return self._more(size, free, lent)
 
-    def _more(self, size: int, never: list[_Shared], lent: deque[_Shared]) -> _Shared:
+    def _free(self, free: list[_Shared], lent: deque[_Shared]) -> None:
+        """Find half of the places free again if no launch reads them any more, most with one question: what a thread
+        gave to a stream ends in that order."""
+        some: list[_Shared] = []
+        with contextlib.suppress(IndexError):  # another thread was faster
+            while len(some) < AGAIN // 2:
+                some.append(lent.popleft())
+        if some and not some[-1].is_read():
+            judge = some[-1]
+            for place in some:
+                if place.by == judge.by and place.guarded == judge.by[1]:
+                    place.guarded = None
+            free += [place for place in some if not place.is_read()]
+            some = [place for place in some if place.guarded is not None]
+        lent.extendleft(reversed(some))
+
+    def _more(self, size: int, free: list[_Shared], lent: deque[_Shared]) -> _Shared:
         whole = self._way.allocate(CHUNK)
         host = whole.words.view(np.uint8)
         made = []
@@ -132,7 +145,7 @@ class _Places:
             place.lent = lent
             made.append(place)
         first, *others = made
-        never += others
+        free += others
         return first
 
 
