@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..paging.visits import Launch, Step
 from ..system.numba_text import load
 from ..tables.format import PLACES, Format
 from ..tables.layout import HostTable, Span
@@ -23,8 +24,30 @@ SHARES = 8
 #: Elements for which one more thread of our own is worth waking.
 LEAST = 1 << 17
 
-#: By span of the chunks, what to call.
-Ways = dict[Span | None, Callable[[], None]]
+
+class Way(NamedTuple):
+    """How to walk a span of a table's chunks.
+
+    Attributes:
+        walk: does it.
+        team: the threads that do; None: what fails there is raised by ``walk``.
+    """
+
+    walk: Callable[[], object]
+    team: team.Call | None = None
+
+    def check(self) -> None:
+        """Call it when :attr:`walk` has returned.
+
+        Raises:
+            MemoryError: a thread of the team found none.
+        """
+        if self.team is not None:
+            self.team.check()
+
+
+#: By span of the chunks; None: all.
+Ways = dict[Span | None, Way]
 
 #: The module that generated ones call into.
 _NUMBERS = "pagedopt.kernels.numba_numbers"
@@ -71,11 +94,13 @@ def run(compiled: Callable[..., None], table: HostTable, span: Span | None = Non
 
     When it returns or raises, no thread is in the table any more.
     """
-    ways(compiled, table, (span,), torch.get_num_threads())[span]()
+    way = ways(compiled, table, (Launch(span),), torch.get_num_threads())[span]
+    way.walk()
+    way.check()
 
 
-def ways(compiled: Callable[..., None], table: HostTable, spans: Iterable[Span | None], count: int) -> Ways:
-    """What to call for each span of the chunks (None: all) to walk it on ``count`` threads.
+def ways(compiled: Callable[..., None], table: HostTable, steps: Iterable[Step], count: int) -> Ways:
+    """What to call for the span of each launch among some steps, to walk it on ``count`` threads.
 
     All that such a call needs is there when this returns.
     """
@@ -83,8 +108,8 @@ def ways(compiled: Callable[..., None], table: HostTable, spans: Iterable[Span |
     walk: _Walk = table.walk
     if walk is None or walk.by is not compiled or walk.member != member or walk.threads != count:
         walk = table.walk = _Walk(compiled, member, count, {})
-    for span in spans:
-        if span not in walk.ways:
+    for step in steps:
+        if type(step) is Launch and (span := step.span) not in walk.ways:
             walk.ways[span] = _way(walk, table, span or (0, len(table.chunk_words)))
     return walk.ways
 
@@ -110,12 +135,12 @@ def arguments_of(table: HostTable) -> tuple[Any, ...]:
     return table.scalars, table.row_words, table.chunk_words, table.geometry.chunk_numel
 
 
-def _way(walk: _Walk, table: HostTable, span: Span) -> Callable[[], None]:
+def _way(walk: _Walk, table: HostTable, span: Span) -> Way:
     """How to walk: on this thread alone; on a team, of whose threads each has one stretch and the same in every step,
     which its cache may still hold; or on threads of our own, of which each takes what is left."""
     each, least = (SHARES, LEAST // SHARES) if walk.member is None else (1, team.LEAST)
     arguments = arguments_of(table)
-    alone = functools.partial(walk.by, *arguments, *span)
+    alone = Way(functools.partial(walk.by, *arguments, *span))
     if walk.threads == 1 or span[1] - span[0] <= 1:
         return alone
     stretches = table.shares(span, walk.threads * each, least)
@@ -123,5 +148,6 @@ def _way(walk: _Walk, table: HostTable, span: Span) -> Callable[[], None]:
         return alone
     if walk.member is None:
         some = functools.partial(walk.by, *arguments)
-        return functools.partial(threads.run, some, stretches, -(-len(stretches) // each))
-    return functools.partial(team.Call(arguments, stretches).run, walk.member, walk.threads)
+        return Way(functools.partial(threads.run, some, stretches, -(-len(stretches) // each)))
+    call = team.Call(arguments, stretches)
+    return Way(call.on(walk.member, walk.threads), call)

@@ -101,18 +101,21 @@ class Call:
         for array in arrays:
             words += array.ctypes.data, *array.shape
         bounds = [stretches[0][0], *(last for _, last in stretches)]
-        self._words = np.array([*words, *bounds], np.int64)
-        self._at, self._parallel = self._words.ctypes.data, openmp.parallel
+        self.words = np.array([*words, *bounds], np.int64)
+        self._at, self._parallel = self.words.ctypes.data, openmp.parallel
 
-    def run(self, member: int, count: int) -> None:
-        """Let the ``count`` threads of the team do it.  The others of them come and go: a smaller team would end them.
+    def on(self, member: int, count: int) -> Callable[[], object]:
+        """What lets the ``count`` threads of the team do it; :meth:`check` comes behind it.  Those of them that have no
+        stretch come and go: a smaller team would end them."""
+        return functools.partial(self._parallel, member, self._at, count, 0)
 
-        Raises:
-            MemoryError: a thread found none.
+    def check(self) -> None:
         """
-        self._words[4] = 0
-        self._parallel(member, self._at, count, 0)
-        if self._words[4]:
+        Raises:
+            MemoryError: a thread found none since this was asked last.
+        """
+        if self.words[4]:
+            self.words[4] = 0
             raise MemoryError("a thread of a CPU kernel found no memory")
 
 

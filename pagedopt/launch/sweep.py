@@ -12,7 +12,7 @@ import torch
 from ..formats.format import Format
 from ..kernels import cpu, cuda
 from ..kernels.source import arithmetic
-from ..paging.visits import WHOLE, Launch, Mover, Span, Step, carry_out
+from ..paging.visits import WHOLE, Mover, Span, Step, carry_out
 from ..rules import Rule
 from ..rules.rule import check_rule
 from ..system import internals
@@ -24,6 +24,8 @@ from .graph import CapturedSweep
 from .stored import stored_of
 
 Scalars = Mapping[str, float]
+#: For each set of hyperparameters, what ``rule.uniforms`` makes of it.
+Sets = Sequence[Sequence[float]] | npt.NDArray[np.float64]
 
 
 class Sweep:
@@ -145,7 +147,7 @@ class Sweep:
 
     def launch(
         self,
-        sets: Sequence[Sequence[float]] | npt.NDArray[np.float64],
+        sets: Sets | None,
         steps: Sequence[Step] = WHOLE,
         mover: Mover | None = None,
         seeds: npt.ArrayLike = 0,
@@ -154,16 +156,15 @@ class Sweep:
         """:meth:`run` for who has just refreshed the table and made the scalars: both are taken as they are.
 
         Args:
-            sets: see ``scalars`` of :meth:`run`.
+            sets: see ``scalars`` of :meth:`run`; None: those of :meth:`set_scalars`.
             steps: what to do in place of one launch over everything (see :mod:`pagedopt.paging.visits`).
             mover: carries out what of it moves pages; None: nothing does.
             seeds: one for all sets or one for each (see :meth:`run`), whole numbers below 2**53.
             ready: what :meth:`ready` gave for these steps; None: it is asked now.
         """
         self.begun = False
-        if self.stored.placed:
-            sets = np.column_stack([np.asarray(sets).reshape(len(sets), -1), np.broadcast_to(seeds, len(sets))])
-        self.table.host.set_scalars(sets)
+        if sets is not None:
+            self.set_scalars(sets, seeds)
         if ready is None:
             ready = self.ready(steps)
         if self._on_cpu:
@@ -176,19 +177,29 @@ class Sweep:
             with torch.cuda.device(index):
                 self._launch_on_cuda(index, steps, mover, ready)
 
+    def set_scalars(self, sets: Sets, seeds: npt.ArrayLike = 0) -> None:
+        """Write hyperparameters, and seeds where a format takes them, for the launches that follow."""
+        if self.stored.placed:
+            sets = np.column_stack([np.asarray(sets).reshape(len(sets), -1), np.broadcast_to(seeds, len(sets))])
+        self.table.host.set_scalars(sets)
+
     def _launch_on_cpu(self, steps: Sequence[Step], mover: Mover | None, ways: cpu.Ways) -> None:
         if steps is WHOLE:
-            way = ways[None]
+            walk, team = ways[None]
             self.begun = True  # now: nothing is left that may fail, but the update itself
-            way()
+            walk()
             self.launches += 1
+            if team is not None and team.words[4]:
+                team.check()
             return
 
         def launch(span: Span | None) -> None:
-            way = ways[span]
+            walk, team = ways[span]
             self.begun = True
-            way()
+            walk()
             self.launches += 1
+            if team is not None and team.words[4]:  # check() would be a call more for each page
+                team.check()
 
         carry_out(steps, launch, mover)
 
@@ -238,8 +249,7 @@ class Sweep:
             kernel = self._kernels.get(threads > 1)
             if kernel is None:
                 kernel = self._kernels[threads > 1] = cpu.kernel(self.rule, self.formats)
-            spans = (None,) if steps is WHOLE else [step.span for step in steps if isinstance(step, Launch)]
-            return cpu.ways(kernel, self.table.host, spans, threads)
+            return cpu.ways(kernel, self.table.host, steps, threads)
         kind = self.transport.kind(self.table.host)
         kernel = self._kernels.get(kind)
         if kernel is None:

@@ -72,10 +72,9 @@ class Bucket:
         own = [local(m.entry[key]) for key in self.keys for m in members]
         self._loose = tuple(optimizer.store.versions.others(own))
         self._inference = any(t.is_inference() for t in (*lists[0], *(own[i] for i in self._loose)))
-        #: Whether steps take the tensors of state themselves, and not only where they are.  Kernels on a CPU run while
-        #: other threads do, so what they write to must stay alive whatever those do.
+        #: Whether steps take the tensors of state themselves, and not only the table's word for where they are.
         self.takes_state = (
-            lists[0][0].device.type == "cpu"
+            _runs_beside_python(lists[0][0].device)
             or not self.lists.plain
             or bool(self._loose)
             or any(each.takes_tensors for _, each, _ in self._numbers)
@@ -166,10 +165,11 @@ class Bucket:
         else:
             written = (*tensors[: self.count], *optimizer.store.versions.counters)  # type: ignore[arg-type]
         plan = WHOLE if self.route is None else self.route.plan(sweep.table.host, absent)
+        ready = sweep.ready(plan)
+        sweep.set_scalars(sets, self._seeds(sets, pattern, counts) if sweep.stored.placed else 0)
         return Update(
-            sweep, sweep.ready(plan), self.lists, tensors, seen, pattern.absent, tuple(counts.values()), sets,
-            self._seeds(sets, pattern, counts) if sweep.stored.placed else 0, self.route,
-            plan, written, sweep.table.host.rows_stamp,
+            sweep, ready, sweep.table.host.stamp, self.lists, tensors, seen, pattern.absent, tuple(counts.values()),
+            sets, self.route, plan, written,
         )  # fmt: skip
 
     def _take(self, tensors: Tensors, shards: Grads) -> Tensors:
@@ -214,6 +214,11 @@ class Bucket:
         table.assign_sets(pattern.sets)
         self._pattern = pattern
         return pattern
+
+
+def _runs_beside_python(device: torch.device) -> bool:
+    """Whether other threads run while a kernel does, so that it must keep alive what it writes to, whatever they do."""
+    return device.type == "cpu"
 
 
 def _numbers(optimizer: Owner, members: Sequence[Member], shared: set[int]) -> tuple[tuple[str, Numbers, slice], ...]:

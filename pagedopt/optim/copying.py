@@ -14,7 +14,7 @@ from ..placements.store import Store, Wanted
 from ..system.interrupts import Uninterrupted
 from ..tables.shards import placed_alike
 from .kept import Kept, kept
-from .loading.load import copy_values
+from .loading.load import copy_values, in_order
 from .members import state_tensors
 from .owner import Owner, places
 
@@ -36,7 +36,7 @@ def bring_home(optimizer: Owner, store: Store) -> None:
     with _idle(tensor.device for _, tensor in away):
         for ((p, name, *_), _), tensor in zip(away, made, strict=True):
             with Uninterrupted():
-                copy_values([(tensor, optimizer.state[p][name])], store, torch.empty(0, device="cpu"))
+                copy_values(in_order([(tensor, optimizer.state[p][name])]), store)
                 optimizer.state[p][name] = tensor
     store.forget(state_tensors(optimizer))
 
@@ -58,7 +58,7 @@ def into_pages(optimizer: Owner, store: Store, nbytes: int | None = None) -> int
     try:
         with _idle(tensor.device for _, tensor in away):
             for (_, old), new in zip(away, made, strict=True):
-                copy_values([(new, old)], store, torch.empty(0, device="cpu"))
+                copy_values(in_order([(new, old)]), store)
         with Uninterrupted():
             for ((p, name, *_), _), new in zip(away, made, strict=True):
                 optimizer.state[p][name] = new
@@ -144,8 +144,6 @@ def duplicate(optimizer: Kind, memo: dict[int, Any]) -> Kind:
     ]
     made = twin.store.create([wanted for wanted, _ in ours]) if ours else []
     memo.update((id(tensor), new) for (_, tensor), new in zip(ours, made, strict=True))
-    copy_values(
-        [(new, old) for (_, old), new in zip(ours, made, strict=True)], twin.store, torch.empty(0, device="cpu")
-    )
+    copy_values(in_order([(new, old) for (_, old), new in zip(ours, made, strict=True)]), twin.store)
     twin.state.update((copy.deepcopy(p, memo), copy.deepcopy(entry, memo)) for p, entry in state.items())
     return twin

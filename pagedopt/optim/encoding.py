@@ -19,14 +19,22 @@ STRETCH = 4096 * MOST
 
 
 def encode(
-    form: Format, columns: Sequence[torch.Tensor], values: torch.Tensor, param: torch.Tensor, memory: Store
+    form: Format,
+    columns: Sequence[torch.Tensor],
+    values: torch.Tensor,
+    param: torch.Tensor,
+    memory: Store,
+    begin: Callable[[], object] = bool,
 ) -> None:
     """Store ``values``, in the shape of the parameter, in the columns of its state.
 
     Values that are not laid out as the parameter are copied, all at once.
+
+    Args:
+        begin: called when nothing is left that may fail before something is written.
     """
     flat = _flat(local(values).detach(), local(param))
-    _encode(form, columns, param, lambda first, last: flat[first:last], memory)
+    _encode(form, columns, param, lambda first, last: flat[first:last], memory, begin)
 
 
 def fill(form: Format, columns: Sequence[torch.Tensor], param: torch.Tensor, value: float, memory: Store) -> None:
@@ -41,6 +49,7 @@ def _encode(
     param: torch.Tensor,
     values: Callable[[int, int], torch.Tensor],
     memory: Store,
+    begin: Callable[[], object] = bool,
 ) -> None:
     param, columns = local(param), [local(t) for t in columns]
     flat = [_flat(t, param) if c.per == 1 else t for t, c in zip(columns, form.columns, strict=True)]
@@ -48,9 +57,10 @@ def _encode(
     for first in range(0, numel, STRETCH):
         last = min(first + STRETCH, numel)
         parts = form.encode(values(first, last).to(form.arithmetic))
+        begin()
         for target, column, part in zip(flat, form.columns, parts, strict=True):
-            begin = first // column.per
-            target[begin : begin + len(part)].copy_(part)
+            at = first // column.per
+            target[at : at + len(part)].copy_(part)
         memory.drop()  # keeps to the budget while pages are touched that should not stay in memory
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ..placements.store import Standing
@@ -15,6 +16,7 @@ from .steps import Ahead
 from .update import Update
 from .watch import Watch
 
+_resident = attrgetter("resident")
 #: Gradients of shards where no parameter is a DTensor.
 NO_SHARDS: Grads = {}
 
@@ -64,16 +66,16 @@ class PreparedStep(NamedTuple):
             has a part since the step was prepared.
 
         Raises:
-            RuntimeError: another step has been prepared since, with other tensors; nothing was done.
+            RuntimeError: another step has been prepared since, with other numbers or tensors; nothing was done.
             BaseException: what failed in the middle, or came with a second Ctrl-C; the optimizer is damaged then.
         """
         for update in self.updates:
-            if update.sweep.table.host.rows_stamp != update.stamp:
-                raise RuntimeError("another step was prepared since, with tensors in other places; prepare this again")
+            if update.sweep.table.host.stamp != update.stamp:
+                raise RuntimeError("another step was prepared since; prepare this one again")
             update.sweep.begun = False
         arenas, residents, held = self.standing
         with Uninterrupted(gives_way=True), held:
-            if arenas and tuple([arena.resident for arena in arenas]) != residents:
+            if arenas and (*map(_resident, arenas),) != residents:
                 return None
             self._launch()
         return self.launches

@@ -83,6 +83,8 @@ class Numbers:
 
     __slots__ = ("_away", "_mirror", "_others", "_whole", "_windows", "count")
 
+    _more = 0.0
+
     def __init__(self, tensors: Numerals, shared: set[int]) -> None:
         self.count = len(tensors)
         windows: list[tuple[Rows, npt.NDArray[np.floating], Rows]] = []
@@ -128,15 +130,22 @@ class Numbers:
         if self._whole is not None:
             now = self._whole.tobytes()
             if now == now[: self._whole.itemsize] * self.count:
-                return float(self._whole[0])
+                first = float(self._whole[0])
+                return first + self._more if self._more else first  # -0.0 + 0.0 is 0.0
         out = np.empty(self.count, np.float64)
         for rows, window, places in self._windows:
             out[rows] = window[places]
         if self._mirror:
             out[self._away] = self._mirror.read([tensors[row] for row in self._away.tolist()])
+        if self._more:
+            out += self._more
+        if self._others:
+            self._read_others(out, tensors, absent, ahead)
+        return out
+
+    def _read_others(self, out: Values, tensors: Numerals, absent: Sequence[int], ahead: Ahead) -> None:
         for row in self._others:
             out[row] = ahead.get(tensors[row].data_ptr(), float(tensors[row]))
-        return out
 
     def announce(self, tensors: Numerals, coming: Values, absent: Sequence[int], ahead: Ahead) -> None:
         """Enter what is coming into ``ahead``; no two parameters here have the same number."""
@@ -216,19 +225,16 @@ class Steps(Numbers):
 
     __slots__ = ()
 
-    def read(self, tensors: Numerals, absent: Sequence[int], ahead: Ahead) -> Values | float:
-        """What a rule takes: the number of each parameter's coming step.  It is announced, too."""
-        out = Numbers.read(self, tensors, absent, {}) + 1
-        if isinstance(out, float) or not self._others:
-            return out
+    _more = 1.0  # a rule takes the number of the coming step
+
+    def _read_others(self, out: Values, tensors: Numerals, absent: Sequence[int], ahead: Ahead) -> None:
+        """What is read is announced, too: parameters of one launch may have the same one."""
         away = set(absent)
         for row in self._others:
             address = tensors[row].data_ptr()
-            if address in ahead:
-                out[row] = ahead[address] + 1
+            out[row] = ahead.get(address, float(tensors[row])) + 1
             if row not in away:
                 ahead[address] = float(out[row])
-        return out
 
 
 class KeptSteps(Numbers):

@@ -26,34 +26,32 @@ class Update(NamedTuple):
     It keeps alive what it reads and writes, until it is dropped.  Nothing has changed before :meth:`launch`.
 
     Attributes:
-        sweep: the rule, and the table that says where the tensors lie.
+        sweep: the rule, and the table that says where the tensors lie, with which hyperparameters.
         ready: the kernel, compiled for them.
-        lists: how kernels see them.
-        tensors: parameters, gradients (None: absent) and state, list by list.
-        seen: as kernels see them.
+        stamp: the table's when this was prepared.
+        lists: how kernels see the tensors.
+        tensors: parameters, gradients (None: absent), and where they are needed state, list by list.
+        seen: parameters and gradients as kernels see them.
         absent: the parameters that take no step, for want of a gradient.
         counts: what is counted.
         sets: hyperparameters, and numbers that follow from them, of each set that is in use.
-        seeds: of each set, for formats that round at random.
         route: of its rows through pages; None: all lie where they are used.
         plan: launches and visits of pages, in their order.
         written: tensors whose version counters go up.
-        stamp: the table's when this was prepared.
     """
 
     sweep: Sweep
     ready: Any
+    stamp: int
     lists: Lists
     tensors: Tensors
     seen: Tensors
     absent: list[int]
     counts: tuple[Count, ...]
     sets: Uniforms
-    seeds: Values | int
     route: Route | None
     plan: Sequence[Step]
     written: Numerals
-    stamp: int
 
     def launch(self, arenas: Sequence[Arena]) -> None:
         """Launch it on the current stream, and count it.
@@ -64,7 +62,7 @@ class Update(NamedTuple):
         if not self.lists.plain:
             self.lists.fill(self.tensors)
         mover = None if self.route is None else self.route.mover(arenas)
-        self.sweep.launch(self.sets, self.plan, mover, self.seeds, self.ready)
+        self.sweep.launch(None, self.plan, mover, ready=self.ready)
         if not self.lists.plain:
             self.lists.bring_back(self.tensors)
         for numbers, tensors, coming in self.counts:

@@ -65,6 +65,8 @@ class Arena:
     full: ClassVar[bool] = False
 
     tensor: torch.Tensor
+    #: Held while pages move of which other optimizers have a part, and during launches; None: none have.
+    lock: AbstractContextManager[object] | None = None
     #: The tensors of state that view it, and how many of them are alive: an arena goes with the last.
     views: tuple[weakref.ref[torch.Tensor], ...] = ()
     alive: int = 0
@@ -123,13 +125,13 @@ class Arena:
         """How many pages it was last asked to have on the device: others may keep a page away that they share."""
         return self.resident
 
-    @property
-    def lock(self) -> AbstractContextManager[object] | None:
-        """Held while pages move of which other optimizers have a part, and during launches; None: none have."""
-        return None
-
     def prepare(self) -> None:
-        """Called before the launches of every step; what it queues goes to the current stream."""
+        """Called once in every step, before its launches; what it queues goes to the current stream.
+
+        Raises:
+            RuntimeError: as :meth:`check_owner`, which whoever overrides this has to call.
+        """
+        self.check_owner()
 
     def drop(self) -> None:
         """Send away what others have brought into memory beyond the resident pages."""

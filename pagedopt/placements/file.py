@@ -33,6 +33,7 @@ class FileArena(Arena):
 
     def __init__(self, layout: Layout, device: torch.device, resident: int) -> None:
         super().__init__(layout, device, resident)
+        self._away = layout, -1, list[tuple[int, int]]()  # the stretches of pages that are away, and when that was so
         if not layout.nbytes:
             self.tensor = torch.empty(0, dtype=torch.uint8, device="cpu")
             return
@@ -92,8 +93,11 @@ class FileArena(Arena):
             MemoryError, OSError: writing failed.
         """
         if self.resident < self.layout.pages:
-            self._file.drop(self.layout.stretches(self.resident, self.layout.pages))
-            self._file.drop_rest()
+            layout, resident, stretches = self._away
+            if layout is not self.layout or resident != self.resident:
+                layout, resident = self.layout, self.resident
+                self._away = layout, resident, (stretches := layout.stretches(resident, layout.pages))
+            self._file.drop(stretches, rest=True)
 
     def mover(self, arenas: Sequence[Arena], ring: Callable[[torch.device], Ring]) -> Mover:
         """From and to the file; no ring is needed."""

@@ -156,7 +156,7 @@ class Part(Arena):
         return int(self._slab.wants(self._begin))
 
     @property
-    def lock(self) -> threading.RLock:
+    def lock(self) -> threading.RLock:  # type: ignore[override]
         """The slab's."""
         return self._slab.lock
 
@@ -177,6 +177,7 @@ class Part(Arena):
 
     def prepare(self) -> None:
         """As the slab's."""
+        self.check_owner()
         self._slab.arena.prepare()
 
     def drop(self) -> None:

@@ -401,12 +401,11 @@ class Store:
             return _EMPTY
         residents, locks = [], {}
         for arena in arenas:
-            arena.check_owner()
             arena.prepare()
             residents.append(arena.resident)
             if (lock := arena.lock) is not None:
                 locks[id(lock)] = lock
-        return Standing(arenas, tuple(residents), _held(locks))
+        return Standing(arenas, tuple(residents), _held(locks) if locks else _NOTHING_HELD)
 
     @property
     def residents(self) -> tuple[int, ...]:
@@ -467,8 +466,8 @@ def find(arenas: Sequence[Arena], states: Sequence[torch.Tensor]) -> tuple[int, 
 
 def _held(locks: dict[int, contextlib.AbstractContextManager[object]]) -> contextlib.AbstractContextManager[object]:
     """All of them, in one order for all, so that nobody waits for who waits."""
-    if len(locks) < 2:
-        return next(iter(locks.values()), _NOTHING_HELD)
+    if len(locks) == 1:
+        return next(iter(locks.values()))
     return _Together([locks[at] for at in sorted(locks)])
 
 

@@ -130,11 +130,12 @@ def holds(function, next_item, get_item, whole, ends, keys, names, values, at, c
         )
 
     def same(self, tensors: tuple[torch.Tensor, ...], at: Addresses) -> bool:
-        return bool(self._kernel(self._function, self._objects(tensors), at.view(np.int64), False))
+        objects = np.frombuffer(ctypes.string_at(id(tensors) + tuple.__basicsize__, 8 * len(tensors)), np.int64)
+        return bool(self._kernel(self._function, objects, at.view(np.int64), False))
 
     def read(self, tensors: tuple[torch.Tensor, ...]) -> Addresses:
         at = np.empty(len(tensors), np.uint64)
-        self._kernel(self._function, self._objects(tensors), at.view(np.int64), True)
+        self._kernel(self._function, np.frombuffer(_from_memory(tensors), np.int64), at.view(np.int64), True)
         return at
 
     def holds(self, whole: dict[Any, Any], ends: Any, keys: Any, names: Any, values: Any, at: Addresses) -> bool:
@@ -164,10 +165,6 @@ def holds(function, next_item, get_item, whole, ends, keys, names, values, at, c
         asked.append(self.holds({**entries, 3: 5}, ends, keys, names, values, at))
         asked.append(self.holds({**entries, 4: {}}, ends, keys, names, values, at))
         return asked == [True, False, False, False, False]
-
-    @staticmethod
-    def _objects(tensors: tuple[torch.Tensor, ...]) -> npt.NDArray[np.int64]:
-        return np.frombuffer(_from_memory(tensors), np.int64)
 
 
 _reader: _Reader | None = None
@@ -257,8 +254,12 @@ class Contents:
         """
         if self._arrays and not whole and isinstance(of, dict) and (reader := _load_reader()) is not None:
             return () if reader.holds(of, *self._arrays) else None
+        entries = of.values()
         try:
-            values = self._values(of.values())
+            if self._getters is not None:  # _values(), written out
+                values: tuple[Any, ...] = (*chain.from_iterable(map(map, self._getters, repeat(entries))),)
+            else:
+                values = self._values(entries)
         except (LookupError, TypeError, ValueError, AttributeError):  # an entry lacks something, or is none
             return None
         if identities((*of, *values)) != self._ids:

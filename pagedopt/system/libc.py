@@ -56,8 +56,16 @@ def _call(name: str, *arguments: int | None) -> int:
         result: int = _function(name)(*arguments)
         if result != -1:
             return result
-        if (code := ctypes.get_errno()) != errno.EINTR:
-            raise OSError(code, f"{name}: {os.strerror(code)}")
+        _check_again(name)
+
+
+def _check_again(name: str) -> None:
+    """
+    Raises:
+        OSError: a call that has just failed was not cut off by a signal, but refused.
+    """
+    if (code := ctypes.get_errno()) != errno.EINTR:
+        raise OSError(code, f"{name}: {os.strerror(code)}")
 
 
 def map_anonymous(nbytes: int) -> int:
@@ -95,12 +103,14 @@ def read_ahead(address: int, nbytes: int) -> None:
 
 def let_go(address: int, nbytes: int) -> None:
     """Take mapped pages of a file out of this process; the page cache still has them, changes included."""
-    _call("madvise", address, nbytes, _MADV_DONTNEED)
+    while _function("madvise")(address, nbytes, _MADV_DONTNEED) == -1:
+        _check_again("madvise")
 
 
 def write_out(file: int, offset: int, nbytes: int) -> None:
     """Write changed pages to their places on the disk and wait; no journal, no flush of the disk's own cache."""
-    _call("sync_file_range", file, offset, nbytes, _SYNC_WAIT_BEFORE_WRITE_WAIT_AFTER)
+    while _function("sync_file_range")(file, offset, nbytes, _SYNC_WAIT_BEFORE_WRITE_WAIT_AFTER) == -1:
+        _check_again("sync_file_range")
 
 
 def sync(address: int, nbytes: int) -> None:

@@ -147,14 +147,22 @@ class StateFile:
                 for begin in range(offset, offset + nbytes, _READ_AHEAD):
                     libc.read_ahead(self.address + begin, min(_READ_AHEAD, offset + nbytes - begin))
 
-    def drop(self, stretches: Sequence[Stretch]) -> None:
+    def drop(self, stretches: Sequence[Stretch], rest: bool = False) -> None:
         """Write changes to the disk, wait, and take the pages out of this process and out of the page cache.
+
+        Args:
+            stretches: which pages; empty ones do not count.
+            rest: take everything else out of the page cache, too, that nobody maps and that is on the disk.  The kernel
+                keeps files in pieces larger than its pages, and a piece that is not all within what it is told to drop
+                stays whole.  So what is beside the stretches, or a hole now, has to be named as well.
 
         Raises:
             MemoryError, OSError: writing failed.  The pages are in the page cache still, and nowhere else.
         """
-        with self._explained(total(stretches)):
-            for offset, nbytes in filled(stretches):
+        try:
+            for offset, nbytes in stretches:
+                if not nbytes:
+                    continue
                 # First: the kernel writes pages that nobody maps with less work.
                 libc.let_go(self.address + offset, nbytes)
                 if self._through_mapping:
@@ -162,14 +170,11 @@ class StateFile:
                 else:
                     libc.write_out(self._file, self._begin + offset, nbytes)
                 os.posix_fadvise(self._file, self._begin + offset, nbytes, os.POSIX_FADV_DONTNEED)
-
-    def drop_rest(self) -> None:
-        """Take everything out of the page cache that nobody maps and that is on the disk.
-
-        The kernel keeps files in pieces larger than its pages, and a piece that is not all within what it is told to
-        drop stays whole.  So what is beside the stretches of :meth:`drop`, or a hole now, has to be named as well.
-        """
-        os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
+        except OSError as error:
+            self._explain(error, total(stretches))
+            raise
+        if rest:
+            os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def fresh(self, stretches: Sequence[Stretch]) -> Fresh:
         """Memory for :meth:`bring_in`.
@@ -297,14 +302,21 @@ class StateFile:
         try:
             yield
         except OSError as error:
-            if error.errno == errno.ENOMEM:
-                raise MemoryError(
-                    f"the system gave no {nbytes:,} bytes of memory for optimizer state ({error.strerror}); free some "
-                    "or lower device_budget; if there is enough, this process has too many mappings, of which "
-                    "vm.max_map_count allows more"
-                ) from error
-            if error.errno not in _NO_ROOM:
-                raise
+            self._explain(error, nbytes)
+            raise
+
+    def _explain(self, error: OSError, nbytes: int) -> None:
+        """
+        Raises:
+            MemoryError: there was no room for so many bytes, on the disk or in memory; with what to do.
+        """
+        if error.errno == errno.ENOMEM:
+            raise MemoryError(
+                f"the system gave no {nbytes:,} bytes of memory for optimizer state ({error.strerror}); free some "
+                "or lower device_budget; if there is enough, this process has too many mappings, of which "
+                "vm.max_map_count allows more"
+            ) from error
+        if error.errno in _NO_ROOM:
             free = shutil.disk_usage(self.folder).free
             raise MemoryError(
                 f"the disk of {self.folder} gave no {nbytes:,} bytes for a state file ({os.strerror(error.errno)}; "

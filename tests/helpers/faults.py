@@ -296,6 +296,8 @@ def verdict(stage: Stage, may_be_damaged: bool) -> str:
     opt = stage.optimizer
     if "damaged" in refusal(opt.state_dict):
         assert may_be_damaged, "one signal has damaged the state"
+        unchanged = is_same(stage.values(), before.values, stage.case.has_step)
+        assert not unchanged, "it says that it is damaged, and nothing has changed"
         _assert_refused_and_healed(stage, after)
         return "damaged"
     now, has_step = stage.values(), stage.case.has_step

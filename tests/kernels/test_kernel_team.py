@@ -111,7 +111,7 @@ def test_a_team_of_fewer_threads_than_stretches_does_them_all(kernel: Any) -> No
     arguments = cpu.arguments_of(seen.table)
     member = team.member(kernel)
     assert member is not None
-    team.Call(arguments, [(i, i + 1) for i in range(7)]).run(member, 2)
+    team.Call(arguments, [(i, i + 1) for i in range(7)]).on(member, 2)()
     assert seen.times == [1] * 7
     assert set(seen.threads) == {0, 1}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import pickle
@@ -305,3 +306,76 @@ def test_a_rule_of_ones_own_loads_what_it_saved() -> None:
     assert list(opt.state_dict()["state"][0]) == ["step", "state1"]
     with pytest.raises(ValueError, match="parameter 0 has no state1"):
         opt.load_state_dict(whole_dict())
+
+
+PLACES: list[dict[str, Any]] = [{}, {"device_budget": 0}, {"device_budget": "50%"}, {"state_format": "bfloat16"}]
+
+
+class Full(Exception):
+    """What copying stops with."""
+
+
+def stopped_load(opt: PagedAdamW, saved: dict[str, Any], after: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How often a load has copied that was stopped behind so many copies."""
+    copied, plain = 0, load._copy
+
+    def copy_some(*given: Any) -> None:
+        nonlocal copied
+        if copied == after:
+            raise Full
+        copied += 1
+        plain(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(load, "_copy", copy_some)
+        patch.setattr(load, "CHUNK", 4096)
+        with contextlib.suppress(Full):
+            opt.load_state_dict(copy.deepcopy(saved))
+    return copied
+
+
+@pytest.mark.parametrize("options", PLACES, ids=str)
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_load_that_stopped_in_the_middle_is_mended_in_the_room_there_is(
+    steps: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it stops: the next load makes no state, as that of a healthy optimizer makes none."""
+    net, opt = trained(steps, **options)
+    _, other = trained(4)
+    saved = other.state_dict()
+    whole = stopped_load(trained(steps, **options)[1], saved, 1 << 30, monkeypatch)
+    assert whole > 4
+    for after in (1, whole // 2, whole - 1):
+        assert stopped_load(opt, saved, after, monkeypatch) == after
+        assert "load" in opt.damaged
+        there = {p: dict(entry) for p, entry in opt.state.items()}
+        arenas = list(opt.store.arenas)
+        assert all(set(entry) == {"step", "exp_avg", "exp_avg_sq"} for entry in there.values())
+        assert len(there) == len(list(net.parameters()))
+        with monkeypatch.context() as patch:
+            patch.setattr(type(opt.store), "create", lambda *_: pytest.fail("a second copy of state"))
+            opt.load_state_dict(copy.deepcopy(saved))
+        assert opt.damaged == ""
+        assert opt.store.arenas == arenas
+        for p, entry in opt.state.items():
+            assert all(entry[name] is there[p][name] for name in ("exp_avg", "exp_avg_sq"))
+        loaded = opt.decoded_state_dict()["state"]
+        for key, entry in saved["state"].items():
+            for name, value in entry.items():
+                torch.testing.assert_close(loaded[key][name], value.to(loaded[key][name].dtype))
+    train(net, opt, 1, first=3)
+
+
+@pytest.mark.parametrize("options", PLACES, ids=str)
+@pytest.mark.parametrize("name", ["in_order", "prepare"])
+def test_a_load_that_fails_before_it_writes_damages_nothing(
+    name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, opt = trained(2, **options)
+    before = photograph(opt)
+    with monkeypatch.context() as patch:
+        patch.setattr(load, name, lambda *_: exec("raise MemoryError"))
+        with pytest.raises(MemoryError):
+            opt.load_state_dict(whole_dict())
+    assert opt.damaged == ""
+    assert photograph(opt) == before

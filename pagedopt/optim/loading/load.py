@@ -27,6 +27,7 @@ from .foreign import translate
 
 #: Bytes copied at a time, and so the most that a conversion takes beside the state.
 CHUNK = 16 << 20
+NO_STAGING = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 def load(
@@ -60,13 +61,19 @@ def load(
         check_state(optimizer, loaded)
         plan = prepare(optimizer, memory, loaded, before["state"])
         with Uninterrupted(gives_way=True):
-            begun = True
-            copy_values(plan.copies, memory, plan.staging)
-            for one in plan.encodings:
-                encode(*one, memory)
+            # First, so that a load which fails from here on leaves its tensors to the one that mends it.
             optimizer.state.update(plan.entries)
+            if plan.blocks:
+                begin()
+                copy_values(plan.blocks, memory, plan.staging)
+            for one in plan.encodings:
+                encode(*one, memory, begin)
             optimizer.damaged = ""
             made = plan.made
+
+    def begin() -> None:
+        nonlocal begun
+        begun = True
 
     # Registered here, so that they run behind and before the hooks that others have registered.
     hooks = (
@@ -76,12 +83,13 @@ def load(
     try:
         torch_load(state_dict)
     except BaseException:
-        if not begun:
-            with Uninterrupted():
+        with Uninterrupted():
+            if not begun:
                 for name in vars(optimizer).keys() - before.keys():
                     delattr(optimizer, name)
                 vars(optimizer).update(before)
-                memory.forget(state_tensors(optimizer))
+            before.clear()  # the traceback has it, and would keep the state alive that was there
+            memory.forget(state_tensors(optimizer))
         raise
     finally:
         for hook in hooks:
@@ -112,14 +120,14 @@ class Plan:
 
     Attributes:
         entries: the optimizer's state when it is done.
-        copies: (state tensor, loaded tensor).
+        blocks: parts of state tensors, and what they get.
         encodings: loaded plain numbers, and the columns that will hold them.
         staging: bytes on the host for values that are converted on their way to a device.
         made: whether some state is in memory that was not there before.
     """
 
     entries: dict[Any, dict[str, Any]]
-    copies: list[tuple[torch.Tensor, torch.Tensor]]
+    blocks: list[tuple[torch.Tensor, torch.Tensor]]
     encodings: list[Encoding]
     staging: torch.Tensor
     made: bool
@@ -167,7 +175,7 @@ def prepare(optimizer: Owner, memory: Store, state_dict: StateDict, before: Stat
     sources = _apart(pairs)
     on_devices = any(isinstance(p, torch.Tensor) and p.device.type != "cpu" for p in entries)
     staging = torch.empty(CHUNK if on_devices else 0, dtype=torch.uint8, device="cpu")
-    made = iter(memory.create(wanted) if wanted else ())  # the last that may fail
+    made = iter(memory.create(wanted) if wanted else ())
     for entry, key in new:
         entry[key] = next(made)
     copies = [(entry[key], source) for (entry, key, _), source in zip(pairs, sources, strict=True)]
@@ -175,7 +183,7 @@ def prepare(optimizer: Owner, memory: Store, state_dict: StateDict, before: Stat
         Encoding(member.kept[keys[0]].form, [entry[key] for key in keys], member.entry[name], member.param)
         for entry, keys, member, name in plain
     ]
-    return Plan(entries, [(a, b) for a, b in copies if not _same(a, b)], encodings, staging, bool(new))
+    return Plan(entries, in_order([(a, b) for a, b in copies if not _same(a, b)]), encodings, staging, bool(new))
 
 
 def _own(value: Any, p: torch.Tensor) -> Any:
@@ -203,26 +211,40 @@ def _same(a: torch.Tensor | None, b: torch.Tensor) -> bool:
 
 
 @torch.no_grad()
-def copy_values(copies: Sequence[tuple[torch.Tensor, torch.Tensor]], memory: Store, staging: torch.Tensor) -> None:
-    """Copy into each first tensor what the second has, in the order of addresses and ``CHUNK`` bytes at a time.
+def copy_values(
+    blocks: Sequence[tuple[torch.Tensor, torch.Tensor]], memory: Store, staging: torch.Tensor = NO_STAGING
+) -> None:
+    """Copy into each first tensor what the second has.
 
-    Of DTensors the shards, which are placed alike.
+    Args:
+        blocks: from :func:`in_order`.
+        memory: keeps to its budget meanwhile.
+        staging: bytes on the host for values that are converted on their way to a device.
 
     Raises:
         OSError, MemoryError: state in a file could not be written out; some of it is copied.
     """
     filled = 0
+    for block, source in blocks:
+        _copy(block, source, staging)
+        filled += block.nbytes
+        if filled >= CHUNK:
+            memory.drop()  # keeps to the budget while pages are touched that should not stay in memory
+            filled = 0
+    memory.drop()
+
+
+@torch.no_grad()
+def in_order(copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """What is to be copied, in the order of addresses, cut into blocks of ``CHUNK`` bytes: all that takes memory comes
+    before the first copy.  Of DTensors the shards, which are placed alike."""
+    blocks: list[tuple[torch.Tensor, torch.Tensor]] = []
     shards = [(local(target), local(source)) for target, source in copies]
     for target, source in sorted(shards, key=lambda pair: pair[0].data_ptr()):
         order = widest_first(target)  # then each of its blocks is contiguous, too
         limit = CHUNK // max(target.itemsize, source.itemsize)
-        for block, values in _blocks(target.permute(order), source.permute(order), limit):
-            _copy(block, values, staging)
-            filled += block.nbytes
-            if filled >= CHUNK:
-                memory.drop()  # keeps to the budget while pages are touched that should not stay in memory
-                filled = 0
-    memory.drop()
+        blocks += _blocks(target.permute(order), source.permute(order), limit)
+    return blocks
 
 
 def _blocks(target: torch.Tensor, source: torch.Tensor, limit: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

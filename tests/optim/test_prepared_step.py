@@ -1,0 +1,441 @@
+"""A prepared step is a value; what watches keeps nothing alive; a warm step is few calls."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import itertools
+import sys
+import weakref
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from file_support import folder_for_state
+from optim_support import ADAMW
+
+import pagedopt
+from pagedopt import PagedAdamW, PagedSGD
+from pagedopt.kernels import team
+from pagedopt.launch.route import Route
+from pagedopt.optim import bucket as buckets
+from pagedopt.optim.steps import Numbers
+from pagedopt.system import internals
+from pagedopt.system.interrupts import Uninterrupted
+from pagedopt.tables.layout import HostTable
+from pagedopt.tables.pointers import PointerTable
+
+PACKAGE = str(Path(pagedopt.__file__).parent) + "/"
+PLACEMENTS: list[dict[str, Any]] = [{}, {"device_budget": 0}, {"device_budget": "50%"}]
+
+
+def parameters(count: int = 3, numel: int = 50_000) -> list[torch.nn.Parameter]:
+    torch.manual_seed(3)
+    return [torch.nn.Parameter(torch.randn(numel + i)) for i in range(count)]
+
+
+def gradients(params: list[torch.nn.Parameter], step: int) -> None:
+    for i, p in enumerate(params):
+        p.grad = torch.full_like(p, 0.1 * step + i - 1)
+
+
+def trained(steps: int, count: int = 3, **options: Any) -> tuple[list[torch.nn.Parameter], PagedAdamW]:
+    params = parameters(count)
+    opt = PagedAdamW(params, **ADAMW, **options)
+    for step in range(steps):
+        gradients(params, step)
+        opt.step()
+    return params, opt
+
+
+def values(params: list[torch.nn.Parameter], opt: PagedAdamW) -> list[torch.Tensor]:
+    return [t.detach().clone() for p in params for t in (p, *opt.state[p].values())]
+
+
+def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return len(a) == len(b) and all(map(torch.equal, a, b))
+
+
+@pytest.fixture(params=["whole", "compiled", "slow"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How state is looked at: with its tensors, as on a CPU; in a compiled loop, as on a GPU; without private parts."""
+    if request.param == "compiled":
+        monkeypatch.setattr(buckets, "_runs_beside_python", lambda device: False)
+    if request.param == "slow":
+        monkeypatch.setattr(internals, "_identities", lambda: internals._one_by_one)
+        monkeypatch.setattr(internals, "_load_reader", lambda: None)
+        monkeypatch.setattr(internals, "_reader", None)
+        monkeypatch.setattr(internals, "_guards_work", lambda: False)
+        monkeypatch.setattr(internals, "_of_few", {})
+    return str(request.param)
+
+
+# --- a value ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", PLACEMENTS, ids=str)
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_step_that_is_prepared_and_dropped_changes_nothing(steps: int, options: dict[str, Any]) -> None:
+    params, opt = trained(steps, **options)
+    gradients(params, steps)
+    before, held = values(params, opt) if steps else [p.detach().clone() for p in params], dict(opt.state)
+    prepared = opt._prepare()
+    assert [update.absent for update in prepared.updates] == [[]]
+    del prepared
+    assert dict(opt.state) == held
+    assert same(values(params, opt) if steps else [p.detach() for p in params], before)
+    twins, twin = trained(steps, **options)
+    gradients(twins, steps)
+    opt.step()
+    twin.step()
+    assert same(values(params, opt), values(twins, twin))
+
+
+@pytest.mark.parametrize("options", PLACEMENTS, ids=str)
+def test_a_step_that_is_kept_for_later_is_the_step_of_when_it_was_prepared(options: dict[str, Any]) -> None:
+    (params, opt), (twins, twin) = trained(2, **options), trained(3, **options)
+    gradients(params, 2)
+    prepared = opt._prepare()
+    opt.zero_grad()
+    opt.param_groups[0]["lr"] = 100.0
+    assert prepared.run() is opt._launches
+    assert same(values(params, opt), values(twins, twin)), "the gradients that it holds, the learning rate it had"
+
+
+def test_two_steps_prepared_at_once_do_not_mix() -> None:
+    params, opt = trained(2)
+    before = values(params, opt)
+    gradients(params, 2)
+    first = opt._prepare()
+    gradients(params, 7)
+    second = opt._prepare()
+    with pytest.raises(RuntimeError, match="another step was prepared since"):
+        first.run()
+    assert same(values(params, opt), before)
+    assert opt.damaged == ""
+    second.run()
+    twins, twin = trained(2)
+    gradients(twins, 7)
+    twin.step()
+    assert same(values(params, opt), values(twins, twin))
+
+
+def test_a_prepared_step_says_what_it_will_do() -> None:
+    params, opt = trained(1, device_budget=0)
+    params[1].grad = None
+    (update,) = opt._prepare().updates
+    assert update.absent == [1]
+    assert len(update.sets) == 1
+    assert [coming for _, _, coming in update.counts] == [2.0]
+    assert [type(step).__name__ for step in update.plan][-1] == "Evict"
+
+
+# --- nothing is kept alive --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", PLACEMENTS, ids=str)
+@pytest.mark.parametrize("steps", [1, 3])
+def test_state_that_is_cleared_is_freed_at_once(steps: int, options: dict[str, Any]) -> None:
+    with folder_for_state():
+        params, opt = trained(steps, **options)
+        seen = [weakref.ref(t) for p in params for t in opt.state[p].values()]
+        arenas = [weakref.ref(arena) for arena in opt.store.arenas]
+        assert bool(arenas) == bool(options)
+        opt.state.clear()
+        assert [ref() for ref in seen] == [None] * len(seen)
+        assert opt.store.arenas == []
+        gc.collect()
+        assert [ref() for ref in arenas] == [None] * len(arenas)
+        assert not opt.memory_report().by_place
+        gradients(params, steps)
+        opt.step()  # and begins anew
+        assert all(float(opt.state[p]["step"]) == 1 for p in params)
+
+
+def test_parameters_that_are_taken_out_are_freed_at_once() -> None:
+    params, opt = trained(2)
+    ref = weakref.ref(params[0])
+    del opt.state[params[0]]
+    opt.param_groups[0]["params"].pop(0)
+    params.pop(0)
+    assert ref() is None
+
+
+def test_a_replaced_tensor_is_freed_at_once_and_its_successor_used() -> None:
+    params, opt = trained(2)
+    entry = opt.state[params[0]]
+    ref = weakref.ref(entry["exp_avg"])
+    entry["exp_avg"] = entry["exp_avg"].clone()
+    assert ref() is None
+    (others, other), step = trained(2), 2
+    for one, of in ((params, opt), (others, other)):
+        gradients(one, step)
+        of.step()
+    assert same(values(params, opt), values(others, other))
+
+
+# --- what fails before the first write damages nothing ----------------------------------------------------------------
+
+BEFORE = [
+    (HostTable, "shares"), (HostTable, "set_scalars"), (team.Call, "__init__"), (internals, "identities"),
+    (Numbers, "read"), (Uninterrupted, "__enter__"), (PointerTable, "look"), (Route, "mover"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize(("owner", "name"), BEFORE, ids=lambda one: getattr(one, "__name__", one))
+def test_what_runs_out_of_memory_before_the_first_write_damages_nothing(
+    owner: Any, name: str, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two dtypes take two launches, two threads a team."""
+    count = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with folder_for_state():
+            params = [*parameters(2, 1 << 20), torch.nn.Parameter(torch.randn(1 << 16).double())]
+            opt = PagedAdamW(params, **ADAMW, device_budget=0 if owner is Route else None)
+            for step in range(steps):
+                gradients(params, step)
+                opt.step()
+            before = [p.detach().clone() for p in params], {p: dict(opt.state[p]) for p in opt.state}
+            gradients(params, steps)
+            if name == "shares":  # asked once for a table and number of threads
+                opt._launches = None
+            hit = [0]
+
+            def fail(*_: Any, **__: Any) -> None:
+                hit[0] += 1
+                raise MemoryError(name)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(owner, name, fail)
+                if name == "__init__":
+                    opt._launches = None
+                with pytest.raises(MemoryError, match=name):
+                    opt.step()
+            assert hit[0] == 1
+            assert opt.damaged == ""
+            assert all(map(torch.equal, before[0], params))
+            assert {p: dict(opt.state[p]) for p in opt.state} == before[1]
+            opt.step()
+            assert all(float(opt.state[p]["step"]) == steps + 1 for p in params)
+    finally:
+        torch.set_num_threads(count)
+
+
+# --- every way to look ------------------------------------------------------------------------------------------------
+
+
+def swapped(opt: PagedAdamW, params: list[torch.nn.Parameter]) -> None:
+    a, b = opt.state[params[0]], opt.state[params[1]]
+    a["exp_avg"], b["exp_avg"] = b["exp_avg"][:50_000].clone(), torch.cat([a["exp_avg"], a["exp_avg"][:1]])
+
+
+def other_data(opt: PagedAdamW, params: list[torch.nn.Parameter]) -> None:
+    entry = opt.state[params[1]]
+    entry["exp_avg_sq"].data = entry["exp_avg_sq"].data * 3
+
+
+def other_count(opt: PagedAdamW, params: list[torch.nn.Parameter]) -> None:
+    opt.state[params[2]]["step"].data = torch.tensor(5.0)
+
+
+def new_entry(opt: PagedAdamW, params: list[torch.nn.Parameter]) -> None:
+    opt.state[params[0]] = {name: value.clone() for name, value in opt.state[params[0]].items()}
+
+
+def no_entry(opt: PagedAdamW, params: list[torch.nn.Parameter]) -> None:
+    del opt.state[params[1]]
+
+
+def other_order(opt: PagedAdamW, params: list[torch.nn.Parameter]) -> None:
+    opt.state[params[0]] = opt.state.pop(params[0])
+
+
+def moved_parameter(opt: PagedAdamW, params: list[torch.nn.Parameter]) -> None:
+    params[2].data = params[2].data.clone() * 2
+
+
+def more_in_an_entry(opt: PagedAdamW, params: list[torch.nn.Parameter]) -> None:
+    opt.state[params[0]]["note"] = "mine"
+
+
+EDITS = (swapped, other_data, other_count, new_entry, no_entry, other_order, moved_parameter, more_in_an_entry)
+
+
+@pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.__name__)
+@pytest.mark.parametrize("count", [3, 40])
+@pytest.mark.usefixtures("way")
+def test_what_users_do_to_state_is_followed_however_it_is_looked_at(count: int, edit: Any) -> None:
+    """torch's optimizer, which is given the same, is the oracle."""
+    params, opt = trained(3, count)
+    twins = [torch.nn.Parameter(p.detach().clone()) for p in params]
+    twin = torch.optim.AdamW(twins, **ADAMW, foreach=False)
+    twin.load_state_dict(copy.deepcopy(opt.state_dict()))
+    for step in range(3, 7):
+        for one, of in ((params, opt), (twins, twin)):
+            gradients(one, step)
+            if step == 5:
+                edit(of, one)
+            of.step()
+    for p, q in zip(params, twins, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+        for name in ("step", "exp_avg", "exp_avg_sq"):
+            torch.testing.assert_close(opt.state[p][name], twin.state[q][name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("count", [3, 40])
+def test_gradients_that_come_go_and_change_are_followed_however_they_are_looked_at(count: int) -> None:
+    params = [torch.nn.Parameter(torch.randn(4, 6)) for _ in range(count)]
+    twins = [torch.nn.Parameter(p.detach().clone()) for p in params]
+    opt, twin = PagedSGD(params, 0.1, 0.9), torch.optim.SGD(twins, 0.1, 0.9, foreach=False)
+    generator = torch.Generator().manual_seed(1)
+    for step in range(12):
+        for i, (p, q) in enumerate(zip(params, twins, strict=True)):
+            grad: torch.Tensor | None = torch.randn(4, 6, generator=generator)
+            if step in (4, 5, 8) and i % 3 == step % 3:
+                grad = None
+            elif step in (6, 7, 9) and i % 2:
+                grad = torch.randn(6, 4, generator=generator).t()
+            p.grad, q.grad = grad, None if grad is None else grad.clone()
+        opt.step()
+        twin.step()
+    for p, q in zip(params, twins, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
+def test_a_compiled_loop_finds_what_python_finds() -> None:
+    """Random dicts, and what may happen to them; the loop in Python beside it is the oracle."""
+    reader = internals._load_reader()
+    if reader is None:
+        pytest.skip("this torch or Python has no such private parts")
+    generator = torch.Generator().manual_seed(5)
+
+    def pick(below: int) -> int:
+        return int(torch.randint(below, (), generator=generator))
+
+    for round_ in range(200):
+        names = [tuple("abc"[: 1 + pick(3)]) if round_ % 2 else ("a", "b") for _ in range(20)]
+        entries: dict[Any, Any] = {i: {n: torch.empty(pick(3)) for n in of} for i, of in enumerate(names)}
+        contents = internals.Contents(list(entries), list(entries.values()), names)
+        assert contents.find(entries, whole=False) == ()
+        assert contents.find(entries, whole=True) is not None
+        key, what = pick(20), pick(8)
+        name = names[key][pick(len(names[key]))]
+        changes = True
+        if what == 0:
+            entries[key][name] = entries[key][name].clone()
+        elif what == 1:
+            del entries[key][name]
+        elif what == 2:
+            entries[key] = entries.pop(key)
+            changes = key != 19
+        elif what == 3:
+            entries[key] = [1, 2]
+        elif what == 4:
+            entries[20] = {}
+        elif what == 5:
+            del entries[key]
+        elif what == 6:
+            entries[key] = dict(reversed(entries[key].items()))  # another dict with the same in it
+            changes = False
+        else:
+            entries[key][name].data = torch.ones(5)
+        found = [contents.find(entries, whole) for whole in (False, True)]
+        assert [one is None for one in found] == [changes, changes], (round_, what)
+
+
+def test_private_parts_that_answer_wrongly_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(internals, "_from_memory", lambda items: b"x" * 8 * len(items))
+    assert internals._identities.__wrapped__() is internals._one_by_one
+    monkeypatch.setattr(internals, "_guards", lambda tensors: lambda *others: True)
+    assert not internals._guards_work.__wrapped__()
+    monkeypatch.setattr(internals._Reader, "holds", lambda *_: True)
+    monkeypatch.setattr(internals, "_reader", None)
+    assert internals._load_reader.__wrapped__() is None
+
+
+# --- few calls --------------------------------------------------------------------------------------------------------
+
+
+def calls(act: Any) -> list[str]:
+    """Files of the package's functions that one call runs through, in this thread."""
+    found: list[str] = []
+
+    def profile(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            found.append(frame.f_code.co_filename.removeprefix(PACKAGE))
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        act()
+    finally:
+        sys.setprofile(before)
+    return found
+
+
+def changes_of_folder(files: list[str]) -> int:
+    folders = [file.rpartition("/")[0] for file in files]
+    return sum(a != b for a, b in itertools.pairwise(folders))
+
+
+@pytest.mark.parametrize(("anew", "most"), [(False, 45), (True, 55)], ids=["kept", "anew"])
+def test_a_warm_step_over_one_tensor_is_few_calls(anew: bool, most: int) -> None:
+    params = [torch.nn.Parameter(torch.ones(4))]
+    opt = PagedAdamW(params)
+    for step in range(6):
+        if anew or not step:
+            old = params[0].grad  # alive: the next one lies elsewhere
+            params[0].grad = torch.ones(4)
+        found = calls(opt.step)
+    assert old is None or old.data_ptr() != params[0].grad.data_ptr()
+    assert len(found) <= most
+    assert changes_of_folder(found) <= 25
+
+
+def test_a_warm_step_over_a_file_is_few_calls() -> None:
+    with folder_for_state():
+        params = [torch.nn.Parameter(torch.ones(1 << 20)) for _ in range(8)]
+        opt = PagedAdamW(params, device_budget=0)
+        for p in params:
+            p.grad = torch.ones_like(p)
+        for _ in range(4):
+            found = calls(opt.step)
+        (arena,) = opt.store.arenas
+        assert arena.layout.pages == 16
+        assert len(found) <= 130
+        opt.set_device_budget("50%")
+        for _ in range(3):
+            half = calls(opt.step)
+        assert len(found) - len(half) <= 6 * 8, "of which at most six for each page"
+
+
+def test_a_step_asks_the_store_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    params, opt = trained(3, device_budget=0)
+    asked: list[str] = []
+    for name in ("stand", "check_owner", "residents", "way", "find", "create", "forget"):
+        found = getattr(type(opt.store), name)
+        plain = found.fget if isinstance(found, property) else found
+
+        def noted(self: Any, *args: Any, _name: str = name, _plain: Any = plain, **kwargs: Any) -> Any:
+            asked.append(_name)
+            return _plain(self, *args, **kwargs)
+
+        monkeypatch.setattr(type(opt.store), name, property(noted) if isinstance(found, property) else noted)
+    gradients(params, 3)
+    opt.step()
+    assert asked == ["stand"]
+
+
+def test_a_kernel_is_looked_up_when_formats_change_and_not_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    params, opt = trained(3)
+    monkeypatch.setattr(pagedopt.launch.sweep.cpu, "kernel", lambda *_: 1 / 0)
+    gradients(params, 3)
+    opt.step()
+    with pytest.raises(ZeroDivisionError):
+        trained(1)
+    assert buckets.Bucket is type(opt._launches.buckets[0])  # type: ignore[union-attr]
