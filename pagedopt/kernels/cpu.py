@@ -94,24 +94,27 @@ def run(compiled: Callable[..., None], table: HostTable, span: Span | None = Non
 
     When it returns or raises, no thread is in the table any more.
     """
-    way = ways(compiled, table, (Launch(span),), torch.get_num_threads())[span]
+    count = torch.get_num_threads()
+    way = whole(compiled, table, count) if span is None else ways(compiled, table, (Launch(span),), count)[span]
     way.walk()
     way.check()
 
 
-def ways(compiled: Callable[..., None], table: HostTable, steps: Iterable[Step], count: int) -> Ways:
-    """What to call for the span of each launch among some steps, to walk it on ``count`` threads.
+def whole(compiled: Callable[..., None], table: HostTable, count: int) -> Way:
+    """What to call to walk all of a table on ``count`` threads; all that the call needs is there then."""
+    return _walk(compiled, table, count).whole
 
-    All that such a call needs is there when this returns.
-    """
-    member = team.member(compiled) if count > 1 else None
-    walk: _Walk = table.walk
-    if walk is None or walk.by is not compiled or walk.member != member or walk.threads != count:
-        walk = table.walk = _Walk(compiled, member, count, {})
+
+def ways(compiled: Callable[..., None], table: HostTable, steps: Iterable[Step], count: int) -> Ways:
+    """The same for the span of each launch among some steps."""
+    walk = _walk(compiled, table, count)
+    if walk.ways is None:
+        walk = table.walk = walk._replace(ways={None: walk.whole})
+    found: Ways = walk.ways or {}
     for step in steps:
-        if type(step) is Launch and (span := step.span) not in walk.ways:
-            walk.ways[span] = _way(walk, table, span or (0, len(table.chunk_words)))
-    return walk.ways
+        if type(step) is Launch and (span := step.span) not in found:
+            found[span] = _way(walk, table, span or (0, len(table.chunk_words)))
+    return found
 
 
 class _Walk(NamedTuple):
@@ -121,13 +124,27 @@ class _Walk(NamedTuple):
         by: the kernel.
         member: what it is to a team; None: it has none.
         threads: how many.
-        ways: by span, what to call.
+        whole: how to walk all of it.
+        ways: by span, what to call; None: no span was asked for.
     """
 
     by: Callable[..., None]
     member: int | None
     threads: int
-    ways: Ways
+    whole: Way
+    ways: Ways | None = None
+
+
+def _walk(compiled: Callable[..., None], table: HostTable, count: int) -> _Walk:
+    member = team.member(compiled) if count > 1 else None
+    walk: _Walk | None = table.walk
+    if walk is None or walk.by is not compiled or walk.member != member or walk.threads != count:
+        way = _way(_Walk(compiled, member, count, _NO_WAY), table, (0, len(table.chunk_words)))
+        walk = table.walk = _Walk(compiled, member, count, way)
+    return walk
+
+
+_NO_WAY = Way(bool)
 
 
 def arguments_of(table: HostTable) -> tuple[Any, ...]:

@@ -122,7 +122,7 @@ class Sweep:
         self.formats = self.stored.formats(self.table.dtypes)
         #: The dtype in which the kernel computes.
         self.arithmetic = arithmetic(self.formats)
-        self._kernels: dict[object, Any] = {}  # by what else they depend on (see ready())
+        self._kernels = self.stored.kernels(self.formats)  # by what else they depend on (see ready())
 
     def run(self, scalars: Scalars | Sequence[Sequence[float]], steps: Sequence[Step] = WHOLE, seed: int = 0) -> None:
         """Update every tensor once where it lies now, on the current stream, without waiting for it.
@@ -183,9 +183,9 @@ class Sweep:
             sets = np.column_stack([np.asarray(sets).reshape(len(sets), -1), np.broadcast_to(seeds, len(sets))])
         self.table.host.set_scalars(sets)
 
-    def _launch_on_cpu(self, steps: Sequence[Step], mover: Mover | None, ways: cpu.Ways) -> None:
+    def _launch_on_cpu(self, steps: Sequence[Step], mover: Mover | None, ways: Any) -> None:
         if steps is WHOLE:
-            walk, team = ways[None]
+            walk, team = ways
             self.begun = True  # now: nothing is left that may fail, but the update itself
             walk()
             self.launches += 1
@@ -249,13 +249,16 @@ class Sweep:
             kernel = self._kernels.get(threads > 1)
             if kernel is None:
                 kernel = self._kernels[threads > 1] = cpu.kernel(self.rule, self.formats)
+            if steps is WHOLE:
+                return cpu.whole(kernel, self.table.host, threads)
             return cpu.ways(kernel, self.table.host, steps, threads)
-        kind = self.transport.kind(self.table.host)
-        kernel = self._kernels.get(kind)
+        per_chunk, index = self.table.host.geometry.threads, self.device.index
+        key = self.transport.kind(self.table.host), per_chunk, index, self.blocks
+        kernel = self._kernels.get(key)
         if kernel is None:
-            per_chunk, index = self.table.host.geometry.threads, self.device.index
+            kind = key[0]
             kernel = cuda.multi_tensor_kernel(self.rule, self.formats, per_chunk, kind, index, self.blocks)
-            self._kernels[kind] = kernel
+            self._kernels[key] = kernel
         return kernel
 
     def capture(self, scalars: Scalars) -> CapturedSweep:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -36,22 +37,20 @@ class Bucket:
         shards: gradients of DTensors.
 
     Attributes:
-        rows: of each parameter, its index among all of the optimizer's.
         keys: names of the columns of its state, in the rule's order.
         names: names of its numbers.
     """
 
     __slots__ = (
         "_carried", "_groups", "_inference", "_loose", "_numbers", "_pattern", "_rounded", "_scalars", "count", "keys",
-        "lists", "names", "route", "rows", "rule", "sweep", "takes_state",
+        "lists", "names", "route", "rule", "sweep", "takes_state",
     )  # fmt: skip
 
     def __init__(self, optimizer: Owner, members: Sequence[Member], shared: set[int], shards: Grads) -> None:
         self.rule, self.count = members[0].rule, len(members)
         self._scalars, self._carried = self.rule.scalars, self.rule.carried
-        self.rows = tuple([m.index for m in members])
-        self.keys, self.names = tuple(members[0].kept), number_names(optimizer, self.rule)
-        self._groups = tuple([m.group for m in members])
+        self.keys, self.names = _same(tuple(members[0].kept)), number_names(optimizer, self.rule)
+        self._groups = tuple([m.group for m in members]) if len(members) > 1 else _same((members[0].group,))
         self.lists = Lists(members, self.keys)
         tensors, sets = self.tensors_of(members), min(2 * len(set(self._groups)), len(members))
         formats = (None, None, *members[0].formats[2:])
@@ -216,6 +215,17 @@ class Bucket:
         return pattern
 
 
+@functools.lru_cache(maxsize=256)
+def _same(items: tuple[Any, ...]) -> tuple[Any, ...]:
+    """One tuple for all buckets that are alike: there may be thousands."""
+    return items
+
+
+@functools.lru_cache(maxsize=256)
+def _one(i: int) -> slice:
+    return slice(i, i + 1)
+
+
 def _runs_beside_python(device: torch.device) -> bool:
     """Whether other threads run while a kernel does, so that it must keep alive what it writes to, whatever they do."""
     return device.type == "cpu"
@@ -227,7 +237,7 @@ def _numbers(optimizer: Owner, members: Sequence[Member], shared: set[int]) -> t
     found = []
     for i, name in enumerate(number_names(optimizer, rule)):
         kind = Steps if name == "step" and optimizer.has_step else Numbers
-        where = slice(i * count, (i + 1) * count)
+        where = slice(i * count, (i + 1) * count) if count > 1 else _one(i)
         found.append((name, kind([m.entry[name] for m in members], shared), where))
     if not optimizer.has_step and "step" in rule.scalars:
         # Where state keeps no count, a parameter whose state is made now has no steps behind it, another one has.

@@ -11,6 +11,8 @@ from ..tables.columns import Tensors, has_memory, is_dense
 from ..tables.shards import local
 from .members import Grads, Member
 
+_NONE_BESIDE: dict[int, torch.Tensor] = {}
+
 
 class Lists:
     """Parameters, gradients and state of some members, as :class:`~pagedopt.launch.sweep.Sweep` takes them.
@@ -35,7 +37,7 @@ class Lists:
         self._gaps: tuple[tuple[int, torch.Tensor], ...] = ()  # (place, copy) of parameters
         self._relaid = False  # whether gradients have been laid out otherwise than their parameters
         beside: dict[int, torch.Tensor] = {}  # by id of the original
-        self._beside: dict[int, torch.Tensor] = {}  # by place among all state
+        self._beside = _NONE_BESIDE  # by place among all state
         for at, (key, m) in enumerate((key, m) for key in keys for m in members):
             state = local(m.entry[key])
             if not _is_laid_out(state, like := m.kept[key].column.like(m.shard)):
@@ -43,7 +45,7 @@ class Lists:
                     beside[id(state)] = torch.empty_strided(
                         like.shape, like.stride(), dtype=state.dtype, device=state.device
                     )
-                self._beside[at] = beside[id(state)]
+                self._beside = {**self._beside, at: beside[id(state)]}
         self.plain = not self._odd and not self._beside
 
     def as_seen(self, tensors: Tensors, shards: Grads) -> Tensors:

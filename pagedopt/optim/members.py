@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -145,7 +146,13 @@ def members(optimizer: Owner) -> Members:
         found.append(member)
     lengths = Counter(number for number, _, _ in everywhere)
     params = tuple([p for _, _, p in everywhere])
-    return Members(found, waiting, params, tuple([lengths[i] for i in range(len(rules))]), rules)
+    return Members(found, waiting, params, *_shared(tuple([lengths[i] for i in range(len(rules))]), rules))
+
+
+@functools.lru_cache(maxsize=64)
+def _shared(lengths: tuple[int, ...], rules: tuple[Rule, ...]) -> tuple[tuple[int, ...], tuple[Rule, ...]]:
+    """The same objects for all optimizers that have as many parameters and these rules: there may be thousands."""
+    return lengths, rules
 
 
 def refuse(optimizer: Owner, group: Group, states: Collection[str]) -> None:

@@ -165,6 +165,8 @@ def find_pattern(groups: Sequence[int], absent: Sequence[int], own: Mapping[str,
         absent: the rows that take no step.
         own: by name, the hyperparameters that each row has for itself, or one number where all have the same.
     """
+    if len(groups) == 1 and not absent:
+        return _alone(groups[0])
     of_rows = keys = np.array(groups, np.int64)
     for values in (values for values in own.values() if not isinstance(values, float)):
         distinct, rank = np.unique(values.view(np.int64), return_inverse=True)  # bits: NaN is a value like any other
@@ -181,6 +183,12 @@ def find_pattern(groups: Sequence[int], absent: Sequence[int], own: Mapping[str,
         sets[present] = inverse
         leaders[present] = rows[inverse]
     return Pattern(list(absent), tuple(parts), sets, leaders, len(rows))
+
+
+@functools.lru_cache(maxsize=16)
+def _alone(group: int) -> Pattern:
+    """One for all who have one row: there may be thousands."""
+    return Pattern([], ((group, 0),), _zeros(1), _zeros(1), 1)
 
 
 @functools.lru_cache(maxsize=16)

@@ -31,7 +31,12 @@ _ALL = slice(None)
 
 def number_names(optimizer: Owner, rule: Rule) -> tuple[str, ...]:
     """Names of the numbers that a parameter has in its state, in torch's order."""
-    return ("step", *rule.carried) if optimizer.has_step else tuple(rule.carried)
+    return _number_names(optimizer.has_step, rule)
+
+
+@functools.lru_cache(maxsize=256)
+def _number_names(has_step: bool, rule: Rule) -> tuple[str, ...]:
+    return ("step", *rule.carried) if has_step else tuple(rule.carried)
 
 
 def beside_param(group: Group) -> bool:

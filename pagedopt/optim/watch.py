@@ -20,6 +20,7 @@ from .owner import Owner
 from .steps import number_names
 
 _params, _grad = itemgetter("params"), attrgetter("grad")
+_NO_PLACES: dict[tuple[int, str], int] = {}
 #: Takes some of a tuple.
 Pick = Callable[[tuple[Any, ...]], tuple[Any, ...]]
 
@@ -84,8 +85,9 @@ class Watch:
             if self._whole:
                 rows += [2 * total + self._places[id(m.param), key] for key in bucket.keys for m in members]
                 numbers = [2 * total + self._places[id(m.param), name] for name in bucket.names for m in members]
-            picks.append((_pick(rows), _pick(numbers)))
-        self.picks, self._places = tuple(picks), {}
+            pair = _pick(rows), _pick(numbers)
+            picks.append(pair if len(members) > 1 else _pair(*pair))
+        self.picks, self._places = tuple(picks), _NO_PLACES
 
     def look(self, optimizer: Owner) -> Tensors | None:
         """What is there now, if these are the objects that were there, and state where it was; else None.
@@ -116,6 +118,12 @@ def _pick(places: Sequence[int]) -> Pick:
     if list(places) == list(range(first, first + len(places))):
         return _stretch(first, first + len(places))
     return itemgetter(*places)
+
+
+@functools.lru_cache(maxsize=64)
+def _pair(tensors: Pick, numbers: Pick) -> tuple[Pick, Pick]:
+    """One for all who have one parameter: there may be thousands."""
+    return tensors, numbers
 
 
 @functools.lru_cache(maxsize=256)

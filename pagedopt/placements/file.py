@@ -83,8 +83,9 @@ class FileArena(Arena):
 
     def prepare(self) -> None:
         """Drop what others have brought into memory: who read or loaded a checkpoint touched every page."""
-        self.check_owner()
-        self.drop()
+        if self.resident < self.layout.pages:
+            self._file.check_owner()
+            self.drop()
 
     def drop(self) -> None:
         """Write back and drop every page that is away.

@@ -7,7 +7,7 @@ import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -68,6 +68,28 @@ class Standing(NamedTuple):
 SPARE = 4 << 20
 _NOTHING_HELD: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
 _EMPTY = Standing([], (), _NOTHING_HELD)
+
+
+class _View(weakref.ref[torch.Tensor]):
+    """A tensor of an arena, which counts when it dies.  Nothing here keeps anything alive."""
+
+    __slots__ = ("arena", "store")
+
+    def __new__(cls, tensor: torch.Tensor, *_: Any) -> Self:
+        """A reference that calls :func:`_died`."""
+        return super().__new__(cls, tensor, _died)
+
+    def __init__(self, tensor: torch.Tensor, store: weakref.ref[Store], arena: weakref.ref[Arena]) -> None:
+        super().__init__(tensor, _died)  # type: ignore[call-arg]
+        self.store, self.arena = store, arena
+
+
+def _died(view: Any) -> None:
+    arena, store = view.arena(), view.store()
+    if arena is not None:
+        arena.alive -= 1
+        if not arena.alive and store is not None:
+            store._drop(arena)
 
 
 class Store:
@@ -148,15 +170,8 @@ class Store:
     def _goes_with(self, arena: Arena, tensors: Sequence[torch.Tensor]) -> None:
         """Let an arena go with the last of its tensors, and not only when somebody looks."""
         store, of = weakref.ref(self), weakref.ref(arena)
-
-        def died(_: weakref.ref[torch.Tensor]) -> None:
-            if (gone := of()) is not None:
-                gone.alive -= 1
-                if not gone.alive and (ours := store()) is not None:
-                    ours._drop(gone)
-
         arena.alive += len(tensors)
-        arena.views = (*arena.views, *(weakref.ref(tensor, died) for tensor in tensors))
+        arena.views = (*arena.views, *(_View(tensor, store, of) for tensor in tensors))
 
     def _drop(self, arena: Arena) -> None:
         """Forget an arena.  This may run between any two lines of others, so it replaces and changes nothing."""

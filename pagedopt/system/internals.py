@@ -13,6 +13,7 @@ import operator
 import signal
 import sys
 import weakref
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, repeat
 from typing import Any
@@ -32,9 +33,9 @@ FEW = 16
 # --- CPython: the items of a tuple ------------------------------------------------------------------------------------
 
 
-def identities(items: tuple[object, ...]) -> object:
-    """The ids of all items, as a value to compare with ``==``."""
-    return tuple(map(id, items)) if len(items) < FEW else _identities()(items)
+def identities(items: tuple[object, ...]) -> bytes:
+    """The ids of all items, as a value to compare."""
+    return array("Q", map(id, items)).tobytes() if len(items) < FEW else _identities()(items)
 
 
 def _from_memory(items: tuple[object, ...]) -> bytes:
@@ -42,14 +43,14 @@ def _from_memory(items: tuple[object, ...]) -> bytes:
     return ctypes.string_at(id(items) + tuple.__basicsize__, 8 * len(items))
 
 
-def _one_by_one(items: tuple[object, ...]) -> tuple[int, ...]:
-    return tuple(map(id, items))
+def _one_by_one(items: tuple[object, ...]) -> bytes:
+    return array("Q", map(id, items)).tobytes()
 
 
 @functools.cache
-def _identities() -> Callable[[tuple[object, ...]], object]:
+def _identities() -> Callable[[tuple[object, ...]], bytes]:
     tried = (object(), "text", 1.5, object())
-    right = np.array(_one_by_one(tried), np.int64).tobytes() == _from_memory(tried)
+    right = _one_by_one(tried) == _from_memory(tried)
     return _from_memory if right else _one_by_one
 
 

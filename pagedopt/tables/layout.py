@@ -116,7 +116,7 @@ class HostTable:
     """
 
     __slots__ = (
-        "__weakref__", "_said", "_sizes", "chunk_words", "geometry", "lists", "lists_chunks", "row_words", "rows_at",
+        "__weakref__", "_sizes", "chunk_words", "geometry", "lists", "lists_chunks", "row_words", "rows_at",
         "rows_end", "rows_stamp", "scalars", "stamp", "walk", "words",
     )  # fmt: skip
 
@@ -146,7 +146,6 @@ class HostTable:
         self.stamp = 0  # of scalars or rows, whichever changed last
         self.rows_stamp = 0
         self.walk: Any = None
-        self._said = b""  # the scalars that were written last
 
     def set_scalars(self, values: Sequence[Sequence[float]] | npt.NDArray[np.float64]) -> None:
         """Write the hyperparameter sets (first ``len(values)`` of them) where they differ."""
@@ -154,11 +153,10 @@ class HostTable:
             new = values.tobytes()
         else:
             new = array("d", itertools.chain.from_iterable(values)).tobytes()  # in a third of np.array's time
-        if new != self._said:
-            self._said = b""  # until it is written
-            self.words.data.cast("B")[: len(new)] = new
+        there = self.words.data.cast("B")[: len(new)]
+        if there != new:
+            there[:] = new
             self.stamp += 1
-            self._said = new
 
     @property
     def rows(self) -> npt.NDArray[Any]:

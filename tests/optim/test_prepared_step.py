@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import itertools
 import sys
@@ -20,6 +21,7 @@ import pagedopt
 from pagedopt import PagedAdamW, PagedSGD
 from pagedopt.kernels import team
 from pagedopt.launch.route import Route
+from pagedopt.launch.stored import Stored
 from pagedopt.optim import bucket as buckets
 from pagedopt.optim.steps import Numbers
 from pagedopt.system import internals
@@ -433,9 +435,14 @@ def test_a_step_asks_the_store_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_kernel_is_looked_up_when_formats_change_and_not_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
     params, opt = trained(3)
-    monkeypatch.setattr(pagedopt.launch.sweep.cpu, "kernel", lambda *_: 1 / 0)
+    looked: list[Any] = []
+    for owner, name in ((pagedopt.launch.sweep.cpu, "kernel"), (Stored, "kernels")):
+        plain = getattr(owner, name)
+        noted = functools.partial(lambda plain, *given: looked.append(given) or plain(*given), plain)
+        monkeypatch.setattr(owner, name, lambda *given, noted=noted: noted(*given))
     gradients(params, 3)
     opt.step()
-    with pytest.raises(ZeroDivisionError):
-        trained(1)
-    assert buckets.Bucket is type(opt._launches.buckets[0])  # type: ignore[union-attr]
+    assert not looked
+    opt._launches = None
+    opt.step()
+    assert looked
