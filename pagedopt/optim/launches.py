@@ -82,9 +82,9 @@ class PreparedStep(NamedTuple):
 
     def _launch(self) -> None:
         optimizer = self.optimizer
-        # Set first: if we are interrupted, the text stays and says that the state is damaged.
-        optimizer.damaged = "a step ended in the middle"
         try:
+            # Set first: if we are interrupted, the text stays and says that the state is damaged.
+            optimizer.damaged = "a step ended in the middle"
             if self.fresh:
                 _put_state(optimizer, self.fresh)
             for update in self.updates:

@@ -273,7 +273,7 @@ class PointerTable:
         where = changed if seen.here is None else seen.here[changed]
         now, count = self._addresses.copy(), len(self)
         now.reshape(-1)[where] = at[changed]
-        moved = {i // count for i in where.tolist()}
+        moved = {*np.unique(where // count).tolist()}
         for j in moved:
             self._check_memory(j, now[j], tensors[j * count : (j + 1) * count])
         if not moved.isdisjoint(self.writes):

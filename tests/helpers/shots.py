@@ -87,7 +87,7 @@ def judge_failure(stage: Stage, outcome: Outcome) -> None:
 def judge_two(stage: Stage, outcome: Outcome) -> None:
     """The first rises; the second may damage."""
     assert_rose(outcome)
-    verdict(stage, may_be_damaged=len(outcome.shots) > 1)
+    verdict(stage, may_be_damaged=len(outcome.shots) > 1, torn=True)
 
 
 def signal_at(at: int, act: Callable[[], Any]) -> Outcome:
