@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -49,7 +48,6 @@ class Stored:
         self.writes = tuple(j for i in rule.writes for j in range(ends[i] - len(columns[i]), ends[i]))
         self.placed = any(f is not None and not f.plain for f in self.given)
         width([f or FLOAT32 for f in self.given])
-        self._kernels: dict[tuple[int, ...], dict[object, Any]] = {}
         self._of: tuple[list[torch.dtype | None], tuple[Format, ...]] | None = None
 
     def formats(self, dtypes: Sequence[torch.dtype | None]) -> tuple[Format, ...]:
@@ -75,10 +73,6 @@ class Stored:
                     found.append(form)
             known = self._of = list(dtypes), tuple(found)
         return known[1]
-
-    def kernels(self, formats: tuple[Format, ...]) -> dict[object, Any]:
-        """The kernels that were found for these formats, by what else they depend on: the same for all who ask."""
-        return self._kernels.setdefault(tuple(map(id, formats)), {})
 
     def check_geometry(self, geometry: Geometry) -> None:
         """

@@ -48,7 +48,7 @@ class Sweep:
     """
 
     __slots__ = (
-        "__weakref__", "_kernels", "_on_cpu", "arithmetic", "begun", "blocks", "device", "formats", "launches", "rule",
+        "__weakref__", "_kernel", "_on_cpu", "arithmetic", "begun", "blocks", "device", "formats", "launches", "rule",
         "stored", "table", "transport",
     )  # fmt: skip
 
@@ -122,7 +122,7 @@ class Sweep:
         self.formats = self.stored.formats(self.table.dtypes)
         #: The dtype in which the kernel computes.
         self.arithmetic = arithmetic(self.formats)
-        self._kernels = self.stored.kernels(self.formats)  # by what else they depend on (see ready())
+        self._kernel: tuple[object, Any] = (None, None)  # and what else it depends on (see ready())
 
     def run(self, scalars: Scalars | Sequence[Sequence[float]], steps: Sequence[Step] = WHOLE, seed: int = 0) -> None:
         """Update every tensor once where it lies now, on the current stream, without waiting for it.
@@ -246,19 +246,19 @@ class Sweep:
         """
         if self._on_cpu:
             threads = torch.get_num_threads()
-            kernel = self._kernels.get(threads > 1)
-            if kernel is None:
-                kernel = self._kernels[threads > 1] = cpu.kernel(self.rule, self.formats)
+            by, kernel = self._kernel
+            if by is not (threads > 1):
+                kernel = cpu.kernel(self.rule, self.formats)
+                self._kernel = threads > 1, kernel
             if steps is WHOLE:
                 return cpu.whole(kernel, self.table.host, threads)
             return cpu.ways(kernel, self.table.host, steps, threads)
-        per_chunk, index = self.table.host.geometry.threads, self.device.index
-        key = self.transport.kind(self.table.host), per_chunk, index, self.blocks
-        kernel = self._kernels.get(key)
-        if kernel is None:
-            kind = key[0]
+        kind = self.transport.kind(self.table.host)
+        by, kernel = self._kernel
+        if by != kind:
+            per_chunk, index = self.table.host.geometry.threads, self.device.index
             kernel = cuda.multi_tensor_kernel(self.rule, self.formats, per_chunk, kind, index, self.blocks)
-            self._kernels[key] = kernel
+            self._kernel = kind, kernel
         return kernel
 
     def capture(self, scalars: Scalars) -> CapturedSweep:

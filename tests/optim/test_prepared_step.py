@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import gc
 import itertools
 import sys
@@ -21,7 +20,6 @@ import pagedopt
 from pagedopt import PagedAdamW, PagedSGD
 from pagedopt.kernels import team
 from pagedopt.launch.route import Route
-from pagedopt.launch.stored import Stored
 from pagedopt.optim import bucket as buckets
 from pagedopt.optim.steps import Numbers
 from pagedopt.system import internals
@@ -436,10 +434,8 @@ def test_a_step_asks_the_store_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_kernel_is_looked_up_when_formats_change_and_not_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
     params, opt = trained(3)
     looked: list[Any] = []
-    for owner, name in ((pagedopt.launch.sweep.cpu, "kernel"), (Stored, "kernels")):
-        plain = getattr(owner, name)
-        noted = functools.partial(lambda plain, *given: looked.append(given) or plain(*given), plain)
-        monkeypatch.setattr(owner, name, lambda *given, noted=noted: noted(*given))
+    plain = pagedopt.launch.sweep.cpu.kernel
+    monkeypatch.setattr(pagedopt.launch.sweep.cpu, "kernel", lambda *given: looked.append(given) or plain(*given))
     gradients(params, 3)
     opt.step()
     assert not looked
