@@ -190,7 +190,7 @@ def test_a_step_that_fails_to_launch_is_not_counted(monkeypatch: pytest.MonkeyPa
     opt = PagedAdamW([p])
     opt.step()
     before = p.detach().clone()
-    monkeypatch.setattr(pagedopt.launch.sweep.cpu, "ways", lambda *_: 1 / 0)
+    monkeypatch.setattr(pagedopt.launch.sweep.cpu, "whole", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         opt.step()
     assert float(opt.state[p]["step"]) == 1
