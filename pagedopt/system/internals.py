@@ -1,4 +1,4 @@
-"""Private parts of torch and CPython that the package uses, all of them.
+"""Private parts of torch and CPython on which a step relies.
 
 A step looks at every tensor that it is about to use.  From Python each look is a call of its own, so for many tensors
 there are faster ways, which neither torch nor CPython documents.  Each of them is tried when it is first needed; where
@@ -23,7 +23,6 @@ import numpy.typing as npt
 import torch
 
 Addresses = npt.NDArray[np.uint64]
-Handler = Any
 
 _address = torch.Tensor.data_ptr
 #: Below so many tensors Python is as fast as a compiled loop.
