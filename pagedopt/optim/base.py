@@ -6,13 +6,11 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Unpack
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Unpack
 
 import torch
 
-from ..formats.floating import format_of
-from ..formats.format import Format
 from ..paging.budget import Budget, Given
 from ..placements import choose
 from ..placements.choose import StateLost
@@ -31,7 +29,7 @@ from .loading.load import load
 from .members import refuse, state_tensors
 from .options import Options, complete
 from .out_of_memory import advise, is_out_of_memory
-from .owner import Group
+from .owner import Group, Owner
 from .turns import Turn, in_turn
 
 
@@ -42,7 +40,7 @@ def _names(rules: tuple[Rule, ...]) -> tuple[frozenset[str], frozenset[str]]:
     return states, frozenset({"step", *(name for rule in rules for name in rule.carried)})
 
 
-class PagedOptimizer(torch.optim.Optimizer):
+class PagedOptimizer(Owner):
     """A ``torch.optim.Optimizer`` made from a rule.
 
     A subclass names its rule, whose hyperparameters are the group's values by name::
@@ -72,22 +70,6 @@ class PagedOptimizer(torch.optim.Optimizer):
         RuleError: a rule assigns state and does not return it, does not change its first input, or changes its second.
     """
 
-    rule: ClassVar[Rule]
-    #: Every rule that :meth:`rule_of` may choose; left out: ``rule``.  Numbers of parameters are those of these rules.
-    rules: ClassVar[tuple[Rule, ...]] = ()
-    #: Names of state that may be numbers, step counts among them, and no tensors in the shape of their parameters.
-    numbers: frozenset[str] = frozenset({"step"})
-    #: Whether state holds the number of steps under the key "step", as torch's Adam does.
-    has_step: ClassVar[bool] = True
-    #: What state starts with, by name, where that is not zero: a number, or the name of the group's that holds it.
-    initial: ClassVar[Mapping[str, float | str]] = {}
-    #: Names of state that must have the dtype it was made in or the gradient's, as torch's operations on it ask for.
-    fixed_dtypes: ClassVar[tuple[str, ...]] = ()
-    #: Names of a rule's hyperparameters that torch's kernel for CUDA takes in float32, where it computes in that.
-    rounded_on_cuda: ClassVar[tuple[str, ...]] = ()
-    #: What has left state that belongs to no step, in words; "" if nothing has.
-    damaged: str = ""
-
     @opaque  # what is set in a frame that is traced is lost where the graph breaks
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any], **options: Unpack[Options]) -> None:
         self._configure(options)
@@ -116,27 +98,7 @@ class PagedOptimizer(torch.optim.Optimizer):
 
     def _chooses(self) -> bool:
         """Whether the rule depends on the group, and so is known in a step only."""
-        return type(self).rule_of is not PagedOptimizer.rule_of
-
-    def rule_of(self, group: Group) -> Rule:
-        """The rule for a parameter group; override it where a group's flags choose among :attr:`rules`.
-
-        It is asked in every step, so that a flag that has changed is followed; what it raises, ``step`` raises.
-        """
-        return self.rule
-
-    def state_names(self, group: Group) -> tuple[str, ...]:
-        """Names of the state tensors of a parameter in ``group``, in the order in which its rule takes them."""
-        return self.rule_of(group).inputs[2:]
-
-    def format_of(self, name: str, p: torch.Tensor) -> Format:
-        """How state ``name`` of a parameter is stored.
-
-        Raises:
-            ValueError: ``state_format`` asks for one that has no complex numbers, and the parameter is complex.
-            TypeError: no kernel takes parameters of such a dtype.
-        """
-        return format_of(self.state_format, name, p.dtype)
+        return type(self).rule_of is not Owner.rule_of
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient, on the current stream, without waiting for it.

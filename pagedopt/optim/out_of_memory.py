@@ -6,6 +6,7 @@ import contextlib
 
 import torch
 
+from .members import state_tensors
 from .owner import Owner
 
 #: With what torch's allocator says that the host has no memory: a plain RuntimeError.
@@ -24,7 +25,7 @@ def advise(error: BaseException, optimizer: Owner, before: str = "") -> None:
     with contextlib.suppress(Exception):  # whatever goes wrong here, the error is the other one
         from .advice import advice
 
-        error.add_note(before + advice(optimizer, optimizer.memory_report().by_place))
+        error.add_note(before + advice(optimizer, optimizer.store.report(state_tensors(optimizer)).by_place))
 
 
 __all__ = ["advise", "is_out_of_memory"]

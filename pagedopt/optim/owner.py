@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
-from ..formats.floating import StateFormat
+from ..formats.floating import StateFormat, format_of
 from ..formats.format import Format
-from ..placements.report import MemoryReport
 from ..placements.store import Store
 from ..planning.affordable import Affordable
 from ..rules import Rule
@@ -20,49 +17,54 @@ from ..transports.choose import Kind
 Group = dict[str, Any]
 
 
-class Owner(Protocol):
-    """A :class:`~pagedopt.PagedOptimizer`; its docstrings say what each of these is."""
+class Owner(torch.optim.Optimizer):
+    """A ``torch.optim.Optimizer`` whose update is a rule: all that members, launches and loading see of it.
 
-    param_groups: list[Group]
-    state: defaultdict[torch.Tensor, Any]
-    defaults: dict[str, Any]
+    :class:`~pagedopt.PagedOptimizer` is the one class of this kind; it sets the attributes that have no value here.
+    """
+
+    rule: ClassVar[Rule]
+    #: Every rule that :meth:`rule_of` may choose; left out: ``rule``.  Numbers of parameters are those of these rules.
+    rules: ClassVar[tuple[Rule, ...]] = ()
+    #: Names of state that may be numbers, step counts among them, and no tensors in the shape of their parameters.
+    numbers: frozenset[str] = frozenset({"step"})
+    #: Whether state holds the number of steps under the key "step", as torch's Adam does.
+    has_step: ClassVar[bool] = True
+    #: What state starts with, by name, where that is not zero: a number, or the name of the group's that holds it.
+    initial: ClassVar[Mapping[str, float | str]] = {}
+    #: Names of state that must have the dtype it was made in or the gradient's, as torch's operations on it ask for.
+    fixed_dtypes: ClassVar[tuple[str, ...]] = ()
+    #: Names of a rule's hyperparameters that torch's kernel for CUDA takes in float32, where it computes in that.
+    rounded_on_cuda: ClassVar[tuple[str, ...]] = ()
+    #: What has left state that belongs to no step, in words; "" if nothing has.
+    damaged: str = ""
+    #: Where state is, and what says how much of it may be away when a budget is a time.
     store: Store
     affordable: Affordable
+    #: Options, as :class:`~pagedopt.optim.options.Options` has them.
     state_format: StateFormat
     blocks: int | None
     transport: Kind
-    damaged: str
-    numbers: frozenset[str]
 
-    @property
-    def has_step(self) -> bool: ...
+    def rule_of(self, group: Group) -> Rule:
+        """The rule for a parameter group; override it where a group's flags choose among :attr:`rules`.
 
-    @property
-    def initial(self) -> Mapping[str, float | str]: ...
+        It is asked in every step, so that a flag that has changed is followed; what it raises, ``step`` raises.
+        """
+        return self.rule
 
-    @property
-    def fixed_dtypes(self) -> tuple[str, ...]: ...
+    def state_names(self, group: Group) -> tuple[str, ...]:
+        """Names of the state tensors of a parameter in ``group``, in the order in which its rule takes them."""
+        return self.rule_of(group).inputs[2:]
 
-    @property
-    def rounded_on_cuda(self) -> tuple[str, ...]: ...
+    def format_of(self, name: str, p: torch.Tensor) -> Format:
+        """How state ``name`` of a parameter is stored.
 
-    def rule_of(self, group: Group, /) -> Rule: ...
-
-    def state_names(self, group: Group, /) -> tuple[str, ...]: ...
-
-    def format_of(self, name: str, p: torch.Tensor, /) -> Format: ...
-
-    def memory_report(self) -> MemoryReport: ...
-
-    def register_load_state_dict_pre_hook(self, hook: Callable[..., Any], /) -> RemovableHandle: ...
-
-    def register_load_state_dict_post_hook(
-        self, hook: Callable[..., None], prepend: bool = False
-    ) -> RemovableHandle: ...
-
-    def __getstate__(self) -> dict[str, Any]: ...
-
-    def __setstate__(self, state: dict[str, Any], /) -> None: ...
+        Raises:
+            ValueError: ``state_format`` asks for one that has no complex numbers, and the parameter is complex.
+            TypeError: no kernel takes parameters of such a dtype.
+        """
+        return format_of(self.state_format, name, p.dtype)
 
 
 def places(optimizer: Owner) -> Iterator[tuple[int, Group, torch.Tensor]]:

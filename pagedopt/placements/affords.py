@@ -10,7 +10,7 @@ from ..paging.budget import Budget
 from . import choose
 from .arena import Arena
 from .budget import Limits
-from .choose import HostAccess, Placement, default_placement
+from .choose import HostAccess, Placement
 
 
 class Affords(Protocol):
@@ -43,8 +43,8 @@ def way_of(
     device: torch.device, placement: Placement | None, budget: Budget, access: HostAccess | None
 ) -> tuple[type[Arena], str]:
     """The placement on a device and how a step reaches what is away there, as far as can be said without trying."""
-    kind = choose.stand_ins(placement or default_placement(device, budget), device, budget)[0]
-    return kind, access if access in kind.ways else kind.ways[0]
+    kind = choose.kind_of(placement, device, budget)
+    return kind, kind.way(access)
 
 
 __all__ = ["Affords", "limits_of", "way_of"]

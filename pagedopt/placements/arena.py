@@ -80,6 +80,11 @@ class Arena:
         self.layout, self.device, self.resident = layout, device, resident
 
     @classmethod
+    def way(cls, access: str | None) -> str:
+        """How a step reaches pages that are away, if it is to be by ``access`` where there is a choice."""
+        return access if access in cls.ways else cls.ways[0]
+
+    @classmethod
     def refusal(cls, device: torch.device) -> str:
         """Why this placement cannot serve parameters on ``device``; "" if it can."""
         return ""

@@ -128,7 +128,7 @@ def moves_on_demand(device: torch.device) -> bool:
     """
     if device.type != "cuda":
         return False
-    kinds = stand_ins(default_placement(device, NOTHING), device, NOTHING)
+    kinds = candidates(None, device, NOTHING)
     return any(kind.paged and kind.keeps_budget and not kind.refusal(device) for kind in kinds)
 
 
@@ -146,8 +146,11 @@ def check_device(device: torch.device, placement: Placement | None) -> None:
         )
 
 
-def stand_ins(placement: Placement, device: torch.device, budget: Budget) -> list[type[Arena]]:
+def candidates(placement: Placement | None, device: torch.device, budget: Budget) -> list[type[Arena]]:
     """The placement, and what to try in its stead, in order; for a class of one's own there is nothing.
+
+    Args:
+        placement: None: the default one.
 
     Raises:
         ValueError: it is not made for such a device and nothing can stand in.
@@ -155,6 +158,7 @@ def stand_ins(placement: Placement, device: torch.device, budget: Budget) -> lis
     known = ARENAS.get(device.type)
     if known is None:
         return [DeviceArena]
+    placement = placement or default_placement(device, budget)
     if not isinstance(placement, str):
         if device.type not in placement.devices:
             raise ValueError(
@@ -178,7 +182,7 @@ def create(
     numels: Sequence[int],
     itemsizes: Sequence[Width],
     device: torch.device,
-    placement: Placement,
+    placement: Placement | None,
     budget: Budget = ALL,
     spare: int = 0,
     before: Sequence[Arena] = (),
@@ -201,17 +205,18 @@ def create(
         TypeError: a class of one's own makes no tensor for its range, or leaves out what its base does.
         ValueError: its tensor is not zeroed.
     """
-    candidates = stand_ins(placement, device, budget)
+    placement = placement or default_placement(device, budget)
+    kinds = candidates(placement, device, budget)
     asked = ARENAS.get(device.type, {}).get(placement) if isinstance(placement, str) else placement
-    reason = "" if candidates[0] is asked else "there is no GPU behind these parameters"
-    for i, kind in enumerate(candidates):
+    reason = "" if kinds[0] is asked else "there is no GPU behind these parameters"
+    for i, kind in enumerate(kinds):
         refusal = kind.refusal(device)
         if not refusal:
             try:
                 arena = _make(kind, numels, itemsizes, device, budget, spare, before, block)
             except (driver.CudaError, MemoryError) as error:
                 # What was asked for by name and has no room says so; a stand-in that has none lets the next one try.
-                if i + 1 == len(candidates) or (isinstance(error, MemoryError) and kind is asked):
+                if i + 1 == len(kinds) or (isinstance(error, MemoryError) and kind is asked):
                     raise
                 refusal = str(error)
             else:
@@ -260,9 +265,9 @@ def _check_made(arena: Arena, nbytes: int) -> None:
             )
 
 
-def is_plain(device: torch.device, placement: Placement, budget: Budget) -> bool:
-    """Whether state of a placement is in tensors of torch's own, as far as can be said without trying."""
-    return stand_ins(placement, device, budget)[0].plain
+def kind_of(placement: Placement | None, device: torch.device, budget: Budget) -> type[Arena]:
+    """The first of :func:`candidates`: what an arena will be, as far as can be said without trying."""
+    return candidates(placement, device, budget)[0]
 
 
 def _warn_of_stand_in(device: torch.device, placement: Placement, kind: type[Arena], reason: str) -> None:
@@ -279,14 +284,14 @@ __all__ = [
     "Arena",
     "Placement",
     "StateLost",
+    "candidates",
     "check_device",
     "check_placement",
     "create",
     "default_placement",
-    "is_plain",
+    "kind_of",
     "moves_on_demand",
     "name_of",
     "shown",
-    "stand_ins",
     "total",
 ]

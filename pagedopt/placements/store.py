@@ -21,7 +21,7 @@ from ..tables.shards import like_shard, local
 from . import choose
 from .affords import Affords, limits_of, way_of
 from .budget import divide
-from .choose import Arena, HostAccess, Placement, default_placement
+from .choose import Arena, HostAccess, Placement
 from .movers import Ring, ring_for, slot_bytes
 from .report import MemoryReport
 from .versions import Versions
@@ -218,10 +218,7 @@ class Store:
     ) -> Arena | None:
         here = self.on(device)
         limit = self.limits.of(device, here)
-        return choose.create(numels, itemsizes, device, self._placement(device), limit, spare, here, block)
-
-    def _placement(self, device: torch.device) -> Placement:
-        return self.placement or default_placement(device, self.budget)
+        return choose.create(numels, itemsizes, device, self.placement, limit, spare, here, block)
 
     def check_device(self, device: torch.device) -> None:
         """Refuse parameters of a device that no kernel or the placement does not serve.
@@ -231,7 +228,7 @@ class Store:
                 is a time and no rates tell what it affords.
         """
         choose.check_device(device, self.placement)
-        choose.stand_ins(self._placement(device), device, self.budget)
+        choose.candidates(self.placement, device, self.budget)
         if self._affords is not None and self.budget.seconds is not None:
             way = way_of(device, self.placement, self.budget, self.host_access)
             self._affords.check(self.budget, device, *way)
@@ -248,7 +245,7 @@ class Store:
         """Whether a tensor of state lies where the placement has state: moved with its budget, or plain."""
         if not self.is_plain(tensor):
             return True
-        return choose.is_plain(tensor.device, self._placement(tensor.device), self.budget)
+        return choose.kind_of(self.placement, tensor.device, self.budget).plain
 
     def is_plain(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is one of torch's own, in no arena."""
@@ -286,7 +283,7 @@ class Store:
 
     def way(self, arena: Arena) -> str:
         """How a step reaches pages of an arena that are away."""
-        return self.host_access if self.host_access in arena.ways else arena.ways[0]
+        return arena.way(self.host_access)
 
     def ring(self, device: torch.device) -> Ring:
         """The slots of a device, large enough for any page of its staged arenas.

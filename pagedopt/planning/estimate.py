@@ -23,8 +23,7 @@ from ..placements.choose import (
     HostAccess,
     Placement,
     check_placement,
-    default_placement,
-    stand_ins,
+    kind_of,
     total,
 )
 from ..placements.movers import slot_bytes
@@ -200,11 +199,10 @@ def estimate(
     where = torch.device(device or found.device or "cuda")
     if where.type not in ARENAS:
         raise ValueError(f"device is {str(where)!r}; there are {', '.join(ARENAS)}")
-    kind = stand_ins(placement or default_placement(where, budget), where, budget)[0]
+    kind = kind_of(placement, where, budget)
     rates = rates or Affordable().load(budget) or (ASSUMED_CPU if where.type == "cpu" else ASSUMED)
     if budget.seconds is not None:
-        way = host_access if host_access in kind.ways else kind.ways[0]
-        budget = Budget.leaving(Affordable(rates)(budget, where, kind, way))
+        budget = Budget.leaving(Affordable(rates)(budget, where, kind, kind.way(host_access)))
     return _Arenas(rule, found, state_format, kind, where, budget).estimate(host_access, rates)
 
 
@@ -275,7 +273,7 @@ class _Arenas:
     def estimate(self, host_access: str | None, rates: Rates) -> Estimate:
         """Add up."""
         near, away = (sum(part.bytes[i] for part in self.parts) for i in range(2))
-        way = host_access if host_access in self.kind.ways else self.kind.ways[0]
+        way = self.kind.way(host_access)
         slot = max((slot_bytes(part.layout) for part in self.parts), default=0)
         staged = bool(away) and way == "staged"
         here = "host" if self.device.type == "cpu" else "device"

@@ -9,7 +9,7 @@ import torch
 
 from ...paging.budget import ALL, Budget
 from ...paging.pages import lay_out
-from ...placements.choose import ARENAS, Arena, default_placement, stand_ins
+from ...placements.choose import ARENAS, Arena, candidates, default_placement
 from ...planning.rates import Rates
 from ...units import text_of_rate
 
@@ -104,20 +104,18 @@ def choices(device: torch.device, tried: list[dict[str, Any]], rates: Rates | No
     """What an optimizer takes that is asked for no placement: without a budget, and with one; and why."""
     found = {t["placement"]: t for t in tried if t["device"] == str(device)}
     budget = Budget(0)
-    candidates = stand_ins(default_placement(device, budget), device, budget)
-    works = [kind for kind in candidates if found[kind.name]["works"]]
+    kinds = candidates(None, device, budget)
+    works = [kind for kind in kinds if found[kind.name]["works"]]
     kept = "ordinary memory" if device.type == "cpu" else "the device"
     later = ", until spill() or set_device_budget() moves it" if device.type == "cuda" and works else ""
     whole = {"device_budget": None, "placement": default_placement(device, ALL), "host_access": None,
              "why": f"without a budget all state stays in {kept}{later}"}  # fmt: skip
     if not works:
-        why = "; ".join(f"{kind.name}: {found[kind.name]['reason']}" for kind in candidates)
+        why = "; ".join(f"{kind.name}: {found[kind.name]['reason']}" for kind in kinds)
         return [whole, {"device_budget": "bytes", "placement": None, "host_access": None, "why": why}]
     kind = works[0]
-    passed = [f"{k.name} does not work: {found[k.name]['reason']}" for k in candidates[: candidates.index(kind)]]
-    first = (
-        f"the first that works of {', '.join(k.name for k in candidates)}" if len(candidates) > 1 else "the only one"
-    )
+    passed = [f"{k.name} does not work: {found[k.name]['reason']}" for k in kinds[: kinds.index(kind)]]
+    first = f"the first that works of {', '.join(k.name for k in kinds)}" if len(kinds) > 1 else "the only one"
     way = []
     if len(kind.ways) > 1 and rates is not None:
         way = [f"the link moves {text_of_rate(rates.both)} staged, {text_of_rate(rates.in_place)} in place"]
