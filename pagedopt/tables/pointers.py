@@ -263,20 +263,19 @@ class PointerTable:
         known = known if seen.here is None else known[seen.here]
         if lie_at(here, known) and not self._unwritten:
             return True
-        self._move(tensors, here, known, seen)
+        self._move(tensors, here, seen)
         return True
 
-    def _move(self, tensors: Tensors, here: tuple[torch.Tensor, ...], known: Addresses, seen: _Seen) -> None:
+    def _move(self, tensors: Tensors, here: tuple[torch.Tensor, ...], seen: _Seen) -> None:
         """Take other addresses of lists that are laid out as they were."""
-        at = addresses(here) if seen.layout.sure else np.array([t.data_ptr() for t in here], np.uint64)
-        changed = (at != known).nonzero()[0]
-        where = changed if seen.here is None else seen.here[changed]
         now, count = self._addresses.copy(), len(self)
-        now.reshape(-1)[where] = at[changed]
-        moved = {*np.unique(where // count).tolist()}
+        places = slice(len(here)) if seen.here is None else seen.here
+        now.reshape(-1)[places] = addresses(here) if seen.layout.sure else [t.data_ptr() for t in here]
+        lists = range(len(tensors) // count)
+        moved = [j for j in lists if now[j].tobytes() != self._addresses[j].tobytes()]
         for j in moved:
             self._check_memory(j, now[j], tensors[j * count : (j + 1) * count])
-        if not moved.isdisjoint(self.writes):
+        if any(j in moved for j in self.writes):
             check_overlap(self._common, self.writes, now.T)
         if self._rows is not None or self._unwritten:
             self._write(now, {})
