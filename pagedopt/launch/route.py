@@ -100,7 +100,7 @@ def route(store: Store, params: Sequence[torch.Tensor], states: Sequence[Sequenc
     passing = {
         number
         for number, arena in enumerate(arenas)
-        if arena.away and arena.resident < arena.layout.pages and store.way(arena) == "staged"
+        if arena.away and arena.resident < arena.layout.pages and arena.way(store.host_access) == "staged"
     }
     if not any(at is not None and at[0] in passing for at in found) or _half_in(arenas, passing, found, states):
         return None

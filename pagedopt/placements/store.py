@@ -281,17 +281,13 @@ class Store:
         for arena in self.arenas:
             arena.check_owner()
 
-    def way(self, arena: Arena) -> str:
-        """How a step reaches pages of an arena that are away."""
-        return arena.way(self.host_access)
-
     def ring(self, device: torch.device) -> Ring:
         """The slots of a device, large enough for any page of its staged arenas.
 
         Raises:
             torch.OutOfMemoryError: the device has no room for the slots.
         """
-        need = max(slot_bytes(a.layout) for a in self.on(device) if self.way(a) == "staged")
+        need = max(slot_bytes(a.layout) for a in self.on(device) if a.way(self.host_access) == "staged")
         ring = self.rings.get(device)
         if ring is None or ring.slot_bytes < need:
             self.rings.pop(device, None)
