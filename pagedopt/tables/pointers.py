@@ -271,11 +271,12 @@ class PointerTable:
         now, count = self._addresses.copy(), len(self)
         places = slice(len(here)) if seen.here is None else seen.here
         now.reshape(-1)[places] = addresses(here) if seen.layout.sure else [t.data_ptr() for t in here]
-        lists = range(len(tensors) // count)
-        moved = [j for j in lists if now[j].tobytes() != self._addresses[j].tobytes()]
-        for j in moved:
-            self._check_memory(j, now[j], tensors[j * count : (j + 1) * count])
-        if any(j in moved for j in self.writes):
+        moved = set()
+        for j in range(len(tensors) // count):
+            if now[j].tobytes() != self._addresses[j].tobytes():
+                self._check_memory(j, now[j], tensors[j * count : (j + 1) * count])
+                moved.add(j)
+        if not moved.isdisjoint(self.writes):
             check_overlap(self._common, self.writes, now.T)
         if self._rows is not None or self._unwritten:
             self._write(now, {})

@@ -417,7 +417,7 @@ def test_a_warm_step_over_a_file_is_few_calls() -> None:
 def test_a_step_asks_the_store_once(monkeypatch: pytest.MonkeyPatch) -> None:
     params, opt = trained(3, device_budget=0)
     asked: list[str] = []
-    for name in ("stand", "check_owner", "residents", "way", "find", "create", "forget"):
+    for name in ("stand", "check_owner", "residents", "find", "create", "forget"):
         found = getattr(type(opt.store), name)
         plain = found.fget if isinstance(found, property) else found
 
