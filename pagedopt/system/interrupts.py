@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
+from functools import partial
 from itertools import compress
 from types import FrameType, TracebackType
 from typing import Any
@@ -44,17 +45,18 @@ _SIGNALS = tuple(
 )
 
 
-class _Keeper:
+def _keep_or_call(original: Handler, number: int, frame: FrameType | None) -> None:
     """In the place of a handler: keeps its signal while a block is open, and hands it on otherwise."""
+    if _open is None:
+        original(number, frame)
+    else:
+        _open.keep(number, original, frame)
 
-    def __init__(self, original: Handler) -> None:
-        self.original = original
 
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        if _open is None:
-            self.original(number, frame)
-        else:
-            _open.keep(number, self.original, frame)
+def _original(handler: Handler) -> Handler:
+    """What a handler stands for."""
+    ours = isinstance(handler, partial) and handler.func is _keep_or_call
+    return handler.args[0] if ours else handler  # type: ignore[attr-defined]
 
 
 class Uninterrupted:
@@ -76,10 +78,11 @@ class Uninterrupted:
         if _open is None and threading.get_ident() == threading.main_thread().ident:
             try:
                 for number in compress(_SIGNALS, map(callable, map(handler_of, _SIGNALS))):
-                    handler = handler_of(number)
-                    original = handler.original if isinstance(handler, _Keeper) else handler
+                    original = handler_of(number)
+                    if isinstance(original, partial):  # one of ours, which an interrupt has left
+                        original = _original(original)
                     self._replaced.append((number, original))
-                    set_handler(number, _Keeper(original))
+                    set_handler(number, partial(_keep_or_call, original))
                 _open = self  # the last that a handler may prevent, and the first that keeps it
             except BaseException:
                 self._restore()
