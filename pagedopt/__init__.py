@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .lazy import attach
+from .common.lazy import attach
 from .optim.others import NAMES
 from .optim.registry import OPTIMIZERS
 

@@ -231,7 +231,7 @@ def kernel_launches(run: Callable[[], object]) -> int | None:
     """Kernels that one call launches, counted in a captured CUDA graph; None where torch cannot hand the graph out."""
     from cuda.bindings import driver
 
-    from pagedopt.system.driver import check
+    from pagedopt.system.cuda.driver import check
 
     run()
     torch.cuda.synchronize()

@@ -19,8 +19,8 @@ from experiments.harness.show import Table
 from experiments.harness.time import Case
 from experiments.works.link import touch
 from experiments.works.paged import Problem, adamw, push_out, ranges
-from pagedopt.system import driver
-from pagedopt.system.driver import Location
+from pagedopt.system.cuda import driver
+from pagedopt.system.cuda.driver import Location
 
 NEEDS_GPU = True
 SIZE, QUICK_SIZE = 1 << 30, 16 << 20

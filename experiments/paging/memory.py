@@ -21,7 +21,7 @@ from experiments.harness.rows import Row, Rows
 from experiments.harness.run import Run
 from experiments.harness.show import Bar, Table
 from experiments.works.paged import PAGED, Problem, adamw, away_bytes, placed
-from pagedopt.system.host import numbers
+from pagedopt.system.files.host import numbers
 
 NEEDS_GPU = True
 #: Shares of state on the device.

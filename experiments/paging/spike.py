@@ -28,7 +28,7 @@ from experiments.harness.show import Bar, Table
 from experiments.works.models import HYPER
 from experiments.works.paged import digest
 from pagedopt import PagedAdamW, run_with_room
-from pagedopt.system import driver, virtual
+from pagedopt.system.cuda import driver, virtual
 
 NEEDS_GPU = True
 #: Steps of a loop, and which of them are large (counted from 1).

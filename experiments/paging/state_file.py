@@ -28,8 +28,8 @@ from experiments.harness.show import Bar, Table
 from experiments.harness.time import Stats
 from experiments.works.paged import STATE_BYTES, adamw, digest, placed, state_tensors
 from pagedopt.planning.rates import file_rates
-from pagedopt.system.mounts import file_system
-from pagedopt.system.state_file import state_folder
+from pagedopt.system.files.mounts import file_system
+from pagedopt.system.files.state_file import state_folder
 
 #: (tensors, elements of each): 67 M parameters, 537 MB of state, so that what is not dropped shows.
 FULL, QUICK = (16, 2048**2), (16, 512**2)

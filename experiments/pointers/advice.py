@@ -15,7 +15,7 @@ from experiments.harness.run import Run
 from experiments.harness.show import Bar, Text, number, times
 from experiments.works.tiny_lists import ADVICE
 from experiments.works.ways import MODES, PANELS, on_grid, sweep
-from pagedopt.system.driver import capabilities
+from pagedopt.system.cuda.driver import capabilities
 
 NEEDS_GPU = True
 

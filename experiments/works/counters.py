@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from pagedopt.system.driver import bindings, check
+from pagedopt.system.cuda.driver import bindings, check
 
 #: ``NVML_FI_DEV_PCIE_COUNT_TX_BYTES`` and ``…_RX_BYTES`` (nvml.h): sent by the card, received by it.
 SENT, RECEIVED = 197, 198

@@ -98,7 +98,7 @@ def launcher(text: str, name: str, argument: Any, count: int) -> Callable[[int],
     import torch
 
     from pagedopt.kernels.nvrtc import compile_cuda
-    from pagedopt.system.driver import bindings, check
+    from pagedopt.system.cuda.driver import bindings, check
 
     major, minor = torch.cuda.get_device_capability()
     cubin, (symbol,) = compile_cuda(text, (name,), f"sm_{major}{minor}")

@@ -12,7 +12,7 @@ import torch
 from experiments.harness.run import Run
 from experiments.harness.time import Case
 from pagedopt.kernels import cuda
-from pagedopt.system import driver
+from pagedopt.system.cuda import driver
 
 #: Bytes of a copy in one direction; of a quick run.
 SIZE, QUICK_SIZE = 1 << 30, 16 << 20

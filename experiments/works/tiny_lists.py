@@ -10,8 +10,8 @@ import torch
 
 from pagedopt import Sweep, rule
 from pagedopt.kernels.source import table_type
-from pagedopt.system import driver
-from pagedopt.system.driver import Advice, Location
+from pagedopt.system.cuda import driver
+from pagedopt.system.cuda.driver import Advice, Location
 from pagedopt.tables.layout import HostTable, Span
 from pagedopt.transports.by_value import HybridTransport, StructTransport
 from pagedopt.transports.ring import ManagedTransport, MappedTransport, MemcpyTransport

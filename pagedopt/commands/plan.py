@@ -75,8 +75,8 @@ def main(args: argparse.Namespace) -> int:
     """Print the plan; always 0."""
     from rich.console import Console
 
+    from ..common.units import text_of_bytes
     from ..planning.rates import ASSUMED
-    from ..units import text_of_bytes
     from .tables import say
 
     my_step(args)
@@ -214,7 +214,7 @@ def my_step(args: argparse.Namespace) -> float | None:
     Raises:
         UsageError: it is no time.
     """
-    from ..units import parse_seconds
+    from ..common.units import parse_seconds
 
     try:
         return None if args.my_step is None else parse_seconds(args.my_step, "--my-step")
@@ -296,8 +296,8 @@ def find_room(device: str) -> dict[str, int]:
 
     import torch
 
-    from ..system import host
-    from ..system.state_file import state_folder
+    from ..system.files import host
+    from ..system.files.state_file import state_folder
 
     if device == "cuda" and not torch.cuda.is_available():
         return {}
@@ -312,7 +312,7 @@ def find_room(device: str) -> dict[str, int]:
 
 def heading(row: Estimate, args: argparse.Namespace) -> str:
     """What the table is about."""
-    from ..units import text_of_bytes, text_of_count
+    from ..common.units import text_of_bytes, text_of_count
 
     model = args.size or text_of_count(row.parameters)
     dtype = args.param_dtype or (own_dtypes(args) if args.model else "float32")
@@ -335,7 +335,7 @@ def footing(rows: list[Estimate], room: dict[str, int], args: argparse.Namespace
     """On what the numbers rest, and what they leave out."""
     from rich.markup import escape
 
-    from ..units import text_of_bytes
+    from ..common.units import text_of_bytes
 
     row = rows[0]
     rates = row.rates

@@ -29,7 +29,7 @@ def table(rows: list[Estimate], room: dict[str, int], own: int | None, whole: fl
     Args:
         whole: seconds of a training step with which the cost of each budget is compared.
     """
-    from ..units import text_of_bytes, text_of_seconds
+    from ..common.units import text_of_bytes, text_of_seconds
     from .tables import FittingTable
 
     first = rows[0]

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ..kernels.cpu_text import sample_source
-from ..system import numba_text
+from ..system.numba import numba_text
 from .format import ElementFormat
 
 #: Entries as numbers; of whole ones those that the dtype has.

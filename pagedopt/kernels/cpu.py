@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..paging.visits import Launch, Step
-from ..system.numba_text import load
+from ..system.numba.numba_text import load
 from ..tables.format import PLACES, Format
 from ..tables.layout import HostTable, Span
 from . import cpu_text, team, threads

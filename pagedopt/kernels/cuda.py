@@ -19,7 +19,7 @@ class CudaKernel:
     """A compiled kernel on one device: a CuPy RawKernel with one argument, the table."""
 
     def __init__(self, text: str, name: str, device: int, chunks_per_block: int = 1, blocks: int | None = None) -> None:
-        from ..system.driver import how_to_install, relaxed_capture
+        from ..system.cuda.driver import how_to_install, relaxed_capture
 
         try:
             import cupy

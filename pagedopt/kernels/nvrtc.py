@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..system import cache
-from ..system.libc import same_locale
+from ..system.files.libc import same_locale
 
 #: -ftz is left off: denormal gradients stay what they are, as in torch.  No contraction: left to itself, the compiler
 #: fuses other products in the vector loop than in its tail, and bits would depend on alignment and on the cut of pages.

@@ -11,6 +11,7 @@ from typing import Any, Unpack
 
 import torch
 
+from ..common.units import parse_bytes, text_of_bytes
 from ..paging.budget import Budget, Given
 from ..placements import choose
 from ..placements.choose import StateLost
@@ -20,16 +21,15 @@ from ..planning.affordable import Affordable
 from ..rules import Rule
 from ..system.internals import dynamo_is_at_work, opaque
 from ..system.log import log
-from ..units import parse_bytes, text_of_bytes
-from .copying import bring_home, duplicate, into_pages
-from .declared import check_group, check_initial, check_rules, check_scalars
-from .encoding import decoded
-from .launches import NO_SHARDS, Launches, PreparedStep, grads_of_shards, prepare_again, prepare_anew
+from .loading.copying import bring_home, duplicate, into_pages
 from .loading.load import load
-from .members import refuse, state_tensors
 from .options import Options, complete
 from .out_of_memory import advise, is_out_of_memory
-from .owner import Group, Owner
+from .state.encoding import decoded
+from .state.owner import Group, Owner
+from .step.declared import check_group, check_initial, check_rules, check_scalars
+from .step.launches import NO_SHARDS, Launches, PreparedStep, grads_of_shards, prepare_again, prepare_anew
+from .step.members import refuse, state_tensors
 from .turns import Turn, in_turn
 
 
@@ -247,7 +247,7 @@ class PagedOptimizer(Owner):
         finally:
             if before != [(arena, arena.resident) for arena in self.store.arenas]:
                 self._launches = None
-                from .advice import tell
+                from .step.advice import tell
 
                 tell(self, why, places, time.perf_counter() - begin)
 

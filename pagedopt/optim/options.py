@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Collection
 from typing import TypedDict
 
+from ..common.near import near
 from ..formats.floating import StateFormat, check_format
-from ..near import near
 from ..paging.budget import Given
 from ..placements.choose import HostAccess, Placement
 from ..transports.choose import Kind, check_transport

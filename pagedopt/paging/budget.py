@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from ..units import looks_like_seconds, parse_bytes, parse_seconds, text_of_bytes, text_of_seconds
+from ..common.units import looks_like_seconds, parse_bytes, parse_seconds, text_of_bytes, text_of_seconds
 
 #: Bytes, as a whole number or a text as ``"2GiB"``; a share of the state, as ``"50%"`` or 0.5; a time, as ``"20 ms"``
 #: or ``"20 ms by rates.json"``; ``"auto"``; ``"all"``, for which None stands.

@@ -14,7 +14,7 @@ import torch
 
 from ..paging.pages import STRETCH, Layout
 from ..paging.visits import Mover
-from ..system import driver
+from ..system.cuda import driver
 from ..system.errors import StateLost
 from .movers import Ring, StagedMover
 

@@ -9,7 +9,7 @@ import torch
 from ..paging import policy
 from ..paging.budget import Budget
 from ..paging.pages import Layout
-from ..system import host
+from ..system.files import host
 from .arena import Arena
 
 

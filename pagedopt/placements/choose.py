@@ -9,7 +9,7 @@ import torch
 
 from ..paging.budget import ALL, NOTHING, Budget
 from ..paging.pages import Width, lay_out
-from ..system import driver
+from ..system.cuda import driver
 from ..system.warn import warn_once
 from . import parts
 from .arena import Arena, StateLost, total

@@ -12,7 +12,7 @@ import torch
 
 from ..paging.pages import Layout
 from ..paging.policy import SLOTS, Move
-from ..system import driver
+from ..system.cuda import driver
 
 #: Elements, by whose multiples a lone page visits: its sections stay aligned in the slot.
 LEAST = 1024

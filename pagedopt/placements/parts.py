@@ -18,10 +18,11 @@ import numpy as np
 import torch
 
 from ..paging.pages import Layout, lay_out
-from ..system import driver, libc
-from ..system.holes import Holes
+from ..system.cuda import driver
+from ..system.files import libc
+from ..system.files.holes import Holes
+from ..system.files.state_file import state_folder
 from ..system.interrupts import Uninterrupted
-from ..system.state_file import state_folder
 from .arena import Arena, StateLost
 from .file import FileArena
 from .managed import ManagedArena

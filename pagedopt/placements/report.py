@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..shown import Shown
-from ..units import text_of_bytes
+from ..common.shown import Shown
+from ..common.units import text_of_bytes
 
 
 @dataclass(frozen=True)

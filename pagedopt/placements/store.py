@@ -14,7 +14,8 @@ import torch
 
 from ..paging.budget import NOTHING, Budget
 from ..paging.pages import Width
-from ..system import host, internals
+from ..system import internals
+from ..system.files import host
 from ..system.warn import outside
 from ..tables.format import Column
 from ..tables.shards import like_shard, local

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from ..common.shown import Shown
+from ..common.units import text_of_bytes, text_of_count, text_of_seconds
 from ..formats.floating import StateFormat, check_format, dtype_of_name, format_of, real_dtype
 from ..paging.budget import Budget, Given
 from ..paging.pages import Layout, Width, lay_out
@@ -28,9 +30,7 @@ from ..placements.choose import (
 )
 from ..placements.movers import slot_bytes
 from ..rules import UPDATES, Rule
-from ..shown import Shown
 from ..tables.format import Column
-from ..units import text_of_bytes, text_of_count, text_of_seconds
 from .affordable import Affordable
 from .model import Described, describe
 from .rates import ASSUMED, ASSUMED_CPU, Rates

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from ..common.units import MOST_PARAMETERS, parse_count
 from ..tables.shards import local
-from ..units import MOST_PARAMETERS, parse_count
 
 
 @dataclass(frozen=True)

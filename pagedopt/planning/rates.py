@@ -19,11 +19,13 @@ from typing import Any
 
 import torch
 
+from ..common.shown import Shown
+from ..common.units import text_of_rate
 from ..paging.pages import GRANULE
-from ..shown import Shown
-from ..system import driver, host, machine
-from ..system.state_file import state_folder
-from ..units import text_of_rate
+from ..system import machine
+from ..system.cuda import driver
+from ..system.files import host
+from ..system.files.state_file import state_folder
 
 #: Bytes that cross the link in a sample: long enough that starting a copy does not show.
 SAMPLE = 256 << 20

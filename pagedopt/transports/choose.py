@@ -6,7 +6,7 @@ import functools
 import warnings
 from typing import Any, Literal
 
-from ..system import driver
+from ..system.cuda import driver
 from ..system.log import log
 from ..system.warn import outside
 from .by_value import HybridTransport, StructTransport

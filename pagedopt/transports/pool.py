@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..system import driver
+from ..system.cuda import driver
 from ..tables.layout import HostTable
 from .ring import Place, RingTransport
 from .transport import Lent, Transport

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from ..kernels.source import table_type
-from ..system import driver
+from ..system.cuda import driver
 from ..tables.layout import WORD, HostTable, Span
 from .transport import TABLE_AT, Argument, Lent, Transport, opaque
 
@@ -18,7 +18,7 @@ RING = 4
 
 
 class Buffer(Protocol):
-    """What a place asks of its memory (:class:`~pagedopt.system.driver.Buffer`)."""
+    """What a place asks of its memory (:class:`~pagedopt.system.cuda.driver.Buffer`)."""
 
     @property
     def address(self) -> int: ...

@@ -19,7 +19,8 @@ from pagedopt.commands.doctor import examine, facts, show, trial
 from pagedopt.commands.main import main
 from pagedopt.placements import choose
 from pagedopt.planning import rates
-from pagedopt.system import driver, machine
+from pagedopt.system import machine
+from pagedopt.system.cuda import driver
 
 CPU = torch.device("cpu")
 
@@ -290,7 +291,7 @@ def test_measuring_leaves_no_file_and_stays_in_its_folder(
     assert found.ram
     with pytest.raises(ValueError, match="device is meta"):
         rates.measure("meta")
-    monkeypatch.setattr("pagedopt.system.host.available", lambda: 1 << 20)
+    monkeypatch.setattr("pagedopt.system.files.host.available", lambda: 1 << 20)
     with pytest.raises(MemoryError, match="host memory are free"):
         rates.measure("cpu")
 

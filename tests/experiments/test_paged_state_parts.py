@@ -26,7 +26,7 @@ from experiments.works import link as works_link
 from experiments.works import paged
 from experiments.works.counters import Traffic
 from experiments.works.models import Work
-from pagedopt.system import driver as calls
+from pagedopt.system.cuda import driver as calls
 
 CPU = torch.device("cpu")
 #: Placements of a GPU say that a file stands in for them.

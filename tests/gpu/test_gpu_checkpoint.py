@@ -16,7 +16,7 @@ from resume import STEPS, Case
 
 from pagedopt.optim.loading.load import CHUNK
 from pagedopt.paging.pages import GRANULE
-from pagedopt.system import driver
+from pagedopt.system.cuda import driver
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 

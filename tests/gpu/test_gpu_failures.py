@@ -20,7 +20,7 @@ from pagedopt import PagedAdamW
 from pagedopt.kernels import cuda, source
 from pagedopt.kernels.nvrtc import CompileError
 from pagedopt.placements import store
-from pagedopt.system import driver
+from pagedopt.system.cuda import driver
 from pagedopt.transports import pool
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]

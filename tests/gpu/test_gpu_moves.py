@@ -18,7 +18,7 @@ from pagedopt.placements.arena import Arena
 from pagedopt.placements.managed import ManagedArena
 from pagedopt.placements.mapped import MappedArena
 from pagedopt.placements.plain import PinnedArena
-from pagedopt.system import driver
+from pagedopt.system.cuda import driver
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 

@@ -12,7 +12,7 @@ from optim_support import ADAMW, distance, model, pair, train
 from paths import HELPERS
 
 from pagedopt import PagedAdamW, PagedSGD
-from pagedopt.system import driver
+from pagedopt.system.cuda import driver
 from pagedopt.transports.choose import TRANSPORTS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]

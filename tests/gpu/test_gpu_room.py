@@ -15,7 +15,9 @@ from watched import least
 
 from pagedopt import PagedAdamW, run_with_room
 from pagedopt.paging import policy
-from pagedopt.system import driver, host, virtual, warn
+from pagedopt.system import warn
+from pagedopt.system.cuda import driver, virtual
+from pagedopt.system.files import host
 
 pytestmark = [
     pytest.mark.gpu,

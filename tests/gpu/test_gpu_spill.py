@@ -12,7 +12,7 @@ from spill_support import everything, parameters, same, steps
 
 from pagedopt import PagedAdamW, PagedSGD
 from pagedopt.paging.policy import SLOTS
-from pagedopt.system import driver
+from pagedopt.system.cuda import driver
 from pagedopt.transports.choose import TRANSPORTS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]

@@ -17,7 +17,7 @@ from support import F32, Lists, assert_updated, clone, expected, lists_for, on, 
 
 from pagedopt import DeviceTable, Sweep
 from pagedopt.rules import RULES
-from pagedopt.system import driver
+from pagedopt.system.cuda import driver
 from pagedopt.tables.layout import batches
 from pagedopt.transports import choose
 from pagedopt.transports.by_value import StructTransport

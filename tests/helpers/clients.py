@@ -16,7 +16,7 @@ import torch
 from paths import HELPERS, ROOT
 
 from pagedopt import PagedAdamW
-from pagedopt.system import driver
+from pagedopt.system.cuda import driver
 
 #: Nothing at its default and nothing zero; an epsilon with which noise in a gradient that should be zero moves nothing.
 ADAMW: dict[str, Any] = {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.2}

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from pagedopt.placements import MappedArena
-from pagedopt.system import driver, libc, virtual
+from pagedopt.system.cuda import driver, virtual
+from pagedopt.system.files import libc
 
 GRANULE = 4096
 

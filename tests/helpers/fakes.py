@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from pagedopt.system import driver
+from pagedopt.system.cuda import driver
 from pagedopt.tables.layout import HEADER, Geometry, HostTable
 from pagedopt.transports import choose, pool, ring
 from pagedopt.transports.transport import TABLE_AT, Transport

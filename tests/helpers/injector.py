@@ -21,7 +21,7 @@ import pagedopt
 
 PACKAGE = str(Path(pagedopt.__file__).parent) + "/"
 #: Files of the package whose functions stand for one call to the system or the driver each.
-WRAPPERS = (PACKAGE + "system/libc.py", PACKAGE + "system/driver.py")
+WRAPPERS = (PACKAGE + "system/files/libc.py", PACKAGE + "system/cuda/driver.py")
 #: Modules whose functions may fail: those of the system, torch and NumPy.
 FALLIBLE = {"torch", "numpy", "posix", "os", "mmap", "fcntl", "shutil", "io", "_io", "ctypes", "_ctypes"}
 #: These fail before they are made: what they return would be nobody's.

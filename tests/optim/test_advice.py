@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from pagedopt import PagedAdamW, PagedSGD, Rates
+from pagedopt.common.units import parse_bytes
 from pagedopt.placements import FileArena
 from pagedopt.system import warn
-from pagedopt.units import parse_bytes
 
 HAND = Rates(ram=1e11, file_read=2e9, file_write=1e9, machine="a machine of mine")
 MIB = 1 << 20

@@ -11,7 +11,7 @@ from file_support import folder_for_state
 from formats_under_test import WhereItStands
 
 from pagedopt import PagedAdamW
-from pagedopt.optim import encoding
+from pagedopt.optim.state import encoding
 from tests.outside.format import Int8Blocks
 
 FORM = Int8Blocks()

@@ -20,8 +20,8 @@ import pagedopt
 from pagedopt import PagedAdamW, PagedSGD
 from pagedopt.kernels import team
 from pagedopt.launch.route import Route
-from pagedopt.optim import bucket as buckets
-from pagedopt.optim.steps import Numbers
+from pagedopt.optim.state.steps import Numbers
+from pagedopt.optim.step import bucket as buckets
 from pagedopt.system import internals
 from pagedopt.system.interrupts import Uninterrupted
 from pagedopt.tables.layout import HostTable

@@ -47,7 +47,7 @@ def test_nothing_private_is_used(path: Path) -> None:
         ("import pagedopt.optim.base", ["pagedopt.optim.base"]),
         ("from pagedopt.placements.file import FileArena", ["pagedopt.placements.file"]),
         ("from pagedopt.placements import choose", ["pagedopt.placements.choose"]),
-        ("from pagedopt import units, rule", ["pagedopt.units"]),
+        ("from pagedopt import common, rule", ["pagedopt.common"]),
         ("optimizer._launches.buckets", ["_launches"]),
         ("import pagedopt\npagedopt.optim.base", ["pagedopt.optim"]),
         ("import pagedopt.rules\npagedopt.rules.sqrt; pagedopt.rule; x.__init__", []),

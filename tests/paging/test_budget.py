@@ -14,10 +14,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from pagedopt.common.units import parse_bytes
 from pagedopt.paging.budget import ALL, Budget, Given
 from pagedopt.paging.pages import lay_out
 from pagedopt.paging.policy import place
-from pagedopt.units import parse_bytes
 
 GIB = 1 << 30
 

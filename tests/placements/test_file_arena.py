@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 from pagedopt.paging.policy import SLOTS, Move
 from pagedopt.placements.file import FileArena
 from pagedopt.placements.movers import FileMover
-from pagedopt.system import libc
+from pagedopt.system.files import libc
 
 
 @pytest.fixture(scope="module", autouse=True)

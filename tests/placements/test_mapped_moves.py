@@ -14,8 +14,8 @@ from fake_pages import FakePages, Result
 
 from pagedopt.paging.pages import lay_out
 from pagedopt.placements.mapped import MappedArena
-from pagedopt.system import driver, virtual
-from pagedopt.system.driver import Location
+from pagedopt.system.cuda import driver, virtual
+from pagedopt.system.cuda.driver import Location
 from pagedopt.system.errors import StateLost
 
 CPU = torch.device("cpu")

@@ -18,11 +18,11 @@ from fake_pages import Card, FakePages, Result
 from optim_support import ADAMW
 
 from pagedopt import PagedAdamW, Rates, run_with_room
-from pagedopt.optim import copying
+from pagedopt.optim.loading import copying
 from pagedopt.placements import choose, parts
 from pagedopt.placements.plain import DeviceArena, HostArena
 from pagedopt.planning import rates
-from pagedopt.system import driver, virtual
+from pagedopt.system.cuda import driver, virtual
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 SIZES = (7_001, 300, 5_000)

@@ -19,7 +19,8 @@ import torch
 
 from pagedopt.paging.budget import Budget
 from pagedopt.placements import choose
-from pagedopt.system import driver, warn
+from pagedopt.system import warn
+from pagedopt.system.cuda import driver
 
 CUDA = torch.device("cuda:0")
 HOST_PAGES = 145
@@ -124,7 +125,7 @@ int cuGetErrorString(int, const char** text) { *text = "as asked for"; return 0;
 """
 ASK = """
 import os
-from pagedopt.system import driver
+from pagedopt.system.cuda import driver
 for device, answer in enumerate(("1", "0", "invalid", "unknown")):
     os.environ["ANSWER"] = answer
     try:

@@ -14,10 +14,10 @@ from file_support import folder_for_state, open_files
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagedopt.system import libc
-from pagedopt.system.disk_file import _AT_ONCE, FILES, DiskFile
-from pagedopt.system.holes import Holes
-from pagedopt.system.state_file import StateFile
+from pagedopt.system.files import libc
+from pagedopt.system.files.disk_file import _AT_ONCE, FILES, DiskFile
+from pagedopt.system.files.holes import Holes
+from pagedopt.system.files.state_file import StateFile
 
 KIB = 1 << 10
 SIZE = 256 * KIB

@@ -31,9 +31,9 @@ from file_support import (
     step,
 )  # fmt: skip
 
-from pagedopt.system import host, libc, state_file
-from pagedopt.system.mounts import file_system
-from pagedopt.system.state_file import FOLDER_VARIABLE, StateFile, state_folder
+from pagedopt.system.files import host, libc, state_file
+from pagedopt.system.files.mounts import file_system
+from pagedopt.system.files.state_file import FOLDER_VARIABLE, StateFile, state_folder
 
 
 @pytest.fixture(scope="module", autouse=True)

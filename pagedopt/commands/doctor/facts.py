@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from ...system import driver, host
-from ...system.state_file import state_folder
+from ...system.cuda import driver
+from ...system.files import host
+from ...system.files.state_file import state_folder
 
 #: Packages by the name they are imported by, and what is not there without them.
 PACKAGES = {

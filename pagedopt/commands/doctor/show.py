@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ...common.units import text_of_bytes
 from ...planning.rates import Rates
-from ...units import text_of_bytes
 from ..tables import say
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
+from ...common.units import text_of_rate
 from ...paging.budget import ALL, Budget
 from ...paging.pages import lay_out
 from ...placements.choose import ARENAS, Arena, candidates, default_placement
 from ...planning.rates import Rates
-from ...units import text_of_rate
 
 #: Elements of the parameter whose state is tried: 16 MiB of state in four pages.  Their numbers are exact in float32.
 NUMEL = 1 << 21

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
+from ...common.units import text_of_bytes
 from ...paging.budget import Budget
 from ...placements.choose import ARENAS, Arena, check_placement, default_placement
 from ...planning.affordable import Affordable
-from ...system import host
+from ...system.files import host
+from ...system.files.state_file import state_folder
 from ...system.machine import MOST_THREADS
-from ...system.state_file import state_folder
-from ...units import text_of_bytes
 from ..device import pick_device
 from ..errors import UsageError
 from .sizes import DEFAULT_SIZE, SIZES, Size, parameter_count

@@ -13,8 +13,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from ...common.units import text_of_bytes
 from ...system import machine
-from ...units import text_of_bytes
 from ..errors import UsageError
 from ..results import as_json, new_figure, spread
 from ..tables import FittingTable

@@ -12,9 +12,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from ...common.units import text_of_bytes
 from ...paging.budget import Budget
 from ...placements.choose import ARENAS, default_placement
-from ...units import text_of_bytes
 from ..tables import FittingTable
 from .compare import TOLERANCE, compare
 from .contender import Contender

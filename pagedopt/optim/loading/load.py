@@ -19,9 +19,9 @@ from ...placements.store import Store, Wanted
 from ...system.interrupts import Uninterrupted
 from ...tables.columns import widest_first
 from ...tables.shards import local
-from ..encoding import encode
-from ..members import state_tensors
-from ..owner import Owner
+from ..state.encoding import encode
+from ..state.owner import Owner
+from ..step.members import state_tensors
 from .check import Loaded, State, StateDict, check_form, check_groups, check_state, home, members, number_of
 from .foreign import translate
 
@@ -96,7 +96,7 @@ def load(
             hook.remove()
     memory.forget(state_tensors(optimizer))
     if made:
-        from ..advice import tell_made  # loads what plans are made with: where state is made, and not before
+        from ..step.advice import tell_made  # loads what plans are made with: where state is made, and not before
 
         tell_made(optimizer, by="load_state_dict()")
 

@@ -14,9 +14,9 @@ import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ..errors import StateLost
 from . import disk_file, libc
 from .disk_file import DiskFile
-from .errors import StateLost
 from .fresh import Fresh, Stretch, filled, total, unmap_all
 from .mounts import file_system
 
@@ -65,7 +65,7 @@ def _unfit(folder: str) -> str:
 class StateFile:
     """A mapped range of a file that goes with its last user, however the process ends: it has no name.
 
-    Few files are opened (:mod:`~pagedopt.system.disk_file`): where there are many ranges, several have one.  All of it
+    Few files are opened (:mod:`.disk_file`): where there are many ranges, several have one.  All of it
     begins as a hole, which may be read; :meth:`reserve` or :meth:`bring_in` a part before writing to it.  After a fork
     parent and child see the same file, and only the parent may write (:meth:`check_owner`).  Every error says what to
     do: a MemoryError where there is no room, be it memory or disk, an OSError where a disk fails.

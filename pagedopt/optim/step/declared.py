@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable, Mapping
 from numbers import Real
 from typing import Any
 
-from ..near import nearest
-from ..rules import Rule, RuleError
-from ..rules.rule import check_rule
-from .owner import Group
+from ...common.near import nearest
+from ...rules import Rule, RuleError
+from ...rules.rule import check_rule
+from ..state.owner import Group
 from .scalars import number_of, scalars_of
 
 _ORDER = "the parameter comes first, then the gradient, then state"

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ..tables.columns import Tensors, has_memory, is_dense
-from ..tables.shards import local
+from ...tables.columns import Tensors, has_memory, is_dense
+from ...tables.shards import local
 from .members import Grads, Member
 
 _NONE_BESIDE: dict[int, torch.Tensor] = {}

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import torch
 
-from ..formats.floating import NUMBERS, columns_of
-from ..formats.format import Column, Format
-from ..placements.store import Wanted
+from ...formats.floating import NUMBERS, columns_of
+from ...formats.format import Column, Format
+from ...placements.store import Wanted
 from .owner import Owner
 
 

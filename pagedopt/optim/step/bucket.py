@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..formats.format import Format
-from ..launch.route import route
-from ..launch.sweep import Sweep
-from ..paging.visits import WHOLE
-from ..tables.checks import LayoutError
-from ..tables.columns import Tensors, is_dense
-from ..tables.shards import local
-from ..transports.choose import pooled
+from ...formats.format import Format
+from ...launch.route import route
+from ...launch.sweep import Sweep
+from ...paging.visits import WHOLE
+from ...tables.checks import LayoutError
+from ...tables.columns import Tensors, is_dense
+from ...tables.shards import local
+from ...transports.choose import pooled
+from ..state.owner import Owner
+from ..state.steps import Ahead, KeptSteps, Numbers, Numerals, Steps, Values, number_names
 from .lists import Lists
 from .members import Grads, Member
-from .owner import Owner
 from .scalars import Pattern, Uniforms, find_pattern, uniforms_of
-from .steps import Ahead, KeptSteps, Numbers, Numerals, Steps, Values, number_names
 from .update import Count, Update
 
 

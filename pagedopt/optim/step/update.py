@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..launch.route import Route
-from ..launch.sweep import Sweep
-from ..paging.visits import Step
-from ..placements.arena import Arena
-from ..tables.columns import Tensors
+from ...launch.route import Route
+from ...launch.sweep import Sweep
+from ...paging.visits import Step
+from ...placements.arena import Arena
+from ...tables.columns import Tensors
+from ..state.steps import Numbers, Numerals, Values
 from .lists import Lists
 from .scalars import Uniforms
-from .steps import Numbers, Numerals, Values
 
 #: A number of each parameter: which it is, its tensors, and what it becomes.
 Count = tuple[Numbers, Numerals, Values | float]

@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..formats.floating import StateFormat, format_of
-from ..formats.format import Format
-from ..placements.store import Store
-from ..planning.affordable import Affordable
-from ..rules import Rule
-from ..transports.choose import Kind
+from ...formats.floating import StateFormat, format_of
+from ...formats.format import Format
+from ...placements.store import Store
+from ...planning.affordable import Affordable
+from ...rules import Rule
+from ...transports.choose import Kind
 
 Group = dict[str, Any]
 

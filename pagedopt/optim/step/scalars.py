@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..rules import Rule
-from .owner import Owner
-from .steps import Values
+from ...rules import Rule
+from ..state.owner import Owner
+from ..state.steps import Values
 
 Uniforms = Sequence[Sequence[float]] | npt.NDArray[np.float64]
 

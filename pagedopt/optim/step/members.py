@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..formats.floating import known, of_dtype, real_dtype
-from ..formats.format import Format
-from ..rules import Rule
-from ..rules.rule import check_rule
-from ..tables.checks import DtypeError
-from ..tables.columns import has_memory, is_fake
-from ..tables.shards import is_partial, is_sharded, local, local_grad, placed_alike, placement_of
+from ...formats.floating import known, of_dtype, real_dtype
+from ...formats.format import Format
+from ...rules import Rule
+from ...rules.rule import check_rule
+from ...tables.checks import DtypeError
+from ...tables.columns import has_memory, is_fake
+from ...tables.shards import is_partial, is_sharded, local, local_grad, placed_alike, placement_of
+from ..state.kept import Kept, kept
+from ..state.owner import Group, Owner, places
+from ..state.steps import number_names
 from .declared import check_update
-from .kept import Kept, kept
-from .owner import Group, Owner, places
-from .steps import number_names
 
 #: Gradients of DTensors as their shards have them, by parameter.
 Grads = Mapping[torch.Tensor, torch.Tensor]

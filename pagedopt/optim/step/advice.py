@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from ..paging.budget import Budget
-from ..planning.estimate import Estimate, estimate
-from ..system.log import log
-from ..tables.shards import local
-from ..units import text_of_bytes, text_of_seconds
+from ...common.units import text_of_bytes, text_of_seconds
+from ...paging.budget import Budget
+from ...planning.estimate import Estimate, estimate
+from ...system.log import log
+from ...tables.shards import local
+from ..state.owner import Group, Owner
 from .members import state_tensors
-from .owner import Group, Owner
 
 #: Bytes below which state is not what fills a memory.
 LITTLE = 1 << 20

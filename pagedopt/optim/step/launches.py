@@ -5,14 +5,14 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from ..placements.store import Standing
-from ..system.interrupts import Uninterrupted
-from ..tables.columns import Tensors
+from ...placements.store import Standing
+from ...system.interrupts import Uninterrupted
+from ...tables.columns import Tensors
+from ..state.owner import Owner
+from ..state.steps import Ahead
 from .bucket import Bucket
 from .members import Grads, Member, members, reduced, sharded
 from .new_state import create
-from .owner import Owner
-from .steps import Ahead
 from .update import Update
 from .watch import Watch
 

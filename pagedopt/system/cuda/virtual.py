@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from ..errors import StateLost
+from ..interrupts import Uninterrupted
 from .driver import CudaError, Location, bindings, check, location, relaxed_capture, view
-from .errors import StateLost
-from .interrupts import Uninterrupted
 
 
 @functools.cache

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from ..system.internals import Contents, identities
-from ..tables.columns import Tensors
-from ..tables.shards import is_sharded, local
+from ...system.internals import Contents, identities
+from ...tables.columns import Tensors
+from ...tables.shards import is_sharded, local
+from ..state.owner import Owner
+from ..state.steps import number_names
 from .bucket import Bucket
 from .members import Member, Members
-from .owner import Owner
-from .steps import number_names
 
 _params, _grad = itemgetter("params"), attrgetter("grad")
 _NO_PLACES: dict[tuple[int, str], int] = {}

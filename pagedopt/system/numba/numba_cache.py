@@ -14,7 +14,7 @@ from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
-from . import cache
+from .. import cache
 
 
 class KeptCode(NullCache):

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from ..formats.format import MOST, Format
-from ..placements.store import Store
-from ..tables.columns import widest_first
-from ..tables.shards import like_shard, local
+from ...formats.format import MOST, Format
+from ...placements.store import Store
+from ...tables.columns import widest_first
+from ...tables.shards import like_shard, local
 from .kept import kept
 from .owner import Owner, places
 

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..formats.floating import SINGLES
-from ..rules import Rule
+from ...formats.floating import SINGLES
+from ...rules import Rule
 from .owner import Group, Owner
 
 Values = npt.NDArray[np.float64]

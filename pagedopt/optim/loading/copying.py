@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from ..placements import choose
-from ..placements.store import Store, Wanted
-from ..system.interrupts import Uninterrupted
-from ..tables.shards import placed_alike
-from .kept import Kept, kept
-from .loading.load import copy_values, in_order
-from .members import state_tensors
-from .owner import Owner, places
+from ...placements import choose
+from ...placements.store import Store, Wanted
+from ...system.interrupts import Uninterrupted
+from ...tables.shards import placed_alike
+from ..state.kept import Kept, kept
+from ..state.owner import Owner, places
+from ..step.members import state_tensors
+from .load import copy_values, in_order
 
 Kind = TypeVar("Kind", bound=Owner)
 

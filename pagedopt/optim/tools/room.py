@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import torch
 
-from .base import PagedOptimizer
-from .out_of_memory import advise, is_out_of_memory
+from ..base import PagedOptimizer
+from ..out_of_memory import advise, is_out_of_memory
 
 Result = TypeVar("Result")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..tables.shards import local
-from .encoding import fill
+from ...tables.shards import local
+from ..state.encoding import fill
+from ..state.owner import Owner
+from ..state.steps import Place, new_numbers
 from .members import Member, state_tensors
-from .owner import Owner
-from .steps import Place, new_numbers
 
 
 def create(optimizer: Owner, found: Sequence[Member]) -> None:

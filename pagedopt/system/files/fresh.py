@@ -7,8 +7,8 @@ import operator
 import weakref
 from collections.abc import Iterator, Sequence
 
+from ..interrupts import Uninterrupted
 from . import libc
-from .interrupts import Uninterrupted
 
 #: (offset, bytes) of a part of the file.
 Stretch = tuple[int, int]

@@ -16,12 +16,12 @@ from typing import Any, Unpack
 import numpy as np
 import torch
 
-from ..units import text_of_bytes, text_of_seconds
-from .adamw import PagedAdamW
-from .advice import near_place
-from .base import PagedOptimizer
-from .options import Options
-from .registry import OPTIMIZERS
+from ...common.units import text_of_bytes, text_of_seconds
+from ..adamw import PagedAdamW
+from ..base import PagedOptimizer
+from ..options import Options
+from ..registry import OPTIMIZERS
+from ..step.advice import near_place
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
 #: Bytes below which a difference is none that anybody asked for.

@@ -1,0 +1,1 @@
+"""The CUDA driver, and memory that it maps."""

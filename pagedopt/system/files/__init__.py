@@ -1,0 +1,1 @@
+"""Files, mappings and memory of the host."""

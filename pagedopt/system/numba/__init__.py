@@ -1,0 +1,1 @@
+"""Functions that Numba compiles from text, and keeps."""
