@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .common.lazy import attach
-from .optim.others import NAMES
+from .common.lazy_names import attach
+from .optim.foreign_options import NAMES
 from .optim.registry import OPTIMIZERS
 
 __version__ = "0.1.0"

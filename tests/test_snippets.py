@@ -86,7 +86,7 @@ def test_there_are_as_many_as_before() -> None:
 def test_names_that_are_answered_are_in_the_tables() -> None:
     """What a table says not to write is answered by the program, too."""
     import pagedopt
-    from pagedopt.optim.others import OPTIONS
+    from pagedopt.optim.foreign_options import OPTIONS
 
     table = (ROOT / "notes" / "migrating.md").read_text()
     for name in ("optim_bits", "is_paged", "percentile_clipping", "block_wise", "min_8bit_size", "minimal_size",

@@ -20,7 +20,7 @@ from experiments.harness.run import Run
 from experiments.harness.show import Table
 from experiments.harness.time import Case
 from pagedopt import PagedAdamW
-from pagedopt.optim.step.scalars import scalars_of
+from pagedopt.optim.step.hyperparameters import scalars_of
 
 
 class _Nothing(torch.optim.Optimizer):

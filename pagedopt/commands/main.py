@@ -20,7 +20,7 @@ from .process import interrupted, process
 
 NAME = "pagedopt"
 COMMANDS = {
-    "doctor": "pagedopt.commands.doctor.command",
+    "doctor": "pagedopt.commands.doctor.doctor_command",
     "plan": "pagedopt.commands.plan",
     "train": "pagedopt.commands.train.command",
 }

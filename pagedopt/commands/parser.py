@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from ..common.near import near
+from ..common.similar_names import near
 
 #: What a shell parts from its number.
 UNIT = re.compile(r"unrecognized arguments: (%|[kmgt]i?b?|b|[mµ]?s)(?: |$)", re.IGNORECASE)

@@ -268,7 +268,7 @@ def parameters(size: str) -> list[torch.Tensor]:
     """The parameters of a named model, without memory."""
     import torch
 
-    from .train.model import GPT
+    from .train.gpt import GPT
 
     with torch.device("meta"):
         return list(GPT(SIZES[size], SIZES[size].block).parameters())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..tables.format import Column
+from ..tables.storage import Column
 from .text import check_text
 
 #: The most elements of a block, and bytes of an entry: chunks of work and parameters in pages begin at multiples.

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ..kernels.cpu_text import sample_source
-from ..system.numba import numba_text
+from ..system.numba import compile_text
 from .format import ElementFormat
 
 #: Entries as numbers; of whole ones those that the dtype has.
@@ -72,7 +72,7 @@ def _run(form: ElementFormat, *arrays: np.ndarray) -> None:
     from numba.core.errors import NumbaError
 
     try:
-        numba_text.load(sample_source(form), "sample", "pagedopt.kernels.numba_numbers")(*arrays)
+        compile_text.load(sample_source(form), "sample", "pagedopt.kernels.numba_numbers")(*arrays)
     except NumbaError as error:
         raise ValueError(
             f"format {form.name!r}: Numba cannot compile numba_load {form.numba_load!r} and numba_store "

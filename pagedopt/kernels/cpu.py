@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import torch
 
 from ..paging.visits import Launch, Step
-from ..system.numba.numba_text import load
-from ..tables.format import PLACES, Format
+from ..system.numba.compile_text import load
 from ..tables.layout import HostTable, Span
+from ..tables.storage import PLACES, Format
 from . import cpu_text, team, threads
-from .rule import KernelRule
+from .kernel_rule import KernelRule
 
 #: Stretches of work per thread of our own: enough that a late thread holds nobody up.
 SHARES = 8

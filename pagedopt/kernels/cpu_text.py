@@ -8,9 +8,9 @@ from collections.abc import Iterable
 
 import torch
 
-from ..tables.format import PLACES, Column, Format
+from ..tables.storage import PLACES, Column, Format
 from . import team
-from .rule import KernelRule
+from .kernel_rule import KernelRule
 from .source import arithmetic
 
 _MODULE = '''\

@@ -8,11 +8,11 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from ..tables.format import Format
 from ..tables.layout import BLOCK
+from ..tables.storage import Format
 from . import source
+from .kernel_rule import KernelRule
 from .nvrtc import cached_cubin
-from .rule import KernelRule
 
 
 class CudaKernel:

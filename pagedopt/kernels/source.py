@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ..tables.format import Format
-from .rule import KernelRule
+from ..tables.storage import Format
+from .kernel_rule import KernelRule
 
 #: Lanes of a warp, and the elements a thread takes at a time if formats leave the choice: 16 bytes of float32.
 WARP, WIDTH = 32, 4

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..system.numba.numba_text import keep
+from ..system.numba.compile_text import keep
 
 #: Elements for which one more thread is worth waking.
 LEAST = 1 << 14

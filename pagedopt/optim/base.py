@@ -15,7 +15,7 @@ from ..common.units import parse_bytes, text_of_bytes
 from ..paging.budget import Budget, Given
 from ..placements import choose
 from ..placements.choose import StateLost
-from ..placements.report import MemoryReport
+from ..placements.memory_report import MemoryReport
 from ..placements.store import Store
 from ..planning.affordable import Affordable
 from ..rules import Rule
@@ -23,14 +23,14 @@ from ..system.internals import dynamo_is_at_work, opaque
 from ..system.log import log
 from .loading.copying import bring_home, duplicate, into_pages
 from .loading.load import load
+from .locks import Turn, in_turn
 from .options import Options, complete
 from .out_of_memory import advise, is_out_of_memory
 from .state.encoding import decoded
-from .state.owner import Group, Owner
-from .step.declared import check_group, check_initial, check_rules, check_scalars
+from .state.rule_optimizer import Group, Owner
+from .step.class_checks import check_group, check_initial, check_rules, check_scalars
 from .step.launches import NO_SHARDS, Launches, PreparedStep, grads_of_shards, prepare_again, prepare_anew
 from .step.members import refuse, state_tensors
-from .turns import Turn, in_turn
 
 
 @functools.lru_cache(maxsize=256)
@@ -247,7 +247,7 @@ class PagedOptimizer(Owner):
         finally:
             if before != [(arena, arena.resident) for arena in self.store.arenas]:
                 self._launches = None
-                from .step.advice import tell
+                from .step.budget_advice import tell
 
                 tell(self, why, places, time.perf_counter() - begin)
 

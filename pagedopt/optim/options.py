@@ -6,12 +6,12 @@ import inspect
 from collections.abc import Collection
 from typing import TypedDict
 
-from ..common.near import near
+from ..common.similar_names import near
 from ..formats.floating import StateFormat, check_format
 from ..paging.budget import Given
 from ..placements.choose import HostAccess, Placement
 from ..transports.choose import Kind, check_transport
-from .others import OPTIONS, hint
+from .foreign_options import OPTIONS, hint
 
 
 class Options(TypedDict, total=False):

@@ -6,7 +6,7 @@ import contextlib
 
 import torch
 
-from .state.owner import Owner
+from .state.rule_optimizer import Owner
 from .step.members import state_tensors
 
 #: With what torch's allocator says that the host has no memory: a plain RuntimeError.
@@ -23,7 +23,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def advise(error: BaseException, optimizer: Owner, before: str = "") -> None:
     """Add a note: what state holds, and what a smaller budget frees and costs; ``before`` it, something else."""
     with contextlib.suppress(Exception):  # whatever goes wrong here, the error is the other one
-        from .step.advice import advice
+        from .step.budget_advice import advice
 
         error.add_note(before + advice(optimizer, optimizer.store.report(state_tensors(optimizer)).by_place))
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..common.lazy import attach
+from ..common.lazy_names import attach
 
 if TYPE_CHECKING:
     from ..paging.pages import Layout as Layout
-    from ..system.errors import StateLost as StateLost
+    from ..system.state_lost import StateLost as StateLost
     from .arena import Arena as Arena
     from .file import FileArena as FileArena
     from .managed import DriverManagedArena as DriverManagedArena
@@ -22,7 +22,7 @@ else:  # a type checker would take any name for one of these
         __name__,
         {
             "..paging.pages": ("Layout",),
-            "..system.errors": ("StateLost",),
+            "..system.state_lost": ("StateLost",),
             ".arena": ("Arena",),
             ".file": ("FileArena",),
             ".managed": ("DriverManagedArena", "ManagedArena"),

@@ -15,7 +15,7 @@ import torch
 from ..paging.pages import STRETCH, Layout
 from ..paging.visits import Mover
 from ..system.cuda import driver
-from ..system.errors import StateLost
+from ..system.state_lost import StateLost
 from .movers import Ring, StagedMover
 
 

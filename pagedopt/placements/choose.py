@@ -11,10 +11,10 @@ from ..paging.budget import ALL, NOTHING, Budget
 from ..paging.pages import Width, lay_out
 from ..system.cuda import driver
 from ..system.warn import warn_once
-from . import parts
+from . import slabs
 from .arena import Arena, StateLost, total
-from .budget import divide
 from .file import FileArena
+from .limits import divide
 from .managed import DriverManagedArena, ManagedArena
 from .mapped import MappedArena
 from .plain import DeviceArena, HostArena, PinnedArena
@@ -235,13 +235,13 @@ def _make(
         return None
     own = kind not in _SHIPPED
     layout = lay_out(numels, itemsizes, kind.granule, kind.stretch, spare, block)
-    if parts.serves(kind, layout, device):
-        kind, layout = parts.PARTS[kind], lay_out(numels, itemsizes, block=block)
+    if slabs.serves(kind, layout, device):
+        kind, layout = slabs.PARTS[kind], lay_out(numels, itemsizes, block=block)
     resident = divide([*((type(a), a.layout) for a in before), (kind, layout)], budget)[-1]
     arena = kind(layout, device, resident)
     if own:
         _check_made(arena, layout.nbytes)
-    parts.note(arena)
+    slabs.note(arena)
     return arena
 
 

@@ -17,14 +17,14 @@ from ..paging.pages import Width
 from ..system import internals
 from ..system.files import host
 from ..system.warn import outside
-from ..tables.format import Column
 from ..tables.shards import like_shard, local
+from ..tables.storage import Column
 from . import choose
-from .affords import Affords, limits_of, way_of
-from .budget import divide
 from .choose import Arena, HostAccess, Placement
+from .limits import divide
+from .memory_report import MemoryReport
 from .movers import Ring, ring_for, slot_bytes
-from .report import MemoryReport
+from .time_budgets import Affords, limits_of, way_of
 from .versions import Versions
 
 

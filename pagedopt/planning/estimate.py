@@ -12,13 +12,12 @@ from typing import Any
 
 import torch
 
-from ..common.shown import Shown
+from ..common.facts_table import Shown
 from ..common.units import text_of_bytes, text_of_count, text_of_seconds
 from ..formats.floating import StateFormat, check_format, dtype_of_name, format_of, real_dtype
 from ..paging.budget import Budget, Given
 from ..paging.pages import Layout, Width, lay_out
 from ..paging.policy import SLOTS
-from ..placements.budget import divide
 from ..placements.choose import (
     ARENAS,
     Arena,
@@ -28,9 +27,10 @@ from ..placements.choose import (
     kind_of,
     total,
 )
+from ..placements.limits import divide
 from ..placements.movers import slot_bytes
 from ..rules import UPDATES, Rule
-from ..tables.format import Column
+from ..tables.storage import Column
 from .affordable import Affordable
 from .model import Described, describe
 from .rates import ASSUMED, ASSUMED_CPU, Rates

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ..common.shown import Shown
+from ..common.facts_table import Shown
 from ..common.units import text_of_rate
 from ..paging.pages import GRANULE
 from ..system import machine

@@ -15,7 +15,7 @@ from .elementwise import (  # noqa: F401 - for type checkers, which do not see w
     mul_scalar,
     square_root,
 )  # fmt: skip
-from .language.source import RuleError
+from .language.function_syntax import RuleError
 from .rule import Rule, cpu_or_cuda, fma, rule, sign, sqrt
 
 

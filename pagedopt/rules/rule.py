@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .language import cuda, host, numba, reference
+from .language import cuda, host_expressions, numba, reference
+from .language.function_syntax import RuleError
 from .language.functions import cpu_or_cuda, fma, sign, sqrt
 from .language.parse import Program, analyse
-from .language.source import RuleError
 
 #: Fewer sets than these are faster one by one.
 FEW = 8
@@ -46,7 +46,7 @@ class Rule:
         self.function = function
         self.program = program or analyse(function)
         self.__doc__ = function.__doc__
-        self._host = host.host_function(self.program)
+        self._host = host_expressions.host_function(self.program)
 
     @property
     def name(self) -> str:
@@ -166,7 +166,7 @@ class Rule:
             return self._one_by_one(scalars, out)
         self.check()
         try:
-            with host.strict():
+            with host_expressions.strict():
                 for i, column in enumerate(self._columns(**scalars)):
                     if isinstance(column, np.ndarray) and column.dtype.kind != "f":
                         column = column.astype(np.float64, casting="safe")  # a complex one is refused
@@ -183,8 +183,8 @@ class Rule:
         return out
 
     @cached_property
-    def _columns(self) -> host.Host:
-        return host.columns_function(self.program)
+    def _columns(self) -> host_expressions.Host:
+        return host_expressions.columns_function(self.program)
 
     def _explain(self, values: Mapping[str, float], error: Exception) -> None:
         """
@@ -204,7 +204,7 @@ class Rule:
         for name, value in values.items():
             if not _is_number(value):
                 raise TypeError(f"rule {self.name!r}: the scalar {name!r} is {value!r}; give a number") from error
-        text, value = host.first_failure(self.program, values)
+        text, value = host_expressions.first_failure(self.program, values)
         given = ", ".join(f"{name}={v!r}" for name, v in values.items())
         if isinstance(value, complex):
             raise RuntimeError(f"rule {self.name!r}: {text} has the root of a negative number; {given}") from error

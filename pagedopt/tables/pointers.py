@@ -14,8 +14,8 @@ import torch
 from ..system.internals import Addresses, Layout, addresses, lie_at
 from .checks import Common, check_overlap, checked_writes
 from .columns import Located, TensorList, Tensors, has_memory, missing
-from .format import PLACES
 from .layout import Geometry, HostTable, choose_geometry
+from .storage import PLACES
 
 Indices = npt.NDArray[np.int64]
 

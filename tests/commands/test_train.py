@@ -18,7 +18,7 @@ from pagedopt.commands.process import this_python
 from pagedopt.commands.train import checkpoint, contender
 from pagedopt.commands.train.compare import TOLERANCE, compare
 from pagedopt.commands.train.data import load_corpus, sample_batch, to_device
-from pagedopt.commands.train.model import build_model
+from pagedopt.commands.train.gpt import build_model
 from pagedopt.commands.train.run import Run, text_of_threads
 from pagedopt.commands.train.schedule import learning_rate
 from pagedopt.commands.train.sizes import SIZES, parameter_count

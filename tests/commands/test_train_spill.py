@@ -17,10 +17,10 @@ from rich.console import Console
 from pagedopt import MemoryReport
 from pagedopt.commands.main import UsageError, build_parser, main
 from pagedopt.commands.train import checkpoint, contender, spill
-from pagedopt.commands.train.model import GPT
-from pagedopt.commands.train.options import Options, resolve
+from pagedopt.commands.train.gpt import GPT
 from pagedopt.commands.train.run import Run
 from pagedopt.commands.train.sizes import SIZES, parameter_count
+from pagedopt.commands.train.train_options import Options, resolve
 from pagedopt.paging.budget import ALL, Budget
 from pagedopt.placements.file import FileArena
 
@@ -241,7 +241,7 @@ def options(**changes: Any) -> Options:
 
 def resolved_on_a_gpu(monkeypatch: pytest.MonkeyPatch, *given: str) -> Options:
     """What these options mean where there is a GPU."""
-    monkeypatch.setattr("pagedopt.commands.train.options.pick_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr("pagedopt.commands.train.train_options.pick_device", lambda _: torch.device("cuda"))
     return resolve(build_parser().parse_args(["train", *given]))
 
 

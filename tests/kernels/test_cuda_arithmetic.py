@@ -17,7 +17,7 @@ import torch
 from host_build import _library, kernel_text
 
 from pagedopt import PagedAdamW
-from pagedopt.optim.step.scalars import uniforms_of
+from pagedopt.optim.step.hyperparameters import uniforms_of
 from pagedopt.rules import RULES
 
 STEPS, NUMEL = 1000, 4096

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from pagedopt.kernels import cpu, team
-from pagedopt.system.numba.numba_text import load
+from pagedopt.system.numba.compile_text import load
 from pagedopt.tables.layout import Geometry, HostTable
 
 CHUNK = 1024

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import pagedopt
-from pagedopt.optim.others import NAMES, OPTIONS
+from pagedopt.optim.foreign_options import NAMES, OPTIONS
 from pagedopt.optim.registry import OPTIMIZERS
 
 ASKED = ("PagedAdamW32bit", "PagedAdamW8bit", "PagedLion8bit", "AdamW8bit", "CPUOffloadOptimizer", "PagedAdam",

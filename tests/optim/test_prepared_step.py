@@ -20,7 +20,7 @@ import pagedopt
 from pagedopt import PagedAdamW, PagedSGD
 from pagedopt.kernels import team
 from pagedopt.launch.route import Route
-from pagedopt.optim.state.steps import Numbers
+from pagedopt.optim.state.scalar_state import Numbers
 from pagedopt.optim.step import bucket as buckets
 from pagedopt.system import internals
 from pagedopt.system.interrupts import Uninterrupted

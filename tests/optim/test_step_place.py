@@ -12,7 +12,7 @@ import torch
 from optim_support import model, train
 
 from pagedopt import PagedAdamW
-from pagedopt.optim.state.steps import Mirror
+from pagedopt.optim.state.scalar_state import Mirror
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 FLAGS = [{}, {"fused": True}, {"capturable": True}, {"fused": True, "capturable": True}]

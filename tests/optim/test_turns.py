@@ -17,7 +17,7 @@ from file_support import folder_for_state
 from held import held_by_another
 
 from pagedopt import PagedAdamW
-from pagedopt.optim.turns import Turn
+from pagedopt.optim.locks import Turn
 
 STEPS = 20
 

@@ -16,7 +16,7 @@ from pagedopt.paging.pages import lay_out
 from pagedopt.placements.mapped import MappedArena
 from pagedopt.system.cuda import driver, virtual
 from pagedopt.system.cuda.driver import Location
-from pagedopt.system.errors import StateLost
+from pagedopt.system.state_lost import StateLost
 
 CPU = torch.device("cpu")
 GRANULE = fake_pages.GRANULE

@@ -15,7 +15,7 @@ from file_support import CPU
 from pagedopt.paging.budget import Budget
 from pagedopt.placements import movers
 from pagedopt.placements.store import Store, Wanted
-from pagedopt.tables.format import Column
+from pagedopt.tables.storage import Column
 
 Kept = Callable[[list[tuple[int, ...]]], Store]
 

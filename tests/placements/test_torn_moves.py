@@ -30,9 +30,9 @@ from file_support import (
 )  # fmt: skip
 from injector import interrupt_at
 
-from pagedopt.system.errors import StateLost
 from pagedopt.system.files import libc
 from pagedopt.system.files.state_file import StateFile
+from pagedopt.system.state_lost import StateLost
 
 #: So many lines are passed over between two that get a signal.
 STRIDE = 1 if os.environ.get("PAGEDOPT_EVERY_LINE") else 53

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .model import GPT, build_model
-from .options import Options
+from .gpt import GPT, build_model
+from .train_options import Options
 
 LABELS = {"paged": "PagedAdamW", "torch": "torch AdamW (fused)"}
 BETAS = (0.9, 0.95)  # as GPT-3 and its followers train

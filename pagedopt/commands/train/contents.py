@@ -12,9 +12,9 @@ from torch import nn
 
 from ...optim.loading.check import is_whole
 from .contender import Curve, build_optimizer
-from .model import GPT
-from .options import EVERYTHING, OPTIMIZERS, Options
+from .gpt import GPT
 from .schedule import learning_rate
+from .train_options import EVERYTHING, OPTIMIZERS, Options
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

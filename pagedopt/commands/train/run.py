@@ -22,10 +22,10 @@ from .data import Corpus, load_corpus, sample_batch, to_device
 from .display import Display
 from .files import only_run
 from .interrupt import Interrupt
-from .options import OPTIMIZERS, Options, as_saved, resolve, resolve_resumed
-from .report import RESULT, report
+from .progress_report import RESULT, report
 from .schedule import learning_rate
 from .sizes import parameter_count
+from .train_options import OPTIMIZERS, Options, as_saved, resolve, resolve_resumed
 
 COLLECT_EVERY = {"cpu": 1, "cuda": 10}  # steps between looks at the losses, each of which waits for the device
 VALIDATION_BATCHES = 16

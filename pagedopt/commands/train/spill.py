@@ -18,8 +18,8 @@ from ...placements.choose import ARENAS, default_placement
 from ..tables import FittingTable
 from .compare import TOLERANCE, compare
 from .contender import Contender
-from .options import EVERYTHING, Options
-from .report import text_of_places, warm_spread, write_values
+from .progress_report import text_of_places, warm_spread, write_values
+from .train_options import EVERYTHING, Options
 
 NAMES = ("resident", "spilled")
 #: At most so many steps, and a tenth of the run where that is less: the act is short beside the first one.

@@ -11,9 +11,9 @@ import torch
 
 from ...formats.floating import chosen_format, known, real_dtype
 from ...tables.shards import is_sharded, local, placed_alike, placement_of
-from ..state.kept import Kept, kept
-from ..state.owner import Group, Owner, places
-from ..state.steps import Place, beside_param, new_numbers, number_names
+from ..state.rule_optimizer import Group, Owner, places
+from ..state.scalar_state import Place, beside_param, new_numbers, number_names
+from ..state.state_columns import Kept, kept
 
 StateDict = dict[str, Any]
 State = Mapping[Any, Mapping[str, Any]]

@@ -13,8 +13,8 @@ from ...placements import choose
 from ...placements.store import Store, Wanted
 from ...system.interrupts import Uninterrupted
 from ...tables.shards import placed_alike
-from ..state.kept import Kept, kept
-from ..state.owner import Owner, places
+from ..state.rule_optimizer import Owner, places
+from ..state.state_columns import Kept, kept
 from ..step.members import state_tensors
 from .load import copy_values, in_order
 

@@ -20,7 +20,7 @@ from ...system.interrupts import Uninterrupted
 from ...tables.columns import widest_first
 from ...tables.shards import local
 from ..state.encoding import encode
-from ..state.owner import Owner
+from ..state.rule_optimizer import Owner
 from ..step.members import state_tensors
 from .check import Loaded, State, StateDict, check_form, check_groups, check_state, home, members, number_of
 from .foreign import translate
@@ -96,7 +96,9 @@ def load(
             hook.remove()
     memory.forget(state_tensors(optimizer))
     if made:
-        from ..step.advice import tell_made  # loads what plans are made with: where state is made, and not before
+        from ..step.budget_advice import (
+            tell_made,  # loads what plans are made with: where state is made, and not before
+        )
 
         tell_made(optimizer, by="load_state_dict()")
 

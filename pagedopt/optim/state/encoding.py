@@ -11,8 +11,8 @@ from ...formats.format import MOST, Format
 from ...placements.store import Store
 from ...tables.columns import widest_first
 from ...tables.shards import like_shard, local
-from .kept import kept
-from .owner import Owner, places
+from .rule_optimizer import Owner, places
+from .state_columns import kept
 
 #: Elements that are converted at a time: whole blocks of any format.
 STRETCH = 4096 * MOST

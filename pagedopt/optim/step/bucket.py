@@ -17,11 +17,11 @@ from ...tables.checks import LayoutError
 from ...tables.columns import Tensors, is_dense
 from ...tables.shards import local
 from ...transports.choose import pooled
-from ..state.owner import Owner
-from ..state.steps import Ahead, KeptSteps, Numbers, Numerals, Steps, Values, number_names
-from .lists import Lists
+from ..state.rule_optimizer import Owner
+from ..state.scalar_state import Ahead, KeptSteps, Numbers, Numerals, Steps, Values, number_names
+from .hyperparameters import Pattern, Uniforms, find_pattern, uniforms_of
+from .kernel_views import Lists
 from .members import Grads, Member
-from .scalars import Pattern, Uniforms, find_pattern, uniforms_of
 from .update import Count, Update
 
 

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 from ...placements.store import Standing
 from ...system.interrupts import Uninterrupted
 from ...tables.columns import Tensors
-from ..state.owner import Owner
-from ..state.steps import Ahead
+from ..state.rule_optimizer import Owner
+from ..state.scalar_state import Ahead
 from .bucket import Bucket
+from .changes import Watch
 from .members import Grads, Member, members, reduced, sharded
 from .new_state import create
 from .update import Update
-from .watch import Watch
 
 _resident = attrgetter("resident")
 #: Gradients of shards where no parameter is a DTensor.

@@ -17,10 +17,10 @@ from ...rules.rule import check_rule
 from ...tables.checks import DtypeError
 from ...tables.columns import has_memory, is_fake
 from ...tables.shards import is_partial, is_sharded, local, local_grad, placed_alike, placement_of
-from ..state.kept import Kept, kept
-from ..state.owner import Group, Owner, places
-from ..state.steps import number_names
-from .declared import check_update
+from ..state.rule_optimizer import Group, Owner, places
+from ..state.scalar_state import number_names
+from ..state.state_columns import Kept, kept
+from .class_checks import check_update
 
 #: Gradients of DTensors as their shards have them, by parameter.
 Grads = Mapping[torch.Tensor, torch.Tensor]

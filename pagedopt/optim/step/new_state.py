@@ -7,8 +7,8 @@ from typing import Any
 
 from ...tables.shards import local
 from ..state.encoding import fill
-from ..state.owner import Owner
-from ..state.steps import Place, new_numbers
+from ..state.rule_optimizer import Owner
+from ..state.scalar_state import Place, new_numbers
 from .members import Member, state_tensors
 
 
@@ -30,7 +30,7 @@ def create(optimizer: Owner, found: Sequence[Member]) -> None:
     wanted = [m.kept[n].wanted(m.param, n) for m in firsts for n in m.missing if n in m.kept]
     created = optimizer.store.create(wanted) if wanted else []
     if wanted:
-        from .advice import tell_made  # loads what plans are made with: where state is made, and not before
+        from .budget_advice import tell_made  # loads what plans are made with: where state is made, and not before
 
         tell_made(optimizer, created)
     made = iter(created)

@@ -12,9 +12,9 @@ from ...launch.sweep import Sweep
 from ...paging.visits import Step
 from ...placements.arena import Arena
 from ...tables.columns import Tensors
-from ..state.steps import Numbers, Numerals, Values
-from .lists import Lists
-from .scalars import Uniforms
+from ..state.scalar_state import Numbers, Numerals, Values
+from .hyperparameters import Uniforms
+from .kernel_views import Lists
 
 #: A number of each parameter: which it is, its tensors, and what it becomes.
 Count = tuple[Numbers, Numerals, Values | float]

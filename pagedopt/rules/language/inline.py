@@ -14,9 +14,9 @@ from types import FunctionType
 from typing import Any
 
 from . import instead
+from .function_syntax import RuleError, is_source_of, place, refuse, source_of
 from .functions import FUNCTIONS
 from .names import UNBOUND, Watch, complaint, is_reserved, value_of
-from .source import RuleError, is_source_of, place, refuse, source_of
 
 Statement = tuple[str, ast.expr, ast.AST]
 

@@ -17,10 +17,10 @@ from types import FunctionType
 from typing import Any, NoReturn
 
 from . import instead
+from .function_syntax import refuse, source_of
 from .functions import FUNCTIONS
 from .inline import Line, check_name, straight_line
 from .names import Watch
-from .source import refuse, source_of
 
 ARITHMETIC: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 COMPARE: dict[type[ast.cmpop], str] = {

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from ..errors import StateLost
 from ..interrupts import Uninterrupted
+from ..state_lost import StateLost
 from .driver import CudaError, Location, bindings, check, location, relaxed_capture, view
 
 

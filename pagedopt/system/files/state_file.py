@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..errors import StateLost
+from ..state_lost import StateLost
 from . import disk_file, libc
 from .disk_file import DiskFile
 from .fresh import Fresh, Stretch, filled, total, unmap_all

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from .near import near
+from .similar_names import near
 
 
 def attach(

@@ -14,8 +14,8 @@ import torch
 from ...system.internals import Contents, identities
 from ...tables.columns import Tensors
 from ...tables.shards import is_sharded, local
-from ..state.owner import Owner
-from ..state.steps import number_names
+from ..state.rule_optimizer import Owner
+from ..state.scalar_state import number_names
 from .bucket import Bucket
 from .members import Member, Members
 

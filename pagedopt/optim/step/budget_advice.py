@@ -12,7 +12,7 @@ from ...paging.budget import Budget
 from ...planning.estimate import Estimate, estimate
 from ...system.log import log
 from ...tables.shards import local
-from ..state.owner import Group, Owner
+from ..state.rule_optimizer import Group, Owner
 from .members import state_tensors
 
 #: Bytes below which state is not what fills a memory.

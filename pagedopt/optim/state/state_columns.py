@@ -10,7 +10,7 @@ import torch
 from ...formats.floating import NUMBERS, columns_of
 from ...formats.format import Column, Format
 from ...placements.store import Wanted
-from .owner import Owner
+from .rule_optimizer import Owner
 
 
 class Kept(NamedTuple):

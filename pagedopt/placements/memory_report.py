@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..common.shown import Shown
+from ..common.facts_table import Shown
 from ..common.units import text_of_bytes
 
 

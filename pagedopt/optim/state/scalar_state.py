@@ -17,7 +17,7 @@ import torch
 
 from ...formats.floating import SINGLES
 from ...rules import Rule
-from .owner import Group, Owner
+from .rule_optimizer import Group, Owner
 
 Values = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64] | slice

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 
 from ...rules import Rule
-from ..state.owner import Owner
-from ..state.steps import Values
+from ..state.rule_optimizer import Owner
+from ..state.scalar_state import Values
 
 Uniforms = Sequence[Sequence[float]] | npt.NDArray[np.float64]
 

@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterable, Mapping
 from numbers import Real
 from typing import Any
 
-from ...common.near import nearest
+from ...common.similar_names import nearest
 from ...rules import Rule, RuleError
 from ...rules.rule import check_rule
-from ..state.owner import Group
-from .scalars import number_of, scalars_of
+from ..state.rule_optimizer import Group
+from .hyperparameters import number_of, scalars_of
 
 _ORDER = "the parameter comes first, then the gradient, then state"
 

@@ -33,7 +33,7 @@ def load(text: str, name: str, beside: str) -> Any:
 
 def keep(module: ModuleType, name: str) -> Any:
     """A function of a generated module, whose code is kept on disk."""
-    from .numba_cache import KeptCode
+    from .code_cache import KeptCode
 
     function = module.__dict__[name]
     function._cache = KeptCode(f"{module.__name__}-{name}")

@@ -9,8 +9,8 @@ import torch
 from ..paging.budget import Budget
 from . import choose
 from .arena import Arena
-from .budget import Limits
 from .choose import HostAccess, Placement
+from .limits import Limits
 
 
 class Affords(Protocol):

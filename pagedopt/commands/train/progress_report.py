@@ -21,8 +21,8 @@ from ..tables import FittingTable
 from .compare import TOLERANCE, Comparison, compare
 from .contender import Contender
 from .files import replacing
-from .options import Options, as_saved
 from .sizes import parameter_count
+from .train_options import Options, as_saved
 
 RESULT = "result.json"
 FINAL_STEPS = 10  # the final loss is their mean, since batches differ

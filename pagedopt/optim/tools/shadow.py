@@ -21,7 +21,7 @@ from ..adamw import PagedAdamW
 from ..base import PagedOptimizer
 from ..options import Options
 from ..registry import OPTIMIZERS
-from ..step.advice import near_place
+from ..step.budget_advice import near_place
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
 #: Bytes below which a difference is none that anybody asked for.
