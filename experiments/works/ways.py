@@ -85,7 +85,7 @@ def sweep(run: Run, make: Mapping[str, Make], lists: int) -> Iterator[Row]:
 def neighbours(found: Mapping[str, Transport | None]) -> dict[str, list[str]]:
     """Ways whose tables of managed memory stand in a page with another's: what is advised for one is for both."""
     pages = {
-        name: {page for place in [*way._places, *way._reserve] for page in pages_of(place.source, place.words.nbytes)}
+        name: {page for place in [*way._buffers, *way._reserve] for page in pages_of(place.source, place.words.nbytes)}
         for name, way in found.items()
         if isinstance(way, ManagedTransport)
     }

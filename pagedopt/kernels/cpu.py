@@ -15,7 +15,7 @@ import torch
 from ..paging.visits import Launch, Step
 from ..system.numba.compile_text import load
 from ..tables.layout import HostTable, Span
-from ..tables.storage import PLACES, Format
+from ..tables.storage import PLACES, StorageFormat
 from . import cpu_text, team, threads
 from .kernel_rule import KernelRule
 
@@ -53,23 +53,23 @@ Ways = dict[Span | None, Way]
 _NUMBERS = "pagedopt.kernels.numba_numbers"
 
 
-def norm_kernel(form: Format, number: torch.dtype, order: int) -> Callable[..., None]:
+def norm_kernel(form: StorageFormat, number: torch.dtype, order: int) -> Callable[..., None]:
     """The kernel that leaves one partial norm per chunk (order 0: infinity) over lists (tensor, partials)."""
     return _for_threads(_norm_kernel(form, number, order))
 
 
 @functools.cache
-def _norm_kernel(form: Format, number: torch.dtype, order: int) -> Callable[..., None]:
+def _norm_kernel(form: StorageFormat, number: torch.dtype, order: int) -> Callable[..., None]:
     return _compiled(load(cpu_text.norm_source(form, number, order), f"norm{order}", _NUMBERS), 2, 0)
 
 
-def kernel(rule: KernelRule, formats: tuple[Format, ...]) -> Callable[..., None]:
+def kernel(rule: KernelRule, formats: tuple[StorageFormat, ...]) -> Callable[..., None]:
     """The compiled kernel for ``rule`` on lists in ``formats``, for :func:`run`."""
     return _for_threads(_kernel(rule, formats))
 
 
 @functools.cache
-def _kernel(rule: KernelRule, formats: tuple[Format, ...]) -> Callable[..., None]:
+def _kernel(rule: KernelRule, formats: tuple[StorageFormat, ...]) -> Callable[..., None]:
     words, numbers = sum(len(f.columns) for f in formats), rule.uniform_count
     if not all(f.plain for f in formats):
         words, numbers = words + PLACES, numbers + 1  # where an element stands, and the seed

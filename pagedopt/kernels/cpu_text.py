@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import torch
 
-from ..tables.storage import PLACES, Column, Format
+from ..tables.storage import PLACES, Column, StorageFormat
 from . import team
 from .kernel_rule import KernelRule
 from .source import arithmetic
@@ -34,7 +34,7 @@ def kernel(_scalars, _rows, _chunks, _chunk_numel, _first, _last):
 '''
 
 
-def source(rule: KernelRule, formats: tuple[Format, ...]) -> str:
+def source(rule: KernelRule, formats: tuple[StorageFormat, ...]) -> str:
     """The Python text of the kernel for ``rule`` on lists in ``formats``."""
     if not all(f.plain for f in formats):
         return _source_of_blocks(rule, formats)
@@ -73,7 +73,7 @@ def {name}({arguments}):
 """
 
 
-def _source_of_blocks(rule: KernelRule, formats: tuple[Format, ...]) -> str:
+def _source_of_blocks(rule: KernelRule, formats: tuple[StorageFormat, ...]) -> str:
     """:func:`source` where a format works on blocks: each is loaded into an array, updated, and stored."""
     block = max(f.block for f in formats)
     found: list[list[str]] = [[] for _ in range(6)]
@@ -117,14 +117,14 @@ def _entry_type(column: Column) -> str:
     return f"_np.uint{8 * column.dtype.itemsize}" if narrow else f"_np.{kind}"
 
 
-def _block_function(name: str, form: Format, text: str) -> str:
+def _block_function(name: str, form: StorageFormat, text: str) -> str:
     columns = [column.name or "elements" for column in form.columns]
     body = textwrap.indent(textwrap.dedent(text).strip("\n"), "    ")
     arguments = ", ".join(["x", *columns, "live", "row", "index", "seed"])
     return _BLOCK_FUNCTION.format(name=name, arguments=arguments, body=body)
 
 
-def _block_calls(name: str, i: int, place: int, form: Format) -> list[str]:
+def _block_calls(name: str, i: int, place: int, form: StorageFormat) -> list[str]:
     """Statements that call a format's function for each of its blocks among the ``_live`` elements from ``_b`` on."""
     columns = [
         f"_p{place + j}[_b + _k :]" if c.per == 1 else f"_p{place + j}[(_b + _k) // {c.per} :]"
@@ -145,7 +145,7 @@ _partial[0] = _sum"""
 _JOINS = {0: "S(element_max(_sum, abs(value)))", 1: "_sum + abs(value)", 2: "_sum + value * value"}
 
 
-def norm_source(form: Format, number: torch.dtype, order: int) -> str:
+def norm_source(form: StorageFormat, number: torch.dtype, order: int) -> str:
     """The Python text of the kernel that leaves one partial norm per chunk (order 0: infinity) over lists (tensor,
     partials)."""
     lines = _NORM_LINES.format(
@@ -171,7 +171,7 @@ def kernel(_entries, _loaded, _stored):
 """
 
 
-def sample_source(form: Format) -> str:
+def sample_source(form: StorageFormat) -> str:
     """The Python text of a kernel that loads entries of a plain format, and stores anew what it has loaded."""
     load, store = form.numba_load.format("_entries[_i]"), form.numba_store.format("_loaded[_i]")
     number = str(form.arithmetic).removeprefix("torch.")

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from ..tables.layout import BLOCK
-from ..tables.storage import Format
+from ..tables.storage import StorageFormat
 from . import source
 from .kernel_rule import KernelRule
 from .nvrtc import cached_cubin
@@ -51,7 +51,12 @@ class Stream:
 
 @functools.cache
 def multi_tensor_kernel(
-    rule: KernelRule, formats: tuple[Format, ...], threads: int, kind: str, device: int, blocks: int | None = None
+    rule: KernelRule,
+    formats: tuple[StorageFormat, ...],
+    threads: int,
+    kind: str,
+    device: int,
+    blocks: int | None = None,
 ) -> CudaKernel:
     """The kernel for a rule over lists in ``formats``, ready to launch on a device.
 
@@ -70,7 +75,7 @@ def multi_tensor_kernel(
 
 @functools.cache
 def norm_kernel(
-    stage: str, order: int, form: Format, number: torch.dtype, threads: int, kind: str, device: int
+    stage: str, order: int, form: StorageFormat, number: torch.dtype, threads: int, kind: str, device: int
 ) -> CudaKernel:
     """A stage of the norm (``chunks``, ``rows``) that reads or writes a plain format and computes in ``number``."""
     name = source.norm_instance(stage, order, form, number, threads, kind)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..tables.storage import Format
+from ..tables.storage import StorageFormat
 from .kernel_rule import KernelRule
 
 #: Lanes of a warp, and the elements a thread takes at a time if formats leave the choice: 16 bytes of float32.
@@ -21,7 +21,7 @@ def _file(name: str) -> str:
     return f'#line 1 "{name}"\n{body}'
 
 
-def text(rule: KernelRule | None, formats: Sequence[Format] = (), kernel: str = "multi_tensor_apply.cu") -> str:
+def text(rule: KernelRule | None, formats: Sequence[StorageFormat] = (), kernel: str = "multi_tensor_apply.cu") -> str:
     """The whole CUDA text of ``kernel``, headers joined in (a cache keyed by text then sees every change)."""
     files = ["device.cuh", "numbers.cuh", "table.cuh", kernel]
     parts = [_file(name) for name in (files if all(f.plain for f in formats) else [*files, "blocks.cu"])]
@@ -32,7 +32,7 @@ def text(rule: KernelRule | None, formats: Sequence[Format] = (), kernel: str = 
     return "\n".join(parts)
 
 
-def arithmetic(formats: Sequence[Format]) -> torch.dtype:
+def arithmetic(formats: Sequence[StorageFormat]) -> torch.dtype:
     """The dtype a kernel computes in: float64 if any list asks for it, else float32."""
     return torch.float64 if any(f.arithmetic is torch.float64 for f in formats) else torch.float32
 
@@ -42,7 +42,7 @@ def _number(dtype: torch.dtype) -> str:
     return "double" if dtype is torch.float64 else "float"
 
 
-def width(formats: Sequence[Format]) -> int:
+def width(formats: Sequence[StorageFormat]) -> int:
     """Elements that a thread takes at a time, so that a warp has whole blocks, and a thread no more than one.
 
     Raises:
@@ -65,7 +65,9 @@ def table_type(argument_bytes: int) -> str:
     return f"TableOf<{argument_bytes}>" if argument_bytes else "TableAt"
 
 
-def instance(rule: KernelRule, formats: Sequence[Format], threads: int, kind: str, small_grid: bool = False) -> str:
+def instance(
+    rule: KernelRule, formats: Sequence[StorageFormat], threads: int, kind: str, small_grid: bool = False
+) -> str:
     """The C++ name of one variant of the multi-tensor kernel, whose argument is a ``kind`` (:func:`table_type`)."""
     kernel = "multi_tensor_apply_small_grid" if small_grid else "multi_tensor_apply"
     number = _number(arithmetic(formats))
@@ -77,6 +79,6 @@ def instance(rule: KernelRule, formats: Sequence[Format], threads: int, kind: st
     return f"{kernel}<{number}, {rule.functor}, {threads}, {width(formats)}, {kind}, {types}>"
 
 
-def norm_instance(stage: str, order: int, form: Format, number: torch.dtype, threads: int, kind: str) -> str:
+def norm_instance(stage: str, order: int, form: StorageFormat, number: torch.dtype, threads: int, kind: str) -> str:
     """The C++ name of one variant of a stage of the norm, over lists of a plain format."""
     return f"norm_{stage}<{_number(number)}, {order}, {threads}, {kind}, {form.cuda_type}>"

@@ -27,7 +27,7 @@ from .locks import Turn, in_turn
 from .options import Options, complete
 from .out_of_memory import advise, is_out_of_memory
 from .state.encoding import decoded
-from .state.rule_optimizer import Group, Owner
+from .state.rule_optimizer import Group, RuleOptimizer
 from .step.class_checks import check_group, check_initial, check_rules, check_scalars
 from .step.launches import NO_SHARDS, Launches, PreparedStep, grads_of_shards, prepare_again, prepare_anew
 from .step.members import refuse, state_tensors
@@ -40,7 +40,7 @@ def _names(rules: tuple[Rule, ...]) -> tuple[frozenset[str], frozenset[str]]:
     return states, frozenset({"step", *(name for rule in rules for name in rule.carried)})
 
 
-class PagedOptimizer(Owner):
+class PagedOptimizer(RuleOptimizer):
     """A ``torch.optim.Optimizer`` made from a rule.
 
     A subclass names its rule, whose hyperparameters are the group's values by name::
@@ -98,7 +98,7 @@ class PagedOptimizer(Owner):
 
     def _chooses(self) -> bool:
         """Whether the rule depends on the group, and so is known in a step only."""
-        return type(self).rule_of is not Owner.rule_of
+        return type(self).rule_of is not RuleOptimizer.rule_of
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient, on the current stream, without waiting for it.

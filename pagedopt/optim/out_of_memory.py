@@ -6,7 +6,7 @@ import contextlib
 
 import torch
 
-from .state.rule_optimizer import Owner
+from .state.rule_optimizer import RuleOptimizer
 from .step.members import state_tensors
 
 #: With what torch's allocator says that the host has no memory: a plain RuntimeError.
@@ -20,7 +20,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and HOST_IS_FULL in str(error)
 
 
-def advise(error: BaseException, optimizer: Owner, before: str = "") -> None:
+def advise(error: BaseException, optimizer: RuleOptimizer, before: str = "") -> None:
     """Add a note: what state holds, and what a smaller budget frees and costs; ``before`` it, something else."""
     with contextlib.suppress(Exception):  # whatever goes wrong here, the error is the other one
         from .step.budget_advice import advice

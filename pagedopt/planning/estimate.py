@@ -213,7 +213,7 @@ def _dtype(given: torch.dtype | str | None) -> torch.dtype | None:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _ArenaPart:
     """One arena: its layout, how many of its pages stay, and the bytes a step reads and writes for each element."""
 
     layout: Layout
@@ -268,7 +268,7 @@ class _Arenas:
             layouts.append(lay_out(numels, widths, kind.granule, kind.stretch, block=block))
         self.state_bytes = sum(layout.nbytes for layout in layouts)
         residents = divide([(kind, layout) for layout in layouts], budget)
-        self.parts = [_Part(*part, kind.plain) for part in zip(layouts, residents, traffic, columns, strict=True)]
+        self.parts = [_ArenaPart(*part, kind.plain) for part in zip(layouts, residents, traffic, columns, strict=True)]
 
     def estimate(self, host_access: str | None, rates: Rates) -> Estimate:
         """Add up."""

@@ -24,7 +24,7 @@ VARIABLE = "PAGEDOPT_CACHE_DIR"
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-class Kept(NamedTuple):
+class CachedFile(NamedTuple):
     """A file of ours and what is in it."""
 
     path: Path
@@ -55,7 +55,7 @@ def seal(name: str, data: bytes) -> bytes:
     return digest(name, data).encode() + b"\n" + data
 
 
-def unseal(kept: Kept) -> bytes | None:
+def unseal(kept: CachedFile) -> bytes | None:
     """The data of a sealed file; None, and the file deleted, if it is damaged."""
     mark, _, data = kept.data.partition(b"\n")
     if mark == digest(kept.path.name, data).encode():
@@ -86,12 +86,12 @@ def keep(name: str, data: bytes) -> Path | None:
     return path
 
 
-def find(name: str) -> Kept | None:
+def find(name: str) -> CachedFile | None:
     """What :func:`keep` wrote under ``name``, if it is there and nobody else can have written it."""
     for folder in _folders():
         path = folder / name
         try:
-            return Kept(path, _read(path))
+            return CachedFile(path, _read(path))
         except FileNotFoundError:
             continue
         except OSError as error:
@@ -208,4 +208,4 @@ def _remove(process: int, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-__all__ = ["Kept", "cache_folder", "digest", "discard", "find", "in_memory", "keep", "seal", "unseal"]
+__all__ = ["CachedFile", "cache_folder", "digest", "discard", "find", "in_memory", "keep", "seal", "unseal"]

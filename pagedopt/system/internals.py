@@ -59,8 +59,8 @@ def _identities() -> Callable[[tuple[object, ...]], bytes]:
 def addresses(tensors: tuple[torch.Tensor, ...]) -> Addresses:
     """Where each tensor lies; 0 for one without elements or memory.
 
-    They must be tensors whose ``data_ptr()`` was asked before, or of the same kind as such (:class:`Layout`): what has
-    no memory at all raises there, and cannot raise here.
+    Each must be a tensor whose ``data_ptr()`` was asked before, or one of the same kind (:class:`TensorLayout`): a
+    tensor without any memory raises there, and cannot raise here.
     """
     if _reader is not None and len(tensors) >= FEW:
         return _reader.read(tensors)
@@ -277,7 +277,7 @@ def _getters(names: tuple[str, ...]) -> tuple[Callable[[Any], Any], ...]:
 # --- torch: how tensors are laid out ----------------------------------------------------------------------------------
 
 
-class Layout:
+class TensorLayout:
     """The type, dtype, device, shape and strides of some tensors, to be compared with those of others.
 
     Attributes:
@@ -301,7 +301,7 @@ class Layout:
             self.sure = False
 
     @classmethod
-    def of(cls, tensors: Sequence[torch.Tensor]) -> Layout:
+    def of(cls, tensors: Sequence[torch.Tensor]) -> TensorLayout:
         """The layout of ``tensors``; one object for all pairs that are alike, as thousands of optimizers may have one
         parameter each."""
         if len(tensors) > 2:
@@ -313,7 +313,7 @@ class Layout:
         return known
 
 
-_of_few: weakref.WeakValueDictionary[tuple[Any, ...], Layout] = weakref.WeakValueDictionary()
+_of_few: weakref.WeakValueDictionary[tuple[Any, ...], TensorLayout] = weakref.WeakValueDictionary()
 
 
 def _guards(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
@@ -403,6 +403,6 @@ except ImportError:
     handler_of, set_handler = signal.getsignal, signal.signal
 
 __all__ = [
-    "FEW", "Addresses", "Contents", "Layout", "addresses", "current_device", "current_stream",
+    "FEW", "Addresses", "Contents", "TensorLayout", "addresses", "current_device", "current_stream",
     "dynamo_is_at_work", "handler_of", "identities", "in_fake_mode", "lie_at", "opaque", "set_handler", "shard_of",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ..system.internals import Addresses, Layout, addresses
+from ..system.internals import Addresses, TensorLayout, addresses
 
 TensorList = Sequence[torch.Tensor | None]
 Tensors = tuple[torch.Tensor | None, ...]
@@ -25,11 +25,11 @@ class Located:
 
     __slots__ = ("absent", "layout")
 
-    def __init__(self, absent: Sequence[int], layout: Layout | None) -> None:
+    def __init__(self, absent: Sequence[int], layout: TensorLayout | None) -> None:
         self.absent, self.layout = absent, layout
 
     @classmethod
-    def of(cls, tensors: Tensors, layout: Layout | None) -> tuple[Located, Addresses]:
+    def of(cls, tensors: Tensors, layout: TensorLayout | None) -> tuple[Located, Addresses]:
         """A list that was not known, and where it lies; 0 of what is absent."""
         absent = missing(tensors)
         found = cls(absent, layout) if absent or layout else _UNKNOWN
@@ -58,7 +58,7 @@ def missing(tensors: Tensors) -> tuple[int, ...]:
     return tuple([i for i, t in enumerate(tensors) if t is None])
 
 
-def _addresses(tensors: Tensors, absent: Sequence[int], layout: Layout | None) -> Addresses:
+def _addresses(tensors: Tensors, absent: Sequence[int], layout: TensorLayout | None) -> Addresses:
     """Where the tensors lie, one call each unless they are of kinds that were asked before."""
     here = tuple([t for t in tensors if t is not None]) if absent else tensors
     if layout is not None and layout.sure:

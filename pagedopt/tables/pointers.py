@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..system.internals import Addresses, Layout, addresses, lie_at
+from ..system.internals import Addresses, TensorLayout, addresses, lie_at
 from .checks import Common, check_overlap, checked_writes
 from .columns import Located, TensorList, Tensors, has_memory, missing
 from .layout import Geometry, HostTable, choose_geometry
@@ -29,7 +29,7 @@ class _Seen(NamedTuple):
         here: the other places; None: nothing is missing.
     """
 
-    layout: Layout
+    layout: TensorLayout
     missing: tuple[int, ...]
     here: Indices | None
 
@@ -230,7 +230,7 @@ class PointerTable:
         """
         gone = missing(tensors)
         here = [t for t in tensors if t is not None]
-        self._seen = _Seen(Layout.of(here), gone, np.delete(np.arange(len(tensors)), gone) if gone else None)
+        self._seen = _Seen(TensorLayout.of(here), gone, np.delete(np.arange(len(tensors)), gone) if gone else None)
 
     def look(self, tensors: Tensors) -> bool:
         """Whether the tensors are laid out as those were that were remembered; the table says where they lie then.
@@ -340,7 +340,7 @@ class PointerTable:
         at = None if column is None else column.follow(tensors)
         if column is None or at is None:
             self._common.check(j, tensors)
-            layout = None if column is None else Layout.of([t for t in tensors if t is not None])
+            layout = None if column is None else TensorLayout.of([t for t in tensors if t is not None])
             now, at = Located.of(tensors, layout)
         else:
             now = column

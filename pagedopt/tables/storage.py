@@ -56,9 +56,10 @@ class Column:
         return dense_like(tensor) if self.per == 1 else torch.empty(self.shape(tensor), device="meta")
 
 
-class Format(Protocol):
-    """How a list is stored, as kernels see it (:class:`pagedopt.formats.Format` says more); hashable, as kernels are
-    kept by it.
+class StorageFormat(Protocol):
+    """How a list is stored, as kernels see it (:class:`pagedopt.formats.Format` says more).
+
+    It is hashable: compiled kernels are kept by it.
 
     Attributes:
         name: for people.

@@ -1,4 +1,4 @@
-"""Small tables of many owners in memory that they share: else each of a thousand optimizers would have four buffers."""
+"""Small tables of many owners share buffers: else each of a thousand optimizers would have four of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ..system.cuda import driver
 from ..tables.layout import HostTable
-from .ring import Place, RingTransport
+from .ring import RingTransport, TableBuffer
 from .transport import Lent, Transport
 
 #: Bytes of the largest table that is small, of the least room for one, and of the memory that is cut up for them.
@@ -23,10 +23,10 @@ AGAIN = 16
 
 
 class PooledTransport(Transport):
-    """Another way, whose small tables travel through places that all tables of a device share.
+    """Another way, whose small tables travel through buffers that all tables of a device share.
 
-    A place is used again when the launch that read it has ended; while none has, there are more places, so the host
-    never waits.  A larger table has places of its own.
+    A buffer is used again when the launch that read it has ended; while none has, there are more buffers, so the host
+    never waits.  A larger table has buffers of its own.
 
     Args:
         way: what carries the tables; its memory is not captured into a graph through this one.
@@ -58,27 +58,27 @@ class PooledTransport(Transport):
     def lend(self, table: HostTable, stream: int) -> Lent:
         if table.words.nbytes > SMALL:
             return self._way.lend(table, stream)
-        places = _places(type(self._way), self.device)
-        place = places.take(table.words.nbytes)
+        buffers = _pool_of(type(self._way), self.device)
+        buffer = buffers.take(table.words.nbytes)
         try:
-            self._way.publish(place, place.write(table), stream)
+            self._way.publish(buffer, buffer.write(table), stream)
         except BaseException:
-            place.give_back()
+            buffer.give_back()
             raise
-        return place.lend(stream)
+        return buffer.lend(stream)
 
 
 class _Piece(NamedTuple):
-    """A part of a buffer, as a place takes one."""
+    """A part of a larger memory, as a buffer takes one."""
 
     address: int
     host: npt.NDArray[np.uint8]
 
 
-class _Shared(Place):
-    """A place that goes back to its pool behind its launch."""
+class _PooledBuffer(TableBuffer):
+    """A buffer that goes back to its pool behind its launch."""
 
-    lent: deque[_Shared]
+    lent: deque[_PooledBuffer]
     by: tuple[int, int | None] = (0, None)  # the thread that lent it last, and to which stream
 
     def __exit__(self, *error: object) -> None:
@@ -91,11 +91,11 @@ class _Shared(Place):
         self.lent.append(self)
 
 
-class _Places:
-    """The places of one way on one device.  Threads may take and give back at the same time.
+class _BufferPool:
+    """The buffers of one way on one device.  Threads may take and give back at the same time.
 
-    A place that was lent not long ago is taken again before one that never was: it is in the processor's caches, and
-    may still have this very table.  Whether launches have ended is asked for eight places at a time.
+    A buffer that was lent not long ago is taken again before one that never was: it is in the processor's caches, and
+    may still have this very table.  Whether launches have ended is asked for eight buffers at a time.
 
     Args:
         kind: the way.
@@ -104,10 +104,12 @@ class _Places:
 
     def __init__(self, kind: type[RingTransport], device: int) -> None:
         self._way = kind(device)
-        self._of: dict[int, tuple[list[_Shared], deque[_Shared]]] = {}  # by bytes: those that no launch reads
+        self._of: dict[
+            int, tuple[list[_PooledBuffer], deque[_PooledBuffer]]
+        ] = {}  # by bytes: those that no launch reads
 
-    def take(self, nbytes: int) -> _Shared:
-        """A place for so many bytes that no launch reads."""
+    def take(self, nbytes: int) -> _PooledBuffer:
+        """A buffer for so many bytes that no launch reads."""
         size = max(LEAST, 1 << (nbytes - 1).bit_length())
         if (found := self._of.get(size)) is None:
             found = self._of.setdefault(size, ([], deque()))
@@ -119,36 +121,36 @@ class _Places:
         except IndexError:
             return self._more(size, free, lent)
 
-    def _free(self, free: list[_Shared], lent: deque[_Shared]) -> None:
-        """Find half of the places free again if no launch reads them any more, most with one question: what a thread
+    def _free(self, free: list[_PooledBuffer], lent: deque[_PooledBuffer]) -> None:
+        """Find half of the buffers free again if no launch reads them any more, most with one question: what a thread
         gave to a stream ends in that order."""
-        some: list[_Shared] = []
+        some: list[_PooledBuffer] = []
         with contextlib.suppress(IndexError):  # another thread was faster
             while len(some) < AGAIN // 2:
                 some.append(lent.popleft())
         if some and not some[-1].is_read():
             judge = some[-1]
-            for place in some:
-                if place.by == judge.by and place.guarded == judge.by[1]:
-                    place.guarded = None
-            free += [place for place in some if not place.is_read()]
-            some = [place for place in some if place.guarded is not None]
+            for buffer in some:
+                if buffer.by == judge.by and buffer.guarded == judge.by[1]:
+                    buffer.guarded = None
+            free += [buffer for buffer in some if not buffer.is_read()]
+            some = [buffer for buffer in some if buffer.guarded is not None]
         lent.extendleft(reversed(some))
 
-    def _more(self, size: int, free: list[_Shared], lent: deque[_Shared]) -> _Shared:
+    def _more(self, size: int, free: list[_PooledBuffer], lent: deque[_PooledBuffer]) -> _PooledBuffer:
         whole = self._way.allocate(CHUNK)
         host = whole.words.view(np.uint8)
         made = []
         for begin in range(0, CHUNK, size):
             piece = _Piece(whole.source + begin, host[begin : begin + size])
-            place = _Shared(piece, whole.address + begin, driver.Event(self._way.device), whole)
-            place.lent = lent
-            made.append(place)
+            buffer = _PooledBuffer(piece, whole.address + begin, driver.Event(self._way.device), whole)
+            buffer.lent = lent
+            made.append(buffer)
         first, *others = made
         free += others
         return first
 
 
 @functools.cache
-def _places(kind: type[RingTransport], device: int) -> _Places:
-    return _Places(kind, device)
+def _pool_of(kind: type[RingTransport], device: int) -> _BufferPool:
+    return _BufferPool(kind, device)

@@ -1,4 +1,4 @@
-"""Tables in memory: a ring of places, each guarded by an event, so that a table in flight is never rewritten."""
+"""Tables in memory: a ring of buffers, each guarded by an event, so that a table in flight is never rewritten."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .transport import TABLE_AT, Argument, Lent, Transport, opaque
 RING = 4
 
 
-class Buffer(Protocol):
-    """What a place asks of its memory (:class:`~pagedopt.system.cuda.driver.Buffer`)."""
+class HostMemory(Protocol):
+    """What a buffer asks of its memory (:class:`~pagedopt.system.cuda.driver.Buffer`)."""
 
     @property
     def address(self) -> int: ...
@@ -27,11 +27,11 @@ class Buffer(Protocol):
     def host(self) -> npt.NDArray[np.uint8]: ...
 
 
-class Place(Lent):
+class TableBuffer(Lent):
     """Memory for one table, and what it holds now.
 
     Args:
-        buffer: where the host writes.
+        memory: where the host writes.
         address: where kernels read.
         event: passed when no launch reads it any more.
         keep: what has to live as long.
@@ -39,13 +39,13 @@ class Place(Lent):
 
     kind = table_type(0)
 
-    def __init__(self, buffer: Buffer, address: int, event: driver.Event, keep: Any = None) -> None:
-        self.words = buffer.host.view(np.uint64)
-        self.source, self.address, self.keep = buffer.address, address, keep
+    def __init__(self, memory: HostMemory, address: int, event: driver.Event, keep: Any = None) -> None:
+        self.words = memory.host.view(np.uint64)
+        self.source, self.address, self.keep = memory.address, address, keep
         self.table: HostTable | None = None
         self.guarded: int | None = None  # the stream whose launches ``_event`` follows; None: none may be in flight
         self._event = event
-        self._lent_to: int | None = None  # the stream that will be; None: a graph owns this place for life
+        self._lent_to: int | None = None  # the stream that will be; None: a graph owns this buffer for life
         self._fields = np.zeros(1, TABLE_AT)
         self._fields["words"] = address
         self._argument = opaque(self._fields)
@@ -78,7 +78,7 @@ class Place(Lent):
         self.table, self._stamp, self._rows_stamp = table, table.stamp, table.rows_stamp
         return end
 
-    def lend(self, stream: int | None) -> Place:
+    def lend(self, stream: int | None) -> TableBuffer:
         """Itself, for launches on ``stream``; None: for those that a graph captures."""
         self._lent_to = stream
         return self
@@ -96,7 +96,7 @@ class Place(Lent):
         return ((opaque(fields), last - first),)
 
     def __exit__(self, *_: object) -> None:
-        """The block may have failed behind its launch: guard the place in any case."""
+        """The block may have failed behind its launch: guard the buffer in any case."""
         if self._lent_to is not None:
             self._event.record(self._lent_to)
             self.guarded = self._lent_to
@@ -110,9 +110,9 @@ class RingTransport(Transport):
     def __init__(self, device: int, ring: int = RING) -> None:
         super().__init__(device)
         self._size = ring
-        self._places: list[Place] = []
-        self._reserve: list[Place] = []  # for a capture, during which the driver gives no managed memory
-        self._captured: list[Place] = []  # a captured graph owns its table for life
+        self._buffers: list[TableBuffer] = []
+        self._reserve: list[TableBuffer] = []  # for a capture, during which the driver gives no managed memory
+        self._captured: list[TableBuffer] = []  # a captured graph owns its table for life
         self._current = 0
 
     @classmethod
@@ -120,55 +120,55 @@ class RingTransport(Transport):
         cls(device).allocate(WORD)
 
     def kind(self, table: HostTable) -> str:
-        return Place.kind
+        return TableBuffer.kind
 
     def prepare(self, table: HostTable) -> None:
-        if not any(len(place.words) >= len(table.words) for place in self._reserve):
+        if not any(len(buffer.words) >= len(table.words) for buffer in self._reserve):
             self._reserve = [self._fresh(table)]
 
-    def lend(self, table: HostTable, stream: int) -> Place:
+    def lend(self, table: HostTable, stream: int) -> TableBuffer:
         if torch.cuda.is_current_stream_capturing():
-            place = self._reserved(table)
-            self.publish(place, place.write(table), stream)
-            self._captured.append(place)
-            return place.lend(None)
-        place = self._next(table, stream)
-        if place.guarded is None:
-            self.publish(place, place.write(table), stream)
-        return place.lend(stream)
+            buffer = self._reserved(table)
+            self.publish(buffer, buffer.write(table), stream)
+            self._captured.append(buffer)
+            return buffer.lend(None)
+        buffer = self._next(table, stream)
+        if buffer.guarded is None:
+            self.publish(buffer, buffer.write(table), stream)
+        return buffer.lend(stream)
 
-    def _reserved(self, table: HostTable) -> Place:
-        for place in self._reserve:
-            if len(place.words) >= len(table.words):
-                self._reserve.remove(place)
-                return place
+    def _reserved(self, table: HostTable) -> TableBuffer:
+        for buffer in self._reserve:
+            if len(buffer.words) >= len(table.words):
+                self._reserve.remove(buffer)
+                return buffer
         raise RuntimeError(
             "a CUDA graph is being captured and no table is ready for it: call prepare() before the capture"
         )
 
-    def _next(self, table: HostTable, stream: int) -> Place:
-        """The place that holds this very table on this stream, or one that no launch reads any more."""
-        if self._places and (place := self._places[self._current]).holds(table, stream):
-            return place
-        if len(self._places) < self._size:
-            self._places.append(self._fresh(table))
-            self._current = len(self._places) - 1
+    def _next(self, table: HostTable, stream: int) -> TableBuffer:
+        """The buffer that holds this very table on this stream, or one that no launch reads any more."""
+        if self._buffers and (buffer := self._buffers[self._current]).holds(table, stream):
+            return buffer
+        if len(self._buffers) < self._size:
+            self._buffers.append(self._fresh(table))
+            self._current = len(self._buffers) - 1
         else:
             self._current = (self._current + 1) % self._size
-        place = self._places[self._current]
-        place.wait()
-        if len(place.words) < len(table.words):
-            place = self._places[self._current] = self._fresh(table)
-        return place
+        buffer = self._buffers[self._current]
+        buffer.wait()
+        if len(buffer.words) < len(table.words):
+            buffer = self._buffers[self._current] = self._fresh(table)
+        return buffer
 
-    def _fresh(self, table: HostTable) -> Place:
+    def _fresh(self, table: HostTable) -> TableBuffer:
         return self.allocate(max(1, len(table.words)) * WORD)
 
-    def allocate(self, nbytes: int) -> Place:
+    def allocate(self, nbytes: int) -> TableBuffer:
         """Memory for a table of so many bytes."""
         raise NotImplementedError
 
-    def publish(self, place: Place, words: int, stream: int) -> None:
+    def publish(self, buffer: TableBuffer, words: int, stream: int) -> None:
         """Make the first ``words`` words visible to work launched on ``stream`` from now on."""
 
 
@@ -186,11 +186,11 @@ class ManagedTransport(RingTransport):
         (driver.Advice.ACCESSED_BY, driver.Location.DEVICE),
     )
 
-    def allocate(self, nbytes: int) -> Place:
-        buffer = driver.allocate_managed(nbytes, self.device)
+    def allocate(self, nbytes: int) -> TableBuffer:
+        memory = driver.allocate_managed(nbytes, self.device)
         for advice, where in self.advice:
-            driver.advise(buffer.address, buffer.nbytes, advice, where, self.device)
-        return Place(buffer, buffer.address, driver.Event(self.device))
+            driver.advise(memory.address, memory.nbytes, advice, where, self.device)
+        return TableBuffer(memory, memory.address, driver.Event(self.device))
 
 
 class MappedTransport(RingTransport):
@@ -199,9 +199,9 @@ class MappedTransport(RingTransport):
     name = "mapped"
     over_link = True
 
-    def allocate(self, nbytes: int) -> Place:
-        buffer = driver.allocate_mapped(nbytes, self.device)
-        return Place(buffer, buffer.address, driver.Event(self.device))
+    def allocate(self, nbytes: int) -> TableBuffer:
+        memory = driver.allocate_mapped(nbytes, self.device)
+        return TableBuffer(memory, memory.address, driver.Event(self.device))
 
 
 class MemcpyTransport(RingTransport):
@@ -209,11 +209,11 @@ class MemcpyTransport(RingTransport):
 
     name = "memcpy"
 
-    def allocate(self, nbytes: int) -> Place:
-        buffer = driver.allocate_pinned(nbytes, self.device)
+    def allocate(self, nbytes: int) -> TableBuffer:
+        memory = driver.allocate_pinned(nbytes, self.device)
         copy = torch.empty(nbytes, dtype=torch.uint8, device=f"cuda:{self.device}")
-        return Place(buffer, copy.data_ptr(), driver.Event(self.device), keep=copy)
+        return TableBuffer(memory, copy.data_ptr(), driver.Event(self.device), keep=copy)
 
-    def publish(self, place: Place, words: int, stream: int) -> None:
-        driver.copy_to_device(place.address, place.source, words * WORD, stream)
+    def publish(self, buffer: TableBuffer, words: int, stream: int) -> None:
+        driver.copy_to_device(buffer.address, buffer.source, words * WORD, stream)
         self.copied_bytes += words * WORD

@@ -20,7 +20,7 @@ from pagedopt.commands.train import checkpoint, contender, spill
 from pagedopt.commands.train.gpt import GPT
 from pagedopt.commands.train.run import Run
 from pagedopt.commands.train.sizes import SIZES, parameter_count
-from pagedopt.commands.train.train_options import Options, resolve
+from pagedopt.commands.train.train_options import TrainOptions, resolve
 from pagedopt.paging.budget import ALL, Budget
 from pagedopt.placements.file import FileArena
 
@@ -230,16 +230,16 @@ def test_the_twins_on_a_gpu(given: dict[str, Any], placement: str, budget: Any) 
     assert (spilled.placement, spilled.budget) == (placement, Budget(budget))
 
 
-def options(**changes: Any) -> Options:
-    """Options of a run of `tiny`."""
+def options(**changes: Any) -> TrainOptions:
+    """TrainOptions of a run of `tiny`."""
     values: dict[str, Any] = {
         "size": "tiny", "batch": 8, "block": 64, "steps": 60, "seed": 0, "optimizer": "both", "lr": 1e-3,
         "weight_decay": 0.1, "device": "cpu", "threads": 1, "checkpoint_every": 100, "out": "runs",
     }  # fmt: skip
-    return Options(**{**values, **changes})
+    return TrainOptions(**{**values, **changes})
 
 
-def resolved_on_a_gpu(monkeypatch: pytest.MonkeyPatch, *given: str) -> Options:
+def resolved_on_a_gpu(monkeypatch: pytest.MonkeyPatch, *given: str) -> TrainOptions:
     """What these options mean where there is a GPU."""
     monkeypatch.setattr("pagedopt.commands.train.train_options.pick_device", lambda _: torch.device("cuda"))
     return resolve(build_parser().parse_args(["train", *given]))

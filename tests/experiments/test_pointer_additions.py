@@ -60,7 +60,7 @@ def test_the_copy_breaks_even_where_it_stays_faster() -> None:
 
 def managed(*addresses: int, words: int = 31) -> ManagedTransport:
     way = ManagedTransport.__new__(ManagedTransport)
-    way._places = [SimpleNamespace(source=a, words=np.zeros(words)) for a in addresses]  # type: ignore[misc]
+    way._buffers = [SimpleNamespace(source=a, words=np.zeros(words)) for a in addresses]  # type: ignore[misc]
     way._reserve = []
     return way
 

@@ -51,7 +51,7 @@ class FakeCuda:
             cuda=SimpleNamespace(is_current_stream_capturing=lambda: self.graph is not None),
         )
         monkeypatch.setattr(ring, "torch", fake_torch)
-        monkeypatch.setattr(pool, "_places", functools.cache(pool._places.__wrapped__))
+        monkeypatch.setattr(pool, "_pool_of", functools.cache(pool._pool_of.__wrapped__))
         monkeypatch.setattr(choose, "_working", functools.cache(choose._working.__wrapped__))
         monkeypatch.setattr(driver, "capabilities", lambda device: driver.Capabilities(**has))
         monkeypatch.setattr(driver, "allocate_managed", lambda n, device: self._allocate("managed", n))

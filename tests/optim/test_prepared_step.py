@@ -20,7 +20,7 @@ import pagedopt
 from pagedopt import PagedAdamW, PagedSGD
 from pagedopt.kernels import team
 from pagedopt.launch.route import Route
-from pagedopt.optim.state.scalar_state import Numbers
+from pagedopt.optim.state.scalar_state import ScalarState
 from pagedopt.optim.step import bucket as buckets
 from pagedopt.system import internals
 from pagedopt.system.interrupts import Uninterrupted
@@ -180,7 +180,7 @@ def test_a_replaced_tensor_is_freed_at_once_and_its_successor_used() -> None:
 
 BEFORE = [
     (HostTable, "shares"), (HostTable, "set_scalars"), (team.Call, "__init__"), (internals, "identities"),
-    (Numbers, "read"), (Uninterrupted, "__enter__"), (PointerTable, "look"), (Route, "mover"),
+    (ScalarState, "read"), (Uninterrupted, "__enter__"), (PointerTable, "look"), (Route, "mover"),
 ]  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import torch
 from optim_support import model, train
 
 from pagedopt import PagedAdamW
-from pagedopt.optim.state.scalar_state import Mirror
+from pagedopt.optim.state.scalar_state import DeviceMirror
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 FLAGS = [{}, {"fused": True}, {"capturable": True}, {"fused": True, "capturable": True}]
@@ -56,8 +56,8 @@ def test_a_refusal_of_capturable_waits_for_a_gradient_as_torch_does() -> None:
         assert torch.equal(p, torch.ones(3))
 
 
-def mirrored(tensors: list[torch.Tensor]) -> Mirror:
-    return Mirror([t.dtype is torch.float32 for t in tensors])
+def mirrored(tensors: list[torch.Tensor]) -> DeviceMirror:
+    return DeviceMirror([t.dtype is torch.float32 for t in tensors])
 
 
 def test_what_is_known_of_numbers_on_a_device_is_what_they_are() -> None:

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from .gpt import GPT, build_model
-from .train_options import Options
+from .train_options import TrainOptions
 
 LABELS = {"paged": "PagedAdamW", "torch": "torch AdamW (fused)"}
 BETAS = (0.9, 0.95)  # as GPT-3 and its followers train
 CLIP_NORM = 1.0
 
 
-def build_optimizer(kind: str, model: nn.Module, options: Options) -> torch.optim.Optimizer:
+def build_optimizer(kind: str, model: nn.Module, options: TrainOptions) -> torch.optim.Optimizer:
     """The optimizer called ``kind``; every choice between the contenders is made here.
 
     Matrices and embeddings decay, norms and biases do not.
@@ -67,7 +67,7 @@ class Curve:
 class Contender:
     """A model and its optimizer. Losses and times stay on the device until ``collect``, so no step waits for them."""
 
-    def __init__(self, kind: str, options: Options, name: str = "") -> None:
+    def __init__(self, kind: str, options: TrainOptions, name: str = "") -> None:
         self.kind = kind
         self.name = name or kind  # short, for the display
         self.label = LABELS[kind]

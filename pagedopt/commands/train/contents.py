@@ -14,7 +14,7 @@ from ...optim.loading.check import is_whole
 from .contender import Curve, build_optimizer
 from .gpt import GPT
 from .schedule import learning_rate
-from .train_options import EVERYTHING, OPTIMIZERS, Options
+from .train_options import EVERYTHING, OPTIMIZERS, TrainOptions
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -23,7 +23,7 @@ class WrongContents(ValueError):
     """What a checkpoint holds is not what a run of its options saves; the message says where and what."""
 
 
-def check_contents(saved: Mapping[str, Any], options: Options) -> None:
+def check_contents(saved: Mapping[str, Any], options: TrainOptions) -> None:
     """See that a checkpoint has all that the run of its options needs, of the right kinds and shapes.
 
     Args:
@@ -49,7 +49,7 @@ def check_contents(saved: Mapping[str, Any], options: Options) -> None:
         _check_curve(f"{kind}, curve", contender["curve"], step)
 
 
-def _check_optimizer(what: str, found: Any, kind: str, model: nn.Module, options: Options, step: int) -> None:
+def _check_optimizer(what: str, found: Any, kind: str, model: nn.Module, options: TrainOptions, step: int) -> None:
     """Groups are those of a new optimizer but for the learning rate, which is that of the last step."""
     _same_keys(what, found, ("state", "param_groups"))
     home = dataclasses.replace(options, placement=None, device_budget=EVERYTHING)

@@ -22,14 +22,16 @@ from .compare import TOLERANCE, Comparison, compare
 from .contender import Contender
 from .files import replacing
 from .sizes import parameter_count
-from .train_options import Options, as_saved
+from .train_options import TrainOptions, as_saved
 
 RESULT = "result.json"
 FINAL_STEPS = 10  # the final loss is their mean, since batches differ
 WARM_UP_STEPS = 5  # left out of the times: compilation, allocation and autotuning happen there
 
 
-def report(options: Options, contenders: Sequence[Contender], validation: Sequence[float], console: Console) -> int:
+def report(
+    options: TrainOptions, contenders: Sequence[Contender], validation: Sequence[float], console: Console
+) -> int:
     """Show and write the results; return 1 if the curves part (or one is not finite), else 0."""
     results = {c.kind: summarize(c, loss, options) for c, loss in zip(contenders, validation, strict=True)}
     comparison = None
@@ -48,7 +50,7 @@ def report(options: Options, contenders: Sequence[Contender], validation: Sequen
     return 0 if finite and (comparison is None or comparison.agree) else 1
 
 
-def summarize(contender: Contender, validation_loss: float, options: Options) -> dict[str, Any]:
+def summarize(contender: Contender, validation_loss: float, options: TrainOptions) -> dict[str, Any]:
     """What a contender measured, as plain values."""
     curve = contender.curve
     return {
@@ -108,7 +110,7 @@ def verdict(comparison: Comparison | None, contenders: Sequence[Contender]) -> s
     return f"{fell} The curves DO NOT lie on each other: {where}."
 
 
-def write_json(path: Path, options: Options, results: dict[str, Any], comparison: Comparison | None) -> None:
+def write_json(path: Path, options: TrainOptions, results: dict[str, Any], comparison: Comparison | None) -> None:
     """Write everything about the run."""
     content = {
         "machine": machine.describe(),

@@ -25,7 +25,7 @@ from .interrupt import Interrupt
 from .progress_report import RESULT, report
 from .schedule import learning_rate
 from .sizes import parameter_count
-from .train_options import OPTIMIZERS, Options, as_saved, resolve, resolve_resumed
+from .train_options import OPTIMIZERS, TrainOptions, as_saved, resolve, resolve_resumed
 
 COLLECT_EVERY = {"cpu": 1, "cuda": 10}  # steps between looks at the losses, each of which waits for the device
 VALIDATION_BATCHES = 16
@@ -36,7 +36,7 @@ VALIDATION_SEED = 2**31  # far from the training seeds people choose
 class Run:
     """The state of a training run: the contenders, the corpus and the number of steps taken."""
 
-    def __init__(self, options: Options, corpus: Corpus, contenders: list[Contender], step: int = 0) -> None:
+    def __init__(self, options: TrainOptions, corpus: Corpus, contenders: list[Contender], step: int = 0) -> None:
         self.options = options
         self.device = torch.device(options.device)
         self.corpus = corpus
@@ -127,7 +127,7 @@ def start(args: argparse.Namespace, held: contextlib.ExitStack) -> Run:
     return Run(options, corpus, contenders, saved["step"] if saved else 0)
 
 
-def check_resumed(path: Path, saved: dict[str, Any], options: Options, corpus: Corpus) -> None:
+def check_resumed(path: Path, saved: dict[str, Any], options: TrainOptions, corpus: Corpus) -> None:
     """Refuse a checkpoint that the run cannot go on from, before anything is made."""
     if not isinstance(saved["corpus"], str) or saved["corpus"] != corpus.digest:
         raise UsageError(

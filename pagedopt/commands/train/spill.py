@@ -19,7 +19,7 @@ from ..tables import FittingTable
 from .compare import TOLERANCE, compare
 from .contender import Contender
 from .progress_report import text_of_places, warm_spread, write_values
-from .train_options import EVERYTHING, Options
+from .train_options import EVERYTHING, TrainOptions
 
 NAMES = ("resident", "spilled")
 #: At most so many steps, and a tenth of the run where that is less: the act is short beside the first one.
@@ -30,7 +30,7 @@ NEAR = {"cpu": "in RAM", "cuda": "on the device"}
 AWAY = {"file": "in a file", "host": "on the host"}
 
 
-def twins(options: Options) -> tuple[Options, Options]:
+def twins(options: TrainOptions) -> tuple[TrainOptions, TrainOptions]:
     """The options of both, from those of the run: the same but for the place of the state."""
     device = torch.device(options.device)
     steps = min(MOST_STEPS, max(LEAST_STEPS, options.steps // 10))
@@ -44,7 +44,7 @@ def twins(options: Options) -> tuple[Options, Options]:
     return resident, replace(resident, placement=kind.name, device_budget=budget)
 
 
-def announcement(resident: Options, spilled: Options) -> str:
+def announcement(resident: TrainOptions, spilled: TrainOptions) -> str:
     """Say what is about to happen."""
     device = torch.device(spilled.device).type
     budget = spilled.budget

@@ -30,7 +30,7 @@ EVERYTHING = "all"  # the --device-budget that is none; None stands for an optio
 
 
 @dataclass(frozen=True)
-class Options:
+class TrainOptions:
     """Everything a run depends on. All but those that MAY_CHANGE decide its losses.
 
     Those with a default came later: a checkpoint may have been written without them.
@@ -75,7 +75,7 @@ class Options:
 MAY_CHANGE = ("threads", "checkpoint_every", "out", "placement", "device_budget", "spill")
 
 
-def resolve(args: argparse.Namespace) -> Options:
+def resolve(args: argparse.Namespace) -> TrainOptions:
     """Check the options of a new run and fill in the defaults."""
     check_ranges(vars(args))
     device = pick_device(args.device)
@@ -99,13 +99,13 @@ def resolve(args: argparse.Namespace) -> Options:
         and args.placement is None
         and args.device_budget in (None, EVERYTHING),
     }
-    options = Options(**{**defaults, **given(args), "device": str(device)})
+    options = TrainOptions(**{**defaults, **given(args), "device": str(device)})
     check_batch(options)
     check_state(options, given(args))
     return options
 
 
-def resolve_resumed(args: argparse.Namespace, saved: dict[str, Any]) -> Options:
+def resolve_resumed(args: argparse.Namespace, saved: dict[str, Any]) -> TrainOptions:
     """Take a checkpoint's options; refuse any given beside --resume that would change the run."""
     check_ranges(vars(args))
     asked = given(args)
@@ -123,7 +123,7 @@ def resolve_resumed(args: argparse.Namespace, saved: dict[str, Any]) -> Options:
                 "Leave the option out to go on with that run, or leave out --resume to start another."
             )
     pick_device(saved["device"])
-    options = Options(**{**saved, "out": str(args.resume.parent), **asked})
+    options = TrainOptions(**{**saved, "out": str(args.resume.parent), **asked})
     check_batch(options)
     check_state(options, given(args))
     return options
@@ -131,7 +131,7 @@ def resolve_resumed(args: argparse.Namespace, saved: dict[str, Any]) -> Options:
 
 def given(args: argparse.Namespace) -> dict[str, Any]:
     """The options that were passed, by name."""
-    names = Options.__dataclass_fields__
+    names = TrainOptions.__dataclass_fields__
     passed = {name: value for name, value in vars(args).items() if name in names and value is not None}
     if "out" in passed:
         passed["out"] = str(passed["out"])
@@ -149,7 +149,7 @@ def check_ranges(values: Mapping[str, Any]) -> None:
             raise UsageError(f"{flag} {value}: must be at most {MOST[name]}{cores}")
 
 
-def check_batch(options: Options) -> None:
+def check_batch(options: TrainOptions) -> None:
     """Refuse a batch whose tokens alone do not fit into the host's memory, before the system kills who asks for it."""
     needed, room = 3 * 8 * options.batch * (options.block + 1), host.available()  # indices, tokens, and a copy of them
     if needed > room:
@@ -163,8 +163,8 @@ def check_saved(saved: Any) -> None:
     """Refuse options that no run can have had: a checkpoint may hold anything."""
     if not isinstance(saved, dict):
         raise UsageError(f"they are a {type(saved).__name__}, not a dict")
-    kinds = typing.get_type_hints(Options)
-    optional = {field.name for field in fields(Options) if field.default is not MISSING}
+    kinds = typing.get_type_hints(TrainOptions)
+    optional = {field.name for field in fields(TrainOptions) if field.default is not MISSING}
     if wrong := sorted(map(str, saved.keys() ^ kinds.keys() - (optional - saved.keys()))):
         raise UsageError(f"{', '.join(wrong)[:60]} should not be there, or is missing")
     for name, value in saved.items():
@@ -175,7 +175,7 @@ def check_saved(saved: Any) -> None:
     check_ranges(saved)
 
 
-def check_state(options: Options, typed: Collection[str]) -> None:
+def check_state(options: TrainOptions, typed: Collection[str]) -> None:
     """Refuse a place for optimizer state that cannot be had, before anything is allocated.
 
     Args:
@@ -212,7 +212,7 @@ def check_state(options: Options, typed: Collection[str]) -> None:
             raise UsageError(f"{text}: {error}" + ("; --no-spill needs none" if options.spill else "")) from error
 
 
-def check_act(options: Options, kind: type[Arena], text: str) -> None:
+def check_act(options: TrainOptions, kind: type[Arena], text: str) -> None:
     """Refuse a second act in which nothing would be spilled."""
     if not (kind.away and kind.keeps_budget):
         raise UsageError(f"{text}: no budget sends state of placement {kind.name} away; use another, or --no-spill")
@@ -222,6 +222,6 @@ def check_act(options: Options, kind: type[Arena], text: str) -> None:
         raise UsageError(f"{text}: all state stays, it is {size}; use a smaller --device-budget, or --no-spill")
 
 
-def as_saved(options: Options) -> dict[str, Any]:
+def as_saved(options: TrainOptions) -> dict[str, Any]:
     """The options as plain values, for a checkpoint or a JSON file."""
     return asdict(options)

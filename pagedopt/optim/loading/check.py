@@ -11,9 +11,9 @@ import torch
 
 from ...formats.floating import chosen_format, known, real_dtype
 from ...tables.shards import is_sharded, local, placed_alike, placement_of
-from ..state.rule_optimizer import Group, Owner, places
-from ..state.scalar_state import Place, beside_param, new_numbers, number_names
-from ..state.state_columns import Kept, kept
+from ..state.rule_optimizer import Group, RuleOptimizer, places
+from ..state.scalar_state import ScalarPlace, beside_param, new_numbers, number_names
+from ..state.state_columns import StateColumn, state_columns
 
 StateDict = dict[str, Any]
 State = Mapping[Any, Mapping[str, Any]]
@@ -53,7 +53,7 @@ class Loaded:
         group: its group, as loaded.
         key: its name in the state dict.
         numbers: names of its numbers.
-        kept: the columns of its state tensors by their keys, in the order of the rule's inputs.
+        columns: of its state, by their keys, in the order of the rule's inputs.
         entry: the loaded values by name, those that are None left out.
     """
 
@@ -61,20 +61,20 @@ class Loaded:
     group: Group
     key: Any
     numbers: tuple[str, ...]
-    kept: Mapping[str, Kept]
+    columns: Mapping[str, StateColumn]
     entry: Mapping[str, Any]
 
     @property
     def plain(self) -> dict[str, list[str]]:
         """State that is loaded as plain numbers and stored otherwise: by its name, the keys of its columns."""
         found: dict[str, list[str]] = {}
-        for key, of in self.kept.items():
+        for key, of in self.columns.items():
             if not of.free and of.name in self.entry:
                 found.setdefault(of.name, []).append(key)
         return {name: keys for name, keys in found.items() if not all(key in self.entry for key in keys)}
 
 
-def members(optimizer: Owner, state_dict: StateDict) -> Iterator[Loaded]:
+def members(optimizer: RuleOptimizer, state_dict: StateDict) -> Iterator[Loaded]:
     """Every parameter of ``optimizer``, whose groups are already those that were loaded."""
     state = state_dict["state"]
     keys = [key for group in state_dict["param_groups"] for key in group["params"]]
@@ -83,13 +83,13 @@ def members(optimizer: Owner, state_dict: StateDict) -> Iterator[Loaded]:
         if not isinstance(entry, Mapping):
             raise ValueError(f"loaded state of parameter {key} is a {type(entry).__name__}, not a dict")
         numbers = number_names(optimizer, optimizer.rule_of(group))
-        columns = kept(optimizer, optimizer.state_names(group), p) if entry else {}
+        columns = state_columns(optimizer, optimizer.state_names(group), p) if entry else {}
         yield Loaded(
             p, group, key, numbers, columns, {name: value for name, value in entry.items() if value is not None}
         )
 
 
-def check_groups(optimizer: Owner, before: Sequence[Mapping[str, Any]], state_dict: StateDict) -> None:
+def check_groups(optimizer: RuleOptimizer, before: Sequence[Mapping[str, Any]], state_dict: StateDict) -> None:
     """See that the loaded groups have this optimizer's hyperparameters, and that the state is that of their parameters.
 
     Args:
@@ -107,7 +107,7 @@ def check_groups(optimizer: Owner, before: Sequence[Mapping[str, Any]], state_di
         raise ValueError("the loaded groups name a parameter twice")
 
 
-def check_state(optimizer: Owner, state_dict: StateDict) -> None:
+def check_state(optimizer: RuleOptimizer, state_dict: StateDict) -> None:
     """See that ``state_dict`` has all that the rules need, whole and of the right shape, or nothing, of each parameter.
 
     Args:
@@ -121,9 +121,9 @@ def check_state(optimizer: Owner, state_dict: StateDict) -> None:
             _check_entry(optimizer, member)
 
 
-def _check_entry(optimizer: Owner, member: Loaded) -> None:
+def _check_entry(optimizer: RuleOptimizer, member: Loaded) -> None:
     encoded = {key for keys in member.plain.values() for key in keys}
-    if absent := [n for n in (*member.numbers, *member.kept) if n not in member.entry and n not in encoded]:
+    if absent := [n for n in (*member.numbers, *member.columns) if n not in member.entry and n not in encoded]:
         other = any(str(name).startswith(f"{a}.") for name in member.entry for a in absent)
         raise ValueError(
             f"loaded state of parameter {member.key} has no {', '.join(absent)}; it has {', '.join(member.entry)}"
@@ -140,7 +140,7 @@ def _check_entry(optimizer: Owner, member: Loaded) -> None:
     p = member.param
     for name in member.plain:
         _check_tensor(f"loaded {name} of parameter {member.key}", member.entry[name], p)
-    for key, of in member.kept.items():
+    for key, of in member.columns.items():
         what = f"loaded {key} of parameter {member.key}"
         if of.free:
             _check_tensor(what, member.entry[key], p)
@@ -165,7 +165,7 @@ def _check_tensor(what: str, value: Any, p: torch.Tensor) -> None:
         )
 
 
-def _check_column(what: str, value: Any, of: Kept, p: torch.Tensor) -> None:
+def _check_column(what: str, value: Any, of: StateColumn, p: torch.Tensor) -> None:
     wanted = (of.column.dtype, of.column.shape(p))
     if not isinstance(value, torch.Tensor) or (value.dtype, value.shape) != wanted or value.layout is not torch.strided:
         found = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
@@ -184,7 +184,7 @@ def is_whole(tensor: torch.Tensor) -> bool:
     return (tensor.storage_offset() + last + 1) * tensor.itemsize <= storage.nbytes()
 
 
-def _check_precision(optimizer: Owner, what: str, name: str, loaded: torch.dtype, kept: torch.dtype) -> None:
+def _check_precision(optimizer: RuleOptimizer, what: str, name: str, loaded: torch.dtype, kept: torch.dtype) -> None:
     """State of parameters in 16 bits becomes theirs, as in torch; double precision is not given up unasked."""
     lost = torch.promote_types(loaded, kept) != kept and real_dtype(kept).itemsize >= 4
     if lost and chosen_format(optimizer.state_format, name) is None:
@@ -212,7 +212,7 @@ def number_of(member: Loaded, name: str) -> torch.Tensor:
 
     A tensor keeps its dtype; one that the loaded group's flags do not ask for on a device comes to the CPU.
     """
-    value, place = member.entry[name], Place.of(member.group, member.param)
+    value, place = member.entry[name], ScalarPlace.of(member.group, member.param)
     if isinstance(value, torch.Tensor):
         dtype = torch.float32 if beside_param(member.group) else value.dtype
         return value.detach().to(place.device, dtype, copy=True).reshape(())
@@ -220,7 +220,7 @@ def number_of(member: Loaded, name: str) -> torch.Tensor:
     return number.copy_(torch.tensor(float(value), dtype=torch.float64, device="cpu"))
 
 
-def home(optimizer: Owner, before: State, p: torch.Tensor, key: str, of: Kept) -> torch.Tensor | None:
+def home(optimizer: RuleOptimizer, before: State, p: torch.Tensor, key: str, of: StateColumn) -> torch.Tensor | None:
     """The state tensor that there is, if it is stored as its parameter has it now and where its placement has it."""
     old = before[p].get(key) if p in before else None
     if not isinstance(old, torch.Tensor) or old.device != p.device or old.shape != of.column.shape(p):

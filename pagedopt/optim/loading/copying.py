@@ -13,15 +13,15 @@ from ...placements import choose
 from ...placements.store import Store, Wanted
 from ...system.interrupts import Uninterrupted
 from ...tables.shards import placed_alike
-from ..state.rule_optimizer import Owner, places
-from ..state.state_columns import Kept, kept
+from ..state.rule_optimizer import RuleOptimizer, places
+from ..state.state_columns import StateColumn, state_columns
 from ..step.members import state_tensors
 from .load import copy_values, in_order
 
-Kind = TypeVar("Kind", bound=Owner)
+Kind = TypeVar("Kind", bound=RuleOptimizer)
 
 
-def bring_home(optimizer: Owner, store: Store) -> None:
+def bring_home(optimizer: RuleOptimizer, store: Store) -> None:
     """Move state that lies elsewhere to where the placement has it.
 
     Each old tensor goes when its new one is filled, and an arena with the last of its tensors.
@@ -41,7 +41,7 @@ def bring_home(optimizer: Owner, store: Store) -> None:
     store.forget(state_tensors(optimizer))
 
 
-def into_pages(optimizer: Owner, store: Store, nbytes: int | None = None) -> int:
+def into_pages(optimizer: RuleOptimizer, store: Store, nbytes: int | None = None) -> int:
     """Send state away that nobody placed and that lies in torch's own tensors; returns the bytes given back.
 
     That of the last parameters, ``nbytes`` or little more (None: all), goes into new tensors in pages that move.  The
@@ -70,7 +70,7 @@ def into_pages(optimizer: Owner, store: Store, nbytes: int | None = None) -> int
     return given
 
 
-def _elsewhere(optimizer: Owner, store: Store) -> list[tuple[Wanted, torch.Tensor]]:
+def _elsewhere(optimizer: RuleOptimizer, store: Store) -> list[tuple[Wanted, torch.Tensor]]:
     """State that is not where the placement has it, with what is wanted there."""
     return [
         (of.wanted(p, key, tensor.dtype), tensor)
@@ -104,20 +104,20 @@ def _idle(devices: Iterable[torch.device]) -> Iterator[None]:
         torch.cuda.synchronize(device)
 
 
-def _whole_state(optimizer: Owner) -> dict[torch.Tensor, dict[str, tuple[Kept, torch.Tensor]]]:
+def _whole_state(optimizer: RuleOptimizer) -> dict[torch.Tensor, dict[str, tuple[StateColumn, torch.Tensor]]]:
     """The state of every parameter that has all its tensors, in their shapes and on its device, column by column."""
     found = {}
     for _, group, p in places(optimizer):
         if not (entry := optimizer.state.get(p)):
             continue
-        columns = kept(optimizer, optimizer.state_names(group), p)
+        columns = state_columns(optimizer, optimizer.state_names(group), p)
         tensors = {key: (of, t) for key, of in columns.items() if _fits(t := entry.get(key), p, of)}
         if columns and len(tensors) == len(columns):
             found[p] = tensors
     return found
 
 
-def _fits(tensor: Any, p: torch.Tensor, of: Kept) -> bool:
+def _fits(tensor: Any, p: torch.Tensor, of: StateColumn) -> bool:
     if not isinstance(tensor, torch.Tensor) or not placed_alike(tensor, p):
         return False
     return tensor.device == p.device and tensor.shape == of.column.shape(p)

@@ -20,7 +20,7 @@ from ...system.interrupts import Uninterrupted
 from ...tables.columns import widest_first
 from ...tables.shards import local
 from ..state.encoding import encode
-from ..state.rule_optimizer import Owner
+from ..state.rule_optimizer import RuleOptimizer
 from ..step.members import state_tensors
 from .check import Loaded, State, StateDict, check_form, check_groups, check_state, home, members, number_of
 from .foreign import translate
@@ -31,7 +31,7 @@ NO_STAGING = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 def load(
-    optimizer: Owner,
+    optimizer: RuleOptimizer,
     memory: Store,
     state_dict: StateDict,
     torch_load: Callable[[StateDict], None],
@@ -103,7 +103,7 @@ def load(
         tell_made(optimizer, by="load_state_dict()")
 
 
-def _has_name(optimizer: Owner, name: str) -> bool:
+def _has_name(optimizer: RuleOptimizer, name: str) -> bool:
     return any(name in optimizer.state_names(group) for group in optimizer.param_groups)
 
 
@@ -135,7 +135,7 @@ class Plan:
     made: bool
 
 
-def prepare(optimizer: Owner, memory: Store, state_dict: StateDict, before: State) -> Plan:
+def prepare(optimizer: RuleOptimizer, memory: Store, state_dict: StateDict, before: State) -> Plan:
     """Allocate what loading takes: state that there is not yet, and room for conversions.
 
     Args:
@@ -154,19 +154,19 @@ def prepare(optimizer: Owner, memory: Store, state_dict: StateDict, before: Stat
             continue
         p = member.param
         entry = entries[p] = {name: number_of(member, name) for name in member.numbers}
-        homes = [home(optimizer, before, p, key, of) for key, of in member.kept.items()]
+        homes = [home(optimizer, before, p, key, of) for key, of in member.columns.items()]
         if not all(old is None or memory.is_plain(old) for old in homes) and None in homes:
             homes = [None] * len(homes)  # state that moves is whole, so that its pages are
         encoded = {key for keys in member.plain.values() for key in keys}
         plain += [(entry, keys, member, name) for name, keys in member.plain.items()]
-        for (key, of), old in zip(member.kept.items(), homes, strict=True):
+        for (key, of), old in zip(member.columns.items(), homes, strict=True):
             entry[key] = old
             if key not in encoded:
                 pairs.append((entry, key, local(member.entry[key])))
             if old is None:
                 wanted.append(of.wanted(p, key))
                 new.append((entry, key))
-        others = [n for n in member.entry if n not in (*member.numbers, *member.kept, *member.plain)]
+        others = [n for n in member.entry if n not in (*member.numbers, *member.columns, *member.plain)]
         entry.update((name, _own(member.entry[name], p)) for name in others)
     params = {member.key: member.param for member in members(optimizer, state_dict)}
     entries = {  # in the order of the dict, as torch
@@ -182,7 +182,7 @@ def prepare(optimizer: Owner, memory: Store, state_dict: StateDict, before: Stat
         entry[key] = next(made)
     copies = [(entry[key], source) for (entry, key, _), source in zip(pairs, sources, strict=True)]
     encodings = [
-        Encoding(member.kept[keys[0]].form, [entry[key] for key in keys], member.entry[name], member.param)
+        Encoding(member.columns[keys[0]].form, [entry[key] for key in keys], member.entry[name], member.param)
         for entry, keys, member, name in plain
     ]
     return Plan(entries, in_order([(a, b) for a, b in copies if not _same(a, b)]), encodings, staging, bool(new))

@@ -11,8 +11,8 @@ from ...formats.format import MOST, Format
 from ...placements.store import Store
 from ...tables.columns import widest_first
 from ...tables.shards import like_shard, local
-from .rule_optimizer import Owner, places
-from .state_columns import kept
+from .rule_optimizer import RuleOptimizer, places
+from .state_columns import state_columns
 
 #: Elements that are converted at a time: whole blocks of any format.
 STRETCH = 4096 * MOST
@@ -78,7 +78,7 @@ def decode(form: Format, columns: Sequence[torch.Tensor], param: torch.Tensor) -
     return like_shard(values, of=whole)
 
 
-def decoded(optimizer: Owner, state_dict: dict[str, Any]) -> dict[str, Any]:
+def decoded(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     """A state dict of ``optimizer`` with all state as plain numbers."""
     keys = [key for group in state_dict["param_groups"] for key in group["params"]]
     state = dict(state_dict["state"])
@@ -86,7 +86,7 @@ def decoded(optimizer: Owner, state_dict: dict[str, Any]) -> dict[str, Any]:
         entry = state.get(key)
         if not isinstance(entry, Mapping):
             continue
-        columns = kept(optimizer, optimizer.state_names(group), p)
+        columns = state_columns(optimizer, optimizer.state_names(group), p)
         stored: dict[str, list[str]] = {}
         for column, of in columns.items():
             if not of.free and column in entry:

@@ -17,7 +17,7 @@ from ...transports.choose import Kind
 Group = dict[str, Any]
 
 
-class Owner(torch.optim.Optimizer):
+class RuleOptimizer(torch.optim.Optimizer):
     """A ``torch.optim.Optimizer`` whose update is a rule: all that members, launches and loading see of it.
 
     :class:`~pagedopt.PagedOptimizer` is the one class of this kind; it sets the attributes that have no value here.
@@ -67,7 +67,7 @@ class Owner(torch.optim.Optimizer):
         return format_of(self.state_format, name, p.dtype)
 
 
-def places(optimizer: Owner) -> Iterator[tuple[int, Group, torch.Tensor]]:
+def places(optimizer: RuleOptimizer) -> Iterator[tuple[int, Group, torch.Tensor]]:
     """Every place in which a parameter stands: (number of the group, the group, the parameter)."""
     for number, group in enumerate(optimizer.param_groups):
         for p in group["params"]:

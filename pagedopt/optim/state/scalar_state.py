@@ -17,7 +17,7 @@ import torch
 
 from ...formats.floating import SINGLES
 from ...rules import Rule
-from .rule_optimizer import Group, Owner
+from .rule_optimizer import Group, RuleOptimizer
 
 Values = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64] | slice
@@ -29,7 +29,7 @@ Ahead = dict[int, float]
 _ALL = slice(None)
 
 
-def number_names(optimizer: Owner, rule: Rule) -> tuple[str, ...]:
+def number_names(optimizer: RuleOptimizer, rule: Rule) -> tuple[str, ...]:
     """Names of the numbers that a parameter has in its state, in torch's order."""
     return _number_names(optimizer.has_step, rule)
 
@@ -44,14 +44,14 @@ def beside_param(group: Group) -> bool:
     return bool(group.get("fused") or group.get("capturable"))
 
 
-class Place(NamedTuple):
+class ScalarPlace(NamedTuple):
     """Where a number is, and in which dtype."""
 
     device: torch.device
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, group: Group, p: torch.Tensor) -> Place:
+    def of(cls, group: Group, p: torch.Tensor) -> ScalarPlace:
         """As torch has the step count of a parameter (torch/optim/adam.py, "special device hosting for step")."""
         wide = torch.get_default_dtype() == torch.float64 and not group.get("fused")
         device = p.device if beside_param(group) else torch.device("cpu")
@@ -59,9 +59,9 @@ class Place(NamedTuple):
 
 
 @torch.inference_mode(False)  # they outlive the block in which they are made
-def new_numbers(places: Sequence[Place]) -> list[torch.Tensor]:
+def new_numbers(places: Sequence[ScalarPlace]) -> list[torch.Tensor]:
     """A zero for each place, with memory of its own."""
-    made: dict[Place, Iterator[torch.Tensor]] = {}
+    made: dict[ScalarPlace, Iterator[torch.Tensor]] = {}
     for place, count in Counter(places).items():
         if place.device.type == "cpu" and count > 1:
             made[place] = iter(_zeros_here(place.dtype, count))
@@ -75,7 +75,7 @@ def _zeros_here(dtype: torch.dtype, count: int) -> list[torch.Tensor]:
     return [torch.frombuffer(block, dtype=dtype, count=1, offset=i * dtype.itemsize).view(()) for i in range(count)]
 
 
-class Numbers:
+class ScalarState:
     """One number of each of some parameters, read and written where its tensor lies.
 
     It keeps no tensor alive: who reads or writes gives them, in the order of construction, where :attr:`takes_tensors`
@@ -113,7 +113,9 @@ class Numbers:
         ])  # fmt: skip
         left[away] = False
         self._away = away
-        self._mirror = Mirror([tensors[row].dtype is torch.float32 for row in away.tolist()]) if len(away) else None
+        self._mirror = (
+            DeviceMirror([tensors[row].dtype is torch.float32 for row in away.tolist()]) if len(away) else None
+        )
         self._others = tuple(np.flatnonzero(left).tolist())
         # All of them, where they lie one behind the other, as numbers do that were made together.
         in_order = len(windows) == 1 and isinstance(windows[0][0], slice) and isinstance(windows[0][2], slice)
@@ -177,7 +179,7 @@ class Numbers:
                 tensors[row].detach().fill_(float(coming[row]))
 
 
-class Mirror:
+class DeviceMirror:
     """Numbers on devices, known here too: read where somebody else has written them, and never waited for otherwise.
 
     Args:
@@ -225,7 +227,7 @@ def _versions(tensors: Numerals) -> list[int] | None:
     return None if any(t.is_inference() for t in tensors) else [t._version for t in tensors]
 
 
-class Steps(Numbers):
+class StepCounts(ScalarState):
     """Step counts; parameters of one launch may have the same one."""
 
     __slots__ = ()
@@ -242,7 +244,7 @@ class Steps(Numbers):
                 ahead[address] = float(out[row])
 
 
-class KeptSteps(Numbers):
+class UnsavedStepCounts(ScalarState):
     """Step counts that stand in no state.
 
     Args:

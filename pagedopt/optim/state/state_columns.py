@@ -10,10 +10,10 @@ import torch
 from ...formats.floating import NUMBERS, columns_of
 from ...formats.format import Column, Format
 from ...placements.store import Wanted
-from .rule_optimizer import Owner
+from .rule_optimizer import RuleOptimizer
 
 
-class Kept(NamedTuple):
+class StateColumn(NamedTuple):
     """A column of a parameter's state.
 
     Attributes:
@@ -37,14 +37,14 @@ class Kept(NamedTuple):
         return Wanted(param, key, column, self.form.block)
 
 
-def kept(optimizer: Owner, names: Iterable[str], p: torch.Tensor) -> dict[str, Kept]:
+def state_columns(optimizer: RuleOptimizer, names: Iterable[str], p: torch.Tensor) -> dict[str, StateColumn]:
     """The columns of state ``names`` of a parameter, by their keys in its entry, in the order of the names.
 
     Raises:
         ValueError, TypeError: see :func:`pagedopt.formats.floating.format_of`.
     """
-    found: dict[str, Kept] = {}
+    found: dict[str, StateColumn] = {}
     for name in names:
         form = optimizer.format_of(name, p)
-        found.update((key, Kept(name, form, column)) for key, column in columns_of(form, name, p.dtype).items())
+        found.update((key, StateColumn(name, form, column)) for key, column in columns_of(form, name, p.dtype).items())
     return found

@@ -17,10 +17,10 @@ from ...tables.checks import LayoutError
 from ...tables.columns import Tensors, is_dense
 from ...tables.shards import local
 from ...transports.choose import pooled
-from ..state.rule_optimizer import Owner
-from ..state.scalar_state import Ahead, KeptSteps, Numbers, Numerals, Steps, Values, number_names
+from ..state.rule_optimizer import RuleOptimizer
+from ..state.scalar_state import Ahead, Numerals, ScalarState, StepCounts, UnsavedStepCounts, Values, number_names
 from .hyperparameters import Pattern, Uniforms, find_pattern, uniforms_of
-from .kernel_views import Lists
+from .kernel_views import KernelViews
 from .members import Grads, Member
 from .update import Count, Update
 
@@ -33,7 +33,7 @@ class Bucket:
     Args:
         optimizer: whose groups and options.
         members: the parameters; they have one rule and, list by list, one format.
-        shared: addresses of numbers that stand for several parameters (see :class:`Numbers`).
+        shared: addresses of numbers that stand for several parameters (see :class:`ScalarState`).
         shards: gradients of DTensors.
 
     Attributes:
@@ -46,12 +46,12 @@ class Bucket:
         "lists", "names", "route", "rule", "sweep", "takes_state",
     )  # fmt: skip
 
-    def __init__(self, optimizer: Owner, members: Sequence[Member], shared: set[int], shards: Grads) -> None:
+    def __init__(self, optimizer: RuleOptimizer, members: Sequence[Member], shared: set[int], shards: Grads) -> None:
         self.rule, self.count = members[0].rule, len(members)
         self._scalars, self._carried = self.rule.scalars, self.rule.carried
-        self.keys, self.names = _same(tuple(members[0].kept)), number_names(optimizer, self.rule)
+        self.keys, self.names = _same(tuple(members[0].columns)), number_names(optimizer, self.rule)
         self._groups = tuple([m.group for m in members]) if len(members) > 1 else _same((members[0].group,))
-        self.lists = Lists(members, self.keys)
+        self.lists = KernelViews(members, self.keys)
         tensors, sets = self.tensors_of(members), min(2 * len(set(self._groups)), len(members))
         formats = (None, None, *members[0].formats[2:])
         state = self._cut(self.lists.state_as_seen(members, self.keys))
@@ -80,7 +80,9 @@ class Bucket:
         )
 
     @classmethod
-    def partition(cls, optimizer: Owner, members: Sequence[Member], shards: Grads) -> list[tuple[Bucket, list[Member]]]:
+    def partition(
+        cls, optimizer: RuleOptimizer, members: Sequence[Member], shards: Grads
+    ) -> list[tuple[Bucket, list[Member]]]:
         """Sort all parameters by what a launch must have in common, one that stands twice, or two that share memory,
         into launches that follow each other."""
         memory = _memories(members)
@@ -94,7 +96,9 @@ class Bucket:
         shared = {at for at in numbers if at in once or once.add(at)}  # type: ignore[func-returns-value]
         return [(cls(optimizer, each, shared, shards), each) for each in found.values()]
 
-    def _sweep(self, optimizer: Owner, lists: Sequence[Any], formats: Sequence[Format | None], sets: int) -> Sweep:
+    def _sweep(
+        self, optimizer: RuleOptimizer, lists: Sequence[Any], formats: Sequence[Format | None], sets: int
+    ) -> Sweep:
         rows, shape = (self.route.rows, self.route.geometry) if self.route else (None, None)
         device, transport = lists[0][0].device, optimizer.transport
         sweep = Sweep(
@@ -119,14 +123,14 @@ class Bucket:
         return [tensors[i : i + self.count] for i in range(0, len(tensors), self.count)]
 
     def prepare(
-        self, optimizer: Owner, tensors: Tensors, numbers: Numerals, ahead: Ahead, shards: Grads
+        self, optimizer: RuleOptimizer, tensors: Tensors, numbers: Numerals, ahead: Ahead, shards: Grads
     ) -> Update | None:
         """The update of a step, with addresses, numbers and hyperparameters as they are now; None: nothing to update.
 
         Args:
             tensors: parameters, gradients and state, list by list.
             numbers: of the parameters, name by name.
-            ahead: see :meth:`Numbers.read`.
+            ahead: see :meth:`ScalarState.read`.
             shards: gradients of DTensors.
 
         Raises:
@@ -194,7 +198,7 @@ class Bucket:
             seeds[pattern.sets[present]] = np.broadcast_to(counts["step"][-1], self.count)[present]
         return seeds
 
-    def _written(self, optimizer: Owner, tensors: Any, absent: Sequence[int]) -> Numerals:
+    def _written(self, optimizer: RuleOptimizer, tensors: Any, absent: Sequence[int]) -> Numerals:
         """The tensors whose version counters a step raises."""
         away, first = set(absent), 2 * self.count
         written = (
@@ -231,17 +235,19 @@ def _runs_beside_python(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
-def _numbers(optimizer: Owner, members: Sequence[Member], shared: set[int]) -> tuple[tuple[str, Numbers, slice], ...]:
+def _numbers(
+    optimizer: RuleOptimizer, members: Sequence[Member], shared: set[int]
+) -> tuple[tuple[str, ScalarState, slice], ...]:
     """What each of the members has for itself: its name, and where its tensors are among all numbers of the bucket."""
     rule, count = members[0].rule, len(members)
     found = []
     for i, name in enumerate(number_names(optimizer, rule)):
-        kind = Steps if name == "step" and optimizer.has_step else Numbers
+        kind = StepCounts if name == "step" and optimizer.has_step else ScalarState
         where = slice(i * count, (i + 1) * count) if count > 1 else _one(i)
         found.append((name, kind([m.entry[name] for m in members], shared), where))
     if not optimizer.has_step and "step" in rule.scalars:
         # Where state keeps no count, a parameter whose state is made now has no steps behind it, another one has.
-        found = [("step", KeptSteps([not m.missing or m.again for m in members]), slice(0)), *found]
+        found = [("step", UnsavedStepCounts([not m.missing or m.again for m in members]), slice(0)), *found]
     return tuple(found)
 
 

@@ -12,7 +12,7 @@ from ...paging.budget import Budget
 from ...planning.estimate import Estimate, estimate
 from ...system.log import log
 from ...tables.shards import local
-from ..state.rule_optimizer import Group, Owner
+from ..state.rule_optimizer import Group, RuleOptimizer
 from .members import state_tensors
 
 #: Bytes below which state is not what fills a memory.
@@ -24,7 +24,7 @@ def near_place(groups: Iterable[Group]) -> str:
     return "device" if any(p.is_cuda for group in groups for p in group["params"]) else "host"
 
 
-def estimated(optimizer: Owner, budget: Budget | str | None) -> Estimate:
+def estimated(optimizer: RuleOptimizer, budget: Budget | str | None) -> Estimate:
     """What the optimizer takes with another budget, with the rule of its first group and where it spills best.
 
     Times are by the rates that a budget was reckoned with, else by assumed ones, which their name says.
@@ -35,7 +35,7 @@ def estimated(optimizer: Owner, budget: Budget | str | None) -> Estimate:
     return estimate(params, rule=rule, state_format=form, device_budget=budget, rates=known)
 
 
-def advice(optimizer: Owner, by_place: Mapping[str, int]) -> str:
+def advice(optimizer: RuleOptimizer, by_place: Mapping[str, int]) -> str:
     """What a smaller budget would give back and cost, in a sentence.
 
     Args:
@@ -63,7 +63,7 @@ def _round(nbytes: int) -> str:
     return f"{int(nbytes / 2**30 * 10) / 10:g}GiB" if nbytes >= 1 << 30 else f"{max(1, nbytes >> 20)}MiB"
 
 
-def tell(optimizer: Owner, why: str, before: Mapping[str, int], seconds: float) -> None:
+def tell(optimizer: RuleOptimizer, why: str, before: Mapping[str, int], seconds: float) -> None:
     """Log that bytes have moved.
 
     Args:
@@ -81,7 +81,7 @@ def tell(optimizer: Owner, why: str, before: Mapping[str, int], seconds: float) 
     )
 
 
-def tell_made(optimizer: Owner, made: Sequence[torch.Tensor] = (), by: str = "") -> None:
+def tell_made(optimizer: RuleOptimizer, made: Sequence[torch.Tensor] = (), by: str = "") -> None:
     """Log that state was made.
 
     Args:
@@ -98,7 +98,7 @@ def tell_made(optimizer: Owner, made: Sequence[torch.Tensor] = (), by: str = "")
         )
 
 
-def _where(optimizer: Owner, made: Sequence[torch.Tensor] = ()) -> str:
+def _where(optimizer: RuleOptimizer, made: Sequence[torch.Tensor] = ()) -> str:
     """Bytes by place, and what a step costs for them."""
     report = optimizer.store.planned([*state_tensors(optimizer), *map(local, made)])
     near = near_place(optimizer.param_groups)
@@ -110,7 +110,7 @@ def _where(optimizer: Owner, made: Sequence[torch.Tensor] = ()) -> str:
     return f"{places} ({report.means}); a step now moves {text_of_bytes(2 * away)} {way}{_time(optimizer, away)}"
 
 
-def _time(optimizer: Owner, away: int) -> str:
+def _time(optimizer: RuleOptimizer, away: int) -> str:
     """How long that takes, by the rates that the budget was reckoned with, or by assumed ones."""
     try:
         with_it, without = (estimated(optimizer, budget) for budget in (Budget.leaving(away), None))

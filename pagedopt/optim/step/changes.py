@@ -14,7 +14,7 @@ import torch
 from ...system.internals import Contents, identities
 from ...tables.columns import Tensors
 from ...tables.shards import is_sharded, local
-from ..state.rule_optimizer import Owner
+from ..state.rule_optimizer import RuleOptimizer
 from ..state.scalar_state import number_names
 from .bucket import Bucket
 from .members import Member, Members
@@ -25,7 +25,7 @@ _NO_PLACES: dict[tuple[int, str], int] = {}
 Pick = Callable[[tuple[Any, ...]], tuple[Any, ...]]
 
 
-class Watch:
+class ObjectWatch:
     """The objects that steps use: parameters by place, state's keys, and the values that steps take of its entries.
 
     Whatever users do to state shows in them: an entry deleted or replaced, a tensor replaced, its ``.data`` or storage
@@ -48,13 +48,13 @@ class Watch:
         "picks",
     )  # fmt: skip
 
-    def __init__(self, optimizer: Owner, members: Members) -> None:
+    def __init__(self, optimizer: RuleOptimizer, members: Members) -> None:
         self._rules, self._lengths, self._waiting = members.rules, members.lengths, tuple(members.waiting)
         entries: dict[int, dict[str, Any]] = {}
         names: dict[int, dict[str, None]] = {}  # a parameter may stand in several groups, whose rules differ
         for m in members.found:
             entries[id(m.param)] = m.entry
-            used = (*m.kept, *number_names(optimizer, m.rule))
+            used = (*m.columns, *number_names(optimizer, m.rule))
             names.setdefault(id(m.param), {}).update(dict.fromkeys(used))
         new = {id(m.param): m.param for m in members.found if m.entry and m.param not in optimizer.state}
         keys = (*optimizer.state, *new.values())
@@ -89,7 +89,7 @@ class Watch:
             picks.append(pair if len(members) > 1 else _pair(*pair))
         self.picks, self._places = tuple(picks), _NO_PLACES
 
-    def look(self, optimizer: Owner) -> Tensors | None:
+    def look(self, optimizer: RuleOptimizer) -> Tensors | None:
         """What is there now, if these are the objects that were there, and state where it was; else None.
 
         Returns:
@@ -132,4 +132,4 @@ def _stretch(first: int, last: int) -> Pick:
     return itemgetter(slice(first, last))
 
 
-__all__ = ["Pick", "Watch"]
+__all__ = ["ObjectWatch", "Pick"]

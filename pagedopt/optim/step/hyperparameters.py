@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from ...rules import Rule
-from ..state.rule_optimizer import Owner
+from ..state.rule_optimizer import RuleOptimizer
 from ..state.scalar_state import Values
 
 Uniforms = Sequence[Sequence[float]] | npt.NDArray[np.float64]
@@ -98,7 +98,11 @@ def _places(rule: Rule) -> list[_Place]:
 
 
 def uniforms_of(
-    rule: Rule, optimizer: Owner, leaders: Leaders, own: Mapping[str, Values | float], rounded: Collection[str] = ()
+    rule: Rule,
+    optimizer: RuleOptimizer,
+    leaders: Leaders,
+    own: Mapping[str, Values | float],
+    rounded: Collection[str] = (),
 ) -> Uniforms:
     """The numbers of each set of hyperparameters.
 

@@ -14,7 +14,7 @@ from .members import Grads, Member
 _NONE_BESIDE: dict[int, torch.Tensor] = {}
 
 
-class Lists:
+class KernelViews:
     """Parameters, gradients and state of some members, as :class:`~pagedopt.launch.sweep.Sweep` takes them.
 
     What is dense and laid out as its parameter is taken as it is; complex numbers are viewed as pairs of real ones, as
@@ -40,7 +40,7 @@ class Lists:
         self._beside = _NONE_BESIDE  # by place among all state
         for at, (key, m) in enumerate((key, m) for key in keys for m in members):
             state = local(m.entry[key])
-            if not _is_laid_out(state, like := m.kept[key].column.like(m.shard)):
+            if not _is_laid_out(state, like := m.columns[key].column.like(m.shard)):
                 if id(state) not in beside:
                     beside[id(state)] = torch.empty_strided(
                         like.shape, like.stride(), dtype=state.dtype, device=state.device

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from ...placements.store import Standing
 from ...system.interrupts import Uninterrupted
 from ...tables.columns import Tensors
-from ..state.rule_optimizer import Owner
+from ..state.rule_optimizer import RuleOptimizer
 from ..state.scalar_state import Ahead
 from .bucket import Bucket
-from .changes import Watch
+from .changes import ObjectWatch
 from .members import Grads, Member, members, reduced, sharded
 from .new_state import create
 from .update import Update
@@ -31,7 +31,7 @@ class Launches(NamedTuple):
         sharded: indices of parameters that are DTensors.
     """
 
-    watch: Watch
+    watch: ObjectWatch
     buckets: tuple[Bucket, ...]
     residents: tuple[int, ...]
     sharded: tuple[int, ...]
@@ -51,7 +51,7 @@ class PreparedStep(NamedTuple):
         fresh: parameters whose state is still to be put into the optimizer's.
     """
 
-    optimizer: Owner
+    optimizer: RuleOptimizer
     updates: tuple[Update, ...]
     launches: Launches
     standing: Standing
@@ -101,13 +101,13 @@ class PreparedStep(NamedTuple):
 
 
 def prepare_again(
-    optimizer: Owner, known: Launches, found: Tensors, standing: Standing, shards: Grads = NO_SHARDS
+    optimizer: RuleOptimizer, known: Launches, found: Tensors, standing: Standing, shards: Grads = NO_SHARDS
 ) -> PreparedStep:
     """A step for the very objects of the last one.
 
     Args:
         known: what stayed from it.
-        found: these objects, as :meth:`Watch.look` has them.
+        found: these objects, as :meth:`ObjectWatch.look` has them.
         standing: the store's.
         shards: gradients of DTensors.
 
@@ -124,7 +124,7 @@ def prepare_again(
     return PreparedStep(optimizer, tuple(updates), known, standing, (*optimizer.state.values(),))
 
 
-def prepare_anew(optimizer: Owner, shards: Grads) -> PreparedStep:
+def prepare_anew(optimizer: RuleOptimizer, shards: Grads) -> PreparedStep:
     """A step for what state and groups hold now, and for state that is made now.
 
     Args:
@@ -138,7 +138,7 @@ def prepare_anew(optimizer: Owner, shards: Grads) -> PreparedStep:
     everyone = members(optimizer)
     fresh = tuple([m for m in everyone.found if m.is_new or m.missing or m.moved])
     create(optimizer, everyone.found)
-    watch = Watch(optimizer, everyone)
+    watch = ObjectWatch(optimizer, everyone)
     standing = optimizer.store.stand()
     buckets = Bucket.partition(optimizer, everyone.found, shards)
     watch.serve(buckets)
@@ -151,7 +151,7 @@ def prepare_anew(optimizer: Owner, shards: Grads) -> PreparedStep:
     return PreparedStep(optimizer, there, launches, standing, tuple([m.entry for m in everyone.found]), fresh)
 
 
-def grads_of_shards(optimizer: Owner, known: Launches | None, found: Tensors | None) -> Grads:
+def grads_of_shards(optimizer: RuleOptimizer, known: Launches | None, found: Tensors | None) -> Grads:
     """Gradients of DTensors as their shards have them; all their processes call this once in each step."""
     if known is None or found is None:
         return reduced(sharded(optimizer))
@@ -159,7 +159,7 @@ def grads_of_shards(optimizer: Owner, known: Launches | None, found: Tensors | N
     return reduced([params[i] for i in known.sharded])
 
 
-def _put_state(optimizer: Owner, fresh: tuple[Member, ...]) -> None:
+def _put_state(optimizer: RuleOptimizer, fresh: tuple[Member, ...]) -> None:
     for member in fresh:
         entry = optimizer.state[member.param]
         for name, value in member.entry.items():
@@ -168,7 +168,7 @@ def _put_state(optimizer: Owner, fresh: tuple[Member, ...]) -> None:
                 entry[name] = value
 
 
-def _take_state_back(optimizer: Owner, fresh: tuple[Member, ...]) -> None:
+def _take_state_back(optimizer: RuleOptimizer, fresh: tuple[Member, ...]) -> None:
     for member in fresh:
         entry: dict[str, Any] = optimizer.state.get(member.param, {})
         for name in member.missing:

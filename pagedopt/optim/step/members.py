@@ -17,9 +17,9 @@ from ...rules.rule import check_rule
 from ...tables.checks import DtypeError
 from ...tables.columns import has_memory, is_fake
 from ...tables.shards import is_partial, is_sharded, local, local_grad, placed_alike, placement_of
-from ..state.rule_optimizer import Group, Owner, places
+from ..state.rule_optimizer import Group, RuleOptimizer, places
 from ..state.scalar_state import number_names
-from ..state.state_columns import Kept, kept
+from ..state.state_columns import StateColumn, state_columns
 from .class_checks import check_update
 
 #: Gradients of DTensors as their shards have them, by parameter.
@@ -35,7 +35,7 @@ class Member:
         group: the index of its group.
         rule: what happens to it.
         entry: its state, what is made for the coming step included.
-        kept: the columns of its state tensors by their keys in the entry, in the rule's order.
+        columns: of its state, by their keys in the entry, in the rule's order.
         index: of the parameter, counted through all groups.
         shard: what this process has of the parameter: itself, unless it is a DTensor.
         is_new: whether there is nothing of its state yet.
@@ -49,7 +49,7 @@ class Member:
     group: int
     rule: Rule
     entry: dict[str, Any]
-    kept: dict[str, Kept]
+    columns: dict[str, StateColumn]
     index: int
     shard: torch.Tensor
     is_new: bool = False
@@ -66,7 +66,7 @@ class Member:
             TypeError: no kernel takes such numbers.
         """
         p = self.param
-        forms = {of.name: of_dtype(self.entry[key].dtype) if of.free else of.form for key, of in self.kept.items()}
+        forms = {of.name: of_dtype(self.entry[key].dtype) if of.free else of.form for key, of in self.columns.items()}
         return (of_dtype(p.dtype, "param"), of_dtype((p if p.grad is None else p.grad).dtype, "grad"), *forms.values())
 
 
@@ -94,7 +94,7 @@ class Members(NamedTuple):
         return tuple(sorted(first.values()))
 
 
-def members(optimizer: Owner) -> Members:
+def members(optimizer: RuleOptimizer) -> Members:
     """Every parameter that can be updated, and those that wait for their first gradient.
 
     Raises:
@@ -132,7 +132,7 @@ def members(optimizer: Owner) -> Members:
             )
         if not known(real_dtype(p.dtype)):
             raise NotImplementedError(f"{type(optimizer).__name__} cannot update parameter {index}: it is {p.dtype}")
-        member = Member(p, number, rule, entry, kept(optimizer, rule.inputs[2:], p), index, local(p))
+        member = Member(p, number, rule, entry, state_columns(optimizer, rule.inputs[2:], p), index, local(p))
         if p.grad is None:
             if not _is_complete(optimizer, member):
                 waiting.append(index)
@@ -155,7 +155,7 @@ def _shared(lengths: tuple[int, ...], rules: tuple[Rule, ...]) -> tuple[tuple[in
     return lengths, rules
 
 
-def refuse(optimizer: Owner, group: Group, states: Collection[str]) -> None:
+def refuse(optimizer: RuleOptimizer, group: Group, states: Collection[str]) -> None:
     """What can be said of a group's parameters before there is a gradient.
 
     Args:
@@ -179,7 +179,7 @@ def refuse(optimizer: Owner, group: Group, states: Collection[str]) -> None:
                 optimizer.format_of(name, p)
 
 
-def _check_sharded(optimizer: Owner, p: torch.Tensor, states: Collection[str]) -> None:
+def _check_sharded(optimizer: RuleOptimizer, p: torch.Tensor, states: Collection[str]) -> None:
     if is_partial(p):
         raise TypeError(
             f"a parameter of shape {tuple(p.shape)} is {placement_of(p)}: its values are sums that have not been made; "
@@ -203,14 +203,14 @@ def reduced(params: Collection[torch.Tensor]) -> Grads:
     return {p: grad for p in params if (grad := local_grad(p)) is not None}
 
 
-def sharded(optimizer: Owner) -> list[torch.Tensor]:
+def sharded(optimizer: RuleOptimizer) -> list[torch.Tensor]:
     """The parameters that are DTensors, each once, in an order that all processes have."""
     return list(dict.fromkeys(p for _, _, p in places(optimizer) if is_sharded(p)))
 
 
-def _is_complete(optimizer: Owner, member: Member) -> bool:
+def _is_complete(optimizer: RuleOptimizer, member: Member) -> bool:
     """Whether a parameter without gradient has state that a step could use, should there be one."""
-    needed = (*number_names(optimizer, member.rule), *member.kept)
+    needed = (*number_names(optimizer, member.rule), *member.columns)
     if any(member.entry.get(name) is None for name in needed):
         return False
     try:
@@ -220,8 +220,8 @@ def _is_complete(optimizer: Owner, member: Member) -> bool:
     return True
 
 
-def _find_missing(optimizer: Owner, member: Member) -> None:
-    needed = (*number_names(optimizer, member.rule), *member.kept)
+def _find_missing(optimizer: RuleOptimizer, member: Member) -> None:
+    needed = (*number_names(optimizer, member.rule), *member.columns)
     if optimizer.has_step and member.entry:  # torch makes all of a parameter's state at once, or looks up each
         for name in needed:
             member.entry[name]
@@ -232,14 +232,14 @@ def _find_missing(optimizer: Owner, member: Member) -> None:
     member.missing = [name for name in needed if member.entry.get(name) is None]
 
 
-def _check(optimizer: Owner, member: Member) -> None:
+def _check(optimizer: RuleOptimizer, member: Member) -> None:
     p = member.param
     if p.grad is not None and p.grad.layout is not torch.strided:
         raise RuntimeError(f"{type(optimizer).__name__} does not support sparse gradients")
     if is_sharded(p.grad) and member.shard is p:
         raise RuntimeError(f"the gradient of {_named(member)} is {placement_of(p.grad)}, the parameter is none")
     if member.shard is not p:
-        _check_sharded(optimizer, p, {of.name for of in member.kept.values()})
+        _check_sharded(optimizer, p, {of.name for of in member.columns.values()})
         p = member.shard
     if _is_expanded(p):
         raise RuntimeError(
@@ -248,7 +248,7 @@ def _check(optimizer: Owner, member: Member) -> None:
         )
     if not has_memory(p):
         raise RuntimeError(f"{_named(member)} has no memory for all of it: its storage was freed or resized")
-    for key in member.kept:
+    for key in member.columns:
         if key not in member.missing:
             _check_tensor(optimizer, member, key)
     for name in number_names(optimizer, member.rule):
@@ -263,7 +263,7 @@ def _check_number(member: Member, name: str) -> None:
         raise RuntimeError(f"state {name!r} of {_named(member)} is {_words(value)}; it must be a tensor of one number")
 
 
-def _move_number(optimizer: Owner, member: Member, name: str) -> None:
+def _move_number(optimizer: RuleOptimizer, member: Member, name: str) -> None:
     """Where a group's flags ask for numbers on the device, one that others have put on the CPU comes back, as ZeRO's
     ``load_state_dict`` leaves them there."""
     group, value = optimizer.param_groups[member.group], member.entry[name]
@@ -272,8 +272,8 @@ def _move_number(optimizer: Owner, member: Member, name: str) -> None:
         member.entry[name] = value.to(member.param.device)
 
 
-def _check_tensor(optimizer: Owner, member: Member, key: str) -> None:
-    p, value, of = member.param, member.entry[key], member.kept[key]
+def _check_tensor(optimizer: RuleOptimizer, member: Member, key: str) -> None:
+    p, value, of = member.param, member.entry[key], member.columns[key]
     what = f"state {key!r} of {_named(member)} is {_words(value)}"
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         raise RuntimeError(f"{what}; it must be a dense tensor")
@@ -309,7 +309,7 @@ def _words(value: Any) -> str:
     return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
 
 
-def state_tensors(optimizer: Owner) -> list[torch.Tensor]:
+def state_tensors(optimizer: RuleOptimizer) -> list[torch.Tensor]:
     """Every tensor of state but numbers, each once, whether a rule names it now or not; of DTensors the shards."""
     found = {
         id(value): local(value)

@@ -12,12 +12,12 @@ from ...launch.sweep import Sweep
 from ...paging.visits import Step
 from ...placements.arena import Arena
 from ...tables.columns import Tensors
-from ..state.scalar_state import Numbers, Numerals, Values
+from ..state.scalar_state import Numerals, ScalarState, Values
 from .hyperparameters import Uniforms
-from .kernel_views import Lists
+from .kernel_views import KernelViews
 
 #: A number of each parameter: which it is, its tensors, and what it becomes.
-Count = tuple[Numbers, Numerals, Values | float]
+Count = tuple[ScalarState, Numerals, Values | float]
 
 
 class Update(NamedTuple):
@@ -43,7 +43,7 @@ class Update(NamedTuple):
     sweep: Sweep
     ready: Any
     stamp: int
-    lists: Lists
+    lists: KernelViews
     tensors: Tensors
     seen: Tensors
     absent: list[int]

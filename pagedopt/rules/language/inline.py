@@ -16,7 +16,7 @@ from typing import Any
 from . import instead
 from .function_syntax import RuleError, is_source_of, place, refuse, source_of
 from .functions import FUNCTIONS
-from .names import UNBOUND, Watch, complaint, is_reserved, value_of
+from .names import UNBOUND, NameWatch, complaint, is_reserved, value_of
 
 Statement = tuple[str, ast.expr, ast.AST]
 
@@ -54,7 +54,7 @@ class Line:
     values: list[ast.expr] = field(default_factory=list)
     carried: tuple[str, ...] = ()
     renewed: dict[str, ast.expr] = field(default_factory=dict)
-    watch: Watch = field(default_factory=Watch)
+    watch: NameWatch = field(default_factory=NameWatch)
     _used: set[str] = field(default_factory=set)
     _texts: dict[FunctionType, ast.FunctionDef] = field(default_factory=dict)
 

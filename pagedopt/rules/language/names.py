@@ -57,7 +57,7 @@ def complaint(name: str, value: Any) -> str:
     return f"{name!r} {found}; write 'from {home} import {name}'"
 
 
-class Watch:
+class NameWatch:
     """What a translation rests on: the text and defaults of functions, and what the names that they call stand for."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from . import instead
 from .function_syntax import refuse, source_of
 from .functions import FUNCTIONS
 from .inline import Line, check_name, straight_line
-from .names import Watch
+from .names import NameWatch
 
 ARITHMETIC: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 COMPARE: dict[type[ast.cmpop], str] = {
@@ -64,7 +64,7 @@ class Program:
     body: list[tuple[str, ast.expr]] = field(default_factory=list)
     returns: list[ast.expr] = field(default_factory=list)
     reads: frozenset[int] = frozenset()
-    watch: Watch = field(default_factory=Watch)
+    watch: NameWatch = field(default_factory=NameWatch)
 
     @property
     def functor(self) -> str:
