@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..paging.visits import Launch, Step
+from ..paging.visits import Action, Launch
 from ..system.numba.compile_text import load
 from ..tables.layout import HostTable, Span
 from ..tables.storage import PLACES, StorageFormat
@@ -105,7 +105,7 @@ def whole(compiled: Callable[..., None], table: HostTable, count: int) -> Way:
     return _walk(compiled, table, count).whole
 
 
-def ways(compiled: Callable[..., None], table: HostTable, steps: Iterable[Step], count: int) -> Ways:
+def ways(compiled: Callable[..., None], table: HostTable, steps: Iterable[Action], count: int) -> Ways:
     """The same for the span of each launch among some steps."""
     walk = _walk(compiled, table, count)
     if walk.ways is None:

@@ -13,7 +13,7 @@ import torch
 
 from ..paging.pages import Indices, Pieces, cut
 from ..paging.policy import Move, schedule
-from ..paging.visits import Mover, Span, Step, plan
+from ..paging.visits import Action, Mover, Span, plan
 from ..placements.arena import Arena
 from ..placements.movers import Ring, slot_offset
 from ..placements.store import Store, find
@@ -47,7 +47,7 @@ class Route:
     at_hand: int
     moves: Visits
     _planned: tuple[HostTable, tuple[int, ...]] | None = field(default=None, init=False)
-    _plan: tuple[Step, ...] = field(default=(), init=False)
+    _plan: tuple[Action, ...] = field(default=(), init=False)
 
     @property
     def geometry(self) -> Geometry | None:
@@ -55,7 +55,7 @@ class Route:
         usual = choose_geometry(self.rows.numel.tolist())
         return Geometry(CHUNK, BLOCK) if self.device.type == "cuda" and usual.threads == BLOCK else None
 
-    def plan(self, table: HostTable, absent: Sequence[int] = ()) -> tuple[Step, ...]:
+    def plan(self, table: HostTable, absent: Sequence[int] = ()) -> tuple[Action, ...]:
         """What a step over ``table`` does: a value, to read, to print, to put in another order.
 
         A page of which every parameter lacks its gradient stays where it is.
@@ -130,12 +130,12 @@ def _one_row(numel: int, moves: Visits) -> tuple[Rows, Visits]:
     return Rows(none, none, np.array([numel]), _IN_PLACE), moves
 
 
-def _steps(at_hand: Span, visits: Visits) -> tuple[Step, ...]:
+def _steps(at_hand: Span, visits: Visits) -> tuple[Action, ...]:
     return _one_visit(at_hand, visits) if len(visits) == 1 else tuple(plan(at_hand, visits))
 
 
 @functools.lru_cache(maxsize=1024)
-def _one_visit(at_hand: Span, visits: Visits) -> tuple[Step, ...]:
+def _one_visit(at_hand: Span, visits: Visits) -> tuple[Action, ...]:
     """The same for all who have but one page, of as many chunks, to visit."""
     return tuple(plan(at_hand, visits))
 

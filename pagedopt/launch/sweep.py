@@ -12,7 +12,7 @@ import torch
 from ..formats.format import Format
 from ..kernels import cpu, cuda
 from ..kernels.source import arithmetic
-from ..paging.visits import WHOLE, Mover, Span, Step, carry_out
+from ..paging.visits import WHOLE, Action, Mover, Span, carry_out
 from ..rules import Rule
 from ..rules.rule import check_rule
 from ..system import internals
@@ -124,7 +124,7 @@ class Sweep:
         self.arithmetic = arithmetic(self.formats)
         self._kernel: tuple[object, Any] = (None, None)  # and what else it depends on (see ready())
 
-    def run(self, scalars: Scalars | Sequence[Sequence[float]], steps: Sequence[Step] = WHOLE, seed: int = 0) -> None:
+    def run(self, scalars: Scalars | Sequence[Sequence[float]], steps: Sequence[Action] = WHOLE, seed: int = 0) -> None:
         """Update every tensor once where it lies now, on the current stream, without waiting for it.
 
         Args:
@@ -148,7 +148,7 @@ class Sweep:
     def launch(
         self,
         sets: Sets | None,
-        steps: Sequence[Step] = WHOLE,
+        steps: Sequence[Action] = WHOLE,
         mover: Mover | None = None,
         seeds: npt.ArrayLike = 0,
         ready: Any = None,
@@ -183,7 +183,7 @@ class Sweep:
             sets = np.column_stack([np.asarray(sets).reshape(len(sets), -1), np.broadcast_to(seeds, len(sets))])
         self.table.host.set_scalars(sets)
 
-    def _launch_on_cpu(self, steps: Sequence[Step], mover: Mover | None, ways: Any) -> None:
+    def _launch_on_cpu(self, steps: Sequence[Action], mover: Mover | None, ways: Any) -> None:
         if steps is WHOLE:
             walk, team = ways
             self.begun = True  # now: nothing is left that may fail, but the update itself
@@ -203,7 +203,9 @@ class Sweep:
 
         carry_out(steps, launch, mover)
 
-    def _launch_on_cuda(self, index: int, steps: Sequence[Step], mover: Mover | None, kernel: cuda.CudaKernel) -> None:
+    def _launch_on_cuda(
+        self, index: int, steps: Sequence[Action], mover: Mover | None, kernel: cuda.CudaKernel
+    ) -> None:
         handle = internals.current_stream(index)
         stream = cuda.Stream(handle)
         with self.transport.lend(self.table.host, handle) as lent:
@@ -235,7 +237,7 @@ class Sweep:
         self.rule.check()
         self.ready()
 
-    def ready(self, steps: Sequence[Step] = WHOLE) -> Any:
+    def ready(self, steps: Sequence[Action] = WHOLE) -> Any:
         """What launches of these steps take: the compiled kernel, or on a CPU what to call for each span.
 
         The kernel is looked up, and if need be compiled, only when formats have changed; or, on a CPU, when there are

@@ -56,12 +56,12 @@ class Evict:
     move: Move
 
 
-Step = Fetch | Arrive | Launch | Evict
+Action = Fetch | Arrive | Launch | Evict
 #: What a step does whose pages are all where they are used.
-WHOLE: tuple[Step, ...] = (Launch(None),)
+WHOLE: tuple[Action, ...] = (Launch(None),)
 
 
-def plan(at_hand: Span | None, moves: Sequence[tuple[Move, Span]], slots: int = SLOTS) -> list[Step]:
+def plan(at_hand: Span | None, moves: Sequence[tuple[Move, Span]], slots: int = SLOTS) -> list[Action]:
     """Launch what is at hand, then each span while its page is in its slot; fetch as early as slots allow.
 
     Args:
@@ -74,7 +74,7 @@ def plan(at_hand: Span | None, moves: Sequence[tuple[Move, Span]], slots: int = 
     """
     if slots < 1:
         raise ValueError(f"slots is {slots}; pages need at least 1 to pass through")
-    steps: list[Step] = []
+    steps: list[Action] = []
     waiting, inside = deque(move for move, _ in moves), deque[int]()
 
     def fetch_ahead() -> None:
@@ -115,7 +115,7 @@ class Mover(Protocol):
         """
 
 
-def carry_out(steps: Iterable[Step], launch: Callable[[Span | None], object], mover: Mover | None = None) -> None:
+def carry_out(steps: Iterable[Action], launch: Callable[[Span | None], object], mover: Mover | None = None) -> None:
     """Do what a plan says.
 
     If anything fails, pages that were fetched are brought back as they are: the one in use with what was done to it.

@@ -14,7 +14,7 @@ from support import F32, lists_for, scalars_for
 from pagedopt import Sweep
 from pagedopt.kernels import cuda as kernels
 from pagedopt.paging.policy import Move
-from pagedopt.paging.visits import Step, plan
+from pagedopt.paging.visits import Action, plan
 from pagedopt.rules import RULES
 from pagedopt.system import internals
 from pagedopt.tables.layout import HostTable
@@ -82,14 +82,14 @@ class Device:
     def finish(self) -> None:
         self.note("finish")
 
-    def step(self, number: int, steps: list[Step] | None = None) -> None:
+    def step(self, number: int, steps: list[Action] | None = None) -> None:
         scalars = [ADAMW.uniforms(scalars_for(ADAMW, number))]
         if steps is None:
             self.sweep.launch(scalars)
         else:
             self.sweep.launch(scalars, steps, self)
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[Action]:
         """The first chunk at hand, two pages that visit."""
         end = len(self.sweep.table.host.chunks)
         return plan((0, 1), [(Move(0, 8, 0), (1, 3)), (Move(0, 9, 1), (3, end))])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pagedopt.paging import visits
 from pagedopt.paging.policy import SLOTS, Move, schedule
-from pagedopt.paging.visits import Arrive, Evict, Fetch, Launch, Span, Step, carry_out, plan
+from pagedopt.paging.visits import Action, Arrive, Evict, Fetch, Launch, Span, carry_out, plan
 
 Moves = list[tuple[Move, Span]]
 RESIDENT = (0, 7)
@@ -174,7 +174,7 @@ def test_without_a_mover_there_are_launches_alone() -> None:
 def test_any_order_that_has_a_slot_for_every_page_is_carried_out(case: tuple[Moves, int], random) -> None:  # type: ignore[no-untyped-def]
     """As one that fetches under the forward and updates in the backward would have it."""
     moves = cyclic(len(case[0]), max(1, len(case[0])))
-    steps: list[Step] = [Fetch(move) for move, _ in moves]
+    steps: list[Action] = [Fetch(move) for move, _ in moves]
     for move, span in random.sample(moves, len(moves)):
         steps += [Arrive(move), Launch(span), Evict(move)]
     trace = Trace()
@@ -187,10 +187,10 @@ class Stop(Exception):
     """What whoever makes the steps, or launches them, may raise."""
 
 
-def until(steps: list[Step], count: int, trace: Trace, how: str) -> None:
+def until(steps: list[Action], count: int, trace: Trace, how: str) -> None:
     """Carry out the first ``count`` steps, and then stop in one of three ways."""
 
-    def some() -> Iterator[Step]:
+    def some() -> Iterator[Action]:
         yield from steps[:count]
         if how == "steps":
             raise Stop

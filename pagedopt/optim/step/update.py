@@ -9,7 +9,7 @@ import torch
 
 from ...launch.route import Route
 from ...launch.sweep import Sweep
-from ...paging.visits import Step
+from ...paging.visits import Action
 from ...placements.arena import Arena
 from ...tables.columns import Tensors
 from ..state.scalar_state import Numerals, ScalarState, Values
@@ -50,7 +50,7 @@ class Update(NamedTuple):
     counts: tuple[Count, ...]
     sets: Uniforms
     route: Route | None
-    plan: Sequence[Step]
+    plan: Sequence[Action]
     written: Numerals
 
     def launch(self, arenas: Sequence[Arena]) -> None:
