@@ -1,4 +1,4 @@
-"""Optimizers: ``torch.optim.Optimizer`` front ends to one launch over one pointer list."""
+"""The optimizers: ``torch.optim.Optimizer`` subclasses that update many tensors in one kernel launch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .tools.run_with_room import run_with_room as run_with_room
     from .tools.shadow import Shadow as Shadow
     from .tools.shadow import shadow as shadow
-else:  # a type checker would take any name for one of these
+else:  # type checkers must not see this __getattr__: they would accept any name
     __getattr__, __dir__, __all__ = attach(
         __name__,
         {

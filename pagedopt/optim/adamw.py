@@ -1,4 +1,4 @@
-"""AdamW, as a drop-in for ``torch.optim.AdamW``."""
+"""PagedAdamW, a drop-in replacement for ``torch.optim.AdamW``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .options import Options
 
 
 class PagedAdamW(PagedOptimizer, torch.optim.AdamW):
-    """AdamW (Loshchilov & Hutter 2019) with arguments, defaults, errors and state dict of ``torch.optim.AdamW``.
+    """AdamW (Loshchilov & Hutter 2019) with the arguments, defaults, errors and state dict of ``torch.optim.AdamW``.
 
-    One launch updates every parameter of one combination of dtypes, whatever their number.
+    One launch updates all parameters that share one combination of dtypes.
 
     Args:
         params: parameters or groups.
@@ -27,19 +27,20 @@ class PagedAdamW(PagedOptimizer, torch.optim.AdamW):
         weight_decay: decoupled weight decay.
         amsgrad: use the largest second moment so far.
         maximize: go up the gradient.
-        foreach, fused, capturable: which of its implementations torch would choose; this class has one, so they change
-            what is refused, as torch refuses it, and nothing else but where ``step`` lies: with ``fused`` or
-            ``capturable`` on the parameter's device, as torch has it.  (Capturing a step is refused nevertheless.)
+        foreach, fused, capturable: choose torch's implementation; this class has only one.  They have two effects, both
+            as in torch: which inputs are refused, and where ``step`` lies (with ``fused`` or ``capturable`` on the
+            parameter's device).  Capturing a step into a CUDA graph is refused even with ``capturable``.
         differentiable: must be False.
         options: see :class:`Options`.
 
     Raises:
-        ValueError, RuntimeError: as torch for its arguments; ``differentiable`` is True; an option is unknown.
+        ValueError, RuntimeError: torch refuses an argument; ``differentiable`` is True; an option has a bad value.
+        TypeError: there is no such option.
     """
 
     rules = (adamw, adamw_amsgrad, adam, adam_amsgrad)
-    fixed_dtypes = ("exp_avg",)  # torch's lerp_
-    rounded_on_cuda = ("beta1", "beta2")  # fused_adam_utils.cuh, torch 2.11: 1 - beta is that of beta in float32
+    fixed_dtypes = ("exp_avg",)  # torch updates it with lerp_, which refuses mixed dtypes
+    rounded_on_cuda = ("beta1", "beta2")  # fused_adam_utils.cuh, torch 2.11: rounds beta before it computes 1 - beta
 
     def __init__(
         self,
@@ -57,33 +58,31 @@ class PagedAdamW(PagedOptimizer, torch.optim.AdamW):
         fused: bool | None = None,
         **options: Unpack[Options],
     ) -> None:
-        if differentiable and not fused:  # torch has an error of its own for both
+        if differentiable and not fused:  # torch itself refuses both together
             raise ValueError("differentiable=True: PagedAdamW does not support it; use torch.optim.AdamW for that")
         self._configure(options)
         torch.optim.AdamW.__init__(
             self, params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, maximize=maximize,
             foreach=foreach, capturable=capturable, differentiable=differentiable, fused=fused,
         )  # fmt: skip
-        self._step_supports_amp_scaling = False  # torch's fused step takes the scale of a GradScaler; this one does not
+        self._step_supports_amp_scaling = False  # torch sets it if fused; but this step does not unscale gradients
 
     def rule_of(self, group: Group) -> Rule:
-        """AdamW or, as torch's group flag has it, Adam, with or without the running maximum."""
-        if group["capturable"] or group["differentiable"]:
-            _check_flags(group)
+        """Return AdamW's rule, or Adam's if ``decoupled_weight_decay`` is False; with ``amsgrad`` its variant.
+
+        Raises:
+            AssertionError: ``capturable`` without ``fused``, and a CPU parameter has a gradient (as torch).
+            RuntimeError: ``differentiable`` is set.
+        """
+        if group["differentiable"]:
+            raise RuntimeError(
+                "differentiable=True is set in a group; PagedAdamW does not support it: use torch's AdamW"
+            )
+        capturable = group["capturable"] and not group.get("fused")
+        if capturable and any(p.device.type == "cpu" and p.grad is not None for p in group["params"]):
+            raise AssertionError(
+                "capturable=True is set in a group with CPU parameters; it is for CUDA parameters, or for fused=True"
+            )
         if group.get("decoupled_weight_decay", True):
             return adamw_amsgrad if group["amsgrad"] else adamw
         return adam_amsgrad if group["amsgrad"] else adam
-
-
-def _check_flags(group: Group) -> None:
-    """
-    Raises:
-        AssertionError: ``capturable`` is set, ``fused`` is not, and a parameter on a CPU has a gradient (as torch).
-        RuntimeError: ``differentiable`` is set.
-    """
-    if group["differentiable"]:
-        raise RuntimeError("differentiable=True is set in a group; PagedAdamW does not support it: use torch's AdamW")
-    if not group.get("fused") and any(p.device.type == "cpu" and p.grad is not None for p in group["params"]):
-        raise AssertionError(
-            "capturable=True is set in a group with parameters on a CPU; it is for CUDA parameters, or for fused=True"
-        )

@@ -1,4 +1,4 @@
-"""What every paged optimizer shares: a step is one launch per combination of dtypes, over one pointer list."""
+"""PagedOptimizer, the base class of all optimizers: step, state dicts, copies, and moving state between memories."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import torch
 from ..common.units import parse_bytes, text_of_bytes
 from ..paging.budget import Budget, Given
 from ..placements import choose
-from ..placements.choose import StateLost
 from ..placements.memory_report import MemoryReport
 from ..placements.store import Store
 from ..planning.affordable import Affordable
 from ..rules import Rule
 from ..system.internals import dynamo_is_at_work, opaque
 from ..system.log import log
+from ..system.state_lost import StateLost
 from .loading.copying import bring_home, duplicate, into_pages
 from .loading.load import load
-from .locks import Turn, in_turn
+from .locks import OptimizerLock, locked
 from .options import Options, complete
 from .out_of_memory import advise, is_out_of_memory
 from .state.encoding import decoded
@@ -35,7 +35,7 @@ from .step.members import refuse, state_tensors
 
 @functools.lru_cache(maxsize=256)
 def _names(rules: tuple[Rule, ...]) -> tuple[frozenset[str], frozenset[str]]:
-    """Names of all state tensors that some rules have, and of numbers."""
+    """Return (names of the rules' state tensors, names of their numbers), the same objects for the same rules."""
     states = frozenset(name for rule in rules for name in rule.inputs[2:])
     return states, frozenset({"step", *(name for rule in rules for name in rule.carried)})
 
@@ -43,18 +43,17 @@ def _names(rules: tuple[Rule, ...]) -> tuple[frozenset[str], frozenset[str]]:
 class PagedOptimizer(RuleOptimizer):
     """A ``torch.optim.Optimizer`` made from a rule.
 
-    A subclass names its rule, whose hyperparameters are the group's values by name::
+    A subclass sets ``rule``.  The rule's hyperparameters are taken from the parameter group by name::
 
         class SignDescent(PagedOptimizer):
             rule = sign_descent                      # a function decorated with pagedopt.rule
             def __init__(self, params, lr=1e-3, **options):
                 super().__init__(params, {"lr": lr}, **options)
 
-    The rule's first input is the parameter, its second the gradient, the others are state, created with zeros (or
-    what ``initial`` says) in the first step in which the parameter has a gradient.  A hyperparameter ``step`` is the
-    number of the parameter's step, from 1 on; members of a group's tuple ``betas`` are ``beta1``, ``beta2``.  A
-    hyperparameter that the rule returns, too, is a number of the parameter's own: a CPU tensor of no dimensions in its
-    state, as ``step`` is.
+    The rule's inputs are parameter, gradient and state, in this order.  State begins at zero (or as ``initial`` says),
+    in the first step in which the parameter has a gradient.  A hyperparameter ``step`` is the parameter's step count,
+    from 1 on; ``beta1``, ``beta2`` are the members of a group's tuple ``betas``.  A hyperparameter that the rule also
+    returns is a number of the parameter's own: a CPU tensor of no dimensions in its state, like ``step``.
 
     Args:
         params: parameters or groups, as for any torch optimizer.  Of a ``DTensor`` (FSDP2, tensor parallel) each
@@ -63,14 +62,14 @@ class PagedOptimizer(RuleOptimizer):
         options: see :class:`Options`.
 
     Raises:
-        ValueError: an option has an unknown value, a parameter is neither on a CPU nor on a GPU of NVIDIA's, or the
-            placement is not for its device; ``initial`` speaks of state that no rule has.
-        TypeError: there is no such option, or one has a value of the wrong kind; the class has no rule, or a
-            hyperparameter of its one rule is missing.
+        ValueError: an option has a bad value; a parameter is neither on a CPU nor on an NVIDIA GPU, or the placement
+            does not serve its device; ``initial`` names state that no rule has.
+        TypeError: there is no such option, or its value has the wrong type; the class has no rule, or a hyperparameter
+            of its only rule is missing.
         RuleError: a rule assigns state and does not return it, does not change its first input, or changes its second.
     """
 
-    @opaque  # what is set in a frame that is traced is lost where the graph breaks
+    @opaque  # torch.compile would lose attributes that are set in a traced frame with a graph break
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any], **options: Unpack[Options]) -> None:
         self._configure(options)
         super().__init__(params, defaults)
@@ -81,9 +80,9 @@ class PagedOptimizer(RuleOptimizer):
             cls.__init__ = opaque(cls.__init__)  # type: ignore[method-assign]
 
     def _configure(self, options: Options) -> None:
-        name, rules = type(self).__name__, self.rules  # who chooses and does not say among which, is checked in a step
-        if not self._chooses():
-            rules = rules or (getattr(self, "rule", None),)  # type: ignore[assignment]
+        # A class that overrides rule_of and leaves `rules` empty is checked in each step instead.
+        rules: Any = self.rules or (() if self._chooses() else (getattr(self, "rule", None),))
+        name = type(self).__name__
         check_rules(name, rules)
         self._states, self.numbers = _names(rules)
         if rules:
@@ -91,38 +90,35 @@ class PagedOptimizer(RuleOptimizer):
         chosen = complete(options, type(self), self._states if rules else None)
         budget, self.affordable = Budget.parse(chosen["device_budget"]), Affordable()
         self.store = Store(chosen["placement"], budget, chosen["host_access"], self.affordable)
-        self.state_format, self.blocks = chosen["state_format"], chosen["blocks"]
-        self.transport = chosen["transport"]
+        self.state_format, self.blocks, self.transport = chosen["state_format"], chosen["blocks"], chosen["transport"]
         self._launches: Launches | None = None
-        self._turn = Turn()
+        self._lock = OptimizerLock()
 
     def _chooses(self) -> bool:
-        """Whether the rule depends on the group, and so is known in a step only."""
+        """Return whether the rule depends on the group: then it is known only in a step."""
         return type(self).rule_of is not RuleOptimizer.rule_of
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every parameter that has a gradient, on the current stream, without waiting for it.
+        """Update every parameter that has a gradient, on the current stream, without waiting for the device.
+
+        A step uses ``state`` and ``param_groups`` as they are now, whoever edited them.  It follows tensors that were
+        cast, moved, resized or given other strides wherever torch's loop over parameters does.  Once its first launch
+        has begun, a step is finished and counted before a signal handler runs.  A second Ctrl-C ends it in the middle.
 
         Args:
             closure: computes the loss again and returns it.
 
-        What it uses is what ``state`` and ``param_groups`` hold now, whoever put it there, and tensors as they are now:
-        one that was cast, moved, resized or laid out anew is followed where torch's loop follows it.  Once its first
-        launch has begun it is finished and counted, whatever signal arrives; what a handler raises, rises then.  A
-        second Ctrl-C ends it in the middle.
-
         Raises:
-            RuntimeError: a gradient is sparse; state is of another dtype, shape or device than the parameter's; a
-                parameter is of integers (NotImplementedError), or it or its state has lost its memory, or is a DTensor
-                where its gradient or state is none; the stream is being captured into a CUDA graph; the process was
-                forked from that of state in a file; state is damaged.  Nothing has been updated then.
-            KeyError: state has some of a parameter's tensors and lacks another.  Nothing has been updated then.
-            ValueError, TypeError: a gradient is of another shape or device than its parameter or has lost its memory,
-                or a parameter is what :meth:`add_param_group` refuses; nothing has been updated then.
-            MemoryError, torch.OutOfMemoryError: there is no room for state that is to be made; nothing has been
-                updated then.  Or state in a file could not be written back for want of room (on the disk, in a quota,
-                in memory): it is damaged.
-            OSError: state in a file could not be read or written back: it is damaged.
+            RuntimeError: a gradient is sparse; state has another dtype, shape or device than its parameter asks for; a
+                parameter has integers (NotImplementedError); a parameter or its state has lost its memory, or is a
+                DTensor whose gradient or state is none; the stream is being captured into a CUDA graph; the process was
+                forked from the one that made state in a file; state is damaged.
+            KeyError: state has some of a parameter's tensors and lacks another.
+            ValueError, TypeError: a gradient has another shape or device than its parameter or has lost its memory, or
+                a parameter is one that :meth:`add_param_group` refuses.
+            MemoryError, torch.OutOfMemoryError: there is no room for new state.
+            OSError, MemoryError: state in a file could not be read, or could not be written back (MemoryError: no room
+                on the disk, in a quota or in memory).  State is damaged; after all other errors nothing is updated.
         """
         loss = None
         if closure is not None:
@@ -134,11 +130,7 @@ class PagedOptimizer(RuleOptimizer):
             self._step()
         return loss
 
-    @opaque  # one call for torch.compile; loads nothing that torch's own methods do not load
-    def _opaque_step(self) -> None:
-        self._step()
-
-    @in_turn
+    @locked
     def _step(self) -> None:
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
@@ -148,24 +140,26 @@ class PagedOptimizer(RuleOptimizer):
         if self.damaged:
             self._check_whole()
         done = None
-        while done is None:  # more than once only where others move pages at the same time
+        while done is None:  # repeated only if another optimizer has moved shared pages since the step was prepared
             done = self._launches = self._prepare().run()
 
+    _opaque_step = opaque(_step)  # torch.compile must not trace it
+
     def _prepare(self) -> PreparedStep:
-        """A step for what state and groups hold now, before it happens."""
+        """Prepare a step from state and groups as they are now: all checks and allocations, but no launch."""
         store, changed = self.store, None
         if store.limits.budget.auto:
             with self._moving("device_budget 'auto'"):
                 store.remeasure_auto()
         standing, known, found, shards = store.stand(), self._launches, None, NO_SHARDS
         if known is not None and known.residents == standing.residents:
-            found = known.watch.look(self)
+            found = known.objects.compare(self)
         if known is None or found is None or known.sharded:
-            shards = grads_of_shards(self, known, found)  # once, whatever else differs between processes
+            shards = grads_of_shards(self, known, found)  # collective: every process calls it once in every step
         if known is not None and found is not None:
             try:
                 return prepare_again(self, known, found, standing, shards)
-            except (ValueError, TypeError) as error:  # a tensor is no longer as it was: what is now may do, too
+            except (ValueError, TypeError) as error:  # a tensor has changed; preparing anew may accept it
                 changed = error.with_traceback(None)
         self._launches = None
         try:
@@ -176,32 +170,30 @@ class PagedOptimizer(RuleOptimizer):
             raise
 
     def add_param_group(self, param_group: Group) -> None:
-        """As torch's.
+        """Add a group, as torch does; a group that is refused is not added.
 
         Raises:
-            TypeError: a parameter is a DTensor of sums that have not been made (``Partial``); a hyperparameter of the
-                class's one rule is missing, or no number.
-            ValueError: as torch's; state of a complex parameter, or of a DTensor, cannot be stored in the format asked
-                for; a parameter is neither on a CPU nor on a GPU of NVIDIA's, or the placement is not for its device.
+            TypeError: a parameter is a DTensor of pending sums (``Partial``); a hyperparameter of the class's only rule
+                is missing or not a number.
+            ValueError: as torch's; ``state_format`` cannot store state of a complex parameter, or of a DTensor; a
+                parameter is neither on a CPU nor on an NVIDIA GPU, or the placement does not serve its device.
         """
         super().add_param_group(param_group)
+        name, group = type(self).__name__, self.param_groups[-1]
         try:
-            refuse(self, self.param_groups[-1], self._states)
-            for device in {p.device for p in self.param_groups[-1]["params"]}:
+            refuse(self, group, self._states)
+            for device in {p.device for p in group["params"]}:
                 self.store.check_device(device)
-            check_group(type(self).__name__, self.initial, self.param_groups[-1])
+            check_group(name, self.initial, group)
             if not self._chooses():
-                check_scalars(type(self).__name__, self.rule, self.param_groups[-1], self.defaults)
+                check_scalars(name, self.rule, group, self.defaults)
         except BaseException:
             self.param_groups.pop()
             raise
 
-    @in_turn  # in a step of another thread's it looks damaged
+    @locked  # while another thread steps, `damaged` is set
     def _check_whole(self) -> None:
-        """
-        Raises:
-            RuntimeError: state is damaged.
-        """
+        """Raise RuntimeError if state is damaged."""
         if self.damaged:
             raise RuntimeError(
                 f"the state of this {type(self).__name__} is damaged: {self.damaged}. Some of it belongs to a step "
@@ -210,7 +202,7 @@ class PagedOptimizer(RuleOptimizer):
 
     def __repr__(self) -> str:
         text = super().__repr__()
-        if (store := vars(self).get("store")) is None:  # shown while it is made
+        if (store := vars(self).get("store")) is None:  # called from the constructor
             return text
         report = store.planned(state_tensors(self))
         places = ", ".join(f"{text_of_bytes(nbytes)} on {place}" for place, nbytes in report.by_place.items())
@@ -219,8 +211,9 @@ class PagedOptimizer(RuleOptimizer):
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
-        """A block in which an out-of-memory error (of a device or of the host) gets a note: what state holds, and what
-        a smaller budget frees and costs.  It stays the error that it is.
+        """A ``with`` block that adds a note to out-of-memory errors (of a device or the host) and raises them again.
+
+        The note says what state holds, and what a smaller budget frees and costs.
 
         Example:
             >>> with optimizer.guard():
@@ -236,7 +229,7 @@ class PagedOptimizer(RuleOptimizer):
 
     @contextlib.contextmanager
     def _moving(self, why: str) -> Iterator[None]:
-        """A block in which pages may move; ``why`` is said in the log."""
+        """A ``with`` block in which pages may move.  Moves are logged, with the reason ``why``."""
         before, begin = [(arena, arena.resident) for arena in self.store.arenas], time.perf_counter()
         places = choose.total([arena.planned() for arena, _ in before]) if log.isEnabledFor(logging.INFO) else {}
         try:
@@ -252,7 +245,7 @@ class PagedOptimizer(RuleOptimizer):
                 tell(self, why, places, time.perf_counter() - begin)
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's; its tensors are those of the optimizer, each with a storage of its own.
+        """Return torch's state dict.  Its tensors are those of the optimizer, each with a storage of its own.
 
         Raises:
             RuntimeError: state is damaged.
@@ -261,42 +254,41 @@ class PagedOptimizer(RuleOptimizer):
         return super().state_dict()
 
     def decoded_state_dict(self) -> dict[str, Any]:
-        """:meth:`state_dict` with all state as plain numbers, for torch's optimizer or another ``state_format``.
+        """Return :meth:`state_dict` with all state as plain numbers, for torch's optimizer or any ``state_format``.
 
-        What is stored so already is the optimizer's own; the rest is new, float32 (float64 of such parameters), on the
-        parameter's device.
+        State in a floating-point format is not copied.  Decoded state is new: float32 (float64 if the parameter is), on
+        the parameter's device.
 
         Raises:
             RuntimeError: state is damaged.
         """
         return decoded(self, self.state_dict())
 
-    @in_turn
+    @locked
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict of this class, of the torch optimizer it stands for, or of a 32-bit one of bitsandbytes.
+        """Load a state dict of this class, of the torch optimizer it replaces, or of a 32-bit one of bitsandbytes.
 
-        Values are copied into existing state tensors where there are any that are stored as the parameter and
-        ``state_format`` have it now; placement and budget stay, and neither the dict nor anything of it is kept.  As in
-        torch, state of a bfloat16 or float16 parameter is rounded to its dtype, unless ``state_format`` says otherwise.
+        Values are copied into existing state tensors that still fit the parameter and ``state_format``, else into new
+        ones.  Placement and budget stay, and no reference to the dict or its tensors remains.  As in torch, state of a
+        bfloat16 or float16 parameter is rounded to its dtype, unless ``state_format`` says otherwise.
 
-        Once copying has begun, it ends before a signal is handled; a second Ctrl-C ends it in the middle, and leaves
-        the optimizer damaged.  So does a copy that fails (a full disk).
+        Once copying has begun, it ends before a signal is handled.  A second Ctrl-C ends it in the middle and leaves
+        the optimizer damaged, and so does a copy that fails (full disk).
 
         Raises:
-            ValueError: groups, parameters, shapes or names differ, or values in double precision would be rounded to
-                float32, which nobody asked for; the optimizer is unchanged then.
-            MemoryError, torch.OutOfMemoryError: there is no room for the state; the optimizer is unchanged then.
-            RuntimeError: the process was forked from that of state in a file.
+            ValueError: groups, parameters, shapes or names differ, or double precision would be rounded to float32
+                without a ``state_format`` that asks for it; the optimizer is unchanged.
+            MemoryError, torch.OutOfMemoryError: there is no room for the state; the optimizer is unchanged.
+            RuntimeError: the process was forked from the one that made state in a file.
         """
         self.store.check_owner()
         load(self, self.store, state_dict, super().load_state_dict)
 
-    @in_turn
+    @locked
     def __deepcopy__(self, memo: dict[int, Any]) -> PagedOptimizer:
-        self._check_whole()
         return duplicate(self, memo)
 
-    @in_turn
+    @locked
     def __getstate__(self) -> dict[str, Any]:
         self._check_whole()
         store = self.store
@@ -318,22 +310,22 @@ class PagedOptimizer(RuleOptimizer):
         if options:
             bring_home(self, self.store)
 
-    @in_turn
+    @locked
     def set_device_budget(self, device_budget: Given) -> None:
         """Change how much of the state stays on the device.  Pages move now, at their addresses; waits for the device.
+
+        State of an optimizer without placement and budget first goes into pages, as with :meth:`spill`, but all of it:
+        the host needs room for all state, even if most comes back.  State tensors that users have replaced move into
+        new tensors in memory that the budget covers.
 
         Args:
             device_budget: as at construction.
 
-        State that nobody placed goes into pages first, as with :meth:`spill`, all of it: the host needs room for that,
-        whatever comes back then.  State that was put elsewhere (an entry or tensor of ``state`` replaced) comes home:
-        into new tensors, in memory that the budget covers.
-
         Raises:
-            ValueError, TypeError: it is no budget, the placement keeps none, or no rates tell what a time affords.
+            ValueError, TypeError: it is not a budget, the placement takes none, or a time is given without rates.
             MemoryError, torch.OutOfMemoryError: there is no room; no state is lost, and :meth:`memory_report` says
                 where each page is.
-            RuntimeError: the process was forked from that of state in a file.
+            RuntimeError: the process was forked from the one that made state in a file.
         """
         budget, state = Budget.parse(device_budget), state_tensors(self)
         self.store.check_budget(budget, state)
@@ -346,22 +338,22 @@ class PagedOptimizer(RuleOptimizer):
             self.store.set_budget(budget)
             bring_home(self, self.store)
 
-    @in_turn
+    @locked
     def spill(self, nbytes: int | str | None = None) -> int:
-        """Give device memory back now, beyond what the budget says, until :meth:`unspill`.  Waits for the device.
+        """Free device memory now, beyond what the budget asks, until :meth:`unspill`.  Waits for the device.
+
+        Without placement and budget, state lies in torch's own tensors.  On a GPU that maps host pages, the state of as
+        many parameters as needed then goes into new tensors in such pages; later moves do not change their addresses.
+        A copy of the optimizer (deepcopy, pickle) has that state in torch's tensors again.
 
         Args:
-            nbytes: how much is needed, as a number or a text as ``"2GiB"``; None: all that can be given.
-
-        State for which neither a placement nor a budget was asked lies in torch's own tensors; on a GPU that maps host
-        pages that of as many parameters as it takes goes into new tensors in such pages now, and from then on at one
-        address back and forth.  A copy of the optimizer (deepcopy, pickle) has it in torch's tensors again.
+            nbytes: how much to free, a number or a text (``"2GiB"``); None: all that can move.
 
         Returns:
-            the bytes given back: fewer than asked for if the state on the device is less, or does not move.
+            the bytes freed: fewer than asked for if less state is on the device, or it does not move.
 
         Raises:
-            MemoryError: the host has no room; what was moved before stays moved.
+            MemoryError: the host has no room; pages that have moved stay moved.
         """
         wanted = None if nbytes is None else parse_bytes(nbytes, "nbytes")
         with self._moving("spill()"):
@@ -370,19 +362,19 @@ class PagedOptimizer(RuleOptimizer):
                 given += into_pages(self, self.store, None if wanted is None else wanted - given)
             return given
 
-    @in_turn
+    @locked
     def unspill(self) -> None:
-        """Take the room back that :meth:`spill` gave, as far as the budget says.  Waits for the device.
+        """Move back what :meth:`spill` sent away, as far as the budget allows.  Waits for the device.
 
         Raises:
-            torch.OutOfMemoryError: it is no longer there; pages that did not fit stay away.
+            torch.OutOfMemoryError: the device has no room any more; pages that did not fit stay away.
         """
         with self._moving("unspill()"):
             self.store.apply_budget()
 
     @contextlib.contextmanager
     def spilled(self, nbytes: int | str | None = None) -> Iterator[int]:
-        """A block with room: :meth:`spill` before it, :meth:`unspill` behind it."""
+        """A ``with`` block: :meth:`spill` before it, :meth:`unspill` after it.  Yields the bytes freed."""
         given = self.spill(nbytes)
         try:
             yield given
@@ -390,5 +382,5 @@ class PagedOptimizer(RuleOptimizer):
             self.unspill()
 
     def memory_report(self) -> MemoryReport:
-        """Bytes of state by place, as they should be and as they are (see :class:`MemoryReport`)."""
+        """Return the bytes of state on device, host and file, planned and measured (see :class:`MemoryReport`)."""
         return self.store.report(state_tensors(self))

@@ -1,36 +1,35 @@
-"""Names that other libraries have for what is here, and the line to write instead.  Nothing is imported for it."""
+"""Names of bitsandbytes and torchao, and what to write here instead.  Does not import those libraries or torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-_PAGED = "write pagedopt.{0}(params, …, device_budget='auto'), or bytes or a share that stays on the device"
-_PLAIN = "write pagedopt.{0}(params, …)"
+_PAGED = "write pagedopt.{0}(params, …{1}, device_budget='auto'), or bytes or a share that stays on the device{2}"
+_PLAIN = "write pagedopt.{0}(params, …{1}){2}"
 _FEWER = (
-    "state in {1} is not there yet: pagedopt.{0}(params, …, state_format='bfloat16', device_budget='auto') takes 16 "
-    "and spills what has no room"
+    "state in {bits} is not there yet: pagedopt.{0}(params, …{1}, state_format='bfloat16', device_budget='auto') takes "
+    "16 and spills what has no room{2}"
 )
-#: bitsandbytes' classes by how their names end.
-_ENDS = {"32bit": _PAGED, "8bit": _FEWER, "": _PAGED}
-_EIGHT = "8 bits"
-#: Adam's decay is 0 unless it is told one, and goes through the gradient.
 _COUPLED = "; a weight_decay other than 0 needs group['decoupled_weight_decay'] = False, too"
+#: By kind of optimizer: the class here, an argument that it needs, and a remark.
+_KINDS = {kind: (f"Paged{kind}", "", "") for kind in ("AdamW", "SGD", "Lion")}
+_KINDS["Adam"] = ("PagedAdamW", ", weight_decay=0", _COUPLED)  # its decay is 0 by default, and added to the gradient
 
 NAMES: dict[str, str] = {
-    **{f"Paged{kind}{end}": text.format(f"Paged{kind}", _EIGHT)
-       for kind in ("AdamW", "SGD", "Lion") for end, text in _ENDS.items() if end},
-    **{f"{kind}{end}": (_FEWER if end == "8bit" else _PLAIN).format(f"Paged{kind}", _EIGHT)
-       for kind in ("AdamW", "SGD", "Lion") for end in _ENDS},
-    **{f"{paged}Adam{end}": text.format("PagedAdamW", _EIGHT).replace("…", "…, weight_decay=0", 1) + _COUPLED
-       for paged, plain in (("Paged", _PAGED), ("", _PLAIN))
-       for end, text in {**_ENDS, "": plain, "32bit": plain}.items()},
-    "AdamW4bit": _FEWER.format("PagedAdamW", "4 bits"),
-    "AdamWFp8": _FEWER.format("PagedAdamW", "8 bits"),
+    f"{prefix}{kind}{suffix}": (_FEWER if suffix == "8bit" else text).format(*ours, bits="8 bits")
+    for kind, ours in _KINDS.items()
+    for prefix, text in (("Paged", _PAGED), ("", _PLAIN))
+    for suffix in ("", "32bit", "8bit")
+    if f"{prefix}{kind}{suffix}" != ours[0]
+}
+NAMES |= {
+    "AdamW4bit": _FEWER.format(*_KINDS["AdamW"], bits="4 bits"),
+    "AdamWFp8": _FEWER.format(*_KINDS["AdamW"], bits="8 bits"),
     "GlobalOptimManager": "leave it out: pagedopt.PagedAdamW(params, …, state_format='bfloat16') is of all state, and "
     "state_format={'exp_avg': 'bfloat16'} of one by its name",
     "CPUOffloadOptimizer": "write pagedopt.PagedAdamW(params, …, device_budget=0): all state is on the host, and the "
     "update still runs on the GPU",
-}  # fmt: skip
+}
 
 OPTIONS: dict[str, str] = {
     "optim_bits": "write state_format='float32' or 'bfloat16' (None: as the parameter); 8 bits are not there yet",
@@ -47,7 +46,7 @@ OPTIONS: dict[str, str] = {
 
 
 def hint(known: Mapping[str, str], name: str) -> str:
-    """What to write instead, as the end of a message; "" if the name is nobody's."""
+    """Return ": " and what to write instead of ``name``, or "" if ``known`` lacks it."""
     return f": {known[name]}" if name in known else ""
 
 

@@ -1,4 +1,4 @@
-"""Lion, which torch does not have."""
+"""PagedLion: the Lion optimizer, which torch does not have."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ class PagedLion(PagedOptimizer):
 
     Args:
         params: parameters or groups.
-        lr: the size of an update, of every element; 3 to 10 times less than for AdamW.
-        betas: of the interpolation that gives the update, and the decay rate of the momentum.
+        lr: learning rate, the size of every element's update; 3 to 10 times less than for AdamW.
+        betas: weight of the momentum in the update's interpolation, and decay rate of the momentum.
         weight_decay: decoupled weight decay; 3 to 10 times more than for AdamW.
         maximize: go up the gradient.
         options: see :class:`Options`.
 
     Raises:
-        ValueError: a hyperparameter is out of its range or no single number, or an option has an unknown value.
+        ValueError: a hyperparameter is out of range or has more than one element; an option has a bad value.
+        TypeError: there is no such option.
     """
 
     rule = lion

@@ -1,4 +1,4 @@
-"""One thread at a time in an optimizer: while one steps, loads or moves pages, its state is not whole for another."""
+"""A lock per optimizer: while one thread steps, loads or moves pages, another must not read half-changed state."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ from collections.abc import Callable
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 
-class Turn:
-    """A lock that its thread may take again, and that a forked child finds open: whoever held it is not there."""
+class OptimizerLock:
+    """A reentrant lock.  A forked child gets a fresh one: the thread that held it does not exist there."""
 
-    __slots__ = ("_fork", "_lock")
+    __slots__ = ("_fork", "_rlock")
 
     def __init__(self) -> None:
-        self._fork, self._lock = _forks, threading.RLock()
+        self._fork, self._rlock = _forks, threading.RLock()
 
     def __call__(self) -> threading.RLock:
-        """What to hold, in a ``with`` block."""
+        """Return the lock, for a ``with`` block."""
         if self._fork != _forks:
             with _renewing:
                 if self._fork != _forks:
-                    self._fork, self._lock = _forks, threading.RLock()
-        return self._lock
+                    self._fork, self._rlock = _forks, threading.RLock()
+        return self._rlock
 
 
-class HasTurn(Protocol):
-    """Whose methods threads call in turn."""
+class HasLock(Protocol):
+    """An object whose methods are decorated with :func:`locked`."""
 
-    _turn: Turn
+    _lock: OptimizerLock
 
 
-Own = TypeVar("Own", bound=HasTurn)
+Own = TypeVar("Own", bound=HasLock)
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 
-def in_turn(method: Callable[Concatenate[Own, Given], Result]) -> Callable[Concatenate[Own, Given], Result]:
-    """A method that waits until no other thread is in one of its object's."""
+def locked(method: Callable[Concatenate[Own, Given], Result]) -> Callable[Concatenate[Own, Given], Result]:
+    """Decorate a method to hold its object's lock while it runs."""
 
     @functools.wraps(method)
     def waits(self: Own, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
-        with self._turn():
+        with self._lock():
             return method(self, *args, **kwargs)
 
     return waits
@@ -60,4 +60,4 @@ def _after_fork() -> None:
 
 os.register_at_fork(after_in_child=_after_fork)
 
-__all__ = ["HasTurn", "Turn", "in_turn"]
+__all__ = ["HasLock", "OptimizerLock", "locked"]

@@ -1,4 +1,4 @@
-"""The options of every optimizer: where state lives, in which format, and how a step reaches it."""
+"""Keyword options of all optimizers: where state lives, in which format, and how a step reaches it."""
 
 from __future__ import annotations
 
@@ -24,24 +24,23 @@ class Options(TypedDict, total=False):
         placement: where state lives: ``"device"``; ``"mapped"`` (a range of device pages and page-locked host pages),
             ``"managed"`` (managed memory, each part advised to stay on its side; at most a quarter of free device
             memory), ``"managed-driver"`` (managed memory that the driver evicts and a step prefetches), ``"host"``
-            (all page-locked on the host); for parameters on a CPU ``"host"`` or ``"file"`` (a file mapped into memory).
-            None: ``"device"``, or with a budget ``"mapped"``, for parameters on a CPU ``"file"``.  State for which
-            neither was asked goes from torch's own tensors into ``"mapped"`` pages when ``spill()``,
-            ``set_device_budget()`` or ``run_with_room()`` would have it away, on a GPU that has such.  Or a class of
-            your own, a subclass of :class:`pagedopt.placements.Arena`.
-        device_budget: what of the state stays on each device of parameters (for those on a CPU: in RAM); the rest is
-            kept on the host (in the file).  Bytes, as a number or a text as ``"2GiB"``; a share of it, as ``"50%"`` or
-            0.5, which every arena of state keeps of its own pages, whatever is made later; a time as ``"20 ms"``: as
-            little as lets a step take so much longer at most, for its bytes alone, by rates that are measured when
-            state is first made (two seconds) or, as ``"20 ms by FILE"``, of ``pagedopt doctor --json > FILE``; None or
-            ``"all"``: all of it; ``"auto"``: what the device can spare beside model and activations, looked up again as
-            training goes.
-        host_access: how a step reaches what is away: ``"staged"`` (through a ring of device buffers, on copy engines)
-            or ``"in_place"`` (by the kernel, over the link).  None: the faster one of the placement.
-        blocks: most thread blocks of a launch.  A few (8) nearly fill the link, so that an update in place on a stream
-            of its own leaves the multiprocessors to a backward beside it.
-        transport: how the pointer table reaches the kernel (see :func:`pagedopt.multi_tensor_apply`), by name or by
-            class: each device gets one of its own.
+            (all page-locked on the host); for parameters on a CPU ``"host"`` or ``"file"`` (a file mapped into memory);
+            or a subclass of :class:`pagedopt.placements.Arena`.  None: ``"device"``; with a budget ``"mapped"``, for
+            parameters on a CPU ``"file"``.  With neither placement nor budget, state begins in torch's own tensors, and
+            ``spill()``, ``set_device_budget()`` or ``run_with_room()`` moves it into ``"mapped"`` pages when needed, on
+            a GPU that supports them.
+        device_budget: how much of the state stays on each device of parameters (for those on a CPU: in RAM); the rest
+            is on the host (in the file).  Bytes, as a number or a text (``"2GiB"``); a share (``"50%"`` or 0.5), which
+            applies to each arena, later ones too; a time (``"20 ms"``): spill as much as adds at most 20 ms of transfer
+            per step, by rates measured when state is first made (two seconds) or, with ``"20 ms by FILE"``, by those of
+            ``pagedopt doctor --json > FILE``; None or ``"all"``: everything; ``"auto"``: what the device can spare
+            beside model and activations, measured again during training.
+        host_access: how a step reaches state that is away: ``"staged"`` (through a ring of device buffers, with copy
+            engines) or ``"in_place"`` (the kernel reads and writes over the link).  None: the placement's faster one.
+        blocks: most thread blocks of a launch; None: no limit.  A few (8) nearly fill the link: an update in place on a
+            stream of its own then leaves the multiprocessors to a backward pass that runs at the same time.
+        transport: how the pointer table reaches the kernel (see :func:`pagedopt.multi_tensor_apply`), a name or a class
+            (each device gets its own object of it).
     """
 
     state_format: StateFormat
@@ -63,15 +62,14 @@ DEFAULTS: Options = {
 
 
 def complete(options: Options, kind: type, states: Collection[str] | None) -> Options:
-    """``options`` with the defaults of those that are left out.
+    """Return ``options`` of class ``kind``, completed with defaults.  The store checks placement, budget and access.
 
     Args:
-        kind: the class that was given them.
-        states: names of state that ``state_format`` may speak of; None: any.
+        states: names of state that ``state_format`` may name; None: any.
 
     Raises:
         TypeError: there is no such option.
-        ValueError, TypeError: one has an unknown value.  (Placement, budget and access are checked by the store.)
+        ValueError, TypeError: an option has a bad value.
     """
     for unknown in options.keys() - DEFAULTS.keys():
         meant = hint(OPTIONS, unknown) or near(unknown, [*DEFAULTS, *inspect.signature(kind.__init__).parameters])  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Errors that say that memory is full, whoever raises them, and the note that they get."""
+"""Recognize out-of-memory errors, of a device or the host, and add advice to them."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ import torch
 from .state.rule_optimizer import RuleOptimizer
 from .step.members import state_tensors
 
-#: With what torch's allocator says that the host has no memory: a plain RuntimeError.
+#: Part of the message of the RuntimeError that torch's CPU allocator raises.
 HOST_IS_FULL = "DefaultCPUAllocator: can't allocate memory"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory of a device or of the host was not enough."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and HOST_IS_FULL in str(error)
+    """Return whether ``error`` says that memory of a device or of the host ran out."""
+    host = isinstance(error, RuntimeError) and HOST_IS_FULL in str(error)
+    return host or isinstance(error, (torch.OutOfMemoryError, MemoryError))
 
 
 def advise(error: BaseException, optimizer: RuleOptimizer, before: str = "") -> None:
-    """Add a note: what state holds, and what a smaller budget frees and costs; ``before`` it, something else."""
-    with contextlib.suppress(Exception):  # whatever goes wrong here, the error is the other one
+    """Add a note to ``error``: ``before``, then the bytes of state, and what a smaller budget frees and costs."""
+    with contextlib.suppress(Exception):  # a failure here must not replace the error that the user has to see
         from .step.budget_advice import advice
 
         error.add_note(before + advice(optimizer, optimizer.store.report(state_tensors(optimizer)).by_place))

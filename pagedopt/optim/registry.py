@@ -1,4 +1,4 @@
-"""Every optimizer, once: exports, command line, documentation and tests read it here.  Nothing is imported for it."""
+"""The list of optimizers, which exports, command line, documentation and tests read.  Does not import torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-    from ..rules.rule import Rule
     from .adamw import PagedAdamW as PagedAdamW
     from .base import PagedOptimizer
     from .lion import PagedLion as PagedLion
@@ -18,13 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Entry:
-    """An optimizer.
-
-    Attributes:
-        name: of its class.
-        module: the module of this package that has it.
-        rules: names of the rules that it may choose.
-    """
+    """An optimizer: its class, the module of this package that defines it, and the rules it chooses among, by name."""
 
     name: str
     module: str
@@ -32,23 +25,22 @@ class Entry:
 
     @property
     def optimizer(self) -> type[PagedOptimizer]:
-        """Its class."""
+        """The optimizer's class."""
         found: type[PagedOptimizer] = getattr(importlib.import_module(f".{self.module}", __package__), self.name)
         return found
 
     @property
     def torch(self) -> type[torch.optim.Optimizer] | None:
-        """The class of torch that it stands in for; None: torch has none."""
+        """The torch class that it replaces; None if torch has none."""
         base = next(c for c in self.optimizer.__mro__ if c.__module__.startswith("torch.optim."))
         return None if base.__name__ == "Optimizer" else base
 
     @property
     def states(self) -> tuple[str, ...]:
-        """Names of its state tensors, with all of its options."""
+        """Names of the state tensors of all its rules."""
         from ..rules import RULES
 
-        rules: list[Rule] = [RULES[name] for name in self.rules]
-        return tuple(dict.fromkeys(state for rule in rules for state in rule.inputs[2:]))
+        return tuple(dict.fromkeys(state for name in self.rules for state in RULES[name].inputs[2:]))
 
 
 OPTIMIZERS = (
@@ -56,7 +48,6 @@ OPTIMIZERS = (
     Entry("PagedSGD", "sgd", ("sgd", "sgd_momentum")),
     Entry("PagedLion", "lion", ("lion",)),
 )
-#: Names of all their rules.
 RULE_NAMES = tuple(name for entry in OPTIMIZERS for name in entry.rules)
-if TYPE_CHECKING:  # what `import *` brings to pagedopt, for type checkers
+if TYPE_CHECKING:  # what `import *` in the package's __init__ exports
     __all__ = ["PagedAdamW", "PagedLion", "PagedSGD"]

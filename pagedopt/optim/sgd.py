@@ -1,4 +1,4 @@
-"""SGD, as a drop-in for ``torch.optim.SGD``."""
+"""PagedSGD, a drop-in replacement for ``torch.optim.SGD``."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ class PagedSGD(PagedOptimizer, torch.optim.SGD):
     Args:
         params: parameters or groups.
         lr, momentum, dampening, weight_decay, nesterov, maximize: as in torch.
-        foreach, fused: which of its implementations torch would choose; this class has one, so they change nothing but
-            what is refused, as torch refuses it.
+        foreach, fused: choose torch's implementation; this class has only one, so they only decide, as in torch, which
+            inputs are refused.
         differentiable: must be False.
         options: see :class:`Options`.
 
     Raises:
-        ValueError, RuntimeError: as torch for its arguments; ``differentiable`` is True; an option is unknown.
+        ValueError, RuntimeError: torch refuses an argument; ``differentiable`` is True; an option has a bad value.
+        TypeError: there is no such option.
     """
 
     has_step = False
@@ -46,15 +47,15 @@ class PagedSGD(PagedOptimizer, torch.optim.SGD):
         fused: bool | None = None,
         **options: Unpack[Options],
     ) -> None:
-        if differentiable and not fused:  # torch has an error of its own for both
+        if differentiable and not fused:  # torch itself refuses both together
             raise ValueError("differentiable=True: PagedSGD does not support it; use torch.optim.SGD for that")
         self._configure(options)
         torch.optim.SGD.__init__(
             self, params, lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov,
             maximize=maximize, foreach=foreach, differentiable=differentiable, fused=fused,
         )  # fmt: skip
-        self._step_supports_amp_scaling = False  # torch's fused step takes the scale of a GradScaler; this one does not
+        self._step_supports_amp_scaling = False  # torch sets it if fused; but this step does not unscale gradients
 
     def rule_of(self, group: Group) -> Rule:
-        """With momentum, or without any state."""
+        """Return the rule with momentum, or the one without state if the group's momentum is 0."""
         return sgd if group["momentum"] == 0 else sgd_momentum

@@ -1,1 +1,1 @@
-"""Pages of a range: where they begin, which stay, in which order the others visit.  No torch and no device."""
+"""Budgets, pages and their visits to the device, as arithmetic on plain values: no torch and no device."""

@@ -1,16 +1,16 @@
-"""What a user says of how much state stays on a device, as one value: bytes, a share, what can be spared, what a step
-may take longer, or all."""
+"""The option ``device_budget`` as a value: bytes, a share of the state, a time, ``"auto"``, or all."""
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass, field
 from fractions import Fraction
 
 from ..common.units import looks_like_seconds, parse_bytes, parse_seconds, text_of_bytes, text_of_seconds
 
-#: Bytes, as a whole number or a text as ``"2GiB"``; a share of the state, as ``"50%"`` or 0.5; a time, as ``"20 ms"``
-#: or ``"20 ms by rates.json"``; ``"auto"``; ``"all"``, for which None stands.
+#: Bytes (2000, ``"2GiB"``), a share of the state (``"50%"``, 0.5), ``"auto"``, ``"all"`` (or None), or a time
+#: (``"20 ms"``, ``"20 ms by rates.json"``): spill as much as adds at most that much transfer to a step.
 Given = int | float | str | None
 
 _ALSO = "a share as '50%', 'all' and 'auto' are budgets too, and so is a time as '20 ms'"
@@ -20,25 +20,22 @@ _ALSO = "a share as '50%', 'all' and 'auto' are budgets too, and so is a time as
 class Budget:
     """How much of an optimizer's state may stay on each device of its parameters.
 
-    Bytes go to arenas in the order in which they are made, until none are left.  A share is each arena's own: of every
-    one that share of its bytes stays, in whole pages, so that never more than that share of the whole stays.  Either
-    way what an arena keeps depends on none that is made later.  A time is the most that a step may take longer; how
-    many bytes may be away then (:meth:`leaving`) is for rates to say, and arenas send theirs in the order in which they
-    are made.
+    Bytes go to arenas in the order of their creation, until none are left.  A share applies to each arena separately,
+    in whole pages, so that never more than this share of all state stays.  In both cases an arena's part does not
+    depend on later arenas.  A time is the most that a step may take longer; rates turn it into bytes that may be away
+    (:meth:`leaving`), which arenas give in the order of their creation.
 
     Args:
-        said: what the user gave; two that say the same in other words are equal.
+        said: what the user gave.  Budgets that mean the same in other words are equal.
 
     Attributes:
-        nbytes: if it is a number of bytes, that number.
-        share: if it is a share, that, from 0 to 1.
+        nbytes, share, seconds: the number of bytes, the share (0 to 1) or the time, if it is one.
         auto: whether it is what the device can spare, which has to be measured.
-        seconds: if it is a time, that.
-        rates: the name of the file with the rates that tell what a time affords; None: none is named.
-        away: if it says how many bytes may be away, that number.
+        rates: the name of the file with rates for a time; None: no file is named.
+        away: how many bytes may be away, if it says that.
 
     Raises:
-        ValueError, TypeError: it is no budget; the text begins with the option's name and the value.
+        ValueError, TypeError: it is not a budget; the text begins with the option's name and the value.
 
     Example:
         >>> Budget("50%").of(10), Budget("1 kB").of(10), Budget().of(10), str(Budget(0.25))
@@ -51,46 +48,39 @@ class Budget:
     auto: bool = field(default=False, init=False, repr=False)
     seconds: float | None = field(default=None, init=False, repr=False)
     rates: str | None = field(default=None, init=False, repr=False)
-    away: int | None = field(default=None, init=False, repr=False)
+    away: int | None = field(default=None, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
-        said = self.said
-        if said is None or said == "all":
-            return
+        said, put = self.said, functools.partial(object.__setattr__, self)  # the class is frozen
+        time, by, rates = str(said).partition(" by ")
         if said == "auto":
-            object.__setattr__(self, "auto", True)
-        elif looks_like_seconds((parts := str(said).split(" by ", 1))[0]):
-            object.__setattr__(self, "seconds", parse_seconds(parts[0]))
-            object.__setattr__(self, "rates", parts[1].strip() if len(parts) > 1 else None)
-        elif (isinstance(said, float) and not (said > 1 and said.is_integer())) or (
-            isinstance(said, str) and "%" in said
-        ):
-            object.__setattr__(self, "share", _share(said))
-        else:
-            object.__setattr__(self, "nbytes", _bytes(said))
+            put("auto", True)
+        elif looks_like_seconds(time):
+            put("seconds", parse_seconds(time))
+            put("rates", rates.strip() if by else None)
+        elif (isinstance(said, str) and "%" in said) or (isinstance(said, float) and (said <= 1 or said % 1 != 0)):
+            put("share", _share(said))  # a whole float above 1, as 2e9, is bytes
+        elif said is not None and said != "all":
+            put("nbytes", _bytes(said))
 
     @classmethod
     def parse(cls, value: Given | Budget) -> Budget:
-        """A budget as it is; anything else read as one."""
-        if value is None:
-            return ALL
+        """Return a budget as it is, and make one of anything else."""
         return value if isinstance(value, Budget) else cls(value)
 
     @classmethod
     def leaving(cls, nbytes: int) -> Budget:
-        """One that sends up to ``nbytes`` away and keeps the rest, whatever is made."""
-        budget = cls()
-        object.__setattr__(budget, "away", nbytes)
-        return budget
+        """Return a budget that sends up to ``nbytes`` away, however much state there is."""
+        return cls(away=nbytes)
 
     @property
     def everything(self) -> bool:
-        """Whether it is none: all stays, whatever is made."""
+        """Whether all state stays, however much there is."""
         return self.nbytes is None and self.share is None and not self.measured and self.away is None
 
     @property
     def measured(self) -> bool:
-        """Whether no total tells what it comes to: ``"auto"``, and a time."""
+        """Whether its bytes have to be measured: ``"auto"``, or a time."""
         return self.auto or self.seconds is not None
 
     @property
@@ -99,11 +89,7 @@ class Budget:
         return self.nbytes == 0 or self.share == 0
 
     def of(self, total: int) -> int:
-        """How many of ``total`` bytes may stay.
-
-        Raises:
-            ValueError: it is ``"auto"`` or a time: no total tells.
-        """
+        """Return how many of ``total`` bytes may stay; ValueError for ``"auto"`` and times, which must be measured."""
         if self.measured:
             raise ValueError(f"device_budget is {self.said!r}, which no total tells: it is measured")
         if self.away is not None:
@@ -113,13 +99,12 @@ class Budget:
         return total if self.nbytes is None else min(self.nbytes, total)
 
     def limit(self, total: int) -> int | None:
-        """Bytes as reports have them, for ``total`` bytes of state: what was said, whether there are as many or not;
-        None for all and for what is measured."""
+        """Return the bytes that reports show, even if state is smaller; None for all, and for what is measured."""
         return self.of(total) if self.share is not None or self.away is not None else self.nbytes
 
     @property
     def shown(self) -> str:
-        """What the user gave, a number with its unit."""
+        """What the user gave; numbers get a unit."""
         if self.said is None:
             return "all"
         return self.said if isinstance(self.said, str) else str(self)
@@ -138,12 +123,12 @@ class Budget:
 
 def _share(said: float | str) -> Fraction:
     if isinstance(said, float):
-        if not 0 <= said <= 1:  # nor NaN
+        if not 0 <= said <= 1:  # refuses NaN, too
             raise ValueError(
                 f"device_budget is {said!r}; a float is a share of the state, from 0 to 1; give bytes as an integer or "
                 "a text as '2GiB'"
             )
-        return Fraction(str(said))  # as it is written: 0.1 is a tenth
+        return Fraction(str(said))  # by its text: 0.1 is exactly a tenth
     found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*%\s*", said)
     if not found or Fraction(found[1]) > 100:
         raise ValueError(f"device_budget is {said!r}; give a share of the state from '0%' to '100%', or bytes")
@@ -152,7 +137,7 @@ def _share(said: float | str) -> Fraction:
 
 def _bytes(said: Given) -> int:
     if isinstance(said, float):
-        said = int(said)  # a whole one, as 2e9
+        said = int(said)
     if isinstance(said, bool) or not isinstance(said, (int, str)):
         raise TypeError(f"device_budget is {said!r}; give bytes as an integer or a text as '2GiB'; {_ALSO}")
     if isinstance(said, str) and re.fullmatch(r"\s*\d*\.\d*\s*", said):
@@ -163,7 +148,7 @@ def _bytes(said: Given) -> int:
         raise ValueError(f"{error}; {_ALSO}") from None
 
 
-#: No budget, and none that stays.
+#: All state stays, or none.
 ALL, NOTHING = Budget(), Budget(0)
 
 __all__ = ["ALL", "NOTHING", "Budget", "Given"]

@@ -1,4 +1,4 @@
-"""Where state lies in an arena, and how it is cut into pages: arithmetic on plain values, no device and no torch.
+"""The layout of an arena: where state lies, and which parts of it are a page.  Arithmetic, with no device and no torch.
 
 An arena is one address range with a *section* for each state name.  Every section holds the parameters in the same
 order, so element e of one section belongs to the same parameter element as element e of every other::
@@ -7,20 +7,18 @@ order, so element e of one section belongs to the same parameter element as elem
     exp_avg_sq  | param 0 | param 1            | param 2 | …
                  ^ page 0      ^ page 1      ^ page 2
 
-A *page* is the same stretch of elements in all sections: the unit that moves between device and host.  A parameter may
-begin in one page and end in another; a *piece* is its part in one page.
+A *page* is the same range of elements in all sections: the unit that moves between device and host.  A parameter may
+begin in one page and end in another; a *piece* is its part in one page.  Sections are rounded up to where a page may
+end, so there is *room* behind the last parameter, for later ones.
 
-Sections end where a page may, so there is *room* behind the last parameter, for others that come later.
-
-Where elements are narrow (a scale for each block of 64 takes a sixteenth of a byte an element) the entries of several
-pages lie in one granule, which rests with the first of them.  So of a page there are *stretches*, which rest with it,
-and *extents*, which a visit brings along.
+Narrow entries (a scale per block of 64 takes a sixteenth of a byte per element) of several pages may share one granule,
+which then rests with the first of them.  So a page has *stretches*, which rest on one side with it, and *extents*: its
+own entries, which a visit copies.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -30,15 +28,15 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-#: State tensors begin at multiples of this many bytes, so that kernels may load 16 bytes at a time.
+#: State tensors begin at multiples of this many bytes, because kernels load 16 bytes at a time.
 ALIGNMENT = 16
-#: What CUDA can map or migrate: page boundaries are multiples of this many bytes.
+#: The unit in which CUDA maps and migrates memory: page boundaries are multiples of this many bytes.
 GRANULE = 2 << 20
 #: The largest stretch of a page in one section: two of them (AdamW) keep 97 % of the link's two-way rate.
 STRETCH = 8 << 20
 
 Indices = npt.NDArray[np.int64]
-#: Bytes of an element: less than one where several share an entry.
+#: Bytes per element: less than one if several elements share an entry.
 Width = int | Fraction
 
 
@@ -49,7 +47,7 @@ class Layout:
     Attributes:
         numels: elements of each parameter.
         starts: the element at which each parameter begins, the same in all sections.
-        itemsizes: bytes of an element, by section; each is a power of two, or one over one.
+        itemsizes: bytes per element, by section; each is a power of two, or one divided by a power of two.
         sections: the byte at which each section begins.
         nbytes: bytes of the whole range.
         page_numel: elements of a full page, in each section; never 0.
@@ -70,7 +68,7 @@ class Layout:
 
     @property
     def numel(self) -> int:
-        """Elements of a section up to the end of its last parameter, gaps included."""
+        """Elements of a section up to the end of its last parameter, including gaps."""
         return int(self.starts[-1] + self.numels[-1]) if len(self.numels) else 0
 
     @cached_property
@@ -80,15 +78,16 @@ class Layout:
 
     @cached_property
     def _lengths(self) -> list[int]:
-        return _lengths(self.sections, self.nbytes)
+        """Bytes of each section."""
+        return np.diff([*self.sections, self.nbytes]).tolist()
 
     def extended(self, numels: Sequence[int]) -> Layout | None:
-        """This layout with further parameters behind the others, None if there is no room for all of them.
+        """Return this layout with further parameters behind the others; None if there is no room for all of them.
 
-        Nothing that was there moves, and no page becomes another: only ``numels`` and ``starts`` grow.
+        Parameters and pages stay where they are: only ``numels`` and ``starts`` grow.
         """
         sizes = np.asarray(numels, np.int64)
-        starts = _starts(sizes, _step(self.itemsizes, self.block), self.numel)
+        starts = _starts(sizes, _alignment(self.itemsizes, self.block), self.numel)
         if (starts + sizes > self.room)[sizes > 0].any():  # what has no elements needs no room
             return None
         return replace(self, numels=np.append(self.numels, sizes), starts=np.append(self.starts, starts))
@@ -99,18 +98,18 @@ class Layout:
         return int(self.page_numel * sum(self.itemsizes))
 
     def begin(self, section: int, index: int) -> int:
-        """The byte at which parameter ``index`` begins in a section."""
+        """Return the byte at which parameter ``index`` begins in a section."""
         return self.sections[section] + int(int(self.starts[index]) * self.itemsizes[section])
 
     def stretch(self, section: int, first: int, last: int) -> tuple[int, int]:
-        """(offset, bytes) of what rests with the pages ``first`` … ``last - 1`` in one section."""
-        unit, length, granule = self._units[section], self._lengths[section], self.granule
-        begin = min(-(-first * unit // granule) * granule, length)
-        end = min(-(-last * unit // granule) * granule, length)
+        """Return (offset, bytes) of what rests with the pages ``first`` … ``last - 1`` in one section."""
+        unit, length = self._units[section], self._lengths[section]
+        begin = min(-(-first * unit // self.granule) * self.granule, length)
+        end = min(-(-last * unit // self.granule) * self.granule, length)
         return self.sections[section] + begin, max(end - begin, 0)
 
     def extents(self, page: int) -> list[tuple[int, int]]:
-        """(offset, bytes) of the entries of a page in every section: it visits with these."""
+        """Return (offset, bytes) of a page's own entries in every section, which a visit copies."""
         return [
             (at + page * unit, max(min((page + 1) * unit, length) - page * unit, 0))
             for at, unit, length in zip(self.sections, self._units, self._lengths, strict=True)
@@ -122,12 +121,12 @@ class Layout:
         return [int(self.page_numel * size) for size in self.itemsizes]
 
     def stretches(self, first: int, last: int) -> list[tuple[int, int]]:
-        """:meth:`stretch` for every section in which anything rests with them."""
+        """Return :meth:`stretch` for every section, without empty ones."""
         found = [self.stretch(section, first, last) for section in range(len(self.itemsizes))]
         return [(offset, nbytes) for offset, nbytes in found if nbytes]
 
     def page_bytes(self) -> Indices:
-        """Bytes of each page, all sections together; they add up to ``nbytes``."""
+        """Return the bytes of each page, all sections together; their sum is ``nbytes``."""
         out = np.zeros(self.pages, np.int64)
         for section, length in enumerate(self._lengths):
             bounds = np.arange(self.pages + 1, dtype=np.int64) * self._units[section]
@@ -135,7 +134,7 @@ class Layout:
         return out
 
     def divided(self, resident: int) -> tuple[int, int]:
-        """Bytes of the first ``resident`` pages, and of the others."""
+        """Return the bytes of the first ``resident`` pages, and of the others."""
         near = sum(nbytes for _, nbytes in self.stretches(0, resident))
         return near, self.nbytes - near
 
@@ -148,57 +147,51 @@ def lay_out(
     spare: int = 0,
     block: int = 1,
 ) -> Layout:
-    """Place parameters of ``numels`` elements in sections of ``itemsizes`` bytes an element.
+    """Return a layout of parameters with ``numels`` elements in sections with ``itemsizes`` bytes per element.
 
     Args:
-        granule: page boundaries are multiples of this many bytes; 0: the arena has one page and no rounding.
-        stretch: bytes of a full page in its widest section; small states get smaller pages, so that a budget can be
-            met closely.
-        spare: bytes of room, all sections together, for parameters that come later (:meth:`Layout.extended`).
-        block: a power of two; parameters and pages begin at multiples of so many elements.
+        granule: page boundaries are multiples of this many bytes; 0: one page and no rounding.
+        stretch: bytes of a full page in its widest section; small states get smaller pages, to meet a budget closely.
+        spare: bytes of room, all sections together, for later parameters (:meth:`Layout.extended`).
+        block: a power of two; parameters and pages begin at multiples of this many elements.
     """
-    if len(numels) == 1:
-        return _lay_out_one(int(numels[0]), tuple(itemsizes), granule, stretch, spare, block)
+    if len(numels) == 1:  # cached: an optimizer per parameter makes many equal layouts
+        return _lay_out_one((int(numels[0]),), tuple(itemsizes), granule, stretch, spare, block)
     return _lay_out(numels, itemsizes, granule, stretch, spare, block)
 
 
 def _lay_out(
     numels: Sequence[int], itemsizes: Sequence[Width], granule: int, stretch: int, spare: int, block: int
 ) -> Layout:
-    sizes, step = np.asarray(numels, np.int64), _step(itemsizes, block)
-    starts = _starts(sizes, step)
+    sizes, alignment = np.asarray(numels, np.int64), _alignment(itemsizes, block)
+    starts = _starts(sizes, alignment)
     numel = int(starts[-1] + sizes[-1]) if len(sizes) else 0
     if spare and itemsizes:
-        numel = _round_up(numel, step) + math.ceil(spare / Fraction(sum(itemsizes)))
+        numel = _round_up(numel, alignment) + math.ceil(spare / Fraction(sum(itemsizes)))
     if granule:
         wide = max(itemsizes, default=1)
         shared = any(size.denominator > 1 for size in itemsizes)
         least = max(int(granule // (wide if shared else min(itemsizes, default=1))), block)
         page = max(least, int(min(stretch, numel * wide // 16) // wide // least * least))
-        if shared:  # then a page fills whole granules of a section, or a whole part of one
+        if shared:  # so that a page fills whole granules of a section, or granules whole pages
             page = 1 << (page.bit_length() - 1)
     else:
-        page = _round_up(max(numel, 1), step)  # so that the page ends where the section does
+        page = _round_up(max(numel, 1), alignment)  # so that the page ends where the section does
     sections, end = [], 0
     for size in itemsizes:
         sections.append(end)
         end = _round_up(end + math.ceil(numel * size), granule or ALIGNMENT)
-    lengths = _lengths(sections, end)
+    lengths = np.diff([*sections, end]).tolist()
     room = min((int(length // size) for length, size in zip(lengths, itemsizes, strict=True)), default=numel)
     return Layout(sizes, starts, tuple(itemsizes), tuple(sections), end, page, granule or ALIGNMENT, room, block)
 
 
-@functools.lru_cache(maxsize=1024)
-def _lay_out_one(
-    numel: int, itemsizes: tuple[Width, ...], granule: int, stretch: int, spare: int, block: int
-) -> Layout:
-    """One parameter: where each has an optimizer, many are laid out alike."""
-    return _lay_out([numel], itemsizes, granule, stretch, spare, block)
+_lay_out_one = functools.lru_cache(maxsize=1024)(_lay_out)
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """Parts of parameters, each in one page: parallel arrays."""
+    """Parts of parameters, each in one page, as parallel arrays."""
 
     tensor: Indices
     offset: Indices  # from the parameter's first element
@@ -210,7 +203,7 @@ class Pieces:
 
 
 def cut(layout: Layout) -> Pieces:
-    """Every piece, in the order of pages.  A parameter without elements has one piece, of none."""
+    """Return all pieces in the order of pages.  A parameter without elements has one piece without elements."""
     page = layout.page_numel
     first = layout.starts // page
     last = np.maximum(layout.starts + layout.numels - 1, layout.starts) // page
@@ -220,24 +213,18 @@ def cut(layout: Layout) -> Pieces:
     pages = first[tensor] + number
     begin = np.maximum(pages * page, layout.starts[tensor])
     end = np.minimum((pages + 1) * page, (layout.starts + layout.numels)[tensor])
-    pieces = Pieces(tensor, begin - layout.starts[tensor], end - begin, np.minimum(pages, max(layout.pages - 1, 0)))
-    return pieces
+    return Pieces(tensor, begin - layout.starts[tensor], end - begin, np.minimum(pages, max(layout.pages - 1, 0)))
 
 
-def _step(itemsizes: Sequence[Width], block: int) -> int:
-    """Parameters begin at multiples of this many elements, so that they are aligned in every section."""
+def _alignment(itemsizes: Sequence[Width], block: int) -> int:
+    """Return the elements at whose multiples parameters begin, so that they are aligned in every section."""
     return max(block, int(ALIGNMENT // min(itemsizes, default=1)))
 
 
-def _starts(sizes: Indices, step: int, behind: int = 0) -> Indices:
-    """Where parameters begin, one behind the other and all ``behind`` an element."""
-    taken = -(-sizes // step) * step
-    return _round_up(behind, step) + np.cumsum(taken) - taken
-
-
-def _lengths(sections: Sequence[int], nbytes: int) -> list[int]:
-    """Bytes of each section."""
-    return [end - begin for begin, end in itertools.pairwise([*sections, nbytes])]
+def _starts(sizes: Indices, alignment: int, behind: int = 0) -> Indices:
+    """Return where parameters begin that follow each other from the element ``behind`` on."""
+    taken = -(-sizes // alignment) * alignment
+    return _round_up(behind, alignment) + np.cumsum(taken) - taken
 
 
 def _round_up(value: int, multiple: int) -> int:

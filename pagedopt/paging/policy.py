@@ -1,7 +1,7 @@
 """The policy: which pages stay on the device, and in which order the others pass through.  No device and no torch.
 
-A step touches every page once.  Under such a sweep every fixed choice of pages costs the same, and evicting the least
-recently used would move them all; so a plan is a boundary: the first pages stay, the rest pass through a ring of slots.
+A step touches every page once.  So every fixed choice of resident pages costs the same, and least-recently-used
+eviction would move them all.  The policy is a boundary: the first pages stay, the others pass through a ring of slots.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from .budget import Budget
 from .pages import Indices
 
-#: Slots of the ring through which pages pass: one is filled, one updated, one emptied, one is slack.
+#: Slots of the ring through which pages pass: one is filled, one updated, one emptied, and one is spare.
 SLOTS = 4
 #: Share of device memory that ``device_budget="auto"`` leaves free, and the least bytes it leaves.
 AUTO_SHARE, AUTO_LEAST = 0.05, 256 << 20
@@ -23,22 +23,17 @@ AUTO_STEPS = (1, 2, 4, 8, 16, 32, 64)
 
 
 def place(page_bytes: Sequence[Indices], budget: Budget) -> list[int]:
-    """How many of the first pages of each arena stay on the device: never more bytes than the budget gives.
+    """Return how many of the first pages of each arena stay on the device: never more bytes than the budget allows.
 
-    Of bytes, none go to an arena behind one that does not fit whole; of a share, each arena has its own.  So a larger
-    budget keeps what a smaller one keeps, and an arena that comes later takes nothing from those that are there.  Of
-    one that says how much may be away, never more is.
+    A budget in bytes gives nothing to arenas after one that does not fit whole; a share applies to each arena.  So a
+    larger budget includes what a smaller one keeps, and later arenas take nothing from earlier ones.
 
-    Args:
-        page_bytes: bytes of each page, by arena, in the order in which the arenas were made.
-
-    Raises:
-        ValueError: the budget is ``"auto"`` or a time, which has to be measured first.
+    ``page_bytes`` are the bytes of each page, by arena, in the order of creation.  For ``"auto"`` and times, which have
+    to be measured first, raise ValueError.
     """
-    boundaries = []
     if budget.away is not None:
         return _leave(page_bytes, budget.away)
-    left = budget.of(sum(int(sizes.sum()) for sizes in page_bytes))
+    boundaries, left = [], budget.of(sum(int(sizes.sum()) for sizes in page_bytes))
     for sizes in page_bytes:
         total = int(sizes.sum())
         mine = left if budget.share is None else budget.of(total)
@@ -48,10 +43,10 @@ def place(page_bytes: Sequence[Indices], budget: Budget) -> list[int]:
 
 
 def _leave(page_bytes: Sequence[Indices], away: int) -> list[int]:
-    """The same where no more than ``away`` bytes may leave: whole pages again, the last ones of the first arenas."""
+    """Return the same if at most ``away`` bytes may be away: the last pages of the first arenas."""
     boundaries = []
     for sizes in page_bytes:
-        leaving = np.cumsum(sizes[::-1])  # by how many pages go
+        leaving = np.cumsum(sizes[::-1])  # bytes away, by number of pages less one
         count = int(np.searchsorted(leaving, away, side="right"))
         boundaries.append(len(sizes) - count)
         away -= int(leaving[count - 1]) if count else 0
@@ -68,34 +63,34 @@ class Move:
 
 
 def schedule(pages: Sequence[tuple[int, int]], slots: int = SLOTS) -> list[Move]:
-    """Moves for (arena, page) in the given order, through ``slots`` slots in turn."""
+    """Return moves of (arena, page) in the given order, through ``slots`` slots in turn."""
     return [Move(arena, page, i % slots) for i, (arena, page) in enumerate(pages)]
 
 
 def reserve(total: int) -> int:
-    """Bytes that ``"auto"`` leaves free of a device with ``total``."""
+    """Return the bytes that ``"auto"`` leaves free on a device with ``total`` bytes."""
     return max(AUTO_LEAST, int(total * AUTO_SHARE))
 
 
 def spare_bytes(limit: int, ours: int, free: int, cached: int, growth: int) -> int:
-    """What ``"auto"`` gives to state.
+    """Return the bytes that ``"auto"`` gives to state.
 
     Args:
-        limit: bytes the process may take of the device (its whole size, unless capped): a share of them stays free.
-        ours: bytes of state that are on it now.
-        free: bytes the process may still take.
-        cached: bytes the caching allocator holds without using them.
-        growth: how much more than now the allocator has had in use at its peak.
+        limit: bytes of the device that the process may use (all, unless capped); a share of them stays free.
+        ours: bytes of state on the device now.
+        free: bytes that the process may still allocate.
+        cached: bytes that the caching allocator holds and does not use.
+        growth: how many more bytes than now the allocator had in use at its peak.
     """
     return max(0, ours + free + min(0, cached - growth) - reserve(limit))
 
 
 def auto_is_due(step: int) -> bool:
-    """Whether ``"auto"`` measures again after ``step`` steps."""
+    """Tell whether ``"auto"`` measures again after ``step`` steps."""
     return step in AUTO_STEPS or step % AUTO_STEPS[-1] == 0
 
 
 def worth_moving(now: int, wanted: int, total: int) -> bool:
-    """Whether ``"auto"`` moves pages: at once to give room back, otherwise only for a twentieth of the state or to have
-    all of it there, as even the last twentieth doubles the time of a step."""
+    """Tell whether ``"auto"`` moves pages: always away; back only for more than a twentieth of the state or for all."""
+    # All state is worth moving for, because even the last twentieth doubles the time of a step.
     return wanted < now or wanted - now > total // 20 or wanted >= total > now

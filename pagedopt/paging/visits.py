@@ -1,8 +1,8 @@
 """What a step does, as a value: launches, and between them the visits of pages to the device.  No memory is touched.
 
-A plan is a list of steps, made by :func:`plan` or in any other order, and :func:`carry_out` is the loop around it::
+A plan is a list of actions; :func:`plan` makes one, and :func:`carry_out` executes it::
 
-    >>> for step in plan((0, 7), [(Move(0, 3, 0), (7, 9)), (Move(0, 4, 1), (9, 12))], slots=2): print(step)
+    >>> for action in plan((0, 7), [(Move(0, 3, 0), (7, 9)), (Move(0, 4, 1), (9, 12))], slots=2): print(action)
     Fetch(move=Move(arena=0, page=3, slot=0))
     Fetch(move=Move(arena=0, page=4, slot=1))
     Launch(span=(0, 7))
@@ -24,79 +24,76 @@ from typing import Protocol
 
 from .policy import SLOTS, Move
 
-#: Chunks of a table, from the first to before the second.
+#: A half-open range of chunks of a table.
 Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Begin to bring a page into its slot, which is empty or being emptied."""
+    """Begin to copy a page into its slot, which is empty or being emptied."""
 
     move: Move
 
 
 @dataclass(frozen=True, slots=True)
 class Arrive:
-    """What is launched from now on finds the page in its slot."""
+    """Let launches from now on wait until the page is in its slot."""
 
     move: Move
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Update the chunks of a span; None: all."""
+    """Update the chunks of a span; None: of the whole table."""
 
     span: Span | None
 
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Begin to bring a page back, as it is after what was launched so far."""
+    """Begin to copy a page back, as it is after the launches so far."""
 
     move: Move
 
 
 Action = Fetch | Arrive | Launch | Evict
-#: What a step does whose pages are all where they are used.
+#: The plan of a step without visits.
 WHOLE: tuple[Action, ...] = (Launch(None),)
 
 
 def plan(at_hand: Span | None, moves: Sequence[tuple[Move, Span]], slots: int = SLOTS) -> list[Action]:
-    """Launch what is at hand, then each span while its page is in its slot; fetch as early as slots allow.
+    """Return a plan: launch what is at hand, then each span while its page is in its slot; fetch as early as possible.
 
     Args:
-        at_hand: a half-open range of chunks that need no page; None or empty: there are none.
-        moves: each with its range of chunks, in the order of the updates.  A slot may be named again at any distance.
-        slots: how many pages may be on the device at a time.
-
-    Raises:
-        ValueError: there is no slot.
+        at_hand: the chunks that need no visit; None or empty: there are none.
+        moves: each with its chunks, in the order of the updates.  Any two moves may have the same slot.
+        slots: how many pages may be in slots at a time, at least 1 (or ValueError).
     """
     if slots < 1:
         raise ValueError(f"slots is {slots}; pages need at least 1 to pass through")
-    steps: list[Action] = []
+    actions: list[Action] = []
     waiting, inside = deque(move for move, _ in moves), deque[int]()
 
     def fetch_ahead() -> None:
         while waiting and len(inside) < slots and waiting[0].slot not in inside:
-            steps.append(Fetch(waiting[0]))
+            actions.append(Fetch(waiting[0]))
             inside.append(waiting.popleft().slot)
 
     fetch_ahead()
     if at_hand is not None and at_hand[0] < at_hand[1]:
-        steps.append(Launch(at_hand))
+        actions.append(Launch(at_hand))
     for move, span in moves:
-        steps += Arrive(move), Launch(span), Evict(move)
+        actions += Arrive(move), Launch(span), Evict(move)
         inside.popleft()
         fetch_ahead()
-    return steps
+    return actions
 
 
 class Mover(Protocol):
-    """Carries moves out: ``begin``; then ``fetch``, ``arrive``, ``evict`` for each, in this order; then ``finish``."""
+    """What moves pages: ``begin``; then for each move ``fetch``, ``arrive``, ``evict``; then ``finish``."""
 
     def begin(self) -> None:
-        """Moves follow."""
+        """Get ready for moves."""
 
     def fetch(self, move: Move) -> None:
         """See :class:`Fetch`."""
@@ -108,49 +105,41 @@ class Mover(Protocol):
         """See :class:`Evict`."""
 
     def finish(self) -> None:
-        """What comes next finds every page where it rests.
-
-        Raises:
-            MemoryError, OSError: a page could not be brought there.
-        """
+        """Let later work wait until every page is back; MemoryError or OSError if one could not be copied back."""
 
 
-def carry_out(steps: Iterable[Action], launch: Callable[[Span | None], object], mover: Mover | None = None) -> None:
-    """Do what a plan says.
+def carry_out(actions: Iterable[Action], launch: Callable[[Span | None], object], mover: Mover | None = None) -> None:
+    """Execute a plan; ``launch`` updates a span, ``mover`` moves pages (None: the plan has only launches).
 
-    If anything fails, pages that were fetched are brought back as they are: the one in use with what was done to it.
-    A page that came in part is not: what is in its slot is partly another's.  The mover is finished in any case.
-
-    Args:
-        launch: updates a span.
-        mover: moves pages; None: the plan has launches alone.
+    If anything fails, fetched pages are brought back as they are, updated or not.  A page whose fetch failed is not,
+    because its slot still holds part of another page.  The mover is finished in any case.
 
     Raises:
-        ValueError: the plan ends with pages in their slots, which have been brought back; or moves some with no mover.
-        BaseException: the first that ``steps``, ``mover`` or ``launch`` has raised.
+        ValueError: the plan ends with pages in their slots, which have been brought back; or it needs a mover.
+        BaseException: the first error of ``actions``, ``mover`` or ``launch``.
     """
     if mover is None:
-        for step in steps:
-            if not isinstance(step, Launch):
-                raise ValueError(f"{step} needs a mover")
-            launch(step.span)
+        for action in actions:
+            if not isinstance(action, Launch):
+                raise ValueError(f"{action} needs a mover")
+            launch(action.span)
         return
-    fetched: dict[int, Move] = {}  # by slot: pages on their way
-    here: dict[int, Move] = {}  # and those that have arrived
+    fetched: dict[int, Move] = {}  # by slot: pages on their way in
+    here: dict[int, Move] = {}  # by slot: pages that have arrived
     mover.begin()
     try:
-        for step in steps:
-            match step:
+        for action in actions:
+            match action:
                 case Fetch(move):
                     mover.fetch(move)
-                    fetched[move.slot] = move  # now: a page that came in part must not be brought back
+                    fetched[move.slot] = move  # not before: a page whose fetch failed must not be brought back
                 case Arrive(move):
                     mover.arrive(move)
                     here[move.slot] = fetched.pop(move.slot)
                 case Launch(span):
                     launch(span)
                 case Evict(move):
-                    del here[move.slot]  # now: what fails is not tried again
+                    del here[move.slot]  # before: an evict that fails is not tried again
                     mover.evict(move)
         if fetched or here:
             raise ValueError(f"the plan ends with pages in their slots: {[*here.values(), *fetched.values()]}")
@@ -165,7 +154,7 @@ def carry_out(steps: Iterable[Action], launch: Callable[[Span | None], object], 
 
 
 def _bring_back(mover: Mover, here: Iterable[Move], fetched: Iterable[Move]) -> None:
-    """As far as it goes: the error that got us here says more."""
+    """Bring pages back as far as possible; further errors are suppressed, as the first one says more."""
     for move in here:
         with contextlib.suppress(Exception):
             mover.evict(move)

@@ -1,1 +1,1 @@
-"""Loading a state dict: other libraries' words, what must hold, and copying without an interrupt."""
+"""Loading state dicts: translation from bitsandbytes, checks, and copying that signals do not interrupt."""

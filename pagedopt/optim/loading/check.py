@@ -1,4 +1,4 @@
-"""What a state dict must hold to be loaded, parameter by parameter; nothing is changed here."""
+"""Check that a state dict fits an optimizer, parameter by parameter.  Changes nothing."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from ...formats.floating import chosen_format, known, real_dtype
+from ...tables.columns import has_memory
 from ...tables.shards import is_sharded, local, placed_alike, placement_of
-from ..state.rule_optimizer import Group, RuleOptimizer, places
-from ..state.scalar_state import ScalarPlace, beside_param, new_numbers, number_names
+from ..state.rule_optimizer import Group, RuleOptimizer, occurrences
+from ..state.scalar_state import ScalarKind, beside_param, new_numbers, number_names
 from ..state.state_columns import StateColumn, state_columns
 
 StateDict = dict[str, Any]
@@ -20,17 +21,13 @@ State = Mapping[Any, Mapping[str, Any]]
 
 
 class NoStateDict(ValueError, KeyError):
-    """What is to be loaded is no state dict of an optimizer; torch says so by the name of the key that is missing."""
+    """This is no state dict of an optimizer.  Also a KeyError, as torch raises for the missing key."""
 
     __str__ = ValueError.__str__
 
 
 def check_form(state_dict: StateDict) -> None:
-    """
-    Raises:
-        TypeError: it is no dict.
-        NoStateDict: this is no state dict of an optimizer at all.
-    """
+    """Raise TypeError or NoStateDict if this is no state dict of any optimizer."""
     if not isinstance(state_dict, Mapping):
         raise TypeError(f"a state dict of an optimizer is a dict, and this is a {type(state_dict).__name__}")
     groups = state_dict.get("param_groups")
@@ -39,22 +36,20 @@ def check_form(state_dict: StateDict) -> None:
             f"this is no state dict of an optimizer: it should hold 'state' and 'param_groups', and has "
             f"{', '.join(map(repr, state_dict)) or 'nothing'}"
         )
-    for number, group in enumerate(groups):
+    for index, group in enumerate(groups):
         if not isinstance(group, Mapping) or not isinstance(group.get("params"), list | tuple):
-            raise NoStateDict(f"loaded group {number} has no list of parameters")
+            raise NoStateDict(f"loaded group {index} has no list of parameters")
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A parameter, and what a state dict has for it.
+    """A parameter, and what a state dict has for it: ``entry``, without values that are None.
 
     Attributes:
-        param: the parameter.
         group: its group, as loaded.
-        key: its name in the state dict.
+        key: its key in the state dict.
         numbers: names of its numbers.
-        columns: of its state, by their keys, in the order of the rule's inputs.
-        entry: the loaded values by name, those that are None left out.
+        columns: columns of its state by key, in the order of the rule's inputs.
     """
 
     param: torch.Tensor
@@ -66,7 +61,7 @@ class Loaded:
 
     @property
     def plain(self) -> dict[str, list[str]]:
-        """State that is loaded as plain numbers and stored otherwise: by its name, the keys of its columns."""
+        """Names of state that is loaded as plain numbers but stored in another format; of each its columns' keys."""
         found: dict[str, list[str]] = {}
         for key, of in self.columns.items():
             if not of.free and of.name in self.entry:
@@ -75,47 +70,31 @@ class Loaded:
 
 
 def members(optimizer: RuleOptimizer, state_dict: StateDict) -> Iterator[Loaded]:
-    """Every parameter of ``optimizer``, whose groups are already those that were loaded."""
+    """Yield each parameter of ``optimizer``, whose groups are already the loaded ones, with its loaded entry."""
     state = state_dict["state"]
     keys = [key for group in state_dict["param_groups"] for key in group["params"]]
-    for key, (_, group, p) in zip(keys, places(optimizer), strict=True):
+    for key, (_, group, p) in zip(keys, occurrences(optimizer), strict=True):
         entry = state.get(key, {})
         if not isinstance(entry, Mapping):
             raise ValueError(f"loaded state of parameter {key} is a {type(entry).__name__}, not a dict")
         numbers = number_names(optimizer, optimizer.rule_of(group))
         columns = state_columns(optimizer, optimizer.state_names(group), p) if entry else {}
-        yield Loaded(
-            p, group, key, numbers, columns, {name: value for name, value in entry.items() if value is not None}
-        )
+        present = {name: value for name, value in entry.items() if value is not None}
+        yield Loaded(p, group, key, numbers, columns, present)
 
 
 def check_groups(optimizer: RuleOptimizer, before: Sequence[Mapping[str, Any]], state_dict: StateDict) -> None:
-    """See that the loaded groups have this optimizer's hyperparameters, and that the state is that of their parameters.
-
-    Args:
-        optimizer: with the groups that were loaded.
-        before: its groups so far.
-
-    Raises:
-        ValueError: they have not.
-    """
-    for number, (group, old) in enumerate(zip(optimizer.param_groups, before, strict=True)):
+    """Raise ValueError if a loaded group lacks a hyperparameter it had ``before``, or a parameter appears twice."""
+    for index, (group, old) in enumerate(zip(optimizer.param_groups, before, strict=True)):
         if absent := [name for name in optimizer.defaults if name in old and name not in group]:
-            raise ValueError(f"loaded group {number} has no {', '.join(absent)}: it is of another optimizer")
+            raise ValueError(f"loaded group {index} has no {', '.join(absent)}: it is of another optimizer")
     keys = [key for group in state_dict["param_groups"] for key in group["params"]]
     if len(set(keys)) < len(keys):
         raise ValueError("the loaded groups name a parameter twice")
 
 
 def check_state(optimizer: RuleOptimizer, state_dict: StateDict) -> None:
-    """See that ``state_dict`` has all that the rules need, whole and of the right shape, or nothing, of each parameter.
-
-    Args:
-        optimizer: with the groups that were loaded.
-
-    Raises:
-        ValueError: it does not; the text names the parameter.
-    """
+    """Raise ValueError unless each parameter has no loaded state, or all that its rule needs, in the right shapes."""
     for member in members(optimizer, state_dict):
         if member.entry:
             _check_entry(optimizer, member)
@@ -173,29 +152,24 @@ def _check_column(what: str, value: Any, of: StateColumn, p: torch.Tensor) -> No
 
 
 def is_whole(tensor: torch.Tensor) -> bool:
-    """Whether every element lies inside of the tensor's memory."""
-    if tensor.layout is not torch.strided:
+    """Return whether all elements lie inside of the tensor's memory: False for a meta tensor or a file cut off."""
+    if tensor.layout is not torch.strided or not local(tensor).numel():
         return True
-    tensor = local(tensor)
-    storage = tensor.untyped_storage()
-    if not tensor.numel() or storage.device.type == "meta":
-        return not tensor.numel()
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (tensor.storage_offset() + last + 1) * tensor.itemsize <= storage.nbytes()
+    return has_memory(local(tensor)) and local(tensor).untyped_storage().device.type != "meta"
 
 
-def _check_precision(optimizer: RuleOptimizer, what: str, name: str, loaded: torch.dtype, kept: torch.dtype) -> None:
-    """State of parameters in 16 bits becomes theirs, as in torch; double precision is not given up unasked."""
-    lost = torch.promote_types(loaded, kept) != kept and real_dtype(kept).itemsize >= 4
+def _check_precision(optimizer: RuleOptimizer, what: str, name: str, loaded: torch.dtype, stored: torch.dtype) -> None:
+    """Refuse to round float64 unasked.  Rounding to 16-bit parameters' dtype is allowed, as in torch."""
+    lost = torch.promote_types(loaded, stored) != stored and real_dtype(stored).itemsize >= 4
     if lost and chosen_format(optimizer.state_format, name) is None:
         raise ValueError(
-            f"{what} is {loaded} and would be rounded to {kept}, as no state_format says how to keep state; "
+            f"{what} is {loaded} and would be rounded to {stored}, as no state_format says how to keep state; "
             "state_format='float64' keeps its precision, and state_format='float32' asks for the rounding"
         )
 
 
 def _check_number(member: Loaded, name: str) -> None:
-    """torch takes any number, as such or as a tensor on any device."""
+    """Accept what torch accepts: any real number, or a tensor of one element on any device."""
     value = member.entry[name]
     is_tensor = isinstance(value, torch.Tensor)
     if is_tensor and (value.numel() != 1 or value.is_complex() or is_sharded(value)):
@@ -208,11 +182,11 @@ def _check_number(member: Loaded, name: str) -> None:
 
 
 def number_of(member: Loaded, name: str) -> torch.Tensor:
-    """A number of a loaded entry as a new tensor, where and in the dtype that torch would have it.
+    """Return a number of a loaded entry as a new tensor, on the device and in the dtype that torch chooses.
 
-    A tensor keeps its dtype; one that the loaded group's flags do not ask for on a device comes to the CPU.
+    A tensor keeps its dtype, and moves to the CPU unless the loaded group's flags ask for the parameter's device.
     """
-    value, place = member.entry[name], ScalarPlace.of(member.group, member.param)
+    value, place = member.entry[name], ScalarKind.of(member.group, member.param)
     if isinstance(value, torch.Tensor):
         dtype = torch.float32 if beside_param(member.group) else value.dtype
         return value.detach().to(place.device, dtype, copy=True).reshape(())
@@ -220,14 +194,11 @@ def number_of(member: Loaded, name: str) -> torch.Tensor:
     return number.copy_(torch.tensor(float(value), dtype=torch.float64, device="cpu"))
 
 
-def home(optimizer: RuleOptimizer, before: State, p: torch.Tensor, key: str, of: StateColumn) -> torch.Tensor | None:
-    """The state tensor that there is, if it is stored as its parameter has it now and where its placement has it."""
+def reusable(optimizer: RuleOptimizer, before: State, member: Loaded, key: str) -> torch.Tensor | None:
+    """Return the existing state tensor if a load can copy into it: it fits parameter, format and placement."""
+    p, of = member.param, member.columns[key]
     old = before[p].get(key) if p in before else None
-    if not isinstance(old, torch.Tensor) or old.device != p.device or old.shape != of.column.shape(p):
+    if not of.fits(old, p) or old.dtype is not of.column.dtype or not optimizer.store.is_home(old):
         return None
-    if old.dtype is not of.column.dtype or not optimizer.store.is_home(old):
-        return None
-    if not placed_alike(old, p):
-        return None
-    p, stride = local(p), local(old).stride()
-    return old if stride == of.column.like(p).stride() or not p.numel() else None
+    same_strides = local(old).stride() == of.column.like(local(p)).stride()
+    return old if same_strides or not local(p).numel() else None

@@ -1,4 +1,4 @@
-"""State that changes its place: home after users put it elsewhere, and into the copy of an optimizer."""
+"""Move state into other tensors: where the placement wants it, into pages that can move, or into a deep copy."""
 
 from __future__ import annotations
 
@@ -12,29 +12,24 @@ import torch
 from ...placements import choose
 from ...placements.store import Store, Wanted
 from ...system.interrupts import Uninterrupted
-from ...tables.shards import placed_alike
-from ..state.rule_optimizer import RuleOptimizer, places
+from ..state.rule_optimizer import RuleOptimizer, occurrences
 from ..state.state_columns import StateColumn, state_columns
 from ..step.members import state_tensors
 from .load import copy_values, in_order
 
 Kind = TypeVar("Kind", bound=RuleOptimizer)
+#: (what to ask the store for, the tensor of state that it will replace)
+Replaced = tuple[Wanted, torch.Tensor]
 
 
 def bring_home(optimizer: RuleOptimizer, store: Store) -> None:
-    """Move state that lies elsewhere to where the placement has it.
-
-    Each old tensor goes when its new one is filled, and an arena with the last of its tensors.
-
-    Raises:
-        MemoryError, torch.OutOfMemoryError, CudaError: there is no room; what has not come yet stays where it is.
-    """
-    away = _elsewhere(optimizer, store)
-    if not away:
+    """Copy state that is not where the placement wants it into new tensors, and free each old one when it is copied."""
+    outside = _elsewhere(optimizer, store)
+    if not outside:
         return
-    made = store.create([wanted for wanted, _ in away])
-    with _idle(tensor.device for _, tensor in away):
-        for ((p, name, *_), _), tensor in zip(away, made, strict=True):
+    made = store.create([wanted for wanted, _ in outside])
+    with _idle(tensor.device for _, tensor in outside):
+        for ((p, name, *_), _), tensor in zip(outside, made, strict=True):
             with Uninterrupted():
                 copy_values(in_order([(tensor, optimizer.state[p][name])]), store)
                 optimizer.state[p][name] = tensor
@@ -42,36 +37,33 @@ def bring_home(optimizer: RuleOptimizer, store: Store) -> None:
 
 
 def into_pages(optimizer: RuleOptimizer, store: Store, nbytes: int | None = None) -> int:
-    """Send state away that nobody placed and that lies in torch's own tensors; returns the bytes given back.
+    """Move state from torch's own tensors into pages that are away; return the bytes freed on the device.
 
-    That of the last parameters, ``nbytes`` or little more (None: all), goes into new tensors in pages that move.  The
-    old tensors go when all new ones are filled, so that what fails or is interrupted has changed nothing.
-
-    Raises:
-        MemoryError, CudaError: the host has no room.
+    Only for an optimizer without placement and budget, else 0.  Takes the state of the last parameters, ``nbytes`` or
+    little more (None: all).  Old tensors are replaced after all copies, so a failure or interrupt changes nothing.
     """
     if not store.is_unplaced():
         return 0
     with store.all_away():
-        away, given = _last(_elsewhere(optimizer, store), nbytes)
-        made = store.create([wanted for wanted, _ in away]) if away else []
+        moving, freed = _last(_elsewhere(optimizer, store), nbytes)
+        made = store.create([wanted for wanted, _ in moving]) if moving else []
     try:
-        with _idle(tensor.device for _, tensor in away):
-            for (_, old), new in zip(away, made, strict=True):
+        with _idle(tensor.device for _, tensor in moving):
+            for (_, old), new in zip(moving, made, strict=True):
                 copy_values(in_order([(new, old)]), store)
         with Uninterrupted():
-            for ((p, name, *_), _), new in zip(away, made, strict=True):
+            for ((p, name, *_), _), new in zip(moving, made, strict=True):
                 optimizer.state[p][name] = new
     finally:
         del made
-        away.clear()
+        moving.clear()
         store.forget(state_tensors(optimizer))
-    torch.cuda.empty_cache()  # it is free for torch; pages and other processes need the driver to have it
-    return given
+    torch.cuda.empty_cache()  # pages and other processes can use the memory only if torch returns it to the driver
+    return freed
 
 
-def _elsewhere(optimizer: RuleOptimizer, store: Store) -> list[tuple[Wanted, torch.Tensor]]:
-    """State that is not where the placement has it, with what is wanted there."""
+def _elsewhere(optimizer: RuleOptimizer, store: Store) -> list[Replaced]:
+    """Return the state that is not where the placement wants it."""
     return [
         (of.wanted(p, key, tensor.dtype), tensor)
         for p, tensors in _whole_state(optimizer).items()
@@ -80,22 +72,21 @@ def _elsewhere(optimizer: RuleOptimizer, store: Store) -> list[tuple[Wanted, tor
     ]
 
 
-def _last(away: list[tuple[Wanted, torch.Tensor]], nbytes: int | None) -> tuple[list[tuple[Wanted, torch.Tensor]], int]:
-    """Of state that moves on demand that of the last parameters, so many bytes or little more, and how many."""
-    found, given, last = [], 0, None
-    for wanted, tensor in reversed(away):
-        if nbytes is not None and given >= nbytes and wanted.param is not last:
+def _last(state: list[Replaced], nbytes: int | None) -> tuple[list[Replaced], int]:
+    """Return state of the last parameters on devices that can move it, at least ``nbytes`` of it, and its bytes."""
+    found, total, last = [], 0, None
+    for wanted, tensor in reversed(state):
+        if nbytes is not None and total >= nbytes and wanted.param is not last:
             break
         if choose.moves_on_demand(tensor.device):
             found.append((wanted, tensor))
-            given, last = given + tensor.nbytes, wanted.param
-    return found[::-1], given
+            total, last = total + tensor.nbytes, wanted.param
+    return found[::-1], total
 
 
 @contextlib.contextmanager
 def _idle(devices: Iterable[torch.device]) -> Iterator[None]:
-    """A block before and behind which GPUs are waited for: other streams may still write what it copies, and what it
-    lets go is memory of theirs."""
+    """Synchronize the GPUs before and after the block: other streams may still use the tensors that it replaces."""
     gpus = {device for device in devices if device.type == "cuda"}
     for device in gpus:
         torch.cuda.synchronize(device)
@@ -105,35 +96,24 @@ def _idle(devices: Iterable[torch.device]) -> Iterator[None]:
 
 
 def _whole_state(optimizer: RuleOptimizer) -> dict[torch.Tensor, dict[str, tuple[StateColumn, torch.Tensor]]]:
-    """The state of every parameter that has all its tensors, in their shapes and on its device, column by column."""
+    """Return the state columns of each parameter that has all of them, in the right shapes and on its device."""
     found = {}
-    for _, group, p in places(optimizer):
+    for _, group, p in occurrences(optimizer):
         if not (entry := optimizer.state.get(p)):
             continue
         columns = state_columns(optimizer, optimizer.state_names(group), p)
-        tensors = {key: (of, t) for key, of in columns.items() if _fits(t := entry.get(key), p, of)}
+        tensors = {key: (of, t) for key, of in columns.items() if of.fits(t := entry.get(key), p)}
         if columns and len(tensors) == len(columns):
             found[p] = tensors
     return found
 
 
-def _fits(tensor: Any, p: torch.Tensor, of: StateColumn) -> bool:
-    if not isinstance(tensor, torch.Tensor) or not placed_alike(tensor, p):
-        return False
-    return tensor.device == p.device and tensor.shape == of.column.shape(p)
-
-
 def duplicate(optimizer: Kind, memo: dict[int, Any]) -> Kind:
-    """A deep copy, whose state is where its own placement has it from the start: there is one copy, not two.
-
-    Raises:
-        MemoryError, torch.OutOfMemoryError, CudaError: there is no room.
-    """
-    twin = type(optimizer).__new__(type(optimizer))
-    memo[id(optimizer)] = twin
+    """Return a deep copy.  State in arenas goes straight into the copy's arenas: plain memory might not hold it."""
     content = optimizer.__getstate__()
+    twin = memo[id(optimizer)] = type(optimizer).__new__(type(optimizer))
     state = content.pop("state")
-    empty = copy.copy(state)
+    empty = copy.copy(state)  # whatever mapping it is
     empty.clear()
     twin.__setstate__({**copy.deepcopy(content, memo), "state": empty})
     ours = [

@@ -1,4 +1,4 @@
-"""State dicts of other libraries, in torch's words."""
+"""Translate state dicts of bitsandbytes into those of torch."""
 
 from __future__ import annotations
 
@@ -7,24 +7,23 @@ from typing import Any
 
 import torch
 
-#: What bitsandbytes calls the moments of Adam.
+#: bitsandbytes' names for Adam's moments, and torch's.
 MOMENTS = {"state1": "exp_avg", "state2": "exp_avg_sq"}
-#: In state dicts it wraps tensors in a dict of this name, so that FSDP leaves them alone.
+#: Key of a dict in which bitsandbytes wraps the tensors of an entry, so that FSDP leaves them alone.
 WRAP = "__bnb_optimizer_quant_state__"
-#: Workspace of its clipping of updates and of gradients.
+#: Workspaces for clipping updates and gradients.
 SCRATCH = {"unorm_vec", "gnorm_vec"}
 #: Hyperparameters of AdEMAMix that every two-state optimizer carries.
 UNUSED = {"alpha", "t_alpha", "t_beta3"}
 
 
 def translate(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """The 32-bit state of bitsandbytes' Adam and AdamW, paged or not, as that of ``torch.optim.AdamW``.
+    """Return 32-bit state of bitsandbytes' Adam or AdamW, paged or not, as a state dict of ``torch.optim.AdamW``.
 
-    Returns:
-        a new dict over the same tensors, or ``state_dict`` itself if it has none of bitsandbytes.
+    It is a new dict over the same tensors, or ``state_dict`` itself if nothing in it comes from bitsandbytes.
 
     Raises:
-        ValueError: state is in 8 bits, or that of an optimizer with other moments than Adam's.
+        ValueError: state is in 8 bits, or its moments are not Adam's.
     """
     state, groups = state_dict["state"], state_dict["param_groups"]
     if not any(map(_is_foreign, state.values())):

@@ -1,1 +1,1 @@
-"""What a floor sees of an optimizer, how its state is stored, and the numbers of each parameter."""
+"""State of an optimizer: the interface that steps and loading use, its columns, encoding, and scalars."""

@@ -1,4 +1,4 @@
-"""What the rooms behind an optimizer know of it: members, launches, loading."""
+"""The interface of a paged optimizer that steps, loading and planning use."""
 
 from __future__ import annotations
 
@@ -18,57 +18,54 @@ Group = dict[str, Any]
 
 
 class RuleOptimizer(torch.optim.Optimizer):
-    """A ``torch.optim.Optimizer`` whose update is a rule: all that members, launches and loading see of it.
-
-    :class:`~pagedopt.PagedOptimizer` is the one class of this kind; it sets the attributes that have no value here.
-    """
+    """An optimizer whose update is a rule.  Attributes without a value are set by :class:`~pagedopt.PagedOptimizer`."""
 
     rule: ClassVar[Rule]
-    #: Every rule that :meth:`rule_of` may choose; left out: ``rule``.  Numbers of parameters are those of these rules.
+    #: Every rule that :meth:`rule_of` may return; left out: ``rule``.  They name all numbers a parameter may have.
     rules: ClassVar[tuple[Rule, ...]] = ()
-    #: Names of state that may be numbers, step counts among them, and no tensors in the shape of their parameters.
+    #: Names of state that is a number (the step count, too) and not a tensor in the shape of its parameter.
     numbers: frozenset[str] = frozenset({"step"})
-    #: Whether state holds the number of steps under the key "step", as torch's Adam does.
+    #: Whether state has a step count under the key "step", as torch's Adam does.
     has_step: ClassVar[bool] = True
-    #: What state starts with, by name, where that is not zero: a number, or the name of the group's that holds it.
+    #: First values of state that does not begin at zero, by its name: a number, or the key of the group that has it.
     initial: ClassVar[Mapping[str, float | str]] = {}
-    #: Names of state that must have the dtype it was made in or the gradient's, as torch's operations on it ask for.
+    #: Names of state whose dtype must be the one it was made in or the gradient's, as torch's update requires.
     fixed_dtypes: ClassVar[tuple[str, ...]] = ()
-    #: Names of a rule's hyperparameters that torch's kernel for CUDA takes in float32, where it computes in that.
+    #: Names of hyperparameters that torch's CUDA kernel rounds to float32 when it computes in float32.
     rounded_on_cuda: ClassVar[tuple[str, ...]] = ()
-    #: What has left state that belongs to no step, in words; "" if nothing has.
+    #: Why state is damaged (part of it belongs to another step than the rest), for an error message; "" if it is not.
     damaged: str = ""
-    #: Where state is, and what says how much of it may be away when a budget is a time.
+    #: The memory of state, and how many bytes a budget that is a time lets be away.
     store: Store
     affordable: Affordable
-    #: Options, as :class:`~pagedopt.optim.options.Options` has them.
+    #: See :class:`~pagedopt.optim.options.Options`.
     state_format: StateFormat
     blocks: int | None
     transport: Kind
 
     def rule_of(self, group: Group) -> Rule:
-        """The rule for a parameter group; override it where a group's flags choose among :attr:`rules`.
+        """Return the rule for a parameter group.  Override it where flags of the group choose among :attr:`rules`.
 
-        It is asked in every step, so that a flag that has changed is followed; what it raises, ``step`` raises.
+        Every step calls it, so flags may change between steps.  ``step`` raises what it raises.
         """
         return self.rule
 
     def state_names(self, group: Group) -> tuple[str, ...]:
-        """Names of the state tensors of a parameter in ``group``, in the order in which its rule takes them."""
+        """Return the names of the state tensors of a parameter in ``group``, in the order of the rule's inputs."""
         return self.rule_of(group).inputs[2:]
 
     def format_of(self, name: str, p: torch.Tensor) -> Format:
-        """How state ``name`` of a parameter is stored.
+        """Return the format in which state ``name`` of a parameter is stored.
 
         Raises:
-            ValueError: ``state_format`` asks for one that has no complex numbers, and the parameter is complex.
-            TypeError: no kernel takes parameters of such a dtype.
+            ValueError: the parameter is complex, and the format that ``state_format`` asks for is not.
+            TypeError: no kernel takes parameters of this dtype.
         """
         return format_of(self.state_format, name, p.dtype)
 
 
-def places(optimizer: RuleOptimizer) -> Iterator[tuple[int, Group, torch.Tensor]]:
-    """Every place in which a parameter stands: (number of the group, the group, the parameter)."""
-    for number, group in enumerate(optimizer.param_groups):
+def occurrences(optimizer: RuleOptimizer) -> Iterator[tuple[int, Group, torch.Tensor]]:
+    """Yield (index of the group, group, parameter) for each entry of each group, repeated parameters too."""
+    for index, group in enumerate(optimizer.param_groups):
         for p in group["params"]:
-            yield number, group, p
+            yield index, group, p

@@ -1,7 +1,4 @@
-"""Numbers of parameters: tensors of one number each, theirs who edit ``optimizer.state``, read and written in bulk.
-
-Each parameter has its step count, where the optimizer keeps one, and the hyperparameters that its rule carries.
-"""
+"""Numbers of parameters (as step counts): tensors of one element in ``optimizer.state``, read and written in bulk."""
 
 from __future__ import annotations
 
@@ -21,16 +18,16 @@ from .rule_optimizer import Group, RuleOptimizer
 
 Values = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64] | slice
-#: Tensors of one number each.
-Numerals = Sequence[torch.Tensor]
-#: What numbers will be, by address, once the launches prepared so far have run.
+#: Tensors of one element each.
+NumberTensors = Sequence[torch.Tensor]
+#: By address, what numbers will be after the launches that have been prepared so far.
 Ahead = dict[int, float]
 
 _ALL = slice(None)
 
 
 def number_names(optimizer: RuleOptimizer, rule: Rule) -> tuple[str, ...]:
-    """Names of the numbers that a parameter has in its state, in torch's order."""
+    """Return the names of the numbers that a parameter has in its state, in torch's order."""
     return _number_names(optimizer.has_step, rule)
 
 
@@ -40,176 +37,159 @@ def _number_names(has_step: bool, rule: Rule) -> tuple[str, ...]:
 
 
 def beside_param(group: Group) -> bool:
-    """Whether torch has the numbers of a group's parameters where these are, and not on the CPU."""
+    """Return whether torch puts numbers of this group's parameters on their device, and not on the CPU."""
     return bool(group.get("fused") or group.get("capturable"))
 
 
-class ScalarPlace(NamedTuple):
-    """Where a number is, and in which dtype."""
+class ScalarKind(NamedTuple):
+    """Device and dtype of a number."""
 
     device: torch.device
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, group: Group, p: torch.Tensor) -> ScalarPlace:
-        """As torch has the step count of a parameter (torch/optim/adam.py, "special device hosting for step")."""
+    def of(cls, group: Group, p: torch.Tensor) -> ScalarKind:
+        """Return where torch has a parameter's step count (torch/optim/adam.py, "special device hosting for step")."""
         wide = torch.get_default_dtype() == torch.float64 and not group.get("fused")
         device = p.device if beside_param(group) else torch.device("cpu")
         return cls(device, torch.float64 if wide else torch.float32)
 
 
-@torch.inference_mode(False)  # they outlive the block in which they are made
-def new_numbers(places: Sequence[ScalarPlace]) -> list[torch.Tensor]:
-    """A zero for each place, with memory of its own."""
-    made: dict[ScalarPlace, Iterator[torch.Tensor]] = {}
+@torch.inference_mode(False)  # state outlives the user's inference_mode block, and inference tensors are read-only
+def new_numbers(places: Sequence[ScalarKind]) -> list[torch.Tensor]:
+    """Return a zero for each of ``places``, each a tensor with a storage of its own."""
+    made: dict[ScalarKind, Iterator[torch.Tensor]] = {}
     for place, count in Counter(places).items():
         if place.device.type == "cpu" and count > 1:
-            made[place] = iter(_zeros_here(place.dtype, count))
+            made[place] = _adjacent_zeros(place.dtype, count)
         else:
             made[place] = (torch.zeros((), dtype=place.dtype, device=place.device) for _ in range(count))
     return [next(made[place]) for place in places]
 
 
-def _zeros_here(dtype: torch.dtype, count: int) -> list[torch.Tensor]:
+def _adjacent_zeros(dtype: torch.dtype, count: int) -> Iterator[torch.Tensor]:
+    """Yield zeros that lie one behind the other: :class:`ScalarState` then reads all of them as one array."""
     block = np.zeros(count, SINGLES[dtype])
-    return [torch.frombuffer(block, dtype=dtype, count=1, offset=i * dtype.itemsize).view(()) for i in range(count)]
+    return (torch.frombuffer(block, dtype=dtype, count=1, offset=i * dtype.itemsize).view(()) for i in range(count))
 
 
 class ScalarState:
-    """One number of each of some parameters, read and written where its tensor lies.
+    """One number per parameter.  Keeps no tensor alive: callers pass the same tensors, at the same addresses, again.
 
-    It keeps no tensor alive: who reads or writes gives them, in the order of construction, where :attr:`takes_tensors`
-    says so.  That they are the very same ones, and lie where they did, is for the caller to know.
-
-    Args:
-        tensors: the numbers, one element each, on any device.
-        shared: addresses of numbers that stand for several parameters.  As in torch's loop, each of these changes it.
+    ``shared`` are addresses of numbers that several parameters have in common; as in torch's loop, each changes it.
     """
 
-    __slots__ = ("_away", "_mirror", "_others", "_whole", "_windows", "count")
+    __slots__ = ("_mirror", "_on_device", "_others", "_whole", "_windows", "count")
 
-    _more = 0.0
+    #: What :meth:`read` adds to each number.
+    _added = 0.0
 
-    def __init__(self, tensors: Numerals, shared: set[int]) -> None:
+    def __init__(self, tensors: NumberTensors, shared: set[int]) -> None:
         self.count = len(tensors)
+        addresses = [t.data_ptr() for t in tensors]
+        by_dtype: dict[torch.dtype, list[int]] = {}
+        on_device, others = [], []
+        for row, (t, address) in enumerate(zip(tensors, addresses, strict=True)):
+            on_cpu = t.device.type == "cpu"
+            if t.dtype not in SINGLES or address in shared or (on_cpu and address % t.dtype.itemsize):
+                others.append(row)
+            elif on_cpu:
+                by_dtype.setdefault(t.dtype, []).append(row)
+            else:
+                on_device.append(row)
         windows: list[tuple[Rows, npt.NDArray[np.floating], Rows]] = []
-        at = np.array([t.data_ptr() for t in tensors], np.uint64)
-        left = np.ones(len(tensors), bool)
-        for dtype, kind in SINGLES.items():
-            size = dtype.itemsize
-            plain = [
-                t.device.type == "cpu" and t.dtype is dtype and address not in shared and address % size == 0
-                for t, address in zip(tensors, at.tolist(), strict=True)
-            ]
-            rows = np.flatnonzero(plain)
-            if len(rows):
-                left[rows] = False
-                some: Rows = _ALL if len(rows) == len(tensors) else rows
-                windows.append((some, *_window(at[rows].astype(np.int64), kind)))
+        for dtype, rows in by_dtype.items():
+            some: Rows = _ALL if len(rows) == self.count else np.array(rows)
+            windows.append((some, *_window([addresses[row] for row in rows], dtype)))
+        #: For each dtype on the CPU: (rows, an array over their memory, the position of each row in it).
         self._windows = tuple(windows)
-        away = np.flatnonzero([
-            t.device.type != "cpu" and t.dtype in SINGLES and address not in shared
-            for t, address in zip(tensors, at.tolist(), strict=True)
-        ])  # fmt: skip
-        left[away] = False
-        self._away = away
-        self._mirror = (
-            DeviceMirror([tensors[row].dtype is torch.float32 for row in away.tolist()]) if len(away) else None
-        )
-        self._others = tuple(np.flatnonzero(left).tolist())
-        # All of them, where they lie one behind the other, as numbers do that were made together.
-        in_order = len(windows) == 1 and isinstance(windows[0][0], slice) and isinstance(windows[0][2], slice)
+        self._on_device = on_device
+        self._mirror = DeviceMirror([tensors[row].dtype is torch.float32 for row in on_device]) if on_device else None
+        self._others = tuple(others)
+        in_order = len(windows) == 1 and windows[0][0] is windows[0][2] is _ALL
+        #: All numbers as one array, if they lie one behind the other, as :func:`new_numbers` makes them.
         self._whole = windows[0][1] if in_order else None
 
     @property
     def takes_tensors(self) -> bool:
-        """Whether tensors are looked at: others are read and written where they lie."""
+        """Whether methods use the tensors they are given.  Else all numbers are reached through their addresses."""
         return bool(self._others) or self._mirror is not None
 
-    def read(self, tensors: Numerals, absent: Sequence[int], ahead: Ahead) -> Values | float:
-        """What a rule takes: the number of each parameter, as it will be, or one for all where they are the same.
+    def read(self, tensors: NumberTensors, absent: Sequence[int], ahead: Ahead) -> Values | float:
+        """Return what a rule takes: one number per parameter, or one float if all are the same.
 
-        Args:
-            tensors: the numbers.
-            absent: parameters that take no step now.
-            ahead: what launches prepared before have announced.
+        ``absent`` are rows that take no step.  Numbers that earlier launches of the step will write are in ``ahead``.
         """
         if self._whole is not None:
             now = self._whole.tobytes()
             if now == now[: self._whole.itemsize] * self.count:
                 first = float(self._whole[0])
-                return first + self._more if self._more else first  # -0.0 + 0.0 is 0.0
+                return first + self._added if self._added else first  # -0.0 + 0.0 would lose the sign
         out = np.empty(self.count, np.float64)
-        for rows, window, places in self._windows:
-            out[rows] = window[places]
+        for rows, window, positions in self._windows:
+            out[rows] = window[positions]
         if self._mirror:
-            out[self._away] = self._mirror.read([tensors[row] for row in self._away.tolist()])
-        if self._more:
-            out += self._more
+            out[self._on_device] = self._mirror.read([tensors[row] for row in self._on_device])
+        if self._added:
+            out += self._added
         if self._others:
             self._read_others(out, tensors, absent, ahead)
         return out
 
-    def _read_others(self, out: Values, tensors: Numerals, absent: Sequence[int], ahead: Ahead) -> None:
+    def _read_others(self, out: Values, tensors: NumberTensors, absent: Sequence[int], ahead: Ahead) -> None:
         for row in self._others:
             out[row] = ahead.get(tensors[row].data_ptr(), float(tensors[row]))
 
-    def announce(self, tensors: Numerals, coming: Values, absent: Sequence[int], ahead: Ahead) -> None:
-        """Enter what is coming into ``ahead``; no two parameters here have the same number."""
-        skipped = set(absent) if self._others else ()
-        for row in self._others:
-            if row not in skipped:
-                ahead[tensors[row].data_ptr()] = float(coming[row])
+    def announce(self, tensors: NumberTensors, coming: Values, absent: Sequence[int], ahead: Ahead) -> None:
+        """Enter the numbers after this launch into ``ahead``.  No two parameters here share a number."""
+        for row in set(self._others).difference(absent):
+            ahead[tensors[row].data_ptr()] = float(coming[row])
 
-    def write(self, tensors: Numerals, coming: Values | float, absent: Sequence[int]) -> None:
-        """Write what is coming, for each parameter or for all, where a parameter is not absent."""
+    def write(self, tensors: NumberTensors, coming: Values | float, absent: Sequence[int]) -> None:
+        """Write new numbers, one per parameter or one for all, except for absent parameters."""
         if self._whole is not None and not absent:
             self._whole[:] = coming
             return
         coming = np.broadcast_to(coming, self.count)
         present = np.ones(len(coming), bool)
         present[list(absent)] = False
-        for rows, window, places in self._windows:
-            window[places] = np.where(present[rows], coming[rows], window[places])
+        for rows, window, positions in self._windows:
+            window[positions] = np.where(present[rows], coming[rows], window[positions])
         if self._mirror:
-            rows = self._away
-            self._mirror.write([tensors[row] for row in rows.tolist()], coming[rows], present[rows])
+            at = self._on_device
+            self._mirror.write([tensors[row] for row in at], coming[at], present[at])
         for row in self._others:
             if present[row]:
                 tensors[row].detach().fill_(float(coming[row]))
 
 
 class DeviceMirror:
-    """Numbers on devices, known here too: read where somebody else has written them, and never waited for otherwise.
-
-    Args:
-        narrow: of each number, whether it is float32 and not float64.  Who writes one shows in its version counter.
-    """
+    """Host copies of numbers on devices.  Reading waits for the device only if version counters show foreign writes."""
 
     __slots__ = ("_narrow", "_values", "_versions")
 
     def __init__(self, narrow: Sequence[bool]) -> None:
+        #: Which numbers are float32; the others are float64.
         self._narrow = np.array(narrow, bool)
         self._values: Values = np.empty(0)
         self._versions: list[int] | None = None
 
-    def read(self, tensors: Numerals) -> Values:
-        """The numbers; waits for the device if they have been written by others."""
+    def read(self, tensors: NumberTensors) -> Values:
+        """Return the numbers; copies them from the device if others have written to them."""
         if self._versions is None or self._versions != _versions(tensors):
-            where = {t.device for t in tensors}
             self._values = np.empty(len(tensors), np.float64)
-            for device in where:
+            for device in {t.device for t in tensors}:
                 rows = [i for i, t in enumerate(tensors) if t.device == device]
                 self._values[rows] = torch.stack([tensors[i].detach().double().view(()) for i in rows]).cpu().numpy()
             self._versions = _versions(tensors)
         return self._values
 
-    def write(self, tensors: Numerals, values: Values, chosen: npt.NDArray[np.bool_]) -> None:
-        """Write those that are ``chosen``, on the current streams, in one launch where each is one more than it was."""
+    def write(self, tensors: NumberTensors, values: Values, chosen: npt.NDArray[np.bool_]) -> None:
+        """Write the ``chosen`` numbers on the current streams, with one launch if each is one more than it was."""
         rows = np.flatnonzero(chosen)
         if not len(rows):
             return
-        new, tensors = values[rows], [t.detach() for t in tensors]  # whose version counters are theirs
+        new, tensors = values[rows], [t.detach() for t in tensors]  # detached tensors share version counters
         if (new == self._values[rows] + 1).all():
             torch._foreach_add_([tensors[i] for i in rows], 1.0)
         else:
@@ -222,34 +202,30 @@ class DeviceMirror:
         self._versions = _versions(tensors)
 
 
-def _versions(tensors: Numerals) -> list[int] | None:
-    """The version counters; None: there are none (tensors of ``torch.inference_mode``)."""
+def _versions(tensors: NumberTensors) -> list[int] | None:
+    """Return the version counters, or None if some have none (tensors of ``torch.inference_mode``)."""
     return None if any(t.is_inference() for t in tensors) else [t._version for t in tensors]
 
 
 class StepCounts(ScalarState):
-    """Step counts; parameters of one launch may have the same one."""
+    """Step counts.  Parameters of one launch may share one."""
 
     __slots__ = ()
 
-    _more = 1.0  # a rule takes the number of the coming step
+    _added = 1.0  # a rule takes the step count after this step
 
-    def _read_others(self, out: Values, tensors: Numerals, absent: Sequence[int], ahead: Ahead) -> None:
-        """What is read is announced, too: parameters of one launch may have the same one."""
-        away = set(absent)
+    def _read_others(self, out: Values, tensors: NumberTensors, absent: Sequence[int], ahead: Ahead) -> None:
+        """Also enter each count into ``ahead``, so that the next parameter that shares it gets the count after."""
+        skipped = set(absent)
         for row in self._others:
             address = tensors[row].data_ptr()
             out[row] = ahead.get(address, float(tensors[row])) + 1
-            if row not in away:
+            if row not in skipped:
                 ahead[address] = float(out[row])
 
 
 class UnsavedStepCounts(ScalarState):
-    """Step counts that stand in no state.
-
-    Args:
-        behind: how many steps each parameter has taken.
-    """
+    """Step counts of an optimizer whose state has none.  ``behind``: the steps that each parameter has taken."""
 
     __slots__ = ("_values",)
 
@@ -257,39 +233,28 @@ class UnsavedStepCounts(ScalarState):
         super().__init__((), set())
         self._values: Values = np.array(behind, np.float64)
 
-    def read(self, tensors: Numerals, absent: Sequence[int], ahead: Ahead) -> Values | float:
-        """What a rule takes: the number of each parameter's coming step."""
+    def read(self, tensors: NumberTensors, absent: Sequence[int], ahead: Ahead) -> Values | float:
+        """Return each parameter's step count after this step."""
         return self._values + 1
 
-    def write(self, tensors: Numerals, coming: Values | float, absent: Sequence[int]) -> None:
-        """Keep the numbers of all parameters but those that are absent."""
-        coming = np.broadcast_to(coming, len(self._values))
-        if absent:
-            coming = coming.copy()
-            coming[absent] = self._values[absent]
-        self._values = coming
+    def write(self, tensors: NumberTensors, coming: Values | float, absent: Sequence[int]) -> None:
+        """Store the new counts, except for absent parameters."""
+        absent_values = self._values[list(absent)]
+        self._values = np.broadcast_to(coming, len(self._values)).copy()
+        self._values[list(absent)] = absent_values
 
 
-def _window(addresses: npt.NDArray[np.int64], kind: type) -> tuple[npt.NDArray[np.floating], Rows]:
-    """Memory from the first address to the last as one array, and where in it the numbers at the addresses are.
-
-    What lies between them is never touched, and need not be memory at all.
-    """
-    size = np.dtype(kind).itemsize
-    first, last = int(addresses.min()), int(addresses.max())
-    places = (addresses - first) // size
-    in_order = bool((places == np.arange(len(places))).all())  # as those are that were made together
-    return memory_at(first, last - first + size, kind), _ALL if in_order else places
-
-
-def memory_at(address: int, nbytes: int, dtype: type) -> npt.NDArray[Any]:
-    """Memory of this process as an array, which does not keep it alive."""
-    if not nbytes:
-        return np.empty(0, dtype)
-    return np.frombuffer(_bytes(nbytes.bit_length()).from_address(address), dtype, nbytes // np.dtype(dtype).itemsize)
+def _window(addresses: list[int], dtype: torch.dtype) -> tuple[npt.NDArray[np.floating], Rows]:
+    """Return (array from the first to the last address, position of each address in it); it keeps no memory alive."""
+    # Only the positions may be used: between them there may be other data, or no memory at all.
+    first, size = min(addresses), dtype.itemsize
+    count = (max(addresses) - first) // size + 1
+    array = np.frombuffer(_bytes((count * size).bit_length()).from_address(first), SINGLES[dtype], count)
+    positions = (np.array(addresses, np.int64) - first) // size
+    return array, _ALL if (positions == np.arange(len(positions))).all() else positions
 
 
 @functools.cache
 def _bytes(bits: int) -> Any:
-    """ctypes takes longer to make a type of arrays than all else here, and leaves memory behind: one does for many."""
+    """Return a ctypes array type of 2**bits bytes.  Cached: making one is slow, and ctypes never frees it."""
     return ctypes.c_char * (1 << bits)

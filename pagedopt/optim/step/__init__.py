@@ -1,1 +1,1 @@
-"""A step: whose parameters, with which hyperparameters, in which launches, and what has changed since the last."""
+"""One optimizer step: its parameters, hyperparameters and launches, and what has changed since the last step."""

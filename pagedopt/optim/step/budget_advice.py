@@ -1,4 +1,4 @@
-"""What an optimizer's state costs where it is, in words: for the log, and beside an out-of-memory error."""
+"""What an optimizer's state occupies and costs, in words: for the log, and for the note of an out-of-memory error."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ...tables.shards import local
 from ..state.rule_optimizer import Group, RuleOptimizer
 from .members import state_tensors
 
-#: Bytes below which state is not what fills a memory.
+#: State of fewer bytes is not what fills a memory.
 LITTLE = 1 << 20
 
 
 def near_place(groups: Iterable[Group]) -> str:
-    """Where the budget keeps state of these parameters: ``device``, or ``host`` beside a CPU."""
+    """Return where resident state of these parameters lies: ``device``, or ``host`` for parameters on a CPU."""
     return "device" if any(p.is_cuda for group in groups for p in group["params"]) else "host"
 
 
 def estimated(optimizer: RuleOptimizer, budget: Budget | str | None) -> Estimate:
-    """What the optimizer takes with another budget, with the rule of its first group and where it spills best.
+    """Estimate the optimizer with another budget, by the rule of its first group and its best way to spill.
 
-    Times are by the rates that a budget was reckoned with, else by assumed ones, which their name says.
+    Rates are those of a budget that is a time, if one was given; otherwise assumed ones, whose name says so.
     """
     params = [p for group in optimizer.param_groups for p in group["params"]]
     rule = optimizer.rule_of(optimizer.param_groups[0])
@@ -36,11 +36,7 @@ def estimated(optimizer: RuleOptimizer, budget: Budget | str | None) -> Estimate
 
 
 def advice(optimizer: RuleOptimizer, by_place: Mapping[str, int]) -> str:
-    """What a smaller budget would give back and cost, in a sentence.
-
-    Args:
-        by_place: bytes of state, as :class:`~pagedopt.MemoryReport` has them; none before there is state.
-    """
+    """Return in words what a smaller budget frees and costs; ``by_place`` is empty before there is state."""
     near = near_place(optimizer.param_groups)
     whole = estimated(optimizer, None)
     here = by_place.get(near, 0) if by_place else whole.state_bytes
@@ -49,76 +45,59 @@ def advice(optimizer: RuleOptimizer, by_place: Mapping[str, int]) -> str:
         return f"the optimizer's state {holds} {text_of_bytes(here)} here: it is not what fills the memory"
     budget = _round(here // 2)
     less = estimated(optimizer, budget)
-    text = f"state {holds} {text_of_bytes(here)} here; device_budget={budget!r} frees "
-    text += text_of_bytes(max(0, here - less.by_place.get(near, 0)))
-    if less.seconds is not None and whole.seconds is not None:
-        cost = text_of_seconds(less.seconds - whole.seconds)
-        text += f" and costs about {cost} a step (rates of {less.rates.machine})"
+    freed = text_of_bytes(max(0, here - less.by_place.get(near, 0)))
+    text = f"state {holds} {text_of_bytes(here)} here; device_budget={budget!r} frees {freed}"
+    if cost := _cost(less, whole):
+        text += f" and costs about {cost[0]} a step {cost[1]}"
     movable = optimizer.store.moves(state_tensors(optimizer))
     return text + (f": set_device_budget({budget!r})" if movable else ", when the optimizer is made")
 
 
+def _cost(less: Estimate, whole: Estimate) -> tuple[str, str] | None:
+    """Return how much longer a step takes with ``less`` on the device, and by whose rates; None: no rates tell."""
+    if less.seconds is None or whole.seconds is None:
+        return None
+    return text_of_seconds(less.seconds - whole.seconds), f"(rates of {less.rates.machine})"
+
+
 def _round(nbytes: int) -> str:
-    """A budget of no more than so many bytes, as one writes it."""
+    """Return at most ``nbytes`` as a budget that a person would write."""
     return f"{int(nbytes / 2**30 * 10) / 10:g}GiB" if nbytes >= 1 << 30 else f"{max(1, nbytes >> 20)}MiB"
 
 
 def tell(optimizer: RuleOptimizer, why: str, before: Mapping[str, int], seconds: float) -> None:
-    """Log that bytes have moved.
-
-    Args:
-        why: they did, as the call that a user made.
-        before: bytes by place.
-        seconds: it took, the device waited for.
-    """
+    """Log that the call ``why`` has moved bytes, which took ``seconds``; ``before`` it they were in these places."""
     if not log.isEnabledFor(logging.INFO):
         return
     now = optimizer.store.planned(()).by_place
-    moved = sum(max(0, nbytes - before.get(place, 0)) for place, nbytes in now.items())
-    name = type(optimizer).__name__
-    log.info(
-        "%s: %s moved (%s), waited %s: %s", name, text_of_bytes(moved), why, text_of_seconds(seconds), _where(optimizer)
-    )
+    moved = text_of_bytes(sum(max(0, nbytes - before.get(place, 0)) for place, nbytes in now.items()))
+    name, waited = type(optimizer).__name__, text_of_seconds(seconds)
+    log.info("%s: %s moved (%s), waited %s: %s", name, moved, why, waited, _where(optimizer))
 
 
 def tell_made(optimizer: RuleOptimizer, made: Sequence[torch.Tensor] = (), by: str = "") -> None:
-    """Log that state was made.
-
-    Args:
-        made: tensors that are not in ``optimizer.state`` yet.
-        by: the call of a user's that made it; "" for a step.
-    """
+    """Log that a step, or the user's call ``by``, has made state; ``optimizer.state`` may still lack ``made``."""
     if log.isEnabledFor(logging.INFO):
-        log.info(
-            "%s: state made%s (device_budget %s): %s",
-            type(optimizer).__name__,
-            by and f" by {by}",
-            optimizer.store.budget.shown,
-            _where(optimizer, made),
-        )
+        name, budget = type(optimizer).__name__, optimizer.store.budget.shown
+        where = _where(optimizer, made)
+        log.info("%s: state made%s (device_budget %s): %s", name, by and f" by {by}", budget, where)
 
 
 def _where(optimizer: RuleOptimizer, made: Sequence[torch.Tensor] = ()) -> str:
-    """Bytes by place, and what a step costs for them."""
+    """Return bytes by place and what a step moves for them, in words."""
     report = optimizer.store.planned([*state_tensors(optimizer), *map(local, made)])
     near = near_place(optimizer.param_groups)
     places = ", ".join(f"{text_of_bytes(nbytes)} on {place}" for place, nbytes in report.by_place.items() if nbytes)
     away = sum(nbytes for place, nbytes in report.by_place.items() if place != near)
     if not away:
         return f"{places or '0 B'} ({report.means}); a step moves nothing"
-    way = "to and from the file" if near == "host" else "over the link"
-    return f"{places} ({report.means}); a step now moves {text_of_bytes(2 * away)} {way}{_time(optimizer, away)}"
-
-
-def _time(optimizer: RuleOptimizer, away: int) -> str:
-    """How long that takes, by the rates that the budget was reckoned with, or by assumed ones."""
+    text = f"{places} ({report.means}); a step now moves {text_of_bytes(2 * away)} "
+    text += "to and from the file" if near == "host" else "over the link"
     try:
-        with_it, without = (estimated(optimizer, budget) for budget in (Budget.leaving(away), None))
-    except (ValueError, TypeError, RuntimeError):  # of a rule or format of one's own: the log is no reason to fail
-        return ""
-    if with_it.seconds is None or without.seconds is None:
-        return ""
-    return f", about {text_of_seconds(with_it.seconds - without.seconds)} (rates of {with_it.rates.machine})"
+        cost = _cost(estimated(optimizer, Budget.leaving(away)), estimated(optimizer, None))
+    except (ValueError, TypeError, RuntimeError):  # from a user's own rule or format: logging must not fail for it
+        cost = None
+    return f"{text}, about {cost[0]} {cost[1]}" if cost else text
 
 
 __all__ = ["advice", "near_place", "tell", "tell_made"]

@@ -1,4 +1,4 @@
-"""What a class of optimizers says of itself, checked before the first step: rules, hyperparameters, first values."""
+"""Checks of an optimizer class before its first step: rules, hyperparameters, first values of state."""
 
 from __future__ import annotations
 
@@ -17,15 +17,7 @@ _ORDER = "the parameter comes first, then the gradient, then state"
 
 
 def check_rules(owner: str, rules: Iterable[Any]) -> None:
-    """
-    Args:
-        owner: name of the optimizer's class.
-        rules: what it has for rules; None for one that is missing.
-
-    Raises:
-        TypeError: one is missing, or no rule.
-        RuleError: see :func:`check_update`.
-    """
+    """Raise TypeError if a rule of the class ``owner`` is missing or not a rule, RuleError as :func:`check_update`."""
     for rule in rules:
         if rule is None:
             raise TypeError(
@@ -37,11 +29,8 @@ def check_rules(owner: str, rules: Iterable[Any]) -> None:
 
 @functools.cache
 def check_update(rule: Rule) -> None:
-    """
-    Raises:
-        RuleError: it does not change its first input, changes its second, or assigns state and does not return it.
-    """
-    names, (code, changes) = rule.inputs, (rule.function.__code__, rule.program.changes)
+    """Raise RuleError if a rule leaves its first input, changes its second, or assigns state and does not return it."""
+    names, code, changes = rule.inputs, rule.function.__code__, rule.program.changes
     who = f"{code.co_filename}:{code.co_firstlineno}: rule {rule.name!r} of an optimizer"
     if len(names) < 2:
         raise RuleError(f"{who} takes {names[0]!r} alone: {_ORDER}")
@@ -50,26 +39,17 @@ def check_update(rule: Rule) -> None:
     if 1 in changes:
         raise RuleError(f"{who} returns {names[1]!r}, its second input, which is the gradient and stays: {_ORDER}")
     if lost := [name for name in names[2:] if name in rule.lost]:
-        kept = [name for i, name in enumerate(names) if i in changes or name in lost]
+        returned = [name for i, name in enumerate(names) if i in changes or name in lost]
         new = "" if names[0] in rule.assigned else f"'{names[0]} = …' and "
         raise RuleError(
             f"{who} assigns its state {', '.join(map(repr, lost))} and does not return it, so that it would stay "
-            f"as it was: write {new}'return {', '.join((*kept, *rule.carried))}', or use another name for a value that "
-            "is not kept"
+            f"as it was: write {new}'return {', '.join((*returned, *rule.carried))}', or use another name for a value "
+            "that is not kept"
         )
 
 
 def check_initial(owner: str, initial: Mapping[str, Any], names: Collection[str]) -> None:
-    """
-    Args:
-        owner: name of the optimizer's class.
-        initial: its attribute.
-        names: of all state that its rules have.
-
-    Raises:
-        ValueError: it speaks of other state.
-        TypeError: a value is neither a number nor a text.
-    """
+    """Raise ValueError if ``initial`` names state other than ``names``, TypeError if a value is no number or text."""
     for name, value in initial.items():
         if name not in names:
             raise ValueError(f"{owner}.initial has {name!r}; its state is {sorted(names)}{_nearest(name, names)}")
@@ -80,11 +60,7 @@ def check_initial(owner: str, initial: Mapping[str, Any], names: Collection[str]
 
 
 def check_group(owner: str, initial: Mapping[str, Any], group: Group) -> None:
-    """
-    Raises:
-        ValueError: the group has no value by a name that ``initial`` has.
-        TypeError: that value is no number.
-    """
+    """Raise ValueError if the group lacks a value that ``initial`` names, TypeError if the value is not a number."""
     for name, key in initial.items():
         if isinstance(key, str):
             if key not in group:
@@ -96,15 +72,11 @@ def check_group(owner: str, initial: Mapping[str, Any], group: Group) -> None:
 
 
 def check_scalars(owner: str, rule: Rule, group: Group, defaults: Collection[str]) -> None:
-    """Whether ``group`` has what ``rule`` needs.
-
-    Args:
-        owner: name of the optimizer's class.
-        defaults: names of the optimizer's own.
+    """Check that a group has the hyperparameters of a rule.
 
     Raises:
-        TypeError: a hyperparameter is missing, or no number, or would be a tensor of state.
-        ValueError: a tuple has another number of members than the rule takes.
+        TypeError: a hyperparameter is missing, is not a number, or has the name of an input of the rule.
+        ValueError: a tuple has another length than the rule takes.
     """
     for name in defaults:
         if name in rule.inputs:
@@ -120,8 +92,8 @@ def check_scalars(owner: str, rule: Rule, group: Group, defaults: Collection[str
 
 
 def _nearest(name: str, names: Collection[str]) -> str:
-    """What of ``names`` may have been meant, as the end of a message."""
-    found = nearest(name, (n for n in names if n != "params"), 0.6)  # they are few, and short
+    """Return the end of a message that suggests a similar name, or ""."""
+    found = nearest(name, (n for n in names if n != "params"), 0.6)  # lower than usual: names are few and short
     return f"; for {name!r} there is {found!r}" if found else ""
 
 

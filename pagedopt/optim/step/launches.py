@@ -1,54 +1,54 @@
-"""A step before it happens: what each launch does, and the state that it still has to put into ``optimizer.state``."""
+"""A prepared step: what each launch will do, and the new state that is still to be put into ``optimizer.state``."""
 
 from __future__ import annotations
 
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from ...placements.store import Standing
+from ...placements.ready_arenas import Standing
 from ...system.interrupts import Uninterrupted
 from ...tables.columns import Tensors
 from ..state.rule_optimizer import RuleOptimizer
 from ..state.scalar_state import Ahead
 from .bucket import Bucket
-from .changes import ObjectWatch
+from .changes import KnownObjects
 from .members import Grads, Member, members, reduced, sharded
 from .new_state import create
 from .update import Update
 
 _resident = attrgetter("resident")
-#: Gradients of shards where no parameter is a DTensor.
+#: Gradients of shards if no parameter is a DTensor.
 NO_SHARDS: Grads = {}
 
 
 class Launches(NamedTuple):
-    """What stays from one step to the next: a table for each launch, and what tells whether they still fit.
+    """What a step leaves for the next one: pointer tables, and what tells whether they still fit.
 
     Attributes:
-        watch: knows the objects that they are for.
-        buckets: each with its table.
+        objects: those that the tables are made for.
+        buckets: the launches, each with its table.
         residents: how many pages of each arena were on the device.
         sharded: indices of parameters that are DTensors.
     """
 
-    watch: ObjectWatch
+    objects: KnownObjects
     buckets: tuple[Bucket, ...]
     residents: tuple[int, ...]
     sharded: tuple[int, ...]
 
 
 class PreparedStep(NamedTuple):
-    """All of a step that may fail before anything has changed, done.  Until :meth:`run` the optimizer is as it was.
+    """A step of which all that can fail without harm is done.  Until :meth:`run` the optimizer is unchanged.
 
-    It is a value: to print, to keep for later, or to drop.
+    It is a value: it may be printed, run later, or dropped.
 
     Attributes:
-        optimizer: whose.
-        updates: one for each launch, in their order.
-        launches: what stays for the next step.
+        optimizer: whose step it is.
+        updates: the launches, in their order.
+        launches: what :meth:`run` leaves for the next step.
         standing: the arenas of state, and where their pages are.
-        entries: of state, which it keeps alive.
-        fresh: parameters whose state is still to be put into the optimizer's.
+        entries: entries of state, kept alive until the step is dropped.
+        fresh: parameters whose new state is still to be put into ``optimizer.state``.
     """
 
     optimizer: RuleOptimizer
@@ -62,12 +62,11 @@ class PreparedStep(NamedTuple):
         """Take the step.  Once its first launch has begun, it is finished and counted before a signal is handled.
 
         Returns:
-            what stays for the next one; None: nothing was done, as another optimizer has moved pages of which this one
-            has a part since the step was prepared.
+            :attr:`launches`; None if nothing was done, because another optimizer has since moved pages that both share.
 
         Raises:
             RuntimeError: another step has been prepared since, with other numbers or tensors; nothing was done.
-            BaseException: what failed in the middle, or came with a second Ctrl-C; the optimizer is damaged then.
+            BaseException: a launch failed, or a second Ctrl-C came in the middle; the optimizer is then damaged.
         """
         for update in self.updates:
             if update.sweep.table.host.stamp != update.stamp:
@@ -103,32 +102,22 @@ class PreparedStep(NamedTuple):
 def prepare_again(
     optimizer: RuleOptimizer, known: Launches, found: Tensors, standing: Standing, shards: Grads = NO_SHARDS
 ) -> PreparedStep:
-    """A step for the very objects of the last one.
-
-    Args:
-        known: what stayed from it.
-        found: these objects, as :meth:`ObjectWatch.look` has them.
-        standing: the store's.
-        shards: gradients of DTensors.
+    """Prepare a step for the same objects as the last one, which :meth:`KnownObjects.compare` has ``found``.
 
     Raises:
-        ValueError, TypeError: a tensor is not as it was: all is to be looked at again; or one cannot be used at all.
+        ValueError, TypeError: a tensor has changed: only :func:`prepare_anew` can tell whether it can be used.
         CompileError: the kernel cannot be compiled.
     """
     ahead: Ahead = {}
     updates = []
-    for bucket, (tensors, numbers) in zip(known.buckets, known.watch.picks, strict=True):
-        update = bucket.prepare(optimizer, tensors(found), numbers(found), ahead, shards)
-        if update is not None:
+    for bucket, (tensors, numbers) in zip(known.buckets, known.objects.picks, strict=True):
+        if update := bucket.prepare(optimizer, tensors(found), numbers(found), ahead, shards):
             updates.append(update)
     return PreparedStep(optimizer, tuple(updates), known, standing, (*optimizer.state.values(),))
 
 
 def prepare_anew(optimizer: RuleOptimizer, shards: Grads) -> PreparedStep:
-    """A step for what state and groups hold now, and for state that is made now.
-
-    Args:
-        shards: gradients of DTensors.
+    """Prepare a step for the current contents of state and groups, and make the state that is missing.
 
     Raises:
         KeyError, RuntimeError, ValueError, TypeError: see :func:`members` and :class:`Bucket`.
@@ -138,21 +127,21 @@ def prepare_anew(optimizer: RuleOptimizer, shards: Grads) -> PreparedStep:
     everyone = members(optimizer)
     fresh = tuple([m for m in everyone.found if m.is_new or m.missing or m.moved])
     create(optimizer, everyone.found)
-    watch = ObjectWatch(optimizer, everyone)
+    objects = KnownObjects(optimizer, everyone)
     standing = optimizer.store.stand()
     buckets = Bucket.partition(optimizer, everyone.found, shards)
-    watch.serve(buckets)
+    objects.pick_for(buckets)
     ahead: Ahead = {}
     updates = [
         bucket.prepare(optimizer, bucket.tensors_of(of), bucket.numbers_of(of), ahead, shards) for bucket, of in buckets
     ]
-    launches = Launches(watch, tuple([bucket for bucket, _ in buckets]), standing.residents, everyone.sharded)
-    there = tuple([update for update in updates if update is not None])
-    return PreparedStep(optimizer, there, launches, standing, tuple([m.entry for m in everyone.found]), fresh)
+    launches = Launches(objects, tuple([bucket for bucket, _ in buckets]), standing.residents, everyone.sharded)
+    entries = tuple([m.entry for m in everyone.found])
+    return PreparedStep(optimizer, tuple(filter(None, updates)), launches, standing, entries, fresh)
 
 
 def grads_of_shards(optimizer: RuleOptimizer, known: Launches | None, found: Tensors | None) -> Grads:
-    """Gradients of DTensors as their shards have them; all their processes call this once in each step."""
+    """Return local gradients of DTensors; a collective call, which every process makes once in each step."""
     if known is None or found is None:
         return reduced(sharded(optimizer))
     params: Any = found
@@ -163,8 +152,7 @@ def _put_state(optimizer: RuleOptimizer, fresh: tuple[Member, ...]) -> None:
     for member in fresh:
         entry = optimizer.state[member.param]
         for name, value in member.entry.items():
-            entry.setdefault(name, value)
-            if entry[name] is None or name in member.moved:
+            if entry.get(name) is None or name in member.moved:
                 entry[name] = value
 
 

@@ -1,9 +1,8 @@
-"""The parameters of an optimizer as a step sees them: each with its group, its state, and what of that is missing."""
+"""Members: the parameters of an optimizer as a step sees them, each with its group, its state, and what that lacks."""
 
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -17,32 +16,32 @@ from ...rules.rule import check_rule
 from ...tables.checks import DtypeError
 from ...tables.columns import has_memory, is_fake
 from ...tables.shards import is_partial, is_sharded, local, local_grad, placed_alike, placement_of
-from ..state.rule_optimizer import Group, RuleOptimizer, places
-from ..state.scalar_state import number_names
+from ..state.rule_optimizer import Group, RuleOptimizer, occurrences
+from ..state.scalar_state import beside_param, number_names
 from ..state.state_columns import StateColumn, state_columns
 from .class_checks import check_update
 
-#: Gradients of DTensors as their shards have them, by parameter.
+#: Local gradients of DTensors, by parameter.
 Grads = Mapping[torch.Tensor, torch.Tensor]
 
 
 @dataclass
 class Member:
-    """One parameter in one place of one group.
+    """One occurrence of a parameter in a group.
 
     Attributes:
         param: the parameter.
         group: the index of its group.
-        rule: what happens to it.
-        entry: its state, what is made for the coming step included.
-        columns: of its state, by their keys in the entry, in the rule's order.
-        index: of the parameter, counted through all groups.
-        shard: what this process has of the parameter: itself, unless it is a DTensor.
-        is_new: whether there is nothing of its state yet.
-        missing: names of numbers and state tensors that there are not yet.
-        moved: numbers as they are in the state, where the entry here has them on another device.
-        again: whether the parameter stands in an earlier group, too, which will have made its state.
-        turn: how often the parameter stands before this place: torch updates it each time, one after the other.
+        rule: the group's rule.
+        entry: its state, including what is made for the coming step.
+        columns: its state columns, by their keys in the entry, in the rule's order.
+        index: of this occurrence, counted through all groups.
+        shard: the parameter itself, or the local shard of a DTensor.
+        is_new: whether it has no state yet.
+        missing: names of numbers and keys of state tensors that the entry lacks.
+        moved: numbers as ``optimizer.state`` has them, where ``entry`` has copies on another device.
+        again: whether the parameter is in an earlier group, too, which will have made its state.
+        turn: launches run in this order.  A later occurrence of a parameter has a later turn, as in torch's loop.
     """
 
     param: torch.Tensor
@@ -60,10 +59,10 @@ class Member:
 
     @property
     def formats(self) -> tuple[Format, ...]:
-        """Of parameter, gradient and state, list by list, as a kernel sees them: those of real numbers.
+        """Formats of parameter, gradient and state as a kernel sees them; of complex numbers that of their parts.
 
         Raises:
-            TypeError: no kernel takes such numbers.
+            TypeError: no kernel takes the dtype.
         """
         p = self.param
         forms = {of.name: of_dtype(self.entry[key].dtype) if of.free else of.form for key, of in self.columns.items()}
@@ -75,10 +74,10 @@ class Members(NamedTuple):
 
     Attributes:
         found: those that can be updated.
-        waiting: indices, through all groups, of those that wait for their first gradient.
-        params: all of them, group by group.
-        lengths: how many each group has.
-        rules: of each group.
+        waiting: indices of those that wait for their first gradient, counted through all groups.
+        params: all parameters, group by group.
+        lengths: the number of parameters in each group.
+        rules: the rule of each group.
     """
 
     found: list[Member]
@@ -89,22 +88,22 @@ class Members(NamedTuple):
 
     @property
     def sharded(self) -> tuple[int, ...]:
-        """Indices of parameters that are DTensors, each once, in an order that all processes have."""
+        """Indices of parameters that are DTensors, each once, in the same order in all processes."""
         first = {id(m.param): m.index for m in reversed(self.found) if m.shard is not m.param}
         return tuple(sorted(first.values()))
 
 
 def members(optimizer: RuleOptimizer) -> Members:
-    """Every parameter that can be updated, and those that wait for their first gradient.
+    """Return the parameters that can be updated, and those that wait for their first gradient.
 
     Raises:
-        KeyError: state holds some of a parameter's tensors and lacks another (as torch), or takes no new entries.
-        RuntimeError: a tensor of state is of another device, shape or dtype than can be used (as torch), a gradient is
-            sparse, or a parameter overlaps itself (as torch); one of them has lost its memory, or is a DTensor where
-            another is none (as torch); a parameter is complex and its group ``fused`` (as torch).
-        NotImplementedError: a parameter with a gradient is neither of floating-point nor of complex numbers (as torch).
+        KeyError: state has some of a parameter's tensors and lacks another (as torch), or takes no new entries.
+        RuntimeError: device, shape or dtype of a state tensor is wrong (as torch); a gradient is sparse; a parameter
+            overlaps itself (as torch); one of them has lost its memory, or only some are DTensors (as torch); a
+            parameter is complex and its group ``fused`` (as torch).
+        NotImplementedError: a parameter with a gradient is neither floating-point nor complex (as torch).
         TypeError, ValueError: see :func:`refuse`.
-        TypeError: a rule changes hyperparameters and is not among the class's ``rules``, or is none.
+        TypeError: a rule is not a rule, or changes hyperparameters and is not in the class's ``rules``.
         RuleError: see :func:`check_update`.
     """
     found: list[Member] = []
@@ -112,7 +111,6 @@ def members(optimizer: RuleOptimizer) -> Members:
     turns: dict[int, int] = {}
     first: dict[int, int] = {}
     rules = tuple([optimizer.rule_of(group) for group in optimizer.param_groups])
-    everywhere = list(places(optimizer))
     for rule in rules:
         check_rule(rule)
         check_update(rule)
@@ -121,9 +119,9 @@ def members(optimizer: RuleOptimizer) -> Members:
                 f"rule {rule.name!r} changes {', '.join(sorted(unknown))}: {type(optimizer).__name__}, which chooses "
                 "among rules, has to name them all in its attribute 'rules'"
             )
-    for index, (number, group, p) in enumerate(everywhere):
-        rule, entry = rules[number], dict(optimizer.state.get(p) or {})
-        if p.grad is None and not (entry and known(real_dtype(p.dtype))):  # its first gradient asks for its dtype, too
+    for index, (group_index, group, p) in enumerate(occurrences(optimizer)):
+        rule, entry = rules[group_index], dict(optimizer.state.get(p) or {})
+        if p.grad is None and not (entry and known(real_dtype(p.dtype))):  # a dtype is refused at the first gradient
             waiting.append(index)
             continue
         if p.grad is not None and p.is_complex() and group.get("fused"):
@@ -132,7 +130,7 @@ def members(optimizer: RuleOptimizer) -> Members:
             )
         if not known(real_dtype(p.dtype)):
             raise NotImplementedError(f"{type(optimizer).__name__} cannot update parameter {index}: it is {p.dtype}")
-        member = Member(p, number, rule, entry, state_columns(optimizer, rule.inputs[2:], p), index, local(p))
+        member = Member(p, group_index, rule, entry, state_columns(optimizer, rule.inputs[2:], p), index, local(p))
         if p.grad is None:
             if not _is_complete(optimizer, member):
                 waiting.append(index)
@@ -142,29 +140,26 @@ def members(optimizer: RuleOptimizer) -> Members:
             _check(optimizer, member)
         member.turn = turns.get(id(p), 0)
         turns[id(p)] = member.turn + 1
-        member.again = first.setdefault(id(p), number) < number
+        member.again = first.setdefault(id(p), group_index) < group_index
         found.append(member)
-    lengths = Counter(number for number, _, _ in everywhere)
-    params = tuple([p for _, _, p in everywhere])
-    return Members(found, waiting, params, *_shared(tuple([lengths[i] for i in range(len(rules))]), rules))
+    params = tuple([p for _, _, p in occurrences(optimizer)])
+    lengths = tuple([len(group["params"]) for group in optimizer.param_groups])
+    return Members(found, waiting, params, interned(lengths), interned(rules))
 
 
-@functools.lru_cache(maxsize=64)
-def _shared(lengths: tuple[int, ...], rules: tuple[Rule, ...]) -> tuple[tuple[int, ...], tuple[Rule, ...]]:
-    """The same objects for all optimizers that have as many parameters and these rules: there may be thousands."""
-    return lengths, rules
+@functools.lru_cache(maxsize=512)
+def interned(items: Any) -> Any:
+    """Return the first tuple that was equal to ``items``: thousands of optimizers share it instead of a copy each."""
+    return items
 
 
 def refuse(optimizer: RuleOptimizer, group: Group, states: Collection[str]) -> None:
-    """What can be said of a group's parameters before there is a gradient.
-
-    Args:
-        states: names of all state there may be.
+    """Refuse parameters that can never be updated, before there is a gradient; ``states`` are all state names.
 
     Raises:
-        TypeError: a parameter is a DTensor of sums that have not been made.
-        ValueError: state of a complex parameter would be stored in a format that has no complex numbers, or that of a
-            DTensor in one whose entries stand for several elements; a parameter is a ``FakeTensor``.
+        TypeError: a parameter is a DTensor with a ``Partial`` placement: its sums have not been made.
+        ValueError: a parameter is a ``FakeTensor``, or its state has an unsuitable format: one without complex numbers
+            for a complex parameter, or one whose entries stand for several elements for a DTensor.
     """
     for p in group["params"]:
         if is_fake(p):
@@ -195,21 +190,21 @@ def _check_sharded(optimizer: RuleOptimizer, p: torch.Tensor, states: Collection
 
 
 def reduced(params: Collection[torch.Tensor]) -> Grads:
-    """The gradients of DTensors as their shards have them; all their processes call this, once in each step.
+    """Return local gradients of DTensors; a collective call, which every process makes once in each step.
 
     Raises:
-        RuntimeError: one is no DTensor (as torch).
+        RuntimeError: a gradient is not a DTensor (as torch).
     """
     return {p: grad for p in params if (grad := local_grad(p)) is not None}
 
 
 def sharded(optimizer: RuleOptimizer) -> list[torch.Tensor]:
-    """The parameters that are DTensors, each once, in an order that all processes have."""
-    return list(dict.fromkeys(p for _, _, p in places(optimizer) if is_sharded(p)))
+    """Return the parameters that are DTensors, each once, in the same order in all processes."""
+    return list(dict.fromkeys(p for _, _, p in occurrences(optimizer) if is_sharded(p)))
 
 
 def _is_complete(optimizer: RuleOptimizer, member: Member) -> bool:
-    """Whether a parameter without gradient has state that a step could use, should there be one."""
+    """Tell whether a parameter without a gradient has all state, and as a step needs it."""
     needed = (*number_names(optimizer, member.rule), *member.columns)
     if any(member.entry.get(name) is None for name in needed):
         return False
@@ -222,13 +217,13 @@ def _is_complete(optimizer: RuleOptimizer, member: Member) -> bool:
 
 def _find_missing(optimizer: RuleOptimizer, member: Member) -> None:
     needed = (*number_names(optimizer, member.rule), *member.columns)
-    if optimizer.has_step and member.entry:  # torch makes all of a parameter's state at once, or looks up each
+    if optimizer.has_step and member.entry:  # torch makes all state of a parameter at once
         for name in needed:
-            member.entry[name]
+            member.entry[name]  # KeyError, as in torch
         return
     member.is_new = bool(needed) and not member.entry
     if member.is_new and getattr(optimizer.state, "default_factory", None) is None:
-        optimizer.state[member.param]  # a plain dict in the place of torch's has no entry for a new parameter
+        optimizer.state[member.param]  # KeyError: a plain dict was put in place of torch's defaultdict
     member.missing = [name for name in needed if member.entry.get(name) is None]
 
 
@@ -237,7 +232,7 @@ def _check(optimizer: RuleOptimizer, member: Member) -> None:
     if p.grad is not None and p.grad.layout is not torch.strided:
         raise RuntimeError(f"{type(optimizer).__name__} does not support sparse gradients")
     if is_sharded(p.grad) and member.shard is p:
-        raise RuntimeError(f"the gradient of {_named(member)} is {placement_of(p.grad)}, the parameter is none")
+        raise RuntimeError(f"the gradient of {_named(member)} is {placement_of(p.grad)}, the parameter is not")
     if member.shard is not p:
         _check_sharded(optimizer, p, {of.name for of in member.columns.values()})
         p = member.shard
@@ -264,10 +259,9 @@ def _check_number(member: Member, name: str) -> None:
 
 
 def _move_number(optimizer: RuleOptimizer, member: Member, name: str) -> None:
-    """Where a group's flags ask for numbers on the device, one that others have put on the CPU comes back, as ZeRO's
-    ``load_state_dict`` leaves them there."""
-    group, value = optimizer.param_groups[member.group], member.entry[name]
-    if (group.get("fused") or group.get("capturable")) and value.device.type == "cpu" != member.param.device.type:
+    """Copy a number to the device if the group's flags want it there: ZeRO's loading leaves it on the CPU."""
+    value = member.entry[name]
+    if beside_param(optimizer.param_groups[member.group]) and value.device.type == "cpu" != member.param.device.type:
         member.moved[name] = value
         member.entry[name] = value.to(member.param.device)
 
@@ -293,7 +287,7 @@ def _check_tensor(optimizer: RuleOptimizer, member: Member, key: str) -> None:
     kind = value.is_complex() if p.is_complex() else value.is_floating_point()
     fixed = of.name in optimizer.fixed_dtypes and (p.grad is None or value.dtype is not p.grad.dtype)
     if value.dtype is not wanted and (fixed or not kind or not of.free):
-        # Of complex and real numbers torch says one or the other, by its version.
+        # DtypeError is several errors of torch in one: versions of torch differ in what they raise here.
         raise DtypeError(f"{what}; it is stored as {wanted} (state_format says how)")
 
 
@@ -310,7 +304,7 @@ def _words(value: Any) -> str:
 
 
 def state_tensors(optimizer: RuleOptimizer) -> list[torch.Tensor]:
-    """Every tensor of state but numbers, each once, whether a rule names it now or not; of DTensors the shards."""
+    """Return all state tensors except numbers, each once, used by a rule or not; of DTensors the local shards."""
     found = {
         id(value): local(value)
         for entry in optimizer.state.values()

@@ -1,4 +1,4 @@
-"""The first state of parameters: room for it, and what it begins with."""
+"""The first state of parameters: its memory and its first values."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from ...tables.shards import local
 from ..state.encoding import fill
 from ..state.rule_optimizer import RuleOptimizer
-from ..state.scalar_state import ScalarPlace, new_numbers
+from ..state.scalar_state import ScalarKind, new_numbers
 from .members import Member, state_tensors
 
 
 def create(optimizer: RuleOptimizer, found: Sequence[Member]) -> None:
-    """Complete the entries of members with first state, one for all places in which a parameter stands.
+    """Add missing state to the entries of members; all members of one parameter get the same entry.
 
-    Nothing of the optimizer changes: what is made belongs to the members.
+    The optimizer does not change: new state belongs to the members.
 
     Raises:
         MemoryError, torch.OutOfMemoryError: there is no room.
@@ -30,32 +30,27 @@ def create(optimizer: RuleOptimizer, found: Sequence[Member]) -> None:
     wanted = [m.columns[n].wanted(m.param, n) for m in firsts for n in m.missing if n in m.columns]
     created = optimizer.store.create(wanted) if wanted else []
     if wanted:
-        from .budget_advice import tell_made  # loads what plans are made with: where state is made, and not before
+        from .budget_advice import tell_made  # here: it imports planning, which a step without new state does not need
 
         tell_made(optimizer, created)
-    made = iter(created)
     groups = optimizer.param_groups
-    numbers = iter(
-        new_numbers([ScalarPlace.of(groups[m.group], m.param) for m in firsts for n in m.missing if n not in m.columns])
-    )
+    places = [ScalarKind.of(groups[m.group], m.param) for m in firsts for n in m.missing if n not in m.columns]
+    made, numbers = iter(created), iter(new_numbers(places))
     for member in firsts:
         member.entry.update((name, next(made if name in member.columns else numbers)) for name in member.missing)
-    if optimizer.initial:
-        _fill(optimizer, firsts)
+        if optimizer.initial:
+            _fill(optimizer, member)
 
 
-def _fill(optimizer: RuleOptimizer, firsts: list[Member]) -> None:
+def _fill(optimizer: RuleOptimizer, member: Member) -> None:
     """Give new state, which is zero, its first value."""
-    for member in firsts:
-        for name, value in optimizer.initial.items():
-            value = optimizer.param_groups[member.group][value] if isinstance(value, str) else value
-            if value == 0:
-                continue
-            if name in member.missing and (name not in member.columns or member.columns[name].free):
-                local(member.entry[name]).fill_(value)
-                optimizer.store.drop()  # keeps to the budget while pages are touched that should not stay in memory
-            elif columns := {
-                key: of for key, of in member.columns.items() if of.name == name and key in member.missing
-            }:
-                form = next(iter(columns.values())).form
-                fill(form, [member.entry[key] for key in columns], member.param, value, optimizer.store)
+    for name, value in optimizer.initial.items():
+        value = optimizer.param_groups[member.group][value] if isinstance(value, str) else value
+        if value == 0:
+            continue
+        if name in member.missing and (name not in member.columns or member.columns[name].free):
+            local(member.entry[name]).fill_(value)
+            optimizer.store.drop()  # filling loads pages that are away into memory: give them back before the next fill
+        elif keys := [key for key, of in member.columns.items() if of.name == name and key in member.missing]:
+            form = member.columns[keys[0]].form
+            fill(form, [member.entry[key] for key in keys], member.param, value, optimizer.store)

@@ -1,4 +1,4 @@
-"""One launch of a step, as a value: what it reads and writes, with which hyperparameters, and what it counts."""
+"""One launch of a step, as a value: its tensors, its hyperparameters, and the step counts that it changes."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from ...launch.sweep import Sweep
 from ...paging.visits import Action
 from ...placements.arena import Arena
 from ...tables.columns import Tensors
-from ..state.scalar_state import Numerals, ScalarState, Values
+from ..state.scalar_state import NumberTensors, ScalarState, Values
 from .hyperparameters import Uniforms
 from .kernel_views import KernelViews
 
-#: A number of each parameter: which it is, its tensors, and what it becomes.
-Count = tuple[ScalarState, Numerals, Values | float]
+#: One number of each parameter: what reads and writes it, its tensors, and its new value.
+Count = tuple[ScalarState, NumberTensors, Values | float]
 
 
 class Update(NamedTuple):
-    """One launch, or one of the part at hand and one for each page that visits the device.
+    """One launch over all rows; or, if state is away, one for the rows at hand and one per page that visits the device.
 
-    It keeps alive what it reads and writes, until it is dropped.  Nothing has changed before :meth:`launch`.
+    It keeps alive what it reads and writes until it is dropped.  Nothing changes before :meth:`launch`.
 
     Attributes:
-        sweep: the rule, and the table that says where the tensors lie, with which hyperparameters.
-        ready: the kernel, compiled for them.
-        stamp: the table's when this was prepared.
+        sweep: the rule and its pointer table.
+        ready: the compiled kernel.
+        stamp: the table's stamp when this was prepared.
         lists: how kernels see the tensors.
-        tensors: parameters, gradients (None: absent), and where they are needed state, list by list.
-        seen: parameters and gradients as kernels see them.
-        absent: the parameters that take no step, for want of a gradient.
-        counts: what is counted.
-        sets: hyperparameters, and numbers that follow from them, of each set that is in use.
-        route: of its rows through pages; None: all lie where they are used.
+        tensors: parameters, gradients (None: absent) and, if needed, state, list by list.
+        seen: parameters and gradients as kernels see them; kept alive for the launch.
+        absent: parameters that take no step because they have no gradient.
+        counts: the numbers that change.
+        sets: the numbers of each set of hyperparameters in use.
+        route: of the rows through pages; None: all state is updated where it lies.
         plan: launches and visits of pages, in their order.
         written: tensors whose version counters go up.
     """
@@ -51,14 +51,10 @@ class Update(NamedTuple):
     sets: Uniforms
     route: Route | None
     plan: Sequence[Action]
-    written: Numerals
+    written: NumberTensors
 
     def launch(self, arenas: Sequence[Arena]) -> None:
-        """Launch it on the current stream, and count it.
-
-        Args:
-            arenas: of state, by the numbers that the plan names.
-        """
+        """Launch on the current stream, and count the step; ``arenas`` are those that the plan numbers."""
         if not self.lists.plain:
             self.lists.fill(self.tensors)
         mover = None if self.route is None else self.route.mover(arenas)

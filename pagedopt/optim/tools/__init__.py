@@ -1,1 +1,1 @@
-"""What stands on an optimizer: a shadow run beside torch, and a call that makes room when memory runs out."""
+"""Tools on top of the optimizers: a comparison with torch's, and a retry that makes room when memory runs out."""

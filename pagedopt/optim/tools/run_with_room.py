@@ -1,4 +1,4 @@
-"""Room for the occasional step that needs more memory than the others: the reason QLoRA wanted paged optimizers."""
+"""Spill state for the occasional step that needs more memory than the others (QLoRA's use of paged optimizers)."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ Result = TypeVar("Result")
 
 
 def run_with_room(optimizer: PagedOptimizer, function: Callable[[], Result], nbytes: int | str | None = None) -> Result:
-    """Run ``function``; if memory runs out, give it the room of the optimizer's state and run it again.
+    """Run ``function``; if memory runs out, spill the optimizer's state and run it again.
 
-    The room is taken back when the second run has ended; what is not free then, at the beginning of the next calls.
+    The state comes back after the second run.  If there is not enough room yet, the next calls try again first.
 
     Args:
         optimizer: whose state may be spilled.
         function: one that may be run twice: typically zero_grad, forward and backward of a batch.
-        nbytes: how much to spill; None: all.
+        nbytes: how much to spill, a number or a text (``"2GiB"``); None: all.
 
     Returns:
         what ``function`` returns.
 
     Raises:
-        torch.OutOfMemoryError: the room was not enough, or there was none to give, which a note says then.  On a CPU
+        torch.OutOfMemoryError: the room was not enough, or nothing could be spilled (a note says so).  On a CPU
             MemoryError, or the RuntimeError of torch's allocator.
 
     Example:
@@ -42,12 +42,12 @@ def run_with_room(optimizer: PagedOptimizer, function: Callable[[], Result], nby
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        failure = error.with_traceback(None)  # whose frames hold what the first run had allocated
+        failure = error.with_traceback(None)  # the frames of the traceback keep the first run's tensors alive
     gc.collect()
     torch.cuda.empty_cache()
     try:
         given = optimizer.spill(nbytes)
-    except MemoryError as error:  # the host's, where the device's is what the user knows and may wait for
+    except MemoryError as error:  # the host's; callers expect the device's error
         advise(failure, optimizer, f"run_with_room could not spill, as the host has no room ({error}): ")
         raise failure from error
     if not given:
@@ -60,8 +60,8 @@ def run_with_room(optimizer: PagedOptimizer, function: Callable[[], Result], nby
 
 
 def _take_back(optimizer: PagedOptimizer) -> None:
-    """Undo a spill as far as there is room: what torch cached for the large run may lie in the way for a while."""
+    """Undo a spill as far as there is room."""
     if optimizer.store.is_spilled():
-        torch.cuda.empty_cache()
+        torch.cuda.empty_cache()  # memory that torch cached in the large run
         with contextlib.suppress(torch.OutOfMemoryError, MemoryError):  # the next call tries again
             optimizer.unspill()

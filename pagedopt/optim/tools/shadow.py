@@ -1,4 +1,4 @@
-"""An optimizer of ours beside torch's on somebody's own model, for a few steps that leave no trace."""
+"""Compare a paged optimizer with torch's on the user's own model, and leave the model as it was."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from ..registry import OPTIMIZERS
 from ..step.budget_advice import near_place
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
-#: Bytes below which a difference is none that anybody asked for.
+#: A smaller difference in bytes of state is reported as "nothing saved".
 LITTLE = 1 << 10
 
 
 @dataclass(frozen=True)
 class Shadow:
-    """What :func:`shadow` saw.  Each pair is torch's first.
+    """What :func:`shadow` measured.  In each pair torch's value is first.
 
     Attributes:
         names: of the two classes.
         losses: of every step.
-        difference: the largest between the parameters of the two after the last step, as an absolute number; NaN if
-            either has become NaN.
-        where: the name of the parameter in which it is.
-        change: how far torch's steps moved a parameter at most, a yardstick for ``difference``.
-        state_bytes: of state with the parameters (on their device; on a CPU in RAM), a ring of slots included.
-        seconds: of ``step()``, the median, the device waited for; the first step is left out where there are others.
+        difference: the largest absolute difference between the two's parameters after the last step; NaN if either has
+            become NaN.
+        where: the name of the parameter with that difference.
+        change: the largest change of a parameter by torch's steps, a yardstick for ``difference``.
+        state_bytes: of state beside the parameters (on their device; on a CPU in RAM), a ring of slots included.
+        seconds: of ``step()``, synchronized, the median without the first step (unless there is only one).
 
     Example:
         >>> print(pagedopt.shadow(model, optimizer, itertools.islice(loader, 5), device_budget="50%"))
@@ -56,7 +56,7 @@ class Shadow:
 
     @property
     def saved_bytes(self) -> int:
-        """What ours leaves free of the memory in which the parameters are; below zero if it takes more."""
+        """How much less state lies beside the parameters than with torch; negative if it is more."""
         return self.state_bytes[0] - self.state_bytes[1]
 
     def __str__(self) -> str:
@@ -86,28 +86,28 @@ def shadow(
     steps: int = 10,
     **options: Unpack[Options],
 ) -> Shadow:
-    """Train with torch's optimizer, and again from the same start with ours; then everything is as it was before.
+    """Train with torch's optimizer, then from the same start with the paged one, then restore everything.
 
-    The two run one after the other, each with state of its own that begins as a copy of ``optimizer``'s, so that the
-    device needs room for one such state beside what there is, and the host for two copies of the parameters.
-    Restored: parameters, gradients, buffers, modes and random numbers of torch, NumPy and Python; ``optimizer`` and its
-    state are never touched.  Batches that were taken from an iterator are gone.
+    Each run has state of its own, which begins as a copy of ``optimizer``'s.  The device needs room for one such state
+    more, and the host for two copies of the parameters.  Restored are parameters, gradients, buffers, modes and random
+    number generators of torch, NumPy and Python; ``optimizer`` and its state are never touched.  Batches taken from an
+    iterator are gone.
 
     Args:
-        optimizer: over the model's parameters: one of torch's of which there is a paged one, or a paged one.
+        optimizer: over the model's parameters: one of torch's that has a paged counterpart, or a paged one.
         batches: at most ``steps`` of them are used, each by both.
-        loss: of a model and a batch, a tensor of one element; None: ``model(**batch)`` of a dict, ``model(*batch)`` of
-            a tuple or list, else ``model(batch)``, and of what it returns ``loss`` if it has such a thing.
-        options: of ours (:class:`Options`), instead of those that a paged ``optimizer`` has.
+        loss: function (model, batch) that returns a tensor of one element; None: call ``model(**batch)`` for a dict,
+            ``model(*batch)`` for a tuple or list, else ``model(batch)``, and use ``loss`` of the result if it has one.
+        options: options of the paged optimizer (:class:`Options`); they override those of a paged ``optimizer``.
 
     Raises:
-        TypeError: there is no pair of optimizers, or no loss; ``batches`` are none.
+        TypeError: ``optimizer`` has no counterpart, a loss is not one number, or ``batches`` is not iterable.
         ValueError: there is no batch, or ``steps`` is below 1.
     """
     if steps < 1:
         raise ValueError(f"steps is {steps}; it must be at least 1")
     pair, ours = _pair(optimizer, options)
-    decay = {"decoupled_weight_decay": False} if pair[0] is torch.optim.Adam else {}  # which groups of torch 2.6 lack
+    decay = {"decoupled_weight_decay": False} if pair[0] is torch.optim.Adam else {}  # torch 2.6 lacks it in groups
     if not isinstance(batches, Iterable):
         raise TypeError(f"batches are {batches!r}; give a list of batches, or a loader")
     taken = list(itertools.islice(batches, steps))
@@ -118,48 +118,45 @@ def shadow(
         for kind, more in zip(pair, ({}, ours), strict=True):
             restart()
             twin = kind([dict(group) for group in optimizer.param_groups], **more)
-            plain = _plain(optimizer)
-            twin.load_state_dict(copy.deepcopy(plain) if kind is pair[0] else plain)  # torch's goes on in what it loads
+            plain = optimizer.decoded_state_dict() if isinstance(optimizer, PagedOptimizer) else optimizer.state_dict()
+            # torch's optimizer goes on in the tensors that it loads, which may be those of `optimizer`.
+            twin.load_state_dict(copy.deepcopy(plain) if kind is pair[0] else plain)
             del plain
             for group, given in zip(twin.param_groups, optimizer.param_groups, strict=True):
-                group.update({**decay, **given, "params": group["params"]})  # loading into AdamW sets Adam's decay
+                group.update({**decay, **given, "params": group["params"]})  # loading into AdamW changes Adam's decay
             seen.append(_train(model, twin, taken, loss or _loss))
             ends.append({name: p.detach().cpu().clone() for name, p in _named(model, optimizer)})
             del twin
     difference, where = _largest(*ends)
-    change, _ = _largest(ends[0], {name: p.detach() for name, p in _named(model, optimizer)})  # which are as before
+    change, _ = _largest(ends[0], {name: p.detach() for name, p in _named(model, optimizer)})  # restored by now
     (one, bytes_one, time_one), (other, bytes_other, time_other) = seen
     names = (f"torch's {pair[0].__name__}", pair[1].__name__)
     return Shadow(names, (one, other), difference, where, change, (bytes_one, bytes_other), (time_one, time_other))
 
 
 def _pair(optimizer: torch.optim.Optimizer, options: Options) -> tuple[tuple[Any, Any], Options]:
-    """torch's class and ours, and the options of ours."""
+    """Return (torch's class, the paged class), and the options of the paged one."""
     known: list[tuple[Any, Any]] = [(entry.torch, entry.optimizer) for entry in OPTIMIZERS if entry.torch]
     known.append((torch.optim.Adam, PagedAdamW))
     for theirs, ours in known:
         if isinstance(optimizer, PagedOptimizer) and isinstance(optimizer, ours):
-            kept: Options = optimizer.__getstate__()["_options"]
-            return (theirs, type(optimizer)), {**kept, **options}
+            given: Options = optimizer.__getstate__()["_options"]
+            return (theirs, type(optimizer)), {**given, **options}
         if type(optimizer) is theirs:
             return (theirs, ours), options
     names = ", ".join(f"torch.optim.{theirs.__name__} or {ours.__name__}" for theirs, ours in known)
     raise TypeError(f"optimizer is a {type(optimizer).__name__}, which has no counterpart; there are {names}")
 
 
-def _plain(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    return optimizer.decoded_state_dict() if isinstance(optimizer, PagedOptimizer) else optimizer.state_dict()
-
-
 def _named(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
-    """The parameters of an optimizer, by their names in the model."""
+    """Yield (name in the model, parameter) for the parameters of an optimizer."""
     names = {id(p): name for name, p in model.named_parameters()}
-    for number, p in enumerate(p for group in optimizer.param_groups for p in group["params"]):
-        yield names.get(id(p), f"parameter {number}"), p
+    for index, p in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+        yield names.get(id(p), f"parameter {index}"), p
 
 
 def _loss(model: torch.nn.Module, batch: Any) -> Any:
-    """What most models do with a batch."""
+    """Return the loss of a model that returns it, or has it as ``loss`` of its result."""
     if isinstance(batch, Mapping):
         found = model(**batch)
     else:
@@ -170,7 +167,7 @@ def _loss(model: torch.nn.Module, batch: Any) -> Any:
 def _train(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, batches: Sequence[Any], loss: Loss
 ) -> tuple[tuple[float, ...], int, float]:
-    """Losses, bytes of state beside the parameters, and seconds of a step."""
+    """Return losses, bytes of state beside the parameters, and seconds of a step."""
     losses, times = [], []
     devices = {p.device for group in optimizer.param_groups for p in group["params"] if p.is_cuda}
     with torch.enable_grad():
@@ -204,25 +201,20 @@ def _near_bytes(optimizer: torch.optim.Optimizer) -> int:
 
 
 def _largest(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> tuple[float, str]:
-    """The largest difference and where it is; NaN is larger than any."""
+    """Return the largest absolute difference, NaN if there is any, and the name of its tensor."""
     most, where = 0.0, next(iter(one))
     for name, tensor in one.items():
         if tensor.numel():
             wide = torch.promote_types(tensor.dtype, torch.float64)
             found = float((tensor.to(wide) - other[name].cpu().to(wide)).abs().max())
-            if not found <= most:
+            if not (found <= most or math.isnan(most)):
                 most, where = found, name
-                if most != most:
-                    break
     return most, where
 
 
 @contextlib.contextmanager
 def _restored(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Callable[[], None]]:
-    """Puts the model back when the block ends, however it does, and whenever it is called.
-
-    Gradients are set aside.  Tensors stay the same objects, in the same memory.
-    """
+    """Restore the model in place after the block, and when the yielded function is called; inside, grads are None."""
     tensors = {id(t): t for t in (*model.parameters(), *model.buffers(), *(p for _, p in _named(model, optimizer)))}
     values = [(t, t.detach().cpu().clone()) for t in tensors.values()]
     grads = [(t, t.grad) for t in tensors.values() if t.is_leaf]
