@@ -1,4 +1,4 @@
-"""Choice 2: how one list of tensors is stored."""
+"""Choice 2: how one list of tensors is stored.  Public: all that a format of your own needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .format import Column as Column
     from .format import ElementFormat as ElementFormat
     from .format import Format as Format
-else:  # a type checker would take any name for one of these
+else:  # hidden from type checkers: with a __getattr__ they would accept any name
     __getattr__, __dir__, __all__ = attach(
         __name__, {".format": ("Column", "ElementFormat", "Format"), ".floating": ("FORMATS",)}
     )

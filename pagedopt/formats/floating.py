@@ -1,4 +1,4 @@
-"""The formats of plain floating-point numbers, and which one a dtype or a name stands for."""
+"""The formats of plain floating-point numbers, by dtype and by name, and the option ``state_format``."""
 
 from __future__ import annotations
 
@@ -10,72 +10,59 @@ import torch
 
 from .format import Column, ElementFormat, Format, complexified
 
-BFLOAT16 = ElementFormat(
-    name="bfloat16",
-    columns=(Column("", torch.bfloat16),),
-    cuda_type="bfloat16_bits",
-    numba_type="_np.uint16",
-    numba_load="S(_numbers.from_bfloat16({}))",
-    numba_store="_numbers.to_bfloat16(_np.float32({}))",
-)
-FLOAT16 = ElementFormat(
-    name="float16",
-    columns=(Column("", torch.float16),),
-    cuda_type="half_bits",
-    numba_type="_np.uint16",
-    numba_load="S(_numbers.from_half({}))",
-    numba_store="_numbers.to_half(_np.float32({}))",
-)
-FLOAT32 = ElementFormat(
-    name="float32",
-    columns=(Column("", torch.float32),),
-    cuda_type="float",
-    numba_type="_np.float32",
-    numba_load="S({})",
-    numba_store="_np.float32({})",
-)
-FLOAT64 = ElementFormat(
-    name="float64",
-    columns=(Column("", torch.float64),),
-    arithmetic=torch.float64,
-    cuda_type="double",
-    numba_type="_np.float64",
-    numba_load="S({})",
-    numba_store="_np.float64({})",
+
+def _format(dtype: torch.dtype, cuda: str, numba: str, load: str, store: str) -> ElementFormat:
+    """Return the format of plain numbers of a dtype."""
+    return ElementFormat(
+        name=str(dtype).removeprefix("torch."),
+        columns=(Column("", dtype),),
+        arithmetic=torch.float64 if dtype is torch.float64 else torch.float32,
+        cuda_type=cuda,
+        numba_type=f"_np.{numba}",
+        numba_load=f"S({load})",
+        numba_store=store,
+    )
+
+
+FLOAT32 = _format(torch.float32, "float", "float32", "{}", "_np.float32({})")
+FLOAT64 = _format(torch.float64, "double", "float64", "{}", "_np.float64({})")
+FLOAT16 = _format(torch.float16, "half_bits", "uint16", "_numbers.from_half({})", "_numbers.to_half(_np.float32({}))")
+BFLOAT16 = _format(
+    torch.bfloat16, "bfloat16_bits", "uint16", "_numbers.from_bfloat16({})", "_numbers.to_bfloat16(_np.float32({}))"
 )
 
 #: Formats by name.
 FORMATS: dict[str, Format] = {f.name: f for f in (FLOAT32, BFLOAT16, FLOAT16, FLOAT64)}
-#: Those that are as torch has numbers: a list of such may have any of their dtypes.
+#: The formats of torch's own numbers: a list in one of them may have any of their dtypes.
 NUMBERS: tuple[ElementFormat, ...] = (FLOAT32, FLOAT64, FLOAT16, BFLOAT16)
 _OF_DTYPES = {f.dtype: f for f in NUMBERS}
-#: NumPy's types of what a parameter has as a single number, its step count among them: read and written in bulk.
+#: NumPy's dtypes of scalars in the state, such as step counts, which are read and written in bulk.
 SINGLES: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
 
-#: Other words for the names above.
+#: Short names of formats.
 SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp64": "float64",
          "float": "float32", "double": "float64"}  # fmt: skip
 _Name = Literal["float32", "bfloat16", "float16", "float64", "fp32", "bf16", "fp16", "half", "fp64", "float", "double"]
-#: A format, its name, a dtype, or None for the parameter's own, as torch does; one for all state or one per state name.
+#: A format, its name, a dtype, or None: the parameter's dtype, as in torch.  One for all state, or one per state name.
 OneFormat = _Name | torch.dtype | Format | None
 StateFormat = OneFormat | Mapping[str, OneFormat]
 
 
 def known(dtype: torch.dtype | None) -> bool:
-    """Whether kernels take lists of a dtype."""
+    """Return whether kernels take lists of a dtype."""
     return dtype in _OF_DTYPES
 
 
 def real_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What kernels see of a dtype: of complex numbers those of their parts."""
+    """Return the dtype that kernels see: for a complex dtype that of its parts."""
     return dtype.to_real() if dtype.is_complex else dtype
 
 
 def of_dtype(dtype: torch.dtype, what: str = "a list") -> ElementFormat:
-    """The format of a list of plain numbers; of complex ones that of their parts.
+    """Return the format of a list of plain numbers; for complex ones that of their parts.
 
     Raises:
-        TypeError: kernels take no such numbers; the text begins with ``what``.
+        TypeError: kernels take no such numbers; the message begins with ``what``.
     """
     found = _OF_DTYPES.get(real_dtype(dtype))
     if found is None:
@@ -84,10 +71,10 @@ def of_dtype(dtype: torch.dtype, what: str = "a list") -> ElementFormat:
 
 
 def dtype_of_name(name: str, what: str) -> torch.dtype:
-    """The dtype that a text names.
+    """Return the dtype of that name.
 
     Raises:
-        ValueError: there is none; the text begins with ``what``.
+        ValueError: there is none; the message begins with ``what``.
     """
     for found in _OF_DTYPES.values():
         if found.name == _full(name):
@@ -96,15 +83,15 @@ def dtype_of_name(name: str, what: str) -> torch.dtype:
 
 
 def check_format(state_format: StateFormat, states: Collection[str] | None = None) -> None:
-    """Refuse a format that is not known.
+    """Check the option ``state_format``.
 
     Args:
-        states: the names of state there may be; None: any.
+        states: the names of the optimizer's state; None: any are allowed.
 
     Raises:
-        ValueError: a format is unknown, or does not begin at zero, or its ``encode`` and ``decode`` are not what its
-            text does, or one is given for a state that there is not.
-        TypeError: something is neither a format nor a name.
+        ValueError: a name or dtype is unknown; zeros do not load as zero; ``encode`` and ``decode`` disagree with the
+            format's text; a format is given for state that does not exist.
+        TypeError: something is no format, name or dtype.
     """
     chosen = state_format.values() if isinstance(state_format, Mapping) else [state_format]
     for one in chosen:
@@ -121,7 +108,7 @@ def check_format(state_format: StateFormat, states: Collection[str] | None = Non
         if isinstance(one, Format):
             one.check_zeros()
             if isinstance(one, ElementFormat) and one not in NUMBERS:
-                from .sample import check_sample  # Numba is loaded for those alone who bring such a format
+                from .sample import check_sample  # imports Numba: only for formats of users
 
                 check_sample(one)
     if states is None or not isinstance(state_format, Mapping):
@@ -132,7 +119,7 @@ def check_format(state_format: StateFormat, states: Collection[str] | None = Non
 
 
 def chosen_format(state_format: StateFormat, name: str) -> Format | None:
-    """What ``state_format`` says of state ``name``; None: nothing, it is stored as its parameter."""
+    """Return the format that ``state_format`` gives for state ``name``; None: the parameter's dtype."""
     one = state_format.get(name) if isinstance(state_format, Mapping) else state_format
     if isinstance(one, torch.dtype):
         return _OF_DTYPES[one]
@@ -140,15 +127,15 @@ def chosen_format(state_format: StateFormat, name: str) -> Format | None:
 
 
 def _full(name: str) -> str:
-    """A name of ``FORMATS`` for a short one."""
+    """Return the full name, a key of ``FORMATS`` if there is one."""
     return SHORT.get(name, name)
 
 
 def format_of(state_format: StateFormat, name: str, param: torch.dtype) -> Format:
-    """The format of state ``name`` of a parameter of dtype ``param``, as kernels see it.
+    """Return the format, as kernels see it, of state ``name`` for a parameter of dtype ``param``.
 
     Raises:
-        ValueError: the parameter is complex, and there are no complex numbers of that format.
+        ValueError: the parameter is complex, and torch has no complex numbers for that format.
         TypeError: kernels take no parameters of that dtype.
     """
     found = chosen_format(state_format, name)
@@ -163,7 +150,7 @@ def format_of(state_format: StateFormat, name: str, param: torch.dtype) -> Forma
 
 
 def columns_of(form: Format, name: str, param: torch.dtype) -> dict[str, Column]:
-    """The columns by their keys in state, as they are made for a parameter of dtype ``param``."""
+    """Return the columns of state ``name`` by key, with dtypes for a parameter of dtype ``param``."""
     made = (complexified(column) if param.is_complex else column for column in form.columns)
     return {column.key(name): column for column in made}
 

@@ -1,4 +1,4 @@
-"""What a format is: how one list of tensors is stored, as an object."""
+"""Formats: how one list of tensors is stored."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 from ..tables.storage import Column
 from .text import check_text
 
-#: The most elements of a block, and bytes of an entry: chunks of work and parameters in pages begin at multiples.
+#: The most elements of a block, and bytes of an entry: chunks of work, and parameters in pages, start at multiples.
 MOST = 1024
 ENTRY = 8
-#: What the statements for Numba have besides their columns.
+#: Names that the statements for Numba may use, which columns cannot have.
 TAKEN = frozenset({"x", "live", "row", "index", "seed", "np", "S", "elements", "float_of", "bits_of"})
 
 
@@ -22,11 +22,11 @@ TAKEN = frozenset({"x", "live", "row", "index", "seed", "np", "S", "elements", "
 class Format:
     """How one list of tensors is stored: columns of entries, and how kernels load and store elements.
 
-    Rules never see it: they get and give numbers, of float32 (of float64 where a list asks for it).  Kernels are made
-    for a rule and a format of each list, and kept by them, so a format is hashable: a frozen dataclass.  What is stored
-    as zeros must load as zero: that is how state begins.
+    Rules never see it: they compute in float32 (float64 if a list asks for it).  Kernels are compiled for a rule and
+    the format of each list, and cached by them, so a format must be hashable: a frozen dataclass.  Columns of zeros
+    must load as zero, because state starts as zeros.
 
-    A format of blocks, or one that asks where an element stands, gives as ``cuda_text`` a struct ``cuda_type``::
+    A format with blocks, or one that needs an element's position, defines in ``cuda_text`` a struct ``cuda_type``::
 
         struct Name {
             static constexpr int columns = 2;
@@ -34,26 +34,26 @@ class Format:
             template <class S, int WIDTH> static __device__ void store(const S (&x)[WIDTH], const Spot& spot);
         };
 
-    A thread loads or stores ``spot.live`` of WIDTH elements, beginning with number ``spot.at`` of the row whose columns
-    are ``spot.column<T>(i)``; what is behind them is 0.  ``block_max<BLOCK, WIDTH>(x)`` and ``block_sum`` speak for all
-    threads of a block.  ``spot.row`` is the number of the parameter, ``spot.index`` that of the first element in it,
-    ``spot.seed`` another one in each step.
+    A thread loads or stores ``spot.live`` of WIDTH elements, from index ``spot.at`` in the row on; the others are 0.
+    The row's columns are ``spot.column<T>(i)``.  ``block_max<BLOCK, WIDTH>(x)`` and ``block_sum`` reduce over all
+    threads of a block.  ``spot.row`` is the index of the parameter, ``spot.index`` that of the first element in it;
+    ``spot.seed`` differs in each step.
 
-    ``numba_load`` and ``numba_store`` are statements on a block: they fill ``x``, or store it, ``live`` elements that
-    begin at number ``index`` of parameter ``row``.  Columns are arrays under their names (``elements`` for one without
-    a name; floats of 16 bits as their bits, uint16), cut so that they begin with the block.  There are ``np``, the
-    arithmetic type ``S``, ``seed``, the functions ``float_of`` (uint32 bits) and ``bits_of`` (a float32), those of
-    rules (``element_sqrt``, ``element_abs``, …), and what Python has built in: no other names.
+    ``numba_load`` and ``numba_store`` are statements that fill or store ``x``, the ``live`` elements of one block, from
+    index ``index`` of parameter ``row`` on.  Columns are arrays under their names (``elements`` for one without a name;
+    16-bit floats as uint16 bits) that start with the block.  Other names: ``np``, the arithmetic type ``S``, ``seed``,
+    ``float_of`` (of uint32 bits), ``bits_of`` (of a float32), the functions of rules (``element_sqrt``,
+    ``element_abs``, …), and Python's builtins.
 
     Attributes:
         name: for people.
-        columns: what it keeps; the first one may have no name, and stands under the name of the state then.
+        columns: the arrays that store the list; the first may have no name: its key is then the state's name.
         block: elements that are loaded and stored together: a power of two up to 1,024.
-        arithmetic: in which its elements must be computed with at least, float32 or float64.
+        arithmetic: the narrowest dtype in which kernels may compute, float32 or float64.
         cuda_type, cuda_text, numba_load, numba_store: see above.
 
     Raises:
-        ValueError: an attribute has a value that kernels or pages could not follow.
+        ValueError: an attribute has a value that kernels or pages do not support.
 
     Example:
         :class:`tests.outside.format.Int8Blocks`, and CONTRIBUTING.md.
@@ -98,10 +98,10 @@ class Format:
             raise ValueError(f"{what} is {column.dtype}; an entry has up to {ENTRY} bytes and is real")
 
     def check_zeros(self) -> None:
-        """See that what is stored as zeros stands for zero.
+        """Check that columns of zeros decode to zero.
 
         Raises:
-            ValueError: it does not.
+            ValueError: they do not.
         """
         zeros = (torch.zeros(c.entries(self.block), dtype=c.dtype, device="cpu") for c in self.columns)
         if (loaded := self.decode(*zeros, numel=self.block)).any():
@@ -112,56 +112,56 @@ class Format:
 
     @property
     def plain(self) -> bool:
-        """Whether it is one column, whose elements are loaded and stored one by one."""
+        """Whether it is one column, whose elements are loaded and stored independently."""
         return False
 
     @property
     def numba_type(self) -> str:
-        """Of a plain one: the NumPy type as which an element is read."""
+        """The NumPy type of a stored element, if the format is plain."""
         raise NotImplementedError(f"format {self.name!r} is not plain")
 
     def encode(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Columns for ``values``, as kernels would store them.
+        """Return the columns that kernels would store for ``values``.
 
         Args:
-            values: (n,), floating point, on any device; it begins with a block.
+            values: (n,), floating point, on any device; the first is the first of a block.
 
         Returns:
-            one tensor (entries,) for each column, on the same device.
+            one tensor (entries,) per column, on the same device.
         """
         raise NotImplementedError(f"{type(self).__name__}.encode")
 
     def decode(self, *columns: torch.Tensor, numel: int) -> torch.Tensor:
-        """The opposite of :meth:`encode`: ``numel`` elements, in :attr:`arithmetic`."""
+        """Return the ``numel`` elements that :meth:`encode` stored, in :attr:`arithmetic`."""
         raise NotImplementedError(f"{type(self).__name__}.decode")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ElementFormat(Format):
-    """One array of elements, each loaded and stored by itself: kernels move 16 bytes at a time.
+    """One array of elements that are loaded and stored independently: kernels move 16 bytes at a time.
 
     Attributes:
         cuda_type: the C++ type of an element, for ``load_as<S, T>`` and ``store_as<T, S>`` of ``kernels/numbers.cuh``.
-        cuda_text: those two, if the kernels do not have them.
-        numba_type: the NumPy type as which an element is read.
-        numba_load, numba_store: expressions, in which ``{}`` is what is read, or what is to be stored.  They become
-            part of a rule's own text, so NumPy is ``_np`` there; there are the arithmetic type ``S``, ``_numbers``
+        cuda_text: specializations of these two, unless the kernels have them.
+        numba_type: the NumPy type of a stored element, e.g. ``_np.uint16``.
+        numba_load, numba_store: expressions; ``{}`` is the stored element, or the number to store.  They are inserted
+            into a rule's text, where NumPy is ``_np``.  Other names: the arithmetic type ``S``, ``_numbers``
             (``from_half``, ``to_half``, ``from_bfloat16``, ``to_bfloat16``), ``float_of``, ``bits_of``, the functions
-            of rules (``element_sqrt``, …), and what Python has built in: no other names.
+            of rules (``element_sqrt``, …), and Python's builtins.
 
-    One that does more than convert, for example scale, defines :meth:`encode` and :meth:`decode` to do the same: an
-    optimizer compares them with the text before it takes the format.
+    A format that does more than convert, e.g. scales, overrides :meth:`encode` and :meth:`decode` to do the same;
+    optimizers compare them with the text before they accept the format.
     """
 
     numba_type: str = ""
 
     def __hash__(self) -> int:
-        """Asked for in every step, to find the kernel; who has the same name is compared whole."""
+        """Hash the name alone: it is fast, and each step looks up its kernel by this."""
         return hash(self.name)
 
     @property
     def plain(self) -> bool:
-        """It is."""
+        """Always True."""
         return True
 
     def _check_texts(self) -> None:
@@ -179,20 +179,20 @@ class ElementFormat(Format):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of an element."""
+        """The dtype of a stored element."""
         return self.columns[0].dtype
 
     def encode(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """As torch converts."""
+        """Convert as torch does."""
         return (values.to(self.dtype),)
 
     def decode(self, *columns: torch.Tensor, numel: int) -> torch.Tensor:
-        """As torch converts."""
+        """Convert as torch does."""
         return columns[0].to(self.arithmetic)
 
 
 def complexified(column: Column) -> Column:
-    """The column of a complex parameter, whose real and imaginary parts are the elements."""
+    """Return the column for a complex parameter, whose real and imaginary parts are the elements."""
     return dataclasses.replace(column, dtype=column.dtype.to_complex())
 
 

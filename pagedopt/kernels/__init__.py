@@ -1,12 +1,20 @@
-"""The CUDA text and its CPU twin: sources, compilers, launchers.  What a Numba kernel of one's own is made from."""
+"""Kernels: CUDA and Numba source text, compilers and launchers.  Public: ``pointer``, for Numba kernels of your own."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..common.lazy_names import attach
-
 if TYPE_CHECKING:
     from .numba_numbers import pointer as pointer
-else:  # a type checker would take any name for one of these
-    __getattr__, __dir__, __all__ = attach(__name__, {".numba_numbers": ("pointer",)})
+else:  # hidden from type checkers: with a __getattr__ they would accept any name
+
+    def __getattr__(name):
+        """Import Numba with the first use of ``pointer``."""
+        if name != "pointer":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}; did you mean pointer?", name=name)
+        from .numba_numbers import pointer
+
+        return pointer
+
+
+__all__ = ["pointer"]

@@ -1,19 +1,19 @@
-// The same over lists in any format: a thread takes WIDTH elements that follow each other, and a format may let the
-// threads that share one of its blocks speak to each other, or ask where an element stands. A row of the table has two
-// words more: the number of its parameter, and that of its first element there; a set of hyperparameters has a seed.
+// Multi-tensor apply over lists in any format. A thread takes WIDTH consecutive elements. A format may exchange values
+// between the threads of one of its blocks, or use the position of an element. Therefore a row of the table has two
+// more words, the indices of its parameter and of its first element there, and a set of hyperparameters has a seed.
 
-// The elements of one thread, for the format that loads or stores them.
+// The elements of one thread, as a format loads or stores them.
 struct Spot {
     const word* columns;  // addresses of the format's columns
-    long long at;         // number of the first element in the row
-    int live;             // how many there are; behind them the row ends
-    long long row;        // number of the parameter
-    long long index;      // number of the first element in the parameter
+    long long at;         // index of the first element in the row
+    int live;             // number of elements; fewer than WIDTH at the end of the row
+    long long row;        // index of the parameter
+    long long index;      // index of the first element in the parameter
     unsigned long long seed;
     template <class T> __device__ T* column(int i) const { return (T*)columns[i]; }
 };
 
-// One number from each of the threads that share a block of BLOCK elements, WIDTH of them each.
+// Reduce one value per thread over the threads that share a block of BLOCK_NUMEL elements, WIDTH elements each.
 template <int BLOCK_NUMEL, int WIDTH, class S> __device__ S block_max(S value) {
     for (int step = BLOCK_NUMEL / WIDTH / 2; step; step >>= 1)
         value = element_max<S>(value, __shfl_xor_sync(0xffffffffu, value, step));
@@ -24,7 +24,7 @@ template <int BLOCK_NUMEL, int WIDTH, class S> __device__ S block_sum(S value) {
     return value;
 }
 
-// A list of numbers that a format of blocks stands beside.
+// A list of plain numbers in a launch with a format that is not plain.
 template <class T> struct Plain {
     static constexpr int columns = 1;
     template <class S, int WIDTH> static __device__ void load(S (&x)[WIDTH], const Spot& spot) {
@@ -54,7 +54,7 @@ template <class T> struct Plain {
     }
 };
 
-// The lists LIST, LIST + 1, … in the formats F, Rest…; the columns of the spot are those of the first.
+// Load the lists LIST, LIST + 1, … in the formats F, Rest…; spot.columns begins with the columns of F.
 template <int LIST, class Rule, class S, int WIDTH, class F, class... Rest>
 __device__ __forceinline__ void load_all(S (&in)[WIDTH][Rule::lists], Spot spot) {
     if constexpr ((Rule::reads >> LIST) & 1) {
@@ -88,7 +88,7 @@ template <class S, int COLUMNS, int UNIFORMS> struct BlockWork {
     unsigned long long seed;
 };
 
-// One chunk by one group of threads. All of them go through every round: formats may let them speak to each other.
+// One chunk, by one warp or block. All threads run every round, as formats may exchange values between them.
 template <class S, class Rule, int THREADS, int WIDTH, int COLUMNS, class Table, class... F>
 __device__ __forceinline__ void apply_blocks_to_chunk(
     BlockWork<S, COLUMNS, Rule::uniforms>& shared, const Table& table, long long item, int lane) {
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(BLOCK) multi_tensor_apply_blocks(const __grid_
     constexpr int COLUMNS = (F::columns + ...);
     __shared__ BlockWork<S, COLUMNS, Rule::uniforms> works[BLOCK / THREADS];
     const long long item = (long long)blockIdx.x * (BLOCK / THREADS) + threadIdx.x / THREADS;
-    if (item >= table.header.count) return;  // whole groups leave together
+    if (item >= table.header.count) return;  // all threads of a chunk return together
     apply_blocks_to_chunk<S, Rule, THREADS, WIDTH, COLUMNS, Table, F...>(
         works[threadIdx.x / THREADS], table, item, threadIdx.x % THREADS);
 }
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(BLOCK) multi_tensor_apply_blocks_small_grid(co
     for (; item < table.header.count; item += stride) {
         apply_blocks_to_chunk<S, Rule, THREADS, WIDTH, COLUMNS, Table, F...>(
             works[threadIdx.x / THREADS], table, item, threadIdx.x % THREADS);
-        if constexpr (THREADS > 32) __syncthreads();  // before the next chunk's fetch overwrites what this one reads
+        if constexpr (THREADS > 32) __syncthreads();  // the next fetch overwrites what this chunk reads
         else __syncwarp();
     }
 }

@@ -1,7 +1,7 @@
-"""The CPU twin: Numba kernels that walk the same words of the same table, on torch's threads.
+"""The CPU backend: Numba kernels that walk the words of a pointer table, on torch's threads.
 
-For each rule and formats the text of a small Python module is made and run; what Numba compiles of it is kept on disk,
-and the next process loads it.  Read one with ``rule.numba_source()``.
+For each rule and formats a small Python module is generated (``rule.numba_source()`` shows it).  Numba compiles it,
+and later processes load the machine code from disk.
 """
 
 from __future__ import annotations
@@ -12,159 +12,135 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..paging.visits import Action, Launch
 from ..system.numba.compile_text import load
 from ..tables.layout import HostTable, Span
 from ..tables.storage import PLACES, StorageFormat
 from . import cpu_text, team, threads
 from .kernel_rule import KernelRule
 
-#: Stretches of work per thread of our own: enough that a late thread holds nobody up.
+#: Spans of chunks per thread of our own: small enough that one slow thread does not delay the others.
 SHARES = 8
-#: Elements for which one more thread of our own is worth waking.
+#: Elements that justify one more thread of our own.
 LEAST = 1 << 17
 
 
 class Way(NamedTuple):
-    """How to walk a span of a table's chunks.
-
-    Attributes:
-        walk: does it.
-        team: the threads that do; None: what fails there is raised by ``walk``.
-    """
+    """How to walk a span of chunks: call ``walk``, then :meth:`check`; ``team``: the call on torch's team, if any."""
 
     walk: Callable[[], object]
     team: team.Call | None = None
 
     def check(self) -> None:
-        """Call it when :attr:`walk` has returned.
-
-        Raises:
-            MemoryError: a thread of the team found none.
-        """
+        """Raise MemoryError if a thread of the team ran out of memory: such a thread cannot raise itself."""
         if self.team is not None:
             self.team.check()
 
 
-#: By span of the chunks; None: all.
+#: How to walk each span of chunks; None stands for all chunks.
 Ways = dict[Span | None, Way]
-
-#: The module that generated ones call into.
-_NUMBERS = "pagedopt.kernels.numba_numbers"
 
 
 def norm_kernel(form: StorageFormat, number: torch.dtype, order: int) -> Callable[..., None]:
-    """The kernel that leaves one partial norm per chunk (order 0: infinity) over lists (tensor, partials)."""
+    """Return the kernel that writes one partial norm per chunk (order 0: infinity) over lists (tensor, partials)."""
     return _for_threads(_norm_kernel(form, number, order))
 
 
 @functools.cache
 def _norm_kernel(form: StorageFormat, number: torch.dtype, order: int) -> Callable[..., None]:
-    return _compiled(load(cpu_text.norm_source(form, number, order), f"norm{order}", _NUMBERS), 2, 0)
+    return _compiled(cpu_text.norm_source(form, number, order), f"norm{order}", 2, 0)
 
 
 def kernel(rule: KernelRule, formats: tuple[StorageFormat, ...]) -> Callable[..., None]:
-    """The compiled kernel for ``rule`` on lists in ``formats``, for :func:`run`."""
+    """Return the compiled kernel for ``rule`` on lists in ``formats``, for :func:`run`."""
     return _for_threads(_kernel(rule, formats))
 
 
 @functools.cache
 def _kernel(rule: KernelRule, formats: tuple[StorageFormat, ...]) -> Callable[..., None]:
-    words, numbers = sum(len(f.columns) for f in formats), rule.uniform_count
+    columns, uniforms = sum(len(f.columns) for f in formats), rule.uniform_count
     if not all(f.plain for f in formats):
-        words, numbers = words + PLACES, numbers + 1  # where an element stands, and the seed
-    return _compiled(load(cpu_text.source(rule, formats), rule.name, _NUMBERS), words, numbers)
+        columns, uniforms = columns + PLACES, uniforms + 1  # the element's position, and the seed
+    return _compiled(cpu_text.source(rule, formats), rule.name, columns, uniforms)
 
 
-def _compiled(kernel: Callable[..., None], lists: int, uniforms: int) -> Callable[..., None]:
-    """``kernel`` after a call without work: what can go wrong in a compiler goes wrong before a step has begun."""
+def sample_kernel(form: StorageFormat) -> Callable[..., None]:
+    """Return the compiled loop that loads and stores a few elements of ``form``."""
+    kernel: Callable[..., None] = load(cpu_text.sample_source(form), "sample", "pagedopt.kernels.numba_numbers")
+    return kernel
+
+
+def _compiled(text: str, name: str, lists: int, uniforms: int) -> Callable[..., None]:
+    """Load a kernel and call it without work, so that compiler errors come before a step has changed anything."""
+    kernel: Callable[..., None] = load(text, name, "pagedopt.kernels.numba_numbers")
     kernel(*arguments_of(HostTable(lists, [1], uniforms)), 0, 0)
     return kernel
 
 
 def _for_threads(kernel: Callable[..., None]) -> Callable[..., None]:
-    """``kernel``, and what a team needs of it compiled where there is more than one thread."""
+    """Compile the entry for teams too if torch uses several threads; not cached, as that number may change."""
     if torch.get_num_threads() > 1:
         team.prepare(kernel)
     return kernel
 
 
 def run(compiled: Callable[..., None], table: HostTable, span: Span | None = None) -> None:
-    """Walk ``table``, or a span of its chunks, with ``compiled`` on as many of torch's threads as the work is worth.
-
-    When it returns or raises, no thread is in the table any more.
-    """
-    count = torch.get_num_threads()
-    way = whole(compiled, table, count) if span is None else ways(compiled, table, (Launch(span),), count)[span]
+    """Walk ``table``, or a span of its chunks; when this returns or raises, no thread uses the table any more."""
+    way = ways(compiled, table, (span,), torch.get_num_threads())[span]
     way.walk()
     way.check()
 
 
 def whole(compiled: Callable[..., None], table: HostTable, count: int) -> Way:
-    """What to call to walk all of a table on ``count`` threads; all that the call needs is there then."""
-    return _walk(compiled, table, count).whole
+    """Return how to walk all of a table on ``count`` threads; what can fail before the walk, fails here."""
+    return _walk(compiled, table, count).ways[None]
 
 
-def ways(compiled: Callable[..., None], table: HostTable, steps: Iterable[Action], count: int) -> Ways:
-    """The same for the span of each launch among some steps."""
+def ways(compiled: Callable[..., None], table: HostTable, spans: Iterable[Span | None], count: int) -> Ways:
+    """Return how to walk each of ``spans``, and all of the table."""
     walk = _walk(compiled, table, count)
-    if walk.ways is None:
-        walk = table.walk = walk._replace(ways={None: walk.whole})
-    found: Ways = walk.ways or {}
-    for step in steps:
-        if type(step) is Launch and (span := step.span) not in found:
-            found[span] = _way(walk, table, span or (0, len(table.chunk_words)))
-    return found
+    for span in spans:
+        if span not in walk.ways:
+            walk.ways[span] = _way(walk, table, span)
+    return walk.ways
 
 
 class _Walk(NamedTuple):
-    """What is worked out once for a table.
+    """The cached ways to walk a table with a kernel on some threads; ``member``: the kernel's entry for teams."""
 
-    Attributes:
-        by: the kernel.
-        member: what it is to a team; None: it has none.
-        threads: how many.
-        whole: how to walk all of it.
-        ways: by span, what to call; None: no span was asked for.
-    """
-
-    by: Callable[..., None]
+    kernel: Callable[..., None]
     member: int | None
     threads: int
-    whole: Way
-    ways: Ways | None = None
+    ways: Ways
 
 
 def _walk(compiled: Callable[..., None], table: HostTable, count: int) -> _Walk:
     member = team.member(compiled) if count > 1 else None
     walk: _Walk | None = table.walk
-    if walk is None or walk.by is not compiled or walk.member != member or walk.threads != count:
-        way = _way(_Walk(compiled, member, count, _NO_WAY), table, (0, len(table.chunk_words)))
-        walk = table.walk = _Walk(compiled, member, count, way)
+    if walk is None or walk.kernel is not compiled or walk.member != member or walk.threads != count:
+        walk = _Walk(compiled, member, count, {})
+        walk.ways[None] = _way(walk, table, None)
+        table.walk = walk
     return walk
 
 
-_NO_WAY = Way(bool)
-
-
 def arguments_of(table: HostTable) -> tuple[Any, ...]:
-    """What a kernel takes before the first and the last chunk."""
+    """Return the arguments of a kernel, without the bounds of the chunks."""
     return table.scalars, table.row_words, table.chunk_words, table.geometry.chunk_numel
 
 
-def _way(walk: _Walk, table: HostTable, span: Span) -> Way:
-    """How to walk: on this thread alone; on a team, of whose threads each has one stretch and the same in every step,
-    which its cache may still hold; or on threads of our own, of which each takes what is left."""
-    each, least = (SHARES, LEAST // SHARES) if walk.member is None else (1, team.LEAST)
+def _way(walk: _Walk, table: HostTable, span: Span | None) -> Way:
+    """Choose this thread, a team (a thread always gets the same span, which its cache may hold), or our own threads."""
+    first, last = span or (0, len(table.chunk_words))
+    per_thread, least = (SHARES, LEAST // SHARES) if walk.member is None else (1, team.LEAST)
     arguments = arguments_of(table)
-    alone = Way(functools.partial(walk.by, *arguments, *span))
-    if walk.threads == 1 or span[1] - span[0] <= 1:
+    alone = Way(functools.partial(walk.kernel, *arguments, first, last))
+    if walk.threads == 1 or last - first <= 1:
         return alone
-    stretches = table.shares(span, walk.threads * each, least)
-    if len(stretches) <= each:
+    spans = table.shares((first, last), walk.threads * per_thread, least)
+    if len(spans) <= per_thread:
         return alone
     if walk.member is None:
-        some = functools.partial(walk.by, *arguments)
-        return Way(functools.partial(threads.run, some, stretches, -(-len(stretches) // each)))
-    call = team.Call(arguments, stretches)
+        some = functools.partial(walk.kernel, *arguments)
+        return Way(functools.partial(threads.run, some, spans, -(-len(spans) // per_thread)))
+    call = team.Call(arguments, spans)
     return Way(call.on(walk.member, walk.threads), call)

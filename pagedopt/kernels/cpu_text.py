@@ -1,4 +1,4 @@
-"""The text of the CPU twin: for each rule and formats a small Python module, whose ``kernel`` walks a table."""
+"""The text of CPU kernels: for each rule and formats a small Python module, whose ``kernel`` walks a table."""
 
 from __future__ import annotations
 
@@ -35,31 +35,32 @@ def kernel(_scalars, _rows, _chunks, _chunk_numel, _first, _last):
 
 
 def source(rule: KernelRule, formats: tuple[StorageFormat, ...]) -> str:
-    """The Python text of the kernel for ``rule`` on lists in ``formats``."""
+    """Return the Python text of the kernel for ``rule`` on lists in ``formats``."""
     if not all(f.plain for f in formats):
         return _source_of_blocks(rule, formats)
-    lists = len(formats)
     arrays, loads, stores = [], [], []
     for i, form in enumerate(formats):
         arrays.append(_array(i, form.columns[0], form.numba_type))
         loads.append(form.numba_load.format(f"_p{i}[_i]"))
         stores.append(f"_p{i}[_i] = " + form.numba_store)
-    lines = [*_sets(rule, lists), *arrays, "for _i in range(_numel):", *_indented(rule.numba_lines(loads, stores))]
-    return _module(rule.name, lists, arithmetic(formats), lines)
+    uniforms = _uniforms(rule, len(formats))
+    lines = [*uniforms, *arrays, "for _i in range(_numel):", *_indented(rule.numba_lines(loads, stores))]
+    return _module(rule.name, len(formats), arithmetic(formats), lines)
 
 
-def _sets(rule: KernelRule, lists: int) -> list[str]:
+def _uniforms(rule: KernelRule, lists: int) -> list[str]:
+    """Return statements that read the hyperparameters of the row's set."""
     return [f"u{i} = S(_scalars[_rows[_row, {lists + 1}], {i}])" for i in range(rule.uniform_count)]
 
 
-def _array(place: int, column: Column, kind: str) -> str:
-    """A chunk of a column, whose address is word ``place`` of the row, as array ``_p{place}``."""
+def _array(word: int, column: Column, kind: str) -> str:
+    """Return the statement that makes array ``_p{word}`` of a chunk of the column at address ``word`` of the row."""
     if column.per == 1:
         begin, count = f"_offset * {column.dtype.itemsize}", "_numel"
     else:
         begin = f"_offset // {column.per} * {column.dtype.itemsize}"
         count = f"(_numel + {column.per - 1}) // {column.per}"
-    return f"_p{place} = _carray(_pointer(_rows[_row, {place}] + {begin}), {count}, {kind})"
+    return f"_p{word} = _carray(_pointer(_rows[_row, {word}] + {begin}), {count}, {kind})"
 
 
 def _indented(lines: Iterable[str]) -> list[str]:
@@ -74,47 +75,46 @@ def {name}({arguments}):
 
 
 def _source_of_blocks(rule: KernelRule, formats: tuple[StorageFormat, ...]) -> str:
-    """:func:`source` where a format works on blocks: each is loaded into an array, updated, and stored."""
+    """Do the same as :func:`source` for formats with blocks: load each block into an array, update it, and store it."""
     block = max(f.block for f in formats)
     found: list[list[str]] = [[] for _ in range(6)]
-    arrays, loads, stores, before, behind, functions = found
-    place = 0
+    arrays, loads, stores, before, after, functions = found
+    word = 0  # of a row: the address of the format's first column
     for i, form in enumerate(formats):
         if form.plain:
-            arrays.append(_array(place, form.columns[0], form.numba_type))
-            loads.append(form.numba_load.format(f"_p{place}[_b + _i]"))
-            stores.append(f"_p{place}[_b + _i] = " + form.numba_store)
+            arrays.append(_array(word, form.columns[0], form.numba_type))
+            loads.append(form.numba_load.format(f"_p{word}[_b + _i]"))
+            stores.append(f"_p{word}[_b + _i] = " + form.numba_store)
         else:
-            kinds = [_entry_type(column) for column in form.columns]
-            arrays += [_array(place + j, c, kind) for j, (c, kind) in enumerate(zip(form.columns, kinds, strict=True))]
+            arrays += [_array(word + j, column, _entry_type(column)) for j, column in enumerate(form.columns)]
             arrays.append(f"_x{i} = _np.zeros({block}, S)")
             loads.append(f"_x{i}[_i]")
             stores.append(f"_x{i}[_i] = S({{}})")
             if i in rule.reads:
                 functions.append(_block_function(f"_load{i}", form, form.numba_load))
-                before += _block_calls(f"_load{i}", i, place, form)
+                before += _block_calls(f"_load{i}", i, word, form)
             if i in rule.writes:
                 functions.append(_block_function(f"_store{i}", form, form.numba_store))
-                behind += _block_calls(f"_store{i}", i, place, form)
-        place += len(form.columns)
-    lists = place + PLACES
+                after += _block_calls(f"_store{i}", i, word, form)
+        word += len(form.columns)
+    lists = word + PLACES
     lines = [
-        *_sets(rule, lists),
-        f"_parameter, _index = _rows[_row, {place}], _rows[_row, {place + 1}] + _offset",
+        *_uniforms(rule, lists),
+        f"_parameter, _index = _rows[_row, {word}], _rows[_row, {word + 1}] + _offset",
         f"_seed = int(_scalars[_rows[_row, {lists + 1}], {rule.uniform_count}])",
         *arrays,
         f"for _b in range(0, _numel, {block}):",
         *_indented([f"_live = min({block}, _numel - _b)", *before]),
-        *_indented(["for _i in range(_live):", *_indented(rule.numba_lines(loads, stores)), *behind]),
+        *_indented(["for _i in range(_live):", *_indented(rule.numba_lines(loads, stores)), *after]),
     ]
     return _module(rule.name, lists, arithmetic(formats), lines, "".join(["np = _np\n", *functions]))
 
 
 def _entry_type(column: Column) -> str:
-    """The NumPy type of an entry; of what Numba does not compute with, the bits."""
-    kind = str(column.dtype).removeprefix("torch.")
-    narrow = column.dtype.is_floating_point and column.dtype.itemsize < 4
-    return f"_np.uint{8 * column.dtype.itemsize}" if narrow else f"_np.{kind}"
+    """Return the NumPy type of an entry; unsigned integers for 8- and 16-bit floats, which Numba lacks."""
+    if column.dtype.is_floating_point and column.dtype.itemsize < 4:
+        return f"_np.uint{8 * column.dtype.itemsize}"
+    return f"_np.{_name(column.dtype)}"
 
 
 def _block_function(name: str, form: StorageFormat, text: str) -> str:
@@ -124,10 +124,10 @@ def _block_function(name: str, form: StorageFormat, text: str) -> str:
     return _BLOCK_FUNCTION.format(name=name, arguments=arguments, body=body)
 
 
-def _block_calls(name: str, i: int, place: int, form: StorageFormat) -> list[str]:
-    """Statements that call a format's function for each of its blocks among the ``_live`` elements from ``_b`` on."""
+def _block_calls(name: str, i: int, word: int, form: StorageFormat) -> list[str]:
+    """Return statements that call a format's function for each of its blocks among the elements from ``_b`` on."""
     columns = [
-        f"_p{place + j}[_b + _k :]" if c.per == 1 else f"_p{place + j}[(_b + _k) // {c.per} :]"
+        f"_p{word + j}[_b + _k :]" if c.per == 1 else f"_p{word + j}[(_b + _k) // {c.per} :]"
         for j, c in enumerate(form.columns)
     ]
     where = f"min({form.block}, _live - _k), _parameter, _index + _b + _k, _seed"
@@ -146,8 +146,7 @@ _JOINS = {0: "S(element_max(_sum, abs(value)))", 1: "_sum + abs(value)", 2: "_su
 
 
 def norm_source(form: StorageFormat, number: torch.dtype, order: int) -> str:
-    """The Python text of the kernel that leaves one partial norm per chunk (order 0: infinity) over lists (tensor,
-    partials)."""
+    """Return the Python text of the kernel for :func:`pagedopt.kernels.cpu.norm_kernel`."""
     lines = _NORM_LINES.format(
         itemsize=form.columns[0].dtype.itemsize, number_size=number.itemsize, kind=form.numba_type,
         load=form.numba_load.format("_x[_i]"), join=_JOINS[order],
@@ -172,22 +171,25 @@ def kernel(_entries, _loaded, _stored):
 
 
 def sample_source(form: StorageFormat) -> str:
-    """The Python text of a kernel that loads entries of a plain format, and stores anew what it has loaded."""
+    """Return the Python text of a kernel that loads entries of a plain format, and stores again what it has loaded."""
     load, store = form.numba_load.format("_entries[_i]"), form.numba_store.format("_loaded[_i]")
-    number = str(form.arithmetic).removeprefix("torch.")
-    return _SAMPLE.format(functions=_functions(f"{load} {store}"), number=number, load=load, store=store)
+    functions, number = _functions(f"{load} {store}"), _name(form.arithmetic)
+    return _SAMPLE.format(functions=functions, number=number, load=load, store=store)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _functions(text: str) -> str:
-    """What a generated text calls of ``numba_numbers``, as its line of imports has them."""
+    """Return the functions of ``numba_numbers`` that a generated text calls, as its import statement lists them."""
     calls = re.findall(r"\b(element_\w+|float_of|bits_of)\(", text)
     return "".join(f"{f}, " for f in sorted(set(calls)))
 
 
 def _module(name: str, lists: int, number: torch.dtype, lines: list[str], formats: str = "") -> str:
-    """A generated module whose kernel runs ``lines`` for every chunk; ``formats`` defines functions that they call."""
+    """Return a module whose kernel runs ``lines`` for every chunk; ``formats`` defines functions that they call."""
     functions = _functions("\n".join([formats, *lines]))
     body = "\n".join(" " * 8 + line for line in lines)
-    kind = str(number).removeprefix("torch.")
-    text = _MODULE.format(name=name, functions=functions, number=kind, lists=lists, body=body, formats=formats)
+    text = _MODULE.format(name=name, functions=functions, number=_name(number), lists=lists, body=body, formats=formats)
     return text + team.MEMBER

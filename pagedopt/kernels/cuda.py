@@ -1,4 +1,4 @@
-"""Kernels loaded on a device and launched there: compiled when they are first asked for, then kept."""
+"""CUDA kernels, loaded on a device and launched there: compiled at first use, then cached."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class CudaKernel:
         path, symbol = cached_cubin(text, name, f"sm_{major}{minor}")
         with torch.cuda.device(device), relaxed_capture():
             raw = cupy.RawModule(path=str(path)).get_function(symbol)
-            raw.compile()  # load now: a module cannot be loaded while a graph is captured
-            self._raw, self._kernel = raw, raw.kernel  # what the RawKernel calls, and looks up in each launch
+            raw.compile()  # loads now: a module cannot be loaded during a graph capture
+            self._raw, self._kernel = raw, raw.kernel  # a RawKernel would look its kernel up in each launch
         self.chunks_per_block, self.most_blocks = chunks_per_block, blocks
 
     def __call__(self, argument: npt.NDArray[Any], count: int, stream: Stream) -> None:
-        """Launch over ``count`` chunks; ``argument`` (an array of size one, best without fields) travels by value."""
+        """Launch over ``count`` chunks; ``argument`` (an array of size one, best without fields) is passed by value."""
         blocks = -(-count // self.chunks_per_block)
         if self.most_blocks is not None:
             blocks = min(blocks, self.most_blocks)
@@ -43,7 +43,7 @@ class CudaKernel:
 
 
 class Stream:
-    """The one attribute CuPy asks of a stream."""
+    """A stream for CuPy, which reads only this attribute."""
 
     def __init__(self, handle: int) -> None:
         self.ptr = handle
@@ -58,13 +58,12 @@ def multi_tensor_kernel(
     device: int,
     blocks: int | None = None,
 ) -> CudaKernel:
-    """The kernel for a rule over lists in ``formats``, ready to launch on a device.
+    """Return the kernel for ``rule``, compiled and loaded.
 
     Args:
-        threads: of a chunk (see :class:`~pagedopt.tables.layout.Geometry`).
-        kind: the C++ type of its argument (:func:`~pagedopt.kernels.source.table_type`).
-        device: index of the CUDA device.
-        blocks: at most so many thread blocks per launch; None: one per chunk.
+        threads: per chunk (see :class:`~pagedopt.tables.layout.Geometry`).
+        kind: the C++ type of the argument (:func:`~pagedopt.tables.layout.table_type`).
+        blocks: the most thread blocks per launch; None: no limit.
 
     Raises:
         CompileError: NVRTC refuses it.
@@ -77,6 +76,6 @@ def multi_tensor_kernel(
 def norm_kernel(
     stage: str, order: int, form: StorageFormat, number: torch.dtype, threads: int, kind: str, device: int
 ) -> CudaKernel:
-    """A stage of the norm (``chunks``, ``rows``) that reads or writes a plain format and computes in ``number``."""
+    """Return the kernel for a stage of the norm (``chunks`` or ``rows``) of a plain format, computed in ``number``."""
     name = source.norm_instance(stage, order, form, number, threads, kind)
     return CudaKernel(source.text(None, kernel="norm.cu"), name, device, BLOCK // threads)

@@ -1,4 +1,4 @@
-// What only a GPU has: conversions in one instruction, cached loads and stores. The host build brings its own.
+// Conversions by PTX instructions. Builds for the host (tests) replace this file.
 
 __device__ __forceinline__ float half_to_float(unsigned short bits) {
     float value;

@@ -1,4 +1,4 @@
-"""What a kernel is made from: the update of one element, as text for each machine."""
+"""The interface of rules to kernels: the update of one element, as CUDA and as Python text."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Protocol
 
 
 class KernelRule(Protocol):
-    """What kernels see of a rule (:class:`pagedopt.rules.Rule` is one); kernels are kept by it, so it must be hashable.
+    """A rule as kernels see it (:class:`pagedopt.rules.Rule` is one); hashable, as the key of kernel caches.
 
     Attributes:
         name: for people.
         functor: the name of the struct in :meth:`cuda_source`.
-        uniform_count: how many numbers it receives for one set of hyperparameters.
-        reads, writes: which lists it reads, and which it overwrites.
+        uniform_count: numbers per set of hyperparameters.
+        reads, writes: indices of the lists it reads, and of those it overwrites.
     """
 
     @property
@@ -32,15 +32,12 @@ class KernelRule(Protocol):
     def writes(self) -> tuple[int, ...]: ...
 
     def check(self) -> None:
-        """
-        Raises:
-            TypeError: it is no longer what it was when its text was made.
-        """
+        """Raise TypeError if the rule has changed since its text was made."""
 
     def cuda_source(self) -> str:
-        """A struct with ``apply(in, u, out)`` on elements of one type, and what it reads and writes."""
+        """Return a struct with ``apply(in, u, out)`` for one element, and masks of the lists it reads and writes."""
 
     def numba_lines(self, load: Sequence[str], store: Sequence[str]) -> list[str]:
-        """Python statements for one element; ``load[i]`` reads list i, ``store[i]`` stores its ``{}``."""
+        """Return Python statements for one element; ``load[i]`` reads from list i, ``store[i]`` stores ``{}`` there."""
 
     def __hash__(self) -> int: ...

@@ -1,5 +1,5 @@
-// One launch over one pointer list: each group of THREADS threads (a warp or the block) takes one chunk of one tensor,
-// follows its row to the addresses, and applies the rule to every element. Algorithm: chunked multi-tensor apply, as in
+// One launch over one pointer table: THREADS threads (a warp or the block) take one chunk of one tensor, read its row
+// of addresses, and apply the rule to every element. Algorithm: chunked multi-tensor apply, as in
 // NVIDIA apex (csrc/multi_tensor_apply.cuh) and PyTorch (aten/src/ATen/native/cuda/MultiTensorApply.cuh).
 
 constexpr int BLOCK = 512;
@@ -8,8 +8,8 @@ template <class T, int WIDTH> struct alignas(sizeof(T) * WIDTH < 16 ? sizeof(T) 
     T value[WIDTH];
 };
 
-// WIDTH neighbours: a pack in one access, or one by one of a list whose bit in `across` says that they lie across its
-// packs; then the cache has all but the first.
+// Load WIDTH consecutive elements: in one access, or one by one if the list's bit in `across` is set, which means that
+// they are not aligned to a pack; all but the first then hit the cache.
 template <class S, class Rule, int LIST, int WIDTH, class T>
 __device__ __forceinline__ void load(S (&in)[WIDTH][Rule::lists], word address, long long at, unsigned across) {
     if constexpr ((Rule::reads >> LIST) & 1) {
@@ -53,8 +53,8 @@ __device__ __forceinline__ void update(
     (store<S, Rule, LIST, WIDTH, T>(out, address[LIST], at, across), ...);
 }
 
-// What a group of threads must know of its chunk. One warp fetches it, each word once: a table in host memory answers
-// over the link, where every request counts.
+// All that the threads of a chunk need to know. One warp fetches it, each word once: if the table is in host memory,
+// every request crosses the link.
 template <class S, int LISTS, int UNIFORMS> struct Work {
     word address[LISTS];
     long long offset;
@@ -62,7 +62,7 @@ template <class S, int LISTS, int UNIFORMS> struct Work {
     S u[UNIFORMS ? UNIFORMS : 1];
 };
 
-// A set of hyperparameters has STRIDE numbers, of which the rule takes the first UNIFORMS.
+// A set of hyperparameters has STRIDE numbers; the rule takes the first UNIFORMS.
 template <int STRIDE, class S, int LISTS, int UNIFORMS, class Table>
 __device__ __forceinline__ long long fetch(
     Work<S, LISTS, UNIFORMS>& work, const Table& table, long long item, int lane) {
@@ -72,7 +72,7 @@ __device__ __forceinline__ long long fetch(
     const long long left = (long long)row[LISTS] - chunk.offset;  // an absent tensor has 0 elements
     const long long set = (long long)row[LISTS + 1];
     for (int i = lane; i < LISTS; i += 32) work.address[i] = row[i];
-    // Most tables have one set: it is on its way before the row says so.
+    // Most tables have one set: request set 0 before the row has arrived.
     const double* scalars = (const double*)words;
     for (int i = lane; i < UNIFORMS; i += 32) work.u[i] = (S)scalars[i];
     if (set)
@@ -86,7 +86,7 @@ __device__ __forceinline__ long long fetch(
 
 constexpr int highest(unsigned bits) { return bits > 1 ? 1 + highest(bits >> 1) : 0; }
 
-// One chunk by one group of threads, which have all come here with the same item.
+// One chunk, by one warp or block whose threads all have the same item.
 template <class S, class Rule, int THREADS, class Table, class... T>
 __device__ __forceinline__ void apply_chunk(
     Work<S, Rule::lists, Rule::uniforms>& work, const Table& table, long long item, int lane) {
@@ -94,7 +94,7 @@ __device__ __forceinline__ void apply_chunk(
     if constexpr (THREADS > 32) __syncthreads();
     else __syncwarp();
 
-    // The widest type is accessed 16 bytes at a time, packs of the others have as many elements.
+    // The widest type is accessed 16 bytes at a time; packs of the other types have as many elements.
     constexpr int widest = []() constexpr { int s = 1; ((s = sizeof(T) > s ? sizeof(T) : s), ...); return s; }();
     constexpr int WIDTH = 16 / widest;
     typedef typename Count<sizeof...(T)>::type Lists;
@@ -106,8 +106,8 @@ __device__ __forceinline__ void apply_chunk(
 #pragma unroll
     for (int i = 0; i < Rule::uniforms; ++i) u[i] = work.u[i];
 
-    // Packs begin with a line of the list that is written last, so that no two warps write to one sector. What lies
-    // before the first line is the tensor's head; every chunk begins and ends as much later than it is listed.
+    // Align packs to lines of the list that is written last, so that no two warps write to one sector. Elements before
+    // the first line are the tensor's head; every chunk begins and ends later than listed, by the length of the head.
     constexpr int last = highest(Rule::writes);
     constexpr word LINE = THREADS > 32 ? 128 : 16;
     int begin = 0, i = 0;
@@ -120,7 +120,7 @@ __device__ __forceinline__ void apply_chunk(
     i = 0;
     ((across |= (unsigned)((address[i] + begin * sizeof(T)) % alignof(Pack<T, WIDTH>) != 0) << i, ++i), ...);
 
-    // Head and tail come first: what they need would take registers from the packs.
+    // Head and tail first: later, their variables would take registers from the loop over packs.
     const int head = offset ? 0 : begin;
     for (i = lane; i < head + end - done; i += THREADS)
         update<S, Rule, 1, T...>(address, u, offset + (i < head ? i : i - head + done), 0u, Lists());
@@ -137,11 +137,11 @@ template <class S, class Rule, int THREADS, class Table, class... T>
 __global__ void __launch_bounds__(BLOCK, 2) multi_tensor_apply(const __grid_constant__ Table table) {
     __shared__ Work<S, Rule::lists, Rule::uniforms> works[BLOCK / THREADS];
     const long long item = (long long)blockIdx.x * (BLOCK / THREADS) + threadIdx.x / THREADS;
-    if (item >= table.header.count) return;  // whole groups leave together
+    if (item >= table.header.count) return;  // all threads of a chunk return together
     apply_chunk<S, Rule, THREADS, Table, T...>(works[threadIdx.x / THREADS], table, item, threadIdx.x % THREADS);
 }
 
-// The same on a grid of any size: a few blocks nearly fill the link to the host and leave the rest of the GPU to others.
+// The same with a grid of any size: a few blocks nearly saturate the link to the host, and leave the GPU to others.
 template <class S, class Rule, int THREADS, class Table, class... T>
 __global__ void __launch_bounds__(BLOCK, 2) multi_tensor_apply_small_grid(const __grid_constant__ Table table) {
     __shared__ Work<S, Rule::lists, Rule::uniforms> works[BLOCK / THREADS];
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(BLOCK, 2) multi_tensor_apply_small_grid(const 
     long long item = (long long)blockIdx.x * (BLOCK / THREADS) + threadIdx.x / THREADS;
     for (; item < table.header.count; item += stride) {
         apply_chunk<S, Rule, THREADS, Table, T...>(works[threadIdx.x / THREADS], table, item, threadIdx.x % THREADS);
-        if constexpr (THREADS > 32) __syncthreads();  // before the next chunk's fetch overwrites what this one reads
+        if constexpr (THREADS > 32) __syncthreads();  // the next fetch overwrites what this chunk reads
         else __syncwarp();
     }
 }

@@ -1,13 +1,13 @@
-// foreach_norm in two launches over one table of (tensor, partials, result) lists: every chunk leaves one partial, then
-// every tensor's partials are added in a fixed order. No atomics, so the same input gives the same bits.
+// foreach_norm in two launches over one table of lists (tensor, partials, result): first each chunk writes one partial
+// norm, then each tensor's partials are joined in a fixed order. No atomics: the same input gives the same bits.
 
 constexpr int BLOCK = 512;
 
 template <class S, int ORDER> __device__ __forceinline__ S join(S a, S b) {
-    return ORDER == 0 ? element_max<S>(a, b) : a + b;  // order 0 stands for infinity
+    return ORDER == 0 ? element_max<S>(a, b) : a + b;  // order 0: infinity
 }
 
-// The join of one value from each of THREADS threads (a warp or the block); right in the first of them.
+// Join one value from each of THREADS threads (a warp or the block); only the first thread has the result.
 template <class S, int ORDER, int THREADS> __device__ S group_join(S value) {
     for (int step = 16; step; step >>= 1) value = join<S, ORDER>(value, __shfl_xor_sync(0xffffffffu, value, step));
     if constexpr (THREADS > 32) {
@@ -25,7 +25,7 @@ template <class S, int ORDER, int THREADS> __device__ S group_join(S value) {
 template <class S, int ORDER, int THREADS, class Table, class T>
 __global__ void __launch_bounds__(BLOCK) norm_chunks(const __grid_constant__ Table table) {
     const long long item = (long long)blockIdx.x * (BLOCK / THREADS) + threadIdx.x / THREADS;
-    if (item >= table.header.count) return;  // whole groups leave together
+    if (item >= table.header.count) return;  // all threads of a chunk return together
     const int lane = threadIdx.x % THREADS;
     const word* words = table.data();
     const Chunk chunk = chunk_of(table, item);
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(BLOCK) norm_chunks(const __grid_constant__ Tab
     if (lane == 0) ((S*)row.address[1])[chunk.offset / table.header.chunk_numel] = sum;
 }
 
-// The group that has a row's first chunk joins the partials of the row.
+// The threads of a row's first chunk join the partials of the row.
 template <class S, int ORDER, int THREADS, class Table, class R>
 __global__ void __launch_bounds__(BLOCK) norm_rows(const __grid_constant__ Table table) {
     const long long item = (long long)blockIdx.x * (BLOCK / THREADS) + threadIdx.x / THREADS;

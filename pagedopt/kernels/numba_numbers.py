@@ -1,4 +1,4 @@
-"""What generated CPU kernels call: pointers from addresses, 16-bit floats from bits, functions on elements."""
+"""Functions that generated CPU kernels call: pointers, conversions of 16-bit floats, arithmetic on elements."""
 
 import math
 
@@ -10,13 +10,13 @@ from numba.extending import intrinsic
 
 @intrinsic
 def pointer(typing_context, address):
-    """An address as what ``numba.carray`` takes for one, inside of functions that Numba compiles.
+    """Convert an address to a pointer for ``numba.carray``, inside functions that Numba compiles.
 
     Args:
         address: int64 or uint64, a word of :attr:`~pagedopt.DeviceTable.rows`.
 
     Returns:
-        a void pointer; the dtype is the one that ``carray`` is given.  Nothing keeps the memory alive.
+        a void pointer, whose dtype is an argument of ``carray``.  It does not keep the memory alive.
 
     Example:
         >>> x = numba.carray(pointer(rows[i, 0]), rows[i, 1], np.float32)
@@ -30,7 +30,7 @@ def pointer(typing_context, address):
 
 @intrinsic
 def asked(typing_context, address):
-    """What the C function at an address returns, which takes nothing and returns an int."""
+    """Call the C function ``int f(void)`` at an address."""
 
     def generate(context, builder, signature, arguments):
         function = builder.inttoptr(arguments[0], ir.FunctionType(ir.IntType(32), []).as_pointer())
@@ -41,7 +41,7 @@ def asked(typing_context, address):
 
 @intrinsic
 def float_of(typing_context, bits):
-    """uint32 bits as the float32 they stand for."""
+    """Reinterpret uint32 bits as float32."""
 
     def generate(context, builder, signature, arguments):
         return builder.bitcast(arguments[0], ir.FloatType())
@@ -51,7 +51,7 @@ def float_of(typing_context, bits):
 
 @intrinsic
 def bits_of(typing_context, value):
-    """The bits of a float32, as uint32."""
+    """Reinterpret a float32 as uint32 bits."""
 
     def generate(context, builder, signature, arguments):
         return builder.bitcast(arguments[0], ir.IntType(32))
@@ -73,7 +73,7 @@ def to_bfloat16(value):
     return np.uint16(0x7FFF) if nan else np.uint16(rounded)
 
 
-_EXPAND = np.float32(2.0**112)  # moves the exponent of a half to where a float has it; exact for denormals, too
+_EXPAND = np.float32(2.0**112)  # from the exponent bias of float16 to that of float32; exact for denormals too
 _SHRINK = np.float32(2.0**-112)
 
 
@@ -89,7 +89,7 @@ def from_half(bits):
 
 @njit
 def to_half(value):
-    """Round to nearest, ties to even; what is beyond 65,504 + half a step becomes infinity."""
+    """Round to nearest, ties to even; 65,520 and more becomes infinity."""
     bits = bits_of(value)
     sign = (bits >> np.uint32(16)) & np.uint32(0x8000)
     size = bits & np.uint32(0x7FFFFFFF)
@@ -131,25 +131,25 @@ def element_sign(x):
 
 @njit
 def element_max(a, b):
-    """Hands a NaN on, as torch.maximum does."""
+    """Return the larger number, or NaN if one is NaN, as torch.maximum does."""
     return a if (a > b or a != a) else b
 
 
 @njit
 def element_min(a, b):
-    """Hands a NaN on, as torch.minimum does."""
+    """Return the smaller number, or NaN if one is NaN, as torch.minimum does."""
     return a if (a < b or a != a) else b
 
 
 @njit
 def element_either(a, b):
-    """What is for the CPU."""
+    """Return ``a``, the value for the CPU; ``b`` is the one for CUDA."""
     return a
 
 
 @intrinsic
 def element_fma(typing_context, a, b, c):
-    """a * b + c, rounded once, in the widest float among them."""
+    """Return a * b + c, rounded once, in the widest float type among them."""
     number = max((t for t in (a, b, c) if isinstance(t, types.Float)), key=lambda t: t.bitwidth, default=types.float64)
 
     def generate(context, builder, signature, arguments):

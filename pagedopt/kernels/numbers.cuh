@@ -1,4 +1,4 @@
-// Number types of the lists and the functions rules call. 16-bit floats are stored as bits; arithmetic is in S.
+// Element types of lists, and the functions that rules call. 16-bit floats are stored as bits; arithmetic is in S.
 
 struct half_bits { unsigned short bits; };
 struct bfloat16_bits { unsigned short bits; };
@@ -18,7 +18,7 @@ template <> __device__ __forceinline__ double load_as<double, half_bits>(half_bi
     return (double)half_to_float(value.bits);
 }
 
-// Rounds to nearest, ties to even, as torch does; a double goes to 16 bits through float, as torch's does too.
+// Round to nearest, ties to even, as torch does; a double is converted to 16 bits via float, also as torch does.
 template <class T, class S> __device__ __forceinline__ T store_as(S value) { return T(value); }
 
 __device__ __forceinline__ bfloat16_bits to_bfloat16(float value) {
@@ -43,7 +43,7 @@ template <> __device__ __forceinline__ half_bits store_as<half_bits, double>(dou
     return {float_to_half((float)value)};
 }
 
-// min and max hand a NaN on, as torch.minimum and torch.maximum do.
+// min and max propagate NaN, as torch.minimum and torch.maximum do.
 template <class S> __device__ __forceinline__ S element_max(S a, S b) { return (a > b || a != a) ? a : b; }
 template <class S> __device__ __forceinline__ S element_min(S a, S b) { return (a < b || a != a) ? a : b; }
 template <class S> __device__ __forceinline__ S element_sign(S x) { return S((x > S(0)) - (x < S(0))); }
@@ -51,7 +51,7 @@ template <class S> __device__ __forceinline__ S element_abs(S x) { return fabs(x
 template <class S> __device__ __forceinline__ S element_sqrt(S x) { return sqrt(x); }
 template <class S> __device__ __forceinline__ S element_exp(S x) { return exp(x); }
 template <class S> __device__ __forceinline__ S element_log(S x) { return log(x); }
-#ifdef __CUDA_ARCH__  // on the host (a test's build) what is for the CPU
+#ifdef __CUDA_ARCH__  // builds for the host (tests) take the value for the CPU
 template <class S> __device__ __forceinline__ S element_either(S, S cuda) { return cuda; }
 #else
 template <class S> __device__ __forceinline__ S element_either(S cpu, S) { return cpu; }

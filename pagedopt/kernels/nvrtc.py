@@ -1,4 +1,4 @@
-"""NVRTC: CUDA text to machine code, with no nvcc, kept on disk between runs."""
+"""Compile CUDA text with NVRTC (no nvcc needed); machine code is cached on disk between runs."""
 
 from __future__ import annotations
 
@@ -10,31 +10,23 @@ from typing import Any
 from ..system import cache
 from ..system.files.libc import same_locale
 
-#: -ftz is left off: denormal gradients stay what they are, as in torch.  No contraction: left to itself, the compiler
-#: fuses other products in the vector loop than in its tail, and bits would depend on alignment and on the cut of pages.
+#: No -ftz: denormal gradients are not flushed to zero, as in torch.  No contraction into FMA: the compiler fuses
+#: different products in the vector loop and in its tail, so bits would depend on alignment and on page boundaries.
 OPTIONS = ("--std=c++17", "--fmad=false", "--device-as-default-execution-space")
 
 
 class CompileError(RuntimeError):
-    """NVRTC refused a kernel; the message holds its log."""
+    """NVRTC refused a kernel; the message contains its log."""
 
 
 def compile_cuda(text: str, names: tuple[str, ...], arch: str) -> tuple[bytes, list[str]]:
-    """Compile ``text`` for ``arch`` ("sm_90").
-
-    Returns:
-        the cubin and, for each of ``names`` (C++ expressions), the symbol to load.
-
-    Raises:
-        CompileError: with NVRTC's log.
-    """
+    """Compile ``text`` for ``arch`` ("sm_90"); return the cubin, and a symbol for each C++ expression in ``names``."""
     from cuda.bindings import nvrtc
 
     def check(result: tuple[Any, ...]) -> Any:
         code, *values = result
         if int(code) != 0:
-            size = nvrtc.nvrtcGetProgramLogSize(program)[1]
-            log = bytearray(size)
+            log = bytearray(nvrtc.nvrtcGetProgramLogSize(program)[1])
             nvrtc.nvrtcGetProgramLog(program, log)
             raise CompileError(f"{code.name} for {', '.join(names)}\n{log.decode(errors='replace').strip(chr(0))}")
         return values[0] if values else None
@@ -43,9 +35,8 @@ def compile_cuda(text: str, names: tuple[str, ...], arch: str) -> tuple[bytes, l
     for name in names:
         check(nvrtc.nvrtcAddNameExpression(program, name.encode()))
     options = [o.encode() for o in (*OPTIONS, f"--gpu-architecture={arch}")]
-    with same_locale():  # NVRTC 12.4 leaves the thread in "C", where open() takes every text for ASCII
-        compiled = nvrtc.nvrtcCompileProgram(program, len(options), options)
-    check(compiled)
+    with same_locale():  # NVRTC 12.4 leaves the thread in the locale "C", where open() reads text as ASCII
+        check(nvrtc.nvrtcCompileProgram(program, len(options), options))
     cubin = bytearray(check(nvrtc.nvrtcGetCUBINSize(program)))
     check(nvrtc.nvrtcGetCUBIN(program, cubin))
     symbols = [check(nvrtc.nvrtcGetLoweredName(program, name.encode())).decode() for name in names]
@@ -54,9 +45,9 @@ def compile_cuda(text: str, names: tuple[str, ...], arch: str) -> tuple[bytes, l
 
 
 def cached_cubin(text: str, name: str, arch: str) -> tuple[Path, str]:
-    """The file with the compiled kernel and its symbol: compiled now, or found from an earlier run."""
+    """Return the file with the compiled kernel, and its symbol: found in the cache, or compiled now."""
     key = hashlib.sha256("\0".join((text, name, arch, *OPTIONS, _nvrtc_version())).encode()).hexdigest()[:32]
-    if found := _kept_cubin(key):
+    if found := _find_cubin(key):
         return found
     cubin, (symbol,) = compile_cuda(text, (name,), arch)
     mark = cache.digest(symbol, cubin)
@@ -68,15 +59,12 @@ def cached_cubin(text: str, name: str, arch: str) -> tuple[Path, str]:
     return path, symbol
 
 
-def _kept_cubin(key: str) -> tuple[Path, str] | None:
-    """What an earlier run has kept, if it is whole."""
-    note = cache.find(f"{key}.sealed")
-    text = None if note is None else cache.unseal(note)
-    if text is None:
+def _find_cubin(key: str) -> tuple[Path, str] | None:
+    """Return the cubin of an earlier run and its symbol, if both are undamaged."""
+    if (note := cache.find(f"{key}.sealed")) is None or (text := cache.unseal(note)) is None:
         return None
     symbol, mark = text.decode().split()
-    cubin = cache.find(_cubin_file(key, mark))
-    if cubin is None:
+    if (cubin := cache.find(_cubin_file(key, mark))) is None:
         return None
     if cache.digest(symbol, cubin.data) != mark:
         cache.discard(cubin.path, "it is damaged")
@@ -85,7 +73,7 @@ def _kept_cubin(key: str) -> tuple[Path, str] | None:
 
 
 def _cubin_file(key: str, mark: str) -> str:
-    """Named after what is in it: two processes may compile at once, and a note goes with its own cubin."""
+    """Return a name with a digest, so that each note matches its own cubin when two processes compile at once."""
     return f"{key}-{mark[:16]}.cubin"
 
 

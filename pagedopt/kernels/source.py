@@ -1,4 +1,4 @@
-"""The CUDA text of a kernel, headers and rule joined in, and the C++ names of its instances."""
+"""The CUDA text of a kernel, with its headers and rule included, and the C++ names of its instances."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from ..tables.storage import StorageFormat
 from .kernel_rule import KernelRule
 
-#: Lanes of a warp, and the elements a thread takes at a time if formats leave the choice: 16 bytes of float32.
+#: Threads of a warp, and the elements a thread takes at a time if no format has blocks: 16 bytes of float32.
 WARP, WIDTH = 32, 4
 
 
@@ -22,7 +22,7 @@ def _file(name: str) -> str:
 
 
 def text(rule: KernelRule | None, formats: Sequence[StorageFormat] = (), kernel: str = "multi_tensor_apply.cu") -> str:
-    """The whole CUDA text of ``kernel``, headers joined in (a cache keyed by text then sees every change)."""
+    """Return all CUDA text of ``kernel``, headers included, so that a cache keyed by the text notices every change."""
     files = ["device.cuh", "numbers.cuh", "table.cuh", kernel]
     parts = [_file(name) for name in (files if all(f.plain for f in formats) else [*files, "blocks.cu"])]
     own = {f.cuda_text: f for f in formats if f.cuda_text}
@@ -33,21 +33,17 @@ def text(rule: KernelRule | None, formats: Sequence[StorageFormat] = (), kernel:
 
 
 def arithmetic(formats: Sequence[StorageFormat]) -> torch.dtype:
-    """The dtype a kernel computes in: float64 if any list asks for it, else float32."""
+    """Return the dtype a kernel computes in: float64 if any list asks for it, else float32."""
     return torch.float64 if any(f.arithmetic is torch.float64 for f in formats) else torch.float32
 
 
 def _number(dtype: torch.dtype) -> str:
-    """The C++ type of a dtype of arithmetic."""
+    """Return the C++ type of float32 or float64."""
     return "double" if dtype is torch.float64 else "float"
 
 
 def width(formats: Sequence[StorageFormat]) -> int:
-    """Elements that a thread takes at a time, so that a warp has whole blocks, and a thread no more than one.
-
-    Raises:
-        ValueError: there is no such number.
-    """
+    """Return how many elements a thread takes at a time: a warp then covers whole blocks, a thread at most one."""
     blocks = {f.block: f.name for f in formats if f.block > 1}
     if not blocks:
         return WIDTH
@@ -60,15 +56,10 @@ def width(formats: Sequence[StorageFormat]) -> int:
     return max(most // WARP, min(WIDTH, least))
 
 
-def table_type(argument_bytes: int) -> str:
-    """The C++ type of a kernel's argument: a table by value in so many bytes; 0: one in memory."""
-    return f"TableOf<{argument_bytes}>" if argument_bytes else "TableAt"
-
-
 def instance(
     rule: KernelRule, formats: Sequence[StorageFormat], threads: int, kind: str, small_grid: bool = False
 ) -> str:
-    """The C++ name of one variant of the multi-tensor kernel, whose argument is a ``kind`` (:func:`table_type`)."""
+    """Return the C++ name of an instance of the multi-tensor kernel, whose argument is a ``kind``."""
     kernel = "multi_tensor_apply_small_grid" if small_grid else "multi_tensor_apply"
     number = _number(arithmetic(formats))
     if all(f.plain for f in formats):
@@ -80,5 +71,5 @@ def instance(
 
 
 def norm_instance(stage: str, order: int, form: StorageFormat, number: torch.dtype, threads: int, kind: str) -> str:
-    """The C++ name of one variant of a stage of the norm, over lists of a plain format."""
+    """Return the C++ name of an instance of a stage of the norm, over lists in a plain format."""
     return f"norm_{stage}<{_number(number)}, {order}, {threads}, {kind}, {form.cuda_type}>"

@@ -1,10 +1,10 @@
-// The C side of tables/layout.py and of the arguments in transports/. All counts and offsets are 64-bit.
+// The C++ side of tables/layout.py and of the arguments in transports/. All counts and offsets are 64-bit.
 
 typedef unsigned long long word;
 
 struct Header {
-    long long rows;         // where the rows begin, in words
-    long long chunks;       // where the chunks begin, in words; -1: chunk i is the whole of row i
+    long long rows;         // index of the first word of the rows
+    long long chunks;       // index of the first word of the chunks; -1: chunk i is all of row i
     long long count;        // chunks in this launch
     long long chunk_numel;  // elements of a full chunk
 };
@@ -16,7 +16,7 @@ struct Chunk {
 template <int LISTS> struct Row {
     word address[LISTS];
     long long numel;
-    long long set;  // which hyperparameters
+    long long set;  // index of the set of hyperparameters
 };
 
 // A table in memory: managed, mapped, or copied to the device.
@@ -26,7 +26,7 @@ struct TableAt {
     __device__ const word* data() const { return words; }
 };
 
-// A table that travels by value as the kernel's argument.
+// A table that is passed by value, as the kernel's argument.
 template <int BYTES> struct TableOf {
     Header header;
     word words[(BYTES - sizeof(Header)) / sizeof(word)];

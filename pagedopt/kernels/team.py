@@ -1,7 +1,7 @@
-"""The threads of torch's OpenMP: a kernel runs on the team on which torch's own operations run.
+"""Run a kernel on torch's OpenMP threads, the "team" that runs torch's own operations.
 
-For milliseconds after an operation that team waits in a loop, so threads of another kind would have to share its cores.
-To wake it takes a few microseconds, and none of its threads ever sees Python.
+After an operation the team busy-waits for milliseconds, so other threads would compete with it for the cores.  Waking
+the team takes a few microseconds, and its threads never enter Python.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ import numpy as np
 import torch
 
 from ..system.numba.compile_text import keep
+from ..tables.layout import Span
 
-#: Elements for which one more thread is worth waking.
+#: Elements that justify waking one more thread.
 LEAST = 1 << 14
 
-#: What a generated module has beside its ``kernel``; the words are those of :class:`Call`.
+#: The second function of a generated module: the entry for teams.  :class:`Call` writes the words that it reads.
 MEMBER = '''
 
 @_njit(error_model="numpy", nogil=True)
 def member(_call):
-    """What each thread of a team does: of n threads that have come, every n-th stretch."""
+    """The work of one thread of a team: with n threads running, every n-th span."""
     _words = _carray(_pointer(_call), 14, _np.int64)
     _scalars = _carray(_pointer(_words[5]), (_words[6], _words[7]), _np.float64)
     _rows = _carray(_pointer(_words[8]), (_words[9], _words[10]), _np.int64)
@@ -51,22 +52,22 @@ class _OpenMP(NamedTuple):
 
 @functools.cache
 def _openmp() -> _OpenMP | None:
-    """None where torch has no OpenMP, or one that does not speak as GCC's does."""
+    """Return torch's OpenMP; None where torch has none, or one without GCC's interface."""
     try:
-        torchs = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"), os.RTLD_NOLOAD)
-        parallel, asked = torchs.GOMP_parallel, (torchs.omp_get_thread_num, torchs.omp_get_num_threads)
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"), os.RTLD_NOLOAD)
+        parallel, numbers = library.GOMP_parallel, (library.omp_get_thread_num, library.omp_get_num_threads)
     except (OSError, AttributeError):
         return None
     parallel.argtypes, parallel.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint), None
-    return _OpenMP(parallel, *(ctypes.cast(function, ctypes.c_void_p).value or 0 for function in asked))
+    return _OpenMP(parallel, *(ctypes.cast(function, ctypes.c_void_p).value or 0 for function in numbers))
 
 
-#: By kernel, the address of what a thread of a team does.
+#: The address of each kernel's compiled ``member``.
 _members: dict[Callable[..., None], int] = {}
 
 
 def prepare(kernel: Callable[..., None]) -> None:
-    """Compile what a generated module has for a team beside its ``kernel``."""
+    """Compile the ``member`` of the generated module that defines ``kernel``."""
     if kernel in _members or _forked or _openmp() is None:
         return
     from numba import types
@@ -78,42 +79,31 @@ def prepare(kernel: Callable[..., None]) -> None:
 
 
 def member(kernel: Callable[..., None]) -> int | None:
-    """What ``kernel`` is to a team; None where no team can take it.
-
-    In a forked child none can: it has the memory of its parent's team and not the threads, for which it would wait.
-    """
+    """Return the address of the kernel's entry for teams, if there is one."""
+    # A forked child has inherited OpenMP's record of a team, but not its threads: it would wait for them forever.
     return None if _forked else _members.get(kernel)
 
 
 class Call:
-    """A kernel's arguments and the stretches of one call, as words that a team reads.
+    """A kernel's arguments, which the caller keeps alive, and a span for each thread, as words that a team reads."""
 
-    Args:
-        arguments: what a kernel takes before the first and the last chunk; they must stay alive.
-        stretches: as many as threads that are to work.
-    """
-
-    def __init__(self, arguments: Sequence[Any], stretches: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, arguments: Sequence[Any], spans: Sequence[Span]) -> None:
         openmp = _openmp()
         assert openmp is not None, "there is a member, so there is a team"
         *arrays, chunk_numel = arguments
-        words = [openmp.thread_num, openmp.num_threads, len(stretches), chunk_numel, 0]
+        words = [openmp.thread_num, openmp.num_threads, len(spans), chunk_numel, 0]
         for array in arrays:
             words += array.ctypes.data, *array.shape
-        bounds = [stretches[0][0], *(last for _, last in stretches)]
-        self.words = np.array([*words, *bounds], np.int64)
+        self.words = np.array([*words, spans[0][0], *(last for _, last in spans)], np.int64)
         self._at, self._parallel = self.words.ctypes.data, openmp.parallel
 
     def on(self, member: int, count: int) -> Callable[[], object]:
-        """What lets the ``count`` threads of the team do it; :meth:`check` comes behind it.  Those of them that have no
-        stretch come and go: a smaller team would end them."""
+        """Return the function that runs ``member`` on a team of ``count`` threads; call :meth:`check` after it."""
+        # Threads without a span return at once.  OpenMP would end them if we asked for a smaller team.
         return functools.partial(self._parallel, member, self._at, count, 0)
 
     def check(self) -> None:
-        """
-        Raises:
-            MemoryError: a thread found none since this was asked last.
-        """
+        """Raise MemoryError if a thread has run out of memory since the last check."""
         if self.words[4]:
             self.words[4] = 0
             raise MemoryError("a thread of a CPU kernel found no memory")

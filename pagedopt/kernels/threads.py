@@ -1,4 +1,4 @@
-"""Threads that share the work of one call, and leave it when it fails or is interrupted."""
+"""Threads that share the work of one call, and stop when it fails or is interrupted."""
 
 from __future__ import annotations
 
@@ -10,78 +10,68 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 from ..system.interrupts import Uninterrupted
-
-#: Bounds of a stretch of work.
-Share = tuple[int, int]
+from ..tables.layout import Span
 
 
 @dataclass(eq=False)
 class _Work:
-    """Stretches of work that are taken by whichever thread is free.
-
-    A helper enters before it takes a stretch and leaves after its last; so once none is left to take, nobody works who
-    has not entered.  Lists are what one thread can change while others look.
-
-    Attributes:
-        shares: what is left to take, from the end.
-        inside: one for each helper that is.
-        errors: that helpers have met.
-        left: one for each helper that has.
-    """
+    """Spans that free threads take one by one, from the end; operations on its lists and queue are atomic."""
 
     call: Callable[[int, int], None]
-    shares: list[Share]
+    spans: list[Span]
+    # One entry per helper at work.  A helper enters before it takes a span and leaves after its last: once ``spans`` is
+    # empty, no helper outside can be working.
     inside: list[None] = field(default_factory=list)
     errors: list[BaseException] = field(default_factory=list)
-    left: SimpleQueue[None] = field(default_factory=SimpleQueue)
+    left: SimpleQueue[None] = field(default_factory=SimpleQueue)  # one entry per helper that has finished
 
     def take(self) -> None:
-        """Work until nothing is left to take."""
-        shares, call = self.shares, self.call
-        while shares:
+        """Take spans and work on them until none is left."""
+        spans, call = self.spans, self.call
+        while spans:
             try:
-                first, last = shares.pop()
+                first, last = spans.pop()
             except IndexError:  # another thread was faster
                 return
             call(first, last)
 
     def help(self) -> None:
-        """Be a helper; an error goes to the thread that waits."""
+        """Take spans as a helper thread; :func:`run` raises its error."""
         self.inside.append(None)
         try:
             self.take()
         except BaseException as error:
             self.errors.append(error)
-            self.shares.clear()
+            self.spans.clear()
         self.inside.pop()
         self.left.put(None)
 
     def stop(self) -> None:
-        """Let nobody take more, and return when all helpers have left, however often that is interrupted."""
+        """Drop the remaining spans and return when all helpers have left, even if interrupted repeatedly."""
         try:
             with Uninterrupted():
-                while self.shares or self.inside:
-                    self.shares.clear()
+                while self.spans or self.inside:
+                    self.spans.clear()
                     time.sleep(1e-4)
-        except BaseException:  # of a signal before the block or at its end; the caller raises the first one
-            if self.shares or self.inside:
+        except BaseException:  # a signal just before or at the end of the block; the caller raises the first error
+            if self.spans or self.inside:
                 self.stop()
 
 
 class _Helpers:
-    """``count`` threads that take from ``calls``; made when first needed, as far as the system gives them."""
+    """``count`` threads that run what is put into ``calls``."""
 
     def __init__(self) -> None:
         self.calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self.count = 0
 
     def grow(self, count: int) -> None:
-        """Be ``count`` threads."""
+        """Start threads until there are ``count``, or the system refuses more."""
         while self.count < count:
             try:
-                # Daemons: they hold nothing, and the end of the program need not wait for them.
+                # Daemons: they hold no resources, and the program's exit need not wait for them.
                 threading.Thread(target=self._serve, name=f"pagedopt-{self.count}", daemon=True).start()
-            except RuntimeError:  # the system gives no more threads: those there are do the work
+            except RuntimeError:  # no more threads: the existing ones do the work
                 break
             self.count += 1
 
@@ -90,13 +80,9 @@ class _Helpers:
             self.calls.get()()
 
 
-def run(call: Callable[[int, int], None], shares: list[Share], count: int) -> None:
-    """Make ``call(first, last)`` for every share, on this thread and ``count`` - 1 others.
-
-    Raises:
-        BaseException: of a call, or of a signal handler; by then no thread is in a call any more.
-    """
-    work, helpers = _Work(call, shares[::-1]), _helpers
+def run(call: Callable[[int, int], None], spans: list[Span], count: int) -> None:
+    """Make ``call(first, last)`` for every span, on ``count`` threads; raise errors once no thread is in a call."""
+    work, helpers = _Work(call, spans[::-1]), _helpers
     try:
         if helpers.count < count - 1:
             helpers.grow(count - 1)
@@ -104,7 +90,7 @@ def run(call: Callable[[int, int], None], shares: list[Share], count: int) -> No
             helpers.calls.put(work.help)
         work.take()
         while work.inside:
-            work.left.get()  # comes after a helper has left
+            work.left.get()  # a helper leaves ``inside`` first
         if work.errors:
             raise work.errors[0]
     except BaseException:
@@ -116,7 +102,7 @@ _helpers = _Helpers()
 
 
 def _after_fork() -> None:
-    """Threads do not survive a fork; a child makes its own."""
+    """Start afresh in a forked child: threads do not survive a fork."""
     global _helpers
     _helpers = _Helpers()
 

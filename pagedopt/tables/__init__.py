@@ -1,1 +1,1 @@
-"""The pointer table: its words, and addresses kept true."""
+"""Pointer tables: their layout in memory, and addresses that follow the tensors."""

@@ -1,4 +1,4 @@
-"""What the lists of a table must have in common, and that nothing is written twice."""
+"""Checks of the lists of a table: equal shapes, strides and devices, and no overlap of written memory."""
 
 from __future__ import annotations
 
@@ -13,34 +13,29 @@ from .columns import TensorList, is_dense, same_layout
 
 
 class ShapeError(ValueError, RuntimeError):
-    """Tensors that belong together have other shapes: a wrong value here, for torch's operations a RuntimeError."""
+    """Shapes of corresponding tensors differ: a ValueError, and a RuntimeError as in torch's operations."""
 
 
 class DtypeError(TypeError, RuntimeError):
-    """Tensors that belong together have other dtypes: a wrong type here, for torch's operations a RuntimeError."""
+    """Dtypes of corresponding tensors differ: a TypeError, and a RuntimeError as in torch's operations."""
 
 
 class LayoutError(ValueError):
-    """A tensor has the right shape; its numbers lie otherwise than the first list's, or are not in memory at all."""
+    """A tensor of the right shape has other strides than the first list's, or is a view of negated numbers."""
 
 
 class Common:
-    """Device, shapes and strides of the first list, which every list has; and a dtype for each list.
+    """Device, shapes and strides that all lists share, taken from the first; and the dtype of each list.
 
     Args:
-        names: what to call the lists in errors.
-        first: the first list; none of it is absent.
-        per: for each list, elements of the first one that share an entry of it; None: every element has its own.
+        names: the lists' names, for errors.
+        first: the first list, without absent tensors.
+        per: for each list, consecutive elements of the first list that share one of its entries; None: one.
 
     Attributes:
-        per: the same.
-        device: of every tensor; None where there is none.
-        numels: elements of each tensor of a list, (tensors,).
-        dtypes: of each list; None where all of it was absent so far.
-
-    Raises:
-        ValueError: a tensor has gaps or overlaps itself.
-        TypeError: something is no tensor, or sparse.
+        device: of every tensor; None if there is none.
+        numels: elements of each tensor, (tensors,).
+        dtypes: of each list; None while all its tensors have been absent.
     """
 
     __slots__ = ("_shapes", "_strides", "device", "dtypes", "names", "numels", "per")
@@ -61,18 +56,14 @@ class Common:
         self._shapes, self._strides = tuple([t.shape for t in tensors]), tuple([t.stride() for t in tensors])
 
     def check(self, j: int, tensors: Sequence[Any]) -> None:
-        """See that list ``j`` is laid out as the first; takes its dtype if it had none yet.
-
-        Raises:
-            ValueError, TypeError, LayoutError: it is not; the message names list and index.
-        """
+        """Check that list ``j`` is like the first; take its dtype if it has none yet."""
         if not self._agree(j, tensors):
             for i, tensor in enumerate(tensors):
                 if tensor is not None or j == 0:
                     self._check_tensor(j, i, tensor)
 
     def fail(self, kind: type[Exception], j: int, i: int, why: str) -> NoReturn:
-        """Raise ``kind``, naming the tensor."""
+        """Raise ``kind`` for tensor ``i`` of list ``j``."""
         raise kind(f"tensor {i} of {self.names[j]} {why}")
 
     def _tensor(self, j: int, i: int, value: Any) -> torch.Tensor:
@@ -82,19 +73,19 @@ class Common:
             self.fail(TypeError, j, i, f"is sparse ({value.layout}); only dense tensors are supported")
         return value
 
-    def _layout(self, j: int) -> tuple[Sequence[torch.Size], Sequence[tuple[int, ...]]]:
-        """Shapes and strides of list ``j``."""
+    def _expected(self, j: int) -> tuple[Sequence[torch.Size], Sequence[tuple[int, ...]]]:
+        """Return shapes and strides of list ``j``."""
         if self.per[j] == 1:
             return self._shapes, self._strides
         return [torch.Size([n]) for n in self.entries(j).tolist()], [(1,)] * len(self.numels)
 
     def entries(self, j: int) -> npt.NDArray[np.int64]:
-        """Entries of each tensor of list ``j``, (tensors,)."""
+        """Return the number of entries of each tensor of list ``j``, (tensors,)."""
         return -(-self.numels // self.per[j])
 
     def _agree(self, j: int, tensors: Sequence[Any]) -> bool:
-        """Whether all tensors are there and plainly alike; if not, each is to be looked at."""
-        shapes, strides = self._layout(j)
+        """Return whether no tensor is absent and all are as expected: a fast check that may say no wrongly."""
+        shapes, strides = self._expected(j)
         try:
             dtypes = {t.dtype for t in tensors}
             alike = (
@@ -114,7 +105,7 @@ class Common:
 
     def _check_tensor(self, j: int, i: int, value: Any) -> None:
         tensor = self._tensor(j, i, value)
-        shape, strides = (listed[i] for listed in self._layout(j))
+        shape, strides = (listed[i] for listed in self._expected(j))
         if tensor.shape != shape:
             self.fail(ShapeError, j, i, f"has shape {tuple(tensor.shape)}, the table has {tuple(shape)}")
         if tensor.numel() > 1 and not same_layout(shape, tensor.stride(), strides):
@@ -133,12 +124,7 @@ class Common:
 
 
 def checked_writes(writes: Collection[int], lists: int) -> tuple[int, ...]:
-    """Indices of the lists that are overwritten, of ``lists`` of them.
-
-    Raises:
-        TypeError: they are no collection of integers.
-        ValueError: there is no such list.
-    """
+    """Check that ``writes`` are indices of ``lists`` lists, and return them as a tuple."""
     if not isinstance(writes, Collection) or not all(isinstance(j, int | np.integer) for j in writes):
         raise TypeError(f"writes is {writes!r}; give the indices of the lists that are overwritten, e.g. writes=[0]")
     if wrong := [int(j) for j in writes if not 0 <= j < lists]:
@@ -148,33 +134,26 @@ def checked_writes(writes: Collection[int], lists: int) -> tuple[int, ...]:
 
 
 def check_overlap(common: Common, writes: Collection[int], addresses: npt.NDArray[np.uint64]) -> None:
-    """See that what is written shares memory only with the same row of another list, exactly.
+    """Check that a written tensor overlaps no other, except one of its own row with exactly the same memory.
 
-    Args:
-        writes: indices of the lists that are overwritten.
-        addresses: (tensors, lists); 0 of what is absent.
-
-    Raises:
-        ValueError: two tensors overlap; the message names both.
+    ``addresses`` is (tensors, lists), 0 for an absent tensor.
     """
     if not writes:
         return
     live = (addresses != 0).all(axis=1) & (common.numels > 0)
-    nbytes = [common.entries(j)[live].astype(np.uint64) * np.uint64(d.itemsize if d else 0)
-              for j, d in enumerate(common.dtypes)]  # fmt: skip
+    sizes = [np.uint64(d.itemsize if d else 0) for d in common.dtypes]
+    nbytes = [common.entries(j)[live].astype(np.uint64) * size for j, size in enumerate(sizes)]
     index = np.flatnonzero(live).astype(np.int64)
     start = np.concatenate([addresses[live, j] for j in writes])
     end = np.concatenate([addresses[live, j] + nbytes[j] for j in writes])
-    which = np.concatenate([index] * len(writes))
     order = np.argsort(start, kind="stable")
-    start, end, which = start[order], end[order], which[order]
-    clash = np.flatnonzero(end[:-1] > start[1:])
-    for at in clash:
+    start, end, which = start[order], end[order], np.tile(index, len(writes))[order]
+    for at in np.flatnonzero(end[:-1] > start[1:]):
         _overlap(common.names, int(which[at]), int(which[at + 1]))
     for j in set(range(len(nbytes))) - set(writes):
         begin = addresses[live, j]
         stop = begin + nbytes[j]
-        at = np.searchsorted(start, stop, side="left").astype(np.int64) - 1  # the last written start below our end
+        at = np.searchsorted(start, stop, side="left").astype(np.int64) - 1  # the last written that starts below stop
         hit = (at >= 0) & (end[at] > begin)
         same = (which[at] == index) & (start[at] == begin) & (end[at] == stop)
         for position in np.flatnonzero(hit & ~same):

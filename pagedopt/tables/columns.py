@@ -1,4 +1,4 @@
-"""One list of a pointer table: where its tensors lie, and how they are laid out."""
+"""One list of a pointer table: where its tensors lie, and with which shapes and strides."""
 
 from __future__ import annotations
 
@@ -8,20 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ..system.internals import Addresses, TensorLayout, addresses
+from ..system.compare_tensors import Addresses, TensorLayout, addresses
 
 TensorList = Sequence[torch.Tensor | None]
 Tensors = tuple[torch.Tensor | None, ...]
 
 
 class Located:
-    """How the tensors of one list are laid out; where they lie is for their table to keep.
-
-    Args:
-        absent: indices of those that are None.
-        layout: how the others are laid out; None: not known yet.  A table that is never refreshed, as most are that
-            live for one call, has no use for it.
-    """
+    """Which tensors of one list are absent, and the layout of the others (None: not needed yet)."""
 
     __slots__ = ("absent", "layout")
 
@@ -30,13 +24,13 @@ class Located:
 
     @classmethod
     def of(cls, tensors: Tensors, layout: TensorLayout | None) -> tuple[Located, Addresses]:
-        """A list that was not known, and where it lies; 0 of what is absent."""
+        """Return a new list and its addresses; 0 for an absent tensor."""
         absent = missing(tensors)
         found = cls(absent, layout) if absent or layout else _UNKNOWN
         return found, _addresses(tensors, absent, layout)
 
     def follow(self, tensors: Tensors) -> Addresses | None:
-        """Where the list lies now; None if its layout has changed or it cannot tell."""
+        """Return the addresses of ``tensors``; None if shapes or strides have changed or cannot be compared."""
         if self.layout is None:
             return None
         try:
@@ -49,17 +43,17 @@ class Located:
             return None
 
 
-#: Any list of which nothing is absent, before anybody has asked how it is laid out.
+#: Shared by all lists without absent tensors and without a recorded layout.
 _UNKNOWN = Located((), None)
 
 
 def missing(tensors: Tensors) -> tuple[int, ...]:
-    """Indices of those that are None."""
+    """Return indices of the tensors that are None."""
     return tuple([i for i, t in enumerate(tensors) if t is None])
 
 
 def _addresses(tensors: Tensors, absent: Sequence[int], layout: TensorLayout | None) -> Addresses:
-    """Where the tensors lie, one call each unless they are of kinds that were asked before."""
+    """Return the addresses, by the compiled loop if ``layout`` says that it is safe, else by ``data_ptr()``."""
     here = tuple([t for t in tensors if t is not None]) if absent else tensors
     if layout is not None and layout.sure:
         at = addresses(here)  # type: ignore[arg-type]
@@ -68,12 +62,12 @@ def _addresses(tensors: Tensors, absent: Sequence[int], layout: TensorLayout | N
     if not absent:
         return at
     out = np.zeros(len(tensors), np.uint64)
-    out[np.setdiff1d(np.arange(len(tensors)), absent)] = at
+    out[np.delete(np.arange(len(tensors)), absent)] = at
     return out
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the tensor's elements fill one stretch of memory, each once (in any order of dimensions)."""
+    """Return whether the elements fill one range of memory, each once, in any order of dimensions."""
     if tensor.is_contiguous():
         return True
     expected = 1
@@ -85,7 +79,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """Whether its storage is as large as its sizes and strides ask for: it may have been resized or freed behind it."""
+    """Return whether the storage is as large as sizes and strides ask for: it may have been resized or freed."""
     if not tensor.numel():
         return True
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -93,22 +87,21 @@ def has_memory(tensor: torch.Tensor) -> bool:
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
-    """Whether it is one of ``FakeTensorMode``'s, which look like tensors of a device and have no memory there."""
-    module = sys.modules.get("torch._subclasses.fake_tensor")  # where nobody has loaded it, there are none
+    """Return whether the tensor is one of ``FakeTensorMode``, which claims a device and has no memory there."""
+    module = sys.modules.get("torch._subclasses.fake_tensor")  # while it is not loaded, there are no fake tensors
     return module is not None and isinstance(tensor, module.FakeTensor)
 
 
 def widest_first(tensor: torch.Tensor) -> list[int]:
-    """Its dimensions by falling stride: permuted so, a dense tensor is contiguous."""
+    """Return the dimensions by falling stride: permuted so, a dense tensor is contiguous."""
     return sorted(range(tensor.dim()), key=tensor.stride().__getitem__, reverse=True)
 
 
 def dense_like(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself if it is dense; else one of its shape and dtype without memory, laid out as torch lays out its
-    like (``torch.empty_like``)."""
+    """Return the tensor itself if it is dense; else a meta tensor with the strides of ``torch.empty_like``."""
     return tensor if is_dense(tensor) else torch.empty_like(tensor, device="meta", requires_grad=False)
 
 
 def same_layout(shape: torch.Size, a: tuple[int, ...], b: tuple[int, ...]) -> bool:
-    """Strides that differ only in dimensions of size one lead to the same places."""
+    """Return whether two strides address the same elements: those of dimensions of size one do not count."""
     return a == b or all(x == y for x, y, size in zip(a, b, shape, strict=True) if size != 1)

@@ -1,13 +1,13 @@
-"""The layout of a pointer table: arithmetic on plain values, no device and no torch.
+"""The words of a pointer table: arithmetic on plain values, without torch or a device.
 
 A table is one block of 8-byte words in three parts::
 
     scalars   sets × uniforms   float64   the hyperparameters of each set
-    rows      n × (lists + 2)             the addresses of tensor i in every list, its number of elements, its set
-    chunks    c × 2             int64     which row, and from which element on: the work of one group of threads
+    rows      n × (lists + 2)             tensor i: its address in every list, its number of elements, its set
+    chunks    c × 2             int64     the work of one warp or block of threads: row, and first element
 
-The rows are contiguous, so a thread block fetches all it needs to know of a tensor in one go.  Where every tensor is
-one chunk, as in long lists of small tensors, chunk i is row i and the third part is left out.
+A row is contiguous, so a thread block fetches all about a tensor at once.  If every tensor is one chunk, as in long
+lists of small tensors, chunk i is row i, and the third part is left out.
 """
 
 from __future__ import annotations
@@ -25,18 +25,23 @@ import numpy.typing as npt
 WORD = 8
 BLOCK = 512  # threads of a block
 CHUNK = np.dtype([("row", np.int64), ("offset", np.int64)])
-#: What a launch passes besides the words: where the parts begin (in words; no chunks: -1), how many chunks, elements
-#: per chunk.
+#: What a launch passes besides the words: where rows and chunks begin (in words; -1: no chunks listed), the number of
+#: chunks, and elements per chunk.
 HEADER = np.dtype([("rows", np.int64), ("chunks", np.int64), ("count", np.int64), ("chunk_numel", np.int64)])
 
 Words = npt.NDArray[np.uint64]
-#: Chunks from the first to before the second.
+#: A half-open range of chunks: (first, last + 1).
 Span = tuple[int, int]
 
 
-@functools.cache  # there may be thousands of tables
+def table_type(argument_bytes: int) -> str:
+    """Return the C++ type of a kernel's argument: a table by value in ``argument_bytes``; 0: a table in memory."""
+    return f"TableOf<{argument_bytes}>" if argument_bytes else "TableAt"
+
+
+@functools.cache  # making a dtype is slow, and there may be thousands of tables
 def row_dtype(lists: int) -> np.dtype[Any]:
-    """One row of a table over ``lists`` lists."""
+    """Return the dtype of a row of a table over ``lists`` lists."""
     return np.dtype([("address", np.uint64, (lists,)), ("numel", np.int64), ("set", np.int64)])
 
 
@@ -52,7 +57,7 @@ class Geometry:
     threads: int
 
     def __post_init__(self) -> None:
-        if self.chunk_numel % 16 or not 0 < self.chunk_numel < 2**30:  # a chunk begins as aligned as its tensor
+        if self.chunk_numel % 16 or not 0 < self.chunk_numel < 2**30:  # so that a chunk is aligned like its tensor
             raise ValueError(f"chunk_numel is {self.chunk_numel}; it must be a multiple of 16 below 2**30")
         if self.threads not in (32, BLOCK):
             raise ValueError(f"threads is {self.threads}; it must be 32 (a warp) or {BLOCK} (a block)")
@@ -62,11 +67,12 @@ _WARPS = Geometry(1024, 32)
 
 
 def choose_geometry(numels: Sequence[int], itemsize: int = 4, over_link: bool = False) -> Geometry:
-    """Small tensors get a warp each; otherwise blocks, with chunks small enough to fill a large GPU.
+    """Give small tensors a warp each; else use blocks, with chunks small enough to fill a large GPU.
 
-    128 KiB of each list hide the cost of reading a table over the link (notes/fused_step.md).  Below a thousand chunks
-    a GPU of 132 multiprocessors would idle, so they shrink down to 2,048 elements.  Where every chunk reads its part of
-    the table over the link, of which an H200 does 24 to 33 in a microsecond, 64 are enough (notes/raw/chunks-h200.txt).
+    A chunk of 128 KiB of each list hides the cost of reading the table over the link (notes/fused_step.md).  With fewer
+    than a thousand chunks a GPU of 132 multiprocessors would idle, so chunks shrink, down to 2,048 elements.  If every
+    chunk reads its part of the table over the link, where an H200 makes 24 to 33 such reads per microsecond, 64 chunks
+    are enough (notes/raw/chunks-h200.txt).
 
     Args:
         numels: elements of each tensor.
@@ -83,36 +89,34 @@ def choose_geometry(numels: Sequence[int], itemsize: int = 4, over_link: bool = 
 
 
 def chunks(numels: Sequence[int] | npt.NDArray[np.int64], chunk_numel: int) -> npt.NDArray[Any]:
-    """Every (row, offset) with ``offset`` a multiple of ``chunk_numel`` below the row's number of elements."""
-    sizes = np.asarray(numels, dtype=np.int64)
-    counts = -(-sizes // chunk_numel)
+    """Return all chunks (row, offset) of rows of ``numels`` elements, in order."""
+    counts = -(-np.asarray(numels, np.int64) // chunk_numel)
     out = np.empty(int(counts.sum()), CHUNK)
-    out["row"] = np.repeat(np.arange(len(sizes), dtype=np.int64), counts)
+    out["row"] = np.repeat(np.arange(len(counts)), counts)
     first = np.cumsum(counts) - counts
-    out["offset"] = (np.arange(len(out), dtype=np.int64) - np.repeat(first, counts)) * chunk_numel
+    out["offset"] = (np.arange(len(out)) - first[out["row"]]) * chunk_numel
     return out
 
 
-def _in_words(plan: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    return plan.view(np.int64).reshape(-1, 2)
-
-
 class HostTable:
-    """The words of a table in ordinary memory, and a stamp for each part that says when it last changed.
+    """The words of a table in ordinary memory, with stamps that count changes.
 
-    Transports compare stamps to send only what changed; the CPU kernels walk these very words.
+    Transports compare stamps and send only what has changed; CPU kernels walk these words directly.
 
     Args:
         lists: number of tensor lists.
         numels: elements of each tensor.
         uniforms: float64 hyperparameters per set.
-        sets: number of different sets of hyperparameters there may be at once.
+        sets: the most sets of hyperparameters in use at once.
         geometry: how to cut the work (default: :func:`choose_geometry`).
 
     Attributes:
-        row_words: the rows as kernels on the CPU walk them, (rows, lists + 2): addresses, elements, set.
-        chunk_words: and the chunks, (chunks, 2): row, offset.
-        walk: what the kernels on the CPU have worked out for it; None: nothing yet.
+        words, scalars: all words, uint64, and the hyperparameters in them, (sets, uniforms) float64.
+        row_words, chunk_words: rows (addresses, elements, set) and chunks (row, offset) as 2-dimensional int64 arrays.
+        lists_chunks: whether ``words`` contain the chunks.
+        rows_at, rows_end: indices in ``words`` at which the rows begin and end.
+        stamp, rows_stamp: change with scalars or rows, and with rows alone.
+        walk: a cache of the CPU kernels (``kernels/cpu.py``).
     """
 
     __slots__ = (
@@ -134,8 +138,8 @@ class HostTable:
         self.rows_at = sets * uniforms
         self.rows_end = self.rows_at + len(sizes) * (lists + 2)
         self.lists_chunks = bool(((sizes < 1) | (sizes > self.geometry.chunk_numel)).any())
-        plan = _in_words(chunks(sizes, self.geometry.chunk_numel))
-        self.words: Words = np.zeros(self.rows_end + (2 * len(plan) if self.lists_chunks else 0), np.uint64)
+        plan = chunks(sizes, self.geometry.chunk_numel).view(np.int64).reshape(-1, 2)
+        self.words: Words = np.zeros(self.rows_end + (plan.size if self.lists_chunks else 0), np.uint64)
         self.scalars = self.words[: self.rows_at].view(np.float64).reshape(sets, uniforms)
         self.row_words = self.words[self.rows_at : self.rows_end].view(np.int64).reshape(-1, lists + 2)
         self.row_words[:, lists] = sizes
@@ -143,12 +147,11 @@ class HostTable:
         if self.lists_chunks:
             self.chunk_words = self.words[self.rows_end :].view(np.int64).reshape(-1, 2)
             self.chunk_words[:] = plan
-        self.stamp = 0  # of scalars or rows, whichever changed last
-        self.rows_stamp = 0
+        self.stamp = self.rows_stamp = 0
         self.walk: Any = None
 
     def set_scalars(self, values: Sequence[Sequence[float]] | npt.NDArray[np.float64]) -> None:
-        """Write the hyperparameter sets (first ``len(values)`` of them) where they differ."""
+        """Write the first ``len(values)`` sets of hyperparameters, if they differ."""
         if isinstance(values, np.ndarray):
             new = values.tobytes()
         else:
@@ -160,32 +163,32 @@ class HostTable:
 
     @property
     def rows(self) -> npt.NDArray[Any]:
-        """The rows, of :func:`row_dtype`."""
+        """The rows as a structured array of :func:`row_dtype`."""
         return self.row_words.reshape(-1).view(row_dtype(self.lists))
 
     @property
     def chunks(self) -> npt.NDArray[Any]:
-        """The chunks, of ``CHUNK``."""
+        """The chunks as a structured array of ``CHUNK``."""
         return self.chunk_words.reshape(-1).view(CHUNK)
 
     @property
     def addresses(self) -> Words:
-        """Where each row lies in every list, (rows, lists); to read."""
+        """The address of each row in every list, (rows, lists); read only."""
         addresses: Words = self.rows["address"]
         return addresses
 
     def set_addresses(self, addresses: npt.ArrayLike) -> None:
-        """Say where each row lies in every list, (rows, lists) uint64."""
+        """Write the address of each row in every list, (rows, lists) uint64."""
         self.rows["address"] = addresses
         self.rows_changed()
 
     def set_column(self, j: int, addresses: Words) -> None:
-        """Say where each row lies in list ``j``, (rows,)."""
+        """Write the address of each row in list ``j``, (rows,) uint64."""
         self.row_words[:, j] = addresses.view(np.int64)
         self.rows_changed()
 
     def set_sets(self, sets: npt.ArrayLike) -> None:
-        """Say which set of hyperparameters each row takes, (rows,) int64."""
+        """Write the index of each row's set of hyperparameters, (rows,) int64."""
         self.rows["set"] = sets
         self.rows_changed()
 
@@ -195,37 +198,35 @@ class HostTable:
         self.rows_stamp = self.stamp
 
     def header(self, first: int = 0, last: int | None = None) -> npt.NDArray[Any]:
-        """The HEADER of the table, or of its chunks ``first`` … ``last - 1`` alone."""
+        """Return the HEADER of the table, or of its chunks ``first`` to ``last - 1``, (1,)."""
         count = (len(self.chunk_words) if last is None else last) - first
         chunks_at = self.rows_end + 2 * first if self.lists_chunks else -1
         rows_at = self.rows_at if self.lists_chunks else self.rows_at + first * (self.lists + 2)
         return np.array([(rows_at, chunks_at, count, self.geometry.chunk_numel)], HEADER)
 
     def shares(self, span: Span, count: int, least: int = 1) -> list[Span]:
-        """A span of the chunks in ``count`` or fewer stretches of about equal work: elements, and a little per chunk.
-
-        There are no more than leave each ``least`` elements.  Rows count as if no tensor were absent, so what was cut
-        once is right for as long as the table lives.
-        """
+        """Cut a span into at most ``count`` spans of about equal work, of ``least`` elements or more on average."""
+        # Absent tensors count as if present, so that the cut stays valid while gradients come and go.
         first, last = span
         chunks = self.chunks[first:last]
         left = np.minimum(self._sizes[chunks["row"]] - chunks["offset"], self.geometry.chunk_numel)
         count = min(count, int(left.sum()) // least)
         if count <= 1:
             return [span]
+        # A chunk costs as much as 64 elements, whatever its size.
         done: npt.NDArray[np.int64] = np.cumsum(left + 64)
         ends = np.searchsorted(done, done[-1] * np.arange(1, count) / count)
         return list(itertools.pairwise(sorted({first, *(ends + (first + 1)).tolist(), last})))
 
     def chunks_of(self, rows: Sequence[tuple[int, int]]) -> list[Span]:
-        """The chunks that were cut from each (first, last + 1) of some rows."""
+        """Return the span of the chunks of each range (first, last + 1) of rows."""
         bounds = np.searchsorted(np.ascontiguousarray(self.chunks["row"]), np.asarray(rows, np.int64))
         return [(first, last) for first, last in bounds.tolist()]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows and chunks, half-open, that travel in one launch."""
+    """The rows and chunks of one launch, as half-open ranges."""
 
     row: int
     row_end: int
@@ -234,11 +235,7 @@ class Batch:
 
 
 def batches(table: HostTable, words: int, span: Span | None = None) -> Iterator[Batch]:
-    """Cut a table, or a span of its chunks, so that scalars and each batch's rows and chunks fit in ``words`` words.
-
-    Raises:
-        ValueError: not even one row with one chunk fits.
-    """
+    """Cut a table, or a span of its chunks, so that all scalars and one batch's rows and chunks fit ``words`` words."""
     row_words, chunk_words = table.lists + 2, 2 if table.lists_chunks else 0
     room = words - table.rows_at
     if room < row_words + chunk_words:

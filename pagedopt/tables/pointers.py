@@ -1,9 +1,9 @@
-"""Lists of tensors as a table of addresses, kept true: built once, compared every step, rewritten where it changed."""
+"""Pointer tables: addresses of lists of tensors, written once, compared in every step, rewritten where they changed."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..system.internals import Addresses, TensorLayout, addresses, lie_at
+from ..system.compare_tensors import Addresses, TensorLayout, addresses, lie_at
 from .checks import Common, check_overlap, checked_writes
 from .columns import Located, TensorList, Tensors, has_memory, missing
 from .layout import Geometry, HostTable, choose_geometry
@@ -21,28 +21,22 @@ Indices = npt.NDArray[np.int64]
 
 
 class _Seen(NamedTuple):
-    """What :meth:`PointerTable.remember` remembers.
-
-    Attributes:
-        layout: of the tensors.
-        missing: where there is none.
-        here: the other places; None: nothing is missing.
-    """
+    """What :meth:`PointerTable.remember` stores: positions of None, the other positions, and the layout there."""
 
     layout: TensorLayout
     missing: tuple[int, ...]
-    here: Indices | None
+    here: slice | Indices
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """How tensors become rows of a table: parts of tensors, in any order.
+    """The rows of a table as parts of tensors, in any order.
 
     Attributes:
-        tensor: which tensor a row is part of.
-        offset, numel: which of its elements.
-        shift: (rows, lists), or what stands for that: bytes from where that part lies to where the kernel works on it,
-            modulo 2**64.
+        tensor: index of each row's tensor.
+        offset, numel: the row's first element in it, and how many.
+        shift: (rows, lists), or an array that broadcasts to it: bytes from where the part lies to where the kernel
+            works on it, modulo 2**64.
     """
 
     tensor: Indices
@@ -51,36 +45,35 @@ class Rows:
     shift: npt.NDArray[np.uint64]
 
 
-#: Bytes.  The address of a view into freed memory is its offset; nothing but small heaps of some programs lies below.
+#: A view into a freed storage has its own offset as address.  Real memory rarely lies below this address.
 _OFFSET = np.uint64(1 << 33)
 
 
 class PointerTable:
-    """The addresses of ``k`` lists of ``n`` tensors, their sizes, and the chunks the work is cut into.
+    """The addresses and sizes of ``k`` lists of ``n`` tensors, and the chunks that the work is cut into.
 
-    Tensor i of every list has the same shape, strides and device; the tensors of one list have one dtype.  They are
-    dense (any permutation of dimensions, no gaps), so element j of one lies where element j of another does.
+    Tensor i has the same shape, strides and device in every list; a list has one dtype.  Tensors are dense (any
+    permutation of dimensions, no gaps), so element j of one corresponds to element j of another.
 
-    The table keeps its tensors alive; :meth:`follow` sees to it that it says where they are before it is used.
+    The table keeps its tensors alive.  Call :meth:`follow` before each use: it takes the addresses they have now.
 
     Args:
-        lists: the tensors; ``None`` stands for a tensor that is absent (a missing gradient): its row is skipped.
-            The first list has none absent.
+        lists: the tensors; ``None`` stands for an absent one (a missing gradient), whose row is skipped.  The first
+            list has none absent.
         writes: indices of the lists that will be overwritten; their memory must not overlap any other.
-        names: what to call the lists in errors.
+        names: the lists' names, for errors.
         uniforms, sets: hyperparameters per set, and sets at once (see :class:`~pagedopt.tables.layout.HostTable`).
-        geometry: how to cut the work, chosen from the sizes when left out.
-        itemsize, over_link: see :func:`~pagedopt.tables.layout.choose_geometry`; the CPU has no link.
-        rows: what the rows are; left out: row i is the whole of tensor i.
-        per: for each list, elements of a tensor that share an entry: a list with more than one has tensors (entries,).
-            Left out: one, in every list.
-        places: whether a row has two words more behind its addresses: which tensor it is of, and with which of that
-            tensor's elements it begins.
+        geometry: how to cut the work; default: chosen from the sizes.
+        itemsize, over_link: see :func:`~pagedopt.tables.layout.choose_geometry`; ``over_link`` is ignored on a CPU.
+        rows: the parts of tensors that are rows; default: row i is all of tensor i.
+        per: for each list, consecutive elements that share an entry, default 1; if more, the list's tensors have shape
+            (entries,).
+        places: whether a row has two more words after its addresses: its tensor's index, and its first element there.
 
     Raises:
-        ValueError: lengths, shapes, strides or devices differ, or tensors are not dense or overlap; ``writes`` has a
-            number that no list has.
-        TypeError: something is no tensor, is sparse, or the dtypes of a list differ; ``writes`` is no collection of
+        ValueError: lengths, shapes, strides or devices differ; tensors are not dense or overlap; ``writes`` has an
+            index out of range.
+        TypeError: something is no tensor, or sparse; the dtypes of a list differ; ``writes`` is no collection of
             integers.
     """
 
@@ -106,7 +99,7 @@ class PointerTable:
     ) -> None:
         self.names = tuple(names) if names else tuple([f"list {i}" for i in range(len(lists))])
         self.writes = checked_writes(writes, len(lists))
-        lists = [tuple(x) for x in lists]  # the caller's may change, or make its tensors when it is asked for them
+        lists = [tuple(x) for x in lists]  # the caller's lists may change, or create tensors when iterated
         if not lists or any(len(x) != len(lists[0]) for x in lists):
             sizes = ", ".join(f"{name}: {len(x)}" for name, x in zip(self.names, lists, strict=False))
             raise ValueError(f"pointer table: every list needs the same number of tensors, got {sizes or 'no lists'}")
@@ -121,7 +114,7 @@ class PointerTable:
         self._held: list[Tensors | None] = [None] * len(lists)
         self._seen: _Seen | None = None
         self._unwritten = False
-        #: indices of tensors that are skipped because a list lacks them
+        #: Indices of tensors that are skipped, as they are absent from a list.
         self.absent: list[int] = []
         self.refresh(lists)
 
@@ -132,22 +125,22 @@ class PointerTable:
 
     @property
     def dtypes(self) -> list[torch.dtype | None]:
-        """Of each list; None where all of it was absent so far."""
+        """Of each list; None while all its tensors have been absent."""
         return self._common.dtypes
 
     @property
     def numels(self) -> list[int]:
-        """Elements of each tensor of a list."""
+        """Elements of each tensor."""
         return self._common.numels.tolist()
 
     def __len__(self) -> int:
         return len(self._common.numels)
 
     def refresh(self, lists: Sequence[TensorList | None]) -> bool:
-        """Compare every address, size and layout with the table and rewrite what changed.
+        """Compare addresses, sizes and strides with the table, and rewrite what has changed.
 
-        Overlaps are looked for again when a list that is written has moved.  A list that is only read may move without
-        that, as gradients do in every step: fresh memory overlaps nothing.
+        Overlaps are checked again when a written list has moved, but not when a list that is only read has, as
+        gradients do in every step: new memory overlaps nothing.
 
         Args:
             lists: as at construction; ``None`` for a list that cannot have changed.
@@ -158,24 +151,19 @@ class PointerTable:
         Raises:
             ValueError, TypeError: as at construction, naming list and index; the table is unchanged then.
         """
-        return self._take(lists, self._compare)
+        return self._take(lists, True)
 
     def take(self, lists: Sequence[TensorList | None]) -> bool:
-        """:meth:`refresh` that looks at each tensor, whatever is known: for who has seen that something is not as it
-        was (:meth:`look`)."""
-        return self._take(lists, self._examine)
+        """Do the same as :meth:`refresh`, but check each tensor: call it when :meth:`look` has returned False."""
+        return self._take(lists, False)
 
-    def _take(
-        self,
-        lists: Sequence[TensorList | None],
-        examine: Callable[[int, Tensors], tuple[Located, Addresses] | None],
-    ) -> bool:
+    def _take(self, lists: Sequence[TensorList | None], trust: bool) -> bool:
         changes: dict[int, tuple[Located, Addresses]] = {}
         dtypes = list(self._common.dtypes)
         given = [None if x is None else tuple(x) for x in lists]
         try:
             for j, tensors in enumerate(given):
-                if tensors is not None and (change := examine(j, tensors)):
+                if tensors is not None and (change := self._compare(j, tensors, trust)):
                     changes[j] = change
             now = self._addresses
             if changes:
@@ -185,29 +173,29 @@ class PointerTable:
                 if any(j in changes for j in self.writes):
                     check_overlap(self._common, self.writes, now.T)
         except BaseException:
-            self._common.dtypes = dtypes  # a list that was empty had taken one
+            self._common.dtypes = dtypes  # a list may have taken its first dtype
             raise
         for j, tensors in enumerate(given):
             if tensors is not None:
                 self._held[j] = tensors
         if not changes and not self._unwritten:
             return False
-        self._seen = None  # it goes with the absent tensors of before
-        self._write(now, {j: column for j, (column, _) in changes.items()})
+        self._seen = None  # other tensors may be absent now
+        self._write(now, changes)
         return True
 
-    def _write(self, now: npt.NDArray[np.uint64], columns: Mapping[int, Located]) -> None:
-        """Let the table say that its tensors lie ``now`` where they do."""
-        self._unwritten = True  # until it does: what fails between here and there is made good by the next call
-        self._addresses = now  # first: who finds a column of today looks at no address again
-        for j, column in columns.items():
+    def _write(self, now: npt.NDArray[np.uint64], changes: Mapping[int, tuple[Located, Addresses]]) -> None:
+        """Write the addresses ``now`` into the table."""
+        self._unwritten = True  # if we are interrupted, the next call writes all rows again
+        self._addresses = now  # before the columns: an unchanged column means that its addresses were stored
+        for j, (column, _) in changes.items():
             self._columns[j] = column
         self.absent = sorted(set().union(*[c.absent for c in self._columns if c and c.absent]))
         self._write_rows(self.host)
         self._unwritten = False
 
     def follow(self) -> bool:
-        """:meth:`refresh` with the tensors of the table: take the addresses that they have now.
+        """Take the addresses that the table's own tensors have now (see :meth:`refresh`).
 
         Returns:
             whether anything changed.
@@ -218,30 +206,28 @@ class PointerTable:
         if not (self.absent or self._unwritten or None in self._held):
             held: Any = tuple(itertools.chain.from_iterable(self._held))  # type: ignore[arg-type]
             if lie_at(held, self._addresses.ravel()):
-                return False  # the same objects in the same places: laid out as they were
+                return False  # the same objects at the same addresses have the same strides
         return self.refresh(self._held)
 
     def remember(self, tensors: Tensors) -> None:
-        """Remember how tensors are laid out that the table has just taken, so that :meth:`look` knows them again.
+        """Store shapes and strides of tensors that the table has just taken, for :meth:`look`.
 
         Args:
-            tensors: of the first lists, one list behind the other: those of which others may come, or the same laid out
-                anew.  Those of the other lists are for the caller to watch.
+            tensors: of the first lists, one list after the other: those that may be replaced, or change strides.  The
+                caller itself compares the other lists.
         """
         gone = missing(tensors)
-        here = [t for t in tensors if t is not None]
-        self._seen = _Seen(TensorLayout.of(here), gone, np.delete(np.arange(len(tensors)), gone) if gone else None)
+        here = np.delete(np.arange(len(tensors)), gone) if gone else slice(len(tensors))
+        self._seen = _Seen(TensorLayout.of([t for t in tensors if t is not None]), gone, here)
 
     def look(self, tensors: Tensors) -> bool:
-        """Whether the tensors are laid out as those were that were remembered; the table says where they lie then.
-
-        It asks all tensors in as few calls as there can be, and remembers no address but those in the table.
+        """Take the addresses of tensors if their shapes and strides are as remembered, in as few calls as possible.
 
         Args:
             tensors: as for :meth:`remember`.
 
         Returns:
-            False: nothing is remembered, or something else is here; :meth:`take` tells more.  The table is unchanged.
+            whether they were; if not, the table is unchanged: call :meth:`take`.
 
         Raises:
             ValueError: a tensor has no memory, or shares it; the table is unchanged then.
@@ -259,18 +245,16 @@ class PointerTable:
                 return False
         except (TypeError, RuntimeError, NotImplementedError, AttributeError):  # absent now, sparse, or no tensor
             return False
-        known = self._addresses.reshape(-1)[: len(tensors)]
-        known = known if seen.here is None else known[seen.here]
+        known = self._addresses.reshape(-1)[seen.here]
         if lie_at(here, known) and not self._unwritten:
             return True
         self._move(tensors, here, seen)
         return True
 
     def _move(self, tensors: Tensors, here: tuple[torch.Tensor, ...], seen: _Seen) -> None:
-        """Take other addresses of lists that are laid out as they were."""
+        """Take new addresses of lists whose shapes and strides are as remembered."""
         now, count = self._addresses.copy(), len(self)
-        places = slice(len(here)) if seen.here is None else seen.here
-        now.reshape(-1)[places] = addresses(here) if seen.layout.sure else [t.data_ptr() for t in here]
+        now.reshape(-1)[seen.here] = addresses(here) if seen.layout.sure else [t.data_ptr() for t in here]
         moved = set()
         for j in range(len(tensors) // count):
             if now[j].tobytes() != self._addresses[j].tobytes():
@@ -288,12 +272,14 @@ class PointerTable:
         self._unwritten = False
 
     def let_go(self) -> None:
-        """Keep the tensors alive no longer.  Lists must be given again before the table is used."""
+        """Stop keeping the tensors alive; give all lists again before the table is used."""
         self._held = [None] * len(self._held)
 
     def make_room(self, sets: int) -> None:
-        """Have room for so many sets of hyperparameters, in a table of its own: launches may still read the one there
-        is.  Sets are to be assigned again."""
+        """Make room for ``sets`` sets of hyperparameters, in a new table: launches may still read the old one.
+
+        Call :meth:`assign_sets` again.
+        """
         counts = self._common.numels if self._rows is None else self._rows.numel
         host = HostTable(self.host.lists, counts, self.host.scalars.shape[1], sets, self.host.geometry)
         self._write_places(host)
@@ -301,7 +287,7 @@ class PointerTable:
         self.host = host
 
     def _write_places(self, host: HostTable) -> None:
-        """Where there are words for it, say of each row which tensor it is of, and with which element it begins."""
+        """Write each row's tensor index and first element, if the table has words for them (``places``)."""
         words = host.rows["address"][:, len(self._addresses) :]
         if words.shape[1]:
             words[:, 0] = np.arange(len(words)) if self._rows is None else self._rows.tensor
@@ -321,11 +307,11 @@ class PointerTable:
         host.rows_changed()
 
     def assign_sets(self, sets: npt.NDArray[np.int64]) -> None:
-        """Say which set of hyperparameters each tensor takes (see :class:`~pagedopt.tables.layout.HostTable`)."""
+        """Write the index of each tensor's set of hyperparameters, (tensors,)."""
         self.host.set_sets(sets if self._rows is None else sets[self._rows.tensor])
 
     def moved(self, lists: Sequence[TensorList]) -> list[tuple[str, int]]:
-        """(list name, index) of every tensor that no longer lies where the table says."""
+        """Return (list name, index) of every tensor whose address differs from the table's."""
         return [
             (self.names[j], i)
             for j, tensors in enumerate(lists)
@@ -333,49 +319,36 @@ class PointerTable:
             if (0 if tensor is None else tensor.data_ptr()) != self._addresses[j, i]
         ]
 
-    def _compare(self, j: int, tensors: Tensors) -> tuple[Located, Addresses] | None:
-        """None if list ``j`` lies where it did, in the same layout; else its validated new column."""
-        column = self._columns[j]
-        self._check_length(j, tensors)
-        at = None if column is None else column.follow(tensors)
-        if column is None or at is None:
-            self._common.check(j, tensors)
-            layout = None if column is None else TensorLayout.of([t for t in tensors if t is not None])
-            now, at = Located.of(tensors, layout)
-        else:
-            now = column
-        return self._changed(j, tensors, now, at)
-
-    def _examine(self, j: int, tensors: Tensors) -> tuple[Located, Addresses] | None:
-        """:meth:`_compare` that believes nothing which was seen before."""
-        self._check_length(j, tensors)
-        self._common.check(j, tensors)
-        return self._changed(j, tensors, *Located.of(tensors, None))
-
-    def _check_length(self, j: int, tensors: Tensors) -> None:
+    def _compare(self, j: int, tensors: Tensors, trust: bool) -> tuple[Located, Addresses] | None:
+        """Return (column, addresses) of list ``j``, checked; None if nothing moved.  ``trust``: use the old column."""
         if len(tensors) != len(self):
             raise ValueError(f"{self.names[j]} has {len(tensors)} tensors, the table has {len(self)}")
-
-    def _changed(self, j: int, tensors: Tensors, now: Located, at: Addresses) -> tuple[Located, Addresses] | None:
-        column, stays = self._columns[j], at.tobytes() == self._addresses[j].tobytes()
+        column = self._columns[j]
+        old = column if trust else None
+        now, at = old, None if old is None else old.follow(tensors)
+        if now is None or at is None:
+            self._common.check(j, tensors)
+            layout = None if old is None else TensorLayout.of([t for t in tensors if t is not None])
+            now, at = Located.of(tensors, layout)
+        stays = at.tobytes() == self._addresses[j].tobytes()
         if now is column and stays:
             return None
         self._check_memory(j, at, tensors)
         if column is None or not stays or now.absent != column.absent:
             return now, at
-        self._columns[j] = now  # other objects in the same places, or another autograd mode
+        self._columns[j] = now  # other objects at the same addresses, or another autograd mode
         return None
 
     def _check_memory(self, j: int, at: Addresses, tensors: Tensors) -> None:
+        """Refuse tensors of list ``j`` whose storage was freed; ``data_ptr()`` does not."""
+        doubtful = at < _OFFSET
         if j in self.writes and self._columns[j] is not None:
-            doubtful = (at < _OFFSET) | (at != self._addresses[j])
-        elif at.min(initial=_OFFSET) >= _OFFSET:
-            return
-        else:
-            doubtful = at < _OFFSET
+            doubtful |= at != self._addresses[j]
         for i in doubtful.nonzero()[0].tolist():
             tensor = tensors[i]
-            if self._common.numels[i] and tensor is not None and not has_memory(tensor):
+            if tensor is None or not self._common.numels[i]:
+                continue
+            if not has_memory(tensor):
                 self._common.fail(ValueError, j, i, "has no memory (its storage was freed or resized to less)")
-            if self._common.numels[i] and tensor is not None and not at[i]:
+            if not at[i]:
                 self._common.fail(ValueError, j, i, f"is a {type(tensor).__name__}, which has no memory of its own")

@@ -1,13 +1,13 @@
-"""What this process has of a tensor: all of it, or its own shard of a ``DTensor``, which several processes have.
+"""This process's part of a tensor: the shard of a ``DTensor``, or all of a plain tensor.
 
-Kernels see shards alone; state is a DTensor again, placed as its parameter, so that checkpoints know whose part it is.
-Nothing here loads ``torch.distributed.tensor``: where nobody has, there are no DTensors.
+Kernels see only shards.  State is a DTensor placed like its parameter, so that checkpoints know which part it is.
+Nothing here imports ``torch.distributed.tensor``: while it is not loaded, there are no DTensors.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -16,8 +16,8 @@ from ..system.internals import shard_of
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-def is_sharded(tensor: object) -> bool:
-    """Whether it is a DTensor, however it is placed."""
+def is_sharded(tensor: object) -> TypeGuard[Any]:
+    """Return whether ``tensor`` is a DTensor, in any placement."""
     if type(tensor) in _PLAIN:
         return False
     module = sys.modules.get("torch.distributed.tensor")
@@ -25,54 +25,44 @@ def is_sharded(tensor: object) -> bool:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """The shard that this process has of a DTensor, in its own memory; any other tensor itself."""
+    """Return this process's shard of a DTensor, sharing its memory; any other tensor itself."""
     return tensor if type(tensor) in _PLAIN or not is_sharded(tensor) else shard_of(tensor)
 
 
 def like_shard(shard: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
-    """``shard`` as a tensor of the same kind as ``of``, whose own shard has its shape: a DTensor, if that is one."""
+    """Return a DTensor placed like ``of`` whose local shard is ``shard``; ``shard`` itself if ``of`` is plain."""
     if not is_sharded(of):
         return shard
-    whole: Any = of
-    if shard.device.type != whole.device_mesh.device_type:  # offloaded; from_local() would bring it to the device
-        made: Any = torch.empty_like(whole, dtype=shard.dtype, requires_grad=False)
+    if shard.device.type != of.device_mesh.device_type:  # offloaded: from_local() would copy it to the device
+        made = torch.empty_like(of, dtype=shard.dtype, requires_grad=False)
         local(made).data = shard
         return made
-    return type(whole).from_local(
-        shard, whole.device_mesh, whole.placements, run_check=False, shape=whole.size(), stride=whole.stride()
+    return type(of).from_local(
+        shard, of.device_mesh, of.placements, run_check=False, shape=of.size(), stride=of.stride()
     )
 
 
 def placed_alike(tensor: torch.Tensor, p: torch.Tensor) -> bool:
-    """Whether both are DTensors over the same processes in the same placements, or neither is one."""
+    """Return whether both are DTensors on the same mesh with the same placements, or both are plain."""
     if type(tensor) in _PLAIN and type(p) in _PLAIN:
         return True
-    if not (is_sharded(tensor) and is_sharded(p)):
-        return not (is_sharded(tensor) or is_sharded(p))
-    one: Any = tensor
-    other: Any = p
-    return one.placements == other.placements and one.device_mesh == other.device_mesh
+    if is_sharded(tensor) and is_sharded(p):
+        return tensor.placements == p.placements and tensor.device_mesh == p.device_mesh
+    return not (is_sharded(tensor) or is_sharded(p))
 
 
 def is_partial(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is but this process's share of a sum (or another reduction) that has not been made yet."""
-    whole: Any = tensor
-    return is_sharded(tensor) and any(placement.is_partial() for placement in whole.placements)
+    """Return whether a DTensor holds this process's term of a sum (or other reduction) that is still to be made."""
+    return is_sharded(tensor) and any(placement.is_partial() for placement in tensor.placements)
 
 
 def placement_of(tensor: object) -> str:
-    """In words."""
-    whole: Any = tensor
-    return f"a DTensor of {whole.placements} over {whole.device_mesh}" if is_sharded(tensor) else "no DTensor"
+    """Return the placement, for messages."""
+    return f"a DTensor of {tensor.placements} over {tensor.device_mesh}" if is_sharded(tensor) else "no DTensor"
 
 
 def local_grad(p: torch.Tensor) -> torch.Tensor | None:
-    """The gradient of a DTensor's shard.  What is placed otherwise than the parameter (as sums that are still to be
-    made) is placed as the parameter first, which all its processes do together.
-
-    Raises:
-        RuntimeError: the gradient is no DTensor (as torch).
-    """
+    """Return the gradient of this process's shard of the DTensor ``p``; RuntimeError (as torch) if it is no DTensor."""
     grad: Any = p.grad
     if grad is None:
         return None
@@ -81,7 +71,7 @@ def local_grad(p: torch.Tensor) -> torch.Tensor | None:
             f"a parameter of shape {tuple(p.shape)} is {placement_of(p)}, its gradient none, but a plain tensor of "
             f"shape {tuple(grad.shape)}; use DTensor.from_local() or distribute_tensor()"
         )
-    if not placed_alike(grad, p):
+    if not placed_alike(grad, p):  # e.g. partial sums: redistribute them, a collective operation
         whole: Any = p
         grad = grad.detach().redistribute(whole.device_mesh, whole.placements)
     return local(grad)

@@ -1,4 +1,4 @@
-"""Choice 4: how the table reaches a kernel.  What a transport of one's own is made from."""
+"""Choice 4: how a pointer table reaches a kernel.  Public: all that a transport of your own needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .transport import Argument as Argument
     from .transport import Lent as Lent
     from .transport import Transport as Transport
-else:  # a type checker would take any name for one of these
+else:  # hidden from type checkers: with a __getattr__ they would accept any name
     __getattr__, __dir__, __all__ = attach(
         __name__,
         {

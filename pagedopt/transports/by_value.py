@@ -1,26 +1,25 @@
-"""Tables that travel by value, as the argument of a launch; and those that do where they fit."""
+"""Transports that pass tables by value, as the argument of a launch: always, or if they fit."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ..kernels.source import table_type
-from ..tables.layout import HEADER, WORD, Batch, HostTable, Span, batches
+from ..tables.layout import HEADER, WORD, Batch, HostTable, Span, batches, table_type
 from .ring import MemcpyTransport
 from .transport import Argument, Lent, Transport, opaque
 
-#: Bytes of kernel arguments: before CUDA 12.1, and since (Volta and later, driver 530 and later).
+#: The most bytes of kernel arguments: before CUDA 12.1, and since (Volta and later, driver 530 and later).
 ARGUMENT_BYTES = (4096, 32764)
 
 
 class StructTransport(Transport):
-    """As torch does it: the table travels by value, in as many launches as its size asks for.
+    """Pass the table by value, as torch does, in as many launches as its size needs.
 
     Args:
-        argument_bytes: what a launch carries, one of ``ARGUMENT_BYTES``.
+        argument_bytes: bytes per launch, one of ``ARGUMENT_BYTES``.
 
     Raises:
-        ValueError: it is another number.
+        ValueError: ``argument_bytes`` is another number.
     """
 
     name = "struct"
@@ -44,12 +43,12 @@ class StructTransport(Transport):
         return last
 
     def fits(self, table: HostTable) -> bool:
-        """Whether the whole table travels in one launch."""
+        """Return whether the whole table fits one launch."""
         return len(table.words) <= self.words
 
 
 class _ByValue(Lent):
-    """A table as it is at one stamp, cut into arguments."""
+    """A table at one stamp, cut into arguments."""
 
     def __init__(self, table: HostTable, kind: str, words: int, dtype: np.dtype[np.void]) -> None:
         self.table, self.stamp, self.kind = table, table.stamp, kind
@@ -64,30 +63,25 @@ class _ByValue(Lent):
         return self._whole
 
     def _cut(self, span: Span | None) -> list[tuple[Argument, int]]:
-        return [
-            (opaque(self._argument(batch)), batch.chunk_end - batch.chunk)
-            for batch in batches(self.table, self._words, span)
-        ]
+        return [self._argument(batch) for batch in batches(self.table, self._words, span)]
 
-    def _argument(self, batch: Batch) -> Argument:
+    def _argument(self, batch: Batch) -> tuple[Argument, int]:
         table = self.table
         argument = np.zeros(1, self._dtype)
         words = argument["words"][0]
-        row_words = table.rows.itemsize // WORD
-        rows_end = table.rows_at + (batch.row_end - batch.row) * row_words
-        count = batch.chunk_end - batch.chunk
+        rows, chunks = table.row_words[batch.row : batch.row_end], table.chunk_words[batch.chunk : batch.chunk_end]
+        rows_end, chunks_at = table.rows_at + rows.size, -1
         words[: table.rows_at] = table.words[: table.rows_at]
-        words[table.rows_at : rows_end] = table.rows[batch.row : batch.row_end].view(np.uint64)
+        words[table.rows_at : rows_end] = rows.reshape(-1).view(np.uint64)
         if table.lists_chunks:
-            words[rows_end : rows_end + 2 * count] = table.chunks[batch.chunk : batch.chunk_end].view(np.uint64)
-            words[rows_end : rows_end + 2 * count : 2] -= np.uint64(batch.row)
-        chunks_at = rows_end if table.lists_chunks else -1
-        argument["header"] = (table.rows_at, chunks_at, count, table.geometry.chunk_numel)
-        return argument
+            chunks_at = rows_end
+            words[rows_end : rows_end + chunks.size] = (chunks - (batch.row, 0)).reshape(-1).view(np.uint64)
+        argument["header"] = (table.rows_at, chunks_at, len(chunks), table.geometry.chunk_numel)
+        return opaque(argument), len(chunks)
 
 
 class HybridTransport(Transport):
-    """Struct when the table fits one launch, memcpy when not (the shape of torch's attempts at long lists)."""
+    """Struct when the table fits one launch, memcpy when not (like torch's attempts at long lists)."""
 
     name = "hybrid"
 

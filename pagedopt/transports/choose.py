@@ -1,4 +1,4 @@
-"""Which transports there are, and what is used where one does not work."""
+"""The transports by name, and the substitute for one that does not work on a device."""
 
 from __future__ import annotations
 
@@ -14,22 +14,20 @@ from .pool import PooledTransport
 from .ring import ManagedTransport, MappedTransport, MemcpyTransport, RingTransport
 from .transport import Transport
 
-#: A name of those below, or any subclass of :class:`Transport`.
+#: A name in ``TRANSPORTS``, or any subclass of :class:`Transport`.
 Kind = Literal["managed", "memcpy", "struct", "hybrid", "mapped"] | type[Transport]
 
 TRANSPORTS: dict[str, type[Transport]] = {
     t.name: t for t in (ManagedTransport, MemcpyTransport, StructTransport, HybridTransport, MappedTransport)
 }
-#: What to try in the stead of each that may be refused, in order.
+#: Substitutes for each that the driver may refuse, in order.
 _STAND_INS = {"managed": ("mapped", "memcpy"), "mapped": ("memcpy",)}
 
 
 def choose(name: str, capabilities: driver.Capabilities) -> tuple[str, str]:
-    """Policy: the transport to use for ``name`` on a device with ``capabilities``, and why it differs ("" if not).
-
-    A managed table needs concurrent access: without it the host may not touch managed memory while any kernel runs.
-    """
+    """Return the transport for ``name`` on a device with ``capabilities``, and why it differs ("" if it does not)."""
     reason = ""
+    # Without concurrent access the host must not touch managed memory while any kernel runs.
     if name == "managed" and not (capabilities.managed and capabilities.concurrent_managed):
         name, reason = "mapped", "it has no concurrent managed access (concurrentManagedAccess = 0)"
     if name == "mapped" and not capabilities.mapped:
@@ -38,12 +36,7 @@ def choose(name: str, capabilities: driver.Capabilities) -> tuple[str, str]:
 
 
 def check_transport(kind: Any) -> None:
-    """Refuse what names no transport and is no class of them.
-
-    Raises:
-        ValueError: there is no transport of that name.
-        TypeError: it is neither a name nor a class of transports, or a class without ``kind`` or ``lend``.
-    """
+    """Check that ``kind`` is the name of a transport (else ValueError), or a class of one (else TypeError)."""
     known = ", ".join(sorted(TRANSPORTS))
     if isinstance(kind, str):
         if kind not in TRANSPORTS:
@@ -64,50 +57,36 @@ def check_transport(kind: Any) -> None:
 
 
 def over_link(kind: Kind | Transport) -> bool:
-    """Whether kernels read the tables of a transport over the link."""
+    """Return whether kernels read a transport's tables over the link to the host."""
     return (TRANSPORTS[kind] if isinstance(kind, str) else kind).over_link
 
 
 def create(kind: Kind, device: int) -> Transport:
-    """A transport for CUDA device ``device``: of a name, the nearest that works there, with one warning.
-
-    Raises:
-        ValueError, TypeError: see :func:`check_transport`.
-    """
+    """Return a transport for a CUDA device; for a name that does not work there its substitute, with one warning."""
     check_transport(kind)
     return TRANSPORTS[_working(kind, device)](device) if isinstance(kind, str) else kind(device)
 
 
 def pooled(kind: Kind, device: int) -> Transport:
-    """:func:`create` for a table that no graph captures: if it is small, it travels through memory that all share.
-
-    Raises:
-        ValueError, TypeError: see :func:`check_transport`.
-    """
+    """Do the same as :func:`create`, for tables that no graph captures: small tables share buffers."""
     way = create(kind, device)
     return PooledTransport(way) if isinstance(kind, str) and isinstance(way, RingTransport) else way
 
 
 def shared(kind: Kind | Transport, device: int) -> Transport:
-    """The one that all use who prepare nothing: its tables are used again from call to call.  An object is its own.
-
-    Raises:
-        ValueError, TypeError: see :func:`check_transport`.
-    """
+    """Return the one transport that all unprepared calls on a device share, to reuse buffers; an object as it is."""
     if isinstance(kind, Transport):
         return kind
-    check_transport(kind)  # what is none may not even be hashed
+    check_transport(kind)  # before the cache: a wrong value may not be hashable
     return _shared(kind, device)
 
 
-@functools.cache
-def _shared(kind: Any, device: int) -> Transport:
-    return create(kind, device)
+_shared = functools.cache(create)
 
 
 @functools.cache
 def _working(name: str, device: int) -> str:
-    """What works in the place of ``name``: by :func:`choose`, and by asking the driver for such memory, once."""
+    """Return ``name`` or its substitute: by :func:`choose`, then by trying to allocate such memory."""
     chosen, reason = choose(name, driver.capabilities(device))
     for stand_in in _STAND_INS.get(chosen, ()):
         try:

@@ -1,74 +1,54 @@
-"""Tables in memory: a ring of buffers, each guarded by an event, so that a table in flight is never rewritten."""
+"""Transports for tables in memory: a ring of buffers, each guarded by an event against rewriting in flight."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from ..kernels.source import table_type
 from ..system.cuda import driver
-from ..tables.layout import WORD, HostTable, Span
+from ..tables.layout import WORD, HostTable, Span, Words, table_type
 from .transport import TABLE_AT, Argument, Lent, Transport, opaque
 
-#: Tables in flight before the host waits for the oldest: only a host that is this many steps ahead ever waits.
+#: Tables in flight before the host waits for the oldest: a host waits only if it is this many steps ahead.
 RING = 4
 
 
-class HostMemory(Protocol):
-    """What a buffer asks of its memory (:class:`~pagedopt.system.cuda.driver.Buffer`)."""
-
-    @property
-    def address(self) -> int: ...
-
-    @property
-    def host(self) -> npt.NDArray[np.uint8]: ...
-
-
 class TableBuffer(Lent):
-    """Memory for one table, and what it holds now.
-
-    Args:
-        memory: where the host writes.
-        address: where kernels read.
-        event: passed when no launch reads it any more.
-        keep: what has to live as long.
-    """
+    """Memory for one table: the host writes ``words``, kernels read at ``address``; both stay alive with it."""
 
     kind = table_type(0)
 
-    def __init__(self, memory: HostMemory, address: int, event: driver.Event, keep: Any = None) -> None:
-        self.words = memory.host.view(np.uint64)
-        self.source, self.address, self.keep = memory.address, address, keep
+    def __init__(self, words: Words, address: int, device: int, keep_alive: Any = None) -> None:
+        self.words, self.source, self.address, self._kept = words, words.ctypes.data, address, keep_alive
         self.table: HostTable | None = None
-        self.guarded: int | None = None  # the stream whose launches ``_event`` follows; None: none may be in flight
-        self._event = event
-        self._lent_to: int | None = None  # the stream that will be; None: a graph owns this buffer for life
+        self._event = driver.Event(device)
+        self.guarded: int | None = None  # the stream on which ``_event`` was recorded; None: no launch is in flight
+        self._lent_to: int | None = None  # the stream to record it on; None: a captured graph owns this buffer
         self._fields = np.zeros(1, TABLE_AT)
         self._fields["words"] = address
         self._argument = opaque(self._fields)
         self._stamp = self._rows_stamp = -1
 
     def holds(self, table: HostTable, stream: int) -> bool:
-        """Whether it was lent with this very table to this stream."""
+        """Return whether it holds this table, unchanged, and was last lent to this stream."""
         return self.table is table and self._stamp == table.stamp and self.guarded == stream
 
     def wait(self) -> None:
-        """Until no launch reads it."""
+        """Wait until no launch reads the buffer."""
         if self.guarded is not None:
             self._event.wait()
             self.guarded = None
 
     def is_read(self) -> bool:
-        """Whether a launch may still read it; asks without waiting."""
+        """Return whether a launch may still read the buffer; does not wait."""
         if self.guarded is not None and self._event.has_passed():
             self.guarded = None
         return self.guarded is not None
 
     def write(self, table: HostTable) -> int:
-        """Bring the words up to date; returns how many words, from the first, may differ from before."""
+        """Copy the table's changed words; return how many words, from the first, may have changed."""
         if self.table is not table:
             end = len(table.words)
             self._fields["header"] = table.header()[0]
@@ -79,7 +59,7 @@ class TableBuffer(Lent):
         return end
 
     def lend(self, stream: int | None) -> TableBuffer:
-        """Itself, for launches on ``stream``; None: for those that a graph captures."""
+        """Return itself, for launches on ``stream``; None: for launches that a graph captures."""
         self._lent_to = stream
         return self
 
@@ -96,14 +76,14 @@ class TableBuffer(Lent):
         return ((opaque(fields), last - first),)
 
     def __exit__(self, *_: object) -> None:
-        """The block may have failed behind its launch: guard the buffer in any case."""
+        """Record the event, even after an error: the block may have failed after its launch."""
         if self._lent_to is not None:
             self._event.record(self._lent_to)
             self.guarded = self._lent_to
 
 
 class RingTransport(Transport):
-    """A ring of tables in memory, each guarded by an event: a table in flight is never rewritten."""
+    """A ring of buffers, each guarded by an event: a table in flight is never rewritten."""
 
     in_memory = True
 
@@ -111,9 +91,9 @@ class RingTransport(Transport):
         super().__init__(device)
         self._size = ring
         self._buffers: list[TableBuffer] = []
-        self._reserve: list[TableBuffer] = []  # for a capture, during which the driver gives no managed memory
-        self._captured: list[TableBuffer] = []  # a captured graph owns its table for life
-        self._current = 0
+        self._reserve: list[TableBuffer] = []  # for captures, during which managed memory cannot be allocated
+        self._captured: list[TableBuffer] = []  # kept alive: their graphs read them in every replay
+        self._current = -1
 
     @classmethod
     def probe(cls, device: int) -> None:
@@ -123,38 +103,35 @@ class RingTransport(Transport):
         return TableBuffer.kind
 
     def prepare(self, table: HostTable) -> None:
-        if not any(len(buffer.words) >= len(table.words) for buffer in self._reserve):
+        if self._find_reserved(table) is None:
             self._reserve = [self._fresh(table)]
+
+    def _find_reserved(self, table: HostTable) -> TableBuffer | None:
+        return next((buffer for buffer in self._reserve if len(buffer.words) >= len(table.words)), None)
 
     def lend(self, table: HostTable, stream: int) -> TableBuffer:
         if torch.cuda.is_current_stream_capturing():
-            buffer = self._reserved(table)
-            self.publish(buffer, buffer.write(table), stream)
-            self._captured.append(buffer)
-            return buffer.lend(None)
+            if (reserved := self._find_reserved(table)) is None:
+                raise RuntimeError(
+                    "a CUDA graph is being captured and no table is ready for it: call prepare() before the capture"
+                )
+            self._reserve.remove(reserved)
+            self.publish(reserved, reserved.write(table), stream)
+            self._captured.append(reserved)
+            return reserved.lend(None)
         buffer = self._next(table, stream)
         if buffer.guarded is None:
             self.publish(buffer, buffer.write(table), stream)
         return buffer.lend(stream)
 
-    def _reserved(self, table: HostTable) -> TableBuffer:
-        for buffer in self._reserve:
-            if len(buffer.words) >= len(table.words):
-                self._reserve.remove(buffer)
-                return buffer
-        raise RuntimeError(
-            "a CUDA graph is being captured and no table is ready for it: call prepare() before the capture"
-        )
-
     def _next(self, table: HostTable, stream: int) -> TableBuffer:
-        """The buffer that holds this very table on this stream, or one that no launch reads any more."""
+        """Return the buffer that already holds this table for this stream, or one that no launch reads."""
         if self._buffers and (buffer := self._buffers[self._current]).holds(table, stream):
             return buffer
-        if len(self._buffers) < self._size:
+        following = (self._current + 1) % self._size
+        if following == len(self._buffers):
             self._buffers.append(self._fresh(table))
-            self._current = len(self._buffers) - 1
-        else:
-            self._current = (self._current + 1) % self._size
+        self._current = following
         buffer = self._buffers[self._current]
         buffer.wait()
         if len(buffer.words) < len(table.words):
@@ -165,18 +142,19 @@ class RingTransport(Transport):
         return self.allocate(max(1, len(table.words)) * WORD)
 
     def allocate(self, nbytes: int) -> TableBuffer:
-        """Memory for a table of so many bytes."""
+        """Allocate a buffer of ``nbytes``."""
         raise NotImplementedError
 
     def publish(self, buffer: TableBuffer, words: int, stream: int) -> None:
-        """Make the first ``words`` words visible to work launched on ``stream`` from now on."""
+        """Make the first ``words`` words visible to later work on ``stream``."""
 
 
 class ManagedTransport(RingTransport):
-    """Managed memory, written by the host and read by the kernel in place, with no copy call.
+    """Managed memory, written by the host and read by kernels in place, with no copy call.
 
-    Without advice the pages migrate to whoever touched them last and a rewrite costs up to a millisecond; preferring
-    the host and mapping the pages on the device makes it cost what page-locked memory costs (notes/pointer_transports).
+    Without advice pages migrate to the side that touched them last, and a rewrite costs up to a millisecond.  With the
+    host preferred and the pages mapped on the device it costs as much as with page-locked memory
+    (notes/pointer_transports).
     """
 
     name = "managed"
@@ -190,29 +168,29 @@ class ManagedTransport(RingTransport):
         memory = driver.allocate_managed(nbytes, self.device)
         for advice, where in self.advice:
             driver.advise(memory.address, memory.nbytes, advice, where, self.device)
-        return TableBuffer(memory, memory.address, driver.Event(self.device))
+        return TableBuffer(memory.host.view(np.uint64), memory.address, self.device)
 
 
 class MappedTransport(RingTransport):
-    """Page-locked host memory, read by the kernel in place over the link."""
+    """Page-locked host memory, read by kernels in place over the link."""
 
     name = "mapped"
     over_link = True
 
     def allocate(self, nbytes: int) -> TableBuffer:
         memory = driver.allocate_mapped(nbytes, self.device)
-        return TableBuffer(memory, memory.address, driver.Event(self.device))
+        return TableBuffer(memory.host.view(np.uint64), memory.address, self.device)
 
 
 class MemcpyTransport(RingTransport):
-    """Built in page-locked host memory, copied to the device in stream order, read there."""
+    """Page-locked host memory, copied to the device in stream order and read there."""
 
     name = "memcpy"
 
     def allocate(self, nbytes: int) -> TableBuffer:
-        memory = driver.allocate_pinned(nbytes, self.device)
+        words = driver.allocate_pinned(nbytes, self.device).host.view(np.uint64)
         copy = torch.empty(nbytes, dtype=torch.uint8, device=f"cuda:{self.device}")
-        return TableBuffer(memory, copy.data_ptr(), driver.Event(self.device), keep=copy)
+        return TableBuffer(words, copy.data_ptr(), self.device, keep_alive=copy)
 
     def publish(self, buffer: TableBuffer, words: int, stream: int) -> None:
         driver.copy_to_device(buffer.address, buffer.source, words * WORD, stream)

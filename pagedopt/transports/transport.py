@@ -1,12 +1,12 @@
-"""How a pointer table reaches a kernel.  A transport lends an argument and launches nothing.
+"""The interface of transports: how a pointer table reaches a kernel.  A transport lends arguments; the caller launches.
 
     with transport.lend(table, stream) as lent:
         kernel = …  # for arguments of the type ``lent.kind``
         for argument, chunks in lent.parts():
             kernel(argument, chunks, stream)
 
-Inside the block the words of the host table are readable for what is launched on ``stream``; from its end on, what the
-device may still read is guarded from being written again.
+Kernels launched on ``stream`` inside the block can read the table.  From its end on the transport guards what the
+device may still read: it does not rewrite it before those launches have ended.
 """
 
 from __future__ import annotations
@@ -22,64 +22,64 @@ from ..tables.layout import HEADER, HostTable, Span
 
 #: A kernel's one argument: a NumPy array of size one, passed by value.
 Argument = npt.NDArray[Any]
-#: The argument that stands for a table in memory: its address and its header.
+#: The argument for a table in memory: its address and its header.
 TABLE_AT = np.dtype([("words", np.uint64), ("header", HEADER)])
 
 
 def opaque(fields: npt.NDArray[Any]) -> Argument:
-    """The same memory as bytes without fields, which CuPy would walk at every launch."""
+    """Return a view without fields: CuPy would iterate over the fields at every launch."""
     return fields.view(np.dtype((np.void, fields.itemsize)))
 
 
 class Lent:
-    """What launches take of one table, for the length of a ``with`` block.
+    """The arguments of launches over one table, valid inside a ``with`` block.
 
     Attributes:
-        kind: the C++ type of the arguments (:func:`~pagedopt.kernels.source.table_type`).
-        address: where kernels read the words of a table in memory; 0: it travels by value.
+        kind: the C++ type of the arguments (:func:`~pagedopt.tables.layout.table_type`).
+        address: where kernels read the words of a table in memory; 0: the table is passed by value.
     """
 
     kind: str
     address: int = 0
 
     def parts(self, span: Span | None = None) -> Iterable[tuple[Argument, int]]:
-        """For each launch over all chunks, or over a span of them: its argument and how many chunks are in it."""
+        """Return, for each launch over all chunks or a span of them, its argument and its number of chunks."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing to guard by default: what travels by value is the launch's own."""
+        """Do nothing by default: a table passed by value belongs to its launch."""
 
 
 class Transport(ABC):
-    """One way for a table to reach a kernel.
+    """A way for pointer tables to reach kernels.
 
-    A subclass from outside of this package is a transport like any other: ``PagedAdamW(transport=TheClass)``.  It is
-    made with the index of a device and nothing else, and no other stands in for it.  It defines :meth:`kind` and
-    :meth:`lend`, and has to be a name of its module, so that an optimizer with it can be pickled.
+    Pass a subclass of your own as ``PagedAdamW(transport=TheClass)``.  It defines :meth:`kind` and :meth:`lend`; its
+    constructor is called with the device index alone, and it has no substitute.  Define it at the top level of a
+    module, so that optimizers with it can be pickled.
 
     Args:
         device: index of the CUDA device.
 
     Attributes:
-        copied_bytes: by explicit copy calls, all tables together.
+        copied_bytes: bytes copied by explicit calls, over all tables.
     """
 
     name: ClassVar[str]
-    #: Whether every table it lends is in memory, at :attr:`Lent.address`.
+    #: Whether all its tables are in memory, at :attr:`Lent.address`.
     in_memory: ClassVar[bool] = False
-    #: Whether kernels read that memory over the link: then fewer and larger chunks are faster.
+    #: Whether kernels read that memory over the link to the host: then fewer and larger chunks are faster.
     over_link: ClassVar[bool] = False
 
     def __init__(self, device: int) -> None:
         self.device = device
         self.copied_bytes = 0
 
-    @classmethod  # noqa: B027 # most have nothing to try
+    @classmethod  # noqa: B027 # most need no test
     def probe(cls, device: int) -> None:
-        """Try whether this way works on a device.
+        """Test whether the transport works on a device.
 
         Raises:
             CudaError: the driver refuses this kind of memory there.
@@ -87,11 +87,11 @@ class Transport(ABC):
 
     @abstractmethod
     def kind(self, table: HostTable) -> str:
-        """The C++ type of the arguments that :meth:`lend` will give for ``table``: a kernel can be compiled before."""
+        """Return the C++ type of the arguments that :meth:`lend` will give for ``table``, to compile a kernel first."""
 
-    def prepare(self, table: HostTable) -> None:  # noqa: B027 # nor to prepare
-        """Be ready to lend ``table`` while a CUDA graph is captured; what travels by value is frozen into the graph."""
+    def prepare(self, table: HostTable) -> None:  # noqa: B027 # most need none
+        """Get ready to lend ``table`` during a graph capture; a table passed by value is frozen into the graph."""
 
     @abstractmethod
     def lend(self, table: HostTable, stream: int) -> Lent:
-        """``table`` as it is now, for kernels launched on ``stream`` (a handle) inside a ``with`` block."""
+        """Lend ``table`` as it is now, for kernels launched on ``stream`` (a handle) inside a ``with`` block."""
