@@ -1,1 +1,1 @@
-"""Where rule, format, table, transport and kernel meet: the only place that launches."""
+"""Launches kernels: joins rules, formats, pointer tables and transports, which do not know each other."""

@@ -1,4 +1,4 @@
-"""A pointer table for kernels of your own: a CuPy RawKernel, a Numba kernel, anything that takes an address."""
+"""``DeviceTable``: a pointer table for custom kernels, e.g. of CuPy or Numba."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ class DeviceTable(PointerTable):
     Row i is ``k + 2`` words of 8 bytes: the addresses of tensor i in each of the k lists, its number of elements (0 if
     it is absent from a list), and one word that is 0 here.
 
-    The table keeps its tensors alive, and looks where they lie each time it is asked for its rows: a tensor that has
-    moved is followed, one that can no longer be used is refused.
+    The table keeps its tensors alive.  Each access to its rows compares the tensors' addresses: it takes over new
+    addresses, and raises for tensors that can no longer be used.
 
     Args:
         lists: see :class:`PointerTable`.
         writes: indices of the lists your kernel overwrites.
-        transport: ``managed``, ``mapped`` or ``memcpy``, or a class of your own that is ``in_memory``; not used on a
-            CPU.
+        transport: ``managed``, ``mapped`` or ``memcpy``, or your own class with ``in_memory``; not used on a CPU.
 
     Raises:
-        ValueError, TypeError: see :class:`PointerTable`; a transport that passes tables by value, or none.
+        ValueError, TypeError: see :class:`PointerTable`; or ``transport`` passes tables by value, or is no transport.
 
-    What a kernel of your own writes does not count as an operation of autograd: call
-    ``torch.autograd.graph.increment_version`` for each tensor it has overwritten.
+    Autograd does not notice what your kernel writes: call ``torch.autograd.graph.increment_version`` for each tensor it
+    has overwritten.
 
     Example:
         >>> scale = cupy.RawKernel(r'''
@@ -48,7 +47,7 @@ class DeviceTable(PointerTable):
         >>> with stream, table.rows_on_device() as rows:
         ...     scale((len(table),), (256,), (rows, cupy.float32(2)))  # of a table that is not empty
 
-    CONTRIBUTING.md has one for tables of any size, and one for Numba.
+    CONTRIBUTING.md has an example for tables of any size, and one for Numba.
     """
 
     def __init__(self, lists: Sequence[TensorList], *, writes: Sequence[int] = (), transport: Kind = "managed") -> None:
@@ -63,14 +62,14 @@ class DeviceTable(PointerTable):
                 )
 
     def __repr__(self) -> str:
-        """In one line: lists, tensors of each, where, and which lists a kernel overwrites."""
+        """Say how many lists and tensors, their dtypes and device, and which lists a kernel overwrites."""
         dtypes = ", ".join("none" if d is None else str(d).removeprefix("torch.") for d in self.dtypes)
         size = f"{len(self.dtypes)} x {len(self)} tensors"
         return f"DeviceTable({size} ({dtypes}) on {self.device}, writes={list(self.writes)})"
 
     @property
     def rows(self) -> npt.NDArray[np.int64]:
-        """The rows in host memory, (n, k + 2) int64: what a Numba kernel on the CPU walks.
+        """The rows in host memory, (n, k + 2) int64, for a Numba kernel on the CPU.
 
         Raises:
             ValueError, TypeError: a tensor has another size, dtype or device than before, or no memory.
@@ -80,9 +79,9 @@ class DeviceTable(PointerTable):
 
     @contextlib.contextmanager
     def rows_on_device(self) -> Iterator[int]:
-        """The address of the rows, for kernels launched on the current stream inside the block.
+        """Lend the address of the rows to kernels launched on the current stream inside the block.
 
-        The table is not rewritten before they have ended, whatever :meth:`refresh` does meanwhile.
+        The table is not rewritten before they have ended, even if :meth:`refresh` is called meanwhile.
 
         Raises:
             ValueError, TypeError: a tensor has another size, dtype or device than before, or no memory.

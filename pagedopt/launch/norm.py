@@ -1,4 +1,4 @@
-"""``foreach_norm``: the norm of every tensor in a list, in two launches over one pointer list."""
+"""``foreach_norm``: the norm of every tensor in a list, in two launches over one pointer table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..transports.choose import Kind, shared
 from ..transports.transport import Transport
 from .foreach import _fits
 
-#: What the kernels call the orders they know; infinity is 0.
+#: Orders that the kernels compute, and the kernels' numbers for them.
 _ORDERS = {1.0: 1, 2.0: 2, math.inf: 0}
 
 
@@ -29,16 +29,16 @@ def foreach_norm(
     *,
     transport: Kind | Transport = "managed",
 ) -> list[torch.Tensor]:
-    """The vector norm of each tensor, as ``torch._foreach_norm``, with one result for the same input every time.
+    """Return the vector norm of each tensor, as ``torch._foreach_norm``; the same input always gives the same bits.
 
     Args:
         tensors: on one device, of one dtype, of any shapes.
         ord: 1, 2 and infinity run here; other orders, dtypes and tensors that need autograd go to torch.
-        dtype: of the results and, if float64, of the arithmetic (default: the tensors').
+        dtype: dtype of the results and, if float64, of the arithmetic (default: the tensors').
         transport: how the pointer table reaches the kernels.
 
     Returns:
-        one 0-dimensional tensor each (views of one tensor); 0 for an empty tensor in the orders 1 and 2.
+        one 0-dimensional tensor for each (views of one tensor); 0 for an empty tensor in the orders 1 and 2.
 
     Raises:
         RuntimeError: as torch, for example for the infinity norm of an empty tensor.
@@ -51,14 +51,15 @@ def foreach_norm(
         return list(torch._foreach_norm(tensors, ord, dtype))
     try:
         table = PointerTable([tensors], names=["tensors"])
-    except ValueError:  # gaps or overlaps: torch can
+    except ValueError:  # gaps or overlaps: torch supports them
         return list(torch._foreach_norm(tensors, ord, dtype))
     with torch.no_grad():
-        run = _cuda if table.device.type == "cuda" else _cpu
-        return list(run(table, order, out_dtype, transport).unbind())
+        if table.device.type == "cuda":
+            return list(_cuda(table, order, out_dtype, shared(transport, table.device.index)).unbind())
+        return list(_cpu(table, order, out_dtype).unbind())
 
 
-def _cuda(table: PointerTable, order: int, out_dtype: torch.dtype, transport: Kind | Transport) -> torch.Tensor:
+def _cuda(table: PointerTable, order: int, out_dtype: torch.dtype, transport: Transport) -> torch.Tensor:
     device, dtype = table.device, table.dtypes[0]
     assert dtype is not None
     listed, results = of_dtype(dtype), of_dtype(out_dtype)
@@ -68,20 +69,19 @@ def _cuda(table: PointerTable, order: int, out_dtype: torch.dtype, transport: Ki
     partials = torch.empty(len(host.chunks), dtype=number, device=device)
     out = torch.zeros(len(table), dtype=out_dtype, device=device)
     firsts = partials.data_ptr() + (np.cumsum(counts) - counts) * number.itemsize
-    places = out.data_ptr() + np.arange(len(table)) * out_dtype.itemsize
-    host.set_addresses(np.array([table.host.addresses[:, 0], firsts, places], np.uint64).T)
-    lender = shared(transport, device.index)
+    targets = out.data_ptr() + np.arange(len(table)) * out_dtype.itemsize
+    host.set_addresses(np.array([table.host.addresses[:, 0], firsts, targets], np.uint64).T)
     with torch.cuda.device(device):
         handle = internals.current_stream(device.index)
         for stage, form in (("chunks", listed), ("rows", results)):
-            with lender.lend(host, handle) as lent:
+            with transport.lend(host, handle) as lent:
                 kernel = cuda.norm_kernel(stage, order, form, number, host.geometry.threads, lent.kind, device.index)
                 for argument, chunks in lent.parts():
                     kernel(argument, chunks, cuda.Stream(handle))
     return out
 
 
-def _cpu(table: PointerTable, order: int, out_dtype: torch.dtype, transport: Kind | Transport) -> torch.Tensor:
+def _cpu(table: PointerTable, order: int, out_dtype: torch.dtype) -> torch.Tensor:
     dtype = table.dtypes[0]
     assert dtype is not None
     form = of_dtype(dtype)
@@ -90,12 +90,11 @@ def _cpu(table: PointerTable, order: int, out_dtype: torch.dtype, transport: Kin
     counts = np.bincount(host.chunks["row"], minlength=len(table))
     partials = np.zeros(len(host.chunks), SINGLES[number])
     firsts = np.cumsum(counts) - counts
-    parts = partials.ctypes.data + firsts * partials.itemsize
-    host.set_addresses(np.array([table.host.addresses[:, 0], parts], np.uint64).T)
+    targets = partials.ctypes.data + firsts * partials.itemsize
+    host.set_addresses(np.array([table.host.addresses[:, 0], targets], np.uint64).T)
     cpu.run(cpu.norm_kernel(form, number, order), host)
     result = np.zeros(len(table), partials.dtype)
     filled = counts > 0
-    if filled.any():
-        joined = np.maximum if order == 0 else np.add
-        result[filled] = joined.reduceat(partials, firsts[filled])
+    if filled.any():  # reduceat refuses an empty list
+        result[filled] = (np.maximum if order == 0 else np.add).reduceat(partials, firsts[filled])
     return torch.from_numpy(np.sqrt(result) if order == 2 else result).to(out_dtype)

@@ -1,4 +1,4 @@
-"""The rows of a launch whose state is partly away: which go in one launch, which visit the device page by page."""
+"""Divides a launch whose state is partly away: rows at hand go first, others when their page visits the device."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from ..paging.policy import Move, schedule
 from ..paging.visits import Action, Mover, Span, plan
 from ..placements.arena import Arena
 from ..placements.movers import Ring, slot_offset
-from ..placements.store import Store, find
+from ..placements.ready_arenas import find
+from ..placements.store import Store
 from ..tables.layout import BLOCK, Geometry, HostTable, choose_geometry
 from ..tables.pointers import Rows
 
-#: Elements of a chunk where pages pass through: every block reads its part of the table over a link that copies fill
-#: both ways, so there are few.  At 32,768 a step took 1.4 % longer; from 65,536 on as long as with a copied table.
+#: Elements of a chunk while pages move.  Blocks read the table over the link, which copies fill in both directions, so
+#: chunks are large.  With 32,768 a step took 1.4 % longer; from 65,536 on, as long as with a copied table.
 CHUNK = 65536
 
 
-#: Moves of pages, and (first, last) of the rows or chunks in each.
+#: Moves of pages, each with the (first, last) of its rows or chunks.
 Visits = tuple[tuple[Move, Span], ...]
-#: The shift of rows that are updated where they lie.
+#: The shift of rows that are updated in place.
 _IN_PLACE = np.zeros((1, 1), np.uint64)
 
 
 @dataclass(slots=True)
 class Route:
-    """Rows in the order in which they are updated: those at hand first, then page by page.
+    """Rows in the order of their updates: those that need no page first, then page by page.
 
     Attributes:
-        rows: what the rows of the table are.
-        at_hand: how many rows go in the first launch.
+        at_hand: number of rows in the first launch.
         moves: the visit of each page, and (first, last) of its rows.
     """
 
@@ -51,19 +51,12 @@ class Route:
 
     @property
     def geometry(self) -> Geometry | None:
-        """How to cut the rows; None: as any others."""
+        """How to cut the rows into chunks; None: the default."""
         usual = choose_geometry(self.rows.numel.tolist())
         return Geometry(CHUNK, BLOCK) if self.device.type == "cuda" and usual.threads == BLOCK else None
 
     def plan(self, table: HostTable, absent: Sequence[int] = ()) -> tuple[Action, ...]:
-        """What a step over ``table`` does: a value, to read, to print, to put in another order.
-
-        A page of which every parameter lacks its gradient stays where it is.
-
-        Args:
-            table: over :attr:`rows`.
-            absent: the parameters without a gradient.
-        """
+        """Return a step's actions; pages that have only parameters in ``absent``, without gradients, do not move."""
         if self._planned is None or self._planned[0] is not table or self._planned[1] != tuple(absent):
             at_hand, *spans = table.chunks_of([(0, self.at_hand), *(rows for _, rows in self.moves)])
             visits = [(move, span) for (move, _), span in zip(self.moves, spans, strict=True)]
@@ -71,31 +64,21 @@ class Route:
                 skipped = np.isin(self.rows.tensor, absent)
                 live = [not skipped[first:last].all() for _, (first, last) in self.moves]
                 visits = [visit for visit, needed in zip(visits, live, strict=True) if needed]
-            self._plan, self._planned = _steps(at_hand, tuple(visits)), (table, tuple(absent))
+            make = _one_visit if len(visits) == 1 else _actions
+            self._plan, self._planned = make(at_hand, tuple(visits)), (table, tuple(absent))
         return self._plan
 
     def mover(self, arenas: Sequence[Arena]) -> Mover:
-        """What carries the pages of one step; its launches go to the current stream.
-
-        Args:
-            arenas: of the store, by the numbers that moves name.
-
-        Raises:
-            torch.OutOfMemoryError: there is no room for the ring of slots.
-        """
+        """Return the mover of one step's pages, or raise torch.OutOfMemoryError if the ring of slots does not fit."""
         move, _ = self.moves[0]
         return arenas[move.arena].mover(arenas, self.store.ring)
 
 
 def route(store: Store, params: Sequence[torch.Tensor], states: Sequence[Sequence[torch.Tensor]]) -> Route | None:
-    """How to update ``params`` with ``states`` (one list per state name); None: everything in one launch, in place.
-
-    Raises:
-        torch.OutOfMemoryError: there is no room for the ring of slots.
-    """
+    """Return how to update ``params`` with ``states`` (a list per state name); None: in one launch, in place."""
     if not params or not states:
         return None
-    arenas = store.arenas  # a list that stays as it is, whatever the store drops meanwhile
+    arenas = store.arenas  # this list does not change, even if the store drops an arena meanwhile
     found = [find(arenas, each) for each in zip(*states, strict=True)]
     passing = {
         number
@@ -125,33 +108,31 @@ def route(store: Store, params: Sequence[torch.Tensor], states: Sequence[Sequenc
 
 @functools.lru_cache(maxsize=1024)
 def _one_row(numel: int, moves: Visits) -> tuple[Rows, Visits]:
-    """A parameter in one page: where each has an optimizer, many are updated alike."""
+    """Return the row of a parameter in one page.  Cached: with an optimizer per parameter, many are alike."""
     none = np.zeros(1, np.int64)
     return Rows(none, none, np.array([numel]), _IN_PLACE), moves
 
 
-def _steps(at_hand: Span, visits: Visits) -> tuple[Action, ...]:
-    return _one_visit(at_hand, visits) if len(visits) == 1 else tuple(plan(at_hand, visits))
-
-
-@functools.lru_cache(maxsize=1024)
-def _one_visit(at_hand: Span, visits: Visits) -> tuple[Action, ...]:
-    """The same for all who have but one page, of as many chunks, to visit."""
+def _actions(at_hand: Span, visits: Visits) -> tuple[Action, ...]:
     return tuple(plan(at_hand, visits))
 
 
+#: The plan of a single page.  Cached: with an optimizer per parameter, many are alike.
+_one_visit = functools.lru_cache(maxsize=1024)(_actions)
+
+
 class _Parts(NamedTuple):
-    """Rows to be: parallel arrays."""
+    """Future rows as parallel arrays; arena and page are -1 if the row's state does not move."""
 
     param: Indices
     offset: Indices
     numel: Indices
-    arena: Indices  # -1: in none whose pages pass
+    arena: Indices
     page: Indices
 
 
 def _moves(parts: _Parts, at_hand: int) -> Visits:
-    """The visit of each page, and (first, last) of its rows, which begin behind those ``at_hand``."""
+    """Return the visit of each page, and (first, last) of its rows; the rows ``at_hand`` come before."""
     keys = np.stack([parts.arena, parts.page], 1)[at_hand:]
     first = at_hand + np.flatnonzero(np.r_[True, (keys[1:] != keys[:-1]).any(axis=1)])
     pages = [(int(parts.arena[row]), int(parts.page[row])) for row in first]
@@ -165,10 +146,8 @@ def _half_in(
     found: Sequence[tuple[int, int] | None],
     states: Sequence[Sequence[torch.Tensor]],
 ) -> bool:
-    """Whether a parameter has only some of its state in a passing arena (somebody put another tensor in its place).
-
-    An update of the rest in place would be lost when the page that was copied before it is copied back.
-    """
+    """Whether a parameter has only part of its state in an arena whose pages move, as somebody replaced a tensor."""
+    # An update in place would be lost: the page, fetched before that, is written back after it.
     return any(
         at is None and any(arenas[number].holds(s) for s in each for number in passing)
         for at, each in zip(found, zip(*states, strict=True), strict=True)
@@ -178,7 +157,7 @@ def _half_in(
 def _parts(
     arenas: Sequence[Arena], params: Sequence[torch.Tensor], found: Sequence[tuple[int, int] | None], passing: set[int]
 ) -> _Parts:
-    """Pieces of parameters in passing arenas, others whole."""
+    """Return the pieces of parameters in arenas whose pages move, and other parameters whole."""
     columns: list[tuple[Indices, ...]] = []
     for number in passing:
         pieces: Pieces = cut(arenas[number].layout)
@@ -198,7 +177,7 @@ def _parts(
 
 
 def _shift(ring: Ring, arena: Arena, move: Move) -> list[np.uint64]:
-    """Bytes from where a page's sections lie to where they lie in its slot, modulo 2**64."""
+    """Return, for each section of a page, the offset in bytes from its address to that in the slot, modulo 2**64."""
     slot, base = ring.address(move.slot), arena.tensor.data_ptr()
     starts = [offset for offset, _ in arena.layout.extents(move.page)]
     return [

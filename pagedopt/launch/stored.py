@@ -1,4 +1,4 @@
-"""The lists of a rule as the columns in which formats store them."""
+"""Maps the inputs of a rule to the columns in which their formats store them."""
 
 from __future__ import annotations
 
@@ -16,29 +16,27 @@ from ..tables.layout import Geometry
 
 
 class Stored:
-    """What the inputs of a rule are stored in.
+    """The columns and formats of a rule's inputs.
 
     Args:
-        rule: the rule.
-        formats: of each of its inputs; None, for one or for all: as the numbers that the tensors have.
+        formats: one for each of its inputs; None, for one or for all: plain numbers of the tensors' dtype.
 
     Attributes:
-        given: those formats; None for numbers, whose format the tensors say.
+        given: those formats; None for plain numbers, whose format follows from the tensors' dtype.
         keys: the names of all columns, in the order of the table.
-        per: elements that share an entry, by column.
-        writes: the columns that are overwritten.
-        placed: whether a format asks where an element stands.
+        per: for each column, how many elements share an entry.
+        writes: indices of the columns that are overwritten.
+        placed: whether a format needs the index of an element in its tensor.
 
     Raises:
-        ValueError: there are not as many formats as inputs, or their blocks do not go together.
+        ValueError: the number of formats is not that of inputs, or the formats' block sizes do not fit together.
     """
 
     def __init__(self, rule: Rule, formats: Sequence[Format | None] | None = None) -> None:
         given = list(formats or [None] * len(rule.inputs))
         if len(given) != len(rule.inputs):
-            raise ValueError(
-                f"rule {rule.name!r} takes {len(rule.inputs)} lists {rule.inputs}, got {len(given)} formats"
-            )
+            said = f"rule {rule.name!r} takes {len(rule.inputs)} lists {rule.inputs}"
+            raise ValueError(f"{said}, got {len(given)} formats")
         self.given = tuple([None if f in NUMBERS else f for f in given])
         self._inputs = rule.inputs
         columns = [f.columns if f else FLOAT32.columns for f in self.given]
@@ -51,15 +49,12 @@ class Stored:
         self._of: tuple[list[torch.dtype | None], tuple[Format, ...]] | None = None
 
     def formats(self, dtypes: Sequence[torch.dtype | None]) -> tuple[Format, ...]:
-        """The format of each input.
-
-        Args:
-            dtypes: of each column; None of one that is absent so far.
+        """Return the format of each input, by the ``dtypes`` of the columns; None: a column has no tensor so far.
 
         Raises:
-            TypeError: kernels take no such numbers, or a column has another dtype than its format says.
+            TypeError: kernels do not support a dtype, or a column has another dtype than its format.
         """
-        known = self._of  # as it is now: other threads may ask, too
+        known = self._of  # read once: another thread may replace it
         if known is None or known[0] != dtypes:
             rest = iter(zip(self.keys, dtypes, strict=True))
             found: list[Format] = []
@@ -75,10 +70,7 @@ class Stored:
         return known[1]
 
     def check_geometry(self, geometry: Geometry) -> None:
-        """
-        Raises:
-            ValueError: chunks would end in the middle of a block.
-        """
+        """Raise a ValueError if a chunk would end in the middle of a block of a format."""
         for form in filter(None, self.given):
             if geometry.chunk_numel % form.block:
                 raise ValueError(
@@ -86,17 +78,9 @@ class Stored:
                 )
 
 
-def stored_of(rule: Rule, formats: Sequence[Format | None] | None = None) -> Stored:
-    """What is known of a rule's inputs in such formats, the same for all who ask.
-
-    Raises:
-        ValueError: see :class:`Stored`.
-    """
-    return _stored(rule, None if formats is None else tuple(formats))
-
-
 @functools.lru_cache(maxsize=256)
-def _stored(rule: Rule, formats: tuple[Format | None, ...] | None) -> Stored:
+def stored_of(rule: Rule, formats: tuple[Format | None, ...] | None) -> Stored:
+    """Return a cached :class:`Stored`."""
     return Stored(rule, formats)
 
 

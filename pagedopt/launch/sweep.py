@@ -1,7 +1,8 @@
-"""Apply a rule to lists of tensors: one launch over one pointer list."""
+"""``Sweep`` and ``multi_tensor_apply``: a rule over lists of tensors, in one launch over one pointer table."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from ..formats.format import Format
 from ..kernels import cpu, cuda
 from ..kernels.source import arithmetic
-from ..paging.visits import WHOLE, Action, Mover, Span, carry_out
+from ..paging.visits import WHOLE, Action, Launch, Mover, Span, carry_out
 from ..rules import Rule
 from ..rules.rule import check_rule
 from ..system import internals
@@ -24,7 +25,7 @@ from .graph import CapturedSweep
 from .stored import stored_of
 
 Scalars = Mapping[str, float]
-#: For each set of hyperparameters, what ``rule.uniforms`` makes of it.
+#: For each set of hyperparameters, its ``rule.uniforms``.
 Sets = Sequence[Sequence[float]] | npt.NDArray[np.float64]
 
 
@@ -35,11 +36,11 @@ class Sweep:
         rule: what happens to one element.
         lists: for each of the rule's inputs, the tensors (on one device, one dtype per list).  ``None`` entries are
             absent tensors, whose row is skipped.  With ``formats``: for each column of each input.
-        formats: how each of the rule's inputs is stored; None, for one or for all: as the numbers its tensors have.
+        formats: how each of the rule's inputs is stored; None, for one or for all: as plain numbers of its dtype.
         transport: how the table reaches a CUDA kernel: a name, a class (:class:`pagedopt.transports.Transport`), or an
             object of one to share.  Not used on a CPU.
         sets: how many different sets of scalars may be in use at once.
-        geometry: how to cut the work; chosen from the sizes when left out.
+        geometry: how to cut the work; left out: chosen from the sizes.
         rows: which parts of the tensors are the rows of the table (see :class:`~pagedopt.tables.pointers.Rows`).
         blocks: at most this many thread blocks per launch; left out: one per chunk.
 
@@ -68,15 +69,14 @@ class Sweep:
         if not isinstance(transport, Transport):
             check_transport(transport)
         self.rule = rule
-        self.stored = stored_of(rule, formats)
-        if len(lists) != len(self.stored.keys):
-            raise ValueError(
-                f"rule {rule.name!r} takes {len(self.stored.keys)} lists {self.stored.keys}, got {len(lists)}"
-            )
+        self.stored = stored_of(rule, None if formats is None else tuple(formats))
+        keys = self.stored.keys
+        if len(lists) != len(keys):
+            raise ValueError(f"rule {rule.name!r} takes {len(keys)} lists {keys}, got {len(lists)}")
         self.table = PointerTable(
             lists,
             writes=self.stored.writes,
-            names=self.stored.keys,
+            names=keys,
             uniforms=rule.uniform_count + self.stored.placed,
             sets=sets,
             geometry=geometry,
@@ -88,9 +88,9 @@ class Sweep:
         )
         self.stored.check_geometry(self.table.host.geometry)
         self.blocks = blocks
-        #: Whether the last run has launched anything: what failed before that has changed nothing.
+        #: Whether the last run has launched anything; a run that failed before has changed nothing.
         self.begun = False
-        #: How many launches there were, all runs together.
+        #: Number of launches of all runs together.
         self.launches = 0
         self.device = self.table.device
         self._on_cpu = self.device.type == "cpu"
@@ -104,33 +104,33 @@ class Sweep:
             raise ValueError(f"tensors are on {self.device}; supported are cpu and cuda")
 
     def refresh(self, lists: Sequence[TensorList | None]) -> bool:
-        """Take other tensors, or new addresses of the same; see :meth:`PointerTable.refresh`."""
+        """Take other tensors, or new addresses of the same tensors; see :meth:`PointerTable.refresh`."""
         changed = self.table.refresh(lists)
         if changed:
             self._take_formats()
         return changed
 
     def take(self, lists: Sequence[TensorList | None]) -> bool:
-        """The same, each tensor looked at; see :meth:`PointerTable.take`."""
+        """:meth:`refresh` that examines each tensor; see :meth:`PointerTable.take`."""
         changed = self.table.take(lists)
         if changed:
             self._take_formats()
         return changed
 
     def _take_formats(self) -> None:
-        """The kernel is chosen by these; a list of absent tensors has none before the first tensor comes."""
+        """Set the formats, on which the kernel depends.  A list of absent tensors has no dtype before the first one."""
         self.formats = self.stored.formats(self.table.dtypes)
         #: The dtype in which the kernel computes.
         self.arithmetic = arithmetic(self.formats)
-        self._kernel: tuple[object, Any] = (None, None)  # and what else it depends on (see ready())
+        self._kernel: tuple[object, Any] = (None, None)  # (what else it depends on, kernel): see ready()
 
     def run(self, scalars: Scalars | Sequence[Sequence[float]], steps: Sequence[Action] = WHOLE, seed: int = 0) -> None:
-        """Update every tensor once where it lies now, on the current stream, without waiting for it.
+        """Update every tensor once at its current address, on the current stream, without waiting for it.
 
         Args:
             scalars: the rule's hyperparameters; or, prepared, one list of ``rule.uniforms(…)`` per set.
-            steps: what to launch in place of one launch over everything.
-            seed: for formats that round at random; another one in each step.
+            steps: the launches, if not one launch over everything.
+            seed: for formats that round at random; give another one in each step.
 
         Raises:
             ValueError, TypeError: a tensor can no longer be used (another size, dtype or device; no memory); nothing
@@ -153,14 +153,14 @@ class Sweep:
         seeds: npt.ArrayLike = 0,
         ready: Any = None,
     ) -> None:
-        """:meth:`run` for who has just refreshed the table and made the scalars: both are taken as they are.
+        """:meth:`run` without checks: the caller has refreshed the table and prepared the scalars.
 
         Args:
             sets: see ``scalars`` of :meth:`run`; None: those of :meth:`set_scalars`.
-            steps: what to do in place of one launch over everything (see :mod:`pagedopt.paging.visits`).
-            mover: carries out what of it moves pages; None: nothing does.
+            steps: the actions, if not one launch over everything (see :mod:`pagedopt.paging.visits`).
+            mover: carries out the actions that move pages; None: there are none.
             seeds: one for all sets or one for each (see :meth:`run`), whole numbers below 2**53.
-            ready: what :meth:`ready` gave for these steps; None: it is asked now.
+            ready: the result of :meth:`ready` for these steps; None: call it now.
         """
         self.begun = False
         if sets is not None:
@@ -178,7 +178,7 @@ class Sweep:
                 self._launch_on_cuda(index, steps, mover, ready)
 
     def set_scalars(self, sets: Sets, seeds: npt.ArrayLike = 0) -> None:
-        """Write hyperparameters, and seeds where a format takes them, for the launches that follow."""
+        """Write hyperparameters, and seeds if a format needs them, for the launches that follow."""
         if self.stored.placed:
             sets = np.column_stack([np.asarray(sets).reshape(len(sets), -1), np.broadcast_to(seeds, len(sets))])
         self.table.host.set_scalars(sets)
@@ -186,7 +186,7 @@ class Sweep:
     def _launch_on_cpu(self, steps: Sequence[Action], mover: Mover | None, ways: Any) -> None:
         if steps is WHOLE:
             walk, team = ways
-            self.begun = True  # now: nothing is left that may fail, but the update itself
+            self.begun = True  # set here: from now on only the update itself can fail
             walk()
             self.launches += 1
             if team is not None and team.words[4]:
@@ -198,7 +198,7 @@ class Sweep:
             self.begun = True
             walk()
             self.launches += 1
-            if team is not None and team.words[4]:  # check() would be a call more for each page
+            if team is not None and team.words[4]:  # tested here: check() would cost a call for each page
                 team.check()
 
         carry_out(steps, launch, mover)
@@ -212,7 +212,7 @@ class Sweep:
 
             def launch(span: Span | None) -> None:
                 for argument, chunks in lent.parts(span):
-                    self.begun = True  # now: nothing is left that may fail, but the launch itself
+                    self.begun = True  # set here: from now on only the launch itself can fail
                     kernel(argument, chunks, stream)
                     self.launches += 1
 
@@ -222,7 +222,7 @@ class Sweep:
                 carry_out(steps, launch, mover)
 
     def prepare(self) -> None:
-        """Compile (or load) the kernel and have a table ready, so that the next :meth:`run` may be captured."""
+        """Compile (or load) the kernel and allocate a table, so that the next :meth:`run` may be captured."""
         if self.device.type == "cuda":
             self.transport.prepare(self.table.host)
         self.compile()
@@ -238,13 +238,10 @@ class Sweep:
         self.ready()
 
     def ready(self, steps: Sequence[Action] = WHOLE) -> Any:
-        """What launches of these steps take: the compiled kernel, or on a CPU what to call for each span.
+        """Return what :meth:`launch` needs: the compiled kernel, or on a CPU a callable for each span.
 
-        The kernel is looked up, and if need be compiled, only when formats have changed; or, on a CPU, when there are
-        several threads for the first time, as more is compiled for a team.
-
-        Raises:
-            CompileError: it cannot be compiled.
+        The kernel is cached until formats change.  On a CPU a team of threads has another kernel than one thread.
+        Raises CompileError if it cannot be compiled.
         """
         if self._on_cpu:
             threads = torch.get_num_threads()
@@ -254,7 +251,11 @@ class Sweep:
                 self._kernel = threads > 1, kernel
             if steps is WHOLE:
                 return cpu.whole(kernel, self.table.host, threads)
-            return cpu.ways(kernel, self.table.host, steps, threads)
+            spans = []
+            for action in steps:
+                if type(action) is Launch:
+                    spans.append(action.span)
+            return cpu.ways(kernel, self.table.host, spans, threads)
         kind = self.transport.kind(self.table.host)
         by, kernel = self._kernel
         if by != kind:
@@ -269,11 +270,14 @@ class Sweep:
         Raises:
             ValueError: the tensors are not on a CUDA device.
         """
-        return CapturedSweep(self, scalars)
+        if self.device.type != "cuda":
+            raise ValueError(f"a CUDA graph needs CUDA tensors; these are on {self.device}")
+        self.prepare()
+        return CapturedSweep(self.table, functools.partial(self.run, scalars))
 
 
 def _widest(lists: Sequence[TensorList]) -> int:
-    """Bytes of an element of the widest list; of one whose tensors are all absent so far nothing is known."""
+    """Return the bytes of an element of the widest list; lists whose tensors are all absent so far do not count."""
     firsts = [next((t for t in tensors if isinstance(t, torch.Tensor)), None) for tensors in lists]
     return max((t.element_size() for t in firsts if t is not None), default=4)
 
@@ -293,9 +297,9 @@ def multi_tensor_apply(
         lists: one list of tensors per input of the rule.  Tensor i of every list has one shape, layout and device; each
             list has one dtype of float16, bfloat16, float32, float64.  Arithmetic is in float32, or in float64 if any
             list is.  The lists in ``rule.writes`` are overwritten, and their version counters go up.
-        scalars: the rule's hyperparameters by name.  New values of those that it changes are not given back: they are
-            in ``rule.uniforms(scalars)``, where ``rule.carried`` says.
-        out: lists that take the results in place of ``rule.writes``.
+        scalars: the rule's hyperparameters by name.  New values of those that it returns are not returned here: they
+            are in ``rule.uniforms(scalars)``, at the indices in ``rule.carried``.
+        out: lists that take the results instead of ``rule.writes``.
         transport: how the table of addresses reaches a CUDA kernel (``managed``, ``mapped``, ``memcpy``, ``struct``,
             ``hybrid``), a class of your own (:class:`pagedopt.transports.Transport`), or a transport object.  Its
             tables are reused from call to call.
@@ -323,7 +327,7 @@ def multi_tensor_apply(
 
 
 def shared_transport(transport: Kind | Transport, lists: Sequence[TensorList]) -> Kind | Transport:
-    """What a call that prepares nothing hands to :class:`Sweep`: the shared transport of the lists' device, if any."""
+    """Return the device's shared transport, for calls that make a :class:`Sweep` each time; on a CPU ``transport``."""
     first = lists[0][0] if lists and len(lists[0]) else None
     if not isinstance(first, torch.Tensor) or first.device.type != "cuda":
         return transport

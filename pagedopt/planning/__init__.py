@@ -1,1 +1,1 @@
-"""What a training takes, before it is begun: bytes, seconds, and the rates of this machine."""
+"""Estimates of the memory and time that training will take, from measured rates of a machine."""

@@ -1,4 +1,4 @@
-"""A budget that is a time: how many bytes of state may be away if a step may take so much longer."""
+"""Turns a budget that is a time per step into the bytes of state that may be away."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from ..system.log import log
 from . import rates as measuring
 from .rates import Rates
 
-#: Sections of the widest page that is reckoned with: a step waits for its first page to come and its last one to go.
+#: Sections of the widest page assumed here.  A step waits for its first page to arrive and its last one to leave.
 SECTIONS = 3
 
 
 class Affordable:
-    """Says what a time affords, by the rates of a machine: of the file that the budget names, else those that are given
-    here, else those of this machine, which is measured when an answer is first needed (about two seconds).
+    """How many bytes of state may be away if a step may take some time longer.
 
-    Attributes:
-        known: the rates that were used last; None: none were.
+    Rates come from the file that the budget names, else from ``rates``, else from measuring this machine at the first
+    call (about two seconds).  ``known`` are the rates used last, or None.
     """
 
     __slots__ = ("_given", "_measured", "known")
@@ -29,11 +28,7 @@ class Affordable:
         self._measured: dict[torch.device, Rates] = {}
 
     def load(self, budget: Budget) -> Rates | None:
-        """The rates that there are without measuring.
-
-        Raises:
-            ValueError: the file that the budget names cannot be read, or holds none.
-        """
+        """Return the rates that need no measuring; ValueError: the file that the budget names has none."""
         if budget.rates is None:
             return self._given
         try:
@@ -44,20 +39,12 @@ class Affordable:
         return self.known
 
     def check(self, budget: Budget, device: torch.device, kind: type[Arena], way: str) -> None:
-        """Refuse a budget where it is known without measuring that nothing tells what it affords.
-
-        Raises:
-            ValueError: the rates have none of the ways that a step would take.
-        """
+        """Raise a ValueError if rates are known without measuring, and lack one that a step depends on."""
         if (rates := self.load(budget)) is not None:
             affordable(budget, rates, device.type, way, SECTIONS * kind.stretch)
 
     def __call__(self, budget: Budget, device: torch.device, kind: type[Arena], way: str) -> int:
-        """Bytes that may be away.
-
-        Raises:
-            ValueError: there are no such rates, which the text says.
-        """
+        """Return the bytes of state that may be away; ValueError: a rate is missing."""
         rates = self.load(budget)
         if rates is None:
             if device not in self._measured:
@@ -68,20 +55,17 @@ class Affordable:
 
 
 def affordable(budget: Budget, rates: Rates, device: str, way: str, page: int) -> int:
-    """Bytes of state that may be away if a step may take as much longer as a budget says.
+    """Return the bytes of state that may be away if a step may take ``budget.seconds`` longer.
 
     Args:
         device: type of the parameters' device.
-        way: in which a step reaches what is away.
+        way: how a step reaches state that is away.
         page: bytes of the largest page.
 
-    Raises:
-        ValueError: a rate is not known; the text says which, and of what machine.
+    Raises ValueError if a rate is not known; the text names it and the machine.
     """
     seconds = budget.seconds or 0.0
-    link = ["in_place"] if way == "in_place" else ["up", "down", "both"]
-    needed = ["file_read", "file_write"] if device == "cpu" else link
-    known = {name: getattr(rates, name) for name in needed}
+    known = {name: getattr(rates, name) for name in rates_away(device, way)}
     if missing := [name for name, rate in known.items() if rate is None]:
         raise ValueError(
             f"device_budget is {budget.said!r}, and no rates tell how long bytes take: those of {rates.machine} have "
@@ -98,4 +82,11 @@ def affordable(budget: Budget, rates: Rates, device: str, way: str, page: int) -
     return page + int((seconds - page * alone) * known["both"] / 2)
 
 
-__all__ = ["Affordable", "affordable"]
+def rates_away(device: str, way: str | None) -> tuple[str, ...]:
+    """Return the names of the rates on which the time for state that is away depends."""
+    if device == "cpu":
+        return ("file_read", "file_write")
+    return ("in_place",) if way == "in_place" else ("up", "down", "both")
+
+
+__all__ = ["Affordable", "affordable", "rates_away"]

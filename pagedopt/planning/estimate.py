@@ -1,12 +1,12 @@
-"""What a configuration will take, said before anything is allocated: bytes by place, bytes over the link, seconds.
+"""``estimate``: memory and time that an optimizer configuration will take, before anything is allocated.
 
-Bytes come from the same functions that lay out and divide the real arenas; seconds are those bytes over the rates at
-which a machine moves them.  Nothing here touches a device, so a plan for a large machine can be made on a small one.
+Bytes come from the functions that lay out and divide real arenas; seconds are bytes divided by the rates of a machine.
+Nothing here touches a device, so a plan for a large machine can be made on a small one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,41 +18,33 @@ from ..formats.floating import StateFormat, check_format, dtype_of_name, format_
 from ..paging.budget import Budget, Given
 from ..paging.pages import Layout, Width, lay_out
 from ..paging.policy import SLOTS
-from ..placements.choose import (
-    ARENAS,
-    Arena,
-    HostAccess,
-    Placement,
-    check_placement,
-    kind_of,
-    total,
-)
+from ..placements.choose import ARENAS, Arena, HostAccess, Placement, check_placement, kind_of, total
 from ..placements.limits import divide
 from ..placements.movers import slot_bytes
 from ..rules import UPDATES, Rule
 from ..tables.storage import Column
-from .affordable import Affordable
+from .affordable import Affordable, rates_away
 from .model import Described, describe
 from .rates import ASSUMED, ASSUMED_CPU, Rates
 
 
 @dataclass(frozen=True)
 class Estimate(Shown):
-    """What an optimizer's state takes and how long a step lasts.  All sizes in bytes.
+    """How much memory an optimizer's state takes and how long a step lasts.  All sizes in bytes.
 
     Attributes:
-        parameters: how many there are, those that are not trained included.
-        param_bytes, grad_bytes: of parameters, and of gradients of those that are trained.
-        device: where parameters are, ``cuda`` or ``cpu``.
-        placement: where state is, by the name of a placement.
-        budget: bytes of state that may stay with the parameters, of a share those it comes to; None: all.
-        host_access: how a step reaches what is away, ``staged`` or ``in_place``; None if nothing is.
-        by_place: state by place, as :class:`~pagedopt.MemoryReport` has it: ``device``, ``host``, ``file``.
-        ring: slots on the device through which pages pass (from a file: what is in RAM of pages in use).
+        parameters: number of elements, including parameters that are not trained.
+        param_bytes, grad_bytes: bytes of all parameters, and of the gradients of trained ones.
+        device: device of the parameters, ``cuda`` or ``cpu``.
+        placement: name of the placement of the state.
+        budget: bytes of state that may stay with the parameters (also if given as a share); None: all.
+        host_access: how a step reaches state that is away, ``staged`` or ``in_place``; None if nothing is away.
+        by_place: bytes of state on ``device``, ``host`` and ``file``, as in :class:`~pagedopt.MemoryReport`.
+        ring: slots on the device for visiting pages (with a file: RAM for pages in use).
         moved: bytes that cross the link (for parameters on a CPU: go from and to the file) in each step, both ways.
-        seconds: of an optimizer step; None if a rate it depends on is not known.
+        seconds: duration of an optimizer step; None if a rate it depends on is not known.
         floor: seconds of a step that would keep device memory and both directions of the link busy all the time.
-        rates: on which ``seconds`` and ``floor`` rest.
+        rates: the rates from which ``seconds`` and ``floor`` follow.
 
     Example:
         >>> plan = pagedopt.estimate("7B", param_dtype="bfloat16", device_budget="8GiB")
@@ -75,36 +67,33 @@ class Estimate(Shown):
 
     @property
     def near(self) -> str:
-        """Where state lies that the budget keeps with the parameters: ``device``, or ``host`` beside a CPU."""
+        """Where state within the budget lies: ``device``, or ``host`` for parameters on a CPU."""
         return "host" if self.device == "cpu" else "device"
 
     @property
     def state_bytes(self) -> int:
-        """All state."""
+        """Bytes of all state."""
         return sum(self.by_place.values())
 
     @property
     def near_bytes(self) -> int:
-        """What the parameters' own device (a CPU: RAM) has to hold: parameters, gradients, its state and the ring."""
+        """Bytes on the parameters' device (a CPU: in RAM): parameters, gradients, state that stays, and the ring."""
         return self.param_bytes + self.grad_bytes + self.by_place.get(self.near, 0) + self.ring
 
     @property
     def away_bytes(self) -> int:
-        """State that lies elsewhere."""
+        """Bytes of state elsewhere than with the parameters."""
         return self.state_bytes - self.by_place.get(self.near, 0)
 
     @property
     def unknown_rates(self) -> tuple[str, ...]:
-        """Names of the rates for want of which ``seconds`` is None."""
-        if self.device == "cpu":
-            needed = ("ram", "file_read", "file_write") if self.moved else ("ram",)
-        else:
-            link = ("in_place",) if self.host_access == "in_place" else ("up", "down", "both")
-            needed = ("device", *link) if self.moved else ("device",)
+        """Names of the unknown rates because of which ``seconds`` is None."""
+        near = "ram" if self.device == "cpu" else "device"
+        needed = (near, *rates_away(self.device, self.host_access)) if self.moved else (near,)
         return tuple(name for name in needed if getattr(self.rates, name) is None) if self.seconds is None else ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the attributes and properties as plain values."""
         names = ("parameters", "param_bytes", "grad_bytes", "state_bytes", "device", "placement", "budget",
                  "host_access", "ring", "near_bytes", "away_bytes", "moved", "seconds", "floor")  # fmt: skip
         return {**{name: getattr(self, name) for name in names}, "by_place": dict(self.by_place),
@@ -129,16 +118,16 @@ class Estimate(Shown):
 
     @property
     def means(self) -> str:
-        """The placement, in the words of a report: a CPU has no device beside it."""
+        """The placement as reports name it: a CPU has no separate device memory."""
         return "ordinary memory" if self.device == "cpu" and self.placement == "device" else self.placement
 
     def __str__(self) -> str:
         budget = "" if self.budget is None else f", budget {text_of_bytes(self.budget)}"
         places = ", ".join(f"{text_of_bytes(n)} on {p}" for p, n in self.by_place.items()) or "none"
-        over = "to and from the file" if self.device == "cpu" else f"over the link ({self.host_access})"
+        size, on_cpu = text_of_bytes(self.ring), self.device == "cpu"
+        over = "to and from the file" if on_cpu else f"over the link ({self.host_access})"
         moved = f", {text_of_bytes(self.moved)} {over}" if self.moved else ""
-        shown = text_of_bytes(self.ring)
-        ring = "" if not self.ring else f", {shown} of pages in use" if self.device == "cpu" else f", ring {shown}"
+        ring = "" if not self.ring else f", {size} of pages in use" if on_cpu else f", ring {size}"
         lacking = f"; they have no {', '.join(self.unknown_rates)}" if self.unknown_rates else ""
         return (
             f"{text_of_count(self.parameters)} parameters: {text_of_bytes(self.param_bytes)}, gradients "
@@ -161,24 +150,24 @@ def estimate(
     device: str | torch.device | None = None,
     rates: Rates | None = None,
 ) -> Estimate:
-    """Say what an optimizer with these options will take.  Allocates nothing and needs no GPU.
+    """Estimate memory and time of an optimizer with these options.  Allocates nothing and needs no GPU.
 
     Args:
-        model: a module, parameters or parameter groups as an optimizer takes them (also on the meta device; of DTensors
-            what this process has), a list of shapes, a dict of name to shape, or a number of parameters as
-            ``7_000_000_000`` or ``"7B"``.
-        rule: which names its state: one of ``pagedopt.rules.UPDATES`` by name (``"adamw"``, ``"sgd_momentum"``, …), or
-            your own.
-        param_dtype: of parameters and gradients; None: their own, float32 for shapes.
-        state_format, placement, device_budget, host_access: as :class:`~pagedopt.PagedOptimizer` takes them;
-            ``"auto"`` is not a number that could be known before.
-        device: ``"cuda"`` or ``"cpu"``; None: where the parameters are, ``"cuda"`` for shapes and the meta device.
-        rates: of the machine it will run on, as :meth:`Rates.load` reads them; None: those that a time in
-            ``device_budget`` names; else nothing is measured, and those of an H200 are assumed, on a CPU a round
-            guess; ``rates.machine`` says so.
+        model: a module, parameters or parameter groups as an optimizer takes them (also on the meta device; DTensors
+            count with the shards of this process), a list of shapes, a dict of name to shape, or a number of
+            parameters as ``7_000_000_000`` or ``"7B"``.
+        rule: a name in ``pagedopt.rules.UPDATES`` (``"adamw"``, ``"sgd_momentum"``, …), or your own rule; its inputs
+            name the state.
+        param_dtype: dtype of parameters and gradients; None: their own, float32 for shapes.
+        state_format, placement, device_budget, host_access: as in :class:`~pagedopt.PagedOptimizer`, except ``"auto"``,
+            which is only known while training.
+        device: ``"cuda"`` or ``"cpu"``; None: the parameters' device, ``"cuda"`` for shapes and the meta device.
+        rates: rates of the machine it will run on, see :meth:`Rates.load`; None: those of the file that a time in
+            ``device_budget`` names, else assumed ones (an H200; a round guess for a CPU), as ``rates.machine`` says.
+            Nothing is measured.
 
     Raises:
-        ValueError, TypeError: an option has a value that the optimizer refuses as well, or ``model`` is none of these.
+        ValueError, TypeError: the optimizer would refuse an option, too, or ``model`` is none of these.
 
     Example:
         >>> print(pagedopt.estimate("7B", param_dtype="bfloat16", device_budget="2GiB"))
@@ -201,9 +190,31 @@ def estimate(
         raise ValueError(f"device is {str(where)!r}; there are {', '.join(ARENAS)}")
     kind = kind_of(placement, where, budget)
     rates = rates or Affordable().load(budget) or (ASSUMED_CPU if where.type == "cpu" else ASSUMED)
+    way = kind.way(host_access)
     if budget.seconds is not None:
-        budget = Budget.leaving(Affordable(rates)(budget, where, kind, kind.way(host_access)))
-    return _Arenas(rule, found, state_format, kind, where, budget).estimate(host_access, rates)
+        budget = Budget.leaving(Affordable(rates)(budget, where, kind, way))
+    parts = _arenas(rule, found, state_format, kind, budget)
+    stay, away = (sum(part.bytes[i] for part in parts) for i in range(2))
+    slot = max((slot_bytes(part.layout) for part in parts), default=0) if away and way == "staged" else None
+    work = int(sum(part.traffic * part.numel for part in parts))
+    stays = int(sum(part.traffic * part.stays for part in parts))
+    here = "host" if where.type == "cpu" else "device"
+    seconds, floor = _times(rates, where.type == "cpu", slot, work, stays, away)
+    return Estimate(
+        parameters=found.parameters,
+        param_bytes=found.param_bytes,
+        grad_bytes=sum(numel * dtype.itemsize for numel, dtype in found.trained),
+        device=where.type,
+        placement=kind.name,
+        budget=budget.limit(sum(part.layout.nbytes for part in parts)),
+        host_access=way if away else None,
+        by_place=total([{here: stay}, {kind.away or here: away}]),
+        ring=SLOTS * (slot or 0),
+        moved=2 * away,
+        seconds=seconds,
+        floor=floor,
+        rates=rates,
+    )
 
 
 def _dtype(given: torch.dtype | str | None) -> torch.dtype | None:
@@ -214,7 +225,7 @@ def _dtype(given: torch.dtype | str | None) -> torch.dtype | None:
 
 @dataclass(frozen=True)
 class _ArenaPart:
-    """One arena: its layout, how many of its pages stay, and the bytes a step reads and writes for each element."""
+    """One arena: its layout, the number of resident pages, and the bytes a step reads and writes for each element."""
 
     layout: Layout
     resident: int
@@ -224,8 +235,8 @@ class _ArenaPart:
 
     @property
     def bytes(self) -> tuple[int, int]:
-        """Resident ones, and those that are away."""
-        if self.plain:  # tensors of torch's own, without the gaps of an arena
+        """(resident, away)"""
+        if self.plain:  # ordinary torch tensors, without the gaps of an arena
             sizes = self.layout.numels.tolist()
             return sum(c.real.itemsize * sum(map(c.entries, sizes)) for c in self.columns), 0
         return self.layout.divided(self.resident)
@@ -237,116 +248,51 @@ class _ArenaPart:
 
     @property
     def stays(self) -> int:
-        """Elements whose state is in the resident pages, or that have none."""
+        """Elements whose state is in resident pages, or that have no state."""
         return min(self.resident * self.layout.page_numel, self.numel) if self.layout.nbytes else self.numel
 
 
-class _Arenas:
-    """Arenas as a :class:`Store` would make them: one for each dtype of parameters, in order."""
-
-    def __init__(
-        self,
-        rule: Rule,
-        found: Described,
-        state_format: StateFormat,
-        kind: type[Arena],
-        device: torch.device,
-        budget: Budget,
-    ) -> None:
-        self.found, self.kind, self.device, self.budget = found, kind, device, budget
-        kinds: dict[torch.dtype, list[int]] = {}
-        for numel, dtype in found.trained:  # kernels see real numbers
-            kinds.setdefault(real_dtype(dtype), []).append(numel * (2 if dtype.is_complex else 1))
-        layouts, traffic, columns = [], [], []
-        for dtype, numels in kinds.items():
-            forms = [format_of(state_format, name, dtype) for name in rule.inputs[2:]]
-            lists = [dtype.itemsize, dtype.itemsize, *(sum(c.width for c in form.columns) for form in forms)]
-            traffic.append(sum(lists) + sum(lists[i] for i in rule.writes))
-            columns.append([column for form in forms for column in form.columns])
-            block = max((form.block for form in forms), default=1)
-            widths = [column.width for column in columns[-1]]
-            layouts.append(lay_out(numels, widths, kind.granule, kind.stretch, block=block))
-        self.state_bytes = sum(layout.nbytes for layout in layouts)
-        residents = divide([(kind, layout) for layout in layouts], budget)
-        self.parts = [_ArenaPart(*part, kind.plain) for part in zip(layouts, residents, traffic, columns, strict=True)]
-
-    def estimate(self, host_access: str | None, rates: Rates) -> Estimate:
-        """Add up."""
-        near, away = (sum(part.bytes[i] for part in self.parts) for i in range(2))
-        way = self.kind.way(host_access)
-        slot = max((slot_bytes(part.layout) for part in self.parts), default=0)
-        staged = bool(away) and way == "staged"
-        here = "host" if self.device.type == "cpu" else "device"
-        work = int(sum(part.traffic * part.numel for part in self.parts))
-        stays = int(sum(part.traffic * part.stays for part in self.parts))
-        clock = _CpuClock(rates) if self.device.type == "cpu" else _LinkClock(rates, slot if staged else None)
-        return Estimate(
-            parameters=self.found.parameters,
-            param_bytes=self.found.param_bytes,
-            grad_bytes=sum(numel * dtype.itemsize for numel, dtype in self.found.trained),
-            device=self.device.type,
-            placement=self.kind.name,
-            budget=self.budget.limit(self.state_bytes),
-            host_access=way if away else None,
-            by_place=total([{here: near}, {self.kind.away or here: away}]),
-            ring=SLOTS * slot if staged else 0,
-            moved=2 * away,
-            seconds=clock.seconds(stays, away),
-            floor=clock.floor(work, away),
-            rates=rates,
-        )
+def _arenas(
+    rule: Rule, found: Described, state_format: StateFormat, kind: type[Arena], budget: Budget
+) -> list[_ArenaPart]:
+    """Return the arenas that a :class:`Store` would make: one for each dtype of parameters, in order."""
+    kinds: dict[torch.dtype, list[int]] = {}
+    for numel, dtype in found.trained:  # kernels see complex numbers as pairs of real ones
+        kinds.setdefault(real_dtype(dtype), []).append(numel * (2 if dtype.is_complex else 1))
+    layouts, traffic, columns = [], [], []
+    for dtype, numels in kinds.items():
+        forms = [format_of(state_format, name, dtype) for name in rule.inputs[2:]]
+        lists = [dtype.itemsize, dtype.itemsize, *(sum(c.width for c in form.columns) for form in forms)]
+        traffic.append(sum(lists) + sum(lists[i] for i in rule.writes))
+        columns.append([column for form in forms for column in form.columns])
+        block = max((form.block for form in forms), default=1)
+        widths = [column.width for column in columns[-1]]
+        layouts.append(lay_out(numels, widths, kind.granule, kind.stretch, block=block))
+    residents = divide([(kind, layout) for layout in layouts], budget)
+    return [_ArenaPart(*part, kind.plain) for part in zip(layouts, residents, traffic, columns, strict=True)]
 
 
-class _LinkClock:
-    """Seconds of a step on a CUDA device; ``page`` is the largest that is staged, None: in place."""
+def _times(
+    rates: Rates, on_cpu: bool, slot: int | None, work: int, stays: int, away: int
+) -> tuple[float | None, float | None]:
+    """Return the seconds of a step, and its floor.
 
-    def __init__(self, rates: Rates, page: int | None) -> None:
-        self.rates, self.page = rates, page
-
-    def seconds(self, stays: int, away: int) -> float | None:
-        """The part that stays, at the rate of a copy; then the rest, while the memory of the device waits for the link.
-
-        Staged, the first page comes and the last one goes with nothing in the other direction.
-        """
-        rates = self.rates
-        near = _over(stays, rates.device)
-        if self.page is None:
-            return _sum(near, _over(2 * away, rates.in_place))
-        page = min(self.page, away)
-        return _sum(near, _over(page, rates.up), _over(2 * (away - page), rates.both), _over(page, rates.down))
-
-    def floor(self, work: int, away: int) -> float | None:
-        """Whichever is slower."""
-        return _longest(_over(work, self.rates.device), _over(2 * away, self.rates.both))
+    A step reads and writes ``work`` bytes, ``stays`` of them for elements whose state is not away.  ``away`` bytes of
+    state are away; ``slot`` are the bytes of the largest page if pages are staged, None if state is reached in place.
+    """
+    if on_cpu:
+        file = {"file_read": away, "file_write": away}
+        return _join(sum, rates, {"ram": stays, **file}), _join(max, rates, {"ram": work, **file})
+    floor = _join(max, rates, {"device": work, "both": 2 * away})
+    if slot is None:
+        return _join(sum, rates, {"device": stays, "in_place": 2 * away}), floor
+    page = min(slot, away)  # the first page arrives, and the last one leaves, while the other direction is idle
+    return _join(sum, rates, {"device": stays, "up": page, "both": 2 * (away - page), "down": page}), floor
 
 
-class _CpuClock:
-    """Seconds of a step on a CPU, whose state may be in a file."""
-
-    def __init__(self, rates: Rates) -> None:
-        self.rates = rates
-
-    def seconds(self, stays: int, away: int) -> float | None:
-        """RAM, then reading, then writing."""
-        rates = self.rates
-        return _sum(_over(stays, rates.ram), _over(away, rates.file_read), _over(away, rates.file_write))
-
-    def floor(self, work: int, away: int) -> float | None:
-        """Whichever is slowest."""
-        rates = self.rates
-        return _longest(_over(work, rates.ram), _over(away, rates.file_read), _over(away, rates.file_write))
-
-
-def _over(nbytes: int, rate: float | None) -> float | None:
-    """Seconds to move ``nbytes``: 0 bytes take none; None: the rate is not known."""
-    return 0.0 if not nbytes else None if rate is None else nbytes / rate
-
-
-def _sum(*seconds: float | None) -> float | None:
-    known = [s for s in seconds if s is not None]
-    return sum(known) if len(known) == len(seconds) else None
-
-
-def _longest(*seconds: float | None) -> float | None:
-    known = [s for s in seconds if s is not None]
-    return max(known) if len(known) == len(seconds) else None
+def _join(join: Callable[[list[float]], float], rates: Rates, nbytes: Mapping[str, int]) -> float | None:
+    """Join the seconds that bytes take at each rate; None if a rate that is needed is not known."""
+    needed = {name: (n, getattr(rates, name)) for name, n in nbytes.items() if n}
+    if any(rate is None for _, rate in needed.values()):
+        return None
+    return join([0.0, *(n / rate for n, rate in needed.values())])

@@ -1,4 +1,4 @@
-"""A model as an estimate sees it: sizes and dtypes of its parameters, from whatever describes them."""
+"""Reads sizes and dtypes of parameters from a module, tensors, shapes or a number."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from ..tables.shards import local
 
 @dataclass(frozen=True)
 class Described:
-    """Parameters, in their order.
+    """Sizes of parameters, in order.
 
     Attributes:
-        trained: (elements, dtype) of each that is trained.
-        frozen: the same of the others.
-        device: type of the device they are on; None for shapes, the meta device and parameters on several.
+        trained, frozen: (elements, dtype) of each trained parameter, and of each other one.
+        device: type of their device; None for shapes, the meta device and parameters on several devices.
     """
 
     trained: list[tuple[int, torch.dtype]]
@@ -29,7 +28,7 @@ class Described:
 
     @property
     def parameters(self) -> int:
-        """How many elements there are."""
+        """Number of elements."""
         return sum(numel for numel, _ in (*self.trained, *self.frozen))
 
     @property
@@ -39,11 +38,11 @@ class Described:
 
 
 def describe(model: Any, dtype: torch.dtype | None = None) -> Described:
-    """See :func:`pagedopt.estimate` for what ``model`` may be; ``dtype`` replaces that of what is trained.
+    """Describe a ``model`` of :func:`pagedopt.estimate`; ``dtype`` replaces the dtype of trained parameters.
 
     Raises:
-        TypeError: the model is nothing that has parameters or shapes.
-        ValueError: a shape has a negative size, or a number is no count of parameters; there are too many.
+        TypeError: the model has neither parameters nor shapes.
+        ValueError: a shape has a negative size, a number is no count of parameters, or there are too many.
     """
     found = _described(model, dtype)
     if found.parameters > MOST_PARAMETERS:
@@ -66,13 +65,13 @@ def _described(model: Any, dtype: torch.dtype | None) -> Described:
     if tensors and len(tensors) != len(items):
         raise TypeError("model has both tensors and shapes; give one or the other")
     if tensors:
-        # Values of a state dict are detached: if nothing is said to be trained, everything is.
+        # Values of a state dict are detached.  If no tensor requires a gradient, count all as trained.
         return _of_tensors(tensors, dtype, whole=not any(t.requires_grad for t in tensors))
     return Described([(_numel(item), dtype or torch.float32) for item in items], [], None)
 
 
 def _items(model: Iterable[Any]) -> Iterator[Any]:
-    """Tensors or shapes, out of groups and (name, parameter) pairs."""
+    """Yield the tensors or shapes in parameter groups and (name, parameter) pairs."""
     for item in model:
         if isinstance(item, Mapping):
             inside = item.get("params", ())
@@ -84,17 +83,14 @@ def _items(model: Iterable[Any]) -> Iterator[Any]:
 
 
 def _of_tensors(tensors: Sequence[torch.Tensor], dtype: torch.dtype | None, whole: bool = False) -> Described:
-    """Each tensor once, however often a model or its groups name it; ``whole``: all that can be trained is.
-
-    Of DTensors the shards: what this process has.
-    """
+    """Describe each tensor once, DTensors by the shards of this process; ``whole``: all that can be trained is."""
     once = list({id(t): t for t in tensors}.values())
     trains = [t.is_floating_point() or t.is_complex() if whole else t.requires_grad for t in once]
     sizes = [local(t).numel() for t in once]
     trained = [(n, dtype or t.dtype) for n, t, yes in zip(sizes, once, trains, strict=True) if yes]
     frozen = [(n, t.dtype) for n, t, yes in zip(sizes, once, trains, strict=True) if not yes]
-    places = {t.device.type for t in once} - {"meta"}
-    return Described(trained, frozen, places.pop() if len(places) == 1 else None)
+    devices = {t.device.type for t in once} - {"meta"}
+    return Described(trained, frozen, devices.pop() if len(devices) == 1 else None)
 
 
 def _numel(shape: Any) -> int:

@@ -1,7 +1,7 @@
-"""How fast a machine moves bytes: measured in a few seconds, kept in a file, or assumed and labelled so.
+"""``Rates``: how fast a machine moves bytes, as measured in a few seconds, read from a file, or assumed.
 
-Every rate is in bytes a second.  Where one operation both reads and writes (a copy in one memory, an update in place)
-both count, as they do in what a step has to move.
+Every rate is in bytes a second.  If an operation both reads and writes (a copy within one memory, an update in place),
+both count.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from ..system.cuda import driver
 from ..system.files import host
 from ..system.files.state_file import state_folder
 
-#: Bytes that cross the link in a sample: long enough that starting a copy does not show.
+#: Bytes that cross the link in a sample, so many that the time to start a copy does not matter.
 SAMPLE = 256 << 20
-#: Bytes of a device copy in a sample, and the share of free device memory that the measurement may take.
+#: Bytes of a device copy in a sample, and the largest part of free device memory that the measurement takes.
 DEVICE_SAMPLE, DEVICE_SHARE = 1 << 30, 0.1
-#: The most of free host memory that a sample takes.
+#: The largest part of free host memory that a sample takes.
 HOST_SHARE = 1 / 16
-#: Bytes written to a file before the disk is asked to have them.
+#: Bytes written to a file between two calls of fdatasync.
 FILE_BLOCK = 32 << 20
 #: Samples taken even if the time is over.
 LEAST_SAMPLES = 3
@@ -41,7 +41,7 @@ LEAST_SAMPLES = 3
 Folder = str | os.PathLike[str]
 
 
-#: What each rate is of.
+#: What each rate measures.
 WORDS = {
     "device": "device memory, copy (read + written)",
     "up": "link, host to device",
@@ -56,23 +56,23 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Rates(Shown):
-    """Bytes a second of one machine; None: there is no such way here, or it was not measured.
+    """Rates of one machine in bytes a second; None: the machine cannot do this, or it was not measured.
 
     Attributes:
         device: a copy within device memory, bytes read and bytes written.
-        up: from page-locked host memory to the device, alone.
-        down: back, alone.
-        both: both at once, the sum of the two.
-        in_place: a plain kernel that reads and writes page-locked host memory, bytes read and bytes written.
+        up: a copy from pinned host memory to the device, alone.
+        down: a copy from the device to pinned host memory, alone.
+        both: both copies at once, the sum of the two.
+        in_place: a plain kernel that reads and writes pinned host memory, bytes read and bytes written.
         ram: a pass over host memory that changes it in place, bytes read and bytes written.
-        file_read, file_write: a file in the folder for state, past the operating system's cache.
-        machine: what they were measured on, or are assumed of.
-        versions: of what they were measured with.
-        assumed: whether they are another machine's.
+        file_read, file_write: a file in the folder for state, without the operating system's cache.
+        machine: the machine that was measured or assumed.
+        versions: versions of torch, CUDA and the driver in the measurement.
+        assumed: whether the rates were not measured on the user's machine.
 
     Example:
         >>> rates = Rates.load("rates.json")    # python -m pagedopt doctor --json > rates.json
-        >>> rates.both / rates.device           # what the link moves for each byte that device memory moves
+        >>> rates.both / rates.device           # bytes the link moves per byte that device memory moves
     """
 
     device: float | None = None
@@ -104,23 +104,22 @@ class Rates(Shown):
         return "\n".join([title, *(f"  {name}: {text}" for name, text in rows)])
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, as :meth:`save` writes them."""
+        """Return plain values, as :meth:`save` writes them."""
         values = asdict(self)
         return {"machine": values.pop("machine"), "versions": dict(values.pop("versions")),
                 "assumed": values.pop("assumed"), "bytes_per_second": values}  # fmt: skip
 
     @classmethod
     def from_dict(cls, content: Any, where: str = "rates") -> Rates:
-        """The opposite of :meth:`as_dict`.
+        """Return the rates that :meth:`as_dict` made plain values.
 
         Raises:
-            ValueError: a rate is missing, unknown or no positive number; the text begins with ``where``.
+            ValueError: there are no rates, or one is unknown or no positive number; the text begins with ``where``.
         """
         given = content.get("bytes_per_second") if isinstance(content, Mapping) else None
         if not isinstance(given, Mapping):
-            raise ValueError(
-                f"{where}: there are no rates in it; `python -m pagedopt doctor --json` writes such a file"
-            )
+            said = "there are no rates in it; `python -m pagedopt doctor --json` writes such a file"
+            raise ValueError(f"{where}: {said}")
         if unknown := sorted(set(given) - set(RATE_NAMES)):
             raise ValueError(f"{where}: unknown rates {', '.join(unknown)}; there are {', '.join(RATE_NAMES)}")
         machine = str(content.get("machine", "unknown")).encode(errors="replace").decode()
@@ -133,12 +132,12 @@ class Rates(Shown):
             raise ValueError(f"{where}: {error}") from error
 
     def save(self, path: Folder) -> None:
-        """Write them as JSON, for :meth:`load` on this or another machine."""
+        """Write the rates as JSON, for :meth:`load` on this or another machine."""
         Path(path).write_text(json.dumps(self.as_dict(), indent=1, allow_nan=False) + "\n")
 
     @classmethod
     def load(cls, path: Folder) -> Rates:
-        """Read what :meth:`save` or ``python -m pagedopt doctor --json`` wrote.
+        """Read rates that :meth:`save` or ``python -m pagedopt doctor --json`` wrote.
 
         Raises:
             OSError: the file cannot be read.
@@ -146,23 +145,23 @@ class Rates(Shown):
         """
         try:
             content = json.loads(Path(path).read_text())
-        except (ValueError, RecursionError) as error:  # digits without end are a ValueError, too
+        except (ValueError, RecursionError) as error:  # ValueError also for integers with too many digits
             raise ValueError(f"{os.fspath(path)}: not JSON ({str(error).partition(';')[0]})") from error
         if isinstance(content, Mapping) and isinstance(content.get("rates"), Mapping):
-            content = content["rates"]  # a doctor's report
+            content = content["rates"]  # a report of `pagedopt doctor`
         return cls.from_dict(content, os.fspath(path))
 
 
 #: Names of the rates.
 RATE_NAMES = tuple(f.name for f in fields(Rates) if f.name not in ("machine", "versions", "assumed"))
 
-#: For a machine nobody has measured and parameters on its GPU: readings on one H200.  (Host memory and disk: guesses.)
+#: Assumed for parameters on a GPU: measured on one H200, but ``ram``, ``file_read`` and ``file_write`` are guesses.
 ASSUMED = Rates(
     device=4.2e12, up=55.5e9, down=55.4e9, both=101.7e9, in_place=85.0e9, ram=20e9, file_read=2e9, file_write=1e9,
     machine="an NVIDIA H200 on PCIe 5.0 x16, assumed: not measured here", assumed=True,
 )  # fmt: skip
 
-#: The same for parameters on a CPU.
+#: Assumed for parameters on a CPU.
 ASSUMED_CPU = Rates(
     ram=ASSUMED.ram, file_read=ASSUMED.file_read, file_write=ASSUMED.file_write,
     machine="a round guess, assumed: `pagedopt doctor` measures", assumed=True,
@@ -170,18 +169,18 @@ ASSUMED_CPU = Rates(
 
 
 def measure(device: torch.device | str = "cuda", seconds: float = 2.0, folder: Folder | None = None) -> Rates:
-    """Measure this machine, in about ``seconds`` and what it takes to get the memory (well under a second).
+    """Measure this machine in about ``seconds``, plus well under a second to allocate memory.
 
-    Takes at most a tenth of free device memory, twice 256 MiB of the host and 256 MiB of disk, and gives them
-    back, torch's cached blocks included.
+    Takes at most a tenth of free device memory, twice 256 MiB of the host and 256 MiB of disk.  Frees them afterwards,
+    including torch's cached blocks.
 
     Args:
         device: a CUDA device, whose link is then measured too, or the CPU.
-        folder: where state files would lie; None: where they do.  Rates of files are None if they cannot lie there.
+        folder: a folder for state files; None: the default one.  Rates of files are None if it cannot have files.
 
     Raises:
         ValueError: ``device`` is neither a CUDA device nor the CPU.
-        CudaError: the driver gives no page-locked memory.
+        CudaError: the driver allocates no pinned memory.
         MemoryError: less than 32 MiB of host memory are free.
     """
     device = torch.device(device)
@@ -191,9 +190,8 @@ def measure(device: torch.device | str = "cuda", seconds: float = 2.0, folder: F
     share = seconds / (8 if device.type == "cuda" else 3)
     nbytes = min(SAMPLE, int(host.available() * HOST_SHARE)) & -GRANULE
     if not nbytes:
-        raise MemoryError(
-            f"less than {GRANULE / HOST_SHARE:,.0f} bytes of host memory are free; rates are measured with more"
-        )
+        least = f"{GRANULE / HOST_SHARE:,.0f}"
+        raise MemoryError(f"less than {least} bytes of host memory are free; rates are measured with more")
     found: dict[str, Any] = _link_rates(device, nbytes, share) if device.type == "cuda" else {}
     write, read = file_rates(folder, nbytes, share)
     return Rates(
@@ -203,7 +201,7 @@ def measure(device: torch.device | str = "cuda", seconds: float = 2.0, folder: F
 
 
 def _link_rates(device: torch.device, nbytes: int, share: float) -> dict[str, Any]:
-    """Device memory and the link, each for ``share`` seconds, with ``nbytes`` of the host."""
+    """Measure device memory and the link, each for ``share`` seconds, with ``nbytes`` of the host."""
     index = torch.cuda.current_device() if device.index is None else device.index
     with torch.cuda.device(index):
         clock = _GpuClock(share)
@@ -211,19 +209,16 @@ def _link_rates(device: torch.device, nbytes: int, share: float) -> dict[str, An
         sample = min(DEVICE_SAMPLE, room // 2) & -GRANULE
         if not sample:
             raise MemoryError(f"cuda:{index} has only {room / DEVICE_SHARE:,.0f} bytes free; rates need more")
+        found: dict[str, Any] = {"device": _device_rate(sample, index, clock)}
         nbytes = min(nbytes, sample)
-        found = {
-            "device": _device_rate(sample, index, clock),
-            **_copy_rates(nbytes, index, clock),
-            "in_place": _in_place_rate(nbytes, index, clock),
-        }
+        found |= {**_copy_rates(nbytes, index, clock), "in_place": _in_place_rate(nbytes, index, clock)}
         torch.cuda.empty_cache()
     return found
 
 
 def _device_rate(nbytes: int, index: int, clock: _GpuClock) -> float:
     source, target = _on_device(nbytes, index), _on_device(nbytes, index)
-    copies = 4  # in a sample: one alone takes half a millisecond, and starting it would show
+    copies = 4  # per sample: one copy takes half a millisecond, so the time to start it would matter
 
     def queue(one: torch.cuda.Stream, other: torch.cuda.Stream) -> None:
         with torch.cuda.stream(one):
@@ -234,7 +229,7 @@ def _device_rate(nbytes: int, index: int, clock: _GpuClock) -> float:
 
 
 def _copy_rates(nbytes: int, index: int, clock: _GpuClock) -> dict[str, float]:
-    """Copies over the link: each way alone, and both at once on two streams."""
+    """Measure copies over the link: each direction alone, and both at once on two streams."""
     source, target = (driver.allocate_pinned(nbytes, index) for _ in range(2))
     source.host[:] = target.host[:] = 0
     arriving, leaving = _on_device(nbytes, index), _on_device(nbytes, index)
@@ -249,11 +244,7 @@ def _copy_rates(nbytes: int, index: int, clock: _GpuClock) -> dict[str, float]:
         up(one, other)
         down(one, other)
 
-    return {
-        "up": clock.rate(nbytes, up),
-        "down": clock.rate(nbytes, down),
-        "both": clock.rate(2 * nbytes, both),
-    }
+    return {"up": clock.rate(nbytes, up), "down": clock.rate(nbytes, down), "both": clock.rate(2 * nbytes, both)}
 
 
 def _on_device(nbytes: int, index: int) -> torch.Tensor:
@@ -261,7 +252,7 @@ def _on_device(nbytes: int, index: int) -> torch.Tensor:
 
 
 def _in_place_rate(nbytes: int, index: int, clock: _GpuClock) -> float | None:
-    """A plain kernel on page-locked host memory; None where the device cannot reach it."""
+    """Measure a plain kernel on pinned host memory; None if the device cannot reach it."""
     if not driver.capabilities(index).mapped:
         return None
     buffer = driver.allocate_mapped(nbytes, index)
@@ -276,14 +267,14 @@ def _in_place_rate(nbytes: int, index: int, clock: _GpuClock) -> float | None:
 
 
 class _GpuClock:
-    """Times work on two streams between events, each kind of work for ``share`` seconds; takes the median."""
+    """Times work on two streams with events, for ``share`` seconds; takes the median."""
 
     def __init__(self, share: float) -> None:
         self.share = share
         self.streams = torch.cuda.Stream(), torch.cuda.Stream()
 
     def rate(self, nbytes: int, queue: Callable[[torch.cuda.Stream, torch.cuda.Stream], object]) -> float:
-        """``nbytes`` over the seconds from the start of what ``queue`` puts on the streams to the end of both."""
+        """Return ``nbytes`` divided by the seconds in which both streams finish the work that ``queue`` queues."""
         one, other = self.streams
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
@@ -301,7 +292,7 @@ class _GpuClock:
 
 
 def _median(sample: Callable[[], float], seconds: float) -> float:
-    """The median of samples (in seconds) taken for ``seconds``, the first thrown away."""
+    """Return the median of samples taken for ``seconds``, without the first one."""
     sample()
     taken: list[float] = []
     begin = time.perf_counter()
@@ -311,7 +302,7 @@ def _median(sample: Callable[[], float], seconds: float) -> float:
 
 
 def _ram_rate(nbytes: int, share: float) -> float:
-    """In place, as a step does it: a copy would also fetch what it overwrites, and look a third slower."""
+    """Measure an update in place, as in a step.  A copy looks a third slower: it also fetches what it overwrites."""
     numbers = torch.zeros(nbytes // 4, device="cpu")
 
     def sample() -> float:
@@ -323,12 +314,9 @@ def _ram_rate(nbytes: int, share: float) -> float:
 
 
 def file_rates(folder: Folder | None, nbytes: int, seconds: float) -> tuple[float | None, float | None]:
-    """Bytes a second that a file without a name takes and gives: (write, read); None where it cannot be written.
+    """Measure an unnamed file of at most ``nbytes`` in ``folder`` (None: the folder of state files).
 
-    Args:
-        folder: where it lies; None: where state files do.
-        nbytes: of the file, at most.
-        seconds: for writing, and for reading.
+    Return the rates of (writing, reading), each measured for ``seconds``; (None, None) if it cannot be written.
     """
     size = min(FILE_BLOCK, nbytes)
     block = memoryview(bytearray(os.urandom(GRANULE)) * (size // GRANULE))
@@ -337,7 +325,7 @@ def file_rates(folder: Folder | None, nbytes: int, seconds: float) -> tuple[floa
         with tempfile.TemporaryFile(dir=where, buffering=0) as file:
             write = _blocks(lambda: _write_through(file.fileno(), block), nbytes // size, seconds)
             os.lseek(file.fileno(), 0, os.SEEK_SET)
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # else it would come from the cache
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # else the page cache is measured
             read = _blocks(lambda: file.readinto(block), write[0], seconds)
     except (OSError, ValueError):
         return None, None
@@ -352,7 +340,7 @@ def _write_through(file: int, block: memoryview) -> None:
 
 
 def _blocks(run: Callable[[], object], most: int, seconds: float) -> tuple[int, float]:
-    """(runs, seconds they took): as many as the time allows, at least one, at most ``most``."""
+    """Call ``run`` for ``seconds``, at least once and at most ``most`` times; return (calls, seconds they took)."""
     begin = time.perf_counter()
     count, taken = 0, 0.0
     while count < most and (not count or taken < seconds):

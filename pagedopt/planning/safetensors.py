@@ -1,4 +1,4 @@
-"""Shapes and dtypes of a model kept as ``.safetensors``, from the header of the file alone."""
+"""Reads shapes and dtypes of a model from the headers of ``.safetensors`` files."""
 
 from __future__ import annotations
 
@@ -9,36 +9,35 @@ from typing import Any
 
 import torch
 
-#: Names of dtypes by those that the format has for them.
+#: The format's names of dtypes, and torch's.
 DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
     "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool", "C64": "complex64", "F8_E4M3": "float8_e4m3fn",
     "F8_E5M2": "float8_e5m2",
 }  # fmt: skip
-#: Bytes of the longest header that the format allows.
+#: The longest header that the format allows, in bytes.
 LONGEST = 100_000_000
 
 
 def read_parameters(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
-    """Every tensor of a file, or of all such files in a folder, by its name, on the meta device: only their first bytes
-    are read.
+    """Return the tensors of a file, or of all such files in a folder, by name, on the meta device; reads headers only.
 
     Raises:
         OSError: a file cannot be read.
-        ValueError: it is no such file, has no tensors, or one of a dtype that torch does not have, or there is no such
-            file in the folder; the text begins with ``path``.
+        ValueError: it is no such file, has no tensors or an unknown dtype, or the folder has no such file; the text
+            begins with ``path``.
     """
     name = os.fspath(path)
     if not Path(path).is_dir():
         return _read(Path(path), name)
-    os.listdir(path)  # glob() takes a folder that may not be read for an empty one
+    os.listdir(path)  # raises for an unreadable folder, which glob() would take for an empty one
     if not (shards := sorted(Path(path).glob("*.safetensors"))):
         raise ValueError(f"{name}: there is no *.safetensors in this folder")
     return {key: tensor for shard in shards for key, tensor in _read(shard, f"{name}: {shard.name}").items()}
 
 
 def _read(path: Path, name: str) -> dict[str, torch.Tensor]:
-    """Every tensor of a file, which is called ``name`` in errors."""
+    """Return the tensors of a file; errors begin with ``name``."""
     if path.exists() and not path.is_file():
         raise ValueError(f"{name}: no safetensors file, but a pipe, a device or a folder")
     with path.open("rb") as file:
@@ -51,9 +50,8 @@ def _read(path: Path, name: str) -> dict[str, torch.Tensor]:
         unknown = [key for key, entry in entries.items() if entry["dtype"] not in DTYPES]
         found = {key: _tensor(entry) for key, entry in entries.items() if key not in unknown}
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, RecursionError) as error:
-        raise ValueError(
-            f"{name}: no safetensors file, or a damaged one (its header is not as it should be)"
-        ) from error
+        said = "no safetensors file, or a damaged one (its header is not as it should be)"
+        raise ValueError(f"{name}: {said}") from error
     for key in unknown:
         raise ValueError(f"{name}: tensor {key!r} has dtype {entries[key]['dtype']!r}; known are {', '.join(DTYPES)}")
     if not found:

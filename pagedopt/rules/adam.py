@@ -1,4 +1,4 @@
-"""Adam (Kingma & Ba 2015, arXiv:1412.6980), whose decay is part of the gradient, as in torch/optim/adam.py."""
+"""Adam (Kingma & Ba 2015, arXiv:1412.6980).  Weight decay is added to the gradient, as in torch/optim/adam.py."""
 
 from .moments import decayed, descended, moments
 from .rule import rule
@@ -6,7 +6,7 @@ from .rule import rule
 
 @rule
 def adam(param, grad, exp_avg, exp_avg_sq, *, lr, beta1, beta2, eps, weight_decay, step, maximize=False):
-    """Update number ``step``, from 1 on."""
+    """Adam update number ``step``, counted from 1."""
     grad = -grad if maximize else grad
     grad = decayed(grad, param, weight_decay)
     exp_avg, exp_avg_sq = moments(grad, exp_avg, exp_avg_sq, beta1, beta2)
@@ -18,7 +18,7 @@ def adam(param, grad, exp_avg, exp_avg_sq, *, lr, beta1, beta2, eps, weight_deca
 def adam_amsgrad(
     param, grad, exp_avg, exp_avg_sq, max_exp_avg_sq, *, lr, beta1, beta2, eps, weight_decay, step, maximize=False
 ):
-    """The same with the running maximum of the second moment (Reddi et al. 2018, arXiv:1904.09237)."""
+    """Adam with the running maximum of the second moment (Reddi et al. 2018, arXiv:1904.09237)."""
     grad = -grad if maximize else grad
     grad = decayed(grad, param, weight_decay)
     exp_avg, exp_avg_sq = moments(grad, exp_avg, exp_avg_sq, beta1, beta2)

@@ -6,7 +6,7 @@ from .rule import rule
 
 @rule
 def adamw(param, grad, exp_avg, exp_avg_sq, *, lr, beta1, beta2, eps, weight_decay, step, maximize=False):
-    """Update number ``step``, from 1 on."""
+    """AdamW update number ``step``, counted from 1."""
     grad = -grad if maximize else grad
     param = decoupled(param, lr, weight_decay)
     exp_avg, exp_avg_sq = moments(grad, exp_avg, exp_avg_sq, beta1, beta2)
@@ -18,7 +18,7 @@ def adamw(param, grad, exp_avg, exp_avg_sq, *, lr, beta1, beta2, eps, weight_dec
 def adamw_amsgrad(
     param, grad, exp_avg, exp_avg_sq, max_exp_avg_sq, *, lr, beta1, beta2, eps, weight_decay, step, maximize=False
 ):
-    """The same with the running maximum of the second moment (Reddi et al. 2018, arXiv:1904.09237)."""
+    """AdamW with the running maximum of the second moment (Reddi et al. 2018, arXiv:1904.09237)."""
     grad = -grad if maximize else grad
     param = decoupled(param, lr, weight_decay)
     exp_avg, exp_avg_sq = moments(grad, exp_avg, exp_avg_sq, beta1, beta2)

@@ -1,4 +1,4 @@
-"""The elementwise rules of ``torch._foreach_*``; each overwrites its first list, or a fresh one (``out_of_place``)."""
+"""Rules of the elementwise ``torch._foreach_*``.  Each overwrites its first list; ``out_of_place`` writes a new one."""
 
 from .rule import rule, sqrt
 
@@ -29,13 +29,13 @@ def mul_scalar(self, *, scalar):
 
 @rule
 def lerp(self, end, *, weight):
-    """self + weight * (end - self), from the nearer end, as torch does (aten/src/ATen/native/Lerp.h)"""
+    """self + weight * (end - self), computed from the nearer end as in torch (aten/src/ATen/native/Lerp.h)"""
     return self + weight * (end - self) if abs(weight) < 0.5 else end - (end - self) * (1 - weight)
 
 
 @rule
 def lerp_tensor(self, end, weight):
-    """The same with a weight per element."""
+    """``lerp`` with a weight for each element."""
     return self + weight * (end - self) if abs(weight) < 0.5 else end - (end - self) * (1 - weight)
 
 

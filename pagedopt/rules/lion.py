@@ -5,7 +5,7 @@ from .rule import rule, sign
 
 @rule
 def lion(param, grad, exp_avg, *, lr, beta1, beta2, weight_decay=0.0, maximize=False):
-    """One update, each element of which has the size of the learning rate."""
+    """Lion update: every element moves by the learning rate, apart from decay."""
     grad = -grad if maximize else grad
     update = sign(beta1 * exp_avg + (1 - beta1) * grad)
     param = param * (1 - lr * weight_decay)

@@ -1,4 +1,4 @@
-"""What a rule is: one Python function with three lives (CUDA functor, Numba loop, float64 reference)."""
+"""``Rule``: one Python function on scalars, translated to a CUDA functor, a Numba loop and a reference on tensors."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .language.function_syntax import RuleError
 from .language.functions import cpu_or_cuda, fma, sign, sqrt
 from .language.parse import Program, analyse
 
-#: Fewer sets than these are faster one by one.
+#: Below this number of sets, computing one set after another is faster than NumPy.
 FEW = 8
-#: A hyperparameter of several sets: one value for all, or a float64 array with one per set.
+#: A hyperparameter of several sets: one value for all sets, or a float64 array with one value per set.
 Column = float | npt.NDArray[np.float64]
 
 
@@ -29,14 +29,20 @@ class Rule:
     Args:
         function: positional parameters are elements of tensors, keyword-only parameters are hyperparameters.  It
             returns the parameters that change, by name (or one expression, which overwrites the first parameter).
-            A hyperparameter among them is one that each parameter of an optimizer has for itself, from step to step;
-            its new value depends on hyperparameters alone.  Plain functions that it calls are written out in its
-            kernels.
-        program: what it says, if that was read before.
+            If it returns a hyperparameter, too, an optimizer stores that number for each of its parameters from step
+            to step; the new value may depend on hyperparameters alone.  Plain functions that it calls are inlined.
+        program: the translation of ``function``; None: translate it now.
 
     Attributes:
         function: the function.
-        program: what it says.
+        program: its translation.
+        name: the function's name.
+        inputs: names of the tensor lists it takes, in order.
+        scalars: names of its hyperparameters; those in ``defaults`` may be left out.
+        defaults: values of hyperparameters that are left out.
+        carried: the hyperparameters that it returns: name → index of the new value in :meth:`uniforms`.
+        writes: indices of the lists it overwrites.
+        functor: name of the struct in :meth:`cuda_source`.
 
     Raises:
         RuleError: the function uses something that cannot be translated; the message names the line.
@@ -44,44 +50,17 @@ class Rule:
 
     def __init__(self, function: Callable[..., Any], program: Program | None = None) -> None:
         self.function = function
-        self.program = program or analyse(function)
+        self.program = program = program or analyse(function)
+        self.name, self.functor = program.name, program.functor
+        self.inputs, self.writes = program.inputs, program.writes
+        self.scalars, self.defaults, self.carried = program.scalars, program.defaults, program.carried
         self.__doc__ = function.__doc__
-        self._host = host_expressions.host_function(self.program)
-
-    @property
-    def name(self) -> str:
-        """The function's name."""
-        return self.program.name
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Names of the tensor lists it takes, in order."""
-        return self.program.inputs
-
-    @property
-    def scalars(self) -> tuple[str, ...]:
-        """Names of its hyperparameters; those in :attr:`defaults` may be left out."""
-        return self.program.scalars
-
-    @property
-    def defaults(self) -> dict[str, float]:
-        """Values of hyperparameters that are left out."""
-        return self.program.defaults
-
-    @property
-    def carried(self) -> dict[str, int]:
-        """Names of the hyperparameters that it changes, and which of the :meth:`uniforms` is the new value."""
-        return self.program.carried
+        self._host = host_expressions.host_function(program)
 
     @property
     def reads(self) -> tuple[int, ...]:
         """Indices of the lists it reads."""
         return tuple(sorted(self.program.reads))
-
-    @property
-    def writes(self) -> tuple[int, ...]:
-        """Indices of the lists it overwrites."""
-        return self.program.writes
 
     @property
     def assigned(self) -> frozenset[str]:
@@ -95,11 +74,6 @@ class Rule:
         return tuple(name for i, name in enumerate(self.inputs) if i not in changes and name in self.assigned)
 
     @property
-    def functor(self) -> str:
-        """The name of :meth:`cuda_source`'s struct."""
-        return self.program.functor
-
-    @property
     def uniform_count(self) -> int:
         """How many numbers a kernel receives for one set of hyperparameters."""
         return len(self.program.uniforms)
@@ -108,7 +82,7 @@ class Rule:
         return f"Rule({self.name}({', '.join(self.inputs)}, *, {', '.join(self.scalars)}))"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Rule:
-        """Itself: a rule does not change, and compiled kernels are found by it."""
+        """Return the rule itself: it does not change, and caches of compiled kernels are keyed by it."""
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -116,21 +90,22 @@ class Rule:
         return (_find, (self.function.__module__, self.function.__qualname__, out_of_place))
 
     def __call__(self, *elements: Any, **scalars: Any) -> Any:
-        """The function itself, on Python scalars."""
+        """Call the function on Python scalars."""
         return self.function(*elements, **scalars)
 
     def check(self) -> None:
-        """Whether the function still is what was translated; asked whenever the rule is about to be used.
+        """Check that the function is still what was translated; every use of the rule calls this first.
 
         Raises:
             RuleError: its code or that of a function it calls was replaced, or a name that one of them calls now
                 stands for something else.
         """
-        if not self.program.watch.holds():
-            raise RuleError(f"rule {self.name!r} is no longer what was translated: {self.program.watch.complaint()}")
+        if not self.program.dependencies.unchanged():
+            change = self.program.dependencies.first_change()
+            raise RuleError(f"rule {self.name!r} is no longer what was translated: {change}")
 
     def uniforms(self, scalars: Mapping[str, float]) -> list[float]:
-        """What the kernel receives for these hyperparameters: every expression of them alone, computed in double.
+        """Return the numbers that a kernel receives: every expression of hyperparameters alone, computed in double.
 
         Raises:
             TypeError: a hyperparameter is missing, unknown or no number.
@@ -138,10 +113,10 @@ class Rule:
             ArithmeticError, ValueError: as Python for an expression, e.g. a division by zero; the message names it.
             RuleError: see :meth:`check`.
         """
-        if not self.program.watch.holds():
+        if not self.program.dependencies.unchanged():
             self.check()
         try:
-            if str in map(type, scalars.values()):  # 2 * "1" is "11", of which Python makes a number
+            if str in map(type, scalars.values()):  # else 2 * "1" is "11", and float("11") is a number
                 raise TypeError("a text is no number")
             return [*map(float, self._host(**scalars))]
         except (ArithmeticError, TypeError, ValueError) as error:
@@ -149,34 +124,31 @@ class Rule:
             raise
 
     def uniform_sets(self, scalars: Mapping[str, Column]) -> npt.NDArray[np.float64]:
-        """:meth:`uniforms` of several sets of hyperparameters at once, to the same bits.
+        """Return :meth:`uniforms` of several sets of hyperparameters at once, with the same bits.
 
         Args:
-            scalars: by name a number, for all sets, or a float64 array of one number per set; one is an array.
+            scalars: by name a number, for all sets, or a float64 array of one number per set; at least one is an array.
 
         Returns:
-            (sets, uniforms)
+            float64 (sets, uniforms)
 
         Raises:
             as :meth:`uniforms` for one of the sets.
         """
         sets = max(len(value) for value in scalars.values() if isinstance(value, np.ndarray))
         out = np.empty((sets, self.uniform_count))
-        if sets < FEW:
-            return self._one_by_one(scalars, out)
-        self.check()
-        try:
-            with host_expressions.strict():
-                for i, column in enumerate(self._columns(**scalars)):
-                    if isinstance(column, np.ndarray) and column.dtype.kind != "f":
-                        column = column.astype(np.float64, casting="safe")  # a complex one is refused
-                    out[:, i] = column
-        except (ArithmeticError, TypeError, ValueError):  # one of the sets may be at fault, or only NumPy minds
-            return self._one_by_one(scalars, out)
-        return out
-
-    def _one_by_one(self, scalars: Mapping[str, Column], out: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        for i in range(len(out)):
+        if sets >= FEW:
+            self.check()
+            try:
+                with host_expressions.strict():
+                    for i, column in enumerate(self._columns(**scalars)):
+                        if isinstance(column, np.ndarray) and column.dtype.kind != "f":
+                            column = column.astype(np.float64, casting="safe")  # raises for complex numbers
+                        out[:, i] = column
+                return out
+            except (ArithmeticError, TypeError, ValueError):
+                pass  # a set is at fault, or only NumPy raises: computing set by set below decides
+        for i in range(sets):
             out[i] = self.uniforms(
                 {name: float(v[i]) if isinstance(v, np.ndarray) else v for name, v in scalars.items()}
             )
@@ -187,12 +159,7 @@ class Rule:
         return host_expressions.columns_function(self.program)
 
     def _explain(self, values: Mapping[str, float], error: Exception) -> None:
-        """
-        Raises:
-            TypeError: a hyperparameter is missing, unknown or no number.
-            RuntimeError: an expression of ``values`` is complex.
-            ArithmeticError, ValueError: as Python for an expression.
-        """
+        """Raise what :meth:`uniforms` documents: an error that names the hyperparameter or expression at fault."""
         missing = [s for s in self.scalars if s not in values and s not in self.defaults]
         unknown = [s for s in values if s not in self.scalars]
         if missing or unknown:
@@ -212,32 +179,32 @@ class Rule:
             raise type(value)(f"rule {self.name!r}: {value} in {text!r}; {given}") from error
 
     def before_star(self, names: Sequence[str]) -> str:
-        """What is to be said where inputs are taken for hyperparameters."""
-        said = ", ".join(map(repr, names))
-        return f"in rule {self.name!r} {said} stands before the '*' (or there is none), and so is a tensor"
+        """Return the part of an error message that says why ``names`` are tensors and not hyperparameters."""
+        return (
+            f"in rule {self.name!r} {', '.join(map(repr, names))} stands before the '*' (or there is none), and so is "
+            "a tensor"
+        )
 
     def reference(self, *tensors: torch.Tensor, **scalars: float) -> tuple[torch.Tensor, ...]:
-        """The rule on whole tensors, in their own dtype (use float64): the new value of each list in ``writes``."""
+        """Compute the rule on whole tensors, in their dtype (use float64): a new value for each list in ``writes``."""
         self.check()
-        results = self._reference(*tensors, **scalars)
-        return tuple(
-            reference.filled(value, tensors[i]) for value, i in zip(results, self.program.changes, strict=True)
-        )
+        results = zip(self._reference(*tensors, **scalars), self.program.changes, strict=True)
+        return tuple(reference.filled(value, tensors[i]) for value, i in results)
 
     @cached_property
     def _reference(self) -> Callable[..., tuple[Any, ...]]:
         return reference.reference_function(self.program)
 
     def cuda_source(self) -> str:
-        """The generated CUDA C++ functor, as text to read."""
+        """Return the generated CUDA C++ functor."""
         return cuda.cuda_functor(self.program)
 
     def numba_lines(self, load: Sequence[str], store: Sequence[str]) -> list[str]:
-        """The generated statements of the CPU kernel's loop (see :func:`language.numba.numba_lines`)."""
+        """Return the generated statements of the CPU kernel's loop (see :func:`language.numba.numba_lines`)."""
         return numba.numba_lines(self.program, load, store)
 
     def numba_source(self, dtypes: Sequence[torch.dtype] | None = None) -> str:
-        """The generated Python source of the CPU kernel for ``dtypes`` (default: all float32), as text to read."""
+        """Return the generated Python source of the CPU kernel for ``dtypes`` (default: all float32)."""
         from ..formats.floating import of_dtype
         from ..kernels import cpu_text
 
@@ -245,15 +212,15 @@ class Rule:
 
     @cached_property
     def out_of_place(self) -> Rule:
-        """The same rule with one more list per result, behind its inputs, that takes the result instead."""
+        """The rule with one more list per result, after its inputs; results go there, and the inputs stay unchanged."""
         return Rule(self.function, self.program.out_of_place())
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is one, if of one element."""
+    """Whether ``value`` is a number, or a tensor or array of one element."""
     try:
         float(value)
-    except OverflowError:
+    except OverflowError:  # an int too large for a float
         return True
     except (TypeError, ValueError, RuntimeError):
         return False
@@ -261,10 +228,7 @@ def _is_number(value: Any) -> bool:
 
 
 def check_rule(given: Any) -> None:
-    """
-    Raises:
-        TypeError: it is no :class:`Rule`.
-    """
+    """Raise TypeError unless ``given`` is a :class:`Rule`."""
     if not isinstance(given, Rule):
         found = f"the function {given.__name__!r}" if callable(given) and hasattr(given, "__name__") else repr(given)
         raise TypeError(f"rule is {found}; a rule is a function decorated with pagedopt.rule: decorate it")
@@ -278,11 +242,11 @@ def rule(function: Callable[..., Any]) -> Rule:
     ``return`` of the positional parameters that change (or of one expression, which overwrites the first): arithmetic,
     ``**``, comparisons, ``and``, ``or``, ``not``, ``a if test else b``, and calls of ``abs``, ``min``, ``max``, of
     ``sqrt``, ``exp`` and ``log`` from ``math``, of ``sign``, ``fma`` and ``cpu_or_cuda`` from :mod:`pagedopt.rules`,
-    and of plain functions of the same kind, which are written out.  What depends on hyperparameters alone is computed
-    once per step on the host, in double; everything else in float32, or float64 if a list is.
+    and of plain functions of the same kind, which are inlined.  What depends on hyperparameters alone is computed
+    once per step on the host, in double; everything else in float32, or in float64 if a list is float64.
 
-    Reserved, and no names for parameters or variables, are ``u``, ``u0``, ``u1``, …, ``S``, ``out``, ``range``, names
-    that begin with ``_``, those functions' names, and words of C++ that are none of Python's (``new``, ``double``, …).
+    Parameters and variables must not have reserved names: ``u``, ``u0``, ``u1``, …, ``S``, ``out``, ``range``, names
+    that begin with ``_``, the functions above, and words of C++ that Python lacks (``new``, ``double``, …).
 
     Raises:
         RuleError: it uses something else, its source cannot be found, or a name stands for another function; the
@@ -299,7 +263,7 @@ def rule(function: Callable[..., Any]) -> Rule:
 
 
 def _find(module: str, name: str, out_of_place: bool) -> Rule:
-    """A rule by the name of its function: pickles hold no code."""
+    """Find a rule by the name of its function: pickles of rules hold no code."""
     found = operator.attrgetter(name)(importlib.import_module(module))
     base = found if isinstance(found, Rule) else Rule(found)
     return base.out_of_place if out_of_place else base

@@ -1,6 +1,6 @@
 """SGD with momentum, in the order of operations of torch/optim/sgd.py (Sutskever et al. 2013 for the momentum).
 
-Operations are rounded where torch's fused kernel for the CPU rounds them (FusedSGDKernel.cpp).
+Operations round where torch's fused CPU kernel rounds (FusedSGDKernel.cpp).
 """
 
 from .moments import decayed
@@ -9,7 +9,7 @@ from .rule import fma, rule
 
 @rule
 def sgd(param, grad, *, lr, weight_decay=0.0, maximize=False):
-    """One step without momentum: no state at all."""
+    """SGD without momentum; it has no state."""
     grad = -grad if maximize else grad
     grad = decayed(grad, param, weight_decay)
     param = fma(-lr, grad, param)
@@ -20,7 +20,7 @@ def sgd(param, grad, *, lr, weight_decay=0.0, maximize=False):
 def sgd_momentum(
     param, grad, momentum_buffer, *, lr, momentum, step, dampening=0.0, weight_decay=0.0, nesterov=False, maximize=False
 ):
-    """Step number ``step``, from 1 on, in which the buffer takes the gradient as it is, undamped, as torch's does."""
+    """Momentum update number ``step``, counted from 1.  As in torch, the first stores the undamped gradient."""
     grad = -grad if maximize else grad
     grad = decayed(grad, param, weight_decay)
     momentum_buffer = grad if step == 1 else fma(1 - dampening, grad, momentum * momentum_buffer)

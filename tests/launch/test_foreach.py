@@ -132,3 +132,11 @@ def test_norms_are_the_same_bits_every_time(device: str) -> None:
     first = torch.stack(pagedopt.foreach_norm(tensors))
     assert all(torch.equal(first, torch.stack(pagedopt.foreach_norm(tensors))) for _ in range(5))
     assert not torch.equal(first[0], first[1])
+
+
+@pytest.mark.parametrize(("name", "given"), [("add", ([torch.ones(3)], 2.0)), ("sqrt", (torch.ones(3),))])
+def test_what_torch_refuses_is_refused(name: str, given: tuple[Any, ...]) -> None:
+    options = {"alpha": 3.0} if name == "add" else {}
+    for function in (getattr(torch, f"_foreach_{name}"), getattr(pagedopt, f"foreach_{name}")):
+        with pytest.raises(TypeError):
+            function(*given, **options)

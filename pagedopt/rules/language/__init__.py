@@ -1,1 +1,1 @@
-"""A rule's text read once, and written for each of its readings: CUDA, Numba, tensors."""
+"""The translator of rules: parses a function once, and generates CUDA, Numba and tensor code from it."""

@@ -1,4 +1,4 @@
-"""A rule as CUDA C++: the functor inside of the multi-tensor kernel."""
+"""Generates CUDA C++: the functor that the multi-tensor kernel calls for each element."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .parse import ARITHMETIC, COMPARE, Program
 
 
 def cuda_functor(program: Program) -> str:
-    """CUDA C++ text of the program: a struct with ``apply(in, u, out)`` on elements of type S."""
+    """Return CUDA C++ text: a struct with ``apply(in, u, out)`` on elements of type S."""
     emit = _CudaExpression()
     lines = [f"S {name} = in[{i}];" for i, name in enumerate(program.inputs) if i in program.reads]
     lines += [f"const S u{i} = u[{i}];  // {ast.unparse(e)}" for i, e in enumerate(program.uniforms)]
@@ -22,14 +22,14 @@ def cuda_functor(program: Program) -> str:
     lines += [f"out[{i}] = {emit.visit(value)};" for i, value in enumerate(program.returns)]
     reads = sum(1 << i for i in program.reads)
     writes = sum(1 << i for i in program.writes)
-    slots = ", ".join(str(program.writes.index(i) if i in program.writes else -1) for i in range(len(program.inputs)))
+    outputs = ", ".join(str(program.writes.index(i) if i in program.writes else -1) for i in range(len(program.inputs)))
     return (
         f"struct {program.functor} {{\n"
         f"    static constexpr int lists = {len(program.inputs)}, uniforms = {len(program.uniforms)}, "
         f"outputs = {len(program.returns)};\n"
         f"    static constexpr unsigned reads = {reads:#x}, writes = {writes:#x};\n"
         f"    static __host__ __device__ constexpr int output_of(int list) {{\n"
-        f"        constexpr int slot[] = {{{slots}}};\n        return slot[list];\n    }}\n"
+        f"        constexpr int slot[] = {{{outputs}}};\n        return slot[list];\n    }}\n"
         f"    template <class S> static __device__ void apply(const S* in, const S* u, S* out) {{\n"
         + textwrap.indent("\n".join(lines), " " * 8)
         + "\n    }\n};\n"
@@ -37,7 +37,7 @@ def cuda_functor(program: Program) -> str:
 
 
 class _CudaExpression(ast.NodeVisitor):
-    """Syntax → CUDA C++ text; every element has the arithmetic type S."""
+    """Turns an expression into CUDA C++ text; every value has the arithmetic type S."""
 
     def visit_Constant(self, node: ast.Constant) -> str:
         value = float(node.value)  # type: ignore[arg-type]
@@ -67,7 +67,7 @@ class _CudaExpression(ast.NodeVisitor):
         return f"({self.condition(node.test)} ? {self.visit(node.body)} : {self.visit(node.orelse)})"
 
     def condition(self, node: ast.expr) -> str:
-        """``node`` as a bool."""
+        """Return ``node`` as a bool expression."""
         if isinstance(node, ast.Compare):
             terms = [self.visit(t) for t in (node.left, *node.comparators)]
             pairs = [f"{a} {COMPARE[type(op)]} {b}" for a, op, b in zip(terms, node.ops, terms[1:], strict=False)]

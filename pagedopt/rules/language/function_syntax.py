@@ -1,4 +1,4 @@
-"""The syntax of a function, as long as it is the very code that Python runs when the function is called."""
+"""The syntax tree of a function, read from its source file and compared with the code that Python runs."""
 
 from __future__ import annotations
 
@@ -12,19 +12,15 @@ from typing import Any, NoReturn
 
 
 class RuleError(TypeError):
-    """A rule that cannot be translated, or used where it is; the message names the file, the line and what to write."""
+    """A rule cannot be translated, or not be used here; the message names file and line, and what to write instead."""
 
 
 def source_of(function: Callable[..., Any]) -> ast.FunctionDef:
-    """The syntax tree of ``function``; :func:`place` says of each of its nodes where it stands.
-
-    Raises:
-        RuleError: it is no plain function, or its source cannot be had, or is that of another.
-    """
+    """Return the syntax tree of ``function``, or raise RuleError; :func:`location` knows the line of each node."""
     if not isinstance(function, FunctionType) or function.__name__ == "<lambda>":
         raise RuleError(f"rule {function!r}: a rule is a plain function written with def")
     code = function.__code__
-    if vars(function).keys() & {"__wrapped__", "__signature__"}:  # inspect would speak of what it wraps
+    if vars(function).keys() & {"__wrapped__", "__signature__"}:  # inspect would read the wrapped function
         raise RuleError(
             f"{code.co_filename}:{code.co_firstlineno}: cannot translate this rule: {function.__name__!r} stands for "
             "another function, which it wraps; make that one a rule, with @pagedopt.rule as its only decorator"
@@ -36,48 +32,38 @@ def source_of(function: Callable[..., Any]) -> ast.FunctionDef:
             f"rule {function.__name__!r}: its source cannot be read ({error}); define it in a file or notebook"
         ) from error
     file = inspect.getsourcefile(function) or code.co_filename
-    tree = _first_statement("".join(lines))
+    try:
+        tree = next(iter(ast.parse(textwrap.dedent("".join(lines))).body), None)
+    except SyntaxError:
+        tree = None
     if not isinstance(tree, ast.FunctionDef):
         raise RuleError(f"{file}:{first}: cannot translate this rule: a rule is a plain function written with def")
     for node in ast.walk(tree):
         if hasattr(node, "lineno"):
-            node.place = f"{file}:{first + node.lineno - 1}"  # type: ignore[attr-defined]
+            node.location = f"{file}:{first + node.lineno - 1}"  # type: ignore[attr-defined]
     return tree
 
 
-def place(node: ast.AST, otherwise: ast.AST | None = None) -> str:
-    """The "file:line" of a node, or of the statement around one that has none."""
-    found: str | None = getattr(node, "place", None)
-    return found or ("" if otherwise is None else place(otherwise))
+def location(node: ast.AST, statement: ast.AST | None = None) -> str:
+    """Return the "file:line" of a node, or that of the statement around a generated node."""
+    found: str = getattr(node, "location", "") or getattr(statement, "location", "")
+    return found
 
 
 def refuse(node: ast.AST, why: str, within: ast.AST | None = None) -> NoReturn:
-    """
-    Raises:
-        RuleError: always; its text names the line of ``node``.
-    """
-    raise RuleError(f"{place(node, within)}: cannot translate this rule: {why}")
+    """Raise a RuleError whose text begins with the line of ``node``."""
+    raise RuleError(f"{location(node, within)}: cannot translate this rule: {why}")
 
 
 def is_source_of(tree: ast.FunctionDef, code: CodeType) -> bool:
-    """Whether Python makes ``code`` of ``tree``, if that has passed for a rule.
-
-    It does not where the file has changed since it was imported, or something rewrites functions on import.
-    """
+    """Whether ``tree``, a valid rule, compiles to ``code``.  Not if the file changed or was rewritten on import."""
     return _essence(_compiled(tree, code.co_freevars)) == _essence(code)
 
 
-def _first_statement(text: str) -> ast.stmt | None:
-    try:
-        return next(iter(ast.parse(textwrap.dedent(text)).body), None)
-    except SyntaxError:
-        return None
-
-
 def _compiled(tree: ast.FunctionDef, free: tuple[str, ...]) -> CodeType:
-    """The code of the function that ``tree`` defines, in a scope that has the names ``free``."""
+    """Return the code of the function that ``tree`` defines, in a scope that has the names ``free``."""
     inner, arguments = copy.copy(tree), copy.copy(tree.args)
-    # What is evaluated where the function is defined is no part of it.
+    # Decorators, annotations and defaults are evaluated outside of the function: they are no part of its code.
     inner.decorator_list, inner.returns, inner.args = [], None, arguments
     arguments.defaults, arguments.kw_defaults = [], [None] * len(arguments.kwonlyargs)
     for kind in ("posonlyargs", "args", "kwonlyargs"):
@@ -97,12 +83,10 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _essence(code: CodeType) -> tuple[Any, ...]:
-    """What a function computes, without where it stands.  Strings are left out: a rule has none but its docstring."""
-    constants = [
-        _essence(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts if not isinstance(c, str)
-    ]  # fmt: skip
+    """Return what code computes, without file and lines.  Strings are left out: a rule's only one is its docstring."""
+    constants = [_essence(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts if type(c) is not str]
     arguments = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_varnames
     return (*arguments, code.co_code, constants, code.co_names, code.co_freevars, code.co_cellvars)
 
 
-__all__ = ["RuleError", "is_source_of", "place", "refuse", "source_of"]
+__all__ = ["RuleError", "is_source_of", "location", "refuse", "source_of"]

@@ -1,4 +1,4 @@
-"""The functions on elements that a rule may call, one line each: what every reading of a rule makes of them."""
+"""The functions that a rule may call on elements, and what each generated kernel and the reference call for them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def fma(a: float, b: float, c: float) -> float:
 
 
 def cpu_or_cuda(a: float, b: float) -> float:
-    """``a`` in a kernel for the CPU, ``b`` in one for CUDA: where torch's two kernels round otherwise."""
+    """``a`` in a CPU kernel, ``b`` in a CUDA kernel: for operations that torch's two kernels round differently."""
     return a
 
 
@@ -31,13 +31,13 @@ sqrt = math.sqrt
 
 @dataclass(frozen=True)
 class ElementFunction:
-    """A function in each of its readings.
+    """A function that a rule may call.
 
     Attributes:
-        arity: how many arguments it takes, by position.
-        host: the function of Python that its name must stand for.
-        home: the module to import it from; ``"builtins"``: none.
-        tensor: the same on tensors.
+        arity: how many positional arguments it takes.
+        host: the Python function that its name must stand for.
+        home: the module to import it from; ``"builtins"``: no import is needed.
+        tensor: the function on tensors.
         cuda: its template in ``kernels/numbers.cuh``.
         numba: its name in ``kernels/numba_numbers.py``.
     """
@@ -45,12 +45,12 @@ class ElementFunction:
     arity: int
     host: Callable[..., Any]
     home: str
-    tensor: Callable[..., torch.Tensor]
+    tensor: Callable[..., Any]
     cuda: str
     numba: str
 
 
-#: By the name that a rule calls.
+#: The functions, by the name that a rule calls.
 FUNCTIONS: dict[str, ElementFunction] = {
     "sqrt": ElementFunction(1, math.sqrt, "math", torch.sqrt, "element_sqrt", "element_sqrt"),
     "abs": ElementFunction(1, builtins.abs, "builtins", torch.abs, "element_abs", "element_abs"),
@@ -59,10 +59,8 @@ FUNCTIONS: dict[str, ElementFunction] = {
     "log": ElementFunction(1, math.log, "math", torch.log, "element_log", "element_log"),
     "min": ElementFunction(2, builtins.min, "builtins", torch.minimum, "element_min", "element_min"),
     "max": ElementFunction(2, builtins.max, "builtins", torch.maximum, "element_max", "element_max"),
-    "fma": ElementFunction(3, fma, "pagedopt.rules", lambda a, b, c: a * b + c, "element_fma", "element_fma"),
-    "cpu_or_cuda": ElementFunction(
-        2, cpu_or_cuda, "pagedopt.rules", lambda a, b: a, "element_either", "element_either"
-    ),
+    "fma": ElementFunction(3, fma, "pagedopt.rules", fma, "element_fma", "element_fma"),
+    "cpu_or_cuda": ElementFunction(2, cpu_or_cuda, "pagedopt.rules", cpu_or_cuda, "element_either", "element_either"),
 }
 
 __all__ = ["FUNCTIONS", "ElementFunction", "cpu_or_cuda", "fma", "sign", "sqrt"]

@@ -1,4 +1,4 @@
-"""The part of a rule that depends on hyperparameters alone, as Python on numbers and on arrays of numbers."""
+"""The part of a rule that depends on hyperparameters alone, compiled for Python numbers and for NumPy arrays."""
 
 from __future__ import annotations
 
@@ -11,29 +11,25 @@ from typing import Any
 import numpy as np
 
 from .functions import FUNCTIONS
-from .parse import Program, copy_of
+from .parse import Program, call, copy_of, define
 
 Host = Callable[..., list[Any]]
 
 
 def host_function(program: Program) -> Host:
-    """Hyperparameters as keywords → the value of every uniform, which is a number, a truth, or complex."""
+    """Return a function: hyperparameters as keywords → the value of every uniform (a number, a bool, or complex)."""
     namespace: dict[str, Any] = {name: function.host for name, function in FUNCTIONS.items()}
     return _defined(program, copy_of, namespace)
 
 
 def columns_function(program: Program) -> Host:
-    """The same where a hyperparameter may be a float64 array with one value per set.
-
-    Within :func:`strict` an exception is raised, or each set gets the very bits that :func:`host_function` has for it.
-    """
+    """Return :func:`host_function` for float64 arrays, a value per set; within :func:`strict` with the same bits."""
     functions = {name: _on_each(function.host, function.arity) for name, function in FUNCTIONS.items()}
     return _defined(program, lambda node: _Columns().visit(copy_of(node)), {**functions, **_OPERATIONS})
 
 
 def first_failure(program: Program, scalars: Mapping[str, Any]) -> tuple[str, Any]:
-    """The first expression of hyperparameters that raises or is complex: its text, and the exception or the number;
-    ("", None) where there is none."""
+    """Return the first uniform expression that raises or is complex, and the exception or number; else ("", None)."""
     names = {name: function.host for name, function in FUNCTIONS.items()} | program.defaults | dict(scalars)
     for name, expression in [*program.host, *(("", uniform) for uniform in program.uniforms)]:
         text = ast.unparse(expression)
@@ -49,7 +45,7 @@ def first_failure(program: Program, scalars: Mapping[str, Any]) -> tuple[str, An
 
 
 def strict() -> np.errstate:
-    """A block in which NumPy raises wherever Python might: then Python is asked."""
+    """Make NumPy raise wherever Python might raise; the caller then computes with Python."""
     return np.errstate(divide="raise", over="raise", invalid="raise")
 
 
@@ -62,48 +58,47 @@ def _defined(program: Program, write: Callable[[ast.expr], ast.expr], namespace:
         *(f"    {name} = {text(value)}" for name, value in program.host),
         f"    return [{', '.join(text(u) for u in program.uniforms)}]",
     ]
-    exec(compile("\n".join(lines), f"<host part of rule {program.name}>", "exec"), namespace)
-    function = namespace["host"]
-    function.__kwdefaults__ = dict(program.defaults)
-    made: Host = function
-    return made
+    return define("host", f"<host part of rule {program.name}>", lines, namespace, program)
 
 
-class _Columns(ast.NodeTransformer):
-    """What Python and NumPy do differently becomes a call of one of :data:`_OPERATIONS`."""
+class ArrayExpression(ast.NodeTransformer):
+    """Replaces choices and truths, which Python cannot apply to arrays, by calls of functions that the caller defines.
 
-    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
-        self.generic_visit(node)
-        if isinstance(node.op, ast.Pow | ast.Mod | ast.FloorDiv):
-            return _call(f"_{type(node.op).__name__}", node.left, node.right)
-        return node
+    ``_number(truth, *terms)`` makes the result of a comparison of ``terms`` a number again.
+    """
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
         self.generic_visit(node)
         terms = [node.left, *node.comparators]
         pairs = zip(terms, node.ops, terms[1:], strict=False)
-        return _call("_all", *(ast.Compare(a, [op], [b]) for a, op, b in pairs))
+        return call("_number", call("_all", *(ast.Compare(a, [op], [b]) for a, op, b in pairs)), *terms)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
         self.generic_visit(node)
-        return _call("_all" if isinstance(node.op, ast.And) else "_any", *node.values)
+        return call("_all" if isinstance(node.op, ast.And) else "_any", *node.values)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
         self.generic_visit(node)
-        return _call("_not", node.operand) if isinstance(node.op, ast.Not) else node
+        return call("_number", call("_not", node.operand), node.operand) if isinstance(node.op, ast.Not) else node
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
         self.generic_visit(node)
         nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
-        return _call("_choice", node.test, ast.Lambda(nothing, node.body), ast.Lambda(nothing, node.orelse))
+        return call("_choice", node.test, ast.Lambda(nothing, node.body), ast.Lambda(nothing, node.orelse))
 
 
-def _call(name: str, *arguments: ast.expr) -> ast.expr:
-    return ast.Call(ast.Name(name, ast.Load()), list(arguments), [])
+class _Columns(ArrayExpression):
+    """Also replaces operators that NumPy computes with other bits than Python, by :data:`_OPERATIONS`."""
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        self.generic_visit(node)
+        if isinstance(node.op, ast.Pow | ast.Mod | ast.FloorDiv):
+            return call(f"_{type(node.op).__name__}", node.left, node.right)
+        return node
 
 
 def _on_each(function: Callable[..., Any], arity: int) -> Callable[..., Any]:
-    """Python's own function on each value of arrays: what NumPy has by the name may round otherwise."""
+    """Apply Python's function to each value of arrays: NumPy's function of that name may round differently."""
     each = np.frompyfunc(function, arity, 1)
 
     def call(*arguments: Any) -> Any:
@@ -114,27 +109,18 @@ def _on_each(function: Callable[..., Any], arity: int) -> Callable[..., Any]:
 
 
 def _power(a: Any, b: Any) -> Any:
-    """``float_power`` calls the C library's ``pow`` as Python does; ``power`` has a vectorized one of other bits."""
+    """``np.float_power`` calls the C library's ``pow``, as Python does; ``np.power`` is vectorized, with other bits."""
     return np.float_power(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else a**b
 
 
 def _choice(test: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
     if isinstance(test, np.ndarray):
-        return np.where(test != 0, 1 * yes(), 1 * no())  # 1 times a truth is a number
+        return np.where(test != 0, 1 * yes(), 1 * no())  # times 1: a bool becomes a number
     return yes() if test else no()
 
 
-def _truth(result: Any) -> Any:
-    """As a number, that arithmetic may go on with."""
-    return result.astype(np.float64) if isinstance(result, np.ndarray) else bool(result)
-
-
-def _all(*tests: Any) -> Any:
-    return _truth(functools.reduce(np.logical_and, tests, True))
-
-
-def _any(*tests: Any) -> Any:
-    return _truth(functools.reduce(np.logical_or, tests, False))
+def _number(truth: Any, *_: Any) -> Any:
+    return truth.astype(np.float64) if isinstance(truth, np.ndarray) else bool(truth)
 
 
 _OPERATIONS: dict[str, Callable[..., Any]] = {
@@ -142,9 +128,10 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "_Mod": _on_each(operator.mod, 2),
     "_FloorDiv": _on_each(operator.floordiv, 2),
     "_choice": _choice,
-    "_all": _all,
-    "_any": _any,
-    "_not": lambda value: _truth(np.logical_not(value)),
+    "_all": lambda *tests: functools.reduce(np.logical_and, tests, True),
+    "_any": lambda *tests: functools.reduce(np.logical_or, tests, False),
+    "_not": np.logical_not,
+    "_number": _number,
 }
 
-__all__ = ["columns_function", "first_failure", "host_function", "strict"]
+__all__ = ["ArrayExpression", "columns_function", "first_failure", "host_function", "strict"]

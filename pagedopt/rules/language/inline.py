@@ -1,6 +1,6 @@
-"""A rule as a straight line of assignments: the plain functions that it calls are written out where it calls them.
+"""Inlines the plain functions that a rule calls, so that only assignments and one return are left.
 
-Names of such a function's own become new names of the rule, so that none captures another.
+Local names of an inlined function are renamed, so that they do not clash with names of the rule.
 """
 
 from __future__ import annotations
@@ -9,26 +9,26 @@ import ast
 import copy
 import inspect
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
 from . import instead
-from .function_syntax import RuleError, is_source_of, place, refuse, source_of
+from .function_syntax import RuleError, is_source_of, location, refuse, source_of
 from .functions import FUNCTIONS
-from .names import UNBOUND, NameWatch, complaint, is_reserved, value_of
+from .names import UNBOUND, Dependencies, complaint, is_reserved, value_of
 
 Statement = tuple[str, ast.expr, ast.AST]
 
 
 @dataclass
 class _Scope:
-    """Where a statement stands.
+    """The function that a statement is part of.
 
     Attributes:
-        function: the function that says it.
-        names: what its names stand for in the rule; None: themselves, as it is the rule.
-        callers: the functions that are being written out, itself the last.
+        function: the function.
+        names: the expression that each of its names stands for in the rule; None: the function is the rule itself.
+        callers: the functions that are being inlined; the last one is ``function``.
     """
 
     function: FunctionType
@@ -36,46 +36,31 @@ class _Scope:
     callers: tuple[FunctionType, ...]
 
 
-@dataclass
-class Line:
-    """A rule's statements and values, in which it calls only :data:`FUNCTIONS`.
+class InlinedRule:
+    """The statements and return values of a rule that calls only :data:`FUNCTIONS`.
 
     Attributes:
-        tree: the rule as it was written.
         statements: (name, value, the statement of the rule or of a function that it calls).
-        values: what it returns.
-        carried: hyperparameters that it returns beside others.
-        renewed: what the names of those stand for once it has set them.
-        watch: what this rests on.
+        values: the returned expressions.
+        carried: the hyperparameters among several returned names.
+        renewed: the expressions that these stand for after the rule has assigned them.
+        dependencies: what must not change for this to stay valid.
     """
 
-    tree: ast.FunctionDef
-    statements: list[Statement] = field(default_factory=list)
-    values: list[ast.expr] = field(default_factory=list)
-    carried: tuple[str, ...] = ()
-    renewed: dict[str, ast.expr] = field(default_factory=dict)
-    watch: NameWatch = field(default_factory=NameWatch)
-    _used: set[str] = field(default_factory=set)
-    _texts: dict[FunctionType, ast.FunctionDef] = field(default_factory=dict)
-
-    def write(self, function: FunctionType) -> None:
-        """Fill all attributes.
-
-        Raises:
-            RuleError: a statement or a call cannot be translated.
-        """
-        self._open(function, self.tree)
-        self.carried = _carried(self.tree)
-        self._used = {n.id for n in ast.walk(self.tree) if isinstance(n, ast.Name)}
-        self._used |= {n.arg for n in ast.walk(self.tree) if isinstance(n, ast.arg)}
-        self.values = self._body(_Scope(function, None, (function,)), self.tree)
+    def __init__(self, function: FunctionType, tree: ast.FunctionDef) -> None:
+        self.tree = tree
+        self.statements: list[Statement] = []
+        self.renewed: dict[str, ast.expr] = {}
+        self.dependencies = Dependencies()
+        self.carried = _carried(tree)
+        self._trees: dict[FunctionType, ast.FunctionDef] = {}
+        self._used = _names(tree) | {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
+        self._add(function, tree)
+        self.values = self._body(_Scope(function, None, (function,)), tree)
 
     def check_texts(self) -> None:
-        """
-        Raises:
-            RuleError: the text of a function, which passed, is not what Python runs.
-        """
-        for function, tree in self._texts.items():
+        """Raise a RuleError if the source of a function is not what Python runs; call this for valid rules only."""
+        for function, tree in self._trees.items():
             if not is_source_of(tree, function.__code__):
                 refuse(
                     tree,
@@ -83,9 +68,9 @@ class Line:
                     "since, and let nothing rewrite it on import",
                 )
 
-    def _open(self, function: FunctionType, tree: ast.FunctionDef) -> None:
-        self.watch.code(function)
-        self._texts[function] = tree
+    def _add(self, function: FunctionType, tree: ast.FunctionDef) -> None:
+        self.dependencies.add_code(function)
+        self._trees[function] = tree
 
     def _body(self, scope: _Scope, tree: ast.FunctionDef, lazy: bool = False) -> list[ast.expr]:
         *statements, last = tree.body
@@ -116,23 +101,23 @@ class Line:
             made = [self._bound(n, v, statement, lazy) for n, v in zip(names, values, strict=True)]
             scope.names.update(zip(names, made, strict=True))
             return
-        if any(_names(value) & set(names[:i]) for i, value in enumerate(values)):  # all are read before one is set
+        if any(_names(value) & set(names[:i]) for i, value in enumerate(values)):  # compute all before assigning one
             values = [self._named(n, v, statement) for n, v in zip(names, values, strict=True)]
         for name, value in zip(names, values, strict=True):
-            if name in self.carried:  # what was computed from its old value goes on to use that
+            if name in self.carried:  # under a new name: earlier statements still mean the old value
                 new = self.renewed[name] = self._named(name, value, statement)
-                new.place = place(value, statement)  # type: ignore[attr-defined]
+                new.location = location(value, statement)  # type: ignore[attr-defined]
             else:
                 self.statements.append((name, value, statement))
 
     def _bound(self, name: str, value: ast.expr, statement: ast.AST, lazy: bool) -> ast.expr:
-        """What a name of a called function stands for.  ``lazy``: the value itself, computed where it is used."""
+        """Return what a name of an inlined function stands for.  ``lazy``: its value, computed where it is used."""
         if lazy or isinstance(value, ast.Name | ast.Constant):
             return value
         return self._named(name, value, statement)
 
     def _named(self, name: str, value: ast.expr, statement: ast.AST) -> ast.expr:
-        """A new name for a value."""
+        """Assign a value to a new name, and return that name."""
         number, fresh = 0, name
         while fresh in self._used or is_reserved(fresh):
             number += 1
@@ -142,7 +127,7 @@ class Line:
         return ast.copy_location(ast.Name(fresh, ast.Load()), value)
 
     def _expression(self, scope: _Scope, node: ast.expr, lazy: bool = False) -> ast.expr:
-        """A copy of ``node`` in the rule's names.  ``lazy``: it stands in a branch, which may not be taken."""
+        """Return a copy of ``node`` in the rule's names.  ``lazy``: it is in a branch that may not be taken."""
         if isinstance(node, ast.Call):
             values = self._inlined(scope, node, lazy)
             if values is not None and len(values) != 1:
@@ -161,17 +146,13 @@ class Line:
                 branch = isinstance(node, ast.IfExp) and name != "test"
                 setattr(changed, name, self._expression(scope, value, lazy or branch))
             elif isinstance(value, list) and value and isinstance(value[0], ast.expr):
-                skips = isinstance(node, ast.BoolOp | ast.Compare)  # which end with the first that settles them
+                skips = isinstance(node, ast.BoolOp | ast.Compare)  # Python may skip all operands but the first
                 parts = [self._expression(scope, v, lazy or (skips and i > 0)) for i, v in enumerate(value)]
                 setattr(changed, name, parts)
         return changed
 
     def _inlined(self, scope: _Scope, node: ast.Call, lazy: bool) -> list[ast.expr] | None:
-        """The values of a call of a plain function; None: of one of :data:`FUNCTIONS`, which stays.
-
-        Raises:
-            RuleError: it calls something else.
-        """
+        """Inline a call of a plain function and return its values; None: a call of :data:`FUNCTIONS`, which stays."""
         name = node.func.id if isinstance(node.func, ast.Name) else ""
         code = scope.function.__code__
         value: Any = None if name in (*code.co_varnames, *code.co_cellvars) else value_of(scope.function, name)
@@ -180,7 +161,7 @@ class Line:
                 refuse(node, instead.of_call(scope.function, node))
             if value is not FUNCTIONS[name].host:
                 refuse(node, complaint(name, value))
-            self.watch.name(scope.function, name, place(node))
+            self.dependencies.add_name(scope.function, name, location(node))
             return None
         if name and value is UNBOUND:
             refuse(
@@ -188,21 +169,21 @@ class Line:
             )
         if not isinstance(value, FunctionType):
             refuse(node, instead.of_call(scope.function, node))
-        self.watch.name(scope.function, name, place(node))
+        self.dependencies.add_name(scope.function, name, location(node))
         if any(value is caller for caller in scope.callers):
             refuse(node, f"{name!r} calls itself, directly or through others; it cannot be written out")
         try:
-            tree = self._texts.get(value) or source_of(value)
+            tree = self._trees.get(value) or source_of(value)
         except RuleError as error:
             refuse(node, f"{name!r} is no function that could be written out: {error}")
-        self._open(value, tree)
+        self._add(value, tree)
         names = self._arguments(scope, node, value, tree, lazy)
         return self._body(_Scope(value, names, (*scope.callers, value)), tree, lazy)
 
     def _arguments(
         self, scope: _Scope, node: ast.Call, function: FunctionType, tree: ast.FunctionDef, lazy: bool
     ) -> dict[str, ast.expr]:
-        """What each parameter of ``function`` stands for."""
+        """Return what each parameter of ``function`` stands for in the rule."""
         if tree.args.vararg or tree.args.kwarg:
             refuse(tree, f"{function.__name__!r} takes any number of arguments; name each of them")
         if any(isinstance(a, ast.Starred) for a in node.args) or any(k.arg is None for k in node.keywords):
@@ -219,16 +200,13 @@ class Line:
                 value = self._expression(scope, given.arguments[name], lazy)
                 found[name] = self._bound(name, value, node, lazy)
             else:
-                self.watch.defaults(function)
+                self.dependencies.add_defaults(function)
                 found[name] = _constant(parameter.default, node, f"the default of {name!r}")
         return found
 
 
 def check_name(node: ast.AST, name: str) -> None:
-    """
-    Raises:
-        RuleError: a parameter or variable of a rule may not have this name.
-    """
+    """Raise a RuleError if a parameter or variable of a rule may not have this name."""
     if is_reserved(name):
         refuse(
             node,
@@ -237,27 +215,16 @@ def check_name(node: ast.AST, name: str) -> None:
         )
 
 
-def straight_line(function: FunctionType, tree: ast.FunctionDef) -> Line:
-    """``function``, whose text is ``tree``, without calls of other plain functions.
-
-    Raises:
-        RuleError: a statement or a call cannot be translated; the text names its line.
-    """
-    line = Line(tree)
-    line.write(function)
-    return line
-
-
 def _parts(statement: ast.stmt) -> tuple[list[str], ast.expr]:
-    """The names and the value of an assignment."""
+    """Return the names and the value of an assignment."""
     if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
         load = ast.copy_location(ast.Name(statement.target.id, ast.Load()), statement)
         return [load.id], ast.copy_location(ast.BinOp(load, statement.op, statement.value), statement)
     if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
         (target,) = statement.targets
-        several = isinstance(target, ast.Tuple) and len(target.elts) > 1
-        names = [n.id for n in (target.elts if several else [target]) if isinstance(n, ast.Name)]  # type: ignore[attr-defined]
-        if len(names) == (len(target.elts) if several else 1):  # type: ignore[attr-defined]
+        targets = target.elts if isinstance(target, ast.Tuple) and len(target.elts) > 1 else [target]
+        names = [n.id for n in targets if isinstance(n, ast.Name)]
+        if len(names) == len(targets):
             return names, statement.value
     refuse(statement, instead.of_statement(statement))
 
@@ -269,7 +236,7 @@ def _carried(tree: ast.FunctionDef) -> tuple[str, ...]:
     return tuple(v.id for v in values if isinstance(v, ast.Name) and v.id in given)
 
 
-def _names(node: ast.expr) -> set[str]:
+def _names(node: ast.AST) -> set[str]:
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
 
 
@@ -280,4 +247,4 @@ def _constant(value: Any, node: ast.AST, what: str) -> ast.expr:
     return ast.UnaryOp(ast.USub(), made) if math.copysign(1, value) < 0 else made
 
 
-__all__ = ["Line", "Statement", "check_name", "straight_line"]
+__all__ = ["InlinedRule", "Statement", "check_name"]

@@ -1,4 +1,4 @@
-"""What to write in place of what no rule may contain, in words."""
+"""Texts of errors: what a rule must not contain, and what to write instead."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ _STATEMENTS: dict[type[ast.stmt], str] = {
     ast.Expr: "it gives no name a value; leave it out",
     ast.FunctionDef: "define the function outside of the rule; a rule may call it",
 }
-#: Other names of functions that a rule may call, in math, numpy and torch.
+#: Names that math, numpy and torch have for functions that a rule may call.
 _OTHERS = {"absolute": "abs", "fabs": "abs", "fmax": "max", "fmin": "min", "maximum": "max", "minimum": "min"}
 
 
 def of_statement(statement: ast.stmt) -> str:
-    """What is wrong with a statement that is no plain assignment."""
-    first = ast.unparse(statement).splitlines()[0]
-    return f"{first!r}: {_words(statement)}"
+    """Describe what is wrong with a statement that is no plain assignment."""
+    return f"{ast.unparse(statement).splitlines()[0]!r}: {_advice(statement)}"
 
 
-def _words(statement: ast.stmt) -> str:
+def _advice(statement: ast.stmt) -> str:
     if isinstance(statement, ast.AnnAssign) and statement.value is not None and isinstance(statement.target, ast.Name):
         return f"leave the annotation out: write '{statement.target.id} = {ast.unparse(statement.value)}'"
     if isinstance(statement, ast.Assign) and len(statement.targets) > 1:
@@ -40,14 +39,14 @@ def _words(statement: ast.stmt) -> str:
 
 
 def of_last(statement: ast.stmt, kind: str) -> str:
-    """What is wrong with a statement that is the last one of ``kind`` and returns nothing."""
-    first, words = ast.unparse(statement).splitlines()[0], _STATEMENTS.get(type(statement), "")
-    more = f"; {words}" if words and not isinstance(statement, ast.Return) else ""
+    """Describe what is wrong with the last statement of ``kind``, which returns nothing."""
+    first, advice = ast.unparse(statement).splitlines()[0], _STATEMENTS.get(type(statement), "")
+    more = f"; {advice}" if advice and not isinstance(statement, ast.Return) else ""
     return f"{kind} ends with 'return' of the new values, and not with {first!r}{more}"
 
 
 def of_call(function: FunctionType, node: ast.Call) -> str:
-    """What is wrong with a call of what can neither be translated nor written out."""
+    """Describe what is wrong with a call that can be neither translated nor inlined."""
     text = f"call {ast.unparse(node)!r}"
     called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
     name = _OTHERS.get(called, called)
@@ -63,7 +62,7 @@ def of_call(function: FunctionType, node: ast.Call) -> str:
 
 
 def of_name(function: FunctionType, name: str, where: str) -> str:
-    """What is wrong with a name that stands for nothing in ``where``, the rule or a function that it calls."""
+    """Describe what is wrong with a name that is undefined in ``where``: "rule", or "function" that a rule calls."""
     said = f"the name {name!r} is not a parameter or an earlier assignment of the {where}"
     value = value_of(function, name)
     if not isinstance(value, int | float):
@@ -74,14 +73,14 @@ def of_name(function: FunctionType, name: str, where: str) -> str:
 
 
 def of_expression(node: ast.AST) -> str:
-    """What is wrong with an expression of a kind that is not translated."""
+    """Describe what is wrong with an expression of a kind that is not translated."""
     if isinstance(node, ast.Attribute):
         return f"{ast.unparse(node)!r}: make a number from elsewhere a keyword with a default: (*, {node.attr}=…)"
     return f"{ast.unparse(node)!r}: use arithmetic, comparisons, 'a if c else b' and the known functions"
 
 
 def of_operator(node: ast.BinOp) -> str:
-    """What is wrong with an operator on elements."""
+    """Describe what is wrong with an operator on elements."""
     said = f"operator in {ast.unparse(node)!r}; use + - * / or the powers 2 and 3"
     if not isinstance(node.op, ast.Pow):
         return said
@@ -91,7 +90,7 @@ def of_operator(node: ast.BinOp) -> str:
 
 
 def _is_element(function: FunctionType, node: ast.expr) -> bool:
-    """Whether it is a value of the function's, and not a module or what is in one."""
+    """Whether ``node`` is a value computed in the function, and not (part of) a module."""
     while isinstance(node, ast.Attribute):
         node = node.value
     return not isinstance(node, ast.Name) or node.id in function.__code__.co_varnames

@@ -1,4 +1,4 @@
-"""Names in a rule: which are reserved, what one that is called stands for, and whether it still does."""
+"""Names in a rule: which are reserved, what a called name stands for, and whether that has changed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from .functions import FUNCTIONS
 
-#: What C++ takes for a keyword or a macro, and Python does not.
+#: Keywords and macros of C++ that Python accepts as names.
 _CPP_WORDS = frozenset(
     """
     alignas alignof and_eq asm auto bitand bitor bool case catch char char8_t char16_t char32_t compl const
@@ -32,24 +32,24 @@ def is_reserved(name: str) -> bool:
 
 
 def value_of(function: FunctionType, name: str) -> Any:
-    """What ``name`` stands for where ``function`` calls it: in its closure, its globals, the builtins, or UNBOUND."""
+    """Return what ``name`` stands for in ``function``: from its closure, globals or builtins, or UNBOUND."""
     free = function.__code__.co_freevars
     if name in free and function.__closure__ is not None:
         try:
             return function.__closure__[free.index(name)].cell_contents
-        except ValueError:  # a variable that has no value yet
+        except ValueError:  # the variable has no value yet
             return UNBOUND
     return function.__globals__.get(name, builtins_of(function).get(name, UNBOUND))
 
 
 def builtins_of(function: Any) -> dict[str, Any]:
-    """Where Python looks last for what a function names."""
+    """Return the builtins of a function."""
     found: dict[str, Any] = function.__builtins__
     return found
 
 
 def complaint(name: str, value: Any) -> str:
-    """What is wrong with ``value`` for the name of one of :data:`FUNCTIONS`, and what to write."""
+    """Say why ``name``, one of :data:`FUNCTIONS`, must not stand for ``value``, and what to write."""
     home = FUNCTIONS[name].home
     found = "is not defined" if value is UNBOUND else f"is {value!r}, of which no kernel can be made"
     if home == "builtins":
@@ -57,37 +57,38 @@ def complaint(name: str, value: Any) -> str:
     return f"{name!r} {found}; write 'from {home} import {name}'"
 
 
-class NameWatch:
-    """What a translation rests on: the text and defaults of functions, and what the names that they call stand for."""
+class Dependencies:
+    """What a translation depends on: the code and defaults of functions, and what the names they call stand for."""
 
     def __init__(self) -> None:
-        #: (globals, builtins, name, what it stood for, the function that calls it, "file:line" of the call)
+        #: (globals, builtins, name, its value, the function that calls it, "file:line" of the call)
         self._names: list[tuple[dict[str, Any], dict[str, Any], str, Any, FunctionType, str]] = []
+        #: (name, its value, the function that calls it, "file:line" of the call)
         self._closures: list[tuple[str, Any, FunctionType, str]] = []
         self._codes: list[tuple[FunctionType, CodeType]] = []
         #: (function, defaults by position, defaults by name)
         self._defaults: list[tuple[FunctionType, Any, Any]] = []
 
-    def code(self, function: FunctionType) -> None:
-        """Watch the code of ``function``."""
+    def add_code(self, function: FunctionType) -> None:
+        """Record the code of ``function``."""
         if all(known is not function for known, _ in self._codes):
             self._codes.append((function, function.__code__))
 
-    def defaults(self, function: FunctionType) -> None:
-        """Watch the defaults of ``function``."""
+    def add_defaults(self, function: FunctionType) -> None:
+        """Record the defaults of ``function``."""
         named = function.__kwdefaults__
         self._defaults.append((function, function.__defaults__, named and dict(named)))
 
-    def name(self, function: FunctionType, name: str, where: str) -> None:
-        """Watch what ``name`` stands for in ``function``, which calls it at ``where``."""
+    def add_name(self, function: FunctionType, name: str, where: str) -> None:
+        """Record what ``name`` stands for in ``function``, which calls it at ``where``."""
         value = value_of(function, name)
         if name in function.__code__.co_freevars:
             self._closures.append((name, value, function, where))
         elif all(known[0] is not function.__globals__ or known[2] != name for known in self._names):
             self._names.append((function.__globals__, builtins_of(function), name, value, function, where))
 
-    def holds(self) -> bool:
-        """Whether all is as it was; written out, as this is asked in every step."""
+    def unchanged(self) -> bool:
+        """Whether nothing has changed.  Written as loops, because every step calls it."""
         for names, builtins, name, value, _, _ in self._names:
             if (names[name] if name in names else builtins.get(name)) is not value:
                 return False
@@ -99,8 +100,8 @@ class NameWatch:
                 return False
         return not self._closures or all(value_of(f, name) is value for name, value, f, _ in self._closures)
 
-    def complaint(self) -> str:
-        """What is no longer as it was, with the "file:line", where not all holds."""
+    def first_change(self) -> str:
+        """Describe the first change, with its "file:line"; there must be one."""
         for name, value, function, where in (*(known[2:] for known in self._names), *self._closures):
             now = value_of(function, name)
             if now is not value and name in FUNCTIONS:
@@ -109,10 +110,10 @@ class NameWatch:
                 return f"{where}: {name!r} {'is not defined' if now is UNBOUND else f'is {now!r}'}; it was {value!r}"
         for function, code in self._codes:
             if function.__code__ is not code:
-                return f"{_place(code)}: the code of {function.__name__!r} was replaced; make the rule anew"
+                return f"{_location(code)}: the code of {function.__name__!r} was replaced; make the rule anew"
         function, *_ = self._defaults[-1]
-        return f"{_place(function.__code__)}: defaults of a function that it calls were replaced; make the rule anew"
+        return f"{_location(function.__code__)}: defaults of a function that it calls were replaced; make the rule anew"
 
 
-def _place(code: CodeType) -> str:
+def _location(code: CodeType) -> str:
     return f"{code.co_filename}:{code.co_firstlineno}"

@@ -1,4 +1,4 @@
-"""A rule as Python for Numba: the statements inside of the CPU kernel's loop."""
+"""Generates Python for Numba: the statements in the CPU kernel's loop over elements."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import ast
 from collections.abc import Sequence
 
 from .functions import FUNCTIONS
-from .parse import Program, copy_of
+from .parse import Program, call, copy_of
 
 
 def numba_lines(program: Program, load: Sequence[str], store: Sequence[str]) -> list[str]:
-    """Python statements for one element; ``load[i]`` reads list i, ``store[i]`` stores what stands for its ``{}``."""
+    """Return statements for one element; ``load[i]`` reads list i, ``store[i]`` stores the value put for its ``{}``."""
     emit = _NumbaExpression()
     lines = [f"{name} = {load[i]}" for i, name in enumerate(program.inputs) if i in program.reads]
     lines += [f"{name} = {ast.unparse(emit.visit(copy_of(value)))}" for name, value in program.body]
-    # All values are computed before the first store: a returned expression may read an input that another overwrites.
+    # Compute all values before the first store: a returned expression may read an input that another one overwrites.
     lines += [f"_out{i} = {ast.unparse(emit.visit(copy_of(value)))}" for i, value in enumerate(program.returns)]
     lines += [store[target].format(f"_out{i}") for i, target in enumerate(program.writes)]
     return lines
 
 
 class _NumbaExpression(ast.NodeTransformer):
-    """Literals take the arithmetic type (Numba would widen float32 to float64), functions their element versions."""
+    """Casts literals to the arithmetic type S, as Numba would widen float32 to float64; renames called functions."""
 
     def visit_Constant(self, node: ast.Constant) -> ast.expr:
-        return ast.Call(ast.Name("S", ast.Load()), [ast.Constant(float(node.value))], [])  # type: ignore[arg-type]
+        return call("S", ast.Constant(float(node.value)))  # type: ignore[arg-type]
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
         if not isinstance(node.op, ast.Pow):
@@ -34,28 +34,26 @@ class _NumbaExpression(ast.NodeTransformer):
         return product if node.right.value == 2 else ast.BinOp(product, ast.Mult(), left)  # type: ignore[attr-defined]
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
-        return ast.Call(ast.Name("S", ast.Load()), [self.condition(node)], [])
+        return call("S", self.condition(node))
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
         if isinstance(node.op, ast.Not):
-            return ast.Call(ast.Name("S", ast.Load()), [self.condition(node)], [])
+            return call("S", self.condition(node))
         return self.generic_visit(node)  # type: ignore[return-value]
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
         return ast.IfExp(self.condition(node.test), self.visit(node.body), self.visit(node.orelse))
 
     def condition(self, node: ast.expr) -> ast.expr:
-        """``node`` as a bool."""
+        """Return ``node`` as a bool expression."""
         if isinstance(node, ast.Compare):
             return self.generic_visit(node)  # type: ignore[return-value]
         if isinstance(node, ast.BoolOp):
             return ast.BoolOp(node.op, [self.condition(v) for v in node.values])
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             return ast.UnaryOp(node.op, self.condition(node.operand))
-        zero = ast.Call(ast.Name("S", ast.Load()), [ast.Constant(0.0)], [])
-        return ast.Compare(self.visit(node), [ast.NotEq()], [zero])
+        return ast.Compare(self.visit(node), [ast.NotEq()], [call("S", ast.Constant(0.0))])
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         name = FUNCTIONS[node.func.id].numba  # type: ignore[attr-defined]
-        call = ast.Call(ast.Name(name, ast.Load()), [self.visit(a) for a in node.args], [])
-        return ast.Call(ast.Name("S", ast.Load()), [call], [])
+        return call("S", call(name, *map(self.visit, node.args)))

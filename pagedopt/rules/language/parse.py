@@ -1,10 +1,9 @@
-"""What a rule says: its syntax tree, split into what the host computes once and what a kernel computes per element.
+"""Splits the syntax tree of a rule into what the host computes once and what a kernel computes per element.
 
 A rule is written on scalars.  Its positional parameters are elements of tensors, its keyword-only parameters are
 hyperparameters.  Whatever depends on hyperparameters alone is *uniform*: it is hoisted out of the kernel and computed
 once per step on the host, in double, so ``(1 - beta2) * grad`` rounds to float32 once, as torch's kernels do.
-
-This module reads; ``cuda``, ``numba``, ``reference`` and ``host`` write.  None touches memory or imports a compiler.
+``cuda``, ``numba``, ``reference`` and ``host_expressions`` generate code from the :class:`Program` made here.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from typing import Any, NoReturn
 from . import instead
 from .function_syntax import refuse, source_of
 from .functions import FUNCTIONS
-from .inline import Line, check_name, straight_line
-from .names import NameWatch
+from .inline import InlinedRule, check_name
+from .names import Dependencies
 
 ARITHMETIC: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 COMPARE: dict[type[ast.cmpop], str] = {
@@ -30,23 +29,23 @@ COMPARE: dict[type[ast.cmpop], str] = {
 
 @dataclass
 class Program:
-    """A rule after analysis: host part and element part, both still as syntax.
+    """A rule after analysis: host part and element part, as syntax trees.
 
     Attributes:
         inputs: names of the element parameters, in order.
         scalars: names of the hyperparameters; ``defaults`` holds those that have a default.
         changes: for each returned value, the index of the input whose new value it is.
-        writes: for each returned value, the index of the list that takes it; in place, that input's own.
-        statements: all of the rule's, unsplit: name and expression.
-        values: what it returns for those inputs, unsplit.
-        filled: which statements give one value to all elements.
-        host: statements over hyperparameters only, run once per step in double.
-        uniforms: expressions (over the host statements) the kernel receives, in order.
-        carried: for each hyperparameter that it changes, which of these is the new value.
+        writes: for each returned value, the index of the list it is stored to; in place, that input's own.
+        statements: (name, expression) of all statements, unsplit.
+        values: the expressions returned for the inputs in ``changes``, unsplit.
+        filled: indices of the statements that assign one value to all elements.
+        host: statements of hyperparameters only, run once per step in double.
+        uniforms: expressions of ``host`` whose values the kernel receives, in order.
+        carried: hyperparameters that the rule returns: name → index of the new value in ``uniforms``.
         body: element statements, with uniform expressions replaced by the names ``u0, u1, …``.
-        returns: element expressions returned.
+        returns: the expressions in ``values``, with the same replacement.
         reads: indices of the inputs whose values it uses.
-        watch: what must stay as it is for this to be what the function computes.
+        dependencies: what must not change for this translation to stay valid.
     """
 
     name: str
@@ -64,34 +63,27 @@ class Program:
     body: list[tuple[str, ast.expr]] = field(default_factory=list)
     returns: list[ast.expr] = field(default_factory=list)
     reads: frozenset[int] = frozenset()
-    watch: NameWatch = field(default_factory=NameWatch)
+    dependencies: Dependencies = field(default_factory=Dependencies)
 
     @property
     def functor(self) -> str:
-        """Its name in CUDA C++, where a rule may be called ``load`` or ``double``, too."""
+        """The struct's name in CUDA C++, where the name of a rule, such as ``double``, may be reserved."""
         return f"rule_{self.name}"
 
     def out_of_place(self) -> Program:
-        """The same with one more list per result, behind its inputs, that takes the result instead."""
-        count = len(self.inputs)
-        outs = tuple(f"out_{self.inputs[i]}" for i in self.changes)
-        writes = tuple(range(count, count + len(outs)))
-        return replace(self, name=f"{self.name}_out", inputs=self.inputs + outs, writes=writes)
+        """Return the program with one more list per result, after its inputs; results are stored there."""
+        inputs = (*self.inputs, *(f"out_{self.inputs[i]}" for i in self.changes))
+        return replace(self, name=f"{self.name}_out", inputs=inputs, writes=tuple(range(len(self.inputs), len(inputs))))
 
 
 def analyse(function: Callable[..., Any]) -> Program:
-    """Read ``function`` and split it into what the host computes once and what the kernel computes per element.
-
-    Raises:
-        RuleError: the source is not available, or a statement or expression cannot be translated, or a name it calls
-            stands for another function.
-    """
+    """Translate ``function``; raise RuleError if its source, a statement or a called name does not allow that."""
     tree = source_of(function)
     assert isinstance(function, FunctionType)
     program = _signature(tree, function)
-    line = straight_line(function, tree)
-    _Analysis(function, program, line)
-    line.check_texts()
+    inlined = InlinedRule(function, tree)
+    _Analysis(function, program, inlined)
+    inlined.check_texts()
     return program
 
 
@@ -101,7 +93,7 @@ def _signature(tree: ast.FunctionDef, function: FunctionType) -> Program:
         refuse(tree, "tensors are plain positional parameters, hyperparameters follow after '*'")
     if not a.args:
         refuse(tree, "a rule needs at least one tensor parameter")
-    if len(a.args) > 16:  # the kernel keeps a mask of 32 bits, and results out of place are lists as well
+    if len(a.args) > 16:  # the kernel has a mask of 32 bits; out of place, each result is one more list
         refuse(tree, f"{len(a.args)} tensor parameters; there may be 16")
     for arg in (*a.args, *a.kwonlyargs):
         check_name(arg, arg.arg)
@@ -112,28 +104,32 @@ def _signature(tree: ast.FunctionDef, function: FunctionType) -> Program:
     return Program(tree.name, tuple(x.arg for x in a.args), tuple(x.arg for x in a.kwonlyargs), defaults)
 
 
+#: Nodes that are always allowed: choices, calls (checked when they were inlined), and parts of other nodes.
+_NOTHING_TO_CHECK = ast.IfExp | ast.Call | ast.operator | ast.unaryop | ast.cmpop | ast.boolop | ast.expr_context
+
+
 class _Analysis:
     """One pass over a rule's statements; ``uniform`` holds the names that depend on hyperparameters alone."""
 
-    def __init__(self, function: FunctionType, program: Program, line: Line) -> None:
+    def __init__(self, function: FunctionType, program: Program, inlined: InlinedRule) -> None:
         self.function = function
         self.program = program
-        self.within: ast.AST = line.tree
+        self.within: ast.AST = inlined.tree
         self.uniform = set(program.scalars)
         self.element = set(program.inputs)
-        expressions = [*(value for _, value, _ in line.statements), *line.values]
+        expressions = [*(value for _, value, _ in inlined.statements), *inlined.values]
         nodes = [node for expression in expressions for node in ast.walk(expression)]
         self.called = {id(n.func) for n in nodes if isinstance(n, ast.Call)}
         self.conditions = {id(c) for n in nodes for c in _conditions(n)}
         self.read: set[str] = set()
         self.assigned: set[str] = set()
-        program.watch = line.watch
-        program.statements = [(name, value) for name, value, _ in line.statements]
-        for position, (name, value, statement) in enumerate(line.statements):
+        program.dependencies = inlined.dependencies
+        program.statements = [(name, value) for name, value, _ in inlined.statements]
+        for position, (name, value, statement) in enumerate(inlined.statements):
             self.within = statement
             self._assignment(position, name, value)
-        self.within = line.tree.body[-1]
-        self._return(line)
+        self.within = inlined.tree.body[-1]
+        self._return(inlined)
 
     def _assignment(self, position: int, name: str, value: ast.expr) -> None:
         if self._is_uniform(value) and name not in self.element:
@@ -152,9 +148,9 @@ class _Analysis:
             self.element.add(name)
             self.assigned.add(name)
 
-    def _return(self, line: Line) -> None:
+    def _return(self, inlined: InlinedRule) -> None:
         program = self.program
-        statement = line.tree.body[-1]
+        statement = inlined.tree.body[-1]
         assert isinstance(statement, ast.Return)
         assert statement.value is not None
         values = statement.value.elts if isinstance(statement.value, ast.Tuple) else [statement.value]
@@ -163,30 +159,28 @@ class _Analysis:
             program.changes = (0,)  # 'return x + y' overwrites the first tensor
         else:
             for v, name in zip(values, names, strict=True):
-                if name not in program.inputs + line.carried:
-                    self.fail(
-                        statement,
-                        f"returns {ast.unparse(v)!r}; return the parameters that change, by name, assigned before",
-                    )
+                if name not in program.inputs + inlined.carried:
+                    said = f"returns {ast.unparse(v)!r}"
+                    self.fail(statement, f"{said}; return the parameters that change, by name, assigned before")
             program.changes = tuple(program.inputs.index(name) for name in names if name in program.inputs)
         if len(names) > 1 and len(set(names)) != len(names):
             self.fail(statement, "returns one parameter twice")
         if not program.changes:
             self.fail(statement, "returns no tensor")
         program.writes = program.changes
-        program.values = [v for v, name in zip(line.values, names, strict=True) if name not in line.carried]
+        program.values = [v for v, name in zip(inlined.values, names, strict=True) if name not in inlined.carried]
         program.returns = [self._element(v) for v in program.values]
         program.reads = frozenset(i for i, name in enumerate(program.inputs) if name in self.read)
-        for name in line.carried:
-            self._carry(name, line)
+        for name in inlined.carried:
+            self._carry(name, inlined)
 
-    def _carry(self, name: str, line: Line) -> None:
-        """A hyperparameter that the rule returns: its new value is computed with the uniforms, and is one of them."""
+    def _carry(self, name: str, inlined: InlinedRule) -> None:
+        """Make the new value of a returned hyperparameter one of the uniforms."""
         if name == "step":
             self.fail(self.within, "returns 'step', which the optimizer counts")
-        if name not in line.renewed:
+        if name not in inlined.renewed:
             self.fail(self.within, f"returns the hyperparameter {name!r}, which it does not change")
-        value = line.renewed[name]
+        value = inlined.renewed[name]
         if not self._is_uniform(value):
             self.fail(value, f"{name!r} is one number for all elements; its new value must not depend on a tensor's")
         self.program.carried[name] = int(self._element(value).id[1:])  # type: ignore[attr-defined]
@@ -196,7 +190,7 @@ class _Analysis:
         return names <= self.uniform
 
     def _element(self, node: ast.expr) -> ast.expr:
-        """``node`` with each maximal uniform subexpression replaced by u0, u1, …"""
+        """Return ``node`` with each maximal uniform subexpression replaced by u0, u1, …"""
         if isinstance(node, ast.Constant):
             self._check(node)
             return node
@@ -230,28 +224,25 @@ class _Analysis:
             if not isinstance(node.value, int | float):
                 self.fail(node, f"constant {node.value!r} is not a number")
         elif isinstance(node, ast.BinOp):
-            square = (
-                isinstance(node.op, ast.Pow) and isinstance(node.right, ast.Constant) and node.right.value in (2, 3)
-            )
+            exponent = node.right.value if isinstance(node.right, ast.Constant) else None
+            square = isinstance(node.op, ast.Pow) and exponent in (2, 3)
             on_host = isinstance(node.op, ast.Pow | ast.Mod | ast.FloorDiv) and self._is_uniform(node)
             if type(node.op) not in ARITHMETIC and not square and not on_host:
                 self.fail(node, instead.of_operator(node))
         elif isinstance(node, ast.Name):
-            # No other call than those of FUNCTIONS is left.
+            # Calls of other functions than FUNCTIONS have been inlined.
             if id(node) not in self.called and node.id not in self.uniform | self.element:
                 self.fail(node, instead.of_name(self.function, node.id, "rule"))
         elif isinstance(node, ast.Compare):
             if any(type(op) not in COMPARE for op in node.ops):
                 self.fail(node, f"comparison {ast.unparse(node)!r}")
         elif isinstance(node, ast.BoolOp):
-            if id(node) not in self.conditions:  # in Python its value is one of the operands, on tensors it is not
+            if id(node) not in self.conditions:  # Python returns one of the operands, a kernel a truth value
                 self.fail(node, f"the value of {ast.unparse(node)!r}; 'and' and 'or' only stand in conditions")
         elif isinstance(node, ast.UnaryOp):
             if isinstance(node.op, ast.Invert):
                 self.fail(node, f"operator in {ast.unparse(node)!r}; use - or 'not'")
-        elif not isinstance(
-            node, ast.IfExp | ast.Call | ast.operator | ast.unaryop | ast.cmpop | ast.boolop | ast.expr_context
-        ):  # fmt: skip
+        elif not isinstance(node, _NOTHING_TO_CHECK):
             self.fail(node, instead.of_expression(node))
 
     def fail(self, node: ast.AST, why: str) -> NoReturn:
@@ -259,7 +250,7 @@ class _Analysis:
 
 
 def _conditions(node: ast.AST) -> list[ast.expr]:
-    """The operands of ``node`` of which only the truth counts."""
+    """Return the operands of ``node`` that are used as truth values only."""
     if isinstance(node, ast.IfExp):
         return [node.test]
     if isinstance(node, ast.BoolOp):
@@ -268,5 +259,20 @@ def _conditions(node: ast.AST) -> list[ast.expr]:
 
 
 def copy_of(node: ast.expr) -> ast.expr:
-    """A copy of an expression that may be changed without changing the original."""
+    """Return a copy in which no node occurs twice, so that a NodeTransformer may change it."""
     return ast.parse(ast.unparse(node), mode="eval").body
+
+
+def call(name: str, *arguments: ast.expr) -> ast.Call:
+    """Return the syntax of ``name(*arguments)``."""
+    return ast.Call(ast.Name(name, ast.Load()), list(arguments), [])
+
+
+def define(
+    name: str, filename: str, lines: list[str], namespace: dict[str, Any], program: Program
+) -> Callable[..., Any]:
+    """Compile the function ``name`` that ``lines`` define, with the defaults of ``program``."""
+    exec(compile("\n".join(lines), filename, "exec"), namespace)
+    function: Callable[..., Any] = namespace[name]
+    function.__kwdefaults__ = dict(program.defaults)
+    return function
