@@ -1,6 +1,6 @@
 """pagedopt: fused, paged optimizers over pointer lists in unified memory.
 
-Names are loaded when first used, so that ``import pagedopt`` costs little; CuPy and Numba wait for the first step.
+Names are imported when first used, so that ``import pagedopt`` is cheap. CuPy and Numba are imported by the first step.
 """
 
 from __future__ import annotations
@@ -43,5 +43,5 @@ _MODULES = {
     ".planning.rates": ("Rates",),
     ".rules": ("Rule", "RuleError", "rule"),
 }  # fmt: skip
-if not TYPE_CHECKING:  # a type checker would take any name for one of these
+if not TYPE_CHECKING:  # with a module-level __getattr__, a type checker would accept any name
     __getattr__, __dir__, __all__ = attach(__name__, _MODULES, NAMES)

@@ -1,4 +1,4 @@
-"""`python -m pagedopt` is the command line in commands/main.py."""
+"""``python -m pagedopt``: the command line of commands/main.py."""
 
 from pagedopt.commands.main import program
 from pagedopt.commands.process import end

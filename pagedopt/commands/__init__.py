@@ -1,1 +1,1 @@
-"""The command line: what python -m pagedopt can do."""
+"""The command line, ``python -m pagedopt COMMAND``."""

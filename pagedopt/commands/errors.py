@@ -1,7 +1,7 @@
-"""What a command raises instead of a traceback."""
+"""The error that a command reports as one line instead of a traceback."""
 
 from __future__ import annotations
 
 
 class UsageError(Exception):
-    """What was asked for cannot be done; the message names the value, the limit and what to do instead."""
+    """A request that cannot be met. The message names the value, the limit and what to do instead."""

@@ -1,4 +1,4 @@
-"""What every command line knows of slips: a near name for an option that is not there, quotes that a shell wants."""
+"""An argument parser that explains slips: a misspelled option, or a value with a space that was not quoted."""
 
 from __future__ import annotations
 
@@ -10,29 +10,42 @@ from typing import Any, NoReturn
 
 from ..common.similar_names import near
 
-#: What a shell parts from its number.
+#: A unit that the shell separated from its number, as in ``--budget 8 GiB``.
 UNIT = re.compile(r"unrecognized arguments: (%|[kmgt]i?b?|b|[mµ]?s)(?: |$)", re.IGNORECASE)
+
+#: Help of the options that say where state lies, which several commands have.
+BUDGET = (
+    "how much state may stay on the device (if parameters are on a CPU: in RAM), as 2GiB, 500MB, 25%% of the state or "
+    "0; the rest is spilled to the host (on a CPU: to a file). '20 ms' spills as much as adds at most 20 ms of "
+    "transfer to a step; auto: what this machine can spare"
+)
+PLACEMENT = (
+    "kind of memory. With parameters on a GPU: mapped (default with a budget; pinned pages on the host, device pages, "
+    "one address range), managed (CUDA managed memory), managed-driver (the same, and the driver decides what stays), "
+    "host (all state in pinned memory) or device (all on the GPU); on a CPU: file (default with a budget), host or "
+    "device (both: all in RAM)"
+)
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong with the usage of the command that it is wrong with, and what may have been meant."""
+    """Reports a wrong argument with the usage of its own command, and suggests what may have been meant."""
 
     _given: Sequence[str] = ()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Take every argument: what is left over would be told by the outermost parser, whose usage is another."""
+        """Refuse unknown arguments here: argparse would leave it to the outermost parser, which has another usage."""
         self._given = sys.argv[1:] if args is None else args
-        found, left = super().parse_known_args(args, namespace)
-        if left:
-            self.error(f"unrecognized arguments: {' '.join(left)}")
-        return found, left
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
 
     def error(self, message: str) -> NoReturn:
-        """End with exit status 2."""
+        """Print the message with its hint and end with exit status 2."""
         super().error(self.told(message))
 
     def told(self, message: str) -> str:
-        """A message with what may have been meant."""
+        """Return ``message`` with a hint at what may have been meant, if there is one."""
         if found := UNIT.search(message):
             return f"{message} (a value with a space needs quotes, as '8 {found[1]}')"
         known = [name for name in self._option_string_actions if name.startswith("--")]
@@ -41,4 +54,4 @@ class Parser(argparse.ArgumentParser):
         return message + "".join(near(name, known) for name in dict.fromkeys(unknown))
 
 
-__all__ = ["Parser"]
+__all__ = ["BUDGET", "PLACEMENT", "Parser"]

@@ -1,15 +1,16 @@
 """Say what a configuration will take before anything is allocated: where optimizer state lies at several budgets, how
-many bytes cross the link in a step, and how long the step lasts at this machine's rates. Needs no GPU.
+many bytes cross the link between GPU and host in a step, and how long the step lasts at this machine's rates. Needs no
+GPU.
 
 examples:
   python -m pagedopt plan --params 7B --param-dtype bfloat16
         seven billion parameters: how long is a step if a quarter, a half, all of the state stays on the GPU?
   python -m pagedopt plan --params 7B --budget 2GiB --state-format bfloat16
-        the same with a budget of one's own beside the others, and state of half the size
+        the same with a row for a budget of 2 GiB, and state of half the size
   python -m pagedopt plan --size gpt2-xl --host-access in_place
-        one of `train`'s models, with state that the kernel reads over the link
+        one of `train`'s models, with state that the kernel reads and writes over the link
   python -m pagedopt plan --model model-*.safetensors --my-step 350ms
-        shapes from the headers of files; the last column says how much longer a training step of 350 ms becomes
+        shapes from the headers of files; a column says how much longer a training step of 350 ms becomes
   python -m pagedopt doctor --json > there.json       (on the machine that will do the work)
   python -m pagedopt plan --params 70B --rates there.json
 
@@ -20,24 +21,29 @@ H200 are assumed, and the table says so. Activations and torch's own caches are 
 from __future__ import annotations
 
 import argparse
-import bisect
+import contextlib
+import json
+import shutil
+from bisect import bisect_left
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import __version__
+from ..common.units import parse_seconds, text_of_bytes, text_of_count
 from ..optim.registry import RULE_NAMES
+from ..paging.budget import Budget
 from .errors import UsageError
+from .parser import BUDGET, PLACEMENT
 from .plan_rows import row_dict, short, table, text_of_fitting
 from .train.sizes import SIZES
 
 if TYPE_CHECKING:
-    import torch
-
-    from ..paging.budget import Budget
     from ..planning.estimate import Estimate
     from ..planning.rates import Rates
 
 HELP = "say what a configuration takes and how long a step lasts, before anything is allocated"
-#: What to do where rates do not tell times, by where the parameters are.
+#: What to do if the rates give no times, by the type of the parameters' device.
 UNKNOWN = {
     "cuda": "They come from a machine on which no GPU was measured: run `pagedopt doctor --json` where one is, leave "
     "--rates out, or plan for its CPU with --device cpu.",
@@ -48,51 +54,53 @@ SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    what = parser.add_argument_group("what to train").add_mutually_exclusive_group(required=True)
-    what.add_argument("--params", metavar="N", help="parameters: 7B, 124M, 7e9 or 7000000000")
+    what = parser.add_argument_group("what to train (one of these)").add_mutually_exclusive_group(required=True)
+    what.add_argument("--params", metavar="N", help="number of parameters: 7B, 124M, 7e9 or 7000000000")
     what.add_argument("--size", choices=SIZES, metavar="NAME", help=f"a model of `train`: {', '.join(SIZES)}")
-    what.add_argument(
-        "--model", type=Path, nargs="+", metavar="FILE", help="safetensors files, or a folder of them; headers are read"
-    )
-    how = parser.add_argument_group("how")
-    how.add_argument("--my-step", metavar="TIME", help="a whole training step of yours, as 350ms, to compare with")
-    how.add_argument(
-        "--budget", "--device-budget", metavar="BYTES",
-        help="device budget to show beside the others: 2GiB, 10%%, 0, 20ms, auto",
-    )  # fmt: skip
-    how.add_argument("--placement", metavar="NAME", help="mapped (default on cuda), managed, host, device, file, …")
-    how.add_argument("--host-access", metavar="WAY", help="staged or in_place; default: the placement's")
-    how.add_argument("--rule", metavar="NAME", default="adamw", help=f"{', '.join(RULE_NAMES)}; default: adamw")
-    how.add_argument("--param-dtype", metavar="NAME", help="float32 (default), bfloat16, float16 or float64")
-    how.add_argument("--state-format", metavar="NAME", help="float32 or bfloat16; default: as the parameters")
+    text = "safetensors files, or a folder of them; only headers are read, for shapes and dtypes"
+    what.add_argument("--model", type=Path, nargs="+", metavar="FILE", help=text)
+    how = parser.add_argument_group("how to train it")
+    rules = f"update rule, which says how much state there is: {', '.join(RULE_NAMES)}; default: adamw"
+    how.add_argument("--rule", metavar="NAME", default="adamw", help=rules)
+    dtypes = "float32, bfloat16, float16 or float64; default:"
+    text = f"dtype of parameters and gradients: {dtypes} the files' own, else float32"
+    how.add_argument("--param-dtype", metavar="NAME", help=text)
+    text = f"dtype in which state is stored, bfloat16 to halve that of float32: {dtypes} as the parameters"
+    how.add_argument("--state-format", metavar="NAME", help=text)
     how.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="where parameters are; default: cuda")
+    where = parser.add_argument_group("where to put the state")
+    where.add_argument("--budget", "--device-budget", metavar="BYTES", help=f"add a row for a budget: {BUDGET}")
+    where.add_argument("--placement", metavar="NAME", help=PLACEMENT)
+    text = (
+        "how a step reaches state on the host: staged copies it through buffers on the device, in_place lets the "
+        "kernel read and write it over the link; default: the placement's"
+    )
+    where.add_argument("--host-access", metavar="WAY", help=text)
     output = parser.add_argument_group("machine and output")
-    output.add_argument("--rates", type=Path, metavar="FILE", help="rates of the machine, from `doctor --json`")
-    output.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    text = "rates of the machine that will train, as `doctor --json` wrote them there; default: measure this machine"
+    output.add_argument("--rates", type=Path, metavar="FILE", help=text)
+    text = "how long your whole training step takes now, as 350ms; adds a column with the slowdown of each budget"
+    output.add_argument("--my-step", metavar="TIME", help=text)
+    output.add_argument("--json", action="store_true", help="print one JSON object and nothing else, for programs")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print the plan; always 0."""
+    """Print the plan and return 0."""
     from rich.console import Console
 
-    from ..common.units import text_of_bytes
     from ..planning.rates import ASSUMED
     from .tables import say
 
-    my_step(args)
+    with option_names():
+        whole = None if args.my_step is None else parse_seconds(args.my_step, "my_step")
     spared = spare(args) if args.budget == "auto" else None
     if spared is not None:
         args.budget = spared
-
-    plan(args, ASSUMED)  # what cannot be is refused before anything is measured
+    plan(args, ASSUMED)  # refuses wrong options before two seconds go into measuring
     with Console(stderr=True).status("measuring this machine"):
-        rows = plan(args, find_rates(args))
+        rows, own = plan(args, find_rates(args))
     room = find_room(args.device)
     if args.json:
-        import json
-
-        from .. import __version__
-
         content = {
             "pagedopt": __version__,
             "room": room,
@@ -104,7 +112,7 @@ def main(args: argparse.Namespace) -> int:
         return 0
     console = Console()
     say(console, heading(rows[0], args))
-    console.print(table(rows, room, asked(args, rows[0].rates), my_step(args)))
+    console.print(table(rows, room, own, whole))
     for line in footing(rows, room, args):
         say(console, line)
     if spared is not None:
@@ -112,56 +120,68 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
+@contextlib.contextmanager
+def option_names() -> Iterator[None]:
+    """Raise a ValueError or TypeError of the library as UsageError, with the command line's names of the options."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        text = str(error).replace("model is ", "--params ")
+        for name in ("device_budget", "host_access", "state_format", "param_dtype", "placement", "rule", "my_step"):
+            option = "--budget" if name == "device_budget" else "--" + name.replace("_", "-")
+            text = text.replace(f"{name} is ", f"{option} ").replace(f"{name}=", f"{option} ")
+        raise UsageError(text) from error
+
+
 def find_rates(args: argparse.Namespace) -> Rates:
-    """Those of the file, else this machine's where it has the device, else the assumed ones."""
+    """Return the rates of the file if one is given; else measure this machine, or assume rates if it has no GPU."""
     import torch
 
     from ..planning.rates import ASSUMED, Rates, measure
 
-    if args.rates is not None:
-        try:
-            return Rates.load(args.rates)
-        except OSError as error:
-            reason = f"{error.strerror}; make it with `python -m pagedopt doctor --json`"
-            raise UsageError(f"--rates {args.rates}: {reason}") from error
-        except ValueError as error:
-            raise UsageError(f"--rates {error}") from error
-    if args.device == "cuda" and not torch.cuda.is_available():
-        return ASSUMED
-    return measure(args.device)
-
-
-def plan(args: argparse.Namespace, rates: Rates) -> list[Estimate]:
-    """An estimate for each budget, smallest first; for a placement that keeps none, one."""
+    if args.rates is None:
+        return ASSUMED if args.device == "cuda" and not torch.cuda.is_available() else measure(args.device)
     try:
-        own = own_budget(args)
-        if not takes_budgets(args.placement, args.device):
-            return [planned(args, own, rates)]
-        some = 0 if own is None or own.everything else own  # so that state is in pages, and as large as in all rows
-        first = planned(args, some, rates)
-        budgets = {int(share * first.state_bytes) for share in SHARES}
-        if own is not None:
-            budgets.add(first.state_bytes if own.everything or first.budget is None else first.budget)
-        return [planned(args, b, rates) for b in sorted(budgets)]
-    except (ValueError, TypeError) as error:
-        raise UsageError(in_options(str(error))) from error
+        return Rates.load(args.rates)
+    except OSError as error:
+        reason = f"{error.strerror}; make it with `python -m pagedopt doctor --json`"
+        raise UsageError(f"--rates {args.rates}: {reason}") from error
+    except ValueError as error:
+        raise UsageError(f"--rates {error}") from error
 
 
-def spare(args: argparse.Namespace) -> int:
-    """Bytes that ``auto`` would give to state here, now, once parameters and gradients are there.
+@option_names()
+def plan(args: argparse.Namespace, rates: Rates) -> tuple[list[Estimate], int | None]:
+    """Return (an estimate for each budget, smallest first; the budget in bytes that was asked for, or None).
 
-    Raises:
-        UsageError: there is no such device here; an option has a value that cannot be.
+    There is only one estimate if the placement does not keep budgets.
     """
+    from ..placements.choose import ARENAS
+
+    own = None if args.budget is None else Budget(args.budget)
+    kind = ARENAS[args.device].get(args.placement or "")  # ``estimate`` refuses unknown names
+    if kind is not None and not (kind.paged and kind.keeps_budget):
+        row = planned(args, own, rates)
+        return [row], row.budget
+    # A budget puts state into pages, whose bytes all shares refer to. So the first estimate must have one.
+    first = planned(args, 0 if own is None or own.everything else own, rates)
+    budgets = {int(share * first.state_bytes) for share in SHARES}
+    asked = None
+    if own is not None:
+        asked = first.state_bytes if own.everything or first.budget is None else first.budget
+        budgets.add(asked)
+    return [planned(args, budget, rates) for budget in sorted(budgets)], asked
+
+
+@option_names()
+def spare(args: argparse.Namespace) -> int:
+    """Return the bytes that ``auto`` would give to state here and now, beside parameters and gradients."""
     import torch
 
     from ..paging import policy
     from ..planning.rates import ASSUMED
 
-    try:
-        row = planned(args, None, ASSUMED)
-    except (ValueError, TypeError) as error:
-        raise UsageError(in_options(str(error))) from error
+    row = planned(args, None, ASSUMED)
     if not (room := find_room(args.device)):
         raise UsageError("--budget auto: it is read from the device, and there is no GPU here; give bytes or a share")
     limit = torch.cuda.mem_get_info()[1] if row.near == "device" else room[row.near]
@@ -169,11 +189,7 @@ def spare(args: argparse.Namespace) -> int:
 
 
 def planned(args: argparse.Namespace, budget: Budget | int | None, rates: Rates) -> Estimate:
-    """The estimate for a budget.
-
-    Raises:
-        ValueError, TypeError: an option has a value that cannot be.
-    """
+    """Return the estimate for one budget; ValueError or TypeError if an option has a wrong value."""
     from ..planning.estimate import estimate
 
     return estimate(
@@ -183,16 +199,22 @@ def planned(args: argparse.Namespace, budget: Budget | int | None, rates: Rates)
 
 
 def model(args: argparse.Namespace) -> Any:
-    """What is to be trained, as ``estimate`` takes it.
+    """Return the model as ``estimate`` takes it: a number of parameters, or tensors without memory.
 
     Raises:
-        UsageError: a file cannot be read, or a tensor in it not be trained.
+        UsageError: a file cannot be read, or holds a tensor that cannot be trained.
     """
+    import torch
+
     from ..formats.floating import of_dtype, real_dtype
     from ..planning.safetensors import read_parameters
+    from .train.gpt import GPT
 
-    if args.model is None:
-        return args.params if args.params is not None else parameters(args.size)
+    if args.params is not None:
+        return args.params
+    if args.size is not None:
+        with torch.device("meta"):
+            return list(GPT(SIZES[args.size], SIZES[args.size].block).parameters())
     try:
         found = [(path, *one) for path in args.model for one in read_parameters(path).items()]
     except OSError as error:
@@ -208,140 +230,70 @@ def model(args: argparse.Namespace) -> Any:
     return [tensor for *_, tensor in found]
 
 
-def my_step(args: argparse.Namespace) -> float | None:
-    """Seconds of the step to compare with.
-
-    Raises:
-        UsageError: it is no time.
-    """
-    from ..common.units import parse_seconds
-
-    try:
-        return None if args.my_step is None else parse_seconds(args.my_step, "--my-step")
-    except ValueError as error:
-        raise UsageError(str(error).replace(" is ", " ", 1)) from error
-
-
 def fitting(rows: list[Estimate], room: dict[str, int], args: argparse.Namespace) -> tuple[int, int] | None:
-    """The smallest and the largest budget, in bytes, with which everything has room here, now; None: there is none, or
-    nothing to choose."""
+    """Return the smallest and the largest budget, in bytes, for which this machine has room now.
+
+    Return None if there is none, if the room is not known, or if there is only one row.
+    """
     if not room or len(rows) < 2:
         return None
     state, near = rows[-1].state_bytes, rows[0].near
-    if not short(rows[-1], room):
-        most = state
-    else:  # what stays grows with the budget, what goes away shrinks
-        most = (
-            bisect.bisect_left(
-                range(state), True, key=lambda budget: near in short(planned(args, budget, rows[0].rates), room)
-            )
-            - 1
-        )
-    least = bisect.bisect_left(
-        range(state),
-        True,
-        key=lambda budget: set() == short(planned(args, budget, rows[0].rates), room).keys() - {near},
-    )
+
+    def lacking(budget: int) -> set[str]:
+        return set(short(planned(args, budget, rows[0].rates), room))
+
+    # A larger budget needs more memory near the parameters and less away from them, so each bound can be bisected.
+    most = state
+    if short(rows[-1], room):
+        most = bisect_left(range(state), True, key=lambda budget: near in lacking(budget)) - 1
+    least = bisect_left(range(state), True, key=lambda budget: not lacking(budget) - {near})
     return (least, most) if least <= most else None
 
 
-def own_budget(args: argparse.Namespace) -> Budget | None:
-    """The budget asked for; None: none was.
-
-    Raises:
-        ValueError: the text is no budget.
-    """
-    from ..paging.budget import Budget
-
-    return None if args.budget is None else Budget(args.budget)
-
-
-def asked(args: argparse.Namespace, rates: Rates) -> int | None:
-    """The budget asked for, in bytes; None: none was."""
-    if (own := own_budget(args)) is None:
-        return None
-    row = planned(args, own, rates)
-    return row.state_bytes if row.budget is None else row.budget
-
-
-def parameters(size: str) -> list[torch.Tensor]:
-    """The parameters of a named model, without memory."""
-    import torch
-
-    from .train.gpt import GPT
-
-    with torch.device("meta"):
-        return list(GPT(SIZES[size], SIZES[size].block).parameters())
-
-
-def takes_budgets(placement: str | None, device: str) -> bool:
-    """Whether it makes sense to show several budgets; names that are unknown are left to ``estimate``."""
-    from ..placements.choose import ARENAS
-
-    kind = ARENAS[device].get(placement or "")
-    return kind is None or (kind.paged and kind.keeps_budget)
-
-
-def in_options(text: str) -> str:
-    """A message of the library in the words of the command line."""
-    for name in ("device_budget", "host_access", "state_format", "param_dtype", "placement", "rule"):
-        option = "--budget" if name == "device_budget" else "--" + name.replace("_", "-")
-        text = text.replace(f"{name} is ", f"{option} ").replace(f"{name}=", f"{option} ")
-    return text.replace("model is ", "--params ")
-
-
 def find_room(device: str) -> dict[str, int]:
-    """Free bytes by where state can be: ``device`` and ``host``, or ``host`` and ``file``; {} where there is no GPU."""
-    import shutil
-
+    """Return the free bytes of ``device`` and ``host``, or of ``host`` and ``file`` for a CPU. Empty without a GPU."""
     import torch
 
     from ..system.files import host
     from ..system.files.state_file import state_folder
 
-    if device == "cuda" and not torch.cuda.is_available():
-        return {}
-    room = {"host": host.available()}
     if device == "cuda":
-        return {"device": torch.cuda.mem_get_info()[0], **room}
+        if not torch.cuda.is_available():
+            return {}
+        return {"device": torch.cuda.mem_get_info()[0], "host": host.available()}
     try:
-        return {**room, "file": shutil.disk_usage(state_folder()).free}
+        free = shutil.disk_usage(state_folder()).free
     except (OSError, ValueError):
-        return {**room, "file": 0}
+        free = 0
+    return {"host": host.available(), "file": free}
 
 
 def heading(row: Estimate, args: argparse.Namespace) -> str:
-    """What the table is about."""
-    from ..common.units import text_of_bytes, text_of_count
-
-    model = args.size or text_of_count(row.parameters)
+    """Return two lines that say what is planned."""
     dtype = args.param_dtype or (own_dtypes(args) if args.model else "float32")
     state = f"{args.rule} state {text_of_bytes(row.state_bytes)} in {args.state_format or dtype}"
-    ways = f", reached {row.host_access}" if row.host_access else ""
+    way = f", reached {row.host_access}" if row.host_access else ""
     return (
-        f"[bold]{model}[/bold] parameters in {dtype}: {text_of_bytes(row.param_bytes)}, gradients as much again\n"
-        f"{state}; placement {row.placement}{ways}"
+        f"[bold]{args.size or text_of_count(row.parameters)}[/bold] parameters in {dtype}: "
+        f"{text_of_bytes(row.param_bytes)}, gradients as much again\n{state}; placement {row.placement}{way}"
     )
 
 
 def own_dtypes(args: argparse.Namespace) -> str:
-    """Dtypes of files that are to be trained in these."""
+    """Return the dtypes of the trained tensors in the files of --model, in words."""
     trained = [p.dtype for p in model(args) if p.is_floating_point() or p.is_complex()]
     names = dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in trained)
     return f"their own dtype{'s' if len(names) > 1 else ''} ({', '.join(names) or 'none that can be trained'})"
 
 
 def footing(rows: list[Estimate], room: dict[str, int], args: argparse.Namespace) -> list[str]:
-    """On what the numbers rest, and what they leave out."""
+    """Return lines that explain the columns, and say where the rates come from and what has room here."""
     from rich.markup import escape
-
-    from ..common.units import text_of_bytes
 
     row = rows[0]
     rates = row.rates
     slots = "pages in use" if row.device == "cpu" else "the ring"
     ring = f" and {slots} of {text_of_bytes(row.ring)}" if row.ring else ""
-    free = ", ".join(f"{text_of_bytes(n)} on {place}" for place, n in sorted(room.items()))
     way = "to and from the file" if row.device == "cpu" else "over the link"
     lines = [
         f"on {row.near}: state. in all: what {row.near} memory holds: parameters, gradients, state there{ring}; "
@@ -355,7 +307,8 @@ def footing(rows: list[Estimate], room: dict[str, int], args: argparse.Namespace
         )
     if rates.assumed:
         lines.append("For your machine's own: `python -m pagedopt doctor --json > FILE` there, then --rates FILE.")
-    if free:
+    if room:
+        free = ", ".join(f"{text_of_bytes(n)} on {where}" for where, n in sorted(room.items()))
         lines.append(f"Free here, now: {free}.")
     if room and len(rows) > 1:
         lines.append(f"Budgets that fit here, now: {text_of_fitting(fitting(rows, room, args), row.state_bytes)}.")

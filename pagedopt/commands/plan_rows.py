@@ -1,8 +1,10 @@
-"""Rows of a plan as people and programs read them."""
+"""Rows of a plan, for people (a table) and for programs (plain values)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+from ..common.units import text_of_bytes, text_of_seconds
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -10,55 +12,52 @@ if TYPE_CHECKING:
     from ..planning.estimate import Estimate
 
 
+def far(row: Estimate) -> str:
+    """Return where state lies that has left the parameters' device: ``file`` beside a CPU, else ``host``."""
+    return "file" if row.device == "cpu" else "host"
+
+
 def short(row: Estimate, room: dict[str, int]) -> dict[str, int]:
-    """Bytes that each place lacks, by place; those that have enough are left out."""
-    needed = {row.near: row.near_bytes, "file" if row.device == "cpu" else "host": row.away_bytes}
-    return {place: n - room[place] for place, n in needed.items() if n > room.get(place, n)}
+    """Return how many bytes are missing in ``device``, ``host`` or ``file``, for those that have too few."""
+    needed = {row.near: row.near_bytes, far(row): row.away_bytes}
+    return {where: n - room[where] for where, n in needed.items() if n > room.get(where, n)}
 
 
 def row_dict(row: Estimate, room: dict[str, int]) -> dict[str, Any]:
-    """A row of the table as plain values; ``fits`` is None if the machine is not this one."""
-    values = row.as_dict()
-    values.pop("rates")
-    return {**values, "fits": not short(row, room) if room else None, "short": short(row, room)}
+    """Return a row as plain values. ``fits`` is None if ``room`` is empty, that is, if it is not known."""
+    missing = short(row, room)
+    values = {name: value for name, value in row.as_dict().items() if name != "rates"}
+    return {**values, "fits": not missing if room else None, "short": missing}
 
 
 def table(rows: list[Estimate], room: dict[str, int], own: int | None, whole: float | None = None) -> Table:
-    """One line for each budget, the one that was asked for in bold.
+    """Return a table with a line for each budget.
 
     Args:
-        whole: seconds of a training step with which the cost of each budget is compared.
+        rows: estimates; the last has all state near.
+        room: free bytes by where state can be; empty if they are not known.
+        own: the budget in bytes that the user asked for, which is printed in bold.
+        whole: seconds of the user's training step, to which a column compares each budget.
     """
-    from ..common.units import text_of_bytes, text_of_seconds
-    from .tables import FittingTable
+    from .tables import FittingTable, numbers
 
-    first = rows[0]
-    away = "file" if first.device == "cpu" else "host"
-    headings = ["budget", f"on {first.near}", f"on {away}", "in all", "moved", "step"]
-    headings += [*(["slower"] if whole else []), *(["fits"] if room else [])]
-    shown = FittingTable()
-    for text in headings:
-        shown.add_column(text, justify="right")
+    headings = ["budget", f"on {rows[0].near}", f"on {far(rows[0])}", "in all", "moved", "step"]
+    shown = FittingTable(*numbers([*headings, *(["slower"] if whole else []), *(["fits"] if room else [])]))
     for row in rows:
-        cells = [
-            "none" if row.budget is None else text_of_bytes(row.budget),
-            text_of_bytes(row.by_place.get(row.near, 0)),
-            text_of_bytes(row.away_bytes),
-            text_of_bytes(row.near_bytes),
-            text_of_bytes(row.moved),
-            text_of_seconds(row.seconds),
-        ]
-        bold = "bold" if own is not None and row.budget == own else None
-        missing = short(row, room)
-        verdict = f"no: {' '.join(missing)}" if missing else "yes"
-        shown.add_row(
-            *cells, *([slower(row, rows[-1], whole)] if whole else []), *([verdict] if room else []), style=bold
-        )
+        sizes = (row.by_place.get(row.near, 0), row.away_bytes, row.near_bytes, row.moved)
+        cells = ["none" if row.budget is None else text_of_bytes(row.budget), *map(text_of_bytes, sizes)]
+        cells.append(text_of_seconds(row.seconds))
+        if whole:
+            cells.append(slower(row, rows[-1], whole))
+        if room:
+            missing = short(row, room)
+            cells.append(f"no: {' '.join(missing)}" if missing else "yes")
+        shown.add_row(*cells, style="bold" if own is not None and row.budget == own else None)
     return shown
 
 
 def slower(row: Estimate, best: Estimate, whole: float) -> str:
-    """How much longer than ``whole`` seconds a training step becomes, beside one whose state is all near."""
+    """Return how much longer a training step of ``whole`` seconds becomes if ``row`` replaces ``best``."""
     if row.seconds is None or best.seconds is None:
         return "unknown"
     percent = 100 * (row.seconds - best.seconds) / whole
@@ -68,7 +67,7 @@ def slower(row: Estimate, best: Estimate, whole: float) -> str:
 
 
 def text_of_fitting(found: tuple[int, int] | None, state_bytes: int) -> str:
-    """Budgets from the smallest to the largest, rounded to what fits as well."""
+    """Return a range of budgets, rounded inwards to MiB so that what it says fits as well."""
     if found is None:
         return "none"
     least, most = -(-found[0] >> 20), found[1] >> 20

@@ -1,7 +1,4 @@
-"""A command as a process: what ends it from outside is one line and an exit status, never a traceback.
-
-Ctrl-C, whenever it comes, a package that is missing, and an output that takes no more.
-"""
+"""A command as a process. Ctrl-C, a missing package and a full disk end it with one line, never with a traceback."""
 
 from __future__ import annotations
 
@@ -18,10 +15,10 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 INTERRUPTED = 130
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-#: Packages without which there are no numbers.
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+#: Packages that every command needs.
 NEEDED = ("torch", "numpy", "numba", "rich")
-#: What is said where one of them is not there.
+#: The message if one of them cannot be imported.
 MISSING = (
     "{package} cannot be imported ({error}); `make setup` installs it, or `pip install {package}`; notes/setup.md says "
     "with which options"
@@ -33,50 +30,52 @@ def process(name: str, load: Callable[[], Loaded], run: Callable[[Loaded], int])
     """Do ``run(load())`` and return the exit status.
 
     Args:
-        name: of the program.
-        load: parses and imports.  There is nothing to put away yet, and modules that are torn in the middle of being
-            imported say anything: Ctrl-C ends the process at once.
-        run: the rest, in which Ctrl-C is a KeyboardInterrupt; what comes later finds nothing more to stop.
+        name: of the program, with which each message begins.
+        load: parses arguments and imports modules. Ctrl-C ends the process at once: there is nothing to clean up yet,
+            and an interrupted import raises arbitrary errors.
+        run: does the work. Here Ctrl-C raises KeyboardInterrupt; once it has returned, Ctrl-C is ignored.
     """
-    heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else ignored, as a shell may have asked
+    # A shell may have started us with SIGINT ignored. Then it stays ignored.
+    handled = signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
-    def leave(*_: object) -> None:
+    def exit_at_once(*_: object) -> None:
         os.write(sys.stderr.fileno(), f"{name}: interrupted\n".encode())
         os._exit(INTERRUPTED)
 
     def handle(handler: object) -> None:
-        if heeded:
+        if handled:
             signal.signal(signal.SIGINT, handler)  # type: ignore[arg-type]
 
-    warnings.formatwarning = lambda message, *_: f"{name}: {message}\n"  # the line of ours that warned tells nothing
-    handle(leave)
+    warnings.formatwarning = lambda message, *_: f"{name}: {message}\n"  # users need no line of our source
+    handle(exit_at_once)
     try:
         try:
             loaded = load()
             handle(signal.default_int_handler)
             status = run(loaded)
         finally:
-            _flush()  # here, where an error can still be told: --help, which leaves with SystemExit, prints too
+            _flush()  # here a failure can still be reported; --help, which ends with SystemExit, prints too
     except KeyboardInterrupt:
         status = interrupted(name)
     except ImportError as error:
-        if (problem := missing(error)) is None:
+        package = (error.name or "").partition(".")[0]
+        if package not in NEEDED:
             raise
-        print(f"{name}: {problem}", file=sys.stderr)
+        print(f"{name}: {MISSING.format(package=package, error=error)}", file=sys.stderr)
         status = 1
     except OSError as error:
-        if (found := unwritten(name, error)) is None:
+        if error.errno not in (errno.EPIPE, *NO_SPACE) or error.filename is not None:
             raise
-        status = found
+        status = _unwritten(name, error)
     handle(signal.SIG_IGN)
     return status
 
 
 def end(status: int) -> NoReturn:
-    """End a program that was started with ``python -m``, with an exit status.
+    """End a program that was started with ``python -m``.
 
-    Where a KeyboardInterrupt has passed through ``exec()``, as in the middle of making a dataclass, such a Python ends
-    by the signal, though somebody has handled it; so an interrupted one does not come to Python's own end.
+    If a KeyboardInterrupt has passed through ``exec()`` (dataclasses use it), CPython ends by SIGINT even after the
+    exception was handled. An interrupted program therefore skips CPython's own shutdown.
     """
     if status == INTERRUPTED:
         atexit._run_exitfuncs()
@@ -87,26 +86,15 @@ def end(status: int) -> NoReturn:
 
 
 def interrupted(name: str) -> int:
-    """Say it, and return the exit status."""
+    """Report an interrupt and return its exit status."""
     print(f"{name}: interrupted", file=sys.stderr)
     return INTERRUPTED
 
 
-def missing(error: ImportError) -> str | None:
-    """Which package of those needed cannot be imported, and what to do; None: it is another error."""
-    package = (error.name or "").partition(".")[0]
-    return MISSING.format(package=package, error=error) if package in NEEDED else None
-
-
-def unwritten(name: str, error: OSError) -> int | None:
-    """The exit status, if it is an output that takes no more, else None.
-
-    That its reader has gone, as ``head`` does, is nothing to be said (1, as of a table); that the disk is full is (2).
-    """
-    if error.errno not in (errno.EPIPE, *NO_ROOM) or error.filename is not None:
-        return None
+def _unwritten(name: str, error: OSError) -> int:
+    """Return the exit status after a failed write: 1 if the reader is gone (``| head``), 2 if the disk is full."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())  # so that the end of the process does not try once more
+    os.dup2(nowhere, sys.stdout.fileno())  # else Python's shutdown would try to write again
     os.close(nowhere)
     if error.errno == errno.EPIPE:
         return 1
@@ -120,11 +108,11 @@ def _flush() -> None:
 
 
 def this_python() -> str:
-    """The interpreter that runs, as a shell takes it: what is below the current folder without the way there."""
+    """Return the running interpreter, quoted for a shell, and relative to the current folder if it lies below it."""
     path = Path(sys.executable)
     if path.is_relative_to(here := Path.cwd()) and path.parent != here:
         path = path.relative_to(here)
     return shlex.quote(str(path))
 
 
-__all__ = ["INTERRUPTED", "MISSING", "end", "interrupted", "missing", "process", "this_python", "unwritten"]
+__all__ = ["INTERRUPTED", "MISSING", "end", "interrupted", "process", "this_python"]

@@ -1,4 +1,4 @@
-"""What runs and experiments make of their numbers: the spread of samples, JSON (which has no NaN), an empty figure."""
+"""Numbers of runs and experiments: the spread of samples, JSON without NaN, and an empty figure."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ import numpy as np
 
 
 def spread(samples: Sequence[float]) -> dict[str, float]:
-    """``p10``, ``median`` and ``p90`` of at least one sample, in its unit."""
-    low, median, high = (float(value) for value in np.percentile(samples, (10, 50, 90)))
-    return {"p10": low, "median": median, "p90": high}
+    """Return ``p10``, ``median`` and ``p90`` of at least one sample, in its unit."""
+    return dict(zip(("p10", "median", "p90"), np.percentile(samples, (10, 50, 90)).tolist(), strict=True))
 
 
 def as_json(content: Any) -> str:
-    """A file's text: plain values as JSON, null for every number that is not finite."""
+    """Return plain values as the text of a JSON file. Numbers that are not finite become null."""
     return json.dumps(finite(content), indent=1, allow_nan=False) + "\n"
 
 
 def finite(value: Any) -> Any:
-    """Plain values with None for every number that is not finite."""
+    """Return plain values with None for every number that is not finite."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -31,7 +30,7 @@ def finite(value: Any) -> Any:
 
 
 def new_figure(width: float, height: float) -> Any:
-    """An empty figure of so many inches, drawn without a display; None where matplotlib is missing."""
+    """Return an empty figure, sized in inches, that needs no display. Return None if matplotlib is missing."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

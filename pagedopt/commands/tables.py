@@ -1,26 +1,29 @@
-"""The tables of all commands."""
+"""The console and the tables of all commands."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
-from rich.table import Table
+from rich.table import Column, Table
 
 ENDLESS = 10_000
 
 
 def console(width: int) -> Console:
-    """Where to print: as wide as the terminal or as $COLUMNS says, else ``width``."""
-    told = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
-    return Console(width=None if told else width)
+    """Return a console as wide as the terminal or $COLUMNS. If neither is there, it has ``width`` columns."""
+    known = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    return Console(width=None if known else width)
 
 
 class FittingTable(Table):
-    """Where it would not fit it gives up the space around its cells and breaks lines between words alone, so that
-    numbers keep their digits and their units."""
+    """A table that drops the padding of its cells and breaks lines only between words if it is too wide.
+
+    Numbers thus keep all their digits and their units.
+    """
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         wanted = Measurement.get(console, options.update(max_width=ENDLESS), self).maximum
@@ -32,9 +35,26 @@ class FittingTable(Table):
         yield from super().__rich_console__(console, options)
 
 
-def say(console: Console, line: str) -> None:
-    """Print a line of prose: broken between words on a terminal, whole where a program may read it."""
-    console.print(line, highlight=False, soft_wrap=not console.is_terminal)
+def numbers(headings: Sequence[str]) -> list[Column]:
+    """Return columns of numbers, which are aligned right."""
+    return [Column(heading, justify="right") for heading in headings]
 
 
-__all__ = ["FittingTable", "console", "say"]
+def results_table(rows: Sequence[Mapping[str, str]]) -> Table:
+    """Return a table of rows that map headings to cells. The first column holds names, the others numbers."""
+    name, *others = rows[0]
+    table = FittingTable(name, *numbers(others))
+    for row in rows:
+        table.add_row(*row.values())
+    return table
+
+
+def say(console: Console, line: str, whole: bool = False) -> None:
+    """Print a line of prose, broken between words on a terminal.
+
+    It stays whole in a file or a pipe, and with ``whole`` on a terminal too, so that its paths can be copied.
+    """
+    console.print(line, highlight=False, soft_wrap=whole or not console.is_terminal)
+
+
+__all__ = ["FittingTable", "console", "numbers", "results_table", "say"]

@@ -1,1 +1,1 @@
-"""``python -m pagedopt doctor``: what this machine can do, tried rather than asked for."""
+"""``python -m pagedopt doctor``: find out what this machine can do by trying it."""

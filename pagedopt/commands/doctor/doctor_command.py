@@ -1,6 +1,7 @@
-"""Look at this machine: driver, CUDA versions, cards and what they can do with memory of the host, memory and disk that
-are free, rates measured in a few seconds, and every placement of optimizer state tried with a few MiB. It says which of
-them work, which is chosen when state is given a budget, and why. Works without a GPU, and says what is missing.
+"""Look at this machine: driver, CUDA versions, GPUs and what they can do with host memory, free memory and disk, and
+transfer rates, measured in a few seconds. Every placement of optimizer state is tried with a few MiB. The report says
+which placements work, which one an optimizer with a budget gets, and why. Works without a GPU, and says what is
+missing.
 
 examples:
   python -m pagedopt doctor
@@ -14,25 +15,31 @@ the machine says it supports fails when it is tried.
 from __future__ import annotations
 
 import argparse
+import json
+
+from ..process import MISSING
 
 HELP = "say what this machine can do, which placements work on it and how fast it moves bytes"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("--device", metavar="NAME", help="cuda:N or cpu; default: the GPU where there is one")
-    parser.add_argument("--quick", action="store_true", help="do not measure rates")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    text = "device whose rates are measured and whose placement is chosen: cuda, cuda:N or cpu; default: a GPU if any"
+    parser.add_argument("--device", metavar="NAME", help=text)
+    text = "do not measure rates, which saves a few seconds; `plan` cannot use such a report"
+    parser.add_argument("--quick", action="store_true", help=text)
+    text = "print one JSON object and nothing else: for programs, bug reports and `plan --rates`"
+    parser.add_argument("--json", action="store_true", help=text)
 
 
 def main(args: argparse.Namespace) -> int:
-    """Examine, show, and return 1 if something that should work does not."""
-    import json
-
+    """Examine the machine, print the report, and return 1 if something that should work does not, else 0."""
     try:
         import torch  # noqa: F401
     except ImportError as error:
-        return without_torch(error, args.json)
+        problem = MISSING.format(package="torch", error=error)
+        print(json.dumps({"problems": [problem]}) if args.json else f"problem: {problem}")
+        return 1
     from rich.console import Console
 
     from ..device import pick_device
@@ -47,14 +54,3 @@ def main(args: argparse.Namespace) -> int:
     else:
         show(report)
     return 1 if report["problems"] else 0
-
-
-def without_torch(error: ImportError, as_json: bool) -> int:
-    """Say the one thing that can be said."""
-    import json
-
-    from ..process import MISSING
-
-    problem = MISSING.format(package="torch", error=error)
-    print(json.dumps({"problems": [problem]}) if as_json else f"problem: {problem}")
-    return 1

@@ -1,4 +1,4 @@
-"""The examination: facts, trials and rates put together, and what follows from them."""
+"""The examination: facts, trials and rates, and the notes and problems that follow from them."""
 
 from __future__ import annotations
 
@@ -13,21 +13,27 @@ from . import facts, trial
 
 
 def examine(device: torch.device, quick: bool = False) -> dict[str, Any]:
-    """All there is to say of this machine, as plain values.
+    """Return a report on this machine as plain values.
 
     Args:
-        device: the one whose rates are measured and for which a placement is chosen.
-        quick: leave rates unmeasured.
+        device: whose rates are measured, and for which a placement is chosen.
+        quick: do not measure rates.
     """
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
+    gpu = device if device.type == "cuda" else torch.device("cuda:0" if torch.cuda.is_available() else "cuda")
     about, packages = machine.describe(), facts.package_versions()
-    tried = [*placements(device), *trial.try_placements(torch.device("cpu"))]
-    for one in tried:  # without its packages a device promises nothing; that they are missing is said once
+    tried = [*trial.try_placements(gpu), *trial.try_placements(torch.device("cpu"))]
+    for one in tried:  # if its packages are missing, that is the problem to report, and not each placement
         needs = facts.NEEDED[torch.device(one["device"]).type]
         one["promised"] = one["promised"] and all(packages[name] for name in needs)
     step = trial.try_step(device)
-    found, failure = (None, "") if quick else measured(device)
+    found, failures = None, list[str]()
+    if not quick:
+        try:
+            found = rates.measure(device)
+        except (RuntimeError, MemoryError) as error:
+            failures.append(f"rates could not be measured: {error}")
     return {
         "pagedopt": __version__,
         "system": {name: about[name] for name in ("platform", "python", "processor", "cores")},
@@ -43,27 +49,12 @@ def examine(device: torch.device, quick: bool = False) -> dict[str, Any]:
         "step": step,
         "choices": trial.choices(device, tried, found),
         "notes": notes(device, packages),
-        "problems": [*problems(device, packages, tried, step), *([failure] if failure else [])],
-    }  # fmt: skip
-
-
-def placements(device: torch.device) -> list[dict[str, Any]]:
-    """Those for CUDA parameters: tried on ``device``, or on the first there is."""
-    if not torch.cuda.is_available():
-        return trial.absent_placements()
-    return trial.try_placements(device if device.type == "cuda" else torch.device("cuda", 0))
-
-
-def measured(device: torch.device) -> tuple[rates.Rates | None, str]:
-    """(rates, "") or (None, why not)."""
-    try:
-        return rates.measure(device), ""
-    except (RuntimeError, MemoryError) as error:
-        return None, f"rates could not be measured: {error}"
+        "problems": problems(device, packages, tried, step) + failures,
+    }
 
 
 def notes(device: torch.device, packages: dict[str, str | None]) -> list[str]:
-    """What is worth knowing and no failure."""
+    """Return what is worth knowing but not a failure."""
     out = [f"{name} is not installed: {facts.PACKAGES[name]}" for name, version in packages.items() if not version]
     if not torch.cuda.is_available():
         if machine.driver_version() is None:
@@ -80,7 +71,7 @@ def notes(device: torch.device, packages: dict[str, str | None]) -> list[str]:
 def problems(
     device: torch.device, packages: dict[str, str | None], tried: list[dict[str, Any]], step: dict[str, Any]
 ) -> list[str]:
-    """What should work here and does not."""
+    """Return what should work here and does not."""
     out = [
         f"{name} is missing, which parameters on {device.type} need: {facts.PACKAGES[name]}; `make setup` installs it"
         for name in facts.NEEDED[device.type]

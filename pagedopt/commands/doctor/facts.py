@@ -1,8 +1,8 @@
-"""What is installed and what the cards say of themselves, as plain values.  Nothing here fails where a part is missing:
-a fact that cannot be had is None."""
+"""Installed packages, CUDA versions, GPUs, host memory and disk, as plain values. A fact that cannot be had is None."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import logging
@@ -15,7 +15,7 @@ from ...system.cuda import driver
 from ...system.files import host
 from ...system.files.state_file import state_folder
 
-#: Packages by the name they are imported by, and what is not there without them.
+#: Packages by import name, with what does not work without them.
 PACKAGES = {
     "torch": "nothing works",
     "numpy": "nothing works",
@@ -25,10 +25,10 @@ PACKAGES = {
     "cuda.bindings": "no step of CUDA parameters, no look at the cards",
     "matplotlib": "no plots",
 }
-#: Which of them steps on a device need.
+#: The packages that a step needs, by type of device.
 NEEDED = {"cuda": ("cupy", "cuda.bindings"), "cpu": ("numba",)}
 
-#: Device attributes by the names CUDA's runtime has for them, and the driver's.
+#: Device attributes: the name in CUDA's runtime API, and that in the driver API.
 ATTRIBUTES = {
     "managedMemory": "MANAGED_MEMORY",
     "concurrentManagedAccess": "CONCURRENT_MANAGED_ACCESS",
@@ -44,9 +44,9 @@ ATTRIBUTES = {
 
 
 def package_versions() -> dict[str, str | None]:
-    """Versions of what can be imported; None for what cannot, be it missing or broken."""
+    """Return the version of each package; None if it is missing or its import fails."""
     before = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # as Matplotlib's of folders that it would draw with
+    logging.disable(logging.WARNING)  # matplotlib warns of folders that it cannot write
     try:
         return {name: _version(name) for name in PACKAGES}
     finally:
@@ -56,7 +56,7 @@ def package_versions() -> dict[str, str | None]:
 def _version(name: str) -> str | None:
     try:
         module = importlib.import_module(name)
-    except Exception:  # a broken installation raises anything
+    except Exception:  # a broken installation may raise anything
         return None
     if isinstance(known := getattr(module, "__version__", None), str):
         return known
@@ -66,29 +66,25 @@ def _version(name: str) -> str | None:
 
 
 def cuda_versions() -> dict[str, str | None]:
-    """CUDA as the driver supports it, as torch was built for it, and as NVRTC compiles for it."""
+    """Return the CUDA versions that the driver supports, that torch was built for, and that NVRTC has."""
     out: dict[str, str | None] = {"driver_supports": None, "torch": torch.version.cuda, "nvrtc": None}
-    try:
+    with contextlib.suppress(Exception):  # without cuda-bindings, or without libcuda
         number = int(driver.check("cuDriverGetVersion", driver.bindings().cuDriverGetVersion()))
         out["driver_supports"] = f"{number // 1000}.{number % 1000 // 10}" if number else None
-    except Exception:  # no cuda-bindings, or no libcuda behind it
-        pass
-    try:
+    with contextlib.suppress(Exception):
         from cuda.bindings import nvrtc
 
         out["nvrtc"] = ".".join(str(n) for n in nvrtc.nvrtcVersion()[1:])
-    except Exception:
-        pass
     return out
 
 
 def cards() -> list[dict[str, Any]]:
-    """The CUDA devices torch sees."""
+    """Return facts about each CUDA device that torch sees."""
     return [card(i) for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)]
 
 
 def card(index: int) -> dict[str, Any]:
-    """One CUDA device."""
+    """Return facts about one CUDA device."""
     properties = torch.cuda.get_device_properties(index)
     free, total = torch.cuda.mem_get_info(index)
     return {
@@ -103,7 +99,7 @@ def card(index: int) -> dict[str, Any]:
 
 
 def attributes(index: int) -> dict[str, int | None]:
-    """What a device can do with memory; None for what cannot be asked (no cuda-bindings, or too old for it)."""
+    """Return what a device can do with memory; None for what cuda-bindings (missing, or old) cannot ask."""
     out: dict[str, int | None] = dict.fromkeys(ATTRIBUTES)
     try:
         d = driver.bindings()
@@ -119,13 +115,13 @@ def attributes(index: int) -> dict[str, int | None]:
 
 
 def host_memory() -> dict[str, Any]:
-    """Host memory that this process may still take, and the limits on it: the machine's, and those of its cgroups."""
+    """Return the host memory that this process may still take, and its limits: the machine's and those of cgroups."""
     limits = [{"owner": room.owner, "free": room.free, "limit": room.limit} for room in host.rooms()]
     return {"available": host.available(), "limits": limits}
 
 
 def folder() -> dict[str, Any]:
-    """Where state files lie and what is free there; ``path`` is None, with the reason, if they can lie nowhere."""
+    """Return the folder of state files and its free bytes; ``path`` is None, with a reason, if there is none."""
     try:
         path = state_folder()
         return {"path": str(path), "free": shutil.disk_usage(path).free, "reason": ""}

@@ -1,4 +1,4 @@
-"""An examination's report on a terminal."""
+"""The report of an examination, for a terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..tables import say
 
 
 def show(report: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print it."""
+    """Print a report as :func:`examine` returns it."""
     console = console or Console()
     for table in (system(report), *map(card, report["cards"]), placements(report)):
         console.print(table)
@@ -26,7 +26,7 @@ def show(report: Mapping[str, Any], console: Console | None = None) -> None:
 
 
 def system(report: Mapping[str, Any]) -> Table:
-    """Versions, and memory and disk that are free."""
+    """Return a table of versions, free memory and free disk."""
     table = _facts("this machine")
     about = report["system"]
     table.add_row("system", f"{about['platform']}, Python {about['python']}")
@@ -47,7 +47,7 @@ def system(report: Mapping[str, Any]) -> Table:
 
 
 def card(about: Mapping[str, Any]) -> Table:
-    """A GPU, and what it can do with memory."""
+    """Return a table of a GPU and what it can do with memory."""
     table = _facts(f"cuda:{about['index']}, {escape(about['name'])}")
     table.add_row("memory", f"{text_of_bytes(about['memory_free'])} free of {text_of_bytes(about['memory_total'])}")
     table.add_row("compute capability", f"{about['compute_capability']}, {about['multiprocessors']} multiprocessors")
@@ -57,7 +57,7 @@ def card(about: Mapping[str, Any]) -> Table:
 
 
 def placements(report: Mapping[str, Any]) -> Table:
-    """Which placements work."""
+    """Return a table of the placements and whether they work."""
     table = Table("placement", "parameters on", "works", "host access, or why not", title="placements, each tried")
     for tried in report["placements"]:
         works = "[green]yes[/green]" if tried["works"] else "[red]NO[/red]" if tried["promised"] else "no"
@@ -67,7 +67,7 @@ def placements(report: Mapping[str, Any]) -> Table:
 
 
 def rates(measured: Mapping[str, Any]) -> Table:
-    """How fast bytes move."""
+    """Return a table of the transfer rates."""
     found = Rates.from_dict(measured)
     table = Table("way", title="rates")
     table.add_column("rate", justify="right")
@@ -77,7 +77,7 @@ def rates(measured: Mapping[str, Any]) -> Table:
 
 
 def chosen(report: Mapping[str, Any]) -> list[str]:
-    """Sentences about what an optimizer will do on the examined device."""
+    """Return sentences about the placement that an optimizer gets on the examined device."""
     out = []
     for choice in report["choices"]:
         asked = "device_budget=None" if choice["device_budget"] is None else "device_budget='2GiB', say"
@@ -88,7 +88,7 @@ def chosen(report: Mapping[str, Any]) -> list[str]:
 
 
 def remarks(report: Mapping[str, Any]) -> list[str]:
-    """Notes, problems, and the verdict."""
+    """Return notes, problems, or that there are none."""
     out = [f"note: {escape(note)}" for note in report["notes"]]
     out += [f"[red]problem:[/red] {escape(problem)}" for problem in report["problems"]]
     if not report["problems"]:

@@ -1,1 +1,1 @@
-"""The main job: train a small GPT with PagedAdamW and, beside it, with torch's AdamW."""
+"""``python -m pagedopt train``: train a small GPT with PagedAdamW and, beside it, with torch's AdamW."""

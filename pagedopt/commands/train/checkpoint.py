@@ -1,11 +1,13 @@
-"""Checkpoints: written whole or not at all, read with a clear word on what is wrong."""
+"""Checkpoints of a run: written all or nothing, and refused with a reason if they cannot be read."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import warnings
 import zipfile
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,33 +19,25 @@ from .files import replacing
 
 CHECKPOINT = "checkpoint.pt"
 FORMAT = 2
-BEFORE = 1  # has no checksum
+BEFORE = 1  # the older format, which has no checksum
 CHECKSUM = "checksum"
 KEYS = {"format", "options", "step", "corpus", "contenders"}
 
 
 def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
-    """Write beside ``path``, then rename: whoever reads finds the old checkpoint or the new one, never a half.
-
-    Raises:
-        OSError: there is no room, or the disk fails; the old checkpoint is still there.
-    """
+    """Write a checkpoint beside ``path``, then rename it. If the disk fails (OSError), the old one is still there."""
     content = {key: value for key, value in content.items() if key != CHECKSUM} | {"format": FORMAT}
     with replacing(path, mode=0o600) as file:
         try:
             torch.save({**content, CHECKSUM: checksum(content)}, file)
-        except RuntimeError as error:  # torch says "unexpected pos" of a write that failed or was interrupted
+        except RuntimeError as error:  # torch says "unexpected pos"; the cause is in its context
             if isinstance(error.__context__, (OSError, KeyboardInterrupt)):
                 raise error.__context__ from None
             raise
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint into host memory, and see that it holds what was saved.
-
-    Raises:
-        UsageError: it does not, or it is none of this program's.
-    """
+    """Read a checkpoint into host memory and verify its checksum; UsageError if it is damaged or something else."""
     try:
         if path.is_dir():
             inside = path / CHECKPOINT
@@ -51,7 +45,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             raise UsageError(f"--resume {path}: it is a folder; {meant}")
         if not path.is_file():
             raise UsageError(f"--resume {path}: there is no such file. A run writes OUT/{CHECKPOINT}.")
-    except OSError as error:  # a folder that may not be entered, a name that is too long
+    except OSError as error:  # no permission for the folder, or the name is too long
         raise UsageError(f"--resume {path}: it cannot be looked at ({error.strerror or error})") from error
     content = _read(path)
     if not isinstance(content, dict) or not content.keys() >= KEYS:
@@ -62,43 +56,37 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise UsageError(f"--resume {path}: checkpoint format {what}, this version reads {BEFORE} and {FORMAT}")
     if found == BEFORE:
         return content
-    said = content.pop(CHECKSUM, None)
-    try:
-        same = isinstance(said, str) and said == checksum(content)
-    except (ValueError, RecursionError):
-        same = False
-    if not same:
-        raise UsageError(f"--resume {path}: it does not hold what was saved (its checksum is another): it is damaged")
-    return content
+    saved = content.pop(CHECKSUM, None)
+    with contextlib.suppress(ValueError, RecursionError):
+        if isinstance(saved, str) and saved == checksum(content):
+            return content
+    raise UsageError(f"--resume {path}: it does not hold what was saved (its checksum is another): it is damaged")
 
 
 def _read(path: Path) -> Any:
-    """
-    Raises:
-        UsageError: it is no file of ``torch.save``, or one that is damaged or holds more than plain values.
-    """
+    """Return what ``torch.save`` wrote, if that is plain values and tensors; else raise UsageError."""
     try:
         if not zipfile.is_zipfile(path):
             raise UsageError(
                 f"--resume {path}: not a readable checkpoint (torch.save writes another kind of file, or it is cut off)"
             )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch's, about files that are refused in words of ours
+            warnings.simplefilter("ignore")  # torch warns of files that are refused below
             return torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise UsageError(f"--resume {path}: not a readable checkpoint ({error.strerror or error})") from error
     except (UsageError, MemoryError):
         raise
-    except Exception as error:  # torch falls over a damaged file anywhere, and its words are for those who call it
+    except Exception as error:  # torch may raise anything for a damaged file, and its messages are for programmers
         reason = "it is damaged, or holds more than tensors and plain values"
         raise UsageError(f"--resume {path}: not a readable checkpoint ({reason})") from error
 
 
 def checksum(value: Any) -> str:
-    """SHA-256 of plain values and tensors, as hexadecimal digits: of their types, order, shapes and bits.
+    """Return the SHA-256 (hexadecimal) of plain values and tensors: of types, order, shapes and bits.
 
     Raises:
-        ValueError: a tensor has no values of its own to be read.
+        ValueError: a tensor does not hold values of its own.
         RecursionError: a container holds itself.
     """
     found = hashlib.sha256()
@@ -108,14 +96,9 @@ def checksum(value: Any) -> str:
 
 def _add(found: Any, value: Any) -> None:
     kind = type(value).__name__
-    if isinstance(value, Mapping):
+    if isinstance(value, (Mapping, list, tuple)):
         found.update(f"{kind} {len(value)}\n".encode())
-        for key, item in value.items():
-            _add(found, key)
-            _add(found, item)
-    elif isinstance(value, (list, tuple)):
-        found.update(f"{kind} {len(value)}\n".encode())
-        for item in value:
+        for item in chain.from_iterable(value.items()) if isinstance(value, Mapping) else value:
             _add(found, item)
     elif isinstance(value, torch.Tensor):
         if value.layout is not torch.strided or not is_whole(value):
@@ -127,4 +110,4 @@ def _add(found: Any, value: Any) -> None:
         text = repr(value).encode()
         found.update(f"{kind} {len(text)}\n".encode() + text)
     else:
-        found.update(kind.encode())  # which torch.load will not read
+        found.update(kind.encode())  # torch.load with weights_only refuses it

@@ -1,4 +1,4 @@
-"""Do two loss curves lie on each other? Pure arithmetic."""
+"""Do two loss curves agree? Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# In nats per byte, for the largest difference at any step, by type of device.
+# The largest difference at any step, in nats per byte, by type of device.
 #
 # cpu: float32. Two correct AdamWs differ by rounding alone: 2e-6 at the end of `make train`
-# (experiments/results/train-cpu.json). A forgotten decay goes beyond the tolerance within a short run, which
-# tests/commands/test_train.py holds.
+# (experiments/results/train-cpu.json). If weight decay is forgotten, a short run exceeds the tolerance
+# (tests/commands/test_train.py).
 #
-# cuda: bfloat16 products round a thousand times coarser and the backward passes of attention and of the embedding
-# add up in an order that changes from run to run, so even one optimizer against itself does not repeat its losses.
-# torch's fused AdamW twice from one seed: 0.015 apart within 100 steps of `gpt2` on an H200. The tolerance is three
-# times that and only tells curves that part from curves that do not; the finer test is the float32 one.
+# cuda: bfloat16 rounds products a thousand times coarser, and the backward passes of attention and embedding add up in
+# an order that varies, so an optimizer does not even repeat its own losses. torch's fused AdamW, run twice from one
+# seed: 0.015 apart within 100 steps of `gpt2` on an H200. The tolerance is three times that. It only tells curves that
+# diverge from curves that do not; the finer test is float32's.
 TOLERANCE = {"cpu": 5e-4, "cuda": 0.05}
 
 
@@ -31,8 +31,15 @@ class Comparison:
 
     @property
     def agree(self) -> bool:
-        """Whether the curves lie on each other; a NaN never does."""
+        """Whether the curves agree; with a NaN they never do."""
         return self.max_difference <= self.tolerance
+
+    def sentence(self, steps: int) -> str:
+        """Return the result for curves of ``steps`` steps in words."""
+        return (
+            f"The curves {'lie' if self.agree else 'DO NOT lie'} on each other: the largest difference in {steps} "
+            f"steps is {self.max_difference:.2g} (step {self.at_step}), the tolerance {self.tolerance:g}."
+        )
 
 
 def compare(first: Sequence[float], second: Sequence[float], tolerance: float) -> Comparison:

@@ -1,4 +1,4 @@
-"""One optimizer with its own copy of the model, and what it measured so far."""
+"""A contender: one optimizer with its own copy of the model, and what it has measured so far."""
 
 from __future__ import annotations
 
@@ -14,16 +14,13 @@ from .gpt import GPT, build_model
 from .train_options import TrainOptions
 
 LABELS = {"paged": "PagedAdamW", "torch": "torch AdamW (fused)"}
-BETAS = (0.9, 0.95)  # as GPT-3 and its followers train
+BETAS = (0.9, 0.95)  # as GPT-3
 CLIP_NORM = 1.0
 
 
 def build_optimizer(kind: str, model: nn.Module, options: TrainOptions) -> torch.optim.Optimizer:
-    """The optimizer called ``kind``; every choice between the contenders is made here.
-
-    Matrices and embeddings decay, norms and biases do not.
-    """
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    """Return the optimizer called ``kind``. Matrices and embeddings decay, norms and biases do not."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": options.weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
@@ -31,19 +28,19 @@ def build_optimizer(kind: str, model: nn.Module, options: TrainOptions) -> torch
     if kind == "paged":
         from ... import PagedAdamW
 
-        placement: Any = options.placement  # a name that was checked
+        placement: Any = options.placement  # train_options.py has checked the name
         return PagedAdamW(groups, lr=options.lr, betas=BETAS, placement=placement, device_budget=options.device_budget)
     return torch.optim.AdamW(groups, lr=options.lr, betas=BETAS, fused=True)
 
 
 class Clock:
-    """Reads the time on the device's own line: CUDA events, which do not wait, or the CPU's clock."""
+    """Times work on its device: with CUDA events, which do not wait for the GPU, or with the CPU's clock."""
 
     def __init__(self, device: torch.device) -> None:
         self.cuda = device.type == "cuda"
 
     def now(self) -> Any:
-        """A mark for ``milliseconds``."""
+        """Return the present as a mark for ``milliseconds``."""
         if not self.cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -51,13 +48,13 @@ class Clock:
         return event
 
     def milliseconds(self, start: Any, end: Any) -> float:
-        """The time between two marks; on CUDA both must have happened."""
+        """Return the time between two marks. On CUDA both events must have completed."""
         return float(start.elapsed_time(end)) if self.cuda else (end - start) * 1e3
 
 
 @dataclass
 class Curve:
-    """What one contender measured, a number per step."""
+    """What one contender has measured, one number per step."""
 
     losses: list[float] = field(default_factory=list)
     step_ms: list[float] = field(default_factory=list)
@@ -65,11 +62,11 @@ class Curve:
 
 
 class Contender:
-    """A model and its optimizer. Losses and times stay on the device until ``collect``, so no step waits for them."""
+    """A model and its optimizer. Losses and times stay on the device until ``collect``, so that no step waits."""
 
     def __init__(self, kind: str, options: TrainOptions, name: str = "") -> None:
         self.kind = kind
-        self.name = name or kind  # short, for the display
+        self.name = name or kind  # in the display
         self.label = LABELS[kind]
         self.device = torch.device(options.device)
         self.model: GPT = build_model(options.shape, options.block, options.seed, self.device)
@@ -79,7 +76,7 @@ class Contender:
         self._waiting: list[tuple[Tensor, Any, Any, Any]] = []
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss, with matrix products in bfloat16 on a GPU."""
+        """Return the loss. On a GPU matrix products are in bfloat16."""
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda"):
             return self.model(inputs, targets)
 
@@ -98,11 +95,10 @@ class Contender:
         self._waiting.append((loss.detach(), start, before, end))
 
     def collect(self) -> None:
-        """Bring losses and times to the host; on CUDA this waits for the device, once for all of them."""
+        """Bring losses and times to the host. On CUDA this waits for the device, once for all of them."""
         if not self._waiting:
             return
-        losses, *_ = zip(*self._waiting, strict=True)
-        self.curve.losses += torch.stack(losses).tolist()
+        self.curve.losses += torch.stack([loss for loss, *_ in self._waiting]).tolist()
         if self.clock.cuda:
             self._waiting[-1][3].synchronize()
         for _, start, before, end in self._waiting:
@@ -111,28 +107,24 @@ class Contender:
         self._waiting.clear()
 
     def state_bytes(self) -> dict[str, int]:
-        """The bytes of optimizer state by place."""
+        """Return the bytes of optimizer state by where they are: ``device``, ``host`` or ``file``."""
         if self.kind == "paged":
-            report: Any = self.optimizer
-            return {place: int(size) for place, size in report.memory_report().by_place.items() if size}
-        places: Counter[str] = Counter()
+            optimizer: Any = self.optimizer
+            return {where: int(size) for where, size in optimizer.memory_report().by_place.items() if size}
+        found: Counter[str] = Counter()
         for state in self.optimizer.state.values():
             for value in state.values():
                 if isinstance(value, Tensor):
-                    places["device" if value.is_cuda else "host"] += value.nbytes
-        return dict(places)
+                    found["device" if value.is_cuda else "host"] += value.nbytes
+        return dict(found)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a later ``load_state_dict`` needs to go on."""
+        """Return everything that ``load_state_dict`` needs to go on."""
         self.collect()
-        return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "curve": vars(self.curve),
-        }
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "curve": vars(self.curve)}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go on from where ``state_dict`` was taken."""
+        """Take over what ``state_dict`` returned."""
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.curve = Curve(**saved["curve"])

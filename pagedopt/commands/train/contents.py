@@ -1,4 +1,4 @@
-"""What a checkpoint must hold to be gone on from: all of it is looked at before anything is made or changed."""
+"""Checks of a whole checkpoint, before anything is allocated or changed."""
 
 from __future__ import annotations
 
@@ -20,18 +20,14 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class WrongContents(ValueError):
-    """What a checkpoint holds is not what a run of its options saves; the message says where and what."""
+    """Contents that a run with the checkpoint's options would not have saved. The message says where and what."""
 
 
 def check_contents(saved: Mapping[str, Any], options: TrainOptions) -> None:
-    """See that a checkpoint has all that the run of its options needs, of the right kinds and shapes.
-
-    Args:
-        saved: the checkpoint.
-        options: its own, checked.
+    """Check that a checkpoint holds what a run with its ``options`` saves, with the right types and shapes.
 
     Raises:
-        WrongContents: it has not.
+        WrongContents: something is missing, unexpected or wrong.
     """
     step = saved["step"]
     if type(step) is not int or not 0 <= step <= options.steps:
@@ -50,10 +46,10 @@ def check_contents(saved: Mapping[str, Any], options: TrainOptions) -> None:
 
 
 def _check_optimizer(what: str, found: Any, kind: str, model: nn.Module, options: TrainOptions, step: int) -> None:
-    """Groups are those of a new optimizer but for the learning rate, which is that of the last step."""
+    """Compare with the groups of a new optimizer, except that ``lr`` is that of the last step."""
     _same_keys(what, found, ("state", "param_groups"))
-    home = dataclasses.replace(options, placement=None, device_budget=EVERYTHING)
-    fresh = build_optimizer(kind, nn.Linear(1, 1, device="cpu"), home).param_groups
+    plain = dataclasses.replace(options, placement=None, device_budget=EVERYTHING)
+    fresh = build_optimizer(kind, nn.Linear(1, 1, device="cpu"), plain).param_groups
     parameters = list(model.parameters())
     split = [[p for p in parameters if p.dim() >= 2], [p for p in parameters if p.dim() < 2]]
     if not isinstance(found["param_groups"], list) or len(found["param_groups"]) != len(fresh):
@@ -85,15 +81,12 @@ def _check_curve(what: str, found: Any, step: int) -> None:
     for name, values in found.items():
         if not isinstance(values, list) or len(values) != step or not all(type(v) is float for v in values):
             raise WrongContents(f"{what}: {name} must be {step} floats, one for each step")
-        if name != "losses" and not all(_is_time(v) for v in values):
+        if name != "losses" and not all(math.isfinite(v) and v >= 0 for v in values):
             raise WrongContents(f"{what}: {name} holds times below zero, or no numbers")
 
 
 def _same_keys(what: str, found: Any, wanted: Any) -> None:
-    """
-    Raises:
-        WrongContents: it is no dict, or has not just these keys.
-    """
+    """Refuse what is not a dict with exactly these keys."""
     if not isinstance(found, dict):
         raise WrongContents(f"{what} is a {type(found).__name__}, not a dict")
     for key in wanted:
@@ -114,23 +107,19 @@ def _check_tensor(what: str, value: Any, wanted: torch.Tensor) -> None:
         raise WrongContents(f"{what} is {value.dtype} {shape} ({value.layout}), the model's is {wanted.dtype} {right}")
     if not is_whole(value):
         raise WrongContents(f"{what} does not hold its values")
-    if not value.is_contiguous():  # torch's fused kernel would read and write past its memory
+    if not value.is_contiguous():  # torch's fused kernel would access memory beyond it
         raise WrongContents(f"{what} has strides {value.stride()}; a run saves its tensors contiguous")
 
 
 def _same(value: Any, wanted: Any) -> bool:
-    """Equal and of one type, inside of containers too; True is not 1."""
+    """Return whether two values are equal and of one type, also inside of containers: True is not 1."""
     if isinstance(wanted, (list, tuple)):
         return type(value) is type(wanted) and len(value) == len(wanted) and all(map(_same, value, wanted))
     return type(value) is type(wanted) and bool(value == wanted)
 
 
-def _is_time(value: Any) -> bool:
-    return type(value) is float and math.isfinite(value) and value >= 0
-
-
 def _shown(value: Any) -> str:
-    """A value in a line."""
+    """Return a value as at most 60 characters on one line."""
     plain = value is None or isinstance(value, (bool, int, float, str, list, tuple))
     text = " ".join((repr(value) if plain else f"a {type(value).__name__}").split())
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,4 +1,4 @@
-"""The corpus: the source text of Python's own standard library, byte by byte. Nothing is downloaded."""
+"""The corpus: the source text of Python's own standard library, as bytes. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from torch import Tensor
 
 from ..errors import UsageError
 
-CORPUS_LIMIT = 16 * 2**20  # bytes; all of the library of today's Python, and a bound on a grown one
+CORPUS_LIMIT = 16 * 2**20  # bytes; more than today's standard library has
 SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
-VALIDATION_EVERY = 10  # every tenth file is held out, so both parts are of the same kind
+VALIDATION_EVERY = 10  # every tenth file is held out, so both parts are alike
 
 Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Training and validation text, and a digest that tells one Python's library from another's."""
+    """Training and validation text, and a digest that differs between versions of Python."""
 
     train: Bytes
     validation: Bytes
@@ -31,7 +31,7 @@ class Corpus:
 
 
 def source_files(root: Path) -> list[Path]:
-    """The library's sources in an order that does not depend on the file system."""
+    """Return the library's sources in an order that does not depend on the file system."""
     found = [path for path in root.rglob("*.py") if not SKIPPED.intersection(path.relative_to(root).parts[:-1])]
     return sorted(found, key=lambda path: path.relative_to(root).as_posix())
 
@@ -57,17 +57,14 @@ def load_corpus(block: int, root: Path | None = None) -> Corpus:
 
 
 def sample_batch(text: Bytes, batch: int, block: int, seed: int, step: int) -> Tensor:
-    """Return (batch, block + 1) tokens that depend on seed and step alone.
-
-    The step is thus the whole position in the data: a resumed run needs no generator state.
-    """
+    """Return (batch, block + 1) int64 tokens that depend on seed and step alone: resuming needs no generator state."""
     starts = np.random.default_rng((seed, step)).integers(0, len(text) - block, size=batch)
     windows = text[starts[:, None] + np.arange(block + 1)]
     return torch.from_numpy(windows.astype(np.int64))
 
 
 def to_device(windows: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Inputs and targets on the device, without waiting for the copy."""
+    """Return inputs and targets on the device, without waiting for the copy."""
     if device.type == "cuda":
         windows = windows.pin_memory().to(device, non_blocking=True)
     return windows[:, :-1], windows[:, 1:]

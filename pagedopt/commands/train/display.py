@@ -1,4 +1,4 @@
-"""What a running training shows: a live bar on a terminal, a line now and then elsewhere."""
+"""Progress of a run: a live bar on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from .contender import Contender
 
-RECENT = 20  # steps the shown speed is the median of
-LINES = 10  # lines in a whole run where there is no terminal
-PATIENCE = 30.0  # seconds, the longest silence where there is no terminal
+RECENT = 20  # the speed shown is the median of so many steps
+LINES = 10  # in a whole run without a terminal
+PATIENCE = 30.0  # seconds; the longest silence without a terminal
 
 
 class Display:
-    """Shows loss and speed of every contender. Use as a context manager around the loop."""
+    """A context manager around the training loop that shows loss and speed of every contender."""
 
     def __init__(self, console: Console, step: int, steps: int, tokens: int) -> None:
         self.console = console
@@ -28,7 +28,7 @@ class Display:
         self.started = self.last_line = time.monotonic()
         self.progress = Progress(
             MofNCompleteColumn(),
-            BarColumn(bar_width=6),  # all of it fits 80 columns
+            BarColumn(bar_width=6),  # so that the line fits 80 columns
             TextColumn("{task.fields[status]}"),
             TextColumn("ETA"),
             TimeRemainingColumn(),
@@ -59,5 +59,5 @@ class Display:
         self.console.print(f"step {step}/{self.steps}  {status}  ETA {left:.0f} s", highlight=False, soft_wrap=True)
 
     def _speed(self, contender: Contender) -> float:
-        """Tokens per second of the whole step: forward, backward and optimizer."""
+        """Return tokens per second of the whole step: forward, backward and optimizer."""
         return self.tokens / statistics.median(contender.curve.step_ms[-RECENT:]) * 1e3

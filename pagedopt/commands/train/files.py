@@ -1,4 +1,4 @@
-"""The folder of a run: files that are there whole or not at all, no link followed, and one run at a time."""
+"""The folder of a run: files are written all or nothing, links are not followed, and only one run may use it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ..errors import UsageError
 LOCK = ".lock"
 SUFFIX = ".unfinished"
 LEFT_OVER = f".*.{'[0-9a-f]' * 16}{SUFFIX}"
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of a network's file system, as it may be mounted
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # from some network file systems
 NO_FOLDER_SYNC = (errno.EINVAL, errno.EOPNOTSUPP)
 
 
 @contextlib.contextmanager
 def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """A new file that takes the place of ``path`` when the block ends, and is removed if it fails, however that is.
+    """Open a temporary file that replaces ``path`` when the block ends, and is removed if the block raises.
 
-    A link that stands at ``path`` is replaced.  ``mode`` is cut by the umask, as always.
+    If ``path`` is a link, the link is replaced. The umask applies to ``mode``.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{SUFFIX}")
     try:
@@ -44,7 +44,7 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename outlive a loss of power."""
+    """Make a rename survive a power failure."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -57,12 +57,10 @@ def _sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def only_run(folder: Path) -> Iterator[None]:
-    """Keep other runs out of ``folder`` for the block, or until this process ends, however that is.
-
-    What killed runs left unfinished is removed: nobody else is writing.
+    """Lock ``folder`` against other runs until the block or the process ends, and remove what killed runs left there.
 
     Raises:
-        UsageError: another run has it, or it cannot be written to.
+        UsageError: another run has the lock, or the folder cannot be written to.
     """
     descriptor = _open_lock(folder)
     try:
@@ -72,7 +70,7 @@ def only_run(folder: Path) -> Iterator[None]:
                 path.unlink()
         yield
     finally:
-        os.close(descriptor)  # and with it the lock goes; its file stays, or a third run could lock another one
+        os.close(descriptor)  # releases the lock. Its file stays: if it were deleted, two runs could lock two files
 
 
 def _open_lock(folder: Path) -> int:

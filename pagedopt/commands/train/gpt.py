@@ -1,4 +1,4 @@
-"""GPT-2 as Radford et al. (2019) describe it, without dropout, in PyTorch's own layers."""
+"""GPT-2 (Radford et al., 2019) in PyTorch's own layers, without dropout."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and a two-layer perceptron, each behind a norm and added to the stream."""
+    """Attention and a two-layer perceptron, each after a norm and with a residual connection."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Layer(nn.Module):
 
 
 class GPT(nn.Module):
-    """A decoder-only transformer with learned positions and the output layer tied to the embedding."""
+    """A decoder-only transformer with learned positions. The output layer is tied to the embedding."""
 
     def __init__(self, size: Size, block: int) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class GPT(nn.Module):
         self._initialize(size.layers)
 
     def _initialize(self, layers: int) -> None:
-        """Normal(0, 0.02); what is added to the stream is smaller, so that its variance does not grow with depth."""
+        """Draw from Normal(0, 0.02); less for residual outputs, so that their sum does not grow with depth."""
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 spread = 0.02 / math.sqrt(2 * layers) if name.endswith("out.weight") else 0.02
@@ -65,7 +65,7 @@ class GPT(nn.Module):
                 nn.init.zeros_(parameter)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """The mean cross-entropy of ``targets``, in nats per token."""
+        """Return the mean cross-entropy of ``targets``, in nats per token."""
         x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
         for layer in self.layers:
             x = layer(x)
@@ -74,7 +74,7 @@ class GPT(nn.Module):
 
 
 def build_model(size: Size, block: int, seed: int, device: torch.device) -> GPT:
-    """A model whose weights depend on the seed alone, not on the device."""
+    """Return a model whose weights depend on the seed but not on the device."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = GPT(size, block)

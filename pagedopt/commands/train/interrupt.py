@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a request to stop after the step in progress."""
+"""Ctrl-C and SIGTERM as a request to stop after the current step."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ CAUGHT = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupt:
-    """While entered, the first signal sets ``requested``; a second one ends the program as usual.
+    """While entered, a first signal sets ``requested``, and a second one ends the program as usual.
 
-    A signal that was ignored stays so: a shell starts a background job like that, to keep Ctrl-C from it.
+    A signal that is ignored stays ignored: so shells protect background jobs from Ctrl-C.
     """
 
     def __init__(self) -> None:
@@ -21,9 +21,9 @@ class Interrupt:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupt:
-        if threading.current_thread() is threading.main_thread():  # others may not set handlers
-            kept = (signal.SIG_IGN, None)  # None: set by something other than Python, which could not be put back
-            caught = [number for number in CAUGHT if signal.getsignal(number) not in kept]
+        if threading.current_thread() is threading.main_thread():  # other threads cannot set handlers
+            left = (signal.SIG_IGN, None)  # None: a handler that Python has not set and could not restore
+            caught = [number for number in CAUGHT if signal.getsignal(number) not in left]
             self._previous = {number: signal.signal(number, self._handle) for number in caught}
         return self
 

@@ -1,10 +1,11 @@
-"""The training loop: both contenders take every step in turn, on the same batch."""
+"""The training loop: the contenders take every step in turn, on the same batch."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from .. import tables
 from ..errors import UsageError
-from ..process import this_python
+from ..process import INTERRUPTED, this_python
 from . import spill
 from .checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
 from .contender import Contender
@@ -25,12 +26,12 @@ from .interrupt import Interrupt
 from .progress_report import RESULT, report
 from .schedule import learning_rate
 from .sizes import parameter_count
-from .train_options import OPTIMIZERS, TrainOptions, as_saved, resolve, resolve_resumed
+from .train_options import OPTIMIZERS, TrainOptions, resolve, resolve_resumed
 
-COLLECT_EVERY = {"cpu": 1, "cuda": 10}  # steps between looks at the losses, each of which waits for the device
+COLLECT_EVERY = {"cpu": 1, "cuda": 10}  # steps between transfers of the losses, which wait for the device
 VALIDATION_BATCHES = 16
-LOG_WIDTH = 120  # where the output is no terminal
-VALIDATION_SEED = 2**31  # far from the training seeds people choose
+LOG_WIDTH = 120  # of the output if it is not a terminal
+VALIDATION_SEED = 2**31  # far from the seeds that people choose for training
 
 
 class Run:
@@ -42,14 +43,10 @@ class Run:
         self.corpus = corpus
         self.contenders = contenders
         self.step = step
-
-    @property
-    def checkpoint(self) -> Path:
-        """Where this run is saved."""
-        return Path(self.options.out) / CHECKPOINT
+        self.checkpoint = Path(options.out) / CHECKPOINT
 
     def train(self, interrupt: Interrupt, console: Console) -> None:
-        """Take the remaining steps, or stop after the step in which an interrupt arrived."""
+        """Take the remaining steps, or stop after the step in which an interrupt arrives."""
         options = self.options
         with Display(console, self.step, options.steps, options.batch * options.block) as display:
             while self.step < options.steps and not interrupt.requested:
@@ -62,7 +59,7 @@ class Run:
                     self.save()
 
     def take_step(self) -> None:
-        """Give every contender the same batch; who goes first alternates, so neither always finds warm caches."""
+        """Give every contender the same batch. They take turns at going first, so that none always has warm caches."""
         options = self.options
         windows = sample_batch(self.corpus.train, options.batch, options.block, options.seed, self.step)
         inputs, targets = to_device(windows, self.device)
@@ -72,13 +69,9 @@ class Run:
         self.step += 1
 
     def save(self) -> None:
-        """Write a checkpoint.
-
-        Raises:
-            UsageError: the disk has no room for it, or fails.
-        """
+        """Write a checkpoint; UsageError if the disk is full or fails."""
         content = {
-            "options": as_saved(self.options),
+            "options": asdict(self.options),
             "step": self.step,
             "corpus": self.corpus.digest,
             "contenders": {contender.kind: contender.state_dict() for contender in self.contenders},
@@ -94,17 +87,17 @@ class Run:
 
     @torch.no_grad()
     def validate(self, contender: Contender) -> float:
-        """The loss on held-out files, the same batches for every contender."""
+        """Return the loss on held-out files, with the same batches for every contender."""
         options = self.options
         losses = []
-        for number in range(VALIDATION_BATCHES):
-            windows = sample_batch(self.corpus.validation, options.batch, options.block, VALIDATION_SEED, number)
+        for step in range(VALIDATION_BATCHES):
+            windows = sample_batch(self.corpus.validation, options.batch, options.block, VALIDATION_SEED, step)
             losses.append(contender.loss(*to_device(windows, self.device)))
         return float(torch.stack(losses).mean())
 
 
 def start(args: argparse.Namespace, held: contextlib.ExitStack) -> Run:
-    """Check the options and bring the run to where it starts; ``held`` keeps its folder from other runs."""
+    """Check the options and return a run that can take its first step. ``held`` gets the lock of its folder."""
     saved = load_checkpoint(args.resume) if args.resume else None
     options = resolve_resumed(args, saved["options"]) if saved else resolve(args)
     corpus = load_corpus(options.block)
@@ -128,7 +121,7 @@ def start(args: argparse.Namespace, held: contextlib.ExitStack) -> Run:
 
 
 def check_resumed(path: Path, saved: dict[str, Any], options: TrainOptions, corpus: Corpus) -> None:
-    """Refuse a checkpoint that the run cannot go on from, before anything is made."""
+    """Refuse a checkpoint that this run cannot go on from, before anything is allocated."""
     if not isinstance(saved["corpus"], str) or saved["corpus"] != corpus.digest:
         raise UsageError(
             "the checkpoint was made with another version of Python, whose standard library is another text. "
@@ -141,12 +134,12 @@ def check_resumed(path: Path, saved: dict[str, Any], options: TrainOptions, corp
 
 
 def text_of_threads(count: int) -> str:
-    """What a CPU is called beside a GPU's name."""
+    """Return the CPU as text, where a GPU would be called by its name."""
     return f"CPU, {count} thread{'' if count == 1 else 's'}"
 
 
 def announce(run: Run, console: Console) -> None:
-    """Say what is about to happen."""
+    """Print what the run is about to do."""
     options, corpus = run.options, run.corpus
     where = torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else text_of_threads(options.threads)
     millions = parameter_count(options.shape, options.block) / 1e6
@@ -161,55 +154,51 @@ def announce(run: Run, console: Console) -> None:
 
 
 def second_act(first: Run, interrupt: Interrupt, console: Console) -> int:
-    """Show spilling beside a twin that does not spill; returns 1 if the two part, 130 if interrupted, else 0."""
-    corpus, out = first.corpus, Path(first.options.out)
-    first.contenders.clear()  # their memory is needed now
+    """Train the twins of spill.py and report. Return 1 if they differ, 130 if interrupted, else 0."""
+    first.contenders.clear()  # frees their memory for the twins
     if first.device.type == "cuda":
         torch.cuda.empty_cache()
     twins = spill.twins(first.options)
-    console.print(spill.announcement(*twins), highlight=False, soft_wrap=True)
+    tables.say(console, spill.announcement(*twins), whole=True)
     contenders = [Contender("paged", options, name) for name, options in zip(spill.NAMES, twins, strict=True)]
-    act = Run(twins[0], corpus, contenders)
+    act = Run(twins[0], first.corpus, contenders)
     try:
         act.train(interrupt, console)
     except MemoryError as error:
         raise UsageError(f"second act: {error}. The results above are complete; --no-spill leaves it out.") from error
     if interrupt.requested:
         console.print("second act interrupted; the results above are complete", highlight=False)
-        return 130
-    return spill.report(contenders, out / RESULT, console)
+        return INTERRUPTED
+    return spill.report(contenders, Path(first.options.out) / RESULT, console)
 
 
 def _train(current: Run, interrupt: Interrupt, console: Console) -> int:
-    """Train, report, and go on to the second act; or save what an interrupt left."""
+    """Train, report and go on to the second act. After an interrupt, save a checkpoint instead."""
     announce(current, console)
-    with interrupt as stop:
-        current.train(stop, console)
-        if stop.requested:
+    with interrupt:
+        current.train(interrupt, console)
+        if interrupt.requested:
             current.save()
-            console.print(
-                f"interrupted after step {current.step} of {current.options.steps}; go on with\n"
-                f"  {this_python()} -m pagedopt train --resume {shlex.quote(str(current.checkpoint))}",
-                highlight=False,
-                soft_wrap=True,
-            )
-            return 130
+            resume = f"{this_python()} -m pagedopt train --resume {shlex.quote(str(current.checkpoint))}"
+            text = f"interrupted after step {current.step} of {current.options.steps}; go on with\n  {resume}"
+            tables.say(console, text, whole=True)
+            return INTERRUPTED
         validation = [current.validate(contender) for contender in current.contenders]
         status = report(current.options, current.contenders, validation, console)
-        return second_act(current, stop, console) if current.options.spill and not status else status
+        return second_act(current, interrupt, console) if current.options.spill and not status else status
 
 
 def run(args: argparse.Namespace, interrupt: Interrupt | None = None) -> int:
-    """Train and report; see command.py for the exit status."""
+    """Train and report. Return the exit status; see command.py."""
     console = tables.console(LOG_WIDTH)
     try:
         with contextlib.ExitStack() as held:
             return _train(start(args, held), interrupt or Interrupt(), console)
     except torch.OutOfMemoryError as error:
-        first = str(error).splitlines()[0]
         raise UsageError(
-            f"out of device memory ({first}). Use --device-budget 0, which keeps PagedAdamW's state on the host, a "
-            "smaller --batch, --block or --size, or --optimizer paged, which trains one model instead of two."
+            f"out of device memory ({str(error).splitlines()[0]}). Use --device-budget 0, which keeps PagedAdamW's "
+            "state on the host, a smaller --batch, --block or --size, or --optimizer paged, which trains one model "
+            "instead of two."
         ) from error
     except MemoryError as error:
         raise UsageError(f"{error} (--device-budget and --placement say where state goes)") from error

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-FLOOR = 0.1  # the last step's share of the peak
+FLOOR = 0.1  # the last step's learning rate, over the peak
 
 
 def learning_rate(step: int, steps: int, peak: float) -> float:
-    """Rise in a line over the first tenth of the run, then fall along a cosine to a tenth of the peak."""
+    """Return the rate of a step: linear warm-up over a tenth of the run, then a cosine down to a tenth of the peak."""
     warmup = max(1, steps // 10)
     if step < warmup:
         return peak * (step + 1) / warmup

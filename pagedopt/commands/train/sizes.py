@@ -1,4 +1,4 @@
-"""Named model sizes, each with the training settings it learns well with."""
+"""Named model sizes, each with training settings that work well for it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Size:
-    """Shape of a GPT and the defaults that go with it."""
+    """Shape of a GPT, and its defaults for training."""
 
     layers: int
     heads: int
@@ -20,8 +20,8 @@ class Size:
 
 
 BYTES = 256
-# GPT-2's 50,257 tokens rounded up to a multiple of 64. Bytes never reach most of these rows: they are there so that
-# the optimizer meets the tensors of the real model, of which the embedding is by far the largest.
+# GPT-2's 50,257 tokens rounded up to a multiple of 64. Bytes use only 256 of these rows. The others give the optimizer
+# the tensors of the real model, of which the embedding is by far the largest.
 GPT2_ROWS = 50_304
 
 SIZES = {
@@ -36,7 +36,7 @@ DEFAULT_SIZE = {"cpu": "small", "cuda": "gpt2"}
 
 
 def parameter_count(size: Size, block: int) -> int:
-    """The number of parameters of a GPT of this size, with the output layer tied to the embedding.
+    """Return the number of parameters of a GPT of this size, whose output layer is tied to the embedding.
 
     >>> parameter_count(SIZES["gpt2"], 1024)
     124475904

@@ -1,4 +1,4 @@
-"""From the command line to a checked set of options."""
+"""The options of a run: read from the command line or a checkpoint, completed with defaults, and checked."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import os
 import typing
 from collections.abc import Collection, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 import torch
@@ -26,14 +26,14 @@ OPTIMIZERS = {"both": ("paged", "torch"), "paged": ("paged",), "torch": ("torch"
 LEAST = {"batch": 1, "block": 1, "steps": 1, "threads": 1, "seed": 0, "checkpoint_every": 0, "lr": 0, "weight_decay": 0}
 MOST = {"seed": 2**63 - 1, "threads": MOST_THREADS}  # a seed of torch's generators
 CHOICES: dict[str, Mapping[str, Any]] = {"size": SIZES, "optimizer": OPTIMIZERS}
-EVERYTHING = "all"  # the --device-budget that is none; None stands for an option that was not given
+EVERYTHING = "all"  # the --device-budget that limits nothing; None means that the option was not given
 
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Everything a run depends on. All but those that MAY_CHANGE decide its losses.
+    """Everything a run depends on. All options but MAY_CHANGE decide its losses.
 
-    Those with a default came later: a checkpoint may have been written without them.
+    Options with a default here are newer than the others: old checkpoints do not have them.
     """
 
     size: str
@@ -54,21 +54,17 @@ class TrainOptions:
 
     @property
     def shape(self) -> Size:
-        """The model's shape."""
+        """Shape of the model."""
         return SIZES[self.size]
 
     @property
     def budget(self) -> Budget:
-        """What ``device_budget`` says.
-
-        Raises:
-            ValueError: the text is no budget.
-        """
+        """``device_budget`` as a value; ValueError if the text is not a budget."""
         return Budget(self.device_budget)
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of AdamW's two moments, in float32 as the parameters are."""
+        """Bytes of AdamW's two moments, which are float32 like the parameters."""
         return 2 * 4 * parameter_count(self.shape, self.block)
 
 
@@ -76,28 +72,22 @@ MAY_CHANGE = ("threads", "checkpoint_every", "out", "placement", "device_budget"
 
 
 def resolve(args: argparse.Namespace) -> TrainOptions:
-    """Check the options of a new run and fill in the defaults."""
+    """Return the options of a new run, checked and with defaults."""
     check_ranges(vars(args))
     device = pick_device(args.device)
     size = args.size or DEFAULT_SIZE[device.type]
-    shape = SIZES[size]
+    placed = args.placement is not None or args.device_budget not in (None, EVERYTHING)
     defaults: dict[str, Any] = {
+        **{name: getattr(SIZES[size], name) for name in ("batch", "block", "steps", "lr")},
         "size": size,
-        "batch": shape.batch,
-        "block": shape.block,
-        "steps": shape.steps,
         "seed": 0,
         "optimizer": "both",
-        "lr": shape.lr,
         "weight_decay": 0.1,
         "threads": torch.get_num_threads(),
         "checkpoint_every": 100,
         "out": "runs/train",
-        # Without a GPU it is the one way to see paging; beside a state that is spilled anyway it shows nothing new.
-        "spill": device.type == "cpu"
-        and args.optimizer != "torch"
-        and args.placement is None
-        and args.device_budget in (None, EVERYTHING),
+        # On a CPU this is the only way to see paging, unless the run itself spills.
+        "spill": device.type == "cpu" and args.optimizer != "torch" and not placed,
     }
     options = TrainOptions(**{**defaults, **given(args), "device": str(device)})
     check_batch(options)
@@ -106,7 +96,7 @@ def resolve(args: argparse.Namespace) -> TrainOptions:
 
 
 def resolve_resumed(args: argparse.Namespace, saved: dict[str, Any]) -> TrainOptions:
-    """Take a checkpoint's options; refuse any given beside --resume that would change the run."""
+    """Return a checkpoint's options. Refuse options beside --resume that would change the losses."""
     check_ranges(vars(args))
     asked = given(args)
     try:
@@ -117,7 +107,7 @@ def resolve_resumed(args: argparse.Namespace, saved: dict[str, Any]) -> TrainOpt
         asked["device"] = str(pick_device(args.device))
     for name, value in asked.items():
         if name not in MAY_CHANGE and value != saved[name]:
-            flag = "--" + name.replace("_", "-")
+            flag = flag_of(name)
             raise UsageError(
                 f"{flag} {value}: the checkpoint {args.resume} was made with {flag} {saved[name]}. "
                 "Leave the option out to go on with that run, or leave out --resume to start another."
@@ -130,18 +120,20 @@ def resolve_resumed(args: argparse.Namespace, saved: dict[str, Any]) -> TrainOpt
 
 
 def given(args: argparse.Namespace) -> dict[str, Any]:
-    """The options that were passed, by name."""
-    names = TrainOptions.__dataclass_fields__
-    passed = {name: value for name, value in vars(args).items() if name in names and value is not None}
-    if "out" in passed:
-        passed["out"] = str(passed["out"])
-    return passed
+    """Return the options that were given on the command line, by name."""
+    passed = {f.name: value for f in fields(TrainOptions) if (value := getattr(args, f.name)) is not None}
+    return {**passed, "out": str(passed["out"])} if "out" in passed else passed
+
+
+def flag_of(name: str) -> str:
+    """Return the option of the command line that sets a field."""
+    return "--" + name.replace("_", "-")
 
 
 def check_ranges(values: Mapping[str, Any]) -> None:
-    """Refuse numbers that mean nothing, or more than the machine can do."""
+    """Refuse numbers that make no sense or exceed what the machine can do."""
     for name, least in LEAST.items():
-        value, flag = values[name], "--" + name.replace("_", "-")
+        value, flag = values[name], flag_of(name)
         if value is not None and not least <= value < float("inf"):
             raise UsageError(f"{flag} {value}: must be a number of at least {least}")
         if value is not None and value > MOST.get(name, value):
@@ -150,8 +142,9 @@ def check_ranges(values: Mapping[str, Any]) -> None:
 
 
 def check_batch(options: TrainOptions) -> None:
-    """Refuse a batch whose tokens alone do not fit into the host's memory, before the system kills who asks for it."""
-    needed, room = 3 * 8 * options.batch * (options.block + 1), host.available()  # indices, tokens, and a copy of them
+    """Refuse a batch whose tokens exceed the host's memory; otherwise the kernel would kill the process."""
+    needed = 3 * 8 * options.batch * (options.block + 1)  # int64: indices, tokens, and a copy of the tokens
+    room = host.available()
     if needed > room:
         raise UsageError(
             f"--batch {options.batch} of --block {options.block}: the tokens of one step take {text_of_bytes(needed)}, "
@@ -160,11 +153,11 @@ def check_batch(options: TrainOptions) -> None:
 
 
 def check_saved(saved: Any) -> None:
-    """Refuse options that no run can have had: a checkpoint may hold anything."""
+    """Refuse options in a checkpoint that no run can have had."""
     if not isinstance(saved, dict):
         raise UsageError(f"they are a {type(saved).__name__}, not a dict")
     kinds = typing.get_type_hints(TrainOptions)
-    optional = {field.name for field in fields(TrainOptions) if field.default is not MISSING}
+    optional = {f.name for f in fields(TrainOptions) if f.default is not MISSING}
     if wrong := sorted(map(str, saved.keys() ^ kinds.keys() - (optional - saved.keys()))):
         raise UsageError(f"{', '.join(wrong)[:60]} should not be there, or is missing")
     for name, value in saved.items():
@@ -176,12 +169,12 @@ def check_saved(saved: Any) -> None:
 
 
 def check_state(options: TrainOptions, typed: Collection[str]) -> None:
-    """Refuse a place for optimizer state that cannot be had, before anything is allocated.
+    """Refuse options about optimizer state that cannot work, before anything is allocated.
 
     Args:
         options: of the run.
-        typed: names of those that were given.  A --spill that was not, a default or a checkpoint's, is named only where
-            it is the one that speaks of state.
+        typed: names of the options on the command line. If --spill is not among them (it is a default, or from a
+            checkpoint), messages name it only if no other option is about state.
     """
     asked = {"--placement": options.placement, "--device-budget": options.device_budget, "--spill": options.spill}
     flags = [flag for flag, value in asked.items() if value not in (None, EVERYTHING, False)]
@@ -195,10 +188,7 @@ def check_state(options: TrainOptions, typed: Collection[str]) -> None:
         raise UsageError(f"{text}: for parameters on {device} there are {', '.join(sorted(known))}")
     try:
         budget = options.budget
-        Affordable().load(budget)
-    except ValueError as error:
-        raise UsageError(f"{text}: {error}") from error
-    try:
+        Affordable().load(budget)  # a budget may name a file of rates
         check_placement(options.placement, budget, None)
     except ValueError as error:
         raise UsageError(f"{text}: {error}") from error
@@ -213,15 +203,10 @@ def check_state(options: TrainOptions, typed: Collection[str]) -> None:
 
 
 def check_act(options: TrainOptions, kind: type[Arena], text: str) -> None:
-    """Refuse a second act in which nothing would be spilled."""
+    """Refuse a second act that would spill nothing."""
     if not (kind.away and kind.keeps_budget):
         raise UsageError(f"{text}: no budget sends state of placement {kind.name} away; use another, or --no-spill")
     budget = options.budget
     if not (budget.everything or budget.measured) and budget.of(options.state_bytes) == options.state_bytes:
         size = text_of_bytes(options.state_bytes)
         raise UsageError(f"{text}: all state stays, it is {size}; use a smaller --device-budget, or --no-spill")
-
-
-def as_saved(options: TrainOptions) -> dict[str, Any]:
-    """The options as plain values, for a checkpoint or a JSON file."""
-    return asdict(options)
