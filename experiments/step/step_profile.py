@@ -20,7 +20,6 @@ from experiments.harness.run import Run
 from experiments.harness.show import Table
 from experiments.harness.time import Case
 from pagedopt import PagedAdamW
-from pagedopt.optim.step.hyperparameters import scalars_of
 
 
 class _Nothing(torch.optim.Optimizer):
@@ -58,7 +57,8 @@ def pieces(count: int, device: torch.device) -> dict[str, Callable[[], object]]:
 
     def run() -> None:
         step[0] += 1
-        sweep.run([bucket.rule.uniforms({**scalars_of(bucket.rule, group, optimizer.defaults), "step": step[0]})])
+        (beta1, beta2), given = group["betas"], {name: group[name] for name in ("lr", "eps", "weight_decay")}
+        sweep.run([bucket.rule.uniforms({**given, "beta1": beta1, "beta2": beta2, "step": step[0]})])
 
     return {
         "step(), whole": optimizer.step,

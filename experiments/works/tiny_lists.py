@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 
 from pagedopt import Sweep, rule
-from pagedopt.kernels.source import table_type
 from pagedopt.system.cuda import driver
 from pagedopt.system.cuda.driver import Advice, Location
-from pagedopt.tables.layout import HostTable, Span
+from pagedopt.tables.layout import HostTable, Span, table_type
 from pagedopt.transports.by_value import HybridTransport, StructTransport
-from pagedopt.transports.ring import ManagedTransport, MappedTransport, MemcpyTransport
+from pagedopt.transports.ring import ManagedTransport, MappedTransport, MemcpyTransport, TableBuffer
 from pagedopt.transports.transport import TABLE_AT, Argument, Lent, Transport, opaque
 
 #: Elements of a tensor, (2, 3), and from one to the next, as torch's allocator would place them (512 bytes).
@@ -76,8 +74,9 @@ class Prefetched(ManagedTransport):
 
     advice = ()
 
-    def _publish(self, place: Any, words: int, stream: int) -> None:
-        driver.prefetch(place.source, 8 * words, Location.DEVICE, self.device, stream)
+    def publish(self, buffer: TableBuffer, words: int, stream: int) -> None:
+        """Prefetch what has changed."""
+        driver.prefetch(buffer.source, 8 * words, Location.DEVICE, self.device, stream)
 
 
 class TorchPageable(Transport):

@@ -1,1 +1,1 @@
-"""What every floor uses and what needs no torch: units, names, tables of facts."""
+"""What the whole package uses and what needs no torch: units, names, tables of facts."""

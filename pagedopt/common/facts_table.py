@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 class Shown:
-    """Has a title and facts, each a name and a text; ``rich.print`` and notebooks show them as a table."""
+    """A report with a title and facts (name and text), which ``rich.print`` and notebooks show as a table."""
 
     def facts(self) -> tuple[str, list[tuple[str, str]]]:
-        """The title, and names with their texts, in order."""
+        """Return the title and the (name, text) of each fact in order."""
         raise NotImplementedError
 
     def __rich__(self) -> Table:
@@ -32,6 +32,3 @@ class Shown:
         title, facts = self.facts()
         rows = "".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>" for name, text in facts)
         return f"<table><caption>{html.escape(title)}</caption>{rows}</table>"
-
-
-__all__ = ["Shown"]

@@ -1,4 +1,4 @@
-"""Names of a package that are loaded when first used, so that importing it costs little."""
+"""Names of a package that are imported on first use, so that importing the package is fast."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .similar_names import near
 def attach(
     package: str, modules: Mapping[str, Iterable[str]], instead: Mapping[str, str] | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """``__getattr__``, ``__dir__`` and ``__all__`` of a package.
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` for a package.
 
     Args:
         package: its ``__name__``.
-        modules: by their names, relative to the package, the names to take from them.
-        instead: by names that are not there and that somebody may look for, what to write.
+        modules: the names to import by module (relative to the package).
+        instead: what to write for a name that is missing but that users may look for.
 
     Example:
         >>> __getattr__, __dir__, __all__ = attach(__name__, {".base": ("PagedOptimizer",)})

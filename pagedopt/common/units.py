@@ -1,4 +1,4 @@
-"""Numbers as people write and read them: bytes, rates, times and counts of parameters."""
+"""Bytes, rates, times and counts of parameters as texts, parsed and printed."""
 
 from __future__ import annotations
 
@@ -8,19 +8,16 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 _COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
-_BYTES = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30,
-          "ti": 1 << 40}  # fmt: skip
+_BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6}
-#: No model has more parameters; their bytes in any format fit into 64 bits.
+#: The most parameters of a model: their bytes in any format still fit into 64 bits.
 MOST_PARAMETERS = 10**14
 
 
 def parse_bytes(value: int | str, name: str = "device_budget") -> int:
-    """A number of bytes, or a text as ``"2GiB"``, ``"500 MB"``, as bytes.
+    """Return bytes from an integer or a text such as ``"2GiB"`` or ``"500 MB"``.
 
-    Raises:
-        ValueError: it is negative, or no such text.
-        TypeError: it is neither an integer nor a text.
+    Raises ValueError for another text or a negative number, TypeError for another type.
     """
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise TypeError(f"{name} is {value!r}; give bytes as an integer or a text as '2GiB'")
@@ -38,16 +35,12 @@ _SECONDS_TEXT = re.compile(rf"\s*(\d+(?:\.\d*)?)\s*({'|'.join(_SECONDS)})\s*")
 
 
 def looks_like_seconds(value: object) -> bool:
-    """Whether a value is a text of a number and a unit of time."""
+    """Return whether a value is a text of a number and a unit of time."""
     return isinstance(value, str) and _SECONDS_TEXT.fullmatch(value) is not None
 
 
 def parse_seconds(value: str, name: str = "device_budget") -> float:
-    """A time above zero as ``"20 ms"``, ``"1.5 s"`` or ``"300 µs"``, as seconds.
-
-    Raises:
-        ValueError: it is no such text.
-    """
+    """Return seconds from a time above zero such as ``"20 ms"``, ``"1.5 s"`` or ``"300 µs"``; else ValueError."""
     found = _SECONDS_TEXT.fullmatch(value)
     seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
     if not 0 < seconds < math.inf:
@@ -56,11 +49,9 @@ def parse_seconds(value: str, name: str = "device_budget") -> float:
 
 
 def parse_count(value: int | float | str, name: str = "params") -> int:
-    """A number of parameters: an integer, ``7e9``, or a text as ``"7B"``, ``"124M"``, ``"1.5 b"``.
+    """Return a number of parameters from an integer, ``7e9``, or a text such as ``"7B"``, ``"124M"``, ``"1.5 b"``.
 
-    Raises:
-        ValueError: it is no such text, not a whole number, or not in 1 … 10^14.
-        TypeError: it is neither a number nor a text.
+    Raises ValueError for another text, a fraction, or a number outside of 1 … 10^14, TypeError for another type.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise TypeError(f"{name} is {value!r}; give a number, or a text as '7B' or '124M'")
@@ -77,7 +68,7 @@ def parse_count(value: int | float | str, name: str = "params") -> int:
 
 
 def text_of_bytes(nbytes: float) -> str:
-    """Bytes in the largest binary unit that they fill.
+    """Return bytes in the largest binary unit of which there is at least one.
 
     >>> text_of_bytes(2147483648)
     '2.00 GiB'
@@ -86,7 +77,7 @@ def text_of_bytes(nbytes: float) -> str:
 
 
 def text_of_count(number: int) -> str:
-    """A number of parameters, in thousands and their powers.
+    """Return a number of parameters with a power of a thousand.
 
     >>> text_of_count(124475904)
     '124 M'
@@ -95,7 +86,7 @@ def text_of_count(number: int) -> str:
 
 
 def text_of_rate(rate: float | None) -> str:
-    """Bytes a second, in powers of a thousand; None: "unknown".
+    """Return bytes a second with a power of a thousand; "unknown" for None.
 
     >>> text_of_rate(55.5e9)
     '55.5 GB/s'
@@ -106,25 +97,21 @@ def text_of_rate(rate: float | None) -> str:
 
 
 def text_of_seconds(seconds: float | None) -> str:
-    """Seconds in the largest unit that they fill; None: "unknown".
+    """Return seconds in the largest unit of which there is at least one; "unknown" for None.
 
     >>> text_of_seconds(0.0431)
     '43.1 ms'
     """
     if seconds is None:
         return "unknown"
-    shown = _scaled(seconds, {"s": 1.0, "ms": 1e-3, "µs": 1e-6})
-    return shown or (f"{seconds * 1e6:.2f} µs" if seconds else "0 s")
+    return _scaled(seconds, {"s": 1.0, "ms": 1e-3, "µs": 1e-6}) or (f"{seconds * 1e6:.2f} µs" if seconds else "0 s")
 
 
 def _scaled(value: float, units: Mapping[str, float]) -> str:
-    """A value in the first unit (largest first) that it fills, with three digits; "" if it fills none."""
+    """Return a value with three digits (or all before the point) in the largest unit that it reaches; "" if none."""
     for unit, size in units.items():
         if abs(value) >= size:
-            return f"{_digits(value / size)} {unit}"
+            many = value / size
+            shown = f"{many:.2f}" if many < 9.995 else f"{many:.1f}" if many < 99.95 else f"{many:,.0f}"
+            return f"{shown} {unit}"
     return ""
-
-
-def _digits(value: float) -> str:
-    """Three of them, or all before the point."""
-    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"

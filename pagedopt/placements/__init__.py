@@ -1,4 +1,4 @@
-"""Choice 3: where state lives.  What a placement of one's own is made from."""
+"""Placements: where state lives, and what a placement of your own is made from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .plain import DeviceArena as DeviceArena
     from .plain import HostArena as HostArena
     from .plain import PinnedArena as PinnedArena
-else:  # a type checker would take any name for one of these
+else:  # not for type checkers: with __getattr__ they would accept any name
     __getattr__, __dir__, __all__ = attach(
         __name__,
         {

@@ -1,9 +1,10 @@
-"""What every arena is: one address range with state in it, of which the first pages rest on the device."""
+"""The base class of placements: one address range that holds state, whose first pages are resident."""
 
 from __future__ import annotations
 
 import functools
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
@@ -15,59 +16,58 @@ import torch
 from ..paging.pages import STRETCH, Layout
 from ..paging.visits import Mover
 from ..system.cuda import driver
-from ..system.state_lost import StateLost
 from .movers import Ring, StagedMover
 
 
 class Arena:
-    """State of some parameters in one zeroed address range, laid out and cut as ``layout`` says.
+    """One zeroed address range with the state of some parameters, divided as ``layout`` says.
 
-    The range keeps its address for life and is freed when the last tensor that views it dies, be that before or after
-    this object.
+    The range keeps its address for life.  It is freed when the last tensor that views it dies, before or after this
+    object.
+
+    A subclass is a placement: ``PagedAdamW(placement=TheClass)``.  Its ``__init__`` calls ``super().__init__`` and
+    makes ``tensor``, zeroed.  The class attributes below say what the placement can do; one that is ``paged`` overrides
+    :meth:`move`.  Define the class at the top level of its module, so that an optimizer with it can be pickled.
 
     Args:
         layout: made with this class's ``granule``.
-        device: of the parameters.
-        resident: how many of the first pages rest on the device; looked at only where ``paged`` is True.
+        device: device of the parameters.
+        resident: how many of the first pages are on the device; ignored unless ``paged`` is True.
 
     Attributes:
-        tensor: the whole range as uint8, on ``device``; for its address, as users get tensors of their own memory.
-
-    A subclass from outside of this package is a placement like any other: ``PagedAdamW(placement=TheClass)``.  Its
-    ``__init__`` calls ``super().__init__`` and makes ``tensor``, zeroed.  The class says in the attributes below what
-    it can do, and overrides :meth:`move` if it is ``paged``.  It has to be a name of its module, so that an optimizer
-    with it can be pickled.
+        tensor: the whole range as uint8, on ``device``.  It gives the address; users get tensors with storages of
+            their own (:meth:`view`).
 
     Raises:
         MemoryError: there is no room, or it would be taken from others; the text says what to do.
         CudaError: the driver refuses.  Nothing stays allocated in either case.
     """
 
-    #: The placement's name; left out: the class's.
+    #: Name of the placement; the default is the name of the class.
     name: ClassVar[str]
-    #: Types of the devices whose parameters it serves.
+    #: Device types whose parameters it serves.
     devices: ClassVar[tuple[str, ...]] = ("cuda", "cpu")
-    #: Where pages rest that are not on the device: ``host``, ``file``, or None if there are no such pages.
+    #: Where pages are that are not on the device: ``host`` or ``file``; None: there are no such pages.
     away: ClassVar[str | None] = None
-    #: Whether there is no arena: torch's allocator gives each tensor its own memory.
+    #: True: there is no arena, torch's allocator gives each tensor its own memory.
     plain: ClassVar[bool] = False
-    #: Whether a budget may divide it between the two.
+    #: Whether a budget may divide it into resident pages and pages that are away.
     paged: ClassVar[bool] = False
-    #: Whether what a budget sent away stays there (else the driver brings it back when it is used).
+    #: Whether pages that a budget sent away stay there; False: the driver brings them back when they are used.
     keeps_budget: ClassVar[bool] = True
-    #: Page boundaries are multiples of this many bytes; 0: one page.
+    #: Page boundaries are multiples of this many bytes; 0: the arena has one page.
     granule: ClassVar[int] = 0
     #: Bytes of a full page in its widest section.
     stretch: ClassVar[int] = STRETCH
-    #: How a step reaches pages that are away, the default first: ``in_place``, ``staged``.
+    #: How a step may reach pages that are away, the default first: ``in_place``, ``staged``.
     ways: ClassVar[tuple[str, ...]] = ("in_place",)
-    #: Whether there is never room for parameters that come later.
+    #: True: it never has room for parameters that come later.
     full: ClassVar[bool] = False
 
     tensor: torch.Tensor
-    #: Held while pages move of which other optimizers have a part, and during launches; None: none have.
+    #: Held while pages that other optimizers share move, and during launches; None: nothing is shared.
     lock: AbstractContextManager[object] | None = None
-    #: The tensors of state that view it, and how many of them are alive: an arena goes with the last.
+    #: The state tensors that view it, and how many are alive.  A store drops the arena when the last one dies.
     views: tuple[weakref.ref[torch.Tensor], ...] = ()
     alive: int = 0
 
@@ -81,44 +81,44 @@ class Arena:
 
     @classmethod
     def way(cls, access: str | None) -> str:
-        """How a step reaches pages that are away, if it is to be by ``access`` where there is a choice."""
+        """Return how a step reaches pages that are away: by ``access`` if this placement can, else by its default."""
         return access if access in cls.ways else cls.ways[0]
 
     @classmethod
     def refusal(cls, device: torch.device) -> str:
-        """Why this placement cannot serve parameters on ``device``; "" if it can."""
+        """Return why this placement cannot serve parameters on ``device``; "" if it can."""
         return ""
 
     def move(self, resident: int) -> None:
-        """Make the first ``resident`` pages those on the device.  Waits for the device; no address changes.
+        """Make the first ``resident`` pages the resident ones.  Waits for the device; no address changes.
 
         Signal handlers run between pages, and not while one moves.
 
         Raises:
-            MemoryError, CudaError, OSError: there is no room, or a disk fails; every page is where it was, or on the
-                side it was to go to, and ``resident`` says which.
-            StateLost: a page could not even stay where it was.
+            MemoryError, CudaError, OSError: there is no room, or a disk fails.  Every page is where it was or where it
+                was to go, and ``resident`` says which.
+            StateLost: a page could be neither moved nor left where it was.
         """
         if resident != self.resident:
             raise NotImplementedError(f"pages of placement {self.name!r} do not move")
 
     def check_owner(self) -> None:
-        """Refuse what only the process may do that made the arena.
+        """Refuse a forked process what only the process that made the arena may do.
 
         Raises:
             RuntimeError: this process was forked from that one, and would write to its state.
         """
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor lies in this arena."""
+        """Return whether a tensor lies in this arena."""
         return 0 <= tensor.data_ptr() - self.tensor.data_ptr() < self.tensor.nbytes
 
     def mover(self, arenas: Sequence[Arena], ring: Callable[[torch.device], Ring]) -> Mover:
-        """What carries pages that are away on their visits of one step, whose launches go to the current stream.
+        """Return a mover for the visits of pages in one step, whose launches go to the current stream.
 
         Args:
-            arenas: by the number that moves name; those of its moves are of this arena's device and kind.
-            ring: gives the slots of a device.
+            arenas: by the numbers in the moves; all moves are of arenas of this device and kind.
+            ring: returns the slots of a device.
 
         Raises:
             torch.OutOfMemoryError: there is no room for the slots.
@@ -127,50 +127,55 @@ class Arena:
 
     @property
     def wanted(self) -> int:
-        """How many pages it was last asked to have on the device: others may keep a page away that they share."""
+        """How many resident pages were last asked for.  Fewer are resident if another optimizer shares the page."""
         return self.resident
 
     def prepare(self) -> None:
-        """Called once in every step, before its launches; what it queues goes to the current stream.
+        """Get ready for a step: called once in each, before its launches.  Work goes to the current stream.
 
         Raises:
-            RuntimeError: as :meth:`check_owner`, which whoever overrides this has to call.
+            RuntimeError: as :meth:`check_owner`, which an override has to call.
         """
         self.check_owner()
 
     def drop(self) -> None:
-        """Send away what others have brought into memory beyond the resident pages."""
+        """Send away pages that are not resident but that reads or writes of others have brought into memory."""
 
     @property
     def near(self) -> str:
-        """What resident pages are said to be on: ``device``, or ``host`` for parameters on a CPU."""
+        """Where reports say that resident pages are: ``device``, or ``host`` for parameters on a CPU."""
         return "host" if self.device.type == "cpu" else "device"
 
     def planned(self) -> dict[str, int]:
-        """Bytes by where they should be."""
+        """Return bytes by where they should be."""
         if self.away in (None, self.near):
             return {self.near: self.layout.nbytes}
         near, away = self.layout.divided(self.resident)
         return {self.near: near, self.away: away}
 
     def measured(self) -> dict[str, int]:
-        """Bytes by where the driver or the operating system says they are."""
+        """Return bytes by where the driver or the operating system says they are."""
         return self.planned()
 
     def view(self, section: int, index: int, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """What a section has of parameter ``index``, laid out as ``like``, with a storage of its own.
+        """Return the state of parameter ``index`` in a section, with the shape and strides of ``like``.
 
-        So saving, sharing or replacing it concerns no other, and it looks like any tensor of torch.
+        It has a storage of its own, as any tensor of torch: saving, sharing or replacing it affects no other.
         """
         if not like.numel():
             return torch.empty_strided(like.size(), like.stride(), dtype=dtype, device=self.device)
-        storage = self._bytes(self.layout.begin(section, index), like.numel() * dtype.itemsize).untyped_storage()
-        return torch.empty(0, dtype=dtype, device=self.device).set_(storage, 0, like.size(), like.stride())
+        offset, nbytes = self.layout.begin(section, index), like.numel() * dtype.itemsize
+        if self.tensor.is_cuda:
+            raw = driver.view(self.tensor.data_ptr() + offset, nbytes, self.device.index, self.tensor, part=True)
+        else:
+            raw = torch.frombuffer(self.on_host, dtype=torch.uint8, count=nbytes, offset=offset)
+        empty = torch.empty(0, dtype=dtype, device=self.device)
+        return empty.set_(raw.untyped_storage(), 0, like.size(), like.stride())
 
     def extend(self, numels: Sequence[int]) -> list[int] | None:
-        """The indices of further parameters, whose state is zero, if there is room for all of them; else None.
+        """Add parameters, whose state is zero.  Return their indices, or None if there is no room for all of them.
 
-        What is behind the last parameter moves with its page and is never written to: it is zero as it was made.
+        Memory behind the last parameter is still zero: it moves with its page, and nothing writes to it.
         """
         layout = self.layout.extended(numels)
         if layout is None:
@@ -178,26 +183,12 @@ class Arena:
         first, self.layout = len(self.layout.numels), layout
         return list(range(first, first + len(numels)))
 
-    def _bytes(self, offset: int, nbytes: int) -> torch.Tensor:
-        """A part of the range as a tensor that is no view of another, and keeps all of it."""
-        if self.tensor.is_cuda:
-            return driver.view(self.tensor.data_ptr() + offset, nbytes, self.device.index, self.tensor, part=True)
-        return torch.frombuffer(self.on_host, dtype=torch.uint8, count=nbytes, offset=offset)
-
     @functools.cached_property
     def on_host(self) -> npt.NDArray[np.uint8]:
-        """The whole range of parameters on a CPU, as what all tensors in it keep alive."""
+        """The whole range as an array, for parameters on a CPU.  Every tensor made from it keeps the range alive."""
         return self.tensor.numpy()
 
 
 def total(reports: Sequence[dict[str, int]]) -> dict[str, int]:
-    """The sum of several :meth:`Arena.planned` or :meth:`Arena.measured`, places without bytes left out."""
-    out: dict[str, int] = {}
-    for report in reports:
-        for place, nbytes in report.items():
-            if nbytes:
-                out[place] = out.get(place, 0) + nbytes
-    return out
-
-
-__all__ = ["Arena", "StateLost", "total"]
+    """Add up several :meth:`Arena.planned` or :meth:`Arena.measured`, and leave out zeros."""
+    return dict(sum(map(Counter, reports), Counter[str]()))

@@ -1,4 +1,4 @@
-"""Placements by name or class, the default, and what stands in where one cannot be had."""
+"""Choice of a placement: names, the default, checks of options, and stand-ins where one is not available."""
 
 from __future__ import annotations
 
@@ -8,41 +8,39 @@ from typing import Any, Literal, cast, get_args
 import torch
 
 from ..paging.budget import ALL, NOTHING, Budget
-from ..paging.pages import Width, lay_out
+from ..paging.pages import Layout, Width, lay_out
 from ..system.cuda import driver
+from ..system.state_lost import StateLost as StateLost
 from ..system.warn import warn_once
 from . import slabs
-from .arena import Arena, StateLost, total
+from .arena import Arena
+from .arena import total as total
 from .file import FileArena
 from .limits import divide
 from .managed import DriverManagedArena, ManagedArena
 from .mapped import MappedArena
 from .plain import DeviceArena, HostArena, PinnedArena
 
-#: A name of those below, or any subclass of :class:`Arena`.
+#: Names of the placements that ship with the package.
 PlacementName = Literal["mapped", "managed", "host", "managed-driver", "file", "device"]
+#: A name, or any subclass of :class:`Arena`.
 Placement = PlacementName | type[Arena]
 #: How a step may reach pages that are away.
 HostAccess = Literal["in_place", "staged"]
 
 _SHIPPED = (MappedArena, ManagedArena, PinnedArena, DriverManagedArena, FileArena, HostArena, DeviceArena)
-#: Placements by the type of the parameters' device and name.  One that spills by default stands before its stand-ins.
+#: Placements by device type of the parameters, then by name; the first of a device is the default with a budget.
 ARENAS: dict[str, dict[str, type[Arena]]] = {
     device: {kind.name: kind for kind in _SHIPPED if device in kind.devices} for device in ("cuda", "cpu")
 }
 PLACEMENTS = tuple(dict.fromkeys(name for arenas in ARENAS.values() for name in arenas))
 HOST_ACCESS = get_args(HostAccess)
-#: Bytes of a range that are looked at for zeros, from the first to the last.
-_LOOKED_AT = 18
+#: How many bytes of an arena of a class of one's own are checked to be zero, evenly spaced.
+_SAMPLES = 18
 
 
 def check_placement(placement: Any, budget: Budget, host_access: str | None) -> None:
-    """Refuse options that do not go together.
-
-    Raises:
-        ValueError: a name is unknown, or the placement does not go with the budget or with the host access.
-        TypeError: the placement is neither a name nor a class of arenas.
-    """
+    """Raise ValueError for options that do not go together, TypeError for what is no placement."""
     if placement is not None:
         _check_kind(placement)
     if host_access is not None and host_access not in HOST_ACCESS:
@@ -93,7 +91,7 @@ def _check_kind(placement: Any) -> None:
 
 
 def _refusal_of(kind: type[Arena], budget: Budget) -> str:
-    """Why no such budget can be kept in such memory; "" if it can."""
+    """Return why a placement cannot keep to a budget; "" if it can."""
     if budget.everything or (kind.paged and kind.keeps_budget):
         return ""
     if kind.paged:
@@ -104,40 +102,34 @@ def _refusal_of(kind: type[Arena], budget: Budget) -> str:
 
 
 def shown(placement: Placement) -> str:
-    """A placement in messages, as users write it."""
+    """Return a placement as users write it, for messages."""
     return repr(placement) if isinstance(placement, str) else placement.__name__
 
 
 def name_of(placement: Placement | None) -> str:
-    """A placement as reports have it; "none" if there is none."""
+    """Return a placement as reports name it; "none" if there is none."""
     if placement is None:
         return "none"
     return placement if isinstance(placement, str) else placement.name
 
 
 def default_placement(device: torch.device, budget: Budget) -> PlacementName:
-    """``device`` unless there is a budget; then what spills best."""
+    """Return ``device`` without a budget, else the placement that spills best."""
     first = "device" if budget.everything else next(iter(ARENAS.get(device.type, ARENAS["cpu"])))
     return cast(PlacementName, first)
 
 
 def moves_on_demand(device: torch.device) -> bool:
-    """Whether state that nobody placed, in torch's own tensors, can go into pages that move when it has to.
+    """Return whether state in torch's own tensors, without placement or budget, can be spilled into pages later.
 
-    On a GPU that has such pages.  Beside a CPU state without a budget is to stay in RAM.
+    A GPU needs a placement with pages that move.  Beside a CPU, state without a budget stays in RAM.
     """
-    if device.type != "cuda":
-        return False
-    kinds = candidates(None, device, NOTHING)
+    kinds = candidates(None, device, NOTHING) if device.type == "cuda" else ()
     return any(kind.paged and kind.keeps_budget and not kind.refusal(device) for kind in kinds)
 
 
 def check_device(device: torch.device, placement: Placement | None) -> None:
-    """Refuse parameters that no kernel here updates.  A class of one's own may know a device that is not known here.
-
-    Raises:
-        ValueError: they are on a device that is neither a CPU nor one of NVIDIA's.
-    """
+    """Raise ValueError for devices without kernels.  Other device types may be known to a class of one's own."""
     rocm = device.type == "cuda" and torch.version.hip is not None
     if rocm or (device.type not in ARENAS and not isinstance(placement, type)):
         raise ValueError(
@@ -147,13 +139,12 @@ def check_device(device: torch.device, placement: Placement | None) -> None:
 
 
 def candidates(placement: Placement | None, device: torch.device, budget: Budget) -> list[type[Arena]]:
-    """The placement, and what to try in its stead, in order; for a class of one's own there is nothing.
+    """Return the placement (None: the default) and its stand-ins, in the order to try them.
 
-    Args:
-        placement: None: the default one.
+    A class of one's own has no stand-ins.
 
     Raises:
-        ValueError: it is not made for such a device and nothing can stand in.
+        ValueError: the placement does not serve such a device and has no stand-in.
     """
     known = ARENAS.get(device.type)
     if known is None:
@@ -188,22 +179,19 @@ def create(
     before: Sequence[Arena] = (),
     block: int = 1,
 ) -> Arena | None:
-    """An arena of zeros with a section per entry of ``itemsizes``, for parameters of ``numels`` elements.
+    """Make a zeroed arena with a section per entry of ``itemsizes``, for parameters of ``numels`` elements.
 
-    Where ``placement`` cannot be had, the nearest that can, with one warning; results are the same.  None stands for
-    plain memory of the parameters' own device, where torch gives each tensor its own.
+    If ``placement`` is not available, its first available stand-in is used, with one warning; results are the same.
+    None means no arena: torch allocates each tensor on the parameters' own device.
 
     Args:
-        budget: what may stay on the device, of this arena and of those made before; measured, if it is to be.
+        budget: of the device, measured; the arenas made ``before`` keep their part of it.
         spare: bytes of room for parameters that come later.
-        before: the arenas of the device so far, which keep their part of the budget.
         block: elements that are stored together.
 
     Raises:
-        MemoryError, torch.OutOfMemoryError: there is no room; nothing stays allocated.
-        CudaError: no placement can be had.
-        TypeError: a class of one's own makes no tensor for its range, or leaves out what its base does.
-        ValueError: its tensor is not zeroed.
+        MemoryError, torch.OutOfMemoryError, CudaError: there is no room; nothing stays allocated.
+        TypeError, ValueError: a class of one's own has not made a zeroed tensor, or not called its base's ``__init__``.
     """
     placement = placement or default_placement(device, budget)
     kinds = candidates(placement, device, budget)
@@ -211,42 +199,36 @@ def create(
     reason = "" if kinds[0] is asked else "there is no GPU behind these parameters"
     for i, kind in enumerate(kinds):
         refusal = kind.refusal(device)
-        if not refusal:
-            try:
-                arena = _make(kind, numels, itemsizes, device, budget, spare, before, block)
-            except (driver.CudaError, MemoryError) as error:
-                # What was asked for by name and has no room says so; a stand-in that has none lets the next one try.
-                if i + 1 == len(kinds) or (isinstance(error, MemoryError) and kind is asked):
-                    raise
-                refusal = str(error)
-            else:
+        try:
+            if not refusal:
+                layout = lay_out(numels, itemsizes, kind.granule, kind.stretch, spare, block)
+                arena = None if kind.plain else _make(kind, layout, device, budget, before)
                 if reason:
                     _warn_of_stand_in(device, placement, kind, reason)
                 return arena
+        except (driver.CudaError, MemoryError) as error:
+            # If the placement that was asked for is out of memory, the user should know; a stand-in is just skipped.
+            if i + 1 == len(kinds) or (isinstance(error, MemoryError) and kind is asked):
+                raise
+            refusal = str(error)
         reason = reason or refusal
     raise ValueError(f"placement={shown(placement)} on {device}: {reason}")
 
 
-def _make(
-    kind: type[Arena], numels: Sequence[int], itemsizes: Sequence[Width], device: torch.device, budget: Budget,
-    spare: int, before: Sequence[Arena], block: int,
-) -> Arena | None:  # fmt: skip
-    if kind.plain:
-        return None
-    own = kind not in _SHIPPED
-    layout = lay_out(numels, itemsizes, kind.granule, kind.stretch, spare, block)
+def _make(kind: type[Arena], layout: Layout, device: torch.device, budget: Budget, before: Sequence[Arena]) -> Arena:
+    shipped = kind in _SHIPPED
     if slabs.serves(kind, layout, device):
-        kind, layout = slabs.PARTS[kind], lay_out(numels, itemsizes, block=block)
+        kind, layout = slabs.PARTS[kind], lay_out(layout.numels.tolist(), layout.itemsizes, block=layout.block)
     resident = divide([*((type(a), a.layout) for a in before), (kind, layout)], budget)[-1]
     arena = kind(layout, device, resident)
-    if own:
+    if not shipped:
         _check_made(arena, layout.nbytes)
     slabs.note(arena)
     return arena
 
 
 def _check_made(arena: Arena, nbytes: int) -> None:
-    """See that a class of one's own has made what it has to; of its bytes a few are looked at."""
+    """Check that a class of one's own has set its attributes and zeroed its tensor, of which a few bytes are read."""
     name, made = type(arena).__name__, getattr(arena, "tensor", None)
     if not all(hasattr(arena, each) for each in ("layout", "device", "resident")):
         raise TypeError(
@@ -255,9 +237,9 @@ def _check_made(arena: Arena, nbytes: int) -> None:
         )
     if not isinstance(made, torch.Tensor) or made.dtype is not torch.uint8 or made.numel() != nbytes:
         raise TypeError(f"{name} made no tensor of {nbytes:,} bytes (uint8); its __init__ has to")
-    count = _LOOKED_AT if nbytes else 0
-    places = torch.linspace(0, nbytes - 1, count, dtype=torch.float64, device="cpu").long()
-    for at, byte in zip(places.tolist(), made.view(-1)[places.to(made.device)].tolist(), strict=True):
+    count = _SAMPLES if nbytes else 0
+    positions = torch.linspace(0, nbytes - 1, count, dtype=torch.float64, device="cpu").long()
+    for at, byte in zip(positions.tolist(), made.view(-1)[positions.to(made.device)].tolist(), strict=True):
         if byte:
             raise ValueError(
                 f"{name} made a tensor that is not zeroed: byte {at:,} of {nbytes:,} is {byte}; state begins as zeros: "
@@ -266,7 +248,7 @@ def _check_made(arena: Arena, nbytes: int) -> None:
 
 
 def kind_of(placement: Placement | None, device: torch.device, budget: Budget) -> type[Arena]:
-    """The first of :func:`candidates`: what an arena will be, as far as can be said without trying."""
+    """Return the first of :func:`candidates`: what an arena will be unless a stand-in is needed."""
     return candidates(placement, device, budget)[0]
 
 
@@ -276,22 +258,3 @@ def _warn_of_stand_in(device: torch.device, placement: Placement, kind: type[Are
         ("placement", str(device), shown(placement), kind.name),
         f"placement={shown(placement)} on {device}: {reason}. State is kept in {place}; results are the same",
     )
-
-
-__all__ = [
-    "ARENAS",
-    "PLACEMENTS",
-    "Arena",
-    "Placement",
-    "StateLost",
-    "candidates",
-    "check_device",
-    "check_placement",
-    "create",
-    "default_placement",
-    "kind_of",
-    "moves_on_demand",
-    "name_of",
-    "shown",
-    "total",
-]

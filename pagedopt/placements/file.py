@@ -1,4 +1,4 @@
-"""State of parameters on a CPU: the first pages in memory, the others in a file, and in memory while in use."""
+"""The placement ``file``, for parameters on a CPU: resident pages are in memory, the others in a file."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .movers import FileMover, Ring
 
 
 class FileArena(Arena):
-    """A memory-mapped file without a name, in whose range resident pages are ordinary memory.
+    """A memory-mapped file without a name.  Resident pages are ordinary memory, mapped into the same range.
 
-    So what is resident costs no writing, and the disk holds no more than what is away.  A forked process shares what is
-    away, and may read it.
+    So a step over resident pages writes nothing to disk, and the disk holds only pages that are away.  A forked process
+    shares the pages that are away, and may read them.
     """
 
     name = "file"
@@ -33,18 +33,17 @@ class FileArena(Arena):
 
     def __init__(self, layout: Layout, device: torch.device, resident: int) -> None:
         super().__init__(layout, device, resident)
-        self._away = layout, -1, list[tuple[int, int]]()  # the stretches of pages that are away, and when that was so
+        self._away = layout, -1, list[tuple[int, int]]()  # stretches of pages that are away, with their cache key
         if not layout.nbytes:
             self.tensor = torch.empty(0, dtype=torch.uint8, device="cpu")
             return
-        folder = state_folder()
-        here, away = layout.stretches(0, resident), layout.stretches(resident, layout.pages)
-        check_disk(folder, sum(n for _, n in away), "optimizer state")
-        check_host(sum(n for _, n in here), "optimizer state")
+        folder, (near, away) = state_folder(), layout.divided(resident)
+        check_disk(folder, away, "optimizer state")
+        check_host(near, "optimizer state")
         with Uninterrupted():
             self._file = StateFile(folder, layout.nbytes)
         try:
-            self._file.reserve(away)
+            self._file.reserve(layout.stretches(resident, layout.pages))
             self._bring_in(0, resident, zeros=True)
         except BaseException:
             self._file.close()
@@ -52,10 +51,10 @@ class FileArena(Arena):
         self.tensor = torch.frombuffer(self._file.memory, dtype=torch.uint8)
 
     def move(self, resident: int) -> None:
-        """Page by page, each at its own address.
+        """Move page by page, each at its own address.
 
-        Moving up makes a mapping or two for each section and call, whatever the number of pages; moving down gives
-        them back.
+        Bringing pages in makes one or two mappings per section and call, however many pages move; sending them out
+        gives these back.
         """
         if resident != self.resident:
             self._file.check_owner()
@@ -70,10 +69,10 @@ class FileArena(Arena):
                 with Uninterrupted():
                     self._file.send_out(self._stretches(page), self.layout.stretches(page, self.layout.pages))
                     self.resident = page
-        self.drop()  # what was read further ahead than asked for, and what others have read
+        self.drop()  # read-ahead went beyond what was asked for, and others may have read pages
 
     def check_owner(self) -> None:
-        """What is in memory is each process's own.
+        """Allow a forked process to write if all pages are in memory, which is its own then.
 
         Raises:
             RuntimeError: pages are in a file, and this process was forked from the one that made it.
@@ -82,7 +81,7 @@ class FileArena(Arena):
             self._file.check_owner()
 
     def prepare(self) -> None:
-        """Drop what others have brought into memory: who read or loaded a checkpoint touched every page."""
+        """Drop what others have brought into memory: reading or loading a checkpoint touches every page."""
         if self.resident < self.layout.pages:
             self._file.check_owner()
             self.drop()
@@ -93,15 +92,15 @@ class FileArena(Arena):
         Raises:
             MemoryError, OSError: writing failed.
         """
-        if self.resident < self.layout.pages:
-            layout, resident, stretches = self._away
-            if layout is not self.layout or resident != self.resident:
-                layout, resident = self.layout, self.resident
-                self._away = layout, resident, (stretches := layout.stretches(resident, layout.pages))
-            self._file.drop(stretches, rest=True)
+        layout, resident = self.layout, self.resident
+        if resident < layout.pages:
+            away = self._away  # a local: threads that share a slab may replace it
+            if away[0] is not layout or away[1] != resident:
+                away = self._away = layout, resident, layout.stretches(resident, layout.pages)
+            self._file.drop(away[2], rest=True)
 
     def mover(self, arenas: Sequence[Arena], ring: Callable[[torch.device], Ring]) -> Mover:
-        """From and to the file; no ring is needed."""
+        """Return what carries pages from and to the file; no ring is needed."""
         return FileMover(cast(Sequence[FileArena], arenas))
 
     def fetch(self, page: int) -> None:
@@ -109,11 +108,11 @@ class FileArena(Arena):
         self._file.fetch(self._stretches(page))
 
     def fetch_bytes(self, offset: int, nbytes: int) -> None:
-        """Begin to read a part of one, of whole pages of the operating system."""
+        """Begin to read part of a page; both ends are multiples of the operating system's page size."""
         self._file.fetch([(offset, nbytes)])
 
     def evict_bytes(self, offset: int, nbytes: int) -> None:
-        """Write such a part back and drop it, as :meth:`evict` does."""
+        """Write back and drop such a part, as :meth:`evict` does."""
         self.check_owner()
         self._file.drop([(offset, nbytes)])
 
@@ -121,13 +120,13 @@ class FileArena(Arena):
         """Write back and drop a page that is away; waits for the disk.
 
         Raises:
-            MemoryError, OSError: writing failed; the page is in the page cache still, and nowhere else.
+            MemoryError, OSError: writing failed; the only copy of the page is still in the page cache.
         """
         self.check_owner()
         self._file.drop(self._stretches(page))
 
     def measured(self) -> dict[str, int]:
-        """Bytes that are in memory, and that the file takes on its disk (a page in use is in both)."""
+        """Return bytes in memory, and bytes that the file takes on its disk; a page in use counts in both."""
         if not self.layout.nbytes:
             return self.planned()
         here = resident_bytes(self._file.address, self.layout.nbytes)

@@ -1,4 +1,4 @@
-"""What a device holds of an optimizer's state: how many pages of each arena, and what the machine can spare."""
+"""How many pages of each arena a budget leaves on a device, and what the machine can spare."""
 
 from __future__ import annotations
 
@@ -14,62 +14,50 @@ from .arena import Arena
 
 
 def divide(arenas: Sequence[tuple[type[Arena], Layout]], budget: Budget) -> list[int]:
-    """How many of the first pages of each arena of a device rest there: what making, moving and estimating ask.
+    """Return how many pages of each arena of a device are resident under its budget, measured where it has to be.
 
-    Args:
-        arenas: of what kind and how laid out, in the order in which they were made.
-        budget: of the device, measured if it is to be.
+    Making arenas, moving pages and estimating all ask here; ``arenas`` are in the order in which they were made.
     """
     paged = iter(policy.place([layout.page_bytes() for kind, layout in arenas if kind.paged], budget))
     return [next(paged) if kind.paged else layout.pages if kind.away is None else 0 for kind, layout in arenas]
 
 
 class Limits:
-    """The budget of an optimizer on each device.
+    """The budget of an optimizer, and what it is in bytes on each device.
 
-    Args:
-        budget: what the user asked for.
-        away: of a device, how many bytes a budget that is a time affords; asked once.
+    ``affordable`` returns how many bytes may be away under a budget that is a time; it is called once per device.
     """
 
-    __slots__ = ("_away", "_measured", "_steps", "budget")
+    __slots__ = ("_affordable", "_measured", "_steps", "budget")
 
-    def __init__(self, budget: Budget, away: Callable[[torch.device], int] | None = None) -> None:
-        self.budget, self._away = budget, away
-        self._measured: dict[torch.device, int] = {}  # bytes that may be away, or with "auto" stay
+    def __init__(self, budget: Budget, affordable: Callable[[torch.device], int]) -> None:
+        self.budget, self._affordable = budget, affordable
+        self._measured: dict[torch.device, int] = {}  # bytes that may stay with "auto", that may be away with a time
         self._steps = 0
 
     def of(self, device: torch.device, here: Sequence[Arena]) -> Budget:
-        """The budget of ``device``, in bytes where it is ``"auto"`` or a time, measured when it is first asked for.
-
-        Args:
-            here: the arenas of the device.
-        """
-        if self.budget.seconds is not None and self._away is not None:
-            if device not in self._measured:
-                self._measured[device] = self._away(device)
-            return Budget.leaving(self._measured[device])
-        if not self.budget.auto:
+        """Return the budget of ``device``, whose arenas are ``here``; the first call measures ``"auto"`` and times."""
+        if not self.budget.measured:
             return self.budget
         if device not in self._measured:
-            self._measured[device] = auto_budget(device, here)
-        return Budget(self._measured[device])
+            self._measured[device] = auto_budget(device, here) if self.budget.auto else self._affordable(device)
+        nbytes = self._measured[device]
+        return Budget(nbytes) if self.budget.auto else Budget.leaving(nbytes)
 
     def total(self, arenas: Sequence[Arena]) -> int | None:
-        """Bytes: what was asked for, None for all; of what depends on the device the sum over devices, None if none."""
+        """Return the bytes of the budget, summed over devices where it depends on them; None: all, or no arenas yet."""
         if self.budget.share is None and not self.budget.measured:
             return self.budget.nbytes
-        limits = [self.of(device, here).limit(_nbytes(here)) for device, here in _by_device(arenas)]
+        limits = [self.of(device, here).limit(_nbytes(here)) for device, here in by_device(arenas)]
         return sum(limit or 0 for limit in limits) if limits else None
 
     def remeasure(self, arenas: Sequence[Arena]) -> bool:
-        """With ``"auto"``, to be asked once a step: whether a device can spare so much more or less that pages should
-        move; measured from time to time."""
+        """Return whether ``"auto"`` should move pages.  Called once per step; measures at some of them only."""
         if not self.budget.auto:
             return False
         self._steps += 1
         changed = False
-        for device, here in _by_device(arenas) if policy.auto_is_due(self._steps) else ():
+        for device, here in by_device(arenas) if policy.auto_is_due(self._steps) else ():
             now, wanted = sum(map(near_bytes, here)), auto_budget(device, here)
             if policy.worth_moving(now, wanted, _nbytes(here)):
                 self._measured[device] = wanted
@@ -81,17 +69,18 @@ def _nbytes(arenas: Sequence[Arena]) -> int:
     return sum(arena.layout.nbytes for arena in arenas)
 
 
-def _by_device(arenas: Sequence[Arena]) -> list[tuple[torch.device, list[Arena]]]:
+def by_device(arenas: Sequence[Arena]) -> list[tuple[torch.device, list[Arena]]]:
+    """Return each device with its arenas."""
     return [(device, [a for a in arenas if a.device == device]) for device in {a.device for a in arenas}]
 
 
 def near_bytes(arena: Arena) -> int:
-    """Bytes of an arena's resident pages."""
+    """Return the bytes of an arena's resident pages."""
     return arena.planned().get(arena.near, 0) if arena.away != arena.near else 0
 
 
 def auto_budget(device: torch.device, here: Sequence[Arena]) -> int:
-    """Bytes that ``"auto"`` gives to state on ``device``, of which ``here`` are the arenas."""
+    """Return the bytes that ``"auto"`` gives to state on ``device``; ``here`` are its arenas."""
     ours = sum(map(near_bytes, here))
     if device.type != "cuda":
         room = host.available()
@@ -101,6 +90,6 @@ def auto_budget(device: torch.device, here: Sequence[Arena]) -> int:
     reserved, used = stats["reserved_bytes.all.current"], stats["allocated_bytes.all.current"]
     fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device)
     limit = int(total * fraction)
-    outside = sum(near_bytes(a) for a in here if a.name != "device")
+    outside = sum(near_bytes(a) for a in here if a.name != "device")  # not in torch's allocator
     room = max(0, min(free, limit - reserved - outside))
     return policy.spare_bytes(limit, ours, room, reserved - used, stats["allocated_bytes.all.peak"] - used)

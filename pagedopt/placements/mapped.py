@@ -1,4 +1,7 @@
-"""Device pages and page-locked host pages in one range, mapped by us: it cannot thrash and may exceed the card."""
+"""The placement ``mapped``: device pages and pinned host pages in one virtual address range.
+
+We map the pages ourselves, so the driver never migrates them (no thrashing), and state may exceed device memory.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ class MappedArena(Arena):
 
     @classmethod
     def refusal(cls, device: torch.device) -> str:
-        """Needs host pages in virtual ranges, of a size that fits ours."""
+        """Refuse devices without host pages in virtual ranges, or whose page size does not divide ``granule``."""
         if not driver.capabilities(device.index).host_pages:
             return (
                 "it cannot map host pages into a virtual range, which takes a driver of CUDA 13 or newer (update an "
@@ -37,41 +40,33 @@ class MappedArena(Arena):
 
     def __init__(self, layout: Layout, device: torch.device, resident: int) -> None:
         super().__init__(layout, device, resident)
-        self._index: int = device.index
-        self._check_room(resident, layout.pages)
+        check_host(layout.divided(resident)[1], "page-locked optimizer state")
         with Uninterrupted():
-            self._range = virtual.Range(max(layout.nbytes, self.granule), self._index)
+            self._range = virtual.Range(max(layout.nbytes, self.granule), device.index)
         for page in range(layout.pages):
             where = Location.DEVICE if page < resident else Location.HOST
             for offset, nbytes in layout.stretches(page, page + 1):
-                with driver.explained(self._index, nbytes, where), Uninterrupted():
+                with driver.explained(device.index, nbytes, where), Uninterrupted():
                     self._range.give(offset, nbytes, where)
-        self.tensor = self._range.tensor()[: layout.nbytes] if layout.pages else torch.empty(
-            0, dtype=torch.uint8, device=device
-        )  # fmt: skip
-        self.tensor.zero_()
+        empty = torch.empty(0, dtype=torch.uint8, device=device)
+        self.tensor = self._range.tensor()[: layout.nbytes].zero_() if layout.pages else empty
 
     def move(self, resident: int) -> None:
-        """Page by page, each at its own address; waits for the device first."""
+        """Move page by page, each at its own address; waits for the device first."""
         torch.cuda.synchronize(self.device)
         stream = torch.cuda.current_stream(self.device).cuda_stream
+        where, pages, added = Location.DEVICE, range(self.resident, resident), 1
         if resident < self.resident:
-            self._check_room(resident, self.resident)
-        where = Location.DEVICE if resident > self.resident else Location.HOST
-        step = 1 if resident > self.resident else -1
-        while self.resident != resident:
-            page = self.resident if step > 0 else self.resident - 1
+            where, pages, added = Location.HOST, range(resident, self.resident)[::-1], 0
+            away = sum(n for _, n in self.layout.stretches(resident, self.resident))
+            check_host(away, "page-locked optimizer state")
+        for page in pages:
             stretches = self.layout.stretches(page, page + 1)
-            with driver.explained(self._index, sum(n for _, n in stretches), where), Uninterrupted():
+            with driver.explained(self.device.index, sum(n for _, n in stretches), where), Uninterrupted():
                 before = self._range.move([offset for offset, _ in stretches], where, stream)
-                self.resident += step
+                self.resident = page + added
                 virtual.release(before)
 
     def measured(self) -> dict[str, int]:
-        """What the physical handles that are mapped add up to."""
+        """Return the bytes of the physical memory that is mapped."""
         return {"device": self._range.bytes_at(Location.DEVICE), "host": self._range.bytes_at(Location.HOST)}
-
-    def _check_room(self, first: int, last: int) -> None:
-        nbytes = sum(n for _, n in self.layout.stretches(first, last))
-        if nbytes:
-            check_host(nbytes, "page-locked optimizer state")

@@ -1,4 +1,4 @@
-"""Where the bytes of an optimizer's state are, as a value that can be shown."""
+"""The report of where the bytes of an optimizer's state are."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from ..common.units import text_of_bytes
 class MemoryReport(Shown):
     """Where the bytes of optimizer state are.
 
-    ``torch.cuda.memory_allocated`` counts none of them but those of placement ``device``: the others are memory of the
-    driver, which torch's allocator does not know.  This report and ``nvidia-smi`` do.
+    ``torch.cuda.memory_allocated`` counts only those of placement ``device``: the others are memory of the driver, not
+    of torch's allocator.  This report and ``nvidia-smi`` count them.
 
     Attributes:
         by_place: bytes by where they should be: ``device``, ``host``, ``file``.
-        measured: the same as the driver or the operating system has it.  Of state in a file the host has more than
-            planned when others (a save) have read pages of it, until the next step drops them.
-        placement: by what means, e.g. ``mapped``; several are joined by ``+``.
-        budget: bytes that may stay on the device (for parameters on a CPU: in RAM), of a share those it comes to;
-            None: all, or not known before there is state.
-        ring: bytes of the device slots through which pages pass, those of other optimizers among them.
+        measured: bytes by where the driver or the operating system says they are.  If others (a save) have read pages
+            from a file, the host has more than planned until the next step drops them.
+        placement: name of the placement, e.g. ``mapped``; several are joined by ``+``.
+        budget: bytes that may stay on the device (for parameters on a CPU: in RAM), a share converted to bytes; None:
+            all, or not known before there is state.
+        ring: bytes of the device slots through which pages pass; other optimizers may share them.
 
     Example:
         >>> report = optimizer.memory_report()
-        >>> report.by_place.get("host", 0)      # what has spilled (on a CPU what has not: there "file" is what has)
+        >>> report.by_place.get("host", 0)      # bytes spilled from a GPU (for parameters on a CPU see "file")
     """
 
     by_place: Mapping[str, int]
@@ -38,7 +38,7 @@ class MemoryReport(Shown):
 
     @property
     def means(self) -> str:
-        """The placement, in the words of a report: a CPU has no device beside it."""
+        """The placement as reports name it: on a CPU, ``device`` is "ordinary memory"."""
         plain = self.placement == "device" and "device" not in self.by_place
         return "ordinary memory" if plain and self.by_place else self.placement
 
@@ -53,7 +53,7 @@ class MemoryReport(Shown):
         return "optimizer state", rows
 
     def _bytes(self, place: str, where: str = "") -> str:
-        """Bytes of a place, planned and measured."""
+        """Return the text of the bytes in a place, planned and measured."""
         planned, measured = self.by_place[place], self.measured.get(place, 0)
         read = place == "host" and "file" in self.by_place and measured > planned
         why = ", with pages read since the last step" if read else ""

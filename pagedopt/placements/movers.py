@@ -1,4 +1,4 @@
-"""How pages visit: through a ring of slots on the device, on streams of its own; or from and to a file, on a thread."""
+"""How pages visit: copied through a ring of device slots on streams of its own, or read from a file by a thread."""
 
 from __future__ import annotations
 
@@ -14,59 +14,47 @@ from ..paging.pages import Layout
 from ..paging.policy import SLOTS, Move
 from ..system.cuda import driver
 
-#: Elements, by whose multiples a lone page visits: its sections stay aligned in the slot.
+#: The only page of an arena is copied up to a multiple of this many elements: its sections stay aligned in the slot.
 LEAST = 1024
 
 
 class Staged(Protocol):
-    """What a :class:`StagedMover` asks of an arena."""
+    """An arena as :class:`StagedMover` needs it."""
 
     layout: Layout
     tensor: torch.Tensor
 
 
 class Filed(Protocol):
-    """What a :class:`FileMover` asks of an arena (:class:`~pagedopt.placements.file.FileArena`)."""
+    """An arena as :class:`FileMover` needs it (:class:`~pagedopt.placements.file.FileArena`)."""
 
     def fetch(self, page: int) -> None:
-        """Begin to read a page that is away."""
+        """Begin to read a page."""
 
     def evict(self, page: int) -> None:
-        """Write back and drop a page that is away; waits for the disk."""
+        """Write a page back and drop it; wait for the disk."""
 
     def drop(self) -> None:
-        """Drop what is in memory beyond the resident pages."""
+        """Drop pages that are in memory but not resident."""
 
 
 class Ring:
-    """Slots of one device.  The streams and the memory are there as long as this object.
+    """Device memory for visiting pages, with a copy stream for each direction.
 
-    Optimizers share it (:func:`ring_for`): a slot is filled when the page before it has left, whoever's that was, on
-    whatever stream it was updated.  The visits of one step are queued by one thread, which holds :attr:`lock`.
-
-    Args:
-        device: where.
-        slot_bytes: of the largest page.
-
-    Attributes:
-        copied_bytes: what has crossed the link so far, (up, down).
-        lock: held while moves are queued.
-
-    Raises:
-        torch.OutOfMemoryError: there is no room for the slots.
+    Optimizers share it (:func:`ring_for`).  Events order the copies: a slot is filled after the page before it has
+    left, even if another optimizer updated that page on another stream.  One thread at a time queues the visits of a
+    step, holding :attr:`lock`.  :attr:`copied_bytes` counts [to the device, to the host].
     """
 
-    def __init__(self, device: torch.device, slot_bytes: int, slots: int = SLOTS) -> None:
-        self.slot_bytes, self.slots = slot_bytes, slots
-        self.memory = torch.empty(slots * slot_bytes, dtype=torch.uint8, device=device)
+    def __init__(self, device: torch.device, slot_bytes: int) -> None:
+        self.slot_bytes = slot_bytes
+        self.memory = torch.empty(SLOTS * slot_bytes, dtype=torch.uint8, device=device)
         self.up, self.down = torch.cuda.Stream(device), torch.cuda.Stream(device)
-        self.up.wait_stream(torch.cuda.current_stream(device))  # what had this memory before may be under way there
+        self.up.wait_stream(torch.cuda.current_stream(device))  # earlier users of this memory may still run there
         for stream in (self.up, self.down):
             self.memory.record_stream(stream)
         self.began, self.ended = driver.Event(device.index), driver.Event(device.index)
-        self.filled = [driver.Event(device.index) for _ in range(slots)]
-        self.updated = [driver.Event(device.index) for _ in range(slots)]
-        self.emptied = [driver.Event(device.index) for _ in range(slots)]
+        self.filled, self.updated, self.emptied = ([driver.Event(device.index) for _ in range(SLOTS)] for _ in range(3))
         self.copied_bytes = [0, 0]
         self.lock = threading.RLock()
 
@@ -76,21 +64,21 @@ class Ring:
         return self.memory.nbytes
 
     def address(self, slot: int) -> int:
-        """Where a slot begins."""
+        """Return the address of a slot."""
         return self.memory.data_ptr() + slot * self.slot_bytes
 
 
 _rings: dict[torch.device, weakref.WeakSet[Ring]] = {}
-_making = threading.Lock()
+_rings_lock = threading.Lock()
 
 
 def ring_for(device: torch.device, slot_bytes: int) -> Ring:
-    """The ring of a device whose slots have so many bytes, which all share who ask for such: an estimate knows it.
+    """Return the ring of a device with slots of exactly this size, as estimates expect; optimizers share it.
 
     Raises:
         torch.OutOfMemoryError: the device has no room for the slots.
     """
-    with _making:
+    with _rings_lock:
         rings = _rings.setdefault(device, weakref.WeakSet())
         for ring in rings:
             if ring.slot_bytes == slot_bytes:
@@ -100,36 +88,30 @@ def ring_for(device: torch.device, slot_bytes: int) -> Ring:
         return ring
 
 
-def _visited(layout: Layout) -> int:
-    """Elements of a section that a page brings along: a lone page may be far from full."""
+def _visiting_numel(layout: Layout) -> int:
+    """Return how many elements of a section are copied with a page; an arena's only page may be far from full."""
     least = max(layout.block, LEAST)
     return min(layout.page_numel, -(-layout.numel // least) * least) if layout.pages == 1 else layout.page_numel
 
 
 def slot_bytes(layout: Layout) -> int:
-    """Bytes of a slot for the pages of a layout."""
-    return int(_visited(layout) * sum(layout.itemsizes))
+    """Return the bytes of a slot for the pages of a layout."""
+    return int(_visiting_numel(layout) * sum(layout.itemsizes))
 
 
 def slot_offset(layout: Layout, section: int) -> int:
-    """Where a section of a page lies in its slot."""
-    return int(_visited(layout) * sum(layout.itemsizes[:section]))
+    """Return the byte of a slot at which a section of the page begins."""
+    return int(_visiting_numel(layout) * sum(layout.itemsizes[:section]))
 
 
 class StagedMover:
-    """Carries pages through a ring; all in stream order, the host waits for nothing.
-
-    Args:
-        ring: of the device.
-        arenas: by the number that moves name.
-        stream: handle of the stream the updates are launched on.
-    """
+    """Copies pages through a ring, in stream order, for updates launched on ``stream``; the host never waits."""
 
     def __init__(self, ring: Ring, arenas: Sequence[Staged], stream: int) -> None:
         self.ring, self.arenas, self.stream = ring, arenas, stream
 
     def begin(self) -> None:
-        """Pages may be fetched once what was queued before (gradients, a loaded state) is done."""
+        """Let fetches wait for work that was queued before (gradients, a loaded state)."""
         self.ring.lock.acquire()
         try:
             self.ring.began.record(self.stream)
@@ -139,18 +121,18 @@ class StagedMover:
             raise
 
     def fetch(self, move: Move) -> None:
-        """Copy a page into its slot as soon as that is empty."""
+        """Copy a page into its slot as soon as the slot is empty."""
         up = self.ring.up.cuda_stream
         self.ring.emptied[move.slot].hold(up)
         self._copy(move, up, to_device=True)
         self.ring.filled[move.slot].record(up)
 
     def arrive(self, move: Move) -> None:
-        """Let what is launched next wait for the page."""
+        """Let the next launches wait for the page."""
         self.ring.filled[move.slot].hold(self.stream)
 
     def evict(self, move: Move) -> None:
-        """Copy a page back once the launches so far are done."""
+        """Copy a page back after the launches so far."""
         down = self.ring.down.cuda_stream
         self.ring.updated[move.slot].record(self.stream)
         self.ring.updated[move.slot].hold(down)
@@ -158,7 +140,7 @@ class StagedMover:
         self.ring.emptied[move.slot].record(down)
 
     def finish(self) -> None:
-        """Let what is queued next find all state where it belongs."""
+        """Let work that is queued next wait until all pages are back."""
         try:
             self.ring.ended.record(self.ring.down.cuda_stream)
             self.ring.ended.hold(self.stream)
@@ -168,21 +150,18 @@ class StagedMover:
     def _copy(self, move: Move, stream: int, to_device: bool) -> None:
         arena = self.arenas[move.arena]
         base, slot = arena.tensor.data_ptr(), self.ring.address(move.slot)
-        visited = _visited(arena.layout)
+        visiting = _visiting_numel(arena.layout)
         for section, (offset, nbytes) in enumerate(arena.layout.extents(move.page)):
-            nbytes = min(nbytes, int(visited * arena.layout.itemsizes[section]))
+            nbytes = min(nbytes, int(visiting * arena.layout.itemsizes[section]))
             ends = (slot + slot_offset(arena.layout, section), base + offset)
             driver.copy(*(ends if to_device else ends[::-1]), nbytes, stream)
             self.ring.copied_bytes[not to_device] += nbytes
 
 
 class FileMover:
-    """Carries pages between memory and disk on a thread of its own, in the order of the calls.
+    """Reads and writes pages of a file on a thread of its own, in the order of the calls.
 
-    So a slot is emptied before it is filled again, and no more pages are in memory than there are slots.
-
-    Args:
-        arenas: by the number that moves name.
+    So a slot is emptied before it is filled again, and memory holds at most as many visiting pages as there are slots.
     """
 
     def __init__(self, arenas: Sequence[Filed]) -> None:
@@ -196,23 +175,23 @@ class FileMover:
         self._visited: set[int] = set()
 
     def fetch(self, move: Move) -> None:
-        """Read a page ahead, once the evictions so far are done."""
+        """Read a page ahead, after the evictions so far."""
         self._visited.add(move.arena)
         self._fetches[move.slot] = self._worker.submit(self._arenas[move.arena].fetch, move.page)
 
     def arrive(self, move: Move) -> None:
-        """Wait until reading has begun; who touches a byte waits for that byte."""
+        """Wait until reading has begun; touching a byte that is not there yet waits for the disk."""
         self._fetches.pop(move.slot).result()
 
     def evict(self, move: Move) -> None:
-        """Write a page back and drop it, behind the caller's back."""
+        """Write a page back and drop it, in the background."""
         self._evictions.append(self._worker.submit(self._arenas[move.arena].evict, move.page))
 
     def finish(self) -> None:
-        """Wait for the disk, and drop what the kernel has read around the pages.
+        """Wait for the disk, and drop what the operating system has read ahead around the pages.
 
         Raises:
-            MemoryError, OSError: a page could not be written; it is in the page cache still, and nowhere else.
+            MemoryError, OSError: writing a page failed; its only copy is still in the page cache.
         """
         self._worker.shutdown()
         for eviction in self._evictions:

@@ -1,4 +1,4 @@
-"""Arenas of one kind of memory, whose pages do not move."""
+"""Placements whose pages do not move: ``device``, and ``host`` for parameters on a CPU or a GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .arena import Arena
 
 
 class DeviceArena(Arena):
-    """Ordinary memory of the parameters' own device.  No arena is made: each state is a tensor of torch's own."""
+    """Ordinary memory of the parameters' own device.  No arena is made: each state tensor is allocated by torch."""
 
     name = "device"
     plain = True
@@ -25,7 +25,7 @@ class HostArena(DeviceArena):
 
 
 class PinnedArena(Arena):
-    """Page-locked host memory alone, for systems on which nothing else can be divided."""
+    """Pinned host memory alone, for systems on which no placement can be divided."""
 
     name = "host"
     devices = ("cuda",)
@@ -35,7 +35,7 @@ class PinnedArena(Arena):
 
     @classmethod
     def refusal(cls, device: torch.device) -> str:
-        """It is read through an address of the device."""
+        """Refuse devices that cannot map host memory: kernels read it through a device address."""
         if not driver.capabilities(device.index).mapped:
             return "it cannot map host memory (canMapHostMemory = 0)"
         return ""

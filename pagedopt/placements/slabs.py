@@ -1,18 +1,19 @@
-"""State of a few bytes: parts of slabs, which the optimizers of a process share.
+"""Slabs: pages that the arenas of several optimizers share, for state of a few bytes.
 
-A page of an arena of its own is a granule of each section: 4 MiB on a GPU for two moments of a bias.  With an optimizer
-per parameter that adds up, so who comes when a few such arenas are there gets a part of a slab: one page, made as any
-arena of its placement is.  It is with the device while all who have a part of it would have it there, so that no budget
-is exceeded; a step copies, or updates in place, its own bytes alone.
+The smallest page of an arena is a granule of each section: 4 MiB on a GPU for two moments of a bias.  With an optimizer
+per parameter that adds up, so once a process has a few such arenas, the next ones get parts of a slab instead.  A slab
+is an arena of one page.  It is resident while all optimizers that have a part of it want it to be, so that no budget is
+exceeded.  A step copies or updates only the bytes of its own part.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import weakref
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -23,119 +24,92 @@ from ..system.files import libc
 from ..system.files.holes import Holes
 from ..system.files.state_file import state_folder
 from ..system.interrupts import Uninterrupted
-from .arena import Arena, StateLost
+from ..system.state_lost import StateLost
+from .arena import Arena
 from .file import FileArena
 from .managed import ManagedArena
 from .mapped import MappedArena
 from .plain import PinnedArena
 
-#: Arenas of one page that are made before others share: four granules of them, or so many bytes.
+#: State gets parts of slabs once arenas of one page take this many bytes, or four granules if that is more.
 OWN = 2 << 20
-#: Parts begin at multiples of this many bytes, those of a cache line.
+#: Parts begin at multiples of this many bytes: a cache line.
 _LINE = 64
-#: The least bytes of a slab, and how many granules it grows to where there are many.
+#: Smallest slab in bytes, and largest in granules: each new slab is larger by one granule than the one before.
 _LEAST, _MOST = 64 << 10, 8
 
 
 class Slab:
-    """A page of one placement, in which arenas have parts.  It is there as long as any tensor that views it.
+    """An arena of one page that parts share.  It lives as long as any tensor that views it.
 
-    Args:
-        kind: the placement.
-        device: of the parameters.
-        nbytes: of the page.
-        near: whether it rests on the device.
-
-    Attributes:
-        arena: its memory.
-        lock: held by who moves the page, and by who has launches on a part of it.
-
-    Raises:
-        MemoryError, torch.OutOfMemoryError, CudaError: there is no room.
+    ``lock`` is held while the page moves, and during launches on a part of it.
     """
 
     def __init__(self, kind: type[Arena], device: torch.device, nbytes: int, near: bool) -> None:
         self.arena = kind(lay_out([nbytes], [1], nbytes, nbytes), device, int(near))
         self.lock = threading.RLock()
-        self.lost = ""
+        self.lost = ""  # why a move has lost the page; "" if none has
         self._holes = Holes()
         self._holes.add(0, nbytes)
-        self._used = 0  # bytes from the beginning that have been somebody's
-        self._wants: dict[int, bool] = {}  # by where a part begins, whether it would be near
+        self._used = 0  # bytes from the beginning that parts have used: they may not be zero
+        self.wants_near: dict[int, bool] = {}  # whether a part wants the page resident, by where the part begins
 
     @property
     def near(self) -> bool:
-        """Whether the page rests on the device."""
+        """Whether the page is resident."""
         return self.arena.resident > 0
 
     def take(self, nbytes: int, near: bool) -> torch.Tensor | None:
-        """Zeros that are given back with the last tensor that views them; None: no room for them, or not there."""
+        """Return a zeroed part, given back when its last view dies; None if there is no room on the side wanted."""
         size = -(-nbytes // _LINE) * _LINE
         with self.lock:
-            if self.lost or (self.arena.paged and self.near != near):
+            if self.lost or (self.arena.paged and self.near != near) or (begin := self._holes.take(size)) is None:
                 return None
-            if (begin := self._holes.take(size)) is None:
-                return None
-            self._wants[begin] = near
-        memory = self._memory(begin, nbytes, size)
+            self.wants_near[begin] = near
+        whole = self.arena.tensor
+        owner: Any = _Owner() if whole.is_cuda else np.ndarray(nbytes, np.uint8, self.arena.on_host, begin)
+        weakref.finalize(owner, self._give_back, begin, size).atexit = False
+        if whole.is_cuda:
+            memory = driver.view(whole.data_ptr() + begin, nbytes, whole.device.index, owner, part=True)
+        else:
+            memory = torch.frombuffer(owner, dtype=torch.uint8)
         if begin < self._used:
             if memory.is_cuda:
-                torch.cuda.synchronize(memory.device)  # launches of who had it may still be under way
+                torch.cuda.synchronize(memory.device)  # launches on the part that was here before may still run
             memory.zero_()
         self._used = max(self._used, begin + size)
         return memory
 
-    def _memory(self, begin: int, nbytes: int, size: int) -> torch.Tensor:
-        whole = self.arena.tensor
-        if not whole.is_cuda:
-            part = _Part(nbytes, np.uint8, self.arena.on_host, begin)
-            weakref.finalize(part, self._give_back, begin, size).atexit = False
-            return torch.frombuffer(part, dtype=torch.uint8)
-        owner = _Owner()
-        weakref.finalize(owner, self._give_back, begin, size).atexit = False
-        return driver.view(whole.data_ptr() + begin, nbytes, whole.device.index, owner, part=True)
-
     def _give_back(self, begin: int, size: int) -> None:
-        del self._wants[begin]
+        del self.wants_near[begin]
         self._holes.add(begin, size)
 
-    def wants(self, begin: int) -> bool:
-        """Whether the part that begins there would be near."""
-        return self._wants[begin]
-
     def settle(self, begin: int, near: bool) -> None:
-        """Move the page to where all would have it.
-
-        Args:
-            begin: of the part that would be ``near`` from now on, or would not.
+        """Note where the part at ``begin`` wants the page, and move the page to where all parts want it.
 
         Raises:
             MemoryError, torch.OutOfMemoryError, CudaError, OSError: there is no room; nothing has changed.
             StateLost: see :meth:`Arena.move`.
         """
         with self.lock:
-            before, self._wants[begin] = self._wants[begin], near
+            before, self.wants_near[begin] = self.wants_near[begin], near
             try:
-                if (all_near := all(list(self._wants.values()))) != self.near:
+                if (all_near := all(list(self.wants_near.values()))) != self.near:
                     self.arena.move(int(all_near))
             except StateLost as error:
                 self.lost = str(error)
                 raise
             except BaseException:
-                self._wants[begin] = before
+                self.wants_near[begin] = before
                 raise
 
 
-class _Part(np.ndarray):
-    """Bytes whose end can be seen."""
-
-
 class _Owner:
-    """What memory of a device is there for."""
+    """An object that a tensor on a device keeps alive."""
 
 
 class Part(Arena):
-    """One page that is a part of a slab; as :class:`Arena` otherwise.  Its class is that of its slab, too."""
+    """An arena that is a part of a slab.  Its subclasses (:func:`part_of`) also inherit from the slab's placement."""
 
     kind: ClassVar[type[Arena]]
     full = True
@@ -148,63 +122,58 @@ class Part(Arena):
 
     @property
     def resident(self) -> int:  # type: ignore[override]
-        """The page, if the slab's is on the device."""
+        """1 if the slab's page is resident, else 0."""
         return int(self._slab.near)
 
     @property
     def wanted(self) -> int:
-        """Whether the page would be there if it were this one's alone."""
-        return int(self._slab.wants(self._begin))
+        """1 if this part wants the page to be resident, else 0."""
+        return int(self._slab.wants_near[self._begin])
 
     @property
     def lock(self) -> threading.RLock:  # type: ignore[override]
-        """The slab's."""
+        """The lock of the slab."""
         return self._slab.lock
 
     def move(self, resident: int) -> None:
-        """The slab's page moves, unless somebody else who has a part of it would have it away."""
+        """Move the slab's page; bring it in only if all other parts want that, too."""
         self._slab.settle(self._begin, resident > 0)
 
     def check_owner(self) -> None:
-        """As the slab's.
-
-        Raises:
-            RuntimeError: see :meth:`Arena.check_owner`.
-            StateLost: a move for another optimizer has lost this one's state, too.
-        """
+        """Check the owner of the slab; raise StateLost if a move for another optimizer has lost the shared page."""
         if self._slab.lost:
             raise StateLost(f"with that of another optimizer: {self._slab.lost}, into a new optimizer")
         self._slab.arena.check_owner()
 
     def prepare(self) -> None:
-        """As the slab's."""
+        """Prepare the slab."""
         self.check_owner()
         self._slab.arena.prepare()
 
     def drop(self) -> None:
-        """As the slab's."""
+        """Drop pages of the slab."""
         self._slab.arena.drop()
 
     def fetch(self, page: int) -> None:
-        """Begin to read what of the file this is."""
+        """Begin to read this part of the slab's file."""
         cast(FileArena, self._slab.arena).fetch_bytes(*self._whole_pages())
 
     def evict(self, page: int) -> None:
-        """Write that back and drop it."""
+        """Write this part back and drop it."""
         cast(FileArena, self._slab.arena).evict_bytes(*self._whole_pages())
 
     def _whole_pages(self) -> tuple[int, int]:
-        """(offset, bytes) of the operating system's pages in the slab that have any of it."""
+        """Return (offset, bytes) of the operating system's pages in the slab that overlap this part."""
         begin = self._begin // libc.PAGE * libc.PAGE
         return begin, -(-(self._begin + self.layout.nbytes) // libc.PAGE) * libc.PAGE - begin
 
     def measured(self) -> dict[str, int]:
-        """Its share of the slab's bytes."""
+        """Return this part's fraction of the slab's bytes."""
         slab, mine = self._slab.arena, self.layout.nbytes
         return {place: nbytes * mine // slab.layout.nbytes for place, nbytes in slab.measured().items()}
 
 
-#: Placement, device, and the folder of its files if it has some: parts are of one slab where these are one.
+#: What arenas that share a slab have in common: placement, device, and the folder of state files if it has files.
 _Where = tuple[type[Arena], torch.device, Path | None]
 
 
@@ -213,16 +182,16 @@ def _where(kind: type[Arena], device: torch.device) -> _Where:
 
 
 class _Pool:
-    """The slabs of this process, and the arenas that came before them."""
+    """The slabs of this process, and its arenas of one page that are not in slabs."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._slabs: dict[_Where, weakref.WeakSet[Slab]] = {}
-        self._own: dict[_Where, weakref.WeakSet[Arena]] = {}
+        self.slabs: dict[_Where, weakref.WeakSet[Slab]] = {}
+        self.own: dict[_Where, weakref.WeakSet[Arena]] = {}
 
     def take(self, kind: type[Arena], device: torch.device, nbytes: int, near: bool) -> tuple[Slab, torch.Tensor]:
         with self._lock:
-            slabs = self._slabs.setdefault(_where(kind, device), weakref.WeakSet())
+            slabs = self.slabs.setdefault(_where(kind, device), weakref.WeakSet())
             for slab in (there := list(slabs)):
                 if (memory := slab.take(nbytes, near)) is not None:
                     return slab, memory
@@ -234,48 +203,39 @@ class _Pool:
             return slab, memory
 
     def is_crowded(self, kind: type[Arena], device: torch.device) -> bool:
-        own = self._own.get(_where(kind, device), ())
+        own = self.own.get(_where(kind, device), ())
         return sum(arena.layout.nbytes for arena in list(own)) >= max(OWN, 4 * kind.granule)
-
-    def add(self, arena: Arena) -> None:
-        self._own.setdefault(_where(type(arena), arena.device), weakref.WeakSet()).add(arena)
-
-    def renew_locks(self) -> None:
-        for slabs in self._slabs.values():
-            for slab in slabs:
-                slab.lock = threading.RLock()
 
 
 _pool = _Pool()
 
 
 def part_of(kind: type[Arena]) -> type[Arena]:
-    """The class of parts of slabs of a placement."""
-    ways = tuple(sorted(kind.ways, key=("in_place", "staged").index))  # so little is not worth a visit
+    """Return the class for parts of slabs of a placement."""
+    ways = tuple(sorted(kind.ways, key=("in_place", "staged").index))  # in place first: a part is not worth a copy
     return type(f"{kind.__name__}Part", (Part, kind), {"name": kind.name, "kind": kind, "ways": ways, "granule": 0})
 
 
-#: Parts by the placements that have slabs.  A class from outside of this package has none: it may count what it gives.
-PARTS: dict[type[Arena], type[Arena]] = {
-    kind: part_of(kind) for kind in (MappedArena, ManagedArena, PinnedArena, FileArena)
-}
+#: Classes of parts by placement.  A class of one's own has no slabs: it may count the arenas that are made.
+PARTS: dict[type[Arena], type[Arena]] = {k: part_of(k) for k in (MappedArena, ManagedArena, PinnedArena, FileArena)}
 
 
 def serves(kind: type[Arena], layout: Layout, device: torch.device) -> bool:
-    """Whether state that takes one page of an arena of its own should have a part of a slab."""
+    """Return whether state with this layout should be a part of a slab instead of an arena of its own."""
     return kind in PARTS and layout.pages == 1 and _pool.is_crowded(kind, device)
 
 
 def note(arena: Arena) -> None:
-    """Count an arena that was made, if it is one of those whose number makes others share."""
+    """Count an arena of one page towards :meth:`_Pool.is_crowded`."""
     if type(arena) in PARTS and arena.layout.pages == 1:
-        _pool.add(arena)
+        _pool.own.setdefault(_where(type(arena), arena.device), weakref.WeakSet()).add(arena)
 
 
 def _after_fork() -> None:
-    """A child shares what its parent has in files, and makes slabs of its own; who held a lock is not there."""
+    """In a forked child, make new slabs, as it shares the parent's files, and new locks, as their holders are gone."""
     global _pool
-    _pool.renew_locks()
+    for slab in itertools.chain.from_iterable(_pool.slabs.values()):
+        slab.lock = threading.RLock()
     _pool = _Pool()
 
 

@@ -1,4 +1,4 @@
-"""Version counters of state: one for all that a store has made on a kind of device, so that one call counts a step."""
+"""Version counters of state: all state of a store shares one per device type, so one call raises all versions."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import torch
 
 
 class Versions:
-    """The counters that autograd compares, shared by all state of a store on devices of one type."""
+    """The counters that autograd compares, one for all state of a store on devices of one type."""
 
     __slots__ = ("counters",)
 
     def __init__(self) -> None:
-        #: One tensor for each counter: what raises its version raises that of all state which has the counter.
+        #: One empty tensor per counter.  Raising its version raises that of all state with the same counter.
         self.counters: tuple[torch.Tensor, ...] = ()
 
     def share(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same memory in a tensor that has the counter of its type of device."""
+        """Return a tensor with the same memory that uses the counter of its device type."""
         kind = tensor.device.type
         counter = next((t for t in self.counters if t.device.type == kind), None)
         if counter is None:
@@ -28,14 +28,8 @@ class Versions:
         return shared
 
     def others(self, state: Sequence[torch.Tensor]) -> list[int]:
-        """Indices of ``state`` that has another counter, or none."""
-        counted = [None if t.is_inference() else t._version for t in state]  # those of inference mode have none
+        """Return the indices of tensors that have another counter or none."""
+        versions = [None if t.is_inference() else t._version for t in state]  # inference tensors have no counter
         torch.autograd.graph.increment_version(self.counters)
-        return [
-            i
-            for i, (t, before) in enumerate(zip(state, counted, strict=True))
-            if before is None or t._version == before
-        ]
-
-
-_counters__ = ["Versions"]
+        pairs = enumerate(zip(state, versions, strict=True))
+        return [i for i, (t, before) in pairs if before is None or t._version == before]

@@ -1,4 +1,4 @@
-"""Every call that leaves Python: the driver, the C library, files, processes, compilers' files."""
+"""Every call that leaves Python: the CUDA driver, the C library, files, processes, compiled code."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""What was compiled, kept on disk between runs, in a folder that nobody else can write to.
+"""Compiled kernels on disk, in a folder that nobody else can write to.
 
-Where there is no such folder, things are kept in a private temporary one until the process ends, and where nothing can
-be written at all, not on disk.  What is found is not believed: a file must be ours alone, and be what was written.
+If there is no such folder, a private temporary one serves until the process ends; if nothing can be written at all,
+nothing is cached.  A file that is found is used only if nobody else can have written it and its digest is right.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class CachedFile(NamedTuple):
-    """A file of ours and what is in it."""
+    """A file of the cache and its content."""
 
     path: Path
     data: bytes
 
 
 def cache_folder() -> Path:
-    """Where compiled kernels are to be kept: $PAGEDOPT_CACHE_DIR, else pagedopt in $XDG_CACHE_HOME, else in ~/.cache.
+    """Return the folder for compiled kernels: $PAGEDOPT_CACHE_DIR, else pagedopt in $XDG_CACHE_HOME or ~/.cache.
 
     Raises:
         FileNotFoundError: none is set, and there is no home.
@@ -46,17 +46,17 @@ def cache_folder() -> Path:
 
 
 def digest(name: str, data: bytes) -> str:
-    """A digest of data and the name it is kept under: under another name the same bytes count as damaged."""
+    """Return a digest of a file's content and name, so that a file under another name counts as damaged."""
     return hashlib.sha256(name.encode() + b"\0" + data).hexdigest()
 
 
 def seal(name: str, data: bytes) -> bytes:
-    """Data with its digest in front, for :func:`unseal`."""
+    """Return data with its digest in front, for :func:`unseal`."""
     return digest(name, data).encode() + b"\n" + data
 
 
 def unseal(kept: CachedFile) -> bytes | None:
-    """The data of a sealed file; None, and the file deleted, if it is damaged."""
+    """Return the data of a sealed file.  If it is damaged, delete it and return None."""
     mark, _, data = kept.data.partition(b"\n")
     if mark == digest(kept.path.name, data).encode():
         return data
@@ -65,15 +65,16 @@ def unseal(kept: CachedFile) -> bytes | None:
 
 
 def keep(name: str, data: bytes) -> Path | None:
-    """Write a file for later processes, or at least for this one; None where nothing can be written.
+    """Write a file for later processes, or at least for this one; return None if nothing can be written.
 
-    The first time that it cannot be kept where it should, there is a warning.
+    The first time that the cache folder cannot be used, there is a warning.
     """
     path, folder, problem = None, None, ""
-    for place in (cache_folder, _temporary_folder):
+    for find_folder in (cache_folder, _temporary_folder):
         try:
-            folder = place()
-            path = write_atomically(_ours(folder, make=True) / name, data)
+            folder = find_folder()
+            _make(folder)
+            path = write_atomically(_ours(folder) / name, data)
             break
         except OSError as error:
             problem = problem or (f"in {folder}: {error}" if folder else f"({error})")
@@ -87,7 +88,7 @@ def keep(name: str, data: bytes) -> Path | None:
 
 
 def find(name: str) -> CachedFile | None:
-    """What :func:`keep` wrote under ``name``, if it is there and nobody else can have written it."""
+    """Return what :func:`keep` wrote under ``name``, if it is there and nobody else can have written it."""
     for folder in _folders():
         path = folder / name
         try:
@@ -100,14 +101,14 @@ def find(name: str) -> CachedFile | None:
 
 
 def discard(path: Path, why: str) -> None:
-    """Delete what cannot be used, so that it is made anew; with a warning, once."""
+    """Delete a file that cannot be used, so that it is compiled anew, and warn once."""
     with contextlib.suppress(OSError):
         path.unlink()
     warn_once("damaged kernels", f"{path} cannot be used ({why}); such files are deleted and compiled anew")
 
 
 def write_atomically(path: Path, data: bytes) -> Path:
-    """Write a file of ours alone that other processes see whole or not at all.
+    """Write a file that only this user can read and that other processes see whole or not at all.
 
     Raises:
         OSError: it cannot be written; nothing is left of it then.
@@ -116,7 +117,7 @@ def write_atomically(path: Path, data: bytes) -> Path:
     handle = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         with open(handle, "wb") as file:
-            os.fchmod(handle, 0o600)  # the umask may have taken our own bits
+            os.fchmod(handle, 0o600)  # the umask may have taken the owner's bits
             file.write(data)
         os.replace(own, path)
     except BaseException:
@@ -127,7 +128,7 @@ def write_atomically(path: Path, data: bytes) -> Path:
 
 
 def in_memory(data: bytes) -> Path:
-    """A path to bytes that are on no disk, for as long as this process lives."""
+    """Return a path to bytes that are on no disk; it is valid until this process ends."""
     handle = os.memfd_create("pagedopt")
     with open(handle, "wb", closefd=False) as file:
         file.write(data)
@@ -135,12 +136,8 @@ def in_memory(data: bytes) -> Path:
 
 
 def _read(path: Path) -> bytes:
-    """The content of a file of ours.
-
-    Raises:
-        OSError: it cannot be read, or others may have written it.
-    """
-    # A link is not followed, and a pipe that somebody put there does not make us wait.
+    """Read a file of ours; OSError if that fails or if others may have written it."""
+    # O_NOFOLLOW refuses links.  O_NONBLOCK: a pipe that somebody put there must not make us wait.
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(handle, "rb") as file:
         found = os.fstat(handle)
@@ -153,21 +150,15 @@ def _read(path: Path) -> bytes:
         return file.read()
 
 
-def _ours(folder: Path, make: bool = False) -> Path:
-    """``folder``, if need be made now, and closed to everyone else.
-
-    Raises:
-        OSError: it is not there and cannot be made, or belongs to others.
-    """
-    if make:
-        _make(folder)
+def _ours(folder: Path) -> Path:
+    """Return ``folder`` after closing it to everyone else; OSError if it is missing or belongs to others."""
     found = os.stat(folder)
     if found.st_uid != os.geteuid():
         raise PermissionError(f"{folder} belongs to user {found.st_uid}, not to {os.geteuid()}")
     if not stat.S_ISDIR(found.st_mode):
         raise NotADirectoryError(f"{folder} is no folder")
     open_to_others = found.st_mode & _OTHERS_WRITE
-    if open_to_others and found.st_mode & stat.S_ISVTX:  # such as /tmp, which must stay what it is
+    if open_to_others and found.st_mode & stat.S_ISVTX:  # a shared folder such as /tmp must stay as it is
         raise PermissionError(f"{folder} is open to everybody")
     if open_to_others or found.st_mode & stat.S_IRWXU != stat.S_IRWXU:
         os.chmod(folder, stat.S_IRWXU)
@@ -175,16 +166,17 @@ def _ours(folder: Path, make: bool = False) -> Path:
 
 
 def _make(folder: Path) -> None:
+    """Make a folder and its parents, each for this user alone; os.makedirs() would follow the umask."""
     if folder.is_dir():
         return
     _make(folder.parent)
     with contextlib.suppress(FileExistsError):  # another process has just made it, or it is no folder
         os.mkdir(folder, stat.S_IRWXU)
-        os.chmod(folder, stat.S_IRWXU)  # whatever the umask
+        os.chmod(folder, stat.S_IRWXU)
 
 
 def _folders() -> Iterator[Path]:
-    """Where to look: what there is of the two places to keep things, if nobody else can write there."""
+    """Yield the folders in which :func:`keep` may have written, if nobody else can write there."""
     with contextlib.suppress(OSError):
         yield _ours(cache_folder())
     if _temporary is not None and _temporary[0] == os.getpid():
@@ -195,7 +187,7 @@ _temporary: tuple[int, Path] | None = None
 
 
 def _temporary_folder() -> Path:
-    """The private folder of this process; a child after a fork has its own."""
+    """Return the private folder of this process; a child after a fork has its own."""
     global _temporary
     if _temporary is None or _temporary[0] != os.getpid():
         _temporary = (os.getpid(), Path(tempfile.mkdtemp(prefix="pagedopt-")))
@@ -204,8 +196,5 @@ def _temporary_folder() -> Path:
 
 
 def _remove(process: int, folder: Path) -> None:
-    if process == os.getpid():
+    if process == os.getpid():  # a forked child must not delete its parent's folder
         shutil.rmtree(folder, ignore_errors=True)
-
-
-__all__ = ["CachedFile", "cache_folder", "digest", "discard", "find", "in_memory", "keep", "seal", "unseal"]

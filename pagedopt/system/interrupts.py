@@ -1,7 +1,7 @@
-"""Stretches of work that no signal handler may tear: handlers run when they have ended.
+"""Blocks in which no Python signal handler runs; handlers that were due run at the end of the block.
 
-Python runs signal handlers in the main thread, between any two of its instructions, and Ctrl-C is one that raises.
-A step, a move of pages or a load that is torn there has lost something.  So handlers wait outside of such a stretch.
+Python runs signal handlers in the main thread between any two of its instructions, and the one for Ctrl-C raises.  A
+step, a move of pages or a load that is interrupted in the middle would lose state.
 """
 
 from __future__ import annotations
@@ -11,66 +11,38 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from itertools import compress
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from .internals import handler_of, set_handler
 
 Handler = Callable[[int, FrameType | None], Any]
 
-#: Those that a program may have handlers for.  The others end it, stop it, or come from its own faults.
-_SIGNALS = tuple(
-    int(number)
-    for number in (
-        signal.SIGHUP,
-        signal.SIGINT,
-        signal.SIGQUIT,
-        signal.SIGUSR1,
-        signal.SIGUSR2,
-        signal.SIGALRM,
-        signal.SIGTERM,
-        signal.SIGCHLD,
-        signal.SIGCONT,
-        signal.SIGTSTP,
-        signal.SIGURG,
-        signal.SIGVTALRM,
-        signal.SIGPROF,
-        signal.SIGWINCH,
-        signal.SIGIO,
-        signal.SIGPIPE,
-        signal.SIGTTIN,
-        signal.SIGTTOU,
-        signal.SIGXCPU,
-    )
-)
+#: Signals for which a program may have handlers.  The others end or stop it, or come from its own faults.
+_NAMES = "HUP INT QUIT USR1 USR2 ALRM TERM CHLD CONT TSTP URG VTALRM PROF WINCH IO PIPE TTIN TTOU XCPU"
+_SIGNALS = tuple([int(signal.Signals[f"SIG{name}"]) for name in _NAMES.split()])
 
 
-def _keep_or_call(original: Handler, number: int, frame: FrameType | None) -> None:
-    """In the place of a handler: keeps its signal while a block is open, and hands it on otherwise."""
+def _defer_or_call(original: Handler, number: int, frame: FrameType | None) -> None:
+    """Stand in for a handler: defer the signal while a block is open, else call the handler."""
     if _open is None:
         original(number, frame)
     else:
         _open.keep(number, original, frame)
 
 
-def _original(handler: Handler) -> Handler:
-    """What a handler stands for."""
-    ours = isinstance(handler, partial) and handler.func is _keep_or_call
-    return handler.args[0] if ours else handler  # type: ignore[attr-defined]
-
-
 class Uninterrupted:
-    """A ``with`` block in which no signal handler of Python runs; those that were called for run at its end.
+    """A ``with`` block in which no Python signal handler runs; those that were due run at its end, once each.
 
-    A block inside of a block, or in another thread than the main one (where no handler runs), changes nothing.
+    A block inside another one changes nothing, nor does a block in another thread, where Python runs no handlers.
 
     Args:
-        gives_way: a second SIGINT ends the protection, and its handler is called inside of the block.
+        gives_way: a second SIGINT ends the protection, and its handler runs inside the block.
     """
 
     def __init__(self, gives_way: bool = False) -> None:
         self._gives_way = gives_way
-        self._kept: dict[int, tuple[Handler, FrameType | None]] = {}
+        self._due: dict[int, tuple[Handler, FrameType | None]] = {}
         self._replaced: list[tuple[int, Handler]] = []
 
     def __enter__(self) -> Uninterrupted:
@@ -79,30 +51,28 @@ class Uninterrupted:
             try:
                 for number in compress(_SIGNALS, map(callable, map(handler_of, _SIGNALS))):
                     original = handler_of(number)
-                    if isinstance(original, partial):  # one of ours, which an interrupt has left
-                        original = _original(original)
+                    if isinstance(original, partial) and original.func is _defer_or_call:
+                        original = original.args[0]  # an interrupt has left our stand-in there
                     self._replaced.append((number, original))
-                    set_handler(number, partial(_keep_or_call, original))
-                _open = self  # the last that a handler may prevent, and the first that keeps it
+                    set_handler(number, partial(_defer_or_call, original))
+                _open = self  # a handler can interrupt up to here; from here on it is deferred
             except BaseException:
                 self._restore()
                 raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._close()
 
     def keep(self, number: int, handler: Handler, frame: FrameType | None) -> None:
-        """Call ``handler`` later; or now, with all that were kept, if this is the SIGINT that is given way to."""
-        again = number in self._kept
-        self._kept[number] = (handler, frame)
+        """Call ``handler`` at the end; or now, with all that are due, if this is a second SIGINT that may end it."""
+        again = number in self._due
+        self._due[number] = (handler, frame)
         if again and number == signal.SIGINT and self._gives_way:
-            self._close()  # before anything is raised: who is torn out of its way cannot
+            self._close()  # before the handler raises: the interrupted code may not reach its __exit__
 
     def _close(self) -> None:
-        """End the protection, and call what was kept.  Doing it again does nothing."""
+        """End the protection and call the handlers that are due.  A second call does nothing."""
         global _open
         if _open is not self:
             return
@@ -110,26 +80,26 @@ class Uninterrupted:
             try:
                 _open = None
                 self._restore()
-            finally:  # after what a handler may have raised that ran before it was put back, or since
+            finally:  # a handler that is back in place may have interrupted _restore() or this function
                 if self._replaced:
                     self._restore()
         finally:
             if self._replaced:
                 self._restore()
-            if self._kept:
+            if self._due:
                 self._hand_on()
 
     def _hand_on(self) -> None:
-        """Call the handlers, each whatever the others raise, and let go of the frames (they would be in a circle)."""
-        if self._kept:
-            number, (handler, frame) = self._kept.popitem()
+        """Call each handler even if others raise, and drop the frames, which would form a reference cycle."""
+        if self._due:
+            number, (handler, frame) = self._due.popitem()
             try:
                 handler(number, frame)
             finally:
                 self._hand_on()
 
     def _restore(self) -> None:
-        """Put all handlers back, whatever one that is back already may raise meanwhile."""
+        """Put all handlers back, even if one that is back already raises meanwhile."""
         try:
             while self._replaced:
                 set_handler(*self._replaced[-1])
@@ -140,5 +110,3 @@ class Uninterrupted:
 
 
 _open: Uninterrupted | None = None
-
-__all__ = ["Uninterrupted"]

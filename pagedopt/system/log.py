@@ -1,5 +1,7 @@
-"""The logger of everything that moves bytes or falls back: ``logging.getLogger("pagedopt")``.  Nothing in a step's
-path says anything; what is said is INFO, or WARNING where something else is used than was asked for."""
+"""The logger ``logging.getLogger("pagedopt")`` of everything that moves bytes or falls back.
+
+Levels are INFO, and WARNING where something else is used than the user asked for.  A step logs nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,5 +9,3 @@ import logging
 
 log = logging.getLogger("pagedopt")
 log.addHandler(logging.NullHandler())
-
-__all__ = ["log"]

@@ -1,4 +1,4 @@
-"""Warnings that name the user's line, and are said once in a process where their cause comes back."""
+"""Warnings that name the user's line and appear once per process."""
 
 from __future__ import annotations
 
@@ -8,17 +8,13 @@ from collections.abc import Hashable
 
 from .log import log
 
-#: Whose lines tell nobody what to change.
+#: Packages that :func:`outside` skips: the user cannot change their lines.
 INSIDE = (__name__.partition(".")[0], "numba", "torch")
 _said: set[Hashable] = set()
 
 
 def warn_once(key: Hashable, text: str) -> None:
-    """Warn (RuntimeWarning) unless there was a warning of the same key.
-
-    Args:
-        key: what the warning is about; a tuple that begins with the name of the matter.
-    """
+    """Warn (RuntimeWarning) unless this process has already warned with the same key."""
     if key not in _said:
         _said.add(key)
         log.warning(text)
@@ -26,8 +22,7 @@ def warn_once(key: Hashable, text: str) -> None:
 
 
 def outside() -> int:
-    """The ``stacklevel`` with which the caller's warning names the first line that is neither ours nor Numba's nor
-    torch's."""
+    """Return the ``stacklevel`` for a warning of the caller that names the first line outside of :data:`INSIDE`."""
     frame, level = sys._getframe(1), 1
     while frame.f_back and str(frame.f_globals.get("__name__")).partition(".")[0] in INSIDE:
         frame, level = frame.f_back, level + 1

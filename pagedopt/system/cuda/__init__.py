@@ -1,1 +1,1 @@
-"""The CUDA driver, and memory that it maps."""
+"""The CUDA driver and its virtual memory."""

@@ -1,7 +1,7 @@
-"""The mechanism: every CUDA driver call of the library and the text of every driver error.
+"""Calls of the CUDA driver, the text of their errors, and objects that own driver memory and events.
 
-Only the driver API is used: it works in whatever context torch has made current, whichever CUDA runtime torch brought.
-Nothing here decides anything, and nothing here is imported before a CUDA device is really used.
+Only the driver API is used: it works in the context that torch has made current, whichever CUDA runtime torch brought.
+This file decides nothing, and cuda-bindings is imported only when a CUDA device is used.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from . import sharing
 
 #: Largest share of free device memory that managed allocations may take: oversubscription can hang a driver.
 MANAGED_SHARE = 0.25
-#: Managed allocations below so many bytes may stand beside each other in a page, and advice goes by whole pages.
+#: The driver may put smaller managed allocations into one page of memory, and advice applies to whole pages.
 BLOCK = 2 << 20
 
 
 class CudaError(RuntimeError):
-    """A CUDA driver call failed.  ``code`` is the driver's name of the error, e.g. ``CUDA_ERROR_NOT_SUPPORTED``."""
+    """A failed call of the CUDA driver.  ``code`` is the driver's name of the error (``CUDA_ERROR_NOT_SUPPORTED``)."""
 
-    def __init__(self, call: str, code: str, text: str, hint: str = "") -> None:
-        super().__init__(f"{call} failed with {code}: {text}" + (f"; {hint}" if hint else ""))
+    def __init__(self, call: str, code: str, text: str) -> None:
+        super().__init__(f"{call} failed with {code}: {text}")
         self.code = code
 
 
 class Location(enum.Enum):
-    """Where managed pages may be asked to live.  A type and not -1: CUDA 13 dropped the integer form."""
+    """Where memory may be: a type instead of the device number -1 for the host, which CUDA 13 no longer takes."""
 
     DEVICE = "device"
     HOST = "host"
@@ -59,16 +59,12 @@ class Capabilities:
     managed: bool
     concurrent_managed: bool
     mapped: bool
-    host_pages: bool = False  # page-locked host pages in a virtual range of the device (CUDA virtual memory management)
+    host_pages: bool = False  # pinned host pages in a virtual address range of the device
 
 
 @functools.cache
 def bindings() -> ModuleType:
-    """The ``cuda.bindings.driver`` module.
-
-    Raises:
-        RuntimeError: cuda-bindings is not installed.
-    """
+    """Return the module ``cuda.bindings.driver``; RuntimeError if cuda-bindings is not installed."""
     try:
         from cuda.bindings import driver as module
     except ImportError as error:
@@ -77,28 +73,28 @@ def bindings() -> ModuleType:
 
 
 def how_to_install() -> str:
-    """The line that installs what CUDA tensors need, in the major version that torch was built for."""
+    """Return the command that installs what CUDA tensors need, for the CUDA version that torch was built for."""
     major = int((torch.version.cuda or "13").partition(".")[0])
     return f"pip install cupy-cuda{major}x 'cuda-bindings>={major},<{major + 1}'"
 
 
-def check(call: str, result: tuple[Any, ...], hint: str = "") -> Any:
-    """The value of a driver call, or CudaError."""
+def check(name: str, result: tuple[Any, ...]) -> Any:
+    """Return the value of a driver call; CudaError if it failed.  ``result`` is what the bindings returned."""
     code, *values = result
     if int(code) != 0:
         text = bindings().cuGetErrorString(code)[1]
-        raise CudaError(call, code.name, text.decode() if text else "unknown error", hint)
+        raise CudaError(name, code.name, text.decode() if text else "unknown error")
     return values[0] if values else None
+
+
+def call(name: str, *arguments: Any) -> Any:
+    """Call the driver function ``name`` and return its value; CudaError if it fails."""
+    return check(name, getattr(bindings(), name)(*arguments))
 
 
 @contextlib.contextmanager
 def explained(device: int, nbytes: int, where: Location) -> Iterator[None]:
-    """Say what to do when memory runs out inside the block.
-
-    Raises:
-        torch.OutOfMemoryError: the device is full.
-        MemoryError: the host will not give more page-locked memory.
-    """
+    """Say what to do if memory runs out in the block: torch.OutOfMemoryError on the device, MemoryError on the host."""
     try:
         yield
     except CudaError as error:
@@ -107,7 +103,7 @@ def explained(device: int, nbytes: int, where: Location) -> Iterator[None]:
         if where is Location.DEVICE:
             free, total = torch.cuda.mem_get_info(device)
             raise torch.OutOfMemoryError(
-                "CUDA out of memory. "  # by these words accelerate and Lightning know it, and try a smaller batch
+                "CUDA out of memory. "  # accelerate and Lightning look for these words to try a smaller batch
                 f"cuda:{device} has no {nbytes:,} bytes left for optimizer state ({free:,} of {total:,} free); "
                 "lower device_budget, or give back what torch caches (torch.cuda.empty_cache())"
             ) from error
@@ -119,13 +115,12 @@ def explained(device: int, nbytes: int, where: Location) -> Iterator[None]:
 
 @functools.cache
 def capabilities(device: int) -> Capabilities:
-    """What CUDA device ``device`` can do."""
-    d = bindings()
-    names = d.CUdevice_attribute
-    handle = check("cuDeviceGet", d.cuDeviceGet(device))
+    """Return what CUDA device ``device`` can do."""
+    names = bindings().CUdevice_attribute
+    handle = call("cuDeviceGet", device)
 
     def has(attribute: Any) -> bool:
-        return bool(check("cuDeviceGetAttribute", d.cuDeviceGetAttribute(attribute, handle)))
+        return bool(call("cuDeviceGetAttribute", attribute, handle))
 
     return Capabilities(
         managed=has(names.CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY),
@@ -136,15 +131,15 @@ def capabilities(device: int) -> Capabilities:
 
 
 class _Attribute(enum.IntEnum):
-    """Device attributes by number, for what the enum of cuda-bindings 12 does not name."""
+    """Device attributes that the enum of cuda-bindings 12 does not name."""
 
     HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 145
 
 
 def has_host_pages(has: Callable[[Any], bool]) -> bool:
-    """Whether virtual ranges take host memory.
+    """Return whether virtual address ranges may contain host memory.
 
-    Drivers of CUDA 13 know the attribute, whichever cuda-bindings asks them; for an older one its number is no value.
+    Drivers of CUDA 13 know the attribute, also when older cuda-bindings ask; older drivers refuse its number.
     """
     try:
         return has(_Attribute.HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)
@@ -156,49 +151,45 @@ def has_host_pages(has: Callable[[Any], bool]) -> bool:
 
 @functools.cache
 def location(where: Location, device: int) -> Any:
-    """The driver's struct for a place."""
+    """Return the driver's struct for a location."""
     d = bindings()
-    location = d.CUmemLocation()
-    kinds = d.CUmemLocationType
+    location, kinds = d.CUmemLocation(), d.CUmemLocationType
     location.type = kinds.CU_MEM_LOCATION_TYPE_HOST if where is Location.HOST else kinds.CU_MEM_LOCATION_TYPE_DEVICE
     location.id = 0 if where is Location.HOST else device
     return location
 
 
 def advise(address: int, nbytes: int, advice: Advice, where: Location, device: int) -> None:
-    """``cuMemAdvise`` on a managed range."""
+    """Call ``cuMemAdvise`` on a managed range."""
     d = bindings()
-    call = getattr(d, "cuMemAdvise_v2", d.cuMemAdvise)  # CUDA 12 has both forms, 13 only this one under the old name
-    check("cuMemAdvise", call(address, nbytes, getattr(d.CUmem_advise, advice.value), location(where, device)))
+    # CUDA 12 has two forms of this function; CUDA 13 has only the second one, under the old name.
+    function = getattr(d, "cuMemAdvise_v2", d.cuMemAdvise)
+    check("cuMemAdvise", function(address, nbytes, getattr(d.CUmem_advise, advice.value), location(where, device)))
 
 
 def prefetch(address: int, nbytes: int, where: Location, device: int, stream: int) -> None:
-    """``cuMemPrefetchAsync`` of a managed range, in stream order."""
+    """Queue ``cuMemPrefetchAsync`` of a managed range on ``stream``."""
     d = bindings()
-    call = getattr(d, "cuMemPrefetchAsync_v2", d.cuMemPrefetchAsync)
-    check("cuMemPrefetchAsync", call(address, nbytes, location(where, device), 0, stream))
+    function = getattr(d, "cuMemPrefetchAsync_v2", d.cuMemPrefetchAsync)  # two forms, as in advise()
+    check("cuMemPrefetchAsync", function(address, nbytes, location(where, device), 0, stream))
 
 
 def copy_to_device(target: int, source: int, nbytes: int, stream: int) -> None:
-    """Copy host → device in stream order; asynchronous when ``source`` is page-locked."""
+    """Queue a copy from host to device on ``stream``; asynchronous if ``source`` is pinned."""
     check("cuMemcpyHtoDAsync", bindings().cuMemcpyHtoDAsync(target, source, nbytes, stream))
 
 
 def copy(target: int, source: int, nbytes: int, stream: int) -> None:
-    """Copy between any two addresses the device knows, in stream order."""
+    """Queue a copy between two addresses that the device knows on ``stream``."""
     check("cuMemcpyAsync", bindings().cuMemcpyAsync(target, source, nbytes, stream))
 
 
 class Buffer:
-    """Memory that host and device both name: freed with this object, which every view keeps alive.
-
-    Attributes:
-        address: the address the device uses.
-        host: the same memory as bytes, for the host.
-        nbytes: its size.
+    """Memory that the device knows by ``address`` and that ``host`` views; freed after this object and all views.
 
     Args:
-        free: the call that frees what begins at ``base``, by default at the host's address.
+        free: the driver call that frees the memory.
+        base: the address to free; None: the host's.
     """
 
     def __init__(
@@ -206,39 +197,35 @@ class Buffer:
     ) -> None:
         self.address, self.nbytes, self.device = address, nbytes, device
         raw: Any = (ctypes.c_ubyte * nbytes).from_address(host_address)
-        # The view keeps ``raw``, whose end frees the memory.  Nothing points back here: a cycle would wait for the
-        # garbage collector, and memory outside of Python's sight does not make it run.
+        # The memory is freed when ``raw`` dies, which the view keeps alive.  Nothing points back to this object: a
+        # cycle would wait for the garbage collector, which does not notice memory outside of Python.
         self.host: npt.NDArray[np.uint8] = np.frombuffer(raw, np.uint8)
-        base = host_address if base is None else base
-        self._release = weakref.finalize(raw, _free, free, base, device)
+        weakref.finalize(raw, _free, free, host_address if base is None else base, device)
 
 
-def _free(call: str, address: int, device: int) -> None:
-    # At exit the context may be gone already, and its memory with it.
+def _free(free: str, address: int, device: int) -> None:
+    # When the process exits the context may already be gone, and its memory with it.
     with contextlib.suppress(Exception), torch.cuda.device(device), relaxed_capture():
-        getattr(bindings(), call)(address)
+        getattr(bindings(), free)(address)
 
 
 @contextlib.contextmanager
 def relaxed_capture() -> Iterator[None]:
-    """Allow allocation while a stream of this process is being captured into a graph, as torch's allocator does."""
-    d = bindings()
-    mode = d.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-    before = check("cuThreadExchangeStreamCaptureMode", d.cuThreadExchangeStreamCaptureMode(mode))
+    """Allow allocations while a stream of this process is captured into a graph, as torch's allocator does."""
+    before = call("cuThreadExchangeStreamCaptureMode", bindings().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
     try:
         yield
     finally:
-        check("cuThreadExchangeStreamCaptureMode", d.cuThreadExchangeStreamCaptureMode(before))
+        call("cuThreadExchangeStreamCaptureMode", before)
 
 
 def allocate_managed(nbytes: int, device: int) -> Buffer:
-    """``nbytes`` of managed memory, without advice, in pages of its own: no advice for other memory reaches it.
+    """Return ``nbytes`` of managed memory in host pages of its own, so that advice for other memory does not reach it.
 
     Raises:
         CudaError: the driver refuses (``CUDA_ERROR_NOT_SUPPORTED`` on some virtual GPUs and containers).
-        MemoryError: the request exceeds a quarter of free device memory.
+        MemoryError: managed memory would take more than a quarter of the free device memory.
     """
-    d = bindings()
     with torch.cuda.device(device), relaxed_capture():
         free, taken = torch.cuda.mem_get_info(device)[0], managed_bytes(device)
         if nbytes + taken > MANAGED_SHARE * free:
@@ -248,9 +235,8 @@ def allocate_managed(nbytes: int, device: int) -> Buffer:
                 "memory can hang the driver. Use placement='mapped' (any size the host has) or 'device', or a smaller "
                 "state_format"
             )
-        flag = int(d.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL)
         asked = _whole_pages(nbytes) + (mmap.PAGESIZE if nbytes < BLOCK else 0)
-        base = int(check("cuMemAllocManaged", d.cuMemAllocManaged(asked, flag)))
+        base = int(call("cuMemAllocManaged", asked, int(bindings().CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL)))
     address = _whole_pages(base)
     buffer = Buffer(address, address, nbytes, device, "cuMemFree", base)
     _managed.add(buffer)
@@ -258,7 +244,7 @@ def allocate_managed(nbytes: int, device: int) -> Buffer:
 
 
 def _whole_pages(nbytes: int) -> int:
-    """A number of bytes, or an address, rounded up to the next page of the host."""
+    """Round a number of bytes, or an address, up to the next page of the host."""
     return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
@@ -266,33 +252,23 @@ _managed: weakref.WeakSet[Buffer] = weakref.WeakSet()
 
 
 def managed_bytes(device: int) -> int:
-    """Bytes of managed memory that :func:`allocate_managed` gave out for ``device`` and that are still in use."""
+    """Return the bytes from :func:`allocate_managed` for ``device`` that are still in use."""
     return sum(b.nbytes for b in _managed if b.device == device)
 
 
 def allocate_mapped(nbytes: int, device: int) -> Buffer:
-    """``nbytes`` of page-locked host memory that the device reads in place.
-
-    Raises:
-        CudaError: the driver refuses.
-    """
+    """Return ``nbytes`` of pinned host memory that the device reads in place; CudaError if the driver refuses."""
     d = bindings()
     with torch.cuda.device(device), relaxed_capture():
-        flags = d.CU_MEMHOSTALLOC_PORTABLE | d.CU_MEMHOSTALLOC_DEVICEMAP
-        host = int(check("cuMemHostAlloc", d.cuMemHostAlloc(nbytes, flags)))
-        address = int(check("cuMemHostGetDevicePointer", d.cuMemHostGetDevicePointer(host, 0)))
+        host = int(call("cuMemHostAlloc", nbytes, d.CU_MEMHOSTALLOC_PORTABLE | d.CU_MEMHOSTALLOC_DEVICEMAP))
+        address = int(call("cuMemHostGetDevicePointer", host, 0))
     return Buffer(address, host, nbytes, device, "cuMemFreeHost")
 
 
 def allocate_pinned(nbytes: int, device: int) -> Buffer:
-    """``nbytes`` of page-locked host memory to copy from; ``address`` is the host's.  Works where mapping does not.
-
-    Raises:
-        CudaError: the driver refuses.
-    """
-    d = bindings()
+    """Return ``nbytes`` of pinned host memory to copy from, which also works on devices that cannot map it."""
     with torch.cuda.device(device), relaxed_capture():
-        host = int(check("cuMemHostAlloc", d.cuMemHostAlloc(nbytes, d.CU_MEMHOSTALLOC_PORTABLE)))
+        host = int(call("cuMemHostAlloc", nbytes, bindings().CU_MEMHOSTALLOC_PORTABLE))
     return Buffer(host, host, nbytes, device, "cuMemFreeHost")
 
 
@@ -300,22 +276,21 @@ class Event:
     """A CUDA event without timing."""
 
     def __init__(self, device: int) -> None:
-        d = bindings()
         with torch.cuda.device(device), relaxed_capture():
-            self.handle = check("cuEventCreate", d.cuEventCreate(int(d.CUevent_flags.CU_EVENT_DISABLE_TIMING)))
+            self.handle = call("cuEventCreate", int(bindings().CUevent_flags.CU_EVENT_DISABLE_TIMING))
         weakref.finalize(self, _destroy_event, int(self.handle))
 
     def record(self, stream: int) -> None:
-        """Mark the work given to ``stream`` so far."""
+        """Record the work queued on ``stream`` so far."""
         check("cuEventRecord", bindings().cuEventRecord(self.handle, stream))
 
     def hold(self, stream: int) -> None:
-        """Let work given to ``stream`` from now on wait for the marked work."""
+        """Make work that is queued on ``stream`` from now on wait for the recorded work."""
         check("cuStreamWaitEvent", bindings().cuStreamWaitEvent(stream, self.handle, 0))
 
     def has_passed(self) -> bool:
-        """Whether the marked work has ended; False also where the driver does not say."""
-        d = bindings()  # relaxed_capture() written out: many steps ask
+        """Return whether the recorded work has ended; False also if the driver gives an error."""
+        d = bindings()  # relaxed_capture(), written out: many steps call this
         change = d.cuThreadExchangeStreamCaptureMode
         before = check(
             "cuThreadExchangeStreamCaptureMode", change(d.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
@@ -326,7 +301,7 @@ class Event:
             check("cuThreadExchangeStreamCaptureMode", change(before))
 
     def wait(self) -> None:
-        """Block the host until the marked work has ended."""
+        """Block the host until the recorded work has ended."""
         check("cuEventSynchronize", bindings().cuEventSynchronize(self.handle))
 
 
@@ -336,7 +311,7 @@ def _destroy_event(handle: int) -> None:
 
 
 class _ArrayInterface:
-    """What ``torch.as_tensor`` needs to view memory on the device; torch keeps this object, and so the owner."""
+    """Device memory for ``torch.as_tensor``; the tensor keeps this object alive, and so the owner of the memory."""
 
     def __init__(self, address: int, nbytes: int, owner: object) -> None:
         self.owner = owner
@@ -346,7 +321,7 @@ class _ArrayInterface:
 
 
 def view(address: int, nbytes: int, device: int, owner: object, part: bool = False) -> torch.Tensor:
-    """Memory as a CUDA tensor (uint8) that keeps ``owner`` alive; ``part``: of what another such tensor views."""
+    """Return memory as a CUDA tensor (uint8) that keeps ``owner`` alive; ``part``: another such tensor contains it."""
     interface = _ArrayInterface(address, nbytes, owner)
     if not part:
         sharing.copy_what_cannot_be_shared()
@@ -356,5 +331,5 @@ def view(address: int, nbytes: int, device: int, owner: object, part: bool = Fal
 
 
 def as_tensor(buffer: Buffer) -> torch.Tensor:
-    """The bytes of ``buffer`` as a CUDA tensor (uint8) that keeps it alive."""
+    """Return the bytes of ``buffer`` as a CUDA tensor (uint8) that keeps it alive."""
     return view(buffer.address, buffer.nbytes, buffer.device, (buffer, buffer.host))

@@ -1,5 +1,7 @@
-"""CUDA tensors over memory of ours in ``torch.multiprocessing``: torch has no handle to pass on for such, so they are
-copied into memory of its own; everything else goes as before."""
+"""``torch.multiprocessing`` for CUDA tensors over our own memory.
+
+torch has no handle for memory that its allocator does not know, so such tensors are copied into memory of torch first.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,13 @@ from typing import Any
 import torch
 from torch.multiprocessing import reductions
 
-#: Addresses and sizes of the memory that tensors view and torch's allocator does not know.
+#: The memory that our tensors view: bytes by address.
 ranges: dict[int, int] = {}
 
 
 @functools.cache
 def copy_what_cannot_be_shared() -> None:
-    """From now on queues and pipes of ``torch.multiprocessing`` pass such tensors on as copies."""
+    """Make queues and pipes of ``torch.multiprocessing`` copy tensors that view :data:`ranges`."""
     ForkingPickler.register(torch.Tensor, _reduce)
 
 

@@ -1,4 +1,4 @@
-"""Open files without a name, a few per folder: state files have ranges of them, as descriptors are scarce."""
+"""Open files without a name.  State files are ranges of a few such files, as descriptors are scarce."""
 
 from __future__ import annotations
 
@@ -16,45 +16,31 @@ from pathlib import Path
 from . import libc
 from .holes import Holes
 
-#: So many files are opened in a folder, one for each state file; later ones share them.
+#: The most files that are opened in a folder.  Each of the first state files has its own; later ones share them.
 FILES = 16
 _NO_NAMELESS = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
-#: FS_IOC_FIEMAP of linux/fiemap.h, what it takes and what it fills in of each extent; the last one has a flag.
+#: FS_IOC_FIEMAP of linux/fiemap.h: the struct it takes, the struct of an extent, and the flag of the last extent.
 _EXTENTS, _ASKED, _EXTENT, _LAST, _AT_ONCE = 0xC020660B, struct.Struct("=QQLLLL"), struct.Struct("=QQQQQLLLL"), 1, 64
 
 
 class DiskFile:
-    """An open file without a name, closed with its last user.
-
-    Args:
-        folder: where.
-
-    Attributes:
-        number: the descriptor.
-
-    Raises:
-        OSError: the folder takes no file.
-    """
+    """An open file without a name; ``number`` is its descriptor.  It is closed with its last user."""
 
     def __init__(self, folder: Path) -> None:
         self.number = _open_nameless(folder)
         self.close = weakref.finalize(self, os.close, self.number)
         self._owner = os.getpid()
         self._end = 0
-        self._taken: dict[int, int] = {}  # bytes by where they begin
+        self._taken: dict[int, int] = {}  # bytes by begin
         self._holes = Holes()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all ranges that are somebody's."""
+        """Bytes of all ranges in use."""
         return sum(self._taken.values())
 
     def take(self, nbytes: int) -> int:
-        """Where a range of zeros begins that is nobody else's.
-
-        Raises:
-            OSError: no file may be so large; the file is as it was.
-        """
+        """Return the begin of an unused range of zeros; after an OSError the file is as it was."""
         found = self._holes.take(nbytes)
         if found is None:
             os.ftruncate(self.number, self._end + nbytes)
@@ -63,19 +49,19 @@ class DiskFile:
         return found
 
     def give_back(self, begin: int) -> None:
-        """Free a range that nobody maps any more; where the file system has no holes, its bytes are not taken again.
+        """Free a range that nobody maps.  On a file system without holes it is not used again, as it is not zero.
 
-        Called whenever the last user of a range goes, be it in the middle of :meth:`take`, so it waits for no lock.
+        Finalizers call this, perhaps in the middle of :meth:`take`, so it takes no lock.
         """
         nbytes = self._taken.pop(begin)
-        if os.getpid() != self._owner:  # a fork, whose parent has the range still
+        if os.getpid() != self._owner:  # in a forked child: the parent still uses the range
             return
         with contextlib.suppress(OSError):
             libc.punch_hole(self.number, begin, nbytes)
             self._holes.add(begin, nbytes)
 
     def bytes_on_disk(self, begin: int, nbytes: int) -> int:
-        """Bytes that a range takes on the disk; its share of the file where the file system does not tell."""
+        """Return the disk space of a range; if the file system lists no extents, its share of the file's."""
         if nbytes == self._end:
             return os.fstat(self.number).st_blocks * 512
         try:
@@ -84,7 +70,7 @@ class DiskFile:
             return os.fstat(self.number).st_blocks * 512 * nbytes // self.nbytes
 
     def _extents(self, begin: int, nbytes: int) -> Iterator[tuple[int, int]]:
-        """(begin, end) of every stretch of the file in a range that has space on the disk."""
+        """Yield (begin, end) of every part of the file that has disk space in a range."""
         at, end = begin, begin + nbytes
         while at < end:
             answer = bytearray(_ASKED.size + _AT_ONCE * _EXTENT.size)
@@ -101,43 +87,33 @@ class DiskFile:
                 return
 
 
-class _Files:
-    """The files of this process, by folder; each is there as long as its users."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._of: dict[str, weakref.WeakSet[DiskFile]] = {}
-
-    def take(self, folder: Path, nbytes: int, first: Callable[[int], object]) -> tuple[DiskFile, int]:
-        with self._lock:
-            files = self._of.setdefault(os.fspath(folder), weakref.WeakSet())
-            if len(there := list(files)) >= FILES:
-                file = min(there, key=lambda each: each.nbytes)
-                return file, file.take(nbytes)
-            file = DiskFile(folder)
-            try:
-                first(file.number)
-                begin = file.take(nbytes)
-            except BaseException:
-                file.close()
-                raise
-            files.add(file)
-            return file, begin
-
-
-_files = _Files()
+_lock = threading.Lock()
+_files: dict[str, weakref.WeakSet[DiskFile]] = {}  # by folder; a file stays as long as its users
 
 
 def take(folder: Path, nbytes: int, first: Callable[[int], object]) -> tuple[DiskFile, int]:
-    """A file in ``folder``, and where in it a range of zeros begins that is the caller's until it gives it back.
+    """Return a file in ``folder`` and the begin of a range of zeros in it, which is the caller's until given back.
 
     Args:
-        first: called with the descriptor of a file that has just been opened and has no byte yet.
+        first: called with the descriptor of a new file before it has any byte.
 
     Raises:
         OSError: the folder takes no file, or none so large.
     """
-    return _files.take(folder, nbytes, first)
+    with _lock:
+        files = _files.setdefault(os.fspath(folder), weakref.WeakSet())
+        if len(there := list(files)) >= FILES:
+            file = min(there, key=lambda each: each.nbytes)
+            return file, file.take(nbytes)
+        file = DiskFile(folder)
+        try:
+            first(file.number)
+            begin = file.take(nbytes)
+        except BaseException:
+            file.close()
+            raise
+        files.add(file)
+        return file, begin
 
 
 def _open_nameless(folder: Path) -> int:
@@ -152,9 +128,9 @@ def _open_nameless(folder: Path) -> int:
 
 
 def _after_fork() -> None:
-    """What a child writes would be in its parent's files; it makes its own."""
-    global _files
-    _files = _Files()
+    """Forget the files: what a child writes would be in its parent's.  Another thread may have held the lock."""
+    global _lock, _files
+    _lock, _files = threading.Lock(), {}
 
 
 os.register_at_fork(after_in_child=_after_fork)

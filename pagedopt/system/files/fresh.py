@@ -1,4 +1,4 @@
-"""Memory prepared elsewhere, to be put in the place of parts of a mapped file at once."""
+"""Anonymous memory that is filled first and then replaces parts of a mapped file in one system call each."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _bytes = operator.itemgetter(1)
 
 
 class Fresh:
-    """Memory elsewhere, for parts of a state file that are to become ordinary memory, one behind the other.
+    """Memory for parts of a state file that are to become ordinary memory.
 
-    It is one mapping, whatever the number of parts: only then the system joins the parts again in their places.
+    It is one mapping for all parts: otherwise Linux does not join them again at their targets, and mappings run out.
 
     Args:
-        stretches: each to be taken from its beginning on.
+        stretches: the parts; each is taken from its beginning on.
 
     Raises:
         OSError: the system gives less.
     """
 
     def __init__(self, stretches: Sequence[Stretch]) -> None:
-        self._left: dict[int, tuple[int, int]] = {}  # by where it goes in the file: address, bytes
+        self._left: dict[int, tuple[int, int]] = {}  # by offset in the file: address, bytes
         self._give_back = weakref.finalize(self, unmap_all, self._left)
         needed = total(stretches)
         with Uninterrupted():
@@ -38,17 +38,13 @@ class Fresh:
                 address += nbytes
 
     def part(self, stretch: Stretch) -> ctypes.Array[ctypes.c_ubyte]:
-        """What is to take the place of the next stretch, to be filled."""
+        """Return the memory for the next stretch, to be filled."""
         return (ctypes.c_ubyte * stretch[1]).from_address(self._left[stretch[0]][0])
 
     def put(self, stretch: Stretch, target: int) -> None:
-        """Let it do so.
-
-        Raises:
-            OSError: the system refuses.  There may be nothing at ``target`` then.
-        """
+        """Move the memory of a stretch to ``target``; OSError if refused, and ``target`` may be unmapped then."""
         offset, nbytes = stretch
-        address, left = self._left.pop(offset)  # before it is somebody else's
+        address, left = self._left.pop(offset)  # first: from here on this object must not unmap it
         if left > nbytes:
             self._left[offset + nbytes] = (address + nbytes, left - nbytes)
         try:
@@ -61,22 +57,22 @@ class Fresh:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give back what was not taken."""
+        """Unmap what was not used."""
         self._give_back()
 
 
 def unmap_all(parts: dict[int, tuple[int, int]]) -> None:
-    """Give memory back: (address, bytes) of each part, which goes from the dictionary with it."""
+    """Unmap the (address, bytes) of each part, and remove it from the dict."""
     with Uninterrupted():
         while parts:
             libc.unmap(*parts.popitem()[1])
 
 
 def total(stretches: Sequence[Stretch]) -> int:
-    """Bytes of all of them."""
+    """Return the bytes of all stretches."""
     return sum(map(_bytes, stretches))
 
 
 def filled(stretches: Sequence[Stretch]) -> Iterator[Stretch]:
-    """Those that are not empty."""
+    """Return the stretches that are not empty."""
     return filter(_bytes, stretches)

@@ -1,34 +1,34 @@
-"""What is free of a range of bytes."""
+"""An allocator for parts of a range of bytes."""
 
 from __future__ import annotations
 
 
 class Holes:
-    """Stretches that may be taken.
+    """The free parts of a range.
 
-    Whoever had a stretch adds it when its last user goes: at any moment, in the middle of :meth:`take` or in another
-    thread.  Only one thread at a time may take.
+    :meth:`add` may be called at any time, from a finalizer in the middle of :meth:`take` or from another thread.  Only
+    one thread at a time may take.
     """
 
     def __init__(self) -> None:
-        self._added: list[tuple[int, int]] = []  # (begin, bytes), in any order: what add() touches, and nothing else
+        self._added: list[tuple[int, int]] = []  # (begin, bytes) in any order; add() must touch nothing else
         self._free: list[tuple[int, int]] = []
 
     def add(self, begin: int, nbytes: int) -> None:
-        """Let a stretch be taken."""
+        """Make a part free."""
         self._added.append((begin, nbytes))
 
     def take(self, nbytes: int) -> int | None:
-        """Where ``nbytes`` begin that were free until now; None: there are none."""
-        self._sort_in()
+        """Return the begin of ``nbytes`` that were free until now; None if no free part is large enough."""
+        self._join()
         for i, (begin, size) in enumerate(self._free):
             if size >= nbytes:
                 self._free[i : i + 1] = [(begin + nbytes, size - nbytes)] if size > nbytes else []
                 return begin
         return None
 
-    def _sort_in(self) -> None:
-        """Join what was added with what it touches."""
+    def _join(self) -> None:
+        """Move what was added to the free parts, and join those that touch."""
         if not self._added:
             return
         while self._added:

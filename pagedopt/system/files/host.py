@@ -1,4 +1,4 @@
-"""Room on this machine: memory this process may still take, space on a disk, and what of a range is in memory."""
+"""Free memory of this machine and its cgroups, free disk space, and which pages of a range are in memory."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import numpy as np
 from . import libc
 from .mounts import Mount, mounts
 
-#: Share of memory or disk that :func:`check_host` and :func:`check_disk` leave free, and the most bytes they leave.
+#: :func:`check_host` and :func:`check_disk` leave this share of memory or disk free, but at most this many bytes.
 RESERVE_SHARE, RESERVE_MOST = 0.05, 256 << 20
-#: ``mincore`` writes a byte for each page; so many bytes of address space are asked about at once.
+#: ``mincore`` writes one byte per page, so it is called for at most this many bytes of address space.
 _STRIDE = 1 << 30
 
 
@@ -35,7 +35,7 @@ class Room:
 
 @dataclass(frozen=True)
 class _Version:
-    """Names of one version of cgroups.  Of ``limits`` the smallest counts; ``cache`` can be had back at any time."""
+    """File and field names of one cgroup version.  The smallest limit counts; memory of ``cache`` is reclaimable."""
 
     limits: tuple[str, ...]
     usage: str
@@ -47,16 +47,12 @@ _V2 = _Version(("memory.max", "memory.high"), "memory.current", ("inactive_file"
 
 
 def available() -> int:
-    """Bytes of host memory that this process may still take; 0 where the system does not say."""
+    """Return the bytes of host memory that this process may still take; 0 if the system does not say."""
     return max(0, min((room.free for room in rooms()), default=0))
 
 
 def check_host(nbytes: int, what: str) -> None:
-    """Refuse ``nbytes`` of host memory for ``what`` unless the machine and its cgroup keep a reserve.
-
-    Raises:
-        MemoryError: there is too little; the text says whose limit it is and what to do.
-    """
+    """Raise a MemoryError unless the machine and its cgroups keep a reserve beside ``nbytes`` for ``what``."""
     if nbytes <= 0:
         return
     for room in rooms():
@@ -70,11 +66,7 @@ def check_host(nbytes: int, what: str) -> None:
 
 
 def check_disk(folder: str | os.PathLike[str], nbytes: int, what: str) -> None:
-    """Refuse ``nbytes`` for ``what`` in ``folder`` unless its disk keeps a reserve.
-
-    Raises:
-        MemoryError: there is too little; the text says what to do.
-    """
+    """Raise a MemoryError unless the disk of ``folder`` keeps a reserve beside ``nbytes`` for ``what``."""
     disk = shutil.disk_usage(folder)
     room = Room(disk.free, disk.total, "")
     if 0 < nbytes > room.free - room.reserve:
@@ -86,11 +78,7 @@ def check_disk(folder: str | os.PathLike[str], nbytes: int, what: str) -> None:
 
 
 def rooms(root: Path = Path("/")) -> list[Room]:
-    """Every limit that is set on this process's memory: the machine's and those of its cgroups.
-
-    Args:
-        root: where ``proc`` and ``sys`` are.
-    """
+    """Return every limit on this process's memory: the machine's and those of its cgroups, below ``root``."""
     found = []
     fields = numbers(_text(root / "proc/meminfo"))
     if "MemAvailable" in fields:
@@ -104,17 +92,13 @@ def rooms(root: Path = Path("/")) -> list[Room]:
 
 
 def numbers(text: str) -> dict[str, int]:
-    """Lines as ``MemTotal:  16 kB`` or ``inactive_file 16`` by name, in whatever unit they are."""
+    """Return the numbers of lines such as ``MemTotal:  16 kB`` or ``inactive_file 16`` by name, without units."""
     rows = (line.replace(":", " ").split() for line in text.splitlines())
     return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
 
 
 def cgroup_folders(cgroup: str, mounted: Sequence[Mount]) -> list[tuple[_Version, PurePosixPath]]:
-    """Folders that may hold memory limits of a process, from its own up to the root of each hierarchy.
-
-    Args:
-        cgroup: the text of ``/proc/self/cgroup``.
-    """
+    """Return the folders that may limit the memory of the process with this ``/proc/self/cgroup``, its own first."""
     paths: dict[str, str] = {}
     for line in cgroup.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -125,8 +109,8 @@ def cgroup_folders(cgroup: str, mounted: Sequence[Mount]) -> list[tuple[_Version
         if mount.kind not in paths or (mount.kind == "cgroup" and "memory" not in mount.options):
             continue
         own = PurePosixPath(paths[mount.kind])
-        # In a container the hierarchy may be mounted from the container's own cgroup on.
-        own = own.relative_to(mount.top) if own.is_relative_to(mount.top) else own.relative_to("/")
+        # In a container the root of the mounted hierarchy may be the container's own cgroup.
+        own = own.relative_to(mount.top if own.is_relative_to(mount.top) else "/")
         version = _V1 if mount.kind == "cgroup" else _V2
         inner = mount.point / own
         found += [(version, folder) for folder in [inner, *inner.parents] if folder.is_relative_to(mount.point)]
@@ -134,10 +118,10 @@ def cgroup_folders(cgroup: str, mounted: Sequence[Mount]) -> list[tuple[_Version
 
 
 def _cgroup_room(version: _Version, folder: Path, owner: str) -> Room | None:
-    """What the limits in one folder leave; None if there are none."""
+    """Return what the limits in one folder leave; None if there are none."""
     limits = [int(text) for name in version.limits if (text := _text(folder / name).strip()).isdigit()]
     usage = _text(folder / version.usage).strip()
-    # Version 1 says "no limit" by a number beyond all memory.
+    # In version 1 a number larger than any memory means "no limit".
     if not limits or min(limits) >= 1 << 62 or not usage.isdigit():
         return None
     cache = numbers(_text(folder / "memory.stat"))
@@ -146,7 +130,7 @@ def _cgroup_room(version: _Version, folder: Path, owner: str) -> Room | None:
 
 
 def _text(path: Path) -> str:
-    """A small file, or nothing where there is none."""
+    """Return the text of a small file, "" if there is none."""
     try:
         return path.read_text()
     except OSError:
@@ -154,11 +138,7 @@ def _text(path: Path) -> str:
 
 
 def resident_bytes(address: int, nbytes: int) -> int:
-    """Bytes of a mapped range that are in memory; pages of a file count when they are cached, mapped or not.
-
-    Raises:
-        OSError: a part of the range is not mapped.
-    """
+    """Return how many bytes of a mapped range are in memory; pages of a file count when cached, mapped or not."""
     end = address + nbytes
     first, last = address // libc.PAGE * libc.PAGE, -(-end // libc.PAGE) * libc.PAGE
     total = 0

@@ -1,5 +1,4 @@
-"""Linux calls for memory, files and locales that Python's own modules lack, or make while they hold the interpreter's
-lock."""
+"""Linux calls for memory, files and locales that Python lacks, or makes while it holds the interpreter lock (GIL)."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 _INT, _SIZE, _POINTER, _OFFSET = ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int64
-#: Result and arguments.  Addresses come back signed, so that every failure is -1.
+#: Types of the result and the arguments.  Addresses are returned as signed numbers, so that every failure is -1.
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "mmap": (ctypes.c_ssize_t, _POINTER, _SIZE, _INT, _INT, _INT, _OFFSET),
     "munmap": (_INT, _POINTER, _SIZE),
@@ -47,70 +46,65 @@ def _function(name: str) -> Any:
 
 
 def _call(name: str, *arguments: int | None) -> int:
-    """The result of a call, which is made again if a signal has cut it off.
-
-    Raises:
-        OSError: the system refuses; with the name of the call.
-    """
+    """Return the result of a call, repeated if a signal interrupts it; OSError with its name if it fails."""
     while True:
         result: int = _function(name)(*arguments)
         if result != -1:
             return result
-        _check_again(name)
+        _raise_unless_interrupted(name)
 
 
-def _check_again(name: str) -> None:
-    """
-    Raises:
-        OSError: a call that has just failed was not cut off by a signal, but refused.
-    """
+def _raise_unless_interrupted(name: str) -> None:
     if (code := ctypes.get_errno()) != errno.EINTR:
         raise OSError(code, f"{name}: {os.strerror(code)}")
 
 
 def map_anonymous(nbytes: int) -> int:
-    """The address of fresh memory of this process alone."""
+    """Return the address of new private memory."""
     return _call("mmap", None, nbytes, _PROT_READ_WRITE, _MAP_PRIVATE | _MAP_ANONYMOUS, -1, 0)
 
 
 def map_file(nbytes: int, file: int, offset: int = 0) -> int:
-    """The address of some bytes of an open file."""
+    """Map a part of an open file and return its address."""
     return _call("mmap", None, nbytes, _PROT_READ_WRITE, _MAP_SHARED, file, offset)
 
 
 def map_file_at(address: int, nbytes: int, file: int, offset: int) -> None:
-    """Put a part of an open file in the place of what is mapped at ``address``."""
+    """Map a part of an open file over what is mapped at ``address``."""
     _call("mmap", address, nbytes, _PROT_READ_WRITE, _MAP_SHARED | _MAP_FIXED, file, offset)
 
 
 def put(source: int, nbytes: int, target: int) -> None:
-    """Move memory to another address, in the place of what is mapped there: no thread sees anything in between.
+    """Move memory over what is mapped at ``target``.  No thread sees a state in between.
 
-    If it fails, the memory is where it was, but at ``target`` there may be nothing.
+    If it fails, the memory is where it was, but ``target`` may be unmapped.
     """
     _call("mremap", source, nbytes, nbytes, _MREMAP_MAYMOVE | _MREMAP_FIXED, target)
 
 
 def unmap(address: int, nbytes: int) -> None:
-    """Give memory back."""
+    """Unmap memory."""
     _call("munmap", address, nbytes)
 
 
 def read_ahead(address: int, nbytes: int) -> None:
-    """Begin to read a mapped part of a file, of which the kernel may do no more than the first 128 KiB."""
+    """Begin to read a mapped part of a file.  The kernel may read no more than the first 128 KiB."""
     _call("madvise", address, nbytes, _MADV_WILLNEED)
 
 
+# Steps over files call the next two for every page, so they have the loop of _call() written out.
+
+
 def let_go(address: int, nbytes: int) -> None:
-    """Take mapped pages of a file out of this process; the page cache still has them, changes included."""
+    """Remove mapped pages of a file from this process; the page cache still has them, changes included."""
     while _function("madvise")(address, nbytes, _MADV_DONTNEED) == -1:
-        _check_again("madvise")
+        _raise_unless_interrupted("madvise")
 
 
 def write_out(file: int, offset: int, nbytes: int) -> None:
-    """Write changed pages to their places on the disk and wait; no journal, no flush of the disk's own cache."""
+    """Write changed pages to their disk blocks and wait, without journal and without flushing the disk's own cache."""
     while _function("sync_file_range")(file, offset, nbytes, _SYNC_WAIT_BEFORE_WRITE_WAIT_AFTER) == -1:
-        _check_again("sync_file_range")
+        _raise_unless_interrupted("sync_file_range")
 
 
 def sync(address: int, nbytes: int) -> None:
@@ -119,12 +113,12 @@ def sync(address: int, nbytes: int) -> None:
 
 
 def punch_hole(file: int, offset: int, nbytes: int) -> None:
-    """Give the space of a part of a file back to the disk; it reads as zeros then."""
+    """Give the disk space of a part of a file back; the part then reads as zeros."""
     _call("fallocate", file, _KEEP_SIZE | _PUNCH_HOLE, offset, nbytes)
 
 
 def in_memory(address: int, nbytes: int) -> npt.NDArray[np.bool_]:
-    """Which pages of a range, whose ends are multiples of :data:`PAGE`, are in memory (of a file: cached)."""
+    """Return for each page of a range of whole pages whether it is in memory (for a file: in the page cache)."""
     out = np.empty(nbytes // PAGE, np.uint8)
     _call("mincore", address, nbytes, out.ctypes.data)
     return (out & 1).astype(np.bool_)
@@ -132,7 +126,7 @@ def in_memory(address: int, nbytes: int) -> npt.NDArray[np.bool_]:
 
 @contextlib.contextmanager
 def same_locale() -> Iterator[None]:
-    """A block behind which this thread's locale, and with it the encoding of ``open()``, is what it was before."""
+    """Restore this thread's locale, which decides the encoding of ``open()``, at the end of the block."""
     use = _function("uselocale")
     before = use(None)
     try:

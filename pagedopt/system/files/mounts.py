@@ -1,4 +1,4 @@
-"""What is mounted where, as ``/proc/self/mountinfo`` has it."""
+"""Mounted file systems, from ``/proc/self/mountinfo``."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Mount:
     """One mount.
 
     Attributes:
-        top: the folder of the file system that is seen at ``point``; ``/`` unless a part of it is mounted.
+        top: the folder of the file system that is visible at ``point``; ``/`` unless only a part of it is mounted.
         point: where it is mounted.
         kind: the type of the file system, e.g. ``ext4``.
-        options: of the file system; those of a cgroup of version 1 name its controllers.
+        options: of the file system; those of a version 1 cgroup name its controllers.
     """
 
     top: PurePosixPath
@@ -28,16 +28,12 @@ class Mount:
 
 
 def mounts(text: str | None = None) -> list[Mount]:
-    """Every mount in the order of the file: of several on one point the last is seen.
-
-    Args:
-        text: of the file; None: read it (no mounts where the system has none such).
-    """
+    """Return every mount in the order of the file (``text``, or read now).  Of several at one point the last counts."""
     if text is None:
         try:
             text = _FILE.read_text()
         except OSError:
-            text = ""
+            return []
     found = []
     for line in text.splitlines():
         left, _, right = line.partition(" - ")
@@ -48,11 +44,7 @@ def mounts(text: str | None = None) -> list[Mount]:
 
 
 def file_system(path: str | os.PathLike[str], text: str | None = None) -> str:
-    """The type of the file system that ``path`` is on, e.g. ``ext4``; "" if unknown.
-
-    Args:
-        text: as :func:`mounts` takes it.
-    """
+    """Return the type of the file system of ``path``, e.g. ``ext4``; "" if unknown.  ``text`` as in :func:`mounts`."""
     real = PurePosixPath(os.path.realpath(path))
     above = [mount for mount in mounts(text) if real.is_relative_to(mount.point)]
     deepest = max((len(mount.point.parts) for mount in above), default=0)
@@ -60,5 +52,5 @@ def file_system(path: str | os.PathLike[str], text: str | None = None) -> str:
 
 
 def _unescaped(field: str) -> str:
-    """A path as it is: the file writes a space as \\040."""
+    """Undo the escapes of a path: the file writes a space as \\040."""
     return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), field)

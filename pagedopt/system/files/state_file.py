@@ -1,4 +1,4 @@
-"""A file without a name, mapped at one address, of which parts may be ordinary memory instead."""
+"""A mapped file without a name, parts of which can be replaced by ordinary memory at the same addresses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..state_lost import StateLost
+from ..state_lost import lost_in_move
 from . import disk_file, libc
 from .disk_file import DiskFile
 from .fresh import Fresh, Stretch, filled, total, unmap_all
@@ -24,18 +24,18 @@ from .mounts import file_system
 FOLDER_VARIABLE = "PAGEDOPT_STATE_DIR"
 #: File systems whose files are in memory.
 _IN_RAM = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs", "rootfs")
-#: File systems that pass a mapping on to another file but not the call that writes a range out.
+#: File systems on which sync_file_range() has no effect, as a mapping belongs to a file of the layer below.
 _STACKED = ("overlay",)
-#: File systems that write a changed page to another place unless told not to, so that reserved space would not do.
+#: Copy-on-write file systems: they write a changed page elsewhere, so reserved space would not do, unless told not to.
 _COPYING = ("btrfs",)
 _SET_FLAGS, _NO_COPY = 0x40086602, 0x00800000  # FS_IOC_SETFLAGS, FS_NOCOW_FL of linux/fs.h
-#: A request to read ahead may be cut to this, the kernel's default.
+#: The kernel may cut a request to read ahead to this, its default.
 _READ_AHEAD = 128 << 10
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def state_folder() -> Path:
-    """The folder for state files: what $PAGEDOPT_STATE_DIR names, else /var/tmp or the folder of temporary files.
+    """Return the folder for state files: $PAGEDOPT_STATE_DIR, else /var/tmp or the folder for temporary files.
 
     Raises:
         ValueError: no such folder can be written to, or it is in memory, where a file would save nothing.
@@ -53,7 +53,7 @@ def state_folder() -> Path:
 
 
 def _unfit(folder: str) -> str:
-    """Why no state file can be in ``folder``; "" if it can."""
+    """Return why ``folder`` cannot hold a state file; "" if it can."""
     if not os.path.isdir(folder):
         return "is no folder"
     if not os.access(folder, os.W_OK | os.X_OK):
@@ -63,19 +63,18 @@ def _unfit(folder: str) -> str:
 
 
 class StateFile:
-    """A mapped range of a file that goes with its last user, however the process ends: it has no name.
+    """A mapped range of a file without a name: its disk space is freed however the process ends.
 
-    Few files are opened (:mod:`.disk_file`): where there are many ranges, several have one.  All of it
-    begins as a hole, which may be read; :meth:`reserve` or :meth:`bring_in` a part before writing to it.  After a fork
-    parent and child see the same file, and only the parent may write (:meth:`check_owner`).  Every error says what to
-    do: a MemoryError where there is no room, be it memory or disk, an OSError where a disk fails.
+    All of it begins as a hole, which may be read; call :meth:`reserve` or :meth:`bring_in` for a part before writing
+    to it.  After a fork parent and child see the same file, and only the parent may write (:meth:`check_owner`).
+    Lack of memory or disk space is a MemoryError, a failing disk an OSError; each says what to do.
 
     Args:
-        folder: on whose disk.
+        folder: a folder on the disk to use.
         nbytes: of the mapping, a multiple of the operating system's page.
 
     Attributes:
-        memory: the whole range; it is there as long as anything that views it, with or without this object.
+        memory: the whole range; it is mapped as long as anything views it, with or without this object.
         address: where it begins.
 
     Raises:
@@ -88,7 +87,7 @@ class StateFile:
         self._owner = os.getpid()
         kind = file_system(folder)
         self._through_mapping = kind in _STACKED
-        self._disk: DiskFile | None = None  # kept open, as the mapping keeps it
+        self._disk: DiskFile | None = None
         with self._explained(nbytes):
             self._disk, self._begin = disk_file.take(folder, nbytes, _do_not_copy if kind in _COPYING else bool)
             self._file = self._disk.number
@@ -101,15 +100,15 @@ class StateFile:
         self.memory = (ctypes.c_ubyte * nbytes).from_address(self.address)
         mapping = {0: (self.address, nbytes)}
         self._unmap = weakref.finalize(self.memory, _give_back, mapping, self._disk, self._begin)
-        self._unmap.atexit = False  # who still reads it at the end of the process may do so
+        self._unmap.atexit = False  # views may be read until the process ends
 
     def close(self) -> None:
-        """Give everything back at once.  Nothing may view the mapping."""
+        """Unmap the file and free its space now.  Nothing may view the mapping."""
         self._unmap()
         self._disk = None
 
     def check_owner(self) -> None:
-        """Refuse what only the process may do that made the file.
+        """Refuse to go on in another process than the one that made the file.
 
         Raises:
             RuntimeError: this process was forked from that one.
@@ -122,39 +121,39 @@ class StateFile:
             )
 
     def disk_bytes(self) -> int:
-        """Bytes that the file takes on its disk."""
+        """Return the bytes that the range takes on the disk."""
         assert self._disk is not None, "the file is closed"
         return self._disk.bytes_on_disk(self._begin, self.nbytes)
 
     def reserve(self, stretches: Sequence[Stretch]) -> None:
-        """Take space on the disk, so that writing there later cannot fail for want of it.
+        """Allocate disk space, so that writing there later cannot fail for lack of it.
 
         Raises:
-            MemoryError, OSError: there is not enough; what was taken in this call is given back.
+            MemoryError, OSError: there is not enough; all of the stretches are holes then.
         """
         try:
             with self._explained(total(stretches)):
                 for offset, nbytes in filled(stretches):
                     os.posix_fallocate(self._file, self._begin + offset, nbytes)
         except BaseException:
-            self._punch(stretches)
+            self.release(stretches)
             raise
 
     def fetch(self, stretches: Sequence[Stretch]) -> None:
-        """Begin to read; who touches a byte that is not there yet waits for it."""
+        """Begin to read.  An access to a byte that is not there yet waits for it."""
         with self._explained(total(stretches)):
             for offset, nbytes in filled(stretches):
                 for begin in range(offset, offset + nbytes, _READ_AHEAD):
                     libc.read_ahead(self.address + begin, min(_READ_AHEAD, offset + nbytes - begin))
 
     def drop(self, stretches: Sequence[Stretch], rest: bool = False) -> None:
-        """Write changes to the disk, wait, and take the pages out of this process and out of the page cache.
+        """Write changes to the disk, wait, and remove the pages from this process and from the page cache.
 
         Args:
-            stretches: which pages; empty ones do not count.
-            rest: take everything else out of the page cache, too, that nobody maps and that is on the disk.  The kernel
-                keeps files in pieces larger than its pages, and a piece that is not all within what it is told to drop
-                stays whole.  So what is beside the stretches, or a hole now, has to be named as well.
+            stretches: which pages; empty stretches are skipped.
+            rest: also drop all other pages of the file that nobody maps and that are on the disk.  The kernel caches a
+                file in folios larger than a page and drops only those that lie wholly in the range it is given, so
+                neighbours of the stretches, and holes, must be named as well.
 
         Raises:
             MemoryError, OSError: writing failed.  The pages are in the page cache still, and nowhere else.
@@ -163,7 +162,7 @@ class StateFile:
             for offset, nbytes in stretches:
                 if not nbytes:
                     continue
-                # First: the kernel writes pages that nobody maps with less work.
+                # Unmapped first: the kernel has less work to write pages that nobody maps.
                 libc.let_go(self.address + offset, nbytes)
                 if self._through_mapping:
                     libc.sync(self.address + offset, nbytes)
@@ -177,39 +176,59 @@ class StateFile:
             os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def fresh(self, stretches: Sequence[Stretch]) -> Fresh:
-        """Memory for :meth:`bring_in`.
-
-        Raises:
-            MemoryError: the system gives no memory.
-        """
+        """Return memory for :meth:`bring_in`; MemoryError if the system has none."""
         with self._explained(total(stretches)):
             return Fresh(stretches)
 
     def bring_in(self, stretches: Sequence[Stretch], fresh: Fresh, zeros: bool = False) -> None:
-        """Make parts ordinary memory with the same bytes (``zeros``: with zeros).  The file keeps what it has.
+        """Replace parts of the file by ordinary memory with the same bytes, all or none.  The file is not changed.
+
+        Args:
+            zeros: fill the memory with zeros instead.
 
         Raises:
             MemoryError: the system gives no memory.
             OSError: reading failed.  Nothing has changed in either case.
-            StateLost: pages were changed in part, and could not be put back.
+            StateLost: some pages were replaced and could not be put back.
         """
         with self._explained(total(stretches)):
-            self._put(stretches, fresh, zeros)
+            parts = list(filled(stretches))
+            for stretch in parts:  # first, for all parts, what may fail
+                part = fresh.part(stretch)
+                if zeros:
+                    ctypes.memset(part, 0, stretch[1])  # touches every page, so that it has memory from now on
+                else:
+                    self._read(stretch[0], part)
+            self._try_mappings(len(parts))
+            begun: list[Stretch] = []
+            try:
+                for stretch in parts:
+                    begun.append(stretch)
+                    fresh.put(stretch, self.address + stretch[0])
+            except BaseException:
+                try:
+                    for stretch in begun:
+                        self._show(stretch)
+                except OSError as error:
+                    raise lost_in_move(total(begun), error) from error
+                raise
 
     def release(self, stretches: Sequence[Stretch]) -> None:
-        """Give the disk space of parts back that are ordinary memory by now, and counted as such."""
-        self._punch(stretches)
+        """Free the disk space of parts that are ordinary memory, after the caller counts them as such."""
+        for offset, nbytes in filled(stretches):
+            with contextlib.suppress(OSError):  # a file system without holes keeps the space
+                libc.punch_hole(self._file, self._begin + offset, nbytes)
 
     def send_out(self, stretches: Sequence[Stretch], joined: Sequence[Stretch]) -> None:
-        """Move parts that are ordinary memory to the disk, and show the file in their place.
+        """Write parts that are ordinary memory to the disk, and map the file in their place.
 
         Args:
-            joined: each of the parts with what follows it and is in the file already.  It is mapped anew in one, as a
-                process has a limited number of mappings.
+            joined: each part together with what follows it and is mapped already.  It becomes one mapping, as the
+                number of mappings of a process is limited.
 
         Raises:
             MemoryError, OSError: there is no room, or writing failed.  Nothing has changed.
-            StateLost: pages were changed in part, and could not be put back.
+            StateLost: some pages were replaced and could not be put back.
         """
         self.reserve(stretches)
         shown = 0
@@ -217,16 +236,16 @@ class StateFile:
             with self._explained(total(stretches)):
                 self._write(stretches)
                 self._try_mappings(len(stretches))
-                for offset, nbytes in joined:
+                for stretch in joined:
                     shown += 1
-                    libc.map_file_at(self.address + offset, nbytes, self._file, self._begin + offset)
+                    self._show(stretch)
         except BaseException:
             self._take_back(stretches[:shown])
-            self._punch(stretches)
+            self.release(stretches)
             raise
 
     def _write(self, stretches: Sequence[Stretch]) -> None:
-        """Copy ordinary memory to the disk.  Not only into the page cache: a write that fails later would lose it."""
+        """Copy ordinary memory to the disk, not only to the page cache, whose write-back may still fail."""
         with memoryview(self.memory) as view:
             for offset, nbytes in filled(stretches):
                 done = 0
@@ -240,65 +259,36 @@ class StateFile:
         for offset, nbytes in filled(stretches):
             os.posix_fadvise(self._file, self._begin + offset, nbytes, os.POSIX_FADV_DONTNEED)
 
-    def _put(self, stretches: Sequence[Stretch], fresh: Fresh, zeros: bool = False) -> None:
-        """Let memory take the place of parts, all of them or none.  The file keeps what it has."""
-        parts = list(filled(stretches))
-        for stretch in parts:  # what may fail comes first, for all of them
-            part = fresh.part(stretch)
-            if zeros:
-                ctypes.memset(part, 0, stretch[1])  # so that it is there from now on
-            else:
-                self._read(stretch[0], part)
-        self._try_mappings(len(parts))
-        begun: list[Stretch] = []
-        try:
-            for stretch in parts:
-                begun.append(stretch)
-                fresh.put(stretch, self.address + stretch[0])
-        except BaseException:
-            self._show(begun)
-            raise
-
-    def _show(self, stretches: Sequence[Stretch]) -> None:
-        try:
-            for offset, nbytes in stretches:
-                libc.map_file_at(self.address + offset, nbytes, self._file, self._begin + offset)
-        except OSError as error:
-            raise self._lost(stretches, error) from error
+    def _show(self, stretch: Stretch) -> None:
+        """Map the file in place of ordinary memory."""
+        libc.map_file_at(self.address + stretch[0], stretch[1], self._file, self._begin + stretch[0])
 
     def _take_back(self, stretches: Sequence[Stretch]) -> None:
-        """Bring parts of which the file has everything back into memory."""
+        """Bring parts that the file holds completely back into memory."""
         if not stretches:
             return
         try:
             with self.fresh(stretches) as fresh:
-                self._put(stretches, fresh)
+                self.bring_in(stretches, fresh)
         except (OSError, MemoryError) as error:
-            raise self._lost(stretches, error) from error
+            raise lost_in_move(total(stretches), error) from error
 
     def _try_mappings(self, count: int) -> None:
-        """See that the system lets this process put ``count`` mappings amidst others, while a refusal does no harm.
+        """Check that the system allows ``count`` more mappings, while a refusal does no harm.
 
-        Each may cut another in three, and Linux moves none when fewer than six are left.
+        Each may split another one in three, and Linux moves no mapping if fewer than six are left.
         """
         tried: list[int] = []
         try:
             for _ in range(2 * count + 7):
-                tried.append(libc.map_file(libc.PAGE, self._file))  # the same part each time: these are never joined
+                tried.append(libc.map_file(libc.PAGE, self._file))  # always the same part, so that none are joined
         finally:
             for address in tried:
                 libc.unmap(address, libc.PAGE)
 
-    @staticmethod
-    def _lost(stretches: Sequence[Stretch], error: Exception) -> StateLost:
-        return StateLost(
-            f"{total(stretches):,} bytes of optimizer state were neither moved nor left where they were ({error}); "
-            "load a checkpoint"
-        )
-
     @contextlib.contextmanager
     def _explained(self, nbytes: int) -> Iterator[None]:
-        """Say what to do when there is no room on the disk or in memory."""
+        """Say what to do if the disk or the memory is full."""
         try:
             yield
         except OSError as error:
@@ -306,10 +296,7 @@ class StateFile:
             raise
 
     def _explain(self, error: OSError, nbytes: int) -> None:
-        """
-        Raises:
-            MemoryError: there was no room for so many bytes, on the disk or in memory; with what to do.
-        """
+        """Raise a MemoryError that says what to do if ``error`` is a lack of disk space or memory; else return."""
         if error.errno == errno.ENOMEM:
             raise MemoryError(
                 f"the system gave no {nbytes:,} bytes of memory for optimizer state ({error.strerror}); free some "
@@ -333,11 +320,6 @@ class StateFile:
                 if not count:
                     raise OSError(errno.EIO, f"the state file in {self.folder} ends early")
                 done += count
-
-    def _punch(self, stretches: Sequence[Stretch]) -> None:
-        for offset, nbytes in filled(stretches):
-            with contextlib.suppress(OSError):  # a file system without holes keeps the space
-                libc.punch_hole(self._file, self._begin + offset, nbytes)
 
 
 def _do_not_copy(file: int) -> None:

@@ -1,1 +1,1 @@
-"""Functions that Numba compiles from text, and keeps."""
+"""Numba functions that are compiled from generated text and cached on disk."""

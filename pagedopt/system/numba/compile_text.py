@@ -1,4 +1,4 @@
-"""Functions from generated text: compiled by Numba once, kept on disk, and loaded by the next process."""
+"""Functions that Numba compiles from generated text; later processes load them from disk."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 
 
 def load(text: str, name: str, beside: str) -> Any:
-    """The ``kernel`` of generated ``text``, compiled for what it is first called with or found from an earlier run.
+    """Return the function ``kernel`` of generated ``text``; its first call compiles it or loads it from the cache.
 
-    The text is not read from a file, which could hold something else.
+    The text is passed in memory: a file on disk could hold something else.
 
     Args:
         text: a Python module that defines ``kernel`` with ``numba.njit``.
         name: part of the module's name, for errors.
-        beside: the module whose functions it calls.
+        beside: the module whose functions the text calls.
     """
     key = hashlib.sha256((text + sys.version + _text_of(beside)).encode()).hexdigest()[:16]
     module = ModuleType(f"pagedopt_{name[:64]}_{key}")
@@ -32,17 +32,17 @@ def load(text: str, name: str, beside: str) -> Any:
 
 
 def keep(module: ModuleType, name: str) -> Any:
-    """A function of a generated module, whose code is kept on disk."""
-    from .code_cache import KeptCode
+    """Return a function of a generated module, with its compiled code cached on disk."""
+    from .code_cache import CodeCache
 
     function = module.__dict__[name]
-    function._cache = KeptCode(f"{module.__name__}-{name}")
+    function._cache = CodeCache(f"{module.__name__}-{name}")
     return function
 
 
 @functools.cache
 def _text_of(module: str) -> str:
-    """What is kept does not show a change in a module that the generated one calls into; the key does."""
+    """Return the source of a module.  It is part of the key, as compiled code holds what the generated text calls."""
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError(f"generated code calls into {module}, which is not there")

@@ -1,4 +1,4 @@
-"""What generated Numba code calls to call C functions by their addresses; pointers are whole numbers."""
+"""Calls of C functions by their addresses, for generated Numba code.  Pointers are int64."""
 
 from __future__ import annotations
 
@@ -8,39 +8,28 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-_WORD, _INT = ir.IntType(64), ir.IntType(32)
-
 
 @intrinsic
 def call_with(typing_context: Any, function: Any, argument: Any) -> Any:
-    """Call a function with one pointer; its result, a pointer too."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _call(builder, _WORD, *arguments)
-
-    return types.int64(types.int64, types.int64), generate
+    """Call a function that takes one pointer and returns one."""
+    return _call(types.int64, 1)
 
 
 @intrinsic
 def call_with_two(typing_context: Any, function: Any, first: Any, second: Any) -> Any:
-    """Call a function with two pointers; its result, a pointer too."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _call(builder, _WORD, *arguments)
-
-    return types.int64(types.int64, types.int64, types.int64), generate
+    """Call a function that takes two pointers and returns one."""
+    return _call(types.int64, 2)
 
 
 @intrinsic
 def ask_with_four(typing_context: Any, function: Any, first: Any, second: Any, third: Any, fourth: Any) -> Any:
-    """Call a function with four pointers; its result, an ``int``."""
+    """Call a function that takes four pointers and returns an ``int``."""
+    return _call(types.int32, 4)
 
+
+def _call(result: Any, count: int) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _call(builder, _INT, *arguments)
+        kind = ir.FunctionType(ir.IntType(result.bitwidth), [ir.IntType(64)] * count)
+        return builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
 
-    return types.int32(types.int64, types.int64, types.int64, types.int64, types.int64), generate
-
-
-def _call(builder: Any, result: Any, function: Any, *arguments: Any) -> Any:
-    pointed = builder.inttoptr(function, ir.FunctionType(result, [_WORD] * len(arguments)).as_pointer())
-    return builder.call(pointed, arguments)
+    return result(*[types.int64] * (count + 1)), generate

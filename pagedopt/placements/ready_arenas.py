@@ -1,0 +1,68 @@
+"""The arenas of a store as a step sees them: resident pages, locks, and which arena holds a state tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from .arena import Arena
+
+
+class Standing(NamedTuple):
+    """The arenas that a step uses, after :meth:`~pagedopt.placements.store.Store.stand` has made them ready.
+
+    Attributes:
+        arenas: of the store, by number.
+        residents: how many pages of each are resident.
+        held: a context in which no other optimizer moves pages that it shares with this one.
+    """
+
+    arenas: list[Arena]
+    residents: tuple[int, ...]
+    held: AbstractContextManager[object]
+
+
+NOTHING_HELD: AbstractContextManager[object] = nullcontext()
+#: Of a store without arenas.
+NO_ARENAS = Standing([], (), NOTHING_HELD)
+
+
+def find(arenas: Sequence[Arena], states: Sequence[torch.Tensor]) -> tuple[int, int] | None:
+    """Return (number of the arena, index of the parameter in it) if the tensors are its views, one per section."""
+    for number, arena in enumerate(arenas):
+        layout, base = arena.layout, arena.tensor.data_ptr()
+        begin = states[0].data_ptr() - base - layout.sections[0]
+        if len(states) != len(layout.itemsizes) or not 0 <= begin < arena.tensor.nbytes:
+            continue
+        index = int(np.searchsorted(layout.starts, begin // layout.itemsizes[0], side="right")) - 1
+        expected = [base + layout.begin(section, index) for section in range(len(states))]
+        if expected == [s.data_ptr() for s in states]:
+            return number, index
+    return None
+
+
+def joined(locks: dict[int, AbstractContextManager[object]]) -> AbstractContextManager[object]:
+    """Return one lock for all.  It takes them in the order of their keys: a common order avoids deadlocks."""
+    if len(locks) == 1:
+        return next(iter(locks.values()))
+    return _Joined([locks[key] for key in sorted(locks)])
+
+
+class _Joined:
+    """Several locks as one, which may be entered again after it was left."""
+
+    def __init__(self, locks: Sequence[AbstractContextManager[object]]) -> None:
+        self._locks, self._stack = locks, ExitStack()
+
+    def __enter__(self) -> None:
+        with ExitStack() as entered:
+            for lock in self._locks:
+                entered.enter_context(lock)
+            self._stack = entered.pop_all()
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.close()
