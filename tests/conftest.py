@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,15 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     """Nor what kernels, compilers and results have left by then: half a million objects in a worker's last files."""
     if nextitem is not None and nextitem.path != item.path:
         pytest_collection_finish()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """An empty folder on a disk, where state files go."""
+    from file_support import folder_for_state
+
+    with folder_for_state() as path:
+        yield path
 
 
 def heed_interrupts() -> None:

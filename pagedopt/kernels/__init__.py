@@ -16,5 +16,8 @@ else:  # hidden from type checkers: with a __getattr__ they would accept any nam
 
         return pointer
 
+    def __dir__():
+        return __all__
+
 
 __all__ = ["pointer"]

@@ -196,9 +196,7 @@ def test_callbacks(tmp_path: Path, device: str, place: str, name: str) -> None:
         module = Frozen() if name == "finetuning" else Automatic()
         opt = fit(tmp_path, device, module, make, max_epochs=4, callbacks=[CALLBACKS[name]()])
         ends.append((module.losses, values(module.net), opt))
-    assert ends[0][2].watched == 12
-    assert ends[0][0] == pytest.approx(ends[1][0], rel=1e-5)
-    moved_alike(ends[0][1], ends[1][1], values(model()), 1e-5)
+    clients.agree(ends, 12, 1e-5, values(model()))
 
 
 @everywhere
@@ -288,9 +286,7 @@ def test_fabric(device: str, place: str, precision: str, near: float) -> None:
         fabric, net, opt = set_up(device, make, precision=precision)
         losses = train(fabric, net, opt, fabric.setup_dataloaders(loader()))
         ends.append((losses, values(net), opt.optimizer))
-    assert ends[0][2].watched == STEPS
-    assert ends[0][0] == pytest.approx(ends[1][0], rel=near)
-    moved_alike(ends[0][1], ends[1][1], values(model()), near)
+    clients.agree(ends, STEPS, near, values(model()))
 
 
 def test_a_full_card_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import clients
 import pytest
 import torch
 import torchvision_operators
-from clients import ADAMW, PLACES, Watched, digest, everywhere, moved_alike, on_devices, values
+from clients import ADAMW, PLACES, Watched, digest, everywhere, on_devices, values
 
 from pagedopt import PagedAdamW
 
@@ -60,9 +60,7 @@ def beside_torch(device: str, place: str, make: Any, **config: Any) -> None:
         start = values(net)
         opt = make(net, kind, {**ADAMW, **options})
         ends.append((train(net, opt), values(net), opt))
-    assert ends[0][2].watched == STEPS
-    assert ends[0][0] == pytest.approx(ends[1][0], rel=1e-5)
-    moved_alike(ends[0][1], ends[1][1], start, 1e-4)
+    clients.agree(ends, STEPS, 1e-5, start, 1e-4)
 
 
 @pytest.mark.parametrize("config", [{}, {"use_dora": True}], ids=["lora", "dora"])
@@ -99,9 +97,7 @@ def test_adapters_that_come_and_go(device: str, place: str) -> None:
         start = values(net)
         losses += train(net, opt, 4, 4)
         ends.append((losses, values(net), opt))
-    assert ends[0][2].watched == 8
-    assert ends[0][0] == pytest.approx(ends[1][0], rel=1e-5)
-    moved_alike(ends[0][1], ends[1][1], start, 1e-4)
+    clients.agree(ends, 8, 1e-5, start, 1e-4)
 
 
 @on_devices

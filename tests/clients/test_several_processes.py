@@ -9,20 +9,21 @@ state agrees with torch's, and is bit for bit the same wherever state lies and a
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from children import python
 from paths import ROOT
 from processes import on_devices, together
 
 #: How far losses and weights may be from those of torch's fused kernel, a rounding or two; that for CUDA takes 1 - beta
 #: in float32.  Where forward and backward are in bfloat16, a last bit of a weight can be one of those.
 BOUND, IN_BFLOAT16 = {"cpu": 1e-6, "cuda": 1e-5}, 1e-2
+
+
+pytestmark = pytest.mark.clients
 
 
 def check_same(one: dict[str, Any], other: dict[str, Any]) -> None:
@@ -68,14 +69,12 @@ def check_setup(name: str, device: str, folder: Path, world: int = 2, bound: flo
         check_places(found)
 
 
-@pytest.mark.clients
 @on_devices(2)
 def test_ddp(device: str, tmp_path: Path) -> None:
     """`DistributedDataParallel`: accumulation under `no_sync`, clipping."""
     check_setup("DDP", device, tmp_path)
 
 
-@pytest.mark.clients
 @on_devices(2)
 def test_zero(device: str, tmp_path: Path) -> None:
     """`ZeroRedundancyOptimizer`: what its `load_state_dict` puts elsewhere is used there. `set_device_budget()` of its
@@ -84,7 +83,6 @@ def test_zero(device: str, tmp_path: Path) -> None:
     check_setup("ZeroRedundancyOptimizer", device, tmp_path)
 
 
-@pytest.mark.clients
 @on_devices(2)
 def test_in_backward(device: str, tmp_path: Path) -> None:
     """`torch.distributed.optim._apply_optimizer_in_backward`: an optimizer per parameter; on GPUs under DDP, which does
@@ -92,7 +90,6 @@ def test_in_backward(device: str, tmp_path: Path) -> None:
     check_setup("_apply_optimizer_in_backward", device, tmp_path)
 
 
-@pytest.mark.clients
 @on_devices(2)
 def test_fsdp1(device: str, tmp_path: Path) -> None:
     """FSDP1 with `use_orig_params=True`: accumulation under `no_sync`, its `clip_grad_norm_`, empty parameters; on GPUs
@@ -100,49 +97,42 @@ def test_fsdp1(device: str, tmp_path: Path) -> None:
     check_setup("FSDP1", device, tmp_path)
 
 
-@pytest.mark.clients
 @on_devices(2)
 def test_fsdp2(device: str, tmp_path: Path) -> None:
     """FSDP2, `fully_shard`: uneven and empty shards, accumulation, clipping, `torch.distributed.checkpoint`."""
     check_setup("FSDP2", device, tmp_path)
 
 
-@pytest.mark.clients
 @on_devices(2)
 def test_fsdp2_in_bfloat16(device: str, tmp_path: Path) -> None:
     """FSDP2 with `MixedPrecisionPolicy`: forward and backward in bfloat16, gradients summed in float32."""
     check_setup("FSDP2 in bfloat16", device, tmp_path, bound=IN_BFLOAT16)
 
 
-@pytest.mark.clients
 @on_devices(2)
 def test_fsdp2_offloaded(device: str, tmp_path: Path) -> None:
     """FSDP2 with `CPUOffloadPolicy`."""
     check_setup("FSDP2, offloaded", device, tmp_path)
 
 
-@pytest.mark.clients
 @on_devices(4)
 def test_fsdp2_of_replicas(device: str, tmp_path: Path) -> None:
     """FSDP2 over a mesh of two dimensions: replicas of shards, four processes."""
     check_setup("FSDP2, replicas of shards", device, tmp_path, world=4)
 
 
-@pytest.mark.clients
 @on_devices(2)
 def test_tensor_parallel(device: str, tmp_path: Path) -> None:
     """Tensor parallel, `parallelize_module`: by columns, by rows, by sequence, whose gradients are sums to be made."""
     check_setup("tensor parallel", device, tmp_path)
 
 
-@pytest.mark.clients
 @on_devices(4)
 def test_fsdp2_over_tensor_parallel(device: str, tmp_path: Path) -> None:
     """FSDP2 over tensor parallel, four processes."""
     check_setup("FSDP2 over tensor parallel", device, tmp_path, world=4)
 
 
-@pytest.mark.clients
 @on_devices(2)
 def test_a_checkpoint_is_loaded_by_another_number_of_processes(device: str, tmp_path: Path) -> None:
     """A checkpoint of FSDP2 is loaded by another number of processes: 2, 3 and 1 (on two GPUs: 2, 1 and 2)."""
@@ -158,7 +148,6 @@ def test_a_checkpoint_is_loaded_by_another_number_of_processes(device: str, tmp_
         before = found[0]
 
 
-@pytest.mark.clients
 @on_devices(2)
 def test_one_process_prepares_its_step_anew(device: str) -> None:
     """One of the processes has replaced state and the others have not: none waits for what another does not do."""
@@ -167,7 +156,6 @@ def test_one_process_prepares_its_step_anew(device: str) -> None:
         check_same(found["away"], found["ours"])
 
 
-@pytest.mark.clients
 @on_devices(2)
 def test_copies_and_estimates(device: str) -> None:
     """FSDP2: `copy.deepcopy` and `pickle` of an optimizer go on alike; `estimate` says what a process will take."""
@@ -182,16 +170,11 @@ def test_copies_and_estimates(device: str) -> None:
 
 def example(*arguments: str) -> dict[str, str]:
     """What ``examples/fsdp2.py`` says, line by line."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*command, "examples/fsdp2.py", *arguments],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=110, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return dict(line.split(": ", 1) for line in done.stdout.splitlines() if ": " in line)
+    command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "examples/fsdp2.py", *arguments)
+    said = python(*command, timeout=110, cwd=ROOT, PYTHONPATH=str(ROOT))
+    return dict(line.split(": ", 1) for line in said.splitlines() if ": " in line)
 
 
-@pytest.mark.clients
 def test_the_example_goes_on_where_it_was_saved(tmp_path: Path) -> None:
     """`torchrun`: the example's second run takes the steps behind those of the first one."""
     for run in range(2):

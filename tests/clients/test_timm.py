@@ -9,7 +9,7 @@ import clients
 import pytest
 import torch
 import torchvision_operators
-from clients import ADAMW, PLACES, Watched, digest, everywhere, moved_alike, on_devices, values
+from clients import ADAMW, PLACES, Watched, digest, everywhere, on_devices, values
 
 from pagedopt import PagedAdamW
 
@@ -63,9 +63,7 @@ def beside_torch(device: str, place: str, make: Any, average: Any = None) -> Non
         after, follower = average(net, opt) if average else (None, net)
         losses = train(net, opt, device, after=after)
         ends.append((losses, values(net) + values(follower), getattr(opt, "_base_optimizer", opt)))
-    assert ends[0][2].watched == STEPS
-    assert ends[0][0] == pytest.approx(ends[1][0], rel=1e-5)
-    moved_alike(ends[0][1], ends[1][1], [*start, *start], 1e-4)
+    clients.agree(ends, STEPS, 1e-5, [*start, *start], 1e-4)
 
 
 def plain(net: Any, kind: Any, options: dict[str, Any]) -> Any:

@@ -97,9 +97,7 @@ def test_parametrizations_are_removed(device: str, place: str) -> None:
         assert len(opt.param_groups[1]["params"]) == 1
         start = values(net)
         ends.append((losses + loop(net, opt, device, 3, 3), values(net), opt))
-    assert ends[0][2].watched == STEPS
-    assert ends[0][0] == pytest.approx(ends[1][0], rel=1e-5)
-    moved_alike(ends[0][1], ends[1][1], start, 1e-5)
+    clients.agree(ends, STEPS, 1e-5, start)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from command_line import refused
 from paths import ROOT
+from stand_ins import raising
 
 from pagedopt import Rates
 from pagedopt.commands.doctor import examine, facts, show, trial
@@ -161,9 +163,7 @@ class Broken(choose.Arena):
 
 class Full(Broken):
     name = "file"
-
-    def __init__(self, *_: Any) -> None:
-        raise MemoryError("no room\nat all")
+    __init__ = raising(MemoryError("no room\nat all"))
 
 
 class Refusing(Broken):
@@ -232,11 +232,7 @@ def test_a_card_is_asked_for_its_attributes(monkeypatch: pytest.MonkeyPatch) -> 
         "hostVirtualMemoryManagement": None,
         "integrated": None,
     }
-
-    def missing() -> Any:
-        raise RuntimeError("no cuda-bindings")
-
-    monkeypatch.setattr(driver, "bindings", missing)
+    monkeypatch.setattr(driver, "bindings", raising(RuntimeError("no cuda-bindings")))
     assert facts.attributes(0) == dict.fromkeys(facts.ATTRIBUTES)
 
 
@@ -275,8 +271,7 @@ def test_the_cpu_is_one_whatever_its_number(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_devices_that_are_not_here_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--device", "cuda:99"]) == 2
-    assert "--device cuda:99: torch" in capsys.readouterr().err
+    assert "--device cuda:99: torch" in refused(capsys, "doctor", "--device", "cuda:99")
 
 
 def test_measuring_leaves_no_file_and_stays_in_its_folder(

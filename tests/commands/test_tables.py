@@ -9,7 +9,7 @@ from rich.console import Console
 
 from experiments.harness import show
 from pagedopt.commands import tables
-from pagedopt.commands.train import report, spill
+from pagedopt.commands.train import progress_report, spill
 
 
 def test_tables_keep_their_units_on_60_columns() -> None:
@@ -20,7 +20,7 @@ def test_tables_keep_their_units_on_60_columns() -> None:
         "optimizer_step_ms": times, "whole_step_ms": times, "state_bytes": places, "state": "resident",
         "measured_bytes": places, "losses": [1.2345],
     }  # fmt: skip
-    for table in (report.table, spill.table):
+    for table in (progress_report.table, spill.table):
         words = []
         for width in (60, 300):
             console = Console(width=width)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from command_line import refused
 
 from pagedopt.commands.main import UsageError, main
 from pagedopt.commands.process import this_python
@@ -177,8 +178,7 @@ def test_a_failed_write_keeps_the_old_checkpoint(tmp_path: Path, monkeypatch: py
 def test_bad_values_are_refused(
     options: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["train", "--out", str(tmp_path), *options]) == 2
-    assert said in capsys.readouterr().err
+    assert said in refused(capsys, "train", "--out", str(tmp_path), *options)
 
 
 @pytest.mark.parametrize("options", [("--size", "huge"), ("--optimizer", "adam"), ("--batch", "x"), ("--nonsense",)])
@@ -191,11 +191,9 @@ def test_unknown_options_are_refused(options: tuple[str, ...], capsys: pytest.Ca
 def test_unusable_files_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = tmp_path / "plain"
     plain.write_text("not a checkpoint")
-    assert main(["train", "--resume", str(plain)]) == 2
-    assert "not a readable checkpoint" in capsys.readouterr().err
+    assert "not a readable checkpoint" in refused(capsys, "train", "--resume", str(plain))
     torch.save({"model": torch.zeros(1)}, tmp_path / "other.pt")
-    assert main(["train", "--resume", str(tmp_path / "other.pt")]) == 2
-    assert "not a checkpoint of this program" in capsys.readouterr().err
+    assert "not a checkpoint of this program" in refused(capsys, "train", "--resume", str(tmp_path / "other.pt"))
     (tmp_path / "cut.pt").write_bytes((tmp_path / "other.pt").read_bytes()[:-100])
     assert main(["train", "--resume", str(tmp_path / "cut.pt")]) == 2
     assert "(torch.save writes another kind of file, or it is cut off)" in capsys.readouterr().err
@@ -220,20 +218,17 @@ def test_a_build_of_torch_without_cuda_is_named(
 ) -> None:
     for built, said in ((None, "is a CPU build"), ("13.0", "sees ")):
         monkeypatch.setattr(torch.version, "cuda", built)
-        assert main(["train", "--device", "cuda:99"]) == 2
-        assert f"--device cuda:99: torch {torch.__version__} {said}" in capsys.readouterr().err
+        assert f"--device cuda:99: torch {torch.__version__} {said}" in refused(capsys, "train", "--device", "cuda:99")
 
 
 def test_resume_refuses_what_would_change_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(tmp_path, "--steps", 2, "--optimizer", "torch", "--checkpoint-every", 1) == 0
     saved = tmp_path / "checkpoint.pt"
     for options in (("--batch", "4"), ("--steps", "9"), ("--optimizer", "both"), ("--size", "small")):
-        assert main(["train", "--resume", str(saved), *options]) == 2
-        assert f"was made with {options[0]}" in capsys.readouterr().err
+        assert f"was made with {options[0]}" in refused(capsys, "train", "--resume", str(saved), *options)
     content = checkpoint.load_checkpoint(saved)
     checkpoint.save_checkpoint(saved, {**content, "corpus": "of another Python"})
-    assert main(["train", "--resume", str(saved)]) == 2
-    assert "another version of Python" in capsys.readouterr().err
+    assert "another version of Python" in refused(capsys, "train", "--resume", str(saved))
 
 
 def test_help_does_not_wait_for_torch() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from stand_ins import raising
 
 from pagedopt import MemoryReport
 from pagedopt.commands.main import UsageError, build_parser, main
@@ -335,9 +336,7 @@ def test_a_folder_that_cannot_hold_state_is_refused(
 def test_memory_that_is_not_there_is_said_plainly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def full(_: object) -> None:
-        raise MemoryError("no room for 5 bytes in a file")
-
+    full = raising(MemoryError("no room for 5 bytes in a file"))
     with monkeypatch.context() as patch:
         patch.setattr(Run, "take_step", full)
         assert train(tmp_path, "--placement", "file", "--device-budget", 0) == 2

@@ -12,6 +12,7 @@ import pytest
 import torch
 from experiment_runs import experiment, run_quick
 from paths import ROOT
+from stand_ins import raising
 
 from experiments.harness import note
 from experiments.harness.rows import Row, Rows
@@ -161,10 +162,7 @@ def test_kernels_of_a_kind_are_put_together() -> None:
 
 
 def test_a_way_that_fails_is_left_out_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: Any, **__: Any) -> Any:
-        raise AttributeError("config.combo_kernels is gone")
-
-    monkeypatch.setattr(slices, "compiled", refused)
+    monkeypatch.setattr(slices, "compiled", raising(AttributeError("config.combo_kernels is gone")))
     run = Run(CPU, True, console())
     assert [name for name, _, _ in made(Slices(2, CPU), run)] == [LIST, HELD, SPLIT, COMBINED]
     assert len(run.left_out) == 2

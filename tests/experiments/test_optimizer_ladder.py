@@ -11,6 +11,7 @@ import torch
 from experiment_runs import experiment, run_quick
 from ladder_rows import CPU, clocks, quick_run, verdicts
 from paths import ROOT
+from stand_ins import raising
 
 from experiments.harness import note
 from experiments.harness.plot import spaced
@@ -26,7 +27,6 @@ from experiments.works.contenders import (
     LOOP,
     OURS,
     TRITON,
-    Contender,
     checked,
 )
 from experiments.works.models import HYPER, Work
@@ -36,6 +36,7 @@ from experiments.works.rungs import DEFAULT, LIST, OPERATIONS, STRUCT, by_value
 SMALL = Limits((110, 64, 48, 36, 30), (320,) * 5, (96, 64, 48, 36, 30), 65536)
 LARGE = Limits((770, 448, 336, 252, 210), (2240,) * 5, (672, 448, 336, 252, 210), 65536)
 ADAMW = OPERATIONS[-1]
+BROKEN = raising(TypeError("no such argument"))
 
 
 def test_toys_are_measured_on_a_cpu(tmp_path: Path) -> None:
@@ -229,10 +230,7 @@ def test_a_bridge_too_small_for_the_allocator_is_compared_with_what_was_asked_fo
 
 
 def test_a_way_that_fails_leaves_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(lists: trucks.Lists, size: int) -> None:
-        raise TypeError("no such argument")
-
-    monkeypatch.setattr(trucks, "WAYS", {FOREACH: broken, FUSED: trucks.WAYS[FUSED]})
+    monkeypatch.setattr(trucks, "WAYS", {FOREACH: BROKEN, FUSED: trucks.WAYS[FUSED]})
     run = quick_run()
     assert {row["way"] for row in trucks.measure(run)} == {FUSED}
     assert [line for line in run.left_out if "no such argument" in line]
@@ -242,10 +240,7 @@ def test_a_way_that_fails_leaves_a_line(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_an_optimizer_that_fails_off_16_bytes_leaves_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        raise TypeError("no such argument")
-
-    monkeypatch.setitem(alignment.CLASSES, FOREACH, broken)
+    monkeypatch.setitem(alignment.CLASSES, FOREACH, BROKEN)
     run = quick_run()
     found = alignment.derive(Rows(alignment.measure(run)))
     assert {row["optimizer"] for row in found} == {OURS, FUSED, COPY}
@@ -254,22 +249,16 @@ def test_an_optimizer_that_fails_off_16_bytes_leaves_a_line(monkeypatch: pytest.
 
 
 def test_any_failure_of_a_rival_leaves_a_line() -> None:
-    def broken(params: list[torch.nn.Parameter]) -> Contender:
-        raise TypeError("no such argument")
-
     run, work = quick_run(), Work("small", [(5, 3)], torch.float32, 28, 5e-5)
-    cases, _ = checked(run, work, {FOREACH: broken, FUSED: pareto.BUILDS[FUSED]}, CPU)
+    cases, _ = checked(run, work, {FOREACH: BROKEN, FUSED: pareto.BUILDS[FUSED]}, CPU)
     assert [case.name for case in cases] == [FUSED]
     assert run.left_out == ["small, torch foreach: TypeError: no such argument"]
     with pytest.raises(TypeError):
-        checked(run, work, {OURS: broken}, CPU)
+        checked(run, work, {OURS: BROKEN}, CPU)
 
 
 def test_a_compiled_rung_that_cannot_be_built_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(params: list[torch.nn.Parameter]) -> Contender:
-        raise RuntimeError("no compiler")
-
-    monkeypatch.setitem(effort.CONTENDERS, COMPILED, broken)
+    monkeypatch.setitem(effort.CONTENDERS, COMPILED, raising(RuntimeError("no compiler")))
     monkeypatch.setattr(effort, "work", lambda run: Work("small", [(5, 3)], torch.float32, 28, 5e-5))
     with pytest.raises(RuntimeError, match="no compiler"):
         list(effort.compiled_share("cpu", COMPILED))

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import copy
-import gc
 import io
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import resume
 import torch
+from gpu_support import NEEDED, settled
 from resume import STEPS, Case
 
 from pagedopt.optim.loading.load import CHUNK
 from pagedopt.paging.pages import GRANULE
 from pagedopt.system.cuda import driver
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = NEEDED
 
 MIB = 1 << 20
 #: (placement, budget): a budget below 1 is a share of the state.
@@ -74,9 +75,7 @@ def test_a_new_process_goes_on_to_the_same_bits(case: Case, results: dict[str, s
 
 def used() -> int:
     """Bytes of the device that are taken, torch's cache emptied."""
-    gc.collect()
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
+    settled()
     free, total = torch.cuda.mem_get_info()
     return total - free
 
@@ -94,6 +93,15 @@ def on_host(opt: Any) -> dict[str, Any]:
     file.seek(0)
     found: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     return found
+
+
+def saved_as(form: Callable[[torch.Tensor], torch.Tensor], name: str) -> tuple[list[torch.nn.Parameter], Any, Any]:
+    """Parameters, their optimizer, and a checkpoint whose state has another form."""
+    params, opt = trained(name)
+    saved = on_host(opt)
+    for entry in saved["state"].values():
+        entry.update({k: form(v) for k, v in entry.items() if k != "step"})
+    return params, opt, saved
 
 
 @pytest.mark.exclusive
@@ -125,10 +133,7 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", PLACES)
 def test_loading_keeps_addresses_and_places_and_takes_at_most_a_chunk(name: str, form: str) -> None:
-    params, opt = trained(name)
-    saved = on_host(opt)
-    for entry in saved["state"].values():
-        entry.update({k: FORMS[form](v) for k, v in entry.items() if k != "step"})
+    params, opt, saved = saved_as(FORMS[form], name)
     resume.train(params, opt, 2, 1)
     before, taken = opt.memory_report(), used()
     addresses = [t.data_ptr() for p in params for k, t in opt.state[p].items() if k != "step"]
@@ -156,10 +161,7 @@ def test_a_resumed_run_needs_no_more_than_a_fresh_one(name: str, form: str) -> N
     All that is taken and not what was added, and the best of some runs in turn: the driver keeps room of freed managed
     memory for as long as it likes.
     """
-    params, opt = trained(name)
-    saved = on_host(opt)
-    for entry in saved["state"].values():
-        entry.update({k: FORMS[form](v) for k, v in entry.items() if k != "step"})
+    params, opt, saved = saved_as(FORMS[form], name)
     del opt
     peaks: dict[bool, list[int]] = {False: [], True: []}
     ends: dict[bool, list[int]] = {False: [], True: []}
@@ -241,10 +243,7 @@ def test_a_copied_optimizer_has_its_state_where_its_options_say(name: str) -> No
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("name", ["device", "mapped half", "host"])
 def test_state_comes_from_another_device_without_room_on_this_one(name: str) -> None:
-    params, opt = trained(name)
-    saved = on_host(opt)
-    for entry in saved["state"].values():
-        entry.update({k: v.bfloat16().to("cuda:1") for k, v in entry.items() if k != "step"})
+    params, opt, saved = saved_as(lambda t: t.bfloat16().to("cuda:1"), name)
     torch.cuda.reset_peak_memory_stats(0)
     allocated = torch.cuda.memory_allocated(0)
     opt.load_state_dict(saved)

@@ -21,6 +21,7 @@ from support import (
     expected,
     lists_for,
     on,
+    same_bits,
     scalars_for,
 )
 
@@ -45,11 +46,6 @@ MIXES = {
     "bfloat16, state float32": (BF16, BF16, F32, F32),
     "float32, gradient float16, state bfloat16": (F32, F16, BF16, BF16),
 }
-
-
-def same_bits(one: Lists, other: Lists) -> bool:
-    pairs = [(a, b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True)]
-    return all((a is None and b is None) or torch.equal(a, b) for a, b in pairs)
 
 
 def check(rule: Rule, dtypes: tuple[torch.dtype, ...], transport: str | StructTransport, gap: int = 0) -> Lists:

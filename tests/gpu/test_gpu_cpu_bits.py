@@ -5,12 +5,13 @@ Adam's family excepted, where each side rounds as torch's fused kernel for that 
 
 import pytest
 import torch
+from gpu_support import NEEDED
 from support import BF16, F32, F64, lists_for, scalars_for
 
 from pagedopt import multi_tensor_apply
 from pagedopt.rules import RULES
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = NEEDED
 
 
 @pytest.mark.parametrize("dtypes", [(F32,) * 5, (F64,) * 5, (BF16, BF16, F32, F32, F32)], ids=["f32", "f64", "bf16"])

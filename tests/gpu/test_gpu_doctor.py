@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from typing import Any
 
 import pytest
 import torch
+from gpu_support import settled
+from optim_support import step_on_ones
 from watched import least
 
 from pagedopt import PagedAdamW, Rates, estimate
@@ -73,9 +74,7 @@ def test_examining_gives_back_what_it_took() -> None:
     def taken() -> int:
         before = torch.cuda.mem_get_info(0)[0]
         assert main(["doctor", "--device", "cuda:0", "--quick", "--json"]) in (0, 1)
-        gc.collect()
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
+        settled()
         return before - torch.cuda.mem_get_info(0)[0]
 
     taken()  # kernels, and what torch keeps
@@ -109,9 +108,7 @@ def test_bytes_are_what_was_said(placement: str, share: float, way: str) -> None
     options["device_budget"] = int(share * estimate(net).state_bytes)
     said = estimate(net, **options)
     optimizer = PagedAdamW(net.parameters(), **options)
-    for p in net.parameters():
-        p.grad = torch.ones_like(p)
-    optimizer.step()
+    step_on_ones(optimizer)
     torch.cuda.synchronize()
     report = optimizer.memory_report()
     assert said.by_place == report.by_place

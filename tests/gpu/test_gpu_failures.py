@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import torch
 from cuda_errors import assert_clean
-from faults import Scene, Stage, expected, verdict
+from faults import Scene, Stage, expected
+from gpu_support import NEEDED
 from optim_support import ADAMW
 from spill_support import everything, parameters, same, steps
+from stand_ins import raising
 
 from pagedopt import PagedAdamW
 from pagedopt.kernels import cuda, source
@@ -23,7 +25,7 @@ from pagedopt.placements import store
 from pagedopt.system.cuda import driver
 from pagedopt.transports import pool
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = NEEDED
 
 STAGED = [Scene("step", placement, case, "cuda") for placement in ("spilled", "half") for case in ("adamw", "sgd")]
 #: How many of the copies of a step are hit.
@@ -49,43 +51,37 @@ class Hit:
         self.copy(*given)
 
 
-def hits(scene: Scene, patch: pytest.MonkeyPatch) -> range:
-    """Which of the copies that the operation makes are hit."""
+def hit_with(
+    act: Callable[[], Any], scene: Scene, patch: pytest.MonkeyPatch, error: type[BaseException] = KeyboardInterrupt
+) -> Iterator[tuple[int, Stage]]:
+    """Act in some of the copies that the operation makes, which raises then; the stage behind each."""
     expected(scene)
     stage, counting = Stage(scene), Hit(0, lambda: None)
     with patch.context() as here:
         here.setattr(driver, "copy", counting)
         stage.act()
     assert counting.count >= 2, "nothing is staged"
-    return range(1, counting.count + 1, max(1, counting.count // HITS))
-
-
-def refuse() -> None:
-    raise driver.CudaError("cuMemcpyAsync", "CUDA_ERROR_INVALID_VALUE", "refused, says the test")
+    for at in range(1, counting.count + 1, max(1, counting.count // HITS)):
+        stage = Stage(scene)
+        with patch.context() as here:
+            here.setattr(driver, "copy", Hit(at, act))
+            with pytest.raises(error, match="says the test" if error is driver.CudaError else None):
+                stage.act()
+        assert_clean()
+        yield at, stage
 
 
 @pytest.mark.parametrize("scene", STAGED, ids=str)
 def test_a_copy_that_fails_is_heard_of(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    for at in hits(scene, monkeypatch):
-        stage = Stage(scene)
-        with monkeypatch.context() as here:
-            here.setattr(driver, "copy", Hit(at, refuse))
-            with pytest.raises(driver.CudaError, match="says the test"):
-                stage.act()
-        assert_clean()
-        assert verdict(stage, may_be_damaged=True) in ("before", "damaged"), f"copy {at}"
+    refuse = raising(driver.CudaError("cuMemcpyAsync", "CUDA_ERROR_INVALID_VALUE", "refused, says the test"))
+    for at, stage in hit_with(refuse, scene, monkeypatch, driver.CudaError):
+        assert stage.verdict(may_be_damaged=True) in ("before", "damaged"), f"copy {at}"
 
 
 @pytest.mark.parametrize("scene", STAGED, ids=str)
 def test_an_interrupt_in_a_staged_sweep_waits_for_its_end(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    for at in hits(scene, monkeypatch):
-        stage = Stage(scene)
-        with monkeypatch.context() as here:
-            here.setattr(driver, "copy", Hit(at, lambda: signal.raise_signal(signal.SIGINT)))
-            with pytest.raises(KeyboardInterrupt):
-                stage.act()
-        assert_clean()
-        assert verdict(stage, may_be_damaged=False) == "after", f"copy {at}"
+    for at, stage in hit_with(lambda: signal.raise_signal(signal.SIGINT), scene, monkeypatch):
+        assert stage.verdict(may_be_damaged=False) == "after", f"copy {at}"
 
 
 @pytest.mark.parametrize("scene", STAGED[:1], ids=str)
@@ -94,30 +90,20 @@ def test_a_second_interrupt_in_a_staged_sweep_ends_it(scene: Scene, monkeypatch:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
 
-    for at in hits(scene, monkeypatch):
-        stage = Stage(scene)
-        with monkeypatch.context() as here:
-            here.setattr(driver, "copy", Hit(at, twice))
-            with pytest.raises(KeyboardInterrupt):
-                stage.act()
-        assert_clean()
-        verdict(stage, may_be_damaged=True)
+    for _, stage in hit_with(twice, scene, monkeypatch):
+        stage.verdict(may_be_damaged=True)
 
 
 def test_no_room_for_the_slots_of_a_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene("first step", "spilled", "adamw", "cuda")
     expected(scene)
     stage = Stage(scene)
-
-    def full(*_: Any) -> None:
-        raise torch.OutOfMemoryError("no slots, says the test")
-
     with monkeypatch.context() as here:
-        here.setattr(store, "ring_for", full)
+        here.setattr(store, "ring_for", raising(torch.OutOfMemoryError("no slots, says the test")))
         with pytest.raises(torch.OutOfMemoryError, match="says the test"):
             stage.act()
     assert_clean()
-    assert verdict(stage, may_be_damaged=False) == "before"
+    assert stage.verdict(may_be_damaged=False) == "before"
 
 
 @pytest.mark.exclusive
@@ -139,7 +125,7 @@ def test_a_full_device_refuses_or_nothing_is_asked_of_it(operation: str, placeme
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert_clean()
-    found = verdict(stage, may_be_damaged=False)
+    found = stage.verdict(may_be_damaged=False)
     assert found == "after" or error is not None, "nobody heard of it"
 
 
@@ -164,7 +150,7 @@ def test_no_memory_for_a_pointer_table(operation: str, at: int, monkeypatch: pyt
     expected(scene)
     stage, error = Stage(scene), None
     asked: list[str] = []
-    pool._places.cache_clear()  # tables of tests before this one have left places in which a small one finds room
+    pool._pool_of.cache_clear()  # tables of tests before this one have left places in which a small one finds room
     with monkeypatch.context() as here:
         for name in ("allocate_managed", "allocate_mapped", "allocate_pinned"):
             here.setattr(driver, name, Scarce(name, at, asked))
@@ -175,7 +161,7 @@ def test_no_memory_for_a_pointer_table(operation: str, at: int, monkeypatch: pyt
     assert_clean()
     assert asked or operation == "step", "no table was made"
     first = operation == "first step" and at == 1
-    found = verdict(stage, may_be_damaged=not first)
+    found = stage.verdict(may_be_damaged=not first)
     assert found == "after" or error is not None, "nobody heard of it"
     assert found == "before" or not first
 

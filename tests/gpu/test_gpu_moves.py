@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from gpu_support import NEEDED
 from injector import interrupt_at
 
 from pagedopt.paging.pages import GRANULE, lay_out
@@ -20,7 +21,7 @@ from pagedopt.placements.mapped import MappedArena
 from pagedopt.placements.plain import PinnedArena
 from pagedopt.system.cuda import driver
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = NEEDED
 
 DTYPES = (torch.float32, torch.bfloat16)
 SHAPES = ((1000, 1000), (), (0, 3), (7,), (1 << 20,), (333, 77))

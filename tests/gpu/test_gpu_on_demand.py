@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import signal
 from collections.abc import Callable, Iterator
@@ -11,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from optim_support import ADAMW
-from spill_support import everything, parameters, same, steps
+from gpu_support import NEEDED, settled
+from optim_support import ADAMW, step_on_ones
+from spill_support import everything, same, steps, trained
 
 import pagedopt
 from pagedopt import PagedAdamW, Rates, estimate, run_with_room
@@ -21,11 +21,7 @@ from pagedopt.commands.train.checkpoint import CHECKSUM
 from pagedopt.commands.train.run import Run
 from pagedopt.placements import choose
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.exclusive,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = [*NEEDED, pytest.mark.exclusive]
 
 MiB = 1 << 20
 
@@ -34,19 +30,6 @@ MiB = 1 << 20
 def pages() -> None:
     if not choose.moves_on_demand(torch.device("cuda", torch.cuda.current_device())):
         pytest.skip("this GPU has no pages that move")
-
-
-def trained(count: int, **options: Any) -> tuple[list[torch.nn.Parameter], PagedAdamW]:
-    params = parameters()
-    opt = PagedAdamW(params, **ADAMW, **options)
-    steps(params, opt, count)
-    return params, opt
-
-
-def settled() -> None:
-    gc.collect()
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
 
 
 # ---- it moves ----
@@ -107,9 +90,8 @@ def test_a_thousand_of_one_parameter_move() -> None:
     """As with an optimizer per parameter in the backward pass."""
     params = [torch.nn.Parameter(torch.full((700,), float(i), device="cuda")) for i in range(1000)]
     optimizers = [PagedAdamW([p], **ADAMW) for p in params]
-    for p, opt in zip(params, optimizers, strict=True):
-        p.grad = torch.ones_like(p)
-        opt.step()
+    for opt in optimizers:
+        step_on_ones(opt)
     assert all(opt.spill() == 8 * 700 for opt in optimizers)
     assert sum(opt.memory_report().by_place.get("device", 0) for opt in optimizers) == 0
     for opt in optimizers:
@@ -117,9 +99,7 @@ def test_a_thousand_of_one_parameter_move() -> None:
     twins = [torch.nn.Parameter(torch.full((700,), float(i), device="cuda")) for i in range(1000)]
     whole = PagedAdamW(twins, **ADAMW)
     for _ in range(2):
-        for p in twins:
-            p.grad = torch.ones_like(p)
-        whole.step()
+        step_on_ones(whole)
     assert all(torch.equal(a, b) for a, b in zip(params, twins, strict=True))
 
 
@@ -141,10 +121,7 @@ def shortage() -> Iterator[Callable[[int], None]]:
 
 def large() -> tuple[list[torch.nn.Parameter], PagedAdamW]:
     """256 MiB of state."""
-    params = parameters(shapes=((8 << 20,),) * 4)
-    opt = PagedAdamW(params, **ADAMW)
-    steps(params, opt, 1, gaps=False)
-    return params, opt
+    return trained(1, shapes=((8 << 20,),) * 4, gaps=False)
 
 
 def test_a_batch_that_does_not_fit_beside_the_state_fits_without(shortage: Callable[[int], None]) -> None:
@@ -186,23 +163,16 @@ def test_the_note_beside_a_real_error_says_what_helps(shortage: Callable[[int], 
 def test_a_time_lets_as_much_be_away_as_its_rates_say(access: Any, tmp_path: Path) -> None:
     rates = Rates(device=4e12, up=40e9, down=50e9, both=80e9, in_place=60e9, machine="a machine of mine")
     rates.save(tmp_path / "rates.json")
-    params = parameters(shapes=((8 << 20,),) * 4)
     said = f"4 ms by {tmp_path}/rates.json"
-    opt = PagedAdamW(params, device_budget=said, host_access=access, **ADAMW)
-    steps(params, opt, 2, gaps=False)
+    params, opt = trained(2, shapes=((8 << 20,),) * 4, gaps=False, device_budget=said, host_access=access)
     assert opt.memory_report().by_place == estimate(params, device_budget=said, host_access=access).by_place
     both_ways = 2 * opt.memory_report().by_place["host"]
     assert 2e-3 <= both_ways / (80e9 if access == "staged" else 60e9) <= 4e-3
-    twins = parameters(shapes=((8 << 20,),) * 4)
-    twin = PagedAdamW(twins, **ADAMW)
-    steps(twins, twin, 2, gaps=False)
-    assert same(everything(params, opt), everything(twins, twin))
+    assert same(everything(params, opt), everything(*trained(2, shapes=((8 << 20,),) * 4, gaps=False)))
 
 
 def test_a_time_is_measured_here_where_no_rates_are_named() -> None:
-    params = parameters(shapes=((8 << 20,),) * 4)
-    opt = PagedAdamW(params, device_budget="1 ms", **ADAMW)
-    steps(params, opt, 1, gaps=False)
+    _, opt = trained(1, shapes=((8 << 20,),) * 4, gaps=False, device_budget="1 ms")
     known = opt.affordable.known
     assert known is not None
     assert 10 * MiB < opt.memory_report().by_place["host"] < 256 * MiB, known

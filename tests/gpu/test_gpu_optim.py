@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from optim_support import ADAMW, distance, model, pair, train
+from gpu_support import NEEDED
+from optim_support import ADAMW, distance, model, pair, step_on_ones, train
 from paths import HELPERS
+from stand_ins import raising
 
 from pagedopt import PagedAdamW, PagedSGD
 from pagedopt.system.cuda import driver
 from pagedopt.transports.choose import TRANSPORTS
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = NEEDED
 
 
 @pytest.mark.parametrize("transport", sorted(TRANSPORTS))
@@ -86,11 +88,8 @@ def test_state_falls_back_to_the_device_with_one_warning(refusal: str, monkeypat
     if refusal == "attribute":
         monkeypatch.setattr(driver, "capabilities", lambda _: driver.Capabilities(True, False, True))
     else:
-
-        def refuse(*_: Any) -> Any:
-            raise driver.CudaError("cuMemAllocManaged", "CUDA_ERROR_NOT_SUPPORTED", "operation not supported")
-
-        monkeypatch.setattr(driver, "allocate_managed", refuse)
+        refused = driver.CudaError("cuMemAllocManaged", "CUDA_ERROR_NOT_SUPPORTED", "operation not supported")
+        monkeypatch.setattr(driver, "allocate_managed", raising(refused))
     calls: list[str] = []
     for name in ("advise", "prefetch"):
         monkeypatch.setattr(driver, name, lambda *_, name=name: calls.append(name))
@@ -214,10 +213,8 @@ torch.save([p.detach().cpu() for p in net.parameters()], sys.argv[1] + "/end.pt"
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_parameters_of_another_device_than_the_current_one() -> None:
     params = [torch.nn.Parameter(torch.ones(1000, device=f"cuda:{i}")) for i in (1, 0, 1)]
-    for p in params:
-        p.grad = torch.ones_like(p)
     opt = PagedAdamW(params, lr=0.5, weight_decay=0.0)
-    opt.step()
+    step_on_ones(opt)
     torch.cuda.synchronize(0)
     torch.cuda.synchronize(1)
     assert all(torch.allclose(p, torch.full_like(p, 0.5)) for p in params)

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from gpu_support import NEEDED
 from paths import HELPERS, ROOT
 from spill_support import parameters, steps
 from torch.multiprocessing import reductions
 
 from pagedopt import PagedAdamW
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = NEEDED
 
 
 @functools.cache

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gc
 import resource
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from gpu_support import NEEDED, settled
 from optim_support import ADAMW
-from spill_support import everything, parameters, same, steps
+from spill_support import everything, parameters, same, steps, trained
+from stand_ins import raising
 from watched import least
 
 from pagedopt import PagedAdamW, run_with_room
@@ -19,11 +22,7 @@ from pagedopt.system import warn
 from pagedopt.system.cuda import driver, virtual
 from pagedopt.system.files import host
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.exclusive,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = [*NEEDED, pytest.mark.exclusive]
 
 MiB = 1 << 20
 
@@ -47,9 +46,7 @@ def known_to_the_driver(address: int) -> bool:
 
 @pytest.mark.parametrize("placement", ["mapped", "managed", "managed-driver"])
 def test_spill_gives_room_and_unspill_takes_it(placement: str) -> None:
-    params = parameters()
-    opt = PagedAdamW(params, placement=placement, **ADAMW)
-    steps(params, opt, 3)
+    params, opt = trained(3, placement=placement)
     before, total = everything(params, opt), sum(opt.memory_report().by_place.values())
     torch.cuda.synchronize()
     free = torch.cuda.mem_get_info()[0]
@@ -63,10 +60,7 @@ def test_spill_gives_room_and_unspill_takes_it(placement: str) -> None:
         assert same(before, everything(params, opt))
     assert opt.memory_report().by_place == {"device": total}
     steps(params, opt, 4, first=3)
-    twin = parameters()
-    plain = PagedAdamW(twin, **ADAMW)
-    steps(twin, plain, 7)
-    assert same(everything(params, opt), everything(twin, plain))
+    assert same(everything(params, opt), everything(*trained(7)))
 
 
 def test_run_with_room_survives_a_shortage() -> None:
@@ -100,9 +94,7 @@ def test_auto_gives_state_what_the_cap_leaves_and_follows_it() -> None:
         pytest.skip("this torch does not say how much the process may take")
     params = parameters()
     steps(params, PagedAdamW(params, lr=0.0), 1, gaps=False)  # gradients are there, kernels loaded
-    gc.collect()
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
+    settled()
     torch.cuda.reset_peak_memory_stats()
     total = torch.cuda.mem_get_info()[1]
 
@@ -130,12 +122,21 @@ def test_auto_gives_state_what_the_cap_leaves_and_follows_it() -> None:
 
 def test_no_room_to_give_raises_the_first_error() -> None:
     opt = PagedAdamW(parameters(), **ADAMW)
-
-    def fail() -> None:
-        raise torch.OutOfMemoryError("too much")
-
     with pytest.raises(torch.OutOfMemoryError, match="too much"):
-        run_with_room(opt, fail)
+        run_with_room(opt, raising(torch.OutOfMemoryError("too much")))
+
+
+def fail_when(monkeypatch: pytest.MonkeyPatch, hit: Callable[[list[str]], bool]) -> None:
+    """Memory is refused where ``hit`` says so of the places that it was asked of until then."""
+    create, calls = virtual.Range._create, list[str]()
+
+    def failing(self: virtual.Range, nbytes: int, where: driver.Location) -> Any:
+        calls.append(where.value)
+        if hit(calls):
+            raise driver.CudaError("cuMemCreate", "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")
+        return create(self, nbytes, where)
+
+    monkeypatch.setattr(virtual.Range, "_create", failing)
 
 
 @pytest.mark.exclusive("host")
@@ -145,19 +146,11 @@ def test_an_allocation_that_fails_half_way_leaves_nothing(what: str, monkeypatch
     for p in params:
         p.grad = torch.ones_like(p)
     opt = PagedAdamW(params, device_budget="20MiB", **ADAMW)
-    create, calls = virtual.Range._create, []
-
-    def failing(self: virtual.Range, nbytes: int, where: driver.Location) -> Any:
-        calls.append(where)
-        if where.value == what and calls.count(where) == 3:
-            raise driver.CudaError("cuMemCreate", "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")
-        return create(self, nbytes, where)
-
     before = [p.detach().clone() for p in params]
     gc.collect()
     torch.cuda.synchronize()
     free, room = torch.cuda.mem_get_info()[0], available()
-    monkeypatch.setattr(virtual.Range, "_create", failing)
+    fail_when(monkeypatch, lambda calls: calls[-1] == what and calls.count(what) == 3)
     with pytest.raises(torch.OutOfMemoryError if what == "device" else MemoryError, match="device_budget"):
         opt.step()
     monkeypatch.undo()
@@ -172,29 +165,16 @@ def test_an_allocation_that_fails_half_way_leaves_nothing(what: str, monkeypatch
 
 
 def test_a_move_that_fails_half_way_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    params = parameters()
-    opt = PagedAdamW(params, device_budget=0, **ADAMW)
-    steps(params, opt, 3)
+    params, opt = trained(3, device_budget=0)
     before = everything(params, opt)
-    create, calls = virtual.Range._create, []
-
-    def failing(self: virtual.Range, nbytes: int, where: driver.Location) -> Any:
-        calls.append(where)
-        if len(calls) == 6:  # in the middle of a page: its second section
-            raise driver.CudaError("cuMemCreate", "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")
-        return create(self, nbytes, where)
-
-    monkeypatch.setattr(virtual.Range, "_create", failing)
+    fail_when(monkeypatch, lambda calls: len(calls) == 6)  # in the middle of a page: its second section
     with pytest.raises(torch.OutOfMemoryError, match="lower device_budget"):
         opt.set_device_budget(None)
     monkeypatch.undo()
     assert same(before, everything(params, opt))
     assert opt.memory_report().by_place["device"] == 2 * int(opt.store.arenas[0].layout.page_bytes()[0])
     steps(params, opt, 4, first=3)
-    twin = parameters()
-    plain = PagedAdamW(twin, **ADAMW)
-    steps(twin, plain, 7)
-    assert same(everything(params, opt), everything(twin, plain))
+    assert same(everything(params, opt), everything(*trained(7)))
     opt.unspill()
     assert set(opt.memory_report().by_place) == {"device"}
 
@@ -215,9 +195,6 @@ CAN = {"managed": True, "concurrent_managed": True, "mapped": True, "host_pages"
 def test_what_a_device_cannot_do_falls_back_with_one_warning(
     asked: str, can: dict[str, bool], got: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    twin = parameters()
-    plain = PagedAdamW(twin, **ADAMW)
-    steps(twin, plain, 4)
     calls: list[str] = []
     monkeypatch.setattr(driver, "capabilities", lambda _: driver.Capabilities(**{**CAN, **can}))
     monkeypatch.setattr(warn, "_said", set())
@@ -231,14 +208,13 @@ def test_what_a_device_cannot_do_falls_back_with_one_warning(
     assert len([w for w in caught if "placement" in str(w.message)]) == 1
     assert opt.memory_report().placement == got
     assert not calls
-    assert same(everything(params, opt), everything(twin, plain))
+    monkeypatch.undo()
+    assert same(everything(params, opt), everything(*trained(4)))
 
 
 def test_refused_managed_memory_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
-        raise driver.CudaError("cuMemAllocManaged", "CUDA_ERROR_NOT_SUPPORTED", "operation not supported")
-
-    monkeypatch.setattr(driver, "allocate_managed", refuse)
+    refused = driver.CudaError("cuMemAllocManaged", "CUDA_ERROR_NOT_SUPPORTED", "operation not supported")
+    monkeypatch.setattr(driver, "allocate_managed", raising(refused))
     monkeypatch.setattr(warn, "_said", set())
     params = parameters()
     opt = PagedAdamW(params, placement="managed", device_budget="10MiB", transport="mapped", **ADAMW)
@@ -263,16 +239,9 @@ def test_too_little_host_memory_is_said_before_anything_is_taken(monkeypatch: py
     ids=["mapped", "managed", "host", "device"],
 )
 def test_a_hundred_optimizers_leave_memory_as_it_was(options: dict[str, Any]) -> None:
-    def round_() -> None:
-        params = parameters()
-        opt = PagedAdamW(params, **options, **ADAMW)
-        steps(params, opt, 1, gaps=False)
-
     for _ in range(3):
-        round_()
-    gc.collect()
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
+        trained(1, gaps=False, **options)
+    settled()
     # Managed memory keeps the room of the last optimizer for the next; a leak would be a hundred times that.
     used = 48 * MiB
     of_the_card = used if options.get("placement") == "managed" else 2 * MiB
@@ -282,10 +251,8 @@ def test_a_hundred_optimizers_leave_memory_as_it_was(options: dict[str, Any]) ->
         free, room, managed = torch.cuda.mem_get_info()[0], available(), driver.managed_bytes(0)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         for _ in range(100):
-            round_()
-        gc.collect()
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
+            trained(1, gaps=False, **options)
+        settled()
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < used // 1024
         assert driver.managed_bytes(0) == managed
         return max(free - torch.cuda.mem_get_info()[0] - of_the_card, room - available() - used)
@@ -296,9 +263,7 @@ def test_a_hundred_optimizers_leave_memory_as_it_was(options: dict[str, Any]) ->
 @pytest.mark.parametrize("placement", ["mapped", "managed", "host"])
 def test_state_outlives_the_optimizer_and_is_freed_with_its_last_tensor(placement: str) -> None:
     free = torch.cuda.mem_get_info()[0]
-    params = parameters(shapes=((16 << 20,),) * 2)
-    opt = PagedAdamW(params, placement=placement, device_budget=0, **ADAMW)
-    steps(params, opt, 2, gaps=False)
+    params, opt = trained(2, shapes=((16 << 20,),) * 2, gaps=False, placement=placement, device_budget=0)
     state = opt.state[params[0]]["exp_avg"]
     address, expected = state.data_ptr(), state.clone()
     del opt, params

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from gpu_support import NEEDED
 from optim_support import ADAMW
-from spill_support import everything, parameters, same, steps
+from spill_support import everything, parameters, same, steps, trained
 
 from pagedopt import PagedAdamW, PagedSGD
 from pagedopt.paging.policy import SLOTS
 from pagedopt.system.cuda import driver
 from pagedopt.transports.choose import TRANSPORTS
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = NEEDED
 
 MiB = 1 << 20
 BUDGETS = [0, 5 * MiB, "21MiB", 100 * MiB]
@@ -43,11 +44,8 @@ FORMATS: list[tuple[torch.dtype, Any]] = [
 @functools.cache
 def on_the_device(dtype: torch.dtype, state_format: str | None, amsgrad: bool = False) -> list[torch.Tensor]:
     """What seven steps lead to with all state on the device."""
-    params = parameters(dtype)
     chosen = dict(FORMATS[2][1]) if state_format == "mixed" else state_format
-    opt = PagedAdamW(params, state_format=chosen, amsgrad=amsgrad, **ADAMW)
-    steps(params, opt, 7)
-    return everything(params, opt)
+    return everything(*trained(7, dtype, state_format=chosen, amsgrad=amsgrad))
 
 
 def name(options: dict[str, Any]) -> str:
@@ -58,9 +56,7 @@ def name(options: dict[str, Any]) -> str:
 @pytest.mark.parametrize("options", WAYS, ids=name)
 @pytest.mark.parametrize(("dtype", "state_format"), FORMATS, ids=["float32", "bfloat16", "mixed"])
 def test_spilling_changes_no_bit(dtype: torch.dtype, state_format: Any, options: dict[str, Any]) -> None:
-    params = parameters(dtype)
-    opt = PagedAdamW(params, state_format=state_format, **options, **ADAMW)
-    steps(params, opt, 7)
+    params, opt = trained(7, dtype=dtype, state_format=state_format, **options)
     key = "mixed" if isinstance(state_format, dict) else state_format
     assert same(everything(params, opt), on_the_device(dtype, key))
     if isinstance(budget := options.get("device_budget"), int):
@@ -70,10 +66,8 @@ def test_spilling_changes_no_bit(dtype: torch.dtype, state_format: Any, options:
 @pytest.mark.parametrize("transport", sorted(TRANSPORTS))
 @pytest.mark.parametrize("way", ["staged", "in_place"])
 def test_every_transport_serves_spilled_state(transport: str, way: str) -> None:
-    params = parameters()
-    opt = PagedAdamW(params, device_budget="11MiB", host_access=way, transport=transport, amsgrad=True, **ADAMW)
-    steps(params, opt, 7)
-    assert same(everything(params, opt), on_the_device(torch.float32, None, amsgrad=True))
+    found = trained(7, device_budget="11MiB", host_access=way, transport=transport, amsgrad=True)
+    assert same(everything(*found), on_the_device(torch.float32, None, amsgrad=True))
 
 
 def test_momentum_of_sgd_spills_too() -> None:
@@ -90,9 +84,7 @@ def test_momentum_of_sgd_spills_too() -> None:
 @pytest.mark.exclusive
 @pytest.mark.parametrize("placement", ["mapped", "managed"])
 def test_pages_move_between_steps_at_their_addresses(placement: str) -> None:
-    params = parameters()
-    opt = PagedAdamW(params, placement=placement, device_budget=0, **ADAMW)
-    steps(params, opt, 1)
+    params, opt = trained(1, placement=placement, device_budget=0)
     addresses = [opt.state[p]["exp_avg"].data_ptr() for p in params]
     total = sum(opt.memory_report().by_place.values())
     for step, budget in enumerate([None, "30MiB", "7MiB", 0, "19MiB", "auto"], start=1):
@@ -110,9 +102,7 @@ def test_pages_move_between_steps_at_their_addresses(placement: str) -> None:
 
 
 def test_what_crosses_the_link_is_what_is_away() -> None:
-    params = parameters()
-    opt = PagedAdamW(params, device_budget="20MiB", **ADAMW)
-    steps(params, opt, 1, gaps=False)
+    params, opt = trained(1, gaps=False, device_budget="20MiB")
     away = opt.memory_report().by_place["host"]
     (ring,) = opt.store.rings.values()
     ring.copied_bytes[:] = [0, 0]
@@ -121,9 +111,7 @@ def test_what_crosses_the_link_is_what_is_away() -> None:
 
 
 def test_a_page_without_gradients_stays_where_it_is() -> None:
-    params = parameters(shapes=((1 << 19,),) * 16)
-    opt = PagedAdamW(params, device_budget=0, **ADAMW)
-    steps(params, opt, 1, gaps=False)
+    params, opt = trained(1, shapes=((1 << 19,),) * 16, gaps=False, device_budget=0)
     (ring,) = opt.store.rings.values()
     ring.copied_bytes[:] = [0, 0]
     for p in params[1:]:
@@ -170,9 +158,7 @@ def test_steps_follow_the_current_stream() -> None:
 
 @pytest.mark.exclusive
 def test_a_step_waits_for_nothing() -> None:
-    params = parameters()
-    opt = PagedAdamW(params, device_budget="9MiB", **ADAMW)
-    steps(params, opt, 2, gaps=False)
+    _, opt = trained(2, gaps=False, device_budget="9MiB")
     torch.cuda._sleep(2_000_000_000)  # about a second
     begun = torch.cuda.Event()
     begun.record()
@@ -182,9 +168,7 @@ def test_a_step_waits_for_nothing() -> None:
 
 
 def test_state_that_is_partly_away_can_be_used_as_any_tensor(tmp_path: Any) -> None:
-    params = parameters()
-    opt = PagedAdamW(params, device_budget="20MiB", **ADAMW)
-    steps(params, opt, 3)
+    params, opt = trained(3, device_budget="20MiB")
     for p in params:
         value = opt.state[p]["exp_avg_sq"]
         copy = value.clone()
@@ -216,9 +200,7 @@ def test_late_parameters_and_groups_share_the_budget() -> None:
 @pytest.mark.parametrize("nth", [2, 3, 8])
 def test_a_copy_that_is_torn_between_sections_brings_nothing_back(nth: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page whose second section is not in its slot must not be copied home: there is another page's there."""
-    params = parameters()
-    opt = PagedAdamW(params, placement="mapped", device_budget=0, **ADAMW)
-    steps(params, opt, 3)
+    params, opt = trained(3, placement="mapped", device_budget=0)
     before, copy, calls = everything(params, opt), driver.copy, []
 
     def torn(*ends: int) -> None:

@@ -6,8 +6,9 @@ import pytest
 import torch
 from edits import CASES
 from edits_check import PLACEMENTS, assert_same, edits_for, parametrized, run, worlds
+from gpu_support import NEEDED
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = NEEDED
 
 
 @parametrized()

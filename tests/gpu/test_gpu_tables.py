@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import F32, Lists, assert_updated, clone, expected, lists_for, on, scalars_for
+from stand_ins import raising
+from support import F32, Lists, assert_updated, clone, expected, lists_for, on, same_bits, scalars_for
 
 from pagedopt import DeviceTable, Sweep
 from pagedopt.rules import RULES
@@ -99,7 +100,7 @@ def test_the_hazard_is_real() -> None:
     sweep = warmed(Sweep(MUL, [[x]], transport=way), {"scalar": 1.0})
     torch.cuda._sleep(DELAY)
     sweep.run({"scalar": 2.0})
-    place = way._places[way._current]
+    place = way._buffers[way._current]
     assert place.words[:1].view(np.float64)[0] == 2
     place.words[:1].view(np.float64)[0] = 16
     assert still_busy(), "the delay is too short to show anything"
@@ -198,9 +199,7 @@ def test_a_graph_replays_what_was_captured(name: str) -> None:
     sweep = Sweep(ADAMW, replayed, transport=way)
     captured = sweep.capture(scalars_for(ADAMW))
     torch.cuda.synchronize()
-    assert all(
-        torch.equal(a.cpu(), b) for x, y in zip(replayed, before, strict=True) for a, b in zip(x, y, strict=True)
-    )
+    assert same_bits(replayed, before)
     for turn in range(3):
         captured.replay(replayed)
         by_hand.run(scalars_for(ADAMW))
@@ -208,8 +207,7 @@ def test_a_graph_replays_what_was_captured(name: str) -> None:
         for step in range(RING + 1):  # other tables over the same transport, so many that every place is used again
             Sweep(ADAMW, others, transport=way).run(scalars_for(ADAMW, step + 1))
     torch.cuda.synchronize()
-    for x, y in zip(eager, replayed, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(x, y, strict=True))
+    assert same_bits(eager, replayed)
     assert not torch.equal(replayed[0][2].cpu(), before[0][2])
 
 
@@ -241,8 +239,7 @@ def test_a_replay_with_moved_tensors_is_refused() -> None:
     with pytest.raises(RuntimeError, match="tensor 2 of grad has moved"):
         captured.replay()
     torch.cuda.synchronize()
-    for x, y in zip(lists, kept, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(x, y, strict=True)), "a refused replay has run"
+    assert same_bits(lists, kept), "a refused replay has run"
     sweep.refresh(lists)
     captured.replay(lists)
 
@@ -251,10 +248,7 @@ def test_a_replay_with_moved_tensors_is_refused() -> None:
 
 
 def refused(name: str) -> Callable[..., Any]:
-    def call(*_: Any) -> Any:
-        raise driver.CudaError(name, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported")
-
-    return call
+    return raising(driver.CudaError(name, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"))
 
 
 @pytest.mark.parametrize(
@@ -289,8 +283,7 @@ def test_fallbacks_give_the_same_bits_with_one_warning(
     sweep.run(scalars_for(ADAMW))
     torch.cuda.synchronize()
     assert calls == []
-    for x, y in zip(plain, injured, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(x, y, strict=True))
+    assert same_bits(plain, injured)
 
 
 def test_a_refused_allocation_leaves_the_device_usable() -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
+from gpu_support import NEEDED
 
 from experiments.works.weight import Scales, extra
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = NEEDED
 
 
 def test_a_number_is_four_bytes_and_its_block_512() -> None:

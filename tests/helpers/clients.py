@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -13,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from children import python
+from gpu_support import NEEDED
 from paths import HELPERS, ROOT
 
 from pagedopt import PagedAdamW
@@ -21,16 +22,13 @@ from pagedopt.system.cuda import driver
 #: Nothing at its default and nothing zero; an epsilon with which noise in a gradient that should be zero moves nothing.
 ADAMW: dict[str, Any] = {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.2}
 #: Where state lives.
-PLACES: dict[str, dict[str, Any]] = {
-    "resident": {},
-    "away": {"device_budget": 0},
-}  #: Where it lived when it was saved, and where it lives from then on.
+PLACES: dict[str, dict[str, Any]] = {"resident": {}, "away": {"device_budget": 0}}
+#: Where it lived when it was saved, and where it lives from then on.
 MOVES = (("resident", "resident"), ("away", "away"), ("away", "resident"))
 #: Names of AdamW's state in the shape of a parameter.
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
-_NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-_CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, _NO_GPU])
+_CUDA = pytest.param("cuda", marks=NEEDED)
 
 
 def everywhere(test: Callable[..., Any]) -> Callable[..., Any]:
@@ -147,6 +145,14 @@ def moved_alike(
     assert off**0.5 < near * way**0.5, f"{(off / way) ** 0.5} of the way between ours and torch's"
 
 
+def agree(ends: list[Any], steps: int, near: float, start: Iterable[torch.Tensor], moved: float | None = None) -> None:
+    """Losses, tensors and optimizer at the end of a training, of ours and of torch's; ``moved``: see
+    :func:`moved_alike`, ``near`` if left out."""
+    assert ends[0][2].watched == steps
+    assert ends[0][0] == pytest.approx(ends[1][0], rel=near)
+    moved_alike(ends[0][1], ends[1][1], start, moved or near)
+
+
 def forget_accelerate() -> None:
     """What accelerate shares in a process, device and precision among it, is as if nobody had used it."""
     if state := sys.modules.get("accelerate.state"):
@@ -192,15 +198,7 @@ def goes_on(file: str, folder: Path, device: str, whole: dict[str, str], timeout
     """
     assert whole["away"] == whole["resident"]
     path = os.pathsep.join([str(ROOT), str(HELPERS), os.environ.get("PYTHONPATH", "")])
-    run = subprocess.run(
-        [sys.executable, file, str(folder), device],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        env={**os.environ, "PYTHONPATH": path},
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
+    python(file, folder, device, timeout=timeout, PYTHONPATH=path)
     found = json.loads((folder / "answer.json").read_text())
     assert found == {f"{before} to {after}": whole["resident"] for before, after in MOVES}
 

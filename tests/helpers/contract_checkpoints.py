@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import io
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from contract_world import World, ordinary, reference, scenario
+from contract_world import World, ordinary, reference, scenario, through_a_file
+from edits import give
 
 CHAPTER = "checkpoints"
 SHAPES = ((200, 101), (13, 18), ())
@@ -31,12 +31,12 @@ def torchs(world: World, params: list[Any], **flags: Any) -> Any:
     return reference(world.entry)(groups(params), **{**ordinary(world.entry), "foreach": False, **flags})
 
 
-def through_a_file(saved: Any) -> Any:
-    """What ``torch.load(weights_only=True)`` makes of what ``torch.save`` has written."""
-    file = io.BytesIO()
-    torch.save(saved, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
+def begun(world: World, dtype: torch.dtype = torch.float32, **flags: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Parameters that torch's optimizer has trained, and a copy of its state dict."""
+    params = world.params(SHAPES, dtype)
+    opt = torchs(world, params, **flags)
+    world.train(opt, params)
+    return params, copy.deepcopy(opt.state_dict())
 
 
 def continued(world: World, label: str, params: list[Any], saved: dict[str, Any], make: Any = other) -> Any:
@@ -44,8 +44,7 @@ def continued(world: World, label: str, params: list[Any], saved: dict[str, Any]
     opt = make(world, params)
     opt.load_state_dict(saved)
     world.show(f"{label}: loaded", opt, params)
-    world.train(opt, params, range(3, 6))
-    world.show(f"{label}: went on", opt, params)
+    world.train(opt, params, range(3, 6), show=f"{label}: went on")
     return opt
 
 
@@ -56,29 +55,23 @@ def continued(world: World, label: str, params: list[Any], saved: dict[str, Any]
 def weights_only(world: World) -> None:
     """``torch.save`` of a state dict, and ``torch.load(weights_only=True)`` into a new optimizer, which goes on."""
     params = world.params(SHAPES)
-    opt = world.make(groups(params))
-    world.train(opt, params)
+    opt = world.trained(groups(params))
     saved = through_a_file({"model": [p.detach() for p in params], "optimizer": opt.state_dict(), "epoch": 3})
     world.say("names", [list(entry) for entry in saved["optimizer"]["state"].values()])
     world.say("indices", [group["params"] for group in saved["optimizer"]["param_groups"]])
     continued(world, "new", [torch.nn.Parameter(p) for p in saved["model"]], saved["optimizer"])
-    world.train(opt, params, range(3, 6))
-    world.show("what was saved goes on", opt, params)
+    world.train(opt, params, range(3, 6), show="what was saved goes on")
 
 
 def from_torch(world: World, change: Change | None = None, **flags: Any) -> None:
-    params = world.params(SHAPES)
-    begun = torchs(world, params, **flags)
-    world.train(begun, params)
-    saved = copy.deepcopy(begun.state_dict())
+    params, saved = begun(world, **flags)
     if change is not None:
         change(saved)
     opt = continued(world, "from torch", params, saved)
     world.say("groups", [{k: v for k, v in group.items() if k != "params"} for group in opt.param_groups])
     back = torchs(world, params)
     back.load_state_dict(through_a_file(opt.state_dict()))
-    world.train(back, params, range(6, 9))
-    world.show("back in torch", back, params)
+    world.train(back, params, range(6, 9), show="back in torch")
 
 
 @scenario(CHAPTER)
@@ -130,10 +123,7 @@ def counts_that_are_numbers(world: World) -> None:
         "on the parameter's device": lambda n: torch.tensor(n, device=world.device),
     }  # fmt: skip
     for name, kind in kinds.items():
-        params = world.params(SHAPES)
-        begun = torchs(world, params)
-        world.train(begun, params)
-        saved = copy.deepcopy(begun.state_dict())
+        params, saved = begun(world)
         counts(saved, kind)
         opt = other(world, params)
         with world.tries(f"{name}: loading and a step"):
@@ -147,16 +137,15 @@ def counts_that_are_numbers(world: World) -> None:
 def into_one_that_has_begun(world: World) -> None:
     """Loading into an optimizer in mid-training replaces all it had, also for parameters of which the dict has none."""
     params, strangers = world.params(SHAPES), world.params(SHAPES)
-    begun = torchs(world, params)
+    first = torchs(world, params)
     for step in range(3):
-        world.give(params, step, skip=(1,))
-        begun.step()
+        give(params, step, skip=(1,))
+        first.step()
     opt = other(world, strangers)
     world.train(opt, strangers, range(10, 14))
-    opt.load_state_dict(copy.deepcopy(begun.state_dict()))
+    opt.load_state_dict(copy.deepcopy(first.state_dict()))
     world.show("loaded", opt, strangers)
-    world.train(opt, strangers, range(3, 6))
-    world.show("went on", opt, strangers)
+    world.train(opt, strangers, range(3, 6), show="went on")
 
 
 @scenario(CHAPTER)
@@ -170,36 +159,30 @@ def before_the_first_step(world: World) -> None:
     world.train(used, params, range(6, 8))
     used.load_state_dict(saved)
     world.show("used: loaded", used, params)
-    world.train(used, params, range(8, 10))
-    world.show("used: went on", used, params)
+    world.train(used, params, range(8, 10), show="used: went on")
 
 
 @scenario(CHAPTER)
 def its_own_dict(world: World) -> None:
     """An optimizer loads its own state dict, which is no copy: it shows what later steps make of state."""
     params = world.params(SHAPES)
-    opt = world.make(groups(params))
-    world.train(opt, params)
+    opt = world.trained(groups(params))
     saved = opt.state_dict()
     world.train(opt, params, range(3, 4))
     name = next((n for n in saved["state"][0] if n != "step"), None)
     world.say("it shows the later step", name is None or saved["state"][0][name] is opt.state[params[0]][name])
     opt.load_state_dict(saved)
-    world.train(opt, params, range(4, 6))
-    world.show("went on", opt, params)
+    world.train(opt, params, range(4, 6), show="went on")
 
 
 @scenario(CHAPTER)
 def what_was_loaded_is_left_alone(world: World) -> None:
     """Steps after loading do not change the tensors of the dict that was loaded."""
-    params = world.params(SHAPES)
-    begun = torchs(world, params)
-    world.train(begun, params)
-    saved, kept = copy.deepcopy(begun.state_dict()), copy.deepcopy(begun.state_dict())
+    params, saved = begun(world)
+    kept = copy.deepcopy(saved)
     opt = other(world, params)
     opt.load_state_dict(saved)
-    world.train(opt, params, range(3, 5))
-    world.show("went on", opt, params)
+    world.train(opt, params, range(3, 5), show="went on")
     same = [torch.equal(v, kept["state"][i][n]) for i, e in saved["state"].items() for n, v in e.items()]
     world.say("the dict is as it was", all(same))
 
@@ -209,17 +192,23 @@ def what_was_loaded_is_left_alone(world: World) -> None:
 
 def cast(world: World, param: torch.dtype, state: torch.dtype, **ours: Any) -> None:
     """State of one dtype into parameters of another."""
-    params = [world.param(shape, seed, state) for seed, shape in enumerate(SHAPES)]
-    begun = torchs(world, params)
-    world.train(begun, params)
+    params, saved = begun(world, state)
     cast_to = [torch.nn.Parameter(p.detach().to(param)) for p in params]
     opt = other(world, cast_to, **(ours if world.ours else {}))
     with world.tries("loading"):
-        opt.load_state_dict(copy.deepcopy(begun.state_dict()))
+        opt.load_state_dict(saved)
     world.show("state is loaded", opt, cast_to)
     with world.tries("a step"):
         world.train(opt, cast_to, range(3, 5))
     world.show("state goes on", opt, cast_to)
+
+
+def into_float32(world: World, dtype: torch.dtype) -> None:
+    """State of another dtype is loaded for float32, and no step follows."""
+    _, saved = begun(world, dtype)
+    opt = other(world, world.params(SHAPES))
+    with world.tries("loading"):
+        opt.load_state_dict(saved)
 
 
 @scenario(CHAPTER)
@@ -255,38 +244,25 @@ def float32_state_into_float64_parameters(world: World) -> None:
 @scenario(CHAPTER)
 def float64_state_into_float32_parameters(world: World) -> None:
     """State in float64 is loaded for parameters in float32."""
-    params = [world.param(shape, seed, torch.float64) for seed, shape in enumerate(SHAPES)]
-    begun = torchs(world, params)
-    world.train(begun, params)
-    opt = other(world, world.params(SHAPES))
-    with world.tries("loading"):
-        opt.load_state_dict(copy.deepcopy(begun.state_dict()))
+    into_float32(world, torch.float64)
 
 
 @scenario(CHAPTER)
 def loading_after_a_cast(world: World) -> None:
     """A model is cast to bfloat16 in mid-training and the checkpoint from before loaded: state is cast, too."""
-    net = torch.nn.Linear(13, 18).to(world.device)
-    with torch.no_grad():
-        for i, p in enumerate(net.parameters()):
-            p.copy_(world.values(p.shape, i))
-    opt = world.make(net.parameters())
-    world.train(opt, net.parameters())
+    net = world.filled(torch.nn.Linear(13, 18))
+    opt = world.trained(net.parameters())
     saved = copy.deepcopy(opt.state_dict())
     net.bfloat16()
     opt.load_state_dict(saved)
     world.show("loaded", opt, net.parameters())
-    world.train(opt, net.parameters(), range(3, 5))
-    world.show("went on", opt, net.parameters())
+    world.train(opt, net.parameters(), range(3, 5), show="went on")
 
 
 @scenario(CHAPTER)
 def values_of_one_s_own(world: World) -> None:
     """What users keep in ``state`` is saved and loaded with the rest, cast and moved as torch does with it."""
-    params = world.params(SHAPES)
-    begun = torchs(world, params)
-    world.train(begun, params)
-    saved = copy.deepcopy(begun.state_dict())
+    params, saved = begun(world)
     saved["state"].setdefault(1, {}).update(
         {"double": torch.ones(3, dtype=torch.float64), "count": torch.arange(3), "text": "mine", "number": 3}
     )
@@ -304,18 +280,13 @@ def values_of_one_s_own(world: World) -> None:
 # --- names, and what does not fit -----------------------------------------------------------------------------------
 
 
-def named(world: World) -> list[tuple[str, Any]]:
-    return [(f"layer.{i}", p) for i, p in enumerate(world.params(SHAPES))]
-
-
 @scenario(CHAPTER)
 def named_parameters(world: World) -> None:
     """``named_parameters()`` as parameters: names stand in groups and state dicts, and go from named to unnamed."""
-    pairs = named(world)
-    params = [p for _, p in pairs]
-    opt = world.make([{"params": pairs[:1]}, {"params": pairs[1:], "lr": 0.07}])
+    params = world.params(SHAPES)
+    pairs = [(f"layer.{i}", p) for i, p in enumerate(params)]
+    opt = world.trained([{"params": pairs[:1]}, {"params": pairs[1:], "lr": 0.07}])
     world.say("names", [group.get("param_names") for group in opt.param_groups])
-    world.train(opt, params)
     saved = through_a_file(opt.state_dict())
     world.say("saved names", [group.get("param_names") for group in saved["param_groups"]])
     again = continued(world, "into unnamed", params, saved)
@@ -336,8 +307,7 @@ def named_parameters(world: World) -> None:
 def what_does_not_fit(world: World) -> None:
     """A state dict of another model, or half of one, is refused when it is loaded, and what was there goes on."""
     params = world.params(SHAPES)
-    opt = world.make(groups(params))
-    world.train(opt, params)
+    opt = world.trained(groups(params))
     saved = copy.deepcopy(opt.state_dict())
     harms: dict[str, Change] = {
         "a group more": lambda d: d["param_groups"].append({**d["param_groups"][0], "params": []}),
@@ -353,16 +323,13 @@ def what_does_not_fit(world: World) -> None:
         harm(wrong)
         with world.tries(name):
             opt.load_state_dict(wrong)
-    world.train(opt, params, range(3, 5))
-    world.show("went on", opt, params)
+    world.train(opt, params, range(3, 5), show="went on")
 
 
 @scenario(CHAPTER)
 def forms_of_a_state_dict(world: World) -> None:
     """Groups and their parameters in tuples, a step count of NumPy's, state of nobody's, and what is no dict at all."""
-    begun = torchs(world, params := world.params(SHAPES))
-    world.train(begun, params)
-    saved = begun.state_dict()
+    _, saved = begun(world)
 
     def counted(saved: dict[str, Any]) -> None:
         for entry in saved["state"].values():
@@ -394,8 +361,4 @@ def forms_of_a_state_dict(world: World) -> None:
 @scenario(CHAPTER)
 def complex_state_into_real_parameters(world: World) -> None:
     """State of complex parameters is loaded for real ones of the same shapes."""
-    begun = torchs(world, params := [world.param(shape, i, torch.complex64) for i, shape in enumerate(SHAPES)])
-    world.train(begun, params)
-    opt = other(world, world.params(SHAPES))
-    with world.tries("loading"):
-        opt.load_state_dict(copy.deepcopy(begun.state_dict()))
+    into_float32(world, torch.complex64)

@@ -8,6 +8,7 @@ import itertools
 import torch
 from contract_hyperparameters import group_of, odd_values, switches, tried
 from contract_world import FLAGS, ORDINARY, World, scenario
+from edits import give
 
 CHAPTER = "hyperparameters"
 
@@ -37,8 +38,7 @@ def arguments_by_place(world: World) -> None:
     takes = inspect.signature(world.kind).parameters.values()
     values = [ORDINARY.get(a.name, a.default) for a in takes if a.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD][1:]
     opt = world.kind([p], *values, **({"foreach": False} if world.options is None else world.options))
-    world.train(opt, [p])
-    world.show("trained", opt, [p])
+    world.train(opt, [p], show="trained")
 
 
 @scenario(CHAPTER)
@@ -79,14 +79,11 @@ def flags_set_between_steps(world: World) -> None:
     changes += [{"foreach": True, "fused": True}] if flags(world) else []
     changes += [{"momentum": 0.0}, {"momentum": 0.5}] if "momentum" in world.known else []
     for change in changes:
-        params = world.params([(13, 5), (4,)])
-        opt = world.make(params, **({"dampening": 0} if "nesterov" in change else {}))
-        world.train(opt, params, range(1))
+        params, opt = world.begin([(13, 5), (4,)], 1, **{"dampening": 0} if "nesterov" in change else {})
         before = {name: opt.param_groups[0][name] for name in change}
         opt.param_groups[0].update(change)
         with world.tries(f"{change}"):
-            world.train(opt, params, range(1, 3))
-            world.show(f"{change}: trained", opt, params)
+            world.train(opt, params, range(1, 3), show=f"{change}: trained")
         opt.param_groups[0].update(before)
         with world.tries(f"{change}: taken back"):
             world.train(opt, params, range(3, 5))
@@ -98,11 +95,9 @@ def flags_with_tensors_set_between_steps(world: World) -> None:
     for choice in CHOICES if flags(world) else ({},):
         p = world.param((13, 5))
         with world.tries(f"{choice}"):
-            opt = world.make([p], **choice)
-            world.train(opt, [p], range(1))
+            opt = world.trained([p], 1, **choice)
             opt.param_groups[0]["lr"] = torch.tensor(0.2)
-            world.train(opt, [p], range(1, 3))
-            world.show(f"{choice}: trained", opt, [p])
+            world.train(opt, [p], range(1, 3), show=f"{choice}: trained")
 
 
 @scenario(CHAPTER)
@@ -110,13 +105,11 @@ def flags_that_are_loaded(world: World) -> None:
     """A state dict brings flags and values: another optimizer's, and with flags left out, as old versions wrote it."""
     params = world.params([(13, 5), (4,)])
     other = world.make(world.params([(13, 5), (4,)]), lr=0.5, **({"fused": True} if flags(world) else {}))
-    opt = world.make(params)
-    world.train(opt, params, range(1))
+    opt = world.trained(params, 1)
     saved = opt.state_dict()
     saved["param_groups"] = other.state_dict()["param_groups"]
     opt.load_state_dict(saved)
-    world.train(opt, params, range(1, 3))
-    world.show("flags of another", opt, params)
+    world.train(opt, params, range(1, 3), show="flags of another")
     world.say("its group", group_of(opt))
     for name in (*flags(world), *(switches(world) if world.entry.torch else ())):
         saved = opt.state_dict()
@@ -136,6 +129,6 @@ def complex_parameters_and_fused(world: World) -> None:
     for flags, skip in itertools.product(chosen, ([0], [])):
         params = [world.param((3,), 0, torch.complex64), world.param((3,), 1)]
         opt = world.make(params, **flags)
-        world.give(params, 0, skip)
+        give(params, 0, skip)
         with world.tries(f"{flags}: {'no' if skip else 'a'} gradient"):
             opt.step()

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from contract_world import World, scenario
+from edits import give
 
 CHAPTER = "gradients"
 
@@ -39,10 +40,9 @@ def plain(optimizer: Any, params: list[Any]) -> list[Any]:
 @scenario(CHAPTER)
 def none_for_some(world: World) -> None:
     """Gradients that come and go: state and step of who has none do not move, nor is state made before the first."""
-    params = [world.param((13, 18), i) for i in range(4)]
-    opt = world.make(params)
+    params, opt = world.begin([(13, 18)] * 4)
     for step, away in enumerate([{1}, {0, 1}, set(), {0, 2}, {3}, {0, 1, 2, 3}, {1, 2}, set()]):
-        world.give(params, step, away)
+        give(params, step, away)
         opt.step()
         world.show(f"step {step}", opt, params)
         world.say(f"step {step}: who has state", [p in opt.state for p in params])
@@ -51,8 +51,7 @@ def none_for_some(world: World) -> None:
 @scenario(CHAPTER)
 def none_for_all(world: World) -> None:
     """Steps without any gradient, before the first one that has some, too."""
-    params = world.params([(5, 3), (4,)])
-    opt = world.make(params)
+    params, opt = world.begin([(5, 3), (4,)])
     opt.step()
     world.say("before", [len(opt.state), len(opt.state_dict()["state"])])
     world.train(opt, params)
@@ -64,9 +63,8 @@ def none_for_all(world: World) -> None:
 @scenario(CHAPTER)
 def kept_or_new_memory(world: World) -> None:
     """Gradients written into the memory they had, as ``zero_grad(set_to_none=False)`` leaves it, and new ones."""
-    params = world.params([(13, 18), (7,), ()])
-    opt = world.make(params)
-    world.give(params)
+    params, opt = world.begin([(13, 18), (7,), ()])
+    give(params)
     for step in range(6):
         for i, p in enumerate(params):
             p.grad.copy_(world.values(p.shape, 10 * step + i))
@@ -84,8 +82,7 @@ def laid_out_otherwise(world: World) -> None:
     for label, change in LAYOUTS.items():
         for first in (0, 2):
             params = [world.param((13, 18), 1), torch.nn.Parameter(world.values((18, 13), 2).t())]
-            opt = world.make(params)
-            world.train(opt, params, range(first))
+            opt = world.trained(params, first)
             for step in range(first, first + 2):
                 for i, p in enumerate(params):
                     p.grad = change(world.values(p.shape, 31 * step + i))
@@ -123,7 +120,6 @@ def of_complex_numbers(world: World) -> None:
             for step in range(2):
                 p.grad = change(world.values(p.shape, 31 * step, torch.complex64))
                 opt.step()
-        if world.said[label] == "accepted":
             world.say(f"{label}: trained", plain(opt, [p]))
 
 
@@ -153,8 +149,7 @@ def extreme_parameters(world: World) -> None:
     for value in opt.state[p].values():
         if value.shape == p.shape:
             value.copy_(torch.tensor(EXTREMES, device=world.device).abs().roll(3)[:, None])
-    world.train(opt, [p], range(1, 3))
-    world.show("trained", opt, [p])
+    world.train(opt, [p], range(1, 3), show="trained")
 
 
 @scenario(CHAPTER)
@@ -162,9 +157,8 @@ def sparse(world: World) -> None:
     """Sparse gradients, in the first step and later, and a dense one after them."""
     for first in (0, 2):
         params = [world.param((13, 18), 1), world.param((13, 18), 2)]
-        opt = world.make(params)
-        world.train(opt, params, range(first))
-        world.give(params, first)
+        opt = world.trained(params, first)
+        give(params, first)
         params[1].grad = params[1].grad.to_sparse()
         with world.tries(f"in step {first}"):
             opt.step()
@@ -208,7 +202,6 @@ def of_another_dtype(world: World) -> None:
         label = f"{str(grad)[6:]} of {str(param)[6:]}"
         with world.tries(label):
             opt, p = _mixed(world, param, grad)
-        if world.said[label] == "accepted":
             world.say(f"{label}: parameter", p)
             world.say(f"{label}: dtypes of state", [str(v.dtype) for v in opt.state[p].values()])
         if world.ours:
@@ -232,8 +225,7 @@ def with_a_graph(world: World) -> None:
 @scenario(CHAPTER)
 def one_for_two_parameters(world: World) -> None:
     """One tensor as the gradient of two parameters, and a gradient that is a view of a larger flat one."""
-    params = [world.param((13, 18), i) for i in range(4)]
-    opt = world.make(params)
+    params, opt = world.begin([(13, 18)] * 4)
     for step in range(3):
         flat = world.values((3 * 13 * 18,), step)
         views = flat.view(3, 13, 18).unbind()
@@ -246,16 +238,13 @@ def one_for_two_parameters(world: World) -> None:
 @scenario(CHAPTER)
 def gradients_of_what_is_frozen(world: World) -> None:
     """``requires_grad_(False)`` between steps, the gradient still there or gone."""
-    params = [world.param((13, 18), i) for i in range(3)]
-    opt = world.make(params)
-    world.train(opt, params, range(2))
+    params, opt = world.begin([(13, 18)] * 3, 2)
     params[1].requires_grad_(False)
     world.train(opt, params, range(2, 3))
     params[1].grad = None
     opt.step()
     params[1].requires_grad_(True)
-    world.train(opt, params, range(3, 5))
-    world.show("trained", opt, params)
+    world.train(opt, params, range(3, 5), show="trained")
 
 
 @scenario(CHAPTER)
@@ -263,8 +252,7 @@ def broadcast_over_a_larger_parameter(world: World) -> None:
     """A parameter grows between two steps into what the gradient that is left, and state, could be broadcast to."""
     for old, new in (((1,), (4,)), ((), (3,)), ((), (1,)), ((1, 3), (5, 3))):
         p = world.param(old)
-        opt = world.make([p])
-        world.train(opt, [p], range(2))
+        opt = world.trained([p], 2)
         before = p.grad.clone()
         p.data = world.values(new, 3)
         with world.tries(f"{old} to {new}"):

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from contract_world import World, ordinary, scenario
+from edits import give
 
 CHAPTER = "hyperparameters"
 
@@ -46,7 +47,7 @@ def values_of_zero(world: World) -> None:
         p = world.param((13, 5))
         opt = world.make([p], **hyper)
         for step in range(3):
-            world.give([p], step)
+            give([p], step)
             p.grad[3 * step : 3 * step + 4] = 0
             opt.step()
         world.show(label, opt, [p])
@@ -104,8 +105,7 @@ def odd_values_at_construction(world: World) -> None:
             infinite = math.inf in hyper.values()
             opt = (world.make_exact if infinite else world.make)(params, **hyper)
             world.say(f"{label}: group", {name: value for name, value in group_of(opt).items() if name in hyper})
-            world.train(opt, [p], range(2))
-            world.show(f"{label}: trained", opt, [p])
+            world.train(opt, [p], range(2), show=f"{label}: trained")
 
 
 @scenario(CHAPTER)
@@ -116,8 +116,7 @@ def a_tensor_that_is_the_learning_rate(world: World) -> None:
         label = _shown(kind)
         params = world.params()
         with world.tries(label):
-            opt = world.make(params, lr=kind)
-            world.train(opt, params, range(2))
+            opt = world.trained(params, 2, lr=kind)
             world.say(f"{label}: it is the group's", opt.param_groups[0]["lr"] is kind)
             kind.mul_(0.5)
             world.train(opt, params, range(2, 4))
@@ -126,8 +125,7 @@ def a_tensor_that_is_the_learning_rate(world: World) -> None:
             kind.fill_(0.3)
             world.train(opt, params, range(5, 6))
             opt.param_groups[0]["lr"] = 0.02
-            world.train(opt, params, range(6, 7))
-            world.show(f"{label}: trained", opt, params)
+            world.train(opt, params, range(6, 7), show=f"{label}: trained")
             world.say(f"{label}: afterwards", kind)
 
 
@@ -183,12 +181,10 @@ def betas_that_are_tensors(world: World) -> None:
             betas = make(0.8, device=device), make(0.95, device=device)
             params = world.params()
             with world.tries(f"{label} on {device}"):
-                opt = world.make(params, betas=betas)
-                world.train(opt, params, range(2))
+                opt = world.trained(params, 2, betas=betas)
                 betas[0].fill_(0.6)
                 betas[1].fill_(0.7)
-                world.train(opt, params, range(2, 4))
-                world.show(f"{label} on {device}: trained", opt, params)
+                world.train(opt, params, range(2, 4), show=f"{label} on {device}: trained")
                 world.say(f"{label} on {device}: group", opt.param_groups[0]["betas"])
 
 
@@ -204,8 +200,7 @@ def values_of_each_group(world: World) -> None:
         groups.append({"params": [p], **own})
     opt = world.make(groups)
     for step in range(4):
-        world.train(opt, params, [step])
-        world.show(f"step {step}", opt, params)
+        world.train(opt, params, [step], show=f"step {step}")
         for group in opt.param_groups:
             for name in values:
                 group[name] = tuple(b * 0.9 for b in group[name]) if name == "betas" else group[name] * 0.8
@@ -220,20 +215,16 @@ def values_changed_between_steps(world: World) -> None:
         if others or name in ("params", "unknown"):
             continue
         p = world.param((13, 5))
-        opt = world.make([p])
-        world.train(opt, [p], range(1))
+        opt = world.trained([p], 1)
         opt.param_groups[0][name] = value
         with world.tries(label):
-            world.train(opt, [p], range(1, 2))
-            world.show(f"{label}: trained", opt, [p])
+            world.train(opt, [p], range(1, 2), show=f"{label}: trained")
 
 
 @scenario(CHAPTER)
 def deleted_from_a_group(world: World) -> None:
     """Each value is deleted from a group, where torch's step raises; when it is back a step goes on."""
-    params = world.params([(13, 5), (4,)])
-    opt = world.make(params)
-    world.train(opt, params, range(1))
+    params, opt = world.begin([(13, 5), (4,)], 1)
     for name in [name for name in opt.param_groups[0] if name != "params"]:
         value = opt.param_groups[0].pop(name)
         with world.tries(f"without {name}"):
@@ -246,21 +237,17 @@ def deleted_from_a_group(world: World) -> None:
 @scenario(CHAPTER)
 def groups_added_in_mid_training(world: World) -> None:
     """``add_param_group`` between steps, with values of its own, after a change of ``defaults``, and back to front."""
-    params = world.params([(200, 101), (13, 18)])
-    opt = world.make(params)
-    world.train(opt, params, range(2))
+    params, opt = world.begin([(200, 101), (13, 18)], 2)
     new = world.param((7, 5), 5)
     opt.add_param_group({"params": new, "lr": 0.5})
     opt.defaults["weight_decay"] = 0.7
     other = [world.param((70_001,), 6), world.param((), 7)]
     opt.add_param_group({"params": (p for p in other)})
     params += [new, *other]
-    world.train(opt, params, range(2, 5))
-    world.show("trained", opt, params)
+    world.train(opt, params, range(2, 5), show="trained")
     world.say("groups", [(len(g["params"]), g["lr"], g["weight_decay"]) for g in opt.param_groups])
     opt.param_groups.reverse()
-    world.train(opt, params, range(5, 7))
-    world.show("in another order", opt, params)
+    world.train(opt, params, range(5, 7), show="in another order")
 
 
 @scenario(CHAPTER)
@@ -281,8 +268,7 @@ def groups_that_are_refused(world: World) -> None:
     """``add_param_group`` with parameters of another group, twice the same, of no leaf, of no tensors, of a set, of
     none, or with no dict: what torch refuses is refused, no group has been added, and a step goes on."""
     p = world.param()
-    opt = world.make([p])
-    world.train(opt, [p], range(1))
+    opt = world.trained([p], 1)
     twice = world.param((3,), 4)
     bad: dict[str, Any] = {
         "one of another group": {"params": [world.param((3,), 3), p]}, "not a leaf": {"params": [p * 2]},

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from contract_world import World, scenario
+from edits import give
 
 CHAPTER = "loops"
 GRADS = Callable[[], Any]
@@ -32,8 +33,7 @@ def backward(optimizer: Any, params: list[Any]) -> torch.Tensor:
 def closures(world: World) -> None:
     """A step with a closure, as for LBFGS: it is called once, with gradients on, and its loss is returned, also where
     gradients are off around it."""
-    params = world.params([(13, 18), (7,), ()])
-    opt = world.make(params)
+    params, opt = world.begin([(13, 18), (7,), ()])
     seen = []
 
     def closure() -> torch.Tensor:
@@ -56,12 +56,10 @@ def closures(world: World) -> None:
 @scenario(CHAPTER)
 def closures_that_fail_or_do_more(world: World) -> None:
     """A closure that raises, one that is none, one that adds a group, changes the learning rate, or steps itself."""
-    params = world.params([(13, 18), (7,)])
-    opt = world.make(params)
-    world.train(opt, params, range(1))
+    params, opt = world.begin([(13, 18), (7,)], 1)
 
     def fails() -> None:
-        world.give(params, 5)
+        give(params, 5)
         raise OSError("no batch")
 
     def grows() -> float:
@@ -69,7 +67,7 @@ def closures_that_fail_or_do_more(world: World) -> None:
         params.append(new)
         opt.add_param_group({"params": [new], "lr": 0.4})
         opt.param_groups[0]["lr"] *= 0.5
-        world.give(params, 6)
+        give(params, 6)
         return 1.0
 
     def steps() -> Any:
@@ -90,7 +88,7 @@ def what_a_step_leaves(world: World) -> None:
     params = world.params([(13, 18), (7,), ()])
     for maximize in (False, True):
         opt = world.make(params, maximize=maximize)
-        world.give(params, 3)
+        give(params, 3)
         grads = [p.grad for p in params]
         versions = [p._version for p in params]
         loss = loss_of(params)
@@ -121,8 +119,7 @@ def clipping(world: World) -> None:
         "with their norm": lambda p: utils.clip_grads_with_norm_(p, 0.5, utils.get_total_norm([x.grad for x in p])),
     }
     for label, clip in ways.items():
-        params = world.params([(13, 18), (7,), ()])
-        opt = world.make(params)
+        params, opt = world.begin([(13, 18), (7,), ()])
         for step in range(3):
             backward(opt, params)
             world.say(f"{label}: {step}", clip(params))
@@ -134,8 +131,7 @@ def clipping(world: World) -> None:
 def accumulation(world: World) -> None:
     """Gradients of several backwards before a step, zeroed in both ways, and ``None`` in between."""
     for set_to_none in (False, True):
-        params = world.params([(13, 18), (7,), ()])
-        opt = world.make(params)
+        params, opt = world.begin([(13, 18), (7,), ()])
         for step in range(6):
             (loss_of(params) / 3).backward()
             if step % 3 == 2:
@@ -155,11 +151,10 @@ def gradients_off(world: World) -> None:
     }  # fmt: skip
     for label, block in blocks.items():
         for first in (True, False):
-            params = world.params([(13, 18), (7,), ()])
-            opt = world.make(params)
+            params, opt = world.begin([(13, 18), (7,), ()])
             with world.tries(f"{label}, first={first}"):
                 for step in range(4):
-                    world.give(params, step)
+                    give(params, step)
                     with block() if (step % 2 == 0) is first else contextlib.nullcontext():
                         opt.step()
                 world.show(f"{label}, first={first}: trained", opt, params)
@@ -172,12 +167,11 @@ def made_in_inference_mode(world: World) -> None:
         with torch.inference_mode():
             params = world.params([(13, 18), (7,), ()])
             if not outside:
-                opt = world.make(params)
-                world.train(opt, params, range(2))
+                opt = world.trained(params, 2)
         if outside:
             opt = world.make(params)
         with torch.inference_mode():
-            world.give(params, 3)
+            give(params, 3)
             with world.tries(f"made outside={outside}: a step inside"):
                 opt.step()
             world.show(f"made outside={outside}: inside", opt, params)
@@ -188,10 +182,7 @@ def made_in_inference_mode(world: World) -> None:
 @scenario(CHAPTER)
 def functional_calls(world: World) -> None:
     """Gradients from ``torch.func.functional_call`` and ``torch.func.grad``, for a module and for plain tensors."""
-    net = torch.nn.Sequential(torch.nn.Linear(7, 13), torch.nn.Tanh(), torch.nn.Linear(13, 1)).to(world.device)
-    with torch.no_grad():
-        for i, p in enumerate(net.parameters()):
-            p.copy_(world.values(p.shape, i))
+    net = world.filled(torch.nn.Sequential(torch.nn.Linear(7, 13), torch.nn.Tanh(), torch.nn.Linear(13, 1)))
     batch = world.values((20, 7), 3)
     opt = world.make(net.parameters())
     for _ in range(3):
@@ -216,7 +207,7 @@ def two_optimizers_over_the_same_parameters(world: World) -> None:
     first, second = world.make(params), world.make(params, lr=0.1)
     third = torch.optim.SGD(params[:2], lr=0.01, momentum=0.5)
     for step in range(4):
-        world.give(params, step)
+        give(params, step)
         for opt in (first, second, third)[step % 2 :]:
             opt.step()
     for label, opt in (("first", first), ("second", second), ("third", third)):
@@ -245,8 +236,7 @@ def an_optimizer_for_each_parameter(world: World) -> None:
 @scenario(CHAPTER)
 def frozen_for_a_while(world: World) -> None:
     """Parameters whose ``requires_grad`` is switched off and on, with their gradients left and with them gone."""
-    params = world.params([(13, 18), (7,), ()])
-    opt = world.make(params)
+    params, opt = world.begin([(13, 18), (7,), ()])
     for step in range(6):
         params[0].requires_grad_(step not in (1, 2))
         params[1].requires_grad_(step not in (2, 3))
@@ -259,19 +249,17 @@ def frozen_for_a_while(world: World) -> None:
 @scenario(CHAPTER)
 def threads(world: World) -> None:
     """Steps in another thread, and two optimizers that step at once in two threads."""
-    params = world.params([(200, 101), (13, 18), ()])
-    opt = world.make(params)
+    params, opt = world.begin([(200, 101), (13, 18), ()])
     with ThreadPoolExecutor(1) as pool:
         pool.submit(world.train, opt, params, range(2)).result()
-    world.train(opt, params, range(2, 3))
-    world.show("in another", opt, params)
+    world.train(opt, params, range(2, 3), show="in another")
     many = [world.params([(200, 101), (13, 18), ()]) for _ in range(2)]
     opts = [world.make(each, lr=0.02 * (i + 1)) for i, each in enumerate(many)]
     together = threading.Barrier(2)
 
     def train(number: int) -> None:
         for step in range(6):
-            world.give(many[number], step)
+            give(many[number], step)
             together.wait(20)
             opts[number].step()
 
@@ -286,8 +274,7 @@ def scaled_gradients(world: World) -> None:
     """``GradScaler``: scaled losses, a gradient of infinity that skips a step, ``unscale_`` and clipping, a closure."""
     flags: list[dict[str, Any]] = [{}, {"fused": True}] if "fused" in world.known else [{}]
     for flag in flags:
-        params = world.params([(13, 18), (7,)])
-        opt = world.make(params, **flag)
+        params, opt = world.begin([(13, 18), (7,)], **flag)
         scaler = torch.amp.GradScaler(world.device, init_scale=8.0, growth_interval=2)
         for step in range(5):
             opt.zero_grad()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from contract_world import World, ordinary, scenario
+from contract_world import World, ordinary, scenario, through_a_file
+from edits import give
 
 CHAPTER = "objects"
 SHAPES = ((200, 101), (13, 18), ())
@@ -18,14 +18,6 @@ SHAPES = ((200, 101), (13, 18), ())
 def unflagged(world: World, params: Any, **hyper: Any) -> Any:
     """An optimizer for which nobody chooses one of torch's implementations."""
     return world.make(params, **({} if world.ours or "fused" not in world.known else {"foreach": None}), **hyper)
-
-
-def through_a_file(saved: Any) -> Any:
-    """What ``torch.load`` makes of objects that ``torch.save`` has written."""
-    file = io.BytesIO()
-    torch.save(saved, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
 
 
 # --- copies ---------------------------------------------------------------------------------------------------------
@@ -39,11 +31,9 @@ def copied(world: World, how: Callable[[Any], Any]) -> None:
         twins, twin = how((params, opt))
         world.say(f"{before} steps: it is of the same class", type(twin) is type(opt))
         world.say(f"{before} steps: it has the copied parameters", twin.param_groups[0]["params"][0] is twins[0])
-        world.train(twin, twins, steps)
-        world.show(f"{before} steps: the copy went on", twin, twins)
+        world.train(twin, twins, steps, show=f"{before} steps: the copy went on")
         world.show(f"{before} steps: the original waited", opt, params)
-        world.train(opt, params, steps)
-        world.show(f"{before} steps: the original went on", opt, params)
+        world.train(opt, params, steps, show=f"{before} steps: the original went on")
 
 
 @scenario(CHAPTER)
@@ -55,42 +45,35 @@ def a_deep_copy(world: World) -> None:
 @scenario(CHAPTER)
 def a_deep_copy_of_the_optimizer_alone(world: World) -> None:
     """``copy.deepcopy`` of an optimizer copies its parameters, too; gradients go with them as torch has it."""
-    params = world.params(SHAPES)
-    opt = world.make(params)
-    world.train(opt, params)
+    params, opt = world.begin(SHAPES, 3)
     twin = copy.deepcopy(opt)
     twins = twin.param_groups[0]["params"]
     world.say("gradients of the copy", [p.grad is None for p in twins])
     world.say("other tensors", all(a is not b for a, b in zip(params, twins, strict=True)))
-    world.train(twin, twins, range(3, 5))
-    world.show("the copy", twin, twins)
+    world.train(twin, twins, range(3, 5), show="the copy")
     world.show("the original", opt, params)
 
 
 @scenario(CHAPTER)
 def pickle_of_every_protocol(world: World) -> None:
     """``pickle`` of model and optimizer by every protocol, from the oldest to the newest; what comes back goes on."""
-    params = world.params(SHAPES)
-    opt = world.make(params)
-    world.train(opt, params)
+    params, opt = world.begin(SHAPES, 3)
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         twins, twin = pickle.loads(pickle.dumps((params, opt), protocol))
-        world.train(twin, twins, range(3, 5))
-        world.show(f"protocol {protocol}", twin, twins)
+        world.train(twin, twins, range(3, 5), show=f"protocol {protocol}")
     world.show("the original", opt, params)
 
 
 @scenario(CHAPTER)
 def a_whole_optimizer_in_a_file(world: World) -> None:
     """``torch.save`` of model and optimizer as objects, and ``torch.load(weights_only=False)``."""
-    copied(world, through_a_file)
+    copied(world, lambda saved: through_a_file(saved, weights_only=False))
 
 
 @scenario(CHAPTER)
 def what_a_copy_leaves_behind(world: World) -> None:
     """Attributes that users set, and hooks, do not go with a copy, nor a pickle, where torch leaves them behind."""
-    params = world.params(SHAPES)
-    opt = world.make(params)
+    opt = world.make(world.params(SHAPES))
     opt.mine = 3
     opt.register_step_post_hook(lambda *_: None)
     for name, twin in (("deepcopy", copy.deepcopy(opt)), ("pickle", pickle.loads(pickle.dumps(copy.deepcopy(opt))))):
@@ -101,23 +84,17 @@ def what_a_copy_leaves_behind(world: World) -> None:
 @scenario(CHAPTER)
 def a_shallow_copy(world: World) -> None:
     """``copy.copy``: two optimizers over the same groups and state; each goes on from where the other stopped."""
-    params = world.params(SHAPES)
-    opt = world.make(params)
-    world.train(opt, params)
+    params, opt = world.begin(SHAPES, 3)
     twin = copy.copy(opt)
     world.say("they share", (twin.param_groups is opt.param_groups, twin.state is opt.state))
-    world.train(twin, params, range(3, 5))
-    world.show("the copy went on", twin, params)
-    world.train(opt, params, range(5, 7))
-    world.show("the original went on", opt, params)
+    world.train(twin, params, range(3, 5), show="the copy went on")
+    world.train(opt, params, range(5, 7), show="the original went on")
 
 
 @scenario(CHAPTER)
 def set_state(world: World) -> None:
     """``__setstate__`` with groups of an older version, whose flags are missing, as unpickling an old file calls it."""
-    params = world.params(SHAPES)
-    opt = world.make(params)
-    world.train(opt, params)
+    params, opt = world.begin(SHAPES, 3)
     new = {"maximize", "foreach", "fused", "nesterov"} if world.entry.torch else {}
     groups = [{name: value for name, value in opt.param_groups[0].items() if name not in new}]
     opt.__setstate__({"state": opt.state, "param_groups": groups})
@@ -151,8 +128,7 @@ def its_defaults(world: World) -> None:
     opt.defaults["lr"] = 0.25
     opt.add_param_group({"params": params[1:]})
     world.say("of a group that is added", opt.param_groups[1]["lr"])
-    world.train(opt, params)
-    world.show("trained", opt, params)
+    world.train(opt, params, show="trained")
 
 
 @scenario(CHAPTER)
@@ -190,16 +166,14 @@ def its_class(world: World) -> None:
     again = Mine(params, "again", **ordinary(world.entry), **hyper)
     again.load_state_dict(opt.state_dict())
     world.say("the loaded name", again.param_groups[0]["name"])
-    world.train(again, params, range(3, 5))
-    world.show("went on", again, params)
+    world.train(again, params, range(3, 5), show="went on")
 
 
 @scenario(CHAPTER)
 def state_as_a_mapping(world: World) -> None:
     """``state`` is empty before the first step, has one entry per parameter then, in torch's order of names; keys of
     one's own stay beside them, whatever they are of."""
-    params = world.params(SHAPES)
-    opt = world.make(params)
+    params, opt = world.begin(SHAPES)
     world.say("before", len(opt.state))
     world.say("its class", type(opt.state).__name__)
     world.say("asked for", dict(opt.state[params[0]]))
@@ -210,8 +184,7 @@ def state_as_a_mapping(world: World) -> None:
     opt.state["a number"], opt.state["a tensor"], opt.state["a text"] = 3, torch.ones(2), "mine"
     world.train(opt, params, range(3, 5))
     opt.state["a number"] = 4
-    world.train(opt, params, range(5, 7))
-    world.show("trained", opt, params)
+    world.train(opt, params, range(5, 7), show="trained")
     world.say("keys", [key if isinstance(key, str) else "a parameter" for key in opt.state_dict()["state"]])
 
 
@@ -224,7 +197,7 @@ def zero_grad(world: World) -> None:
     for label, how in (("by default", {}), ("to None", {"set_to_none": True}), ("to zeros", {"set_to_none": False})):
         params = [*world.params(SHAPES), world.param((7,), 9)]
         opt = world.make(params)
-        world.give(params, skip=(3,))
+        give(params, skip=(3,))
         params[1].grad = (params[1] * 2).sum().mul(params[1])  # with a graph behind it
         grads = [p.grad for p in params]
         with world.tries(f"{label}: zeroed"):
@@ -235,8 +208,7 @@ def zero_grad(world: World) -> None:
         with world.tries(f"{label}: a step behind it"):
             opt.step()
         world.show(f"{label}: after it", opt, params)
-        world.train(opt, params, range(1, 3))
-        world.show(f"{label}: two steps later", opt, params)
+        world.train(opt, params, range(1, 3), show=f"{label}: two steps later")
 
 
 @scenario(CHAPTER)
@@ -249,13 +221,12 @@ def state_that_autograd_has_saved(world: World) -> None:
                 value.mul_(0.5)
 
     def stepped(opt: Any, q: Any) -> None:
-        world.give([q], 9)
+        give([q], 9)
         opt.step()
 
     for label, change in {"nothing": lambda *_: None, "written": written, "stepped": stepped}.items():
         p, q = world.params(((13, 18), (13, 18)))
-        opt = world.make([p, q])
-        world.train(opt, [p, q])
+        opt = world.trained([p, q])
         p.grad = None
         factor = next(v for v in opt.state[p].values() if isinstance(v, torch.Tensor) and v.dim())
         x = world.param((13, 18), 5)

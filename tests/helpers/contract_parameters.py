@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from contract_world import World, scenario
+from edits import give
 
 CHAPTER = "parameters"
 
@@ -35,13 +36,9 @@ def odd(world: World, dtype: torch.dtype = torch.float32) -> list[Any]:
     return [torch.nn.Parameter(p) for p in (world.values((7, 3), 3, dtype), *made, world.values((5,), 4, dtype))]
 
 
-def net(world: World, seed: int = 0) -> torch.nn.Module:
-    """A small module with values of the world's."""
-    module = torch.nn.Sequential(torch.nn.Linear(13, 18), torch.nn.LayerNorm(18), torch.nn.Linear(18, 1))
-    with torch.no_grad():
-        for i, p in enumerate(module.parameters()):
-            p.copy_(world.values(p.shape, seed + i))
-    return module.to(world.device)
+def net(world: World) -> torch.nn.Module:
+    """A small module."""
+    return world.filled(torch.nn.Sequential(torch.nn.Linear(13, 18), torch.nn.LayerNorm(18), torch.nn.Linear(18, 1)))
 
 
 @contextlib.contextmanager
@@ -67,19 +64,14 @@ def rounded(values: Any, kind: str) -> list[torch.Tensor]:
 @scenario(CHAPTER)
 def sizes(world: World) -> None:
     """Parameters of 0 dimensions, 0, 1, 3, 4,097 and more than 65,536 elements in one optimizer."""
-    params = world.params([(), (0,), (1,), (3,), (4097,), (70_001,), (0, 5)])
-    opt = world.make(params)
-    world.train(opt, params)
-    world.show("trained", opt, params)
+    world.begin([(), (0,), (1,), (3,), (4097,), (70_001,), (0, 5)], 3, show="trained")
 
 
 @scenario(CHAPTER)
 def layouts(world: World) -> None:
     """Unaligned views, channels last, transposed, permuted, slices with gaps; state is laid out as torch's."""
     params = odd(world)
-    opt = world.make(params)
-    world.train(opt, params)
-    world.show("trained", opt, params)
+    world.trained(params, show="trained")
 
 
 @scenario(CHAPTER)
@@ -87,9 +79,7 @@ def complex_parameters(world: World) -> None:
     """Parameters of complex numbers, with gaps and of 0 dimensions, too, beside real ones."""
     wide, narrow = odd(world, torch.complex128), odd(world, torch.complex64)
     params = [*wide, *narrow, world.param((9,), 1), world.param((), 2, torch.complex64)]
-    opt = world.make(params)
-    world.train(opt, params)
-    world.show("trained", opt, params)
+    world.trained(params, show="trained")
 
 
 @scenario(CHAPTER)
@@ -126,15 +116,13 @@ def default_dtype_float64(world: World) -> None:
     with default_dtype(torch.float64):
         module = net(world)
         params = [*module.parameters(), world.param((4, 5), 9)]
-        opt = world.make(params)
-        world.train(opt, params)
-        world.show("trained", opt, params)
+        world.trained(params, show="trained")
 
 
 @scenario(CHAPTER, "cuda")
 def two_devices(world: World) -> None:
     """Parameters on the CPU and on a GPU in one optimizer, while another GPU is the current device, if there is one."""
-    here = [world.param((40, 30), i) for i in range(3)]
+    here = world.params([(40, 30)] * 3)
     there = [torch.nn.Parameter(world.values((40, 30), i).cpu()) for i in range(3)]
     params = [p for pair in zip(here, there, strict=True) for p in pair]
     opt = world.make(params)
@@ -214,9 +202,7 @@ LEFT = ("moved", "other strides", "grown", "shrunk", "to one element", "to nothi
 
 def _changed(world: World, label: str, change: Callable[[Any], None], kept_grad: bool = False, **hyper: Any) -> None:
     """One parameter of three is changed between two steps, and what follows is said; nothing where it is refused."""
-    params = [world.param((13, 18), i) for i in range(3)]
-    opt = world.make(params, **hyper)
-    world.train(opt, params, range(2))
+    params, opt = world.begin([(13, 18)] * 3, 2, **hyper)
     change(params[1])
     with world.tries(label):
         if kept_grad:
@@ -225,7 +211,6 @@ def _changed(world: World, label: str, change: Callable[[Any], None], kept_grad:
         else:
             params[1].grad = None
             world.train(opt, params, range(2, 4))
-    if world.said[label] == "accepted":
         state = [v for p in params for v in opt.state.get(p, {}).values() if v is not None]
         world.say(f"{label}: what it has", [(str(t.dtype), tuple(t.shape), t.stride()) for t in (*params, *state)])
         world.say(f"{label}: values", rounded([*params, *state], label))
@@ -258,16 +243,14 @@ def another_view_of_the_same_memory(world: World) -> None:
         "expanded": lambda t: t[:1].expand(t.shape),
     }
     for label, change in views.items():
-        params = [world.param((12, 12), i) for i in range(3)]
+        params = world.params([(12, 12)] * 3)
         params[1].data = world.values((12, 24), 5)[:, :12].contiguous()
-        opt = world.make(params)
-        world.train(opt, params, range(2))
+        opt = world.trained(params, 2)
         params[1].data = change(params[1].data)
         with world.tries(label):
             for i, p in enumerate(params):
                 p.grad = world.values((12, 12), 40 + i)
             opt.step()
-        if world.said[label] == "accepted":
             world.show(f"{label}: after", opt, params)
 
 
@@ -284,15 +267,13 @@ def complex_between_steps(world: World) -> None:
             name = f"{label}, the gradient left" if left else label
             name += "" if kept else ", no momentum"
             params = [world.param((13, 18), i, kind) for i in range(2)]
-            opt = world.make(params, **({} if kept else {"momentum": 0, "dampening": 0}))
-            world.train(opt, params, range(2))
+            opt = world.trained(params, 2, **{} if kept else {"momentum": 0, "dampening": 0})
             params[0].data = change(params[0].data)
             with world.tries(name):
                 if not left:
                     params[0].grad = None
-                    world.give(params, 2)
+                    give(params, 2)
                 opt.step()
-            if world.said[name] == "accepted":
                 world.say(f"{name}: after", [t.detach().to(torch.complex64) for t in params])
 
 
@@ -312,16 +293,13 @@ def a_module_cast_between_steps(world: World) -> None:
     for name in ("half", "bfloat16", "double"):
         module = net(world)
         params = list(module.parameters())
-        opt = world.make(params)
-        world.train(opt, params, range(2))
+        opt = world.trained(params, 2)
         getattr(module, name)()
         module.float()
-        world.train(opt, params, range(2, 4))
-        world.show(f"{name} and back", opt, params)
+        world.train(opt, params, range(2, 4), show=f"{name} and back")
         getattr(module, name)()
         with world.tries(f"a step in {name}"):
             world.train(opt, params, range(4, 6))
-        if world.said[f"a step in {name}"] == "accepted":
             state = [v for p in params for v in opt.state[p].values() if v is not None]
             world.say(f"dtypes in {name}", [str(t.dtype) for t in (*params, *state)])
             world.say(f"values in {name}", rounded([*params, *state], name))
@@ -337,8 +315,7 @@ def a_module_cast_before_the_first_step(world: World) -> None:
         module = net(world)
         opt = world.make(module.parameters())
         getattr(module, name)()
-        world.train(opt, module.parameters(), range(2))
-        world.show(name, opt, module.parameters())
+        world.train(opt, module.parameters(), range(2), show=name)
 
 
 @scenario(CHAPTER, "cuda")
@@ -350,29 +327,20 @@ def moved_to_another_device(world: World) -> None:
             for p in params if where == "cuda" else ():
                 p.data = p.data.cpu()
             opt = world.make(params)
-            for step in range(first):
-                for i, p in enumerate(params):
-                    p.grad = world.values((13, 18), 10 * step + i).to(p.device)
-                opt.step()
+            world.train(opt, params, range(first))
             opt.zero_grad()
             for p in params:
                 p.data = p.data.to(where)
             with world.tries(f"to {where}, {label}"):
-                for i, p in enumerate(params):
-                    p.grad = world.values((13, 18), 90 + i).to(where)
-                opt.step()
-            if world.said[f"to {where}, {label}"] == "accepted":
-                world.show(f"to {where}, {label}: after", opt, params)
+                world.train(opt, params, range(9, 10), show=f"to {where}, {label}: after")
 
 
 @scenario(CHAPTER)
 def a_step_that_is_refused(world: World) -> None:
     """A step that refuses one of its parameters, and what it leaves of the others, of state and of step counts."""
-    params = [world.param((13, 18), i) for i in range(3)]
-    opt = world.make(params)
-    world.train(opt, params, range(2))
+    params, opt = world.begin([(13, 18)] * 3, 2)
     params[1].data, params[1].grad = torch.cat([params[1].data, params[1].data]), None
-    world.give(params, 2)
+    give(params, 2)
     what = [t for p in params for t in (p, *opt.state[p].values()) if t is not None]
     before = [t.detach().clone() for t in what]
     with world.tries("the step"):
@@ -387,6 +355,4 @@ def one_memory_for_two(world: World) -> None:
     other.data = one.data
     opt = world.make([one, other])
     with world.tries("steps"):
-        world.train(opt, [one, other])
-    if world.said["steps"] == "accepted":
-        world.show("trained", opt, [one, other])
+        world.train(opt, [one, other], show="trained")

@@ -98,8 +98,7 @@ def every_scheduler_of_a_tensor(world: World) -> None:
 def schedulers_that_are_resumed(world: World) -> None:
     """Each scheduler is saved with its optimizer in the middle, and both are loaded into new ones."""
     for name, make in schedules().items():
-        params = world.params([(13, 18), (7,)])
-        opt = world.make(params)
+        params, opt = world.begin([(13, 18), (7,)])
         with world.tries(name):
             scheduler = make(opt)
             for step in range(STEPS):
@@ -133,8 +132,7 @@ def a_scheduler_that_is_ahead(world: World) -> None:
                     scheduler.step()
         world.say(f"ahead={ahead}", [(w.category.__name__, "lr_scheduler" in str(w.message)) for w in caught])
     twin, others = copy.deepcopy((opt, params))
-    world.train(twin, others, range(2, 4))
-    world.show("the copy", twin, others)
+    world.train(twin, others, range(2, 4), show="the copy")
     world.show("the original", opt, params)
 
 
@@ -142,10 +140,7 @@ def a_scheduler_that_is_ahead(world: World) -> None:
 def averaged_weights(world: World) -> None:
     """``AveragedModel``, plain and exponential, beside a model that is trained, with ``SWALR``."""
     for label, how in (("swa", {}), ("ema", {"multi_avg_fn": swa_utils.get_ema_multi_avg_fn(0.9)})):
-        net = torch.nn.Linear(13, 18).to(world.device)
-        with torch.no_grad():
-            for i, p in enumerate(net.parameters()):
-                p.copy_(world.values(p.shape, i))
+        net = world.filled(torch.nn.Linear(13, 18))
         opt = world.make(net.parameters())
         average = swa_utils.AveragedModel(net, **how)
         scheduler = swa_utils.SWALR(opt, swa_lr=0.1, anneal_epochs=2)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from contract_world import World, scenario
+from edits import give
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -25,8 +26,7 @@ CHAPTER = "loops"
 def step_hooks(world: World) -> None:
     """Hooks before and behind a step, of one optimizer and of all: their order, what they see, and when they are
     removed."""
-    params = world.params([(13, 18), (7,)])
-    opt = world.make(params)
+    params, opt = world.begin([(13, 18), (7,)])
     seen: list[Any] = []
 
     def hook(label: str) -> Callable[..., None]:
@@ -63,7 +63,7 @@ def step_hooks_that_act(world: World) -> None:
 
     def grow(optimizer: Any, args: Any, kwargs: Any) -> None:
         new = world.param((5, 3), 9)
-        world.give([new], 4)
+        give([new], 4)
         optimizer.add_param_group({"params": [new]})
 
     def fail(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -75,11 +75,9 @@ def step_hooks_that_act(world: World) -> None:
     }  # fmt: skip
     for side in ("pre", "post"):
         for label, act in acts.items():
-            params = world.params([(13, 18), (7,)])
-            opt = world.make(params)
-            world.train(opt, params, range(1))
+            params, opt = world.begin([(13, 18), (7,)], 1)
             handle = getattr(opt, f"register_step_{side}_hook")(act)
-            world.give(params, 1)
+            give(params, 1)
             with world.tries(f"{side}, {label}"):
                 world.say(f"{side}, {label}: returned", opt.step())
             handle.remove()
@@ -91,9 +89,7 @@ def step_hooks_that_act(world: World) -> None:
 @scenario(CHAPTER)
 def state_dict_hooks(world: World) -> None:
     """Hooks around ``state_dict`` and ``load_state_dict``, in their order, that see, change and replace the dict."""
-    params = world.params([(13, 18), (7,)])
-    opt = world.make(params)
-    world.train(opt, params, range(2))
+    params, opt = world.begin([(13, 18), (7,)], 2)
     seen: list[str] = []
 
     def note(label: str, result: Callable[..., Any] = lambda *a: None) -> Callable[..., Any]:
@@ -119,8 +115,7 @@ def state_dict_hooks(world: World) -> None:
     opt.load_state_dict(saved)
     world.say("seen", seen)
     world.say("loaded", [opt.param_groups[0]["lr"], opt.param_groups[0]["weight_decay"]])
-    world.train(opt, params, range(2, 4))
-    world.show("trained", opt, params)
+    world.train(opt, params, range(2, 4), show="trained")
 
 
 @scenario(CHAPTER)
@@ -138,7 +133,7 @@ def ranges_of_a_profiler(world: World) -> None:
         torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
             for step in range(3):
-                world.give(params, step)
+                give(params, step)
                 opt.step()
                 opt.zero_grad()
         counts = Counter(name.replace(kind.__name__, "CLASS") for name in ranges(profiler) if "Optimizer." in name)
@@ -202,12 +197,10 @@ def devices_that_are_not_meant(world: World) -> None:
         world.make([away])
     with world.tries("meta: beside others"):
         world.make([p, away])
-    opt = world.make([p])
-    world.train(opt, [p], range(1))
+    opt = world.trained([p], 1)
     with world.tries("meta: a group"):
         opt.add_param_group({"params": [away]})
-    world.train(opt, [p], range(1, 3))
-    world.show("the others go on", opt, [p])
+    world.train(opt, [p], range(1, 3), show="the others go on")
 
 
 @scenario(CHAPTER)
@@ -219,11 +212,10 @@ def tensors_without_memory(world: World) -> None:
             world.make([fake])
     p = world.param()
     opt = world.make([p])
-    world.give([p])
+    give([p])
     with world.tries("fake: a first step"), FakeTensorMode(allow_non_fake_inputs=True):
         opt.step()
     if not world.ours:  # torch's has fake state now: what ours does is compared with one that never was there
         p = world.param()
         opt = world.make([p])
-    world.train(opt, [p])
-    world.show("it goes on", opt, [p])
+    world.train(opt, [p], show="it goes on")

@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import io
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import edits
 import torch
-from edits import numbers
 from reference_lion import Lion
 
 from pagedopt.optim.registry import OPTIMIZERS, Entry
@@ -31,7 +32,8 @@ REFERENCES: dict[str, Any] = {"PagedLion": Lion}
 #: Flags by which torch chooses one of its implementations.
 FLAGS = ("foreach", "fused", "capturable", "differentiable")
 
-State = dict[str, torch.Tensor]
+Shapes = Iterable[Iterable[int]]
+SHAPES: Shapes = ((200, 101), (13, 18), (1,), ())
 
 
 @dataclass(frozen=True)
@@ -111,30 +113,43 @@ class World:
 
     def param(self, shape: Iterable[int] = (13, 18), seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
         """A parameter whose values belong to the seed, the same on both sides and every device."""
-        return torch.nn.Parameter(self.values(shape, 900 + seed, dtype))
+        return edits.parameter(tuple(shape), seed, self.device, dtype)
 
     def values(self, shape: Iterable[int], seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Values between -1 and 1, none of them 0."""
-        shape = tuple(shape)
-        if dtype.is_complex:
-            return torch.complex(numbers(shape, seed, self.device), numbers(shape, seed + 1, self.device)).to(dtype)
-        return numbers(shape, seed, self.device).to(dtype)
+        return edits.values(tuple(shape), seed, self.device, dtype)
 
-    def params(self, shapes: Iterable[Iterable[int]] = ((200, 101), (13, 18), (1,), ())) -> list[Any]:
-        return [self.param(shape, seed) for seed, shape in enumerate(shapes)]
+    def params(self, shapes: Shapes = SHAPES, dtype: torch.dtype = torch.float32) -> list[Any]:
+        return [self.param(shape, seed, dtype) for seed, shape in enumerate(shapes)]
 
-    def give(self, params: Iterable[Any], step: int = 0, skip: Iterable[int] = ()) -> None:
-        """Fresh gradients that depend on step and place, laid out as their parameters; None for those in ``skip``."""
-        away = set(skip)
-        for i, p in enumerate(params):
-            grad = torch.empty_like(p, requires_grad=False)
-            p.grad = None if i in away else grad.copy_(self.values(p.shape, 31 * step + 7 * i + 1, p.dtype))
+    def filled(self, module: Any) -> Any:
+        """A module with values of the world's."""
+        with torch.no_grad():
+            for i, p in enumerate(module.parameters()):
+                p.copy_(self.values(p.shape, i))
+        return module.to(self.device)
 
-    def train(self, optimizer: Any, params: Iterable[Any], steps: Iterable[int] = range(3)) -> None:
+    def train(
+        self, optimizer: Any, params: Iterable[Any], steps: Iterable[int] = range(3), show: str | None = None
+    ) -> None:
+        """Steps on fresh gradients; what has come of it is written down under the label ``show``."""
         params = list(params)
         for step in steps:
-            self.give(params, step)
+            edits.give(params, step)
             optimizer.step()
+        if show is not None:
+            self.show(show, optimizer, params)
+
+    def trained(self, params: Any, steps: int = 3, show: str | None = None, **hyper: Any) -> Any:
+        """An optimizer that has taken its first steps."""
+        optimizer = self.make(params, **hyper)
+        self.train(optimizer, [p for group in optimizer.param_groups for p in group["params"]], range(steps), show)
+        return optimizer
+
+    def begin(self, shapes: Shapes = SHAPES, steps: int = 0, show: str | None = None, **hyper: Any) -> tuple[Any, Any]:
+        """Parameters, and their optimizer after some steps."""
+        params = self.params(shapes)
+        return params, self.trained(params, steps, show, **hyper)
 
     def say(self, label: str, value: Any) -> None:
         """Write a value down: a tensor, a number, a text, or lists, tuples and dicts of them."""
@@ -188,6 +203,14 @@ def scenario(chapter: str, *devices: str) -> Callable[[Play], Play]:
         return play
 
     return enter
+
+
+def through_a_file(saved: Any, weights_only: bool = True) -> Any:
+    """What ``torch.load`` makes of what ``torch.save`` has written."""
+    file = io.BytesIO()
+    torch.save(saved, file)
+    file.seek(0)
+    return torch.load(file, weights_only=weights_only)
 
 
 def run(scene: Scenario, entry: Entry, place: Place) -> tuple[World, World]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,8 +63,18 @@ def numbers(shape: tuple[int, ...], seed: int, device: str = "cpu") -> torch.Ten
     return (((k * 7919 + seed * 104729) % 2003 * 2 - 2003).float() / 2003).reshape(shape)
 
 
-def parameter(shape: tuple[int, ...], seed: int, device: str = "cpu") -> torch.nn.Parameter:
-    return torch.nn.Parameter(numbers(shape, 900 + seed, device))
+def values(shape: tuple[int, ...], seed: int, device: str = "cpu", dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """The same as numbers of a dtype, complex ones among them."""
+    if dtype.is_complex:
+        return torch.complex(numbers(shape, seed, device), numbers(shape, seed + 1, device)).to(dtype)
+    return numbers(shape, seed, device).to(dtype)
+
+
+def parameter(
+    shape: tuple[int, ...], seed: int, device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> torch.nn.Parameter:
+    """A parameter whose values belong to the seed, the same on every device."""
+    return torch.nn.Parameter(values(shape, 900 + seed, device, dtype))
 
 
 def parameters(device: str = "cpu") -> Params:
@@ -76,11 +86,17 @@ def groups_of(params: Params) -> list[dict[str, Any]]:
     return [{"params": params[:4]}, {"params": params[4:], "lr": 0.07, "weight_decay": 0.3}]
 
 
+def give(params: Iterable[torch.Tensor], step: int = 0, skip: Collection[int] = ()) -> None:
+    """Fresh gradients that depend on step and index, laid out as their parameters; None for those in ``skip``."""
+    for i, p in enumerate(params):
+        grad = torch.empty_like(p, requires_grad=False)
+        p.grad = None if i in skip else grad.copy_(values(p.shape, 31 * step + 7 * i + 1, str(p.device), p.dtype))
+
+
 def steps(optimizer: torch.optim.Optimizer, params: Params, count: int, first: int = 0) -> None:
     """Steps ``first`` …; every gradient is new, and differs from step to step."""
     for step in range(first, first + count):
-        for i, p in enumerate(params):
-            p.grad = numbers(tuple(p.shape), 31 * step + 7 * i + 1, str(p.device)).to(p.dtype)
+        give(params, step)
         optimizer.step()
 
 
@@ -95,21 +111,13 @@ def listed(optimizer: torch.optim.Optimizer) -> Params:
 # --- the whole state, and entries -----------------------------------------------------------------------------------
 
 
-def clear(opt: torch.optim.Optimizer, params: Params) -> None:
-    opt.state.clear()
-
-
-def delete(opt: torch.optim.Optimizer, params: Params, index: int = 1) -> None:
-    del opt.state[params[index]]
-
-
 def pop_all(opt: torch.optim.Optimizer, params: Params) -> None:
     for p in list(opt.state):
         opt.state.pop(p)
 
 
-def new_state(opt: torch.optim.Optimizer, params: Params, make: Callable[[Any], Any]) -> None:
-    opt.state = make(opt.state)
+def _new_state(make: Callable[[Any], Any]) -> Edit:
+    return lambda opt, params: setattr(opt, "state", make(opt.state))
 
 
 def each_entry(
@@ -126,10 +134,6 @@ def entry_in_place(opt: torch.optim.Optimizer, params: Params) -> None:
         opt.state[p].update({name: value.clone() for name, value in opt.state[p].items()})
 
 
-def empty_entry(opt: torch.optim.Optimizer, params: Params) -> None:
-    opt.state[params[0]].clear()
-
-
 def swap(opt: torch.optim.Optimizer, params: Params) -> None:
     """Two parameters of one shape take each other's entries."""
     opt.state[params[1]], opt.state[params[2]] = opt.state[params[2]], opt.state[params[1]]
@@ -144,11 +148,6 @@ def swap_tensors(opt: torch.optim.Optimizer, params: Params) -> None:
 def reorder_names(opt: torch.optim.Optimizer, params: Params) -> None:
     for p in params:
         opt.state[p] = dict(reversed(opt.state[p].items()))
-
-
-def foreign_name(opt: torch.optim.Optimizer, params: Params) -> None:
-    """A name that no rule knows stays as it is."""
-    opt.state[params[1]]["ema"] = numbers((3,), 5)
 
 
 def offload(opt: torch.optim.Optimizer, params: Params) -> None:
@@ -195,19 +194,12 @@ def one(opt: torch.optim.Optimizer, params: Params, change: TensorEdit, which: i
 
 
 def replace(change: Callable[[torch.Tensor], Any]) -> TensorEdit:
-    def apply(entry: dict[str, Any], name: str) -> None:
-        entry[name] = change(entry[name])
-
-    return apply
+    return lambda entry, name: entry.update({name: change(entry[name])})
 
 
 def through(change: Callable[[torch.Tensor], Any]) -> TensorEdit:
     """A change of the tensor itself, by one of its methods."""
-
-    def apply(entry: dict[str, Any], name: str) -> None:
-        change(entry[name])
-
-    return apply
+    return lambda entry, name: change(entry[name])
 
 
 def set_data(entry: dict[str, Any], name: str) -> None:
@@ -232,10 +224,6 @@ def elsewhere(t: torch.Tensor) -> torch.Tensor:
     return t.to("cpu" if t.is_cuda else "meta")
 
 
-def remove(entry: dict[str, Any], name: str) -> None:
-    del entry[name]
-
-
 TENSOR_EDITS: dict[str, TensorEdit] = {
     "clone": replace(torch.clone),
     "zeros_like": replace(torch.zeros_like),
@@ -254,7 +242,7 @@ TENSOR_EDITS: dict[str, TensorEdit] = {
     "transposed Parameter": replace(lambda t: torch.nn.Parameter(transposed(t))),
     "number": replace(lambda t: 0.5),
     "None": replace(lambda t: None),
-    "missing": remove,
+    "missing": lambda entry, name: entry.pop(name),
     "data": set_data,
     "set_": through(lambda t: t.set_((t.detach() * 3).clone())),
     "set_ slice": through(lambda t: t.set_(within(t))),
@@ -277,8 +265,8 @@ def counts(opt: torch.optim.Optimizer, params: Params, change: Callable[[torch.T
         opt.state[p]["step"] = change(opt.state[p]["step"])
 
 
-def count_itself(opt: torch.optim.Optimizer, params: Params, change: Callable[[torch.Tensor], Any]) -> None:
-    change(opt.state[params[1]]["step"])
+def _count_itself(change: Callable[[torch.Tensor], Any]) -> Edit:
+    return lambda opt, params: change(opt.state[params[1]]["step"])
 
 
 def count_data(t: torch.Tensor) -> None:
@@ -290,10 +278,6 @@ def shared_count(opt: torch.optim.Optimizer, params: Params) -> None:
     step = torch.tensor(3.0)
     for index in (0, 2, 4):
         opt.state[params[index]]["step"] = step
-
-
-def missing_count(opt: torch.optim.Optimizer, params: Params) -> None:
-    del opt.state[params[1]]["step"]
 
 
 def _counts(change: Callable[[torch.Tensor], Any], every: bool = False) -> Edit:
@@ -314,34 +298,29 @@ STEP_EDITS: dict[str, Edit] = {
     "integer": _counts(int),
     "numpy": _counts(lambda t: t.numpy().copy()),
     "None": _counts(lambda t: None),
-    "missing": missing_count,
+    "missing": lambda opt, params: opt.state[params[1]].pop("step"),
     "meta": _counts(lambda t: t.to("meta")),
-    "fill_": functools.partial(count_itself, change=lambda t: t.fill_(17)),
-    "zero_": functools.partial(count_itself, change=torch.Tensor.zero_),
-    "add_": functools.partial(count_itself, change=lambda t: t.add_(2)),
-    "data": functools.partial(count_itself, change=count_data),
-    "set_": functools.partial(count_itself, change=lambda t: t.set_(torch.tensor(6.0))),
-    "resize_(0)": functools.partial(count_itself, change=lambda t: t.resize_(0)),
-    "share_memory_": functools.partial(count_itself, change=torch.Tensor.share_memory_),
+    "fill_": _count_itself(lambda t: t.fill_(17)),
+    "zero_": _count_itself(torch.Tensor.zero_),
+    "add_": _count_itself(lambda t: t.add_(2)),
+    "data": _count_itself(count_data),
+    "set_": _count_itself(lambda t: t.set_(torch.tensor(6.0))),
+    "resize_(0)": _count_itself(lambda t: t.resize_(0)),
+    "share_memory_": _count_itself(torch.Tensor.share_memory_),
     "shared": shared_count,
 }
 
 
-def same(value: Any) -> Any:
-    """A dict with what there was, of no special kind."""
-    return dict(value)
-
-
 STATE_EDITS: dict[str, Edit] = {
-    "clear": clear,
-    "delete": delete,
-    "delete the large": functools.partial(delete, index=0),
+    "clear": lambda opt, params: opt.state.clear(),
+    "delete": lambda opt, params: opt.state.pop(params[1]),
+    "delete the large": lambda opt, params: opt.state.pop(params[0]),
     "pop all": pop_all,
-    "empty the entry": empty_entry,
-    "state = defaultdict": functools.partial(new_state, make=lambda _: defaultdict(dict)),
-    "state = {}": functools.partial(new_state, make=lambda _: {}),
-    "state = dict": functools.partial(new_state, make=same),
-    "state = dict of dicts": functools.partial(new_state, make=lambda s: {p: dict(e) for p, e in s.items()}),
+    "empty the entry": lambda opt, params: opt.state[params[0]].clear(),
+    "state = defaultdict": _new_state(lambda _: defaultdict(dict)),
+    "state = {}": _new_state(lambda _: {}),
+    "state = dict": _new_state(dict),
+    "state = dict of dicts": _new_state(lambda s: {p: dict(e) for p, e in s.items()}),
     "clones": functools.partial(each_entry, change=torch.clone),
     "one entry of clones": functools.partial(each_entry, change=torch.clone, only=1),
     "the large entry of clones": functools.partial(each_entry, change=torch.clone, only=0),
@@ -350,7 +329,7 @@ STATE_EDITS: dict[str, Edit] = {
     "swap entries": swap,
     "swap tensors": swap_tensors,
     "names in another order": reorder_names,
-    "foreign name": foreign_name,
+    "foreign name": lambda opt, params: opt.state[params[1]].update(ema=numbers((3,), 5)),  # stays as it is
     "offload": offload,
     "offload .data": offload_data,
     "in place": in_place,

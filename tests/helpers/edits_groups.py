@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,26 +13,6 @@ from edits import Edit, Params, moments, numbers, parameter
 def _newcomer(opt: torch.optim.Optimizer, params: Params, shape: tuple[int, ...] = (11, 3)) -> torch.nn.Parameter:
     params.append(parameter(shape, len(params), str(params[0].device)))
     return params[-1]
-
-
-def append(opt: torch.optim.Optimizer, params: Params) -> None:
-    opt.param_groups[0]["params"].append(_newcomer(opt, params))
-
-
-def insert(opt: torch.optim.Optimizer, params: Params) -> None:
-    opt.param_groups[1]["params"].insert(0, _newcomer(opt, params))
-
-
-def remove(opt: torch.optim.Optimizer, params: Params) -> None:
-    del opt.param_groups[0]["params"][1]
-
-
-def remove_with_state(opt: torch.optim.Optimizer, params: Params) -> None:
-    opt.state.pop(opt.param_groups[0]["params"].pop(0), None)
-
-
-def move(opt: torch.optim.Optimizer, params: Params) -> None:
-    opt.param_groups[1]["params"].append(opt.param_groups[0]["params"].pop(0))
 
 
 def exchange(opt: torch.optim.Optimizer, params: Params) -> None:
@@ -47,42 +28,18 @@ def in_two_groups(opt: torch.optim.Optimizer, params: Params) -> None:
     opt.param_groups[1]["params"].append(params[0])
 
 
-def new_list(opt: torch.optim.Optimizer, params: Params) -> None:
-    for group in opt.param_groups:
-        group["params"] = list(group["params"])
-
-
-def shorter_list(opt: torch.optim.Optimizer, params: Params) -> None:
-    opt.param_groups[0]["params"] = opt.param_groups[0]["params"][:2]
-
-
 def other_list(opt: torch.optim.Optimizer, params: Params) -> None:
     opt.param_groups[0]["params"] = [_newcomer(opt, params), _newcomer(opt, params, (4000,))]
 
 
-def as_tuple(opt: torch.optim.Optimizer, params: Params) -> None:
-    opt.param_groups[0]["params"] = tuple(opt.param_groups[0]["params"])
+def _lists(change: Callable[[Any], Any], groups: int | None = None) -> Edit:
+    """The lists of the first ``groups``, or of all, are replaced."""
 
+    def apply(opt: torch.optim.Optimizer, params: Params) -> None:
+        for group in opt.param_groups[:groups]:
+            group["params"] = change(group["params"])
 
-def reverse_list(opt: torch.optim.Optimizer, params: Params) -> None:
-    opt.param_groups[0]["params"].reverse()
-
-
-def empty_list(opt: torch.optim.Optimizer, params: Params) -> None:
-    opt.param_groups[0]["params"].clear()
-
-
-def empty_all(opt: torch.optim.Optimizer, params: Params) -> None:
-    for group in opt.param_groups:
-        group["params"] = []
-
-
-def reorder(opt: torch.optim.Optimizer, params: Params) -> None:
-    opt.param_groups.reverse()
-
-
-def drop_group(opt: torch.optim.Optimizer, params: Params) -> None:
-    opt.param_groups.pop(0)
+    return apply
 
 
 def copy_groups(opt: torch.optim.Optimizer, params: Params) -> None:
@@ -113,14 +70,6 @@ def append_to_groups(opt: torch.optim.Optimizer, params: Params) -> None:
 def one_dict_twice(opt: torch.optim.Optimizer, params: Params) -> None:
     """The very group stands in the list twice: torch updates its parameters twice in a step."""
     opt.param_groups.append(opt.param_groups[1])
-
-
-def flag(opt: torch.optim.Optimizer, params: Params, group: int = 0, **values: Any) -> None:
-    opt.param_groups[group].update(values)
-
-
-def without_flag(opt: torch.optim.Optimizer, params: Params, name: str) -> None:
-    del opt.param_groups[0][name]
 
 
 def parameter_data(opt: torch.optim.Optimizer, params: Params) -> None:
@@ -188,27 +137,31 @@ def _then_clear(edit: Edit) -> Edit:
 
 
 def _flag(group: int = 0, **values: Any) -> Edit:
-    return functools.partial(flag, group=group, **values)
+    return lambda opt, params: opt.param_groups[group].update(values)
+
+
+def _without(name: str) -> Edit:
+    return lambda opt, params: opt.param_groups[0].pop(name)
 
 
 GROUP_EDITS: dict[str, Edit] = {
-    "append": append,
-    "insert": insert,
-    "remove": remove,
-    "remove with state": remove_with_state,
-    "move": move,
+    "append": lambda opt, params: opt.param_groups[0]["params"].append(_newcomer(opt, params)),
+    "insert": lambda opt, params: opt.param_groups[1]["params"].insert(0, _newcomer(opt, params)),
+    "remove": lambda opt, params: opt.param_groups[0]["params"].pop(1),
+    "remove with state": lambda opt, params: opt.state.pop(opt.param_groups[0]["params"].pop(0), None),
+    "move": lambda opt, params: opt.param_groups[1]["params"].append(opt.param_groups[0]["params"].pop(0)),
     "exchange": exchange,
     "twice in one list": twice,
     "in two groups": in_two_groups,
-    "list replaced": new_list,
-    "list replaced by a shorter one": shorter_list,
+    "list replaced": _lists(list),
+    "list replaced by a shorter one": _lists(lambda params: params[:2], 1),
     "list replaced by another": other_list,
-    "list replaced by a tuple": as_tuple,
-    "list reversed": reverse_list,
-    "list emptied": empty_list,
-    "all lists emptied": empty_all,
-    "groups reordered": reorder,
-    "group dropped": drop_group,
+    "list replaced by a tuple": _lists(tuple, 1),
+    "list reversed": lambda opt, params: opt.param_groups[0]["params"].reverse(),
+    "list emptied": lambda opt, params: opt.param_groups[0]["params"].clear(),
+    "all lists emptied": _lists(lambda _: []),
+    "groups reordered": lambda opt, params: opt.param_groups.reverse(),
+    "group dropped": lambda opt, params: opt.param_groups.pop(0),
     "groups = copies": copy_groups,
     "groups = edited copies": edited_groups,
     "groups = one each": one_group_each,
@@ -236,8 +189,8 @@ GROUP_EDITS: dict[str, Edit] = {
     "weight_decay": _flag(1, weight_decay=0.0),
     "maximize": _flag(maximize=True),
     "foreach": _flag(foreach=True),
-    "no lr": functools.partial(without_flag, name="lr"),
-    "no maximize": functools.partial(without_flag, name="maximize"),
+    "no lr": _without("lr"),
+    "no maximize": _without("maximize"),
 }
 
 ADAM_EDITS: dict[str, Edit] = {
@@ -247,7 +200,7 @@ ADAM_EDITS: dict[str, Edit] = {
     "amsgrad on": _flag(amsgrad=True),
     "amsgrad off": _flag(amsgrad=False),
     "capturable": _flag(capturable=True),
-    "no betas": functools.partial(without_flag, name="betas"),
+    "no betas": _without("betas"),
 }
 if "decoupled_weight_decay" in torch.optim.AdamW([torch.zeros(1)]).defaults:  # older versions of torch's do not ask
     ADAM_EDITS["coupled weight_decay"] = _flag(decoupled_weight_decay=False)

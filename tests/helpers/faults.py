@@ -11,7 +11,7 @@ from typing import Any
 
 import edits
 import torch
-from edits import Case, Params, numbers, steps
+from edits import Case, Params, give, parameter, steps
 
 Values = dict[tuple[Any, str], Any]
 
@@ -44,8 +44,8 @@ class Stage:
     def __init__(self, scene: Scene, theirs: bool = False) -> None:
         self.scene, self.case, self.theirs = scene, CASES[scene.case], theirs
         shapes = [(LARGE[scene.device],), (13, 18), (70,)]
-        self.params: Params = [torch.nn.Parameter(numbers(s, 900 + i, scene.device)) for i, s in enumerate(shapes)]
-        self.params[2] = torch.nn.Parameter(self.params[2].detach().double())
+        kinds = (torch.float32, torch.float32, torch.float64)
+        self.params: Params = [parameter(shapes[i], i, scene.device, kind) for i, kind in enumerate(kinds)]
         self.optimizer: Any = None
         self.left: list[torch.Tensor] = []
         self.act = OPERATIONS[scene.operation](self)
@@ -54,12 +54,17 @@ class Stage:
         groups = [{"params": self.params[:1]}, {"params": self.params[1:], "lr": 0.07}]
         self.optimizer = self.case.make(self.theirs, groups, **options(self.scene))
 
+    def begin(self, before: int = 2) -> None:
+        self.construct()
+        self.train(before, 0)
+
     def train(self, count: int, first: int) -> None:
         steps(self.optimizer, self.params, count, first)
 
-    def gradients(self, step: int) -> None:
-        for i, p in enumerate(self.params):
-            p.grad = numbers(tuple(p.shape), 31 * step + 7 * i + 1, self.scene.device).to(p.dtype)
+    def ready(self, step: int = 2) -> Callable[[], Any]:
+        """Gradients are there; the step itself."""
+        give(self.params, step)
+        return lambda: self.optimizer.step()
 
     def values(self) -> Values:
         """Copies of parameters and state, and the hyperparameters of every group."""
@@ -73,6 +78,39 @@ class Stage:
                 found[i, "group"] = group["lr"], group["weight_decay"], len(group["params"])
         return found
 
+    @staticmethod
+    def expected(scene: Scene) -> object:
+        """What should come of it; what is compiled and loaded once is then no part of the act."""
+        return expected(scene)
+
+    def verdict(self, may_be_damaged: bool, torn: bool = False) -> str:
+        """ "before", "after" or "damaged"; fails if it is anything else, or if the next steps are wrong.
+
+        Args:
+            torn: a second interrupt may have come between the word that something begins and its beginning.
+        """
+        before, after = expected(self.scene)
+        if self.optimizer is None:
+            self.construct()
+        opt = self.optimizer
+        if "damaged" in refusal(opt.state_dict):
+            assert may_be_damaged, "one signal has damaged the state"
+            unchanged = is_same(self.values(), before.values, self.case.has_step)
+            assert torn or not unchanged, "it says that it is damaged, and nothing has changed"
+            _assert_refused_and_healed(self, after)
+            return "damaged"
+        now, has_step = self.values(), self.case.has_step
+        found = [way for way in (after, before) if is_same(now, way.values, has_step)]
+        assert found, f"neither unchanged nor complete: {_differences(now, before.values, after.values)}"
+        assert sum(opt.memory_report().by_place.values()) >= _bytes_of_state(self)
+        self.train(2, 10)
+        assert is_same(self.values(), found[0].later, True), "the next steps are wrong"
+        _assert_moves_lose_nothing(self, found[0])
+        return "after" if found[0] is after else "before"
+
+
+Operation = Callable[[Stage], Callable[[], Any]]
+
 
 def options(scene: Scene) -> dict[str, Any]:
     moments = len(CASES[scene.case].names)
@@ -85,63 +123,46 @@ def options(scene: Scene) -> dict[str, Any]:
 # --- operations: each prepares a stage and returns what is to be done ------------------------------------------------
 
 
-def construct(stage: Stage) -> Callable[[], Any]:
-    return stage.construct
-
-
 def step(stage: Stage, before: int = 0) -> Callable[[], Any]:
-    stage.construct()
-    stage.train(before, 0)
-    stage.gradients(before)
-    return lambda: stage.optimizer.step()
+    stage.begin(before)
+    return stage.ready(before)
 
 
 def step_with_group(stage: Stage) -> Callable[[], Any]:
-    stage.construct()
-    stage.train(2, 0)
-    stage.params.append(torch.nn.Parameter(numbers((300, 50), 5, stage.scene.device)))
-    stage.optimizer.add_param_group({"params": stage.params[3:], "lr": 0.02})
-    stage.gradients(2)
-    return lambda: stage.optimizer.step()
+    add_group(stage)()
+    return stage.ready()
 
 
 def add_group(stage: Stage) -> Callable[[], Any]:
-    stage.construct()
-    stage.train(2, 0)
-    stage.params.append(torch.nn.Parameter(numbers((300, 50), 5, stage.scene.device)))
+    stage.begin()
+    stage.params.append(parameter((300, 50), 5, stage.scene.device))
     return lambda: stage.optimizer.add_param_group({"params": stage.params[3:], "lr": 0.02})
 
 
 def step_after_a_cast(stage: Stage) -> Callable[[], Any]:
     """``module.double()`` between two steps: launches are made anew, state stays what it is."""
-    stage.construct()
-    stage.train(2, 0)
+    stage.begin()
     for p in stage.params:
         p.data = p.data.double()
-    stage.gradients(2)
-    return lambda: stage.optimizer.step()
+    return stage.ready()
 
 
 def step_after_a_move(stage: Stage) -> Callable[[], Any]:
     """``.data`` lies elsewhere: the table is written anew, and nothing where the parameters were."""
-    stage.construct()
-    stage.train(2, 0)
+    stage.begin()
     stage.left = [p.data for p in stage.params]  # alive: who writes there does no harm but this
     for p in stage.params:
         p.data = p.data.clone()
-    stage.gradients(2)
-    return lambda: stage.optimizer.step()
+    return stage.ready()
 
 
 def step_with_other_counts(stage: Stage) -> Callable[[], Any]:
     """Parameters of one launch begin to differ in their own numbers: it needs room for more sets of them."""
-    stage.params += [torch.nn.Parameter(numbers((40 + i,), 60 + i, stage.scene.device)) for i in range(4)]
-    stage.construct()
-    stage.train(2, 0)
+    stage.params += [parameter((40 + i,), 60 + i, stage.scene.device) for i in range(4)]
+    stage.begin()
     for i, p in enumerate(stage.params):
         stage.optimizer.state[p]["step"].fill_(3 + i)
-    stage.gradients(2)
-    return lambda: stage.optimizer.step()
+    return stage.ready()
 
 
 @functools.cache
@@ -156,22 +177,22 @@ def other_training(scene: Scene) -> dict[str, Any]:
 
 
 def load(stage: Stage, before: int = 0) -> Callable[[], Any]:
-    stage.construct()
-    stage.train(before, 0)
+    stage.begin(before)
     saved = copy.deepcopy(other_training(stage.scene))  # torch's optimizer goes on with the very tensors
     return lambda: stage.optimizer.load_state_dict(saved)
 
 
-def move(stage: Stage, how: Callable[[Any], Any], first: Callable[[Any], Any] | None = None) -> Callable[[], Any]:
-    stage.construct()
-    stage.train(2, 0)
-    if first is not None:
+def _move(how: Callable[[Any], Any], first: Callable[[Any], Any] = lambda _: None) -> Operation:
+    def prepare(stage: Stage) -> Callable[[], Any]:
+        stage.begin()
         first(stage.optimizer)
-    return lambda: how(stage.optimizer)
+        return lambda: how(stage.optimizer)
+
+    return prepare
 
 
-OPERATIONS: dict[str, Callable[[Stage], Callable[[], Any]]] = {
-    "construct": construct,
+OPERATIONS: dict[str, Operation] = {
+    "construct": lambda stage: stage.construct,
     "first step": step,
     "step": functools.partial(step, before=2),
     "step with group": step_with_group,
@@ -181,15 +202,13 @@ OPERATIONS: dict[str, Callable[[Stage], Callable[[], Any]]] = {
     "add group": add_group,
     "load fresh": load,
     "load used": functools.partial(load, before=2),
-    "budget up": functools.partial(move, how=lambda o: o.set_device_budget(None)),
-    "budget down": functools.partial(
-        move, how=lambda o: o.set_device_budget(0), first=lambda o: o.set_device_budget(None)
-    ),
-    "spill": functools.partial(move, how=lambda o: o.spill()),
-    "unspill": functools.partial(move, how=lambda o: o.unspill(), first=lambda o: o.spill()),
-    "deepcopy": functools.partial(move, how=copy.deepcopy),
-    "pickle": functools.partial(move, how=pickle.dumps),
-    "state_dict": functools.partial(move, how=lambda o: o.state_dict()),
+    "budget up": _move(lambda o: o.set_device_budget(None)),
+    "budget down": _move(lambda o: o.set_device_budget(0), first=lambda o: o.set_device_budget(None)),
+    "spill": _move(lambda o: o.spill()),
+    "unspill": _move(lambda o: o.unspill(), first=lambda o: o.spill()),
+    "deepcopy": _move(copy.deepcopy),
+    "pickle": _move(pickle.dumps),
+    "state_dict": _move(lambda o: o.state_dict()),
 }
 PLACED = {
     "budget up": ("spilled", "half"),
@@ -288,32 +307,6 @@ def refusal(act: Callable[[], Any]) -> str:
     return ""
 
 
-def verdict(stage: Stage, may_be_damaged: bool, torn: bool = False) -> str:
-    """ "before", "after" or "damaged"; fails if it is anything else, or if the next steps are wrong.
-
-    Args:
-        torn: a second interrupt may have come between the word that something begins and its beginning.
-    """
-    before, after = expected(stage.scene)
-    if stage.optimizer is None:
-        stage.construct()
-    opt = stage.optimizer
-    if "damaged" in refusal(opt.state_dict):
-        assert may_be_damaged, "one signal has damaged the state"
-        unchanged = is_same(stage.values(), before.values, stage.case.has_step)
-        assert torn or not unchanged, "it says that it is damaged, and nothing has changed"
-        _assert_refused_and_healed(stage, after)
-        return "damaged"
-    now, has_step = stage.values(), stage.case.has_step
-    found = [way for way in (after, before) if is_same(now, way.values, has_step)]
-    assert found, f"neither unchanged nor complete: {_differences(now, before.values, after.values)}"
-    assert sum(opt.memory_report().by_place.values()) >= _bytes_of_state(stage)
-    stage.train(2, 10)
-    assert is_same(stage.values(), found[0].later, True), "the next steps are wrong"
-    _assert_moves_lose_nothing(stage, found[0])
-    return "after" if found[0] is after else "before"
-
-
 def _bytes_of_state(stage: Stage) -> int:
     return sum(v.nbytes for e in stage.optimizer.state.values() for n, v in e.items() if n != "step")
 
@@ -329,7 +322,7 @@ def _assert_moves_lose_nothing(stage: Stage, way: Way) -> None:
 
 def _assert_refused_and_healed(stage: Stage, way: Way) -> None:
     opt = stage.optimizer
-    stage.gradients(10)
+    give(stage.params, 10)
     for act in (opt.step, lambda: pickle.dumps(opt), lambda: copy.deepcopy(opt), opt.state_dict):
         assert "damaged" in refusal(act)
     with torch.no_grad():

@@ -8,10 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from edits import CASES, numbers, steps
+from edits import CASES, give, parameter, steps
 from faults import Scene, Values, Way, is_same, refusal
-from injector import Outcome
-from shots import assert_rose
 
 #: More optimizers than state files that are not shared; every fourth parameter spans pages.
 COUNT, SMALL, LARGE = 20, 300, {"cpu": 20_000, "cuda": 600_000}
@@ -22,8 +20,8 @@ class Crowd:
 
     def __init__(self, scene: Scene, theirs: bool = False) -> None:
         self.scene, self.case = scene, CASES[scene.case]
-        shapes = [(LARGE[scene.device] if i % 4 == 0 else SMALL,) for i in range(COUNT)]
-        self.params = [torch.nn.Parameter(numbers(s, 900 + i, scene.device)) for i, s in enumerate(shapes)]
+        sizes = [LARGE[scene.device] if i % 4 == 0 else SMALL for i in range(COUNT)]
+        self.params = [parameter((size,), i, scene.device) for i, size in enumerate(sizes)]
         options = {} if theirs else {"placement": "file" if scene.device == "cpu" else "mapped", "device_budget": 0}
         self.optimizers: list[Any] = [self.case.make(theirs, [{"params": [p]}], **options) for p in self.params]
         self.act = OPERATIONS[scene.operation](self)
@@ -39,11 +37,23 @@ class Crowd:
         entry = self.optimizers[i].state.get(self.params[i], {})
         return {(i, name): value.detach().clone() for name, value in [("param", self.params[i]), *entry.items()]}
 
+    @staticmethod
+    def expected(scene: Scene) -> object:
+        return expected(scene)
+
+    def verdict(self, may_be_damaged: bool) -> str:
+        """ "after" if all are, else that of the last: "damaged", or "before"; in this order along the crowd, of which
+        one at most is damaged and nobody suffers for another."""
+        found = [verdict(self, i) for i in range(COUNT)]
+        assert found == sorted(found, key=("after", "damaged", "before").index), f"out of order: {found}"
+        assert found.count("damaged") <= may_be_damaged, found
+        return found[-1]
+
 
 def step(crowd: Crowd, before: int = 0) -> Callable[[], Any]:
     crowd.train(before, 0)
     for p in crowd.params:
-        p.grad = numbers(tuple(p.shape), 31 * before + 1, crowd.scene.device)
+        give([p], before)
     return lambda: [optimizer.step() for optimizer in crowd.optimizers]
 
 
@@ -87,14 +97,6 @@ def expected(scene: Scene) -> list[tuple[Way, Way]]:
     return list(zip(*ways, strict=True))
 
 
-def verdicts(crowd: Crowd, may_be_damaged: bool) -> list[str]:
-    """ "after", "damaged" or "before" for each, in this order along the crowd; nobody suffers for another."""
-    found = [verdict(crowd, i) for i in range(COUNT)]
-    assert found == sorted(found, key=("after", "damaged", "before").index), f"out of order: {found}"
-    assert found.count("damaged") <= may_be_damaged, found
-    return found
-
-
 def verdict(crowd: Crowd, i: int) -> str:
     before, after = expected(crowd.scene)[i]
     optimizer, word = crowd.optimizers[i], ""
@@ -110,15 +112,3 @@ def verdict(crowd: Crowd, i: int) -> str:
     crowd.train_one(i, 2, 10)
     assert is_same(crowd.values(i), way.later, True), f"the next steps of optimizer {i} are wrong"
     return word or ("after" if way is after else "before")
-
-
-def judge_signal(crowd: Crowd, outcome: Outcome) -> None:
-    """It rises, and nothing is damaged."""
-    assert_rose(outcome)
-    assert set(verdicts(crowd, may_be_damaged=False)) == {"after"} or outcome.error is not None
-
-
-def judge_failure(crowd: Crowd, outcome: Outcome) -> None:
-    """It may damage the one it hits, and is heard of."""
-    assert outcome.error is None or isinstance(outcome.error, Exception)
-    assert set(verdicts(crowd, may_be_damaged=True)) == {"after"} or outcome.error is not None, "nobody heard of it"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from children import python
 
 from pagedopt.paging.budget import Budget
 from pagedopt.paging.pages import lay_out
@@ -112,10 +112,7 @@ def mapped(folder: Path) -> int:
 
 def run_apart(*arguments: object) -> str:
     """What ``file_support.py`` prints in a process of its own."""
-    command = [sys.executable, __file__, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment(), check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return python(__file__, *arguments)
 
 
 def environment() -> dict[str, str]:

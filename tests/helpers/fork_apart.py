@@ -18,7 +18,7 @@ from faults import Scene, Stage, Values, is_same, other_training
 def trained(placement: str) -> Stage:
     """After two steps, with gradients for the next."""
     stage = Stage(Scene("state_dict", placement))
-    stage.gradients(2)
+    stage.ready()
     return stage
 
 

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from pagedopt import PagedAdamW
+
 #: Nothing at its default and nothing zero, so that a dropped term shows.
 ADAMW: dict[str, Any] = {"lr": 0.03, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.2}
 
@@ -37,6 +39,24 @@ def train(
         if without is not None and (index := without(step)) >= 0:
             params[index].grad = None
         opt.step()
+
+
+def step_on_ones(opt: torch.optim.Optimizer) -> None:
+    """A step on gradients of ones, but for what is frozen."""
+    for group in opt.param_groups:
+        for p in group["params"]:
+            p.grad = torch.ones_like(p) if p.requires_grad else None
+    opt.step()
+
+
+def stepped(
+    size: Any = 3, kind: Any = PagedAdamW, dtype: torch.dtype = torch.float32, **options: Any
+) -> tuple[torch.nn.Parameter, Any]:
+    """A parameter of ones, and its optimizer after a step on a gradient of ones."""
+    p = torch.nn.Parameter(torch.ones(size, dtype=dtype))
+    opt = kind([p], **options)
+    step_on_ones(opt)
+    return p, opt
 
 
 def pair(

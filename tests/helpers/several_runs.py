@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,16 @@ CONTENDERS: dict[str, tuple[Any, dict[str, Any]]] = {
 SAVED, STEPS = 3, 5
 
 
+def contenders(name: str, device: str) -> Iterator[tuple[str, Training]]:
+    """Each begins when the one before it is done."""
+    for who, (kind, options) in CONTENDERS.items():
+        yield who, Training.begin(SETUPS[name], device, kind, **options)
+
+
 def trained(device: str, name: str, folder: Path) -> dict[str, Any]:
     """Train, save in the middle; what came of each contender."""
     found = {}
-    for who, (kind, options) in CONTENDERS.items():
-        training = Training.begin(SETUPS[name], device, kind, **options)
+    for who, training in contenders(name, device):
         losses = training.train(0, SAVED)
         training.save(folder / who)
         losses += training.train(SAVED, STEPS)
@@ -39,8 +45,7 @@ def trained(device: str, name: str, folder: Path) -> dict[str, Any]:
 def resumed(device: str, name: str, folder: Path) -> dict[str, Any]:
     """Go on from what ours has saved, all of them."""
     found = {}
-    for who, (kind, options) in CONTENDERS.items():
-        training = Training.begin(SETUPS[name], device, kind, **options)
+    for who, training in contenders(name, device):
         training.load(folder / "ours")
         losses = training.train(SAVED, STEPS)
         found[who] = {"losses": losses, "values": training.values(), **where(training)}
@@ -50,8 +55,7 @@ def resumed(device: str, name: str, folder: Path) -> dict[str, Any]:
 def resharded(device: str, name: str, folder: Path, first: int, last: int) -> dict[str, Any]:
     """Go on from what any number of processes have saved at step ``first``, and save again at ``last``."""
     found = {}
-    for who, (kind, options) in CONTENDERS.items():
-        training = Training.begin(SETUPS[name], device, kind, **options)
+    for who, training in contenders(name, device):
         if first:
             training.load(folder / f"{who}{first}")
         begun = training.whole()
@@ -71,8 +75,7 @@ def where(training: Training) -> dict[str, Any]:
 def one_of_them_prepares_anew(device: str) -> dict[str, Any]:
     """Tensor parallel, whose gradients are sums to be made by all: one process has new launches, the other has not."""
     found = {}
-    for who, (kind, options) in CONTENDERS.items():
-        training = Training.begin(SETUPS["tensor parallel"], device, kind, **options)
+    for who, training in contenders("tensor parallel", device):
         training.train(0, 2)
         if dist.get_rank() == 1:
             entry = next(iter(training.optimizer.state.values()))

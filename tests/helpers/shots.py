@@ -9,7 +9,8 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-from faults import Stage, expected, verdict
+from faults import Stage
+from faults_crowd import Crowd
 from injector import Alarm, Outcome, fail_at, interrupt_at
 
 #: 1: every line and every call; a larger number: every so many of them.
@@ -38,20 +39,9 @@ def places(scene: Any, files: list[str]) -> list[int]:
     return sorted(chosen.union(range(1 + first % stride, len(files) + 1, stride)))
 
 
-def each(
-    scene: Any,
-    shoot: Shoot,
-    judge: Callable[[Any, Outcome], object],
-    stage_of: Callable[[Any], Any] = Stage,
-    ready: Callable[[Any], object] = expected,
-) -> None:
-    """Shoot at each place, at a stage of its own, and judge what came of it.
-
-    Args:
-        stage_of: sets a stage for the scene, whose ``act`` is shot at.
-        ready: called first with the scene: what is compiled and loaded once is no part of the act.
-    """
-    ready(scene)
+def each(scene: Any, shoot: Shoot, judge: Callable[[Any, Outcome], object], stage_of: Any = Stage) -> None:
+    """Shoot at each place, at the ``act`` of a stage of its own, and judge what came of it."""
+    stage_of.expected(scene)
     wrong: list[str] = []
     for place in places(scene, shoot(NEVER, stage_of(scene).act).files):
         stage, outcome = stage_of(scene), None
@@ -72,22 +62,22 @@ def assert_rose(outcome: Outcome) -> None:
     assert isinstance(outcome.error, kinds) or dropped or not outcome.shots, repr(outcome.error)
 
 
-def judge_signal(stage: Stage, outcome: Outcome) -> None:
+def judge_signal(stage: Stage | Crowd, outcome: Outcome) -> None:
     """It rises, and nothing is damaged."""
     assert_rose(outcome)
-    assert verdict(stage, may_be_damaged=False) == "after" or outcome.error is not None
+    assert stage.verdict(may_be_damaged=False) == "after" or outcome.error is not None
 
 
-def judge_failure(stage: Stage, outcome: Outcome) -> None:
+def judge_failure(stage: Stage | Crowd, outcome: Outcome) -> None:
     """It may damage, and is heard of unless all is done."""
     assert outcome.error is None or isinstance(outcome.error, Exception)
-    assert verdict(stage, may_be_damaged=True) == "after" or outcome.error is not None, "nobody heard of it"
+    assert stage.verdict(may_be_damaged=True) == "after" or outcome.error is not None, "nobody heard of it"
 
 
 def judge_two(stage: Stage, outcome: Outcome) -> None:
     """The first rises; the second may damage."""
     assert_rose(outcome)
-    verdict(stage, may_be_damaged=len(outcome.shots) > 1, torn=True)
+    stage.verdict(may_be_damaged=len(outcome.shots) > 1, torn=True)
 
 
 def signal_at(at: int, act: Callable[[], Any]) -> Outcome:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from optim_support import ADAMW
+
+from pagedopt import PagedAdamW
 
 #: Odd sizes, one larger than a page, one of a single element, one of none: 6.3 M elements, 48 MiB of AdamW state.
 SHAPES = ((3, 700_001), (1,), (0, 5), (1024, 1024), (17,), (2_000_003,), (1200, 900), (33, 3))
@@ -30,6 +33,16 @@ def steps(
             absent = gaps and ((step % 3 == 2 and i == step % len(params)) or (step % 5 == 4 and i == 0))
             p.grad = None if absent else grad
         opt.step()
+
+
+def trained(
+    count: int, dtype: torch.dtype = torch.float32, shapes: Any = SHAPES, gaps: bool = True, **options: Any
+) -> tuple[list[torch.nn.Parameter], PagedAdamW]:
+    """Such parameters and their optimizer after ``count`` steps."""
+    params = parameters(dtype, shapes=shapes)
+    opt = PagedAdamW(params, **ADAMW, **options)
+    steps(params, opt, count, gaps=gaps)
+    return params, opt
 
 
 def everything(params: list[torch.nn.Parameter], opt: torch.optim.Optimizer) -> list[torch.Tensor]:

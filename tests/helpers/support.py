@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -97,9 +98,26 @@ def tail_of(table: HostTable, numel: int, reach: int) -> None:
     table.rows_changed()
 
 
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """So many threads of torch's in a block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def clone(lists: Lists) -> Lists:
     """Copies, absent tensors kept absent."""
     return [[None if t is None else t.clone() for t in tensors] for tensors in lists]
+
+
+def same_bits(one: Lists, other: Lists) -> bool:
+    """Bit for bit, wherever they are; absent where the others are."""
+    pairs = [(a, b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True)]
+    return all(a is b if a is None or b is None else torch.equal(a.cpu(), b.cpu()) for a, b in pairs)
 
 
 BAND = 16  # elements of 7 behind every view of ``on``

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support import threads
 
 from pagedopt import multi_tensor_apply
 from pagedopt.kernels import cpu
@@ -29,10 +30,8 @@ SIZES = (700_001, 1, 0, 33_000, 5, 20_000)  # work for four threads, of whatever
 
 @pytest.fixture(autouse=True)
 def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(THREADS)
-    yield
-    torch.set_num_threads(before)
+    with threads(THREADS):
+        yield
 
 
 def double(lists: list[list[torch.Tensor]]) -> None:
@@ -79,9 +78,8 @@ def test_the_threads_there_are_do_the_work(before: int) -> None:
     def work() -> bool:
         lists = numbers()
         if before:
-            torch.set_num_threads(before)
-            double(lists)
-            torch.set_num_threads(THREADS)
+            with threads(before):
+                double(lists)
         no_more_threads()
         for _ in range(3):
             double(lists)

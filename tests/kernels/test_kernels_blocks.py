@@ -11,7 +11,7 @@ import pytest
 import torch
 from formats_under_test import TwoHalves, WhereItStands
 from host_build import build, functors, launch
-from support import BF16, F32, F64, scalars_for
+from support import BF16, F32, F64, same_bits, scalars_for, threads
 
 from pagedopt import Sweep, rule
 from pagedopt.formats import Column, Format
@@ -151,19 +151,14 @@ def test_blocks_do_not_depend_on_how_the_work_is_cut() -> None:
     rule = RULES["adamw"]
     forms = formats_of(rule, (F32, F32))
     results = []
-    for rows, threads in ((None, 1), (None, 3), (rows_of(SIZES, 128), 2)):
+    for rows, count in ((None, 1), (None, 3), (rows_of(SIZES, 128), 2)):
         if rows is not None:
             rows = Rows(rows.tensor, rows.offset, rows.numel, np.zeros((len(rows.tensor), 6), np.uint64))
         lists = lists_of(rule, forms)
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads)
-        try:
+        with threads(count):
             Sweep(rule, lists, formats=forms, rows=rows).run(scalars_for(rule))
-        finally:
-            torch.set_num_threads(before)
         results.append(lists)
-    for other in results[1:]:
-        assert all(torch.equal(a, b) for x, y in zip(results[0], other, strict=True) for a, b in zip(x, y, strict=True))
+    assert all(same_bits(results[0], other) for other in results[1:])
 
 
 @pytest.mark.parametrize(

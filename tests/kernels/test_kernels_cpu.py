@@ -20,8 +20,10 @@ from support import (
     clone,
     expected,
     lists_for,
+    same_bits,
     scalars_for,
     tail_of,
+    threads,
     vast,
 )
 
@@ -71,7 +73,7 @@ def test_out_of_place_leaves_the_inputs(name: str) -> None:
     kept, scalars = clone(before), scalars_for(rule)
     out: Lists = [[torch.full_like(t, 7.0) for t in before[j]] for j in rule.writes]
     multi_tensor_apply(rule, before, scalars, out=out)
-    assert all(torch.equal(a, b) for x, y in zip(before, kept, strict=True) for a, b in zip(x, y, strict=True))
+    assert same_bits(before, kept)
     inplace = clone(kept)
     multi_tensor_apply(rule, inplace, scalars)
     for j, results in zip(rule.writes, out, strict=True):
@@ -163,25 +165,20 @@ def test_how_the_work_is_cut_changes_no_bit(shape: Geometry) -> None:
     one, other = lists_for(rule, SIZES, dtypes), lists_for(rule, SIZES, dtypes)
     Sweep(rule, one).run(scalars_for(rule))
     Sweep(rule, other, geometry=shape).run(scalars_for(rule))
-    assert all(torch.equal(a, b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True))
+    assert same_bits(one, other)
 
 
 def test_threads_change_no_bit() -> None:
     rule, dtypes = RULES["adamw"], (F32,) * 4
     sizes = (70_001, 1, 0, 33_000, 5, 20_000)
     results = []
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2, 5):
-            torch.set_num_threads(threads)
-            lists = lists_for(rule, sizes, dtypes)
-            for _ in range(2):
+    for count in (1, 2, 5):
+        lists = lists_for(rule, sizes, dtypes)
+        for _ in range(2):
+            with threads(count):
                 Sweep(rule, lists).run(scalars_for(rule))
-            results.append(lists)
-    finally:
-        torch.set_num_threads(before)
-    for other in results[1:]:
-        assert all(torch.equal(a, b) for x, y in zip(results[0], other, strict=True) for a, b in zip(x, y, strict=True))
+        results.append(lists)
+    assert all(same_bits(results[0], other) for other in results[1:])
 
 
 @pytest.mark.parametrize("numel", [2**31 + 4104, 2**32 + 4104])

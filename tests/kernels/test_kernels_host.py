@@ -21,15 +21,15 @@ from support import (
     clone,
     expected,
     lists_for,
+    same_bits,
     scalars_for,
     tail_of,
     vast,
 )
 
 from pagedopt import Sweep
-from pagedopt.kernels import source
 from pagedopt.rules import RULES, Rule
-from pagedopt.tables.layout import BLOCK, Geometry
+from pagedopt.tables.layout import BLOCK, Geometry, table_type
 
 ADAMW = RULES["adamw"]
 MIXES = {
@@ -117,9 +117,7 @@ def check(rule: Rule, dtypes: Sequence[torch.dtype], threads: int, nbytes: int, 
 )
 @pytest.mark.parametrize("variant", range(len(ADAMW_VARIANTS)), ids=lambda v: "-".join(map(str, ADAMW_VARIANTS[v][1:])))
 def test_adamw_in_every_variant(variant: int, how: dict, capfd: pytest.CaptureFixture[str]) -> None:
-    names = tuple(
-        instance(ADAMW, dtypes, threads, source.table_type(nbytes)) for dtypes, threads, nbytes in ADAMW_VARIANTS
-    )
+    names = tuple(instance(ADAMW, dtypes, threads, table_type(nbytes)) for dtypes, threads, nbytes in ADAMW_VARIANTS)
     dtypes, threads, nbytes = ADAMW_VARIANTS[variant]
     check(ADAMW, dtypes, threads, nbytes, build(names, functors([ADAMW]))[variant], capfd, **how)
 
@@ -129,9 +127,7 @@ def test_adamw_in_every_variant(variant: int, how: dict, capfd: pytest.CaptureFi
 @pytest.mark.parametrize("threads", SHAPES)
 def test_a_table_split_over_launches(threads: int, nbytes: int, least: int) -> None:
     """Several hundred tensors: rows and chunks are renumbered in each launch."""
-    names = tuple(
-        instance(ADAMW, dtypes, threads, source.table_type(nbytes)) for dtypes, threads, nbytes in ADAMW_VARIANTS
-    )
+    names = tuple(instance(ADAMW, dtypes, threads, table_type(nbytes)) for dtypes, threads, nbytes in ADAMW_VARIANTS)
     plays = build(names, functors([ADAMW]))
     sizes = [(i * 37) % 101 if i % 5 else 0 for i in range(1500)] + [5000]
     before = lists_for(ADAMW, sizes, MIXES["float32"])
@@ -146,7 +142,7 @@ def test_a_table_split_over_launches(threads: int, nbytes: int, least: int) -> N
         results.append(lists)
     want = expected(ADAMW, before, [scalars_for(ADAMW)], [0] * len(sizes))
     assert_updated(ADAMW, before, results[0], want, MIXES["float32"])
-    assert all(torch.equal(a, b) for x, y in zip(*results, strict=True) for a, b in zip(x, y, strict=True))
+    assert same_bits(*results)
 
 
 @pytest.mark.parametrize("numel", [2**31 + 4104, 2**32 + 4104])
@@ -184,7 +180,7 @@ def test_every_rule(variant: int, gap: int, capfd: pytest.CaptureFixture[str]) -
         sweep.table.host.set_scalars([rule.uniforms(scalars_for(rule))])
         launch(plays[variant], sweep.table.host)
         sweep_over(rule, lists, threads).run(scalars_for(rule))
-        assert all(torch.equal(a, b) for x, y in zip(lists, played, strict=True) for a, b in zip(x, y, strict=True))
+        assert same_bits(lists, played)
     else:
         check(rule, dtypes, threads, 0, plays[variant], capfd, gap=gap)
 

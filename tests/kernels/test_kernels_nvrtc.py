@@ -11,6 +11,7 @@ import itertools
 import locale
 from collections.abc import Iterator
 
+import nvrtc_support
 import pytest
 import torch
 from kernel_names import instance, norm_instance
@@ -19,20 +20,17 @@ from support import BF16, DTYPES, F16, F32, F64
 
 from pagedopt.kernels import nvrtc, source
 from pagedopt.rules import RULES, Rule
+from pagedopt.tables.layout import table_type
 from pagedopt.transports.by_value import ARGUMENT_BYTES
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
-TABLES = tuple(map(source.table_type, (0, *ARGUMENT_BYTES)))
+TABLES = tuple(map(table_type, (0, *ARGUMENT_BYTES)))
 THREADS = (32, 512)
 
 
 @pytest.fixture(autouse=True)
 def _nvrtc() -> None:
-    library = pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
-    try:
-        library.nvrtcVersion()
-    except (RuntimeError, OSError) as error:
-        pytest.skip(f"NVRTC cannot be loaded: {error}")
+    nvrtc_support.nvrtc()
 
 
 def need(arch: str) -> None:

@@ -12,10 +12,9 @@ from kernel_names import instance
 from support import F32, Lists, clone, lists_for, scalars_for
 
 from pagedopt import Sweep
-from pagedopt.kernels import source
 from pagedopt.paging.visits import Launch
 from pagedopt.rules import RULES
-from pagedopt.tables.layout import BLOCK, Geometry, Span
+from pagedopt.tables.layout import BLOCK, Geometry, Span, table_type
 from pagedopt.tables.pointers import Rows
 from pagedopt.transports.by_value import StructTransport
 
@@ -51,7 +50,7 @@ NAMES = [(threads, nbytes, small) for threads in SHAPES for nbytes in (0, 4096) 
 
 
 def play_of(threads: int, nbytes: int, small: bool):  # type: ignore[no-untyped-def]
-    names = tuple(instance(ADAMW, DTYPES, t, source.table_type(n), small_grid=s) for t, n, s in NAMES)
+    names = tuple(instance(ADAMW, DTYPES, t, table_type(n), small_grid=s) for t, n, s in NAMES)
     return build(names, functors([ADAMW]))[NAMES.index((threads, nbytes, small))]
 
 

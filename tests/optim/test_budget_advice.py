@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from optim_support import step_on_ones
 
 from pagedopt import PagedAdamW, PagedSGD, Rates
 from pagedopt.common.units import parse_bytes
@@ -23,11 +24,8 @@ MIB = 1 << 20
 
 def stepped(kind: Any = PagedAdamW, **options: Any) -> Any:
     """An optimizer with 48 MiB of state after its first step (of SGD with momentum half of that)."""
-    params = [torch.nn.Parameter(torch.ones(1 << 20)) for _ in range(6)]
-    for p in params:
-        p.grad = torch.ones_like(p)
-    optimizer = kind(params, **options)
-    optimizer.step()
+    optimizer = kind([torch.nn.Parameter(torch.ones(1 << 20)) for _ in range(6)], **options)
+    step_on_ones(optimizer)
     return optimizer
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from optim_support import ADAMW, model, train
+from stand_ins import raising
 
 import pagedopt
 from pagedopt import PagedAdamW, PagedOptimizer
@@ -186,11 +187,7 @@ def test_a_copy_that_fails_leaves_damage_which_a_whole_load_mends(monkeypatch: p
 def test_hooks_are_what_they_were_and_one_that_fails_behind_the_load_undoes_nothing() -> None:
     _, opt = trained(3)
     _, other = trained(5)
-
-    def late(_: torch.optim.Optimizer) -> None:
-        raise KeyError("mine")
-
-    opt.register_load_state_dict_post_hook(late)
+    opt.register_load_state_dict_post_hook(raising(KeyError("mine")))
     hooks = photograph(opt)[0]
     with pytest.raises(KeyError, match="mine"):
         opt.load_state_dict(other.state_dict())

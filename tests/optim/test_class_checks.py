@@ -119,7 +119,7 @@ def of(chosen: Any, defaults: dict[str, Any], start: dict[str, Any] | None = Non
     ],
 )  # fmt: skip
 def test_a_rule_that_would_not_train_is_refused(subject: Rule, text: str) -> None:
-    here = rf"test_declared\.py:{subject.function.__code__.co_firstlineno}: "
+    here = rf"test_class_checks\.py:{subject.function.__code__.co_firstlineno}: "
 
     class Chooses(PagedOptimizer):
         def rule_of(self, group: dict[str, Any]) -> Rule:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from children import python
 
 from pagedopt import PagedAdamW, PagedLion, PagedOptimizer, PagedSGD, rule
 
@@ -132,5 +131,4 @@ def test_a_step_loads_no_compiler_that_torch_s_does_not_load() -> None:
         "PagedAdamW([p]).step()\n"
         "assert before == ('torch._dynamo' in sys.modules, 'torch._inductor' in sys.modules), before\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    python("-c", code)

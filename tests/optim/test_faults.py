@@ -9,54 +9,53 @@ import gc
 from collections.abc import Iterator
 from pathlib import Path
 
-import faults_crowd
 import pytest
+from cuda_errors import assert_clean
 from faults import Scene, scenes
 from faults_crowd import CROWDS, Crowd
-from file_support import folder_for_state, open_files
+from file_support import open_files
+from gpu_support import NEEDED
 from shots import EVERY, each, failure_at, judge_failure, judge_signal, judge_two, signal_at, two_at
 
 pytestmark = [pytest.mark.timeout(7200)] if EVERY else []
+#: State that is in RAM or partly in a file, and state that is on a GPU or partly on the host.
+ON_CPU, ON_GPU = scenes(), [pytest.param(scene, id=f"{scene}-cuda", marks=NEEDED) for scene in scenes("cuda")]
+AGAIN = [s for s in ON_CPU if "step" in s.operation or "load" in s.operation]
+AGAIN += [each for each in ON_GPU if each.values[0].operation in ("step", "load used")]
 
 
 @pytest.fixture(autouse=True)
-def folder() -> Iterator[Path]:
-    with folder_for_state() as path:
-        yield path
-
-
-def assert_closed(folder: Path) -> None:
+def nothing_is_left(folder: Path, request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
     gc.collect()
     assert open_files(folder) == 0, "a state file has been left open"
+    if request.node.get_closest_marker("gpu"):
+        assert_clean()
 
 
-@pytest.mark.parametrize("scene", scenes(), ids=str)
-def test_a_signal_at_any_line(scene: Scene, folder: Path) -> None:
+@pytest.mark.parametrize("scene", [*ON_CPU, *ON_GPU], ids=str)
+def test_a_signal_at_any_line(scene: Scene) -> None:
     each(scene, signal_at, judge_signal)
-    assert_closed(folder)
 
 
-@pytest.mark.parametrize("scene", scenes(), ids=str)
-def test_a_failure_of_any_call(scene: Scene, folder: Path) -> None:
+@pytest.mark.parametrize("scene", [*ON_CPU, *ON_GPU], ids=str)
+def test_a_failure_of_any_call(scene: Scene) -> None:
     each(scene, failure_at, judge_failure)
-    assert_closed(folder)
 
 
-@pytest.mark.parametrize("scene", [s for s in scenes() if "step" in s.operation or "load" in s.operation], ids=str)
+@pytest.mark.parametrize("scene", AGAIN, ids=str)
 def test_a_second_interrupt(scene: Scene) -> None:
     """It may tear the step or the load, and then this is said."""
     each(scene, two_at, judge_two)
 
 
 @pytest.mark.parametrize("scene", CROWDS, ids=str)
-def test_a_signal_among_many_optimizers(scene: Scene, folder: Path) -> None:
+def test_a_signal_among_many_optimizers(scene: Scene) -> None:
     """Who had his turn is complete, who had not is unchanged."""
-    each(scene, signal_at, faults_crowd.judge_signal, Crowd, faults_crowd.expected)
-    assert_closed(folder)
+    each(scene, signal_at, judge_signal, Crowd)
 
 
 @pytest.mark.parametrize("scene", CROWDS, ids=str)
-def test_a_failure_among_many_optimizers(scene: Scene, folder: Path) -> None:
+def test_a_failure_among_many_optimizers(scene: Scene) -> None:
     """One at most is damaged, and says so; loading mends it, and the others need nothing."""
-    each(scene, failure_at, faults_crowd.judge_failure, Crowd, faults_crowd.expected)
-    assert_closed(folder)
+    each(scene, failure_at, judge_failure, Crowd)

@@ -6,39 +6,28 @@ import copy
 import functools
 import json
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from children import python
 from edits import numbers
 from faults import Scene, Stage, is_same
-from file_support import environment, folder_for_state
 from paths import HELPERS
+from support import threads
 
 from pagedopt import PagedAdamW
 
-SCRIPT = str(HELPERS / "fork_apart.py")
-
-
-@pytest.fixture(autouse=True)
-def folder() -> Iterator[Path]:
-    with folder_for_state() as path:
-        yield path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 @functools.cache
 def run_apart(name: str) -> Any:
     """What a function of ``fork_apart.py`` returns for each placement."""
-    line = [sys.executable, SCRIPT, name]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=100, env=environment(), check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(python(HELPERS / "fork_apart.py", name))
 
 
 @pytest.mark.long
@@ -68,10 +57,8 @@ def test_workers_of_a_loader_are_forked_between_steps() -> None:
 
 @pytest.fixture
 def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    with threads(2):
+        yield
 
 
 @pytest.fixture

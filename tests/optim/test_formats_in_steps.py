@@ -9,6 +9,7 @@ import pytest
 import torch
 from file_support import folder_for_state
 from formats_under_test import WhereItStands
+from optim_support import stepped
 
 from pagedopt import PagedAdamW
 from pagedopt.optim.state import encoding
@@ -43,10 +44,7 @@ def test_the_seed_is_each_parameter_s_step_and_goes_on_with_a_checkpoint() -> No
 
 def test_pages_are_cut_on_blocks() -> None:
     with folder_for_state():
-        p = torch.nn.Parameter(torch.ones(1000))
-        p.grad = torch.ones(1000)
-        opt = PagedAdamW([p], state_format=FORM, device_budget=0)
-        opt.step()
+        _, opt = stepped(1000, state_format=FORM, device_budget=0)
         assert [arena.layout.block for arena in opt.store.arenas] == [FORM.block]
 
 

@@ -7,25 +7,20 @@ import os
 import pickle
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from file_support import folder_for_state
 from held import held_by_another
 
 from pagedopt import PagedAdamW
-from pagedopt.optim.locks import Turn
+from pagedopt.optim.locks import OptimizerLock
 
 STEPS = 20
 
 
-@pytest.fixture(autouse=True)
-def folder() -> Iterator[Path]:
-    with folder_for_state() as path:
-        yield path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def begun(**options: Any) -> tuple[PagedAdamW, torch.nn.Parameter]:
@@ -87,7 +82,7 @@ def test_a_forked_child_finds_the_turn_open() -> None:
     """Whoever held it is in the parent."""
     opt, _ = begun()
     opt.step()
-    with held_by_another(opt._turn()):
+    with held_by_another(opt._lock()):
         child = os.fork()
         if not child:
             signal.alarm(20)
@@ -96,6 +91,6 @@ def test_a_forked_child_finds_the_turn_open() -> None:
 
 
 def test_a_turn_is_one_lock_that_its_thread_takes_again() -> None:
-    turn = Turn()
+    turn = OptimizerLock()
     with turn(), turn():
         assert turn() is turn()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from edits import numbers
+from optim_support import stepped
 
 from pagedopt import PagedAdamW, PagedSGD
 
@@ -217,10 +218,7 @@ def test_what_has_lost_its_memory_is_refused_before_the_launch(what: str, nbytes
 
 
 def test_a_refusal_says_what_has_changed_since_the_last_step() -> None:
-    p = torch.nn.Parameter(torch.ones(6))
-    p.grad = torch.ones(6)
-    optimizer = PagedAdamW([p])
-    optimizer.step()
+    p, optimizer = stepped(6)
     p.data, p.grad = torch.ones(4), None
     p.grad = torch.ones(4)
     with pytest.raises(RuntimeError, match=r"'exp_avg'.*parameter 0 of shape \(4,\)") as caught:
@@ -276,19 +274,13 @@ def test_state_in_float32_of_a_complex128_parameter_is_complex64() -> None:
 
 @pytest.mark.parametrize("budget", [None, 0])
 def test_complex_state_takes_its_own_bytes(budget: int | None) -> None:
-    p = torch.nn.Parameter(torch.ones(1 << 18, dtype=torch.complex64))
-    p.grad = torch.ones_like(p)
-    optimizer = PagedAdamW([p], device_budget=budget)
-    optimizer.step()
+    p, optimizer = stepped(1 << 18, dtype=torch.complex64, device_budget=budget)
     state = 2 * p.nbytes
     assert state <= sum(optimizer.memory_report().by_place.values()) <= state + (1 << 16)
 
 
 def test_complex_state_of_a_real_parameter_is_refused() -> None:
-    p = torch.nn.Parameter(torch.ones(3))
-    p.grad = torch.ones(3)
-    optimizer = PagedAdamW([p])
-    optimizer.step()
+    p, optimizer = stepped()
     optimizer.state[p]["exp_avg_sq"] = torch.ones(3, dtype=torch.complex64)
     with pytest.raises(RuntimeError, match="complex64"):
         optimizer.step()

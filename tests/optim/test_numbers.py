@@ -58,6 +58,12 @@ def theirs(params: Any) -> torch.optim.NAdam:
     return torch.optim.NAdam(params, foreach=False, **OPTIONS)
 
 
+def both(**how: Any) -> tuple[Any, Params, Any, Params]:
+    """Ours and torch's, each with its parameters."""
+    params, others = parameters(), parameters()
+    return PagedNAdam(groups_of(params), **how), params, theirs(groups_of(others)), others
+
+
 def train(optimizer: torch.optim.Optimizer, params: Params, count: int = 20, first: int = 0) -> None:
     """Now and then one has no gradient (the last one none at first); the second group's lr changes on the way."""
     for step in range(first, first + count):
@@ -86,8 +92,7 @@ def assert_alike(
 
 @pytest.mark.parametrize("how", PLACES, ids=str)
 def test_nadam_is_torchs(how: dict[str, Any]) -> None:
-    params, others = parameters(), parameters()
-    ours, other = PagedNAdam(groups_of(params), **how), theirs(groups_of(others))
+    ours, params, other, others = both(**how)
     train(ours, params)
     train(other, others)
     assert_alike(ours, params, other, others)
@@ -110,8 +115,7 @@ def test_it_has_the_dtype_of_step_counts() -> None:
 
 @pytest.mark.parametrize("how", PLACES, ids=str)
 def test_a_state_dict_goes_to_torch_and_comes_back(how: dict[str, Any]) -> None:
-    params, others = parameters(), parameters()
-    ours, other = PagedNAdam(groups_of(params), **how), theirs(groups_of(others))
+    ours, params, other, others = both(**how)
     train(other, others, 8)
     for p, q in zip(params, others, strict=True):
         p.data.copy_(q)
@@ -178,8 +182,7 @@ EDITS: dict[str, Callable[[dict[str, Any]], Any]] = {
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
 @pytest.mark.parametrize("only", [None, 1])
 def test_what_is_written_there_counts(edit: Callable[[dict[str, Any]], Any], only: int | None) -> None:
-    params, others = parameters(), parameters()
-    ours, other = PagedNAdam(groups_of(params)), theirs(groups_of(others))
+    ours, params, other, others = both()
     for optimizer, those in ((ours, params), (other, others)):
         steps(optimizer, those, 2)
         for p in those if only is None else those[only : only + 1]:
@@ -203,8 +206,7 @@ def test_zeros_of_both_signs_stay_apart() -> None:
 @pytest.mark.parametrize(("name", "values"), [("mu_product", (0.9, 0.6)), ("step", (9.0, 3.0))])
 def test_one_number_for_several_parameters_changes_with_each_of_them(name: str, values: tuple[float, float]) -> None:
     """One of them is absent once; as in torch's loop each takes what the one before it has left."""
-    params, others = parameters(), parameters()
-    ours, other = PagedNAdam(groups_of(params)), theirs(groups_of(others))
+    ours, params, other, others = both()
     for optimizer, those in ((ours, params), (other, others)):
         steps(optimizer, those, 2)
         for value, indices in zip(values, ((0, 2, 4), (1, 3)), strict=True):
@@ -240,8 +242,7 @@ def test_a_parameter_that_stands_twice(makes: tuple[Callable[[Params], Any], ...
 
 
 def test_a_late_joiner_starts_with_the_first_value() -> None:
-    params, others = parameters(), parameters()
-    ours, other = PagedNAdam(groups_of(params)), theirs(groups_of(others))
+    ours, params, other, others = both()
     for optimizer, those in ((ours, params), (other, others)):
         steps(optimizer, those, 3)
         those.append(parameters()[1])
@@ -346,8 +347,7 @@ LOADED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 
 @pytest.mark.parametrize(("edit", "text"), LOADED.values(), ids=LOADED)
 def test_a_checkpoint_without_a_number_is_refused(edit: Callable[[Any], Any], text: str) -> None:
-    params, others = parameters(), parameters()
-    ours, other = PagedNAdam(groups_of(params)), theirs(groups_of(others))
+    ours, params, other, others = both()
     steps(ours, params, 1)
     steps(other, others, 3)
     saved = copy.deepcopy(other.state_dict())
@@ -358,8 +358,7 @@ def test_a_checkpoint_without_a_number_is_refused(edit: Callable[[Any], Any], te
 
 
 def test_a_number_that_is_loaded_as_such_becomes_a_tensor() -> None:
-    params, others = parameters(), parameters()
-    ours, other = PagedNAdam(groups_of(params)), theirs(groups_of(others))
+    ours, params, other, others = both()
     steps(other, others, 3)
     saved = copy.deepcopy(other.state_dict())
     for entry in saved["state"].values():

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from optim_support import ADAMW, distance, model, pair, train
+from optim_support import ADAMW, distance, model, pair, step_on_ones, stepped, train
 
 import pagedopt
 from pagedopt import PagedAdamW, PagedOptimizer, PagedSGD
@@ -175,9 +175,7 @@ def test_version_counters_go_up() -> None:
 def test_the_version_of_a_parameter_without_gradient_stays() -> None:
     params = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
     opt = PagedAdamW(params)
-    for p in params:
-        p.grad = torch.ones(3)
-    opt.step()
+    step_on_ones(opt)
     params[1].grad = None
     before = [p._version for p in params]
     opt.step()
@@ -185,10 +183,7 @@ def test_the_version_of_a_parameter_without_gradient_stays() -> None:
 
 
 def test_a_step_that_fails_to_launch_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    p = torch.nn.Parameter(torch.ones(3))
-    p.grad = torch.ones(3)
-    opt = PagedAdamW([p])
-    opt.step()
+    p, opt = stepped()
     before = p.detach().clone()
     monkeypatch.setattr(pagedopt.launch.sweep.cpu, "whole", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -272,10 +267,8 @@ def bad_steps() -> list[Any]:
 def test_a_tensor_that_changed_is_noticed_before_anything_is_updated(harm: Any, message: str) -> None:
     params = [torch.nn.Parameter(torch.ones(n)) for n in (3, 5, 7)]
     double = torch.nn.Parameter(torch.ones(4, dtype=torch.float64))  # another launch, prepared after the first
-    for p in (*params, double):
-        p.grad = torch.ones_like(p)
     opt = PagedAdamW([double, *params])
-    opt.step()
+    step_on_ones(opt)
     before = [p.clone() for p in (params[0], params[2], double)]
     harm(params[1])
     with pytest.raises((ValueError, TypeError, RuntimeError), match=message):
@@ -286,10 +279,8 @@ def test_a_tensor_that_changed_is_noticed_before_anything_is_updated(harm: Any, 
 
 def test_empty_and_scalar_parameters_step() -> None:
     params = [torch.nn.Parameter(torch.ones(s)) for s in ((0,), (), (1, 0, 3), (2,))]
-    for p in params:
-        p.grad = torch.ones_like(p)
     opt = PagedAdamW(params, lr=0.5)
-    opt.step()
+    step_on_ones(opt)
     assert float(params[1]) < 1
     assert opt.state[params[2]]["exp_avg"].shape == (1, 0, 3)
 

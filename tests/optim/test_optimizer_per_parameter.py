@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +12,14 @@ from typing import Any
 import optimizer_per_parameter as apart
 import pytest
 import torch
-from file_support import MIB, environment, folder_for_state, open_files
+from children import python
+from file_support import MIB, open_files
+from optim_support import step_on_ones
 from optimizer_per_parameter import ADAMW, hooked, parameters, train, unhook
 from watched import least
 
 from pagedopt import PagedAdamW, PagedOptimizer
-from pagedopt.placements import parts
+from pagedopt.placements import slabs
 
 COUNT = 1000
 #: Bytes beside the state of a large one: it has a file and pages of its own, and says of each when it is visited.
@@ -29,19 +29,15 @@ gpu = pytest.mark.gpu
 
 
 @pytest.fixture(autouse=True)
-def folder() -> Iterator[Path]:
-    with folder_for_state() as path:
-        yield path
-        unhook(list(apart.with_hooks))
-        gc.collect()
+def unhooked(folder: Path) -> Iterator[None]:
+    yield
+    unhook(list(apart.with_hooks))
+    gc.collect()
 
 
 def held(count: int, large: int, options: dict[str, Any]) -> dict[str, Any]:
-    command = [sys.executable, "-W", "error", apart.__file__, *map(json.dumps, (count, large, options))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment(), check=False)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    said = python("-W", "error", apart.__file__, *map(json.dumps, (count, large, options)), timeout=300)
+    return dict(json.loads(said))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +99,7 @@ def crowd(count: int, budget: Any) -> tuple[list[torch.nn.Parameter], dict[torch
 @pytest.fixture
 def crowded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody has an arena of its own."""
-    monkeypatch.setattr(parts._Pool, "is_crowded", lambda *_: True)
+    monkeypatch.setattr(slabs._Pool, "is_crowded", lambda *_: True)
 
 
 def near(opt: PagedOptimizer) -> int:
@@ -214,9 +210,8 @@ def test_building_optimizers_again_and_again_leaks_nothing(folder: Path) -> None
     seen = []
     for _ in range(10):
         optimizers = [PagedAdamW([p], placement="file", device_budget=0) for p in params]
-        for p, opt in zip(params, optimizers, strict=True):
-            p.grad = torch.ones_like(p)
-            opt.step()
+        for opt in optimizers:
+            step_on_ones(opt)
         del opt
         gc.collect()
         seen.append((apart.descriptors(), apart.disk_bytes(folder)))

@@ -22,7 +22,7 @@ from pagedopt.kernels import team
 from pagedopt.launch.route import Route
 from pagedopt.optim.state.scalar_state import ScalarState
 from pagedopt.optim.step import bucket as buckets
-from pagedopt.system import internals
+from pagedopt.system import compare_tensors
 from pagedopt.system.interrupts import Uninterrupted
 from pagedopt.tables.layout import HostTable
 from pagedopt.tables.pointers import PointerTable
@@ -64,11 +64,11 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "compiled":
         monkeypatch.setattr(buckets, "_runs_beside_python", lambda device: False)
     if request.param == "slow":
-        monkeypatch.setattr(internals, "_identities", lambda: internals._one_by_one)
-        monkeypatch.setattr(internals, "_load_reader", lambda: None)
-        monkeypatch.setattr(internals, "_reader", None)
-        monkeypatch.setattr(internals, "_guards_work", lambda: False)
-        monkeypatch.setattr(internals, "_of_few", {})
+        monkeypatch.setattr(compare_tensors, "_identities", lambda: compare_tensors._one_by_one)
+        monkeypatch.setattr(compare_tensors, "_load_reader", lambda: None)
+        monkeypatch.setattr(compare_tensors, "_reader", None)
+        monkeypatch.setattr(compare_tensors, "_guards_work", lambda: False)
+        monkeypatch.setattr(compare_tensors, "_of_few", {})
     return str(request.param)
 
 
@@ -179,7 +179,7 @@ def test_a_replaced_tensor_is_freed_at_once_and_its_successor_used() -> None:
 # --- what fails before the first write damages nothing ----------------------------------------------------------------
 
 BEFORE = [
-    (HostTable, "shares"), (HostTable, "set_scalars"), (team.Call, "__init__"), (internals, "identities"),
+    (HostTable, "shares"), (HostTable, "set_scalars"), (team.Call, "__init__"), (compare_tensors, "identities"),
     (ScalarState, "read"), (Uninterrupted, "__enter__"), (PointerTable, "look"), (Route, "mover"),
 ]  # fmt: skip
 
@@ -309,7 +309,7 @@ def test_gradients_that_come_go_and_change_are_followed_however_they_are_looked_
 
 def test_a_compiled_loop_finds_what_python_finds() -> None:
     """Random dicts, and what may happen to them; the loop in Python beside it is the oracle."""
-    reader = internals._load_reader()
+    reader = compare_tensors._load_reader()
     if reader is None:
         pytest.skip("this torch or Python has no such private parts")
     generator = torch.Generator().manual_seed(5)
@@ -320,7 +320,7 @@ def test_a_compiled_loop_finds_what_python_finds() -> None:
     for round_ in range(200):
         names = [tuple("abc"[: 1 + pick(3)]) if round_ % 2 else ("a", "b") for _ in range(20)]
         entries: dict[Any, Any] = {i: {n: torch.empty(pick(3)) for n in of} for i, of in enumerate(names)}
-        contents = internals.Contents(list(entries), list(entries.values()), names)
+        contents = compare_tensors.Contents(list(entries), list(entries.values()), names)
         assert contents.find(entries, whole=False) == ()
         assert contents.find(entries, whole=True) is not None
         key, what = pick(20), pick(8)
@@ -349,13 +349,13 @@ def test_a_compiled_loop_finds_what_python_finds() -> None:
 
 
 def test_private_parts_that_answer_wrongly_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(internals, "_from_memory", lambda items: b"x" * 8 * len(items))
-    assert internals._identities.__wrapped__() is internals._one_by_one
-    monkeypatch.setattr(internals, "_guards", lambda tensors: lambda *others: True)
-    assert not internals._guards_work.__wrapped__()
-    monkeypatch.setattr(internals._Reader, "holds", lambda *_: True)
-    monkeypatch.setattr(internals, "_reader", None)
-    assert internals._load_reader.__wrapped__() is None
+    monkeypatch.setattr(compare_tensors, "_from_memory", lambda items: b"x" * 8 * len(items))
+    assert compare_tensors._identities.__wrapped__() is compare_tensors._one_by_one
+    monkeypatch.setattr(compare_tensors, "_guards", lambda tensors: lambda *others: True)
+    assert not compare_tensors._guards_work.__wrapped__()
+    monkeypatch.setattr(compare_tensors._Reader, "holds", lambda *_: True)
+    monkeypatch.setattr(compare_tensors, "_reader", None)
+    assert compare_tensors._load_reader.__wrapped__() is None
 
 
 # --- few calls --------------------------------------------------------------------------------------------------------
@@ -378,9 +378,9 @@ def calls(act: Any) -> list[str]:
     return found
 
 
-def changes_of_folder(files: list[str]) -> int:
-    folders = [file.rpartition("/")[0] for file in files]
-    return sum(a != b for a, b in itertools.pairwise(folders))
+def changes_of_room(files: list[str]) -> int:
+    rooms = [file.partition("/")[0] for file in files]
+    return sum(a != b for a, b in itertools.pairwise(rooms))
 
 
 @pytest.mark.parametrize(("anew", "most"), [(False, 45), (True, 55)], ids=["kept", "anew"])
@@ -394,7 +394,7 @@ def test_a_warm_step_over_one_tensor_is_few_calls(anew: bool, most: int) -> None
         found = calls(opt.step)
     assert old is None or old.data_ptr() != params[0].grad.data_ptr()
     assert len(found) <= most
-    assert changes_of_folder(found) <= 25
+    assert changes_of_room(found) <= 25
 
 
 def test_a_warm_step_over_a_file_is_few_calls() -> None:

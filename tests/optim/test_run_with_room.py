@@ -8,24 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from optim_support import stepped
 
-from pagedopt import PagedAdamW, run_with_room
+from pagedopt import run_with_room
 from pagedopt.placements import file
 
 FULL: dict[str, Callable[[int], Any]] = {"torch": torch.empty, "numpy": np.empty}
 
 
-def stepped(**options: Any) -> PagedAdamW:
-    p = torch.nn.Parameter(torch.ones(1 << 20))
-    p.grad = torch.ones_like(p)
-    optimizer = PagedAdamW([p], **options)
-    optimizer.step()
-    return optimizer
-
-
 @pytest.mark.parametrize("allocate", FULL.values(), ids=FULL)
 def test_state_makes_room_and_comes_back(allocate: Callable[[int], Any]) -> None:
-    optimizer = stepped(device_budget="50%")
+    optimizer = stepped(1 << 20, device_budget="50%")[1]
     before, held = optimizer.memory_report().by_place, []
 
     def crowded() -> str:
@@ -42,7 +35,7 @@ def test_state_makes_room_and_comes_back(allocate: Callable[[int], Any]) -> None
 @pytest.mark.parametrize("allocate", FULL.values(), ids=FULL)
 def test_where_nothing_can_be_given_a_note_says_so(allocate: Callable[[int], Any]) -> None:
     with pytest.raises((MemoryError, RuntimeError)) as caught:
-        run_with_room(stepped(), lambda: allocate(1 << 50))
+        run_with_room(stepped(1 << 20)[1], lambda: allocate(1 << 50))
     (note,) = caught.value.__notes__
     assert note.startswith(
         "run_with_room found no state that it could spill: state holds 8.00 MiB here; device_budget="
@@ -57,13 +50,13 @@ def test_other_errors_are_no_reason_to_run_again() -> None:
         raise RuntimeError("not of memory")
 
     with pytest.raises(RuntimeError, match="not of memory") as caught:
-        run_with_room(stepped(device_budget="50%"), fails)
+        run_with_room(stepped(1 << 20, device_budget="50%")[1], fails)
     assert len(calls) == 1
     assert not hasattr(caught.value, "__notes__")
 
 
 def test_room_that_is_not_free_behind_it_is_taken_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    optimizer = stepped(device_budget="50%")
+    optimizer = stepped(1 << 20, device_budget="50%")[1]
     before = optimizer.memory_report().by_place
 
     def refuse(*_: Any) -> None:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import copy
 import io
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from children import python
 from contract_world import ordinary
 
 from pagedopt import PagedAdamW, PagedSGD, multi_tensor_apply
@@ -269,5 +268,4 @@ def test_nothing_of_torchs_tensors_of_several_processes_is_loaded_that_torch_doe
         "after = {name for name in sys.modules if name.startswith('torch.distributed')}\n"
         "assert after == before, after - before\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    python("-c", code)

@@ -14,8 +14,7 @@ import torch
 from edits import CASES, STATE_EDITS, Edit, each_entry, groups_of, parameters, steps
 from edits_check import EVERY, LENIENT, PLACEMENTS, World, assert_same, edits_for, parametrized, run, worlds
 from edits_groups import GROUP_EDITS, add_group
-
-from pagedopt import PagedAdamW
+from optim_support import stepped
 
 #: Edits that put all or some state where no budget covers it.
 OUTSIDE = ("clones", "the large entry of clones", "offload", "update", "offload .data", "prune the large")
@@ -215,10 +214,7 @@ def test_a_moment_without_memory_is_refused(placement: str) -> None:
 
 
 def test_the_warning_names_the_line_that_made_the_step() -> None:
-    p = torch.nn.Parameter(torch.ones(1000))
-    p.grad = torch.ones(1000)
-    optimizer = PagedAdamW([p], placement="file", device_budget=0)
-    optimizer.step()
+    p, optimizer = stepped(1000, placement="file", device_budget=0)
     optimizer.state[p]["exp_avg"] = torch.zeros(1000)
     with pytest.warns(RuntimeWarning, match="lie where they were put") as seen:
         optimizer.step()
@@ -226,10 +222,7 @@ def test_the_warning_names_the_line_that_made_the_step() -> None:
 
 
 def test_a_name_in_state_that_is_an_object_goes_with_its_optimizer() -> None:
-    p = torch.nn.Parameter(torch.ones(3))
-    p.grad = torch.ones(3)
-    optimizer = PagedAdamW([p])
-    optimizer.step()
+    p, optimizer = stepped()
     name = torch.empty(5)
     optimizer.state[p][name] = "the user's"
     optimizer.step()

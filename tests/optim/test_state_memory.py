@@ -9,13 +9,13 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from file_support import MIB, environment, folder_for_state
+from children import python
+from file_support import MIB, environment
 from paths import HELPERS
 from state_apart import NUMEL, trained
 
@@ -25,23 +25,14 @@ TENSOR = 4 * NUMEL  # bytes
 PLACEMENTS = ["resident", "file"]
 
 
-@pytest.fixture(autouse=True)
-def folder() -> Iterator[Path]:
-    with folder_for_state() as path:
-        yield path
-
-
-def surroundings() -> dict[str, str]:
-    """Of a process in which freed memory goes back to the system at once."""
-    return {**environment(), "MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
+#: Of a process in which freed memory goes back to the system at once.
+TRIMMED = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def run_apart(name: str, *arguments: object) -> Any:
     """What a function of ``state_apart.py`` prints."""
-    line = [sys.executable, SCRIPT, name, *map(json.dumps, arguments)]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=100, env=surroundings(), check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(python(SCRIPT, name, *map(json.dumps, arguments), **TRIMMED))
 
 
 def anonymous(status: int) -> int:
@@ -57,7 +48,7 @@ def growths(placement: str, class_: str = "paged") -> dict[str, int]:
     line = [sys.executable, SCRIPT, "watched", *map(json.dumps, (ACTS, placement, class_))]
     pipe = subprocess.PIPE
     out: dict[str, int] = {}
-    with subprocess.Popen(line, stdin=pipe, stdout=pipe, stderr=pipe, env=surroundings()) as process:
+    with subprocess.Popen(line, stdin=pipe, stdout=pipe, stderr=pipe, env={**environment(), **TRIMMED}) as process:
         try:
             status = os.open(f"/proc/{process.pid}/status", os.O_RDONLY)
             for act in ACTS:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from optim_support import stepped
 from rich.console import Console
 
 from pagedopt import Estimate, MemoryReport, PagedAdamW, Rates, estimate
@@ -18,11 +19,7 @@ REPORT = MemoryReport({"device": 2 * GIB, "host": 3 << 20}, {"device": 2 * GIB, 
 
 
 def optimizer(**options: Any) -> PagedAdamW:
-    p = torch.nn.Parameter(torch.ones(1 << 20))
-    p.grad = torch.ones_like(p)
-    made = PagedAdamW([p], **options)
-    made.step()
-    return made
+    return stepped(1 << 20, **options)[1]
 
 
 @pytest.mark.parametrize(

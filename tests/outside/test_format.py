@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
+from children import python
 
 import pagedopt
 from pagedopt import PagedAdamW, PagedLion, PagedOptimizer
@@ -148,9 +147,7 @@ def test_a_new_process_goes_on_to_the_same_bits(device: str, place: str, tmp_pat
     params, opt = run(device, PagedAdamW)
     torch.save({"params": [p.detach() for p in params], "state": opt.state_dict()}, tmp_path / "saved.pt")
     code = f"from tests.outside.test_format import resume; resume({str(tmp_path)!r}, {device!r}, {place!r})"
-    root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    python("-c", code)
     steps(params, opt, 4, 3)
     assert same(torch.load(tmp_path / "resumed.pt", weights_only=True), contents(params, opt))
 

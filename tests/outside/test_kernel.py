@@ -6,6 +6,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import nvrtc_support
 import pytest
 import torch
 
@@ -52,11 +53,7 @@ def test_autograd_notices_what_was_overwritten(device: str) -> None:
 
 
 def test_nvrtc_takes_the_text() -> None:
-    library = pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
-    try:
-        library.nvrtcVersion()
-    except (RuntimeError, OSError) as error:
-        pytest.skip(f"NVRTC cannot be loaded: {error}")
+    library = nvrtc_support.nvrtc()
     error, program = library.nvrtcCreateProgram(CUDA.encode(), b"scale_into.cu", 0, [], [])
     assert error == 0
     with ThreadPoolExecutor(1) as own:  # NVRTC 12.4 leaves its thread in another locale

@@ -15,7 +15,7 @@ from pagedopt.placements import Arena, DeviceArena, FileArena, HostArena, Layout
 
 from .placement import Limited, Ordinary, SmallCard, SmallRam
 from .rule import tempered
-from .training import bits, gpu, optimizer, parameters, same, train
+from .training import bits, gpu, optimizer, parameters, same, train, trained
 
 STATE = 4 * (200 * 201 + 5 * 9 + 1 + 70)  # bytes, without what aligns them
 
@@ -80,10 +80,7 @@ def test_what_has_no_room_is_refused_and_changes_nothing() -> None:
     opt.unspill()
     assert near(opt) == sum(place.values())
     train(opt, params, 3, 6)
-    others = parameters()
-    whole = optimizer(others)
-    train(whole, others, 0, 6)
-    assert same(bits(opt, params), bits(whole, others))
+    assert same(bits(opt, params), bits(*trained(6)))
 
 
 def test_it_counts_what_all_optimizers_take_and_give_back() -> None:
@@ -127,9 +124,7 @@ def test_a_checkpoint_comes_and_goes(how: dict[str, Any]) -> None:
     ids=str,
 )
 def test_an_estimate_says_what_it_takes(how: dict[str, Any]) -> None:
-    params = parameters()
-    opt = optimizer(params, **how)
-    train(opt, params, 0, 1)
+    opt, params = trained(1, **how)
     said, report = estimate(params, rule=tempered, **how), opt.memory_report()
     assert (said.placement, said.by_place, said.budget) == (report.placement, report.by_place, report.budget)
 
@@ -155,9 +150,7 @@ def test_what_is_no_placement_is_refused_at_once(make: Any) -> None:
         def move(self, resident: int) -> None:
             self.resident = resident
 
-    params = parameters()
-    opt = optimizer(params, placement=SmallRam)
-    train(opt, params, 0, 1)
+    _opt, params = trained(1, placement=SmallRam)
     arena = next(iter(Limited.made))
     cases: list[tuple[Any, type[Exception], str]] = [
         (arena, TypeError, "placement is an object of SmallRam; give the class"),
@@ -252,9 +245,7 @@ def test_shipped_classes_are_their_names() -> None:
     for kind, name in ((FileArena, "file"), (HostArena, "host"), (DeviceArena, "device")):
         places = []
         for placement in (kind, name):
-            params = parameters()
-            opt = optimizer(params, placement=placement)
-            train(opt, params, 0, 1)
+            opt, _ = trained(1, placement=placement)
             places.append((opt.memory_report().placement, opt.memory_report().by_place))
         assert places[0] == places[1]
     assert (SmallRam.name, SmallCard.name, Limited.name) == ("small", "SmallCard", "Limited")
@@ -275,10 +266,8 @@ class FakeCard(SmallCard):
 @pytest.mark.parametrize(("budget", "device"), [(0, 0), ("40%", 8), ("all", 20)])
 def test_a_small_card_of_fake_pages(budget: Any, device: int, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = fake_pages.install(monkeypatch)
-    params, others = parameters(), parameters()
-    opt, whole = optimizer(params, placement=FakeCard, device_budget=budget), optimizer(others)
-    train(opt, params, 0, 4)
-    train(whole, others, 0, 4)
+    opt, params = trained(4, placement=FakeCard, device_budget=budget)
+    whole, others = trained(4)
     assert same(bits(opt, params), bits(whole, others))
     said, report = estimate(params, rule=tempered, placement=FakeCard, device_budget=budget), opt.memory_report()
     assert (said.placement, said.by_place) == (report.placement, report.by_place)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import copy
 import io
-import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from children import python
 
 from .rule import Tempered
-from .training import EVERYWHERE, OPTIONS, PLACES, bits, gpu, gradient, optimizer, parameters, same, train
+from .training import EVERYWHERE, OPTIONS, PLACES, bits, gpu, gradient, optimizer, parameters, same, train, trained
 
 
 def reference(device: str, steps: int) -> list[tuple[torch.Tensor, torch.Tensor, float, int]]:
@@ -40,9 +38,7 @@ def reference(device: str, steps: int) -> list[tuple[torch.Tensor, torch.Tensor,
 
 @pytest.mark.parametrize(("device", "how"), EVERYWHERE)
 def test_the_numbers_are_those_of_the_reference(device: str, how: dict[str, Any]) -> None:
-    params = parameters(device)
-    opt = optimizer(params, **how)
-    train(opt, params, 0, 10)
+    opt, params = trained(10, device, **how)
     expected = reference(device, 10)
     for p, began, (value, scale, start, count) in zip(params, parameters(device), expected, strict=True):
         torch.testing.assert_close(p.detach().double(), value, rtol=2e-6, atol=2e-6)
@@ -57,10 +53,8 @@ def test_the_numbers_are_those_of_the_reference(device: str, how: dict[str, Any]
 
 @pytest.mark.parametrize(("device", "how"), EVERYWHERE)
 def test_no_place_changes_a_bit(device: str, how: dict[str, Any]) -> None:
-    params, others = parameters(device), parameters(device)
-    opt, whole = optimizer(params, **how), optimizer(others)
-    train(opt, params, 0, 6)
-    train(whole, others, 0, 6)
+    opt, params = trained(6, device, **how)
+    whole, others = trained(6, device)
     assert same(bits(opt, params), bits(whole, others))
     if "device_budget" in how:
         report = opt.memory_report()
@@ -73,19 +67,12 @@ def test_what_was_saved_goes_on_in_a_new_process(tmp_path: Path) -> None:
     """A checkpoint, in every place; and whole optimizers, whose classes are found by name."""
     pickled = []
     for how in PLACES:
-        params = parameters()
-        opt = optimizer(params, **how)
-        train(opt, params, 0, 6)
+        opt, params = trained(6, **how)
         pickled.append((opt, params))
     torch.save(pickled, tmp_path / "pickled.pt")
     torch.save({"params": [p.detach() for p in params], "optimizer": opt.state_dict()}, tmp_path / "checkpoint.pt")
-    path = os.pathsep.join(filter(None, sys.path))
-    line = [sys.executable, "-m", f"{__package__}.training", str(tmp_path)]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=100, env={**os.environ, "PYTHONPATH": path})
-    assert done.returncode == 0, done.stderr
-    others = parameters()
-    whole = optimizer(others)
-    train(whole, others, 0, 10)
+    python("-m", f"{__package__}.training", tmp_path)
+    whole, others = trained(10)
     found = torch.load(tmp_path / "found.pt")
     assert [name for name, _ in found] == ["device", "file", "file", "small", "ordinary"] * 2
     assert all(same(each, bits(whole, others)) for _, each in found)
@@ -106,9 +93,7 @@ COPIES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
 @pytest.mark.parametrize(("device", "how"), EVERYWHERE)
 def test_a_copy_goes_on_by_itself_and_where_it_was(device: str, how: dict[str, Any], copied: Any) -> None:
-    params = parameters(device)
-    opt = optimizer(params, **how)
-    train(opt, params, 0, 4)
+    opt, params = trained(4, device, **how)
     twin, others = copied((opt, params))
     assert type(twin) is Tempered
     assert twin.memory_report().by_place == opt.memory_report().by_place

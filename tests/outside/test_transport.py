@@ -15,7 +15,7 @@ from pagedopt import DeviceTable, PagedAdamW, Sweep, foreach_norm, multi_tensor_
 from pagedopt.rules import add
 from pagedopt.transports import MemcpyTransport, StructTransport, Transport
 
-from .training import bits, gpu, optimizer, parameters, same, train
+from .training import bits, gpu, parameters, same, train, trained
 from .transport import Recorder
 
 FEW = (700, 1, 3, 2000)
@@ -53,10 +53,8 @@ def test_a_captured_graph_is_prepared_by_the_one_within(monkeypatch: pytest.Monk
 
 
 def test_on_a_cpu_it_is_taken_and_not_needed(record: list) -> None:
-    params, others = parameters(), parameters()
-    opt, usual = optimizer(params, transport=Recorder), optimizer(others)
-    train(opt, params, 0, 3)
-    train(usual, others, 0, 3)
+    opt, params = trained(3, transport=Recorder)
+    usual, others = trained(3)
     assert same(bits(opt, params), bits(usual, others))
     multi_tensor_apply(add, [[torch.ones(3)], [torch.ones(3)]], {"alpha": 1.0}, transport=Recorder)
     DeviceTable([[torch.ones(3)]], transport=Recorder)
@@ -65,9 +63,7 @@ def test_on_a_cpu_it_is_taken_and_not_needed(record: list) -> None:
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["deepcopy", "pickle"])
 def test_a_copy_keeps_it(copied: Any) -> None:
-    params = parameters()
-    opt = optimizer(params, transport=Recorder)
-    train(opt, params, 0, 2)
+    opt, params = trained(2, transport=Recorder)
     twin, _ = copied((opt, params))
     assert twin.transport is opt.transport is Recorder
 
@@ -114,10 +110,8 @@ def test_what_is_no_transport_is_refused_at_once() -> None:
 
 @pytest.mark.parametrize("how", [pytest.param(how, marks=gpu) for how in ({}, {"device_budget": "40%"})])
 def test_an_optimizer_on_a_card_lends_through_it(how: dict[str, Any], record: list) -> None:
-    params, others = parameters("cuda"), parameters("cuda")
-    opt, usual = optimizer(params, transport=Recorder, **how), optimizer(others)
-    train(opt, params, 0, 5)
-    train(usual, others, 0, 5)
+    opt, params = trained(5, "cuda", transport=Recorder, **how)
+    usual, others = trained(5, "cuda")
     assert same(bits(opt, params), bits(usual, others))
     assert len(record) >= 5
     assert {device for device, _, _ in record} == {params[0].device.index}

@@ -62,6 +62,14 @@ def train(opt: torch.optim.Optimizer, params: Params, first: int, last: int) -> 
         opt.step()
 
 
+def trained(last: int, device: str = "cpu", **how: Any) -> tuple[Tempered, Params]:
+    """An optimizer after its first steps, and its parameters."""
+    params = parameters(device)
+    opt = optimizer(params, **how)
+    train(opt, params, 0, last)
+    return opt, params
+
+
 def bits(opt: torch.optim.Optimizer, params: Params) -> list[torch.Tensor]:
     """Copies of parameters and state."""
     found = [t for p in params for t in (p.detach(), *opt.state[p].values())]

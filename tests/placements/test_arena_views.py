@@ -5,12 +5,11 @@ from __future__ import annotations
 import copy
 import gc
 import io
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from file_support import CPU, MIB, assert_measured, folder_for_state, mapped, open_files
+from file_support import CPU, MIB, assert_measured, mapped, open_files
 
 from pagedopt.paging.pages import lay_out
 from pagedopt.placements.file import FileArena
@@ -20,10 +19,7 @@ LIKE = [torch.zeros(shape) for shape in SHAPES]
 DTYPES = (torch.float32, torch.bfloat16)
 
 
-@pytest.fixture(autouse=True)
-def folder() -> Iterator[Path]:
-    with folder_for_state() as path:
-        yield path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def arena(like: list[torch.Tensor], resident: int = 0, dtypes: tuple[torch.dtype, ...] = DTYPES) -> FileArena:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from file_support import (
     assert_holds,
     assert_measured,
     fill,
-    folder_for_state,
     mappings,
     open_files,
     run_apart,
@@ -32,11 +30,7 @@ from pagedopt.placements.file import FileArena
 from pagedopt.placements.movers import FileMover
 from pagedopt.system.files import libc
 
-
-@pytest.fixture(scope="module", autouse=True)
-def folder() -> Iterator[Path]:
-    with folder_for_state() as path:
-        yield path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 # ---- where the bytes are ----

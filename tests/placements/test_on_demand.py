@@ -19,7 +19,7 @@ from optim_support import ADAMW
 
 from pagedopt import PagedAdamW, Rates, run_with_room
 from pagedopt.optim.loading import copying
-from pagedopt.placements import choose, parts
+from pagedopt.placements import choose, slabs
 from pagedopt.placements.plain import DeviceArena, HostArena
 from pagedopt.planning import rates
 from pagedopt.system.cuda import driver, virtual
@@ -63,8 +63,8 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakePages]:
     monkeypatch.setattr(choose, "moves_on_demand", lambda device: True)
     monkeypatch.setattr(Card, "name", "mapped")
     monkeypatch.setattr(Card, "stretch", 2 * fake_pages.GRANULE)  # several pages
-    monkeypatch.setitem(parts.PARTS, Card, parts.part_of(Card))
-    monkeypatch.setattr(parts, "_pool", parts._Pool())
+    monkeypatch.setitem(slabs.PARTS, Card, slabs.part_of(Card))
+    monkeypatch.setattr(slabs, "_pool", slabs._Pool())
     yield fake
     gc.collect()
     assert not fake.handles, "memory that nobody has given back"

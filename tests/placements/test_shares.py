@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from optim_support import step_on_ones
 
 from pagedopt import PagedAdamW
 from pagedopt.paging.budget import Budget
@@ -20,14 +21,8 @@ def stepped(budget: Any, dtypes: Any = DTYPES) -> tuple[list[torch.nn.Parameter]
     """One arena for each dtype."""
     params = [torch.nn.Parameter(torch.ones(n, dtype=dtype)) for dtype in dtypes for n in SIZES]
     opt = PagedAdamW(params, device_budget=budget)
-    take_step(params, opt)
+    step_on_ones(opt)
     return params, opt
-
-
-def take_step(params: list[torch.nn.Parameter], opt: PagedAdamW) -> None:
-    for p in params:
-        p.grad = torch.ones_like(p)
-    opt.step()
 
 
 def kept(opt: PagedAdamW) -> list[tuple[int, int, int]]:
@@ -44,7 +39,7 @@ def test_each_arena_keeps_its_share_and_later_ones_take_nothing(budget: Any, dty
         late = torch.nn.Parameter(torch.ones(numel, dtype=DTYPES[number % 2]))
         opt.add_param_group({"params": [late]})
         params.append(late)
-        take_step(params, opt)
+        step_on_ones(opt)
         now = kept(opt)
         assert now[: len(before)] == before
         before = now

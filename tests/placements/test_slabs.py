@@ -17,19 +17,19 @@ from held import held_by_another
 
 from pagedopt import PagedAdamW
 from pagedopt.paging.pages import lay_out
-from pagedopt.placements import Arena, FileArena, StateLost, parts
+from pagedopt.placements import Arena, FileArena, StateLost, slabs
 
 SIZE = 500
-UNIT = parts._LEAST  # bytes of the first slab of small granules
-IS_CROWDED = parts._Pool.is_crowded
+UNIT = slabs._LEAST  # bytes of the first slab of small granules
+IS_CROWDED = slabs._Pool.is_crowded
 
 
 @pytest.fixture(autouse=True)
 def crowded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whoever may share does, in slabs that no other test has."""
-    monkeypatch.setattr(parts._Pool, "is_crowded", lambda *_: True)
-    monkeypatch.setattr(parts, "_pool", parts._Pool())
-    monkeypatch.setitem(parts.PARTS, Card, parts.part_of(Card))
+    monkeypatch.setattr(slabs._Pool, "is_crowded", lambda *_: True)
+    monkeypatch.setattr(slabs, "_pool", slabs._Pool())
+    monkeypatch.setitem(slabs.PARTS, Card, slabs.part_of(Card))
     with folder_for_state():
         yield
         gc.collect()
@@ -45,7 +45,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakePages]:
 
 
 def part(kind: type[Arena], near: bool, numel: int = SIZE) -> Arena:
-    return parts.PARTS[kind](lay_out([numel], [4, 4]), CPU, int(near))
+    return slabs.PARTS[kind](lay_out([numel], [4, 4]), CPU, int(near))
 
 
 def numbers(arena: Arena, seed: int) -> torch.Tensor:
@@ -165,18 +165,18 @@ def test_a_few_have_pages_of_their_own_before_others_share(
         pass
 
     Large.granule = granule
-    monkeypatch.setattr(parts._Pool, "is_crowded", IS_CROWDED)
-    monkeypatch.setitem(parts.PARTS, Large, parts.part_of(Large))
+    monkeypatch.setattr(slabs._Pool, "is_crowded", IS_CROWDED)
+    monkeypatch.setitem(slabs.PARTS, Large, slabs.part_of(Large))
     layout, several = (lay_out([numel], [4, 4], granule, granule) for numel in (SIZE, granule))
     made: list[Arena] = []
-    while not parts.serves(Large, layout, CPU):
+    while not slabs.serves(Large, layout, CPU):
         made.append(Large(layout, CPU, 1))
-        parts.note(made[-1])
+        slabs.note(made[-1])
     assert len(made) == own
-    assert not parts.serves(Large, several, CPU), "more than a page is no part of one"
+    assert not slabs.serves(Large, several, CPU), "more than a page is no part of one"
     del made[0]
     gc.collect()
-    assert not parts.serves(Large, layout, CPU)
+    assert not slabs.serves(Large, layout, CPU)
 
 
 @pytest.mark.parametrize("kind", [Card, FileArena])

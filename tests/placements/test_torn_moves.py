@@ -11,24 +11,22 @@ import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torn_moves
+from children import python
 from file_support import (
     assert_holds,
-    environment,
     fill,
-    folder_for_state,
     mapped,
     open_files,
     small,
     step,
 )  # fmt: skip
 from injector import interrupt_at
+from stand_ins import raising
 
 from pagedopt.system.files import libc
 from pagedopt.system.files.state_file import StateFile
@@ -38,19 +36,12 @@ from pagedopt.system.state_lost import StateLost
 STRIDE = 1 if os.environ.get("PAGEDOPT_EVERY_LINE") else 53
 
 
-@pytest.fixture(scope="module", autouse=True)
-def folder() -> Iterator[Path]:
-    with folder_for_state() as path:
-        yield path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def run(*arguments: object) -> str:
     """What a program of ``torn_moves.py`` prints."""
-    command = [sys.executable, torn_moves.__file__, *map(json.dumps, arguments)]
-    command[2] = str(arguments[0])
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment(), check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return python(torn_moves.__file__, *arguments)
 
 
 # ---- signals ----
@@ -184,9 +175,6 @@ def test_a_page_that_cannot_even_stay_is_named(monkeypatch: pytest.MonkeyPatch) 
 def test_a_lack_of_room_is_a_memory_error_and_a_broken_disk_is_not(
     name: str, code: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(code, os.strerror(code))
-
     file = StateFile(folder, 8192)
     file._through_mapping = name in ("sync", "fdatasync")
     calls: dict[str, Callable[[], object]] = {
@@ -197,7 +185,7 @@ def test_a_lack_of_room_is_a_memory_error_and_a_broken_disk_is_not(
         "sync": lambda: file.drop([(0, 4096)]),
     }
     call = calls.get(name, lambda: file.send_out([(0, 4096)], [(0, 8192)]))
-    monkeypatch.setattr(libc if hasattr(libc, name) else os, name, fail)
+    monkeypatch.setattr(libc if hasattr(libc, name) else os, name, raising(OSError(code, os.strerror(code))))
     with pytest.raises(OSError if code == errno.EIO else MemoryError) as caught:
         call()
     if code == errno.ENOMEM:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from optim_support import step_on_ones
 
 from pagedopt import PagedAdamW, PagedSGD, Rates, estimate
 from pagedopt.commands.main import main
@@ -52,9 +53,7 @@ def net() -> torch.nn.Module:
 
 
 def stepped(optimizer: Any, model: torch.nn.Module) -> Any:
-    for p in model.parameters():
-        p.grad = torch.ones_like(p)
-    optimizer.step()
+    step_on_ones(optimizer)
     return optimizer
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from optim_support import step_on_ones, stepped
 
 import pagedopt
 from pagedopt import Estimate, PagedAdamW, PagedSGD, Rates, estimate
@@ -25,18 +26,12 @@ def network(dtype: torch.dtype = F32) -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(1001, 701), torch.nn.Linear(701, 803), torch.nn.LayerNorm(803)).to(dtype)
 
 
-def step_once(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    for p in net.parameters():
-        p.grad = torch.ones_like(p)
-    optimizer.step()
-
-
 def taken(net: torch.nn.Module, **options: Any) -> pagedopt.MemoryReport:
     """What a real optimizer reports after its first step."""
     optimizer = PagedAdamW(net.parameters(), **options)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        step_once(net, optimizer)
+        step_on_ones(optimizer)
     return optimizer.memory_report()
 
 
@@ -72,10 +67,7 @@ def test_each_combination_of_dtypes_has_an_arena_and_the_budget_is_shared(budget
 @pytest.mark.parametrize("meta", [False, True])
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
 def test_complex_parameters_take_what_was_said(dtype: torch.dtype, meta: bool) -> None:
-    p = torch.nn.Parameter(torch.ones(1000, 10, dtype=dtype))
-    p.grad = torch.ones_like(p)
-    optimizer = PagedAdamW([p])
-    optimizer.step()
+    p, optimizer = stepped((1000, 10), dtype=dtype)
     said = estimate([p.detach().to("meta")] if meta else [p], device="cpu")
     assert said.state_bytes == sum(optimizer.memory_report().by_place.values()) == 2 * p.nbytes
     assert (said.parameters, said.param_bytes, said.grad_bytes) == (p.numel(), p.nbytes, p.nbytes)
@@ -84,7 +76,7 @@ def test_complex_parameters_take_what_was_said(dtype: torch.dtype, meta: bool) -
 def test_sgd_without_momentum_has_no_state() -> None:
     net = network()
     optimizer = PagedSGD(net.parameters(), lr=0.1)
-    step_once(net, optimizer)
+    step_on_ones(optimizer)
     said = estimate(net, rule="sgd", device_budget=0)
     assert said.by_place == optimizer.memory_report().by_place == {}
     rates = Rates(ram=1e6)
@@ -232,7 +224,7 @@ def test_parameters_that_are_not_trained_have_no_gradient_and_no_state() -> None
     assert said.param_bytes == 4 * sum(p.numel() for p in net.parameters())
     assert said.grad_bytes == 4 * trained
     assert said.state_bytes == pytest.approx(8 * trained, abs=256)
-    step_once(net[1:], optimizer := PagedAdamW(net.parameters()))
+    step_on_ones(optimizer := PagedAdamW(net.parameters()))
     assert said.by_place == optimizer.memory_report().by_place
 
 
@@ -255,7 +247,7 @@ def test_a_placement_of_the_gpu_has_its_stand_in_on_a_cpu() -> None:
     said = estimate(net, placement="mapped", device_budget=0)
     warn._said.clear()
     with pytest.warns(RuntimeWarning, match="placement='mapped'"):
-        step_once(net, optimizer := PagedAdamW(net.parameters(), placement="mapped", device_budget=0))
+        step_on_ones(optimizer := PagedAdamW(net.parameters(), placement="mapped", device_budget=0))
     assert (said.placement, said.by_place) == ("file", optimizer.memory_report().by_place)
 
 

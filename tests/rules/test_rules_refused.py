@@ -36,121 +36,6 @@ REFUSED = {
             param = param * 2
             param = tanh(param)  #!
             return param""",
-    "call of a hyperparameter alone": """
-        def f(param, *, lr):
-            rate = round(lr)  #!
-            return param - rate""",
-    "module function": """
-        def f(param):
-            param = math.sqrt(param)  #!
-            return param""",
-    "method": """
-        def f(param):
-            return param.sqrt()  #!""",
-    "attribute": """
-        def f(param):
-            param = param.grad  #!
-            return param""",
-    "subscript": """
-        def f(param):
-            param = param[0]  #!
-            return param""",
-    "string": """
-        def f(param):
-            param = param + "1"  #!
-            return param""",
-    "None": """
-        def f(param):
-            param = None  #!
-            return param""",
-    "complex number": """
-        def f(param):
-            param = param * 1j  #!
-            return param""",
-    "global name": """
-        def f(param):
-            param = param * RATE  #!
-            return param""",
-    "function used as a value": """
-        def f(param):
-            param = param + sqrt  #!
-            return param""",
-    "too many arguments": """
-        def f(param):
-            param = sqrt(param, 2)  #!
-            return param""",
-    "keyword argument": """
-        def f(param):
-            param = sqrt(x=param)  #!
-            return param""",
-    "three-way min": """
-        def f(param, grad):
-            param = min(param, grad, 1)  #!
-            return param""",
-    "lambda": """
-        def f(param):
-            param = (lambda x: x)(param)  #!
-            return param""",
-    "walrus": """
-        def f(param):
-            param = (y := 2) * param  #!
-            return param""",
-    "comprehension": """
-        def f(param):
-            param = [param for i in 3]  #!
-            return param""",
-    "root as a power": """
-        def f(param):
-            param = param ** 0.5  #!
-            return param""",
-    "power of an element": """
-        def f(param, grad):
-            param = param ** grad  #!
-            return param""",
-    "number to the power of an element": """
-        def f(param, *, lr):
-            param = lr ** param  #!
-            return param""",
-    "remainder": """
-        def f(param):
-            param = param % 2  #!
-            return param""",
-    "floor division": """
-        def f(param):
-            param = param // 2  #!
-            return param""",
-    "bit operator": """
-        def f(param, grad):
-            param = param & grad  #!
-            return param""",
-    "inverted bits": """
-        def f(param):
-            param = ~param  #!
-            return param""",
-    "identity": """
-        def f(param, grad):
-            param = param if param is grad else 0  #!
-            return param""",
-    "membership": """
-        def f(param, grad):
-            param = param if param in (1, 2) else 0  #!
-            return param""",
-    "value of 'or'": """
-        def f(param, grad):
-            param = param or grad  #!
-            return param""",
-    "value of 'and'": """
-        def f(param, grad):
-            param = 2 * (param > 0 and grad)  #!
-            return param""",
-    "hyperparameter reassigned": """
-        def f(param, *, lr):
-            lr = lr / 2  #!
-            return param - lr""",
-    "hyperparameter made an element": """
-        def f(param, *, lr):
-            lr = lr * param  #!
-            return param - lr""",
     "returned hyperparameter that varies per element": """
         def f(param, *, scale):
             scale = scale * param  #!
@@ -181,18 +66,6 @@ REFUSED = {
             lr = lr / 2
             scale = scale / 2
             return lr, scale  #!""",
-    "two targets": """
-        def f(param, grad):
-            param = grad = 2 * param  #!
-            return param""",
-    "unpacking": """
-        def f(param, grad):
-            param, grad = grad, param  #!
-            return param""",
-    "annotation": """
-        def f(param):
-            param: float = 2 * param  #!
-            return param""",
     "nested function": """
         def f(param):
             def g(x):  #!
@@ -202,12 +75,6 @@ REFUSED = {
         def f(param, grad):
             step = param - grad
             return param, step  #!""",
-    "returns an expression beside a name": """
-        def f(param, grad):
-            return param, grad * 2  #!""",
-    "returns one twice": """
-        def f(param, grad):
-            return param, param  #!""",
     "returns nothing": """
         def f(param):
             param = 2 * param
@@ -215,10 +82,6 @@ REFUSED = {
     "no return": """
         def f(param):
             param = 2 * param  #!""",
-    "early return": """
-        def f(param):
-            return param  #!
-            return param""",
     "no tensors": """
         def f(*, lr):  #!
             return lr""",
@@ -249,6 +112,51 @@ REFUSED = {
             _x = param * 2  #!
             return _x + param""",
 }
+# Statements that stand alone in a rule, and ends of one.
+STATEMENTS = {
+    "call of a hyperparameter alone": "rate = round(lr)",
+    "module function": "param = math.sqrt(param)",
+    "attribute": "param = param.grad",
+    "subscript": "param = param[0]",
+    "string": 'param = param + "1"',
+    "None": "param = None",
+    "complex number": "param = param * 1j",
+    "global name": "param = param * RATE",
+    "function used as a value": "param = param + sqrt",
+    "too many arguments": "param = sqrt(param, 2)",
+    "keyword argument": "param = sqrt(x=param)",
+    "three-way min": "param = min(param, grad, 1)",
+    "lambda": "param = (lambda x: x)(param)",
+    "walrus": "param = (y := 2) * param",
+    "comprehension": "param = [param for i in 3]",
+    "root as a power": "param = param ** 0.5",
+    "power of an element": "param = param ** grad",
+    "number to the power of an element": "param = lr ** param",
+    "remainder": "param = param % 2",
+    "floor division": "param = param // 2",
+    "bit operator": "param = param & grad",
+    "inverted bits": "param = ~param",
+    "identity": "param = param if param is grad else 0",
+    "membership": "param = param if param in (1, 2) else 0",
+    "value of 'or'": "param = param or grad",
+    "value of 'and'": "param = 2 * (param > 0 and grad)",
+    "hyperparameter reassigned": "lr = lr / 2",
+    "hyperparameter made an element": "lr = lr * param",
+    "two targets": "param = grad = 2 * param",
+    "unpacking": "param, grad = grad, param",
+    "annotation": "param: float = 2 * param",
+    "early return": "return param",
+}
+ENDS = {
+    "method": "return param.sqrt()",
+    "returns an expression beside a name": "return param, grad * 2",
+    "returns one twice": "return param, param",
+}
+REFUSED |= {
+    name: f"        def f(param, grad, *, lr):\n            {line}  #!\n            return param"
+    for name, line in STATEMENTS.items()
+}
+REFUSED |= {name: f"        def f(param, grad, *, lr):\n            {line}  #!" for name, line in ENDS.items()}
 
 
 def rule_from(body: str, tmp_path: Any) -> Rule:

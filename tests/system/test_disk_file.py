@@ -6,13 +6,13 @@ import ctypes
 import errno
 import gc
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from file_support import folder_for_state, open_files
+from file_support import open_files
 from hypothesis import given
 from hypothesis import strategies as st
+from stand_ins import raising
 
 from pagedopt.system.files import libc
 from pagedopt.system.files.disk_file import _AT_ONCE, FILES, DiskFile
@@ -23,10 +23,7 @@ KIB = 1 << 10
 SIZE = 256 * KIB
 
 
-@pytest.fixture(autouse=True)
-def folder() -> Iterator[Path]:
-    with folder_for_state() as path:
-        yield path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def write(file: StateFile, value: int) -> None:
@@ -79,10 +76,7 @@ def test_a_range_is_taken_again_and_zero(folder: Path) -> None:
 
 
 def test_where_there_are_no_holes_no_range_is_taken_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: int) -> None:
-        raise OSError(errno.EOPNOTSUPP, "no holes here")
-
-    monkeypatch.setattr(libc, "punch_hole", refuse)
+    monkeypatch.setattr(libc, "punch_hole", raising(OSError(errno.EOPNOTSUPP, "no holes here")))
     files = [StateFile(folder, SIZE) for _ in range(2 * FILES)]
     for file in files:
         write(file, 7)
@@ -95,12 +89,8 @@ def test_where_there_are_no_holes_no_range_is_taken_twice(folder: Path, monkeypa
 def test_a_file_that_may_not_grow_leaves_all_as_it_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = [StateFile(folder, SIZE) for _ in range(FILES)]
     write(files[0], 3)
-
-    def refuse(*_: int) -> None:
-        raise OSError(errno.EFBIG, "too large")
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "ftruncate", refuse)
+        patch.setattr(os, "ftruncate", raising(OSError(errno.EFBIG, "too large")))
         with pytest.raises(MemoryError, match="gave no 262,144 bytes for a state file"):
             StateFile(folder, SIZE)
     assert open_files(folder) == FILES
@@ -142,11 +132,7 @@ def test_a_range_takes_what_is_written_in_it_and_not_beside_it(folder: Path, mon
         pytest.skip("this file system does not say where it has what")
     assert found == [SIZE, 2 * SIZE, 0]
     file.give_back(other)
-
-    def refuse(*_: object) -> None:
-        raise OSError(errno.EOPNOTSUPP, "nothing is said of extents")
-
-    monkeypatch.setattr("fcntl.ioctl", refuse)
+    monkeypatch.setattr("fcntl.ioctl", raising(OSError(errno.EOPNOTSUPP, "nothing is said of extents")))
     assert file.bytes_on_disk(full, SIZE) == pytest.approx(3 / 5 * SIZE, rel=0.03), "its share"
 
 

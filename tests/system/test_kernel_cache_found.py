@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import nvrtc_support
 import pytest
 import torch
 from cache_support import DAMAGE, NOBODY, RIGHT, Used, a_place, as_root, files, in_child, own, plant, use
@@ -120,11 +121,7 @@ def test_processes_that_start_together_share_a_folder(place: Path) -> None:
 
 @pytest.fixture
 def cubin(place: Path) -> Callable[[], tuple[Path, str]]:
-    library = pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
-    try:
-        library.nvrtcVersion()
-    except (RuntimeError, OSError) as error:
-        pytest.skip(f"NVRTC cannot be loaded: {error}")
+    nvrtc_support.nvrtc()
     rule = RULES["add_scalar"]
     name = instance(rule, (torch.float32,), 512, "TableAt")
     return lambda: nvrtc.cached_cubin(source.text(rule), name, "sm_90")

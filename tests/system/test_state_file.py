@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +21,6 @@ from file_support import (
     assert_measured,
     environment,
     fill,
-    folder_for_state,
     mapped,
     open_files,
     run_apart,
@@ -30,16 +28,13 @@ from file_support import (
     small,
     step,
 )  # fmt: skip
+from stand_ins import raising
 
 from pagedopt.system.files import host, libc, state_file
 from pagedopt.system.files.mounts import file_system
 from pagedopt.system.files.state_file import FOLDER_VARIABLE, StateFile, state_folder
 
-
-@pytest.fixture(scope="module", autouse=True)
-def folder() -> Iterator[Path]:
-    with folder_for_state() as path:
-        yield path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 # ---- the end ----
@@ -275,10 +270,7 @@ def test_a_stacked_file_system_is_written_through_the_mapping(monkeypatch: pytes
 
 
 def test_without_holes_the_space_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: int) -> None:
-        raise OSError(errno.EOPNOTSUPP, "no holes here")
-
-    monkeypatch.setattr(libc, "punch_hole", refuse)
+    monkeypatch.setattr(libc, "punch_hole", raising(OSError(errno.EOPNOTSUPP, "no holes here")))
     memory = small(3)
     want = fill(memory)
     memory.move(8)

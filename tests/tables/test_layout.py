@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+import nvrtc_support
 import pytest
 
 from pagedopt.kernels import nvrtc, source
@@ -54,11 +55,7 @@ def test_no_struct_has_padding(dtype: np.dtype) -> None:
 
 
 def compile_with(extra: str, text: str | None = None) -> None:
-    library = pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed")
-    try:
-        library.nvrtcVersion()
-    except RuntimeError as error:
-        pytest.skip(f"NVRTC cannot be loaded: {error}")
+    nvrtc_support.nvrtc()
     nvrtc.compile_cuda(f"{text or source.text(None)}\n{extra}\n", (), "sm_90")
 
 

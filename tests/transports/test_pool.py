@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 
-import numpy as np
 import pytest
 from fakes import FakeCuda, change, filled, run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from stand_ins import raising
 
 from pagedopt.tables.layout import HostTable
 from pagedopt.transports import MemcpyTransport
@@ -58,14 +58,10 @@ def test_what_is_no_ring_is_not_pooled(cuda: FakeCuda) -> None:
 @in_memory
 def test_a_launch_that_fails_gives_its_place_back(cuda: FakeCuda, name: str) -> None:
     way, table = pooled(name, 0), filled([5])
-
-    def fail(argument: np.ndarray, count: int) -> None:
-        raise RuntimeError("no kernel")
-
     for step in range(2000):
         change(table, step, "scalars")
         with pytest.raises(RuntimeError, match="no kernel"):
-            run(way, table, 7, fail)
+            run(way, table, 7, raising(RuntimeError("no kernel")))
         cuda.drain(7)
     assert allocations(cuda) <= 2
 

@@ -7,6 +7,7 @@ import pytest
 from fakes import FakeCuda, change, decode, filled, run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from stand_ins import raising
 
 from pagedopt.tables.layout import BLOCK
 from pagedopt.transports.by_value import ARGUMENT_BYTES, HybridTransport, StructTransport
@@ -104,14 +105,10 @@ def test_a_table_without_chunks_is_not_launched(cuda: FakeCuda, name: str) -> No
 @in_memory
 def test_a_failed_launch_leaves_the_transport_usable(cuda: FakeCuda, name: str) -> None:
     way, table = TRANSPORTS[name](0), filled([5, 3000])
-
-    def fail(argument: np.ndarray, count: int) -> None:
-        raise RuntimeError("no kernel")
-
     for step in range(RING + 2):
         change(table, step, "both")
         with pytest.raises(RuntimeError, match="no kernel"):
-            run(way, table, 7, fail)
+            run(way, table, 7, raising(RuntimeError("no kernel")))
         cuda.run(way, table, 7)
     cuda.drain(7)
 
