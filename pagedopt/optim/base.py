@@ -151,14 +151,14 @@ class PagedOptimizer(RuleOptimizer):
         if store.limits.budget.auto:
             with self._moving("device_budget 'auto'"):
                 store.remeasure_auto()
-        standing, known, found, shards = store.stand(), self._launches, None, NO_SHARDS
-        if known is not None and known.residents == standing.residents:
+        ready, known, found, shards = store.make_ready(), self._launches, None, NO_SHARDS
+        if known is not None and known.residents == ready.residents:
             found = known.objects.compare(self)
         if known is None or found is None or known.sharded:
             shards = grads_of_shards(self, known, found)  # collective: every process calls it once in every step
         if known is not None and found is not None:
             try:
-                return prepare_again(self, known, found, standing, shards)
+                return prepare_again(self, known, found, ready, shards)
             except (ValueError, TypeError) as error:  # a tensor has changed; preparing anew may accept it
                 changed = error.with_traceback(None)
         self._launches = None

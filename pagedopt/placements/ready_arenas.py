@@ -12,8 +12,8 @@ import torch
 from .arena import Arena
 
 
-class Standing(NamedTuple):
-    """The arenas that a step uses, after :meth:`~pagedopt.placements.store.Store.stand` has made them ready.
+class ReadyArenas(NamedTuple):
+    """The arenas that a step uses, after :meth:`~pagedopt.placements.store.Store.make_ready` has made them ready.
 
     Attributes:
         arenas: of the store, by number.
@@ -28,7 +28,7 @@ class Standing(NamedTuple):
 
 NOTHING_HELD: AbstractContextManager[object] = nullcontext()
 #: Of a store without arenas.
-NO_ARENAS = Standing([], (), NOTHING_HELD)
+NO_ARENAS = ReadyArenas([], (), NOTHING_HELD)
 
 
 def find(arenas: Sequence[Arena], states: Sequence[torch.Tensor]) -> tuple[int, int] | None:

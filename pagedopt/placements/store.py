@@ -23,7 +23,7 @@ from .choose import Arena, HostAccess, Placement
 from .limits import by_device, divide
 from .memory_report import MemoryReport
 from .movers import Ring, ring_for, slot_bytes
-from .ready_arenas import NO_ARENAS, NOTHING_HELD, Standing, find, joined
+from .ready_arenas import NO_ARENAS, NOTHING_HELD, ReadyArenas, find, joined
 from .time_budgets import Affords, limits_of, way_of
 from .versions import Versions
 
@@ -342,7 +342,7 @@ class Store:
                 arena.move(resident)
         return given
 
-    def stand(self) -> Standing:
+    def make_ready(self) -> ReadyArenas:
         """Make all arenas ready for a step, which calls nothing else of the store.
 
         Raises:
@@ -358,7 +358,7 @@ class Store:
             residents.append(arena.resident)
             if (lock := arena.lock) is not None:
                 locks[id(lock)] = lock
-        return Standing(arenas, tuple(residents), joined(locks) if locks else NOTHING_HELD)
+        return ReadyArenas(arenas, tuple(residents), joined(locks) if locks else NOTHING_HELD)
 
     @property
     def residents(self) -> tuple[int, ...]:

@@ -417,7 +417,7 @@ def test_a_warm_step_over_a_file_is_few_calls() -> None:
 def test_a_step_asks_the_store_once(monkeypatch: pytest.MonkeyPatch) -> None:
     params, opt = trained(3, device_budget=0)
     asked: list[str] = []
-    for name in ("stand", "check_owner", "residents", "find", "create", "forget"):
+    for name in ("make_ready", "check_owner", "residents", "find", "create", "forget"):
         found = getattr(type(opt.store), name)
         plain = found.fget if isinstance(found, property) else found
 
@@ -428,7 +428,7 @@ def test_a_step_asks_the_store_once(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(type(opt.store), name, property(noted) if isinstance(found, property) else noted)
     gradients(params, 3)
     opt.step()
-    assert asked == ["stand"]
+    assert asked == ["make_ready"]
 
 
 def test_a_kernel_is_looked_up_when_formats_change_and_not_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:

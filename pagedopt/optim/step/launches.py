@@ -5,7 +5,7 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from ...placements.ready_arenas import Standing
+from ...placements.ready_arenas import ReadyArenas
 from ...system.interrupts import Uninterrupted
 from ...tables.columns import Tensors
 from ..state.rule_optimizer import RuleOptimizer
@@ -46,7 +46,7 @@ class PreparedStep(NamedTuple):
         optimizer: whose step it is.
         updates: the launches, in their order.
         launches: what :meth:`run` leaves for the next step.
-        standing: the arenas of state, and where their pages are.
+        ready: the arenas of state, and how many of their pages are resident.
         entries: entries of state, kept alive until the step is dropped.
         fresh: parameters whose new state is still to be put into ``optimizer.state``.
     """
@@ -54,7 +54,7 @@ class PreparedStep(NamedTuple):
     optimizer: RuleOptimizer
     updates: tuple[Update, ...]
     launches: Launches
-    standing: Standing
+    ready: ReadyArenas
     entries: tuple[Any, ...]
     fresh: tuple[Member, ...] = ()
 
@@ -72,7 +72,7 @@ class PreparedStep(NamedTuple):
             if update.sweep.table.host.stamp != update.stamp:
                 raise RuntimeError("another step was prepared since; prepare this one again")
             update.sweep.begun = False
-        arenas, residents, held = self.standing
+        arenas, residents, held = self.ready
         with Uninterrupted(gives_way=True), held:
             if arenas and (*map(_resident, arenas),) != residents:
                 return None
@@ -87,7 +87,7 @@ class PreparedStep(NamedTuple):
             if self.fresh:
                 _put_state(optimizer, self.fresh)
             for update in self.updates:
-                update.launch(self.standing.arenas)
+                update.launch(self.ready.arenas)
         except BaseException as error:
             if any(update.sweep.begun for update in self.updates):
                 optimizer.damaged = f"a step failed in the middle ({type(error).__name__}: {error})"
@@ -100,7 +100,7 @@ class PreparedStep(NamedTuple):
 
 
 def prepare_again(
-    optimizer: RuleOptimizer, known: Launches, found: Tensors, standing: Standing, shards: Grads = NO_SHARDS
+    optimizer: RuleOptimizer, known: Launches, found: Tensors, ready: ReadyArenas, shards: Grads = NO_SHARDS
 ) -> PreparedStep:
     """Prepare a step for the same objects as the last one, which :meth:`KnownObjects.compare` has ``found``.
 
@@ -113,7 +113,7 @@ def prepare_again(
     for bucket, (tensors, numbers) in zip(known.buckets, known.objects.picks, strict=True):
         if update := bucket.prepare(optimizer, tensors(found), numbers(found), ahead, shards):
             updates.append(update)
-    return PreparedStep(optimizer, tuple(updates), known, standing, (*optimizer.state.values(),))
+    return PreparedStep(optimizer, tuple(updates), known, ready, (*optimizer.state.values(),))
 
 
 def prepare_anew(optimizer: RuleOptimizer, shards: Grads) -> PreparedStep:
@@ -128,16 +128,16 @@ def prepare_anew(optimizer: RuleOptimizer, shards: Grads) -> PreparedStep:
     fresh = tuple([m for m in everyone.found if m.is_new or m.missing or m.moved])
     create(optimizer, everyone.found)
     objects = KnownObjects(optimizer, everyone)
-    standing = optimizer.store.stand()
+    ready = optimizer.store.make_ready()
     buckets = Bucket.partition(optimizer, everyone.found, shards)
     objects.pick_for(buckets)
     ahead: Ahead = {}
     updates = [
         bucket.prepare(optimizer, bucket.tensors_of(of), bucket.numbers_of(of), ahead, shards) for bucket, of in buckets
     ]
-    launches = Launches(objects, tuple([bucket for bucket, _ in buckets]), standing.residents, everyone.sharded)
+    launches = Launches(objects, tuple([bucket for bucket, _ in buckets]), ready.residents, everyone.sharded)
     entries = tuple([m.entry for m in everyone.found])
-    return PreparedStep(optimizer, tuple(filter(None, updates)), launches, standing, entries, fresh)
+    return PreparedStep(optimizer, tuple(filter(None, updates)), launches, ready, entries, fresh)
 
 
 def grads_of_shards(optimizer: RuleOptimizer, known: Launches | None, found: Tensors | None) -> Grads:
