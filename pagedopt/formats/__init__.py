@@ -1,4 +1,4 @@
-"""Choice 2: how one list of tensors is stored.  Public: all that a format of your own needs."""
+"""Formats: how one list of tensors is stored.  Public: all that a format of your own needs."""
 
 from __future__ import annotations
 

@@ -35,9 +35,9 @@ class Format:
         };
 
     A thread loads or stores ``spot.live`` of WIDTH elements, from index ``spot.at`` in the row on; the others are 0.
-    The row's columns are ``spot.column<T>(i)``.  ``block_max<BLOCK, WIDTH>(x)`` and ``block_sum`` reduce over all
-    threads of a block.  ``spot.row`` is the index of the parameter, ``spot.index`` that of the first element in it;
-    ``spot.seed`` differs in each step.
+    The row's columns are ``spot.column<T>(i)``.  ``block_max<BLOCK, WIDTH>(x)`` and ``block_sum`` reduce over the
+    threads that share a format's block.  ``spot.row`` is the index of the parameter, ``spot.index`` that of the first
+    element in it; ``spot.seed`` differs in each step.
 
     ``numba_load`` and ``numba_store`` are statements that fill or store ``x``, the ``live`` elements of one block, from
     index ``index`` of parameter ``row`` on.  Columns are arrays under their names (``elements`` for one without a name;

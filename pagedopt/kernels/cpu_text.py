@@ -54,7 +54,7 @@ def _uniforms(rule: KernelRule, lists: int) -> list[str]:
 
 
 def _array(word: int, column: Column, kind: str) -> str:
-    """Return the statement that makes array ``_p{word}`` of a chunk of the column at address ``word`` of the row."""
+    """Return the statement that makes ``_p{word}``: a chunk's entries of the column at that word of the row."""
     if column.per == 1:
         begin, count = f"_offset * {column.dtype.itemsize}", "_numel"
     else:

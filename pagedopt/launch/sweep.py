@@ -238,7 +238,7 @@ class Sweep:
         self.ready()
 
     def ready(self, steps: Sequence[Action] = WHOLE) -> Any:
-        """Return what :meth:`launch` needs: the compiled kernel, or on a CPU a callable for each span.
+        """Return what :meth:`launch` takes as ``ready``: the compiled kernel; on a CPU (walk, team), or a dict by span.
 
         The kernel is cached until formats change.  On a CPU a team of threads has another kernel than one thread.
         Raises CompileError if it cannot be compiled.
@@ -294,7 +294,7 @@ def multi_tensor_apply(
 
     Args:
         rule: a function decorated with :func:`pagedopt.rule`, or one of :mod:`pagedopt.rules`.
-        lists: one list of tensors per input of the rule.  Tensor i of every list has one shape, layout and device; each
+        lists: one list of tensors per input of the rule.  Tensor i of each list has one shape, strides and device; each
             list has one dtype of float16, bfloat16, float32, float64.  Arithmetic is in float32, or in float64 if any
             list is.  The lists in ``rule.writes`` are overwritten, and their version counters go up.
         scalars: the rule's hyperparameters by name.  New values of those that it returns are not returned here: they

@@ -52,7 +52,7 @@ class PagedOptimizer(RuleOptimizer):
 
     The rule's inputs are parameter, gradient and state, in this order.  State begins at zero (or as ``initial`` says),
     in the first step in which the parameter has a gradient.  A hyperparameter ``step`` is the parameter's step count,
-    from 1 on; ``beta1``, ``beta2`` are the members of a group's tuple ``betas``.  A hyperparameter that the rule also
+    from 1 on; ``beta1``, ``beta2`` are the items of a group's tuple ``betas``.  A hyperparameter that the rule also
     returns is a number of the parameter's own: a CPU tensor of no dimensions in its state, like ``step``.
 
     Args:
@@ -191,7 +191,7 @@ class PagedOptimizer(RuleOptimizer):
             self.param_groups.pop()
             raise
 
-    @locked  # while another thread steps, `damaged` is set
+    @locked  # a step sets `damaged` while it runs, so wait for a step in another thread
     def _check_whole(self) -> None:
         """Raise RuntimeError if state is damaged."""
         if self.damaged:

@@ -35,7 +35,7 @@ class Options(TypedDict, total=False):
             per step, by rates measured when state is first made (two seconds) or, with ``"20 ms by FILE"``, by those of
             ``pagedopt doctor --json > FILE``; None or ``"all"``: everything; ``"auto"``: what the device can spare
             beside model and activations, measured again during training.
-        host_access: how a step reaches state that is away: ``"staged"`` (through a ring of device buffers, with copy
+        host_access: how a step reaches state that is away: ``"staged"`` (through a ring of slots on the device, by copy
             engines) or ``"in_place"`` (the kernel reads and writes over the link).  None: the placement's faster one.
         blocks: most thread blocks of a launch; None: no limit.  A few (8) nearly fill the link: an update in place on a
             stream of its own then leaves the multiprocessors to a backward pass that runs at the same time.

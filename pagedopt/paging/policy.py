@@ -26,7 +26,7 @@ def place(page_bytes: Sequence[Indices], budget: Budget) -> list[int]:
     """Return how many of the first pages of each arena stay on the device: never more bytes than the budget allows.
 
     A budget in bytes gives nothing to arenas after one that does not fit whole; a share applies to each arena.  So a
-    larger budget includes what a smaller one keeps, and later arenas take nothing from earlier ones.
+    larger budget includes the pages of a smaller one, and later arenas take nothing from earlier ones.
 
     ``page_bytes`` are the bytes of each page, by arena, in the order of creation.  For ``"auto"`` and times, which have
     to be measured first, raise ValueError.
@@ -43,7 +43,7 @@ def place(page_bytes: Sequence[Indices], budget: Budget) -> list[int]:
 
 
 def _leave(page_bytes: Sequence[Indices], away: int) -> list[int]:
-    """Return the same if at most ``away`` bytes may be away: the last pages of the first arenas."""
+    """Return what :func:`place` does if at most ``away`` bytes may be away: last pages of the first arenas leave."""
     boundaries = []
     for sizes in page_bytes:
         leaving = np.cumsum(sizes[::-1])  # bytes away, by number of pages less one

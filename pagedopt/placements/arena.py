@@ -117,7 +117,7 @@ class Arena:
         """Return a mover for the visits of pages in one step, whose launches go to the current stream.
 
         Args:
-            arenas: by the numbers in the moves; all moves are of arenas of this device and kind.
+            arenas: indexed by ``Move.arena``; all are of this device and this class.
             ring: returns the slots of a device.
 
         Raises:
@@ -139,7 +139,7 @@ class Arena:
         self.check_owner()
 
     def drop(self) -> None:
-        """Send away pages that are not resident but that reads or writes of others have brought into memory."""
+        """Evict again the pages that are away but that other code has read or written, e.g. for a checkpoint."""
 
     @property
     def near(self) -> str:

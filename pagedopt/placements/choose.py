@@ -35,7 +35,7 @@ ARENAS: dict[str, dict[str, type[Arena]]] = {
 }
 PLACEMENTS = tuple(dict.fromkeys(name for arenas in ARENAS.values() for name in arenas))
 HOST_ACCESS = get_args(HostAccess)
-#: How many bytes of an arena of a class of one's own are checked to be zero, evenly spaced.
+#: How many evenly spaced bytes of a user's own arena are checked to be zero.
 _SAMPLES = 18
 
 

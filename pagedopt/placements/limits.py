@@ -14,7 +14,7 @@ from .arena import Arena
 
 
 def divide(arenas: Sequence[tuple[type[Arena], Layout]], budget: Budget) -> list[int]:
-    """Return how many pages of each arena of a device are resident under its budget, measured where it has to be.
+    """Return how many pages of each arena of one device are resident under a budget that :meth:`Limits.of` returned.
 
     Making arenas, moving pages and estimating all ask here; ``arenas`` are in the order in which they were made.
     """
@@ -32,7 +32,7 @@ class Limits:
 
     def __init__(self, budget: Budget, affordable: Callable[[torch.device], int]) -> None:
         self.budget, self._affordable = budget, affordable
-        self._measured: dict[torch.device, int] = {}  # bytes that may stay with "auto", that may be away with a time
+        self._measured: dict[torch.device, int] = {}  # bytes that may stay ("auto") or may be away (a time)
         self._steps = 0
 
     def of(self, device: torch.device, here: Sequence[Arena]) -> Budget:

@@ -43,7 +43,7 @@ class MemoryReport(Shown):
         return "ordinary memory" if plain and self.by_place else self.placement
 
     def facts(self) -> tuple[str, list[tuple[str, str]]]:
-        """See :class:`Shown`."""
+        """Return the report's title and its (name, text) pairs."""
         rows = [(f"on {place}", self._bytes(place)) for place in self.by_place]
         rows.append(("placement", self.means) if rows else ("state", "none yet: the first step makes it"))
         if self.budget is not None:

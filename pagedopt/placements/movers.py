@@ -14,7 +14,7 @@ from ..paging.pages import Layout
 from ..paging.policy import SLOTS, Move
 from ..system.cuda import driver
 
-#: The only page of an arena is copied up to a multiple of this many elements: its sections stay aligned in the slot.
+#: If an arena has one page, its used elements are copied, rounded up to a multiple of this: sections stay aligned.
 LEAST = 1024
 
 

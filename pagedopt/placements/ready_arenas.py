@@ -16,7 +16,7 @@ class ReadyArenas(NamedTuple):
     """The arenas that a step uses, after :meth:`~pagedopt.placements.store.Store.make_ready` has made them ready.
 
     Attributes:
-        arenas: of the store, by number.
+        arenas: all arenas of the store; pages and plans refer to them by their indices in this list.
         residents: how many pages of each are resident.
         held: a context in which no other optimizer moves pages that it shares with this one.
     """
@@ -27,12 +27,12 @@ class ReadyArenas(NamedTuple):
 
 
 NOTHING_HELD: AbstractContextManager[object] = nullcontext()
-#: Of a store without arenas.
+#: What a store without arenas returns.
 NO_ARENAS = ReadyArenas([], (), NOTHING_HELD)
 
 
 def find(arenas: Sequence[Arena], states: Sequence[torch.Tensor]) -> tuple[int, int] | None:
-    """Return (number of the arena, index of the parameter in it) if the tensors are its views, one per section."""
+    """Return (index of the arena, index of the parameter in it) if the tensors are its views, one per section."""
     for number, arena in enumerate(arenas):
         layout, base = arena.layout, arena.tensor.data_ptr()
         begin = states[0].data_ptr() - base - layout.sections[0]

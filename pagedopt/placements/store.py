@@ -204,18 +204,18 @@ class Store:
         return [a for a in self.arenas if a.device == device]
 
     def find(self, states: Sequence[torch.Tensor]) -> tuple[int, int] | None:
-        """See :func:`find`."""
+        """Return (index of the arena, index of the parameter in it); None if these tensors are not its state."""
         return find(self.arenas, states)
 
     def is_home(self, tensor: torch.Tensor) -> bool:
-        """Return whether a state tensor lies where the placement has state: in an arena; in none if it is plain."""
+        """Return whether a state tensor is in an arena, or the placement makes no arenas."""
         return not self.is_plain(tensor) or choose.kind_of(self.placement, tensor.device, self.budget).plain
 
     def is_plain(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor lies in no arena."""
         return not any(arena.holds(local(tensor)) for arena in self.arenas)
 
-    def mind(self, state: Sequence[torch.Tensor], owner: str) -> None:
+    def forget_and_warn(self, state: Sequence[torch.Tensor], owner: str) -> None:
         """Forget arenas without state; warn, once, of state that the budget does not cover."""
         self.forget(state)
         if self.budget.everything or self._warned:
@@ -264,7 +264,7 @@ class Store:
         self.apply_budget()
 
     def check_budget(self, budget: Budget, state: Sequence[torch.Tensor]) -> None:
-        """Raise ValueError, before anything moves, if ``state`` (all there is) cannot follow a budget."""
+        """Raise ValueError, before anything moves, if ``state``, all that there is, cannot be moved to fit a budget."""
         choose.check_placement(self.placement, budget, self.host_access)
         if self._affords is not None and budget.seconds is not None:
             self._affords.load(budget)
@@ -300,7 +300,7 @@ class Store:
 
     @contextlib.contextmanager
     def all_away(self) -> Iterator[None]:
-        """A context with a budget of zero: state is created in pages that are away, and is home nowhere else."""
+        """A context with a budget of zero: new state gets pages that are away; state in no arena is not at home."""
         limits, self.limits = self.limits, limits_of(NOTHING, None, None, None)
         try:
             yield
@@ -366,7 +366,7 @@ class Store:
         return tuple([arena.resident for arena in self.arenas])
 
     def drop(self) -> None:
-        """Send away pages that are not resident but that others have read or written into memory."""
+        """Evict again the pages that are away but that other code has read or written, e.g. for a checkpoint."""
         for arena in self.arenas:
             arena.drop()
 

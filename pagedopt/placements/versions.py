@@ -27,8 +27,8 @@ class Versions:
         shared.data = tensor
         return shared
 
-    def others(self, state: Sequence[torch.Tensor]) -> list[int]:
-        """Return the indices of tensors that have another counter or none."""
+    def raise_all(self, state: Sequence[torch.Tensor]) -> list[int]:
+        """Raise the versions of all state; return the indices of tensors whose version has not risen."""
         versions = [None if t.is_inference() else t._version for t in state]  # inference tensors have no counter
         torch.autograd.graph.increment_version(self.counters)
         pairs = enumerate(zip(state, versions, strict=True))

@@ -10,7 +10,7 @@ from ..system.log import log
 from . import rates as measuring
 from .rates import Rates
 
-#: Sections of the widest page assumed here.  A step waits for its first page to arrive and its last one to leave.
+#: State names assumed for a page's size.  A step waits for its first page to arrive and its last one to leave.
 SECTIONS = 3
 
 

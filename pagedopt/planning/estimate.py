@@ -43,7 +43,7 @@ class Estimate(Shown):
         ring: slots on the device for visiting pages (with a file: RAM for pages in use).
         moved: bytes that cross the link (for parameters on a CPU: go from and to the file) in each step, both ways.
         seconds: duration of an optimizer step; None if a rate it depends on is not known.
-        floor: seconds of a step that would keep device memory and both directions of the link busy all the time.
+        floor: least seconds of a step: copies overlap the update fully, so that the slowest rate alone decides.
         rates: the rates from which ``seconds`` and ``floor`` follow.
 
     Example:

@@ -83,7 +83,7 @@ def _items(model: Iterable[Any]) -> Iterator[Any]:
 
 
 def _of_tensors(tensors: Sequence[torch.Tensor], dtype: torch.dtype | None, whole: bool = False) -> Described:
-    """Describe each tensor once, DTensors by the shards of this process; ``whole``: all that can be trained is."""
+    """Describe each tensor once, DTensors by their shards; ``whole``: count all of a trainable dtype as trained."""
     once = list({id(t): t for t in tensors}.values())
     trains = [t.is_floating_point() or t.is_complex() if whole else t.requires_grad for t in once]
     sizes = [local(t).numel() for t in once]

@@ -201,7 +201,7 @@ def measure(device: torch.device | str = "cuda", seconds: float = 2.0, folder: F
 
 
 def _link_rates(device: torch.device, nbytes: int, share: float) -> dict[str, Any]:
-    """Measure device memory and the link, each for ``share`` seconds, with ``nbytes`` of the host."""
+    """Return rates of device memory and link, measured for ``share`` seconds each, with ``nbytes`` of the host."""
     index = torch.cuda.current_device() if device.index is None else device.index
     with torch.cuda.device(index):
         clock = _GpuClock(share)

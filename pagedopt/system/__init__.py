@@ -1,4 +1,4 @@
-"""Every call that leaves Python: the CUDA driver, the C library, files, processes, compiled code."""
+"""What depends on the machine or on private interfaces: CUDA driver, C library, files, Numba, signals, log."""
 
 import sys
 

@@ -212,7 +212,7 @@ class Contents:
             self._arrays = (ends, *(np.array([*each], np.int64) for each in ids), self._at[order])
 
     def positions(self, keys: Sequence[int]) -> dict[tuple[int, str], int]:
-        """Return the index of each value in the result of :meth:`find`, by (item of ``keys`` for its key, name)."""
+        """Map (``keys[i]``, name) to the index that this value of entry i has in the result of :meth:`find`."""
         if self._getters is not None:
             order = [(key, name) for name in self._names[0] for key in keys]
         else:
@@ -309,7 +309,7 @@ def _guards(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
 
 @functools.cache
 def _guards_work() -> bool:
-    """Return whether they notice every difference that matters to a pointer table."""
+    """Return whether Dynamo's guards notice every difference that matters to a pointer table."""
     one = torch.empty(2, 3, device="cpu")
     others = [one.double(), one[:, :2], torch.empty(3, 2, device="cpu").t(), one.to("meta"), one.view(6)]
     try:

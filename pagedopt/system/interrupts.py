@@ -28,7 +28,7 @@ def _defer_or_call(original: Handler, number: int, frame: FrameType | None) -> N
     if _open is None:
         original(number, frame)
     else:
-        _open.keep(number, original, frame)
+        _open.defer(number, original, frame)
 
 
 class Uninterrupted:
@@ -64,7 +64,7 @@ class Uninterrupted:
     def __exit__(self, *_: object) -> None:
         self._close()
 
-    def keep(self, number: int, handler: Handler, frame: FrameType | None) -> None:
+    def defer(self, number: int, handler: Handler, frame: FrameType | None) -> None:
         """Call ``handler`` at the end; or now, with all that are due, if this is a second SIGINT that may end it."""
         again = number in self._due
         self._due[number] = (handler, frame)

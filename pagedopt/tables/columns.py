@@ -1,4 +1,4 @@
-"""One list of a pointer table: where its tensors lie, and with which shapes and strides."""
+"""What a table records of one list, to notice changed shapes and strides; and the memory layout of single tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Tensors = tuple[torch.Tensor | None, ...]
 
 
 class Located:
-    """Which tensors of one list are absent, and the layout of the others (None: not needed yet)."""
+    """Which tensors of one list are absent, and shapes and strides of the others (None: not recorded yet)."""
 
     __slots__ = ("absent", "layout")
 
@@ -24,7 +24,7 @@ class Located:
 
     @classmethod
     def of(cls, tensors: Tensors, layout: TensorLayout | None) -> tuple[Located, Addresses]:
-        """Return a new list and its addresses; 0 for an absent tensor."""
+        """Return what to store about ``tensors``, and their addresses; 0 for an absent tensor."""
         absent = missing(tensors)
         found = cls(absent, layout) if absent or layout else _UNKNOWN
         return found, _addresses(tensors, absent, layout)

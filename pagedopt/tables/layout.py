@@ -67,7 +67,7 @@ _WARPS = Geometry(1024, 32)
 
 
 def choose_geometry(numels: Sequence[int], itemsize: int = 4, over_link: bool = False) -> Geometry:
-    """Give small tensors a warp each; else use blocks, with chunks small enough to fill a large GPU.
+    """Return a warp per chunk if no tensor has more than 1,024 elements; else blocks, in chunks that fill a large GPU.
 
     A chunk of 128 KiB of each list hides the cost of reading the table over the link (notes/fused_step.md).  With fewer
     than a thousand chunks a GPU of 132 multiprocessors would idle, so chunks shrink, down to 2,048 elements.  If every

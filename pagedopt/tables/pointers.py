@@ -21,7 +21,7 @@ Indices = npt.NDArray[np.int64]
 
 
 class _Seen(NamedTuple):
-    """What :meth:`PointerTable.remember` stores: positions of None, the other positions, and the layout there."""
+    """What :meth:`PointerTable.remember` stores: shapes and strides, the indices of None, and all other indices."""
 
     layout: TensorLayout
     missing: tuple[int, ...]

@@ -57,7 +57,7 @@ def is_partial(tensor: torch.Tensor) -> bool:
 
 
 def placement_of(tensor: object) -> str:
-    """Return the placement, for messages."""
+    """Return a DTensor's placements (torch's word) and mesh as text; "no DTensor" for a plain tensor."""
     return f"a DTensor of {tensor.placements} over {tensor.device_mesh}" if is_sharded(tensor) else "no DTensor"
 
 

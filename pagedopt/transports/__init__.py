@@ -1,4 +1,4 @@
-"""Choice 4: how a pointer table reaches a kernel.  Public: all that a transport of your own needs."""
+"""Transports: how a pointer table reaches a kernel.  Public: all that a transport of your own needs."""
 
 from __future__ import annotations
 

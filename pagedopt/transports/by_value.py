@@ -81,7 +81,7 @@ class _ByValue(Lent):
 
 
 class HybridTransport(Transport):
-    """Struct when the table fits one launch, memcpy when not (like torch's attempts at long lists)."""
+    """Pass a table by value if it fits one launch, else in memory, by :class:`MemcpyTransport`."""
 
     name = "hybrid"
 

@@ -74,7 +74,7 @@ def pooled(kind: Kind, device: int) -> Transport:
 
 
 def shared(kind: Kind | Transport, device: int) -> Transport:
-    """Return the one transport that all unprepared calls on a device share, to reuse buffers; an object as it is."""
+    """Return the one transport of this kind per device, for calls that make none of their own; an object: itself."""
     if isinstance(kind, Transport):
         return kind
     check_transport(kind)  # before the cache: a wrong value may not be hashable

@@ -56,7 +56,7 @@ def walk(rows, by):  # type: ignore[no-untyped-def]
 
 
 def scale_into(sources: list[torch.Tensor], targets: list[torch.Tensor], by: float) -> None:
-    """On whatever device the tensors are; a table that is used in every step is kept instead."""
+    """Scale on the tensors' device.  If every step does this, make the table once and reuse it."""
     table = DeviceTable([sources, targets], writes=[1])
     if table.device.type == "cuda":
         launch(table, by)

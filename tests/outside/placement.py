@@ -11,7 +11,7 @@ from pagedopt.placements import Arena, FileArena, Layout, MappedArena
 
 
 class Limited(Arena):
-    """What rests on the device, of all arenas of such a class, takes no more than ``room`` bytes."""
+    """All arenas of subclasses together have at most ``room`` bytes of resident pages."""
 
     room: ClassVar[int] = 64 << 20
     made: ClassVar[weakref.WeakSet[Arena]] = weakref.WeakSet()

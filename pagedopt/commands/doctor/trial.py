@@ -85,7 +85,7 @@ def try_step(device: torch.device) -> dict[str, Any]:
 
 
 def choices(device: torch.device, tried: list[dict[str, Any]], rates: Rates | None) -> list[dict[str, Any]]:
-    """Return the placement that an optimizer gets by default, without a budget and with one, and why."""
+    """Return what an optimizer gets by default, as two dicts: without a budget and with one, each with the reason."""
     found = {t["placement"]: t for t in tried if t["device"] == str(device)}
     kinds = candidates(None, device, NOTHING)
     works = [kind for kind in kinds if found[kind.name]["works"]]

@@ -86,7 +86,7 @@ def checksum(value: Any) -> str:
     """Return the SHA-256 (hexadecimal) of plain values and tensors: of types, order, shapes and bits.
 
     Raises:
-        ValueError: a tensor does not hold values of its own.
+        ValueError: a tensor is not strided, or its memory is smaller than its shape and strides say.
         RecursionError: a container holds itself.
     """
     found = hashlib.sha256()

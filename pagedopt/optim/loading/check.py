@@ -61,7 +61,7 @@ class Loaded:
 
     @property
     def plain(self) -> dict[str, list[str]]:
-        """Names of state that is loaded as plain numbers but stored in another format; of each its columns' keys."""
+        """State loaded as plain numbers that its format has to encode: its name, and the keys of its columns."""
         found: dict[str, list[str]] = {}
         for key, of in self.columns.items():
             if not of.free and of.name in self.entry:
@@ -184,7 +184,7 @@ def _check_number(member: Loaded, name: str) -> None:
 def number_of(member: Loaded, name: str) -> torch.Tensor:
     """Return a number of a loaded entry as a new tensor, on the device and in the dtype that torch chooses.
 
-    A tensor keeps its dtype, and moves to the CPU unless the loaded group's flags ask for the parameter's device.
+    A tensor goes to the CPU in its dtype; if the group is fused or capturable, to the parameter's device as float32.
     """
     value, place = member.entry[name], ScalarKind.of(member.group, member.param)
     if isinstance(value, torch.Tensor):

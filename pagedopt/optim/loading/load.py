@@ -34,7 +34,7 @@ NO_STAGING = torch.empty(0, dtype=torch.uint8, device="cpu")
 def load(
     optimizer: RuleOptimizer, store: Store, state_dict: StateDict, torch_load: Callable[[StateDict], None]
 ) -> None:
-    """Load hooks and groups with ``torch_load``, state into ``store``.  An error before the first copy changes nothing.
+    """Let ``torch_load`` run hooks and load groups; load state here.  An error before the first copy changes nothing.
 
     torch sees no state, because it would cast it to the parameters' dtype and store references to what it was given.
     """
@@ -44,7 +44,7 @@ def load(
 
     def take(_: torch.optim.Optimizer, loaded: StateDict) -> StateDict:
         check_form(loaded)
-        # Of an optimizer that has a "state1" itself, that name does not tell of bitsandbytes.
+        # If a rule of this optimizer has state named "state1", the name does not mean that the dict is bitsandbytes'.
         has_state1 = any("state1" in optimizer.state_names(group) for group in optimizer.param_groups)
         given.append(loaded if has_state1 else translate(loaded))
         # Set first: if we are interrupted, the text stays and says that the state is damaged.
@@ -104,7 +104,7 @@ class Plan:
     Attributes:
         entries: the optimizer's state after the load.
         blocks: pairs of (part of a state tensor, values to copy into it).
-        staging: host buffer for values that are converted on their way to a device.
+        staging: host memory for values that are converted on their way to a device.
         made: whether new state tensors were allocated.
     """
 
@@ -116,7 +116,7 @@ class Plan:
 
 
 def prepare(optimizer: RuleOptimizer, store: Store, state_dict: StateDict, before: State) -> Plan:
-    """Allocate new state tensors and room for conversions; :func:`check_state` has accepted the arguments."""
+    """Return the load of a dict that :func:`check_state` has accepted, with all its memory; nothing is copied yet."""
     entries: dict[Any, dict[str, Any]] = {}
     new: list[tuple[dict[str, Any], Wanted]] = []
     plain: list[tuple[dict[str, Any], list[str], Loaded, str]] = []

@@ -54,7 +54,7 @@ def fill(form: Format, columns: Sequence[torch.Tensor], param: torch.Tensor, val
 
 @torch.no_grad()
 def decode(form: Format, columns: Sequence[torch.Tensor], param: torch.Tensor) -> torch.Tensor:
-    """Return the values that columns of a parameter's state stand for, in its shape and strides, a DTensor if it is."""
+    """Return the values encoded in ``columns``, with the shape and strides of ``param``; a DTensor if it is one."""
     whole, param, columns = param, local(param), [local(t) for t in columns]
     flat = [_flat(t, param) if c.per == 1 else t for t, c in zip(columns, form.columns, strict=True)]
     values = torch.empty_like(param, dtype=form.arithmetic, requires_grad=False)

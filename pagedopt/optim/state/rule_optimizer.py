@@ -21,7 +21,7 @@ class RuleOptimizer(torch.optim.Optimizer):
     """An optimizer whose update is a rule.  Attributes without a value are set by :class:`~pagedopt.PagedOptimizer`."""
 
     rule: ClassVar[Rule]
-    #: Every rule that :meth:`rule_of` may return; left out: ``rule``.  They name all numbers a parameter may have.
+    #: Every rule that :meth:`rule_of` may return; empty: ``rule`` alone.  :attr:`numbers` follows from them.
     rules: ClassVar[tuple[Rule, ...]] = ()
     #: Names of state that is a number (the step count, too) and not a tensor in the shape of its parameter.
     numbers: frozenset[str] = frozenset({"step"})
@@ -35,7 +35,7 @@ class RuleOptimizer(torch.optim.Optimizer):
     rounded_on_cuda: ClassVar[tuple[str, ...]] = ()
     #: Why state is damaged (part of it belongs to another step than the rest), for an error message; "" if it is not.
     damaged: str = ""
-    #: The memory of state, and how many bytes a budget that is a time lets be away.
+    #: Where state lives; and what turns a budget given as a time into bytes that may be away.
     store: Store
     affordable: Affordable
     #: See :class:`~pagedopt.optim.options.Options`.
@@ -46,7 +46,7 @@ class RuleOptimizer(torch.optim.Optimizer):
     def rule_of(self, group: Group) -> Rule:
         """Return the rule for a parameter group.  Override it where flags of the group choose among :attr:`rules`.
 
-        Every step calls it, so flags may change between steps.  ``step`` raises what it raises.
+        Every step calls it, so flags may change between steps.  ``step`` passes on its exceptions.
         """
         return self.rule
 

@@ -20,7 +20,7 @@ Values = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64] | slice
 #: Tensors of one element each.
 NumberTensors = Sequence[torch.Tensor]
-#: By address, what numbers will be after the launches that have been prepared so far.
+#: Address of a number -> the value it will have after the launches of this step that are prepared so far.
 Ahead = dict[int, float]
 
 _ALL = slice(None)
@@ -49,7 +49,7 @@ class ScalarKind(NamedTuple):
 
     @classmethod
     def of(cls, group: Group, p: torch.Tensor) -> ScalarKind:
-        """Return where torch has a parameter's step count (torch/optim/adam.py, "special device hosting for step")."""
+        """Return device and dtype of torch's step count (torch/optim/adam.py, "special device hosting for step")."""
         wide = torch.get_default_dtype() == torch.float64 and not group.get("fused")
         device = p.device if beside_param(group) else torch.device("cpu")
         return cls(device, torch.float64 if wide else torch.float32)

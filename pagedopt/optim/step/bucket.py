@@ -78,7 +78,7 @@ class Bucket:
         self._rounded = tuple(optimizer.rounded_on_cuda) if single else ()
         own = [local(m.entry[key]) for key in self.keys for m in members]
         # State that does not share the store's version counters: a step raises these counters one by one.
-        self._own_counters = tuple(optimizer.store.versions.others(own))
+        self._own_counters = tuple(optimizer.store.versions.raise_all(own))
         self._inference = any(t.is_inference() for t in (*params, *(own[i] for i in self._own_counters)))
         by_tensor = bool(self._own_counters) or any(each.takes_tensors for _, each, _ in self._numbers)
         self.takes_state = _runs_beside_python(params[0].device) or not self.lists.plain or by_tensor
@@ -214,7 +214,7 @@ class Bucket:
 
 
 def _runs_beside_python(device: torch.device) -> bool:
-    """Tell whether other threads run during a kernel: then the step itself must keep alive what the kernel writes."""
+    """Return whether other threads may free state during a kernel (CPU kernels run without the GIL)."""
     return device.type == "cpu"
 
 
@@ -228,7 +228,7 @@ def _numbers(
         kind = StepCounts if name == "step" and optimizer.has_step else ScalarState
         found.append((name, kind([m.entry[name] for m in members], shared), _slice(i * count, (i + 1) * count)))
     if not optimizer.has_step and "step" in rule.scalars:
-        # State holds no step count.  A parameter whose state is made now has taken no step, any other counts as one.
+        # State has no step count: assume 0 steps so far if the parameter's state is made now, and 1 otherwise.
         found.insert(0, ("step", UnsavedStepCounts([not m.missing or m.again for m in members]), slice(0)))
     return tuple(found)
 

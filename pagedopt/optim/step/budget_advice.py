@@ -66,7 +66,7 @@ def _round(nbytes: int) -> str:
 
 
 def tell(optimizer: RuleOptimizer, why: str, before: Mapping[str, int], seconds: float) -> None:
-    """Log that the call ``why`` has moved bytes, which took ``seconds``; ``before`` it they were in these places."""
+    """Log that the call ``why`` moved state in ``seconds``; ``before`` has the bytes by place before the call."""
     if not log.isEnabledFor(logging.INFO):
         return
     now = optimizer.store.planned(()).by_place

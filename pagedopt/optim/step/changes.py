@@ -1,4 +1,4 @@
-"""Whether ``optimizer.state`` and ``param_groups`` still hold the very objects that a step was prepared for."""
+"""Compare ``optimizer.state`` and ``param_groups`` with the objects for which the last step was prepared."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class KnownObjects:
     nothing matches any more.  Lists and dicts may be replaced by others with the same contents.
 
     Attributes:
-        picks: for each bucket, what takes its tensors and its numbers out of the tuple that :meth:`compare` returns.
+        picks: for each bucket, two functions that select its tensors and its numbers from what :meth:`compare` returns.
     """
 
     __slots__ = (

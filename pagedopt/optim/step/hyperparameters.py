@@ -14,10 +14,10 @@ from ...rules import Rule
 from ..state.rule_optimizer import RuleOptimizer
 from ..state.scalar_state import Values
 
-#: The numbers of each set of hyperparameters.
+#: For each set of hyperparameters, what a kernel gets for it (:meth:`Rule.uniforms`).
 Uniforms = Sequence[Sequence[float]] | npt.NDArray[np.float64]
-#: The sets of hyperparameters, by group: (group, first row of its one set, or an array with those of several sets).
-Leaders = Sequence[tuple[int, int | npt.NDArray[np.int64]]]
+#: For each group in use: (its index, the first row of each of its sets; an int instead of an array if it has one).
+SetsByGroup = Sequence[tuple[int, int | npt.NDArray[np.int64]]]
 
 
 def scalars_of(rule: Rule, group: Mapping[str, Any], needed: Collection[str] = ()) -> dict[str, float]:
@@ -90,7 +90,7 @@ def _sources(rule: Rule) -> list[_Source]:
 def uniforms_of(
     rule: Rule,
     optimizer: RuleOptimizer,
-    leaders: Leaders,
+    leaders: SetsByGroup,
     own: Mapping[str, Values | float],
     rounded: Collection[str] = (),
 ) -> Uniforms:
@@ -135,7 +135,7 @@ class Pattern(NamedTuple):
     """
 
     absent: list[int]
-    groups: Leaders
+    groups: SetsByGroup
     sets: npt.NDArray[np.int64]
     leaders: npt.NDArray[np.int64]
     used: int

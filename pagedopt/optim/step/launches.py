@@ -22,7 +22,7 @@ NO_SHARDS: Grads = {}
 
 
 class Launches(NamedTuple):
-    """What a step leaves for the next one: pointer tables, and what tells whether they still fit.
+    """The record of the last step: its pointer tables, and what the next step compares to know if they still fit.
 
     Attributes:
         objects: those that the tables are made for.
@@ -38,7 +38,7 @@ class Launches(NamedTuple):
 
 
 class PreparedStep(NamedTuple):
-    """A step of which all that can fail without harm is done.  Until :meth:`run` the optimizer is unchanged.
+    """A step after all checks, allocations and compilation, before its launches.  The optimizer is still unchanged.
 
     It is a value: it may be printed, run later, or dropped.
 

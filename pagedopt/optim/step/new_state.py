@@ -20,7 +20,7 @@ def create(optimizer: RuleOptimizer, found: Sequence[Member]) -> None:
     Raises:
         MemoryError, torch.OutOfMemoryError: there is no room.
     """
-    optimizer.store.mind(state_tensors(optimizer), type(optimizer).__name__)
+    optimizer.store.forget_and_warn(state_tensors(optimizer), type(optimizer).__name__)
     entries: dict[int, dict[str, Any]] = {}
     firsts = []
     for member in found:

@@ -1,4 +1,4 @@
-"""One launch of a step, as a value: its tensors, its hyperparameters, and the step counts that it changes."""
+"""What a step does with one bucket, as a value: launches, tensors, hyperparameters, numbers that change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..state.scalar_state import NumberTensors, ScalarState, Values
 from .hyperparameters import Uniforms
 from .kernel_views import KernelViews
 
-#: One number of each parameter: what reads and writes it, its tensors, and its new value.
+#: One name of numbers (as "step") over a bucket: (what reads and writes them, their tensors, their new values).
 Count = tuple[ScalarState, NumberTensors, Values | float]
 
 
@@ -54,7 +54,7 @@ class Update(NamedTuple):
     written: NumberTensors
 
     def launch(self, arenas: Sequence[Arena]) -> None:
-        """Launch on the current stream, and count the step; ``arenas`` are those that the plan numbers."""
+        """Launch on the current stream, and count the step; a move's ``arena`` is an index in ``arenas``."""
         if not self.lists.plain:
             self.lists.fill(self.tensors)
         mover = None if self.route is None else self.route.mover(arenas)

@@ -214,7 +214,7 @@ def _largest(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor])
 
 @contextlib.contextmanager
 def _restored(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Callable[[], None]]:
-    """Restore the model in place after the block, and when the yielded function is called; inside, grads are None."""
+    """Yield a function that restores the model in place and sets grads to None; after the block, restore grads too."""
     tensors = {id(t): t for t in (*model.parameters(), *model.buffers(), *(p for _, p in _named(model, optimizer)))}
     values = [(t, t.detach().cpu().clone()) for t in tensors.values()]
     grads = [(t, t.grad) for t in tensors.values() if t.is_leaf]

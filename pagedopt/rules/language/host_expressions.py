@@ -62,7 +62,7 @@ def _defined(program: Program, write: Callable[[ast.expr], ast.expr], namespace:
 
 
 class ArrayExpression(ast.NodeTransformer):
-    """Replaces choices and truths, which Python cannot apply to arrays, by calls of functions that the caller defines.
+    """Replaces ``a if b else c``, ``and``, ``or``, ``not`` and comparisons by calls that also take arrays.
 
     ``_number(truth, *terms)`` makes the result of a comparison of ``terms`` a number again.
     """

@@ -42,8 +42,8 @@ class InlinedRule:
     Attributes:
         statements: (name, value, the statement of the rule or of a function that it calls).
         values: the returned expressions.
-        carried: the hyperparameters among several returned names.
-        renewed: the expressions that these stand for after the rule has assigned them.
+        carried: the hyperparameters that the rule returns; a single returned name never counts as one.
+        renewed: for each of ``carried``, the new name that holds its value once the rule has assigned it.
         dependencies: what must not change for this to stay valid.
     """
 

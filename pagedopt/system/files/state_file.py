@@ -26,7 +26,7 @@ FOLDER_VARIABLE = "PAGEDOPT_STATE_DIR"
 _IN_RAM = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs", "rootfs")
 #: File systems on which sync_file_range() has no effect, as a mapping belongs to a file of the layer below.
 _STACKED = ("overlay",)
-#: Copy-on-write file systems: they write a changed page elsewhere, so reserved space would not do, unless told not to.
+#: Copy-on-write file systems: a changed page goes to another block, so reserving space is useless unless that is off.
 _COPYING = ("btrfs",)
 _SET_FLAGS, _NO_COPY = 0x40086602, 0x00800000  # FS_IOC_SETFLAGS, FS_NOCOW_FL of linux/fs.h
 #: The kernel may cut a request to read ahead to this, its default.
@@ -214,7 +214,7 @@ class StateFile:
                 raise
 
     def release(self, stretches: Sequence[Stretch]) -> None:
-        """Free the disk space of parts that are ordinary memory, after the caller counts them as such."""
+        """Free the disk space of parts that are ordinary memory; call it once the arena counts them as resident."""
         for offset, nbytes in filled(stretches):
             with contextlib.suppress(OSError):  # a file system without holes keeps the space
                 libc.punch_hole(self._file, self._begin + offset, nbytes)
@@ -223,8 +223,8 @@ class StateFile:
         """Write parts that are ordinary memory to the disk, and map the file in their place.
 
         Args:
-            joined: each part together with what follows it and is mapped already.  It becomes one mapping, as the
-                number of mappings of a process is limited.
+            joined: the ranges to map: each part with the mapped parts of the file that follow it, as one mapping,
+                because the number of mappings of a process is limited.
 
         Raises:
             MemoryError, OSError: there is no room, or writing failed.  Nothing has changed.
