@@ -39,3 +39,11 @@ def test_what_the_issue_template_asks_for_is_there(capsys: pytest.CaptureFixture
 def test_the_changelog_has_its_headings() -> None:
     text = (ROOT / "CHANGELOG.md").read_text()
     assert re.findall(r"^### (\w+)$", text, re.M) == ["Added", "Changed", "Fixed"]
+
+
+def test_planted_faults_name_what_is_there() -> None:
+    """``scripts/plant_faults.py`` replaces a text that stands once in its file, and runs a test file that exists."""
+    for fault in tomllib.loads((ROOT / "tests" / "planted_faults.toml").read_text())["fault"]:
+        assert (ROOT / "pagedopt" / fault["file"]).read_text().count(fault["before"]) == 1, fault["what"]
+        assert fault["before"] != fault["after"]
+        assert (ROOT / fault["test"].split()[0]).is_file(), fault["what"]
