@@ -41,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("folder")
 
 def run(*arguments: object) -> str:
     """What a program of ``torn_moves.py`` prints."""
-    return python(torn_moves.__file__, *arguments)
+    return python(torn_moves.__file__, *arguments, OMP_NUM_THREADS="1")  # a forked child has no threads of OpenMP
 
 
 # ---- signals ----
