@@ -196,9 +196,9 @@ def run(args: argparse.Namespace, interrupt: Interrupt | None = None) -> int:
             return _train(start(args, held), interrupt or Interrupt(), console)
     except torch.OutOfMemoryError as error:
         raise UsageError(
-            f"out of device memory ({str(error).splitlines()[0]}). Use --device-budget 0, which keeps PagedAdamW's "
-            "state on the host, a smaller --batch, --block or --size, or --optimizer paged, which trains one model "
-            "instead of two."
+            f"out of device memory ({str(error).splitlines()[0]}). Any of these helps: --device-budget 0 (PagedAdamW's "
+            "state stays on the host); a smaller --batch, --block or --size; --optimizer paged (one model is trained "
+            "instead of two)."
         ) from error
     except MemoryError as error:
         raise UsageError(f"{error} (--device-budget and --placement say where state goes)") from error

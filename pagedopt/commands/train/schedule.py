@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-FLOOR = 0.1  # the last step's learning rate, over the peak
+#: The last step has this part of the peak learning rate.
+FLOOR = 0.1
 
 
 def learning_rate(step: int, steps: int, peak: float) -> float:
