@@ -8,6 +8,7 @@ from ..common.lazy_names import attach
 
 if TYPE_CHECKING:
     from ..paging.pages import Layout as Layout
+    from ..system.cuda.page_limit import device_page_limit as device_page_limit
     from ..system.state_lost import StateLost as StateLost
     from .arena import Arena as Arena
     from .file import FileArena as FileArena
@@ -22,6 +23,7 @@ else:  # not for type checkers: with __getattr__ they would accept any name
         __name__,
         {
             "..paging.pages": ("Layout",),
+            "..system.cuda.page_limit": ("device_page_limit",),
             "..system.state_lost": ("StateLost",),
             ".arena": ("Arena",),
             ".file": ("FileArena",),

@@ -13,6 +13,7 @@ import torch
 from fake_pages import FakePages, Result
 
 from pagedopt.paging.pages import lay_out
+from pagedopt.placements import device_page_limit
 from pagedopt.placements.mapped import MappedArena
 from pagedopt.system.cuda import driver, virtual
 from pagedopt.system.cuda.driver import Location
@@ -195,3 +196,29 @@ def test_narrow_sections_move_with_the_first_page_of_their_granule(fake: FakePag
         assert made.measured() == {"device": near, "host": away}
         assert torch.equal(made.tensor, want)
     assert len(fake.handles) == len(fake.mapped) == 22
+
+
+def test_a_limit_refuses_device_pages_as_a_full_card_does(fake: FakePages, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(virtual, "device_pages", {})  # other tests lose memory on purpose
+    made, others = arena(1), [0]
+    want, page = fill(made), 2 * GRANULE
+    with device_page_limit(3 * page, lambda: others[0]):
+        made.move(3)
+        for target, beside in ((4, 0), (5, 0), (4, page)):
+            others[0] = beside
+            with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+                made.move(target)
+            assert made.resident == 3
+            assert_whole(made, want, fake)
+        others[0] = page
+        made.move(2)
+        with device_page_limit(page), pytest.raises(torch.OutOfMemoryError):
+            made.move(3)  # the outer limit leaves room for it, were nothing beside
+        made.move(0)
+    made.move(5)
+    assert_whole(made, want, fake)
+    del made
+    gc.collect()
+    assert not virtual.device_pages
+    with pytest.raises(ValueError, match="nbytes is -1"), device_page_limit(-1):
+        pass

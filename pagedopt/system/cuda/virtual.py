@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,11 @@ import torch
 from ..interrupts import Uninterrupted
 from ..state_lost import lost_in_move
 from .driver import CudaError, Location, bindings, call, check, location, relaxed_capture, view
+
+#: Bytes of each page on a device, by its handle.
+device_pages: dict[int, int] = {}
+#: Called with the bytes of a device page before it is created; each may refuse it (page_limit.py).
+limits: list[Callable[[int], None]] = []
 
 
 @functools.cache
@@ -107,7 +112,13 @@ class Range:
             return before
 
     def _create(self, nbytes: int, where: Location) -> Any:
-        return call("cuMemCreate", nbytes, _properties(where, self.device), 0)
+        if where is Location.HOST:
+            return call("cuMemCreate", nbytes, _properties(where, self.device), 0)
+        for check_limit in limits:
+            check_limit(nbytes)
+        handle = call("cuMemCreate", nbytes, _properties(where, self.device), 0)
+        device_pages[int(handle)] = nbytes
+        return handle
 
     def _map(self, address: int, nbytes: int, handle: Any) -> None:
         call("cuMemMap", address, nbytes, 0, handle, 0)
@@ -143,6 +154,8 @@ class Range:
 def release(handles: Sequence[Any]) -> None:
     """Free memory that is no longer mapped; CudaError if the driver refuses one, after the others are freed."""
     results = [bindings().cuMemRelease(handle) for handle in handles]
+    for handle in handles:
+        device_pages.pop(int(handle), None)
     for result in results:
         check("cuMemRelease", result)
 
@@ -155,4 +168,5 @@ def _free(address: int, nbytes: int, pages: dict[int, tuple[Any, int, Location]]
         for offset, (handle, page, _) in pages.items():
             d.cuMemUnmap(address + offset, page)
             d.cuMemRelease(handle)
+            device_pages.pop(int(handle), None)
         d.cuMemAddressFree(address, nbytes)
