@@ -1,29 +1,16 @@
-"""Columns as tables show them: µs in ms, bytes in GB or MiB, percent."""
+"""Columns as tables show them: µs in ms, bytes in GB or MiB, percent, a ratio, a median with its spread."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from experiments.harness.rows import Column, Row, Rows, cell, number_in
+from experiments.harness.rows import Column, Row, cell, number_in
 from experiments.harness.show import number
 
-
-def on_one_clock(rows: Rows) -> Rows:
-    """Rows that are compared, with ``time`` (µs) by one ``clock``, "GPU" or "wall".
-
-    The GPU's median where all that were timed have one, else the wall's of all.
-    """
-    timed = [row for row in rows if row.get("wall") is not None]
-    clock = "GPU" if timed and all(row.get("gpu") is not None for row in timed) else "wall"
-    return Rows({**row, "clock": clock, "time": by(clock, row)} for row in rows)
+Shown = Callable[[Row], str]
 
 
-def by(clock: str, times: Row) -> float | None:
-    """Of host, GPU and wall times the median of one; None where there is none."""
-    return number_in(times, clock.lower())
-
-
-def over(column: Column, unit: float) -> Callable[[Row], float | None]:
+def in_units(column: Column, unit: float) -> Callable[[Row], float | None]:
     """A column in units of so much; None where there is no number."""
 
     def value(row: Row) -> float | None:
@@ -35,16 +22,63 @@ def over(column: Column, unit: float) -> Callable[[Row], float | None]:
 
 def ms(column: Column) -> Callable[[Row], float | None]:
     """A column of µs in ms."""
-    return over(column, 1e3)
+    return in_units(column, 1e3)
 
 
 def mib(column: Column) -> Callable[[Row], float | None]:
     """A column of bytes in MiB."""
-    return over(column, 2**20)
+    return in_units(column, 2**20)
 
 
-def spread_ms(column: Column) -> Callable[[Row], str]:
-    """A column of measured µs: from where to where most of them lie, in ms."""
+def gb(column: Column) -> Shown:
+    """A column of bytes in GB; less than half a megabyte is 0."""
+    found = in_units(column, 1e9)
+    return lambda row: "0" if abs(found(row) or 1) < 5e-4 or found(row) == 0 else number(found(row))
+
+
+def formatted(column: Column, pattern: str, missing: str = "-") -> Shown:
+    """A column in a format, as "{:.2f} x"; of a series the median.
+
+    >>> formatted("share", "{:.1f} %")({"share": 12.34})
+    '12.3 %'
+    """
+
+    def text(row: Row) -> str:
+        found = number_in(row, column)
+        return missing if found is None else pattern.format(found)
+
+    return text
+
+
+def percent(column: Column, pattern: str = "{:.1f} %") -> Shown:
+    """A column of percent."""
+    return formatted(column, pattern)
+
+
+def ratio(column: Column, pattern: str = "{:.2f} x") -> Shown:
+    """A column of ratios."""
+    return formatted(column, pattern)
+
+
+def error(column: Column = "error") -> Shown:
+    """A column of errors; nothing where none is known."""
+    return formatted(column, "{:.1e}", "")
+
+
+def spread(column: Column, low: str = "p10", high: str = "p90") -> Shown:
+    """A series: its median, and from where to where most of it lies."""
+
+    def text(row: Row) -> str:
+        found = cell(row, column)
+        return (
+            "-" if found is None else "{} ({} to {})".format(*(number(found[name]) for name in ("median", low, high)))
+        )
+
+    return text
+
+
+def spread_ms(column: Column) -> Shown:
+    """From where to where most of a series of µs lies, in ms."""
 
     def text(row: Row) -> str:
         found = cell(row, column)
@@ -53,21 +87,6 @@ def spread_ms(column: Column) -> Callable[[Row], str]:
     return text
 
 
-def gb(column: Column) -> Callable[[Row], str]:
-    """A column of bytes in GB; less than half a megabyte is 0."""
-
-    def text(row: Row) -> str:
-        found = number_in(row, column)
-        return "0" if found is not None and abs(found) < 5e5 else number(None if found is None else found / 1e9)
-
-    return text
-
-
-def percent(column: Column, *, signed: bool = False) -> Callable[[Row], str]:
-    """A column of percent, with its sign where ``signed``."""
-
-    def text(row: Row) -> str:
-        found = number_in(row, column)
-        return "-" if found is None else f"{found:{'+' if signed else ''}.1f} %"
-
-    return text
+def yes_or_no(column: Column) -> Shown:
+    """A column of truth."""
+    return lambda row: "yes" if cell(row, column) else "no"

@@ -6,7 +6,7 @@ import argparse
 import difflib
 import importlib
 import pkgutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -68,27 +68,6 @@ class Question:
         """
         if needs := getattr(self.module, "needs", None):
             needs()
-
-    @property
-    def former(self) -> str:
-        """The name of its part in a file from before there were layouts."""
-        return str(getattr(self.module, "FORMER", self.name))
-
-    def old(self, result: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-        """Its rows in a file from before there were layouts; None if there are none.
-
-        Its own ``old`` finds them in its part of the file, or in the whole of one without parts; else they are the list
-        that has its name.
-        """
-        if "parts" in result:
-            if self.former not in result["parts"]:
-                return None
-            result = result["parts"][self.former]
-        if read := getattr(self.module, "old", None):
-            rows: list[dict[str, Any]] | None = read(result)
-            return rows
-        found = result.get(self.name)
-        return list(found) if isinstance(found, list) else None
 
 
 @dataclass(frozen=True)

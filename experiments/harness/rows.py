@@ -1,6 +1,8 @@
 """Rows of results: plain dicts in a list, in one JSON file per experiment and machine, merged part by part.
 
-A cell is a number, a text, or a measured number with its spread ({"median": …, "p10": …, "p90": …, "n": …}).
+A cell is a number, a text, or a series: a measured number with its clock and its spread ({"clock": "wall", "median": …,
+"p10": …}, see :func:`experiments.harness.time.series`).  A time or a ratio of times that is a plain number belongs to
+the clock that its row names ("clock").
 """
 
 from __future__ import annotations
@@ -16,10 +18,12 @@ from experiments.harness.revision import refuse
 from pagedopt.commands.results import as_json
 
 Row = dict[str, Any]
+Series = Mapping[str, Any]
+CLOCKS = ("host", "wall", "GPU")
 #: A column's name, or a function of a row.
 Column = str | Callable[[Row], Any]
-#: Of the files that this module writes; those without it are read by the questions' own ``old``.
-LAYOUT = 2
+#: Of the files that this module writes.
+LAYOUT = 3
 #: What must be alike for numbers to stand in one file; packages that only one part uses are not among it.
 MACHINE = ("processor", "cores", "gpu", "python", "torch", "torch_cuda", "numpy", "driver")
 VERSIONS = ("cupy-cuda13x", "cupy-cuda12x", "cuda-bindings", "numba")
@@ -66,6 +70,38 @@ def number_in(row: Row, column: Column) -> float | None:
     return None if found is None else float(found)
 
 
+# --- clocks
+
+
+def best(row: Row) -> Series:
+    """The GPU's series if there is one, else the wall's."""
+    found: Series = row["gpu"] or row["wall"]
+    return found
+
+
+def over(one: Series | None, other: Series | None) -> float | None:
+    """How many times as long one series takes as another, by their medians; None where one is missing.
+
+    Raises:
+        ValueError: they are of two clocks.
+    """
+    if not one or not other:
+        return None
+    if one["clock"] != other["clock"]:
+        raise ValueError(f"a time of the clock {one['clock']} over one of {other['clock']} says nothing")
+    return float(one["median"] / other["median"])
+
+
+def on_one_clock(rows: Rows) -> Rows:
+    """Rows that are compared, with the series ``time`` by one ``clock``.
+
+    The GPU's where all that were timed have one, else the wall's of all; None where a row was not timed.
+    """
+    timed = [row for row in rows if row.get("wall")]
+    clock = "GPU" if timed and all(row.get("gpu") for row in timed) else "wall"
+    return Rows({**row, "clock": clock, "time": row.get(clock.lower())} for row in rows)
+
+
 # --- files
 
 
@@ -77,10 +113,10 @@ def write(path: Path, result: Mapping[str, Any]) -> None:
 
 
 def read(path: Path, experiment: Experiment) -> dict[str, Any]:
-    """Results of an experiment, in today's layout whatever the file has.
+    """Results of an experiment.
 
     Raises:
-        SystemExit: there is no such file, or it holds no results of this experiment.
+        SystemExit: there is no such file, or it holds no results of this experiment, or in another layout.
     """
     try:
         found = json.loads(path.read_text())
@@ -89,29 +125,9 @@ def read(path: Path, experiment: Experiment) -> dict[str, Any]:
     named = found.get("experiment") if isinstance(found, dict) else None
     if named != experiment.name or not {"machine", "device"} <= found.keys():
         refuse(f"{path}: holds {f'results of {named}' if named else 'no results'}, not of {experiment.name}")
-    return found if found.get("layout") == LAYOUT else _from_old(found, experiment)
-
-
-def _from_old(old: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
-    """An older layout: each question finds its rows in it; what was left out stays as it was said."""
-    machine = old["machine"]
-    source = {name: machine[name] for name in ("when", "commit", "dirty") if name in machine}
-    parts = {}
-    for question in experiment.questions:
-        if (rows := question.old(old)) is not None:
-            known = old.get("parts", {}).get(question.former, {})
-            kept = {name: known[name] for name in ("when", "commit", "dirty", "seconds", "command") if name in known}
-            parts[question.name] = {**source, **kept, "rows": rows, "left_out": known.get("left_out", [])}
-    if parts and "parts" not in old:
-        next(iter(parts.values()))["left_out"] = list(old.get("left_out", ()))
-    kept = {name: old.get(name) for name in ("experiment", "machine", "device", "quick")}
-    return {
-        **kept,
-        "layout": LAYOUT,
-        "parts": parts,
-        "left_out": old.get("left_out", []),
-        "verdicts": old.get("verdicts", []),
-    }
+    if found.get("layout") != LAYOUT:
+        refuse(f"{path}: has layout {found.get('layout')}, and {LAYOUT} is read today: measure again")
+    return dict(found)
 
 
 def _signature(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import statistics
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from experiments.harness.machine import now
 from experiments.harness.question import Question
 from experiments.harness.revision import this_revision
-from experiments.harness.time import Case, measure, pairs
+from experiments.harness.time import Case, measure, pairs, series
 
 Item = TypeVar("Item")
 #: What may go wrong with one contender without ending the question: a refusal, no room, a rival that is not there.
@@ -76,7 +75,7 @@ class Run:
         warmup: int | None = None,
         device: torch.device | None = None,
     ) -> dict[str, Any]:
-        """Host, wall and GPU times by name of case, and ``best``: the GPU's median if there is one, else the wall's.
+        """The series ``host``, ``wall`` and ``gpu`` by name of case.
 
         Args:
             cases: timed in interleaved rounds.
@@ -85,8 +84,7 @@ class Run:
         """
         rounds, seconds = rounds or self.rounds, seconds or self.seconds
         warmup = self.warmup if warmup is None else warmup
-        timings = measure(cases, device or self.device, rounds=rounds, seconds=seconds, warmup=warmup)
-        return {name: {**timing.as_dict(), "best": timing.best()} for name, timing in timings.items()}
+        return measure(cases, device or self.device, rounds=rounds, seconds=seconds, warmup=warmup)
 
     def wall(self, cases: Sequence[Case], rounds: int | None = None, seconds: float | None = None) -> dict[str, Any]:
         """Wall times of what blocks the host or moves pages: each is waited for, and so is what comes before it."""
@@ -103,16 +101,11 @@ class Run:
         return {name: timing["host"] for name, timing in found.items()}
 
     def pairs(self, one: Case, other: Case) -> dict[str, Any]:
-        """Two cases that take turns on a CPU: ``pairs`` (µs), and quartiles of the ``time`` of one, of the ``other``,
-        and of their ``ratio``, pair by pair: how much faster the one is."""
+        """Two cases that take turns on a CPU: the ``time`` of one, of the ``other``, and their ``ratio`` pair by pair:
+        how much faster the one is."""
         found = pairs(one, other, rounds=self.rounds, seconds=self.seconds, warmup=self.warmup)
-        first, second = zip(*found, strict=True)
-        return {
-            "time": _quartiles(first),
-            "other": _quartiles(second),
-            "ratio": _quartiles([b / a for a, b in found]),
-            "pairs": [[round(a, 3), round(b, 3)] for a, b in found],
-        }
+        samples = {"time": [a for a, _ in found], "other": [b for _, b in found], "ratio": [b / a for a, b in found]}
+        return {name: series(values, "wall") for name, values in samples.items()}
 
     def time(self, cases: Sequence[Case], **columns: Any) -> Iterator[dict[str, Any]]:
         """A row per case: ``columns``, ``case``, and its times (:meth:`measure`)."""
@@ -151,11 +144,6 @@ class Run:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
-
-
-def _quartiles(samples: Sequence[float]) -> dict[str, float]:
-    q1, median, q3 = statistics.quantiles(samples, n=4, method="inclusive")
-    return {"q1": q1, "median": median, "q3": q3, "n": len(samples)}
 
 
 def _waited(run: Callable[[], object]) -> Callable[[], None]:

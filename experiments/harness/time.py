@@ -21,48 +21,35 @@ import gc
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
-
-from pagedopt.commands.results import spread
 
 MIN_ROUNDS = 5
 #: A longer gate would take longer than what it protects (µs).
 LONGEST_SPIN = 100_000.0
 
 
-@dataclass(frozen=True)
-class Stats:
-    """A summary of samples, in microseconds."""
-
-    median: float
-    p10: float
-    p90: float
-    n: int
-
-    @classmethod
-    def of(cls, samples: Sequence[float]) -> Stats:
-        """The summary of at least one sample."""
-        return cls(**spread(samples), n=len(samples))
+#: The percentiles of a series that results keep.
+PERCENTILES = {"min": 0, "p5": 5, "p10": 10, "p25": 25, "median": 50, "p75": 75, "p90": 90, "p95": 95, "max": 100}
+#: The times of a case: by host, wall and gpu a series, or None on a CPU or where the gate could not hold.
+Timing = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Timing:
-    """What :func:`measure` found for one case; ``gpu`` is None on a CPU or where the gate could not hold."""
+def series(samples: Sequence[float], clock: str) -> dict[str, Any]:
+    """Summarise samples, or ratios of samples, as results keep them.
 
-    host: Stats
-    wall: Stats
-    gpu: Stats | None
+    Args:
+        samples: at least one.
+        clock: "host", "wall" or "GPU": what they were taken with.
 
-    def best(self) -> float:
-        """The GPU's median if there is one, else the wall's."""
-        return (self.gpu or self.wall).median
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
+    Returns:
+        ``clock``, ``n``, and ``min``, ``p5`` … ``median`` … ``max``, in the unit of the samples.
+    """
+    found = np.percentile(samples, list(PERCENTILES.values())).tolist()
+    return {"clock": clock, **dict(zip(PERCENTILES, found, strict=True)), "n": len(samples)}
 
 
 @dataclass(frozen=True)
@@ -146,12 +133,12 @@ def pairs(one: Case, other: Case, *, rounds: int, seconds: float, warmup: int = 
 
 
 def _timing(samples: Sequence[tuple[float, float, float | None]]) -> Timing:
-    gpu = [g for _, _, g in samples if g is not None]
-    return Timing(
-        Stats.of([host for host, _, _ in samples]),
-        Stats.of([wall for _, wall, _ in samples]),
-        Stats.of(gpu) if len(gpu) > len(samples) // 2 else None,
-    )
+    host, wall, gpu = zip(*samples, strict=True)
+    held = [g for g in gpu if g is not None]
+    enough = len(held) > len(samples) // 2
+    return {
+        "host": series(host, "host"), "wall": series(wall, "wall"), "gpu": series(held, "GPU") if enough else None
+    }  # fmt: skip
 
 
 class _HostClock:

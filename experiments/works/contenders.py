@@ -1,27 +1,60 @@
-"""Optimizers that step over a model: ours, torch's in all its ways, other packages'."""
+"""Optimizers that step over a model: ours, torch's in all its ways, other packages'; each is one record."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from experiments.harness.panels import BLUE, GRAY, ORANGE, PURPLE
 from experiments.harness.run import Run
 from experiments.harness.time import Case
+from experiments.works.graph import captured
 from experiments.works.models import HYPER, Work
-from experiments.works.reference import Contender, Reference
+from experiments.works.reference import Bound, Reference
 from pagedopt import PagedAdamW, PagedSGD
+from pagedopt.formats import FORMATS
 
 OURS, FUSED, COPY = "PagedAdamW", "torch fused", "copy of its bytes"
 FOREACH, LOOP, GRAPH = "torch foreach", "torch loop", "CUDA graph of torch fused"
 COMPILED, COMPILED_LOOP = "torch.compile of foreach", "torch.compile of loop"
 TRITON = "Triton over our table"
-#: Their step is compiled by torch, tensor by tensor.
-TORCHAO = ("torchao AdamW8bit", "torchao AdamW4bit")
-Build = Callable[[list[torch.nn.Parameter]], Contender]
+#: Elements of a tensor from which on packages quantize its state.
+QUANTIZED_FROM = 4096
+Build = Callable[[list[torch.nn.Parameter]], Bound]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """An optimizer that steps over a model.
+
+    Attributes:
+        build: of parameters with gradients.
+        color: ours, torch's, what is compiled, or another package's.
+        state: bytes of state for each parameter.
+        crosses: whether some of its state crosses the link in a step.
+        narrow_from: elements of a tensor from which on its state is narrow, and float32 below; 0: of all.
+        compiled: whether it goes into a process of its own, as its compilation takes long.
+        needs: a package.
+    """
+
+    name: str
+    build: Build
+    color: str = BLUE
+    state: float = 8.0
+    crosses: bool = False
+    narrow_from: int = 0
+    compiled: bool = False
+    needs: str = ""
+
+    @property
+    def moved(self) -> float | None:
+        """Bytes that a step must move for each float32 parameter: it, its gradient, its state; None: over the link."""
+        return None if self.crosses else 12 + 2 * self.state
 
 
 @dataclass(frozen=True)
@@ -42,18 +75,18 @@ MOMENTUM = Family("SGD with momentum", torch.optim.SGD, PagedSGD, {"lr": 1e-3, "
 
 def ours(family: Family = ADAMW, /, **options: Any) -> Build:
     """PagedAdamW, or another of ours."""
-    return lambda params: Contender(family.paged(params, **family.hyper, **options).step)
+    return lambda params: Bound(family.paged(params, **family.hyper, **options).step)
 
 
 def theirs(family: Family = ADAMW, /, **options: Any) -> Build:
     """torch.optim.AdamW, or another of torch's."""
-    return lambda params: Contender(family.plain(params, **family.hyper, **options).step)
+    return lambda params: Bound(family.plain(params, **family.hyper, **options).step)
 
 
 def compiled(family: Family = ADAMW, /, *, foreach: bool = True) -> Build:
     """torch.compile of torch's step, as torch's tutorial on compiled optimizers does it: on a GPU, lr in a tensor."""
 
-    def build(params: list[torch.nn.Parameter]) -> Contender:
+    def build(params: list[torch.nn.Parameter]) -> Bound:
         hyper = dict(family.hyper)
         if params[0].is_cuda:  # torch refuses a tensor where steps are counted on the host
             hyper["lr"] = torch.tensor(hyper["lr"], device=params[0].device)
@@ -64,7 +97,7 @@ def compiled(family: Family = ADAMW, /, *, foreach: bool = True) -> Build:
         def step() -> None:
             optimizer.step()
 
-        return Contender(step)
+        return Bound(step)
 
     return build
 
@@ -72,64 +105,28 @@ def compiled(family: Family = ADAMW, /, *, foreach: bool = True) -> Build:
 def graphed(family: Family = ADAMW, /) -> Build:
     """A CUDA graph of torch's fused step, capturable where that is a question."""
 
-    def build(params: list[torch.nn.Parameter]) -> Contender:
+    def build(params: list[torch.nn.Parameter]) -> Bound:
         capturable = {"capturable": True} if family.capturable else {}
-        return captured(family.plain(params, **family.hyper, fused=True, **capturable).step)
+        return graph_of(family.plain(params, **family.hyper, fused=True, **capturable).step)
 
     return build
 
 
-def captured(step: Callable[[], object]) -> Contender:
+def graph_of(step: Callable[[], object]) -> Bound:
     """A CUDA graph of a step, after two that warm it up."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    warm = 2
-    with torch.cuda.stream(side):
-        for _ in range(warm):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-
-    def replay(
-        _step: Callable[[], object] = step,
-    ) -> None:  # a graph writes to addresses; the step holds what lies there
-        graph.replay()
-
-    return Contender(replay, warm)
+    return Bound(captured(step, 2)[0], 2)
 
 
-def bitsandbytes(name: str) -> Build:
-    """An optimizer of bitsandbytes."""
+def imported(package: str, name: str, **options: Any) -> Build:
+    """An optimizer of another package."""
 
-    def build(params: list[torch.nn.Parameter]) -> Contender:
-        from bitsandbytes import optim  # type: ignore[import-not-found]
-
-        return Contender(getattr(optim, name)(params, **HYPER).step)
+    def build(params: list[torch.nn.Parameter]) -> Bound:
+        return Bound(getattr(importlib.import_module(package), name)(params, **HYPER, **options).step)
 
     return build
 
 
-def torchao(name: str) -> Build:
-    """An optimizer of torchao: less state, so fewer bytes than the others move."""
-
-    def build(params: list[torch.nn.Parameter]) -> Contender:
-        from torchao import optim  # type: ignore[import-not-found]
-
-        return Contender(getattr(optim, name)(params, **HYPER).step)
-
-    return build
-
-
-def apex(params: list[torch.nn.Parameter]) -> Contender:
-    """FusedAdam of apex, of which torch's fused step comes."""
-    from apex.optimizers import FusedAdam  # type: ignore[import-not-found]
-
-    return Contender(FusedAdam(params, adam_w_mode=True, **HYPER).step)
-
-
-def triton(params: list[torch.nn.Parameter]) -> Contender:
+def triton(params: list[torch.nn.Parameter]) -> Bound:
     """A kernel in Triton over our table of pointers, after a first step: whatever its compiler says is a refusal.
 
     Raises:
@@ -142,38 +139,56 @@ def triton(params: list[torch.nn.Parameter]) -> Contender:
         optimizer.step()
     except Exception as error:
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
-    return Contender(optimizer.step, 1)
+    return Bound(optimizer.step, 1)
 
 
-#: By name; those of another package are left out where it is missing.
-CONTENDERS: dict[str, Build] = {
-    OURS: ours(),
-    "PagedAdamW, managed state": ours(placement="managed"),
-    FUSED: theirs(fused=True),
-    FOREACH: theirs(foreach=True),
-    LOOP: theirs(foreach=False),
-    GRAPH: graphed(),
-    COMPILED: compiled(),
-    COMPILED_LOOP: compiled(foreach=False),
-    "bitsandbytes AdamW32bit": bitsandbytes("AdamW32bit"),
-    "bitsandbytes PagedAdamW32bit": bitsandbytes("PagedAdamW32bit"),
-    "bitsandbytes AdamW8bit": bitsandbytes("AdamW8bit"),
-    **{name: torchao(name.split()[1]) for name in TORCHAO},
-    "apex FusedAdam": apex,
-    TRITON: triton,
-}
+def every() -> Iterator[Contender]:
+    """All there are."""
+    yield Contender(OURS, ours())
+    yield Contender(f"{OURS}, device", ours(placement="device"))
+    yield Contender(f"{OURS}, managed state", ours(placement="managed"))
+    for share in ("75%", "50%", "25%", "0%"):
+        yield Contender(f"{OURS}, {share} on device", ours(device_budget=share), crosses=True)
+    for name, of in FORMATS.items():
+        if name != "float32":
+            width = 2 * sum(column.dtype.itemsize for column in of.columns)
+            yield Contender(f"{OURS}, {name} state", ours(state_format=name), state=width)
+    yield Contender(FUSED, theirs(fused=True), GRAY)
+    yield Contender(FOREACH, theirs(foreach=True), GRAY)
+    yield Contender(LOOP, theirs(foreach=False), GRAY)
+    yield Contender(GRAPH, graphed(), GRAY)
+    yield Contender(COMPILED, compiled(), PURPLE, compiled=True)
+    yield Contender(COMPILED_LOOP, compiled(foreach=False), PURPLE, compiled=True)
+    yield Contender(TRITON, triton, PURPLE, needs="triton")
+    for name, narrow in (("AdamW32bit", False), ("PagedAdamW32bit", False), ("AdamW8bit", True)):
+        build = imported("bitsandbytes.optim", name)
+        more: dict[str, Any] = {"state": 2 * (1 + 4 / 256), "narrow_from": QUANTIZED_FROM} if narrow else {}
+        yield Contender(f"bitsandbytes {name}", build, ORANGE, needs="bitsandbytes", **more)
+    # Scales belong to 256 and to 128 numbers; their step is compiled by torch, tensor by tensor.
+    for name, state in (("AdamW8bit", 2 * (1 + 4 / 256)), ("AdamW4bit", 2 * (1 / 2 + 4 / 128))):
+        yield Contender(f"torchao {name}", imported("torchao.optim", name), ORANGE, state, False, QUANTIZED_FROM, True,
+                        "torchao")  # fmt: skip
+    yield Contender("apex FusedAdam", imported("apex.optimizers", "FusedAdam", adam_w_mode=True), ORANGE, needs="apex")
+
+
+CONTENDERS = {contender.name: contender for contender in every()}
 #: Seconds after which a compilation is given up: that it was is a result.
 LIMIT = 300
-PACKAGES = ("bitsandbytes", "torchao", "triton", "apex")
+
+
+def color(name: str) -> str:
+    """Of the contender whose name this begins with, or ours."""
+    known = [c for c in CONTENDERS.values() if name.startswith(c.name)]
+    return max(known, key=lambda contender: len(contender.name)).color if known else GRAY
 
 
 def installed(run: Run, names: Iterable[str]) -> list[str]:
     """Those whose package is here; the others are left out, each package once."""
     known = list(names)
-    packages = {name: package for name in known if (package := name.split()[0].lower()) in PACKAGES}
-    missing = sorted({package for package in packages.values() if importlib.util.find_spec(package) is None})
+    needs = {name: CONTENDERS[name].needs for name in known if name in CONTENDERS and CONTENDERS[name].needs}
+    missing = sorted({package for package in needs.values() if importlib.util.find_spec(package) is None})
     run.left_out += [line for package in missing if (line := f"{package}: not installed") not in run.left_out]
-    return [name for name in known if packages.get(name) not in missing]
+    return [name for name in known if needs.get(name) not in missing]
 
 
 def checked(

@@ -13,7 +13,7 @@ Step = Callable[[], object]
 
 
 @dataclass(frozen=True)
-class Contender:
+class Bound:
     """An optimizer bound to parameters of its own, with ``done`` steps behind it."""
 
     step: Step
@@ -46,7 +46,7 @@ class Reference:
             optimizer.step()
         self.after = [v.detach() for v in values]
 
-    def error(self, params: Sequence[torch.nn.Parameter], contender: Contender) -> float:
+    def error(self, params: Sequence[torch.nn.Parameter], contender: Bound) -> float:
         """‖update - exact update‖ / ‖exact update‖ after four steps of a contender that was just built."""
         for _ in range(self.STEPS - contender.done):
             contender.step()

@@ -20,13 +20,13 @@ from experiments.works.contenders import (
     SGD,
     Build,
     Family,
-    captured,
     compiled,
+    graph_of,
     graphed,
     ours,
     theirs,
 )  # fmt: skip
-from experiments.works.reference import Contender
+from experiments.works.reference import Bound
 from pagedopt.rules import UPDATES, Rule
 from pagedopt.rules.adamw import adamw
 from pagedopt.rules.elementwise import add
@@ -104,10 +104,10 @@ def stepped(family: Family) -> dict[str, Build]:
 def _adding(run: Callable[[list[torch.Tensor], list[torch.Tensor]], object], graph: bool = False) -> Build:
     """An addition of multiples of gradients, without an optimizer around it."""
 
-    def build(params: list[torch.nn.Parameter]) -> Contender:
+    def build(params: list[torch.nn.Parameter]) -> Bound:
         values = [p.detach() for p in params]
         grads = [p.grad for p in params if p.grad is not None]
-        return captured(lambda: run(values, grads)) if graph else Contender(lambda: run(values, grads))
+        return graph_of(lambda: run(values, grads)) if graph else Bound(lambda: run(values, grads))
 
     return build
 
@@ -121,7 +121,7 @@ def _foreach_add(values: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
     torch._foreach_add_(values, grads, alpha=ALPHA)
 
 
-def _compiled_add(params: list[torch.nn.Parameter]) -> Contender:
+def _compiled_add(params: list[torch.nn.Parameter]) -> Bound:
     return _adding(torch.compile(_foreach_add))(params)
 
 

@@ -15,6 +15,7 @@ import torch
 
 from experiments.harness import child
 from experiments.harness.run import Run
+from experiments.works.graph import captured
 from experiments.works.norm_tanh import NormTanh, tried
 
 SPLIT, COMBINED, LIST = "split_stack", "combined", "pointer list"
@@ -79,25 +80,6 @@ class Slices:
     def graph(self) -> Way:
         """split_stack, captured once and replayed; the result is the graph's own buffer."""
         return captured(self.way(self.split_stack))[0]
-
-
-def captured(function: Callable[[], Any]) -> tuple[Callable[[], Any], torch.cuda.CUDAGraph]:
-    """A function that replays what another queued, once it was warm; and its graph."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            function()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = function()
-
-    def replay() -> Any:
-        graph.replay()
-        return out
-
-    return replay, graph
 
 
 def backend(run: Run) -> str:

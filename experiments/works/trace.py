@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from experiments.harness.plot import BLUE, GRAY, ORANGE
+from experiments.harness.panels import BLUE, GRAY, ORANGE
 
 KERNEL, COPIES = "kernel", ("gpu_memcpy", "gpu_memset")
 #: Calls of the host, of the runtime and of the driver; the latter are Triton's and CuPy's.
@@ -237,10 +237,15 @@ def traced(run: Callable[[], object]) -> Trace:
     with profile(activities=activities, acc_events=True) as profiler:
         run()
         wait()
+    return Trace.of(chrome_events(profiler))
+
+
+def chrome_events(profiler: Any) -> list[dict[str, Any]]:
+    """The events of ``torch.profiler.profile``, as its Chrome trace has them."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
-        return Trace.read(path)
+        return list(json.loads(path.read_text())["traceEvents"])
 
 
 def counted(run: Callable[[], object], warmup: int = WARMUP) -> Counts:

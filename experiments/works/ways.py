@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from mmap import PAGESIZE
 from typing import Any
 
-from experiments.harness.plot import Lines
+from experiments.harness.panels import Lines
 from experiments.harness.rows import Row
 from experiments.harness.run import Run
 from experiments.harness.show import Grid, number

@@ -8,13 +8,13 @@ On a CPU torch's profiler hears of every allocation of torch's; those of NumPy, 
 from __future__ import annotations
 
 import ctypes
-import json
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from experiments.works.trace import chrome_events
 
 #: Of the events of a trace, those that say what was allocated or freed.
 MEMORY = "[memory]"
@@ -87,10 +87,7 @@ def _memory_events(run: Callable[[], object]) -> list[dict[str, Any]]:
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         run()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        return list(json.loads(path.read_text())["traceEvents"])
+    return chrome_events(profiler)
 
 
 def high_water(reset: bool = False) -> int | None:

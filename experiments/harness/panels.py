@@ -1,0 +1,230 @@
+"""Panels of pictures as values: lines with their spread, and bars.
+
+Names stand at what they name, in its colour; an axis says its clock, its unit and whether it is logarithmic; bars begin
+at 0, stand in the order of their lengths and have their numbers inside the frame.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from experiments.harness.rows import Column, Rows, Series, cell, number_in
+from experiments.harness.show import number
+
+#: Colours that the colour-blind can tell apart (Okabe and Ito 2008), orange and purple dark enough for letters.
+BLUE, ORANGE, GREEN, RED, PURPLE, GRAY = "#0072B2", "#B37400", "#009E73", "#D55E00", "#AA5588", "#6E6E6E"
+#: What lines of one panel are told apart by, where they lie on each other, too.
+COLORS, MARKERS = (BLUE, ORANGE, GREEN, RED, PURPLE, GRAY, "black"), "osD^vXP"
+LETTERS = 9.0
+#: Letters of a title that fit over one of two panels, and of a name that fit beside it.
+NARROW, SHORT = 30, 16
+#: Bars with lengths so far apart are dots over a logarithmic axis: a bar has no length there.
+FAR_APART = 100.0
+#: Name → colour.
+Colors = Callable[[str], str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One pair of axes.
+
+    Attributes:
+        title: with fields of the first row, as "{work}".
+        unit: of what is drawn; behind it stands the clock.
+        colors: of names; by default each has the next colour.
+        where: only rows with these values.
+    """
+
+    title: str
+    unit: str = "µs"
+    colors: Colors | None = None
+    where: Mapping[str, Any] = field(default_factory=dict)
+
+    def onto(self, axes: Any, rows: Rows) -> None:
+        """Draw into a matplotlib Axes, under the title."""
+        rows = rows.where(**self.where)
+        title = self.title.format_map(rows[0])
+        axes.set_title(title if self.is_wide(rows) else textwrap.fill(title, NARROW), fontsize=LETTERS + 1)
+        self.draw(axes, rows)
+
+    def draw(self, axes: Any, rows: Rows) -> None:
+        """Draw rows of the panel."""
+        raise NotImplementedError
+
+    def height(self, rows: Rows) -> float:
+        """Inches."""
+        return 3.2
+
+    def is_wide(self, rows: Rows) -> bool:
+        """Whether nothing has room beside it."""
+        return False
+
+    def labelled(self, clock: str, log: bool = False) -> str:
+        """The unit, the clock and the kind of an axis."""
+        return ", ".join(filter(None, (self.unit, clock))) + (" (log)" if log else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lines(Panel):
+    """A line per value of a column, with its spread where it is of series; who has one point is a mark.
+
+    Attributes:
+        x, y: columns of numbers or series; rows without one are not drawn.
+        each: a line for each of its values, which is its name.
+        label: what ``x`` counts.
+        log: the logarithmic axes: "xy", "x", "y" or "".
+        level: a name, and a column whose number in the first row is drawn as a line across.
+        inches: the height.
+    """
+
+    x: Column
+    y: Column
+    each: str
+    label: str = ""
+    log: str = "xy"
+    level: tuple[str, Column] | None = None
+    inches: float = 3.2
+
+    def height(self, rows: Rows) -> float:
+        """The same for all."""
+        return self.inches
+
+    def is_wide(self, rows: Rows) -> bool:
+        """Where a name is long."""
+        return any(len(str(row[self.each])) > SHORT for row in rows)
+
+    def draw(self, axes: Any, rows: Rows) -> None:
+        """Each line, and its name beside its end."""
+        for axis in self.log:
+            getattr(axes, f"set_{axis}scale")("log")
+        ends = [self.line(axes, i, group) for i, group in enumerate(rows.groups(self.each)) if self.points(group)]
+        if self.level and ends:
+            height = number_in(rows[0], self.level[1]) or 0.0
+            axes.axhline(height, color=RED, linestyle="--", linewidth=1)
+            ends.append((max(end[0] for end in ends), height, self.level[0], RED))
+        axes.grid(alpha=0.3)
+        axes.set_xlabel((self.label or str(self.x)) + (" (log)" if "x" in self.log else ""))
+        axes.set_ylabel(self.labelled(clock_of(rows, self.y), "y" in self.log))
+        label_beside(axes, ends)
+
+    def points(self, rows: Rows) -> list[tuple[float, float, Any]]:
+        """(x, y, cell of y), from left to right."""
+        known = ((number_in(row, self.x), number_in(row, self.y), cell(row, self.y)) for row in rows)
+        return sorted(((x, y, of) for x, y, of in known if x is not None and y is not None), key=lambda point: point[0])
+
+    def line(self, axes: Any, i: int, rows: Rows) -> tuple[float, float, str, str]:
+        """Draw the line ``i``; returns its end, its name and its colour."""
+        across, up, cells = zip(*self.points(rows), strict=True)
+        name, style = str(rows[0][self.each]), look(i)
+        style |= {"color": self.colors(name)} if self.colors else {}
+        errors = spread(cells) if isinstance(cells[0], Mapping) else None
+        axes.errorbar(across, up, yerr=errors, linewidth=1.2, markersize=4.5, **style)
+        return across[-1], up[-1], name, style["color"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bars(Panel):
+    """Horizontal bars, the shortest on top, each with its number, and with its spread if it is a series.
+
+    Attributes:
+        name: what stands beside a bar.
+        length: a column of numbers or of series.
+        scale: lengths are divided by it.
+        line: the name of the row that is drawn as a line across the others.
+    """
+
+    name: Column
+    length: Column
+    scale: float = 1.0
+    line: str = ""
+
+    def height(self, rows: Rows) -> float:
+        """By the number of bars."""
+        return 0.9 + 0.36 * len(rows.where(**self.where))
+
+    def draw(self, axes: Any, rows: Rows) -> None:
+        """The bars, and the line across them."""
+        lengths = {str(cell(row, self.name)): found / self.scale for row in rows
+                   if (found := number_in(row, self.length)) is not None}  # fmt: skip
+        cells = {str(cell(row, self.name)): cell(row, self.length) for row in rows}
+        floor = lengths.pop(self.line, None)
+        names = sorted(lengths, key=lengths.__getitem__)
+        errors = spread([cells[name] for name in names], self.scale) if isinstance(cells[names[0]], Mapping) else None
+        ends = [lengths[name] + (errors[1][i] if errors else 0.0) for i, name in enumerate(names)]
+        colors = [self.colors(name) if self.colors else BLUE for name in names]
+        shown, at = [lengths[name] for name in names], range(len(names))
+        log = 0 < FAR_APART * shown[0] < shown[-1]
+        if log:
+            axes.set_xscale("log")
+            axes.errorbar(shown, at, xerr=errors, fmt="none", ecolor="black", elinewidth=0.8)
+            axes.scatter(shown, at, color=colors, s=36, zorder=3)
+            axes.set_xlim(shown[0] / 2, 8 * max(ends))
+            axes.grid(axis="x", alpha=0.3)
+        else:
+            axes.barh(at, shown, xerr=errors, color=colors, error_kw={"elinewidth": 0.8})
+            axes.set_xlim(0, 1.25 * max(ends))
+        for height, length, end in zip(at, shown, ends, strict=True):
+            axes.annotate(number(length), (end, height), (5, 0), textcoords="offset points", va="center",
+                          fontsize=LETTERS)  # fmt: skip
+        axes.set_xlabel(self.labelled(clock_of(rows, self.length), log))
+        axes.set_yticks(at, [textwrap.fill(name, 20) for name in names], fontsize=LETTERS)
+        axes.set_ylim(len(names) - 0.4, -0.6)
+        if floor is not None:
+            axes.axvline(floor, color=RED, linestyle="--", linewidth=1)
+            axes.set_ylim(len(names) + 0.2, -0.6)
+            said = f" {self.line}, {number(floor)}"
+            axes.text(floor, len(names) - 0.1, said, color=RED, fontsize=LETTERS, va="center")
+
+
+def clock_of(rows: Rows, column: Column) -> str:
+    """The clock of a column: of its series, or that which its rows name; "" where it is of no time."""
+    found = next((value for row in rows if (value := cell(row, column)) is not None), None)
+    return str(found["clock"] if isinstance(found, Mapping) else rows[0].get("clock", ""))
+
+
+def look(i: int) -> dict[str, str]:
+    """Colour and marker of the line ``i`` of a panel; a hollow marker shows what lies beneath it."""
+    return {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i % len(MARKERS)], "fillstyle": "none"}
+
+
+def spread(measured: Sequence[Series], unit: float = 1.0) -> list[list[float]]:
+    """How far below and above their medians most of them lie."""
+    return [[abs(found[end] - found["median"]) / unit for found in measured] for end in ("p10", "p90")]
+
+
+def label_beside(axes: Any, points: Sequence[tuple[float, float, str, str]], size: float = LETTERS) -> None:
+    """Write names in a column to the right of the axes, each joined with its point; none lies on another.
+
+    Args:
+        axes: of matplotlib, with its limits and scales as they are to stay.
+        points: (x, y, name, colour).
+        size: of the letters.
+    """
+    axes.get_xlim(), axes.get_ylim()  # settles what lies where in the axes
+    place = axes.transData + axes.transAxes.inverted()
+    ordered = sorted(
+        ((*place.transform((x, y)), x, y, name, color) for x, y, name, color in points), key=lambda p: p[1]
+    )
+    step = size * 1.4 / 72 * axes.figure.dpi / axes.get_window_extent().height
+    heights = spaced([float(point[1]) for point in ordered], step)
+    for (_, _, x, y, name, color), height in zip(ordered, heights, strict=True):
+        axes.annotate(
+            name, (x, y), (1.03, height), "data", "axes fraction", fontsize=size, color=color, va="center",
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": color, "alpha": 0.45, "linewidth": 0.7, "relpos": (0, 0.5)},
+        )  # fmt: skip
+
+
+def spaced(wanted: Sequence[float], step: float, low: float = 0.0, high: float = 1.0) -> list[float]:
+    """Heights near those wanted (rising), at least ``step`` apart, between two bounds as far as there is room."""
+    found: list[float] = []
+    for height in wanted:
+        found.append(max(height, found[-1] + step if found else low))
+    ceiling = high
+    for i in reversed(range(len(found))):
+        found[i] = min(found[i], ceiling)
+        ceiling = found[i] - step
+    return found
