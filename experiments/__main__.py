@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Sequence
 
 from pagedopt.commands.process import end, process
 
-#: What measures nothing.
+#: What measures nothing: its module, and what it does.
 PAGES = {
-    "readme": "fill README.md with what is kept, and draw its picture",
-    "lecture": "write notes/lecture.md, what the lectures claim, from results that are kept",
+    "readme": ("readme", "fill README.md with what is kept, and draw its picture"),
+    "lecture": ("lecture.page", "write notes/lecture.md, what the lectures claim, from results that are kept"),
 }
 
 
 def main(arguments: Sequence[str]) -> int:
     """``python -m experiments [NAME [OPTIONS]]``"""
-    from experiments import readme
     from experiments.harness import question
     from experiments.harness.main import Parser
     from experiments.harness.main import main as run
-    from experiments.lecture import page as lecture
 
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler says on stderr when it begins and ends
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -30,12 +29,12 @@ def main(arguments: Sequence[str]) -> int:
             print(f"  {experiment.name:20} {experiment.title}")
             if takes := experiment.takes:
                 print(f"  {'':20} {takes}")
-        print("", *(f"  {page:20} {what}" for page, what in PAGES.items()), sep="\n")
+        print("", *(f"  {page:20} {what}" for page, (_, what) in PAGES.items()), sep="\n")
         return 0
     name, *rest = arguments[0].replace("-", "_"), *arguments[1:]
     if name in PAGES:
-        Parser(prog=f"python -m experiments {name}", description=PAGES[name]).parse_args(rest)
-        return {"lecture": lecture, "readme": readme}[name].main()
+        Parser(prog=f"python -m experiments {name}", description=PAGES[name][1]).parse_args(rest)
+        return int(importlib.import_module(f"experiments.{PAGES[name][0]}").main())
     found = question.find(name)
     if found is None:
         names = ", ".join(experiment.name for experiment in question.every())
