@@ -20,88 +20,68 @@ from typing import Any
 
 import torch
 
-from experiments.harness.columns import by, mib, ms, on_one_clock
+from experiments.harness.columns import error, formatted, mib, ms
 from experiments.harness.machine import chosen_device
-from experiments.harness.plot import BLUE, GRAY, ORANGE, PAGE, PURPLE, RED, Plot, label_beside
-from experiments.harness.rows import Row, Rows
+from experiments.harness.panels import RED, Lines
+from experiments.harness.plot import Plot
+from experiments.harness.rows import Row, Rows, against, on_one_clock
 from experiments.harness.run import Run
 from experiments.harness.show import Bar, Table, console
 from experiments.harness.time import Case
-from experiments.works.contenders import (
-    COMPILED,
-    COMPILED_LOOP,
-    CONTENDERS,
-    COPY,
-    FOREACH,
-    FUSED,
-    GRAPH,
-    LIMIT,
-    LOOP,
-    OURS,
-    TORCHAO,
-    TRITON,
-    Build,
-    copy_of_bytes,
-    installed,
-    ours,
-)  # fmt: skip
+from experiments.works import contenders
+from experiments.works.contenders import COMPILED, COMPILED_LOOP, COPY, FOREACH, FUSED, GRAPH, OURS, Contender
 from experiments.works.fresh import fresh
 from experiments.works.models import LLAMA_LAYER, Work, gpt2_shapes
-from experiments.works.reference import Reference, Step
+from experiments.works.reference import Bound, Reference
 from experiments.works.trace import counted
 from experiments.works.weight import Scales, extra
 from pagedopt import PagedOptimizer
-from pagedopt.formats import FORMATS
 
-SHARES = ("75%", "50%", "25%", "0%")
-#: Ours with its state elsewhere, or in other formats: all there are.
-OF_OURS: dict[str, Build] = {
-    **{f"{OURS}, {share} on device": ours(device_budget=share) for share in SHARES},
-    **{f"{OURS}, {name} state": ours(state_format=name) for name in FORMATS if name != "float32"},
-}
-BITS_8 = "bitsandbytes AdamW8bit"
-OTHERS = ("bitsandbytes AdamW32bit", BITS_8, "apex FusedAdam", TRITON)
-#: Whose state is narrow where a tensor has so many elements, and float32 elsewhere.
-QUANTIZED, QUANTIZED_FROM = (BITS_8, *TORCHAO), 4096
-ON_GPU = (LOOP, FOREACH, FUSED, GRAPH, *OTHERS, f"{OURS}, device", *OF_OURS)
-ON_CPU = (LOOP, FOREACH, FUSED, f"{OURS}, device", *OF_OURS)
-TOYS = (FOREACH, FUSED, f"{OURS}, device", f"{OURS}, bfloat16 state")
-#: Whose compilation is tried on which work.
-COMPILE = {"gpt2": (COMPILED, *TORCHAO), "llama": (COMPILED, COMPILED_LOOP, *TORCHAO)}
-#: Bytes of state per parameter where they are not two float32 numbers; scales belong to 256 and to 128 numbers.
-STATE = {
-    **{f"{OURS}, {name} state": 2 * sum(c.dtype.itemsize for c in of.columns) for name, of in FORMATS.items()},
-    BITS_8: 2 * (1 + 4 / 256),
-    TORCHAO[0]: 2 * (1 + 4 / 256),
-    TORCHAO[1]: 2 * (1 / 2 + 4 / 128),
-}
-BUILDS: dict[str, Build] = {**CONTENDERS, **OF_OURS, f"{OURS}, device": ours(placement="device")}
+DEVICE = f"{OURS}, device"
+TOYS = (FOREACH, FUSED, DEVICE, f"{OURS}, bfloat16 state")
+#: Whose state goes where it is used: paged_state weighs them.
+ELSEWHERE = (OURS, f"{OURS}, managed state", "bitsandbytes PagedAdamW32bit")
+#: Tensors in the longest list that is compiled.
+LONGEST = {COMPILED: 148, COMPILED_LOOP: 110}
 #: What ours has to be nearer to float64 than.
 RIGHT = 5e-5
 #: An update that is as near to float64 as this is that of float32, in whatever order it adds and multiplies.
 EXACT = 5e-4
 
 
-def works(quick: bool, gpu: bool) -> dict[str, Work]:
+def works(run: Run) -> dict[str, Work]:
     """What is stepped over; smaller on a CPU."""
-    gpt2 = gpt2_shapes() if gpu else gpt2_shapes(5000, 128, 256, 4)
-    if quick:
-        return {"gpt2": Work("GPT-2's shapes, toys", gpt2_shapes(50, 16, 32, 1), torch.float32, 28, RIGHT)}
-    found = {
-        "gpt2": Work("GPT-2 124M" if gpu else "a GPT-2 of 4.7 M", gpt2, torch.float32, 28, RIGHT),
-        "1000": Work("1,000 x (2, 3)", [(2, 3)] * 1000, torch.float32, 28, RIGHT),
+    gpu = run.device.type == "cuda"
+    tiny = ("1,000 x (2, 3)", [(2, 3)] * 1000)
+    if run.quick:
+        shapes = {"gpt2": ("GPT-2's shapes, toys", gpt2_shapes(50, 16, 32, 1))}
+    elif gpu:
+        llama = ("a layer of Llama 70B", list(LLAMA_LAYER))
+        shapes = {"gpt2": ("GPT-2 124M", gpt2_shapes()), "1000": tiny, "llama": llama}
+    else:
+        shapes = {"gpt2": ("a GPT-2 of 4.7 M", gpt2_shapes(5000, 128, 256, 4)), "1000": tiny}
+    return {key: Work(name, of, torch.float32, 28, RIGHT) for key, (name, of) in shapes.items()}
+
+
+def chosen(run: Run, work: Work, compiled: bool) -> list[Contender]:
+    """Those that are installed, can run here, and are what they are called over a work."""
+    known = [c for c in contenders.CONTENDERS.values() if c.compiled is compiled and c.name not in ELSEWHERE]
+    if run.device.type == "cpu":  # state that crosses goes into pages of a file, each of 1,000 numbers and more
+        known = [c for c in known if not c.needs and c.name != GRAPH and not (c.crosses and len(work.shapes) > 200)]
+    if run.quick:
+        known = [c for c in known if c.name in TOYS]
+    largest = max(torch.Size(shape).numel() for shape in work.shapes)
+    here = [contenders.CONTENDERS[name] for name in contenders.installed(run, [c.name for c in known])]
+    alike = [c for c in here if c.narrow_from > largest]
+    long = [c for c in here if len(work.shapes) > LONGEST.get(c.name, len(work.shapes))]
+    whys = {
+        f"keep float32 for tensors of fewer than {contenders.QUANTIZED_FROM:,} elements, and here are no others": alike,
+        "lists of more than 110 tensors are compiled once, and that is foreach over GPT-2's 148": long,
     }
-    return {**found, "llama": Work("a layer of Llama 70B", LLAMA_LAYER, torch.float32, 28, RIGHT)} if gpu else found
-
-
-def moved(name: str) -> float | None:
-    """Bytes that an update must move per float32 parameter: it, its gradient, its state; None if some cross a link."""
-    return None if name.endswith(" on device") else 12 + 2 * STATE.get(name, 8)
-
-
-def as_float32(name: str, work: Work) -> bool:
-    """Whether an optimizer that quantizes does so nowhere in a work."""
-    return name in QUANTIZED and max(torch.Size(shape).numel() for shape in work.shapes) < QUANTIZED_FROM
+    for why, found in whys.items():
+        if found:
+            run.leave_out(f"{work.name}, {', '.join(c.name for c in found)}: {why}")
+    return [c for c in here if c not in alike and c not in long]
 
 
 class Weighing:
@@ -110,137 +90,106 @@ class Weighing:
     Args:
         run: where.
         key: of the work.
-
-    Attributes:
-        lives: how often a contender is built: on a GPU what its first life loads, modules and kernels, is not weighed.
     """
 
     def __init__(self, run: Run, key: str) -> None:
         self.run, self.key, self.device = run, key, run.device
-        self.work = works(run.quick, run.device.type == "cuda")[key]
+        self.work = works(run)[key]
         self.reference = Reference(self.work.parameters(self.device))
-        self.lives = 2 if self.device.type == "cuda" else 1
 
-    def about(self, name: str) -> Row:
+    def about(self, contender: Contender) -> Row:
         """Columns that every row has."""
         work = self.work
-        return {"key": self.key, "work": work.name, "device": self.device.type, "numel": work.numel,
-                "tensors": len(work.shapes), "bytes": work.bytes_each * work.numel, "moved": moved(name),
-                "case": name}  # fmt: skip
+        sizes = {"numel": work.numel, "tensors": len(work.shapes), "bytes": work.bytes_each * work.numel}
+        place = {"key": self.key, "work": work.name, "device": self.device.type}
+        return {**place, **sizes, "moved": contender.moved, "case": contender.name}
 
-    def row(self, name: str) -> Row:
-        """What a contender takes and needs, in the last of its lives."""
+    def error(self, contender: Contender) -> float:
+        """Of its update, in a first life, whose modules and kernels are not weighed.
+
+        Raises:
+            AssertionError: ours is not right.
+        """
+        params = self.work.parameters(self.device)
+        found = self.reference.error(params, contender.build(params))
+        if contender.name == DEVICE and not found <= self.work.tolerance:
+            raise AssertionError(f"{self.work.name}, {DEVICE}: its update is off by {found:.2g}")
+        return found
+
+    def row(self, contender: Contender) -> Row:
+        """What a contender takes and needs, in its second life."""
+        error = self.error(contender)
+        if contender.compiled:
+            torch.compiler.reset()  # which would hold the first life; what it wrote into its cache stays
+        self.run.free()
         params, scales = self.work.parameters(self.device), Scales(self.device)
-        contender = BUILDS[name](params)
-        error = self.reference.error(params, contender)
-        for _ in range(1, self.lives):
-            del params, contender
-            if name in (COMPILED, COMPILED_LOOP, *TORCHAO):
-                torch.compiler.reset()  # which would hold the first life; what it wrote into its cache stays
-            self.run.free()
-            params, scales = self.work.parameters(self.device), Scales(self.device)
-            contender = BUILDS[name](params)
-        return {**self.about(name), "error": error, "ended": None, **self._weighed(name, contender.step, scales)}
+        bound = contender.build(params)
+        return {**self.about(contender), "error": error, "ended": None, **self.weighed(contender.name, bound, scales)}
 
-    def _weighed(self, name: str, step: Step, scales: Scales) -> Row:
+    def weighed(self, name: str, bound: Bound, scales: Scales) -> Row:
+        """Bytes, kernels and times."""
         for _ in range(4):
-            step()
-        found: Row = {"extra": extra(step, self.device), "rounding": scales.rounding(), "others": scales.others()}
-        found["away"] = away(step, self.device)
-        found["state"] = scales.taken() if self.device.type == "cuda" else state_bytes(step)
-        found |= {"kernels": None, "launches": None}
-        if self.device.type == "cuda":
-            try:
-                counts = counted(step, warmup=0)
+            bound.step()
+        gpu = self.device.type == "cuda"
+        found: Row = {"extra": extra(bound.step, self.device), "rounding": scales.rounding()}
+        found |= {"others": scales.others(), "away": away(bound, self.device)}
+        found |= {"state": scales.taken() if gpu else state_bytes(bound), "kernels": None, "launches": None}
+        if gpu:
+            with self.run.attempt(f"{self.work.name}, {name}"):  # a trace may not be whole
+                counts = counted(bound.step, warmup=0)
                 found |= {"kernels": counts.kernels, "launches": counts.launches}
-            except RuntimeError as error:  # a trace that is not whole, or none
-                self.run.leave_out(f"{self.work.name}, {name}: {error}")
-        cases = [Case(name, step)]
+        cases = [Case(name, bound.step)]
         if len(self.work.shapes) < 1000:
-            cases.append(copy_of_bytes(self.work, self.device))
+            cases.append(contenders.copy_of_bytes(self.work, self.device))
         times = self.run.measure(cases)
         return {**found, **times[name], "copy": times.get(COPY)}
 
 
-def state_bytes(step: Any) -> int | None:
+def state_bytes(bound: Bound) -> int | None:
     """Bytes of an optimizer's state tensors; None of a step that is no method of one."""
-    optimizer = getattr(step, "__self__", None)
-    if not isinstance(optimizer, torch.optim.Optimizer):
+    if bound.optimizer is None:
         return None
-    tensors = [t for state in optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
+    tensors = [t for state in bound.optimizer.state.values() for t in state.values() if torch.is_tensor(t)]
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
-def away(step: Any, device: torch.device) -> int:
+def away(bound: Bound, device: torch.device) -> int:
     """Bytes of state that are not on the parameters' device: only ours says so."""
-    optimizer = getattr(step, "__self__", None)
-    if not isinstance(optimizer, PagedOptimizer):
+    if not isinstance(bound.optimizer, PagedOptimizer):
         return 0
-    places, home = optimizer.memory_report().by_place, "device" if device.type == "cuda" else "host"
-    return sum(nbytes for place, nbytes in places.items() if place != home)
+    home = "device" if device.type == "cuda" else "host"
+    return sum(nbytes for place, nbytes in bound.optimizer.memory_report().by_place.items() if place != home)
 
 
 def measure(run: Run) -> Iterator[Row]:
     """A row per work and contender: error, bytes of state, at the peak and otherwise, kernels, launches, times (µs)."""
-    gpu = run.device.type == "cuda"
     run.rounds, run.seconds = run.size((30, 0.6), (2, 0.05))
-    for key in run.each(works(run.quick, gpu)):
+    for key in run.each(works(run)):
         weighing = Weighing(run, key)
-        for name in chosen(run, weighing.work, run.size(ON_GPU if gpu else ON_CPU, TOYS)):
-            if not gpu and name.endswith("on device") and len(weighing.work.shapes) > 200:
-                continue  # pages of a file under 1,000 numbers
-            row: Row = {}
-            with run.attempt(f"{weighing.work.name}, {name}", (Exception,)):
-                row = weighing.row(name)
-            if row:
-                if name == f"{OURS}, device" and not row["error"] <= weighing.work.tolerance:
-                    raise AssertionError(f"{weighing.work.name}, {name}: its update is off by {row['error']:.2g}")
-                run.say(f"{weighing.work.name}, {name}: {row['best']:,.1f} µs, {(row['state'] or 0) / 2**20:,.1f} MiB")
-                yield row
+        for contender in chosen(run, weighing.work, compiled=False):
+            refusals = () if contender.name == DEVICE else (Exception,)
+            with run.attempt(f"{weighing.work.name}, {contender.name}", refusals):
+                yield weighing.row(contender)
         del weighing.reference  # of doubles
         run.free()
-        if gpu and not run.quick:
-            yield from _compiled(run, weighing)
-        else:
+        if run.device.type == "cpu" or run.quick:
             run.left_out.append(f"{weighing.work.name}, {COMPILED}, torchao: need a GPU and tens of seconds")
-
-
-def chosen(run: Run, work: Work, names: Sequence[str]) -> list[str]:
-    """Those that are installed, and are what they are called in a work."""
-    known = installed(run, names)
-    if alike := [name for name in known if as_float32(name, work)]:
-        why = f"keep float32 for tensors of fewer than {QUANTIZED_FROM:,} elements, and here are no others"
-        run.leave_out(f"{work.name}, {', '.join(alike)}: {why}")
-    return [name for name in known if name not in alike]
-
-
-def _compiled(run: Run, weighing: Weighing) -> Iterator[Row]:
-    """What is compiled, each in a process with empty caches: how far it got in its time is a row, too."""
-    for name in chosen(run, weighing.work, COMPILE.get(weighing.key, TORCHAO)):
-        found = fresh(compiled_weighed, str(run.device), weighing.key, name, limit=LIMIT).as_dict()
-        yield {**weighing.about(name), **found}
-        run.say(f"{weighing.work.name}, {name}: {found['ended'] or 'measured'}, {found['process_s']:.0f} s in all")
-    if missing := [name for name in (COMPILED, COMPILED_LOOP) if name not in COMPILE.get(weighing.key, ())]:
-        why = "lists of more than 110 tensors are compiled once, and that is foreach over GPT-2's 148"
-        run.leave_out(f"{weighing.work.name}, {' and '.join(missing)}: {why}")
+            continue
+        for contender in chosen(run, weighing.work, compiled=True):  # how far it got in its time is a row, too
+            found = fresh(compiled_weighed, str(run.device), key, contender.name, limit=contenders.LIMIT)
+            yield {**weighing.about(contender), **found.as_dict()}
 
 
 def compiled_weighed(device: str, key: str, name: str) -> Iterator[Row]:
-    """In a process of its own: the row of a contender that is compiled."""
-    yield Weighing(Run(chosen_device(device), False, console()), key).row(name)
+    """In a process of its own, with empty caches: the row of a contender that is compiled."""
+    yield Weighing(Run(chosen_device(device), False, console()), key).row(contenders.CONTENDERS[name])
 
 
 def derive(rows: Rows) -> Rows:
     """All bytes together, the share of the copy, and who is on the front: of all, and of those that are exact."""
     found = Rows()
     for group in map(on_one_clock, rows.groups("key")):
-        full = Rows()
-        for row in group:
-            timed = row["time"] is not None and row.get("state") is not None
-            state = max(held(row), must_keep(row)) if timed else None
-            need = state + row["extra"] + max(0, row["others"]) if state is not None else None
-            weighed = {"weighed": state == held(row), "state": state} if timed else {"weighed": True}
-            full.append({**row, **weighed, "need": need, "share": share(row) if timed else None})
+        full = [{**row, **reckoned(row)} for row in group]
         exact = [row for row in full if row.get("error") is not None and row["error"] <= EXACT]
         for row in full:
             front = {"front": on_front(row, full), "front_exact": row in exact and on_front(row, exact)}
@@ -248,31 +197,30 @@ def derive(rows: Rows) -> Rows:
     return found
 
 
-def share(row: Row) -> float | None:
-    """Of the rate of a copy, in percent, by the bytes that an update with this state must move; None if not known."""
-    copy = by(row["clock"], row["copy"]) if row["copy"] else None
-    each = row["bytes"] / row["numel"]
-    return 100 * copy * (row["moved"] / each) / row["time"] if copy and row["moved"] else None
+def reckoned(row: Row) -> Row:
+    """Bytes of state and step on the device, and the share of a copy of what an update with this state must move.
+
+    State in a file is among a CPU's tensors, and is not counted; what a graph of a step holds may escape a GPU's
+    scales, and counts as what such an update cannot do without.
+    """
+    if row["time"] is None or row.get("state") is None:
+        return {"weighed": True, "need": None, "share": None}
+    gpu, moved = row["device"] == "cuda", row["moved"]
+    held = row["state"] - (0 if gpu else row["away"])
+    state = max(held, row["numel"] * (moved - 12) / 2 if gpu and moved else 0)
+    need = state + row["extra"] + max(0, row["others"])
+    of_copy = against(row, row["copy"])
+    share = 100 / of_copy * moved / (row["bytes"] / row["numel"]) if of_copy and moved else None
+    return {"weighed": state == held, "state": state, "need": need, "share": share}
 
 
-def held(row: Row) -> int:
-    """Bytes of state beside the parameters; on a CPU what is in a file is among the tensors, too."""
-    return int(row["state"]) - (row["away"] if row["device"] == "cpu" else 0)
-
-
-def must_keep(row: Row) -> float:
-    """Bytes of state without which there is no such update: what a graph of a step holds may escape the scales."""
-    known = row["device"] == "cuda" and row["moved"] is not None
-    return row["numel"] * (row["moved"] - 12) / 2 if known else 0
-
-
-def on_front(row: Row, others: list[Row]) -> bool:
+def on_front(row: Row, others: Sequence[Row]) -> bool:
     """Whether nobody is as fast in as little memory and better in one of the two."""
     if row["need"] is None:
         return False
-    mine = row["time"], row["need"]
-    known = [(other["time"], other["need"]) for other in others if other["need"] is not None]
-    return not any(its != mine and its[0] <= mine[0] and its[1] <= mine[1] for its in known)
+    time, need = row["time"]["median"], row["need"]
+    known = [(other["time"]["median"], other["need"]) for other in others if other["need"] is not None]
+    return not any(its[0] <= time and its[1] <= need and its != (time, need) for its in known)
 
 
 def ended(row: Row) -> str:
@@ -283,74 +231,15 @@ def ended(row: Row) -> str:
     return where if row["weighed"] else f"{where} (state by reckoning)".strip()
 
 
-def error(row: Row) -> str:
-    """Of its update."""
-    return "" if row.get("error") is None else f"{row['error']:.1e}"
-
-
-def title(rows: Rows) -> str:
-    """What is stepped over."""
-    row = rows[0]
-    return f"{row['work']} on {row['device']}: {row['numel']:,} parameters in {row['tensors']:,} tensors"
-
-
-def color(name: str) -> str:
-    """Ours, torch's, compiled, other packages'."""
-    if name.startswith(OURS):
-        return BLUE
-    if name in (COMPILED, COMPILED_LOOP, TRITON):
-        return PURPLE
-    return GRAY if "torch " in name else ORANGE
-
-
-def draw(figure: Any, rows: Rows) -> None:
-    """Per work: time against bytes, both logarithmic, with the front (dotted: that of exact updates) and the bridge."""
-    groups = [group for key in rows.values("key") if (group := Rows(r for r in rows.where(key=key) if r["need"]))]
-    figure.set_size_inches(PAGE, 5.4 * len(groups))
-    for axes, group in zip(figure.subplots(len(groups), squeeze=False).flat, groups, strict=True):
-        points = [(max(row["need"], 1024) / 2**20, row["time"] / 1e3, row) for row in group]
-        for x, y, row in points:
-            style = "full" if row["front"] or row["front_exact"] else "none"
-            marker = "o" if row["case"].startswith(OURS) else "s"
-            axes.plot(x, y, marker, color=color(row["case"]), markersize=7, fillstyle=style)
-        for which, line in (("front", "-"), ("front_exact", ":")):
-            if front := sorted((x, y) for x, y, row in points if row[which]):
-                axes.step(*zip(*front, strict=True), where="post", color="black", linewidth=1, linestyle=line)
-        axes.axvline(8 * group[0]["numel"] / 2**20, color=RED, linestyle="--", linewidth=1)
-        axes.set(
-            xscale="log", yscale="log", xlabel="MiB of state and step on the device (log)",
-            ylabel=f"ms a step, {group[0]['clock']} (log)",
-        )  # fmt: skip
-        axes.margins(0.12)
-        axes.set_title(f"{group[0]['work']} (dashed, the bridge: two moments in float32)", fontsize="medium")
-        axes.grid(alpha=0.3, which="both")
-        label_beside(
-            axes, [(x, y, row["case"].replace(f"{OURS}, ", "ours, "), color(row["case"])) for x, y, row in points]
-        )
-
-
-TABLES = [
-    Table(title, by=("key",), columns={
-        "contender": "case", "ms, {clock}": ms("time"), "state, MiB": mib("state"),
-        "peak of the step, MiB": mib("extra"), "rounding, MiB": mib("rounding"), "not torch's, MiB": mib("others"),
-        "away, MiB": mib("away"), "kernels": "kernels", "launches": "launches", "B a parameter": "moved",
-        "of the copy": lambda row: "-" if row["share"] is None else f"{row['share']:.0f} %",
-        "error": error, "on the front": ended,
-    })
-]  # fmt: skip
-
-
 def beyond(rows: Rows) -> float | None:
     """What ours needs beyond two moments, in the work where that is most."""
-    known = [row["need"] - 8 * row["numel"] for row in rows.where(case=f"{OURS}, device") if row["need"] is not None]
-    return max(known, default=None)
+    return max((row["need"] - 8 * row["numel"] for row in rows if row["need"] is not None), default=None)
 
 
-def fronts(rows: Rows) -> tuple[float, str] | None:
+def fronts(rows: Rows) -> tuple[float, str]:
     """Works in which ours is beaten in both by somebody who is as exact."""
-    mine = rows.where(case=f"{OURS}, device")
-    lost = [row["work"] for row in mine if not row["front_exact"]]
-    return (len(lost), f" ({', '.join(lost)})" if lost else "") if mine else None
+    lost = [row["work"] for row in rows if not row["front_exact"]]
+    return len(lost), f" ({', '.join(lost)})" if lost else ""
 
 
 def far_from_one(rows: Rows) -> float | None:
@@ -358,10 +247,49 @@ def far_from_one(rows: Rows) -> float | None:
     return max((abs(row["extra"] / (4 * row["numel"]) - 1) for row in rows if row["need"]), default=None)
 
 
+class Front(Lines):
+    """A mark per contender, full on a front; the fronts (dotted: that of exact updates), and the bridge."""
+
+    def draw(self, axes: Any, rows: Rows) -> None:
+        """The lines, and then the marks with their names."""
+        axes.axvline(8 * rows[0]["numel"] / 2**20, color=RED, linestyle="--", linewidth=1)
+        for which, style in (("front", "-"), ("front_exact", ":")):
+            if front := self.points(rows.where(**{which: True})):
+                across, up, _ = zip(*front, strict=True)
+                axes.step(across, up, where="post", color="black", linewidth=1, linestyle=style)
+        super().draw(axes, rows)
+
+    def line(self, axes: Any, i: int, rows: Rows) -> tuple[float, float, str, str]:
+        """One mark."""
+        end = super().line(axes, i, rows)
+        axes.lines[-1].set_fillstyle("full" if rows[0]["front"] or rows[0]["front_exact"] else "none")
+        return end
+
+
+TABLES = [
+    Table("{work} on {device}: {numel:,} parameters in {tensors:,} tensors", by=("key",), columns={
+        "contender": "case", "ms, {clock}": ms("time"), "state, MiB": mib("state"),
+        "peak of the step, MiB": mib("extra"), "rounding, MiB": mib("rounding"), "not torch's, MiB": mib("others"),
+        "away, MiB": mib("away"), "kernels": "kernels", "launches": "launches", "B a parameter": "moved",
+        "of the copy": formatted("share", "{:.0f} %"), "error": error(), "on the front": ended,
+    })
+]  # fmt: skip
 BARS = [
-    Bar("works in which ours is off the front of exact updates", fronts, at_most=0),
-    Bar("ours on the device, bytes beyond two moments", beyond, at_most=1 << 20, unit="B"),
+    Bar("works in which ours is off the front of exact updates", fronts, at_most=0, case=DEVICE),
+    Bar("ours on the device, bytes beyond two moments", beyond, at_most=1 << 20, unit="B", case=DEVICE),
     Bar("foreach's peak is one float32 number a parameter, GPT-2, off by", far_from_one, at_most=0.05, case=FOREACH,
         key="gpt2"),
 ]  # fmt: skip
-PLOTS = [Plot("pareto", draw)]
+PANELS = [
+    Front(
+        title="{work}: nobody is faster in less memory than those on the line (dashed: two moments in float32)",
+        unit="ms a step",
+        x=lambda row: None if row["need"] is None else max(row["need"], 1024) / 2**20,
+        y=ms("time"),
+        each="case",
+        label="MiB of state and step on the device",
+        colors=contenders.color,
+        inches=5.4,
+    )
+]
+PLOTS = [Plot("pareto", PANELS, by=("key",))]

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from experiments.harness.child import Child
+from experiments.harness.time import series
 
 #: Where compilers keep what they made: Inductor, Triton, ours, CuPy, CUDA's own.
 FOLDERS = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "PAGEDOPT_CACHE_DIR", "CUPY_CACHE_DIR", "CUDA_CACHE_PATH")
@@ -71,7 +72,7 @@ class Fresh:
 
     def as_dict(self) -> dict[str, Any]:
         """Its first row, with ``process_s`` and ``ended``: a limit that was reached is a result."""
-        return {**self.row, "process_s": self.seconds, "ended": self.ended}
+        return {**self.row, "process_s": series([self.seconds], "wall"), "ended": self.ended}
 
 
 def fresh(
