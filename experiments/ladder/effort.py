@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 import pagedopt
-from experiments.harness.columns import formatted
+from experiments.harness.columns import formatted, last_line
 from experiments.harness.machine import chosen_device
 from experiments.harness.panels import Lines
 from experiments.harness.plot import Plot
@@ -85,7 +85,7 @@ def work(run: Run) -> Work:
     """Tensors so large that only bytes count, and few enough to compile."""
     gpu = run.device.type == "cuda"
     count, side = run.size((24, 4096) if gpu else (12, 1024), (3, 32))
-    return Work(f"{count} x {side}²", [(side, side)] * count, torch.float32, 28, 5e-5)
+    return Work(f"{count} x {side}²", [(side, side)] * count)
 
 
 def timed(run: Run, names: Sequence[str]) -> Iterator[Row]:
@@ -141,16 +141,6 @@ def derive(rows: Rows) -> Rows:
     return found
 
 
-def covers(row: Row) -> str:
-    """What the lines are for."""
-    return "AdamW" if row["alone"] else "Adam, AdamW, amsgrad"
-
-
-def ended(row: Row) -> str:
-    """Why it was not timed."""
-    return (row.get("ended") or "").strip()[-100:]
-
-
 def shorter(rows: Rows) -> float | None:
     """Rungs that do as much in fewer lines than ours and come as close to a copy."""
     known = [row for row in rows if row["per"]]
@@ -163,9 +153,9 @@ def shorter(rows: Rows) -> float | None:
 
 TABLES = [
     Table("AdamW over {work} on {device}", columns={
-        "rung": "case", "lines": "lines", "for": covers, "of Python": "python", "of CUDA": "cuda",
-        "beneath, once": "beneath", "µs, {clock}": "time", "of the copy": formatted("share", "{:.0f} %"),
-        "lines per %": "per", "": ended,
+        "rung": "case", "lines": "lines", "for": lambda row: "AdamW" if row["alone"] else "Adam, AdamW, amsgrad",
+        "of Python": "python", "of CUDA": "cuda", "beneath, once": "beneath", "µs, {clock}": "time",
+        "of the copy": formatted("share", "{:.0f} %"), "lines per %": "per", "": last_line(),
     })
 ]  # fmt: skip
 BARS = [Bar("rungs with fewer lines than ours and as close to a copy", shorter, at_most=0, device="cuda")]

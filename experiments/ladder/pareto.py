@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from experiments.harness.columns import error, formatted, mib, ms
+from experiments.harness.columns import error, formatted, last_line, mib, ms
 from experiments.harness.machine import chosen_device
 from experiments.harness.panels import RED, Lines
 from experiments.harness.plot import Plot
@@ -43,106 +43,85 @@ TOYS = (FOREACH, FUSED, DEVICE, f"{OURS}, bfloat16 state")
 ELSEWHERE = (OURS, f"{OURS}, managed state", "bitsandbytes PagedAdamW32bit")
 #: Tensors in the longest list that is compiled.
 LONGEST = {COMPILED: 148, COMPILED_LOOP: 110}
-#: What ours has to be nearer to float64 than.
-RIGHT = 5e-5
 #: An update that is as near to float64 as this is that of float32, in whatever order it adds and multiplies.
 EXACT = 5e-4
 
 
 def works(run: Run) -> dict[str, Work]:
     """What is stepped over; smaller on a CPU."""
-    gpu = run.device.type == "cuda"
-    tiny = ("1,000 x (2, 3)", [(2, 3)] * 1000)
     if run.quick:
-        shapes = {"gpt2": ("GPT-2's shapes, toys", gpt2_shapes(50, 16, 32, 1))}
-    elif gpu:
-        llama = ("a layer of Llama 70B", list(LLAMA_LAYER))
-        shapes = {"gpt2": ("GPT-2 124M", gpt2_shapes()), "1000": tiny, "llama": llama}
-    else:
-        shapes = {"gpt2": ("a GPT-2 of 4.7 M", gpt2_shapes(5000, 128, 256, 4)), "1000": tiny}
-    return {key: Work(name, of, torch.float32, 28, RIGHT) for key, (name, of) in shapes.items()}
+        return {"gpt2": Work("GPT-2's shapes, toys", gpt2_shapes(50, 16, 32, 1))}
+    tiny = Work("1,000 x (2, 3)", [(2, 3)] * 1000)
+    if run.device.type == "cpu":
+        return {"gpt2": Work("a GPT-2 of 4.7 M", gpt2_shapes(5000, 128, 256, 4)), "1000": tiny}
+    return {"gpt2": Work("GPT-2 124M", gpt2_shapes()), "1000": tiny, "llama": Work("a layer of Llama 70B", LLAMA_LAYER)}
 
 
-def chosen(run: Run, work: Work, compiled: bool) -> list[Contender]:
-    """Those that are installed, can run here, and are what they are called over a work."""
-    known = [c for c in contenders.CONTENDERS.values() if c.compiled is compiled and c.name not in ELSEWHERE]
-    if run.device.type == "cpu":  # state that crosses goes into pages of a file, each of 1,000 numbers and more
-        known = [c for c in known if not c.needs and c.name != GRAPH and not (c.crosses and len(work.shapes) > 200)]
-    if run.quick:
-        known = [c for c in known if c.name in TOYS]
-    largest = max(torch.Size(shape).numel() for shape in work.shapes)
-    here = [contenders.CONTENDERS[name] for name in contenders.installed(run, [c.name for c in known])]
-    alike = [c for c in here if c.narrow_from > largest]
-    long = [c for c in here if len(work.shapes) > LONGEST.get(c.name, len(work.shapes))]
-    whys = {
-        f"keep float32 for tensors of fewer than {contenders.QUANTIZED_FROM:,} elements, and here are no others": alike,
-        "lists of more than 110 tensors are compiled once, and that is foreach over GPT-2's 148": long,
-    }
-    for why, found in whys.items():
-        if found:
-            run.leave_out(f"{work.name}, {', '.join(c.name for c in found)}: {why}")
-    return [c for c in here if c not in alike and c not in long]
+def unfit(contender: Contender, work: Work) -> str:
+    """Why a contender is not what it is called over a work, or takes too long; "" if neither is so."""
+    if contender.narrow_from > max(torch.Size(shape).numel() for shape in work.shapes):
+        return f"keeps float32 for tensors of fewer than {contender.narrow_from:,} elements, and here are no others"
+    if len(work.shapes) > LONGEST.get(contender.name, len(work.shapes)):
+        return "lists of more than 110 tensors are compiled once, and that is foreach over GPT-2's 148"
+    return ""
 
 
-class Weighing:
-    """One work, and the judge of updates over it.
+def chosen(run: Run, work: Work, compiled: bool = False) -> Iterator[Contender]:
+    """Those that are installed, and of use here."""
+    asked = [c for c in contenders.CONTENDERS.values() if c.compiled is compiled and c.name not in ELSEWHERE]
+    if run.device.type == "cpu":  # where state that crosses lies in pages of a file, each of 1,000 numbers and more
+        asked = [c for c in asked if not c.needs and c.name != GRAPH and not (c.crosses and len(work.shapes) > 200)]
+    names = contenders.installed(run, [c.name for c in asked if c.name in TOYS or not run.quick])
+    for contender in (contenders.CONTENDERS[name] for name in names):
+        if why := unfit(contender, work):
+            run.leave_out(f"{work.name}, {contender.name}: {why}")
+        else:
+            yield contender
 
-    Args:
-        run: where.
-        key: of the work.
+
+def about(run: Run, key: str, contender: Contender) -> Row:
+    """Columns that every row has."""
+    work = works(run)[key]
+    sizes = {"numel": work.numel, "tensors": len(work.shapes), "bytes": work.bytes_each * work.numel}
+    place = {"key": key, "work": work.name, "device": run.device.type}
+    return {**place, **sizes, "moved": contender.moved, "case": contender.name}
+
+
+def error_of(contender: Contender, work: Work, device: torch.device, reference: Reference) -> float:
+    """Of its update.
+
+    Raises:
+        AssertionError: ours is not right.
     """
+    params = work.parameters(device)
+    found = reference.error(params, contender.build(params))
+    if contender.name == DEVICE and not found <= work.tolerance:
+        raise AssertionError(f"{work.name}, {DEVICE}: its update is off by {found:.2g}")
+    return found
 
-    def __init__(self, run: Run, key: str) -> None:
-        self.run, self.key, self.device = run, key, run.device
-        self.work = works(run)[key]
-        self.reference = Reference(self.work.parameters(self.device))
 
-    def about(self, contender: Contender) -> Row:
-        """Columns that every row has."""
-        work = self.work
-        sizes = {"numel": work.numel, "tensors": len(work.shapes), "bytes": work.bytes_each * work.numel}
-        place = {"key": self.key, "work": work.name, "device": self.device.type}
-        return {**place, **sizes, "moved": contender.moved, "case": contender.name}
-
-    def error(self, contender: Contender) -> float:
-        """Of its update, in a first life, whose modules and kernels are not weighed.
-
-        Raises:
-            AssertionError: ours is not right.
-        """
-        params = self.work.parameters(self.device)
-        found = self.reference.error(params, contender.build(params))
-        if contender.name == DEVICE and not found <= self.work.tolerance:
-            raise AssertionError(f"{self.work.name}, {DEVICE}: its update is off by {found:.2g}")
-        return found
-
-    def row(self, contender: Contender) -> Row:
-        """What a contender takes and needs, in its second life."""
-        error = self.error(contender)
-        if contender.compiled:
-            torch.compiler.reset()  # which would hold the first life; what it wrote into its cache stays
-        self.run.free()
-        params, scales = self.work.parameters(self.device), Scales(self.device)
-        bound = contender.build(params)
-        return {**self.about(contender), "error": error, "ended": None, **self.weighed(contender.name, bound, scales)}
-
-    def weighed(self, name: str, bound: Bound, scales: Scales) -> Row:
-        """Bytes, kernels and times."""
-        for _ in range(4):
-            bound.step()
-        gpu = self.device.type == "cuda"
-        found: Row = {"extra": extra(bound.step, self.device), "rounding": scales.rounding()}
-        found |= {"others": scales.others(), "away": away(bound, self.device)}
-        found |= {"state": scales.taken() if gpu else state_bytes(bound), "kernels": None, "launches": None}
-        if gpu:
-            with self.run.attempt(f"{self.work.name}, {name}"):  # a trace may not be whole
-                counts = counted(bound.step, warmup=0)
-                found |= {"kernels": counts.kernels, "launches": counts.launches}
-        cases = [Case(name, bound.step)]
-        if len(self.work.shapes) < 1000:
-            cases.append(contenders.copy_of_bytes(self.work, self.device))
-        times = self.run.measure(cases)
-        return {**found, **times[name], "copy": times.get(COPY)}
+def weighed(run: Run, work: Work, contender: Contender, reference: Reference) -> Row:
+    """What a contender takes and needs, in its second life: what the first one loads is not weighed."""
+    found: Row = {"error": error_of(contender, work, run.device, reference), "ended": None}
+    if contender.compiled:
+        torch.compiler.reset()  # which would hold the first life; what it wrote into its cache stays
+    run.free()
+    params, scales = work.parameters(run.device), Scales(run.device)
+    bound = contender.build(params)
+    for _ in range(4):
+        bound.step()
+    found |= {"extra": extra(bound.step, run.device), "rounding": scales.rounding(), "others": scales.others()}
+    found |= {"away": away(bound, run.device), "state": state_bytes(bound), "kernels": None, "launches": None}
+    if run.device.type == "cuda":
+        found["state"] = scales.taken()
+        with run.attempt(f"{work.name}, {contender.name}"):  # a trace may not be whole
+            counts = counted(bound.step, warmup=0)
+            found |= {"kernels": counts.kernels, "launches": counts.launches}
+    cases = [Case(contender.name, bound.step)]
+    if len(work.shapes) < 1000:
+        cases.append(contenders.copy_of_bytes(work, run.device))
+    times = run.measure(cases)
+    return {**found, **times[contender.name], "copy": times.get(COPY)}
 
 
 def state_bytes(bound: Bound) -> int | None:
@@ -164,25 +143,27 @@ def away(bound: Bound, device: torch.device) -> int:
 def measure(run: Run) -> Iterator[Row]:
     """A row per work and contender: error, bytes of state, at the peak and otherwise, kernels, launches, times (µs)."""
     run.rounds, run.seconds = run.size((30, 0.6), (2, 0.05))
-    for key in run.each(works(run)):
-        weighing = Weighing(run, key)
-        for contender in chosen(run, weighing.work, compiled=False):
+    for key, work in run.each(works(run).items()):
+        reference = Reference(work.parameters(run.device))
+        for contender in chosen(run, work):
             refusals = () if contender.name == DEVICE else (Exception,)
-            with run.attempt(f"{weighing.work.name}, {contender.name}", refusals):
-                yield weighing.row(contender)
-        del weighing.reference  # of doubles
+            with run.attempt(f"{work.name}, {contender.name}", refusals):
+                yield {**about(run, key, contender), **weighed(run, work, contender, reference)}
+        del reference  # of doubles
         run.free()
         if run.device.type == "cpu" or run.quick:
-            run.left_out.append(f"{weighing.work.name}, {COMPILED}, torchao: need a GPU and tens of seconds")
+            run.left_out.append(f"{work.name}, {COMPILED}, torchao: need a GPU and tens of seconds")
             continue
-        for contender in chosen(run, weighing.work, compiled=True):  # how far it got in its time is a row, too
+        for contender in chosen(run, work, compiled=True):  # how far it got in its time is a row, too
             found = fresh(compiled_weighed, str(run.device), key, contender.name, limit=contenders.LIMIT)
-            yield {**weighing.about(contender), **found.as_dict()}
+            yield {**about(run, key, contender), **found.as_dict()}
 
 
 def compiled_weighed(device: str, key: str, name: str) -> Iterator[Row]:
-    """In a process of its own, with empty caches: the row of a contender that is compiled."""
-    yield Weighing(Run(chosen_device(device), False, console()), key).row(contenders.CONTENDERS[name])
+    """In a process of its own, with empty caches: what a contender that is compiled takes and needs."""
+    run = Run(chosen_device(device), False, console())
+    work = works(run)[key]
+    yield weighed(run, work, contenders.CONTENDERS[name], Reference(work.parameters(run.device)))
 
 
 def derive(rows: Rows) -> Rows:
@@ -205,13 +186,14 @@ def reckoned(row: Row) -> Row:
     """
     if row["time"] is None or row.get("state") is None:
         return {"weighed": True, "need": None, "share": None}
-    gpu, moved = row["device"] == "cuda", row["moved"]
+    gpu, moved, numel = row["device"] == "cuda", row["moved"], row["numel"]
     held = row["state"] - (0 if gpu else row["away"])
-    state = max(held, row["numel"] * (moved - 12) / 2 if gpu and moved else 0)
+    state = max(held, numel * (moved - 12) / 2 if gpu and moved else 0)
     need = state + row["extra"] + max(0, row["others"])
     of_copy = against(row, row["copy"])
-    share = 100 / of_copy * moved / (row["bytes"] / row["numel"]) if of_copy and moved else None
-    return {"weighed": state == held, "state": state, "need": need, "share": share}
+    share = 100 / of_copy * moved / (row["bytes"] / numel) if of_copy and moved else None
+    beyond = {"beyond": need - 8 * numel, "from_one": abs(row["extra"] / (4 * numel) - 1)}
+    return {"weighed": state == held, "state": state, "need": need, "share": share, **beyond}
 
 
 def on_front(row: Row, others: Sequence[Row]) -> bool:
@@ -225,26 +207,14 @@ def on_front(row: Row, others: Sequence[Row]) -> bool:
 
 def ended(row: Row) -> str:
     """Whether it is on the front, or why there is nothing."""
-    if row.get("ended"):
-        return str(row["ended"]).strip().splitlines()[-1][:120]
     where = "yes" if row["front"] else "of the exact" if row["front_exact"] else ""
-    return where if row["weighed"] else f"{where} (state by reckoning)".strip()
-
-
-def beyond(rows: Rows) -> float | None:
-    """What ours needs beyond two moments, in the work where that is most."""
-    return max((row["need"] - 8 * row["numel"] for row in rows if row["need"] is not None), default=None)
+    return last_line()(row) or (where if row["weighed"] else f"{where} (state by reckoning)".strip())
 
 
 def fronts(rows: Rows) -> tuple[float, str]:
     """Works in which ours is beaten in both by somebody who is as exact."""
     lost = [row["work"] for row in rows if not row["front_exact"]]
     return len(lost), f" ({', '.join(lost)})" if lost else ""
-
-
-def far_from_one(rows: Rows) -> float | None:
-    """How far the peak of a step is from an intermediate as large as the parameters."""
-    return max((abs(row["extra"] / (4 * row["numel"]) - 1) for row in rows if row["need"]), default=None)
 
 
 class Front(Lines):
@@ -276,20 +246,21 @@ TABLES = [
 ]  # fmt: skip
 BARS = [
     Bar("works in which ours is off the front of exact updates", fronts, at_most=0, case=DEVICE),
-    Bar("ours on the device, bytes beyond two moments", beyond, at_most=1 << 20, unit="B", case=DEVICE),
-    Bar("foreach's peak is one float32 number a parameter, GPT-2, off by", far_from_one, at_most=0.05, case=FOREACH,
+    Bar("ours on the device, bytes beyond two moments", "beyond", at_most=1 << 20, unit="B", case=DEVICE),
+    Bar("foreach's peak is one float32 number a parameter, GPT-2, off by", "from_one", at_most=0.05, case=FOREACH,
         key="gpt2"),
 ]  # fmt: skip
 PANELS = [
     Front(
-        title="{work}: nobody is faster in less memory than those on the line (dashed: two moments in float32)",
+        title="{work}",
         unit="ms a step",
         x=lambda row: None if row["need"] is None else max(row["need"], 1024) / 2**20,
         y=ms("time"),
         each="case",
         label="MiB of state and step on the device",
         colors=contenders.color,
-        inches=5.4,
+        inches=5.2,
     )
 ]
-PLOTS = [Plot("pareto", PANELS, by=("key",))]
+TITLE = "Nobody is faster in less memory than those on the line (dashed: two moments in float32)"
+PLOTS = [Plot("pareto", PANELS, TITLE, by=("key",))]

@@ -51,7 +51,7 @@ def works(run: Run) -> dict[str, Work]:
     count = run.size(TENSORS, TOYS)
     large = run.size(1024 if run.device.type == "cuda" else 256, 64)
     sides = {"trips cost": run.size(64, 16), "bytes cost": large}
-    return {name: Work(f"{count} x {n}²", [(n, n)] * count, torch.float32, 28, 0) for name, n in sides.items()}
+    return {name: Work(f"{count} x {n}²", [(n, n)] * count) for name, n in sides.items()}
 
 
 def lists_of(work: Work, device: torch.device) -> Lists:
@@ -73,8 +73,8 @@ def torchs(lists: Lists, size: int, **way: Any) -> Step:
 
     @torch.no_grad()
     def step() -> None:
-        for group, counts in counted_groups:
-            functional(*group, [], counts, amsgrad=False, maximize=False, **GIVEN, **way)
+        for (params, grads, means, squares), counts in counted_groups:
+            functional(params, grads, means, squares, [], counts, amsgrad=False, maximize=False, **GIVEN, **way)
 
     return step
 
@@ -165,9 +165,16 @@ def derive(rows: Rows) -> Rows:
     for group in map(on_one_clock, rows.groups("key")):
         count = max(group.values("size"))
         for row in group:
-            fits = row["passes"] if row["bridge"] >= SEGMENT else row["extra"] <= row["bridge"]
             of_group = row["extra"] / (4 * row["numel"]) * row["trips"]
-            found.append({**row, "passes": fits, "of_group": of_group, "off": abs(row["trips"] * row["size"] - count)})
+            found.append(
+                {
+                    **row,
+                    "passes": row["passes"] if row["bridge"] >= SEGMENT else row["extra"] <= row["bridge"],
+                    "of_group": of_group,
+                    "from_one": abs(of_group - 1),
+                    "off": abs(row["trips"] * row["size"] - count),
+                }
+            )
     return found
 
 
@@ -189,16 +196,6 @@ def bridge(rows: Rows) -> str | None:
         found.append(f"{way} {trips}")
     held = "by an allocator that is held to it" if large[0]["device"] == "cuda" else "by the bytes it asked for"
     return f"The bridge of {cap} MiB over {large[0]['work']}, {held}: " + "; ".join(found) + "."
-
-
-def of_ours_at_full(rows: Rows) -> float | None:
-    """What ours takes with all tensors in one truck."""
-    return max(rows.where(way=OURS, size=max(rows.values("size"))).values("extra"), default=None)
-
-
-def far_from_one(rows: Rows) -> float | None:
-    """How far foreach's extra is from one intermediate as large as the group."""
-    return max((abs(row["of_group"] - 1) for row in rows), default=None)
 
 
 class Peaks(Lines):
@@ -224,9 +221,9 @@ TABLES = [
 ]  # fmt: skip
 BARS = [
     Bar("trips are 512 / b, off by", "off", at_most=0),
-    Bar("foreach's extra is one intermediate of its group, off by", far_from_one, at_most=0.05, key="bytes cost",
+    Bar("foreach's extra is one intermediate of its group, off by", "from_one", at_most=0.05, key="bytes cost",
         way=FOREACH),
-    Bar("ours in one truck, bytes at the peak", of_ours_at_full, at_most=1 << 20, unit="B"),
+    Bar("ours in one truck, bytes at the peak", "extra", at_most=1 << 20, unit="B", way=OURS, trips=1),
     Bar("largest truck of ours under the bridge", lambda rows: largest(rows, OURS), at_least=TENSORS),
 ]  # fmt: skip
 TEXTS = [Text("trucks", bridge)]
