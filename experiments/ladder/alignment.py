@@ -110,7 +110,7 @@ BARS = [
 ]  # fmt: skip
 PANELS = [
     Bars(
-        title="tensors that begin {where}",
+        title="{where}",
         unit="of a copy, %",
         name="optimizer",
         length="share",

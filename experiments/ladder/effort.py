@@ -10,7 +10,6 @@ tensors, where a copy of the update's bytes is the floor; what is compiled runs 
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +35,7 @@ FUSED_HEADERS = ("adam_utils", "adam_impl", "adam_amsgrad_impl", "adamw_impl", "
 PACKAGE = Path(pagedopt.__file__).parent
 RULES = PACKAGE / "rules"
 TRITON_TABLE = Path(lines.__file__).with_name("triton_table.py")
-#: The same optimizer, of whose rules only one is counted.
+#: The same optimizer, of whose rules AdamW's alone is counted, without Adam and amsgrad.
 ALONE = f"{OURS}, AdamW alone"
 
 
@@ -48,13 +47,11 @@ class Written:
         python: functions and classes by file; none named: all of it.
         cuda: files of CUDA.
         beneath: files and folders that were written once for all such optimizers.
-        alone: whether it is AdamW alone, and not Adam and amsgrad, too.
     """
 
     python: Mapping[Path, Sequence[str]]
     cuda: Sequence[Path] = ()
     beneath: Sequence[Path] = ()
-    alone: bool = False
 
     def as_row(self) -> Row:
         """Lines by language; None where a file is not here."""
@@ -62,8 +59,8 @@ class Written:
             python = sum(lines.of_python(path.read_text(), names) for path, names in self.python.items())
             cuda, beneath = lines.of_files(self.cuda), lines.of_files(self.beneath) or None
         except (OSError, ValueError):
-            return {**dict.fromkeys(("python", "cuda", "beneath", "lines")), "alone": self.alone}
-        return {"python": python, "cuda": cuda, "beneath": beneath, "lines": python + cuda, "alone": self.alone}
+            return dict.fromkeys(("python", "cuda", "beneath", "lines"))
+        return {"python": python, "cuda": cuda, "beneath": beneath, "lines": python + cuda}
 
 
 FUSED_CUDA = [HEADERS / f"fused_{name}.cuh" for name in FUSED_HEADERS]
@@ -75,9 +72,9 @@ WRITTEN = {
     FUSED: Written({OPTIM: ["_fused_adam"]}, FUSED_CUDA, APPLY),
     COMPILED: Written({OPTIM: ["_multi_tensor_adam"]}),
     # The kernel, and who launches it.
-    TRITON: Written({TRITON_TABLE: ["update", "adamw_over_a_table", "TableAdamW"]}, beneath=TABLE, alone=True),
+    TRITON: Written({TRITON_TABLE: ["update", "adamw_over_a_table", "TableAdamW"]}, beneath=TABLE),
     OURS: Written({RULES / f"{name}.py": [] for name in ("adamw", "adam", "moments")}, beneath=[PACKAGE]),
-    ALONE: Written({RULES / "adamw.py": ["adamw"], RULES / "moments.py": ["moments", "descended"]}, alone=True),
+    ALONE: Written({RULES / "adamw.py": ["adamw"], RULES / "moments.py": ["moments", "descended"]}),
 }
 
 
@@ -95,8 +92,7 @@ def timed(run: Run, names: Sequence[str]) -> Iterator[Row]:
     cases, errors = contenders.checked(run, asked, builds, run.device)
     *found, copy = run.time([*cases, contenders.copy_of_bytes(asked, run.device)])
     for row in found:
-        yield {**row, "error": errors[row["case"]], "copy": {clock: copy[clock] for clock in ("wall", "gpu")},
-               "ended": None}  # fmt: skip
+        yield {**row, "error": errors[row["case"]], "copy": copy, "ended": None}
 
 
 def measure(run: Run) -> Iterator[Row]:
@@ -113,9 +109,8 @@ def measure(run: Run) -> Iterator[Row]:
     found[ALONE] = found[OURS]
     for name, written in WRITTEN.items():
         times = found.get(name, {"copy": None, "error": None, "ended": "not timed"})
-        yield {**about, **times, "case": name, **written.as_row()}
-    if importlib.util.find_spec("apex") is None:
-        run.left_out.append("llm.c and apex, four engineers for six months: not installed, and months are not counted")
+        yield {**about, **times, "case": name, **written.as_row(), "alone": name in (TRITON, ALONE)}
+    run.left_out.append("llm.c and apex, four engineers for six months: not measured, and months are not counted")
 
 
 def compiled_share(device: str) -> Iterator[Row]:

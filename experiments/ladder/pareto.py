@@ -87,22 +87,14 @@ def about(run: Run, key: str, contender: Contender) -> Row:
     return {**place, **sizes, "moved": contender.moved, "case": contender.name}
 
 
-def error_of(contender: Contender, work: Work, device: torch.device, reference: Reference) -> float:
-    """Of its update.
-
-    Raises:
-        AssertionError: ours is not right.
-    """
-    params = work.parameters(device)
-    found = reference.error(params, contender.build(params))
-    if contender.name == DEVICE and not found <= work.tolerance:
-        raise AssertionError(f"{work.name}, {DEVICE}: its update is off by {found:.2g}")
-    return found
-
-
 def weighed(run: Run, work: Work, contender: Contender, reference: Reference) -> Row:
     """What a contender takes and needs, in its second life: what the first one loads is not weighed."""
-    found: Row = {"error": error_of(contender, work, run.device, reference), "ended": None}
+    params = work.parameters(run.device)
+    bound = contender.build(params)
+    error = reference.error(params, bound)
+    if contender.name == DEVICE and not error <= work.tolerance:
+        raise AssertionError(f"{work.name}, {DEVICE}: its update is off by {error:.2g}")
+    del params, bound
     if contender.compiled:
         torch.compiler.reset()  # which would hold the first life; what it wrote into its cache stays
     run.free()
@@ -110,8 +102,9 @@ def weighed(run: Run, work: Work, contender: Contender, reference: Reference) ->
     bound = contender.build(params)
     for _ in range(4):
         bound.step()
-    found |= {"extra": extra(bound.step, run.device), "rounding": scales.rounding(), "others": scales.others()}
-    found |= {"away": away(bound, run.device), "state": state_bytes(bound), "kernels": None, "launches": None}
+    found: Row = {"error": error, "ended": None, "extra": extra(bound.step, run.device)}
+    found |= {"rounding": scales.rounding(), "others": scales.others(), "away": away(bound, run.device)}
+    found |= {"state": state_bytes(bound), "kernels": None, "launches": None}
     if run.device.type == "cuda":
         found["state"] = scales.taken()
         with run.attempt(f"{work.name}, {contender.name}"):  # a trace may not be whole
@@ -218,22 +211,16 @@ def fronts(rows: Rows) -> tuple[float, str]:
 
 
 class Front(Lines):
-    """A mark per contender, full on a front; the fronts (dotted: that of exact updates), and the bridge."""
+    """A mark per contender, with the fronts and the bridge."""
 
     def draw(self, axes: Any, rows: Rows) -> None:
-        """The lines, and then the marks with their names."""
+        """The lines beneath the marks."""
         axes.axvline(8 * rows[0]["numel"] / 2**20, color=RED, linestyle="--", linewidth=1)
         for which, style in (("front", "-"), ("front_exact", ":")):
             if front := self.points(rows.where(**{which: True})):
                 across, up, _ = zip(*front, strict=True)
                 axes.step(across, up, where="post", color="black", linewidth=1, linestyle=style)
         super().draw(axes, rows)
-
-    def line(self, axes: Any, i: int, rows: Rows) -> tuple[float, float, str, str]:
-        """One mark."""
-        end = super().line(axes, i, rows)
-        axes.lines[-1].set_fillstyle("full" if rows[0]["front"] or rows[0]["front_exact"] else "none")
-        return end
 
 
 TABLES = [
@@ -262,5 +249,5 @@ PANELS = [
         inches=5.2,
     )
 ]
-TITLE = "Nobody is faster in less memory than those on the line (dashed: two moments in float32)"
+TITLE = "Nobody is faster in less memory than those on the line (dotted: if exact; dashed: two moments)"
 PLOTS = [Plot("pareto", PANELS, TITLE, by=("key",))]

@@ -188,14 +188,14 @@ def bridge(rows: Rows) -> str | None:
     large = rows.where(key="bytes cost")
     if not large:
         return None
-    cap, count = number(large[0]["bridge"] / 2**20), max(large.values("size"))
+    first, count = large[0], max(large.values("size"))
+    held = "by an allocator that is held to it" if first["device"] == "cuda" else "by the bytes it asked for"
     found = []
     for way in large.values("way"):
         size = largest(rows, way)
-        trips = "does not pass" if size is None else f"passes with {size} of {count} ({-(-count // size)} trips)"
+        trips = f"passes with {size} of {count} ({-(-count // size)} trips)" if size else "does not pass"
         found.append(f"{way} {trips}")
-    held = "by an allocator that is held to it" if large[0]["device"] == "cuda" else "by the bytes it asked for"
-    return f"The bridge of {cap} MiB over {large[0]['work']}, {held}: " + "; ".join(found) + "."
+    return f"The bridge of {number(first['bridge'] / 2**20)} MiB over {first['work']}, {held}: {'; '.join(found)}."
 
 
 class Peaks(Lines):
