@@ -104,14 +104,13 @@ def installed(cuda: int | None = None) -> Limits:
     """The limits of the installed torch, by default as it was built; a torch without CUDA counts as of CUDA 13.0.
 
     Raises:
-        RuntimeError: it came without its headers, or they have changed.
+        OSError: it came without its headers.
+        RuntimeError: they have changed.
     """
     path = Path(torch.__file__).parent / "include" / HEADER
     if cuda is None:
         major, minor = (torch.version.cuda or "13.0").split(".")[:2]
         cuda = 1000 * int(major) + 10 * int(minor)
-    try:
-        text = path.read_text()
-    except OSError as error:
-        raise RuntimeError(f"torch came without {HEADER}: {error.strerror}") from None
-    return parsed(text, cuda, f"{HEADER.name} of torch {torch.__version__}, CUDA {cuda // 1000}.{cuda % 1000 // 10}")
+    return parsed(
+        path.read_text(), cuda, f"{HEADER.name} of torch {torch.__version__}, CUDA {cuda // 1000}.{cuda % 1000 // 10}"
+    )
