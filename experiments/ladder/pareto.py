@@ -104,9 +104,9 @@ def weighed(run: Run, work: Work, contender: Contender, reference: Reference) ->
         bound.step()
     found: Row = {"error": error, "ended": None, "extra": extra(bound.step, run.device)}
     found |= {"rounding": scales.rounding(), "others": scales.others(), "away": away(bound, run.device)}
-    found |= {"state": state_bytes(bound), "kernels": None, "launches": None}
-    if run.device.type == "cuda":
-        found["state"] = scales.taken()
+    gpu = run.device.type == "cuda"
+    found |= {"state": scales.taken() if gpu else state_bytes(bound), "kernels": None, "launches": None}
+    if gpu:
         with run.attempt(f"{work.name}, {contender.name}"):  # a trace may not be whole
             counts = counted(bound.step, warmup=0)
             found |= {"kernels": counts.kernels, "launches": counts.launches}

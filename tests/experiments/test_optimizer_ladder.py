@@ -8,28 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-from experiment_runs import experiment, run_quick
+from experiment_runs import judged, regenerated, run_quick
 from ladder_rows import CPU, clocks, quick_run, verdicts
 from paths import ROOT
 from stand_ins import raising
 
-from experiments.harness import note
-from experiments.harness.plot import spaced
+from experiments.harness.panels import spaced
 from experiments.harness.rows import Rows
 from experiments.ladder import alignment, counts, effort, pareto, trucks
-from experiments.works import lines, weight
+from experiments.works import contenders, lines, weight
 from experiments.works.batching import Limits
-from experiments.works.contenders import (
-    COMPILED,
-    COPY,
-    FOREACH,
-    FUSED,
-    LOOP,
-    OURS,
-    TRITON,
-    checked,
-)
+from experiments.works.contenders import COMPILED, COPY, FOREACH, FUSED, LOOP, OURS, TRITON
 from experiments.works.models import HYPER, Work
+from experiments.works.reference import Bound
 from experiments.works.rungs import DEFAULT, LIST, OPERATIONS, STRUCT, by_value
 
 #: 4 KB and 32 KB of arguments, as torch 2.11 and a later one built for CUDA 13 have them.
@@ -54,17 +45,14 @@ def test_toys_are_measured_on_a_cpu(tmp_path: Path) -> None:
     assert {row["case"] for row in parts["pareto"]} == set(pareto.TOYS)
     assert {row["aligned"] for row in parts["alignment"].where(where=alignment.OFF)} == {0}
     assert {row["case"] for row in parts["effort"]} == set(effort.WRITTEN)
-    note.fill(copy_of_note(tmp_path), note.sections(found, experiment("optimizer_ladder")))
     met = {verdict["work"]: verdict["met"] for verdict in found["verdicts"]}
     assert met["the loop launches M x N, off by"] is True
     assert met["foreach's extra is one intermediate of its group, off by"] is True
 
 
-def copy_of_note(folder: Path) -> Path:
-    """The note, to be filled without being changed."""
-    target = folder / "optimizer_ladder.md"
-    target.write_text((ROOT / "notes" / target.name).read_text())
-    return target
+def test_the_note_and_its_verdicts_come_out_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert judged("optimizer_ladder", "nvidia-h200") == 14
+    regenerated("optimizer_ladder", tmp_path, monkeypatch)
 
 
 # --- counts
@@ -125,14 +113,17 @@ def test_the_slope_of_the_loop_is_m() -> None:
 
 def test_a_count_that_is_not_what_it_should_be_is_shown() -> None:
     one, graph = counted_row(FOREACH, 10, 9, 8), counted_row("graph", 10, 2, None, launches=1)
-    assert counts.shown({**one, "off": 1}) == "9 (not 8)"
-    assert counts.shown({**graph, "off": None}) == "2 in 1"
-    assert counts.shown({**one, "kernels": None, "ended": "ended with 1: a\nno room"}) == "no room"
+    broken = {**one, "count": 11, "kernels": None, "ended": "ended with 1: a\nno room"}
+    assert [counts.shown(row) for row in counts.derive(Rows([one, broken, graph]))] == [
+        "9 (not 8)",
+        "no room",
+        "2 in 1",
+    ]
 
 
 def test_which_rung_torch_takes_by_itself() -> None:
     rows = [counted_row(DEFAULT, 10, 8, 8), counted_row(FOREACH, 10, 8, 8), counted_row(LOOP, 10, 80, 80)]
-    said = counts.default(Rows(rows))
+    said = counts.default(counts.derive(Rows(rows)))
     assert said is not None
     assert "as torch foreach does" in said
 
@@ -185,14 +176,14 @@ def test_the_high_water_mark_is_that_of_a_call() -> None:
 @pytest.mark.parametrize("way", trucks.WAYS)
 @pytest.mark.parametrize("size", [1, 3, 8])
 def test_a_step_in_groups_is_a_step(way: str, size: int) -> None:
-    work = Work("small", [(5, 3)] * 8, torch.float32, 28, 5e-5)
-    lists, whole = trucks.Lists.of(work, CPU), work.parameters(CPU)
+    work = Work("small", [(5, 3)] * 8)
+    lists, whole = trucks.lists_of(work, CPU), work.parameters(CPU)
     step, optimizer = trucks.WAYS[way](lists, size), torch.optim.AdamW(whole, **HYPER)
     for _ in range(2):
         step()
         optimizer.step()
-    assert len(lists.groups(size)) == -(-8 // size)
-    torch.testing.assert_close(lists.params, [p.detach() for p in whole])
+    assert len(trucks.groups(lists, size)) == -(-8 // size)
+    torch.testing.assert_close(lists[0], [p.detach() for p in whole])
 
 
 def truck(way: str, size: int, passes: bool, extra: int, gpu: float | None = 1.0) -> dict[str, Any]:
@@ -215,11 +206,10 @@ def test_the_bridge_says_who_passes() -> None:
 
 def test_trucks_of_one_work_are_compared_by_one_clock() -> None:
     rows = [truck(way, size, True, 0) for way in (FOREACH, OURS) for size in (1, 512)]
-    assert {(row["time"], row["clock"]) for row in trucks.derive(Rows(rows))} == {(1.0, "GPU")}
     light = {**truck(FOREACH, 1, True, 0), "key": "trips cost"}
     found = trucks.derive(Rows([*rows, truck(FUSED, 1, True, 0, gpu=None), light]))
-    assert {(row["time"], row["clock"]) for row in found.where(key="bytes cost")} == {(2.0, "wall")}
-    assert found.where(key="trips cost")[0]["clock"] == "GPU"
+    times = {(row["key"], row["time"]["median"], row["time"]["clock"], row["clock"]) for row in found}
+    assert times == {("bytes cost", 2.0, "wall", "wall"), ("trips cost", 1.0, "GPU", "GPU")}
 
 
 def test_a_bridge_too_small_for_the_allocator_is_compared_with_what_was_asked_for() -> None:
@@ -240,7 +230,7 @@ def test_a_way_that_fails_leaves_a_line(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_an_optimizer_that_fails_off_16_bytes_leaves_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(alignment.CLASSES, FOREACH, BROKEN)
+    monkeypatch.setitem(contenders.CONTENDERS, FOREACH, contenders.Contender(FOREACH, BROKEN))
     run = quick_run()
     found = alignment.derive(Rows(alignment.measure(run)))
     assert {row["optimizer"] for row in found} == {OURS, FUSED, COPY}
@@ -248,31 +238,49 @@ def test_an_optimizer_that_fails_off_16_bytes_leaves_a_line(monkeypatch: pytest.
     assert {row["clock"] for row in found} == {"wall"}
 
 
-def test_any_failure_of_a_rival_leaves_a_line() -> None:
-    run, work = quick_run(), Work("small", [(5, 3)], torch.float32, 28, 5e-5)
-    cases, _ = checked(run, work, {FOREACH: BROKEN, FUSED: pareto.BUILDS[FUSED]}, CPU)
-    assert [case.name for case in cases] == [FUSED]
-    assert run.left_out == ["small, torch foreach: TypeError: no such argument"]
-    with pytest.raises(TypeError):
-        checked(run, work, {OURS: BROKEN}, CPU)
+def test_a_step_off_16_bytes_that_takes_long_misses_the_bar() -> None:
+    def row(where: str, gpu: float, aligned: float) -> dict[str, Any]:
+        return {"device": "cuda", "optimizer": OURS, "where": where, "aligned": aligned, **clocks(200, gpu)}
 
-
-def test_a_compiled_rung_that_cannot_be_built_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(effort.CONTENDERS, COMPILED, raising(RuntimeError("no compiler")))
-    monkeypatch.setattr(effort, "work", lambda run: Work("small", [(5, 3)], torch.float32, 28, 5e-5))
-    with pytest.raises(RuntimeError, match="no compiler"):
-        list(effort.compiled_share("cpu", COMPILED))
+    on = row(alignment.ON, 100, 1)
+    assert list(verdicts("alignment", Rows([on, row(alignment.OFF, 110, 0)])).values()) == [True, True]
+    assert list(verdicts("alignment", Rows([on, row(alignment.OFF, 120, 0.5)])).values()) == [False, False]
 
 
 def test_what_is_off_is_off_and_steps_alike() -> None:
-    params = Work("small", [(5, 3), (70,)], torch.float32, 28, 0).parameters(CPU)
-    moved = alignment.off_16(params, (alignment.PARAMS, alignment.GRADS))
-    optimizer = torch.optim.AdamW(moved)
-    optimizer.step()
-    assert 0 < alignment.aligned(optimizer, moved) < 1  # torch makes state on 16 bytes
-    alignment.state_off_16(optimizer)
-    assert alignment.aligned(optimizer, moved) == 0
-    assert all(torch.equal(a.grad, b.grad) for a, b in zip(params, moved, strict=True))
+    work = Work("small", [(5, 3), (70,)])
+    for what in ((), (alignment.PARAMS, alignment.GRADS), (alignment.PARAMS, alignment.GRADS, alignment.STATE)):
+        params, plain = work.parameters(CPU), work.parameters(CPU)
+        found = alignment.off_16(FUSED, what)(params)
+        contenders.CONTENDERS[FUSED].build(plain).step()
+        assert alignment.aligned(found) == 1 - len(what) / 4 - (alignment.STATE in what) / 4  # two moments
+        assert all(torch.equal(a, b) for a, b in zip(params, plain, strict=True))
+
+
+def test_any_failure_of_a_rival_leaves_a_line() -> None:
+    run, work = quick_run(), Work("small", [(5, 3)])
+    cases, _ = contenders.checked(run, work, {FOREACH: BROKEN, FUSED: contenders.theirs(fused=True)}, CPU)
+    assert [case.name for case in cases] == [FUSED]
+    assert run.left_out == ["small, torch foreach: TypeError: no such argument"]
+    with pytest.raises(TypeError):
+        contenders.checked(run, work, {OURS: BROKEN}, CPU)
+
+
+def test_an_update_that_is_wrong_is_said_and_ours_ends_the_question() -> None:
+    run, work = quick_run(), Work("small", [(5, 3)])
+    cases, errors = contenders.checked(run, work, {FUSED: lambda _: Bound(lambda: None)}, CPU)
+    assert (len(cases), errors[FUSED]) == (1, 1.0)
+    assert "its update is off by 1 of itself" in run.left_out[0]
+    with pytest.raises(AssertionError, match="off by 1 of itself"):
+        contenders.checked(run, work, {f"{OURS}, device": lambda _: Bound(lambda: None)}, CPU)
+
+
+def test_a_compiled_rung_that_cannot_be_built_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = contenders.Contender(COMPILED, raising(RuntimeError("no compiler")))
+    monkeypatch.setitem(contenders.CONTENDERS, COMPILED, broken)
+    monkeypatch.setattr(effort, "work", lambda run: Work("small", [(5, 3)]))
+    with pytest.raises(RuntimeError, match="no compiler"):
+        list(effort.compiled_share("cpu"))
 
 
 def test_lines_are_those_of_code() -> None:

@@ -10,6 +10,7 @@ from experiment_runs import experiment
 from experiments.harness.rows import Rows
 from experiments.harness.run import Run
 from experiments.harness.show import console
+from experiments.harness.time import series
 
 CPU = torch.device("cpu")
 
@@ -20,10 +21,10 @@ def verdicts(question: str, rows: Rows) -> dict[str, bool | None]:
     return {bar.title: bar.verdict(known).met for bar in asked.listed("BARS")}
 
 
-def clocks(wall: float | None, gpu: float | None = None) -> dict[str, Any]:
+def clocks(wall: float, gpu: float | None = None) -> dict[str, Any]:
     """Times (µs) as a row has them."""
-    return {name: None if t is None else {"median": t, "p10": t, "p90": t, "n": 9}
-            for name, t in (("host", wall), ("wall", wall), ("gpu", gpu))}  # fmt: skip
+    times = {"host": series([wall], "host"), "wall": series([wall], "wall")}
+    return {**times, "gpu": None if gpu is None else series([gpu], "GPU")}
 
 
 def quick_run() -> Run:
