@@ -81,8 +81,8 @@ def measure(run: Run) -> Iterator[Row]:
     for row in run.time([contenders.copy_of_bytes(work, run.device), *cases], work=work.name, numel=work.numel):
         case = row["case"]
         optimizer, where = asked.get(case, (COPY, ON))
-        yield {**row, "device": run.device.type, "optimizer": optimizer, "where": where, "error": errors.get(case),
-               "aligned": shares.get(case, 1.0)}  # fmt: skip
+        place = {"device": run.device.type, "optimizer": optimizer, "where": where}
+        yield {**row, **place, "error": errors.get(case), "aligned": shares.get(case, 1.0)}
 
 
 def derive(rows: Rows) -> Rows:
