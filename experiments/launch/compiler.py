@@ -34,24 +34,22 @@ Test = Callable[[Run], Row]
 
 @dataclass(frozen=True)
 class Reason:
-    """A reason of the puzzlers', its test, and whether toys on a CPU can do that in a moment."""
+    """Decorates the test of a reason, which is put on the list.
+
+    Attributes:
+        quick: whether toys on a CPU can do it in a moment.
+    """
 
     name: str
-    test: Test
-    quick: bool
+    quick: bool = False
 
-
-REASONS: list[Reason] = []
-
-
-def reason(name: str, quick: bool = False) -> Callable[[Test], Test]:
-    """A test of a reason, which is put on the list."""
-
-    def listed(test: Test) -> Test:
-        REASONS.append(Reason(name, test, quick))
+    def __call__(self, test: Test) -> Test:
+        """The test as it was."""
+        REASONS[self] = test
         return test
 
-    return listed
+
+REASONS: dict[Reason, Test] = {}
 
 
 def says(number: float | None, unit: str, holds: bool, words: str, **more: Any) -> Row:
@@ -82,7 +80,7 @@ def ran(function: Function, device: torch.device) -> tuple[torch.Tensor, torch.T
     return y.detach(), x.grad
 
 
-@reason("bugs")
+@Reason("bugs")
 def bugs(run: Run) -> Row:
     """Bugs: of some usual programs, how many does it fail to compile, or get wrong, forward or backward?"""
     wrong = []
@@ -107,7 +105,7 @@ def first_call(device: str, batch: int, kind: str) -> Iterator[Row]:
     yield {name: timing["wall"] for name, timing in {**first, **later}.items()}
 
 
-@reason("compile time")
+@Reason("compile time")
 def compile_time(run: Run) -> Row:
     """Compile time: with empty caches, after how many calls has the first one paid?"""
     ended = fresh(first_call, str(run.device), BATCH, backend(run), limit=LIMIT)
@@ -139,7 +137,7 @@ def taken(device: str, batch: int, how: str) -> Iterator[dict[str, float]]:
     yield {"mib": reserved / 2**20}
 
 
-@reason("memory")
+@Reason("memory")
 def memory(run: Run) -> Row:
     """Memory: does a call need more of the device, compiled or with ``reduce-overhead``?"""
     ways = ("eager", "compiled", "reduce-overhead")
@@ -160,7 +158,7 @@ WIDE = ((64, 256), (16384, 256), (1024, 4096), (64, 65536))
 SHAPES = {"LayerNorm": WIDE, "softmax": WIDE, "mm": ((64, 64), (1024, 1024), (4096, 4096), (4096, 64))}
 
 
-@reason("slower for some shapes", quick=True)
+@Reason("slower for some shapes", quick=True)
 def slower_shapes(run: Run) -> Row:
     """Slower shapes: where are torch's own kernels faster than what it makes?"""
     shapes = [(name, size) for name, sizes in SHAPES.items() for size in sizes[: 4 if run.device.type == "cuda" else 2]]
@@ -177,7 +175,7 @@ def slower_shapes(run: Run) -> Row:
     return says(len(lost), f"of {len(ratios)} shapes", bool(lost), words, clock=eager["clock"], ratios=ratios)
 
 
-@reason("no dynamic shapes", quick=True)
+@Reason("no dynamic shapes", quick=True)
 def dynamic_shapes(run: Run) -> Row:
     """No dynamic shapes: how many graphs does it make for six batch sizes?"""
     forget()
@@ -212,7 +210,7 @@ def chain(line: str) -> Function:
     return names["chain"]
 
 
-@reason("logging ends fusion", quick=True)
+@Reason("logging ends fusion", quick=True)
 def logging_fusion(run: Run) -> Row:
     """Logging ends fusion: into how many graphs do a print, a logger, an ``.item()`` cut nineteen operations?"""
     x = torch.rand(1024, device=run.device)
@@ -240,7 +238,7 @@ def cut_by(function: Function, x: torch.Tensor) -> Row:
     return {"operations": [n for ops in explained.ops_per_graph if (n := len(ops))], "kernels": kernels}
 
 
-@reason("no horizontal fusion")
+@Reason("no horizontal fusion")
 def horizontal(run: Run) -> Row:
     """No horizontal fusion: how many kernels has split_stack with combo kernels off and on, and a foreach list?"""
     if run.device.type != "cuda":

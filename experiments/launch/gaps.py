@@ -72,6 +72,8 @@ def sentence(rows: Rows) -> str:
 class Gaps(Lines):
     """Beside what is measured while nobody listens, the gaps of traces as dots."""
 
+    unit: str = "µs until the next"
+
     def draw(self, axes: Any, rows: Rows) -> None:
         """The dots, then the line."""
         for point in (point for row in rows for point in row["points"].split()):
@@ -91,6 +93,6 @@ TABLES = [
 ]  # fmt: skip
 TEXTS = [Text("gaps", sentence)]
 DRAWN = Gaps(
-    title="Long kernels hide launches", unit="µs", x="each", y="exposed", each="case", label="µs a kernel, GPU", log="x"
+    title="Long kernels hide launches", x="each", y="exposed", each="case", label="µs of a kernel, GPU", log="x"
 )
 PLOTS = [Plot("gaps", [DRAWN], where={"case": SPLIT})]

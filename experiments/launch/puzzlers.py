@@ -125,7 +125,7 @@ DRAWN = (SPLIT, COMPILED[SPLIT], slices.WIDE, slices.GRAPH, slices.OVERHEAD, COM
 PLOTS = [
     Plot(
         "traces",
-        [timeline.Timeline(title=name, unit="µs, while the profiler listens", where={"case": name}) for name in DRAWN],
+        [timeline.Timeline(title=name, unit="µs by the profiler's clock", where={"case": name}) for name in DRAWN],
         "The GPU waits for the launches of short kernels, unless a graph is one launch",
         where={"drawn": True},
     )

@@ -21,12 +21,12 @@ from experiments.works.slices import forget
 def measure(run: Run) -> Iterator[Row]:
     """A row per reason: a number, what it says, whether the reason holds."""
     run.rounds, run.seconds = run.size((40, 0.5), (3, 0.1))
-    for reason in run.each(REASONS):
+    for reason, test in run.each(REASONS.items()):
         if run.quick and run.device.type == "cpu" and not reason.quick:
             run.leave_out(f"{reason.name}: needs a GPU, or longer than toys may take")
             continue
         with run.attempt(reason.name, (Exception,)):
-            yield {"reason": reason.name, "device": run.device.type, **reason.test(run)}
+            yield {"reason": reason.name, "device": run.device.type, **test(run)}
         forget()
 
 

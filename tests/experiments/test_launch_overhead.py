@@ -343,4 +343,4 @@ def test_programs_that_come_out_wrong_are_bugs(monkeypatch: pytest.MonkeyPatch) 
 
 def test_seven_reasons() -> None:
     assert len(compiler.REASONS) == 7
-    assert all((reason.test.__doc__ or "").strip().endswith("?") for reason in compiler.REASONS)
+    assert all((test.__doc__ or "").strip().endswith("?") for test in compiler.REASONS.values())
