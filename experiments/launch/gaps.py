@@ -1,17 +1,14 @@
 """How long must a kernel be before the launch of the next one is hidden behind it?
 
-Answer (H200, 2026-11): 88 µs, at 65,536 rows a slice, are enough for split_stack and 24 are not (1.69 times the
-kernels).
+Answer (H200, 2026-11): for split_stack 88 µs are, at 65,536 rows a slice, and 24 are not (1.69 times the kernels).
 
-split_stack over slices of 64 rows and more: the same 36 launches, longer and longer kernels.  Two witnesses: the gaps
-in a trace, where the host is slowed by being listened to, and, with nobody listening, what a call takes beyond what its
-kernels need when they are queued in advance.
+split_stack over slices of 64 rows and more: the same 36 launches of longer and longer kernels.  Two witnesses: the gaps
+in a trace, where listening slows the host; without it, a call's time beyond that of its kernels queued in advance.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from experiments.harness.panels import ORANGE, Lines
@@ -68,20 +65,14 @@ def sentence(rows: Rows) -> str:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class Gaps(Lines):
     """Beside what is measured while nobody listens, the gaps of traces as dots."""
-
-    unit: str = "µs until the next"
 
     def draw(self, axes: Any, rows: Rows) -> None:
         """The dots, then the line."""
         for point in (point for row in rows for point in row["points"].split()):
             axes.scatter(*map(float, point.split(",")), s=10, alpha=0.5, color=ORANGE, linewidths=0)
         super().draw(axes, rows)
-        axes.set_ylim(bottom=0)
-        words = "dots: gaps behind a kernel in traces, GPU\nline: a call beyond its kernels, for each, nobody listening"
-        axes.text(0.98, 0.96, words, ha="right", va="top", transform=axes.transAxes)
 
 
 TABLES = [
@@ -92,7 +83,8 @@ TABLES = [
     })
 ]  # fmt: skip
 TEXTS = [Text("gaps", sentence)]
+TITLE = "Long kernels hide launches: gaps in traces (dots), what calls take beyond kernels (line)"
 DRAWN = Gaps(
-    title="Long kernels hide launches", x="each", y="exposed", each="case", label="µs of a kernel, GPU", log="x"
+    title="{case}", unit="µs until the next", x="each", y="exposed", each="case", label="µs of a kernel, GPU", log="x"
 )
-PLOTS = [Plot("gaps", [DRAWN], where={"case": SPLIT})]
+PLOTS = [Plot("gaps", [DRAWN], TITLE, {"case": SPLIT})]

@@ -120,13 +120,7 @@ BARS = [
     Bar("pointer list ÷ combined, wall", "of_combined", at_most=1, unit="x", case=LIST, **GPU),
 ]
 #: In the picture, those above each other that are to be compared; what combo kernels fuse looks like what is compiled.
-DRAWN = (SPLIT, COMPILED[SPLIT], slices.WIDE, slices.GRAPH, slices.OVERHEAD, COMBINED, COMPILED[COMBINED], LIST,
-         slices.LIST_GRAPH)  # fmt: skip
-PLOTS = [
-    Plot(
-        "traces",
-        [timeline.Timeline(title=name, unit="µs by the profiler's clock", where={"case": name}) for name in DRAWN],
-        "The GPU waits for the launches of short kernels, unless a graph is one launch",
-        where={"drawn": True},
-    )
-]
+SPLITS = (SPLIT, COMPILED[SPLIT], slices.WIDE, slices.GRAPH, slices.OVERHEAD)
+DRAWN = (*SPLITS, COMBINED, COMPILED[COMBINED], LIST, slices.LIST_GRAPH)
+LANES = [timeline.Timeline(title=name, unit="µs by the profiler's clock", where={"case": name}) for name in DRAWN]
+PLOTS = [Plot("traces", LANES, "The GPU waits for launches, unless a graph is one", {"drawn": True})]

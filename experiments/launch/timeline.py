@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from experiments.harness.panels import BLUE, GRAY, ORANGE, Panel
@@ -46,7 +45,6 @@ def unpacked(text: str) -> Iterator[tuple[str, float, float, int]]:
         yield word[0], start / 10, length / 10, correlation
 
 
-@dataclass(frozen=True, kw_only=True)
 class Timeline(Panel):
     """What the host called, what it launched and what ran, in three lanes; each launch is joined to its kernels."""
 
