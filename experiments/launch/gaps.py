@@ -1,24 +1,22 @@
 """How long must a kernel be before the launch of the next one is hidden behind it?
 
-Answer (H200, 2026-11): 88 µs, at 65,536 rows a slice, are enough for split_stack and 24 are not (1.69 times the
-kernels).
+Answer (H200, 2026-11): for split_stack 88 µs are, at 65,536 rows a slice, and 24 are not (1.69 times the kernels).
 
-split_stack over slices of 64 rows and more: the same 36 launches, longer and longer kernels.  Two witnesses: the gaps
-in a trace, where the host is slowed by being listened to, and, with nobody listening, what a call takes beyond what its
-kernels need when they are queued in advance.
+split_stack over slices of 64 rows and more: the same 36 launches of longer and longer kernels.  Two witnesses: the gaps
+in a trace, where listening slows the host; without it, a call's time beyond that of its kernels queued in advance.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from statistics import median
 from typing import Any
 
-from experiments.harness.plot import BLUE, ORANGE, PAGE, Plot
+from experiments.harness.panels import ORANGE, Lines
+from experiments.harness.plot import Plot
 from experiments.harness.rows import Row, Rows
 from experiments.harness.run import Run
 from experiments.harness.show import Table, Text, number
-from experiments.harness.time import Case
+from experiments.harness.time import Case, series
 from experiments.works.slices import COMBINED, SPLIT, Slices
 from experiments.works.trace import counted
 
@@ -35,75 +33,58 @@ def measure(run: Run) -> Iterator[Row]:
         with run.attempt(f"{batch:,} rows a slice", (Exception,)):
             work = Slices(batch, run.device)
             ways = {SPLIT: work.way(work.split_stack), COMBINED: work.way(work.combined)}
-            gaps = {name: counted(way) for name, way in ways.items()}
-            timings = run.measure([Case(name, way, repeats=4) for name, way in ways.items()])
-            for name, timing in timings.items():
-                points = [(gap.before, gap.length) for gap in gaps[name].gaps]
-                yield {
-                    "batch": batch,
-                    "case": name,
-                    "kernels": gaps[name].kernels,
-                    "before": median(before for before, _ in points),
-                    "gap": median(gap for _, gap in points),
-                    "points": " ".join(f"{before:.1f},{gap:.1f}" for before, gap in points),
-                    **timing,
-                }
+            counts = {name: counted(way) for name, way in ways.items()}
+            for row in run.time([Case(name, way, repeats=4) for name, way in ways.items()], batch=batch):
+                gaps = counts[row["case"]].gaps
+                points = " ".join(f"{gap.before:.1f},{gap.length:.1f}" for gap in gaps)
+                before = series([gap.before for gap in gaps], "GPU")
+                yield {**row, **counts[row["case"]].as_dict(), "before": before, "points": points}
 
 
 def derive(rows: Rows) -> Rows:
-    """GPU time of a kernel, and what each adds to the wall beyond it."""
+    """GPU time of a kernel, and what a call takes beyond its kernels; that is by both clocks, and meant to be."""
     found = Rows()
     for row in rows:
-        gpu = row["gpu"]["median"] if row["gpu"] else None
-        found.append({
-            **row,
-            "each": gpu / row["kernels"] if gpu else None,
-            "exposed": (row["wall"]["median"] - gpu) / row["kernels"] if gpu else None,
-            "of_gpu": row["wall"]["median"] / gpu if gpu else None,
-        })  # fmt: skip
+        if row["gpu"]:
+            wall, gpu, kernels = row["wall"]["median"], row["gpu"]["median"], row["kernels"]
+            each = {"clock": "GPU", "median": gpu / kernels}
+            row = {**row, "clock": "wall", "each": each, "exposed": (wall - gpu) / kernels, "of_gpu": wall / gpu}
+        found.append(row)
     return found
 
 
-def first_hidden(rows: Rows) -> Row | None:
-    """The shortest kernels of split_stack behind which the host's work is hidden."""
-    hidden = [row for row in rows.where(case=SPLIT) if row["of_gpu"] and row["of_gpu"] <= HIDDEN]
-    return min(hidden, key=lambda row: row["each"], default=None)
-
-
 def sentence(rows: Rows) -> str:
-    """From which length on."""
-    if (row := first_hidden(rows)) is None:
+    """From which length on a call of split_stack takes no more than its kernels, or little more."""
+    hidden = [row for row in rows.where(case=SPLIT) if row.get("of_gpu", HIDDEN + 1) <= HIDDEN]
+    if not hidden:
         return f"At no batch here does a call end within {HIDDEN:g} times its kernels."
+    row = min(hidden, key=lambda row: row["each"]["median"])
     return (
         f"Launches of split_stack are hidden from {row['batch']:,} rows a slice on, where a kernel takes "
-        f"{number(row['each'])} µs: a call takes {row['of_gpu']:.2f} times what its kernels do."
+        f"{number(row['each']['median'])} µs: a call takes {row['of_gpu']:.2f} times what its kernels do."
     )
 
 
-def draw(figure: Any, rows: Rows) -> None:
-    """Gaps of traces as dots; what is measured without a profiler as a line."""
-    figure.set_size_inches(PAGE, 4)
-    axes = figure.subplots()
-    for row in rows.where(case=SPLIT):
-        points = [tuple(map(float, point.split(","))) for point in row["points"].split()]
-        axes.scatter(*zip(*points, strict=True), s=10, alpha=0.5, color=ORANGE, linewidths=0)
-    said = [("dots: gaps in traces", ORANGE)]
-    if line := [(row["each"], row["exposed"]) for row in rows.where(case=SPLIT) if row["each"]]:
-        axes.plot(*zip(*line, strict=True), color=BLUE, marker="o")
-        said.append(("line: a call beyond its kernels, for each, nobody listening", BLUE))
-    for at, (words, color) in enumerate(said):
-        axes.text(0.98, 0.94 - 0.07 * at, words, color=color, ha="right", va="center", transform=axes.transAxes)
-    axes.set(xscale="log", xlabel="µs of the kernel before (log)", ylabel="µs until the next")
-    axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
+class Gaps(Lines):
+    """Beside what is measured while nobody listens, the gaps of traces as dots."""
+
+    def draw(self, axes: Any, rows: Rows) -> None:
+        """The dots, then the line."""
+        for point in (point for row in rows for point in row["points"].split()):
+            axes.scatter(*map(float, point.split(",")), s=10, alpha=0.5, color=ORANGE, linewidths=0)
+        super().draw(axes, rows)
 
 
 TABLES = [
     Table("{case}", by=("case",), columns={
-        "rows a slice": lambda row: f"{row['batch']:,}", "kernels": "kernels", "wall µs": "wall", "GPU µs": "gpu",
-        "wall ÷ GPU": "of_gpu", "a kernel, µs": "each", "exposed µs a kernel": "exposed",
-        "trace: kernel before, µs": "before", "trace: gap, µs": "gap",
+        "rows a slice": "batch", "kernels": "kernels", "wall µs": "wall", "GPU µs": "gpu", "wall ÷ GPU": "of_gpu",
+        "a kernel, µs": "each", "exposed µs a kernel": "exposed", "trace: kernel before, µs": "before",
+        "trace: gap, µs": "gap_each",
     })
 ]  # fmt: skip
 TEXTS = [Text("gaps", sentence)]
-PLOTS = [Plot("gaps", draw)]
+TITLE = "Long kernels hide launches: gaps in traces (dots), what calls take beyond kernels (line)"
+DRAWN = Gaps(
+    title="{case}", unit="µs until the next", x="each", y="exposed", each="case", label="µs of a kernel, GPU", log="x"
+)
+PLOTS = [Plot("gaps", [DRAWN], TITLE, {"case": SPLIT})]

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from experiments.harness.child import Child
@@ -37,17 +36,10 @@ class Caches:
         for folder in self.environment.values():
             Path(folder).mkdir()
 
-    def nbytes(self) -> dict[str, int]:
-        """Bytes in each folder, by the variable that names it."""
-        return {
-            name: sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
-            for name, folder in self.environment.items()
-        }
-
     def __enter__(self) -> Caches:
         return self
 
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._folder.cleanup()
 
 
