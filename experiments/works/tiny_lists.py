@@ -39,34 +39,9 @@ def count_four(param, grad, exp_avg, exp_avg_sq, *, by):
 RULES = {1: count_one, 4: count_four}
 
 
-class Unadvised(ManagedTransport):
-    """Pages migrate to whoever touched them last."""
-
-    advice = ()
-
-
-class PreferredHost(ManagedTransport):
-    """Pages stay on the host; the device maps them when it first faults."""
-
-    advice = ((Advice.PREFERRED, Location.HOST),)
-
-
-class AccessedBy(ManagedTransport):
-    """The device has the pages mapped, wherever they are."""
-
-    advice = ((Advice.ACCESSED_BY, Location.DEVICE),)
-
-
-class PreferredDevice(ManagedTransport):
-    """Pages return to the device after every write of the host."""
-
-    advice = ((Advice.PREFERRED, Location.DEVICE),)
-
-
-class ReadMostly(ManagedTransport):
-    """Both sides keep copies, and a write throws the other side's away."""
-
-    advice = ((Advice.READ_MOSTLY, Location.DEVICE),)
+def advised(*advice: tuple[Advice, Location]) -> type[ManagedTransport]:
+    """Managed memory with other advice."""
+    return type("Advised", (ManagedTransport,), {"advice": advice})
 
 
 class Prefetched(ManagedTransport):
@@ -139,12 +114,12 @@ TRANSPORTS: dict[str, Make] = {
 #: torch's own calls in place of ours: copies of the whole table in every step, whether it was rewritten or not.
 COPIES: dict[str, Make] = {way.name: way for way in (TorchPageable, TorchPinned)}
 ADVICE: dict[str, Make] = {
-    "none": Unadvised,
-    "preferred host": PreferredHost,
-    "accessed by": AccessedBy,
+    "none": advised(),  # pages migrate to whoever touched them last
+    "preferred host": advised((Advice.PREFERRED, Location.HOST)),  # the device maps them when it first faults
+    "accessed by": advised((Advice.ACCESSED_BY, Location.DEVICE)),  # the device has them mapped, wherever they are
     "preferred host, accessed by": ManagedTransport,
-    "preferred device": PreferredDevice,
-    "read mostly": ReadMostly,
+    "preferred device": advised((Advice.PREFERRED, Location.DEVICE)),  # they return after every write of the host
+    "read mostly": advised((Advice.READ_MOSTLY, Location.DEVICE)),  # a write throws the other side's copy away
     "prefetch": Prefetched,
 }
 
