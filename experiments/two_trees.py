@@ -10,16 +10,17 @@ Of GPU times the medians are compared, of host times the least: what else the ho
 from __future__ import annotations
 
 import argparse
-import statistics
+import functools
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from experiments.harness.child import ROOT, Child
+from experiments.harness.columns import formatted
 from experiments.harness.rows import Row, Rows
 from experiments.harness.run import Run
 from experiments.harness.show import Table
+from experiments.harness.time import series
 from experiments.works.other_tree import steps
 
 TREES = ("other", "this")
@@ -48,7 +49,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(run: Run) -> Iterator[Row]:
-    """A row per round, tree and work: host and GPU times of every step (µs).
+    """A row per work and clock: the times of both trees (µs), and this tree's over the other's.
 
     Raises:
         RuntimeError: a process failed; with its last words.
@@ -56,36 +57,27 @@ def measure(run: Run) -> Iterator[Row]:
     trees = {"other": run.options.other or ROOT, "this": ROOT}
     if run.options.other is None:
         run.leave_out("another tree: --other names none, so this one is compared with itself")
+    found = Rows()
     for number in run.each(range(run.size(run.options.rounds, 1))):
         for name in TREES if number % 2 else TREES[::-1]:
             with tempfile.TemporaryDirectory() as cache:  # two versions need not understand each other's kernels
                 environment = {"PAGEDOPT_CACHE_DIR": cache}
                 child = Child(steps, str(run.device), run.quick, limit=LIMIT, environment=environment, tree=trees[name])
-                for row in child:
-                    yield {"round": number, "tree": name, **row}
+                found += [{"tree": name, **row} for row in child]
             if child.ended:
                 raise RuntimeError(f"{trees[name]}: its process {child.ended}")
+    yield from compared(found)
 
 
-def derive(rows: Rows) -> Rows:
-    """A row per work and clock: the least and the median of each tree, and this tree's over the other's."""
-    if rows and "ratio" in rows[0]:  # older files have no more than this
-        return rows
-    found = Rows()
+def compared(rows: Rows) -> Iterator[Row]:
+    """A row per work and clock, of rows of samples by tree and round."""
     for group in rows.groups("work"):
-        for clock, kind in (("gpu", "median"), ("host", "min")):
-            times = {tree: [t for row in group.where(tree=tree) for t in row[clock]] for tree in TREES}
-            if not all(times.values()):
-                continue
-            row: dict[str, Any] = {"work": group[0]["work"], "clock": clock, "of": kind}
-            row |= {tree: {"min": min(t), "median": statistics.median(t)} for tree, t in times.items()}
-            found.append({**row, "ratio": row["this"][kind] / row["other"][kind]})
-    return found
-
-
-def old(result: dict[str, Any]) -> list[Row]:
-    """Rows of a file that has them at its top."""
-    return list(result["rows"])
+        for clock, kind in (("GPU", "median"), ("host", "min")):
+            samples = {tree: [t for row in group.where(tree=tree) for t in row[clock.lower()]] for tree in TREES}
+            if all(samples.values()):
+                times = {tree: series(samples[tree], clock) for tree in TREES}
+                ratio = times["this"][kind] / times["other"][kind]
+                yield {"work": group[0]["work"], "clock": clock, "of": kind, **times, "ratio": ratio}
 
 
 def least_and_median(tree: str, row: Row) -> str:
@@ -95,9 +87,8 @@ def least_and_median(tree: str, row: Row) -> str:
 
 TABLES = [
     Table("µs a step of PagedAdamW", {
-        "work": "work", "clock": "clock",
-        "other: min / median": lambda row: least_and_median("other", row),
-        "this: min / median": lambda row: least_and_median("this", row),
-        "this / other": lambda row: f"{row['ratio']:.3f}", "of": "of",
+        "work": "work", "clock": "clock", "other: min / median": functools.partial(least_and_median, "other"),
+        "this: min / median": functools.partial(least_and_median, "this"),
+        "this / other": formatted("ratio", "{:.3f}"), "of": "of",
     })
 ]  # fmt: skip

@@ -90,3 +90,8 @@ def spread_ms(column: Column) -> Shown:
 def yes_or_no(column: Column) -> Shown:
     """A column of truth."""
     return lambda row: "yes" if cell(row, column) else "no"
+
+
+def last_line(column: Column = "ended") -> Shown:
+    """Of a text the last line, as much as a table has room for; nothing where there is no text."""
+    return lambda row: ((cell(row, column) or "").strip().splitlines() or [""])[-1][:120]

@@ -102,6 +102,16 @@ def on_one_clock(rows: Rows) -> Rows:
     return Rows({**row, "clock": clock, "time": row.get(clock.lower())} for row in rows)
 
 
+def on_own_clock(rows: Rows) -> Rows:
+    """Rows with the series ``time`` and its ``clock``: the GPU's where a row has one, else the wall's."""
+    return Rows({**row, "time": best(row), "clock": best(row)["clock"]} for row in rows)
+
+
+def against(row: Row, other: Row | None) -> float | None:
+    """How many times as long a row takes as another one by its own clock (:func:`on_own_clock`); None if not known."""
+    return over(row["time"], other and other[row["clock"].lower()])
+
+
 # --- files
 
 

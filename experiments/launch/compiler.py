@@ -1,6 +1,7 @@
 """The puzzlers' seven reasons against the compiler, each as a small test that says whether it holds today.
 
-Each function gives a number, the words for it, and whether the reason ``holds``; its docstring is what it asks.
+Each function gives a number, its unit, the words for it, and whether the reason ``holds``; its docstring is what it
+asks.
 """
 
 from __future__ import annotations
@@ -8,29 +9,60 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch.nn import functional
 
-from experiments.harness.rows import Row
+from experiments.harness.rows import Row, best, over
 from experiments.harness.run import Run
-from experiments.harness.time import Case
-from experiments.launch.puzzlers import BATCH, forget
+from experiments.harness.time import Case, measure
 from experiments.works.fresh import fresh
-from experiments.works.slices import COMBO, Slices, backend, combo, compiled
+from experiments.works.slices import COMBO, Slices, backend, combo, compiled, forget
 from experiments.works.trace import counted
 
 #: Seconds after which a first call is given up.
 LIMIT = 300
 #: From which part on one is faster than the other.
 CLEARLY = 1.05
-BATCHES = (64, 128, 256, 512, 1024, 2048)
+#: Rows of a slice.
+BATCH, BATCHES = 1024, (64, 128, 256, 512, 1024, 2048)
+Function = Callable[[torch.Tensor], torch.Tensor]
+Test = Callable[[Run], Row]
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A reason of the puzzlers', its test, and whether toys on a CPU can do that in a moment."""
+
+    name: str
+    test: Test
+    quick: bool
+
+
+REASONS: list[Reason] = []
+
+
+def reason(name: str, quick: bool = False) -> Callable[[Test], Test]:
+    """A test of a reason, which is put on the list."""
+
+    def listed(test: Test) -> Test:
+        REASONS.append(Reason(name, test, quick))
+        return test
+
+    return listed
+
+
+def says(number: float | None, unit: str, holds: bool, words: str, **more: Any) -> Row:
+    """What a test found."""
+    return {"number": number, "unit": unit, "holds": holds, "says": words, **more}
+
 
 #: Programs with a result to compare; x is (64, 256).
-PROGRAMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+PROGRAMS: dict[str, Function] = {
     "LayerNorm, tanh": lambda x: torch.tanh(functional.layer_norm(x, (256,))),
     "cumsum": lambda x: x.cumsum(1),
     "sort, gather": lambda x: x.gather(1, x.argsort(1)),
@@ -44,6 +76,7 @@ PROGRAMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@reason("bugs")
 def bugs(run: Run) -> Row:
     """Bugs: of some usual programs, how many does it fail to compile, or get wrong, forward or backward?"""
     wrong = []
@@ -61,46 +94,31 @@ def bugs(run: Run) -> Row:
                 torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)  # cuDNN may take TF32
         except Exception as error:
             wrong.append(f"{name}: {type(error).__name__}: {str(error).strip()[:150]}")
-    says = f"of {len(PROGRAMS)} programs, forward and backward, {len(wrong)} fail or are wrong"
-    return {"number": len(wrong), "unit": "programs", "holds": bool(wrong), "says": "; ".join([says, *wrong])}
+    words = f"of {len(PROGRAMS)} programs, forward and backward, {len(wrong)} fail or are wrong"
+    return says(len(wrong), "programs", bool(wrong), "; ".join([words, *wrong]))
 
 
-def first_call(device: str, batch: int, kind: str) -> Iterator[dict[str, float]]:
-    """In a process of its own: seconds of the first compiled call, µs of later ones, MiB the process grew by."""
-    import resource
-
+def first_call(device: str, batch: int, kind: str) -> Iterator[Row]:
+    """In a process of its own: wall times of the first compiled call, of later ones, and of eager ones."""
     work = Slices(batch, torch.device(device))
-    wait = torch.cuda.synchronize if device.startswith("cuda") else (lambda: None)
-
-    def once(way: Callable[[], torch.Tensor]) -> float:
-        wait()
-        begin = time.perf_counter()
-        way()
-        wait()
-        return time.perf_counter() - begin
-
     eager, way = work.way(work.split_stack), work.way(compiled(work.split_stack, kind))
     eager()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    first = once(way)
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    times = {name: 1e6 * sorted(once(f) for _ in range(101))[50] for name, f in (("eager", eager), ("compiled", way))}
-    yield {"first_s": first, "eager_us": times["eager"], "compiled_us": times["compiled"], "grown_mib": grown}
+    first = measure([Case("first", way)], work.x.device, rounds=1, warmup=0)
+    later = measure([Case("eager", eager), Case("compiled", way)], work.x.device, rounds=101)
+    yield {name: timing["wall"] for name, timing in {**first, **later}.items()}
 
 
+@reason("compile time")
 def compile_time(run: Run) -> Row:
     """Compile time: with empty caches, after how many calls has the first one paid?"""
     ended = fresh(first_call, str(run.device), BATCH, backend(run), limit=LIMIT)
-    if not (found := ended.row):
-        return {"number": None, "unit": "calls", "holds": True, "says": f"the first call: {ended.ended}"}
-    saved = found["eager_us"] - found["compiled_us"]
-    calls = 1e6 * found["first_s"] / saved if saved > 0 else None
+    if not ended.row:
+        return says(None, "calls", True, f"the first call: {ended.ended}")
+    first, eager, later = (ended.row[name]["median"] for name in ("first", "eager", "compiled"))
+    calls = first / (eager - later) if eager > later else None
     paid = f"it has paid after {calls:,.0f} calls" if calls else "it never pays"
-    says = (
-        f"the first call takes {found['first_s']:.1f} s, later ones {found['compiled_us']:.0f} µs "
-        f"(eager {found['eager_us']:.0f}): {paid}"
-    )
-    return {"number": calls, "unit": "calls", "holds": found["first_s"] > 1, "says": says, **found}
+    words = f"the first call takes {first / 1e6:.1f} s, later ones {later:.0f} µs (eager {eager:.0f}): {paid}"
+    return says(calls, "calls", first > 1e6, words, clock="wall", **ended.row)
 
 
 def taken(device: str, batch: int, how: str) -> Iterator[dict[str, float]]:
@@ -120,6 +138,7 @@ def taken(device: str, batch: int, how: str) -> Iterator[dict[str, float]]:
     yield {"mib": (torch.cuda.memory_reserved() - before) / 2**20, "returned": out.nbytes / 2**20}
 
 
+@reason("memory")
 def memory(run: Run) -> Row:
     """Memory: does a call need more of the device, compiled or with ``reduce-overhead``?"""
     if run.device.type != "cuda":
@@ -130,50 +149,40 @@ def memory(run: Run) -> Row:
         if not (found := ended.row) or found["mib"] < found["returned"]:
             raise RuntimeError(f"{how}: {found or ended.ended}")
         peaks[how] = found["mib"]
-    most = max(peaks["compiled"], peaks["reduce-overhead"])
-    says = ", ".join(f"{name} {mib:.1f} MiB" for name, mib in peaks.items())
-    holds = most > CLEARLY * peaks["eager"]
-    return {"number": most / peaks["eager"], "unit": "x eager's", "holds": holds, "says": says, "peaks": peaks}
+    more = max(peaks.values()) / peaks["eager"]
+    words = ", ".join(f"{name} {mib:.1f} MiB" for name, mib in peaks.items())
+    return says(more, "x eager's", more > CLEARLY, words, peaks=peaks)
 
 
 #: Operation → from (rows, columns) what to call; a product is of squares.
-NATIVE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+NATIVE: dict[str, Function] = {
     "LayerNorm": lambda x: functional.layer_norm(x, x.shape[-1:]),
     "softmax": lambda x: torch.softmax(x, -1),
     "mm": lambda x: x @ x.T,
 }
-SHAPES = {
-    "LayerNorm": ((64, 256), (16384, 256), (1024, 4096), (64, 65536)),
-    "softmax": ((64, 256), (16384, 256), (1024, 4096), (64, 65536)),
-    "mm": ((64, 64), (1024, 1024), (4096, 4096), (4096, 64)),
-}
+WIDE = ((64, 256), (16384, 256), (1024, 4096), (64, 65536))
+SHAPES = {"LayerNorm": WIDE, "softmax": WIDE, "mm": ((64, 64), (1024, 1024), (4096, 4096), (4096, 64))}
 
 
+@reason("slower for some shapes", quick=True)
 def slower_shapes(run: Run) -> Row:
     """Slower shapes: where are torch's own kernels faster than what it makes?"""
+    shapes = [(name, size) for name, sizes in SHAPES.items() for size in sizes[: 4 if run.device.type == "cuda" else 2]]
     ratios = {}
-    shapes = SHAPES if run.device.type == "cuda" else {name: found[:2] for name, found in SHAPES.items()}
-    for name, sizes in {"LayerNorm": ((64, 256),)}.items() if run.quick else shapes.items():
-        for size in sizes:
-            forget()
-            x = torch.rand(*size, device=run.device)
-            functions = {"eager": NATIVE[name], "compiled": compiled(NATIVE[name], backend(run))}
-            cases = [Case(way, partial(f, x), repeats=8) for way, f in functions.items()]
-            best = {way: timing["best"] for way, timing in run.measure(cases, seconds=0.3).items()}
-            ratios[f"{name} {size[0]:,} x {size[1]:,}"] = best["compiled"] / best["eager"]
+    for name, size in run.size(shapes, shapes[:1]):
+        forget()
+        x = torch.rand(*size, device=run.device)
+        functions = {"eager": NATIVE[name], "compiled": compiled(NATIVE[name], backend(run))}
+        timings = run.measure([Case(way, partial(f, x), repeats=8) for way, f in functions.items()], seconds=0.3)
+        eager = best(timings["eager"])
+        ratios[f"{name} {size[0]:,} x {size[1]:,}"] = over(best(timings["compiled"]), eager) or 0.0
     lost = [f"{shape} {ratio:.2f} x" for shape, ratio in ratios.items() if ratio >= CLEARLY]
-    says = f"in {len(lost)} of {len(ratios)} shapes the native kernel is faster" + (
-        f": {', '.join(lost)}" if lost else ""
-    )
-    return {
-        "number": len(lost),
-        "unit": f"of {len(ratios)} shapes",
-        "holds": bool(lost),
-        "says": says,
-        "ratios": ratios,
-    }
+    words = f"in {len(lost)} of {len(ratios)} shapes the native kernel is faster"
+    words = f"{words}: {', '.join(lost)}" if lost else words
+    return says(len(lost), f"of {len(ratios)} shapes", bool(lost), words, clock=eager["clock"], ratios=ratios)
 
 
+@reason("no dynamic shapes", quick=True)
 def dynamic_shapes(run: Run) -> Row:
     """No dynamic shapes: how many graphs does it make for six batch sizes?"""
     forget()
@@ -185,8 +194,7 @@ def dynamic_shapes(run: Run) -> Row:
         work = Slices(batch, run.device, slices=1)
         function(work, work.x)
     graphs = int(counters["stats"]["unique_graphs"])
-    says = f"{graphs} graphs for {len(BATCHES)} batch sizes"
-    return {"number": graphs, "unit": "graphs", "holds": graphs >= len(BATCHES), "says": says}
+    return says(graphs, "graphs", graphs >= len(BATCHES), f"{graphs} graphs for {len(BATCHES)} batch sizes")
 
 
 def sines(x: torch.Tensor, count: int) -> torch.Tensor:
@@ -196,64 +204,44 @@ def sines(x: torch.Tensor, count: int) -> torch.Tensor:
     return x
 
 
-def with_nothing(x: torch.Tensor) -> torch.Tensor:
-    return sines(sines(x, 10), 9)
-
-
-def with_print(x: torch.Tensor) -> torch.Tensor:
-    x = sines(x, 10)
-    print(x.shape)
-    return sines(x, 9)
-
-
-def with_printed_numbers(x: torch.Tensor) -> torch.Tensor:
-    x = sines(x, 10)
-    print(x)
-    return sines(x, 9)
-
-
-def with_logger(x: torch.Tensor) -> torch.Tensor:
-    x = sines(x, 10)
-    LOG.info("%s", x.shape)
-    return sines(x, 9)
-
-
-def with_item(x: torch.Tensor) -> torch.Tensor:
-    x = sines(x, 10)
-    first = x[0].item()
-    return sines(x, 9) + first
-
-
-LOG = logging.getLogger(__name__)
-CHAINS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "nothing": with_nothing,
-    "print(x.shape)": with_print,
-    "print(x)": with_printed_numbers,
-    "logger.info": with_logger,
-    "x[0].item()": with_item,
+#: Name → what stands between ten sines and nine.
+BETWEEN = {
+    "nothing": "pass",
+    "print(x.shape)": "print(x.shape)",
+    "print(x)": "print(x)",
+    "logger.info": "logger.info('%s', x.shape)",
+    "x[0].item()": "x = x + x[0].item()",
 }
 LOGGING = ("print(x.shape)", "print(x)", "logger.info")
 #: Functions that may be called later, if one says so; nobody need know this setting.
 REORDERED = "print(x), declared reorderable"
 
 
+def chain(line: str) -> Function:
+    """Nineteen sines, and a line behind the tenth."""
+    names: dict[str, Any] = {"sines": sines, "logger": logging.getLogger(__name__)}
+    exec(f"def chain(x):\n    x = sines(x, 10)\n    {line}\n    return sines(x, 9)", names)
+    found: Function = names["chain"]
+    return found
+
+
+@reason("logging ends fusion", quick=True)
 def logging_fusion(run: Run) -> Row:
     """Logging ends fusion: into how many graphs do a print, a logger, an ``.item()`` cut nineteen operations?"""
     x = torch.rand(1024, device=run.device)
-    found = {name: cut_by(function, x) for name, function in CHAINS.items()}
+    found = {name: cut_by(chain(line), x) for name, line in BETWEEN.items()}
     with torch._dynamo.config.patch(reorderable_logging_functions={print}):
-        found[REORDERED] = cut_by(with_printed_numbers, x)
-    parts = [
+        found[REORDERED] = cut_by(chain("print(x)"), x)
+    cut = [name for name in LOGGING if len(found[name]["operations"]) > len(found["nothing"]["operations"])]
+    words = [
         f"{name}: {' + '.join(map(str, row['operations']))} operations"
-        + (f", {row['kernels']} kernels" if row["kernels"] is not None else "")
+        + ("" if row["kernels"] is None else f", {row['kernels']} kernels")
         for name, row in found.items()
     ]
-    cut = [name for name in LOGGING if len(found[name]["operations"]) > len(found["nothing"]["operations"])]
-    return {"number": len(cut), "unit": f"of {len(LOGGING)} kinds of logging cut the graph", "holds": bool(cut),
-            "says": "; ".join(parts), "cut": found}  # fmt: skip
+    return says(len(cut), f"of {len(LOGGING)} kinds of logging cut the graph", bool(cut), "; ".join(words), cut=found)
 
 
-def cut_by(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Row:
+def cut_by(function: Function, x: torch.Tensor) -> Row:
     """Operations of each graph that comes of a function, and on a GPU the kernels."""
     forget()
     kernels = None
@@ -270,6 +258,7 @@ def add_one(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return list(torch._foreach_add(tensors, 1.0))
 
 
+@reason("no horizontal fusion")
 def horizontal(run: Run) -> Row:
     """No horizontal fusion: how many kernels has split_stack with combo kernels off and on, and a foreach list?"""
     if run.device.type != "cuda":
@@ -285,18 +274,6 @@ def horizontal(run: Run) -> Row:
     for name, way in ways.items():
         forget()
         kernels[name] = counted(way).kernels
-    on = kernels[f"with {COMBO}"]
-    says = ", ".join(f"{name} {count} kernels" for name, count in kernels.items())
-    return {"number": on, "unit": "kernels", "holds": on >= kernels["by default"], "says": says, "kernels": kernels}
-
-
-#: The puzzlers' reason → its test, and whether toys on a CPU can do it in a moment.
-REASONS: dict[str, tuple[Callable[[Run], Row], bool]] = {
-    "bugs": (bugs, False),
-    "compile time": (compile_time, False),
-    "memory": (memory, False),
-    "slower for some shapes": (slower_shapes, True),
-    "no dynamic shapes": (dynamic_shapes, True),
-    "logging ends fusion": (logging_fusion, True),
-    "no horizontal fusion": (horizontal, False),
-}
+    off, on, _ = kernels.values()
+    words = ", ".join(f"{name} {count} kernels" for name, count in kernels.items())
+    return says(on, "kernels", on >= off, words, kernels=kernels)

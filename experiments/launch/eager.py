@@ -42,16 +42,13 @@ def measure(run: Run) -> Iterator[Row]:
     for line in run.each(LINES):
         call = runner(line, names)
         call()
-        found = dispatched(call)
-        row: Row = {
-            "line": line,
-            "device": run.device.type,
-            "dispatched": ", ".join(f"{count} {name.removeprefix('aten::')}" for name, count in found.by_name.items()),
-        }
+        found = dispatched(call).by_name
+        words = ", ".join(f"{count} {name.removeprefix('aten::')}" for name, count in found.items())
+        row: Row = {"line": line, "device": run.device.type, "dispatched": words}
         if run.device.type == "cuda":
             with run.attempt(line, (Exception,)):
-                row |= {**counted(call).as_dict(), "warnings": warned(call), "held": (taken := held(call))}
-                row["waited"] = taken > HELD / 2
+                row |= {**counted(call).as_dict(), "warnings": warned(call), "clock": "host", "held": held(call)}
+                row["waited"] = row["held"] > HELD / 2
         yield row
 
 

@@ -11,14 +11,15 @@ kernels need when they are queued in advance.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from statistics import median
+from dataclasses import dataclass
 from typing import Any
 
-from experiments.harness.plot import BLUE, ORANGE, PAGE, Plot
+from experiments.harness.panels import ORANGE, Lines
+from experiments.harness.plot import Plot
 from experiments.harness.rows import Row, Rows
 from experiments.harness.run import Run
 from experiments.harness.show import Table, Text, number
-from experiments.harness.time import Case
+from experiments.harness.time import Case, series
 from experiments.works.slices import COMBINED, SPLIT, Slices
 from experiments.works.trace import counted
 
@@ -35,75 +36,68 @@ def measure(run: Run) -> Iterator[Row]:
         with run.attempt(f"{batch:,} rows a slice", (Exception,)):
             work = Slices(batch, run.device)
             ways = {SPLIT: work.way(work.split_stack), COMBINED: work.way(work.combined)}
-            gaps = {name: counted(way) for name, way in ways.items()}
-            timings = run.measure([Case(name, way, repeats=4) for name, way in ways.items()])
-            for name, timing in timings.items():
-                points = [(gap.before, gap.length) for gap in gaps[name].gaps]
-                yield {
-                    "batch": batch,
-                    "case": name,
-                    "kernels": gaps[name].kernels,
-                    "before": median(before for before, _ in points),
-                    "gap": median(gap for _, gap in points),
-                    "points": " ".join(f"{before:.1f},{gap:.1f}" for before, gap in points),
-                    **timing,
-                }
+            counts = {name: counted(way) for name, way in ways.items()}
+            for row in run.time([Case(name, way, repeats=4) for name, way in ways.items()], batch=batch):
+                found = counts[row["case"]]
+                before, gap = [gap.before for gap in found.gaps], [gap.length for gap in found.gaps]
+                points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(before, gap, strict=True))
+                trace = {"before": series(before, "GPU"), "gap": series(gap, "GPU"), "points": points}
+                yield {**row, "kernels": found.kernels, **trace}
 
 
 def derive(rows: Rows) -> Rows:
-    """GPU time of a kernel, and what each adds to the wall beyond it."""
+    """GPU time of a kernel, and what a call takes beyond its kernels; that is by both clocks, and meant to be."""
     found = Rows()
     for row in rows:
-        gpu = row["gpu"]["median"] if row["gpu"] else None
-        found.append({
-            **row,
-            "each": gpu / row["kernels"] if gpu else None,
-            "exposed": (row["wall"]["median"] - gpu) / row["kernels"] if gpu else None,
-            "of_gpu": row["wall"]["median"] / gpu if gpu else None,
-        })  # fmt: skip
+        if row["gpu"]:
+            wall, gpu, kernels = row["wall"]["median"], row["gpu"]["median"], row["kernels"]
+            each = {"clock": "GPU", "median": gpu / kernels}
+            row = {**row, "clock": "wall", "each": each, "exposed": (wall - gpu) / kernels, "of_gpu": wall / gpu}
+        found.append(row)
     return found
 
 
-def first_hidden(rows: Rows) -> Row | None:
-    """The shortest kernels of split_stack behind which the host's work is hidden."""
-    hidden = [row for row in rows.where(case=SPLIT) if row["of_gpu"] and row["of_gpu"] <= HIDDEN]
-    return min(hidden, key=lambda row: row["each"], default=None)
-
-
 def sentence(rows: Rows) -> str:
-    """From which length on."""
-    if (row := first_hidden(rows)) is None:
+    """From which length on a call of split_stack takes no more than its kernels, or little more."""
+    hidden = [row for row in rows.where(case=SPLIT) if row.get("of_gpu", HIDDEN + 1) <= HIDDEN]
+    if not hidden:
         return f"At no batch here does a call end within {HIDDEN:g} times its kernels."
+    row = min(hidden, key=lambda row: row["each"]["median"])
     return (
         f"Launches of split_stack are hidden from {row['batch']:,} rows a slice on, where a kernel takes "
-        f"{number(row['each'])} µs: a call takes {row['of_gpu']:.2f} times what its kernels do."
+        f"{number(row['each']['median'])} µs: a call takes {row['of_gpu']:.2f} times what its kernels do."
     )
 
 
-def draw(figure: Any, rows: Rows) -> None:
-    """Gaps of traces as dots; what is measured without a profiler as a line."""
-    figure.set_size_inches(PAGE, 4)
-    axes = figure.subplots()
-    for row in rows.where(case=SPLIT):
-        points = [tuple(map(float, point.split(","))) for point in row["points"].split()]
-        axes.scatter(*zip(*points, strict=True), s=10, alpha=0.5, color=ORANGE, linewidths=0)
-    said = [("dots: gaps in traces", ORANGE)]
-    if line := [(row["each"], row["exposed"]) for row in rows.where(case=SPLIT) if row["each"]]:
-        axes.plot(*zip(*line, strict=True), color=BLUE, marker="o")
-        said.append(("line: a call beyond its kernels, for each, nobody listening", BLUE))
-    for at, (words, color) in enumerate(said):
-        axes.text(0.98, 0.94 - 0.07 * at, words, color=color, ha="right", va="center", transform=axes.transAxes)
-    axes.set(xscale="log", xlabel="µs of the kernel before (log)", ylabel="µs until the next")
-    axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
+@dataclass(frozen=True, kw_only=True)
+class Gaps(Lines):
+    """Gaps of traces as dots beside the lines, which are measured without a profiler."""
+
+    def draw(self, axes: Any, rows: Rows) -> None:
+        """The dots, then the lines."""
+        words = [word.split(",") for row in rows for word in row["points"].split()]
+        before, gap = ([float(word[i]) for word in words] for i in range(2))
+        axes.scatter(before, gap, s=10, alpha=0.5, color=ORANGE, linewidths=0)
+        super().draw(axes, rows)
+        axes.set_ylim(bottom=0)
 
 
 TABLES = [
     Table("{case}", by=("case",), columns={
-        "rows a slice": lambda row: f"{row['batch']:,}", "kernels": "kernels", "wall µs": "wall", "GPU µs": "gpu",
-        "wall ÷ GPU": "of_gpu", "a kernel, µs": "each", "exposed µs a kernel": "exposed",
-        "trace: kernel before, µs": "before", "trace: gap, µs": "gap",
+        "rows a slice": "batch", "kernels": "kernels", "wall µs": "wall", "GPU µs": "gpu", "wall ÷ GPU": "of_gpu",
+        "a kernel, µs": "each", "exposed µs a kernel": "exposed", "trace: kernel before, µs": "before",
+        "trace: gap, µs": "gap",
     })
 ]  # fmt: skip
 TEXTS = [Text("gaps", sentence)]
-PLOTS = [Plot("gaps", draw)]
+DRAWN = Gaps(
+    title="Dots: gaps of traces.  Line: a call beyond its kernels, for each, while nobody listens",
+    unit="µs until the next",
+    where={"case": SPLIT},
+    x="each",
+    y="exposed",
+    each="case",
+    label="µs of the kernel before, GPU",
+    log="x",
+)
+PLOTS = [Plot("gaps", [DRAWN], "A launch is hidden behind a kernel that is long enough")]

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from experiments.harness.columns import error
 from experiments.harness.rows import Row, Rows
 from experiments.harness.run import Run
 from experiments.harness.show import Bar, Table
@@ -38,12 +39,14 @@ def measure(run: Run) -> Iterator[Row]:
             differences[name].append(float((found - first).abs().max()))
             errors[name].append((found - exact).abs().flatten())
     for name in ways:
-        error = torch.cat(errors[name])
-        yield {
-            "of": "way", "case": name, "device": run.device.type, "seeds": seeds,
-            "difference": max(differences[name]), "alike": sum(d == 0 for d in differences[name]),
-            "error": float(error.max()), "rms": float(error.square().mean().sqrt()),
-        }  # fmt: skip
+        off = torch.cat(errors[name])
+        most = {
+            "difference": max(differences[name]),
+            "error": float(off.max()),
+            "rms": float(off.square().mean().sqrt()),
+        }
+        alike = sum(difference == 0 for difference in differences[name])
+        yield {"of": "way", "case": name, "device": run.device.type, "seeds": seeds, "alike": alike, **most}
     tenths = ((0.1 + 0.2) + 0.3) - (0.1 + (0.2 + 0.3))
     yield {"of": "sum", "sum": "(0.1 + 0.2) + 0.3 and 0.1 + (0.2 + 0.3), float64", "difference": tenths}
     yield from sums(run)
@@ -65,22 +68,14 @@ def derive(rows: Rows) -> Rows:
 
 TABLES = [
     Table("{seeds} seeds, {device}", where={"of": "way"}, columns={
-        "way": "case", "largest difference from split_stack": lambda row: f"{row['difference']:.1e}",
-        "seeds without any": "alike", "largest error against float64": lambda row: f"{row['error']:.1e}",
-        "rms": lambda row: f"{row['rms']:.1e}", "error ÷ split_stack's": "of_eager",
+        "way": "case", "largest difference from split_stack": error("difference"), "seeds without any": "alike",
+        "largest error against float64": error(), "rms": error("rms"), "error ÷ split_stack's": "of_eager",
     }),
-    Table("the order of a sum", where={"of": "sum"}, columns={
-        "sum": "sum", "difference": lambda row: f"{row['difference']:.1e}",
-    }),
+    Table("the order of a sum", where={"of": "sum"}, columns={"sum": "sum", "difference": error("difference")}),
 ]  # fmt: skip
-BARS = [
-    Bar("combined against split_stack, largest difference", "difference", at_most=0, case=COMBINED),
-    *(
-        bar
-        for name in COMPILED.values()
-        for bar in (
-            Bar(f"{name}: largest difference from eager", "difference", at_most=1e-6, case=name),
-            Bar(f"{name}: error against float64 ÷ eager's", "of_eager", at_most=1.5, unit="x", case=name),
-        )
-    ),
-]
+BARS = [Bar("combined against split_stack, largest difference", "difference", at_most=0, case=COMBINED)]
+for name in COMPILED.values():
+    BARS += [
+        Bar(f"{name}: largest difference from eager", "difference", at_most=1e-6, case=name),
+        Bar(f"{name}: error against float64 ÷ eager's", "of_eager", at_most=1.5, unit="x", case=name),
+    ]

@@ -11,32 +11,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from experiments.harness.rows import Row, Rows, number_in
+from experiments.harness.rows import Row, Rows
 from experiments.harness.run import Run
 from experiments.harness.show import Table, Text, number
-from experiments.launch.compiler import REASONS, forget
+from experiments.launch.compiler import REASONS
+from experiments.works.slices import forget
 
 
 def measure(run: Run) -> Iterator[Row]:
     """A row per reason: a number, what it says, whether the reason holds."""
     run.rounds, run.seconds = run.size((40, 0.5), (3, 0.1))
-    for reason, (test, in_a_moment) in run.each(REASONS.items()):
-        if run.quick and run.device.type == "cpu" and not in_a_moment:
-            run.leave_out(f"{reason}: needs a GPU, or longer than toys may take")
+    for reason in run.each(REASONS):
+        if run.quick and run.device.type == "cpu" and not reason.quick:
+            run.leave_out(f"{reason.name}: needs a GPU, or longer than toys may take")
             continue
-        with run.attempt(reason, (Exception,)):
-            yield {"reason": reason, "asked": test.__doc__, "device": run.device.type, **test(run)}
+        with run.attempt(reason.name, (Exception,)):
+            asked = reason.test.__doc__
+            yield {"reason": reason.name, "asked": asked, "device": run.device.type, **reason.test(run)}
         forget()
 
 
-def verdict(row: Row) -> str:
-    """True or not."""
-    return "true" if row["holds"] else "no longer true"
-
-
-def counted(row: Row) -> str:
-    """The number with its unit."""
-    return f"{number(number_in(row, 'number'))} {row['unit']}"
+def derive(rows: Rows) -> Rows:
+    """The verdict, and the number with its unit."""
+    return Rows(
+        {
+            **row,
+            "today": "true" if row["holds"] else "no longer true",
+            "found": f"{number(row['number'])} {row['unit']}",
+        }
+        for row in rows
+    )
 
 
 def sentence(rows: Rows) -> str:
@@ -45,9 +49,6 @@ def sentence(rows: Rows) -> str:
     return f"Of {len(rows)} reasons that were tried, {len(gone)} no longer hold: {', '.join(gone) or 'none'}."
 
 
-TABLES = [
-    Table("seven reasons against the compiler, {device}", {
-        "reason": "reason", "today": verdict, "number": counted, "found": "says",
-    })
-]  # fmt: skip
+COLUMNS = {"reason": "reason", "today": "today", "number": "found", "found": "says"}
+TABLES = [Table("seven reasons against the compiler, {device}", COLUMNS)]
 TEXTS = [Text("reasons", sentence)]

@@ -10,18 +10,21 @@ number that changes is on the device.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 
-from experiments.harness.rows import Row, Rows
+from experiments.harness.columns import yes_or_no
+from experiments.harness.rows import Row, Rows, over
 from experiments.harness.run import Run
 from experiments.harness.show import Bar, Table
 from experiments.harness.time import Case
-from experiments.works.models import HYPER, Work
-from experiments.works.slices import SPLIT, Slices, captured
+from experiments.works import contenders
+from experiments.works.graph import captured
+from experiments.works.models import Work
+from experiments.works.slices import SPLIT, Slices
 from experiments.works.trace import counted
-from pagedopt import PagedAdamW
 
 NEEDS_GPU = True
 EAGER, REPLAY = "eager", "replayed"
@@ -33,25 +36,23 @@ Pair = tuple[Call, Call, Callable[[], bool]]
 def measure(run: Run) -> Iterator[Row]:
     """A row per work and mode."""
     run.rounds, run.seconds = run.size((60, 1.0), (3, 0.1))
-    works = {
-        SPLIT: lambda: slices(run),
-        "torch fused AdamW, 148 x (64, 64)": lambda: fused([(64, 64)] * run.size(148, 4), run.device),
-        "torch fused AdamW, 1,000 x (2, 3)": lambda: fused([(2, 3)] * run.size(1000, 10), run.device),
-        "PagedAdamW, 148 x (64, 64)": lambda: paged([(64, 64)] * run.size(148, 4), run.device),
+    fused, many, tiny = contenders.theirs(fused=True, capturable=True), run.size(148, 4), run.size(1000, 10)
+    works: dict[str, Callable[[], Pair]] = {
+        SPLIT: partial(slices, run),
+        f"torch fused AdamW, {many:,} x (64, 64)": partial(steps, fused, [(64, 64)] * many, run.device),
+        f"torch fused AdamW, {tiny:,} x (2, 3)": partial(steps, fused, [(2, 3)] * tiny, run.device),
+        f"PagedAdamW, {many:,} x (64, 64)": partial(steps, contenders.ours(), [(64, 64)] * many, run.device),
     }
     for name, make in run.each(works.items()):
         with run.attempt(name, (Exception,)):
-            yield from of_work(run, name, make())
-
-
-def of_work(run: Run, name: str, pair: Pair) -> Iterator[Row]:
-    """Both modes, counted and timed."""
-    eager, replay, equal = pair
-    same = equal()
-    calls = {EAGER: eager, REPLAY: replay}
-    counts = {mode: {**counted(call).as_dict(), "allocations": allocations(call)} for mode, call in calls.items()}
-    for mode, timing in run.measure([Case(mode, call, repeats=2) for mode, call in calls.items()]).items():
-        yield {"work": name, "mode": mode, "different": int(not same), **counts[mode], **timing}
+            eager, replay, equal = make()
+            same = equal()
+            calls = {EAGER: eager, REPLAY: replay}
+            counts = {
+                mode: {**counted(call).as_dict(), "allocations": allocations(call)} for mode, call in calls.items()
+            }
+            for mode, timing in run.measure([Case(mode, call, repeats=2) for mode, call in calls.items()]).items():
+                yield {"work": name, "mode": mode, "different": int(not same), **counts[mode], **timing}
 
 
 def allocations(call: Call) -> int:
@@ -72,49 +73,39 @@ def slices(run: Run) -> Pair:
     return eager, replay, lambda: torch.equal(eager(), replay())
 
 
-def fused(shapes: list[tuple[int, ...]], device: torch.device) -> Pair:
-    """torch's fused step: as many of each, then the parameters compared."""
+def steps(build: contenders.Build, shapes: list[tuple[int, ...]], device: torch.device) -> Pair:
+    """An optimizer: as many steps of each, then the parameters compared.  Ours refuses to be captured, and says so."""
     work = Work("graph", shapes, torch.float32, 28, 0)
     first = work.parameters(device)
     second = work.parameters(device, [p.grad for p in first if p.grad is not None])
-    one, other = (torch.optim.AdamW(params, **HYPER, fused=True, capturable=True) for params in (first, second))
-    replay, _ = captured(other.step)  # three steps to be warm; the capture takes none
+    step = build(first).step
+    replay, _ = captured(build(second).step)  # three steps to be warm; the capture takes none
 
     def equal() -> bool:
         for _ in range(3):
-            one.step()
+            step()
         for _ in range(4):
-            one.step()
+            step()
             replay()
-        return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+        return all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
-    return one.step, replay, equal
-
-
-def paged(shapes: list[tuple[int, ...]], device: torch.device) -> Pair:
-    """Ours: its scalars are the host's, so it refuses to be captured, and says so."""
-    params = Work("graph", shapes, torch.float32, 28, 0).parameters(device)
-    optimizer = PagedAdamW(params, **HYPER)
-    replay, _ = captured(optimizer.step)
-    return optimizer.step, replay, lambda: True
+    return step, replay, equal
 
 
 def derive(rows: Rows) -> Rows:
     """How many kernels more or less than eager, and how much faster."""
     found = Rows()
-    for group in rows.groups("work"):
-        eager = group.first(mode=EAGER)
-        for row in group:
-            off = abs(row["kernels"] - eager["kernels"]) if eager else None
-            faster = eager["wall"]["median"] / row["wall"]["median"] if eager else None
-            found.append({**row, "off": off, "faster": faster})
+    for row in rows:
+        eager = rows.first(work=row["work"], mode=EAGER)
+        off = abs(row["kernels"] - eager["kernels"]) if eager else None
+        found.append({**row, "off": off, "clock": "wall", "faster": over(eager and eager["wall"], row["wall"])})
     return found
 
 
 TABLES = [
     Table("{work}", by=("work",), columns={
         "mode": "mode", "operators": "operators", "launches": "launches", "kernels": "kernels",
-        "allocations": "allocations", "same bits": lambda row: "no" if row["different"] else "yes",
+        "allocations": "allocations", "same bits": yes_or_no(lambda row: not row["different"]),
         "host µs": "host", "GPU µs": "gpu", "wall µs": "wall", "faster": "faster",
     })
 ]  # fmt: skip

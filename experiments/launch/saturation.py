@@ -12,12 +12,14 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from experiments.harness.plot import BLUE, GRAY, LETTERS, ORANGE, PAGE, Plot
-from experiments.harness.rows import Row, Rows
+from experiments.harness.panels import GRAY, LETTERS, Lines
+from experiments.harness.plot import Plot
+from experiments.harness.rows import Row, Rows, on_one_clock, over
 from experiments.harness.run import Run
 from experiments.harness.show import Grid, Text, number
 from experiments.harness.time import Case
@@ -26,34 +28,24 @@ from experiments.works.slices import DIM
 #: 64 … 262,144: a slice of the puzzlers has 1,024, all of them 16,384.
 ROWS = tuple(4**i for i in range(3, 10))
 SLICE, ALL = 1024, 16384
-NORM, TANH = "LayerNorm", "tanh"
-OPERATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    NORM: lambda x: torch.nn.functional.layer_norm(x, (DIM,), eps=0),
-    TANH: torch.tanh,
-}
-SAME, COLD = "one tensor", "in turn"
+NORM, SAME = "LayerNorm", "one tensor"
+OPERATIONS = {NORM: lambda x: torch.nn.functional.layer_norm(x, (DIM,), eps=0), "tanh": torch.tanh}
 POOL = 512 << 20
 
 
 def measure(run: Run) -> Iterator[Row]:
     """A row per operation, number of rows and place of the data."""
     run.rounds, run.seconds = run.size((60, 1.0), (3, 0.1))
-    most = run.size(POOL if run.device.type == "cuda" else POOL // 8, 1 << 20)
-    sizes = run.size(ROWS if run.device.type == "cuda" else ROWS[:-1], (16, 256))
-    for rows in run.each(sizes):
-        pool = torch.rand(max(1, most // (4 * DIM * rows)), rows, DIM, device=run.device)
+    sizes, most = (ROWS, POOL) if run.device.type == "cuda" else (ROWS[:-1], POOL // 8)
+    for rows in run.each(run.size(sizes, (16, 256))):
+        pool = torch.rand(max(1, run.size(most, 1 << 20) // (4 * DIM * rows)), rows, DIM, device=run.device)
         with run.attempt(f"{rows:,} rows", (Exception,)):
             cases = [
-                Case(
-                    f"{name}, {where}", repeated(operation, list(pool[: len(pool) if where == COLD else 1])), repeats=16
-                )
+                Case(f"{name}, {where}", repeated(operation, list(inputs)), repeats=16)
                 for name, operation in OPERATIONS.items()
-                for where in (SAME, COLD)
+                for where, inputs in {SAME: pool[:1], "in turn": pool}.items()
             ]
-            for case, timing in run.measure(cases).items():
-                name, where = case.split(", ")
-                about = {"operation": name, "where": where, "device": run.device.type}
-                yield {**about, "rows": rows, "bytes": 8 * DIM * rows, **timing}
+            yield from run.time(cases, device=run.device.type, rows=rows, bytes=8 * DIM * rows)
 
 
 def repeated(operation: Callable[[torch.Tensor], torch.Tensor], inputs: list[torch.Tensor]) -> Callable[[], object]:
@@ -65,62 +57,44 @@ def repeated(operation: Callable[[torch.Tensor], torch.Tensor], inputs: list[tor
 
 def derive(rows: Rows) -> Rows:
     """GB/s, and the time of a row against that of a row among 1,024."""
-    found = Rows()
-    for row in rows:
-        few = rows.number("best", operation=row["operation"], where=row["where"], rows=SLICE)
-        found.append({
-            **row,
-            "series": f"{row['operation']}, {row['where']}",
-            "rate": row["bytes"] / row["best"] / 1e3,
-            "of_slice": row["best"] / few if few else None,
-        })  # fmt: skip
+    found, known = Rows(), on_one_clock(rows)
+    for row in known:
+        operation, where = row["case"].split(", ")
+        few = known.first(case=row["case"], rows=SLICE) or {}
+        more = {"rate": row["bytes"] / row["time"]["median"] / 1e3, "of_slice": over(row["time"], few.get("time"))}
+        found.append({**row, "operation": operation, "where": where, **more})
     return found
 
 
-def cell(row: Row) -> str:
+def shown(row: Row) -> str:
     """µs, GB/s."""
-    return f"{number(row['best'])} µs, {number(row['rate'])} GB/s"
+    return f"{number(row['time']['median'])} µs, {number(row['rate'])} GB/s"
 
 
-def sentence(rows: Rows) -> str | None:
+def sentence(rows: Rows) -> str:
     """16 times the data, how much longer."""
-    lines = [
-        f"- {row['series']}: 16 times the rows of a slice take {number(row['of_slice'])} times as long"
-        + (" (A100: 7.1 times)." if row["operation"] == NORM and row["where"] == SAME else ".")
+    return "\n".join(
+        f"- {row['case']}: 16 times the rows of a slice take {number(row['of_slice'])} times as long"
+        + (" (A100: 7.1 times)." if row["case"] == f"{NORM}, {SAME}" else ".")
         for row in rows.where(rows=ALL)
         if row["of_slice"]
-    ]
-    return "\n".join(lines)
+    )
 
 
-#: Colour and marker; where its name stands, seen from the curve, in points.
-LOOKS = {SAME: (BLUE, "o", (-8, 4), "right"), COLD: (ORANGE, "s", (8, -10), "left")}
+@dataclass(frozen=True, kw_only=True)
+class Marked(Lines):
+    """Lines, and where the rows of a slice and of all are."""
 
-
-def draw(figure: Any, rows: Rows) -> None:
-    """GB/s against rows, a panel per operation, curves named at their ends."""
-    figure.set_size_inches(PAGE, 4)
-    operations = list(rows.groups("operation"))
-    panels = figure.subplots(1, len(operations), sharey=True, squeeze=False)[0]
-    for axes, operation in zip(panels, operations, strict=True):
-        for group in operation.groups("where"):
-            color, marker, beside, side = LOOKS[group[0]["where"]]
-            points = [(row["rows"], row["rate"]) for row in group]
-            axes.plot(*zip(*points, strict=True), marker=marker, color=color, fillstyle="none")
-            named = points[len(points) // 2]
-            axes.annotate(group[0]["where"], named, beside, textcoords="offset points", color=color, ha=side)
-        for count, name in ((SLICE, "a slice"), (ALL, "all 16")):
+    def draw(self, axes: Any, rows: Rows) -> None:
+        """The marks, then the lines."""
+        for count, name in ((SLICE, " a slice"), (ALL, " all 16")):
             axes.axvline(count, color=GRAY, linewidth=0.8)
-            place = axes.get_xaxis_transform()
-            axes.text(count, 1.0, name, ha="center", va="bottom", transform=place, fontsize=LETTERS)
-        axes.set(xscale="log", yscale="log", xlabel="rows of 256 floats (log)")
-        axes.set_title(operation[0]["operation"], pad=18, fontsize=LETTERS + 1)
-        axes.grid(alpha=0.3)
-    panels[0].set_ylabel("GB/s, read and written (log)")
+            axes.text(count, 0.02, name, color=GRAY, fontsize=LETTERS, transform=axes.get_xaxis_transform())
+        super().draw(axes, rows)
+        axes.sharey(axes.figure.axes[0])
 
 
-TABLES = [
-    Grid("LayerNorm and tanh over rows of 256 floats", down="series", across="rows", cell=cell, corner="rows")
-]  # fmt: skip
+TABLES = [Grid("LayerNorm and tanh over rows of 256 floats", "case", "rows", shown, "rows")]
 TEXTS = [Text("saturation", sentence)]
-PLOTS = [Plot("saturation", draw)]
+RATES = Marked(title="{operation}", unit="GB/s", x="rows", y="rate", each="where", label="rows of 256 floats")
+PLOTS = [Plot("saturation", [RATES], "Short kernels do not fill a GPU", by=("operation",))]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from experiments.harness.plot import LETTERS, PAGE
+from experiments.harness.panels import BLUE, GRAY, ORANGE, Panel
 from experiments.harness.rows import Row, Rows
-from experiments.harness.time import Stats
-from experiments.works.trace import KERNEL, OPERATOR, Event, Trace, picture
+from experiments.harness.time import series
+from experiments.works.trace import Trace
 
-#: Lane → a name and a kind by which a :class:`Trace` knows it again.
-LANES = {"o": ("aten::", OPERATOR), "l": ("cudaLaunchKernel", "cuda_runtime"), "k": ("", KERNEL)}
+#: Lanes of a picture from top to bottom, and their colours.
+LANES = {"operators": GRAY, "launches": ORANGE, "GPU": BLUE}
 #: What a kernel does, by what its name holds; the first that fits.
 KINDS = (
     ("Triton", "triton_"),
@@ -24,56 +26,72 @@ KINDS = (
     ("copy", "[Mm]emcpy|copy"),
     ("ReLU", "clamp|relu|launch_clamp|threshold"),
 )
+#: µs of the trace at which something began, how long it took, and what a launch and its kernels have in common, or 0.
+Bar = tuple[float, float, int]
 
 
 def packed(trace: Trace) -> str:
     """What a picture needs of a trace: lane, start, length (tenths of a µs), correlation."""
     lanes = {"o": trace.operators, "l": trace.launches, "k": trace.on_gpu}
-    events = [(lane, event) for lane, found in lanes.items() for event in found]
-    zero = min((event.start for _, event in events), default=0.0)
+    zero = min((event.start for events in lanes.values() for event in events), default=0.0)
     return " ".join(
         f"{lane}{10 * (event.start - zero):.0f},{10 * event.length:.0f},{event.correlation or 0}"
-        for lane, event in events
+        for lane, events in lanes.items()
+        for event in events
     )
 
 
-def unpacked(text: str) -> Trace:
-    """The trace of a picture."""
-    events = []
-    for word in text.split():
-        start, length, correlation = (int(number) for number in word[1:].split(","))
-        name, kind = LANES[word[0]]
-        lane = (word[0], 0)
-        events.append(Event(name, kind, start / 10, length / 10, lane, correlation or None))
-    return Trace(events)
+def unpacked(text: str) -> dict[str, list[Bar]]:
+    """The lanes of a picture."""
+    lanes: dict[str, list[Bar]] = {name: [] for name in LANES}
+    for letter, name in zip("olk", LANES, strict=True):
+        for word in text.split():
+            if word.startswith(letter):
+                start, length, correlation = map(int, word[1:].split(","))
+                lanes[name].append((start / 10, length / 10, correlation))
+    return lanes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline(Panel):
+    """What the host called, what it launched and what ran, in three lanes; each launch is joined to its kernels."""
+
+    def height(self, rows: Rows) -> float:
+        """Of three lanes."""
+        return 1.15
+
+    def is_wide(self, rows: Rows) -> bool:
+        """All have one axis, the longest decides it."""
+        return True
+
+    def draw(self, axes: Any, rows: Rows) -> None:
+        """The lanes of the first row."""
+        lanes = unpacked(rows[0]["trace"])
+        for at, (name, color) in enumerate(LANES.items()):
+            bars = [(start, max(length, 0.2)) for start, length, _ in lanes[name]]
+            edge = "white" if name == "operators" else color  # what is launched must be seen, however short it is
+            axes.broken_barh(bars, (-at - 0.3, 0.6), color=color, edgecolor=edge, linewidth=0.4)
+        launched = {correlation: start for start, _, correlation in lanes["launches"]}
+        for start, _, correlation in lanes["GPU"]:
+            if correlation in launched:
+                axes.plot((launched[correlation], start), (-1.3, -1.7), color="black", linewidth=0.4)
+        axes.set_yticks([-at for at in range(len(LANES))], LANES)
+        axes.set_ylim(-len(LANES) + 0.5, 0.5)
+        axes.set_xlabel(self.unit)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.sharex(axes.figure.axes[0])
+        axes.label_outer()
+
+
+def by_kind(trace: Trace) -> Iterator[Row]:
+    """Kernels of a kind: how many, and how long one takes (µs)."""
+    lengths: dict[str, list[float]] = defaultdict(list)
+    for event in trace.on_gpu:
+        lengths[kind(event.name)].append(event.length)
+    for name, found in lengths.items():
+        yield {"kind": name, "count": len(found), "clock": "GPU", "each": series(found, "GPU"), "all": sum(found)}
 
 
 def kind(name: str) -> str:
     """What a kernel does."""
     return next((kind for kind, pattern in KINDS if re.search(pattern, name)), name[:40])
-
-
-def by_kind(trace: Trace) -> list[Row]:
-    """Kernels of a kind: how many, and how long one takes (µs)."""
-    lengths: dict[str, list[float]] = defaultdict(list)
-    for event in trace.on_gpu:
-        lengths[kind(event.name)].append(event.length)
-    return [
-        {"kind": kind, "count": len(found), "each": vars(Stats.of(found)), "all": sum(found)}
-        for kind, found in lengths.items()
-    ]
-
-
-def draw(figure: Any, rows: Rows) -> None:
-    """A panel per row that has a trace, the longest deciding the axis."""
-    drawn = rows.where(drawn=True)
-    if not drawn:
-        return
-    figure.set_size_inches(PAGE, 0.6 + 1.15 * len(drawn))
-    panels = figure.subplots(len(drawn), 1, sharex=True, squeeze=False)[:, 0]
-    for axes, row in zip(panels, drawn, strict=True):
-        picture(axes, unpacked(row["trace"]))
-        axes.set_title(row["case"], loc="left", fontsize=LETTERS + 1, pad=2)
-        axes.set_xlabel("")
-        axes.spines[["top", "right"]].set_visible(False)
-    panels[-1].set_xlabel("µs (while the profiler listens)")

@@ -11,30 +11,45 @@ float32 parameter (parameter, gradient and two moments read, all but the gradien
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from experiments.harness.plot import Horizontal, Plot
-from experiments.harness.rows import Row, Rows
+from experiments.harness.columns import error, percent, ratio, spread
+from experiments.harness.panels import Bars
+from experiments.harness.plot import Plot
+from experiments.harness.rows import Row, Rows, against, on_own_clock, over
 from experiments.harness.run import Run
-from experiments.harness.show import Bar, Table, number
-from experiments.works.contenders import CONTENDERS, COPY, FUSED, OURS, checked, copy_of_bytes, installed, ours
+from experiments.harness.show import Bar, Table
+from experiments.works.contenders import (
+    COMPILED,
+    CONTENDERS,
+    COPY,
+    FOREACH,
+    FUSED,
+    GRAPH,
+    LOOP,
+    OURS,
+    checked,
+    color,
+    copy_of_bytes,
+    installed,
+    ours,
+)  # fmt: skip
 from experiments.works.models import Work, gpt2_shapes
 
-TORCH = (FUSED, "torch foreach", "torch loop", "CUDA graph of torch fused")
-COMPILED = "torch.compile of foreach"
+TORCH = (FUSED, FOREACH, LOOP, GRAPH)
 OTHERS = ("bitsandbytes AdamW32bit", "bitsandbytes PagedAdamW32bit", "torchao AdamW8bit")
 #: Work → who steps over it on the GPU, and on the CPU.
 ON_GPU = {
-    "gpt2": (OURS, "PagedAdamW, managed state", *TORCH, COMPILED, *OTHERS),
+    "gpt2": (OURS, f"{OURS}, managed state", *TORCH, COMPILED, *OTHERS),
     "gpt2-bf16": (OURS, *TORCH),
-    "1b": (OURS, FUSED, "torch foreach"),
+    "1b": (OURS, FUSED, FOREACH),
     "1000": (OURS, *TORCH, *OTHERS),
-    "5000": (OURS, FUSED, "torch foreach", "CUDA graph of torch fused"),
+    "5000": (OURS, FUSED, FOREACH, GRAPH),
 }
-ON_CPU = dict.fromkeys(("5000", "50m"), (OURS, FUSED, "torch foreach"))
+ON_CPU = dict.fromkeys(("5000", "50m"), (OURS, FUSED, FOREACH))
 
 
 def works(quick: bool) -> dict[str, Work]:
@@ -78,7 +93,7 @@ def measure(run: Run) -> Iterator[Row]:
 
 def steps(run: Run, key: str, work: Work, names: tuple[str, ...], device: torch.device) -> Iterator[Row]:
     """Check and time everyone over one work; nothing if it does not fit."""
-    builds = {name: CONTENDERS[name] for name in installed(run, names)}
+    builds = {name: CONTENDERS[name].build for name in installed(run, names)}
     if key == "gpt2-bf16":
         builds[OURS] = ours(state_format="float32")
     needed = work.numel * (8 + 16 * len(builds) + 32)
@@ -89,43 +104,29 @@ def steps(run: Run, key: str, work: Work, names: tuple[str, ...], device: torch.
     if len(work.shapes) < 1000:
         cases.append(copy_of_bytes(work, device))
     about = {"key": key, "work": work.name, "device": device.type, "numel": work.numel}
-    timings = run.measure(cases, device=device)
-    for name, timing in timings.items():
+    for name, timing in run.measure(cases, device=device).items():
         yield {**about, "bytes": work.bytes_each * work.numel, "case": name, "error": errors.get(name), **timing}
     run.say(f"{work.name} on {device.type}: {len(cases)} cases")
 
 
 def derive(rows: Rows) -> Rows:
-    """GB/s, the share of the copy that ran in the same rounds, and times against ours and torch fused."""
+    """GB/s, the share of the copy that ran in the same rounds, and times against ours and torch fused: each row's by
+    its own clock, as a gate cannot hold the many launches of a loop."""
     found = Rows()
-    for group in rows.groups("key", "device"):
-        best = {row["case"]: row["best"] for row in group}
-        fused = group.first(case=FUSED)
+    for group in map(on_own_clock, rows.groups("key", "device")):
+        copy, mine, fused = (group.first(case=case) for case in (COPY, OURS, FUSED))
         for row in group:
+            of_copy, of_fused = against(row, copy), against(row, fused)
             found.append({
                 **row,
-                "rate": row["bytes"] / row["best"] / 1e3,
-                "share": 100 * (best[COPY] / row["best"]) if COPY in best else None,
-                "of_ours": row["best"] / best[OURS],
-                "over_fused": fused and fused["best"] / row["best"],
-                "over_fused_wall": fused and fused["wall"]["median"] / row["wall"]["median"],
+                "name": row["case"] if row["clock"] == group[0]["clock"] else f"{row['case']}, {row['clock']}",
+                "rate": row["bytes"] / row["time"]["median"] / 1e3,
+                "share": 100 / of_copy if of_copy else None,
+                "of_ours": against(row, mine),
+                "over_fused": 1 / of_fused if of_fused else None,
+                "over_fused_wall": over(fused and fused["wall"], row["wall"]),
             })  # fmt: skip
     return found
-
-
-def old(result: Mapping[str, Any]) -> list[Row]:
-    """Rows of a file that has times and errors by contender in an entry per work."""
-    return [
-        {**{name: step[name] for name in ("key", "work", "device", "numel", "bytes")},
-         "case": name, "error": step["errors"].get(name), **timing,
-         "best": (timing["gpu"] or timing["wall"])["median"]}
-        for step in result["steps"] for name, timing in step["times"].items()
-    ]  # fmt: skip
-
-
-def wall(row: Row) -> str:
-    """Median, and how far it spreads."""
-    return "{} ({} to {})".format(*(number(row["wall"][name]) for name in ("median", "p10", "p90")))
 
 
 def title(rows: Rows) -> str:
@@ -135,10 +136,8 @@ def title(rows: Rows) -> str:
 
 TABLES = [
     Table(title, by=("key", "device"), columns={
-        "contender": "case", "host µs": "host", "GPU µs": "gpu", "wall µs (p10 to p90)": wall, "GB/s": "rate",
-        "of the copy": lambda row: "-" if row["share"] is None else f"{row['share']:.1f} %",
-        "÷ ours": lambda row: f"{row['of_ours']:.2f} x",
-        "error": lambda row: "" if row["error"] is None else f"{row['error']:.1e}",
+        "contender": "case", "host µs": "host", "GPU µs": "gpu", "wall µs (p10 to p90)": spread("wall"), "GB/s": "rate",
+        "of the copy": percent("share"), "÷ ours": ratio("of_ours"), "by": "clock", "error": error(),
     })
 ]  # fmt: skip
 
@@ -155,4 +154,5 @@ BARS = [
     Bar("CPU, 5,000 x (2, 3), speed over torch fused", "over_fused", at_least=5, unit="x", key="5000", **CPU),
     Bar("CPU, 50 M in 12 tensors, speed over torch fused", "over_fused", at_least=0.95, unit="x", key="50m", **CPU),
 ]
-PLOTS = [Plot("steps", Horizontal(y="case", by=("work", "device"), line=COPY, ours=OURS).draw)]
+PANELS = [Bars(title="{work}, {device}", name="name", length="time", unit="ms", scale=1e3, line=COPY, colors=color)]
+PLOTS = [Plot("steps", PANELS, by=("work", "device"))]

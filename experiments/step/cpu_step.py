@@ -17,15 +17,15 @@ from collections.abc import Iterator
 
 import torch
 
+from experiments.harness.columns import spread
 from experiments.harness.rows import Row, Rows
 from experiments.harness.run import Run
-from experiments.harness.show import Bar, Table, number
-from experiments.works.contenders import CONTENDERS, FUSED, OURS, checked, copy_of_bytes
+from experiments.harness.show import Bar, Table
+from experiments.works.contenders import CONTENDERS, FOREACH, FUSED, OURS, checked, copy_of_bytes
 from experiments.works.models import Shapes, Work, gpt2_shapes
 from pagedopt.system.machine import MOST_THREADS
 
 CPU = torch.device("cpu")
-FOREACH = "torch foreach"
 AGAIN = "torch fused, once more"
 
 
@@ -62,14 +62,15 @@ def works(quick: bool) -> list[Work]:
 
 
 def measure(run: Run) -> Iterator[Row]:
-    """A row per work, number of threads and contender: its times, those of torch fused between them, and each pair."""
+    """A row per work, number of threads and contender: its times, those of torch fused between them, and the ratios."""
     run.rounds, run.seconds = run.size((1000, 2.0), (3, 0.05))
     before = torch.get_num_threads()
     try:
         for count in run.each(run.options.threads):
             torch.set_num_threads(count)
             for work in run.each(works(run.quick)):
-                builds = {name: CONTENDERS[name] for name in (OURS, FOREACH, FUSED)} | {AGAIN: CONTENDERS[FUSED]}
+                builds = {name: CONTENDERS[name].build for name in (OURS, FOREACH, FUSED)}
+                builds[AGAIN] = builds[FUSED]
                 cases, errors = checked(run, work, builds, CPU)
                 *others, fused = sorted((*cases, copy_of_bytes(work, CPU)), key=lambda case: case.name == FUSED)
                 about = {"work": work.name, "threads": count, "numel": work.numel, "bytes": 28 * work.numel}
@@ -82,23 +83,17 @@ def measure(run: Run) -> Iterator[Row]:
 
 
 def derive(rows: Rows) -> Rows:
-    """GB/s, and how many steps of this one there are in a step of torch fused (the median of pairs)."""
-    return Rows(
-        {**row, "rate": row["bytes"] / row["time"]["median"] / 1e3, "speed": row["ratio"]["median"]} for row in rows
-    )
+    """GB/s."""
+    return Rows({**row, "rate": row["bytes"] / row["time"]["median"] / 1e3} for row in rows)
 
 
-def quartiles(name: str, row: Row) -> str:
-    """A median, with the quartiles."""
-    return "{} ({} to {})".format(*(number(row[name][which]) for which in ("median", "q1", "q3")))
-
-
+QUARTILES = ("p25", "p75")
 TABLES = [
     Table("{work} ({numel:,} parameters), threads: {threads}", by=("work", "threads"), columns={
-        "contender": "case", "µs (quartiles)": lambda row: quartiles("time", row),
-        "torch fused in turn, µs": lambda row: quartiles("other", row),
-        "speed over torch fused": lambda row: quartiles("ratio", row), "GB/s": "rate",
+        "contender": "case", "µs (quartiles)": spread("time", *QUARTILES),
+        "torch fused in turn, µs": spread("other", *QUARTILES),
+        "speed over torch fused": spread("ratio", *QUARTILES), "GB/s": "rate",
         "pairs": lambda row: f"{row['ratio']['n']:,}",
     })
 ]  # fmt: skip
-BARS = [Bar("speed over torch fused, where it is least", "speed", at_least=0.95, unit="x", case=OURS)]
+BARS = [Bar("speed over torch fused, where it is least", "ratio", at_least=0.95, unit="x", case=OURS)]

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import importlib.util
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 from experiments.harness import child
 from experiments.harness.rows import Row, Rows
 from experiments.harness.run import Run
 from experiments.harness.show import Bar, Table
-from experiments.harness.time import Stats
+from experiments.harness.time import series
 from experiments.step.fresh_process import first_step, importing
 
 COLD, WARM, IMPORT = "first step, cold cache", "first step, warm cache", "import of pagedopt.PagedAdamW"
@@ -35,41 +34,28 @@ def measure(run: Run) -> Iterator[Row]:
                 imports.append(found["import"])
                 steps.append(found["step"])
     for what, samples in ((COLD, cold), (WARM, warm), (IMPORT, imports)):
-        yield {"what": what, "device": run.device.type, "seconds": summary(samples)}
+        yield {"what": what, "device": run.device.type, "seconds": series(samples, "wall")}
     for module in run.size([name for name in ("cupy", "numba") if importlib.util.find_spec(name)], []):
         samples = [child.only(importing, module, limit=LIMIT)["import"] for _ in range(2)]
-        yield {"what": f"import {module}", "device": run.device.type, "seconds": summary(samples)}
-
-
-def summary(samples: Sequence[float]) -> dict[str, float]:
-    """The usual, and the best: of an import, the rest is the disk."""
-    return {**vars(Stats.of(samples)), "best": min(samples)}
-
-
-def old(result: Mapping[str, Any]) -> list[Row]:
-    """Rows of a file that has them by kind."""
-    fresh = result["first step"]
-    known = {COLD: fresh["cold"], WARM: fresh["warm"], IMPORT: fresh["import"]}
-    known |= {f"import {module}": found for module, found in result["imports"].items()}
-    return [{"what": what, "device": result["device"], "seconds": found} for what, found in known.items()]
+        yield {"what": f"import {module}", "device": run.device.type, "seconds": series(samples, "wall")}
 
 
 def seconds(row: Row) -> str:
     """Steps with their spread, imports at their best."""
     found = row["seconds"]
     if row["what"].startswith("import"):
-        return f"{found['best']:.3f} s (best of {found['n']})"
+        return f"{found['min']:.3f} s (best of {found['n']})"
     return f"{found['median']:.2f} s ({found['p10']:.2f} to {found['p90']:.2f})"
 
 
-def best(rows: Rows) -> float:
-    """Of an import."""
-    return float(rows[0]["seconds"]["best"])
+def fastest(rows: Rows) -> float:
+    """Of an import: the rest is the disk."""
+    return float(rows[0]["seconds"]["min"])
 
 
 TABLES = [Table("fresh processes", {"what": "what", "seconds": seconds})]
 BARS = [
     Bar("first step, cold kernel cache", "seconds", at_most=2, unit="s", what=COLD, device="cuda"),
     Bar("first step, warm kernel cache", "seconds", at_most=0.3, unit="s", what=WARM, device="cuda"),
-    Bar("import of pagedopt.PagedAdamW, after torch", best, at_most=0.3, unit="s", what=IMPORT),
+    Bar("import of pagedopt.PagedAdamW, after torch", fastest, at_most=0.3, unit="s", what=IMPORT),
 ]

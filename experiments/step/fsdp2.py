@@ -10,17 +10,19 @@ the processes sees it.
 
 from __future__ import annotations
 
+import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 
 from experiments.harness.child import Child
+from experiments.harness.columns import spread
 from experiments.harness.rows import Row, Rows
 from experiments.harness.run import Run
-from experiments.harness.show import Bar, Table, number
-from experiments.harness.time import Stats
+from experiments.harness.show import Bar, Table
+from experiments.harness.time import series
 from experiments.step.sharded_process import FUSED, OURS, iterations
 
 PROCESSES = 2
@@ -34,7 +36,7 @@ ALIKE = 2e-2
 
 
 def measure(run: Run) -> Iterator[Row]:
-    """A row per contender: times of its iterations and of the steps in them (µs), turn by turn.
+    """A row for iterations, and one for the steps in them: times of both contenders (µs), ours over torch's by turns.
 
     Raises:
         RuntimeError: a process failed, or the contenders do not learn alike.
@@ -54,46 +56,29 @@ def measure(run: Run) -> Iterator[Row]:
     for rank, child in enumerate(children):
         if child.ended:
             raise RuntimeError(f"process {rank} {child.ended}")
-    check(found[0])
-    yield from found[0]
+    (ours,), (theirs,) = (found[0].where(case=case) for case in (OURS, FUSED))
+    check_losses(ours["losses"], theirs["losses"])
+    for what, clock in (("iterations", "wall"), ("steps", "GPU" if run.device.type == "cuda" else "wall")):
+        ratios = [one / other for one, other in zip(ours[what], theirs[what], strict=True)]
+        samples = {"ours": ours[what], "theirs": theirs[what], "ratio": ratios}
+        times = {name: series(values, clock) for name, values in samples.items()}
+        yield {"what": what, "parameters": ours["parameters"], **times}
 
 
-def check(rows: Rows) -> None:
-    """
+def check_losses(ours: Sequence[float], theirs: Sequence[float]) -> None:
+    """Compare the losses of both contenders.
+
     Raises:
-        RuntimeError: the losses of the contenders are not the same ones.
+        RuntimeError: they are not the same ones.
     """
-    ours, theirs = (torch.tensor(rows.where(case=case)[0]["losses"]) for case in (OURS, FUSED))
-    if not torch.allclose(ours, theirs, rtol=ALIKE, atol=0):
-        raise RuntimeError(f"the losses of {OURS} are {ours.tolist()}, those of {FUSED} {theirs.tolist()}")
-
-
-def derive(rows: Rows) -> Rows:
-    """A row per thing that was timed: both contenders', and ours over torch's, turn by turn."""
-    found = Rows()
-    if not rows:
-        return found
-    (ours,), (theirs,) = rows.where(case=OURS), rows.where(case=FUSED)
-    for what in ("iterations", "steps"):
-        pairs = list(zip(ours[what], theirs[what], strict=True))
-        stats = {
-            "ours": Stats.of(ours[what]), "theirs": Stats.of(theirs[what]), "ratio": Stats.of([a / b for a, b in pairs])
-        }  # fmt: skip
-        found.append({"what": what, "parameters": ours["parameters"], **{name: vars(s) for name, s in stats.items()}})
-    return found
-
-
-def with_spread(name: str, row: Row) -> str:
-    """A median, with what nine tenths are above, and below."""
-    return "{} ({} to {})".format(*(number(row[name][which]) for which in ("median", "p10", "p90")))
+    if not all(math.isclose(one, other, rel_tol=ALIKE) for one, other in zip(ours, theirs, strict=True)):
+        raise RuntimeError(f"the losses of {OURS} are {ours}, those of {FUSED} {theirs}")
 
 
 TABLES = [
     Table("FSDP2 over two processes, {parameters:,} parameters", {
-        "what": "what", f"{OURS}, µs (p10 to p90)": lambda row: with_spread("ours", row),
-        f"{FUSED}, µs": lambda row: with_spread("theirs", row),
-        "ours over theirs, in turn": lambda row: with_spread("ratio", row),
-        "turns": lambda row: f"{row['ratio']['n']}",
+        "what": "what", f"{OURS}, µs (p10 to p90)": spread("ours"), f"{FUSED}, µs": spread("theirs"),
+        "ours over theirs, in turn": spread("ratio"), "turns": lambda row: f"{row['ratio']['n']}",
     })
 ]  # fmt: skip
 BARS = [Bar("an iteration of FSDP2 over that with torch fused", "ratio", at_most=1.05, unit="x", what="iterations")]

@@ -9,20 +9,22 @@ between and take the processor's caches: the two say how much a step costs in a 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 
+from experiments.harness.columns import formatted
 from experiments.harness.rows import Row
 from experiments.harness.run import Run
-from experiments.harness.show import Bar, Table, number
+from experiments.harness.show import Bar, Table
 from experiments.harness.time import Case
 from experiments.works.contenders import FUSED, OURS
 from experiments.works.models import Work
 from pagedopt import PagedAdamW, PointerTable
 
 ALONE, REFRESH = "step() alone", "refresh"
+#: A median with its unit.
+HOST = formatted("host", "{:,.0f} µs")
 
 
 def measure(run: Run) -> Iterator[Row]:
@@ -48,28 +50,11 @@ def measure(run: Run) -> Iterator[Row]:
         yield {"what": ALONE, "device": run.device.type, "case": name, "host": host}
 
 
-def old(result: Mapping[str, Any]) -> list[Row]:
-    """Rows of a file that has both by case."""
-    return [
-        {"what": what, "device": result["device"], "case": name, "host": host}
-        for what, key in ((REFRESH, "refresh"), (ALONE, "alone"))
-        for name, host in result[key].items()
-    ]
-
-
-def host(row: Row) -> str:
-    """With its unit."""
-    return f"{number(row['host']['median'])} µs"
-
-
 TABLES = [
-    Table(
-        "step() over 148 small tensors, nothing else in between",
-        {"optimizer": "case", "host": host},
-        where={"what": ALONE},
-    ),
-    Table("refresh of 1,000 unchanged tensors", {"lists": "case", "host": host}, where={"what": REFRESH}),
-]
+    Table("step() over 148 small tensors, nothing else in between", {"optimizer": "case", "host": HOST},
+          where={"what": ALONE}),
+    Table("refresh of 1,000 unchanged tensors", {"lists": "case", "host": HOST}, where={"what": REFRESH}),
+]  # fmt: skip
 BARS = [
     Bar(
         "host time of step(), 148 tensors, alone", "host", at_most=120, unit="µs", what=ALONE, case=OURS, device="cuda"

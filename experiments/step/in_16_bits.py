@@ -13,12 +13,12 @@ from collections.abc import Iterator
 
 import torch
 
-from experiments.harness.plot import Horizontal, Plot
+from experiments.harness.plot import Plot
 from experiments.harness.rows import Row
 from experiments.harness.run import Run
 from experiments.harness.show import Bar
-from experiments.step.close_to_a_copy import TABLES, derive, steps
-from experiments.works.contenders import COPY, FUSED, OURS
+from experiments.step.close_to_a_copy import PANELS, TABLES, derive, steps
+from experiments.works.contenders import FOREACH, FUSED, OURS
 from experiments.works.models import Work, gpt2_shapes
 
 __all__ = ["BARS", "PLOTS", "TABLES", "derive", "measure"]
@@ -28,10 +28,10 @@ def measure(run: Run) -> Iterator[Row]:
     """A row per contender: host, gpu and wall times (µs), the error of its update, the bytes it must move."""
     shapes = gpt2_shapes(500, 16, 32, 2) if run.quick or run.device.type == "cpu" else gpt2_shapes()
     work = Work("AdamW bf16 with bf16 state, GPT-2", shapes, torch.bfloat16, 14, 2e-1)
-    yield from steps(run, "all-bf16", work, (OURS, FUSED, "torch foreach"), run.device)
+    yield from steps(run, "all-bf16", work, (OURS, FUSED, FOREACH), run.device)
 
 
 BARS = [
     Bar("bf16, bf16 state, GPT-2, share of HBM copy", "share", at_least=85, unit="%", device="cuda", case=OURS),
 ]
-PLOTS = [Plot("in-16-bits", Horizontal(y="case", by=("work", "device"), line=COPY, ours=OURS).draw)]
+PLOTS = [Plot("in-16-bits", PANELS)]

@@ -9,17 +9,17 @@ before each step, so that the time of the call is the host's alone.  Ratios are 
 from __future__ import annotations
 
 import functools
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from experiments.harness.rows import Row
+from experiments.harness.columns import formatted, spread
+from experiments.harness.rows import Row, over
 from experiments.harness.run import Run
-from experiments.harness.show import Bar, Table, number
-from experiments.harness.time import Stats
+from experiments.harness.show import Bar, Table
+from experiments.harness.time import series
 from pagedopt import PagedAdamW
 
 SHAPE = (2, 3)
@@ -34,18 +34,15 @@ def measure(run: Run) -> Iterator[Row]:
     counts = run.size({count: steps for count, (steps, _) in COUNTS.items()}, {1: 8, 20: 8})
     for count, steps in run.each(list(counts.items())):
         for gradients in (KEPT, ANEW):
-            fused = functools.partial(torch.optim.AdamW, fused=True)
-            stepped = [stepper(make, count, gradients, run.device) for make in (PagedAdamW, fused)]
+            kinds = (PagedAdamW, functools.partial(torch.optim.AdamW, fused=True))
+            stepped = [stepper(make, count, gradients, run.device) for make in kinds]
             times: tuple[list[float], list[float]] = ([], [])
             for _ in range(BLOCKS):
                 for one, found in zip(stepped, times, strict=True):
                     found += [one() for _ in range(WARM + steps // BLOCKS)][WARM:]
-            ours, torchs = (vars(Stats.of(found)) for found in times)
-            ratio = statistics.median(times[1]) / statistics.median(times[0])
-            yield {
-                "tensors": count, "gradients": gradients, "device": run.device.type,
-                "ours": ours, "fused": torchs, "ratio": ratio,
-            }  # fmt: skip
+            ours, fused = (series(found, "host") for found in times)
+            about = {"tensors": count, "gradients": gradients, "device": run.device.type, "clock": "host"}
+            yield {**about, "ours": ours, "fused": fused, "ratio": over(fused, ours)}
 
 
 def stepper(
@@ -70,21 +67,10 @@ def stepper(
     return step
 
 
-def shown(key: str, row: Row) -> str:
-    """A median, with four fifths of the samples."""
-    found = row[key]
-    return f"{number(found['median'])} ({number(found['p10'])} to {number(found['p90'])})"
-
-
-def ratio(row: Row) -> str:
-    """Of two medians, both of the host's clock."""
-    return f"{row['ratio']:.2f}"
-
-
 TABLES = [
     Table("Host time of step() over tensors of 2 x 3, µs: median (p10 to p90)", {
-        "tensors": "tensors", "gradients": "gradients", "PagedAdamW": functools.partial(shown, "ours"),
-        "torch fused": functools.partial(shown, "fused"), "torch ÷ ours": ratio,
+        "tensors": "tensors", "gradients": "gradients", "PagedAdamW": spread("ours"), "torch fused": spread("fused"),
+        "torch ÷ ours": formatted("ratio", "{:.2f}"),
     })
 ]  # fmt: skip
 BARS = [

@@ -10,7 +10,7 @@ looks at every parameter and gradient cannot cost less than a handful of calls p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -70,15 +70,6 @@ def pieces(count: int, device: torch.device) -> dict[str, Callable[[], object]]:
         "new scalars, hand the table over, launch": run,
         "version counters": lambda: torch.autograd.graph.increment_version(written),
     }
-
-
-def old(result: Mapping[str, Any]) -> list[Row]:
-    """Rows of a file that has times by piece in an entry per count."""
-    return [
-        {"count": int(count), "device": result["device"], "piece": name, "host": host}
-        for count, times in result["pieces"].items()
-        for name, host in times.items()
-    ]
 
 
 TABLES = [Table("{count:,} tensors, {device}", {"piece": "piece", "host µs": "host"}, by=("count",))]

@@ -25,6 +25,8 @@ COMPILED, COMPILED_LOOP = "torch.compile of foreach", "torch.compile of loop"
 TRITON = "Triton over our table"
 #: Elements of a tensor from which on packages quantize its state.
 QUANTIZED_FROM = 4096
+#: Bytes of two moments in 8 and in 4 bits, with scales that belong to 256 and to 128 numbers.
+BITS_8, BITS_4 = 2 * (1 + 4 / 256), 2 * (1 / 2 + 4 / 128)
 Build = Callable[[list[torch.nn.Parameter]], Bound]
 
 
@@ -117,29 +119,22 @@ def graph_of(step: Callable[[], object]) -> Bound:
     return Bound(captured(step, 2)[0], 2)
 
 
-def imported(package: str, name: str, **options: Any) -> Build:
-    """An optimizer of another package."""
+def other(module: str, name: str, state: float = 8.0, compiled: bool = False) -> Contender:
+    """An optimizer of another package, which quantizes large tensors if it has less state than two float32 numbers."""
+    package = module.partition(".")[0]
+    narrow_from = QUANTIZED_FROM if state < 8 else 0
 
     def build(params: list[torch.nn.Parameter]) -> Bound:
-        return Bound(getattr(importlib.import_module(package), name)(params, **HYPER, **options).step)
+        return Bound(getattr(importlib.import_module(module), name)(params, **HYPER).step)
 
-    return build
+    return Contender(f"{package} {name}", build, ORANGE, state, False, narrow_from, compiled, package)
 
 
 def triton(params: list[torch.nn.Parameter]) -> Bound:
-    """A kernel in Triton over our table of pointers, after a first step: whatever its compiler says is a refusal.
-
-    Raises:
-        RuntimeError: it does not compile.
-    """
+    """A kernel in Triton over our table of pointers."""
     from experiments.works.triton_table import TableAdamW
 
-    optimizer = TableAdamW(params, **HYPER)
-    try:
-        optimizer.step()
-    except Exception as error:
-        raise RuntimeError(f"{type(error).__name__}: {error}") from error
-    return Bound(optimizer.step, 1)
+    return Bound(TableAdamW(params, **HYPER).step)
 
 
 def every() -> Iterator[Contender]:
@@ -160,15 +155,12 @@ def every() -> Iterator[Contender]:
     yield Contender(COMPILED, compiled(), PURPLE, compiled=True)
     yield Contender(COMPILED_LOOP, compiled(foreach=False), PURPLE, compiled=True)
     yield Contender(TRITON, triton, PURPLE, needs="triton")
-    for name, narrow in (("AdamW32bit", False), ("PagedAdamW32bit", False), ("AdamW8bit", True)):
-        build = imported("bitsandbytes.optim", name)
-        more: dict[str, Any] = {"state": 2 * (1 + 4 / 256), "narrow_from": QUANTIZED_FROM} if narrow else {}
-        yield Contender(f"bitsandbytes {name}", build, ORANGE, needs="bitsandbytes", **more)
-    # Scales belong to 256 and to 128 numbers; their step is compiled by torch, tensor by tensor.
-    for name, state in (("AdamW8bit", 2 * (1 + 4 / 256)), ("AdamW4bit", 2 * (1 / 2 + 4 / 128))):
-        yield Contender(f"torchao {name}", imported("torchao.optim", name), ORANGE, state, False, QUANTIZED_FROM, True,
-                        "torchao")  # fmt: skip
-    yield Contender("apex FusedAdam", imported("apex.optimizers", "FusedAdam", adam_w_mode=True), ORANGE, needs="apex")
+    yield other("bitsandbytes.optim", "AdamW32bit")
+    yield other("bitsandbytes.optim", "PagedAdamW32bit")
+    yield other("bitsandbytes.optim", "AdamW8bit", BITS_8)
+    yield other("torchao.optim", "AdamW8bit", BITS_8, compiled=True)  # tensor by tensor
+    yield other("torchao.optim", "AdamW4bit", BITS_4, compiled=True)
+    yield other("apex.optimizers", "FusedAdam")
 
 
 CONTENDERS = {contender.name: contender for contender in every()}
@@ -204,21 +196,17 @@ def checked(
     reference = Reference(first)
     cases, errors = [], {}
     for name, build in builds.items():
+        is_ours = name.startswith(OURS)
         params = work.parameters(device, grads)
-        try:
+        with run.attempt(f"{work.name}, {name}", () if is_ours else (Exception,)):  # others' code may raise anything
             contender = build(params)
             errors[name] = reference.error(params, contender)
-        except Exception as error:  # what may go wrong in others' code is anything
-            if name == OURS:
-                raise
-            run.left_out.append(f"{work.name}, {name}: {type(error).__name__}: {str(error).strip()[:600]}")
-            continue
-        if not errors[name] <= work.tolerance:
+            cases.append(Case(name, contender.step))
+        if not errors.get(name, 0.0) <= work.tolerance:
             what = f"{work.name}, {name}: its update is off by {errors[name]:.2g} of itself, allowed {work.tolerance:g}"
-            if name == OURS:
+            if is_ours:
                 raise AssertionError(what)
-            run.left_out.append(f"{what}; timed all the same")
-        cases.append(Case(name, contender.step))
+            run.leave_out(f"{what}; timed all the same")
     return cases, errors
 
 

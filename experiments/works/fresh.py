@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from experiments.harness.child import Child
+from experiments.harness.time import series
 
 #: Where compilers keep what they made: Inductor, Triton, ours, CuPy, CUDA's own.
 FOLDERS = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "PAGEDOPT_CACHE_DIR", "CUPY_CACHE_DIR", "CUDA_CACHE_PATH")
@@ -36,17 +36,10 @@ class Caches:
         for folder in self.environment.values():
             Path(folder).mkdir()
 
-    def nbytes(self) -> dict[str, int]:
-        """Bytes in each folder, by the variable that names it."""
-        return {
-            name: sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
-            for name, folder in self.environment.items()
-        }
-
     def __enter__(self) -> Caches:
         return self
 
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._folder.cleanup()
 
 
@@ -71,7 +64,7 @@ class Fresh:
 
     def as_dict(self) -> dict[str, Any]:
         """Its first row, with ``process_s`` and ``ended``: a limit that was reached is a result."""
-        return {**self.row, "process_s": self.seconds, "ended": self.ended}
+        return {**self.row, "process_s": series([self.seconds], "wall"), "ended": self.ended}
 
 
 def fresh(

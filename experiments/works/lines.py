@@ -6,14 +6,12 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 #: Tokens that are no code.
-SILENT = (
-    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,
-    tokenize.ENDMARKER,
-)  # fmt: skip
+NAMES = ("COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENCODING", "ENDMARKER")
+SILENT = [getattr(tokenize, name) for name in NAMES]
 
 
 def of_python(text: str, functions: Sequence[str] = ()) -> int:
@@ -44,14 +42,12 @@ def of_python(text: str, functions: Sequence[str] = ()) -> int:
 
 def of_cuda(text: str) -> int:
     """Lines of C++ or CUDA."""
-    bare = re.sub(
-        r"//[^\n]*", "", re.sub(r"/\*.*?\*/", lambda found: "\n" * found[0].count("\n"), text, flags=re.DOTALL)
-    )
-    return sum(bool(line.strip()) for line in bare.splitlines())
+    bare = re.sub(r"/\*.*?\*/", lambda found: "\n" * found[0].count("\n"), text, flags=re.DOTALL)
+    return sum(bool(line.partition("//")[0].strip()) for line in bare.splitlines())
 
 
-def of_files(paths: Sequence[Path]) -> int:
-    """Lines of files of either kind."""
-    return sum(
-        of_python(text) if path.suffix == ".py" else of_cuda(text) for path in paths for text in [path.read_text()]
-    )
+def of_files(paths: Iterable[Path]) -> int:
+    """Lines of files of either kind, and of all such files in folders."""
+    found = [inner for path in paths for inner in (path.rglob("*") if path.is_dir() else [path])]
+    python = sum(of_python(path.read_text()) for path in found if path.suffix == ".py")
+    return python + sum(of_cuda(path.read_text()) for path in found if path.suffix in (".cu", ".cuh"))

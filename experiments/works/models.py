@@ -39,7 +39,7 @@ LLAMA_LAYER: Shapes = (
 
 @dataclass(frozen=True)
 class Work:
-    """Parameters to step over.
+    """Parameters to step over; by default in float32, with two moments of AdamW in float32.
 
     Attributes:
         bytes_each: what one update must move per parameter, read and written.
@@ -48,9 +48,9 @@ class Work:
 
     name: str
     shapes: Shapes
-    dtype: torch.dtype
-    bytes_each: int
-    tolerance: float
+    dtype: torch.dtype = torch.float32
+    bytes_each: int = 28
+    tolerance: float = 5e-5
 
     @property
     def numel(self) -> int:

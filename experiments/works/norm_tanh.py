@@ -55,8 +55,6 @@ norm_tanh(const unsigned long long* rows, float* out, long long batch) {
 """
 #: Rows of a slice that a block takes: eight warps, four rows each.
 ROWS_OF_A_BLOCK, THREADS = 32, 256
-
-
 #: With the address of the table's rows, and where to write.
 Launch = Callable[[int, torch.Tensor], None]
 
@@ -75,27 +73,20 @@ class NormTanh:
         self.batch, self.dim = tensors[0].shape
         if self.dim % 128 or tensors[0].dtype != torch.float32:
             raise ValueError(f"rows of {self.dim} {tensors[0].dtype}; needs a multiple of 128, float32")
-        launch = self._on_cuda() if self.table.device.type == "cuda" else self._on_cpu()
-        self._launch = self._held(launch) if held else self._lent(launch)
+        self._launch = self._on_cuda() if self.table.device.type == "cuda" else on_cpu()
+        self._lend: Callable[[], contextlib.AbstractContextManager[int]] = self.table.rows_on_device
+        if held:
+            lease = contextlib.ExitStack()
+            rows = lease.enter_context(self._lend())
+            self._lend = lambda: contextlib.nullcontext(rows)
+            weakref.finalize(self, lease.close).atexit = False
 
     def __call__(self) -> torch.Tensor:
         """(tensors, batch, dim), newly allocated."""
         out = torch.empty(len(self.table), self.batch, self.dim, device=self.table.device)
-        self._launch(out)
+        with self._lend() as rows:
+            self._launch(rows, out)
         return out
-
-    def _lent(self, launch: Launch) -> Callable[[torch.Tensor], None]:
-        def lent(out: torch.Tensor) -> None:
-            with self.table.rows_on_device() as rows:
-                launch(rows, out)
-
-        return lent
-
-    def _held(self, launch: Launch) -> Callable[[torch.Tensor], None]:
-        lease = contextlib.ExitStack()
-        rows = lease.enter_context(self.table.rows_on_device())
-        weakref.finalize(self, lease.close).atexit = False
-        return functools.partial(launch, rows)
 
     def _on_cuda(self) -> Launch:
         import cupy
@@ -113,14 +104,10 @@ class NormTanh:
 
         return launch
 
-    def _on_cpu(self) -> Launch:
-        kernel = on_cpu()
-        return lambda rows, out: kernel(rows, out.numpy())
-
 
 @functools.cache
-def on_cpu() -> Callable[[Any, Any], None]:
-    """The same for Numba: the address of the table's rows, and where to write, (tensors, batch, dim)."""
+def on_cpu() -> Launch:
+    """The same for Numba."""
     import numba
     import numpy as np
 
@@ -145,8 +132,7 @@ def on_cpu() -> Callable[[Any, Any], None]:
                 for j in range(dim):
                     out[s, i, j] = np.tanh((x[i, j] - mean) * scale)
 
-    compiled: Callable[[Any, Any], None] = norm_tanh
-    return compiled
+    return lambda rows, out: norm_tanh(rows, out.numpy())
 
 
 def tried(device: str) -> Iterator[dict[str, float]]:

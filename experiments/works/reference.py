@@ -19,6 +19,12 @@ class Bound:
     step: Step
     done: int = 0
 
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """Whose method the step is; None of a graph, or of what is compiled."""
+        found = getattr(self.step, "__self__", None)
+        return found if isinstance(found, torch.optim.Optimizer) else None
+
 
 class Reference:
     """``torch.optim.AdamW`` in float64 over the smallest tensors and the largest, for contenders to be held to."""

@@ -32,16 +32,15 @@ class Slices:
 
     Args:
         batch: rows of a slice.
-        seed: of input and weights.
     """
 
-    def __init__(self, batch: int, device: torch.device, seed: int = 0, slices: int = SLICES) -> None:
+    def __init__(self, batch: int, device: torch.device, slices: int = SLICES) -> None:
         self.shape = (slices, batch, DIM)
         self.x = torch.empty(slices * batch * DIM, device=device)
         self.norm = torch.nn.LayerNorm(DIM, eps=0, elementwise_affine=False)
         self.linear = torch.nn.Linear(DIM, 1, device=device).requires_grad_(False)  # inference: no backward pass
         self._apart: list[torch.Tensor] = []
-        self.fill(seed)
+        self.fill(0)
 
     def fill(self, seed: int) -> None:
         """Other input and weights, in the same memory."""
@@ -77,10 +76,6 @@ class Slices:
         norm_tanh = NormTanh(self._apart, held)
         return lambda: torch.relu(self.linear(norm_tanh()))
 
-    def graph(self) -> Way:
-        """split_stack, captured once and replayed; the result is the graph's own buffer."""
-        return captured(self.way(self.split_stack))[0]
-
 
 def backend(run: Run) -> str:
     """Inductor; toys on a CPU are traced, and do without its C++ compiler."""
@@ -109,49 +104,53 @@ def combo(wide: bool = False) -> dict[str, Any]:
     return options
 
 
+def forget() -> None:
+    """Let torch.compile forget what it made: it keeps eight versions of a function, and no more."""
+    torch._dynamo.reset()
+
+
 @functools.cache
-def tried_list(device: str) -> float:
-    """The error of the pointer list in a process of its own, before it may break the context of this one.
+def try_list(device: str) -> None:
+    """Call the pointer list in a process of its own, before it may break the context of this one.
 
     Raises:
-        RuntimeError: it does not work there; with its last words.
+        RuntimeError: it does not work there, with its last words; or it is wrong.
     """
-    return float(child.only(tried, device, limit=120)["error"])
+    if (error := child.only(tried, device, limit=120)["error"]) > 1e-5:
+        raise RuntimeError(f"the kernel over a pointer list is off by {error:.2g}")
 
 
 def makers(work: Slices, run: Run) -> dict[str, Callable[[], Way]]:
     """Name → what makes a way; on a CPU there are no graphs and no combo kernels."""
 
     def pointer_list(held: bool = False) -> Way:
-        if run.device.type == "cuda" and (error := tried_list(str(run.device))) > 1e-5:
-            raise RuntimeError(f"the kernel over a pointer list is off by {error:.2g}")
+        if run.device.type == "cuda":
+            try_list(str(run.device))
         return work.pointer_list(held)
 
-    def with_compiler(name: str, **how: Any) -> Callable[[], Way]:
-        return lambda: work.way(compiled(functions[name], **how))
+    def with_compiler(name: str, **how: Any) -> Way:
+        return work.way(compiled(functions[name], **how))
 
     functions = {SPLIT: work.split_stack, COMBINED: work.combined}
-    found: dict[str, Callable[[], Way]] = {name: partial(work.way, f) for name, f in functions.items()}
-    found |= {COMPILED[name]: with_compiler(name, backend=backend(run)) for name in functions}
+    found: dict[str, Callable[[], Way]] = {LIST: pointer_list, HELD: partial(pointer_list, held=True)}
+    found |= {name: partial(work.way, function) for name, function in functions.items()}
+    found |= {COMPILED[name]: partial(with_compiler, name, backend=backend(run)) for name in functions}
     if run.device.type == "cuda":
-        found |= {f"{COMPILED[name]}, {COMBO}": with_compiler(name, options=combo()) for name in functions}
-        found[WIDE] = lambda: with_compiler(SPLIT, options=combo(wide=True))()
-        found[GRAPH] = work.graph
-        found[OVERHEAD] = with_compiler(SPLIT, mode="reduce-overhead")
+        found |= {f"{COMPILED[name]}, {COMBO}": partial(with_compiler, name, options=combo()) for name in functions}
+        found[WIDE] = lambda: with_compiler(SPLIT, options=combo(wide=True))
+        found[GRAPH] = lambda: captured(work.way(work.split_stack))[0]
+        found[OVERHEAD] = partial(with_compiler, SPLIT, mode="reduce-overhead")
         found[LIST_GRAPH] = lambda: captured(pointer_list(held=True))[0]
-    return {LIST: pointer_list, HELD: partial(pointer_list, held=True), **found}
+    return found
 
 
 def made(work: Slices, run: Run, names: Collection[str] = ()) -> Iterator[tuple[str, Way, float]]:
     """The ways that work here, called often enough to be ready, and the largest error of each against float64."""
     exact = work.exact()
     for name, make in makers(work, run).items():
-        if names and name not in names:
-            continue
-        ready = []
-        with run.attempt(f"{name}, {work.shape[1]:,} rows a slice", (Exception,)):
-            way = make()
-            for _ in range(3):  # reduce-overhead: run, record, replay
-                found = way()
-            ready.append((name, way, float((found - exact).abs().max())))
-        yield from ready
+        if not names or name in names:
+            with run.attempt(f"{name}, {work.shape[1]:,} rows a slice", (Exception,)):
+                way = make()
+                for _ in range(3):  # reduce-overhead: run, record, replay
+                    found = way()
+                yield name, way, float((found - exact).abs().max())

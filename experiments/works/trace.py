@@ -12,7 +12,6 @@ and two traces of the same call have to agree (:class:`Incomplete`).
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import json
 import re
@@ -24,7 +23,7 @@ from typing import Any
 
 import torch
 
-from experiments.harness.panels import BLUE, GRAY, ORANGE
+from experiments.harness.time import series
 
 KERNEL, COPIES = "kernel", ("gpu_memcpy", "gpu_memset")
 #: Calls of the host, of the runtime and of the driver; the latter are Triton's and CuPy's.
@@ -32,8 +31,6 @@ CALLS = ("cuda_runtime", "cuda_driver")
 LAUNCH = re.compile(r"Launch(Cooperative)?Kernel|GraphLaunch")
 OPERATOR = "cpu_op"
 WARMUP, MOST_TRACES = 3, 4
-#: Keys that Perfetto needs.
-KEPT = ("ph", "cat", "name", "pid", "tid", "ts", "dur", "args", "id", "bp")
 
 
 class Incomplete(RuntimeError):
@@ -96,28 +93,32 @@ class Counts:
     gaps: tuple[Gap, ...]
     trace: Trace = field(repr=False, compare=False)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Columns of a row; ``gap_us`` is the sum of all gaps."""
-        columns = ("launches", "kernels", "copies", "operators", "busy_us", "span_us")
-        return {name: getattr(self, name) for name in columns} | {"gap_us": sum(gap.length for gap in self.gaps)}
-
     @property
-    def numbers(self) -> tuple[int, int, int, int]:
+    def numbers(self) -> dict[str, int]:
         """What two traces of the same call must have alike."""
-        return self.launches, self.kernels, self.copies, self.operators
+        return {name: getattr(self, name) for name in ("launches", "kernels", "copies", "operators")}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Columns of a row: the numbers, and times by the GPU's clock, or the host's where nothing ran on a GPU."""
+        clock = "GPU" if self.trace.on_gpu else "host"
+        gaps = [gap.length for gap in self.gaps]
+        return {
+            **self.numbers,
+            "busy_us": series([self.busy_us], clock),
+            "span_us": series([self.span_us], clock),
+            "gap_each": series(gaps, clock) if gaps else None,
+        }
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Events in the order in which they began, and the trace as it was written."""
+    """Events in the order in which they began."""
 
     events: Sequence[Event]
-    raw: Sequence[dict[str, Any]] = field(default=(), repr=False)
 
     @classmethod
     def of(cls, raw: Iterable[dict[str, Any]]) -> Trace:
         """From the events of a Chrome trace."""
-        known = list(raw)
         events = [
             Event(
                 str(e.get("name", "")),
@@ -127,38 +128,26 @@ class Trace:
                 (e.get("pid"), e.get("tid")),
                 (e.get("args") or {}).get("correlation"),
             )
-            for e in known
+            for e in raw
             if e.get("ph") == "X"
         ]
-        return cls(sorted(events, key=lambda event: event.start), known)
+        return cls(sorted(events, key=lambda event: event.start))
 
-    @classmethod
-    def read(cls, path: Path) -> Trace:
-        """From a file, ``.json`` or ``.json.gz``."""
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        return cls.of(json.loads(data)["traceEvents"])
-
-    @property
-    def kernels(self) -> list[Event]:
-        """Kernels, in the order in which they began."""
-        return [event for event in self.events if event.kind == KERNEL]
-
-    @property
-    def copies(self) -> list[Event]:
-        """Copies and fills on the GPU."""
-        return [event for event in self.events if event.kind in COPIES]
+    def of_kind(self, *kinds: str) -> list[Event]:
+        """Those of some categories."""
+        return [event for event in self.events if event.kind in kinds]
 
     @property
     def on_gpu(self) -> list[Event]:
         """Kernels, copies and fills."""
-        return [event for event in self.events if event.kind in (KERNEL, *COPIES)]
+        return self.of_kind(KERNEL, *COPIES)
 
     @property
     def launches(self) -> list[Event]:
         """Calls that start kernels; a call of the runtime that the driver's call inside it repeats is one."""
         found: dict[Any, Event] = {}
-        for i, event in enumerate(self.events):
-            if event.kind in CALLS and LAUNCH.search(event.name):
+        for i, event in enumerate(self.of_kind(*CALLS)):
+            if LAUNCH.search(event.name):
                 found.setdefault((i, None) if event.correlation is None else event.correlation, event)
         return list(found.values())
 
@@ -167,9 +156,8 @@ class Trace:
         """Operators of torch that no other operator called."""
         found: list[Event] = []
         ends: dict[Any, float] = {}
-        longest_first = sorted(self.events, key=lambda event: (event.start, -event.length))
-        for event in longest_first:
-            if event.kind != OPERATOR or "::" not in event.name or event.name.startswith("profiler::"):
+        for event in sorted(self.of_kind(OPERATOR), key=lambda event: (event.start, -event.length)):
+            if "::" not in event.name or event.name.startswith("profiler::"):
                 continue
             if event.start >= ends.get(event.lane, float("-inf")):
                 ends[event.lane] = event.end
@@ -184,7 +172,7 @@ class Trace:
         """
         launched = {event.correlation for event in self.launches}
         ran = {event.correlation for event in self.on_gpu}
-        orphans = [event.name for event in self.kernels if event.correlation not in launched]
+        orphans = [event.name for event in self.of_kind(KERNEL) if event.correlation not in launched]
         unseen = [event.name for event in self.launches if event.correlation not in ran]
         for what, names in (("kernels without a launch", orphans), ("launches without a kernel", unseen)):
             if names:
@@ -199,19 +187,8 @@ class Trace:
         self.check()
         operators = self.operators
         busy, span, gaps = idle(self.on_gpu or operators)
-        numbers = len(self.launches), len(self.kernels), len(self.copies), len(operators)
-        return Counts(*numbers, busy, span, gaps, self)
-
-    def keep(self, path: Path, most: int = 300_000) -> Path | None:
-        """Write what is counted to a ``.json.gz`` for ui.perfetto.dev; None if that takes more than ``most`` bytes."""
-        kinds = (KERNEL, *COPIES, *CALLS, OPERATOR, "ac2g", "user_annotation")
-        kept = [{key: e[key] for key in KEPT if key in e} for e in self.raw if str(e.get("cat", "")).lower() in kinds]
-        names = [e for e in self.raw if e.get("ph") == "M"]
-        data = gzip.compress(json.dumps({"traceEvents": names + kept}).encode(), mtime=0)
-        if len(data) > most:
-            return None
-        path.write_bytes(data)
-        return path
+        kernels, copies = self.of_kind(KERNEL), self.of_kind(*COPIES)
+        return Counts(len(self.launches), len(kernels), len(copies), len(operators), busy, span, gaps, self)
 
 
 def idle(events: Sequence[Event]) -> tuple[float, float, tuple[Gap, ...]]:
@@ -256,7 +233,7 @@ def counted(run: Callable[[], object], warmup: int = WARMUP) -> Counts:
     """
     for _ in range(warmup):
         run()
-    seen: dict[tuple[int, ...], Counts] = {}
+    seen: list[dict[str, int]] = []
     said: list[str] = []
     for _ in range(MOST_TRACES):
         try:
@@ -266,36 +243,6 @@ def counted(run: Callable[[], object], warmup: int = WARMUP) -> Counts:
             continue
         if counts.numbers in seen:
             return counts
-        seen[counts.numbers] = counts
-        said.append("launches {}, kernels {}, copies {}, operators {}".format(*counts.numbers))
+        seen.append(counts.numbers)
+        said.append(", ".join(f"{name} {count}" for name, count in counts.numbers.items()))
     raise Incomplete(f"no two of {MOST_TRACES} traces are whole and alike: {'; '.join(said)}")
-
-
-#: Lanes of a picture from top to bottom, with colours that the colour-blind can tell apart.
-LANES = (("operators", GRAY), ("launches", ORANGE), ("GPU", BLUE))
-
-
-def picture(axes: Any, trace: Trace, start: float | None = None) -> None:
-    """Draw what the host called, what it launched and what ran, in three lanes; each launch is joined to its kernel.
-
-    Args:
-        axes: of matplotlib.
-        trace: what to draw.
-        start: where the axis of time begins (µs of the trace); by default at the first event.
-    """
-    lanes = dict(zip((name for name, _ in LANES), (trace.operators, trace.launches, trace.on_gpu), strict=True))
-    drawn = [event for events in lanes.values() for event in events]
-    if not drawn:
-        return
-    zero = min(event.start for event in drawn) if start is None else start
-    for at, (name, color) in enumerate(LANES):
-        bars = [(event.start - zero, max(event.length, 0.2)) for event in lanes[name]]
-        edge = "white" if name == "operators" else color  # what is launched must be seen, however short it is
-        axes.broken_barh(bars, (-at - 0.3, 0.6), color=color, edgecolor=edge, linewidth=0.4)
-    started = {event.correlation: event for event in lanes["launches"]}
-    for event in lanes["GPU"]:
-        if (launch := started.get(event.correlation)) is not None:
-            axes.plot((launch.start - zero, event.start - zero), (-1.3, -1.7), color="black", linewidth=0.4)
-    axes.set_yticks([-at for at in range(len(LANES))], [name for name, _ in LANES])
-    axes.set_ylim(-len(LANES) + 0.5, 0.5)
-    axes.set_xlabel("µs")
