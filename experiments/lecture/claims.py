@@ -41,7 +41,7 @@ class Cells(string.Formatter):
 
 @dataclass(frozen=True)
 class Said:
-    """What rows say: a text, whether what must be so of them is, and their cells."""
+    """What rows say: a text, whether what must be so of them is, and the cells that the text shows."""
 
     words: str
     holds: bool
@@ -88,10 +88,8 @@ class Claim:
         if found is None:
             return None
         holds, values = found
-        names = [name for _, name, _, _ in Cells().parse(self.ours) if name]
-        if any(values[name] is None for name in names):
-            return None
-        return Said(Cells().vformat(self.ours, (), values), holds, values)
+        shown = {name: values[name] for _, name, _, _ in Cells().parse(self.ours) if name}
+        return None if None in shown.values() else Said(Cells().vformat(self.ours, (), shown), holds, shown)
 
 
 def claims(path: Path = CLAIMS) -> list[Claim]:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from experiments.harness.rows import Row, Rows, number_in, over
+from experiments.works.contenders import FOREACH, FUSED, LOOP, OURS
 from experiments.works.ways import walls
 
-LOOP, FOREACH, FUSED, OURS = "torch loop", "torch foreach", "torch fused", "PagedAdamW"
 SIGNS = {"==": operator.eq, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 #: Of what is compared, the part that is no more than how memory is handed out, or how a clock ticks.
 MARGIN = 0.01
