@@ -37,10 +37,9 @@ def sentence(rows: Rows) -> str | None:
     return f"- Rewriting {most:,} pointers in managed memory, by advice: {order}."
 
 
-def sharing(rows: Rows) -> float | None:
-    """Rows of tables that stood in a page with tables of other advice; None where nobody looked."""
-    looked = [row["beside"] for row in rows if "beside" in row]
-    return float(sum(bool(beside) for beside in looked)) if looked else None
+def sharing(rows: Rows) -> float:
+    """Rows of tables that stood in a page with tables of other advice."""
+    return float(sum(bool(row["beside"]) for row in rows))
 
 
 TABLES = [

@@ -122,7 +122,7 @@ def limit_before_12_1() -> str:
 @attempt("most pointers by value, this NVRTC")
 def limit_today() -> str:
     """Search with NVRTC for the largest struct of pointers that compiles."""
-    count, beside = (handed_over.most_by_nvrtc(handed_over.BY_VALUE, kernel) for kernel in ("alone", "sum"))
+    count, beside = (handed_over.most_by_nvrtc(handed_over.BY_VALUE, kernel) for kernel in ("alone", "beside"))
     return f"{count:,} pointers ({8 * count:,} bytes) alone, {beside:,} beside one other pointer argument"
 
 
@@ -146,12 +146,12 @@ def launch_three_lists() -> str:
     """As many tensors as the limit allows, the third list the sum of the others."""
     count = 32764 // 24
     lists = [handed_over.some_values(count) for _ in range(3)]
-    argument = handed_over.packed(*(address for _, addresses in lists for address in addresses))
-    handed_over.launch(handed_over.THREE_LISTS, f"add<{count}>", argument, count)
+    words = [address for _, addresses in lists for address in addresses]
+    handed_over.launch(handed_over.THREE_LISTS, f"add<{count}>", words, count)
     one, two, three = (values for values, _ in lists)
     if not three.equal(one + two):
         raise AssertionError("the sums are wrong")
-    return f"{count:,} tensors, three lists in {argument.nbytes:,} bytes; all sums are right"
+    return f"{count:,} tensors, three lists in {8 * len(words):,} bytes; all sums are right"
 
 
 @attempt("struct of 1,000 pointers, cut at 4,096 bytes by hand", fails=None)
@@ -162,8 +162,8 @@ def cut_by_hand() -> str:
     for nbytes in (8 * (CUT_POINTERS + 2), CUT_BYTES):
         count, _ = handed_over.some_values(1)
         count.zero_()
-        argument = handed_over.packed(count.data_ptr(), pointers[0], *pointers)
-        handed_over.launch(handed_over.ARRIVED, f"arrived<{CUT_POINTERS}>", argument, CUT_POINTERS, nbytes)
+        words = [count.data_ptr(), pointers[0], *pointers]
+        handed_over.launch(handed_over.ARRIVED, f"arrived<{CUT_POINTERS}>", words, CUT_POINTERS, nbytes)
         found.append(int(count))
     whole, cut = found
     if whole != CUT_POINTERS:

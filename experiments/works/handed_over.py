@@ -6,24 +6,19 @@ import bisect
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 ARCH = "sm_90"
 BY_VALUE = """\
 template <int N> struct List { float* item[N]; };
-template <int N> __global__ void sum(const __grid_constant__ List<N> list, float* out) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < N) atomicAdd(out, *list.item[i]);
-}
+template <int N> __global__ void alone(const __grid_constant__ List<N> list) { *list.item[0] = 1.0f; }
+template <int N> __global__ void beside(const __grid_constant__ List<N> list, float* out) { *out = *list.item[0]; }
 template <int N> struct Arguments { float* item[N]; float* out; };
 template <int N> __global__ void sum_all(const __grid_constant__ Arguments<N> a) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < N) atomicAdd(a.out, *a.item[i]);
-}
-template <int N> __global__ void alone(const __grid_constant__ List<N> list) {
-    if (threadIdx.x < N) *list.item[threadIdx.x] = 1.0f;
 }
 """
 THREE_LISTS = """\
@@ -117,23 +112,17 @@ def right_sum(values: Any, text: str, name: str, *words: int) -> str:
         AssertionError: it is not.
     """
     out = values.new_zeros(1)
-    launch(text, name, packed(*words, out.data_ptr()), len(values))
+    launch(text, name, [*words, out.data_ptr()], len(values))
     if out.item() != values.sum().item():
         raise AssertionError(f"wrong: {out.item()} instead of {values.sum().item()}")
     return "right"
 
 
-def packed(*words: int) -> Any:
-    """A struct of words of 8 bytes."""
-    import numpy as np
-
-    return np.array(words, np.uint64)
-
-
-def launch(text: str, name: str, argument: Any, count: int, nbytes: int | None = None) -> None:
-    """Launch ``count`` threads or more, past every check of ours, with the first bytes of an argument, or with all."""
+def launch(text: str, name: str, words: Sequence[int], count: int, nbytes: int | None = None) -> None:
+    """Launch ``count`` threads or more and hand over so many bytes of a struct of words, past every check of ours."""
     import ctypes
 
+    import numpy as np
     import torch
 
     from pagedopt.kernels.nvrtc import compile_cuda
@@ -144,6 +133,7 @@ def launch(text: str, name: str, argument: Any, count: int, nbytes: int | None =
     d = bindings()
     module = check("cuModuleLoadData", d.cuModuleLoadData(cubin))
     kernel = check("cuModuleGetFunction", d.cuModuleGetFunction(module, symbol.encode()))
+    argument = np.array(words, np.uint64)
     size = ctypes.c_size_t(argument.nbytes if nbytes is None else nbytes)
     # CU_LAUNCH_PARAM_BUFFER_POINTER, …_BUFFER_SIZE, …_END
     extra = (ctypes.c_void_p * 5)(1, argument.ctypes.data, 2, ctypes.addressof(size), None)

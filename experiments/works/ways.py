@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from mmap import PAGESIZE
 from typing import Any
@@ -63,10 +64,11 @@ def sweep(run: Run, make: Mapping[str, Make], lists: int) -> Iterator[Row]:
         for mode in MODES:
             before = {"rewritten": work.rewrite, "new scalars": work.other_scalar, "unchanged": None}[mode]
             counters = {name: _counters(work, way, before) for name, way in found.items()}
-            cases = [
-                Case(name, work.stepper(way), before, _repeats(mode, counters[name]["launches"]))
-                for name, way in found.items()
-            ]
+            cases = []
+            for name, way in found.items():
+                # The ring has four tables, and a fifth rewrite would wait for the gate to open.
+                most = min(4 if before else 20, QUEUE // max(1, counters[name]["launches"]))
+                cases.append(Case(name, functools.partial(work.step, way), before, max(1, most)))
             beside = neighbours(found)
             for name, timing in run.measure(cases).items():
                 about = {"lists": lists, "count": count, "mode": mode, "way": name, "beside": beside.get(name, [])}
@@ -77,37 +79,23 @@ def sweep(run: Run, make: Mapping[str, Make], lists: int) -> Iterator[Row]:
 
 def neighbours(found: Mapping[str, Transport | None]) -> dict[str, list[str]]:
     """Ways whose tables of managed memory stand in a page with another's: what is advised for one is for both."""
-    pages = {
-        name: {page for place in [*way._buffers, *way._reserve] for page in pages_of(place.source, place.words.nbytes)}
-        for name, way in found.items()
-        if isinstance(way, ManagedTransport)
-    }
+    pages: dict[str, set[int]] = {}
+    for name, way in found.items():
+        if isinstance(way, ManagedTransport):
+            ranges = [(buffer.source, buffer.source + buffer.words.nbytes) for buffer in way._buffers + way._reserve]
+            pages[name] = {page for low, high in ranges for page in range(low // PAGESIZE, -(-high // PAGESIZE))}
     return {name: [other for other in pages if other != name and pages[other] & own] for name, own in pages.items()}
-
-
-def pages_of(address: int, nbytes: int) -> range:
-    """Numbers of the host's pages that a range touches."""
-    return range(address // PAGESIZE, -(-(address + nbytes) // PAGESIZE))
-
-
-def _repeats(mode: str, launches: int) -> int:
-    """Runs per GPU sample: the ring has four tables, and a fifth rewrite would wait for the gate to open."""
-    most = 4 if mode != "unchanged" else 20
-    return max(1, min(most, QUEUE // max(1, launches)))
 
 
 def _counters(work: Lists, way: Transport | None, before: Callable[[], None] | None) -> dict[str, int]:
     """Launches and copied bytes of one step in the steady state, in which every table of the ring has been written."""
-    if way is None:
-        work.step()
-        return {"launches": 0, "copied_bytes": 0}
     launches = copied = 0
     for _ in range(6):
-        launches, copied = work.sweep.launches, way.copied_bytes
+        launches, copied = work.sweep.launches, way.copied_bytes if way else 0
         if before is not None:
             before()
         work.step(way)
-    return {"launches": work.sweep.launches - launches, "copied_bytes": way.copied_bytes - copied}
+    return {"launches": work.sweep.launches - launches, "copied_bytes": way.copied_bytes - copied if way else 0}
 
 
 # --- what is made of the rows
