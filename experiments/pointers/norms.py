@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 import pagedopt
-from experiments.harness.panels import Lines
+from experiments.harness.panels import BLUE, GRAY, Lines
 from experiments.harness.plot import Plot
 from experiments.harness.rows import Row, Rows
 from experiments.harness.run import Run
@@ -61,8 +61,9 @@ TABLES = [
     ways.on_grid("norms of N tensors: host / GPU / wall µs", times),
     ways.on_grid("kernels that torch._foreach_norm launches", "launches", counted=True),
 ]
+COLORS = {"torch": GRAY, "pagedopt": BLUE}
 PANELS = [
-    Lines(title=f"norms of N tensors, {clock}", x="count", y=clock, each="way", label="tensors")
+    Lines(title=clock, x="count", y=clock, each="way", label="tensors", colors=COLORS.__getitem__)
     for clock in ("host", "wall")
 ]
 PLOTS = [Plot("norms", PANELS, "What the norms of N tiny tensors take, by torch and through one list of pointers")]

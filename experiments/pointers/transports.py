@@ -92,5 +92,5 @@ BARS = [
     Bar(f"managed ÷ best transport, list rewritten, {name}", worst, at_most=1.15, unit="x", lists=lists)
     for lists, name in LISTS.items()
 ]
-PLOTS = [Plot("transports", ways.PANELS, "What a step over N tiny tensors takes, by transport", {"lists": 4})]
+PLOTS = [Plot("transports", ways.PANELS, "What a step over N tiny tensors takes, four lists of pointers", {"lists": 4})]
 TEXTS = [Text("answer", sentences)]

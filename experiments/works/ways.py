@@ -89,13 +89,15 @@ def neighbours(found: Mapping[str, Transport | None]) -> dict[str, list[str]]:
 
 def _counters(work: Lists, way: Transport | None, before: Callable[[], None] | None) -> dict[str, int]:
     """Launches and copied bytes of one step in the steady state, in which every table of the ring has been written."""
+    if way is None:
+        return {"launches": 0, "copied_bytes": 0}
     launches = copied = 0
     for _ in range(6):
-        launches, copied = work.sweep.launches, way.copied_bytes if way else 0
+        launches, copied = work.sweep.launches, way.copied_bytes
         if before is not None:
             before()
         work.step(way)
-    return {"launches": work.sweep.launches - launches, "copied_bytes": way.copied_bytes - copied if way else 0}
+    return {"launches": work.sweep.launches - launches, "copied_bytes": way.copied_bytes - copied}
 
 
 # --- what is made of the rows
