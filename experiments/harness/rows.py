@@ -107,9 +107,9 @@ def on_own_clock(rows: Rows) -> Rows:
     return Rows({**row, "time": best(row), "clock": best(row)["clock"]} for row in rows)
 
 
-def against(row: Row, other: Row | None) -> float | None:
-    """How many times as long a row takes as another one by its own clock (:func:`on_own_clock`); None if not known."""
-    return over(row["time"], other and other[row["clock"].lower()])
+def by_clock_of(row: Row, other: Row | None) -> Series | None:
+    """The series of another row by the clock that a row names; None if there is none."""
+    return other and other[row["clock"].lower()]
 
 
 # --- files

@@ -18,7 +18,7 @@ import torch
 from experiments.harness.columns import error, formatted, percent
 from experiments.harness.panels import Bars
 from experiments.harness.plot import Plot
-from experiments.harness.rows import Row, Rows, against, on_one_clock
+from experiments.harness.rows import Row, Rows, by_clock_of, on_one_clock, over
 from experiments.harness.run import Run
 from experiments.harness.show import Bar, Table, number
 from experiments.works import contenders
@@ -90,9 +90,9 @@ def derive(rows: Rows) -> Rows:
     rows = on_one_clock(rows)
     found = Rows()
     for row in rows:
-        of_copy = against(row, rows.first(optimizer=COPY))
-        cost = against(row, rows.first(optimizer=row["optimizer"], where=ON))
-        found.append({**row, "cost": cost, "share": 100 / of_copy if of_copy else None})
+        of_copy = over(by_clock_of(row, rows.first(optimizer=COPY)), row["time"])
+        cost = over(row["time"], by_clock_of(row, rows.first(optimizer=row["optimizer"], where=ON)))
+        found.append({**row, "cost": cost, "share": of_copy and 100 * of_copy})
     return found
 
 

@@ -21,7 +21,7 @@ from experiments.harness.columns import formatted, last_line
 from experiments.harness.machine import chosen_device
 from experiments.harness.panels import Lines
 from experiments.harness.plot import Plot
-from experiments.harness.rows import Row, Rows, against, on_one_clock
+from experiments.harness.rows import Row, Rows, by_clock_of, on_one_clock, over
 from experiments.harness.run import Run
 from experiments.harness.show import Bar, Table, console
 from experiments.works import contenders, lines
@@ -130,8 +130,8 @@ def derive(rows: Rows) -> Rows:
     """The share of the copy, and lines for each percent of it."""
     found = Rows()
     for row in on_one_clock(rows):
-        of_copy = against(row, row.get("copy"))
-        share = 100 / of_copy if of_copy else None
+        of_copy = over(by_clock_of(row, row.get("copy")), row["time"])
+        share = of_copy and 100 * of_copy
         found.append({**row, "share": share, "per": row["lines"] / share if share and row["lines"] else None})
     return found
 

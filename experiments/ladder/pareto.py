@@ -24,7 +24,7 @@ from experiments.harness.columns import error, formatted, last_line, mib, ms
 from experiments.harness.machine import chosen_device
 from experiments.harness.panels import RED, Lines
 from experiments.harness.plot import Plot
-from experiments.harness.rows import Row, Rows, against, on_one_clock
+from experiments.harness.rows import Row, Rows, by_clock_of, on_one_clock, over
 from experiments.harness.run import Run
 from experiments.harness.show import Bar, Table, console
 from experiments.harness.time import Case
@@ -183,8 +183,8 @@ def reckoned(row: Row) -> Row:
     held = row["state"] - (0 if gpu else row["away"])
     state = max(held, numel * (moved - 12) / 2 if gpu and moved else 0)
     need = state + row["extra"] + max(0, row["others"])
-    of_copy = against(row, row["copy"])
-    share = 100 / of_copy * moved / (row["bytes"] / numel) if of_copy and moved else None
+    of_copy = over(by_clock_of(row, row["copy"]), row["time"])
+    share = 100 * of_copy * moved / (row["bytes"] / numel) if of_copy and moved else None
     beyond = {"beyond": need - 8 * numel, "from_one": abs(row["extra"] / (4 * numel) - 1)}
     return {"weighed": state == held, "state": state, "need": need, "share": share, **beyond}
 

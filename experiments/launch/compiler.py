@@ -1,7 +1,6 @@
 """The puzzlers' seven reasons against the compiler, each as a small test that says whether it holds today.
 
-Each function gives a number, its unit, the words for it, and whether the reason ``holds``; its docstring is what it
-asks.
+A test's docstring is what it asks.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from experiments.harness import child
 from experiments.harness.rows import Row, best, over
 from experiments.harness.run import Run
 from experiments.harness.time import Case, measure
@@ -24,10 +24,8 @@ from experiments.works.fresh import fresh
 from experiments.works.slices import COMBO, Slices, backend, combo, compiled, forget
 from experiments.works.trace import counted
 
-#: Seconds after which a first call is given up.
-LIMIT = 300
-#: From which part on one is faster than the other.
-CLEARLY = 1.05
+#: Seconds after which a first call is given up; from which part on one is faster than the other.
+LIMIT, CLEARLY = 300, 1.05
 #: Rows of a slice.
 BATCH, BATCHES = 1024, (64, 128, 256, 512, 1024, 2048)
 Function = Callable[[torch.Tensor], torch.Tensor]
@@ -36,28 +34,26 @@ Test = Callable[[Run], Row]
 
 @dataclass(frozen=True)
 class Reason:
-    """A reason of the puzzlers', its test, and whether toys on a CPU can do that in a moment."""
+    """Decorates the test of a reason, which is put on the list.
+
+    Attributes:
+        quick: whether toys on a CPU can do it in a moment.
+    """
 
     name: str
-    test: Test
-    quick: bool
+    quick: bool = False
 
-
-REASONS: list[Reason] = []
-
-
-def reason(name: str, quick: bool = False) -> Callable[[Test], Test]:
-    """A test of a reason, which is put on the list."""
-
-    def listed(test: Test) -> Test:
-        REASONS.append(Reason(name, test, quick))
+    def __call__(self, test: Test) -> Test:
+        """The test as it was."""
+        REASONS[self] = test
         return test
 
-    return listed
+
+REASONS: dict[Reason, Test] = {}
 
 
 def says(number: float | None, unit: str, holds: bool, words: str, **more: Any) -> Row:
-    """What a test found."""
+    """What a test found: a number, the words for it, whether the reason holds."""
     return {"number": number, "unit": unit, "holds": holds, "says": words, **more}
 
 
@@ -76,22 +72,23 @@ PROGRAMS: dict[str, Function] = {
 }
 
 
-@reason("bugs")
+def ran(function: Function, device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """A program's result, and the gradient of its input."""
+    x = torch.rand(64, 256, device=device, generator=torch.Generator(device).manual_seed(1)).requires_grad_()
+    y = function(x)
+    y.square().sum().backward()
+    return y.detach(), x.grad
+
+
+@Reason("bugs")
 def bugs(run: Run) -> Row:
     """Bugs: of some usual programs, how many does it fail to compile, or get wrong, forward or backward?"""
     wrong = []
     for name, program in PROGRAMS.items():
         forget()
-        results = []
         try:
-            for function in (program, compiled(program, backend(run))):
-                x = torch.rand(64, 256, device=run.device, generator=torch.Generator(run.device).manual_seed(1))
-                x.requires_grad_()
-                y = function(x)
-                y.square().sum().backward()
-                results.append((y.detach(), x.grad))
-            for mine, theirs in zip(*results, strict=True):
-                torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)  # cuDNN may take TF32
+            mine, theirs = ran(program, run.device), ran(compiled(program, backend(run)), run.device)
+            torch.testing.assert_close(theirs, mine, rtol=1e-3, atol=1e-3)  # cuDNN may take TF32
         except Exception as error:
             wrong.append(f"{name}: {type(error).__name__}: {str(error).strip()[:150]}")
     words = f"of {len(PROGRAMS)} programs, forward and backward, {len(wrong)} fail or are wrong"
@@ -108,7 +105,7 @@ def first_call(device: str, batch: int, kind: str) -> Iterator[Row]:
     yield {name: timing["wall"] for name, timing in {**first, **later}.items()}
 
 
-@reason("compile time")
+@Reason("compile time")
 def compile_time(run: Run) -> Row:
     """Compile time: with empty caches, after how many calls has the first one paid?"""
     ended = fresh(first_call, str(run.device), BATCH, backend(run), limit=LIMIT)
@@ -127,29 +124,26 @@ def taken(device: str, batch: int, how: str) -> Iterator[dict[str, float]]:
     What lies in the private pools of CUDA graphs is reserved, and counted as allocated only while they are recorded.
     """
     work = Slices(batch, torch.device(device))
-    mode = {"mode": how} if how == "reduce-overhead" else {}
-    function = work.split_stack if how == "eager" else compiled(work.split_stack, **mode)
+    mode = how if how == "reduce-overhead" else None
+    function = work.split_stack if how == "eager" else compiled(work.split_stack, mode=mode)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
     for _ in range(4):  # what a graph holds is the call's, too
         out = function(work.x)
     torch.cuda.synchronize()
-    yield {"mib": (torch.cuda.memory_reserved() - before) / 2**20, "returned": out.nbytes / 2**20}
+    reserved = torch.cuda.memory_reserved() - before
+    assert reserved >= out.nbytes, "less than the call returned"
+    yield {"mib": reserved / 2**20}
 
 
-@reason("memory")
+@Reason("memory")
 def memory(run: Run) -> Row:
     """Memory: does a call need more of the device, compiled or with ``reduce-overhead``?"""
-    if run.device.type != "cuda":
-        raise NotImplementedError("what a call takes of a device is known on a GPU alone")
-    peaks = {}
-    for how in ("eager", "compiled", "reduce-overhead"):
-        ended = fresh(taken, str(run.device), 16 * BATCH, how, limit=LIMIT)
-        if not (found := ended.row) or found["mib"] < found["returned"]:
-            raise RuntimeError(f"{how}: {found or ended.ended}")
-        peaks[how] = found["mib"]
-    more = max(peaks.values()) / peaks["eager"]
+    ways = ("eager", "compiled", "reduce-overhead")
+    peaks = {how: child.only(taken, str(run.device), 16 * BATCH, how, limit=LIMIT)["mib"] for how in ways}
+    eager, *others = peaks.values()
+    more = max(others) / eager
     words = ", ".join(f"{name} {mib:.1f} MiB" for name, mib in peaks.items())
     return says(more, "x eager's", more > CLEARLY, words, peaks=peaks)
 
@@ -164,7 +158,7 @@ WIDE = ((64, 256), (16384, 256), (1024, 4096), (64, 65536))
 SHAPES = {"LayerNorm": WIDE, "softmax": WIDE, "mm": ((64, 64), (1024, 1024), (4096, 4096), (4096, 64))}
 
 
-@reason("slower for some shapes", quick=True)
+@Reason("slower for some shapes", quick=True)
 def slower_shapes(run: Run) -> Row:
     """Slower shapes: where are torch's own kernels faster than what it makes?"""
     shapes = [(name, size) for name, sizes in SHAPES.items() for size in sizes[: 4 if run.device.type == "cuda" else 2]]
@@ -177,31 +171,22 @@ def slower_shapes(run: Run) -> Row:
         eager = best(timings["eager"])
         ratios[f"{name} {size[0]:,} x {size[1]:,}"] = over(best(timings["compiled"]), eager) or 0.0
     lost = [f"{shape} {ratio:.2f} x" for shape, ratio in ratios.items() if ratio >= CLEARLY]
-    words = f"in {len(lost)} of {len(ratios)} shapes the native kernel is faster"
-    words = f"{words}: {', '.join(lost)}" if lost else words
+    words = f"in {len(lost)} of {len(ratios)} shapes the native kernel is faster" + ": " * bool(lost) + ", ".join(lost)
     return says(len(lost), f"of {len(ratios)} shapes", bool(lost), words, clock=eager["clock"], ratios=ratios)
 
 
-@reason("no dynamic shapes", quick=True)
+@Reason("no dynamic shapes", quick=True)
 def dynamic_shapes(run: Run) -> Row:
     """No dynamic shapes: how many graphs does it make for six batch sizes?"""
     forget()
     function = torch.compile(Slices.combined, backend="eager" if run.device.type == "cpu" else "inductor")
-    from torch._dynamo.utils import counters
-
+    counters = torch._dynamo.utils.counters
     counters.clear()
     for batch in BATCHES:
         work = Slices(batch, run.device, slices=1)
         function(work, work.x)
     graphs = int(counters["stats"]["unique_graphs"])
     return says(graphs, "graphs", graphs >= len(BATCHES), f"{graphs} graphs for {len(BATCHES)} batch sizes")
-
-
-def sines(x: torch.Tensor, count: int) -> torch.Tensor:
-    """So many operations, one after the other."""
-    for _ in range(count):
-        x = torch.sin(x)
-    return x
 
 
 #: Name → what stands between ten sines and nine.
@@ -219,13 +204,13 @@ REORDERED = "print(x), declared reorderable"
 
 def chain(line: str) -> Function:
     """Nineteen sines, and a line behind the tenth."""
-    names: dict[str, Any] = {"sines": sines, "logger": logging.getLogger(__name__)}
-    exec(f"def chain(x):\n    x = sines(x, 10)\n    {line}\n    return sines(x, 9)", names)
-    found: Function = names["chain"]
-    return found
+    names: dict[str, Any] = {"torch": torch, "logger": logging.getLogger(__name__)}
+    sines = "for _ in range({}): x = torch.sin(x)"
+    exec("\n    ".join(["def chain(x):", sines.format(10), line, sines.format(9), "return x"]), names)
+    return names["chain"]
 
 
-@reason("logging ends fusion", quick=True)
+@Reason("logging ends fusion", quick=True)
 def logging_fusion(run: Run) -> Row:
     """Logging ends fusion: into how many graphs do a print, a logger, an ``.item()`` cut nineteen operations?"""
     x = torch.rand(1024, device=run.device)
@@ -253,12 +238,7 @@ def cut_by(function: Function, x: torch.Tensor) -> Row:
     return {"operations": [n for ops in explained.ops_per_graph if (n := len(ops))], "kernels": kernels}
 
 
-def add_one(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """A list at a time."""
-    return list(torch._foreach_add(tensors, 1.0))
-
-
-@reason("no horizontal fusion")
+@Reason("no horizontal fusion")
 def horizontal(run: Run) -> Row:
     """No horizontal fusion: how many kernels has split_stack with combo kernels off and on, and a foreach list?"""
     if run.device.type != "cuda":
@@ -268,12 +248,9 @@ def horizontal(run: Run) -> Row:
     ways: dict[str, Callable[[], object]] = {
         "by default": work.way(compiled(work.split_stack)),
         f"with {COMBO}": work.way(compiled(work.split_stack, options=combo())),
-        "a foreach list of 100": partial(compiled(add_one), tensors),
+        "a foreach list of 100": partial(compiled(lambda tensors: torch._foreach_add(tensors, 1.0)), tensors),
     }
-    kernels = {}
-    for name, way in ways.items():
-        forget()
-        kernels[name] = counted(way).kernels
+    kernels = {name: counted(way).kernels for name, way in ways.items()}
     off, on, _ = kernels.values()
     words = ", ".join(f"{name} {count} kernels" for name, count in kernels.items())
     return says(on, "kernels", on >= off, words, kernels=kernels)

@@ -14,6 +14,7 @@ import io
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,39 +41,28 @@ def measure(run: Run) -> Iterator[Row]:
     """A row per line."""
     names: dict[str, Any] = {"torch": torch, "device": run.device}
     for line in run.each(LINES):
-        call = runner(line, names)
-        call()
-        found = dispatched(call).by_name
-        words = ", ".join(f"{count} {name.removeprefix('aten::')}" for name, count in found.items())
-        row: Row = {"line": line, "device": run.device.type, "dispatched": words}
-        if run.device.type == "cuda":
-            with run.attempt(line, (Exception,)):
-                row |= {**counted(call).as_dict(), "warnings": warned(call), "clock": "host", "held": held(call)}
-                row["waited"] = row["held"] > HELD / 2
+        call = partial(exec, compile(line, "<line>", "exec"), names)
+        with contextlib.redirect_stdout(io.StringIO()):  # what it prints is not shown
+            call()
+            found = dispatched(call).by_name.items()
+            words = ", ".join(f"{count} {name.removeprefix('aten::')}" for name, count in found)
+            row: Row = {"line": line, "device": run.device.type, "dispatched": words}
+            if run.device.type == "cuda":
+                with run.attempt(line, (Exception,)):
+                    row |= {**counted(call).as_dict(), "warnings": warned(call), "clock": "host", "held": held(call)}
+                    row["waited"] = row["held"] > HELD / 2
         yield row
-
-
-def runner(line: str, names: dict[str, Any]) -> Callable[[], None]:
-    """The line, as something to call; what it prints is not shown."""
-    code = compile(line, "<line>", "exec")
-
-    def call() -> None:
-        with contextlib.redirect_stdout(io.StringIO()):
-            exec(code, names)
-
-    return call
 
 
 def warned(call: Callable[[], None]) -> int:
     """How often torch warns that a call synchronizes."""
-    before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         try:
             call()
         finally:
-            torch.cuda.set_sync_debug_mode(before)
+            torch.cuda.set_sync_debug_mode("default")
     return sum("synchronizing" in str(warning.message) for warning in caught)
 
 
@@ -95,11 +85,7 @@ def sentence(rows: Rows) -> str | None:
     return f"Waits for the GPU: {waiting}." if known else None
 
 
-TABLES = [
-    Table("line by line, {device}", {
-        "line": lambda row: f"`{row['line']}`", "dispatched": "dispatched", "operators": "operators",
-        "launches": "launches", "kernels": "kernels", "copies": "copies", "torch warns": "warnings",
-        "µs behind a held stream": "held",
-    })
-]  # fmt: skip
+COLUMNS = {name: name for name in ("dispatched", "operators", "launches", "kernels", "copies")}
+COLUMNS |= {"torch warns": "warnings", "µs behind a held stream": "held"}
+TABLES = [Table("line by line, {device}", {"line": lambda row: f"`{row['line']}`", **COLUMNS})]
 TEXTS = [Text("eager", sentence)]

@@ -49,11 +49,6 @@ def measure(run: Run) -> Iterator[Row]:
         yield {"of": "way", "case": name, "device": run.device.type, "seeds": seeds, "alike": alike, **most}
     tenths = ((0.1 + 0.2) + 0.3) - (0.1 + (0.2 + 0.3))
     yield {"of": "sum", "sum": "(0.1 + 0.2) + 0.3 and 0.1 + (0.2 + 0.3), float64", "difference": tenths}
-    yield from sums(run)
-
-
-def sums(run: Run) -> Iterator[Row]:
-    """The largest difference between sums of 256 floats one after the other and in pairs."""
     values = np.random.default_rng(0).random((run.size(16384, 64), 256), np.float32)
     in_turn, in_pairs = np.add.accumulate(values, axis=1)[:, -1], values.sum(axis=1, dtype=np.float32)
     relative = float(np.abs(in_turn / in_pairs - 1).max())

@@ -21,7 +21,6 @@ from experiments.harness.show import Bar, Table
 from experiments.harness.time import Case
 from experiments.launch import timeline
 from experiments.works import slices
-from experiments.works.dispatch import dispatched
 from experiments.works.slices import COMBINED, COMBO, COMPILED, LIST, SPLIT
 from experiments.works.trace import Trace, counted
 
@@ -48,64 +47,48 @@ A100 = {
 def measure(run: Run) -> Iterator[Row]:
     """A row per way: times, counts, its error, its trace; and one per kind of kernel that it launches."""
     run.rounds, run.seconds = run.size((100, 3.0), (3, 0.2))
-    for batch in run.each(run.size((BATCH, 16 * BATCH) if run.device.type == "cuda" else (BATCH,), (4,))):
-        yield from of_batch(run, batch)
-        slices.forget()
-
-
-def of_batch(run: Run, batch: int) -> Iterator[Row]:
-    """Every way over slices of so many rows."""
-    work = slices.Slices(batch, run.device)
     on_cpu = run.device.type == "cpu"
-    cases: list[Case] = []
-    found: dict[str, Row] = {}
-    traces: dict[str, Trace] = {}
-    for name, way, error in slices.made(work, run):
-        cases.append(Case(name, way, repeats=1 if on_cpu else 4))
-        found[name] = {"error": error}
-        if name in (SPLIT, COMBINED, LIST):  # what a compiled function dispatches is nobody's
-            found[name]["dispatched"] = dispatched(way).operators
-        if on_cpu and name not in (SPLIT, COMBINED):
-            continue  # there are operators to be seen, and nothing else
-        with run.attempt(f"trace of {name}", (Exception,)):
-            counts = counted(way)
-            found[name] |= counts.as_dict()
-            traces[name] = counts.trace
-    about = {"batch": batch, "device": run.device.type, "bytes": work.x.nbytes}
-    for row in run.time(cases, of="way", **about):
-        name = row["case"]
-        trace = traces.get(name, Trace([]))
-        yield {**row, **found[name], "trace": timeline.packed(trace)}
-        for kernels in timeline.by_kind(trace):
-            yield {"of": "kernels", **about, "case": name, **kernels}
-    run.say(f"{batch:,} rows a slice: {len(cases)} ways")
+    for batch in run.each(run.size((BATCH,) if on_cpu else (BATCH, 16 * BATCH), (4,))):
+        work = slices.Slices(batch, run.device)
+        about = {"batch": batch, "device": run.device.type, "bytes": work.x.nbytes}
+        cases, found, traces = [], {}, {}
+        for name, way, error in slices.made(work, run):
+            cases.append(Case(name, way, repeats=1 if on_cpu else 4))
+            found[name], traces[name] = {"error": error}, Trace([])
+            if on_cpu and name not in (SPLIT, COMBINED):
+                continue  # there are operators to be seen, and nothing else
+            with run.attempt(f"trace of {name}", (Exception,)):
+                counts = counted(way)
+                found[name] |= counts.as_dict()
+                traces[name] = counts.trace
+        for row in run.time(cases, of="way", **about):
+            trace = traces[row["case"]]
+            yield {**row, **found[row["case"]], "trace": timeline.packed(trace)}
+            for kernels in timeline.by_kind(trace):
+                yield {"of": "kernels", **about, "case": row["case"], **kernels}
+        slices.forget()
 
 
 def derive(rows: Rows) -> Rows:
     """Speed over split_stack, wall times against combined, what the A100 had."""
     found = Rows()
-    smallest = min(rows.values("batch"), default=BATCH)
     for row in rows:
         known = A100.get(row["case"]) if row["batch"] == BATCH else None
         if row["of"] == "kernels":
             found.append({**row, "a100": known.each.get(row["kind"]) if known else None})
             continue
-        ways = rows.where(of="way", batch=row["batch"])
-        walls = {name: (ways.first(case=name) or {}).get("wall") for name in (SPLIT, COMBINED)}
-        kernels = row.get("kernels") if row["device"] == "cuda" else None
-        found.append(
-            {
-                **row,
-                "clock": "wall",
-                "kernels": kernels,
-                "faster": over(walls[SPLIT], row["wall"]),
-                "of_combined": over(row["wall"], walls[COMBINED]),
-                "a100": f"{known.kernels} / {known.span:,}" if known else "",
-                "a100_faster": f"{A100[SPLIT].span / known.span:.1f} x" if known else "",
-                "off": abs(kernels - known.kernels) if kernels is not None and known else None,
-                "drawn": row["batch"] == smallest and bool(row["trace"]),
+        beside = {way["case"]: way["wall"] for way in rows.where(of="way", batch=row["batch"])}
+        split, combined = over(beside.get(SPLIT), row["wall"]), over(row["wall"], beside.get(COMBINED))
+        row = {**row, "clock": "wall", "faster": split, "of_combined": combined, "a100": "", "a100_faster": ""}
+        if row["device"] == "cpu":
+            row["kernels"] = None
+        if known:
+            row |= {
+                "a100": f"{known.kernels} / {known.span:,}",
+                "a100_faster": f"{A100[SPLIT].span / known.span:.1f} x",
             }
-        )
+            row["off"] = None if row.get("kernels") is None else abs(row["kernels"] - known.kernels)
+        found.append({**row, "drawn": row["batch"] == rows[0]["batch"] and bool(row["trace"])})
     return found
 
 
@@ -142,8 +125,8 @@ DRAWN = (SPLIT, COMPILED[SPLIT], slices.WIDE, slices.GRAPH, slices.OVERHEAD, COM
 PLOTS = [
     Plot(
         "traces",
-        [timeline.Timeline(title=name, unit="µs, while the profiler listens", where={"case": name}) for name in DRAWN],
-        "Between short kernels the GPU waits for launches, if they are not one",
+        [timeline.Timeline(title=name, unit="µs by the profiler's clock", where={"case": name}) for name in DRAWN],
+        "The GPU waits for the launches of short kernels, unless a graph is one launch",
         where={"drawn": True},
     )
 ]

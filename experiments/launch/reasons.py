@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from experiments.harness.rows import Row, Rows
+from experiments.harness.rows import Column, Row, Rows
 from experiments.harness.run import Run
 from experiments.harness.show import Table, Text, number
 from experiments.launch.compiler import REASONS
@@ -21,26 +21,13 @@ from experiments.works.slices import forget
 def measure(run: Run) -> Iterator[Row]:
     """A row per reason: a number, what it says, whether the reason holds."""
     run.rounds, run.seconds = run.size((40, 0.5), (3, 0.1))
-    for reason in run.each(REASONS):
+    for reason, test in run.each(REASONS.items()):
         if run.quick and run.device.type == "cpu" and not reason.quick:
             run.leave_out(f"{reason.name}: needs a GPU, or longer than toys may take")
             continue
         with run.attempt(reason.name, (Exception,)):
-            asked = reason.test.__doc__
-            yield {"reason": reason.name, "asked": asked, "device": run.device.type, **reason.test(run)}
+            yield {"reason": reason.name, "device": run.device.type, **test(run)}
         forget()
-
-
-def derive(rows: Rows) -> Rows:
-    """The verdict, and the number with its unit."""
-    return Rows(
-        {
-            **row,
-            "today": "true" if row["holds"] else "no longer true",
-            "found": f"{number(row['number'])} {row['unit']}",
-        }
-        for row in rows
-    )
 
 
 def sentence(rows: Rows) -> str:
@@ -49,6 +36,11 @@ def sentence(rows: Rows) -> str:
     return f"Of {len(rows)} reasons that were tried, {len(gone)} no longer hold: {', '.join(gone) or 'none'}."
 
 
-COLUMNS = {"reason": "reason", "today": "today", "number": "found", "found": "says"}
+COLUMNS: dict[str, Column] = {
+    "reason": "reason",
+    "today": lambda row: "true" if row["holds"] else "no longer true",
+    "number": lambda row: f"{number(row['number'])} {row['unit']}",
+    "found": "says",
+}
 TABLES = [Table("seven reasons against the compiler, {device}", COLUMNS)]
 TEXTS = [Text("reasons", sentence)]

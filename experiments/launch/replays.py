@@ -47,22 +47,19 @@ def measure(run: Run) -> Iterator[Row]:
         with run.attempt(name, (Exception,)):
             eager, replay, equal = make()
             same = equal()
-            calls = {EAGER: eager, REPLAY: replay}
-            counts = {
-                mode: {**counted(call).as_dict(), "allocations": allocations(call)} for mode, call in calls.items()
-            }
-            for mode, timing in run.measure([Case(mode, call, repeats=2) for mode, call in calls.items()]).items():
-                yield {"work": name, "mode": mode, "different": int(not same), **counts[mode], **timing}
+            cases = [Case(EAGER, eager, repeats=2), Case(REPLAY, replay, repeats=2)]
+            counts = {case.name: counted(case.run).as_dict() for case in cases}
+            blocks = {case.name: allocations(case.run) for case in cases}
+            for mode, timing in run.measure(cases).items():
+                about = {"work": name, "mode": mode, "different": int(not same), "allocations": blocks[mode]}
+                yield {**about, **counts[mode], **timing}
 
 
 def allocations(call: Call) -> int:
     """Blocks that torch's allocator hands out in a call."""
-    torch.cuda.synchronize()
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
-    result = call()
-    after = torch.cuda.memory_stats()["allocation.all.allocated"]
-    del result
-    return int(after - before)
+    call()
+    return int(torch.cuda.memory_stats()["allocation.all.allocated"] - before)
 
 
 def slices(run: Run) -> Pair:

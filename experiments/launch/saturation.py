@@ -12,12 +12,10 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from experiments.harness.panels import GRAY, LETTERS, Lines
+from experiments.harness.panels import Lines
 from experiments.harness.plot import Plot
 from experiments.harness.rows import Row, Rows, on_one_clock, over
 from experiments.harness.run import Run
@@ -81,20 +79,9 @@ def sentence(rows: Rows) -> str:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Marked(Lines):
-    """Lines, and where the rows of a slice and of all are."""
-
-    def draw(self, axes: Any, rows: Rows) -> None:
-        """The marks, then the lines."""
-        for count, name in ((SLICE, " a slice"), (ALL, " all 16")):
-            axes.axvline(count, color=GRAY, linewidth=0.8)
-            axes.text(count, 0.02, name, color=GRAY, fontsize=LETTERS, transform=axes.get_xaxis_transform())
-        super().draw(axes, rows)
-        axes.sharey(axes.figure.axes[0])
-
-
 TABLES = [Grid("LayerNorm and tanh over rows of 256 floats", "case", "rows", shown, "rows")]
 TEXTS = [Text("saturation", sentence)]
-RATES = Marked(title="{operation}", unit="GB/s", x="rows", y="rate", each="where", label="rows of 256 floats")
-PLOTS = [Plot("saturation", [RATES], "Short kernels do not fill a GPU", by=("operation",))]
+RATES = Lines(
+    title="Short kernels do not fill a GPU", unit="GB/s", x="rows", y="rate", each="case", label="rows, 1,024 a slice"
+)
+PLOTS = [Plot("saturation", [RATES])]

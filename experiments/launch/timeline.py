@@ -13,8 +13,8 @@ from experiments.harness.rows import Row, Rows
 from experiments.harness.time import series
 from experiments.works.trace import Trace
 
-#: Lanes of a picture from top to bottom, and their colours.
-LANES = {"operators": GRAY, "launches": ORANGE, "GPU": BLUE}
+#: Lanes of a picture from top to bottom: their letters in a row, names and colours.
+LANES = (("o", "operators", GRAY), ("l", "launches", ORANGE), ("k", "GPU", BLUE))
 #: What a kernel does, by what its name holds; the first that fits.
 KINDS = (
     ("Triton", "triton_"),
@@ -26,8 +26,6 @@ KINDS = (
     ("copy", "[Mm]emcpy|copy"),
     ("ReLU", "clamp|relu|launch_clamp|threshold"),
 )
-#: µs of the trace at which something began, how long it took, and what a launch and its kernels have in common, or 0.
-Bar = tuple[float, float, int]
 
 
 def packed(trace: Trace) -> str:
@@ -41,15 +39,11 @@ def packed(trace: Trace) -> str:
     )
 
 
-def unpacked(text: str) -> dict[str, list[Bar]]:
-    """The lanes of a picture."""
-    lanes: dict[str, list[Bar]] = {name: [] for name in LANES}
-    for letter, name in zip("olk", LANES, strict=True):
-        for word in text.split():
-            if word.startswith(letter):
-                start, length, correlation = map(int, word[1:].split(","))
-                lanes[name].append((start / 10, length / 10, correlation))
-    return lanes
+def unpacked(text: str) -> Iterator[tuple[str, float, float, int]]:
+    """Lane, start and length (µs), and what a launch and its kernels have in common, or 0."""
+    for word in text.split():
+        start, length, correlation = map(int, word[1:].split(","))
+        yield word[0], start / 10, length / 10, correlation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,16 +60,16 @@ class Timeline(Panel):
 
     def draw(self, axes: Any, rows: Rows) -> None:
         """The lanes of the first row."""
-        lanes = unpacked(rows[0]["trace"])
-        for at, (name, color) in enumerate(LANES.items()):
-            bars = [(start, max(length, 0.2)) for start, length, _ in lanes[name]]
-            edge = "white" if name == "operators" else color  # what is launched must be seen, however short it is
+        events = list(unpacked(rows[0]["trace"]))
+        for at, (lane, _, color) in enumerate(LANES):
+            bars = [(start, max(length, 0.2)) for of, start, length, _ in events if of == lane]
+            edge = "white" if lane == "o" else color  # what is launched must be seen, however short it is
             axes.broken_barh(bars, (-at - 0.3, 0.6), color=color, edgecolor=edge, linewidth=0.4)
-        launched = {correlation: start for start, _, correlation in lanes["launches"]}
-        for start, _, correlation in lanes["GPU"]:
-            if correlation in launched:
+        launched = {correlation: start for lane, start, _, correlation in events if lane == "l"}
+        for lane, start, _, correlation in events:
+            if lane == "k" and correlation in launched:
                 axes.plot((launched[correlation], start), (-1.3, -1.7), color="black", linewidth=0.4)
-        axes.set_yticks([-at for at in range(len(LANES))], LANES)
+        axes.set_yticks([-at for at in range(len(LANES))], [name for _, name, _ in LANES])
         axes.set_ylim(-len(LANES) + 0.5, 0.5)
         axes.set_xlabel(self.unit)
         axes.spines[["top", "right"]].set_visible(False)

@@ -17,7 +17,7 @@ from experiments.harness.plot import Plot
 from experiments.harness.rows import Row
 from experiments.harness.run import Run
 from experiments.harness.show import Bar
-from experiments.step.close_to_a_copy import PANELS, TABLES, derive, steps
+from experiments.step.close_to_a_copy import PANELS, TABLES, TITLE, derive, steps
 from experiments.works.contenders import FOREACH, FUSED, OURS
 from experiments.works.models import Work, gpt2_shapes
 
@@ -34,4 +34,4 @@ def measure(run: Run) -> Iterator[Row]:
 BARS = [
     Bar("bf16, bf16 state, GPT-2, share of HBM copy", "share", at_least=85, unit="%", device="cuda", case=OURS),
 ]
-PLOTS = [Plot("in-16-bits", PANELS)]
+PLOTS = [Plot("in-16-bits", PANELS, TITLE)]

@@ -1,7 +1,7 @@
 """How many launches torch makes of a list of tensors: its batching, with the constants of the torch that is installed.
 
     limits = installed()
-    limits.foreach_adamw(numels), limits.fused_adamw(numels), limits.launches(numels, depth=3)
+    limits.step(numels, FOREACH_ADAMW), limits.launches(numels, depth=3)
 
 ``multi_tensor_apply`` (``ATen/native/cuda/MultiTensorApply.cuh``) passes addresses by value.  A launch takes so many
 tensors, fewer the more lists there are, and so many blocks, each of a chunk of 65,536 elements: what a struct of 4 KB
@@ -69,19 +69,6 @@ class Limits:
         """Launches of several kernels over the same lists."""
         return sum(self.launches(numels, depth, scalars) for depth, scalars in kernels)
 
-    def foreach_adamw(self, numels: Sequence[int]) -> int:
-        """Launches of a step of AdamW(foreach=True); its step counts are on the host."""
-        return self.step(numels, FOREACH_ADAMW)
-
-    def fused_adamw(self, numels: Sequence[int]) -> tuple[int, int]:
-        """Launches of a step of AdamW(fused=True): of its kernel over four lists, and for the step counts."""
-        return self.launches(numels, 4), self.launches([1] * len(numels), 1)
-
-    def argument_bytes(self, depth: int) -> int:
-        """Bytes of the struct that goes by value."""
-        tensors, blocks = self.tensors[depth - 1], self.blocks[depth - 1]
-        return 8 * tensors * (depth + 1) + blocks * (4 + (1 if tensors < 256 else 2)) + 4
-
 
 def parsed(text: str, cuda: int, source: str = "") -> Limits:
     """The constants in the header's text, as a compiler with this ``CUDART_VERSION`` (13000: CUDA 13.0) reads them.
@@ -117,14 +104,13 @@ def installed(cuda: int | None = None) -> Limits:
     """The limits of the installed torch, by default as it was built; a torch without CUDA counts as of CUDA 13.0.
 
     Raises:
-        RuntimeError: it came without its headers, or they have changed.
+        OSError: it came without its headers.
+        RuntimeError: they have changed.
     """
     path = Path(torch.__file__).parent / "include" / HEADER
     if cuda is None:
         major, minor = (torch.version.cuda or "13.0").split(".")[:2]
         cuda = 1000 * int(major) + 10 * int(minor)
-    try:
-        text = path.read_text()
-    except OSError as error:
-        raise RuntimeError(f"torch came without {HEADER}: {error.strerror}") from None
-    return parsed(text, cuda, f"{HEADER.name} of torch {torch.__version__}, CUDA {cuda // 1000}.{cuda % 1000 // 10}")
+    return parsed(
+        path.read_text(), cuda, f"{HEADER.name} of torch {torch.__version__}, CUDA {cuda // 1000}.{cuda % 1000 // 10}"
+    )

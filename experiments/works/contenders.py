@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -61,16 +61,16 @@ class Contender:
 
 @dataclass(frozen=True)
 class Family:
-    """An optimizer of torch, ours that stands in for it, and the hyperparameters of both."""
+    """An optimizer of torch, ours in its place, the hyperparameters of both, and options of torch's in a graph."""
 
     name: str
     plain: Callable[..., torch.optim.Optimizer]
     paged: Callable[..., torch.optim.Optimizer]
     hyper: Mapping[str, Any]
-    capturable: bool = False
+    graph: Mapping[str, Any] = field(default_factory=dict)
 
 
-ADAMW = Family("AdamW", torch.optim.AdamW, PagedAdamW, HYPER, capturable=True)
+ADAMW = Family("AdamW", torch.optim.AdamW, PagedAdamW, HYPER, {"capturable": True})
 SGD = Family("SGD", torch.optim.SGD, PagedSGD, {"lr": 1e-3})
 MOMENTUM = Family("SGD with momentum", torch.optim.SGD, PagedSGD, {"lr": 1e-3, "momentum": 0.9})
 
@@ -91,8 +91,7 @@ def compiled(family: Family = ADAMW, /, *, foreach: bool = True) -> Build:
     def build(params: list[torch.nn.Parameter]) -> Bound:
         hyper = dict(family.hyper)
         if params[0].is_cuda:  # torch refuses a tensor where steps are counted on the host
-            hyper["lr"] = torch.tensor(hyper["lr"], device=params[0].device)
-            hyper |= {"capturable": True} if family.capturable else {}
+            hyper |= {"lr": torch.tensor(hyper["lr"], device=params[0].device), **family.graph}
         optimizer = family.plain(params, **hyper, foreach=foreach)
 
         @torch.compile(fullgraph=False)
@@ -105,13 +104,8 @@ def compiled(family: Family = ADAMW, /, *, foreach: bool = True) -> Build:
 
 
 def graphed(family: Family = ADAMW, /) -> Build:
-    """A CUDA graph of torch's fused step, capturable where that is a question."""
-
-    def build(params: list[torch.nn.Parameter]) -> Bound:
-        capturable = {"capturable": True} if family.capturable else {}
-        return graph_of(family.plain(params, **family.hyper, fused=True, **capturable).step)
-
-    return build
+    """A CUDA graph of torch's fused step."""
+    return lambda params: graph_of(theirs(family, fused=True, **family.graph)(params).step)
 
 
 def graph_of(step: Callable[[], object]) -> Bound:

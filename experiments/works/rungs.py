@@ -8,24 +8,9 @@ from dataclasses import dataclass
 import torch
 
 import pagedopt
-from experiments.works.batching import FOREACH_ADAMW, FOREACH_MOMENTUM, FOREACH_SGD, Kernels, Limits
-from experiments.works.contenders import (
-    ADAMW,
-    COMPILED,
-    FOREACH,
-    FUSED,
-    GRAPH,
-    LOOP,
-    MOMENTUM,
-    SGD,
-    Build,
-    Family,
-    compiled,
-    graph_of,
-    graphed,
-    ours,
-    theirs,
-)  # fmt: skip
+from experiments.works import batching, contenders
+from experiments.works.batching import Kernels, Limits
+from experiments.works.contenders import ADAMW, COMPILED, FOREACH, FUSED, GRAPH, LOOP, MOMENTUM, SGD, Build, Family
 from experiments.works.reference import Bound
 from pagedopt.rules import UPDATES, Rule
 from pagedopt.rules.adamw import adamw
@@ -65,12 +50,10 @@ class Operation:
         """Kernels that a rung launches on a GPU, as its text says; None where that is a compiler's choice."""
         if rung == LOOP:
             return self.each * len(numels)
-        if rung in (FOREACH, DEFAULT):
-            return limits.step(numels, self.kernels)
         if rung == STRUCT:
             return by_value(self.rule, numels)
-        known = {FUSED: limits.step(numels, self.fused), LIST: 1}
-        return known.get(rung)
+        foreach, fused = limits.step(numels, self.kernels), limits.step(numels, self.fused)
+        return {FOREACH: foreach, DEFAULT: foreach, FUSED: fused, LIST: 1}.get(rung)
 
     def operators(self, rung: str, count: int) -> int | None:
         """Operators of torch that a rung calls on a CPU, whose default is the loop."""
@@ -90,57 +73,60 @@ def by_value(rule: Rule, numels: Sequence[int]) -> int:
 def stepped(family: Family) -> dict[str, Build]:
     """An optimizer on every rung."""
     return {
-        LOOP: theirs(family, foreach=False),
-        FOREACH: theirs(family, foreach=True),
-        FUSED: theirs(family, fused=True),
-        DEFAULT: theirs(family),
-        GRAPH: graphed(family),
-        COMPILED: compiled(family),
-        LIST: ours(family),
-        STRUCT: ours(family, transport="struct"),
+        LOOP: contenders.theirs(family, foreach=False),
+        FOREACH: contenders.theirs(family, foreach=True),
+        FUSED: contenders.theirs(family, fused=True),
+        DEFAULT: contenders.theirs(family),
+        GRAPH: contenders.graphed(family),
+        COMPILED: contenders.compiled(family),
+        LIST: contenders.ours(family),
+        STRUCT: contenders.ours(family, transport="struct"),
     }
 
 
-def _adding(run: Callable[[list[torch.Tensor], list[torch.Tensor]], object], graph: bool = False) -> Build:
-    """An addition of multiples of gradients, without an optimizer around it."""
+def adding(run: Callable[[list[torch.Tensor], list[torch.Tensor]], object], rung: str = "") -> Build:
+    """An addition of multiples of gradients, without an optimizer around it; compiled or as a graph on those rungs."""
 
     def build(params: list[torch.nn.Parameter]) -> Bound:
-        values = [p.detach() for p in params]
-        grads = [p.grad for p in params if p.grad is not None]
-        return graph_of(lambda: run(values, grads)) if graph else Bound(lambda: run(values, grads))
+        values, grads = [p.detach() for p in params], [p.grad for p in params if p.grad is not None]
+        added = torch.compile(run) if rung == COMPILED else run
+
+        def once() -> object:
+            return added(values, grads)
+
+        return contenders.graph_of(once) if rung == GRAPH else Bound(once)
 
     return build
 
 
-def _add(values: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
+def add_each(values: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
+    """One by one."""
     for value, grad in zip(values, grads, strict=True):
         value.add_(grad, alpha=ALPHA)
 
 
-def _foreach_add(values: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
+def add_together(values: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
+    """In torch's foreach."""
     torch._foreach_add_(values, grads, alpha=ALPHA)
 
 
-def _compiled_add(params: list[torch.nn.Parameter]) -> Bound:
-    return _adding(torch.compile(_foreach_add))(params)
-
-
-def _struct_add(values: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
+def add_by_value(values: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
+    """In ours, in structs."""
     pagedopt.multi_tensor_apply(add, [values, grads], {"alpha": ALPHA}, transport="struct")
 
 
-ADD: dict[str, Build] = {
-    LOOP: _adding(_add),
-    FOREACH: _adding(_foreach_add),
-    GRAPH: _adding(_foreach_add, graph=True),
-    COMPILED: _compiled_add,
-    LIST: _adding(lambda values, grads: pagedopt.foreach_add_(values, grads, alpha=ALPHA)),
-    STRUCT: _adding(_struct_add),
+ADD = {
+    LOOP: adding(add_each),
+    FOREACH: adding(add_together),
+    GRAPH: adding(add_together, GRAPH),
+    COMPILED: adding(add_together, COMPILED),
+    LIST: adding(lambda values, grads: pagedopt.foreach_add_(values, grads, alpha=ALPHA)),
+    STRUCT: adding(add_by_value),
 }
 OPERATIONS = (
-    Operation("add", ADD, 1, 1, FOREACH_SGD, (), add),
-    Operation("SGD", stepped(SGD), 1, 1, FOREACH_SGD, ((2, False),), sgd),
-    Operation("SGD with momentum", stepped(MOMENTUM), 3, 3, FOREACH_MOMENTUM, ((3, False),), sgd_momentum),
+    Operation("add", ADD, 1, 1, batching.FOREACH_SGD, (), add),
+    Operation(SGD.name, stepped(SGD), 1, 1, batching.FOREACH_SGD, ((2, False),), sgd),
+    Operation(MOMENTUM.name, stepped(MOMENTUM), 3, 3, batching.FOREACH_MOMENTUM, ((3, False),), sgd_momentum),
     # The fused step counts its steps on the GPU, in a launch over a list of numbers.
-    Operation("AdamW", stepped(ADAMW), 8, 9, FOREACH_ADAMW, ((4, False), (1, False)), adamw),
+    Operation(ADAMW.name, stepped(ADAMW), 8, 9, batching.FOREACH_ADAMW, ((4, False), (1, False)), adamw),
 )

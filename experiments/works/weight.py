@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from experiments.works.trace import chrome_events
 
@@ -33,26 +34,29 @@ class Scales:
 
     def taken(self) -> int:
         """Bytes that torch's allocator was asked for since, and that are still held."""
-        return self._now()[0] - self._at_first[0]
+        return self._since()["asked"]
 
     def rounding(self) -> int:
         """Bytes that torch's allocator handed out since beyond those that it was asked for; 0 on a CPU."""
-        asked, allocated, *_ = self._now()
-        return allocated - self._at_first[1] - (asked - self._at_first[0])
+        since = self._since()
+        return since["allocated"] - since["asked"]
 
     def others(self) -> int:
         """Bytes of the device that are gone since and that torch has not reserved; 0 on a CPU."""
-        *_, reserved, used = self._now()
-        return used - self._at_first[3] - (reserved - self._at_first[2])
+        since = self._since()
+        return since["used"] - since["reserved"]
 
-    def _now(self) -> tuple[int, int, int, int]:
-        """(asked for, allocated, reserved, used) bytes."""
+    def _since(self) -> dict[str, int]:
+        return {name: value - self._at_first[name] for name, value in self._now().items()}
+
+    def _now(self) -> dict[str, int]:
         if self.device.type == "cpu":
-            return 0, 0, 0, 0
+            return dict.fromkeys(("asked", "allocated", "reserved", "used"), 0)
         torch.cuda.synchronize(self.device)
         free, total = torch.cuda.mem_get_info(self.device)
         allocated, reserved = torch.cuda.memory_allocated(self.device), torch.cuda.memory_reserved(self.device)
-        return asked_for(self.device, "current"), allocated, reserved, total - free
+        asked = asked_for(self.device, "current")
+        return {"asked": asked, "allocated": allocated, "reserved": reserved, "used": total - free}
 
 
 def asked_for(device: torch.device, which: str) -> int:
@@ -63,7 +67,9 @@ def asked_for(device: torch.device, which: str) -> int:
 def extra(step: Callable[[], object], device: torch.device) -> int:
     """Bytes at the peak of a step above those at its beginning, as it asks torch for them."""
     if device.type == "cpu":
-        return peak(_memory_events(step))
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+            step()
+        return peak(chrome_events(profiler))
     torch.cuda.synchronize(device)
     before = asked_for(device, "current")
     torch.cuda.reset_peak_memory_stats(device)
@@ -79,15 +85,6 @@ def peak(events: Iterable[Mapping[str, Any]]) -> int:
         now += event["args"]["Bytes"]
         most = max(most, now)
     return most
-
-
-def _memory_events(run: Callable[[], object]) -> list[dict[str, Any]]:
-    """The events of one call."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
-        run()
-    return chrome_events(profiler)
 
 
 def high_water(reset: bool = False) -> int | None:

@@ -15,7 +15,6 @@ from experiments.works import batching, trace
 from experiments.works.dispatch import dispatched
 from experiments.works.fresh import FOLDERS, Caches, fresh
 from experiments.works.models import gpt2_shapes
-from pagedopt.commands.results import new_figure
 
 HELPERS = {"PYTHONPATH": str(Path(toy_child.__file__).parent)}
 
@@ -52,11 +51,13 @@ def three_adds() -> list[dict[str, Any]]:
 
 def test_a_trace_is_counted() -> None:
     counts = trace.Trace.of(three_adds()).counts()
-    assert counts.numbers == (3, 3, 1, 2)
+    assert tuple(counts.numbers.values()) == (3, 3, 1, 2)
     assert counts.busy_us == 4 + 1 + 8, "what runs at the same time is busy once"
     assert counts.span_us == 20
     assert counts.gaps == (trace.Gap(2, 4), trace.Gap(5, 1), trace.Gap(0, 4))
-    assert counts.as_dict()["gap_us"] == counts.span_us - counts.busy_us
+    assert {name: (found["clock"], found["median"]) for name, found in counts.as_dict().items() if "_" in name} == {
+        "busy_us": ("GPU", 13), "span_us": ("GPU", 20), "gap_each": ("GPU", 2)
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("dropped", [e for e in three_adds() if e.get("args", {}).get("correlation") in (11, 13, 14)])
@@ -86,7 +87,7 @@ def test_what_two_traces_do_not_agree_on_is_no_number(monkeypatch: pytest.Monkey
 def test_the_replay_of_a_graph_is_one_launch() -> None:
     kernels = [event(f"kernel{i}", "kernel", 10 + 5 * i, 2, 9) for i in range(3)]
     counts = trace.Trace.of([event("cudaGraphLaunch", "cuda_runtime", 0, 5, 9), *kernels]).counts()
-    assert counts.numbers == (1, 3, 0, 0)
+    assert tuple(counts.numbers.values()) == (1, 3, 0, 0)
     assert [gap.length for gap in counts.gaps] == [3, 3]
 
 
@@ -103,23 +104,10 @@ def test_seven_adds_are_seven_operators() -> None:
             x.add_(1)
 
     counts = trace.counted(seven)
-    assert counts.numbers == (0, 0, 0, 7)
+    assert tuple(counts.numbers.values()) == (0, 0, 0, 7)
     assert 0 < counts.busy_us <= counts.span_us
     assert len(counts.gaps) == 6
     assert dispatched(seven).operators == 7
-
-
-def test_a_trace_is_kept_and_drawn(tmp_path: Path) -> None:
-    known = trace.Trace.of(three_adds())
-    path = known.keep(tmp_path / "x.json.gz")
-    assert path is not None
-    assert trace.Trace.read(path).counts() == known.counts()
-    assert known.keep(tmp_path / "y.json.gz", most=10) is None
-    if (figure := new_figure(6, 3)) is not None:
-        axes = figure.subplots()
-        trace.picture(axes, known)
-        assert [len(bars.get_paths()) for bars in axes.collections] == [2, 3, 4]
-        assert len(axes.lines) == 3
 
 
 # --- dispatch
@@ -233,7 +221,6 @@ def test_a_cache_is_cold_and_then_warm() -> None:
             dict.fromkeys(FOLDERS, False),
             dict.fromkeys(FOLDERS, True),
         ]
-        assert set(caches.nbytes().values()) == {4}
     assert not caches.path.exists()
     assert not any(fresh(toy_child.compiled, limit=60, environment=HELPERS).row["found"].values()), "cold by default"
     assert cold.ended is None

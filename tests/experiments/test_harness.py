@@ -276,7 +276,7 @@ def test_a_question_that_needs_a_gpu_is_left_out_on_a_cpu(monkeypatch: pytest.Mo
     assert list(found["parts"]) == ["toy_question"]
 
 
-# --- notes and old files
+# --- notes and files
 
 
 def test_a_note_is_filled_from_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -304,28 +304,12 @@ def test_a_note_is_filled_from_results(tmp_path: Path, capsys: pytest.CaptureFix
     assert path.read_text() == filled
 
 
-def test_a_file_from_before_there_were_layouts_is_read_and_joined() -> None:
-    run("--out", "new")
-    new = read(Path("new") / NAME)
-    pieces = [{**row, "length": 70} for row in new["parts"]["toy_question"]["rows"]]
-    machine = {name: value for name, value in new["machine"].items() if name != "dirty"}
-    verdict = {"work": "w", "measured": 1, "limit": 2, "unit": "", "at_least": True}
-    old = {
-        **{"experiment": "toy_question", "machine": machine, "device": "cpu", "quick": False},
-        **{"pieces": pieces, "left_out": ["glue"], "verdicts": [verdict]},
-    }
-    Path("old").mkdir()
-    path = Path("old") / NAME
-    path.write_text(json.dumps(old))
-    found = rows.read(path, TOY)
-    assert rows.of_questions(found, TOY)["toy_question"].values("double") == [140]
-    assert found["left_out"] == ["glue"]
-    assert note.sections(found, TOY)["bars"].endswith("| w | ≥ 2 | 1 | NOT met |")
-    assert run("--merge", "--only", "two", "--out", "old", experiment=several()) == 0
-    joined = read(path)
-    assert joined["parts"]["toy_question"]["rows"] == pieces
-    assert "dirty" not in joined["parts"]["toy_question"], "its source is not that of the new part"
-    assert joined["left_out"] == ["toy_question, glue"]
+def test_a_file_of_another_layout_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    run()
+    path = main.RUNS / NAME
+    path.write_text(json.dumps(read(path) | {"layout": 2}))
+    capsys.readouterr()
+    assert "has layout 2, and 3 is read today: measure again" in refused(capsys, "--merge")
 
 
 def test_a_run_that_is_not_of_a_commit_says_that_no_note_takes_it(

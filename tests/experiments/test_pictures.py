@@ -13,7 +13,8 @@ from pictures import made_of
 
 from experiments.harness import question
 from experiments.harness.main import KEPT, main
-from experiments.harness.plot import PAGE, Plot, bars, digest, label_beside, of_results
+from experiments.harness.panels import Bars, label_beside
+from experiments.harness.plot import PAGE, Plot, digest, of_results
 from experiments.harness.rows import Rows, read
 from pagedopt.commands.results import new_figure
 
@@ -98,14 +99,15 @@ def in_view(axis: Any, text: Any) -> bool:
 @needs_matplotlib
 @pytest.mark.parametrize(
     ("lengths", "label"),
-    [((3.0, 1.0, 70.0), "ms"), ((3.0, 0.01, 70.0), "ms (log)")],
+    [((3.0, 1.0, 70.0), "ms, wall"), ((3.0, 0.01, 70.0), "ms, wall (log)")],
     ids=["bars", "dots"],
 )
 def test_bars_are_sorted_and_their_numbers_stand_inside_the_frame(lengths: tuple[float, ...], label: str) -> None:
     figure = new_figure(PAGE, 2)
     axes = figure.subplots()
-    shown = [(name, length, "black") for name, length in zip("abc", lengths, strict=True)]
-    bars(axes, shown, "ms", [[0.0] * 3, [10.0] * 3])
+    times = [{"clock": "wall", "median": length, "p10": length, "p90": length + 10} for length in lengths]
+    rows = Rows({"name": name, "time": time} for name, time in zip("abc", times, strict=True))
+    Bars(title="three bars", name="name", length="time", unit="ms").onto(axes, rows)
     figure.draw_without_rendering()
     assert [name.get_text() for name in axes.get_yticklabels()] == ["b", "a", "c"]
     heights = [axes.transData.transform((1, y))[1] for y in axes.get_yticks()]
@@ -116,7 +118,7 @@ def test_bars_are_sorted_and_their_numbers_stand_inside_the_frame(lengths: tuple
         assert frame.x0 <= box.x0 <= box.x1 <= frame.x1
         assert frame.y0 <= box.y0 <= box.y1 <= frame.y1
     assert axes.get_xlabel() == label
-    assert bool(axes.patches) is (label == "ms"), "a bar has no length on a logarithmic axis"
+    assert bool(axes.patches) is (label == "ms, wall"), "a bar has no length on a logarithmic axis"
 
 
 @needs_matplotlib

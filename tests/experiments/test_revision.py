@@ -14,7 +14,7 @@ from experiment_runs import experiment
 
 from experiments.harness import note, revision
 from experiments.harness.main import KEPT
-from experiments.harness.rows import newest, read
+from experiments.harness.rows import LAYOUT, newest, read
 
 
 @pytest.fixture(autouse=True)
@@ -100,9 +100,10 @@ def test_an_unusable_name_ends_the_run_before_it_measures(
 
 
 def result(**source: Any) -> dict[str, Any]:
-    """Results from before there were layouts."""
+    """Results of nothing."""
     machine = {"when": "2026-11-21T08:00:00+00:00", "processor": "P", "cores": 2, "python": "3.12", "versions": {}}
-    return {"experiment": "paged_state", "device": "cpu", "machine": {**machine, **source}, "parts": {}}
+    found = {"experiment": "paged_state", "layout": LAYOUT, "device": "cpu", "machine": {**machine, **source}}
+    return {**found, "parts": {}, "left_out": [], "verdicts": []}
 
 
 def filled(folder: Path, option: Path | None) -> str:
@@ -147,8 +148,7 @@ def test_a_note_refuses_results_that_nobody_could_measure_again(
 ) -> None:
     before = (notes / "paged_state.md").read_text()
     content = result(**source) if of == "all" else result(commit="abc1234", dirty=False)
-    driver = {"bytes": 1, "state_bytes": 1, "rows": [], "step": {}, **(source if of == "part" else {"when": "earlier"})}
-    content["parts"] = {"driver": driver}
+    content["parts"] = {"driver": {"rows": [], **(source if of == "part" else {"when": "earlier"})}}
     (notes / "paged_state-cpu.json").write_text(json.dumps(content))
     with pytest.raises(SystemExit) as ended:
         filled(notes, None)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from experiments.harness import show
-from experiments.harness.plot import Horizontal, Lines, Plot
+from experiments.harness.panels import Bars, Lines
+from experiments.harness.plot import Plot
 from experiments.harness.rows import Rows
 from pagedopt.commands.results import new_figure
 
@@ -29,8 +30,8 @@ def test_number(value: float | None, text: str) -> None:
     assert show.number(value) == text
 
 
-def stats(median: float) -> dict[str, float]:
-    return {"median": median, "p10": median / 2, "p90": 2 * median, "n": 9}
+def stats(median: float) -> dict[str, Any]:
+    return {"clock": "wall", "median": median, "p10": median / 2, "p90": 2 * median, "n": 9}
 
 
 ROWS = Rows([
@@ -88,8 +89,8 @@ def test_a_table_has_a_line_per_row_and_a_grid_one_per_way() -> None:
 def test_plots_are_drawn_as_far_as_there_are_rows(tmp_path: Path) -> None:
     if new_figure(1, 1) is None:
         pytest.skip("matplotlib is not installed")
-    lines = Plot("lines", [Lines(clock, x="n", y=clock, each="way") for clock in ("wall", "gpu", "host")])
-    bars = Plot("bars", Horizontal(y="way", by=("n",), line="b", ours="a").draw)
+    lines = Plot("lines", [Lines(title=clock, x="n", y=clock, each="way") for clock in ("wall", "gpu", "host")])
+    bars = Plot("bars", [Bars(title="{n}", name="way", length="wall", line="b")], by=("n",))
     for plot in (lines, bars):
         path = plot.save(tmp_path / "x.json", ROWS)
         assert path == tmp_path / f"x-{plot.name}.png"

@@ -16,9 +16,9 @@ from experiments.harness import time
 CPU = torch.device("cpu")
 
 
-def test_stats() -> None:
-    stats = time.Stats.of(range(101))
-    assert stats == time.Stats(median=50, p10=10, p90=90, n=101)
+def test_a_series_has_its_clock_and_its_percentiles() -> None:
+    ends = {"min": 0, "p5": 5, "p10": 10, "p25": 25, "median": 50, "p75": 75, "p90": 90, "p95": 95, "max": 100}
+    assert time.series(range(101), "host") == {"clock": "host", **ends, "n": 101}
 
 
 def test_rounds_are_interleaved_and_rotate() -> None:
@@ -26,7 +26,7 @@ def test_rounds_are_interleaved_and_rotate() -> None:
     cases = [time.Case(name, lambda n=name: log.append(n), lambda: log.append("|")) for name in "abc"]  # type: ignore[misc]
     timings = time.measure(cases, CPU, rounds=3, warmup=1)
     assert "".join(log) == "|a|b|c" + "|a|b|c" + "|b|c|a" + "|c|a|b"
-    assert all(t.wall.n == 3 and t.gpu is None for t in timings.values())
+    assert all(t["wall"]["n"] == 3 and t["gpu"] is None for t in timings.values())
 
 
 def test_no_case_always_comes_behind_the_same_one() -> None:
@@ -83,7 +83,7 @@ def test_a_gate_that_never_holds_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
     tried = len(gpu.spins)
     assert clock.sample()[2] is None
     assert len(gpu.spins) == tried
-    assert time._timing([clock.sample()] * 3).gpu is None
+    assert time._timing([clock.sample()] * 3)["gpu"] is None
 
 
 def test_a_first_call_that_compiles_is_not_the_end_of_gpu_times(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ def test_a_step_that_is_slower_shows(tmp_path: Path) -> None:
     slow = base.read_text().replace("        loss = None\n", "        loss = __import__('time').sleep(0.05)\n", 1)
     base.write_text(slow)
     found = run_quick("two_trees", tmp_path / "out", more=["--other", str(other)])
-    rows = two_trees.derive(Rows(found["parts"]["two_trees"]["rows"]))
+    rows = found["parts"]["two_trees"]["rows"]
     assert [row["work"] for row in rows] == ["40 x (2, 3)", "40 x (2, 3), away"]
     for row in rows:
         assert row["other"]["min"] > 50_000
@@ -53,7 +53,7 @@ def test_without_another_tree_it_is_this_one_twice(monkeypatch: pytest.MonkeyPat
 @pytest.mark.long
 def test_a_clean_clone_compares_itself(tmp_path: Path) -> None:
     found = run_quick("two_trees", tmp_path)
-    rows = two_trees.derive(Rows(found["parts"]["two_trees"]["rows"]))
+    rows = found["parts"]["two_trees"]["rows"]
     assert [row["work"] for row in rows] == ["40 x (2, 3)", "40 x (2, 3), away"]
     assert "compared with itself" in found["left_out"][0]
 
@@ -61,16 +61,16 @@ def test_a_clean_clone_compares_itself(tmp_path: Path) -> None:
 def test_rows_are_compared_by_work_and_clock() -> None:
     times = {"other": ([4.0, 9.0], [1.0, 3.0]), "this": ([8.0, 6.0], [6.0, 1.0])}
     rows = Rows({"round": 0, "tree": tree, "work": "w", "host": h, "gpu": g} for tree, (h, g) in times.items())
-    gpu, host = two_trees.derive(rows)
-    assert (gpu["clock"], gpu["of"], gpu["ratio"]) == ("gpu", "median", 3.5 / 2)
+    gpu, host = found = Rows(two_trees.compared(rows))
+    assert (gpu["clock"], gpu["of"], gpu["ratio"]) == ("GPU", "median", 3.5 / 2)
     assert (host["clock"], host["of"], host["ratio"]) == ("host", "min", 6 / 4)
-    assert two_trees.derive(rows.where(tree="this")) == [], "a run that was interrupted has one of them"
+    assert not list(two_trees.compared(rows.where(tree="this"))), "one tree alone is compared with nothing"
     (table,) = two_trees.TABLES
-    ((_, _, lines),) = table.shown(two_trees.derive(rows))
+    ((_, _, lines),) = table.shown(found)
     assert lines[1] == ["w", "host", "4.0 / 6.5", "6.0 / 7.0", "1.500", "min"]
 
 
-def test_older_files_are_read() -> None:
+def test_what_is_committed_is_read() -> None:
     assert judged("two_trees", "nvidia-h200") == judged("two_trees", "cpu") == 0
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from typing import Any
 
-from experiments.harness.plot import Lines, Plot
+from experiments.harness.panels import Lines
+from experiments.harness.plot import Plot
 from experiments.harness.rows import Row, Rows
 from experiments.harness.run import Run
 from experiments.harness.show import Bar, Grid, Table, Text
@@ -22,8 +22,8 @@ def measure(run: Run) -> Iterator[Row]:
     """Rows of two lengths and two ways."""
     for length in run.each(run.size((100, 200), (1, 2))):
         cases = [Case(way, lambda: None) for way in ("cut", "torn")]
-        for name, timing in run.measure(cases).items():
-            yield {"length": length, "way": name, **timing}
+        for row in run.time(cases, length=length):
+            yield {**row, "way": row["case"]}
         if run.options.wrong == "interrupt":
             raise KeyboardInterrupt
         if run.options.wrong == "raise":
@@ -38,11 +38,6 @@ def derive(rows: Rows) -> Rows:
     return Rows({**row, "double": 2 * row["length"]} for row in rows)
 
 
-def old(result: dict[str, Any]) -> list[Row] | None:
-    """Rows from before there were layouts."""
-    return result.get("pieces")
-
-
 def say(rows: Rows) -> str:
     """How many."""
     return f"- {len(rows)} pieces"
@@ -53,5 +48,5 @@ TABLES = [
     Grid("grid", down="way", across="length", cell="wall", corner="pieces"),
 ]
 BARS = [Bar("long enough", "double", at_least=100, unit="m", way="cut"), Bar("slow", "wall", at_most=1e9, way="glued")]
-PLOTS = [Plot("lengths", [Lines("wall", x="length", y="wall", each="way")])]
+PLOTS = [Plot("lengths", [Lines(title="wall", x="length", y="wall", each="way")])]
 TEXTS = [Text("answer", say)]
