@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,7 @@ from experiments.harness.main import KEPT
 from experiments.harness.note import NOTES, machine_line, markdown
 from experiments.harness.revision import check_source
 from experiments.harness.rows import Rows, of_questions, read
-from experiments.lecture.claims import LATER, NOT_HERE, NOT_YET, VERDICTS, Claim, Said, claims
-from experiments.lecture.readings import READINGS
+from experiments.lecture.claims import LATER, NOT_HERE, NOT_YET, VERDICTS, Claim, claims
 
 PARTS = {
     "A": "Lecture 6: optimizers (000, and 001, the same in Chinese)",
@@ -98,19 +97,10 @@ def line(claim: Claim, results: Results) -> Line:
     if claim.not_here:
         return Line(claim, "", f"{NOT_HERE}: {claim.not_here}")
     rows = results.rows(claim.shown)
-    said = None if not rows else reading(claim)(rows)
+    said = claim.said(rows) if rows else None
     if said is None:
         return Line(claim, "", NOT_YET)
     return Line(claim, said.words, claim.verdicts[0 if said.holds else 1])
-
-
-def reading(claim: Claim) -> Callable[[Rows], Said | None]:
-    """What reads its rows.
-
-    Raises:
-        KeyError: nothing does.
-    """
-    return claim.reading or READINGS[claim.id]
 
 
 def page(known: Sequence[Claim] | None = None, results: Results | None = None) -> str:

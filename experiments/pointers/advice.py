@@ -13,8 +13,8 @@ from experiments.harness.plot import Plot
 from experiments.harness.rows import Row, Rows
 from experiments.harness.run import Run
 from experiments.harness.show import Bar, Text, number, times
+from experiments.works import ways
 from experiments.works.tiny_lists import ADVICE
-from experiments.works.ways import MODES, PANELS, on_grid, sweep
 from pagedopt.system.cuda.driver import capabilities
 
 NEEDS_GPU = True
@@ -23,32 +23,29 @@ NEEDS_GPU = True
 def measure(run: Run) -> Iterator[Row]:
     """A row per advice, count and mode, for one list."""
     if capabilities(run.device.index).concurrent_managed:
-        yield from sweep(run, ADVICE, 1)
+        yield from ways.sweep(run, ADVICE, 1)
     else:
         run.leave_out("this GPU has no concurrent managed access (concurrentManagedAccess = 0)")
 
 
 def sentence(rows: Rows) -> str | None:
     """Advice in the order of its cost for the longest list."""
-    rewritten = rows.where(mode="rewritten")
-    if not rewritten:
+    if not (known := ways.walls(rows.where(mode="rewritten"))):
         return None
-    most = max(rewritten.values("count"))
-    wall = {row["way"]: row["wall"]["median"] for row in rewritten.where(count=most)}
-    order = ", ".join(f"{way} {number(us)} µs" for way, us in sorted(wall.items(), key=lambda item: item[1]))
+    most = max(known)
+    order = ", ".join(f"{way} {number(us)} µs" for way, us in sorted(known[most].items(), key=lambda item: item[1]))
     return f"- Rewriting {most:,} pointers in managed memory, by advice: {order}."
 
 
-def sharing(rows: Rows) -> float | None:
-    """Rows of tables that stood in a page with tables of other advice; None where nobody looked."""
-    looked = [row["beside"] for row in rows if "beside" in row]
-    return float(sum(bool(beside) for beside in looked)) if looked else None
+def sharing(rows: Rows) -> float:
+    """Rows of tables that stood in a page with tables of other advice."""
+    return float(sum(bool(row["beside"]) for row in rows))
 
 
 TABLES = [
-    on_grid(f"managed memory by advice, 1 list, {words}: host / GPU / wall µs", times, mode=mode)
-    for mode, words in MODES.items()
+    ways.on_grid(f"managed memory by advice, 1 list, {words}: host / GPU / wall µs", times, mode=mode)
+    for mode, words in ways.MODES.items()
 ]
-PLOTS = [Plot("advice", PANELS, "A step over N tiny tensors, one list of pointers in managed memory, by advice")]
+PLOTS = [Plot("advice", ways.PANELS, "What a step over N tiny tensors takes, one list in managed memory, by advice")]
 BARS = [Bar("tables in a page with another advice's", sharing, at_most=0)]
 TEXTS = [Text("answer", sentence)]

@@ -12,46 +12,43 @@ import torch
 
 from experiments.harness.rows import Row, Rows
 from experiments.harness.run import Run
-from experiments.harness.show import Grid, Text, times
+from experiments.harness.show import Text, times
 from experiments.harness.time import Case
+from experiments.works import ways
 from experiments.works.tiny_lists import TRANSPORTS, Lists
-from experiments.works.ways import counts, set_rounds, ways
 from pagedopt.transports.transport import Transport
 
 NEEDS_GPU = True
-COUNTS = (10, 1000, 16384)
 
 
 def measure(run: Run) -> Iterator[Row]:
     """A row per transport and count: one launch is captured, checked, and replayed."""
-    set_rounds(run)
-    for count in run.each(counts(run, COUNTS)):
+    for count in ways.each_count(run, (10, 1000, 16384)):
         work = Lists(1, count, run.device)
-        captured = {}
-        found = ways(run, TRANSPORTS, work)  # kept until the last replay: a captured table belongs to its transport
+        said, cases = {}, []
+        found = ways.ways(run, TRANSPORTS, work)  # kept until the last replay: a captured table is its transport's
         for name, way in found.items():
             assert way is not None
-            try:
-                captured[name] = _capture(work, way, name)
-            except (RuntimeError, MemoryError) as error:
-                run.left_out.append(f"graph through {name} at {count:,} tensors: {error}")
-        timings = run.measure([Case(name, replay, repeats=20) for name, (replay, _) in captured.items()])
+            with run.attempt(f"graph through {name} at {count:,} tensors", (RuntimeError, MemoryError)):
+                replay = captured(work, way, name)
+                said[name] = refused(work, name)
+                cases.append(Case(name, replay, repeats=20))
+        timings = run.measure(cases)
         work.check("after replays")
         for name, timing in timings.items():
-            yield {"count": count, "way": name, **captured[name][1], **timing}
+            yield {"count": count, "way": name, **said[name], **timing}
 
 
-def _capture(work: Lists, way: Transport, name: str) -> tuple[Callable[[], None], dict[str, str]]:
-    """A counted replay, and what came of two attempts to make it read another list."""
+def captured(work: Lists, way: Transport, name: str) -> Callable[[], None]:
+    """A replay that is counted, and reads the list of its capture."""
     if work.active:
         work.rewrite()  # the set whose tensors ``work.tensors`` are
-    side = work.active
+    side, by = work.active, work._by
     work.sweep.transport = way
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         work.step(way)
-    work.total[side] -= work._by  # a capture runs nothing
-    by = work._by
+    work.total[side] -= by  # a capture runs nothing
 
     def replay() -> None:
         graph.replay()
@@ -63,22 +60,25 @@ def _capture(work: Lists, way: Transport, name: str) -> tuple[Callable[[], None]
     replay()
     work.check(f"{name}: a replay after the list was rewritten")
     work.rewrite()
+    return replay
 
+
+def refused(work: Lists, name: str) -> dict[str, str]:
+    """What a guarded replay says to a list that was rewritten, and to a tensor that moved."""
     guarded = work.sweep.capture({"by": 1.0})
     guarded.replay(work.tensors)
-    work.total[side] += 1.0
+    work.total[work.active] += 1.0
     moved = [[*tensors[:-1], tensors[-1].clone()] for tensors in work.tensors]
-    for_rewritten = _refusal(guarded.replay, before=work.rewrite)
     work.rewrite()
-    for_moved = _refusal(lambda: guarded.replay(moved))
+    rewritten = refusal(guarded.replay)
+    work.rewrite()
+    found = {"rewritten": rewritten, "moved": refusal(lambda: guarded.replay(moved))}
     work.check(f"{name}: after the refused replays")
-    return replay, {"own_table": "kept its addresses", "rewritten": for_rewritten, "moved": for_moved}
+    return found
 
 
-def _refusal(replay: Callable[[], None], before: Callable[[], None] | None = None) -> str:
+def refusal(replay: Callable[[], None]) -> str:
     """The error a replay raises, which it must."""
-    if before is not None:
-        before()
     try:
         replay()
     except RuntimeError as error:
@@ -93,8 +93,5 @@ def refusals(rows: Rows) -> str | None:
     return f"Refused replays say:\n\n{quoted}" if quoted else None
 
 
-TABLES = [
-    Grid("replay of a CUDA graph with one step: host / GPU / wall µs", down="way", across="count", cell=times,
-         corner="tensors")
-]  # fmt: skip
+TABLES = [ways.on_grid("replay of a CUDA graph with one step: host / GPU / wall µs", times)]
 TEXTS = [Text("graphs", refusals)]

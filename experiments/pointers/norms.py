@@ -6,41 +6,41 @@ Answer (H200, 2026-11): nothing breaks at 422 any more.  For 424 tensors torch t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 
 import torch
 
 import pagedopt
-from experiments.harness.plot import Lines, Plot
+from experiments.harness.panels import BLUE, GRAY, Lines
+from experiments.harness.plot import Plot
 from experiments.harness.rows import Row, Rows
 from experiments.harness.run import Run
-from experiments.harness.show import Grid, Text, number, times
+from experiments.harness.show import Text, number, times
 from experiments.harness.time import Case, kernel_launches
-from experiments.works.ways import counts, on_grid, set_rounds
+from experiments.works import ways
 
 COUNTS = (10, 100, 423, 424, 1000, 4096, 16384, 65536)
+WAYS: dict[str, Callable[..., list[torch.Tensor]]] = {
+    "torch": lambda tensors: list(torch._foreach_norm(tensors, 2)),
+    "pagedopt": lambda tensors: pagedopt.foreach_norm(tensors, 2),
+}
 
 
 def measure(run: Run) -> Iterator[Row]:
     """A row per count and way, after its norms were held to float64."""
-    set_rounds(run)
-    for count in run.each(counts(run, COUNTS)):
+    for count in ways.each_count(run, COUNTS):
         # A buffer row each, as in a table of small layers; ours and torch's see the same tensors.
         tensors = list(torch.rand(count, 128, device=run.device)[:, :6].unbind())
-        functions: dict[str, Callable[[], list[torch.Tensor]]] = {
-            "torch": lambda t=tensors: list(torch._foreach_norm(t, 2)),  # type: ignore[misc]
-            "pagedopt": lambda t=tensors: pagedopt.foreach_norm(t, 2),  # type: ignore[misc]
-        }
         exact = torch.linalg.vector_norm(torch.stack(tensors).double(), dim=1)
-        for name, function in functions.items():
-            torch.testing.assert_close(torch.stack(function()).double(), exact, rtol=1e-5, atol=0, msg=name)
-        repeats = 4 if count <= 1000 else 1
-        timings = run.measure([Case(name, function, repeats=repeats) for name, function in functions.items()])
+        for name, way in WAYS.items():
+            torch.testing.assert_close(torch.stack(way(tensors)).double(), exact, rtol=1e-5, atol=0, msg=name)
+        few = count <= 1000
+        cases = [Case(name, functools.partial(way, tensors), repeats=4 if few else 1) for name, way in WAYS.items()]
+        timings = run.measure(cases)
+        launches = kernel_launches(cases[0].run) if few and run.device.type == "cuda" else None
         for name, timing in timings.items():
-            launches = None
-            if run.device.type == "cuda" and count <= 1000 and name == "torch":
-                launches = kernel_launches(functions[name])
-            yield {"count": count, "way": name, "launches": launches, **timing}
+            yield {"count": count, "way": name, "launches": launches if name == "torch" else None, **timing}
 
 
 def derive(rows: Rows) -> Rows:
@@ -50,27 +50,21 @@ def derive(rows: Rows) -> Rows:
 
 def sentences(rows: Rows) -> str:
     """Below and above the old limit."""
-    found = []
-    for count in (423, 424):
-        wall = {row["way"]: number(row["wall"]["median"]) for row in rows.where(count=count)}
-        if wall:
-            found.append(f"- Norms of {count} tensors: torch {wall['torch']} µs, ours {wall['pagedopt']} µs.")
-    return "\n".join(found)
+    return "\n".join(
+        f"- Norms of {count} tensors: torch {number(us['torch'])} µs, ours {number(us['pagedopt'])} µs."
+        for count, us in ways.walls(rows).items()
+        if count in (423, 424)
+    )
 
 
-def launched(row: Row) -> str:
-    """Kernels of one call."""
-    return str(row["launches"])
-
-
-TABLES: list[Grid] = [
-    on_grid("norms of N tensors: host / GPU / wall µs", times),
-    on_grid("kernels that torch._foreach_norm launches", launched, counted=True),
+TABLES = [
+    ways.on_grid("norms of N tensors: host / GPU / wall µs", times),
+    ways.on_grid("kernels that torch._foreach_norm launches", "launches", counted=True),
 ]
-PLOTS = [
-    Plot("norms", [
-        Lines(f"norms of N tensors, {clock}", x="count", y=clock, each="way", label="tensors")
-        for clock in ("host", "wall")
-    ])
-]  # fmt: skip
+COLORS = {"torch": GRAY, "pagedopt": BLUE}
+PANELS = [
+    Lines(title=clock, x="count", y=clock, each="way", label="tensors", colors=COLORS.__getitem__)
+    for clock in ("host", "wall")
+]
+PLOTS = [Plot("norms", PANELS, "What the norms of N tiny tensors take, by torch and through one list of pointers")]
 TEXTS = [Text("answer", sentences)]

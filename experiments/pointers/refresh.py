@@ -6,25 +6,22 @@ own copies of the list take.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
-
-import torch
 
 from experiments.harness.rows import Row, Rows
 from experiments.harness.run import Run
-from experiments.harness.show import number
 from experiments.harness.time import Case
+from experiments.works import ways
 from experiments.works.tiny_lists import Lists
-from experiments.works.ways import counts, on_grid, set_rounds
 
 
 def measure(run: Run) -> Iterator[Row]:
     """A row per count; the host's work alone."""
-    set_rounds(run)
-    for count in run.each(counts(run)):
+    for count in ways.each_count(run):
         work = Lists(1, count, run.device)
-        case = Case("refresh", lambda work=work: work.sweep.refresh(work.tensors))  # type: ignore[misc]
-        yield {"count": count, **run.measure([case], seconds=0.5, device=torch.device("cpu"))["refresh"]}
+        case = Case("refresh", functools.partial(work.sweep.refresh, work.tensors))
+        yield {"count": count, "host": run.host([case])["refresh"]}
 
 
 def derive(rows: Rows) -> Rows:
@@ -32,9 +29,4 @@ def derive(rows: Rows) -> Rows:
     return Rows({**row, "way": "µs"} for row in rows)
 
 
-def host(row: Row) -> str:
-    """The host's time."""
-    return number(row["host"]["median"])
-
-
-TABLES = [on_grid("comparing the addresses of one list in Python (refresh)", host)]
+TABLES = [ways.on_grid("comparing the addresses of one list in Python (refresh)", "host")]

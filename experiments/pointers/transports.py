@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from experiments.harness.plot import Plot
 from experiments.harness.rows import Row, Rows
 from experiments.harness.run import Run
-from experiments.harness.show import Bar, Text, number, times
+from experiments.harness.show import Bar, Grid, Text, number, times
+from experiments.works import ways
 from experiments.works.tiny_lists import COPIES, TRANSPORTS
-from experiments.works.ways import MODES, PANELS, on_grid, sweep, traffic
 
 LISTS = {1: "1 list", 4: "4 lists"}
 STRUCTS, OURS = "struct 4 KB", "memcpy"
@@ -28,17 +28,13 @@ def measure(run: Run) -> Iterator[Row]:
     if run.device.type == "cpu":
         run.left_out.append("all of them: need a GPU; the CPU walks the table in place (shown as Numba)")
     for lists in run.each(LISTS):
-        yield from sweep(run, TRANSPORTS | COPIES, lists)
+        yield from ways.sweep(run, TRANSPORTS | COPIES, lists)
 
 
 def managed_over_best(rows: Rows) -> dict[int, float]:
     """For each count, wall time of managed over that of the fastest transport, the list being rewritten."""
-    found = {}
-    for group in rows.where(mode="rewritten").groups("count"):
-        wall = {row["way"]: row["wall"]["median"] for row in group}
-        if "managed" in wall:
-            found[group[0]["count"]] = wall["managed"] / min(wall.values())
-    return found
+    known = ways.walls(rows.where(mode="rewritten"))
+    return {count: wall["managed"] / min(wall.values()) for count, wall in known.items() if "managed" in wall}
 
 
 def worst(rows: Rows) -> tuple[float, str] | None:
@@ -50,57 +46,51 @@ def worst(rows: Rows) -> tuple[float, str] | None:
     return ratios[count], f" (worst at {count:,} tensors)"
 
 
-def sentences(rows: Rows) -> str:
-    """A line per number of lists."""
-    found = []
-    for lists, name in LISTS.items():
-        if ratios := managed_over_best(rows.where(lists=lists)):
-            found.append(
-                f"- With {name}, rewritten before every step, managed memory costs {number(min(ratios.values()))} to "
-                f"{number(max(ratios.values()))} x the fastest transport ({min(ratios):,} to {max(ratios):,} tensors)."
-            )
-        if any(row["way"] in COPIES for row in rows):
-            found += [f"- With {name}, {line}" for line in worth(rows.where(lists=lists))]
-    return "\n".join(found)
-
-
 def break_even(rows: Rows, way: str) -> tuple[int | None, int | None]:
     """Of the counts that were measured, the last at which many launches of structs are faster than a copy and one
     launch, and the first from which on they are not; None: there is no such count."""
-    wall = {(row["way"], row["count"]): row["wall"]["median"] for row in rows.where(mode="rewritten")}
-    counts = sorted(count for name, count in wall if name == way and (STRUCTS, count) in wall)
-    lost = [count for count in counts if wall[way, count] >= wall[STRUCTS, count]]
-    won = [count for count in counts if count > max(lost, default=0)]
-    return max(lost, default=None), min(won, default=None)
+    known = ways.walls(rows.where(mode="rewritten"))
+    faster = {count: wall[way] < wall[STRUCTS] for count, wall in known.items() if {way, STRUCTS} <= wall.keys()}
+    lost = max((count for count in faster if not faster[count]), default=None)
+    return lost, min((count for count in faster if count > (lost or 0)), default=None)
+
+
+def sentences(rows: Rows) -> str:
+    """Lines per number of lists."""
+    return "\n".join(
+        f"- With {name}, {said}" for lists, name in LISTS.items() for said in worth(rows.where(lists=lists))
+    )
 
 
 def worth(rows: Rows) -> Iterator[str]:
-    """From how many tensors on a copy and one launch take less than launches of 4 KB each."""
+    """What managed memory costs, and from how many tensors on a copy and one launch beat launches of 4 KB each."""
+    if ratios := managed_over_best(rows):
+        yield (
+            f"rewritten before every step, managed memory costs {number(min(ratios.values()))} to "
+            f"{number(max(ratios.values()))} x the fastest transport ({min(ratios):,} to {max(ratios):,} tensors)."
+        )
     for way in (OURS, *COPIES):
         lost, won = break_even(rows, way)
-        if lost is None and won is None:
-            continue
         copy = f"{way}, a copy and one launch,"
-        if won is None:
-            yield f"{copy} takes longer than structs of 4 KB at every size, {lost:,} tensors too."
-        else:
+        if won is not None:
             still = f", not yet at {lost:,}" if lost else ", the least that was measured"
             yield f"{copy} beats structs of 4 KB from {won:,} tensors on{still}."
+        elif lost is not None:
+            yield f"{copy} takes longer than structs of 4 KB at every size, {lost:,} tensors too."
 
 
-TABLES = [
-    table
-    for lists, name in LISTS.items()
-    for table in (
-        *(on_grid(f"transports, {name}, {words}: host / GPU / wall µs", times, lists=lists, mode=mode)
-          for mode, words in MODES.items()),
-        on_grid(f"transports, {name}, rewritten: launches, bytes copied explicitly", traffic, lists=lists,
-                mode="rewritten"),
-    )
-]  # fmt: skip
+def tables(lists: int, name: str) -> Iterator[Grid]:
+    """Times in each mode, and what is launched and copied."""
+    for mode, words in ways.MODES.items():
+        yield ways.on_grid(f"transports, {name}, {words}: host / GPU / wall µs", times, lists=lists, mode=mode)
+    title = f"transports, {name}, rewritten: launches, bytes copied explicitly"
+    yield ways.on_grid(title, ways.traffic, lists=lists, mode="rewritten")
+
+
+TABLES = [table for lists, name in LISTS.items() for table in tables(lists, name)]
 BARS = [
     Bar(f"managed ÷ best transport, list rewritten, {name}", worst, at_most=1.15, unit="x", lists=lists)
     for lists, name in LISTS.items()
 ]
-PLOTS = [Plot("transports", PANELS, "A step over N tiny tensors, four lists of pointers", where={"lists": 4})]
+PLOTS = [Plot("transports", ways.PANELS, "What a step over N tiny tensors takes, four lists of pointers", {"lists": 4})]
 TEXTS = [Text("answer", sentences)]

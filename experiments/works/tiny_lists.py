@@ -17,6 +17,7 @@ from pagedopt.transports.transport import TABLE_AT, Argument, Lent, Transport, o
 
 #: Elements of a tensor, (2, 3), and from one to the next, as torch's allocator would place them (512 bytes).
 SHAPE, STRIDE = (2, 3), 128
+ELEMENTS = SHAPE[0] * SHAPE[1]
 #: A table in memory, as kernels name it.
 TABLE_TYPE = table_type(0)
 
@@ -39,34 +40,9 @@ def count_four(param, grad, exp_avg, exp_avg_sq, *, by):
 RULES = {1: count_one, 4: count_four}
 
 
-class Unadvised(ManagedTransport):
-    """Pages migrate to whoever touched them last."""
-
-    advice = ()
-
-
-class PreferredHost(ManagedTransport):
-    """Pages stay on the host; the device maps them when it first faults."""
-
-    advice = ((Advice.PREFERRED, Location.HOST),)
-
-
-class AccessedBy(ManagedTransport):
-    """The device has the pages mapped, wherever they are."""
-
-    advice = ((Advice.ACCESSED_BY, Location.DEVICE),)
-
-
-class PreferredDevice(ManagedTransport):
-    """Pages return to the device after every write of the host."""
-
-    advice = ((Advice.PREFERRED, Location.DEVICE),)
-
-
-class ReadMostly(ManagedTransport):
-    """Both sides keep copies, and a write throws the other side's away."""
-
-    advice = ((Advice.READ_MOSTLY, Location.DEVICE),)
+def advised(*advice: tuple[Advice, Location]) -> type[ManagedTransport]:
+    """Managed memory with other advice."""
+    return type("Advised", (ManagedTransport,), {"advice": advice})
 
 
 class Prefetched(ManagedTransport):
@@ -79,11 +55,15 @@ class Prefetched(ManagedTransport):
         driver.prefetch(buffer.source, 8 * words, Location.DEVICE, self.device, stream)
 
 
-class TorchPageable(Transport):
+class TorchCopies(Transport):
     """The lecture's words to the letter: in every step a list of numbers becomes a tensor, copied to the device."""
 
-    name = "torch.tensor(ptrs).to(cuda)"
+    name = "torch's copies"
     in_memory = True
+
+    def __init__(self, device: int, pinned: bool) -> None:
+        super().__init__(device)
+        self.pinned = pinned
 
     def kind(self, table: HostTable) -> str:
         """A table in memory."""
@@ -96,18 +76,8 @@ class TorchPageable(Transport):
         return Copied(table, copy)
 
     def copied(self, words: torch.Tensor) -> torch.Tensor:
-        """On the device."""
-        return words.to(f"cuda:{self.device}")
-
-
-class TorchPinned(TorchPageable):
-    """The same through page-locked memory, without waiting for the copy."""
-
-    name = "….pin_memory(), non_blocking"
-
-    def copied(self, words: torch.Tensor) -> torch.Tensor:
-        """On the device, once the stream is there."""
-        return words.pin_memory().to(f"cuda:{self.device}", non_blocking=True)
+        """On the device; out of page-locked memory without waiting for the copy."""
+        return (words.pin_memory() if self.pinned else words).to(f"cuda:{self.device}", non_blocking=self.pinned)
 
 
 class Copied(Lent):
@@ -137,14 +107,17 @@ TRANSPORTS: dict[str, Make] = {
     "hybrid": HybridTransport,
 }
 #: torch's own calls in place of ours: copies of the whole table in every step, whether it was rewritten or not.
-COPIES: dict[str, Make] = {way.name: way for way in (TorchPageable, TorchPinned)}
+COPIES: dict[str, Make] = {
+    "torch.tensor(ptrs).to(cuda)": lambda device: TorchCopies(device, pinned=False),
+    "….pin_memory(), non_blocking": lambda device: TorchCopies(device, pinned=True),
+}
 ADVICE: dict[str, Make] = {
-    "none": Unadvised,
-    "preferred host": PreferredHost,
-    "accessed by": AccessedBy,
+    "none": advised(),  # pages migrate to whoever touched them last
+    "preferred host": advised((Advice.PREFERRED, Location.HOST)),  # the device maps them when it first faults
+    "accessed by": advised((Advice.ACCESSED_BY, Location.DEVICE)),  # the device has them mapped, wherever they are
     "preferred host, accessed by": ManagedTransport,
-    "preferred device": PreferredDevice,
-    "read mostly": ReadMostly,
+    "preferred device": advised((Advice.PREFERRED, Location.DEVICE)),  # they return after every write of the host
+    "read mostly": advised((Advice.READ_MOSTLY, Location.DEVICE)),  # a write throws the other side's copy away
     "prefetch": Prefetched,
 }
 
@@ -163,8 +136,7 @@ class Lists:
         shape = (2, lists, count, STRIDE)
         self.start = torch.randint(1, 4, shape, device=device, generator=generator, dtype=torch.float32)
         self.memory = self.start.clone()
-        elements = SHAPE[0] * SHAPE[1]
-        self.tensors = [list(x[:, :elements].unflatten(1, SHAPE).unbind()) for x in self.memory[0]]
+        self.tensors = [list(x[:, :ELEMENTS].unflatten(1, SHAPE).unbind()) for x in self.memory[0]]
         self.device = device
         self.sweep = Sweep(RULES[lists], self.tensors)
         first = self.sweep.table.host.addresses.copy()
@@ -190,23 +162,18 @@ class Lists:
         self.sweep.run(self._values[self._by])
         self.total[self.active] += self._by
 
-    def stepper(self, way: Transport | None) -> Callable[[], None]:
-        """:meth:`step` through one transport."""
-        return lambda: self.step(way)
-
     def check(self, what: str) -> None:
         """Compare every element with the number of updates it must have had.
 
         Raises:
             AssertionError: a launch read a stale or half-written table, or none at all.
         """
-        elements = SHAPE[0] * SHAPE[1]
         for side in (0, 1):
             due = self.total[side]
             for j, (now, start) in enumerate(zip(self.memory[side], self.start[side], strict=True)):
                 grows = due * (self.start[side][1] if len(self.start[side]) == 4 and j == 3 else 1)
                 expected = start + grows * (j in self.sweep.rule.writes)
-                if not torch.equal(now[:, :elements], expected[:, :elements]):
+                if not torch.equal(now[:, :ELEMENTS], expected[:, :ELEMENTS]):
                     raise AssertionError(f"{what}: list {j} of set {side} is not what {due:.0f} updates make of it")
-                if not torch.equal(now[:, elements:], start[:, elements:]):
+                if not torch.equal(now[:, ELEMENTS:], start[:, ELEMENTS:]):
                     raise AssertionError(f"{what}: list {j} of set {side} was written beyond its tensors")

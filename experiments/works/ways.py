@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from mmap import PAGESIZE
 from typing import Any
 
 from experiments.harness.panels import Lines
-from experiments.harness.rows import Row
+from experiments.harness.rows import Column, Row, Rows
 from experiments.harness.run import Run
 from experiments.harness.show import Grid, number
 from experiments.harness.time import Case
@@ -25,19 +26,15 @@ MODES = {
 QUEUE = 600
 #: Panels of what :func:`sweep` measures.
 PANELS = [
-    Lines(f"{clock}, {MODES[mode]}", x="count", y=clock, each="way", where={"mode": mode}, label="tensors")
+    Lines(title=f"{clock}, {MODES[mode]}", x="count", y=clock, each="way", where={"mode": mode}, label="tensors")
     for clock, mode in (("wall", "rewritten"), ("host", "rewritten"), ("gpu", "rewritten"), ("wall", "new scalars"))
 ]
 
 
-def set_rounds(run: Run) -> None:
-    """Launches of microseconds take many rounds."""
+def each_count(run: Run, counts: Sequence[int] = COUNTS) -> Iterator[int]:
+    """Numbers of tensors in a list; toys are two small lists.  Launches of microseconds take many rounds."""
     run.rounds, run.seconds = run.size((100, 1.0), (3, 0.2))
-
-
-def counts(run: Run, every: Sequence[int] = COUNTS) -> Sequence[int]:
-    """Tensors in a list; toys are two small lists."""
-    return run.size(tuple(every), (10, 424))
+    return run.each(run.size(tuple(counts), (10, 424)))
 
 
 def ways(run: Run, make: Mapping[str, Make], lists: Lists) -> dict[str, Transport | None]:
@@ -46,7 +43,8 @@ def ways(run: Run, make: Mapping[str, Make], lists: Lists) -> dict[str, Transpor
         return {"Numba": None}
     found: dict[str, Transport | None] = {}
     for name, maker in make.items():
-        try:
+        # The driver refuses, or the table does not fit.
+        with run.attempt(f"{name} at {len(lists.tensors[0]):,} tensors", (RuntimeError, MemoryError)):
             way = maker(run.device.index)
             lists.sweep.transport = way
             lists.sweep.prepare()
@@ -54,26 +52,23 @@ def ways(run: Run, make: Mapping[str, Make], lists: Lists) -> dict[str, Transpor
                 lists.step(way)
                 lists.rewrite()
             lists.check(name)
-        except (RuntimeError, MemoryError) as error:  # the driver refuses, or the table does not fit
-            run.left_out.append(f"{name} at {len(lists.tensors[0]):,} tensors: {error}")
-            continue
-        found[name] = way
+            found[name] = way
     return found
 
 
 def sweep(run: Run, make: Mapping[str, Make], lists: int) -> Iterator[Row]:
     """Every way, count and mode: times, launches and explicitly copied bytes per step."""
-    set_rounds(run)
-    for count in run.each(counts(run)):
+    for count in each_count(run):
         work = Lists(lists, count, run.device)
         found = ways(run, make, work)
         for mode in MODES:
             before = {"rewritten": work.rewrite, "new scalars": work.other_scalar, "unchanged": None}[mode]
             counters = {name: _counters(work, way, before) for name, way in found.items()}
-            cases = [
-                Case(name, work.stepper(way), before, _repeats(mode, counters[name]["launches"]))
-                for name, way in found.items()
-            ]
+            cases = []
+            for name, way in found.items():
+                # The ring has four tables, and a fifth rewrite would wait for the gate to open.
+                most = min(4 if before else 20, QUEUE // max(1, counters[name]["launches"]))
+                cases.append(Case(name, functools.partial(work.step, way), before, max(1, most)))
             beside = neighbours(found)
             for name, timing in run.measure(cases).items():
                 about = {"lists": lists, "count": count, "mode": mode, "way": name, "beside": beside.get(name, [])}
@@ -84,29 +79,17 @@ def sweep(run: Run, make: Mapping[str, Make], lists: int) -> Iterator[Row]:
 
 def neighbours(found: Mapping[str, Transport | None]) -> dict[str, list[str]]:
     """Ways whose tables of managed memory stand in a page with another's: what is advised for one is for both."""
-    pages = {
-        name: {page for place in [*way._buffers, *way._reserve] for page in pages_of(place.source, place.words.nbytes)}
-        for name, way in found.items()
-        if isinstance(way, ManagedTransport)
-    }
+    pages: dict[str, set[int]] = {}
+    for name, way in found.items():
+        if isinstance(way, ManagedTransport):
+            ranges = [(buffer.source, buffer.source + buffer.words.nbytes) for buffer in way._buffers + way._reserve]
+            pages[name] = {page for low, high in ranges for page in range(low // PAGESIZE, -(-high // PAGESIZE))}
     return {name: [other for other in pages if other != name and pages[other] & own] for name, own in pages.items()}
-
-
-def pages_of(address: int, nbytes: int) -> range:
-    """Numbers of the host's pages that a range touches."""
-    return range(address // PAGESIZE, -(-(address + nbytes) // PAGESIZE))
-
-
-def _repeats(mode: str, launches: int) -> int:
-    """Runs per GPU sample: the ring has four tables, and a fifth rewrite would wait for the gate to open."""
-    most = 4 if mode != "unchanged" else 20
-    return max(1, min(most, QUEUE // max(1, launches)))
 
 
 def _counters(work: Lists, way: Transport | None, before: Callable[[], None] | None) -> dict[str, int]:
     """Launches and copied bytes of one step in the steady state, in which every table of the ring has been written."""
     if way is None:
-        work.step()
         return {"launches": 0, "copied_bytes": 0}
     launches = copied = 0
     for _ in range(6):
@@ -117,12 +100,21 @@ def _counters(work: Lists, way: Transport | None, before: Callable[[], None] | N
     return {"launches": work.sweep.launches - launches, "copied_bytes": way.copied_bytes - copied}
 
 
+# --- what is made of the rows
+
+
+def walls(rows: Rows) -> dict[int, dict[str, float]]:
+    """Wall times by way (µs), of each number of tensors, the least first."""
+    groups = sorted(rows.groups("count"), key=lambda group: group[0]["count"])
+    return {group[0]["count"]: {row["way"]: row["wall"]["median"] for row in group} for group in groups}
+
+
 def traffic(row: Row) -> str:
     """launches, and kilobytes copied by an explicit call."""
     copied = row["copied_bytes"]
     return f"{row['launches']:,}" + (f", {number(copied / 1000)} kB" if copied else "")
 
 
-def on_grid(title: str, cell: Callable[[Row], str], **where: Any) -> Grid:
+def on_grid(title: str, cell: Column, **where: Any) -> Grid:
     """Ways down, counts across."""
     return Grid(title, down="way", across="count", cell=cell, corner="tensors", where=where)

@@ -7,21 +7,17 @@ from typing import Any
 Row = dict[str, Any]
 
 
-def us(median: float) -> Row:
-    return {"median": median, "p10": median, "p90": median, "n": 9}
+def us(median: float, clock: str = "wall") -> Row:
+    return {"clock": clock, "median": median, "p10": median, "p90": median, "n": 9}
 
 
 def counted(operation: str, rung: str, kernels: int) -> Row:
     return {"what": "count", "operation": operation, "rung": rung, "count": 1000, "kernels": kernels, "operators": 9}
 
 
-def gpt2(case: str, ms: float, mib: float, **more: Any) -> Row:
-    about = {"key": "gpt2", "work": "GPT-2", "case": case, "time": 1e3 * ms, "clock": "GPU"}
-    return {**about, "need": mib * 2**20, "state": mib * 2**20, **more}
-
-
-def shaped(key: str, case: str, ms: float) -> Row:
-    return gpt2(case, ms, 1, key=key, work=key, share=95.0, numel=855_700_000)
+def weighed(case: str, ms: float, mib: float = 1, key: str = "gpt2") -> Row:
+    about = {"key": key, "work": key, "case": case, "share": 95.0, "lines": 200, "numel": 855_700_000, "clock": "GPU"}
+    return {**about, "time": us(1e3 * ms, "GPU"), "need": mib * 2**20, "state": mib * 2**20}
 
 
 def listed(way: str, wall: float, launches: int = 1, count: int = 1000, copied: int = 0) -> Row:
@@ -34,173 +30,93 @@ def attempt(name: str, outcome: str) -> Row:
 
 
 def way(case: str, kernels: int, wall: float) -> Row:
-    return {
-        "of": "way",
-        "batch": 1024,
-        "case": case,
-        "kernels": kernels,
-        "wall": us(wall),
-        "busy_us": 9.0,
-        "faster": 2.0,
-    }
+    about = {"of": "way", "batch": 1024, "case": case, "kernels": kernels}
+    return {**about, "wall": us(wall), "busy_us": 9.0, "faster": 2.0}
 
 
-def truck(where: str, size: int, passes: bool = True, key: str = "trips cost", time: float = 5.0) -> Row:
-    return {
-        "key": key,
-        "way": where,
-        "size": size,
-        "trips": 512 // size,
-        "time": time,
-        "clock": "wall",
-        "passes": passes,
-        "bridge": 2**20,
-    }
-
-
-def written(case: str, share: float) -> Row:
-    return {"case": case, "share": share, "lines": 200, "time": 9.0, "clock": "GPU"}
+def truck(where: str, size: int, time: float = 5.0, **more: Any) -> Row:
+    about = {"key": "bytes cost", "way": where, "size": size, "trips": 512 // size, "passes": True, "bridge": 2**20}
+    return {**about, "clock": "wall", "time": us(time), **more}
 
 
 def line(text: str, kernels: int, waited: bool = False) -> Row:
     return {"line": text, "kernels": kernels, "copies": 0, "waited": waited}
 
 
+def replayed(mode: str, launches: int) -> Row:
+    return {"work": "split_stack", "mode": mode, "kernels": 36, "launches": launches, "operators": 0, "allocations": 0}
+
+
+def normed(rows: int, of_slice: float) -> Row:
+    return {"operation": "LayerNorm", "where": "one tensor", "rows": rows, "of_slice": of_slice}
+
+
+def fused(case: str, difference: float) -> Row:
+    return {"of": "way", "case": case, "difference": difference, "of_eager": 0.8}
+
+
+def shifted(optimizer: str) -> Row:
+    return {"optimizer": optimizer, "where": "one element off", "cost": 1.2}
+
+
 TORCH, PINNED = "torch.tensor(ptrs).to(cuda)", "….pin_memory(), non_blocking"
-STRAIGHT = {"what": "line", "operation": "AdamW", "rung": "torch loop", "a": 0.0, "b": 8.0, "farthest": 0.0}
 LONG = listed("struct 4 KB", 180, 12)
-#: Rows that bear a claim out, and rows that do not; for those that something can be said against.
-MADE: dict[str, tuple[list[Row], list[Row]]] = {
-    "A1": (
-        [gpt2("torch loop", 8, 1), gpt2("torch foreach", 3, 2), gpt2("torch fused", 1, 3)],
-        [gpt2("torch loop", 8, 949), gpt2("torch foreach", 3, 1424), gpt2("torch fused", 1, 949.1)],
-    ),
-    "A2": (
-        [truck("torch foreach", 1, time=9), truck("torch foreach", 8)],
-        [truck("torch foreach", 1), truck("torch foreach", 8, time=9)],
-    ),
+STRAIGHT = {"what": "line", "operation": "AdamW", "rung": "torch loop", "a": 0.0, "b": 8.0, "farthest": 0.0}
+SHAPES = [weighed("PagedAdamW, device", 6, key="llama"), weighed("torch fused", 7.2, key="llama")]
+#: Rows that bear a claim out, and other cells of the last one with which they do not; of what can be said against.
+MADE: dict[str, tuple[list[Row], Row]] = {
+    "A1": ([weighed("torch loop", 8, 1), weighed("torch foreach", 3, 2), weighed("torch fused", 1, 3)], {"need": 9}),
+    "A2": ([truck("torch foreach", 8), truck("torch foreach", 1, 9)], {"time": us(1)}),
     "A3": (
-        [
-            truck("torch foreach", 8, key="bytes cost"),
-            truck("torch foreach", 512, False, "bytes cost"),
-            truck("PagedAdamW", 512, key="bytes cost"),
-        ],
-        [truck("torch foreach", 512, key="bytes cost"), truck("PagedAdamW", 512, key="bytes cost")],
+        [truck("PagedAdamW", 512), truck("torch foreach", 8), truck("torch foreach", 512, passes=False)],
+        {"passes": True},
     ),
-    "A4": ([counted("SGD", "torch loop", 1000)], [counted("SGD", "torch loop", 999)]),
-    "A5": (
-        [STRAIGHT, counted("AdamW", "torch loop", 8000)],
-        [{**STRAIGHT, "farthest": 3.0}, counted("AdamW", "torch loop", 8003)],
-    ),
-    "A6": (
-        [counted("AdamW", "torch foreach", 115), counted("AdamW", "torch, by default", 115)],
-        [counted("AdamW", "torch foreach", 115), counted("AdamW", "torch, by default", 38)],
-    ),
-    "A7": (
-        [counted("AdamW", "torch fused", 1), counted("AdamW", "one pointer list (ours)", 1)],
-        [counted("AdamW", "torch fused", 38), counted("AdamW", "one pointer list (ours)", 1)],
-    ),
-    "A8": (
-        [LONG, listed("struct 32 KB", 68, 2), listed("managed", 31)],
-        [LONG, listed("struct 32 KB", 300, 2), listed("managed", 31)],
-    ),
-    "A9": (
-        [counted("add", "torch loop", 1000), counted("add", "torch foreach", 16)],
-        [counted("add", "torch loop", 1000), counted("add", "torch foreach", 1000)],
-    ),
-    "A10": (
-        [attempt("vector_nvcc", "left out"), attempt("host_list", "fails")],
-        [attempt("vector_nvrtc", "fails"), attempt("host_list", "works")],
-    ),
-    "A11": ([attempt("launch_three_lists", "works")], [attempt("launch_three_lists", "fails")]),
-    "A12": ([attempt("cut_by_hand", "works")], [attempt("cut_by_hand", "fails")]),
-    "A13": ([attempt("source_norm_424", "fails")], [attempt("source_norm_424", "works")]),
-    "A14": ([LONG], [listed("struct 4 KB", 20)]),
-    "A16": ([LONG, listed(TORCH, 90), listed("memcpy", 30)], [LONG, listed(TORCH, 300), listed("memcpy", 30)]),
-    "A19": (
-        [listed("none", 951), listed("preferred host, accessed by", 244)],
-        [listed("none", 250), listed("preferred host, accessed by", 244)],
-    ),
-    "A20": (
-        [listed("hybrid", 30, count=10), listed("hybrid", 30, copied=8)],
-        [listed("hybrid", 30, count=10), listed("hybrid", 30)],
-    ),
-    "A21": (
-        [
-            {"optimizer": name, "where": "one element off", "cost": 1.2}
-            for name in ("torch fused", "torch foreach", "PagedAdamW")
-        ],
-        [
-            {"optimizer": name, "where": "one element off", "cost": 1.0}
-            for name in ("torch fused", "torch foreach", "PagedAdamW")
-        ],
-    ),
+    "A4": ([counted("SGD", "torch loop", 1000)], {"kernels": 999}),
+    "A5": ([counted("AdamW", "torch loop", 8000), STRAIGHT], {"farthest": 3.0}),
+    "A6": ([counted("AdamW", "torch foreach", 115), counted("AdamW", "torch, by default", 115)], {"kernels": 38}),
+    "A7": ([counted("AdamW", "one pointer list (ours)", 1), counted("AdamW", "torch fused", 1)], {"kernels": 38}),
+    "A8": ([listed("managed", 31), listed("struct 32 KB", 68, 2), LONG], {"wall": us(60)}),
+    "A9": ([counted("add", "torch loop", 1000), counted("add", "torch foreach", 16)], {"kernels": 1000}),
+    "A10": ([attempt("vector_nvcc", "left out"), attempt("host_list", "fails")], {"outcome": "works"}),
+    "A11": ([attempt("launch_three_lists", "works")], {"outcome": "fails"}),
+    "A12": ([attempt("cut_by_hand", "works")], {"outcome": "fails"}),
+    "A13": ([attempt("source_norm_424", "fails")], {"outcome": "works"}),
+    "A14": ([LONG], {"launches": 1}),
+    "A16": ([listed(TORCH, 90), listed("memcpy", 30), LONG], {"wall": us(80)}),
+    "A19": ([listed("preferred host, accessed by", 244), listed("none", 951)], {"wall": us(250)}),
+    "A20": ([listed("hybrid", 30, count=10), listed("hybrid", 30, copied=8)], {"copied_bytes": 0}),
+    "A21": ([shifted("torch foreach"), shifted("PagedAdamW"), shifted("torch fused")], {"cost": 1.0}),
     "C1": (
-        [written("torch.compile of foreach", 80), written("torch fused", 81), written("PagedAdamW", 95)],
-        [written("torch.compile of foreach", 99), written("torch fused", 81), written("PagedAdamW", 95)],
+        [
+            weighed("torch.compile of foreach", 80),
+            weighed("torch fused", 81),
+            weighed("PagedAdamW", 95) | {"share": 99},
+        ],
+        {"share": 90},
     ),
     "C2": (
-        [line("y = x + 1", 1), line("print(y)", 9, True), line("torch.cos(y)", 1), line("torch.relu(z)", 1)],
-        [line("y = x + 1", 1), line("print(y)", 9), line("torch.cos(y)", 1), line("torch.relu(z)", 1)],
+        [line("y = x + 1", 1), line("torch.cos(y)", 1), line("torch.relu(z)", 1), line("print(y)", 9, True)],
+        {"waited": False},
     ),
     "C7": (
         [
-            gpt2("PagedAdamW, device", 1, 949),
-            gpt2("PagedAdamW, bfloat16 state", 1, 474.6),
-            gpt2("PagedAdamW, 0% on device", 1, 1),
+            weighed("PagedAdamW, 0% on device", 1, 1),
+            weighed("PagedAdamW, device", 1, 949),
+            weighed("PagedAdamW, bfloat16 state", 1, 474.6),
         ],
-        [gpt2("PagedAdamW, device", 1, 949), gpt2("PagedAdamW, float64 state", 1, 1900)],
+        {"state": 1900 * 2**20},
     ),
     "C14": (
-        [
-            *(shaped("llama", case, ms) for case, ms in (("PagedAdamW, device", 6), ("torch fused", 7.2))),
-            *(shaped("1000", case, ms) for case, ms in (("PagedAdamW, device", 0.1), ("torch fused", 0.4))),
-        ],
-        [
-            *(shaped("llama", case, ms) for case, ms in (("PagedAdamW, device", 6), ("torch fused", 7.2))),
-            *(shaped("1000", case, ms) for case, ms in (("PagedAdamW, device", 0.1), ("torch fused", 0.125))),
-        ],
+        [*SHAPES, weighed("PagedAdamW, device", 0.1, key="1000"), weighed("torch fused", 0.4, key="1000")],
+        {"time": us(125, "GPU")},
     ),
-    "D1": ([way("split_stack", 36, 400)], [way("split_stack", 35, 400)]),
-    "D2": ([way("combined", 5, 50)], [way("combined", 6, 50)]),
-    "D3": (
-        [
-            {"operation": "LayerNorm", "where": "one tensor", "rows": rows, "of_slice": of}
-            for rows, of in ((1024, 1.0), (16384, 7.5))
-        ],
-        [
-            {"operation": "LayerNorm", "where": "one tensor", "rows": rows, "of_slice": of}
-            for rows, of in ((1024, 1.0), (16384, 17.5))
-        ],
-    ),
-    "D4": ([way("split_stack, compiled", 19, 99)], [way("split_stack, compiled", 20, 99)]),
-    "D5": ([way("combined, compiled", 3, 99)], [way("combined, compiled", 5, 99)]),
-    "D6": (
-        [way("split_stack", 36, 400), way("combined", 5, 50), way("pointer list", 4, 40)],
-        [way("split_stack", 36, 400), way("combined", 5, 50), way("pointer list", 4, 500)],
-    ),
-    "D8": (
-        [
-            {"of": "way", "case": case, "difference": d, "of_eager": 0.8}
-            for case, d in (("combined", 0.0), ("combined, compiled", 5e-7))
-        ],
-        [
-            {"of": "way", "case": case, "difference": d, "of_eager": 0.8}
-            for case, d in (("combined", 1e-9), ("combined, compiled", 5e-7))
-        ],
-    ),
-    "D10": (
-        [
-            {"work": "split_stack", "mode": mode, "kernels": 36, "launches": n, "operators": 0, "allocations": 0}
-            for mode, n in (("eager", 36), ("replayed", 1))
-        ],
-        [
-            {"work": "split_stack", "mode": mode, "kernels": 36, "launches": n, "operators": 0, "allocations": 3}
-            for mode, n in (("eager", 36), ("replayed", 1))
-        ],
-    ),
-    "D11": (
-        [{"reason": "bugs", "holds": True}],
-        [{"reason": "bugs", "holds": True}, {"reason": "memory", "holds": False}],
-    ),
+    "D1": ([way("split_stack", 36, 400)], {"kernels": 35}),
+    "D2": ([way("combined", 5, 50)], {"kernels": 6}),
+    "D3": ([normed(1024, 1.0), normed(16384, 7.5)], {"of_slice": 17.5}),
+    "D4": ([way("split_stack, compiled", 19, 99)], {"kernels": 20}),
+    "D5": ([way("combined, compiled", 3, 99)], {"kernels": 5}),
+    "D6": ([way("split_stack", 36, 400), way("combined", 5, 50), way("pointer list", 4, 40)], {"wall": us(500)}),
+    "D8": ([fused("combined, compiled", 5e-7), fused("combined", 0.0)], {"difference": 1e-9}),
+    "D10": ([replayed("eager", 36), replayed("replayed", 1)], {"allocations": 3}),
+    "D11": ([{"reason": "bugs", "holds": True}, {"reason": "memory", "holds": True}], {"holds": False}),
 }
