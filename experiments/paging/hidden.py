@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 
 from experiments.harness.columns import ms, percent
-from experiments.harness.rows import Row
+from experiments.harness.rows import Row, Rows, best, on_one_clock
 from experiments.harness.run import Run
 from experiments.harness.show import Bar, Table
 from experiments.harness.time import Case
@@ -51,51 +50,41 @@ class Products:
     def last(self, run: Run, microseconds: float) -> None:
         """Queue as many products as take so long."""
         self.count = 10
-        one = run.measure([Case("ten products", self)], rounds=5)["ten products"]["best"] / 10
-        self.count = max(2, math.ceil(microseconds / one))
+        self.count = max(2, math.ceil(10 * microseconds / median(run, Case("ten products", self))))
+
+
+def median(run: Run, case: Case) -> float:
+    """How long a case takes (µs)."""
+    return float(best(run.measure([case], rounds=5)[case.name])["median"])
 
 
 def measure(run: Run) -> Iterator[Row]:
-    """Rows of (placement, access, blocks) with three times: products, update and both."""
+    """Rows of (placement, access, blocks) with three series: products, update and both."""
     problem = Problem(run)
     products = Products(run.device, run.size(WIDTH, QUICK_WIDTH))
     products()
     for placement, access, counts in run.each(WAYS):
         with run.attempt(f"{placement}, {access.replace('_', ' ')}"):
-            yield from _rows(problem, products, placement, access, counts)
+            options = {"placement": placement, "host_access": access, "device_budget": 0}
+            optimizer = adamw(problem.parameters(), **options, blocks=counts[0])
+            for blocks in counts:
+                optimizer.blocks = blocks
+                optimizer.set_device_budget(0)  # prepares the launches anew, with so many blocks
+                optimizer.step()
+                products.last(run, LONGER * median(run, Case(UPDATE, optimizer.step)))
+                about = {"placement": placement, "access": access, "blocks": blocks, "products": products.count}
+                yield {**about, "width": len(products.a), **_times(run, products, optimizer.step)}
 
 
-def _rows(
-    problem: Problem, products: Products, placement: str, access: str, counts: tuple[int | None, ...]
-) -> list[Row]:
-    run = problem.run
-    optimizer = adamw(
-        problem.parameters(), placement=placement, host_access=access, device_budget=0, blocks=counts[0]
-    )  # fmt: skip
-    rows = []
-    for blocks in counts:
-        optimizer.blocks = blocks
-        optimizer.set_device_budget(0)  # prepares the launches anew, with so many blocks
-        optimizer.step()
-        alone = run.measure([Case(UPDATE, optimizer.step)], rounds=5)[UPDATE]["best"]
-        products.last(run, LONGER * alone)
-        cases = [
-            Case(PRODUCTS, products), Case(UPDATE, optimizer.step), Case(TOGETHER, beside(products, optimizer.step)),
-        ]  # fmt: skip
-        times = run.measure(cases, rounds=6, seconds=2.5)
-        row = {"placement": placement, "access": access, "blocks": blocks, "products": products.count,
-               "width": products.a.shape[0], **_best(times)}  # fmt: skip
-        run.say(f"{placement}, {access}, {blocks or 'all'} blocks: {hidden(row):.1f} % of the update hidden")
-        rows.append(row)
-    return rows
+def _times(run: Run, products: Callable[[], None], update: Callable[[], object]) -> Row:
+    """A series by what ran, all of one clock."""
+    runs = {PRODUCTS: products, UPDATE: update, TOGETHER: beside(products, update)}
+    times = run.measure([Case(name, each) for name, each in runs.items()], rounds=6, seconds=2.5)
+    rows = on_one_clock(Rows({"name": name, **timing} for name, timing in times.items()))
+    return {row["name"]: row["time"] for row in rows}
 
 
-def _best(times: dict[str, Any]) -> dict[str, Any]:
-    """Three cells: the GPU's time of each case if there is one, else the wall's."""
-    return {case: timing["gpu"] or timing["wall"] for case, timing in times.items()}
-
-
-def beside(products: Callable[[], None], update: Callable[[], Any]) -> Callable[[], None]:
+def beside(products: Callable[[], None], update: Callable[[], object]) -> Callable[[], None]:
     """The update on a stream of its own, queued first; the current stream waits for it behind the products."""
     side = torch.cuda.Stream()
 
@@ -110,38 +99,37 @@ def beside(products: Callable[[], None], update: Callable[[], Any]) -> Callable[
     return both
 
 
-def old(part: dict[str, Any]) -> list[Row]:
-    """Rows of its part of a file from before there were layouts."""
-    kept = ("placement", "access", "blocks", "products")
-    return [
-        {**{name: row[name] for name in kept}, "width": part["width"], **_best(row["times"])} for row in part["rows"]
-    ]
-
-
-def hidden(row: Row) -> float:
-    """The share (%) of the update that adds nothing to the time of the products.
-
-    >>> hidden({case: {"median": time} for case, time in ((PRODUCTS, 100.0), (UPDATE, 40.0), (TOGETHER, 104.0))})
-    90.0
-    """
-    products, update, together = (row[case]["median"] for case in (PRODUCTS, UPDATE, TOGETHER))
-    return float(100 * ((products + update - together) / update))
-
-
-def added(row: Row) -> float:
-    """What the update adds to the time of the products, in µs."""
-    return float(row[TOGETHER]["median"] - row[PRODUCTS]["median"])
+def derive(rows: Rows) -> Rows:
+    """What the update adds to the time of the products (µs), and the share of it (%) that adds nothing."""
+    found = Rows()
+    for row in rows:
+        products, update, together = (row[name]["median"] for name in (PRODUCTS, UPDATE, TOGETHER))
+        hidden = 100 * ((products + update - together) / update)
+        found.append({**row, "clock": row[UPDATE]["clock"], "added": together - products, "hidden": hidden})
+    return found
 
 
 TABLES = [
-    Table(lambda rows: f"an update behind bf16 products of {rows[0]['width']}²", {
-        "way": lambda row: f"{row['placement']}, {row['access'].replace('_', ' ')}",
-        "blocks": lambda row: str(row["blocks"] or "all"), "products alone, ms": ms(PRODUCTS),
-        "update alone": ms(UPDATE), "together": ms(TOGETHER), "added": ms(added), "hidden": percent(hidden),
-    })
-]  # fmt: skip
+    Table(
+        "an update behind bf16 products of {width}²",
+        {
+            "way": lambda row: f"{row['placement']}, {row['access'].replace('_', ' ')}",
+            "blocks": lambda row: str(row["blocks"] or "all"),
+            "products alone, ms": ms(PRODUCTS),
+            "update alone": ms(UPDATE),
+            "together": ms(TOGETHER),
+            "added": ms("added"),
+            "hidden": percent("hidden"),
+        },
+    )
+]
 BARS = [
-    Bar(f"in place behind matrix products, {placement}, 8 blocks: hidden", lambda rows: hidden(rows[0]),
-        at_least=85, unit="%", placement=placement, access="in_place", blocks=8)
+    Bar(
+        f"in place behind matrix products, {placement}, 8 blocks: hidden",
+        "hidden",
+        at_least=85,
+        unit="%",
+        **{"placement": placement, "access": "in_place", "blocks": 8},
+    )
     for placement in ("mapped", "managed")
-]  # fmt: skip
+]

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from experiments.harness.rows import Row
 from experiments.harness.run import Run
 from experiments.works.models import HYPER, Work
 from pagedopt import MemoryReport, PagedAdamW
@@ -109,3 +110,8 @@ def placed(report: MemoryReport) -> dict[str, int]:
     own = {f"on {place}": nbytes for place, nbytes in report.by_place.items()}
     measured = {f"measured on {place}": nbytes for place, nbytes in report.measured.items()}
     return {"ring": report.ring, **own, **measured}
+
+
+def way_and_share(row: Row) -> str:
+    """A way and how much of its state is on the device."""
+    return f"{row['way']}, {row['share']:.0%} on the device"
