@@ -13,14 +13,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from experiments.harness.columns import formatted, gb
-from experiments.harness.rows import Row, Rows
+from experiments.harness.rows import Column, Row, Rows
 from experiments.harness.run import Run
 from experiments.harness.show import Bar, Table
-from experiments.works.counters import LinkCounters, Traffic, fits
+from experiments.works.counters import Bytes, LinkCounters, fits
 from experiments.works.link import BOTH, IN_PLACE, MOVES, Link
 from experiments.works.paged import PAGED, Problem, adamw, away_bytes, way_and_share
 from experiments.works.trace import chrome_events
@@ -36,52 +37,51 @@ def measure(run: Run) -> Iterator[Row]:
     """Bytes counted for known traffic, then by way and share, beside those that had to cross."""
     problem, counters = Problem(run), LinkCounters(run.device)
     idle = counters.count(lambda: None)
-    yield {"kind": IDLE, "counted_up": idle.up, "counted_down": idle.down}
-    known: dict[str, Traffic] = {}
-    for row in _known(run, counters, idle):
-        counted, moved = (Traffic(row[f"{name}_up"], row[f"{name}_down"]) for name in ("counted", "moved"))
-        run.say(f"{row['what']}: counted {counted.up:,.0f} up, {counted.down:,.0f} down")
-        if row["what"] in (BOTH, IN_PLACE):
-            known[row["what"]] = counted / moved
-        yield row
+    yield {"kind": IDLE, **up_and_down("counted_", idle)}
+    per_byte = {}
+    for name, (moved, counted) in _known(run, counters, idle).items():
+        per_byte[name] = counted / np.maximum(moved, 1)
+        run.say(f"{name}: counted {per_byte[name][0]:.4f} up, {per_byte[name][1]:.4f} down per byte")
+        yield {"kind": KNOWN, "what": name, **up_and_down("moved_", moved), **up_and_down("counted_", counted)}
     run.free()
     for name, options in run.each(PAGED.items()):
         with run.attempt(name):
-            per_byte = known[BOTH if options["host_access"] == "staged" else IN_PLACE]
-            yield from _ways(problem, name, per_byte, counters, idle)
+            known = per_byte[BOTH if options["host_access"] == "staged" else IN_PLACE]
+            for row, counted in _steps(problem, name, counters):
+                row |= up_and_down("", (counted - idle) / known)
+                run.say(f"{way_and_share(row)}: {row['up']:,.0f} up, {row['down']:,.0f} down of {row['must']:,}")
+                yield row
     with run.attempt("torch.profiler as a second witness"):
         for name, nbytes in copied(_profiled(problem)).items():
             yield {"kind": PROFILER, "what": name, "bytes": nbytes}
 
 
-def _known(run: Run, counters: LinkCounters, idle: Traffic) -> Iterator[Row]:
+def up_and_down(name: str, nbytes: Bytes) -> Row:
+    """Two columns."""
+    return {f"{name}up": nbytes[0].item(), f"{name}down": nbytes[1].item()}
+
+
+def _known(run: Run, counters: LinkCounters, idle: Bytes) -> dict[str, tuple[Bytes, Bytes]]:
     """What is moved, and what is counted for it, in traffic whose bytes are known."""
     link = Link(run)
-    blocks, _ = link.best_blocks(run)
-    for case in link.cases(blocks):
+    cases = link.cases(link.best_blocks(run)[0])
+    for case in cases:
         case.run()
-        counted = counters.count(case.run) - idle
-        up, down = (copies * link.nbytes for copies in MOVES[case.name])
-        moved = {"moved_up": up, "moved_down": down}
-        yield {"kind": KNOWN, "what": case.name, **moved, "counted_up": counted.up, "counted_down": counted.down}
+    return {case.name: (np.array(MOVES[case.name]) * link.nbytes, counters.count(case.run) - idle) for case in cases}
 
 
-def _ways(problem: Problem, name: str, per_byte: Traffic, counters: LinkCounters, idle: Traffic) -> Iterator[Row]:
-    """One way at every share."""
-    run = problem.run
+def _steps(problem: Problem, name: str, counters: LinkCounters) -> Iterator[tuple[Row, Bytes]]:
+    """Bytes that had to cross in a step of a way at every share, and what is counted."""
     optimizer = adamw(problem.parameters(), device_budget=0, **PAGED[name])
     optimizer.step()
     for share in SHARES:
         optimizer.set_device_budget(int(share * problem.state_bytes))
         optimizer.step()
         must = away_bytes(optimizer.memory_report())
-        if not fits(Traffic(must, must)):
-            run.leave_out(f"{name}: {must:,} bytes could wrap the counters twice")
-            continue
-        found = (counters.count(optimizer.step) - idle) / per_byte
-        row = {"kind": STEP, "way": name, "share": share, "must": must, "up": found.up, "down": found.down}
-        run.say(f"{way_and_share(row)}: {found.up:,.0f} up, {found.down:,.0f} down of {must:,}")
-        yield row
+        if fits(must):
+            yield {"kind": STEP, "way": name, "share": share, "must": must}, counters.count(optimizer.step)
+        else:
+            problem.run.leave_out(f"{name}: {must:,} bytes could wrap the counters twice")
 
 
 def _profiled(problem: Problem) -> list[dict[str, Any]]:
@@ -118,34 +118,25 @@ def derive(rows: Rows) -> Rows:
     return found
 
 
+CROSSING: dict[str, Column] = {
+    "way": way_and_share,
+    "GB each way that had to": gb("must"),
+    "up": gb("up"),
+    "down": gb("down"),
+    "÷ had to": formatted("ratio", "{:.4f}"),
+}
+COUNTING: dict[str, Column] = {
+    "known traffic": "what",
+    "GB up": gb("moved_up"),
+    "GB down": gb("moved_down"),
+    "counted received": gb("counted_up"),
+    "counted sent": gb("counted_down"),
+}
+COPIES: dict[str, Column] = {"copy": "what", "GB": gb("bytes")}
 TABLES = [
-    Table(
-        "bytes over the link in a step, counted by the card",
-        {
-            "way": way_and_share,
-            "GB each way that had to": gb("must"),
-            "up": gb("up"),
-            "down": gb("down"),
-            "÷ had to": formatted("ratio", "{:.4f}"),
-        },
-        where={"kind": STEP},
-    ),
-    Table(
-        "what the counters count for known traffic",
-        {
-            "known traffic": "what",
-            "GB up": gb("moved_up"),
-            "GB down": gb("moved_down"),
-            "counted received": gb("counted_up"),
-            "counted sent": gb("counted_down"),
-        },
-        where={"kind": KNOWN},
-    ),
-    Table(
-        "copies of one staged step, all away, as torch's profiler has them",
-        {"copy": "what", "GB": gb("bytes")},
-        where={"kind": PROFILER},
-    ),
+    Table("bytes over the link in a step, counted by the card", CROSSING, where={"kind": STEP}),
+    Table("what the counters count for known traffic", COUNTING, where={"kind": KNOWN}),
+    Table("copies of one staged step, all away, as torch's profiler has them", COPIES, where={"kind": PROFILER}),
 ]
 CROSSED = "bytes that crossed ÷ bytes that had to, worst share"
 BARS = [Bar(f"{way}: {CROSSED}", "ratio", at_most=1.01, unit="x", kind=STEP, way=way) for way in PAGED]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 
 from experiments.harness.columns import gb_per_s, ms, spread_ms
-from experiments.harness.rows import Row
+from experiments.harness.rows import Column, Row
 from experiments.harness.run import Run
 from experiments.harness.show import Table
 from experiments.harness.time import Case
@@ -123,20 +123,16 @@ def _steps(problem: Problem) -> Iterator[Row]:
         yield {"kind": STEPS, "name": case.name, "state_bytes": problem.state_bytes, "wall": wall}
 
 
+MOVES: dict[str, Column] = {
+    "managed pages": "name",
+    "GB/s": gb_per_s("moved", "wall"),
+    "ms": ms("wall"),
+    "the calls block the host, ms": ms("blocks_host"),
+}
+WAITS: dict[str, Column] = {"what": "name", "wall ms": ms("wall"), "p10 to p90": spread_ms("wall")}
 TABLES = [
     Table(
-        lambda rows: f"the driver moves pages, {rows[0]['range_bytes'] / 2**30:.3g} GiB",
-        {
-            "managed pages": "name",
-            "GB/s": gb_per_s("moved", "wall"),
-            "ms": ms("wall"),
-            "the calls block the host, ms": ms("blocks_host"),
-        },
-        where={"kind": PAGES},
+        lambda rows: f"the driver moves pages, {rows[0]['range_bytes'] / 2**30:.3g} GiB", MOVES, where={"kind": PAGES}
     ),
-    Table(
-        "placement='managed-driver', all state on the host before",
-        {"what": "name", "wall ms": ms("wall"), "p10 to p90": spread_ms("wall")},
-        where={"kind": STEPS},
-    ),
+    Table("placement='managed-driver', all state on the host before", WAITS, where={"kind": STEPS}),
 ]

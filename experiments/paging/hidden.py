@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
 from experiments.harness.columns import ms, percent
-from experiments.harness.rows import Row, Rows, best, on_one_clock
+from experiments.harness.rows import Column, Row, Rows, on_one_clock
 from experiments.harness.run import Run
 from experiments.harness.show import Bar, Table
 from experiments.harness.time import Case
@@ -25,11 +26,11 @@ NEEDS_GPU = True
 WIDTH, QUICK_WIDTH = 8192, 512
 #: The products take this many times as long as the update on the default number of blocks.
 LONGER = 2.2
-#: (placement, access, numbers of thread blocks; None: all).
-WAYS: tuple[tuple[str, str, tuple[int | None, ...]], ...] = (
-    ("mapped", "in_place", (8, 4, 16, 32)),
-    ("managed", "in_place", (8,)),
-    ("mapped", "staged", (None,)),
+#: (placement, access, number of thread blocks; None: all).
+WAYS: tuple[tuple[str, str, int | None], ...] = (
+    *(("mapped", "in_place", blocks) for blocks in (8, 4, 16, 32)),
+    ("managed", "in_place", 8),
+    ("mapped", "staged", None),
 )
 PRODUCTS, UPDATE, TOGETHER = "products alone", "update alone", "together"
 
@@ -47,41 +48,34 @@ class Products:
         for i in range(self.count):
             torch.mm(self.a, self.b if i % 2 else self.b.T, out=self.out[i % 2])
 
-    def last(self, run: Run, microseconds: float) -> None:
-        """Queue as many products as take so long."""
-        self.count = 10
-        self.count = max(2, math.ceil(10 * microseconds / median(run, Case("ten products", self))))
-
-
-def median(run: Run, case: Case) -> float:
-    """How long a case takes (µs)."""
-    return float(best(run.measure([case], rounds=5)[case.name])["median"])
-
 
 def measure(run: Run) -> Iterator[Row]:
     """Rows of (placement, access, blocks) with three series: products, update and both."""
     problem = Problem(run)
     products = Products(run.device, run.size(WIDTH, QUICK_WIDTH))
     products()
-    for placement, access, counts in run.each(WAYS):
-        with run.attempt(f"{placement}, {access.replace('_', ' ')}"):
-            options = {"placement": placement, "host_access": access, "device_budget": 0}
-            optimizer = adamw(problem.parameters(), **options, blocks=counts[0])
-            for blocks in counts:
-                optimizer.blocks = blocks
-                optimizer.set_device_budget(0)  # prepares the launches anew, with so many blocks
-                optimizer.step()
-                products.last(run, LONGER * median(run, Case(UPDATE, optimizer.step)))
-                about = {"placement": placement, "access": access, "blocks": blocks, "products": products.count}
-                yield {**about, "width": len(products.a), **_times(run, products, optimizer.step)}
+    for placement, access, blocks in run.each(WAYS):
+        about = {"placement": placement, "access": access, "blocks": blocks}
+        with run.attempt(way(about)):
+            options = {"placement": placement, "host_access": access, "blocks": blocks}
+            update = adamw(problem.parameters(), device_budget=0, **options).step
+            update()
+            products.count = 10
+            ten, one = (_times(run, [Case("", each)], 5)[""]["median"] for each in (products, update))
+            products.count = max(2, math.ceil(10 * LONGER * one / ten))
+            cases = [Case(PRODUCTS, products), Case(UPDATE, update), Case(TOGETHER, beside(products, update))]
+            yield {**about, "products": products.count, "width": len(products.a), **_times(run, cases, 6)}
 
 
-def _times(run: Run, products: Callable[[], None], update: Callable[[], object]) -> Row:
-    """A series by what ran, all of one clock."""
-    runs = {PRODUCTS: products, UPDATE: update, TOGETHER: beside(products, update)}
-    times = run.measure([Case(name, each) for name, each in runs.items()], rounds=6, seconds=2.5)
-    rows = on_one_clock(Rows({"name": name, **timing} for name, timing in times.items()))
-    return {row["name"]: row["time"] for row in rows}
+def _times(run: Run, cases: list[Case], rounds: int) -> dict[str, Any]:
+    """A series by case, all of one clock."""
+    times = run.measure(cases, rounds, seconds=2.5)
+    return {row["case"]: row["time"] for row in on_one_clock(Rows({"case": name, **times[name]} for name in times))}
+
+
+def way(row: Row) -> str:
+    """Where the state is, and how the update reaches it."""
+    return f"{row['placement']}, {row['access'].replace('_', ' ')}"
 
 
 def beside(products: Callable[[], None], update: Callable[[], object]) -> Callable[[], None]:
@@ -109,27 +103,18 @@ def derive(rows: Rows) -> Rows:
     return found
 
 
-TABLES = [
-    Table(
-        "an update behind bf16 products of {width}²",
-        {
-            "way": lambda row: f"{row['placement']}, {row['access'].replace('_', ' ')}",
-            "blocks": lambda row: str(row["blocks"] or "all"),
-            "products alone, ms": ms(PRODUCTS),
-            "update alone": ms(UPDATE),
-            "together": ms(TOGETHER),
-            "added": ms("added"),
-            "hidden": percent("hidden"),
-        },
-    )
-]
+COLUMNS: dict[str, Column] = {
+    "way": way,
+    "blocks": lambda row: str(row["blocks"] or "all"),
+    "products alone, ms": ms(PRODUCTS),
+    "update alone": ms(UPDATE),
+    "together": ms(TOGETHER),
+    "added": ms("added"),
+    "hidden": percent("hidden"),
+}
+TABLES = [Table("an update behind bf16 products of {width}²", COLUMNS)]
 BARS = [
-    Bar(
-        f"in place behind matrix products, {placement}, 8 blocks: hidden",
-        "hidden",
-        at_least=85,
-        unit="%",
-        **{"placement": placement, "access": "in_place", "blocks": 8},
-    )
+    Bar(title, "hidden", at_least=85, unit="%", placement=placement, access="in_place", blocks=8)
     for placement in ("mapped", "managed")
+    for title in (f"in place behind matrix products, {placement}, 8 blocks: hidden",)
 ]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from experiments.harness.columns import gb
-from experiments.harness.rows import Row, Rows
+from experiments.harness.rows import Column, Row, Rows
 from experiments.harness.run import Run
 from experiments.harness.show import Bar, Table
 from experiments.works.paged import PAGED, Problem, adamw, away_bytes, placed, way_and_share
@@ -78,19 +78,15 @@ def derive(rows: Rows) -> Rows:
     return Rows({**row, "beyond": (row["device_extra"] - row["budget"] - row["ring"]) / 2**20} for row in rows)
 
 
-TABLES = [
-    Table(
-        "memory that an optimizer and three steps take",
-        {
-            "way": way_and_share,
-            "budget, GB": gb("budget"),
-            "ring, GB": gb("ring"),
-            "device taken, GB": gb("device_extra"),
-            "beyond, MiB": "beyond",
-            "state on the host, GB": gb("away"),
-            "host taken, GB": gb("host_extra"),
-        },
-    )
-]
+COLUMNS: dict[str, Column] = {
+    "way": way_and_share,
+    "budget, GB": gb("budget"),
+    "ring, GB": gb("ring"),
+    "device taken, GB": gb("device_extra"),
+    "beyond, MiB": "beyond",
+    "state on the host, GB": gb("away"),
+    "host taken, GB": gb("host_extra"),
+}
+TABLES = [Table("memory that an optimizer and three steps take", COLUMNS)]
 # The driver gives memory in pieces of 2 MiB, and its own page tables for the state's pages are in the reading.
 BARS = [Bar("device memory taken beyond budget and ring, worst way and share", "beyond", at_most=2, unit="MiB")]

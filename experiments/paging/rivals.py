@@ -19,9 +19,9 @@ import torch
 
 from experiments.harness.child import Child
 from experiments.harness.columns import error, ms, ratio, spread_ms
-from experiments.harness.panels import Bars
+from experiments.harness.panels import ORANGE, Bars
 from experiments.harness.plot import Plot
-from experiments.harness.rows import Row, Rows, over
+from experiments.harness.rows import Column, Row, Rows, over
 from experiments.harness.run import Run
 from experiments.harness.show import Bar, Table, console
 from experiments.harness.time import Case
@@ -160,36 +160,29 @@ def derive(rows: Rows) -> Rows:
     return Rows({**row, "clock": "wall", "over": over(row["wall"], ours)} for row in rows)
 
 
-TABLES = [
-    Table(
-        lambda rows: f"a step over {rows[0]['numel'] / 1e6:,.0f} M parameters",
-        {
-            "contender": "name",
-            "what": "what",
-            "wall ms": ms("wall"),
-            "p10 to p90": spread_ms("wall"),
-            "GPU ms": ms("gpu"),
-            "÷ ours": ratio("over"),
-            "error": error(),
-        },
-    )
-]
+COLUMNS: dict[str, Column] = {
+    "contender": "name",
+    "what": "what",
+    "wall ms": ms("wall"),
+    "p10 to p90": spread_ms("wall"),
+    "GPU ms": ms("gpu"),
+    "÷ ours": ratio("over"),
+    "error": error(),
+}
+TABLES = [Table(lambda rows: f"a step over {rows[0]['numel'] / 1e6:,.0f} M parameters", COLUMNS)]
 FASTER = "speed over bitsandbytes PagedAdamW32bit, same start and end"
 BARS = [Bar(FASTER, "over", at_least=3.5, unit="x", name=RIVAL, what=SAME)]
-PLOTS = [
-    Plot(
-        "rivals",
-        [
-            Bars(
-                title="a step over {numel:,} parameters",
-                unit="ms",
-                name=lambda row: f"{row['name']}: {row['what']}",
-                length="wall",
-                scale=1e3,
-                wrap=32,
-                colors=contenders.color,
-            )
-        ],
-        title="State is on the host before and after a step, unless a name says otherwise",
-    )
-]
+
+
+def label(row: Row) -> str:
+    """Who does what."""
+    return f"{row['name']}: {row['what']}"
+
+
+def color(name: str) -> str:
+    """Other packages' alike."""
+    return ORANGE if name.startswith(tuple(PACKAGES)) else contenders.color(name)
+
+
+STEPS = Bars(title="{numel:,} parameters", unit="ms", name=label, length="wall", scale=1e3, wrap=32, colors=color)
+PLOTS = [Plot("rivals", [STEPS], "State is on the host before and after a step, unless a name says otherwise")]

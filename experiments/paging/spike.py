@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from experiments.harness.columns import formatted, gb
 from experiments.harness.panels import Lines
 from experiments.harness.plot import Plot
-from experiments.harness.rows import Row, Rows
+from experiments.harness.rows import Column, Row, Rows
 from experiments.harness.run import Run
 from experiments.harness.show import Bar, Table
 from experiments.works.models import HYPER
@@ -47,6 +47,8 @@ ORDINARY, LARGE, BEHIND, SPILLING, BACK = "ordinary", "large", "behind", "spilli
 #: Kinds of rows: a time, the card with what was compared on it, and what the times of a loop say (derived).
 #: Of the loops that are kept, times are medians, but for a turn's steps, which are there to be drawn.
 TIME, CARD, LOOP = "time", "card", "loop"
+#: Bytes of a card on which nothing is missing, and options of who may be on a small one.
+LARGE_CARD, MAPPED = 1 << 60, {"placement": "mapped", "device_budget": "100%"}
 #: Of the weights at first; and a small learning rate: the losses must stay finite to be compared.
 STD, RATE = 0.5 * WIDTH**-0.5, 2e-5
 
@@ -74,8 +76,8 @@ class OnCard(PagedAdamW):
 
     def cap(self, state: int) -> None:
         """Let torch have what so many bytes of state leave."""
-        total = torch.cuda.mem_get_info()[1]
-        torch.cuda.set_per_process_memory_fraction(min(1.0, (self.nbytes - state) / total))
+        share = (self.nbytes - state) / torch.cuda.mem_get_info()[1]
+        torch.cuda.set_per_process_memory_fraction(min(1.0, share))
 
     @contextlib.contextmanager
     def timed(self, what: str) -> Iterator[None]:
@@ -106,20 +108,23 @@ class Training:
 
     def __init__(self, run: Run, **options: Any) -> None:
         self.device = run.device
+        depth = run.size(DEPTH, QUICK_DEPTH)
         generator = torch.Generator(device=self.device).manual_seed(3)
-        self.weights = [
-            torch.nn.Parameter(torch.empty(WIDTH, WIDTH, device=self.device).normal_(std=STD, generator=generator))
-            for _ in range(run.size(DEPTH, QUICK_DEPTH))
-        ]
-        self.state_bytes = 8 * len(self.weights) * WIDTH**2
+        layers = (torch.empty(WIDTH, WIDTH, device=self.device) for _ in range(depth))
+        self.weights = [torch.nn.Parameter(layer.normal_(0, STD, generator=generator)) for layer in layers]
+        self.state_bytes = 8 * depth * WIDTH**2
         self.optimizer = OnCard(self.weights, **HYPER | {"lr": RATE}, **options)
 
-    def forward_and_backward(self, step: int) -> torch.Tensor:
-        """The loss of mirroring random rows that depend on the step alone."""
-        self.optimizer.zero_grad()
+    def batch(self, step: int) -> torch.Tensor:
+        """Random rows that depend on the step alone."""
         generator = torch.Generator(device=self.device).manual_seed(step)
         rows = ROWS * (LARGER if step % EVERY == 0 else 1)
-        x = torch.empty(rows, WIDTH, device=self.device).normal_(generator=generator)
+        return torch.empty(rows, WIDTH, device=self.device).normal_(generator=generator)
+
+    def forward_and_backward(self, step: int) -> torch.Tensor:
+        """The loss of mirroring a batch."""
+        self.optimizer.zero_grad()
+        x = self.batch(step)
         wanted = x.flip(-1)
         for weight in self.weights:
             x = x + F.gelu(F.linear(x, weight))
@@ -127,32 +132,25 @@ class Training:
         loss.backward()
         return loss.detach().clone()  # the storage of what mse_loss returns is that of its whole input
 
-    def loop(self, steps: int = STEPS, spilled: int | str | None = "") -> Iterator[Row]:
-        """A row per step, with its loss and its time; ``spilled`` makes room for what runs out of memory."""
+    def loop(self, steps: int = STEPS, spilled: int | None = 0) -> Iterator[Row]:
+        """A row per step, with its loss and its time; so many bytes make room for what runs out of memory."""
         for step in range(1, steps + 1):
             torch.cuda.synchronize()
             begin = time.perf_counter()
             run = functools.partial(self.forward_and_backward, step)
-            loss = run() if spilled == "" else run_with_room(self.optimizer, run, spilled)
+            loss = run() if spilled == 0 else run_with_room(self.optimizer, run, spilled)
             self.optimizer.step()
             torch.cuda.synchronize()
-            taken = (time.perf_counter() - begin) * 1e3
-            yield {"step": step, "ms": taken, "clock": "wall", "loss": float(loss), **kind_of(step)}
-
-
-def kind_of(step: int) -> Row:
-    """The column ``what`` of a step that counts."""
-    kinds = {0: LARGE, 1: BEHIND}
-    return {} if step <= WARM else {"what": kinds.get(step % EVERY, ORDINARY)}
+            row = {"step": step, "ms": (time.perf_counter() - begin) * 1e3, "clock": "wall", "loss": float(loss)}
+            kind = {0: LARGE, 1: BEHIND}.get(step % EVERY, ORDINARY)
+            yield row | ({"what": kind} if step > WARM else {})
 
 
 def card_bytes(state: int, normal: int, spiked: int) -> int:
     """A card on which an ordinary step has room beside all state, and a large one only beside half of it.
 
     Args:
-        state: bytes of optimizer state.
-        normal: what torch holds in an ordinary step.
-        spiked: what it has in use in a large one.
+        state, normal, spiked: bytes of optimizer state, what torch holds in an ordinary step and uses in a large one.
 
     Raises:
         ValueError: no size of the card takes an ordinary batch and refuses a large one.
@@ -180,21 +178,26 @@ def measure(run: Run) -> Iterator[Row]:
 def _loops(run: Run) -> Iterator[Row]:
     about = _needs(run)
     run.free()
-    card, state = about["card"], about["state_bytes"]
+    spilled = {UNPAGED: 0, SPILL_ALL: None, SPILL_SOME: int(1.5 * about["needed"])}
     results = []
     for turn in range(2):  # in turn, so that a drifting clock meets all alike
-        for name, spilled in ((UNPAGED, ""), (SPILL_ALL, None), (SPILL_SOME, int(1.5 * about["needed"]))):
+        for name, nbytes in spilled.items():
+            card, options = (LARGE_CARD, {"placement": "device"}) if name == UNPAGED else (about["card"], MAPPED)
             with run.attempt(name):
-                rows, bits = _unpaged(run) if name == UNPAGED else _spilling(run, card, state, spilled)
+                rows, bits = _trained(run, card, STEPS, nbytes, **options)
                 results.append((bits, [row["loss"] for row in rows if "loss" in row]))
                 yield from ({"kind": TIME, "loop": name, "turn": turn, **row} for row in rows)
-    same = all(result == results[0] for result in results)
-    yield {"kind": CARD, **about, "same": same, "helpless": _helpless(run, card, state)}
+    try:
+        helpless = "finished"
+        _trained(run, about["card"], EVERY, 0, **MAPPED)
+    except torch.OutOfMemoryError as error:
+        helpless = f"out of memory: {str(error)[:160]}"
+    yield {"kind": CARD, **about, "same": all(one == results[0] for one in results), "helpless": helpless}
 
 
 def _needs(run: Run) -> Row:
     """What torch holds in ordinary steps, and has in use in a large one, the state not counted; and a card for that."""
-    training = Training(run, placement="mapped", device_budget="100%")
+    training = Training(run, **MAPPED)
     torch.cuda.reset_peak_memory_stats(run.device)
     list(training.loop(WARM))
     normal = torch.cuda.max_memory_reserved(run.device)
@@ -206,27 +209,12 @@ def _needs(run: Run) -> Row:
     return {"card": card, "state_bytes": state, "normal": normal, "spiked": spiked, "needed": spiked + state - card}
 
 
-def _unpaged(run: Run) -> tuple[list[Row], str]:
-    training = Training(run, placement="device")
-    return list(training.loop()), digest(training.weights)
-
-
-def _spilling(run: Run, card: int, state: int, spilled: int | str | None) -> tuple[list[Row], str]:
-    training = Training(run, placement="mapped", device_budget=state)
-    with training.optimizer.inserted(card, state):
-        rows = list(training.loop(STEPS, spilled))
+def _trained(run: Run, card: int, steps: int, spilled: int | None, **options: Any) -> tuple[list[Row], str]:
+    """Rows of a loop on a card, and the bits of its weights."""
+    training = Training(run, **options)
+    with training.optimizer.inserted(card, training.state_bytes):
+        rows = list(training.loop(steps, spilled))
     return rows + training.optimizer.moves, digest(training.weights)
-
-
-def _helpless(run: Run, card: int, state: int) -> str:
-    """What the same loop says on that card without spilling."""
-    training = Training(run, placement="mapped", device_budget=state)
-    with training.optimizer.inserted(card, state):
-        try:
-            list(training.loop(EVERY))
-        except torch.OutOfMemoryError as error:
-            return f"out of memory: {str(error)[:160]}"
-    return "finished"
 
 
 # --- what the loops say, table, bar, plot
@@ -234,24 +222,22 @@ def _helpless(run: Run, card: int, state: int) -> str:
 
 def derive(rows: Rows) -> Rows:
     """Medians (ms) of every loop, and over the unpaged one's; what one says that does not spill; steps to draw."""
-    about: Row = {**(rows.first(kind=CARD) or {}), "kind": LOOP, "clock": "wall"}
-    about |= {"different": int(not about["same"])} if "same" in about else {}
-    loops = []
+    about = {**(rows.first(kind=CARD) or {"helpless": "not measured"}), "kind": LOOP, "clock": "wall"}
+    loops = Rows()
     for times in rows.where(kind=TIME).groups("loop"):
         medians = {w: statistics.median(row["ms"] for row in times.where(what=w)) for w in times.values("what")}
         loops.append({**about, "loop": times[0]["loop"], **medians})
-        if times[0]["loop"] != UNPAGED and loops[0]["loop"] == UNPAGED:
-            slowdown = medians[ORDINARY] / loops[0][ORDINARY]
-            loops[-1] |= {"slowdown": slowdown, "slower": 100 * (slowdown - 1)}
-    if "helpless" in about:
-        loops.append({**about, "loop": f"without spilling: {about['helpless']}"})
-    return Rows([*loops, *(row for row in rows.where(turn=0) if row.get("step", 0) > WARM)])
+    unpaged = loops.number(ORDINARY, loop=UNPAGED)
+    for row in loops:
+        if unpaged and row["loop"] != UNPAGED and ORDINARY in row:
+            row["slowdown"] = row[ORDINARY] / unpaged
+            row["slower"] = 100 * (row["slowdown"] - 1)
+    drawn = [row for row in rows.where(turn=0) if row.get("step", 0) > WARM]
+    return Rows([*loops, {**about, "loop": f"without spilling: {about['helpless']}"}, *drawn])
 
 
 def title(rows: Rows) -> str:
     """The card, and what was needed of it."""
-    if "card" not in rows[0]:
-        return "the loops did not end"
     card, state, normal, spiked = (gb(name)(rows[0]) for name in ("card", "state_bytes", "normal", "spiked"))
     return (
         f"every 20th batch is four times as large; card {card} GB, state {state} GB, torch holds {normal} GB in an "
@@ -261,29 +247,23 @@ def title(rows: Rows) -> str:
 
 def finished(rows: Rows) -> float:
     """Loops that spill and finish, if without spilling there is no room."""
-    helpless = str(rows[0].get("helpless")).startswith("out of memory")
-    return float(sum("slowdown" in row for row in rows)) if helpless else 0.0
+    return float(rows[0]["helpless"].startswith("out of memory") * sum("slowdown" in row for row in rows))
 
 
-TABLES = [
-    Table(
-        title,
-        {
-            "loop": "loop",
-            "ordinary step, ms": ORDINARY,
-            "large": LARGE,
-            "the one behind it": BEHIND,
-            "spilling": SPILLING,
-            "taking back": BACK,
-            "÷ unpaged": formatted("slowdown", "{:.3f} x", ""),
-        },
-        where={"kind": LOOP},
-    )
-]
+COLUMNS: dict[str, Column] = {
+    "loop": "loop",
+    "ordinary step, ms": ORDINARY,
+    "large": LARGE,
+    "the one behind it": BEHIND,
+    "spilling": SPILLING,
+    "taking back": BACK,
+    "÷ unpaged": formatted("slowdown", "{:.3f} x", ""),
+}
+TABLES = [Table(title, COLUMNS, where={"kind": LOOP})]
 BARS = [
     Bar("spikes: loops that finish where the card is too small without spilling", finished, at_least=2, kind=LOOP),
     Bar("spikes: the other steps, time over unpaged", "slower", at_most=3, unit="%", kind=LOOP),
-    Bar(f"spikes: losses that differ from '{UNPAGED}'", "different", at_most=0, kind=LOOP),
+    Bar(f"spikes: losses that differ from '{UNPAGED}'", lambda rows: float(not rows[0]["same"]), at_most=0, kind=LOOP),
 ]
 
 

@@ -20,10 +20,11 @@ import torch
 
 from experiments.harness.child import Child
 from experiments.harness.columns import gb_per_s, mib, ms
-from experiments.harness.rows import Row, Rows
+from experiments.harness.rows import Column, Row, Rows
 from experiments.harness.run import Run
 from experiments.harness.show import Bar, Table
 from experiments.harness.time import series
+from experiments.works.models import Work
 from experiments.works.paged import STATE_BYTES, adamw, digest, placed, state_tensors
 from experiments.works.watch import watched
 from experiments.works.weight import high_water
@@ -74,14 +75,8 @@ def measure(run: Run) -> Iterator[Row]:
             yield row
     folder, nbytes = state_folder(), min(state, 256 << 20)
     write, read = file_rates(folder, nbytes, DISK_SECONDS)  # written through; dropped from the cache before it is read
-    yield {
-        "kind": DISK,
-        "file_system": file_system(folder),
-        "bytes": nbytes,
-        "write": write,
-        "read": read,
-        "clock": "wall",
-    }
+    row = {"kind": DISK, "file_system": file_system(folder), "bytes": nbytes}
+    yield {**row, "clock": "wall", "write": write, "read": read}
 
 
 def _followed(tensors: int, numel: int, budget: int | None) -> Row:
@@ -119,64 +114,43 @@ def resident(process: int | str = "self") -> int:
 
 def parameters(tensors: int, numel: int) -> list[torch.nn.Parameter]:
     """The same random parameters and gradients every time."""
-    generator = torch.Generator().manual_seed(1)
-    found = []
-    for _ in range(tensors):
-        parameter = torch.nn.Parameter(torch.empty(numel).normal_(0, 0.02, generator=generator))
-        parameter.grad = torch.empty(numel).normal_(0, 1e-3, generator=generator)
-        found.append(parameter)
-    return found
-
-
-def options_of(budget: int | None) -> dict[str, Any]:
-    """Plain RAM, or a file of which so many bytes stay in RAM."""
-    return {} if budget is None else {"placement": "file", "device_budget": budget}
+    return Work("flat", [(numel,)] * tensors, torch.float32, 28, 5e-5).parameters(torch.device("cpu"))
 
 
 def steps(tensors: int, numel: int, budget: int | None) -> Iterator[Row]:
     """Two marks, and a row of what the steps between them took."""
-    params = parameters(tensors, numel)
-    warm = parameters(1, 4096)
+    params, warm = parameters(tensors, numel), parameters(1, 4096)
+    options: dict[str, Any] = {} if budget is None else {"placement": "file", "device_budget": budget}
     for _ in range(2):  # compiles the kernel, wakes the threads: what the first step ever takes is not the state's
-        adamw(warm, **options_of(None if budget is None else 0)).step()
+        adamw(warm, **options | ({"device_budget": 0} if options else {})).step()
     high_water(reset=True)
     before = resident()
     yield BEGIN
-    optimizer = adamw(params, **options_of(budget))
+    optimizer = adamw(params, **options)
     taken = []
     for _ in range(STEPS):
         begin = time.perf_counter()
         optimizer.step()
         taken.append((time.perf_counter() - begin) * 1e6)
-    peak, after = high_water(), resident()
+    sizes = {"before": before, "high_water": high_water(), "after": resident()}
     yield DONE
     bits = digest([*params, *state_tensors(optimizer)])
     times = {"first_step": series(taken[:WARM], "wall"), "step": series(taken[WARM:], "wall")}
-    yield {
-        "before": before,
-        "high_water": peak,
-        "after": after,
-        "digest": bits,
-        **times,
-        **placed(optimizer.memory_report()),
-    }
+    yield {**sizes, "digest": bits, **times, **placed(optimizer.memory_report())}
 
 
 # --- table, bar
 
 
 def derive(rows: Rows) -> Rows:
-    """What the disk gives beside every row, whether its bits are those of all in RAM, and bytes to and fro a second."""
+    """What the disk gives beside every row, what is in RAM beyond a budget (MiB), and whether bits are the same."""
     right = (rows.first(name=IN_RAM) or {}).get("digest")
     disk = {f"disk_{way}": rows.number(way, kind=DISK) for way in ("write", "read")}
     found = Rows()
     for row in rows.where(kind=STATE):
-        more = {
-            "in_file": row.get("on file", 0),
-            "beyond": (row["resident"] - (row["budget"] or 0)) / 2**20,
-            "bits": "same" if row["digest"] == right else "different",
-        }
-        found.append({**row, **disk, **more})
+        bits = "same" if row["digest"] == right else "different"
+        beyond = (row["resident"] - (row["budget"] or 0)) / 2**20
+        found.append({**row, **disk, "in_file": row.get("on file", 0), "beyond": beyond, "bits": bits})
     return found
 
 
@@ -188,20 +162,16 @@ def title(rows: Rows) -> str:
     return f"CPU, {row['numel'] / 1e6:,.0f} M parameters, {row['state_bytes'] / 2**20:,.0f} MiB of state; {disk}"
 
 
-TABLES = [
-    Table(
-        title,
-        {
-            "state": "name",
-            "budget, MiB": mib("budget"),
-            "resident, MiB": mib("resident"),
-            "in the file, MiB": mib("in_file"),
-            "step, ms": ms("step"),
-            "GB/s to and fro": gb_per_s(lambda row: 2 * row["in_file"], "step"),
-            "bits": "bits",
-        },
-    )
-]
+COLUMNS: dict[str, Column] = {
+    "state": "name",
+    "budget, MiB": mib("budget"),
+    "resident, MiB": mib("resident"),
+    "in the file, MiB": mib("in_file"),
+    "step, ms": ms("step"),
+    "GB/s to and fro": gb_per_s(lambda row: 2 * row["in_file"], "step"),
+    "bits": "bits",
+}
+TABLES = [Table(title, COLUMNS)]
 BEYOND = "CPU, state file, a quarter in RAM: resident beyond the budget"
 DIFFERENT = "CPU, state file: budgets whose bits differ from all in RAM"
 BARS = [

@@ -20,7 +20,7 @@ import torch
 from experiments.harness.columns import ms, percent, series_in_ms
 from experiments.harness.panels import Lines
 from experiments.harness.plot import Plot
-from experiments.harness.rows import Row, Rows, best, on_one_clock
+from experiments.harness.rows import Column, Row, Rows, best, on_one_clock
 from experiments.harness.run import Run
 from experiments.harness.show import Bar, Grid, Table
 from experiments.harness.time import Case
@@ -194,21 +194,18 @@ def shares(title: str, column: Any) -> Grid:
     return Grid(title, "way", "share", ms(column), "way", "{:.0%}".format, steps)
 
 
+SAID: dict[str, Column] = {
+    "way": "way",
+    "GB/s, all away": "rate",
+    "of the ceiling": percent("of_ceiling"),
+    "worst ÷ line": "worst",
+    "all near, over device": percent("near", "{:+.1f} %"),
+    "bits": "bits",
+}
 TABLES = [
     shares("GPU time (wall where the host is blocked)", "time"),
     shares("host time of step()", "host"),
-    Table(
-        "what the times say",
-        {
-            "way": "way",
-            "GB/s, all away": "rate",
-            "of the ceiling": percent("of_ceiling"),
-            "worst ÷ line": "worst",
-            "all near, over device": percent("near", "{:+.1f} %"),
-            "bits": "bits",
-        },
-        where={"kind": SAYS},
-    ),
+    Table("what the times say", SAID, where={"kind": SAYS}),
 ]
 
 
@@ -250,12 +247,7 @@ def panel(title: str, clock: str) -> Lines:
     return Priced(title=title, unit="ms", x="away", y=series_in_ms(clock), each="way", label=label, log="", inches=4.3)
 
 
-PRICE = "dashed: share away · (all away) + (nothing away)"
-PLOTS = [
-    Plot(
-        "shares",
-        [panel("all ways", "wall"), panel("the same without the driver's paging", "gpu")],
-        title=f"A step of AdamW takes what its bytes take: 268 M parameters, 2.1 GB of state\n{PRICE}",
-        where={"kind": TIME, "case": STEP},
-    )
-]
+TITLE = """A step of AdamW takes what its bytes take: 268 M parameters, 2.1 GB of state
+dashed: share away · (all away) + (nothing away)"""
+PANELS = [panel("all ways", "wall"), panel("the same without the driver's paging", "gpu")]
+PLOTS = [Plot("shares", PANELS, TITLE, where={"kind": TIME, "case": STEP})]
