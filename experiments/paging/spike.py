@@ -222,7 +222,7 @@ def _trained(run: Run, card: int, steps: int, spilled: int | None, **options: An
 
 def derive(rows: Rows) -> Rows:
     """Medians (ms) of every loop, and over the unpaged one's; what one says that does not spill; steps to draw."""
-    about = {**(rows.first(kind=CARD) or {"helpless": "not measured"}), "kind": LOOP, "clock": "wall"}
+    about = {**rows.where(kind=CARD)[0], "kind": LOOP, "clock": "wall"}
     loops = Rows()
     for times in rows.where(kind=TIME).groups("loop"):
         medians = {w: statistics.median(row["ms"] for row in times.where(what=w)) for w in times.values("what")}
