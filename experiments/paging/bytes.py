@@ -10,12 +10,10 @@ staged way and the plain kernel for those in place; for the staged way torch's p
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from torch.profiler import ProfilerActivity, profile
 
 from experiments.harness.columns import formatted, gb
 from experiments.harness.rows import Column, Row, Rows
@@ -24,7 +22,7 @@ from experiments.harness.show import Bar, Table
 from experiments.works.counters import Bytes, LinkCounters, fits
 from experiments.works.link import BOTH, IN_PLACE, MOVES, Link
 from experiments.works.paged import PAGED, Problem, adamw, away_bytes, way_and_share
-from experiments.works.trace import chrome_events
+from experiments.works.trace import traced
 
 NEEDS_GPU = True
 #: Shares of state on the device.
@@ -84,16 +82,12 @@ def _steps(problem: Problem, name: str, counters: LinkCounters) -> Iterator[tupl
             problem.run.leave_out(f"{name}: {must:,} bytes could wrap the counters twice")
 
 
-def _profiled(problem: Problem) -> list[dict[str, Any]]:
+def _profiled(problem: Problem) -> Sequence[dict[str, Any]]:
     """The profiler's events of one staged step with all state on the host."""
-    optimizer = adamw(problem.parameters(), placement="mapped", host_access="staged", device_budget=0)
-    optimizer.step()
-    torch.cuda.synchronize()
-    for _ in range(2):  # the first one wakes the profiler up
-        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-            optimizer.step()
-            torch.cuda.synchronize()
-    return chrome_events(profiler)
+    step = adamw(problem.parameters(), placement="mapped", host_access="staged", device_budget=0).step
+    for _ in range(3):  # a first step loads things, and a first trace wakes the profiler up
+        trace = traced(step)
+    return trace.raw
 
 
 def copied(events: Iterable[Mapping[str, Any]]) -> Counter[str]:

@@ -40,23 +40,12 @@ class Pages:
         self.buffer = driver.allocate_managed(nbytes, device.index)
         driver.as_tensor(self.buffer).view(torch.float32).normal_()
 
-    def up(self, piece: int = 0) -> None:
-        """Ask for all pages on the device, in calls of ``piece`` bytes, on the current stream."""
-        self._prefetch(Location.DEVICE, piece)
-
-    def down(self, piece: int = 0) -> None:
-        """The same on the host."""
-        self._prefetch(Location.HOST, piece)
-
-    def _prefetch(self, where: Location, piece: int) -> None:
+    def prefetch(self, where: Location, piece: int = 0) -> None:
+        """Ask for all pages, in calls of ``piece`` bytes, on the current stream."""
         stream = torch.cuda.current_stream(self.device).cuda_stream
         step = piece or self.nbytes
         for at in range(0, self.nbytes, step):
             driver.prefetch(self.buffer.address + at, min(step, self.nbytes - at), where, self.device.index, stream)
-
-    def touch(self) -> None:
-        """Read and write all of it with a kernel."""
-        touch(self.buffer.address, self.nbytes, BLOCKS, self.device)
 
 
 def measure(run: Run) -> Iterator[Row]:
@@ -71,26 +60,27 @@ def measure(run: Run) -> Iterator[Row]:
 def _pages(run: Run, nbytes: int) -> Iterator[Row]:
     pages, others = Pages(run.device, nbytes), Pages(run.device, nbytes)
     streams = torch.cuda.Stream(run.device), torch.cuda.Stream(run.device)
+    up, down = (functools.partial(pages.prefetch, where) for where in (Location.DEVICE, Location.HOST))
 
     def apart() -> None:
-        pages.down()
-        others.up()
+        down()
+        others.prefetch(Location.DEVICE)
 
     def both() -> None:
-        for stream, prefetch in zip(streams, (pages.up, others.down), strict=True):
-            with torch.cuda.stream(stream):
-                prefetch()
+        with torch.cuda.stream(streams[0]):
+            up()
+        with torch.cuda.stream(streams[1]):
+            others.prefetch(Location.HOST)
 
-    cases = [Case(FAULTS, pages.touch, pages.down)]
-    for way, prefetch, back in (("up", pages.up, pages.down), ("down", pages.down, pages.up)):
-        cases += [Case(f"prefetch {way}, {n}", functools.partial(prefetch, size), back) for n, size in PIECES.items()]
+    cases = [Case(FAULTS, lambda: touch(pages.buffer.address, nbytes, BLOCKS, run.device), down)]
+    for way, there, back in (("up", up, down), ("down", down, up)):
+        cases += [Case(f"prefetch {way}, {n}", functools.partial(there, size), back) for n, size in PIECES.items()]
     for case in [*cases, Case(AT_ONCE, both, apart)]:
-        moved = 2 * nbytes if case.name == AT_ONCE else nbytes
         wall = run.wall([case], rounds=6, seconds=1.2)[case.name]
         blocked = _blocked(run, case)
         run.say(f"{case.name}: {wall['median'] / 1e3:,.2f} ms, the calls return after {blocked['median'] / 1e3:,.2f}")
-        about = {"kind": PAGES, "name": case.name, "range_bytes": nbytes, "moved": moved}
-        yield {**about, "wall": wall, "blocks_host": blocked}
+        about = {"range_bytes": nbytes, "moved": 2 * nbytes if case.name == AT_ONCE else nbytes}
+        yield {"kind": PAGES, "name": case.name, **about, "wall": wall, "blocks_host": blocked}
 
 
 def _blocked(run: Run, case: Case) -> Row:

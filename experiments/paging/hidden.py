@@ -57,14 +57,19 @@ def measure(run: Run) -> Iterator[Row]:
     for placement, access, blocks in run.each(WAYS):
         about = {"placement": placement, "access": access, "blocks": blocks}
         with run.attempt(way(about)):
-            options = {"placement": placement, "host_access": access, "blocks": blocks}
-            update = adamw(problem.parameters(), device_budget=0, **options).step
-            update()
-            products.count = 10
-            ten, one = (_times(run, [Case("", each)], 5)[""]["median"] for each in (products, update))
-            products.count = max(2, math.ceil(10 * LONGER * one / ten))
-            cases = [Case(PRODUCTS, products), Case(UPDATE, update), Case(TOGETHER, beside(products, update))]
-            yield {**about, "products": products.count, "width": len(products.a), **_times(run, cases, 6)}
+            options = {"placement": placement, "host_access": access, "blocks": blocks, "device_budget": 0}
+            yield {**about, **_beside_products(problem, products, options)}
+
+
+def _beside_products(problem: Problem, products: Products, options: dict[str, Any]) -> Row:
+    """Three series of an optimizer, and how many products there were."""
+    run, update = problem.run, adamw(problem.parameters(), **options).step
+    update()
+    products.count = 10
+    ten, one = (_times(run, [Case("", each)], 5)[""]["median"] for each in (products, update))
+    products.count = max(2, math.ceil(10 * LONGER * one / ten))
+    cases = [Case(PRODUCTS, products), Case(UPDATE, update), Case(TOGETHER, beside(products, update))]
+    return {"products": products.count, "width": len(products.a), **_times(run, cases, 6)}
 
 
 def _times(run: Run, cases: list[Case], rounds: int) -> dict[str, Any]:

@@ -174,15 +174,11 @@ FASTER = "speed over bitsandbytes PagedAdamW32bit, same start and end"
 BARS = [Bar(FASTER, "over", at_least=3.5, unit="x", name=RIVAL, what=SAME)]
 
 
-def label(row: Row) -> str:
-    """Who does what."""
-    return f"{row['name']}: {row['what']}"
-
-
 def color(name: str) -> str:
     """Other packages' alike."""
     return ORANGE if name.startswith(tuple(PACKAGES)) else contenders.color(name)
 
 
-STEPS = Bars(title="{numel:,} parameters", unit="ms", name=label, length="wall", scale=1e3, wrap=32, colors=color)
+LABEL = "{name}: {what}".format_map
+STEPS = Bars(title="{numel:,} parameters", unit="ms", name=LABEL, length="wall", scale=1e3, wrap=32, colors=color)
 PLOTS = [Plot("rivals", [STEPS], "State is on the host before and after a step, unless a name says otherwise")]

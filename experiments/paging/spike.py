@@ -4,8 +4,7 @@ Answer (H200, 2026-11): a large batch 0.7 s instead of 0.05 if all 2.1 GB of sta
 only what is needed does; ordinary steps, those behind it too, cost what they do on a large card, and the losses are
 the same bits.
 
-The small card is simulated: torch's allocator gets a cap, the card less the state on it, set anew whenever pages move,
-and a device page that would not fit beside what torch holds is refused (:func:`pagedopt.placements.device_page_limit`).
+The small card is simulated (:mod:`experiments.works.small_card`).
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from experiments.harness.run import Run
 from experiments.harness.show import Bar, Table
 from experiments.works.models import HYPER
 from experiments.works.paged import digest
-from pagedopt import PagedAdamW, run_with_room
-from pagedopt.placements import device_page_limit
+from experiments.works.small_card import BACK, SPILLING, OnCard
+from pagedopt import run_with_room
 
 NEEDS_GPU = True
 #: Steps of a loop, and which of them are large (counted from 1).
@@ -42,8 +41,8 @@ WIDTH, DEPTH, QUICK_DEPTH = 4096, 16, 4
 #: Steps at the beginning that load and tune things, in no statistic.
 WARM = 5
 UNPAGED, SPILL_ALL, SPILL_SOME = "unpaged, large card", "spills all", "spills what is needed"
-#: What takes time: steps, and the moves within large ones.
-ORDINARY, LARGE, BEHIND, SPILLING, BACK = "ordinary", "large", "behind", "spilling", "taking back"
+#: Kinds of steps.
+ORDINARY, LARGE, BEHIND = "ordinary", "large", "behind"
 #: Kinds of rows: a time, the card with what was compared on it, and what the times of a loop say (derived).
 #: Of the loops that are kept, times are medians, but for a turn's steps, which are there to be drawn.
 TIME, CARD, LOOP = "time", "card", "loop"
@@ -51,53 +50,6 @@ TIME, CARD, LOOP = "time", "card", "loop"
 LARGE_CARD, MAPPED = 1 << 60, {"placement": "mapped", "device_budget": "100%"}
 #: Of the weights at first; and a small learning rate: the losses must stay finite to be compared.
 STD, RATE = 0.5 * WIDTH**-0.5, 2e-5
-
-
-class OnCard(PagedAdamW):
-    """PagedAdamW on a card of ``nbytes``: torch may have what the state leaves, and the state what torch leaves.
-
-    Attributes:
-        moves: rows of what spilling and taking back took.
-    """
-
-    nbytes: int
-    moves: list[Row]
-
-    @contextlib.contextmanager
-    def inserted(self, nbytes: int, state: int) -> Iterator[None]:
-        """The card is there for the block, with so many bytes of state on it."""
-        self.nbytes, self.moves = nbytes, []
-        with device_page_limit(nbytes, torch.cuda.memory_reserved):
-            try:
-                self.cap(state)
-                yield
-            finally:
-                torch.cuda.set_per_process_memory_fraction(1.0)
-
-    def cap(self, state: int) -> None:
-        """Let torch have what so many bytes of state leave."""
-        share = (self.nbytes - state) / torch.cuda.mem_get_info()[1]
-        torch.cuda.set_per_process_memory_fraction(min(1.0, share))
-
-    @contextlib.contextmanager
-    def timed(self, what: str) -> Iterator[None]:
-        """Pages move in the block."""
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.moves.append({"what": what, "ms": (time.perf_counter() - begin) * 1e3, "clock": "wall"})
-            self.cap(self.memory_report().by_place.get("device", 0))
-
-    def spill(self, nbytes: int | str | None = None) -> int:
-        """Then torch may have more."""
-        with self.timed(SPILLING):
-            return super().spill(nbytes)
-
-    def unspill(self) -> None:
-        """Then torch may have less."""
-        with self.timed(BACK):
-            super().unspill()
 
 
 class Training:
@@ -149,9 +101,6 @@ class Training:
 def card_bytes(state: int, normal: int, spiked: int) -> int:
     """A card on which an ordinary step has room beside all state, and a large one only beside half of it.
 
-    Args:
-        state, normal, spiked: bytes of optimizer state, what torch holds in an ordinary step and uses in a large one.
-
     Raises:
         ValueError: no size of the card takes an ordinary batch and refuses a large one.
     """
@@ -163,36 +112,34 @@ def card_bytes(state: int, normal: int, spiked: int) -> int:
 
 def measure(run: Run) -> Iterator[Row]:
     """The times of every loop, step by step, then the card and what was compared."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
     # Without it torch's cache of a small card is in pieces after the first batch of another size (for all contenders).
     settings = getattr(torch._C, "_accelerator_setAllocatorSettings", None) or torch.cuda.memory._set_allocator_settings
-    settings("expandable_segments:True")
-    try:
-        yield from _loops(run)
-    finally:
-        settings("expandable_segments:False")
-        torch.set_float32_matmul_precision(before)
+    with contextlib.ExitStack() as undo:
+        undo.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        undo.callback(settings, "expandable_segments:False")
+        torch.set_float32_matmul_precision("high")
+        settings("expandable_segments:True")
+        about = _needs(run)
+        run.free()
+        results = []
+        for turn in range(2):  # in turn, so that a drifting clock meets all alike
+            for name, spilled in ((UNPAGED, 0), (SPILL_ALL, None), (SPILL_SOME, int(1.5 * about["needed"]))):
+                card, options = (LARGE_CARD, {"placement": "device"}) if name == UNPAGED else (about["card"], MAPPED)
+                with run.attempt(name):
+                    rows, bits = _trained(run, card, STEPS, spilled, **options)
+                    results.append((bits, [row["loss"] for row in rows if "loss" in row]))
+                    yield from ({"kind": TIME, "loop": name, "turn": turn, **row} for row in rows)
+        same = all(result == results[0] for result in results)
+        yield {"kind": CARD, **about, "same": same, "helpless": _helpless(run, about["card"])}
 
 
-def _loops(run: Run) -> Iterator[Row]:
-    about = _needs(run)
-    run.free()
-    spilled = {UNPAGED: 0, SPILL_ALL: None, SPILL_SOME: int(1.5 * about["needed"])}
-    results = []
-    for turn in range(2):  # in turn, so that a drifting clock meets all alike
-        for name, nbytes in spilled.items():
-            card, options = (LARGE_CARD, {"placement": "device"}) if name == UNPAGED else (about["card"], MAPPED)
-            with run.attempt(name):
-                rows, bits = _trained(run, card, STEPS, nbytes, **options)
-                results.append((bits, [row["loss"] for row in rows if "loss" in row]))
-                yield from ({"kind": TIME, "loop": name, "turn": turn, **row} for row in rows)
+def _helpless(run: Run, card: int) -> str:
+    """What the same loop says on that card without spilling."""
     try:
-        helpless = "finished"
-        _trained(run, about["card"], EVERY, 0, **MAPPED)
+        _trained(run, card, EVERY, 0, **MAPPED)
     except torch.OutOfMemoryError as error:
-        helpless = f"out of memory: {str(error)[:160]}"
-    yield {"kind": CARD, **about, "same": all(one == results[0] for one in results), "helpless": helpless}
+        return f"out of memory: {str(error)[:160]}"
+    return "finished"
 
 
 def _needs(run: Run) -> Row:
@@ -221,19 +168,20 @@ def _trained(run: Run, card: int, steps: int, spilled: int | None, **options: An
 
 
 def derive(rows: Rows) -> Rows:
-    """Medians (ms) of every loop, and over the unpaged one's; what one says that does not spill; steps to draw."""
+    """Medians (ms) of every loop, and over the unpaged one's; how many finish, if without spilling there is no room."""
     about = {**rows.where(kind=CARD)[0], "kind": LOOP, "clock": "wall"}
     loops = Rows()
     for times in rows.where(kind=TIME).groups("loop"):
         medians = {w: statistics.median(row["ms"] for row in times.where(what=w)) for w in times.values("what")}
         loops.append({**about, "loop": times[0]["loop"], **medians})
     unpaged = loops.number(ORDINARY, loop=UNPAGED)
-    for row in loops:
-        if unpaged and row["loop"] != UNPAGED and ORDINARY in row:
-            row["slowdown"] = row[ORDINARY] / unpaged
-            row["slower"] = 100 * (row["slowdown"] - 1)
-    drawn = [row for row in rows.where(turn=0) if row.get("step", 0) > WARM]
-    return Rows([*loops, {**about, "loop": f"without spilling: {about['helpless']}"}, *drawn])
+    spilling = [row for row in loops if row["loop"] != UNPAGED and unpaged]
+    for row in spilling:
+        row["slowdown"] = row[ORDINARY] / unpaged
+        row["slower"] = 100 * (row["slowdown"] - 1)
+    finished = len(spilling) if about["helpless"].startswith("out of memory") else 0
+    loops.append({**about, "loop": f"without spilling: {about['helpless']}", "finished": finished})
+    return Rows([*loops, *(row for row in rows.where(turn=0) if row.get("step", 0) > WARM)])
 
 
 def title(rows: Rows) -> str:
@@ -243,11 +191,6 @@ def title(rows: Rows) -> str:
         f"every 20th batch is four times as large; card {card} GB, state {state} GB, torch holds {normal} GB in an "
         f"ordinary step and needs {spiked} GB in a large one; losses {'the same' if rows[0]['same'] else 'DIFFERENT'}"
     )
-
-
-def finished(rows: Rows) -> float:
-    """Loops that spill and finish, if without spilling there is no room."""
-    return float(rows[0]["helpless"].startswith("out of memory") * sum("slowdown" in row for row in rows))
 
 
 COLUMNS: dict[str, Column] = {
@@ -261,7 +204,7 @@ COLUMNS: dict[str, Column] = {
 }
 TABLES = [Table(title, COLUMNS, where={"kind": LOOP})]
 BARS = [
-    Bar("spikes: loops that finish where the card is too small without spilling", finished, at_least=2, kind=LOOP),
+    Bar("spikes: loops that finish where the card is too small without spilling", "finished", at_least=2, kind=LOOP),
     Bar("spikes: the other steps, time over unpaged", "slower", at_most=3, unit="%", kind=LOOP),
     Bar(f"spikes: losses that differ from '{UNPAGED}'", lambda rows: float(not rows[0]["same"]), at_most=0, kind=LOOP),
 ]
@@ -273,10 +216,10 @@ class Spikes(Lines):
     def line(self, axes: Any, i: int, rows: Rows) -> tuple[float, float, str, str]:
         """A line; of its end, the last large step's."""
         *_, name, color = super().line(axes, i, rows)
-        large = [(x, y) for x, y, _ in self.points(rows) if x % EVERY == 0]
-        return *large[-1], name, color
+        x, y, _ = [point for point in self.points(rows) if point[0] % EVERY == 0][-1]
+        return x, y, name, color
 
 
-BATCHES = "Every 20th batch needs more memory than is left beside the state"
-STEPS_SHOWN = Spikes(title=BATCHES, unit="ms", x="step", y="ms", each="loop", log="y", inches=4.0)
-PLOTS = [Plot("spikes", [STEPS_SHOWN], where={"kind": TIME})]
+TITLE = "Every 20th batch needs more memory than is left beside the state"
+SHOWN = Spikes(title=TITLE, unit="ms", x="step", y="ms", each="loop", log="y", inches=4.0)
+PLOTS = [Plot("spikes", [SHOWN], where={"kind": TIME})]

@@ -22,7 +22,7 @@ from experiments.harness import time as clock
 from experiments.harness.rows import Rows
 from experiments.harness.run import Run
 from experiments.paging import bytes, driver, hidden, link, memory, rivals, spike, sweep
-from experiments.works import counters, paged, watch
+from experiments.works import counters, paged, small_card, watch
 from experiments.works import link as works_link
 from experiments.works.models import Work
 from pagedopt.system.cuda import driver as calls
@@ -244,12 +244,12 @@ def test_dry_spike(dry: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     state = 8 * spike.QUICK_DEPTH * 64**2
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda *_: 4 * state)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda *_: 6 * state)
-    limit = spike.OnCard.cap  # on a CPU the file stands in: what is "on the device" is in RAM
+    limit = small_card.OnCard.cap  # on a CPU the file stands in: what is "on the device" is in RAM
 
-    def cap_ram(self: spike.OnCard, state: int) -> None:
+    def cap_ram(self: small_card.OnCard, state: int) -> None:
         limit(self, state or self.memory_report().by_place.get("host", 0))
 
-    monkeypatch.setattr(spike.OnCard, "cap", cap_ram)
+    monkeypatch.setattr(small_card.OnCard, "cap", cap_ram)
     cap = Cap(monkeypatch, spike.Training, 6 * state)
     found = measured(spike, dry)
     assert dry.left_out == []
@@ -257,8 +257,8 @@ def test_dry_spike(dry: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert loops.first(loop=spike.UNPAGED)["same"]  # type: ignore[index]
     assert loops[-1]["loop"].startswith("without spilling: out of memory")
     assert [row["loop"] for row in loops if "slowdown" in row] == [spike.SPILL_ALL, spike.SPILL_SOME]
-    assert spike.finished(loops) == 2
+    assert loops[-1]["finished"] == 2
     assert cap.fraction == 1.0, "the cap goes with the experiment"
     steps = found.where(kind=spike.TIME, loop=spike.UNPAGED)
     assert steps.values("step") == list(range(spike.WARM + 1, spike.STEPS + 1))
-    assert found.first(loop=spike.SPILL_ALL)[spike.SPILLING] > 0  # type: ignore[index]
+    assert found.first(loop=spike.SPILL_ALL)[small_card.SPILLING] > 0  # type: ignore[index]
