@@ -21,7 +21,7 @@ from experiments.harness.run import Run
 from experiments.harness.show import Bar, Table
 from experiments.works.counters import Bytes, LinkCounters, fits
 from experiments.works.link import BOTH, IN_PLACE, MOVES, Link
-from experiments.works.paged import PAGED, Problem, adamw, away_bytes, way_and_share
+from experiments.works.paged import PAGED, WAY_AND_SHARE, Problem, adamw, away_bytes
 from experiments.works.trace import traced
 
 NEEDS_GPU = True
@@ -47,7 +47,7 @@ def measure(run: Run) -> Iterator[Row]:
             known = per_byte[BOTH if options["host_access"] == "staged" else IN_PLACE]
             for row, counted in _steps(problem, name, counters):
                 row |= up_and_down("", (counted - idle) / known)
-                run.say(f"{way_and_share(row)}: {row['up']:,.0f} up, {row['down']:,.0f} down of {row['must']:,}")
+                run.say(f"{WAY_AND_SHARE(row)}: {row['up']:,.0f} up, {row['down']:,.0f} down of {row['must']:,}")
                 yield row
     with run.attempt("torch.profiler as a second witness"):
         for name, nbytes in copied(_profiled(problem)).items():
@@ -113,7 +113,7 @@ def derive(rows: Rows) -> Rows:
 
 
 CROSSING: dict[str, Column] = {
-    "way": way_and_share,
+    "way": WAY_AND_SHARE,
     "GB each way that had to": gb("must"),
     "up": gb("up"),
     "down": gb("down"),

@@ -32,20 +32,12 @@ STEP, STEP_AND_OUT, OUT = "step, pushed out before", "step and pushed out again"
 PAGES, STEPS = "pages", "steps"
 
 
-class Pages:
-    """Managed memory without advice, whose pages go to and fro."""
-
-    def __init__(self, device: torch.device, nbytes: int) -> None:
-        self.device, self.nbytes = device, nbytes
-        self.buffer = driver.allocate_managed(nbytes, device.index)
-        driver.as_tensor(self.buffer).view(torch.float32).normal_()
-
-    def prefetch(self, where: Location, piece: int = 0) -> None:
-        """Ask for all pages, in calls of ``piece`` bytes, on the current stream."""
-        stream = torch.cuda.current_stream(self.device).cuda_stream
-        step = piece or self.nbytes
-        for at in range(0, self.nbytes, step):
-            driver.prefetch(self.buffer.address + at, min(step, self.nbytes - at), where, self.device.index, stream)
+def prefetch(pages: driver.Buffer, where: Location, piece: int = 0) -> None:
+    """Ask for all pages of managed memory without advice, in calls of ``piece`` bytes, on the current stream."""
+    stream = torch.cuda.current_stream().cuda_stream
+    step = piece or pages.nbytes
+    for at in range(0, pages.nbytes, step):
+        driver.prefetch(pages.address + at, min(step, pages.nbytes - at), where, pages.device, stream)
 
 
 def measure(run: Run) -> Iterator[Row]:
@@ -58,21 +50,23 @@ def measure(run: Run) -> Iterator[Row]:
 
 
 def _pages(run: Run, nbytes: int) -> Iterator[Row]:
-    pages, others = Pages(run.device, nbytes), Pages(run.device, nbytes)
+    pages, others = (driver.allocate_managed(nbytes, run.device.index) for _ in range(2))
+    for buffer in (pages, others):
+        driver.as_tensor(buffer).view(torch.float32).normal_()
     streams = torch.cuda.Stream(run.device), torch.cuda.Stream(run.device)
-    up, down = (functools.partial(pages.prefetch, where) for where in (Location.DEVICE, Location.HOST))
+    up, down = (functools.partial(prefetch, pages, where) for where in (Location.DEVICE, Location.HOST))
 
     def apart() -> None:
         down()
-        others.prefetch(Location.DEVICE)
+        prefetch(others, Location.DEVICE)
 
     def both() -> None:
         with torch.cuda.stream(streams[0]):
             up()
         with torch.cuda.stream(streams[1]):
-            others.prefetch(Location.HOST)
+            prefetch(others, Location.HOST)
 
-    cases = [Case(FAULTS, lambda: touch(pages.buffer.address, nbytes, BLOCKS, run.device), down)]
+    cases = [Case(FAULTS, lambda: touch(pages.address, nbytes, BLOCKS, run.device), down)]
     for way, there, back in (("up", up, down), ("down", down, up)):
         cases += [Case(f"prefetch {way}, {n}", functools.partial(there, size), back) for n, size in PIECES.items()]
     for case in [*cases, Case(AT_ONCE, both, apart)]:

@@ -118,8 +118,8 @@ COLUMNS: dict[str, Column] = {
     "hidden": percent("hidden"),
 }
 TABLES = [Table("an update behind bf16 products of {width}²", COLUMNS)]
+HIDDEN = "in place behind matrix products, {}, 8 blocks: hidden"
 BARS = [
-    Bar(title, "hidden", at_least=85, unit="%", placement=placement, access="in_place", blocks=8)
+    Bar(HIDDEN.format(placement), "hidden", at_least=85, unit="%", placement=placement, access="in_place", blocks=8)
     for placement in ("mapped", "managed")
-    for title in (f"in place behind matrix products, {placement}, 8 blocks: hidden",)
 ]

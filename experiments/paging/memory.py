@@ -18,7 +18,7 @@ from experiments.harness.columns import gb
 from experiments.harness.rows import Column, Row, Rows
 from experiments.harness.run import Run
 from experiments.harness.show import Bar, Table
-from experiments.works.paged import PAGED, Problem, adamw, away_bytes, placed, way_and_share
+from experiments.works.paged import PAGED, WAY_AND_SHARE, Problem, adamw, away_bytes, placed
 from experiments.works.watch import watched
 from pagedopt.system.files.host import numbers
 
@@ -45,7 +45,7 @@ def measure(run: Run) -> Iterator[Row]:
         for share in SHARES:
             with run.attempt(f"{name}, {share:.0%}"):
                 row = {"way": name, "share": share, **_taken(problem, params, options, share)}
-                run.say(f"{way_and_share(row)}: {row['device_extra']:,} bytes taken there")
+                run.say(f"{WAY_AND_SHARE(row)}: {row['device_extra']:,} bytes taken there")
                 yield row
 
 
@@ -79,7 +79,7 @@ def derive(rows: Rows) -> Rows:
 
 
 COLUMNS: dict[str, Column] = {
-    "way": way_and_share,
+    "way": WAY_AND_SHARE,
     "budget, GB": gb("budget"),
     "ring, GB": gb("ring"),
     "device taken, GB": gb("device_extra"),

@@ -27,8 +27,8 @@ from experiments.harness.show import Bar, Table, console
 from experiments.harness.time import Case
 from experiments.works import contenders
 from experiments.works.models import HYPER
-from experiments.works.paged import MOST_MANAGED, Problem, push_out
-from experiments.works.reference import Bound, Reference
+from experiments.works.paged import Problem, push_out
+from experiments.works.reference import Bound
 
 NEEDS_GPU = True
 OURS, FUSED = "PagedAdamW, mapped, staged, budget 0", "torch fused, all on the device"
@@ -45,6 +45,8 @@ SAME, ALONE, BACK, WARM = "step and pushed out again", "step alone", "pushing ou
 LONGEST = 150
 #: bitsandbytes never frees its managed memory: four optimizers' worth, two of them of a quarter of the size.
 TAKEN = 2.5
+#: Managed memory stays below this, and below a quarter of what is free.
+MOST_MANAGED = 8 << 30
 
 
 def measure(run: Run) -> Iterator[Row]:
@@ -75,12 +77,6 @@ def _begun(device: str, quick: bool) -> Problem:
     return Problem(Run(torch.device(device), quick, console()))
 
 
-def _error(problem: Problem, build: contenders.Build) -> float:
-    """How far four steps are from float64, as a share of the update."""
-    params = problem.parameters()
-    return Reference(params).error(params, build(params))
-
-
 def bitsandbytes(device: str, quick: bool) -> Iterator[Row]:
     """Paged state from the host and back to the host: a step, then its pages pushed out; and the pieces alone."""
     from bitsandbytes import functional  # type: ignore[import-not-found]
@@ -92,7 +88,7 @@ def bitsandbytes(device: str, quick: bool) -> Iterator[Row]:
     paged: list[torch.Tensor] = functional.GlobalPageManager.get_instance().paged_tensors
     for name in (RIVAL, RIVAL_8BIT):
         build = contenders.imported("bitsandbytes.optim", name.split()[1])
-        off = _error(problem, build)
+        off = problem.error(build)
         paged.clear()
         problem.run.free()
         yield from ({"name": name, "error": off, **row} for row in _pieces(problem, build, paged))
@@ -141,7 +137,7 @@ def offloaded(params: list[torch.nn.Parameter]) -> Bound:
 def torchao(device: str, quick: bool) -> Iterator[Row]:
     """State, and the update itself, on the CPU; gradients go down during a backward that costs next to nothing."""
     problem = _begun(device, quick)
-    more = {"error": _error(problem, offloaded), "threads": torch.get_num_threads(), "numel": problem.work.numel}
+    more = {"error": problem.error(offloaded), "threads": torch.get_num_threads(), "numel": problem.work.numel}
     problem.run.free()
     case = Case("backward and step", offloaded(problem.parameters()).step)
     wall = problem.run.wall([case], rounds=8, seconds=3.0)[case.name]

@@ -36,17 +36,13 @@ from pagedopt.system.files.state_file import state_folder
 FULL, QUICK = (16, 2048**2), (16, 512**2)
 #: Shares of state that stay in RAM; None: plain RAM, no file.
 SHARES = (None, 1.0, 0.5, 0.25, 0.0)
-QUICK_SHARES = (None, 0.25)
 IN_RAM = "all in RAM"
-BAR_SHARE = 0.25
 STEPS, WARM = 4, 1
 #: Seconds between two readings of the resident size.
 PAUSE = 0.002
 #: What the child says: steps begin, steps are done.
 BEGIN, DONE = {"mark": "begin"}, {"mark": "done"}
 LONGEST = 240
-#: Seconds for writing to the disk, and for reading from it.
-DISK_SECONDS = 2.0
 PAGE = os.sysconf("SC_PAGE_SIZE")
 #: Kinds of rows.
 STATE, DISK = "state", "disk"
@@ -65,7 +61,7 @@ def measure(run: Run) -> Iterator[Row]:
     """Rows by share in RAM: resident bytes beyond those before, times (µs), digests; and what the disk gives."""
     tensors, numel = run.size(FULL, QUICK)
     state = STATE_BYTES * tensors * numel
-    for share in run.each(run.size(SHARES, QUICK_SHARES)):
+    for share in run.each(run.size(SHARES, (None, 0.25))):
         name = IN_RAM if share is None else f"file, {share:.0%} in RAM"
         with run.attempt(name):
             budget = None if share is None else int(share * state)
@@ -74,7 +70,7 @@ def measure(run: Run) -> Iterator[Row]:
             run.say(f"{name}: {row['resident']:,} bytes resident, {row['step']['median'] / 1e3:,.0f} ms a step")
             yield row
     folder, nbytes = state_folder(), min(state, 256 << 20)
-    write, read = file_rates(folder, nbytes, DISK_SECONDS)  # written through; dropped from the cache before it is read
+    write, read = file_rates(folder, nbytes, 2.0)  # written through; dropped from the cache before it is read
     row = {"kind": DISK, "file_system": file_system(folder), "bytes": nbytes}
     yield {**row, "clock": "wall", "write": write, "read": read}
 
@@ -175,6 +171,6 @@ TABLES = [Table(title, COLUMNS)]
 BEYOND = "CPU, state file, a quarter in RAM: resident beyond the budget"
 DIFFERENT = "CPU, state file: budgets whose bits differ from all in RAM"
 BARS = [
-    Bar(BEYOND, "beyond", at_most=64, unit="MiB", share=BAR_SHARE),
+    Bar(BEYOND, "beyond", at_most=64, unit="MiB", share=0.25),
     Bar(DIFFERENT, lambda rows: float(sum(row["bits"] != "same" for row in rows)), at_most=0),
 ]

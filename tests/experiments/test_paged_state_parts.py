@@ -37,7 +37,7 @@ class Host:
 
     def __init__(self, nbytes: int, device: int | None) -> None:
         self.host = np.zeros(nbytes, np.uint8)
-        self.address, self.nbytes = self.host.ctypes.data, nbytes
+        self.address, self.nbytes, self.device = self.host.ctypes.data, nbytes, device
 
 
 class Stream:
