@@ -94,7 +94,11 @@ def yes_or_no(column: Column) -> Shown:
 
 
 def gb_per_s(nbytes: Column, time: Column) -> Callable[[Row], float | None]:
-    """A column of bytes over one of µs; None where one of them is missing or nothing was moved."""
+    """A column of bytes over one of µs; None where one of them is missing or nothing was moved.
+
+    >>> gb_per_s("moved", "time")({"moved": 3e9, "time": 1e6})
+    3.0
+    """
 
     def rate(row: Row) -> float | None:
         moved, taken = number_in(row, nbytes), number_in(row, time)

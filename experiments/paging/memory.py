@@ -26,8 +26,6 @@ NEEDS_GPU = True
 #: Shares of state on the device.
 SHARES = (0.0, 0.25, 0.5)
 STEPS = 3
-#: Seconds between two looks.
-PAUSE = 0.001
 
 
 def host_available() -> int:
@@ -56,7 +54,7 @@ def _taken(problem: Problem, params: list[torch.nn.Parameter], options: dict[str
     torch.cuda.reset_peak_memory_stats(device)
     budget = int(share * problem.state_bytes)
     cached = torch.cuda.memory_reserved(device)
-    with watched(lambda: torch.cuda.mem_get_info(device)[0], PAUSE) as near, watched(host_available, PAUSE) as host:
+    with watched(lambda: torch.cuda.mem_get_info(device)[0]) as near, watched(host_available) as host:
         optimizer = adamw(params, device_budget=budget, **options)
         for _ in range(STEPS):
             optimizer.step()

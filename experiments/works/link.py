@@ -100,8 +100,8 @@ class Link:
 
     def cases(self, blocks: int) -> list[Case]:
         """All of :data:`MOVES`, the plain kernel on so many thread blocks."""
-        runs = self.up, self.down, self.both, functools.partial(self.in_place, blocks)
-        return [Case(name, run) for name, run in zip(MOVES, runs, strict=True)]
+        cases = [Case(UP, self.up), Case(DOWN, self.down), Case(BOTH, self.both)]
+        return [*cases, Case(IN_PLACE, functools.partial(self.in_place, blocks))]
 
     def best_blocks(self, run: Run) -> tuple[int, list[Row]]:
         """The fastest grid of the plain kernel, and a row of each with its times."""

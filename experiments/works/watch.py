@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 
 @contextlib.contextmanager
-def watched(read: Callable[[], int], pause: float) -> Iterator[list[int]]:
+def watched(read: Callable[[], int], pause: float = 0.001) -> Iterator[list[int]]:
     """What is read before the block, every ``pause`` seconds in it, and behind it."""
     found, stop = [read()], threading.Event()
 

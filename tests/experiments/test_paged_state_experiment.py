@@ -241,11 +241,6 @@ def test_rows_of_a_rival_that_dies_are_kept(monkeypatch: pytest.MonkeyPatch) -> 
     assert asked.left_out == ["json: its process ended with 3: invalid device ordinal"]
 
 
-def test_copies_of_a_trace_add_up_by_name() -> None:
-    events = [{"cat": "gpu_memcpy", "name": n, "args": {"bytes": b}} for n, b in (("up", 1), ("down", 2), ("up", 4))]
-    assert bytes.copied([*events, {"cat": "kernel", "name": "k"}]) == {"up": 5, "down": 2}
-
-
 # --- the part that needs no GPU, for real
 
 
