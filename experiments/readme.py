@@ -7,9 +7,10 @@ from typing import Any
 
 from experiments.harness.main import KEPT
 from experiments.harness.note import fill, markdown
-from experiments.harness.plot import BLUE, GRAY, LETTERS, PAGE, save
+from experiments.harness.panels import BLUE, GRAY, LETTERS
+from experiments.harness.plot import PAGE, save
 from experiments.harness.revision import ROOT
-from experiments.harness.rows import Rows
+from experiments.harness.rows import Rows, best
 from experiments.harness.show import number
 from experiments.lecture.page import Results
 from experiments.paging.rivals import FUSED, RIVAL, RIVAL_8BIT, SAME
@@ -62,13 +63,13 @@ def budgets(results: Results) -> Rows:
     state = sweep[0]["state_bytes"]
     found = [
         {"name": HERE.get(row["share"], f"pagedopt, {100 * row['share']:.0f} % on the device"), "share": row["share"],
-         "here": state - row["host_bytes"], "away": row["host_bytes"], "ms": row["best"] / 1e3}
+         "here": state - row["host_bytes"], "away": row["host_bytes"], "ms": best(row)["median"] / 1e3}
         for row in sweep.where(kind=TIME, case=STEP, way=STAGED)
     ]  # fmt: skip
     for row in rivals:
         if row["name"] in (FUSED, OFFLOAD) or row["what"] == SAME:
             here, away = (state, 0) if row["name"] == FUSED else (0, row.get("paged_bytes", state))
-            ms = (row["gpu"] or row["wall"])["median"] / 1e3
+            ms = best(row)["median"] / 1e3
             found.append({"name": RIVALS[row["name"]], "share": None, "here": here, "away": away, "ms": ms})
     return Rows(sorted(found, key=lambda row: row["ms"]))
 
@@ -112,7 +113,7 @@ def resident(results: Results) -> str:
 
 def link(results: Results) -> str:
     """What is between device and host, and what the device has."""
-    rates = {row["what"]: row["moved"] / row["best"] / 1e3 for row in asked(results, "paged_state.link")}
+    rates = {row["what"]: row["moved"] / best(row)["median"] / 1e3 for row in asked(results, "paged_state.link")}
     return (
         f"On that {gpu(results)} the link moves {number(rates[BOTH])} GB/s, both ways together, and the memory of the "
         f"device {number(rates['HBM copy'])}."
@@ -127,7 +128,7 @@ def gpu(results: Results) -> str:
 
 
 def draw(rows: Rows, card: str, target: Path) -> Path | None:
-    """Bars for budgets, marks for rivals: GiB of state on the device, and ms a step; None without matplotlib."""
+    """Bars for budgets and for rivals: GiB of state on the device, and ms a step; None without matplotlib."""
     if (figure := new_figure(PAGE, 0.9 + 0.3 * len(rows))) is None:
         return None
     figure.suptitle(
@@ -143,12 +144,9 @@ def draw(rows: Rows, card: str, target: Path) -> Path | None:
 
 
 def panel(axes: Any, rows: Rows, values: list[float], label: str) -> None:
-    """A bar or a mark per row, each with its number inside the frame."""
+    """A bar per row, ours in another colour, each with its number inside the frame."""
     for at, (row, value) in enumerate(zip(rows, values, strict=True)):
-        if row["share"] is None:
-            axes.plot(value, at, "D", color=GRAY, clip_on=False, zorder=3)
-        else:
-            axes.barh(at, value, color=BLUE)
+        axes.barh(at, value, color=GRAY if row["share"] is None else BLUE)
         axes.annotate(number(value), (value, at), (7, 0), textcoords="offset points", va="center", fontsize=LETTERS)
     axes.set_xlim(0, 1.2 * max(values))
     axes.set_xlabel(label)

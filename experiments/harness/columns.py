@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from experiments.harness.rows import Column, Row, cell, number_in
+from experiments.harness.rows import Column, Row, Series, cell, number_in
 from experiments.harness.show import number
+from experiments.harness.time import PERCENTILES
 
 Shown = Callable[[Row], str]
 
@@ -95,3 +96,27 @@ def yes_or_no(column: Column) -> Shown:
 def last_line(column: Column = "ended") -> Shown:
     """Of a text the last line, as much as a table has room for; nothing where there is no text."""
     return lambda row: ((cell(row, column) or "").strip().splitlines() or [""])[-1][:120]
+
+
+def gb_per_s(nbytes: Column, time: Column) -> Callable[[Row], float | None]:
+    """A column of bytes over one of µs; None where one of them is missing or nothing was moved.
+
+    >>> gb_per_s("moved", "time")({"moved": 3e9, "time": 1e6})
+    3.0
+    """
+
+    def rate(row: Row) -> float | None:
+        moved, taken = number_in(row, nbytes), number_in(row, time)
+        return moved / taken / 1e3 if moved and taken else None
+
+    return rate
+
+
+def series_in_ms(column: str) -> Callable[[Row], Series | None]:
+    """A column of series of µs, as series of ms."""
+
+    def scaled(row: Row) -> Series | None:
+        found = row.get(column)
+        return found and {name: value / 1e3 if name in PERCENTILES else value for name, value in found.items()}
+
+    return scaled

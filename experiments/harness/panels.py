@@ -134,12 +134,14 @@ class Bars(Panel):
         length: a column of numbers or of series.
         scale: lengths are divided by it.
         line: the name of the row that is drawn as a line across the others.
+        wrap: letters of a name that stand in one line.
     """
 
     name: Column
     length: Column
     scale: float = 1.0
     line: str = ""
+    wrap: int = 20
 
     def height(self, rows: Rows) -> float:
         """By the number of bars."""
@@ -170,7 +172,7 @@ class Bars(Panel):
             axes.annotate(number(length), (end, height), (5, 0), textcoords="offset points", va="center",
                           fontsize=LETTERS)  # fmt: skip
         axes.set_xlabel(self.labelled(clock_of(rows, self.length), log))
-        axes.set_yticks(at, [textwrap.fill(name, 20) for name in names], fontsize=LETTERS)
+        axes.set_yticks(at, [textwrap.fill(name, self.wrap) for name in names], fontsize=LETTERS)
         axes.set_ylim(len(names) - 0.4, -0.6)
         if floor is not None:
             axes.axvline(floor, color=RED, linestyle="--", linewidth=1)

@@ -212,26 +212,3 @@ def cycles_per_us(device: int) -> float:
         end.record()
         torch.cuda.synchronize()
     return cycles / (start.elapsed_time(end) * 1e3)
-
-
-def kernel_launches(run: Callable[[], object]) -> int | None:
-    """Kernels that one call launches, counted in a captured CUDA graph; None where torch cannot hand the graph out."""
-    from cuda.bindings import driver
-
-    from pagedopt.system.cuda.driver import check
-
-    run()
-    torch.cuda.synchronize()
-    try:
-        graph = torch.cuda.CUDAGraph(keep_graph=True)  # torch 2.8 and later
-    except TypeError:
-        return None
-    with torch.cuda.graph(graph):
-        keep = run()
-    handle = driver.CUgraph(graph.raw_cuda_graph())
-    count = driver.cuGraphGetNodes(handle)[2]
-    nodes = driver.cuGraphGetNodes(handle, count)[1]
-    kernel = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL
-    found = sum(check("cuGraphNodeGetType", driver.cuGraphNodeGetType(node)) == kernel for node in nodes)
-    del keep
-    return found

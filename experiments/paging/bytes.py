@@ -9,22 +9,20 @@ staged way and the plain kernel for those in place; for the staged way torch's p
 
 from __future__ import annotations
 
-import functools
-import json
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
+import numpy as np
 
-from experiments.harness.columns import gb
-from experiments.harness.rows import Row, Rows
+from experiments.harness.columns import formatted, gb
+from experiments.harness.rows import Column, Row, Rows
 from experiments.harness.run import Run
 from experiments.harness.show import Bar, Table
-from experiments.works.counters import LinkCounters, Traffic, fits
-from experiments.works.link import BOTH, DOWN, IN_PLACE, UP, Link
-from experiments.works.paged import PAGED, Problem, adamw, away_bytes
+from experiments.works.counters import Bytes, LinkCounters, fits
+from experiments.works.link import BOTH, IN_PLACE, MOVES, Link
+from experiments.works.paged import PAGED, WAY_AND_SHARE, Problem, adamw, away_bytes
+from experiments.works.trace import traced
 
 NEEDS_GPU = True
 #: Shares of state on the device.
@@ -37,126 +35,102 @@ def measure(run: Run) -> Iterator[Row]:
     """Bytes counted for known traffic, then by way and share, beside those that had to cross."""
     problem, counters = Problem(run), LinkCounters(run.device)
     idle = counters.count(lambda: None)
-    yield {"kind": IDLE, **cells(counted=idle)}
-    known = _known(run, counters, idle)
-    for name, (moved, counted) in known.items():
-        yield {"kind": KNOWN, "what": name, **cells(moved=moved, counted=counted)}
+    yield {"kind": IDLE, **up_and_down("counted_", idle)}
+    per_byte = {}
+    for name, (moved, counted) in _known(run, counters, idle).items():
+        per_byte[name] = counted / np.maximum(moved, 1)
+        run.say(f"{name}: counted {per_byte[name][0]:.4f} up, {per_byte[name][1]:.4f} down per byte")
+        yield {"kind": KNOWN, "what": name, **up_and_down("moved_", moved), **up_and_down("counted_", counted)}
     run.free()
     for name, options in run.each(PAGED.items()):
         with run.attempt(name):
-            moved, counted = known[BOTH if options["host_access"] == "staged" else IN_PLACE]
-            yield from _ways(problem, name, counted / moved, counters, idle)
+            known = per_byte[BOTH if options["host_access"] == "staged" else IN_PLACE]
+            for row, counted in _steps(problem, name, counters):
+                row |= up_and_down("", (counted - idle) / known)
+                run.say(f"{WAY_AND_SHARE(row)}: {row['up']:,.0f} up, {row['down']:,.0f} down of {row['must']:,}")
+                yield row
     with run.attempt("torch.profiler as a second witness"):
-        for name, nbytes in _profiled(problem).items():
+        for name, nbytes in copied(_profiled(problem)).items():
             yield {"kind": PROFILER, "what": name, "bytes": nbytes}
 
 
-def cells(**traffic: Traffic) -> Row:
-    """Two columns for each: up and down."""
-    return {f"{name}_{way}": nbytes for name, found in traffic.items() for way, nbytes in vars(found).items()}
+def up_and_down(name: str, nbytes: Bytes) -> Row:
+    """Two columns."""
+    return {f"{name}up": nbytes[0].item(), f"{name}down": nbytes[1].item()}
 
 
-def _known(run: Run, counters: LinkCounters, idle: Traffic) -> dict[str, tuple[Traffic, Traffic]]:
+def _known(run: Run, counters: LinkCounters, idle: Bytes) -> dict[str, tuple[Bytes, Bytes]]:
     """What is moved, and what is counted for it, in traffic whose bytes are known."""
     link = Link(run)
-    blocks, _ = link.best_blocks(run)
-    n = link.nbytes
-    cases: dict[str, tuple[Callable[[], None], Traffic]] = {
-        UP: (link.up, Traffic(n, 0)),
-        DOWN: (link.down, Traffic(0, n)),
-        BOTH: (link.both, Traffic(n, n)),
-        IN_PLACE: (functools.partial(link.in_place, blocks), Traffic(2 * n, 2 * n)),
-    }
-    found = {}
-    for name, (action, moved) in cases.items():
-        action()
-        counted = counters.count(action) - idle
-        found[name] = moved, counted
-        run.say(f"{name}: counted {counted.up / n:.4f} up, {counted.down / n:.4f} down per byte of one copy")
-    return found
+    cases = link.cases(link.best_blocks(run)[0])
+    for case in cases:
+        case.run()
+    return {case.name: (np.array(MOVES[case.name]) * link.nbytes, counters.count(case.run) - idle) for case in cases}
 
 
-def _ways(problem: Problem, name: str, per_byte: Traffic, counters: LinkCounters, idle: Traffic) -> list[Row]:
-    """One way at every share."""
-    run, params = problem.run, problem.parameters()
-    optimizer = adamw(params, device_budget=0, **PAGED[name])
+def _steps(problem: Problem, name: str, counters: LinkCounters) -> Iterator[tuple[Row, Bytes]]:
+    """Bytes that had to cross in a step of a way at every share, and what is counted."""
+    optimizer = adamw(problem.parameters(), device_budget=0, **PAGED[name])
     optimizer.step()
-    rows = []
     for share in SHARES:
         optimizer.set_device_budget(int(share * problem.state_bytes))
         optimizer.step()
         must = away_bytes(optimizer.memory_report())
-        if not fits(Traffic(must, must)):
-            run.leave_out(f"{name}: {must:,} bytes could wrap the counters twice")
-            continue
-        found = (counters.count(optimizer.step) - idle) / per_byte
-        rows.append({"kind": STEP, "way": name, "share": share, "must": must, "up": found.up, "down": found.down})
-        run.say(f"{name}, {share:.0%} on the device: {found.up:,.0f} up, {found.down:,.0f} down of {must:,}")
-    return rows
+        if fits(must):
+            yield {"kind": STEP, "way": name, "share": share, "must": must}, counters.count(optimizer.step)
+        else:
+            problem.run.leave_out(f"{name}: {must:,} bytes could wrap the counters twice")
 
 
-def _profiled(problem: Problem) -> dict[str, int]:
-    """Bytes by kind of copy, in one staged step with all state on the host, as CUPTI has them."""
-    params = problem.parameters()
-    optimizer = adamw(params, placement="mapped", host_access="staged", device_budget=0)
-    optimizer.step()
-    torch.cuda.synchronize()
-    for _ in range(2):  # the first one wakes the profiler up
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            optimizer.step()
-            torch.cuda.synchronize()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profile.export_chrome_trace(str(path))
-        return copied(json.loads(path.read_text()))
+def _profiled(problem: Problem) -> Sequence[dict[str, Any]]:
+    """The profiler's events of one staged step with all state on the host."""
+    step = adamw(problem.parameters(), placement="mapped", host_access="staged", device_budget=0).step
+    for _ in range(3):  # a first step loads things, and a first trace wakes the profiler up
+        trace = traced(step)
+    return trace.raw
 
 
-def copied(trace: Mapping[str, Any]) -> dict[str, int]:
+def copied(events: Iterable[Mapping[str, Any]]) -> Counter[str]:
     """Bytes of the copies in a Chrome trace, by their name.
 
-    >>> copied({"traceEvents": [{"cat": "gpu_memcpy", "name": "HtoD", "args": {"bytes": 3}}, {"cat": "kernel"}]})
-    {'HtoD': 3}
+    >>> copied([{"cat": "gpu_memcpy", "name": "HtoD", "args": {"bytes": 3}}, {"cat": "kernel"}])
+    Counter({'HtoD': 3})
     """
-    found: dict[str, int] = {}
-    for event in trace["traceEvents"]:
+    found: Counter[str] = Counter()
+    for event in events:
         if event.get("cat") == "gpu_memcpy":
-            found[event["name"]] = found.get(event["name"], 0) + int(event["args"]["bytes"])
+            found[event["name"]] += int(event["args"]["bytes"])
     return found
-
-
-def old(part: dict[str, Any]) -> list[Row]:
-    """Rows of its part of a file from before there were layouts."""
-    rows: list[Row] = [{"kind": IDLE, **cells(counted=Traffic(**part["idle"]))}]
-    rows += [{"kind": KNOWN, "what": what, **cells(**{name: Traffic(**traffic) for name, traffic in found.items()})}
-             for what, found in part["known"].items()]  # fmt: skip
-    rows += [{"kind": STEP, **{name: row[name] for name in ("way", "share", "must", "up", "down")}}
-             for row in part["rows"]]  # fmt: skip
-    return rows + [{"kind": PROFILER, "what": name, "bytes": nbytes} for name, nbytes in part["profiler"].items()]
 
 
 def derive(rows: Rows) -> Rows:
     """Bytes that crossed over those that had to, both directions together; nothing where none had to."""
-    return Rows(
-        {**row, "ratio": (row["up"] + row["down"]) / (2 * row["must"]) if row["must"] else None}
-        if row["kind"] == STEP else row for row in rows
-    )  # fmt: skip
+    found = Rows(rows)
+    for i, row in enumerate(rows):
+        if row["kind"] == STEP and row["must"]:
+            found[i] = {**row, "ratio": (row["up"] + row["down"]) / (2 * row["must"])}
+    return found
 
 
+CROSSING: dict[str, Column] = {
+    "way": WAY_AND_SHARE,
+    "GB each way that had to": gb("must"),
+    "up": gb("up"),
+    "down": gb("down"),
+    "÷ had to": formatted("ratio", "{:.4f}"),
+}
+COUNTING: dict[str, Column] = {
+    "known traffic": "what",
+    "GB up": gb("moved_up"),
+    "GB down": gb("moved_down"),
+    "counted received": gb("counted_up"),
+    "counted sent": gb("counted_down"),
+}
+COPIES: dict[str, Column] = {"copy": "what", "GB": gb("bytes")}
 TABLES = [
-    Table("bytes over the link in a step, counted by the card", where={"kind": STEP}, columns={
-        "way": lambda row: f"{row['way']}, {row['share']:.0%} on the device", "GB each way that had to": gb("must"),
-        "up": gb("up"), "down": gb("down"),
-        "÷ had to": lambda row: "-" if row["ratio"] is None else f"{row['ratio']:.4f}",
-    }),
-    Table("what the counters count for known traffic", where={"kind": KNOWN}, columns={
-        "known traffic": "what", "GB up": gb("moved_up"), "GB down": gb("moved_down"),
-        "counted received": gb("counted_up"), "counted sent": gb("counted_down"),
-    }),
-    Table("copies of one staged step, all away, as torch's profiler has them", where={"kind": PROFILER},
-          columns={"copy": "what", "GB": gb("bytes")}),
-]  # fmt: skip
-BARS = [
-    Bar(f"{way}: bytes that crossed ÷ bytes that had to, worst share", "ratio", at_most=1.01, unit="x",
-        kind=STEP, way=way)
-    for way in PAGED
-]  # fmt: skip
+    Table("bytes over the link in a step, counted by the card", CROSSING, where={"kind": STEP}),
+    Table("what the counters count for known traffic", COUNTING, where={"kind": KNOWN}),
+    Table("copies of one staged step, all away, as torch's profiler has them", COPIES, where={"kind": PROFILER}),
+]
+CROSSED = "bytes that crossed ÷ bytes that had to, worst share"
+BARS = [Bar(f"{way}: {CROSSED}", "ratio", at_most=1.01, unit="x", kind=STEP, way=way) for way in PAGED]

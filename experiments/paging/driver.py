@@ -7,13 +7,12 @@ Answer (H200, 2026-11): a prefetch up 51 GB/s in one call and 18 in calls of 2 M
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 
-from experiments.harness.columns import ms, spread_ms
-from experiments.harness.rows import Row
+from experiments.harness.columns import gb_per_s, ms, spread_ms
+from experiments.harness.rows import Column, Row
 from experiments.harness.run import Run
 from experiments.harness.show import Table
 from experiments.harness.time import Case
@@ -26,31 +25,19 @@ NEEDS_GPU = True
 SIZE, QUICK_SIZE = 1 << 30, 16 << 20
 #: Bytes of a prefetch call; 0: everything in one.
 PIECES = {"one call": 0, "64 MiB calls": 64 << 20, "2 MiB calls": 2 << 20}
-FAULTS = "faults: a kernel touches every page"
+FAULTS, AT_ONCE = "faults: a kernel touches every page", "prefetch up and down at once"
 BLOCKS = 132
 STEP, STEP_AND_OUT, OUT = "step, pushed out before", "step and pushed out again", "pushing out alone"
 #: Kinds of rows: ways of moving pages, and steps over state that the driver moves.
 PAGES, STEPS = "pages", "steps"
 
 
-class Pages:
-    """Managed memory without advice, whose pages go to and fro."""
-
-    def __init__(self, device: torch.device, nbytes: int) -> None:
-        self.device, self.nbytes = device, nbytes
-        self.buffer = driver.allocate_managed(nbytes, device.index)
-        driver.as_tensor(self.buffer).view(torch.float32).normal_()
-
-    def prefetch(self, where: Location, piece: int = 0) -> None:
-        """Ask for all pages, in calls of ``piece`` bytes, on the current stream."""
-        stream = torch.cuda.current_stream(self.device).cuda_stream
-        step = piece or self.nbytes
-        for at in range(0, self.nbytes, step):
-            driver.prefetch(self.buffer.address + at, min(step, self.nbytes - at), where, self.device.index, stream)
-
-    def touch(self) -> None:
-        """Read and write all of it with a kernel."""
-        touch(self.buffer.address, self.nbytes, BLOCKS, self.device)
+def prefetch(pages: driver.Buffer, where: Location, piece: int = 0) -> None:
+    """Ask for all pages of managed memory without advice, in calls of ``piece`` bytes, on the current stream."""
+    stream = torch.cuda.current_stream().cuda_stream
+    step = piece or pages.nbytes
+    for at in range(0, pages.nbytes, step):
+        driver.prefetch(pages.address + at, min(step, pages.nbytes - at), where, pages.device, stream)
 
 
 def measure(run: Run) -> Iterator[Row]:
@@ -63,96 +50,73 @@ def measure(run: Run) -> Iterator[Row]:
 
 
 def _pages(run: Run, nbytes: int) -> Iterator[Row]:
-    pages, others = Pages(run.device, nbytes), Pages(run.device, nbytes)
+    pages, others = (driver.allocate_managed(nbytes, run.device.index) for _ in range(2))
+    for buffer in (pages, others):
+        driver.as_tensor(buffer).view(torch.float32).normal_()
     streams = torch.cuda.Stream(run.device), torch.cuda.Stream(run.device)
-    host, device = functools.partial(pages.prefetch, Location.HOST), functools.partial(pages.prefetch, Location.DEVICE)
+    up, down = (functools.partial(prefetch, pages, where) for where in (Location.DEVICE, Location.HOST))
 
     def apart() -> None:
-        host()
-        others.prefetch(Location.DEVICE)
+        down()
+        prefetch(others, Location.DEVICE)
 
     def both() -> None:
         with torch.cuda.stream(streams[0]):
-            device()
+            up()
         with torch.cuda.stream(streams[1]):
-            others.prefetch(Location.HOST)
+            prefetch(others, Location.HOST)
 
-    cases: list[tuple[str, int, Callable[[], object], Callable[[], object]]] = [(FAULTS, nbytes, pages.touch, host)]
-    cases += [
-        (f"prefetch up, {name}", nbytes, functools.partial(device, piece), host) for name, piece in PIECES.items()
-    ]
-    cases += [
-        (f"prefetch down, {name}", nbytes, functools.partial(host, piece), device) for name, piece in PIECES.items()
-    ]
-    cases.append(("prefetch up and down at once", 2 * nbytes, both, apart))
-    for name, moved, action, before in cases:
-        wall = run.wall([Case(name, action, before)], rounds=6, seconds=1.2)[name]
-        blocked = _blocked(run, action, before)
-        row = {"kind": PAGES, "name": name, "range_bytes": nbytes, "moved": moved, "wall": wall, "blocks_host": blocked}
-        run.say(f"{name}: {rate(row):,.1f} GB/s, the calls return after {blocked['median'] / 1e3:,.2f} ms")
-        yield row
+    cases = [Case(FAULTS, lambda: touch(pages.address, nbytes, BLOCKS, run.device), down)]
+    for way, there, back in (("up", up, down), ("down", down, up)):
+        cases += [Case(f"prefetch {way}, {n}", functools.partial(there, size), back) for n, size in PIECES.items()]
+    for case in [*cases, Case(AT_ONCE, both, apart)]:
+        wall = run.wall([case], rounds=6, seconds=1.2)[case.name]
+        blocked = _blocked(run, case)
+        run.say(f"{case.name}: {wall['median'] / 1e3:,.2f} ms, the calls return after {blocked['median'] / 1e3:,.2f}")
+        about = {"range_bytes": nbytes, "moved": 2 * nbytes if case.name == AT_ONCE else nbytes}
+        yield {"kind": PAGES, "name": case.name, **about, "wall": wall, "blocks_host": blocked}
 
 
-def _blocked(run: Run, action: Callable[[], object], before: Callable[[], object]) -> dict[str, float]:
-    """How long the calls keep the host, in µs: timed as the host's work alone."""
+def _blocked(run: Run, case: Case) -> Row:
+    """How long the calls keep the host: a series of the host's work alone."""
 
-    def prepare() -> None:
+    def settled() -> None:
         torch.cuda.synchronize()
-        before()
+        case.prepare()
         torch.cuda.synchronize()
 
-    timing: dict[str, float] = run.host([Case("blocked", action, prepare)], rounds=4, warmup=1)["blocked"]
+    found: Row = run.host([Case(case.name, case.run, settled)], rounds=4, warmup=1)[case.name]
     torch.cuda.synchronize()
-    return timing
+    return found
 
 
-def _steps(problem: Problem) -> list[Row]:
+def _steps(problem: Problem) -> Iterator[Row]:
     """A step whose state was pushed out before, alone and with pushing out again, and pushing out alone."""
-    run = problem.run
     optimizer = adamw(problem.parameters(), placement="managed-driver")
     optimizer.step()
-    places = ranges(optimizer)
-    out = functools.partial(push_out, places, run.device)
+    out = functools.partial(push_out, ranges(optimizer), problem.device)
 
     def step_and_out() -> None:
         optimizer.step()
         out()
 
-    out()
-    times = run.wall([Case(STEP_AND_OUT, step_and_out)], rounds=6)
-    times |= run.wall([Case(STEP, optimizer.step, before=out)], rounds=6)
-    times |= run.wall([Case(OUT, out, before=optimizer.step)], rounds=6)
-    for name, wall in times.items():
-        run.say(f"managed-driver, {name}: {wall['median'] / 1e3:,.1f} ms")
-    return [{"kind": STEPS, "name": name, "state_bytes": problem.state_bytes, "wall": wall}
-            for name, wall in times.items()]  # fmt: skip
+    cases = Case(STEP_AND_OUT, step_and_out, out), Case(STEP, optimizer.step, out), Case(OUT, out, optimizer.step)
+    for case in cases:
+        wall = problem.run.wall([case], rounds=6)[case.name]
+        problem.run.say(f"managed-driver, {case.name}: {wall['median'] / 1e3:,.1f} ms")
+        yield {"kind": STEPS, "name": case.name, "state_bytes": problem.state_bytes, "wall": wall}
 
 
-def old(part: dict[str, Any]) -> list[Row]:
-    """Rows of its part of a file from before there were layouts."""
-    rows: list[Row] = [
-        {"kind": PAGES, "range_bytes": part["bytes"], "moved": row["bytes"],
-         **{name: row[name] for name in ("name", "wall", "blocks_host")}}
-        for row in part["rows"]
-    ]  # fmt: skip
-    return rows + [{"kind": STEPS, "name": name, "state_bytes": part["state_bytes"], "wall": wall}
-                   for name, wall in part["step"].items()]  # fmt: skip
-
-
-def rate(row: Row) -> float:
-    """GB/s, both directions together."""
-    return float(row["moved"] / row["wall"]["median"] / 1e3)
-
-
+MOVES: dict[str, Column] = {
+    "managed pages": "name",
+    "GB/s": gb_per_s("moved", "wall"),
+    "ms": ms("wall"),
+    "the calls block the host, ms": ms("blocks_host"),
+}
+WAITS: dict[str, Column] = {"what": "name", "wall ms": ms("wall"), "p10 to p90": spread_ms("wall")}
 TABLES = [
     Table(
-        lambda rows: f"the driver moves pages, {rows[0]['range_bytes'] / 2**30:.3g} GiB",
-        {"managed pages": "name", "GB/s": rate, "ms": ms("wall"), "the calls block the host, ms": ms("blocks_host")},
-        where={"kind": PAGES},
+        lambda rows: f"the driver moves pages, {rows[0]['range_bytes'] / 2**30:.3g} GiB", MOVES, where={"kind": PAGES}
     ),
-    Table(
-        "placement='managed-driver', all state on the host before",
-        {"what": "name", "wall ms": ms("wall"), "p10 to p90": spread_ms("wall")},
-        where={"kind": STEPS},
-    ),
+    Table("placement='managed-driver', all state on the host before", WAITS, where={"kind": STEPS}),
 ]

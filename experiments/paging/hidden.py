@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from experiments.harness.columns import ms, percent
-from experiments.harness.rows import Row
+from experiments.harness.rows import Column, Row, Rows, on_one_clock
 from experiments.harness.run import Run
 from experiments.harness.show import Bar, Table
 from experiments.harness.time import Case
@@ -26,11 +26,11 @@ NEEDS_GPU = True
 WIDTH, QUICK_WIDTH = 8192, 512
 #: The products take this many times as long as the update on the default number of blocks.
 LONGER = 2.2
-#: (placement, access, numbers of thread blocks; None: all).
-WAYS: tuple[tuple[str, str, tuple[int | None, ...]], ...] = (
-    ("mapped", "in_place", (8, 4, 16, 32)),
-    ("managed", "in_place", (8,)),
-    ("mapped", "staged", (None,)),
+#: (placement, access, number of thread blocks; None: all).
+WAYS: tuple[tuple[str, str, int | None], ...] = (
+    *(("mapped", "in_place", blocks) for blocks in (8, 4, 16, 32)),
+    ("managed", "in_place", 8),
+    ("mapped", "staged", None),
 )
 PRODUCTS, UPDATE, TOGETHER = "products alone", "update alone", "together"
 
@@ -48,54 +48,42 @@ class Products:
         for i in range(self.count):
             torch.mm(self.a, self.b if i % 2 else self.b.T, out=self.out[i % 2])
 
-    def last(self, run: Run, microseconds: float) -> None:
-        """Queue as many products as take so long."""
-        self.count = 10
-        one = run.measure([Case("ten products", self)], rounds=5)["ten products"]["best"] / 10
-        self.count = max(2, math.ceil(microseconds / one))
-
 
 def measure(run: Run) -> Iterator[Row]:
-    """Rows of (placement, access, blocks) with three times: products, update and both."""
+    """Rows of (placement, access, blocks) with three series: products, update and both."""
     problem = Problem(run)
     products = Products(run.device, run.size(WIDTH, QUICK_WIDTH))
     products()
-    for placement, access, counts in run.each(WAYS):
-        with run.attempt(f"{placement}, {access.replace('_', ' ')}"):
-            yield from _rows(problem, products, placement, access, counts)
+    for placement, access, blocks in run.each(WAYS):
+        about = {"placement": placement, "access": access, "blocks": blocks}
+        with run.attempt(way(about)):
+            options = {"placement": placement, "host_access": access, "blocks": blocks, "device_budget": 0}
+            yield {**about, **_beside_products(problem, products, options)}
 
 
-def _rows(
-    problem: Problem, products: Products, placement: str, access: str, counts: tuple[int | None, ...]
-) -> list[Row]:
-    run = problem.run
-    optimizer = adamw(
-        problem.parameters(), placement=placement, host_access=access, device_budget=0, blocks=counts[0]
-    )  # fmt: skip
-    rows = []
-    for blocks in counts:
-        optimizer.blocks = blocks
-        optimizer.set_device_budget(0)  # prepares the launches anew, with so many blocks
-        optimizer.step()
-        alone = run.measure([Case(UPDATE, optimizer.step)], rounds=5)[UPDATE]["best"]
-        products.last(run, LONGER * alone)
-        cases = [
-            Case(PRODUCTS, products), Case(UPDATE, optimizer.step), Case(TOGETHER, beside(products, optimizer.step)),
-        ]  # fmt: skip
-        times = run.measure(cases, rounds=6, seconds=2.5)
-        row = {"placement": placement, "access": access, "blocks": blocks, "products": products.count,
-               "width": products.a.shape[0], **_best(times)}  # fmt: skip
-        run.say(f"{placement}, {access}, {blocks or 'all'} blocks: {hidden(row):.1f} % of the update hidden")
-        rows.append(row)
-    return rows
+def _beside_products(problem: Problem, products: Products, options: dict[str, Any]) -> Row:
+    """Three series of an optimizer, and how many products there were."""
+    run, update = problem.run, adamw(problem.parameters(), **options).step
+    update()
+    products.count = 10
+    ten, one = (_times(run, [Case("", each)], 5)[""]["median"] for each in (products, update))
+    products.count = max(2, math.ceil(10 * LONGER * one / ten))
+    cases = [Case(PRODUCTS, products), Case(UPDATE, update), Case(TOGETHER, beside(products, update))]
+    return {"products": products.count, "width": len(products.a), **_times(run, cases, 6)}
 
 
-def _best(times: dict[str, Any]) -> dict[str, Any]:
-    """Three cells: the GPU's time of each case if there is one, else the wall's."""
-    return {case: timing["gpu"] or timing["wall"] for case, timing in times.items()}
+def _times(run: Run, cases: list[Case], rounds: int) -> dict[str, Any]:
+    """A series by case, all of one clock."""
+    times = run.measure(cases, rounds, seconds=2.5)
+    return {row["case"]: row["time"] for row in on_one_clock(Rows({"case": name, **times[name]} for name in times))}
 
 
-def beside(products: Callable[[], None], update: Callable[[], Any]) -> Callable[[], None]:
+def way(row: Row) -> str:
+    """Where the state is, and how the update reaches it."""
+    return f"{row['placement']}, {row['access'].replace('_', ' ')}"
+
+
+def beside(products: Callable[[], None], update: Callable[[], object]) -> Callable[[], None]:
     """The update on a stream of its own, queued first; the current stream waits for it behind the products."""
     side = torch.cuda.Stream()
 
@@ -110,38 +98,28 @@ def beside(products: Callable[[], None], update: Callable[[], Any]) -> Callable[
     return both
 
 
-def old(part: dict[str, Any]) -> list[Row]:
-    """Rows of its part of a file from before there were layouts."""
-    kept = ("placement", "access", "blocks", "products")
-    return [
-        {**{name: row[name] for name in kept}, "width": part["width"], **_best(row["times"])} for row in part["rows"]
-    ]
+def derive(rows: Rows) -> Rows:
+    """What the update adds to the time of the products (µs), and the share of it (%) that adds nothing."""
+    found = Rows()
+    for row in rows:
+        products, update, together = (row[name]["median"] for name in (PRODUCTS, UPDATE, TOGETHER))
+        hidden = 100 * ((products + update - together) / update)
+        found.append({**row, "clock": row[UPDATE]["clock"], "added": together - products, "hidden": hidden})
+    return found
 
 
-def hidden(row: Row) -> float:
-    """The share (%) of the update that adds nothing to the time of the products.
-
-    >>> hidden({case: {"median": time} for case, time in ((PRODUCTS, 100.0), (UPDATE, 40.0), (TOGETHER, 104.0))})
-    90.0
-    """
-    products, update, together = (row[case]["median"] for case in (PRODUCTS, UPDATE, TOGETHER))
-    return float(100 * ((products + update - together) / update))
-
-
-def added(row: Row) -> float:
-    """What the update adds to the time of the products, in µs."""
-    return float(row[TOGETHER]["median"] - row[PRODUCTS]["median"])
-
-
-TABLES = [
-    Table(lambda rows: f"an update behind bf16 products of {rows[0]['width']}²", {
-        "way": lambda row: f"{row['placement']}, {row['access'].replace('_', ' ')}",
-        "blocks": lambda row: str(row["blocks"] or "all"), "products alone, ms": ms(PRODUCTS),
-        "update alone": ms(UPDATE), "together": ms(TOGETHER), "added": ms(added), "hidden": percent(hidden),
-    })
-]  # fmt: skip
+COLUMNS: dict[str, Column] = {
+    "way": way,
+    "blocks": lambda row: str(row["blocks"] or "all"),
+    "products alone, ms": ms(PRODUCTS),
+    "update alone": ms(UPDATE),
+    "together": ms(TOGETHER),
+    "added": ms("added"),
+    "hidden": percent("hidden"),
+}
+TABLES = [Table("an update behind bf16 products of {width}²", COLUMNS)]
+HIDDEN = "in place behind matrix products, {}, 8 blocks: hidden"
 BARS = [
-    Bar(f"in place behind matrix products, {placement}, 8 blocks: hidden", lambda rows: hidden(rows[0]),
-        at_least=85, unit="%", placement=placement, access="in_place", blocks=8)
+    Bar(HIDDEN.format(placement), "hidden", at_least=85, unit="%", placement=placement, access="in_place", blocks=8)
     for placement in ("mapped", "managed")
-]  # fmt: skip
+]

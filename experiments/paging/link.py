@@ -7,74 +7,57 @@ are held to, but each bar divides by a ceiling that ran in the same rounds.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
-from experiments.harness.columns import ms
-from experiments.harness.rows import Row, Rows
+from experiments.harness.columns import gb_per_s, ms
+from experiments.harness.rows import Row, Rows, best
 from experiments.harness.run import Run
 from experiments.harness.show import Table, Text
 from experiments.harness.time import Case
-from experiments.works.link import BOTH, DOWN, HBM, IN_PLACE, UP, Link
+from experiments.works.link import BOTH, IN_PLACE, MOVES, Link
 from experiments.works.paged import pace
 
 NEEDS_GPU = True
 CEILING, GRID = "ceiling", "grid of the plain kernel"
-#: How many times the bytes of one copy each reads and writes.
-MOVED = {UP: 1, DOWN: 1, BOTH: 2, IN_PLACE: 4, HBM: 4}
+HBM = "HBM copy"
 
 
 def measure(run: Run) -> Iterator[Row]:
     """A row per grid of the plain kernel, then one per ceiling: times, and the bytes that are moved in all."""
     pace(run)
     link = Link(run)
-    best, grids = link.best_blocks(run)
-    for blocks, times in grids.items():
-        yield {"kind": GRID, "what": IN_PLACE, "blocks": int(blocks), **_moved(IN_PLACE, link.nbytes), **times}
+    moved = {name: sum(copies) * link.nbytes for name, copies in MOVES.items()} | {HBM: 4 * link.nbytes}
+    blocks, grids = link.best_blocks(run)
+    for row in grids:
+        yield {"kind": GRID, "what": IN_PLACE, "copy_bytes": link.nbytes, "moved": moved[IN_PLACE], **row}
     other = torch.empty_like(link.near)
-    cases = [Case(name, copy) for name, copy in link.copies().items()]
-    cases += [Case(IN_PLACE, functools.partial(link.in_place, best)), Case(HBM, lambda: other.copy_(link.near))]
+    cases = [*link.cases(blocks), Case(HBM, lambda: other.copy_(link.near))]
     for name, times in run.measure(cases, seconds=2.0).items():
-        grid = {"blocks": best} if name == IN_PLACE else {}
-        yield {"kind": CEILING, "what": name, **grid, **_moved(name, link.nbytes), **times}
+        grid = {"blocks": blocks} if name == IN_PLACE else {}
+        yield {"kind": CEILING, "what": name, "copy_bytes": link.nbytes, "moved": moved[name], **grid, **times}
 
 
-def _moved(name: str, nbytes: int) -> dict[str, int]:
-    return {"copy_bytes": nbytes, "moved": MOVED[name] * nbytes}
-
-
-def old(part: dict[str, Any]) -> list[Row]:
-    """Rows of its part of a file from before there were layouts."""
-    nbytes, best = part["bytes"], {IN_PLACE: {"blocks": part["blocks"]}}
-    grids = [{"kind": GRID, "what": IN_PLACE, "blocks": int(blocks), **_moved(IN_PLACE, nbytes), **times}
-             for blocks, times in part["grids"].items()]  # fmt: skip
-    return grids + [{"kind": CEILING, "what": name, **best.get(name, {}), **_moved(name, nbytes), **times}
-                    for name, times in part["times"].items()]  # fmt: skip
-
-
-def rate(row: Row) -> float:
-    """GB/s, all directions together."""
-    return float(row["moved"] / row["best"] / 1e3)
+RATE = gb_per_s("moved", best)
 
 
 def ceilings(rows: Rows) -> str | None:
     """One sentence with the rates that the bars divide by."""
-    rates = ", ".join(f"{row['what']} {rate(row):,.1f}" for row in rows.where(kind=CEILING))
+    rates = ", ".join(f"{row['what']} {RATE(row):,.1f}" for row in rows.where(kind=CEILING))
     return f"GB/s: {rates}. ({BOTH} and in place: the sum of both directions.)" if rates else None
 
 
-def title(rows: Rows) -> str:
-    """How much is copied."""
-    return f"link and memory, {rows[0]['copy_bytes'] / 2**30:.3g} GiB each way"
+def what(row: Row) -> str:
+    """What was timed, and on how many blocks."""
+    return f"{row['what']} ({row['blocks']} blocks)" if "blocks" in row else str(row["what"])
 
 
 TABLES = [
-    Table(title, where={"kind": CEILING}, columns={
-        "what": lambda row: f"{row['what']} ({row['blocks']} blocks)" if "blocks" in row else row["what"],
-        "GB/s": rate, "ms": ms("best"),
-    })
-]  # fmt: skip
+    Table(
+        lambda rows: f"link and memory, {rows[0]['copy_bytes'] / 2**30:.3g} GiB each way",
+        {"what": what, "GB/s": RATE, "ms": ms(best)},
+        where={"kind": CEILING},
+    )
+]
 TEXTS = [Text("ceilings", ceilings)]

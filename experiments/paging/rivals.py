@@ -10,40 +10,53 @@ float64.  bitsandbytes and torchao run in processes of their own: they may be ab
 
 from __future__ import annotations
 
+import functools
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from experiments.harness.child import Child
-from experiments.harness.columns import ms, spread_ms
-from experiments.harness.plot import BLUE, GRAY, GREEN, LETTERS, PAGE, Plot, bars, spread
-from experiments.harness.rows import Row, Rows
+from experiments.harness.columns import error, ms, ratio, spread_ms
+from experiments.harness.panels import ORANGE, Bars
+from experiments.harness.plot import Plot
+from experiments.harness.rows import Column, Row, Rows, over
 from experiments.harness.run import Run
 from experiments.harness.show import Bar, Table, console
 from experiments.harness.time import Case
+from experiments.works import contenders
 from experiments.works.models import HYPER
-from experiments.works.paged import MOST_MANAGED, Problem, adamw, push_out
-from experiments.works.reference import Contender, Reference
+from experiments.works.paged import Problem, push_out
+from experiments.works.reference import Bound
 
 NEEDS_GPU = True
 OURS, FUSED = "PagedAdamW, mapped, staged, budget 0", "torch fused, all on the device"
 OURS_IN_PLACE = "PagedAdamW, mapped, in place, budget 0"
 RIVAL, RIVAL_8BIT = "bitsandbytes PagedAdamW32bit", "bitsandbytes PagedAdamW8bit"
+HERE = {
+    OURS: contenders.ours(placement="mapped", host_access="staged", device_budget=0),
+    OURS_IN_PLACE: contenders.ours(placement="mapped", host_access="in_place", device_budget=0),
+    FUSED: contenders.theirs(fused=True),
+}
 #: What is timed of a paged rival.
 SAME, ALONE, BACK, WARM = "step and pushed out again", "step alone", "pushing out alone", "step, state still there"
 #: Seconds until a rival's process is stopped.
 LONGEST = 150
 #: bitsandbytes never frees its managed memory: four optimizers' worth, two of them of a quarter of the size.
 TAKEN = 2.5
+#: Managed memory stays below this, and below a quarter of what is free.
+MOST_MANAGED = 8 << 30
 
 
 def measure(run: Run) -> Iterator[Row]:
     """Rows of (contender, what is timed) with their times."""
     problem = Problem(run)
     with run.attempt("ours and torch fused"):
-        yield from _here(problem)
+        steps = [Case(name, build(problem.parameters()).step) for name, build in HERE.items()]
+        for name, times in run.measure(steps, seconds=2.0).items():
+            yield {"name": name, "what": "step", "numel": problem.work.numel, **times}
+        del steps
     for package, function in run.each(PACKAGES.items()):
         if importlib.util.find_spec(package) is None:
             run.leave_out(f"{package}: not installed")
@@ -56,17 +69,6 @@ def measure(run: Run) -> Iterator[Row]:
             run.leave_out(f"{package}: its process {child.ended}")
 
 
-def _here(problem: Problem) -> list[Row]:
-    """Ours and torch's, in interleaved rounds."""
-    steps = {
-        OURS: adamw(problem.parameters(), placement="mapped", host_access="staged", device_budget=0).step,
-        OURS_IN_PLACE: adamw(problem.parameters(), placement="mapped", host_access="in_place", device_budget=0).step,
-        FUSED: torch.optim.AdamW(problem.parameters(), **HYPER, fused=True).step,
-    }
-    times = problem.run.measure([Case(name, step) for name, step in steps.items()], seconds=2.0)
-    return [{"name": name, "what": "step", "numel": problem.work.numel, **timing} for name, timing in times.items()]
-
-
 # --- in a process of its own
 
 
@@ -75,76 +77,70 @@ def _begun(device: str, quick: bool) -> Problem:
     return Problem(Run(torch.device(device), quick, console()))
 
 
-def _error(problem: Problem, make: Callable[[list[torch.nn.Parameter]], Callable[[], object]]) -> float:
-    """How far four steps are from float64, as a share of the update."""
-    params = problem.parameters()
-    reference = Reference(params)
-    return reference.error(params, Contender(make(params)))
-
-
 def bitsandbytes(device: str, quick: bool) -> Iterator[Row]:
     """Paged state from the host and back to the host: a step, then its pages pushed out; and the pieces alone."""
-    from bitsandbytes import functional, optim  # type: ignore[import-not-found]
+    from bitsandbytes import functional  # type: ignore[import-not-found]
 
     problem = _begun(device, quick)
-    run = problem.run
-    needed, most = TAKEN * problem.state_bytes, min(MOST_MANAGED, torch.cuda.mem_get_info(run.device)[0] // 4)
+    needed, most = TAKEN * problem.state_bytes, min(MOST_MANAGED, torch.cuda.mem_get_info(problem.device)[0] // 4)
     if needed > most:
         raise MemoryError(f"bitsandbytes would take {needed:,.0f} bytes of managed memory; {most:,} are allowed")
-    for name, kind in ((RIVAL, optim.PagedAdamW32bit), (RIVAL_8BIT, optim.PagedAdamW8bit)):
-        manager = functional.GlobalPageManager.get_instance()
-        error = _error(problem, lambda params, kind=kind: kind(params, **HYPER).step)  # type: ignore[misc]
-        manager.paged_tensors.clear()
-        run.free()
-        params = problem.parameters()
-        optimizer = kind(params, **HYPER)
-        optimizer.step()
-        places = [(t.data_ptr(), t.nbytes) for t in manager.paged_tensors]
+    paged: list[torch.Tensor] = functional.GlobalPageManager.get_instance().paged_tensors
+    for name in (RIVAL, RIVAL_8BIT):
+        build = contenders.imported("bitsandbytes.optim", name.split()[1])
+        off = problem.error(build)
+        paged.clear()
+        problem.run.free()
+        yield from ({"name": name, "error": off, **row} for row in _pieces(problem, build, paged))
+        paged.clear()
+        problem.run.free()
 
-        def out(places: list[tuple[int, int]] = places) -> None:
-            push_out(places, run.device)
 
-        def step_and_out(step: Callable[[], object] = optimizer.step, out: Callable[[], None] = out) -> None:
-            step()
-            out()
+def _pieces(problem: Problem, build: contenders.Build, paged: list[torch.Tensor]) -> Iterator[Row]:
+    """A step and pushing out, together and alone: what brings pages where a case wants them is outside of the clock."""
+    step = build(problem.parameters()).step
+    step()
+    places = [(t.data_ptr(), t.nbytes) for t in paged]
+    out = functools.partial(push_out, places, problem.device)
 
+    def step_and_out() -> None:
+        step()
         out()
-        more = {"error": error, "paged_bytes": sum(nbytes for _, nbytes in places), "numel": problem.work.numel}
-        for case, rounds, seconds in (
-            (Case(SAME, step_and_out), 8, 3.0),
-            (Case(ALONE, optimizer.step, before=out), 6, 2.0),
-            (Case(BACK, out, before=optimizer.step), 6, 2.0),  # a step brings the pages back, outside of the clock
-            (Case(WARM, optimizer.step), 6, 1.0),
-        ):
-            wall = run.wall([case], rounds=rounds, seconds=seconds)[case.name]
-            yield {"name": name, "what": case.name, "wall": wall, "gpu": None, **more}
-        manager.paged_tensors.clear()
-        del optimizer, params, places, out, step_and_out, case
-        run.free()
+
+    out()
+    for case, rounds, seconds in (
+        (Case(SAME, step_and_out), 8, 3.0),
+        (Case(ALONE, step, before=out), 6, 2.0),
+        (Case(BACK, out, before=step), 6, 2.0),
+        (Case(WARM, step), 6, 1.0),
+    ):
+        wall = problem.run.wall([case], rounds=rounds, seconds=seconds)[case.name]
+        about = {"what": case.name, "paged_bytes": sum(nbytes for _, nbytes in places), "numel": problem.work.numel}
+        yield {**about, "wall": wall, "gpu": None}
+
+
+def offloaded(params: list[torch.nn.Parameter]) -> Bound:
+    """torchao's optimizer, with a backward that does nothing but hand gradients out."""
+    from torchao.optim import CPUOffloadOptimizer  # type: ignore[import-not-found]
+
+    grads = [p.grad for p in params if p.grad is not None]
+    optimizer = CPUOffloadOptimizer(params, torch.optim.AdamW, fused=True, **HYPER)
+
+    def backward_and_step() -> None:
+        optimizer.zero_grad()
+        torch.autograd.backward(params, grads)
+        optimizer.step()
+
+    return Bound(backward_and_step)
 
 
 def torchao(device: str, quick: bool) -> Iterator[Row]:
     """State, and the update itself, on the CPU; gradients go down during a backward that costs next to nothing."""
-    from torchao.optim import CPUOffloadOptimizer  # type: ignore[import-not-found]
-
     problem = _begun(device, quick)
-    run = problem.run
-
-    def make(params: Sequence[torch.nn.Parameter]) -> Callable[[], None]:
-        grads = [p.grad for p in params if p.grad is not None]
-        optimizer = CPUOffloadOptimizer(list(params), torch.optim.AdamW, fused=True, **HYPER)
-
-        def backward_and_step() -> None:
-            optimizer.zero_grad()
-            torch.autograd.backward(list(params), grads)
-            optimizer.step()
-
-        return backward_and_step
-
-    more = {"error": _error(problem, make), "threads": torch.get_num_threads(), "numel": problem.work.numel}
-    run.free()
-    case = Case("backward and step", make(problem.parameters()))
-    wall = run.wall([case], rounds=8, seconds=3.0)[case.name]
+    more = {"error": problem.error(offloaded), "threads": torch.get_num_threads(), "numel": problem.work.numel}
+    problem.run.free()
+    case = Case("backward and step", offloaded(problem.parameters()).step)
+    wall = problem.run.wall([case], rounds=8, seconds=3.0)[case.name]
     yield {"name": "torchao CPUOffloadOptimizer", "what": case.name, "wall": wall, "gpu": None, **more}
 
 
@@ -154,41 +150,31 @@ PACKAGES: dict[str, Callable[[str, bool], Iterator[Row]]] = {"bitsandbytes": bit
 # --- table, bar, plot
 
 
-def old(part: dict[str, Any]) -> list[Row]:
-    """Rows of its part of a file from before there were layouts."""
-    return [{**row, "numel": part["numel"]} for row in part["rows"]]
-
-
 def derive(rows: Rows) -> Rows:
-    """How many times as long as ours each takes."""
-    ours = rows.number("wall", name=OURS)
-    return Rows({**row, "over": None if ours is None else row["wall"]["median"] / ours} for row in rows)
+    """How many times as long as ours each takes, by the wall's clock."""
+    ours: Any = (rows.first(name=OURS) or {}).get("wall")
+    return Rows({**row, "clock": "wall", "over": over(row["wall"], ours)} for row in rows)
 
 
-TABLES = [
-    Table(lambda rows: f"a step over {rows[0]['numel'] / 1e6:,.0f} M parameters", {
-        "contender": "name", "what": "what", "wall ms": ms("wall"), "p10 to p90": spread_ms("wall"),
-        "GPU ms": ms("gpu"), "÷ ours": lambda row: "-" if row["over"] is None else f"{row['over']:.2f} x",
-        "error": lambda row: f"{row['error']:.1e}" if "error" in row else "",
-    })
-]  # fmt: skip
-BARS = [
-    Bar("speed over bitsandbytes PagedAdamW32bit, same start and end", "over", at_least=3.5, unit="x",
-        name=RIVAL, what=SAME)
-]  # fmt: skip
+COLUMNS: dict[str, Column] = {
+    "contender": "name",
+    "what": "what",
+    "wall ms": ms("wall"),
+    "p10 to p90": spread_ms("wall"),
+    "GPU ms": ms("gpu"),
+    "÷ ours": ratio("over"),
+    "error": error(),
+}
+TABLES = [Table(lambda rows: f"a step over {rows[0]['numel'] / 1e6:,.0f} M parameters", COLUMNS)]
+FASTER = "speed over bitsandbytes PagedAdamW32bit, same start and end"
+BARS = [Bar(FASTER, "over", at_least=3.5, unit="x", name=RIVAL, what=SAME)]
 
 
-def draw(figure: Any, rows: Rows) -> None:
-    """Wall time of a step by contender."""
-    known = {FUSED: GREEN, OURS: BLUE, OURS_IN_PLACE: BLUE}
-    shown = [
-        (f"{row['name']}:\n{row['what']}", row["wall"]["median"] / 1e3, known.get(row["name"], GRAY)) for row in rows
-    ]
-    figure.set_size_inches(PAGE, 1.2 + 0.42 * len(rows))
-    axes = figure.subplots()
-    bars(axes, shown, "ms a step, wall", spread([row["wall"] for row in rows], 1e3))
-    title = f"{rows[0]['numel'] / 1e6:,.0f} M parameters; state on the host before and after, unless it says otherwise"
-    figure.suptitle(title, fontsize=LETTERS + 1)
+def color(name: str) -> str:
+    """Other packages' alike."""
+    return ORANGE if name.startswith(tuple(PACKAGES)) else contenders.color(name)
 
 
-PLOTS = [Plot("rivals", draw)]
+LABEL = "{name}: {what}".format_map
+STEPS = Bars(title="{numel:,} parameters", unit="ms", name=LABEL, length="wall", scale=1e3, wrap=32, colors=color)
+PLOTS = [Plot("rivals", [STEPS], "State is on the host before and after a step, unless a name says otherwise")]

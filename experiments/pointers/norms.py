@@ -17,8 +17,9 @@ from experiments.harness.plot import Plot
 from experiments.harness.rows import Row, Rows
 from experiments.harness.run import Run
 from experiments.harness.show import Text, number, times
-from experiments.harness.time import Case, kernel_launches
+from experiments.harness.time import Case
 from experiments.works import ways
+from experiments.works.trace import counted
 
 COUNTS = (10, 100, 423, 424, 1000, 4096, 16384, 65536)
 WAYS: dict[str, Callable[..., list[torch.Tensor]]] = {
@@ -38,7 +39,10 @@ def measure(run: Run) -> Iterator[Row]:
         few = count <= 1000
         cases = [Case(name, functools.partial(way, tensors), repeats=4 if few else 1) for name, way in WAYS.items()]
         timings = run.measure(cases)
-        launches = kernel_launches(cases[0].run) if few and run.device.type == "cuda" else None
+        launches = None
+        if few and run.device.type == "cuda":
+            with run.attempt(f"kernels of torch's norm of {count:,} tensors"):
+                launches = counted(cases[0].run).kernels
         for name, timing in timings.items():
             yield {"count": count, "way": name, "launches": launches if name == "torch" else None, **timing}
 

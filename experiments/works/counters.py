@@ -6,17 +6,17 @@ counted first, and other traffic is divided by what that took.
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from statistics import median
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from pagedopt.system.cuda.driver import bindings, check
 
+#: To the device and from it: (received by the card, sent by it).
+Bytes = np.ndarray[Any, Any]
 #: ``NVML_FI_DEV_PCIE_COUNT_TX_BYTES`` and ``…_RX_BYTES`` (nvml.h): sent by the card, received by it.
 SENT, RECEIVED = 197, 198
 #: The counters have 32 bits.
@@ -29,29 +29,14 @@ OVERHEAD = 1.45
 SETTLE = 0.1
 
 
-@dataclass(frozen=True)
-class Traffic:
-    """Bytes on the link: ``up`` to the device, ``down`` from it."""
-
-    up: float
-    down: float
-
-    def __sub__(self, other: Traffic) -> Traffic:
-        return Traffic(self.up - other.up, self.down - other.down)
-
-    def __truediv__(self, other: Traffic) -> Traffic:
-        """Per byte: counted ÷ moved is what packets add, and counted ÷ that is what was moved."""
-        return Traffic(self.up / other.up, self.down / other.down)
-
-
-def difference(before: int, after: int) -> int:
-    """What a counter has counted from one reading to the next, if that is less than its range."""
+def difference(before: Bytes, after: Bytes) -> Bytes:
+    """What counters have counted from one reading to the next, if that is less than their range."""
     return (after - before) % MODULUS
 
 
-def fits(moved: Traffic, overhead: float = OVERHEAD) -> bool:
+def fits(moved: int) -> bool:
     """Whether so many bytes, and what comes with them, are counted without a wrap too many."""
-    return overhead * max(moved.up, moved.down) < MOST
+    return OVERHEAD * moved < MOST
 
 
 class LinkCounters:
@@ -74,40 +59,29 @@ class LinkCounters:
         d = bindings()
         handle = check("cuDeviceGet", d.cuDeviceGet(device.index))
         address = check("cuDeviceGetPCIBusId", d.cuDeviceGetPCIBusId(32, handle)).split(b"\0")[0].decode()
-        with self._explained(f"finding the card at {address}"):
-            self._card = nvml.device_get_handle_by_pci_bus_id_v2(address)
+        self._card = nvml.device_get_handle_by_pci_bus_id_v2(address)
         self.read()
 
-    def read(self) -> tuple[int, int]:
-        """The counters now: (received, sent)."""
+    def read(self) -> Bytes:
+        """The counters now."""
         values = self._nvml.FieldValue(2)
         values.field_id, values.scope_id = (RECEIVED, SENT), (0, 0)  # what is not set may be rubbish
-        with self._explained("reading the counters"):
-            values = self._nvml.device_get_field_values(self._card, values)
+        values = self._nvml.device_get_field_values(self._card, values)
         for field, code in zip(values.field_id, values.nvml_return, strict=True):
             if code:
                 raise RuntimeError(f"field {field} failed with {code}: {self._nvml.error_string(int(code))}")
-        received, sent = (int(value) % MODULUS for value in values.value["ull_val"])
-        return received, sent
+        return np.array([int(value) % MODULUS for value in values.value["ull_val"]])
 
-    def count(self, run: Callable[[], object], times: int = 4) -> Traffic:
+    def count(self, run: Callable[[], object], times: int = 4) -> Bytes:
         """What is counted during one run (which may be asynchronous), the median of ``times``."""
         counts = []
         for _ in range(times):
-            torch.cuda.synchronize()
-            time.sleep(SETTLE)
-            before = self.read()
+            before = self._settled()
             run()
-            torch.cuda.synchronize()
-            time.sleep(SETTLE)
-            after = self.read()
-            counts.append(Traffic(*(difference(b, a) for b, a in zip(before, after, strict=True))))
-        return Traffic(median(c.up for c in counts), median(c.down for c in counts))
+            counts.append(difference(before, self._settled()))
+        return np.median(counts, axis=0)
 
-    @contextlib.contextmanager
-    def _explained(self, what: str) -> Iterator[None]:
-        """Errors of NVML as RuntimeError, with what was being done."""
-        try:
-            yield
-        except self._nvml.NvmlError as error:
-            raise RuntimeError(f"{what} failed: {error}") from None
+    def _settled(self) -> Bytes:
+        torch.cuda.synchronize()
+        time.sleep(SETTLE)
+        return self.read()

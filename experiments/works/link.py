@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
+from experiments.harness.rows import Row, best
 from experiments.harness.run import Run
 from experiments.harness.time import Case
 from pagedopt.kernels import cuda
@@ -19,7 +19,9 @@ SIZE, QUICK_SIZE = 1 << 30, 16 << 20
 #: Thread blocks of the plain kernel: its best is what an update in place is held to.
 BLOCKS = (8, 16, 32, 66, 132, 528)
 THREADS = 512
-UP, DOWN, BOTH, IN_PLACE, HBM = "up", "down", "both ways", "plain kernel in place", "HBM copy"
+UP, DOWN, BOTH, IN_PLACE = "up", "down", "both ways", "plain kernel in place"
+#: How many copies' bytes each moves up and down.
+MOVES = {UP: (1, 0), DOWN: (0, 1), BOTH: (1, 1), IN_PLACE: (2, 2)}
 
 #: Each thread keeps four 16-byte loads in flight.
 SOURCE = r"""
@@ -96,15 +98,17 @@ class Link:
         """Read and write all host memory over the link."""
         touch(self.host.address, 2 * self.nbytes, blocks, self.device)
 
-    def copies(self) -> dict[str, Callable[[], None]]:
-        """By name; each moves :attr:`nbytes` in every direction it has."""
-        return {UP: self.up, DOWN: self.down, BOTH: self.both}
+    def cases(self, blocks: int) -> list[Case]:
+        """All of :data:`MOVES`, the plain kernel on so many thread blocks."""
+        cases = [Case(UP, self.up), Case(DOWN, self.down), Case(BOTH, self.both)]
+        return [*cases, Case(IN_PLACE, functools.partial(self.in_place, blocks))]
 
-    def best_blocks(self, run: Run) -> tuple[int, dict[str, Any]]:
-        """The fastest grid of the plain kernel, and the times of all."""
+    def best_blocks(self, run: Run) -> tuple[int, list[Row]]:
+        """The fastest grid of the plain kernel, and a row of each with its times."""
         cases = [Case(str(blocks), functools.partial(self.in_place, blocks)) for blocks in BLOCKS]
         times = run.measure(cases, rounds=3, warmup=1)
-        return min(BLOCKS, key=lambda blocks: times[str(blocks)]["best"]), times
+        rows = [{"blocks": blocks, **times[str(blocks)]} for blocks in BLOCKS]
+        return min(rows, key=lambda row: best(row)["median"])["blocks"], rows
 
     def _current(self) -> int:
         return int(torch.cuda.current_stream(self.device).cuda_stream)

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 
 from experiments.harness.run import Run
+from experiments.works.contenders import Build
 from experiments.works.models import HYPER, Work
+from experiments.works.reference import Reference
 from pagedopt import MemoryReport, PagedAdamW
 from pagedopt.system.cuda import driver
 from pagedopt.system.cuda.driver import Location
@@ -17,14 +19,14 @@ FULL = Work("268 M fp32 (16 x 4096²)", [(4096, 4096)] * 16, torch.float32, 28, 
 QUICK = Work("4 M fp32 (16 x 512²)", [(512, 512)] * 16, torch.float32, 28, 5e-5)
 #: Bytes of state per parameter: two moments.
 STATE_BYTES = 8
-#: Managed memory of this experiment stays below this, and below a quarter of what is free.
-MOST_MANAGED = 8 << 30
 #: Ways whose share of state on the device can be set.
 PAGED: dict[str, dict[str, Any]] = {
     "mapped, staged": {"placement": "mapped", "host_access": "staged"},
     "mapped, in place": {"placement": "mapped", "host_access": "in_place"},
     "managed, in place": {"placement": "managed", "host_access": "in_place"},
 }
+#: Of a row: its way, and how much of the state is on the device.
+WAY_AND_SHARE = "{way}, {share:.0%} on the device".format_map
 #: Elements that :func:`digest` widens at a time.
 PIECE = 1 << 24
 
@@ -55,6 +57,11 @@ class Problem:
         if self._grads is None:
             self._grads = [p.grad for p in params if p.grad is not None]
         return params
+
+    def error(self, build: Build) -> float:
+        """How far four steps are from float64, as a share of the update."""
+        params = self.parameters()
+        return Reference(params).error(params, build(params))
 
 
 def adamw(params: Sequence[torch.nn.Parameter], **options: Any) -> PagedAdamW:

@@ -1,31 +1,27 @@
-"""The experiment on paged state without a GPU: its counters, its verdicts, its files, and the part that runs here."""
+"""The experiment on paged state without a GPU: its counters, its verdicts, its file, and the part that runs here."""
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import dying_rival
+import numpy as np
 import pytest
 import torch
 from experiment_runs import judged, regenerated, run_quick
-from paged_state_results import PAGED_STATE, derived, result, verdicts, whole
+from paged_state import PAGED_STATE, QUESTIONS, derived, kept, shown, slower, verdicts
 
-from experiments.harness import note, rows, show
-from experiments.harness.main import KEPT, main
+from experiments.harness import note, show
 from experiments.harness.revision import ROOT
-from experiments.harness.rows import Rows
+from experiments.harness.rows import Row
 from experiments.harness.run import Run
-from experiments.paging import bytes, rivals, spike, state_file, sweep
+from experiments.harness.time import series
+from experiments.paging import bytes, hidden, rivals, spike, state_file, sweep
 from experiments.works import counters, paged
-from experiments.works.counters import Traffic
-from pagedopt.commands.results import new_figure
 
 CPU = torch.device("cpu")
-RAW = "paged_state-nvidia-h200.json"
-PARTS = [question.name for question in PAGED_STATE.questions]
 
 
 # --- counters
@@ -36,22 +32,14 @@ PARTS = [question.name for question in PAGED_STATE.questions]
     [(5, 9, 4), (9, 9, 0), (2**32 - 3, 4, 7), (2**32 - 1, 2**32 - 2, 2**32 - 1)],
 )
 def test_a_counter_that_wraps_once_is_read_right(before: int, after: int, counted: int) -> None:
-    assert counters.difference(before, after) == counted
+    assert counters.difference(np.array([before]), np.array([after])).tolist() == [counted]
 
 
 def test_what_could_wrap_twice_is_refused() -> None:
     state = 8 * paged.FULL.numel
-    assert counters.fits(Traffic(state, state))
-    assert not counters.fits(Traffic(2 * state, 0))
-    assert not counters.fits(Traffic(0, 2 * state))
+    assert counters.fits(state)
+    assert not counters.fits(2 * state)
     assert counters.MOST < counters.MODULUS
-
-
-def test_a_calibration_takes_packets_off() -> None:
-    per_byte = Traffic(1.08e9, 1.2e9) / Traffic(1e9, 1e9)
-    moved = Traffic(0.54e9, 2.4e9) / per_byte
-    assert moved.up == pytest.approx(0.5e9)
-    assert moved.down == pytest.approx(2e9)
 
 
 class Nvml:
@@ -96,7 +84,7 @@ def test_counts_are_medians_over_wraps(monkeypatch: pytest.MonkeyPatch) -> None:
         amount = next(amounts)
         nvml.received, nvml.sent = nvml.received + amount, nvml.sent + 2 * amount
 
-    assert found.count(run, times=4) == Traffic(300.5, 601)
+    assert found.count(run, times=4).tolist() == [300.5, 601]
 
 
 def test_a_field_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,88 +112,85 @@ def test_what_is_committed_comes_out_again(tmp_path: Path, monkeypatch: pytest.M
     regenerated("paged_state", tmp_path, monkeypatch)
 
 
-def test_a_question_that_had_another_name_keeps_its_circumstances() -> None:
-    raw, read = json.loads((KEPT / RAW).read_text()), rows.read(KEPT / RAW, PAGED_STATE)
-    assert list(read["parts"]) == PARTS
-    assert read["parts"]["state_file"]["when"] == raw["parts"]["cpu"]["when"]
+def worse(name: str, row: Row) -> Row:
+    """A row of a day on which every bar of its question but that of the rivals is missed."""
+    if name == "sweep":
+        if row["kind"] == sweep.BITS:
+            return {**row, "same": False}
+        share = 1.1 if row["share"] in (0.0, 1.0) else 1.5
+        return slower(row, share) if row["case"] == sweep.STEP else row
+    if name == "spike" and row["kind"] == spike.CARD:
+        return {**row, "same": False, "helpless": "finished"}
+    if name == "spike":
+        return row if row["loop"] == spike.UNPAGED else {**row, "ms": 1.1 * row["ms"]}
+    if name == "bytes" and row["kind"] == bytes.STEP:
+        return {**row, "up": 1.1 * row["up"]}
+    if name == "memory":
+        return {**row, "device_extra": row["device_extra"] + (4 << 20)}
+    if name == "hidden":
+        return {**row, hidden.TOGETHER: slower(row, 1.2)[hidden.TOGETHER]}
+    if name == "state_file" and row["kind"] == state_file.STATE:
+        return {**row, "resident": row["resident"] + (40 << 20), "digest": row["name"]}
+    return slower(row, 2.0) if row.get("name") == rivals.RIVAL else row
 
 
-def test_every_row_of_the_issue_is_a_bar_that_can_be_met_or_missed() -> None:
-    assert [(v.work, v.met) for v in verdicts(whole()) if not v.met] == []
-    assert [v.work for v in verdicts(whole(slower=3.0)) if v.met is not False] == []
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_bar_can_be_met_and_missed(name: str) -> None:
+    bad = [worse(name, row) for row in kept()[name]]
+    here, there = verdicts(name, derived(name, kept()[name])), verdicts(name, derived(name, bad))
+    assert [verdict.met for verdict in here] == [name != "rivals"] * len(here)
+    assert [verdict.met for verdict in there] == [name == "rivals"] * len(here)
 
 
-def test_what_was_not_measured_is_no_verdict() -> None:
-    found = verdicts({})
-    assert len(found) == len(verdicts(whole())) == 24
-    assert all(verdict.met is None for verdict in found)
-
-
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("name", QUESTIONS)
 def test_a_question_is_shown_whatever_was_left_out(name: str) -> None:
-    """Rows up to any, of results or of made-up ones: tables, texts and bars, none of which may need those behind."""
-    raw = rows.read(KEPT / RAW, PAGED_STATE)["parts"][name]["rows"]
-    for measured in (raw, whole()[name]):
-        (question,) = (question for question in PAGED_STATE.questions if question.name == name)
-        for end in range(min(len(measured), 40) + 1):
-            found = derived(name, measured[:end])
-            for table in question.listed("TABLES"):
-                for _, headings, lines in table.shown(found):
-                    assert lines
-                    assert all(len(line) == len(headings) for line in lines)
-            for text in question.listed("TEXTS"):
-                text.say(found)
-            verdicts({name: measured[:end]})
+    """Without any way, contender or loop: tables, texts and bars are made of the rest."""
+    measured = kept()[name]
+    for column in ("way", "name", "loop", "placement"):
+        for value in {row[column] for row in measured if column in row}:
+            shown(name, [row for row in measured if row.get(column) != value])
 
 
 def test_the_share_of_the_ceiling_counts_the_bytes_of_both() -> None:
-    found = derived("sweep", whole()["sweep"])
-    # A step moves 2 GiB each way; the copies 1 GiB each way in 21.2 ms, the plain kernel 2 GiB each way in 50.8 ms.
-    assert found.number("of_ceiling", kind=sweep.SAYS, way="mapped, staged") == pytest.approx(100 * 2 * 21.2 / 43.0)
-    assert found.number("of_ceiling", kind=sweep.SAYS, way="mapped, in place") == pytest.approx(100 * 50.8 / 50.9)
+    said = derived("sweep", kept()["sweep"]).where(kind=sweep.SAYS)
+    # A step moves 2 GiB each way; the copies 1 GiB each way, the plain kernel as much as the step.
+    assert said.number("of_ceiling", way="mapped, staged") == pytest.approx(100 * 2 * 21.118 / 43.718, abs=0.01)
+    assert said.number("of_ceiling", way="mapped, in place") == pytest.approx(100 * 50.527 / 50.720, abs=0.01)
 
 
-def test_the_line_is_held_to_the_share_that_was_really_away() -> None:
-    times = Rows([
-        {"way": "a", "case": sweep.STEP, "share": 1.0, "away": 0.0, "best": 10.0},
-        {"way": "a", "case": sweep.STEP, "share": 0.5, "away": 0.6, "best": 70.0},
-        {"way": "a", "case": sweep.STEP, "share": 0.0, "away": 1.0, "best": 100.0},
-    ])  # fmt: skip
-    assert sweep.over_line(times, 0.5) == pytest.approx(1.0)
-    assert sweep.worst_of_line(times) is None, "shares are missing"
+def test_the_line_is_held_to_the_share_that_was_really_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "LINE", (0.5,))
+    points = {1.0: (0.0, 10.0), 0.5: (0.6, 70.0), 0.0: (1.0, 100.0)}
+    rows: list[Row] = [
+        {"kind": sweep.TIME, "way": "a", "case": sweep.STEP, "share": share, "away": away, "host_bytes": 0}
+        | {"gpu": None, "wall": series([time], "wall")}
+        for share, (away, time) in points.items()
+    ]
+    assert derived("sweep", rows).number("worst", kind=sweep.SAYS) == pytest.approx(1.0)
+    assert derived("sweep", rows[1:]).number("worst", kind=sweep.SAYS) is None
 
 
-def test_a_note_takes_all_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = tmp_path / "paged_state.md"
-    target.write_text((ROOT / "notes" / "paged_state.md").read_text())
-    monkeypatch.setattr(note, "NOTES", tmp_path)
-    path = tmp_path / "paged_state-h200.json"
-    path.write_text(json.dumps(result(whole())))
-    assert main(PAGED_STATE, ["--note", str(path)]) == 0
-    filled = target.read_text()
-    for content in note.sections(result(whole()), PAGED_STATE).values():
-        assert content in filled
-    without = whole()
-    without.pop("spike")
-    path.write_text(json.dumps(result(without)))
-    assert main(PAGED_STATE, ["--note", "--out", str(tmp_path)]) == 0
-    assert "not measured in this run" in target.read_text()
+def test_hidden_is_what_adds_nothing() -> None:
+    times = {hidden.PRODUCTS: 100.0, hidden.UPDATE: 40.0, hidden.TOGETHER: 104.0}
+    (row,) = derived("hidden", [{name: series([time], "GPU") for name, time in times.items()}])
+    assert (row["clock"], row["added"], row["hidden"]) == ("GPU", 4.0, 90.0)
 
 
-def test_plots_are_drawn(tmp_path: Path) -> None:
-    drawn = []
-    for question in PAGED_STATE.questions:
-        for plot in question.listed("PLOTS"):
-            for measured in (
-                whole()[question.name],
-                rows.read(KEPT / RAW, PAGED_STATE)["parts"][question.name]["rows"],
-            ):
-                if (figure := new_figure(11, 7.5)) is None:
-                    pytest.skip("matplotlib is not installed")
-                plot.draw(figure, derived(question.name, measured).where(**plot.where))
-                figure.savefig(tmp_path / f"{plot.name}.png", dpi=40)
-            drawn.append(plot.name)
-    assert drawn == ["shares", "rivals", "spikes"]
+def test_medians_of_a_loop_are_of_steps_that_count() -> None:
+    kinds = [(1, None, 100.0), (19, "ordinary", 1.0), (20, "large", 50.0), (21, "behind", 5.0), (22, "ordinary", 3.0)]
+    rows: list[Row] = [
+        {"kind": spike.TIME, "loop": spike.UNPAGED, "turn": 0, "step": step, "ms": ms}
+        | ({"what": what} if what else {})
+        for step, what, ms in kinds
+    ]
+    rows.append({"kind": spike.CARD, "same": True, "helpless": "finished"})
+    found = derived("spike", rows)
+    assert {what: found[0][what] for what in ("ordinary", "large", "behind")} == {
+        "ordinary": 2,
+        "large": 50,
+        "behind": 5,
+    }
+    assert found.where(kind=spike.TIME).values("step") == [19, 20, 21, 22]
 
 
 # --- pieces of the parts
@@ -247,24 +232,13 @@ def test_a_card_has_room_for_an_ordinary_step_and_not_for_a_large_one() -> None:
         spike.card_bytes(state, 3500, 3600)
 
 
-def test_medians_of_ordinary_and_large_steps_and_those_behind() -> None:
-    times = [100.0] * spike.WARM + [1.0] * (45 - spike.WARM)
-    times[19], times[20], times[39], times[40] = 50.0, 5.0, 50.0, 5.0
-    assert spike.summary([{"ms": times}]) == {"ordinary_ms": 1.0, "large_ms": 50.0, "behind_ms": 5.0}
-
-
 def test_rows_of_a_rival_that_dies_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "helpers"))
     monkeypatch.setattr(rivals, "PACKAGES", {"json": dying_rival.rows})
-    monkeypatch.setattr(rivals, "_here", lambda problem: [])
+    monkeypatch.setattr(rivals, "HERE", {})
     asked = Run(CPU, True, show.console())
     assert [row["name"] for row in rivals.measure(asked)] == ["x"]
     assert asked.left_out == ["json: its process ended with 3: invalid device ordinal"]
-
-
-def test_copies_of_a_trace_add_up_by_name() -> None:
-    events = [{"cat": "gpu_memcpy", "name": n, "args": {"bytes": b}} for n, b in (("up", 1), ("down", 2), ("up", 4))]
-    assert bytes.copied({"traceEvents": [*events, {"cat": "kernel", "name": "k"}]}) == {"up": 5, "down": 2}
 
 
 # --- the part that needs no GPU, for real

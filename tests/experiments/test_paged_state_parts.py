@@ -14,17 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from paged_state_results import PAGED_STATE, derived, verdicts
+from paged_state import shown
 
 from experiments.harness import run as harness_run
 from experiments.harness import show
 from experiments.harness import time as clock
-from experiments.harness.rows import Row, Rows
+from experiments.harness.rows import Rows
 from experiments.harness.run import Run
 from experiments.paging import bytes, driver, hidden, link, memory, rivals, spike, sweep
+from experiments.works import counters, paged, small_card, watch
 from experiments.works import link as works_link
-from experiments.works import paged
-from experiments.works.counters import Traffic
 from experiments.works.models import Work
 from pagedopt.system.cuda import driver as calls
 
@@ -38,7 +37,7 @@ class Host:
 
     def __init__(self, nbytes: int, device: int | None) -> None:
         self.host = np.zeros(nbytes, np.uint8)
-        self.address, self.nbytes = self.host.ctypes.data, nbytes
+        self.address, self.nbytes, self.device = self.host.ctypes.data, nbytes, device
 
 
 class Stream:
@@ -82,34 +81,14 @@ def dry(monkeypatch: pytest.MonkeyPatch) -> Run:
 
 def measured(module: Any, run: Run) -> Rows:
     """A question's rows, with what it derives, as a file of results gives them back."""
-    return shown(module.__name__.rpartition(".")[2], list(module.measure(run)))
-
-
-def shown(name: str, rows: list[Row]) -> Rows:
-    """Rows as a file gives them back; tables, texts and verdicts can be made of them."""
-    rows = json.loads(json.dumps(rows))
-    (question,) = (question for question in PAGED_STATE.questions if question.name == name)
-    found = derived(name, rows)
-    for table in question.listed("TABLES"):
-        for _, headings, lines in table.shown(found):
-            assert lines
-            assert all(len(line) == len(headings) for line in lines)
-    assert all(text.say(found) for text in question.listed("TEXTS"))
-    assert verdicts({name: rows})
-    return found
+    return shown(module.__name__.rpartition(".")[2], json.loads(json.dumps(list(module.measure(run)))))
 
 
 def test_dry_link(dry: Run) -> None:
     found = measured(link, dry)
-    assert set(found.where(kind=link.CEILING).values("what")) == {
-        link.UP,
-        link.DOWN,
-        link.BOTH,
-        link.IN_PLACE,
-        link.HBM,
-    }
+    assert found.where(kind=link.CEILING).values("what") == [*works_link.MOVES, link.HBM]
     assert found.where(kind=link.GRID).values("blocks") == list(works_link.BLOCKS)
-    assert found.first(kind=link.CEILING, what=link.IN_PLACE)["blocks"] in works_link.BLOCKS  # type: ignore[index]
+    assert found.number("blocks", kind=link.CEILING, what=works_link.IN_PLACE) in works_link.BLOCKS
 
 
 def test_dry_sweep(dry: Run) -> None:
@@ -134,19 +113,21 @@ class Counters:
     def __init__(self, device: torch.device) -> None:
         self.counted = 0.0
 
-    def count(self, run: Any, times: int = 4) -> Traffic:
+    def count(self, run: Any, times: int = 4) -> counters.Bytes:
         run()
         self.counted += 1000
-        return Traffic(self.counted, 2 * self.counted)
+        return np.array([self.counted, 2 * self.counted])
 
 
 def test_dry_bytes(dry: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bytes, "LinkCounters", Counters)
-    monkeypatch.setattr(bytes, "_profiled", lambda problem: {"HtoD": 3})
+    monkeypatch.setattr(
+        bytes, "_profiled", lambda problem: [{"cat": "gpu_memcpy", "name": "HtoD", "args": {"bytes": 3}}]
+    )
     found = measured(bytes, dry)
     assert dry.left_out == []
     assert len(found.where(kind=bytes.STEP)) == len(bytes.SHARES) * len(paged.PAGED)
-    assert found.where(kind=bytes.STEP, share=1.0).values("ratio") == [None]
+    assert not found.where(kind=bytes.STEP, share=1.0).values("ratio")
     # Known traffic was counted as 3,000 for a copy both ways and as 4,000 for twice that in place, the first steps as
     # 5,000 and 10,000, all of them twice that down.
     nbytes = works_link.QUICK_SIZE
@@ -220,6 +201,7 @@ def test_dry_child(package: str, rows: int, dry: Run, monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "torchao", SimpleNamespace(optim=optim))
     monkeypatch.setitem(sys.modules, "torchao.optim", optim)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", optim)
     found = shown("rivals", list(rivals.PACKAGES[package]("cpu", True)))
     assert len(found) == rows
     assert all(row["error"] < 1e-4 for row in found)
@@ -228,12 +210,12 @@ def test_dry_child(package: str, rows: int, dry: Run, monkeypatch: pytest.Monkey
         assert found[0]["paged_bytes"] == paged.Problem(dry).state_bytes // 2
 
 
-def test_the_lowest_reading_is_found() -> None:
+def test_a_reading_is_taken_again_and_again() -> None:
     readings = iter([5, 3, 9, 4] + [9] * 10**6)
-    with memory.Lowest(lambda: next(readings)) as lowest:
-        while lowest.looks < 4:
+    with watch.watched(lambda: next(readings), 0) as found:
+        while len(found) < 4:
             pass
-    assert lowest.value == 3
+    assert found[:4] == [5, 3, 9, 4]
 
 
 class Cap:
@@ -245,13 +227,13 @@ class Cap:
         batch = training.batch
 
         def checked(this: spike.Training, step: int) -> torch.Tensor:
-            if spike.large(step) and self.fraction * (140 << 30) < self.needed:
+            if step % spike.EVERY == 0 and self.fraction * (140 << 30) < self.needed:
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return batch(this, step)
 
         monkeypatch.setattr(training, "batch", checked)
 
-    def set(self, fraction: float, device: torch.device) -> None:
+    def set(self, fraction: float) -> None:
         self.fraction = fraction
 
 
@@ -262,15 +244,12 @@ def test_dry_spike(dry: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     state = 8 * spike.QUICK_DEPTH * 64**2
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda *_: 4 * state)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda *_: 6 * state)
-    # On a CPU the file stands in: what is "on the device" is in RAM.
-    fit = spike.SmallCard.fit
+    limit = small_card.OnCard.cap  # on a CPU the file stands in: what is "on the device" is in RAM
 
-    def fit_ram(self: spike.SmallCard, optimizer: Any) -> None:
-        text = optimizer.memory_report()
-        near = {"device": text.by_place.get("host", 0)}
-        fit(self, SimpleNamespace(memory_report=lambda: SimpleNamespace(by_place=near)))  # type: ignore[arg-type]
+    def cap_ram(self: small_card.OnCard, state: int) -> None:
+        limit(self, state or self.memory_report().by_place.get("host", 0))
 
-    monkeypatch.setattr(spike.SmallCard, "fit", fit_ram)
+    monkeypatch.setattr(small_card.OnCard, "cap", cap_ram)
     cap = Cap(monkeypatch, spike.Training, 6 * state)
     found = measured(spike, dry)
     assert dry.left_out == []
@@ -278,8 +257,8 @@ def test_dry_spike(dry: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert loops.first(loop=spike.UNPAGED)["same"]  # type: ignore[index]
     assert loops[-1]["loop"].startswith("without spilling: out of memory")
     assert [row["loop"] for row in loops if "slowdown" in row] == [spike.SPILL_ALL, spike.SPILL_SOME]
-    assert spike.finished(loops) == 2
+    assert loops[-1]["finished"] == 2
     assert cap.fraction == 1.0, "the cap goes with the experiment"
-    steps = found.where(kind=spike.STEP)
-    assert [row["step"] for row in steps.where(loop=spike.UNPAGED)] == list(range(1, spike.STEPS + 1))
-    assert {row["loop"] for row in steps if "loss" in row} == {spike.UNPAGED}
+    steps = found.where(kind=spike.TIME, loop=spike.UNPAGED)
+    assert steps.values("step") == list(range(spike.WARM + 1, spike.STEPS + 1))
+    assert found.first(loop=spike.SPILL_ALL)[small_card.SPILLING] > 0  # type: ignore[index]
