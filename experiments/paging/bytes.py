@@ -22,7 +22,7 @@ from experiments.harness.show import Bar, Table
 from experiments.works.counters import Bytes, LinkCounters, fits
 from experiments.works.link import BOTH, IN_PLACE, MOVES, Link
 from experiments.works.paged import PAGED, WAY_AND_SHARE, Problem, adamw, away_bytes
-from experiments.works.trace import traced
+from experiments.works.trace import trace_events
 
 NEEDS_GPU = True
 #: Shares of state on the device.
@@ -86,8 +86,8 @@ def _profiled(problem: Problem) -> Sequence[dict[str, Any]]:
     """The profiler's events of one staged step with all state on the host."""
     step = adamw(problem.parameters(), placement="mapped", host_access="staged", device_budget=0).step
     for _ in range(3):  # a first step loads things, and a first trace wakes the profiler up
-        trace = traced(step)
-    return trace.raw
+        events = trace_events(step)
+    return events
 
 
 def copied(events: Iterable[Mapping[str, Any]]) -> Counter[str]:

@@ -87,7 +87,7 @@ def bitsandbytes(device: str, quick: bool) -> Iterator[Row]:
         raise MemoryError(f"bitsandbytes would take {needed:,.0f} bytes of managed memory; {most:,} are allowed")
     paged: list[torch.Tensor] = functional.GlobalPageManager.get_instance().paged_tensors
     for name in (RIVAL, RIVAL_8BIT):
-        build = contenders.imported("bitsandbytes.optim", name.split()[1])
+        build = contenders.other("bitsandbytes.optim", name.split()[1]).build
         off = problem.error(build)
         paged.clear()
         problem.run.free()

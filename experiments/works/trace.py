@@ -203,26 +203,31 @@ def idle(events: Sequence[Event]) -> tuple[float, float, tuple[Gap, ...]]:
     return busy, end - events[0].start, tuple(gaps)
 
 
-def traced(run: Callable[[], object]) -> Trace:
-    """The trace of one call, until the GPU is done.  ``run`` should have run before: what is lazy is in it."""
+def trace_events(run: Callable[[], object], **options: Any) -> list[dict[str, Any]]:
+    """The events of one call in torch's Chrome trace, until the GPU is done.
+
+    Args:
+        run: something that has run before, or what is lazy is in the trace.
+        options: of ``torch.profiler.profile``.
+    """
     from torch.profiler import ProfilerActivity, profile
 
     cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     wait = torch.cuda.synchronize if cuda else (lambda: None)
     wait()
-    with profile(activities=activities, acc_events=True) as profiler:
+    with profile(activities=activities, acc_events=True, **options) as profiler:
         run()
         wait()
-    return Trace.of(chrome_events(profiler))
-
-
-def chrome_events(profiler: Any) -> list[dict[str, Any]]:
-    """The events of ``torch.profiler.profile``, as its Chrome trace has them."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
         return list(json.loads(path.read_text())["traceEvents"])
+
+
+def traced(run: Callable[[], object]) -> Trace:
+    """The trace of one call."""
+    return Trace.of(trace_events(run))
 
 
 def counted(run: Callable[[], object], warmup: int = WARMUP) -> Counts:

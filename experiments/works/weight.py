@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
-from experiments.works.trace import chrome_events
+from experiments.works.trace import trace_events
 
 #: Of the events of a trace, those that say what was allocated or freed.
 MEMORY = "[memory]"
@@ -67,9 +66,7 @@ def asked_for(device: torch.device, which: str) -> int:
 def extra(step: Callable[[], object], device: torch.device) -> int:
     """Bytes at the peak of a step above those at its beginning, as it asks torch for them."""
     if device.type == "cpu":
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
-            step()
-        return peak(chrome_events(profiler))
+        return peak(trace_events(step, profile_memory=True))
     torch.cuda.synchronize(device)
     before = asked_for(device, "current")
     torch.cuda.reset_peak_memory_stats(device)
