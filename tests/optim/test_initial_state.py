@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from edits import groups_of, numbers, parameters, steps
+from optim_support import step_on
 
 import pagedopt
 from pagedopt import PagedOptimizer
@@ -76,12 +77,10 @@ def test_adagrad_is_torchs(first: float, how: dict[str, Any]) -> None:
 def test_a_number_counts_for_all_groups_and_a_copy_goes_on() -> None:
     params = parameters()
     optimizer = FromTwo(groups(params, 0.7), device_budget=0, **OPTIONS)
-    for p in params:
-        p.grad = torch.zeros_like(p)
     optimizer.param_groups[0]["weight_decay"] = optimizer.param_groups[1]["weight_decay"] = 0.0
-    optimizer.step()
+    step_on(optimizer, 0)
     assert all((optimizer.state[p]["sum"] == 2.0).all() for p in params)
-    params[0].grad = numbers(tuple(params[0].shape), 5)
+    params[0].grad = numbers(params[0].shape, 5)
     optimizer.step()
     twin, others = copy.deepcopy((optimizer, params))
     fresh = FromTwo(groups(others, 0.7), **OPTIONS)
