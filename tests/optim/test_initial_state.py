@@ -70,8 +70,7 @@ def test_adagrad_is_torchs(first: float, how: dict[str, Any]) -> None:
         made += [*params, late]
         sums.append([optimizer.state[p]["sum"].float() for p in made])
     bound = {"rtol": 0.02, "atol": 1e-3} if "state_format" in how else {"rtol": 1e-5, "atol": 1e-6}
-    for a, b in zip([*ours, *sums[0]], [*theirs, *sums[1]], strict=True):
-        torch.testing.assert_close(a, b, **bound)
+    torch.testing.assert_close([*ours, *sums[0]], [*theirs, *sums[1]], **bound)
 
 
 def test_a_number_counts_for_all_groups_and_a_copy_goes_on() -> None:

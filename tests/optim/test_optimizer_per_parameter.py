@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import optim_support
 import optimizer_per_parameter as apart
 import pytest
 import torch
 from children import python
 from file_support import MIB, open_files
-from optim_support import step_on_ones
+from gpu_support import NEEDED
+from optim_support import same, step_on_ones
 from optimizer_per_parameter import ADAMW, hooked, parameters, train, unhook
 from watched import least
 
@@ -25,7 +27,6 @@ COUNT = 1000
 #: Bytes beside the state of a large one: it has a file and pages of its own, and says of each when it is visited.
 LARGE = 48 << 10
 SPILLED: list[dict[str, Any]] = [{"placement": "file", "device_budget": budget} for budget in (0, "50%", None)]
-gpu = pytest.mark.gpu
 
 
 @pytest.fixture(autouse=True)
@@ -59,15 +60,7 @@ def test_a_thousand_hold_little_beyond_their_state(large: int, options: dict[str
 
 
 def bits(params: list[torch.nn.Parameter], optimizers: dict[torch.Tensor, Any]) -> list[torch.Tensor]:
-    found = []
-    for p in params:
-        entry = optimizers[p].state[p]
-        found += [p.detach().cpu().clone(), *(entry[name].cpu().clone() for name in ("step", "exp_avg", "exp_avg_sq"))]
-    return found
-
-
-def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    return [t for p in params for t in optim_support.bits([p], optimizers[p])]
 
 
 def together(count: int, large: int, steps: int, device: str = "cpu") -> list[torch.Tensor]:
@@ -231,10 +224,8 @@ CUDA: list[dict[str, Any]] = [
 ]
 
 
-@gpu
 @pytest.mark.exclusive
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("options", CUDA, ids=str)
+@pytest.mark.parametrize("options", [pytest.param(options, marks=NEEDED, id=str(options)) for options in CUDA])
 def test_a_thousand_take_little_of_a_card(options: dict[str, Any]) -> None:
     warm = parameters(3, 0, "cuda")
     keep = hooked(warm, **options)  # kernels, streams, what torch caches

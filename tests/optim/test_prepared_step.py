@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from file_support import folder_for_state
-from optim_support import ADAMW
+from optim_support import ADAMW, bits, same
+from support import threads
 
 import pagedopt
 from pagedopt import PagedAdamW, PagedSGD
@@ -24,7 +23,6 @@ from pagedopt.system.interrupts import Uninterrupted
 from pagedopt.tables.layout import HostTable
 from pagedopt.tables.pointers import PointerTable
 
-PACKAGE = str(Path(pagedopt.__file__).parent) + "/"
 PLACEMENTS: list[dict[str, Any]] = [{}, {"device_budget": 0}, {"device_budget": "50%"}]
 
 
@@ -45,14 +43,6 @@ def trained(steps: int, count: int = 3, **options: Any) -> tuple[list[torch.nn.P
         gradients(params, step)
         opt.step()
     return params, opt
-
-
-def values(params: list[torch.nn.Parameter], opt: PagedAdamW) -> list[torch.Tensor]:
-    return [t.detach().clone() for p in params for t in (p, *opt.state[p].values())]
-
-
-def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
-    return len(a) == len(b) and all(map(torch.equal, a, b))
 
 
 @pytest.fixture(params=["whole", "compiled", "slow"])
@@ -77,17 +67,17 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_step_that_is_prepared_and_dropped_changes_nothing(steps: int, options: dict[str, Any]) -> None:
     params, opt = trained(steps, **options)
     gradients(params, steps)
-    before, held = values(params, opt) if steps else [p.detach().clone() for p in params], dict(opt.state)
+    before, held = bits(params, opt) if steps else [p.detach().clone() for p in params], dict(opt.state)
     prepared = opt._prepare()
     assert [update.absent for update in prepared.updates] == [[]]
     del prepared
     assert dict(opt.state) == held
-    assert same(values(params, opt) if steps else [p.detach() for p in params], before)
+    assert same(bits(params, opt) if steps else [p.detach() for p in params], before)
     twins, twin = trained(steps, **options)
     gradients(twins, steps)
     opt.step()
     twin.step()
-    assert same(values(params, opt), values(twins, twin))
+    assert same(bits(params, opt), bits(twins, twin))
 
 
 @pytest.mark.parametrize("options", PLACEMENTS, ids=str)
@@ -98,25 +88,25 @@ def test_a_step_that_is_kept_for_later_is_the_step_of_when_it_was_prepared(optio
     opt.zero_grad()
     opt.param_groups[0]["lr"] = 100.0
     assert prepared.run() is opt._launches
-    assert same(values(params, opt), values(twins, twin)), "the gradients that it holds, the learning rate it had"
+    assert same(bits(params, opt), bits(twins, twin)), "the gradients that it holds, the learning rate it had"
 
 
 def test_two_steps_prepared_at_once_do_not_mix() -> None:
     params, opt = trained(2)
-    before = values(params, opt)
+    before = bits(params, opt)
     gradients(params, 2)
     first = opt._prepare()
     gradients(params, 7)
     second = opt._prepare()
     with pytest.raises(RuntimeError, match="another step was prepared since"):
         first.run()
-    assert same(values(params, opt), before)
+    assert same(bits(params, opt), before)
     assert opt.damaged == ""
     second.run()
     twins, twin = trained(2)
     gradients(twins, 7)
     twin.step()
-    assert same(values(params, opt), values(twins, twin))
+    assert same(bits(params, opt), bits(twins, twin))
 
 
 def test_a_prepared_step_says_what_it_will_do() -> None:
@@ -132,23 +122,23 @@ def test_a_prepared_step_says_what_it_will_do() -> None:
 # --- nothing is kept alive --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("options", PLACEMENTS, ids=str)
 @pytest.mark.parametrize("steps", [1, 3])
 def test_state_that_is_cleared_is_freed_at_once(steps: int, options: dict[str, Any]) -> None:
-    with folder_for_state():
-        params, opt = trained(steps, **options)
-        seen = [weakref.ref(t) for p in params for t in opt.state[p].values()]
-        arenas = [weakref.ref(arena) for arena in opt.store.arenas]
-        assert bool(arenas) == bool(options)
-        opt.state.clear()
-        assert [ref() for ref in seen] == [None] * len(seen)
-        assert opt.store.arenas == []
-        gc.collect()
-        assert [ref() for ref in arenas] == [None] * len(arenas)
-        assert not opt.memory_report().by_place
-        gradients(params, steps)
-        opt.step()  # and begins anew
-        assert all(float(opt.state[p]["step"]) == 1 for p in params)
+    params, opt = trained(steps, **options)
+    seen = [weakref.ref(t) for p in params for t in opt.state[p].values()]
+    arenas = [weakref.ref(arena) for arena in opt.store.arenas]
+    assert bool(arenas) == bool(options)
+    opt.state.clear()
+    assert [ref() for ref in seen] == [None] * len(seen)
+    assert opt.store.arenas == []
+    gc.collect()
+    assert [ref() for ref in arenas] == [None] * len(arenas)
+    assert not opt.memory_report().by_place
+    gradients(params, steps)
+    opt.step()  # and begins anew
+    assert all(float(opt.state[p]["step"]) == 1 for p in params)
 
 
 def test_parameters_that_are_taken_out_are_freed_at_once() -> None:
@@ -170,7 +160,7 @@ def test_a_replaced_tensor_is_freed_at_once_and_its_successor_used() -> None:
     for one, of in ((params, opt), (others, other)):
         gradients(one, step)
         of.step()
-    assert same(values(params, opt), values(others, other))
+    assert same(bits(params, opt), bits(others, other))
 
 
 # --- what fails before the first write damages nothing ----------------------------------------------------------------
@@ -181,45 +171,38 @@ BEFORE = [
 ]  # fmt: skip
 
 
+@threads(2)
+@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("steps", [0, 2])
 @pytest.mark.parametrize(("owner", "name"), BEFORE, ids=lambda one: getattr(one, "__name__", one))
 def test_what_runs_out_of_memory_before_the_first_write_damages_nothing(
     owner: Any, name: str, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two dtypes take two launches, two threads a team."""
-    count = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        with folder_for_state():
-            params = [*parameters(2, 1 << 20), torch.nn.Parameter(torch.randn(1 << 16).double())]
-            opt = PagedAdamW(params, **ADAMW, device_budget=0 if owner is Route else None)
-            for step in range(steps):
-                gradients(params, step)
-                opt.step()
-            before = [p.detach().clone() for p in params], {p: dict(opt.state[p]) for p in opt.state}
-            gradients(params, steps)
-            if name == "shares":  # asked once for a table and number of threads
-                opt._launches = None
-            hit = [0]
+    params = [*parameters(2, 1 << 20), torch.nn.Parameter(torch.randn(1 << 16).double())]
+    opt = PagedAdamW(params, **ADAMW, device_budget=0 if owner is Route else None)
+    for step in range(steps):
+        gradients(params, step)
+        opt.step()
+    before = [p.detach().clone() for p in params], {p: dict(opt.state[p]) for p in opt.state}
+    gradients(params, steps)
+    if name in ("shares", "__init__"):  # shares are asked for once for a table and number of threads
+        opt._launches = None
+    hit = [0]
 
-            def fail(*_: Any, **__: Any) -> None:
-                hit[0] += 1
-                raise MemoryError(name)
+    def fail(*_: Any, **__: Any) -> None:
+        hit[0] += 1
+        raise MemoryError(name)
 
-            with monkeypatch.context() as patch:
-                patch.setattr(owner, name, fail)
-                if name == "__init__":
-                    opt._launches = None
-                with pytest.raises(MemoryError, match=name):
-                    opt.step()
-            assert hit[0] == 1
-            assert opt.damaged == ""
-            assert all(map(torch.equal, before[0], params))
-            assert {p: dict(opt.state[p]) for p in opt.state} == before[1]
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, fail)
+        with pytest.raises(MemoryError, match=name):
             opt.step()
-            assert all(float(opt.state[p]["step"]) == steps + 1 for p in params)
-    finally:
-        torch.set_num_threads(count)
+    assert (hit[0], opt.damaged) == (1, "")
+    assert same(before[0], params)
+    assert {p: dict(opt.state[p]) for p in opt.state} == before[1]
+    opt.step()
+    assert all(float(opt.state[p]["step"]) == steps + 1 for p in params)
 
 
 # --- every way to look ------------------------------------------------------------------------------------------------
@@ -277,10 +260,10 @@ def test_what_users_do_to_state_is_followed_however_it_is_looked_at(count: int, 
             if step == 5:
                 edit(of, one)
             of.step()
-    for p, q in zip(params, twins, strict=True):
-        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
-        for name in ("step", "exp_avg", "exp_avg_sq"):
-            torch.testing.assert_close(opt.state[p][name], twin.state[q][name], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(params, twins, rtol=1e-5, atol=1e-6)
+    for name in ("step", "exp_avg", "exp_avg_sq"):
+        mine, theirs = ([of.state[p][name] for p in one] for one, of in ((params, opt), (twins, twin)))
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.usefixtures("way")
@@ -300,8 +283,7 @@ def test_gradients_that_come_go_and_change_are_followed_however_they_are_looked_
             p.grad, q.grad = grad, None if grad is None else grad.clone()
         opt.step()
         twin.step()
-    for p, q in zip(params, twins, strict=True):
-        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(params, twins, rtol=1e-5, atol=1e-6)
 
 
 def test_a_compiled_loop_finds_what_python_finds() -> None:

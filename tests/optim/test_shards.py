@@ -6,7 +6,6 @@ Here one process is a group of its own; ``tests/clients/test_several_processes.p
 from __future__ import annotations
 
 import copy
-import io
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 import torch
 from children import python
 from contract_world import ordinary
+from optim_support import ADAMW, through_file
 
 from pagedopt import PagedAdamW, PagedSGD, multi_tensor_apply
 from pagedopt.launch.foreach import foreach_add
@@ -21,8 +21,6 @@ from pagedopt.optim.registry import OPTIMIZERS, Entry
 from pagedopt.rules import RULES
 from pagedopt.tables.shards import local
 from tests.outside.format import Int8Blocks
-
-HYPER: dict[str, Any] = {"lr": 0.03, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.2}
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +87,7 @@ def check_like(one: dict[str, Any], other: dict[str, Any]) -> None:
 @pytest.mark.parametrize("budget", [None, 0, "50%"])
 def test_shards_are_updated_as_torch_does_and_state_is_placed_as_its_parameter(mesh: Any, budget: Any) -> None:
     ours, theirs = parameters(mesh), parameters(mesh)
-    optimizers = PagedAdamW(ours, **HYPER, device_budget=budget), torch.optim.AdamW(theirs, **HYPER, foreach=False)
+    optimizers = PagedAdamW(ours, **ADAMW, device_budget=budget), torch.optim.AdamW(theirs, **ADAMW, foreach=False)
     for number in range(4):
         for params, optimizer in zip((ours, theirs), optimizers, strict=True):
             gradients(mesh, params, number, sums=number == 2 and params is ours)
@@ -147,15 +145,12 @@ def test_a_step_shows_in_version_counters(mesh: Any) -> None:
 
 def test_state_goes_in_and_out_of_torchs_class_and_of_files(mesh: Any) -> None:
     ours, theirs = parameters(mesh), parameters(mesh)
-    a, b = PagedAdamW(ours, **HYPER, device_budget=0), torch.optim.AdamW(theirs, **HYPER, foreach=False)
+    a, b = PagedAdamW(ours, **ADAMW, device_budget=0), torch.optim.AdamW(theirs, **ADAMW, foreach=False)
     for params, optimizer in ((ours, a), (theirs, b)):
         gradients(mesh, params, 0)
         optimizer.step()
-    file = io.BytesIO()
-    torch.save(b.state_dict(), file)
-    file.seek(0)
     before = {p: dict(entry) for p, entry in a.state.items()}
-    a.load_state_dict(torch.load(file, weights_only=False))
+    a.load_state_dict(through_file(b.state_dict(), weights_only=False))
     b.load_state_dict(copy.deepcopy(a.state_dict()))
     for p, q in zip(ours, theirs, strict=True):
         check_like(a.state[p], b.state[q])
@@ -175,7 +170,7 @@ def test_state_of_offloaded_shards_stays_with_them(mesh: Any) -> None:
     found = []
     for kind, options in ((PagedAdamW, {}), (PagedAdamW, {"device_budget": 0}), (torch.optim.AdamW, {})):
         p = torch.nn.Parameter(DTensor(values.clone(), spec, requires_grad=False))  # as FSDP2 makes them
-        optimizer = kind([p], **HYPER, **options)
+        optimizer = kind([p], **ADAMW, **options)
         for _ in range(3):
             p.grad = DTensor(torch.cos(values), spec, requires_grad=False)
             optimizer.step()
