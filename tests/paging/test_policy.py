@@ -8,16 +8,7 @@ from hypothesis import strategies as st
 
 from pagedopt.paging.budget import ALL, Budget
 from pagedopt.paging.pages import GRANULE, lay_out
-from pagedopt.paging.policy import (
-    AUTO_LEAST,
-    SLOTS,
-    auto_is_due,
-    place,
-    reserve,
-    schedule,
-    spare_bytes,
-    worth_moving,
-)
+from pagedopt.paging.policy import AUTO_LEAST, SLOTS, auto_is_due, place, reserve, schedule, spare_bytes, worth_moving
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -52,10 +43,8 @@ def test_never_over_budget_and_never_a_page_less_than_it_allows(arenas: list[lis
 @example([[10], [6, 6]], 9, 10)
 def test_a_larger_budget_keeps_what_a_smaller_one_keeps(arenas: list[list[int]], one: int, other: int) -> None:
     """So a change of budget moves pages one way only."""
-    small, large = sorted((one, other))
-    assert all(
-        a <= b for a, b in zip(place(arrays(arenas), Budget(small)), place(arrays(arenas), Budget(large)), strict=True)
-    )
+    small, large = (place(arrays(arenas), Budget(budget)) for budget in sorted((one, other)))
+    assert all(a <= b for a, b in zip(small, large, strict=True))
 
 
 @given(ARENAS, st.integers(0, 600))
@@ -71,9 +60,8 @@ def test_first_pages_first_across_arenas(arenas: list[list[int]], budget: int) -
 @given(ARENAS)
 def test_no_budget_is_no_limit(arenas: list[list[int]]) -> None:
     everything = [len(sizes) for sizes in arenas]
-    assert place(arrays(arenas), ALL) == everything
-    assert place(arrays(arenas), Budget(sum(map(sum, arenas)))) == everything
-    assert place(arrays(arenas), Budget(2**70)) == everything
+    for budget in (ALL, Budget(sum(map(sum, arenas))), Budget(2**70)):
+        assert place(arrays(arenas), budget) == everything
 
 
 def test_hand_cases_of_place() -> None:
