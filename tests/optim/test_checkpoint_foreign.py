@@ -108,9 +108,7 @@ def test_a_file_of_bitsandbytes_is_read_to_the_bit_and_continued(age: str) -> No
     assert repr(state_dict) == before, "the dict belongs to the caller"
     for i, p in enumerate(params):
         assert list(opt.state[p]) == ["step", "exp_avg", "exp_avg_sq"]
-        assert torch.equal(opt.state[p]["step"], torch.tensor(3.0))
-        assert torch.equal(opt.state[p]["exp_avg"], inner[i]["state1"])
-        assert torch.equal(opt.state[p]["exp_avg_sq"], inner[i]["state2"])
+        assert same(opt.state[p].values(), [torch.tensor(3.0), inner[i]["state1"], inner[i]["state2"]])
     theirs = torch.optim.AdamW([torch.nn.Parameter(p) for p in found["params"]])
     assert opt.param_groups[0].keys() == theirs.param_groups[0].keys()
     assert opt.param_groups[0]["betas"] == ADAMW["betas"]

@@ -100,7 +100,7 @@ def train_alike(one: World, other: World, count: int = 20, first: int = 0, exact
 
 
 def assert_alike(one: World, other: World, exact: bool = False) -> None:
-    bound = {"rtol": 0.0, "atol": 0.0} if exact else {"rtol": 2e-5, "atol": 2e-6}
+    bound: Any = {"rtol": 0.0, "atol": 0.0} if exact else {"rtol": 2e-5, "atol": 2e-6}
     for p, q in zip(one.params, other.params, strict=True):
         torch.testing.assert_close(p, q, **bound)
         assert list(one.optimizer.state[p]) == list(other.optimizer.state[q])

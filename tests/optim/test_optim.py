@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from optim_support import ADAMW, distance, model, pair, ready, same, step_on_ones, stepped, train
+from optim_support import ADAMW, distance, model, pair, ready, same, step_on_ones, stepped, train, trained
 
 import pagedopt
 from pagedopt import PagedAdamW, PagedOptimizer, PagedSGD
@@ -157,13 +157,11 @@ def test_channels_last_parameters_keep_their_layout_in_state() -> None:
 
 
 def test_version_counters_go_up() -> None:
-    net = model()
-    opt = PagedAdamW(net.parameters())
-    train(net, opt, 1)
-    before = [p._version for p in net.parameters()], [opt.state[p]["exp_avg"]._version for p in net.parameters()]
+    net, opt = trained(1)
+    written = [t for p in net.parameters() for t in (p, opt.state[p]["exp_avg"])]
+    before = [t._version for t in written]
     train(net, opt, 1, first=1)
-    assert all(p._version > v for p, v in zip(net.parameters(), before[0], strict=True))
-    assert all(opt.state[p]["exp_avg"]._version > v for p, v in zip(net.parameters(), before[1], strict=True))
+    assert all(t._version > version for t, version in zip(written, before, strict=True))
 
 
 def test_the_version_of_a_parameter_without_gradient_stays() -> None:

@@ -50,8 +50,7 @@ def test_a_thousand_hold_little_beyond_their_state(large: int, options: dict[str
     found = held(COUNT, large, options)
     assert found["descriptors"] < 40
     assert found["threads"] <= 0
-    arenas = found["planned"] - found["state"]
-    assert arenas <= 16 * MIB
+    assert found["planned"] - found["state"] <= 16 * MIB
     assert found["rss"] - found["near"] <= 16 * MIB + large * LARGE
     if options.get("device_budget") == 0:
         assert found["near"] == 0
@@ -74,19 +73,24 @@ def together(count: int, large: int, steps: int, device: str = "cpu") -> list[to
     return bits(params, dict.fromkeys(params, opt))
 
 
+Crowd = tuple[list[torch.nn.Parameter], dict[torch.Tensor, PagedOptimizer]]
+
+
+def trained(count: int, large: int, steps: int, device: str = "cpu", **options: Any) -> Crowd:
+    """What an optimizer for each of them makes of the same."""
+    params = parameters(count, large, device)
+    optimizers = hooked(params, **options)
+    train(params, 0, steps)
+    return params, optimizers
+
+
 @pytest.mark.parametrize("options", [{}, *SPILLED], ids=str)
 def test_hooks_make_the_bits_of_one_optimizer(options: dict[str, Any]) -> None:
-    params = parameters(120, 7)
-    optimizers = hooked(params, **options)
-    train(params, 0, 4)
-    assert same(bits(params, optimizers), together(120, 7, 4))
+    assert same(bits(*trained(120, 7, 4, **options)), together(120, 7, 4))
 
 
-def crowd(count: int, budget: Any) -> tuple[list[torch.nn.Parameter], dict[torch.Tensor, PagedOptimizer]]:
-    params = parameters(count)
-    optimizers = hooked(params, placement="file", device_budget=budget)
-    train(params, 0, 2)
-    return params, optimizers
+def crowd(count: int, budget: Any) -> Crowd:
+    return trained(count, 0, 2, placement="file", device_budget=budget)
 
 
 @pytest.fixture
@@ -227,9 +231,7 @@ CUDA: list[dict[str, Any]] = [
 @pytest.mark.exclusive
 @pytest.mark.parametrize("options", [pytest.param(options, marks=NEEDED, id=str(options)) for options in CUDA])
 def test_a_thousand_take_little_of_a_card(options: dict[str, Any]) -> None:
-    warm = parameters(3, 0, "cuda")
-    keep = hooked(warm, **options)  # kernels, streams, what torch caches
-    train(warm, 0, 2)
+    warm, keep = trained(3, 0, 2, "cuda", **options)  # kernels, streams, what torch caches
     unhook(warm)
     del keep, warm
     kept = []  # what has been freed might be there for the next attempt
@@ -259,8 +261,4 @@ def test_a_thousand_take_little_of_a_card(options: dict[str, Any]) -> None:
 
     assert least(taken, 16 * MIB) <= 16 * MIB
 
-    want = together(COUNT, 0, 3, "cuda")
-    params_again = parameters(COUNT, 0, "cuda")
-    again = hooked(params_again, **options)
-    train(params_again, 0, 3)
-    assert same(bits(params_again, again), want)
+    assert same(bits(*trained(COUNT, 0, 3, "cuda", **options)), together(COUNT, 0, 3, "cuda"))

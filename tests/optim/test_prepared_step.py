@@ -36,12 +36,16 @@ def gradients(params: list[torch.nn.Parameter], step: int) -> None:
         p.grad = torch.full_like(p, 0.1 * step + i - 1)
 
 
+def step(params: list[torch.nn.Parameter], opt: torch.optim.Optimizer, number: int) -> None:
+    gradients(params, number)
+    opt.step()
+
+
 def trained(steps: int, count: int = 3, **options: Any) -> tuple[list[torch.nn.Parameter], PagedAdamW]:
     params = parameters(count)
     opt = PagedAdamW(params, **ADAMW, **options)
-    for step in range(steps):
-        gradients(params, step)
-        opt.step()
+    for number in range(steps):
+        step(params, opt, number)
     return params, opt
 
 
@@ -73,22 +77,20 @@ def test_a_step_that_is_prepared_and_dropped_changes_nothing(steps: int, options
     del prepared
     assert dict(opt.state) == held
     assert same(bits(params, opt) if steps else [p.detach() for p in params], before)
-    twins, twin = trained(steps, **options)
-    gradients(twins, steps)
     opt.step()
-    twin.step()
-    assert same(bits(params, opt), bits(twins, twin))
+    assert same(bits(params, opt), bits(*trained(steps + 1, **options)))
 
 
 @pytest.mark.parametrize("options", PLACEMENTS, ids=str)
 def test_a_step_that_is_kept_for_later_is_the_step_of_when_it_was_prepared(options: dict[str, Any]) -> None:
-    (params, opt), (twins, twin) = trained(2, **options), trained(3, **options)
+    params, opt = trained(2, **options)
     gradients(params, 2)
     prepared = opt._prepare()
     opt.zero_grad()
     opt.param_groups[0]["lr"] = 100.0
     assert prepared.run() is opt._launches
-    assert same(bits(params, opt), bits(twins, twin)), "the gradients that it holds, the learning rate it had"
+    expected = bits(*trained(3, **options))
+    assert same(bits(params, opt), expected), "the gradients that it holds, the learning rate it had"
 
 
 def test_two_steps_prepared_at_once_do_not_mix() -> None:
@@ -104,8 +106,7 @@ def test_two_steps_prepared_at_once_do_not_mix() -> None:
     assert opt.damaged == ""
     second.run()
     twins, twin = trained(2)
-    gradients(twins, 7)
-    twin.step()
+    step(twins, twin, 7)
     assert same(bits(params, opt), bits(twins, twin))
 
 
@@ -113,8 +114,7 @@ def test_a_prepared_step_says_what_it_will_do() -> None:
     params, opt = trained(1, device_budget=0)
     params[1].grad = None
     (update,) = opt._prepare().updates
-    assert update.absent == [1]
-    assert len(update.sets) == 1
+    assert (update.absent, len(update.sets)) == ([1], 1)
     assert [coming for _, _, coming in update.counts] == [2.0]
     assert [type(step).__name__ for step in update.plan][-1] == "Evict"
 
@@ -136,8 +136,7 @@ def test_state_that_is_cleared_is_freed_at_once(steps: int, options: dict[str, A
     gc.collect()
     assert [ref() for ref in arenas] == [None] * len(arenas)
     assert not opt.memory_report().by_place
-    gradients(params, steps)
-    opt.step()  # and begins anew
+    step(params, opt, steps)  # and begins anew
     assert all(float(opt.state[p]["step"]) == 1 for p in params)
 
 
@@ -156,11 +155,8 @@ def test_a_replaced_tensor_is_freed_at_once_and_its_successor_used() -> None:
     ref = weakref.ref(entry["exp_avg"])
     entry["exp_avg"] = entry["exp_avg"].clone()
     assert ref() is None
-    (others, other), step = trained(2), 2
-    for one, of in ((params, opt), (others, other)):
-        gradients(one, step)
-        of.step()
-    assert same(bits(params, opt), bits(others, other))
+    step(params, opt, 2)
+    assert same(bits(params, opt), bits(*trained(3)))
 
 
 # --- what fails before the first write damages nothing ----------------------------------------------------------------
@@ -181,9 +177,8 @@ def test_what_runs_out_of_memory_before_the_first_write_damages_nothing(
     """Two dtypes take two launches, two threads a team."""
     params = [*parameters(2, 1 << 20), torch.nn.Parameter(torch.randn(1 << 16).double())]
     opt = PagedAdamW(params, **ADAMW, device_budget=0 if owner is Route else None)
-    for step in range(steps):
-        gradients(params, step)
-        opt.step()
+    for number in range(steps):
+        step(params, opt, number)
     before = [p.detach().clone() for p in params], {p: dict(opt.state[p]) for p in opt.state}
     gradients(params, steps)
     if name in ("shares", "__init__"):  # shares are asked for once for a table and number of threads
@@ -254,10 +249,10 @@ def test_what_users_do_to_state_is_followed_however_it_is_looked_at(count: int, 
     twins = [torch.nn.Parameter(p.detach().clone()) for p in params]
     twin = torch.optim.AdamW(twins, **ADAMW, foreach=False)
     twin.load_state_dict(copy.deepcopy(opt.state_dict()))
-    for step in range(3, 7):
+    for number in range(3, 7):
         for one, of in ((params, opt), (twins, twin)):
-            gradients(one, step)
-            if step == 5:
+            gradients(one, number)
+            if number == 5:
                 edit(of, one)
             of.step()
     torch.testing.assert_close(params, twins, rtol=1e-5, atol=1e-6)
@@ -273,12 +268,12 @@ def test_gradients_that_come_go_and_change_are_followed_however_they_are_looked_
     twins = [torch.nn.Parameter(p.detach().clone()) for p in params]
     opt, twin = PagedSGD(params, 0.1, 0.9), torch.optim.SGD(twins, 0.1, 0.9, foreach=False)
     generator = torch.Generator().manual_seed(1)
-    for step in range(12):
+    for number in range(12):
         for i, (p, q) in enumerate(zip(params, twins, strict=True)):
             grad: torch.Tensor | None = torch.randn(4, 6, generator=generator)
-            if step in (4, 5, 8) and i % 3 == step % 3:
+            if number in (4, 5, 8) and i % 3 == number % 3:
                 grad = None
-            elif step in (6, 7, 9) and i % 2:
+            elif number in (6, 7, 9) and i % 2:
                 grad = torch.randn(6, 4, generator=generator).t()
             p.grad, q.grad = grad, None if grad is None else grad.clone()
         opt.step()
@@ -352,8 +347,7 @@ def test_a_step_asks_the_store_once(monkeypatch: pytest.MonkeyPatch) -> None:
             return _plain(self, *args, **kwargs)
 
         monkeypatch.setattr(type(opt.store), name, property(noted) if isinstance(found, property) else noted)
-    gradients(params, 3)
-    opt.step()
+    step(params, opt, 3)
     assert asked == ["make_ready"]
 
 
@@ -362,8 +356,7 @@ def test_a_kernel_is_looked_up_when_formats_change_and_not_in_each_step(monkeypa
     looked: list[Any] = []
     plain = pagedopt.launch.sweep.cpu.kernel
     monkeypatch.setattr(pagedopt.launch.sweep.cpu, "kernel", lambda *given: looked.append(given) or plain(*given))
-    gradients(params, 3)
-    opt.step()
+    step(params, opt, 3)
     assert not looked
     opt._launches = None
     opt.step()

@@ -20,7 +20,7 @@ MIB = 1 << 20
 NUMELS = st.lists(st.one_of(st.sampled_from([0, 1, 3, 4097, 8192, 65_536]), st.integers(0, 200_000)), max_size=30)
 LARGE = st.lists(st.one_of(st.sampled_from([0, 1, 2**31 - 1, 2**31, HUGE, VAST]), st.integers(0, 2**33)), max_size=6)
 NARROW = Fraction(4, 64)
-Sizes = tuple[Width, ...]
+Sizes = tuple[int, ...]
 ITEMSIZES = st.sampled_from(
     [
         (4,), (4, 4), (2, 2), (8, 8), (2, 4), (4, 8), (1, 4), (4, 1), (1, 1, 4), (4, 4, 4), (),

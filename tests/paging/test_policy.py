@@ -66,13 +66,9 @@ def test_no_budget_is_no_limit(arenas: list[list[int]]) -> None:
 
 def test_hand_cases_of_place() -> None:
     arenas = arrays([[4, 4, 2], [3, 3], [1]])
-    assert place(arenas, Budget(0)) == [0, 0, 0]
-    assert place(arenas, Budget(4)) == [1, 0, 0]
-    assert place(arenas, Budget(9)) == [2, 0, 0]  # the page of 1 would fit, but stands behind those that do not
-    assert place(arenas, Budget(10)) == [3, 0, 0]
-    assert place(arenas, Budget(13)) == [3, 1, 0]
-    assert place(arenas, Budget(16)) == [3, 2, 0]
-    assert place(arenas, Budget(17)) == [3, 2, 1]
+    # Of 9 the page of 1 would fit, but stands behind those that do not.
+    want = {0: [0, 0, 0], 4: [1, 0, 0], 9: [2, 0, 0], 10: [3, 0, 0], 13: [3, 1, 0], 16: [3, 2, 0], 17: [3, 2, 1]}
+    assert {budget: place(arenas, Budget(budget)) for budget in want} == want
     assert place([], Budget(5)) == []
 
 

@@ -53,7 +53,7 @@ def test_beside_a_cpu_it_stays_in_ram() -> None:
 @pytest.fixture
 def card(card: FakePages, monkeypatch: pytest.MonkeyPatch) -> FakePages:
     """The CPU is one of the devices that have such pages."""
-    arenas = {"mapped": Card, "managed": HostArena, "host": HostArena, "device": DeviceArena}
+    arenas: Any = {"mapped": Card, "managed": HostArena, "host": HostArena, "device": DeviceArena}
     monkeypatch.setitem(choose.ARENAS, "cpu", arenas)
     monkeypatch.setattr(choose, "moves_on_demand", lambda device: True)
     monkeypatch.setattr(Card, "name", "mapped")

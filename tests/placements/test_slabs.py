@@ -241,7 +241,7 @@ def test_a_forked_child_waits_for_no_thread_of_its_parent() -> None:
     one = part(FileArena, True)
     lock: Any = one.lock
     with held_by_another(lock):
-        assert forked(lambda: one.lock.acquire(timeout=5))  # type: ignore[attr-defined]
+        assert forked(lambda: one.lock.acquire(timeout=5))  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("near", [True, False])
