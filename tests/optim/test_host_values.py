@@ -32,16 +32,18 @@ def changed(case: str, name: str, value: float) -> dict[str, Any]:
     return {name: value}
 
 
+def outcome(act: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    """What a call returns, or raises."""
+    try:
+        return act(*given, **named)
+    except Exception as error:
+        return error
+
+
 def together(act: Callable[[World], Any], ours: World, theirs: World) -> bool:
     """The same on both sides; returns whether torch went on, and sees that ours did the same."""
-    outcomes: list[BaseException | None] = []
-    for world in (theirs, ours):
-        try:
-            error = act(world)
-        except Exception as raised:
-            error = raised
-        outcomes.append(error if isinstance(error, BaseException) else None)
-    other, mine = outcomes
+    found = [outcome(act, world) for world in (theirs, ours)]
+    other, mine = (error if isinstance(error, BaseException) else None for error in found)
     assert type(mine) is type(other), f"torch: {other!r}, ours: {mine!r}"
     return other is None
 
@@ -52,13 +54,10 @@ def test_at_construction(case: str, name: str, value: float) -> None:
     chosen = CASES[case]
     given = changed(case, name, value)
     made: list[World | type] = []
-    for theirs in (True, False):
+    for make in (chosen.torch, chosen.ours):
         params = parameters()
-        try:
-            optimizer = (chosen.torch if theirs else chosen.ours)(groups_of(params), **{**chosen.options, **given})
-            made.append(World(optimizer, params))
-        except Exception as error:
-            made.append(type(error))
+        optimizer = outcome(make, groups_of(params), **{**chosen.options, **given})
+        made.append(type(optimizer) if isinstance(optimizer, Exception) else World(optimizer, params))
     theirs_, ours = made
     if isinstance(theirs_, World) and isinstance(ours, World):
         if together(lambda w: w.attempt(3, 0), ours, theirs_):

@@ -132,14 +132,8 @@ def test_auto_looks_often_at_first() -> None:
 
 
 def test_auto_gives_room_back_at_once_and_takes_it_only_when_it_pays() -> None:
-    total = 1000
-    assert worth_moving(now=500, wanted=499, total=total)
-    assert not worth_moving(now=500, wanted=500, total=total)
-    assert not worth_moving(now=500, wanted=550, total=total)
-    assert worth_moving(now=500, wanted=551, total=total)
-    assert worth_moving(now=0, wanted=51, total=total)
+    moves = {(500, 499): True, (500, 500): False, (500, 550): False, (500, 551): True, (0, 51): True}
     # The last pages are worth it however few they are; once all are there, nothing is to be gained.
-    assert worth_moving(now=990, wanted=1000, total=total)
-    assert not worth_moving(now=990, wanted=999, total=total)
-    assert not worth_moving(now=1000, wanted=1020, total=total)
+    moves |= {(990, 1000): True, (990, 999): False, (1000, 1020): False}
+    assert {(now, wanted): worth_moving(now=now, wanted=wanted, total=1000) for now, wanted in moves} == moves
     assert not worth_moving(now=0, wanted=0, total=0)

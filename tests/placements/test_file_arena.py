@@ -116,12 +116,12 @@ def test_reading_everything_brings_it_in_and_the_next_step_drops_it() -> None:
 def test_what_is_read_beside_the_pages_of_a_step_is_dropped_with_them() -> None:
     memory = small(3)
     want = fill(memory)
-    mover = FileMover([memory])
+    mover, move = FileMover([memory]), Move(0, 5, 0)
     mover.begin()
-    mover.fetch(Move(0, 5, 0))
-    mover.arrive(Move(0, 5, 0))
+    mover.fetch(move)
+    mover.arrive(move)
     assert_holds(memory, want)
-    mover.evict(Move(0, 5, 0))
+    mover.evict(move)
     mover.finish()
     assert_measured(memory)
 
