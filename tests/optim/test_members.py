@@ -131,20 +131,29 @@ def test_gradients_may_be_laid_out_otherwise(name: str, change: str, device: str
     assert_alike(ours, theirs, mine, others)
 
 
-EDITS: dict[str, Callable[[Any, list[Any]], None]] = {
-    "parameters moved": lambda o, ps: [setattr(p, "data", p.data.clone()) for p in ps],  # type: ignore[func-returns-value, misc]
-    "parameters contiguous": lambda o, ps: [setattr(p, "data", p.data.contiguous()) for p in ps],  # type: ignore[func-returns-value, misc]
-    "parameters in other strides": lambda o, ps: [  # type: ignore[func-returns-value, misc]
-        setattr(p, "data", GRADIENTS["reversed"](p.data)) for p in ps
-    ],
-    "parameters with gaps": lambda o, ps: [setattr(p, "data", GRADIENTS["with gaps"](p.data)) for p in ps],  # type: ignore[func-returns-value, misc]
-    "state contiguous": lambda o, ps: [
-        entry.update({k: v.contiguous() for k, v in entry.items() if v is not None}) for entry in o.state.values()
-    ],
-    "state with gaps": lambda o, ps: [
-        entry.update({k: GRADIENTS["with gaps"](v) for k, v in entry.items() if k != "step"})
-        for entry in o.state.values()
-    ],
+def of_parameters(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any, list[Any]], None]:
+    def edit(optimizer: Any, params: list[Any]) -> None:
+        for p in params:
+            p.data = change(p.data)
+
+    return edit
+
+
+def of_state(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any, list[Any]], None]:
+    def edit(optimizer: Any, params: list[Any]) -> None:
+        for entry in optimizer.state.values():
+            entry.update({name: change(value) for name, value in entry.items() if name != "step"})
+
+    return edit
+
+
+EDITS = {
+    "parameters moved": of_parameters(torch.clone),
+    "parameters contiguous": of_parameters(GRADIENTS["contiguous"]),
+    "parameters in other strides": of_parameters(GRADIENTS["reversed"]),
+    "parameters with gaps": of_parameters(GRADIENTS["with gaps"]),
+    "state contiguous": of_state(GRADIENTS["contiguous"]),
+    "state with gaps": of_state(GRADIENTS["with gaps"]),
 }
 
 

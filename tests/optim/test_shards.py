@@ -75,6 +75,11 @@ def gradients(mesh: Any, params: list[torch.nn.Parameter], number: int, sums: bo
         p.grad = placed(mesh, values, kind) if isinstance(p, DTensor) else values
 
 
+def step(mesh: Any, params: list[torch.nn.Parameter], optimizer: Any, number: int = 0, sums: bool = False) -> None:
+    gradients(mesh, params, number, sums)
+    optimizer.step()
+
+
 def check_like(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert one.keys() == other.keys()
     for name, value in one.items():
@@ -90,8 +95,7 @@ def test_shards_are_updated_as_torch_does_and_state_is_placed_as_its_parameter(m
     optimizers = PagedAdamW(ours, **ADAMW, device_budget=budget), torch.optim.AdamW(theirs, **ADAMW, foreach=False)
     for number in range(4):
         for params, optimizer in zip((ours, theirs), optimizers, strict=True):
-            gradients(mesh, params, number, sums=number == 2 and params is ours)
-            optimizer.step()
+            step(mesh, params, optimizer, number, sums=number == 2 and params is ours)
     for p, q in zip(ours, theirs, strict=True):
         assert p.grad is not None
         check_like({"param": p.detach()}, {"param": q.detach()})
@@ -136,10 +140,8 @@ def test_shards_have_the_bits_of_plain_parameters_whatever_becomes_of_their_stat
 
 def test_a_step_shows_in_version_counters(mesh: Any) -> None:
     (p,) = params = [torch.nn.Parameter(placed(mesh, torch.ones(3)))]
-    gradients(mesh, params, 0)
-    optimizer = PagedAdamW(params)
     before = p._version
-    optimizer.step()
+    step(mesh, params, PagedAdamW(params))
     assert p._version > before
 
 
@@ -147,8 +149,7 @@ def test_state_goes_in_and_out_of_torchs_class_and_of_files(mesh: Any) -> None:
     ours, theirs = parameters(mesh), parameters(mesh)
     a, b = PagedAdamW(ours, **ADAMW, device_budget=0), torch.optim.AdamW(theirs, **ADAMW, foreach=False)
     for params, optimizer in ((ours, a), (theirs, b)):
-        gradients(mesh, params, 0)
-        optimizer.step()
+        step(mesh, params, optimizer)
     before = {p: dict(entry) for p, entry in a.state.items()}
     a.load_state_dict(through_file(b.state_dict(), weights_only=False))
     b.load_state_dict(copy.deepcopy(a.state_dict()))
@@ -184,8 +185,7 @@ def test_state_of_offloaded_shards_stays_with_them(mesh: Any) -> None:
 def test_state_in_bfloat16_is_placed_as_its_parameter(mesh: Any) -> None:
     params = parameters(mesh)[:5]
     optimizer = PagedAdamW(params, state_format="bfloat16")
-    gradients(mesh, params, 0)
-    optimizer.step()
+    step(mesh, params, optimizer)
     assert optimizer.state[params[1]]["exp_avg"].dtype is torch.bfloat16
     assert optimizer.state[params[1]]["exp_avg"].placements == params[1].placements
     optimizer.set_device_budget(None)
@@ -213,8 +213,7 @@ def test_a_gradient_of_another_kind_than_its_parameter_is_refused_as_torch_does(
             (p,) = params = [torch.nn.Parameter(placed(mesh, torch.ones(4)) if sharded else torch.ones(4))]
             optimizer = kind(params, lr=0.1, momentum=0.9)
             if stepped:
-                gradients(mesh, params, 0)
-                optimizer.step()
+                step(mesh, params, optimizer)
             before = p.detach().clone()
             p.grad = torch.ones(4) if sharded else placed(mesh, torch.ones(4))
             with pytest.raises(RuntimeError, match="DTensor"):
@@ -226,8 +225,7 @@ def test_a_gradient_of_another_kind_than_its_parameter_is_refused_as_torch_does(
 def test_state_of_another_kind_than_its_parameter_is_refused(mesh: Any, name: str) -> None:
     params = [torch.nn.Parameter(placed(mesh, torch.ones(4)))]
     optimizer = PagedAdamW(params)
-    gradients(mesh, params, 0)
-    optimizer.step()
+    step(mesh, params, optimizer)
     entry = optimizer.state[params[0]]
     before, saved = dict(entry), optimizer.state_dict()
     other = placed(mesh, torch.ones(()), "Replicate") if name == "step" else entry[name].to_local().clone()
