@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -16,3 +17,23 @@ def python(*arguments: object, timeout: float = 100, cwd: object = None, **varia
     )
     assert done.returncode == 0, done.stderr
     return str(done.stdout)
+
+
+BESIDE_TORCH = """
+import json, sys, torch
+p = torch.nn.Parameter(torch.ones(3))
+p.grad = torch.ones(3)
+torch.optim.AdamW([p]).step()
+before = set(sys.modules)
+from pagedopt import PagedAdamW
+optimizer = PagedAdamW([p])
+optimizer.step()
+optimizer.load_state_dict(optimizer.state_dict())
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+
+
+def loaded_beside_torch() -> list[str]:
+    """Modules that a step and a load import where torch's optimizer has taken a step."""
+    names: list[str] = json.loads(python("-c", BESIDE_TORCH))
+    return names

@@ -82,19 +82,20 @@ class World:
         return [t.detach().clone() for t in (*self.params, *self.tensors().values()) if not t.is_meta]
 
 
-def worlds(case: Case, placement: str, device: str = "cpu") -> tuple[World, World]:
+def worlds(case: Case, placement: str, device: str = "cpu", steps: int = 0) -> tuple[World, World]:
+    """Ours and torch's after so many steps."""
     made = []
     for theirs in (False, True):
         params = parameters(device)
         how = {} if theirs else options(case, placement, params)
         made.append(World(case.make(theirs, groups_of(params), **how), params))
+        assert made[-1].attempt(steps, 0) is None
     return made[0], made[1]
 
 
 def run(case: Case, placement: str, edits: list[tuple[str, Edit]], device: str = "cpu") -> World:
     """Three steps, an edit, three steps …, on both sides; returns ours."""
-    ours, theirs = worlds(case, placement, device)
-    assert ours.attempt(3, 0) is None is theirs.attempt(3, 0)
+    ours, theirs = worlds(case, placement, device, steps=3)
     for number, (name, edit) in enumerate(edits, 1):
         before = ours.tensors()
         for world in (ours, theirs):

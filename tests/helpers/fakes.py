@@ -105,6 +105,19 @@ class FakeCuda:
         """Launch that kernel over a table that is lent; returns the number of launches."""
         return run(way, table, stream, self.launch(table, stream))
 
+    def run_changed(self, way: Transport, table: HostTable, count: int, stream: int = 7) -> None:
+        """So many launches, each of a table with other words."""
+        for step in range(count):
+            change(table, step, "both")
+            self.run(way, table, stream)
+
+    def capture(self, way: Transport, table: HostTable, stream: int = 7) -> list[Callable[[], None]]:
+        """The graph of one launch."""
+        graph = self.graph = []
+        self.run(way, table, stream)
+        self.graph = None
+        return graph
+
 
 def run(way: Transport, table: HostTable, stream: int, kernel: Kernel) -> int:
     """Launch over a table that is lent, as a sweep does; returns the number of launches."""

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 NEEDED = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+DEVICES = ["cpu", pytest.param("cuda", marks=NEEDED)]
 
 
 def settled() -> None:

@@ -1,6 +1,9 @@
 """A small model and training loop that several optimizer tests share."""
 
-from collections.abc import Callable
+import copy
+import io
+import pickle
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -41,22 +44,69 @@ def train(
         opt.step()
 
 
-def step_on_ones(opt: torch.optim.Optimizer) -> None:
-    """A step on gradients of ones, but for what is frozen."""
+def trained(
+    steps: int = 2,
+    kind: Any = PagedAdamW,
+    hyper: dict[str, Any] = ADAMW,
+    dtype: torch.dtype = torch.float32,
+    **options: Any,
+) -> tuple[torch.nn.Module, Any]:
+    """The model, and the optimizer that has trained it for so many steps."""
+    net = model(dtype=dtype)
+    opt = kind(net.parameters(), **hyper, **options)
+    train(net, opt, steps)
+    return net, opt
+
+
+def step_on(opt: torch.optim.Optimizer, number: float) -> None:
+    """A step on gradients of this number, but for what is frozen."""
     for group in opt.param_groups:
         for p in group["params"]:
-            p.grad = torch.ones_like(p) if p.requires_grad else None
+            p.grad = torch.full_like(p, number, requires_grad=False) if p.requires_grad else None
     opt.step()
+
+
+def step_on_ones(opt: torch.optim.Optimizer) -> None:
+    """A step on gradients of ones, but for what is frozen."""
+    step_on(opt, 1)
+
+
+def ready(size: Any = 3, grad: complex = 1, dtype: torch.dtype = torch.float32) -> torch.nn.Parameter:
+    """A parameter of ones, with a gradient of one number."""
+    p = torch.nn.Parameter(torch.ones(size, dtype=dtype))
+    p.grad = torch.full_like(p, grad, requires_grad=False)
+    return p
 
 
 def stepped(
     size: Any = 3, kind: Any = PagedAdamW, dtype: torch.dtype = torch.float32, **options: Any
 ) -> tuple[torch.nn.Parameter, Any]:
     """A parameter of ones, and its optimizer after a step on a gradient of ones."""
-    p = torch.nn.Parameter(torch.ones(size, dtype=dtype))
+    p = ready(size, dtype=dtype)
     opt = kind([p], **options)
-    step_on_ones(opt)
+    opt.step()
     return p, opt
+
+
+def bits(params: Iterable[torch.Tensor], opt: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Copies, on the CPU, of parameters and of their state."""
+    return [t.detach().cpu().clone() for p in params for t in (p, *opt.state[p].values())]
+
+
+def same(some: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) -> bool:
+    """Bit for bit, one by one."""
+    return all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
+
+
+def through_file(value: Any, **how: Any) -> Any:
+    """What torch reads of what it has written."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, **how)
+
+
+COPIES: dict[str, Callable[[Any], Any]] = {"deepcopy": copy.deepcopy, "pickle": lambda x: pickle.loads(pickle.dumps(x))}
 
 
 def pair(

@@ -109,6 +109,17 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Another default dtype of torch's in a block."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 def clone(lists: Lists) -> Lists:
     """Copies, absent tensors kept absent."""
     return [[None if t is None else t.clone() for t in tensors] for tensors in lists]

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections import Counter
 from fractions import Fraction
-from types import FrameType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from optim_support import ADAMW
+from calls import calls
+from optim_support import ADAMW, bits, same
+from support import threads
 
-import pagedopt
 from pagedopt import PagedAdamW
 from pagedopt.launch.route import Route, _shift
 from pagedopt.paging.pages import lay_out
@@ -44,15 +44,6 @@ def step_with(params: list[torch.nn.Parameter], opt: PagedAdamW, step: int) -> N
     for i, p in enumerate(params):
         p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(100 * step + i))
     opt.step()
-
-
-def assert_same(
-    params: list[torch.nn.Parameter], opt: PagedAdamW, others: list[torch.nn.Parameter], other: PagedAdamW
-) -> None:
-    """Parameters and state, bit for bit."""
-    for p, q in zip(params, others, strict=True):
-        assert torch.equal(p, q)
-        assert all(torch.equal(value, other.state[q][name]) for name, value in opt.state[p].items())
 
 
 def route_of(opt: PagedAdamW) -> Route | None:
@@ -87,27 +78,16 @@ def test_every_element_is_in_one_row_and_every_page_that_is_away_visits_once(bud
         assert (start // arena.layout.page_numel == move.page).all()
 
 
-def test_a_step_over_pages_is_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+@threads(2)
+def test_a_step_over_pages_is_few_calls() -> None:
     """What a step is, and how threads share its work, is worked out once: Python's part of a visit is eight calls."""
-    package, calls, threads = pagedopt.__path__[0], list[str](), torch.get_num_threads()
     params = [torch.nn.Parameter(torch.randn(16 * 4096 * 8 // 4)) for _ in range(4)]
     opt = PagedAdamW(params, device_budget=0, **ADAMW)
-
-    def note(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(package):
-            calls.append(frame.f_code.co_name)
-
-    torch.set_num_threads(2)
-    try:
-        step_with(params, opt, 0)
-        opt.step()
-        assert [a.layout.pages - a.resident for a in opt.store.arenas] == [16]
-        sys.setprofile(note)
-        opt.step()
-    finally:
-        sys.setprofile(None)
-        torch.set_num_threads(threads)
-    assert len(calls) <= 255, Counter(calls).most_common(20)
+    step_with(params, opt, 0)
+    opt.step()
+    assert [a.layout.pages - a.resident for a in opt.store.arenas] == [16]
+    found = calls(opt.step)
+    assert len(found) <= 255, Counter(function.co_name for function in found).most_common(20)
 
 
 def test_budgets_change_no_bit_and_may_change_between_steps() -> None:
@@ -116,7 +96,7 @@ def test_budgets_change_no_bit_and_may_change_between_steps() -> None:
     for step, budget in enumerate([500_000, None, "1MB"], start=2):
         spilled.set_device_budget(budget)
         step_with(others, spilled, step)
-    assert_same(params, opt, others, spilled)
+    assert same(bits(params, opt), bits(others, spilled))
 
 
 def test_the_plan_of_a_step_leaves_pages_without_gradients_where_they_are() -> None:
@@ -147,7 +127,7 @@ def test_state_that_is_half_elsewhere_is_updated_in_place() -> None:
     with pytest.warns(RuntimeWarning, match="device_budget"):
         step_with(others, spilled, 1)
     assert route_of(spilled) is None
-    assert_same(params, opt, others, spilled)
+    assert same(bits(params, opt), bits(others, spilled))
 
 
 def test_state_that_is_wholly_elsewhere_leaves_the_others_their_visits() -> None:
@@ -160,7 +140,7 @@ def test_state_that_is_wholly_elsewhere_leaves_the_others_their_visits() -> None
     found = route_of(spilled)
     assert found is not None
     assert 3 in found.rows.tensor[: found.at_hand]
-    assert_same(params, opt, others, spilled)
+    assert same(bits(params, opt), bits(others, spilled))
 
 
 def test_rows_of_a_page_point_into_its_slot_where_scales_share_a_granule() -> None:

@@ -20,6 +20,7 @@ import pytest
 import torch
 from contract_differences import DIFFERENCES, Difference, listed
 from contract_world import OPTIMIZERS, PLACES, SCENARIOS, Place, Scenario, differences, run
+from gpu_support import NEEDED
 
 from pagedopt.optim.registry import Entry
 
@@ -31,7 +32,7 @@ CHAPTERS = (
 CASES = [
     pytest.param(
         scene, entry, place, id=f"{scene.chapter}-{scene.name}-{entry.name}-{place.device}-{place.name}",
-        marks=[pytest.mark.gpu] if place.device == "cuda" else [],
+        marks=NEEDED if place.device == "cuda" else [],
     )
     for scene in SCENARIOS
     for entry in OPTIMIZERS
@@ -42,8 +43,6 @@ CASES = [
 
 @pytest.mark.parametrize(("scene", "entry", "place"), CASES)
 def test_what_is_done_does_what_it_does_in_torch(scene: Scenario, entry: Entry, place: Place) -> None:
-    if place.device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     theirs, ours = run(scene, entry, place)
     found = differences(theirs, ours)
     assert theirs.said, "nothing is compared"
@@ -71,7 +70,7 @@ def test_every_difference_that_is_listed_has_its_scenario() -> None:
 NUMBERS = [
     pytest.param(
         entry, at, dtype, place, id=f"{entry.name}-{at}-{dtype}-{place.device}-{place.name}",
-        marks=[pytest.mark.gpu] if place.device == "cuda" else [],
+        marks=NEEDED if place.device == "cuda" else [],
     )
     for entry in OPTIMIZERS
     for at in range(len(contract_numbers.variants(entry)))
@@ -81,8 +80,6 @@ NUMBERS = [
 
 
 def check_numbers(entry: Entry, at: int, dtype: torch.dtype, place: Place, steps: int) -> None:
-    if place.device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     wrong = contract_numbers.failures(entry, at, dtype, place, steps)
     assert not wrong, f"{contract_numbers.variants(entry)[at]}: {wrong}"
 

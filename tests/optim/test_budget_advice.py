@@ -105,7 +105,7 @@ def test_making_and_moving_state_is_told(caplog: pytest.LogCaptureFixture, tmp_p
         optimizer.spill()
         optimizer.unspill()
         optimizer.set_device_budget("all")
-    made, *moves = [record.getMessage() for record in caplog.records]
+    made, *moves = caplog.messages
     assert re.fullmatch(
         r"PagedAdamW: state made \(device_budget 36 ms by .*rates.json\): .* MiB on host, .* MiB on file \(file\); "
         r"a step now moves .* MiB to and from the file, about .* ms \(rates of a machine of mine\)", made
@@ -121,30 +121,25 @@ def test_making_and_moving_state_is_told(caplog: pytest.LogCaptureFixture, tmp_p
 def test_plain_state_is_told_in_the_words_of_the_report(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "pagedopt"):
         stepped()
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert said == (
+    assert caplog.messages == [
         "PagedAdamW: state made (device_budget all): 48.0 MiB on host (ordinary memory); a step moves nothing"
-    )
+    ]
 
 
 @pytest.mark.parametrize("budget", [None, "50%"])
-def test_state_that_a_checkpoint_makes_is_told_and_what_is_there_is_not(
-    budget: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_state_of_a_checkpoint_is_told_where_it_is_made(budget: Any, caplog: pytest.LogCaptureFixture) -> None:
     saved = stepped().state_dict()
     fresh = PagedAdamW([torch.nn.Parameter(torch.ones(1 << 20)) for _ in range(6)], device_budget=budget)
     with caplog.at_level(logging.INFO, "pagedopt"):
         fresh.load_state_dict(saved)
         fresh.load_state_dict(saved)  # into the same memory
-    (said,) = [record.getMessage() for record in caplog.records]
+    (said,) = caplog.messages
     where = "48.0 MiB on host (ordinary memory)" if budget is None else "24.0 MiB on host, 24.0 MiB on file (file)"
     head = f"PagedAdamW: state made by load_state_dict() (device_budget {budget or 'all'})"
     assert said.startswith(f"{head}: {where}; a step")
 
 
-def test_falling_back_is_a_warning_in_the_log_too(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_falling_back_warns_in_the_log_too(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warn, "_said", set())
     with warnings.catch_warnings(), caplog.at_level(logging.WARNING, "pagedopt"):
         warnings.simplefilter("ignore")
@@ -166,9 +161,7 @@ def test_steps_say_nothing_and_nobody_need_listen(
     assert capfd.readouterr().err == ""
 
 
-def test_a_move_that_fails_says_where_bytes_are(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_move_says_where_bytes_are(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer = stepped(device_budget="all", placement="file")
     move = FileArena.move
 
@@ -179,6 +172,6 @@ def test_a_move_that_fails_says_where_bytes_are(
     monkeypatch.setattr(FileArena, "move", halfway)
     with caplog.at_level(logging.INFO, "pagedopt"), pytest.raises(OSError, match="full"):
         optimizer.set_device_budget(0)
-    (record,) = caplog.records
-    assert "moved (set_device_budget(0))" in record.getMessage()
-    assert f"{optimizer.memory_report().by_place['file'] / MIB:.1f} MiB on file" in record.getMessage()
+    (said,) = caplog.messages
+    assert "moved (set_device_budget(0))" in said
+    assert f"{optimizer.memory_report().by_place['file'] / MIB:.1f} MiB on file" in said

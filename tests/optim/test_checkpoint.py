@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import io
+import functools
 import pickle
 import weakref
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from optim_support import ADAMW, model, train
+from optim_support import ADAMW, ready, same, through_file, train, trained
 from stand_ins import raising
 
 import pagedopt
@@ -21,13 +21,6 @@ from pagedopt import PagedAdamW, PagedOptimizer
 from pagedopt.optim.loading import load
 
 StateDict = dict[str, Any]
-
-
-def trained(steps: int = 2, **options: Any) -> tuple[torch.nn.Module, PagedAdamW]:
-    net = model()
-    opt = PagedAdamW(net.parameters(), **{**ADAMW, **options})
-    train(net, opt, steps)
-    return net, opt
 
 
 def photograph(opt: torch.optim.Optimizer) -> Any:
@@ -78,7 +71,7 @@ HARMS: dict[str, tuple[Callable[[StateDict], Any], str]] = {
     "step cut off": (entry(lambda e: e.update(step=cut_off(torch.ones(1)))), "step of parameter 2 does not hold"),
     "steps": (entry(lambda e: e.update(step=torch.ones(2))), r"step of parameter 2 is a tensor of torch.float32, \(2,"),
     "step complex": (
-        entry(lambda e: e.update(step=torch.ones(()) * 1j)),
+        entry(lambda e: e.update(step=torch.tensor(1j))),
         "step of parameter 2 is a tensor of .*complex64",
     ),
     "step true": (entry(lambda e: e.update(step=True)), "step of parameter 2 is True"),
@@ -109,10 +102,8 @@ def test_what_does_not_fit_raises_and_changes_nothing(name: str, steps: int) -> 
     with pytest.raises(ValueError, match=message):
         opt.load_state_dict(state_dict)
     assert photograph(opt) == before
-    twin, untouched = trained(steps)
     train(net, opt, 2, first=steps)
-    train(twin, untouched, 2, first=steps)
-    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), twin.parameters(), strict=True))
+    assert same(net.parameters(), trained(steps + 2)[0].parameters())
 
 
 def test_the_right_dict_loads_after_a_wrong_one() -> None:
@@ -138,9 +129,8 @@ def same_state(a: torch.optim.Optimizer, b: torch.optim.Optimizer) -> bool:
 
 def test_a_file_cut_off_anywhere_changes_nothing(tmp_path: Path) -> None:
     _, opt = trained()
-    file = io.BytesIO()
-    torch.save(opt.state_dict(), file)
-    whole, before = file.getvalue(), photograph(opt)
+    torch.save(opt.state_dict(), tmp_path / "whole.pt")
+    whole, before = (tmp_path / "whole.pt").read_bytes(), photograph(opt)
     for share in (0, 0.1, 0.5, 0.9, 0.999):
         (tmp_path / "cut.pt").write_bytes(whole[: int(len(whole) * share)])
         with pytest.raises((RuntimeError, EOFError, OSError)):
@@ -158,13 +148,11 @@ def test_a_failure_on_the_way_changes_nothing(where: str, steps: int, monkeypatc
                 self.mark = 1
                 raise MemoryError
 
-    net = model()
-    opt = Own(net.parameters(), **ADAMW)
-    train(net, opt, steps)
+    _, opt = trained(steps, Own)
     before = photograph(opt)
     arenas = list(opt.store.arenas)
     if where == "create":
-        monkeypatch.setattr(load, "prepare", lambda *_: exec("raise MemoryError"))
+        monkeypatch.setattr(load, "prepare", raising(MemoryError()))
     with pytest.raises(MemoryError):
         opt.load_state_dict(whole_dict())
     assert photograph(opt) == before
@@ -174,7 +162,7 @@ def test_a_failure_on_the_way_changes_nothing(where: str, steps: int, monkeypatc
 def test_a_copy_that_fails_leaves_damage_which_a_whole_load_mends(monkeypatch: pytest.MonkeyPatch) -> None:
     net, opt = trained(2)
     with monkeypatch.context() as patch:
-        patch.setattr(load, "copy_values", lambda *_: exec("raise OSError('the disk')"))
+        patch.setattr(load, "copy_values", raising(OSError("the disk")))
         with pytest.raises(OSError, match="the disk"):
             opt.load_state_dict(whole_dict())
     for refused in (opt.step, opt.state_dict, lambda: pickle.dumps(opt), lambda: copy.deepcopy(opt)):
@@ -236,10 +224,8 @@ def test_state_keeps_its_addresses_and_what_is_missing_is_made_in_one_go(monkeyp
 
 
 def test_entries_of_the_optimizer_s_own_dict_may_change_places() -> None:
-    params = [torch.nn.Parameter(torch.ones(n)) for n in (5, 5, 5)]
+    params = [ready(5, grad) for grad in (1, 2, 3)]
     opt = PagedAdamW(params, **ADAMW)
-    for i, p in enumerate(params):
-        p.grad = torch.full((5,), i + 1.0)
     opt.step()
     state_dict = opt.state_dict()
     values = [state_dict["state"][i]["exp_avg"].clone() for i in range(3)]
@@ -261,22 +247,18 @@ def test_the_state_of_a_living_optimizer_is_copied() -> None:
     assert not torch.equal(*(o.state_dict()["state"][0]["exp_avg"] for o in (opt, other)))
 
 
-@pytest.mark.parametrize("how", ["pickle", "deepcopy"])
-def test_a_copied_optimizer_has_its_state_where_its_options_say(how: str) -> None:
+@pytest.mark.parametrize(
+    "copied", [functools.partial(through_file, weights_only=False), copy.deepcopy], ids=["pickle", "deepcopy"]
+)
+def test_a_copied_optimizer_has_its_state_where_its_options_say(copied: Callable[[Any], Any]) -> None:
     net, opt = trained(3, placement="file", device_budget=0)
-    if how == "pickle":
-        file = io.BytesIO()
-        torch.save((net, opt), file)
-        file.seek(0)
-        net2, opt2 = torch.load(file, weights_only=False)
-    else:
-        net2, opt2 = copy.deepcopy((net, opt))
+    net2, opt2 = copied((net, opt))
     assert opt2.memory_report().by_place == opt.memory_report().by_place
     assert opt2.memory_report().by_place.keys() == {"file"}
     assert same_state(opt, opt2)
-    for n, o in ((net, opt), (net2, opt2)):
-        train(n, o, 2, first=3)
-    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), net2.parameters(), strict=True))
+    train(net, opt, 2, first=3)
+    train(net2, opt2, 2, first=3)
+    assert same(net.parameters(), net2.parameters())
 
 
 @pagedopt.rule
@@ -294,9 +276,7 @@ def test_a_rule_of_ones_own_loads_what_it_saved() -> None:
         def __init__(self, params: Any, lr: float = 1e-3) -> None:
             super().__init__(params, {"lr": lr})
 
-    net = model()
-    opt = Sum(net.parameters(), lr=0.01)
-    train(net, opt, 3)
+    net, opt = trained(3, Sum, {"lr": 0.01})
     again = Sum(net.parameters())
     again.load_state_dict(copy.deepcopy(opt.state_dict()))
     assert same_state(again, opt)
@@ -347,8 +327,7 @@ def test_a_load_that_stopped_in_the_middle_is_mended_in_the_room_there_is(
         assert "load" in opt.damaged
         there = {p: dict(entry) for p, entry in opt.state.items()}
         arenas = list(opt.store.arenas)
-        assert all(set(entry) == {"step", "exp_avg", "exp_avg_sq"} for entry in there.values())
-        assert len(there) == len(list(net.parameters()))
+        assert [set(entry) for entry in there.values()] == [{"step", "exp_avg", "exp_avg_sq"}] * 4
         with monkeypatch.context() as patch:
             patch.setattr(type(opt.store), "create", lambda *_: pytest.fail("a second copy of state"))
             opt.load_state_dict(copy.deepcopy(saved))
@@ -371,7 +350,7 @@ def test_a_load_that_fails_before_it_writes_damages_nothing(
     _, opt = trained(2, **options)
     before = photograph(opt)
     with monkeypatch.context() as patch:
-        patch.setattr(load, name, lambda *_: exec("raise MemoryError"))
+        patch.setattr(load, name, raising(MemoryError()))
         with pytest.raises(MemoryError):
             opt.load_state_dict(whole_dict())
     assert opt.damaged == ""

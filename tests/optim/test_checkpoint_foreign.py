@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from optim_support import ADAMW, distance, model, train
+from optim_support import ADAMW, bits, distance, model, ready, same, train, trained
 from paths import DATA
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
@@ -32,13 +32,10 @@ def record(make: Make) -> dict[str, Any]:
     params = [torch.nn.Parameter(torch.randn(shape)) for shape in ((3, 5), (4,))]
     grads = [[torch.randn_like(p).detach() for p in params] for _ in range(5)]
     opt = make(params)
-    for step, given in enumerate(grads):
-        if step == 3:
-            kept = [p.detach().clone() for p in params], copy.deepcopy(opt.state_dict())
-        for p, g in zip(params, given, strict=True):
-            p.grad = g.clone()
-        opt.step()
-    return {"params": kept[0], "state_dict": kept[1], "grads": grads[3:], "after": [p.detach() for p in params]}
+    go_on(params, opt, grads[:3])
+    kept = {"params": [p.detach().clone() for p in params], "state_dict": copy.deepcopy(opt.state_dict())}
+    go_on(params, opt, grads[3:])
+    return {**kept, "grads": grads[3:], "after": [p.detach() for p in params]}
 
 
 def write_torch() -> None:
@@ -88,9 +85,8 @@ def test_a_file_of_torch_is_read_to_the_bit_and_continued(case: str, age: str) -
     opt: torch.optim.Optimizer = PagedSGD(params) if case == "sgd" else PagedAdamW(params)
     opt.load_state_dict(state_dict)
     for i, p in enumerate(params):
-        expected = found["state_dict"]["state"][i]
-        assert list(opt.state[p]) == list(expected)
-        assert all(torch.equal(opt.state[p][name], expected[name]) for name in expected)
+        assert list(opt.state[p]) == list(found["state_dict"]["state"][i])
+        torch.testing.assert_close(opt.state[p], found["state_dict"]["state"][i], rtol=0, atol=0)
         assert all(t.device.type == "cpu" and t.dtype == torch.float32 for t in opt.state[p].values())
     go_on(params, opt, found["grads"])
     assert distance(params, found["after"]) < 1e-6
@@ -112,9 +108,7 @@ def test_a_file_of_bitsandbytes_is_read_to_the_bit_and_continued(age: str) -> No
     assert repr(state_dict) == before, "the dict belongs to the caller"
     for i, p in enumerate(params):
         assert list(opt.state[p]) == ["step", "exp_avg", "exp_avg_sq"]
-        assert torch.equal(opt.state[p]["step"], torch.tensor(3.0))
-        assert torch.equal(opt.state[p]["exp_avg"], inner[i]["state1"])
-        assert torch.equal(opt.state[p]["exp_avg_sq"], inner[i]["state2"])
+        assert same(opt.state[p].values(), [torch.tensor(3.0), inner[i]["state1"], inner[i]["state2"]])
     theirs = torch.optim.AdamW([torch.nn.Parameter(p) for p in found["params"]])
     assert opt.param_groups[0].keys() == theirs.param_groups[0].keys()
     assert opt.param_groups[0]["betas"] == ADAMW["betas"]
@@ -148,9 +142,7 @@ IMPLEMENTATIONS: list[dict[str, Any]] = [{}, {"foreach": True}, {"fused": True},
 @pytest.mark.parametrize("how", IMPLEMENTATIONS, ids=str)
 @pytest.mark.parametrize("amsgrad", [False, True])
 def test_state_goes_to_torch_and_back_to_the_bit(how: dict[str, Any], amsgrad: bool) -> None:
-    net = model()
-    ours = PagedAdamW(net.parameters(), amsgrad=amsgrad, **ADAMW)
-    train(net, ours, 3)
+    net, ours = trained(3, amsgrad=amsgrad)
     saved = copy.deepcopy(ours.state_dict())
     theirs = torch.optim.AdamW(net.parameters(), lr=1.0, **how)
     theirs.load_state_dict(copy.deepcopy(saved))
@@ -164,9 +156,8 @@ def test_state_goes_to_torch_and_back_to_the_bit(how: dict[str, Any], amsgrad: b
 
 
 def test_amsgrad_comes_and_goes_with_the_loaded_groups() -> None:
-    net = model()
-    with_it, without = (PagedAdamW(net.parameters(), amsgrad=flag, **ADAMW) for flag in (True, False))
-    train(net, with_it, 2)
+    net, with_it = trained(2, amsgrad=True)
+    without = PagedAdamW(net.parameters(), **ADAMW)
     saved = copy.deepcopy(with_it.state_dict())
     train(net, without, 2)
     address = without.state[next(net.parameters())]["exp_avg"].data_ptr()
@@ -175,12 +166,12 @@ def test_amsgrad_comes_and_goes_with_the_loaded_groups() -> None:
     entry = without.state[next(net.parameters())]
     assert entry["exp_avg"].data_ptr() == address
     assert torch.equal(entry["max_exp_avg_sq"], saved["state"][0]["max_exp_avg_sq"])
-    nets = [copy.deepcopy(net) for _ in range(2)]
-    fresh = PagedAdamW(nets[0].parameters(), amsgrad=True, **ADAMW)
+    twin = copy.deepcopy(net)
+    fresh = PagedAdamW(twin.parameters(), amsgrad=True, **ADAMW)
     fresh.load_state_dict(saved)
-    train(nets[0], fresh, 2)
+    train(twin, fresh, 2)
     train(net, without, 2)
-    assert distance(list(nets[0].parameters()), list(net.parameters())) == 0
+    assert same(twin.parameters(), net.parameters())
     without.load_state_dict(plain)
     assert list(without.state[next(net.parameters())]) == ["step", "exp_avg", "exp_avg_sq"]
 
@@ -200,7 +191,7 @@ def test_saved_before_the_first_step_or_without_gradients_it_goes_on_as_new() ->
     assert len(second.state) == 3
     for n, o in ((nets[0], whole), (nets[2], second)):
         train(n, o, 3, first=3)
-    assert distance(list(nets[0].parameters()), list(nets[2].parameters())) == 0
+    assert same(nets[0].parameters(), nets[2].parameters())
     assert [float(s["step"]) for s in second.state_dict()["state"].values()] == [6, 6, 6, 3]
 
 
@@ -225,24 +216,21 @@ def test_groups_may_name_their_parameters_as_they_like() -> None:
 @pytest.mark.parametrize("momentum", [0, 0.8])
 def test_sgd_takes_torch_s_state_and_gives_it_back(momentum: float) -> None:
     case = {**SGD, "momentum": momentum}
-    nets = model(), model()
-    whole, half = torch.optim.SGD(nets[0].parameters(), **case), torch.optim.SGD(nets[1].parameters(), **case)
-    train(nets[0], whole, 6)
-    train(nets[1], half, 2, without=lambda _: -1)
-    ours = PagedSGD(nets[1].parameters())
+    whole, _ = trained(6, torch.optim.SGD, case)
+    net, half = trained(2, torch.optim.SGD, case)
+    ours = PagedSGD(net.parameters())
     ours.load_state_dict(half.state_dict())
-    train(nets[1], ours, 2, first=2)
-    back = torch.optim.SGD(nets[1].parameters())
+    train(net, ours, 2, first=2)
+    back = torch.optim.SGD(net.parameters())
     back.load_state_dict(ours.state_dict())
-    train(nets[1], back, 2, first=4)
-    assert distance(list(nets[1].parameters()), list(nets[0].parameters())) < 2e-6
+    train(net, back, 2, first=4)
+    assert distance(list(net.parameters()), list(whole.parameters())) < 2e-6
 
 
 def test_a_momentum_buffer_that_is_none_is_one_that_has_not_begun() -> None:
     results = []
     for cls in (PagedSGD, torch.optim.SGD):
-        p = torch.nn.Parameter(torch.ones(3))
-        p.grad = torch.full((3,), 0.5)
+        p = ready(3, 0.5)
         opt = cls([p], dampening=0.4, **SGD)
         opt.load_state_dict({**opt.state_dict(), "state": {0: {"momentum_buffer": None}}})
         opt.step()
@@ -252,16 +240,13 @@ def test_a_momentum_buffer_that_is_none_is_one_that_has_not_begun() -> None:
 
 
 def test_through_torch_s_distributed_checkpoints() -> None:
-    net = model()
-    opt = PagedAdamW(net.parameters(), **ADAMW)
-    train(net, opt, 3)
+    net, opt = trained(3)
     saved = copy.deepcopy(get_optimizer_state_dict(net, opt))
     again = PagedAdamW(net.parameters(), lr=1.0)
     params = [p.detach().clone() for p in net.parameters()]
     set_optimizer_state_dict(net, again, saved)
-    assert all(torch.equal(a, b) for a, b in zip(params, net.parameters(), strict=True))
-    for p in net.parameters():
-        assert all(torch.equal(again.state[p][k], v) for k, v in opt.state[p].items())
+    assert same(params, net.parameters())
+    assert same(bits(params, again), bits(params, opt))
     assert again.param_groups[0]["lr"] == ADAMW["lr"]
 
 

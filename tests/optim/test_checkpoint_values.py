@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from file_support import mapping_rss
-from optim_support import ADAMW, model, train
+from optim_support import ADAMW, step_on_ones, train, trained
 
 from pagedopt import PagedAdamW
 from pagedopt.optim.loading import load
@@ -53,24 +54,19 @@ def test_values_arrive_whatever_the_layout_in_blocks_of_a_chunk(
 
 
 def test_state_is_rounded_to_a_parameter_s_16_bits_as_torch_has_it_unless_a_format_keeps_it() -> None:
-    net = model(dtype=torch.bfloat16)
-    saved = PagedAdamW(net.parameters(), state_format="float32", **ADAMW)
-    train(net, saved, 2)
+    net, saved = trained(2, dtype=torch.bfloat16, state_format="float32")
     state_dict = copy.deepcopy(saved.state_dict())
     theirs = torch.optim.AdamW(net.parameters())
     theirs.load_state_dict(copy.deepcopy(state_dict))
-    whole = PagedAdamW(net.parameters(), state_format="float32", **ADAMW)
-    part = PagedAdamW(net.parameters(), state_format={"exp_avg": "float32"}, **ADAMW)
-    fresh = PagedAdamW(net.parameters(), **ADAMW)
-    for opt in (whole, part, fresh):
+    names, first = ("exp_avg", "exp_avg_sq"), {"exp_avg": "float32"}
+    for state_format, keeps in (("float32", names), (first, ("exp_avg",)), (None, ())):
+        opt = PagedAdamW(net.parameters(), state_format=state_format, **ADAMW)  # type: ignore[arg-type]
         opt.load_state_dict(state_dict)
-    for p in net.parameters():
-        for opt, keeps in ((whole, ("exp_avg", "exp_avg_sq")), (part, ("exp_avg",)), (fresh, ())):
-            for name in ("exp_avg", "exp_avg_sq"):
-                want = (saved if name in keeps else theirs).state[p][name]
-                assert opt.state[p][name].dtype == (torch.float32 if name in keeps else torch.bfloat16)
-                assert torch.equal(opt.state[p][name], want)
-        assert not torch.equal(fresh.state[p]["exp_avg"].float(), saved.state[p]["exp_avg"])
+        for p, name in itertools.product(net.parameters(), names):
+            value, exact = opt.state[p][name], saved.state[p][name]
+            assert value.dtype == (torch.float32 if name in keeps else torch.bfloat16)
+            assert torch.equal(value, exact if name in keeps else theirs.state[p][name])
+            assert name in keeps or not torch.equal(value.float(), exact)
 
 
 def test_loading_keeps_memory_to_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,16 +94,14 @@ def test_state_that_no_longer_fits_its_parameter_is_made_anew() -> None:
     image = torch.ones(4, 3, 2, 2)
     for before, data in ((torch.ones(12), torch.ones(9)), (image, image.to(memory_format=torch.channels_last))):
         p = torch.nn.Parameter(before)
-        p.grad = torch.ones_like(p)
         opt = PagedAdamW([p])
-        opt.step()
+        step_on_ones(opt)
         p.data = data
         state = {0: {"step": 1, "exp_avg": torch.rand_like(data), "exp_avg_sq": torch.rand_like(data)}}
         opt.load_state_dict({**opt.state_dict(), "state": state})
         assert opt.state[p]["exp_avg"].stride() == data.stride()
         assert torch.equal(opt.state[p]["exp_avg"], state[0]["exp_avg"])
-        p.grad = torch.ones_like(p)
-        opt.step()
+        step_on_ones(opt)
 
 
 @pytest.mark.parametrize("options", [{}, {"placement": "file", "device_budget": "50%"}], ids=["resident", "file"])
@@ -115,9 +109,7 @@ def test_state_that_no_longer_fits_its_parameter_is_made_anew() -> None:
 def test_what_is_loaded_after_its_parameter_was_cast_is_stored_as_that_is_now_and_goes_on(
     state_format: str | None, options: dict[str, Any]
 ) -> None:
-    net = model()
-    opt = PagedAdamW(net.parameters(), state_format=state_format, **ADAMW, **options)
-    train(net, opt, 2)
+    net, opt = trained(2, state_format=state_format, **options)
     saved = copy.deepcopy(opt.state_dict())
     net.bfloat16()
     p = next(net.parameters())
@@ -145,12 +137,6 @@ def test_numbers_and_what_no_rule_names_are_of_torchs_dtype(flags: dict[str, boo
     assert found[0] == found[1]
 
 
-def put_apart(opt: PagedAdamW, names: tuple[str, ...]) -> None:
-    """Replace state by copies elsewhere."""
-    for entry in opt.state.values():
-        entry.update({name: entry[name].clone() for name in names})
-
-
 @pytest.mark.parametrize("how", ["load", "budget"])
 @pytest.mark.parametrize("names", [("exp_avg_sq",), ("exp_avg", "exp_avg_sq")], ids=str)
 def test_state_that_was_put_apart_comes_together_and_what_it_left_is_gone(names: tuple[str, ...], how: str) -> None:
@@ -159,7 +145,8 @@ def test_state_that_was_put_apart_comes_together_and_what_it_left_is_gone(names:
     for p in params:
         p.grad = torch.rand_like(p)
     opt.step()
-    put_apart(opt, names)
+    for entry in opt.state.values():
+        entry.update({name: entry[name].clone() for name in names})
     saved = copy.deepcopy(opt.state_dict())
     if how == "load":
         opt.load_state_dict(saved)

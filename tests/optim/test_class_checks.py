@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from optim_support import ready
 
 import pagedopt
 from pagedopt import PagedOptimizer, Rule, RuleError, multi_tensor_apply
@@ -86,12 +87,6 @@ def undecorated(param: float, grad: float, *, lr: float) -> float:
     return param - lr * grad
 
 
-def parameter() -> torch.nn.Parameter:
-    p = torch.nn.Parameter(torch.ones(3))
-    p.grad = torch.ones(3)
-    return p
-
-
 def of(chosen: Any, defaults: dict[str, Any], start: dict[str, Any] | None = None) -> PagedOptimizer:
     """An optimizer of a class of one's own."""
 
@@ -100,7 +95,7 @@ def of(chosen: Any, defaults: dict[str, Any], start: dict[str, Any] | None = Non
         initial: ClassVar = start or {}
 
         def __init__(self) -> None:
-            super().__init__([parameter()], defaults)
+            super().__init__([ready()], defaults)
 
     return Own()
 
@@ -131,8 +126,8 @@ def test_a_rule_that_would_not_train_is_refused(subject: Rule, text: str) -> Non
     with pytest.raises(RuleError, match=here + text):
         of(subject, {**MOMENTUM, "scale": 1.0})
     with pytest.raises(RuleError, match=text):
-        Declares([parameter()], MOMENTUM)
-    chooses = Chooses([parameter()], MOMENTUM)
+        Declares([ready()], MOMENTUM)
+    chooses = Chooses([ready()], MOMENTUM)
     with pytest.raises(RuleError, match=text):
         chooses.step()
 
@@ -172,7 +167,7 @@ def test_what_is_no_rule_is_to_be_decorated(given: Any, text: str) -> None:
 
 def test_a_class_without_a_rule_is_refused() -> None:
     with pytest.raises(TypeError, match="PagedOptimizer has no rule; "):
-        PagedOptimizer([parameter()], LR)
+        PagedOptimizer([ready()], LR)
 
 
 def test_a_chosen_function_that_is_no_rule_is_to_be_decorated() -> None:
@@ -181,7 +176,7 @@ def test_a_chosen_function_that_is_no_rule_is_to_be_decorated() -> None:
             return undecorated
 
     with pytest.raises(TypeError, match="rule is the function 'undecorated'; "):
-        Chooses([parameter()], LR).step()
+        Chooses([ready()], LR).step()
 
 
 # ---- its hyperparameters ----
@@ -201,12 +196,12 @@ def test_a_group_may_have_what_there_is_no_default_of() -> None:
     class Own(PagedOptimizer):
         rule = kept
 
-    first = {"params": [parameter()], "momentum": 0.9}
+    first = {"params": [ready()], "momentum": 0.9}
     optimizer = Own([first], LR)
     with pytest.raises(TypeError, match="rule 'kept' takes 'momentum'"):
-        optimizer.add_param_group({"params": [parameter()]})
+        optimizer.add_param_group({"params": [ready()]})
     assert len(optimizer.param_groups) == 1
-    optimizer.add_param_group({"params": [parameter()], "momentum": 0.5})
+    optimizer.add_param_group({"params": [ready()], "momentum": 0.5})
     optimizer.step()
 
 

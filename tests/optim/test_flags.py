@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from optim_support import ready
 
 from pagedopt.optim.registry import OPTIMIZERS
 
@@ -35,13 +36,12 @@ VALUES: dict[str, list[dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def outcome(make: type[torch.optim.Optimizer], options: dict[str, Any], dtype: torch.dtype) -> tuple[Any, ...]:
+def outcome(make: Any, options: dict[str, Any], dtype: torch.dtype) -> tuple[Any, ...]:
     """What making it and a step say: the type of the error, or the flags of its group and the parameter."""
-    p = torch.nn.Parameter(torch.ones(3, dtype=dtype))
-    p.grad = torch.full_like(p, 0.5)
+    p = ready(3, 0.5, dtype)
     params = options.get("params", [p])
     try:
-        optimizer: Any = make(params, **{name: value for name, value in options.items() if name != "params"})
+        optimizer = make(params, **{name: value for name, value in options.items() if name != "params"})
         optimizer.step()
     except Exception as error:
         return (type(error),)
@@ -51,9 +51,7 @@ def outcome(make: type[torch.optim.Optimizer], options: dict[str, Any], dtype: t
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=str)
 @pytest.mark.parametrize(("ours", "theirs"), PAIRS, ids=lambda c: c.__name__)
-def test_what_torch_takes_is_taken_and_what_it_refuses_is_refused(
-    ours: type[torch.optim.Optimizer], theirs: type[torch.optim.Optimizer], dtype: torch.dtype
-) -> None:
+def test_what_torch_takes_is_taken_and_what_it_refuses_is_refused(ours: Any, theirs: Any, dtype: torch.dtype) -> None:
     refused = 0
     for values in [*VALUES["all"], *VALUES[theirs.__name__]]:
         for flags in FLAGS:
@@ -75,22 +73,17 @@ def test_what_torch_takes_is_taken_and_what_it_refuses_is_refused(
 
 
 @pytest.mark.parametrize(("ours", "theirs"), PAIRS, ids=lambda c: c.__name__)
-def test_what_is_not_built_is_refused_by_name(
-    ours: type[torch.optim.Optimizer], theirs: type[torch.optim.Optimizer]
-) -> None:
-    make: Any = ours
+def test_what_is_not_built_is_refused_by_name(ours: Any, theirs: Any) -> None:
     with pytest.raises(ValueError, match=rf"differentiable=True.*{ours.__name__}.*torch.optim.{theirs.__name__}"):
-        make([torch.nn.Parameter(torch.ones(3))], differentiable=True)
+        ours([torch.nn.Parameter(torch.ones(3))], differentiable=True)
 
 
 @pytest.mark.parametrize(("ours", "theirs"), PAIRS, ids=lambda c: c.__name__)
-def test_a_scaler_of_gradients_unscales_them_before_a_step_called_fused(
-    ours: type[torch.optim.Optimizer], theirs: type[torch.optim.Optimizer]
-) -> None:
+def test_a_scaler_of_gradients_unscales_them_before_a_step_called_fused(ours: Any, theirs: Any) -> None:
     results = []
     for make, flags in ((ours, {"fused": True}), (theirs, {})):
         p = torch.nn.Parameter(torch.ones(3))
-        optimizer: Any = make([p], lr=0.5, **flags)  # type: ignore[call-arg]
+        optimizer = make([p], lr=0.5, **flags)
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
         scaler.scale((p * p).sum()).backward()
         scaler.step(optimizer)

@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from optim_support import ready
 
 import pagedopt
 from pagedopt.optim.foreign_options import NAMES, OPTIONS
@@ -24,8 +25,7 @@ def test_a_class_of_theirs_is_answered_with_a_line_that_works(name: str) -> None
     assert ("not there yet" in text) == name.endswith(("8bit", "4bit", "Fp8"))
     found = re.search(r"pagedopt\.(\w+)\(params, …(.*?)\)", text)
     assert found
-    params = [torch.nn.Parameter(torch.ones(3))]
-    params[0].grad = torch.ones(3)
+    params = [ready()]
     optimizer = eval(f"pagedopt.{found[1]}(params{found[2]})", {"pagedopt": pagedopt, "params": params})
     optimizer.step()
     assert (params[0] != 1).all()
@@ -54,9 +54,8 @@ def test_those_that_people_look_for_are_there() -> None:
 
 @pytest.mark.parametrize(("wrong", "right"), [("PagedAdamw", "PagedAdamW"), ("foreach_ad", "foreach_add")])
 def test_a_name_that_is_nearly_right_is_answered_with_the_right_one(wrong: str, right: str) -> None:
-    with pytest.raises(
-        AttributeError, match=rf"^module 'pagedopt' has no attribute '{wrong}'; did you mean {right}\?$"
-    ):
+    text = rf"^module 'pagedopt' has no attribute '{wrong}'; did you mean {right}\?$"
+    with pytest.raises(AttributeError, match=text):
         getattr(pagedopt, wrong)
     assert not hasattr(pagedopt, wrong)
 

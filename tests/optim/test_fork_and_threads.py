@@ -8,7 +8,6 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,6 +15,8 @@ import torch
 from children import python
 from edits import numbers
 from faults import Scene, Stage, is_same
+from held import together
+from optim_support import bits, same
 from paths import HELPERS
 from support import threads
 
@@ -37,44 +38,18 @@ def test_a_forked_child_may_not_write_what_its_parent_sees(placement: str) -> No
     writes = {"step", "load", "budget", *(["spill"] if placement == "half" else [])}
     assert {name for name, text in refused.items() if "fork" in text} >= writes, refused
     assert done == {"values": True, "copy": True, "report": True}
-    assert code == 7
-    assert unchanged
-    assert goes_on
+    assert (code, unchanged, goes_on) == (7, True, True)
 
 
 @pytest.mark.long
 def test_a_forked_child_has_resident_state_of_its_own() -> None:
     refused, _, code, unchanged, goes_on = run_apart("fork")["resident"]
     assert (refused["step"], refused["load"]) == ("", "")
-    assert code == 7
-    assert unchanged
-    assert goes_on
+    assert (code, unchanged, goes_on) == (7, True, True)
 
 
 def test_workers_of_a_loader_are_forked_between_steps() -> None:
     assert run_apart("loader") == {"resident": True, "spilled": True, "half": True}
-
-
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    with threads(2):
-        yield
-
-
-@pytest.fixture
-def interrupts() -> Iterator[None]:
-    """Ctrl-C as Python has it, also where the tests were started with it ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-def everything(optimizer: torch.optim.Optimizer, param: torch.Tensor) -> list[torch.Tensor]:
-    return [t.detach().clone() for t in (param, *optimizer.state[param].values())]
-
-
-def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
-    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 def interrupted(optimizer: torch.optim.Optimizer, delay: float) -> bool:
@@ -98,7 +73,7 @@ def interrupted(optimizer: torch.optim.Optimizer, delay: float) -> bool:
     return False
 
 
-@pytest.mark.usefixtures("two_threads", "interrupts")
+@threads(2)
 @pytest.mark.parametrize(("numel", "share"), [(4_000_003, None), (1_000_003, 0.5)], ids=["resident", "half"])
 def test_when_an_interrupt_rises_no_thread_writes_any_more(numel: int, share: float | None) -> None:
     """At twenty moments of a step: what is there then is what was, or what should be, and it stays so."""
@@ -106,19 +81,19 @@ def test_when_an_interrupt_rises_no_thread_writes_any_more(numel: int, share: fl
     optimizer = PagedAdamW([param], lr=0.1, device_budget=None if share is None else int(8 * numel * share))
     param.grad = numbers((numel,), 2)
     optimizer.step()
-    start, saved = everything(optimizer, param), copy.deepcopy(optimizer.state_dict())
+    start, saved = bits([param], optimizer), copy.deepcopy(optimizer.state_dict())
     begin = time.perf_counter()
     optimizer.step()
     took = time.perf_counter() - begin
-    done = everything(optimizer, param)
+    done = bits([param], optimizer)
     for trial in range(20):
         with torch.no_grad():
             param.copy_(start[0])
         optimizer.load_state_dict(saved)
         assert interrupted(optimizer, took * 1.1 * trial / 20)
-        first = everything(optimizer, param)
+        first = bits([param], optimizer)
         time.sleep(0.02)
-        assert same(first, everything(optimizer, param)), "a thread goes on writing"
+        assert same(first, bits([param], optimizer)), "a thread goes on writing"
         assert same(first, done) or same(first, start), "neither before nor after the step"
 
 
@@ -126,9 +101,7 @@ def test_when_an_interrupt_rises_no_thread_writes_any_more(numel: int, share: fl
 def test_a_step_in_another_thread_is_a_step(placement: str) -> None:
     """Where no signal handler ever runs."""
     stage, twin = Stage(Scene("step", placement)), Stage(Scene("step", placement))
-    thread = threading.Thread(target=lambda: (stage.act(), stage.train(2, 5)))
-    thread.start()
-    thread.join()
+    assert together(lambda: (stage.act(), stage.train(2, 5))) == []
     twin.act()
     twin.train(2, 5)
     assert is_same(stage.values(), twin.values(), False)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from file_support import folder_for_state
 from formats_under_test import WhereItStands
 from optim_support import stepped
 
@@ -16,6 +15,7 @@ from pagedopt.optim.state import encoding
 from tests.outside.format import Int8Blocks
 
 FORM = Int8Blocks()
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def test_the_seed_is_each_parameter_s_step_and_goes_on_with_a_checkpoint() -> None:
@@ -43,15 +43,12 @@ def test_the_seed_is_each_parameter_s_step_and_goes_on_with_a_checkpoint() -> No
 
 
 def test_pages_are_cut_on_blocks() -> None:
-    with folder_for_state():
-        _, opt = stepped(1000, state_format=FORM, device_budget=0)
-        assert [arena.layout.block for arena in opt.store.arenas] == [FORM.block]
+    _, opt = stepped(1000, state_format=FORM, device_budget=0)
+    assert [arena.layout.block for arena in opt.store.arenas] == [FORM.block]
 
 
 @pytest.mark.parametrize("numel", [64, 1000, 64 * 9])
-def test_what_is_converted_in_stretches_is_what_is_converted_at_once(
-    numel: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_converted_in_stretches_is_as_if_converted_at_once(numel: int, monkeypatch: pytest.MonkeyPatch) -> None:
     p = torch.randn(4, numel // 4).t()
     values = torch.randn(p.shape)
     store = PagedAdamW([torch.nn.Parameter(torch.ones(1))]).store
@@ -70,18 +67,15 @@ def test_what_is_converted_in_stretches_is_what_is_converted_at_once(
 
 
 def test_state_of_another_dtype_keeps_it_when_it_comes_home_and_in_copies() -> None:
-    with folder_for_state():
-        p = torch.nn.Parameter(torch.ones(1000))
-        p.grad = torch.rand(1000)
-        opt = PagedAdamW([p], device_budget=0)
-        opt.step()
-        opt.state[p]["exp_avg_sq"] = opt.state[p]["exp_avg_sq"].double()
-        want = {name: value.clone() for name, value in opt.state[p].items()}
-        opt.set_device_budget("1MiB")
-        copied = copy.deepcopy(opt)
-        (twin,) = copied.param_groups[0]["params"]
-        for state, store in ((opt.state[p], opt.store), (copied.state[twin], copied.store)):
-            assert not any(store.is_plain(state[name]) for name in ("exp_avg", "exp_avg_sq"))
-            assert all(
-                state[name].dtype is value.dtype and torch.equal(state[name], value) for name, value in want.items()
-            )
+    p = torch.nn.Parameter(torch.ones(1000))
+    p.grad = torch.rand(1000)
+    opt = PagedAdamW([p], device_budget=0)
+    opt.step()
+    opt.state[p]["exp_avg_sq"] = opt.state[p]["exp_avg_sq"].double()
+    want = {name: value.clone() for name, value in opt.state[p].items()}
+    opt.set_device_budget("1MiB")
+    copied = copy.deepcopy(opt)
+    (twin,) = copied.param_groups[0]["params"]
+    for state, store in ((opt.state[p], opt.store), (copied.state[twin], copied.store)):
+        assert not any(store.is_plain(state[name]) for name in ("exp_avg", "exp_avg_sq"))
+        assert all(state[name].dtype is value.dtype and torch.equal(state[name], value) for name, value in want.items())

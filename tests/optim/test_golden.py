@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from golden import CASES, FILE, Case, machine_key, placements, recorded, trajectory
+from gpu_support import DEVICES
 
-on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_bit_is_what_it_was(case: Case, device: str) -> None:
     if (known := recorded(device)) is None:

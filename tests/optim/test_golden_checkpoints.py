@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import copy
 import functools
-import io
 from typing import Any
 
 import pytest
 import torch
+from gpu_support import NEEDED
+from optim_support import through_file
 from paths import DATA
 
 import pagedopt
@@ -41,9 +42,8 @@ TOLERANCE = {
     "cuda": {torch.float32: 64 * 2**-23, torch.bfloat16: 2**-7},
 }
 
-on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 CASES = [
-    pytest.param(written, device, place, marks=on_gpu if device == "cuda" else [], id=f"{written}-{device}-{place}")
+    pytest.param(written, device, place, marks=NEEDED if device == "cuda" else [], id=f"{written}-{device}-{place}")
     for written in FILES
     for device in PLACES
     for place in PLACES[device]
@@ -88,9 +88,7 @@ def assert_holds(name: str, params: list[torch.nn.Parameter], optimizer: Any, sa
     for i, p in enumerate(params):
         entry, want = optimizer.state.get(p, {}), saved["state"].get(i, {})
         assert list(entry) == list(want), name
-        for key, value in want.items():
-            assert entry[key].dtype == value.dtype, (name, key)
-            assert torch.equal(entry[key].cpu(), value), (name, key)
+        torch.testing.assert_close(entry, want, rtol=0, atol=0, check_device=False, msg=lambda text: f"{name}: {text}")
     for group, want in zip(optimizer.param_groups, saved["param_groups"], strict=True):
         assert all(group[key] == value for key, value in want.items() if key != "params"), name
 
@@ -100,9 +98,8 @@ def test_a_state_dict_of_old_goes_to_torch_by_way_of_ours(written: str) -> None:
     for name, case in read(written).items():
         params, optimizer = opened(case, "cpu", PLACES["cpu"]["half in a file"])
         optimizer.load_state_dict(copy.deepcopy(case["state_dict"]))
-        theirs = getattr(torch.optim, case["class"].removeprefix("Paged"))(
-            [{"params": params[:2]}, {"params": params[2:]}]
-        )
+        kind = getattr(torch.optim, case["class"].removeprefix("Paged"))
+        theirs = kind([{"params": params[:2]}, {"params": params[2:]}])
         theirs.load_state_dict(copy.deepcopy(optimizer.state_dict()))
         for i, p in enumerate(params):
             want = case["state_dict"]["state"].get(i, {})
@@ -111,18 +108,13 @@ def test_a_state_dict_of_old_goes_to_torch_by_way_of_ours(written: str) -> None:
             assert all(same), name
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("place", PLACES["cuda"])
+@pytest.mark.parametrize("place", [pytest.param(place, marks=NEEDED) for place in PLACES["cuda"]])
 def test_spilled_on_a_gpu_and_opened_on_a_laptop(place: str) -> None:
     """What is written today on a GPU holds the same bits where there is none, in memory and in a file."""
     case = read("cpu")["adamw, resident"]
     _, there = opened(case, "cuda", PLACES["cuda"][place])
     there.load_state_dict(copy.deepcopy(case["state_dict"]))
-    file = io.BytesIO()
-    torch.save(there.state_dict(), file)
     for options in PLACES["cpu"].values():
-        file.seek(0)
         params, here = opened(case, "cpu", options)
-        here.load_state_dict(torch.load(file, weights_only=True, map_location="cpu"))
+        here.load_state_dict(through_file(there.state_dict(), weights_only=True, map_location="cpu"))
         assert_holds(place, params, here, case["state_dict"])

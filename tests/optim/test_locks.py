@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
-import signal
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from held import held_by_another
+from held import forked, held_by_another, together
 
 from pagedopt import PagedAdamW
 from pagedopt.optim.locks import OptimizerLock
@@ -27,26 +24,6 @@ def begun(**options: Any) -> tuple[PagedAdamW, torch.nn.Parameter]:
     p = torch.nn.Parameter(torch.linspace(-1, 1, 100_000))
     p.grad = torch.linspace(1, 2, 100_000)
     return PagedAdamW([p], **options), p
-
-
-def together(acts: list[Callable[[], Any]]) -> list[BaseException]:
-    """What the acts raise, each in a thread of its own."""
-    raised: list[BaseException] = []
-    barrier = threading.Barrier(len(acts))
-
-    def run(act: Callable[[], Any]) -> None:
-        barrier.wait()
-        try:
-            act()
-        except BaseException as error:
-            raised.append(error)
-
-    threads = [threading.Thread(target=run, args=(act,)) for act in acts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return raised
 
 
 LOOKS: dict[str, Callable[[PagedAdamW], Any]] = {
@@ -70,7 +47,7 @@ def test_steps_and_looks_take_turns(options: dict[str, Any], look: str) -> None:
         for _ in range(10):
             LOOKS[look](opt)
 
-    assert together([steps, steps, looks]) == []
+    assert together(steps, steps, looks) == []
     assert opt.state[p]["step"] == 2 * STEPS
     alone, q = begun(**options)
     for _ in range(2 * STEPS):
@@ -83,11 +60,7 @@ def test_a_forked_child_finds_the_turn_open() -> None:
     opt, _ = begun()
     opt.step()
     with held_by_another(opt._lock()):
-        child = os.fork()
-        if not child:
-            signal.alarm(20)
-            os._exit(7 if opt.state_dict() else 0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert forked(opt.state_dict)
 
 
 def test_a_turn_is_one_lock_that_its_thread_takes_again() -> None:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from edits import numbers
-from optim_support import stepped
+from edits import numbers, values
+from gpu_support import DEVICES
+from optim_support import ready, same, step_on_ones, stepped
 
 from pagedopt import PagedAdamW, PagedSGD
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 OPTIMIZERS: dict[str, tuple[type, type, dict[str, Any]]] = {
     "adamw": (PagedAdamW, torch.optim.AdamW, {"lr": 0.05, "weight_decay": 0.1}),
     "amsgrad": (PagedAdamW, torch.optim.AdamW, {"lr": 0.05, "amsgrad": True, "maximize": True}),
@@ -21,17 +21,13 @@ OPTIMIZERS: dict[str, tuple[type, type, dict[str, Any]]] = {
 }
 
 
-def complex_numbers(shape: tuple[int, ...], seed: int, device: str) -> torch.Tensor:
-    return torch.complex(numbers(shape, seed, device), numbers(shape, seed + 1, device))
-
-
 #: How a parameter is made, from numbers that belong to a seed.
 MAKERS: dict[str, Callable[[int, str], torch.Tensor]] = {
-    "complex": lambda s, d: complex_numbers((30, 40), s, d),
-    "complex128": lambda s, d: complex_numbers((7, 5), s, d).to(torch.complex128),
-    "complex transposed": lambda s, d: complex_numbers((30, 40), s, d).t(),
-    "complex with gaps": lambda s, d: complex_numbers((30, 40), s, d)[:, ::3],
-    "complex scalar": lambda s, d: complex_numbers((1,), s, d).reshape(()),
+    "complex": lambda s, d: values((30, 40), s, d, torch.complex64),
+    "complex128": lambda s, d: values((7, 5), s, d, torch.complex128),
+    "complex transposed": lambda s, d: values((30, 40), s, d, torch.complex64).t(),
+    "complex with gaps": lambda s, d: values((30, 40), s, d, torch.complex64)[:, ::3],
+    "complex scalar": lambda s, d: values((1,), s, d, torch.complex64).reshape(()),
     "with gaps": lambda s, d: numbers((30, 80), s, d)[:, ::2],
     "row with gaps": lambda s, d: numbers((50_000,), s, d)[::7],
     "transposed with gaps": lambda s, d: numbers((30, 80), s, d)[:, ::2].t(),
@@ -69,21 +65,14 @@ def pair(name: str, device: str, **options: Any) -> tuple[Any, Any, list[Any], l
     return ours, theirs, mine, others
 
 
-def train(
-    optimizer: Any, params: list[Any], steps: range, change: Callable[[Any], Any] = GRADIENTS["as it is"]
-) -> None:
+def train(optimizer: Any, params: list[Any], steps: range, layout: str = "as it is") -> None:
     for step in steps:
         for i, p in enumerate(params):
             if step % 3 == 2 and i == step % len(params):
                 p.grad = None
                 continue
-            seed = 1000 * step + 10 * i
-            grad = (
-                complex_numbers(p.shape, seed, p.device.type)
-                if p.is_complex()
-                else numbers(p.shape, seed, p.device.type)
-            )
-            p.grad = change(torch.empty_like(p, requires_grad=False).copy_(grad))
+            grad = values(p.shape, 1000 * step + 10 * i, p.device.type, p.dtype)
+            p.grad = GRADIENTS[layout](torch.empty_like(p, requires_grad=False).copy_(grad))
         optimizer.step()
 
 
@@ -112,8 +101,6 @@ PLACED: list[dict[str, Any]] = [{}, {"device_budget": 0}, {"device_budget": 20_0
 @pytest.mark.parametrize("options", PLACED, ids=["resident", "spilled", "half"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_odd_parameters_follow_torch(name: str, options: dict[str, Any], device: str) -> None:
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     ours, theirs, mine, others = pair(name, device, **options)
     train(ours, mine, range(7))
     train(theirs, others, range(7))
@@ -128,7 +115,7 @@ def test_odd_parameters_follow_torch(name: str, options: dict[str, Any], device:
     copies = [p for group in twin.param_groups for p in group["params"]]
     train(ours, mine, range(10, 12))
     train(twin, copies, range(10, 12))
-    assert all(torch.equal(a, b) for a, b in zip(mine, copies, strict=True))
+    assert same(mine, copies)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -137,45 +124,49 @@ def test_odd_parameters_follow_torch(name: str, options: dict[str, Any], device:
     [(name, change) for name in OPTIMIZERS for change in GRADIENTS if name == "sgd" or change != "conjugated"],
 )
 def test_gradients_may_be_laid_out_otherwise(name: str, change: str, device: str) -> None:
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     ours, theirs, mine, others = pair(name, device)
-    for steps, how in ((range(2), GRADIENTS["as it is"]), (range(2, 4), GRADIENTS[change])):
-        train(ours, mine, steps, how)
-        train(theirs, others, steps, how)
+    for optimizer, params in ((ours, mine), (theirs, others)):
+        train(optimizer, params, range(2))
+        train(optimizer, params, range(2, 4), change)
     assert_alike(ours, theirs, mine, others)
 
 
-EDITS: dict[str, Callable[[Any, list[Any]], None]] = {
-    "parameters moved": lambda o, ps: [setattr(p, "data", p.data.clone()) for p in ps],  # type: ignore[func-returns-value, misc]
-    "parameters contiguous": lambda o, ps: [setattr(p, "data", p.data.contiguous()) for p in ps],  # type: ignore[func-returns-value, misc]
-    "parameters in other strides": lambda o, ps: [  # type: ignore[func-returns-value, misc]
-        setattr(p, "data", GRADIENTS["reversed"](p.data)) for p in ps
-    ],
-    "parameters with gaps": lambda o, ps: [setattr(p, "data", GRADIENTS["with gaps"](p.data)) for p in ps],  # type: ignore[func-returns-value, misc]
-    "state contiguous": lambda o, ps: [
-        entry.update({k: v.contiguous() for k, v in entry.items() if v is not None}) for entry in o.state.values()
-    ],
-    "state with gaps": lambda o, ps: [
-        entry.update({k: GRADIENTS["with gaps"](v) for k, v in entry.items() if k != "step"})
-        for entry in o.state.values()
-    ],
+def of_parameters(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any, list[Any]], None]:
+    def edit(optimizer: Any, params: list[Any]) -> None:
+        for p in params:
+            p.data = change(p.data)
+
+    return edit
+
+
+def of_state(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any, list[Any]], None]:
+    def edit(optimizer: Any, params: list[Any]) -> None:
+        for entry in optimizer.state.values():
+            entry.update({name: change(value) for name, value in entry.items() if name != "step"})
+
+    return edit
+
+
+EDITS = {
+    "parameters moved": of_parameters(torch.clone),
+    "parameters contiguous": of_parameters(GRADIENTS["contiguous"]),
+    "parameters in other strides": of_parameters(GRADIENTS["reversed"]),
+    "parameters with gaps": of_parameters(GRADIENTS["with gaps"]),
+    "state contiguous": of_state(GRADIENTS["contiguous"]),
+    "state with gaps": of_state(GRADIENTS["with gaps"]),
 }
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("edit", EDITS)
 def test_layouts_may_change_in_training(edit: str, device: str) -> None:
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     ours, theirs, mine, others = pair("adamw", device)
     for optimizer, params in ((ours, mine), (theirs, others)):
         train(optimizer, params, range(3))
         EDITS[edit](optimizer, params)
         train(optimizer, params, range(3, 6))
     for a, b in zip(mine, others, strict=True):
-        tolerance = tolerance_of(a.dtype)
-        torch.testing.assert_close(a, b, **tolerance)
+        torch.testing.assert_close(a, b, **tolerance_of(a.dtype))
 
 
 @pytest.mark.parametrize("strides", [(0, 1), (3, 0)])
@@ -190,27 +181,21 @@ def test_a_parameter_that_overlaps_itself_is_refused_as_in_torch(strides: tuple[
             assert torch.equal(ordinary, torch.ones(3))
 
 
-def resized(what: str, nbytes: int) -> Callable[[Any, Any], Any]:
-    """Take memory from behind a parameter or its state: torch's own steps write on, and tear the heap."""
-    if what == "param":
-        return lambda p, opt: p.untyped_storage().resize_(nbytes)
-    return lambda p, opt: [v.untyped_storage().resize_(nbytes) for v in opt.state[p].values() if v.dim()]
-
-
 @pytest.mark.parametrize("layout", ["dense", "with gaps", "complex", "transposed"])
 @pytest.mark.parametrize("nbytes", [0, 8])
 @pytest.mark.parametrize("what", ["param", "state"])
 def test_what_has_lost_its_memory_is_refused_before_the_launch(what: str, nbytes: int, layout: str) -> None:
+    """A parameter or its state: torch's own steps write on, and tear the heap."""
     made = {
         "dense": torch.ones(50, 50), "with gaps": torch.ones(50, 100)[:, ::2], "transposed": torch.ones(50, 50).t(),
         "complex": torch.ones(50, 50, dtype=torch.complex64),
     }[layout]  # fmt: skip
     ordinary, p = torch.nn.Parameter(torch.ones(7)), torch.nn.Parameter(made)
     optimizer = PagedAdamW([ordinary, p])
-    ordinary.grad, p.grad = torch.ones(7), torch.ones_like(p)
-    optimizer.step()
+    step_on_ones(optimizer)
     before = ordinary.detach().clone()
-    resized(what, nbytes)(p, optimizer)
+    for tensor in [p] if what == "param" else [v for v in optimizer.state[p].values() if v.dim()]:
+        tensor.untyped_storage().resize_(nbytes)
     with pytest.raises(RuntimeError, match="memory for all of it"):
         optimizer.step()
     assert torch.equal(ordinary, before)
@@ -240,10 +225,7 @@ def test_a_parameter_without_state_may_be_cast_in_training() -> None:
 
 
 def test_a_refusal_is_said_once() -> None:
-    p = torch.nn.Parameter(torch.ones(6))
-    optimizer = PagedAdamW([p])
-    p.grad = torch.ones(6)
-    optimizer.step()
+    p, optimizer = stepped(6)
     p.grad.untyped_storage().resize_(0)
     with pytest.raises(ValueError, match="has no memory") as caught:
         optimizer.step()
@@ -264,8 +246,7 @@ def test_state_in_bfloat16_of_complex_parameters_is_refused_at_once(how: str) ->
 
 
 def test_state_in_float32_of_a_complex128_parameter_is_complex64() -> None:
-    p = torch.nn.Parameter(torch.ones(3, dtype=torch.complex128))
-    p.grad = torch.full_like(p, 1 + 2j)
+    p = ready(3, 1 + 2j, torch.complex128)
     optimizer = PagedAdamW([p], state_format="float32")
     optimizer.step()
     assert optimizer.state[p]["exp_avg"].dtype == torch.complex64

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import functools
-import pickle
 import warnings
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
 from edits import Params, groups_of, numbers, parameters, steps
+from optim_support import COPIES, same
+from support import default_dtype
 
 import pagedopt
 from pagedopt import PagedOptimizer, PagedSGD
@@ -58,17 +59,31 @@ def theirs(params: Any) -> torch.optim.NAdam:
     return torch.optim.NAdam(params, foreach=False, **OPTIONS)
 
 
-def both(**how: Any) -> tuple[Any, Params, Any, Params]:
-    """Ours and torch's, each with its parameters."""
-    params, others = parameters(), parameters()
-    return PagedNAdam(groups_of(params), **how), params, theirs(groups_of(others)), others
+class World(NamedTuple):
+    """An optimizer and its parameters."""
+
+    optimizer: Any
+    params: Params
+
+    def numbers(self) -> list[float]:
+        return [float(self.optimizer.state[p]["mu_product"]) for p in self.params]
+
+
+def made(kind: Callable[..., Any] = PagedNAdam, **how: Any) -> World:
+    params = parameters()
+    return World(kind(groups_of(params), **how), params)
+
+
+def both(**how: Any) -> tuple[World, World]:
+    """Ours and torch's."""
+    return made(**how), made(theirs)
 
 
 def train(optimizer: torch.optim.Optimizer, params: Params, count: int = 20, first: int = 0) -> None:
     """Now and then one has no gradient (the last one none at first); the second group's lr changes on the way."""
     for step in range(first, first + count):
         for i, p in enumerate(params):
-            p.grad = numbers(tuple(p.shape), 31 * step + 7 * i + 1).to(p.dtype)
+            p.grad = numbers(p.shape, 31 * step + 7 * i + 1).to(p.dtype)
         if step % 3 == 1:
             params[step % 4].grad = None
         if step < 7:
@@ -78,82 +93,64 @@ def train(optimizer: torch.optim.Optimizer, params: Params, count: int = 20, fir
         optimizer.step()
 
 
-def assert_alike(
-    ours: torch.optim.Optimizer, params: Params, other: torch.optim.Optimizer, others: Params, exact: bool = False
-) -> None:
-    bound = {"rtol": 0.0, "atol": 0.0} if exact else {"rtol": 2e-5, "atol": 2e-6}
-    for p, q in zip(params, others, strict=True):
+def train_alike(one: World, other: World, count: int = 20, first: int = 0, exact: bool = False) -> None:
+    train(*one, count, first)
+    train(*other, count, first)
+    assert_alike(one, other, exact)
+
+
+def assert_alike(one: World, other: World, exact: bool = False) -> None:
+    bound: Any = {"rtol": 0.0, "atol": 0.0} if exact else {"rtol": 2e-5, "atol": 2e-6}
+    for p, q in zip(one.params, other.params, strict=True):
         torch.testing.assert_close(p, q, **bound)
-        assert list(ours.state[p]) == list(other.state[q])
-        for name, value in ours.state[p].items():
-            assert (value.dtype, value.shape) == (other.state[q][name].dtype, other.state[q][name].shape)
-            torch.testing.assert_close(value, other.state[q][name], **bound)
+        assert list(one.optimizer.state[p]) == list(other.optimizer.state[q])
+        torch.testing.assert_close(one.optimizer.state[p], other.optimizer.state[q], **bound)
 
 
 @pytest.mark.parametrize("how", PLACES, ids=str)
 def test_nadam_is_torchs(how: dict[str, Any]) -> None:
-    ours, params, other, others = both(**how)
-    train(ours, params)
-    train(other, others)
-    assert_alike(ours, params, other, others)
-    assert len({float(ours.state[p]["mu_product"]) for p in params}) > 2
-    assert all(list(ours.state[p]) == ["step", "mu_product", "exp_avg", "exp_avg_sq"] for p in params)
+    ours, other = both(**how)
+    train_alike(ours, other)
+    assert len(set(ours.numbers())) > 2
+    assert all(list(ours.optimizer.state[p]) == ["step", "mu_product", "exp_avg", "exp_avg_sq"] for p in ours.params)
 
 
+@default_dtype(torch.float64)
 def test_it_has_the_dtype_of_step_counts() -> None:
-    params, others = parameters(), parameters()
-    torch.set_default_dtype(torch.float64)
-    try:
-        ours, other = PagedNAdam(groups_of(params)), theirs(groups_of(others))
-        train(ours, params)
-        train(other, others)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert ours.state[params[0]]["mu_product"].dtype is torch.float64
-    assert_alike(ours, params, other, others)
+    ours, other = both()
+    train_alike(ours, other)
+    assert ours.optimizer.state[ours.params[0]]["mu_product"].dtype is torch.float64
 
 
 @pytest.mark.parametrize("how", PLACES, ids=str)
 def test_a_state_dict_goes_to_torch_and_comes_back(how: dict[str, Any]) -> None:
-    ours, params, other, others = both(**how)
-    train(other, others, 8)
-    for p, q in zip(params, others, strict=True):
+    ours, other = both(**how)
+    train(*other, 8)
+    for p, q in zip(ours.params, other.params, strict=True):
         p.data.copy_(q)
-    ours.load_state_dict(copy.deepcopy(other.state_dict()))
-    train(ours, params, 6, first=8)
-    train(other, others, 6, first=8)
-    assert_alike(ours, params, other, others)
-    saved = {**ours.state_dict(), "param_groups": other.state_dict()["param_groups"]}
+    ours.optimizer.load_state_dict(copy.deepcopy(other.optimizer.state_dict()))
+    train_alike(ours, other, 6, first=8)
+    saved = {**ours.optimizer.state_dict(), "param_groups": other.optimizer.state_dict()["param_groups"]}
     saved["param_groups"][1]["lr"] = 0.01
-    other.load_state_dict(copy.deepcopy(saved))
-    train(ours, params, 6, first=14)
-    train(other, others, 6, first=14)
-    assert_alike(ours, params, other, others)
-
-
-COPIES: dict[str, Callable[[Any], Any]] = {"deepcopy": copy.deepcopy, "pickle": lambda x: pickle.loads(pickle.dumps(x))}
+    other.optimizer.load_state_dict(copy.deepcopy(saved))
+    train_alike(ours, other, 6, first=14)
 
 
 @pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
 @pytest.mark.parametrize("how", PLACES, ids=str)
 def test_a_copy_goes_on_by_itself(how: dict[str, Any], copied: Callable[[Any], Any]) -> None:
-    params = parameters()
-    ours = PagedNAdam(groups_of(params), **how)
-    train(ours, params, 8)
-    twin, others = copied((ours, params))
-    train(ours, params, 8, first=8)
-    train(twin, others, 8, first=8)
-    assert_alike(ours, params, twin, others, exact=True)
+    ours = made(**how)
+    train(*ours, 8)
+    train_alike(ours, copied(ours), 8, first=8, exact=True)
 
 
 def test_it_costs_no_budget() -> None:
-    params = parameters()
-    ours = PagedNAdam(groups_of(params), device_budget=0)
+    ours, params = world = made(device_budget=0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        train(ours, params, 8)
+        train(*world, 8)
         ours.state[params[0]]["mu_product"] = torch.tensor(0.5)
-        train(ours, params, 2, first=8)
+        train(*world, 2, first=8)
     held = sum(t.nbytes for e in ours.state.values() for n, t in e.items() if n not in ("step", "mu_product"))
     before = ours.memory_report().by_place
     ours.state[params[0]]["mu_product"] = torch.tensor(0.5, dtype=torch.float64)
@@ -182,18 +179,17 @@ EDITS: dict[str, Callable[[dict[str, Any]], Any]] = {
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
 @pytest.mark.parametrize("only", [None, 1])
 def test_what_is_written_there_counts(edit: Callable[[dict[str, Any]], Any], only: int | None) -> None:
-    ours, params, other, others = both()
-    for optimizer, those in ((ours, params), (other, others)):
-        steps(optimizer, those, 2)
-        for p in those if only is None else those[only : only + 1]:
+    worlds = both()
+    for optimizer, params in worlds:
+        steps(optimizer, params, 2)
+        for p in params if only is None else params[only : only + 1]:
             edit(optimizer.state[p])
-        steps(optimizer, those, 3, first=2)
-    assert_alike(ours, params, other, others)
+        steps(optimizer, params, 3, first=2)
+    assert_alike(*worlds)
 
 
 def test_zeros_of_both_signs_stay_apart() -> None:
-    params = parameters()
-    ours = PagedNAdam(groups_of(params))
+    ours, params = made()
     steps(ours, params, 1)
     for p in params:
         ours.state[p]["mu_product"].zero_()
@@ -206,16 +202,17 @@ def test_zeros_of_both_signs_stay_apart() -> None:
 @pytest.mark.parametrize(("name", "values"), [("mu_product", (0.9, 0.6)), ("step", (9.0, 3.0))])
 def test_one_number_for_several_parameters_changes_with_each_of_them(name: str, values: tuple[float, float]) -> None:
     """One of them is absent once; as in torch's loop each takes what the one before it has left."""
-    ours, params, other, others = both()
-    for optimizer, those in ((ours, params), (other, others)):
-        steps(optimizer, those, 2)
+    worlds = both()
+    for optimizer, params in worlds:
+        steps(optimizer, params, 2)
         for value, indices in zip(values, ((0, 2, 4), (1, 3)), strict=True):
             one = torch.tensor(value)
             for index in indices:
-                optimizer.state[those[index]][name] = one
-        train(optimizer, those, 4, first=10)
+                optimizer.state[params[index]][name] = one
+        train(optimizer, params, 4, first=10)
+    ours, params = worlds[0]
     assert ours.state[params[0]][name] is ours.state[params[4]][name]
-    assert_alike(ours, params, other, others)
+    assert_alike(*worlds)
 
 
 SGD = {"lr": 0.02, "momentum": 0.8, "dampening": 0.3}  # counts no steps; the first one is another
@@ -227,7 +224,7 @@ SGD = {"lr": 0.02, "momentum": 0.8, "dampening": 0.3}  # counts no steps; the fi
     ids=["nadam", "sgd"],
 )
 def test_a_parameter_that_stands_twice(makes: tuple[Callable[[Params], Any], ...]) -> None:
-    found: list[Any] = []
+    worlds = []
     for make in makes:
         params = parameters()
         with warnings.catch_warnings():
@@ -236,46 +233,46 @@ def test_a_parameter_that_stands_twice(makes: tuple[Callable[[Params], Any], ...
         optimizer.add_param_group({"params": params[2:], "lr": 0.07})
         optimizer.param_groups[1]["params"].append(params[1])  # whose state the first group makes, in torch
         train(optimizer, params, 9)
-        found += [optimizer, params]
-    assert float(found[0].state[found[1][0]].get("step", 10)) > 9
-    assert_alike(*found)
+        worlds.append(World(optimizer, params))
+    ours, params = worlds[0]
+    assert float(ours.state[params[0]].get("step", 10)) > 9
+    assert_alike(*worlds)
 
 
 def test_a_late_joiner_starts_with_the_first_value() -> None:
-    ours, params, other, others = both()
-    for optimizer, those in ((ours, params), (other, others)):
-        steps(optimizer, those, 3)
-        those.append(parameters()[1])
-        optimizer.add_param_group({"params": those[-1:]})
-        steps(optimizer, those, 3, first=3)
-    assert_alike(ours, params, other, others)
+    worlds = both()
+    for optimizer, params in worlds:
+        steps(optimizer, params, 3)
+        params.append(parameters()[1])
+        optimizer.add_param_group({"params": params[-1:]})
+        steps(optimizer, params, 3, first=3)
+    assert_alike(*worlds)
 
 
 def test_without_a_step_count_it_is_made_where_it_is_missing() -> None:
-    params, others = parameters(), parameters()
-    ours, other = Uncounted(groups_of(params)), PagedNAdam(groups_of(others))
+    mine, other = made(Uncounted), made()
+    ours, params = mine
     steps(ours, params, 1)
-    steps(other, others, 1)
+    steps(*other, 1)
     assert list(ours.state[params[0]]) == ["mu_product", "exp_avg", "exp_avg_sq"]
-    for p, q in zip(params, others, strict=True):
-        assert torch.equal(p, q)
-        assert torch.equal(ours.state[p]["mu_product"], other.state[q]["mu_product"])
-    first = float(ours.state[params[0]]["mu_product"])
+    assert same(params, other.params)
+    assert mine.numbers() == other.numbers()
+    first = mine.numbers()[0]
     del ours.state[params[0]]["mu_product"]
     steps(ours, params, 1, first=1)
-    assert 0 < float(ours.state[params[1]]["mu_product"]) < float(ours.state[params[0]]["mu_product"]) < 1
-    assert float(ours.state[params[0]]["mu_product"]) == pytest.approx(first, rel=0.01)
+    assert 0 < mine.numbers()[1] < mine.numbers()[0] < 1
+    assert mine.numbers()[0] == pytest.approx(first, rel=0.01)
 
 
 def test_steps_that_no_state_holds_are_counted_where_there_is_a_gradient() -> None:
-    params, others = parameters(), parameters()
-    for optimizer, those in ((Uncounted(groups_of(params)), params), (PagedNAdam(groups_of(others)), others)):
-        steps(optimizer, those, 2)
+    worlds = made(Uncounted), made()
+    for optimizer, params in worlds:
+        steps(optimizer, params, 2)
         for step in range(2):
-            those[1 + step].grad = None
+            params[1 + step].grad = None
             optimizer.step()
-        steps(optimizer, those, 2, first=2)
-    assert all(torch.equal(p, q) for p, q in zip(params, others, strict=True))
+        steps(optimizer, params, 2, first=2)
+    assert same(worlds[0].params, worlds[1].params)
 
 
 class Undeclared(PagedNAdam):
@@ -292,10 +289,9 @@ class Declared(Undeclared):
 
 
 def test_who_chooses_rules_that_change_numbers_says_among_which() -> None:
-    params = parameters()
     with pytest.raises(TypeError, match=r"'nadam' changes mu_product: Undeclared, .*'rules'"):
-        steps(Undeclared(groups_of(params)), params, 1)
-    steps(Declared(groups_of(params)), params, 1)
+        steps(*made(Undeclared), 1)
+    steps(*made(Declared), 1)
 
 
 REFUSED: dict[str, tuple[Callable[[dict[str, Any]], Any], type[Exception], str]] = {
@@ -309,33 +305,29 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], Any], type[Exception], str]]
 
 @pytest.mark.parametrize(("edit", "error", "text"), REFUSED.values(), ids=REFUSED)
 def test_what_is_no_number_is_refused(edit: Callable[[Any], Any], error: type[Exception], text: str) -> None:
-    params = parameters()
-    ours = PagedNAdam(groups_of(params))
+    ours, params = made()
     steps(ours, params, 2)
     kept = edit(ours.state[params[1]])
-    before = [p.detach().clone() for p in params], float(ours.state[params[0]]["mu_product"])
+    before = [*(p.detach().clone() for p in params), ours.state[params[0]]["mu_product"].clone()]
     with pytest.raises(error, match=text):
         steps(ours, params, 1, first=2)
-    assert all(torch.equal(p, q) for p, q in zip(params, before[0], strict=True))
-    assert float(ours.state[params[0]]["mu_product"]) == before[1]
+    assert same([*params, ours.state[params[0]]["mu_product"]], before)
     ours.state[params[1]]["mu_product"] = kept if isinstance(kept, torch.Tensor) else torch.tensor(0.9)
     steps(ours, params, 1, first=2)
 
 
 def test_a_step_that_fails_before_its_launch_changes_no_number() -> None:
-    params = parameters()
-    ours = PagedNAdam(groups_of(params))
+    ours, params = made()
     steps(ours, params, 2)
     before = [(float(e["step"]), float(e["mu_product"])) for e in ours.state.values()]
     ours.param_groups[1]["momentum_decay"] = -1e9  # a power of it is beyond double
     with pytest.raises(OverflowError):
         steps(ours, params, 1, first=2)
     assert [(float(e["step"]), float(e["mu_product"])) for e in ours.state.values()] == before
-    fresh = parameters()
-    ours = PagedNAdam(groups_of(fresh), momentum_decay=-1e9)
+    fresh = made(momentum_decay=-1e9)
     with pytest.raises(OverflowError):
-        steps(ours, fresh, 1)
-    assert not ours.state
+        steps(*fresh, 1)
+    assert not fresh.optimizer.state
 
 
 LOADED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
@@ -347,10 +339,10 @@ LOADED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 
 @pytest.mark.parametrize(("edit", "text"), LOADED.values(), ids=LOADED)
 def test_a_checkpoint_without_a_number_is_refused(edit: Callable[[Any], Any], text: str) -> None:
-    ours, params, other, others = both()
+    (ours, params), other = both()
     steps(ours, params, 1)
-    steps(other, others, 3)
-    saved = copy.deepcopy(other.state_dict())
+    steps(*other, 3)
+    saved = copy.deepcopy(other.optimizer.state_dict())
     edit(saved["state"][2])
     with pytest.raises(ValueError, match=text):
         ours.load_state_dict(saved)
@@ -358,11 +350,11 @@ def test_a_checkpoint_without_a_number_is_refused(edit: Callable[[Any], Any], te
 
 
 def test_a_number_that_is_loaded_as_such_becomes_a_tensor() -> None:
-    ours, params, other, others = both()
-    steps(other, others, 3)
-    saved = copy.deepcopy(other.state_dict())
+    ours, other = both()
+    steps(*other, 3)
+    saved = copy.deepcopy(other.optimizer.state_dict())
     for entry in saved["state"].values():
         entry["mu_product"] = float(entry["mu_product"])
-    ours.load_state_dict(saved)
-    for p, q in zip(params, others, strict=True):
-        assert torch.equal(ours.state[p]["mu_product"], other.state[q]["mu_product"])
+    ours.optimizer.load_state_dict(saved)
+    assert all(isinstance(ours.optimizer.state[p]["mu_product"], torch.Tensor) for p in ours.params)
+    assert ours.numbers() == other.numbers()

@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import optim_support
 import optimizer_per_parameter as apart
 import pytest
 import torch
 from children import python
 from file_support import MIB, open_files
-from optim_support import step_on_ones
+from gpu_support import NEEDED
+from optim_support import same, step_on_ones
 from optimizer_per_parameter import ADAMW, hooked, parameters, train, unhook
 from watched import least
 
@@ -25,7 +27,6 @@ COUNT = 1000
 #: Bytes beside the state of a large one: it has a file and pages of its own, and says of each when it is visited.
 LARGE = 48 << 10
 SPILLED: list[dict[str, Any]] = [{"placement": "file", "device_budget": budget} for budget in (0, "50%", None)]
-gpu = pytest.mark.gpu
 
 
 @pytest.fixture(autouse=True)
@@ -49,8 +50,7 @@ def test_a_thousand_hold_little_beyond_their_state(large: int, options: dict[str
     found = held(COUNT, large, options)
     assert found["descriptors"] < 40
     assert found["threads"] <= 0
-    arenas = found["planned"] - found["state"]
-    assert arenas <= 16 * MIB
+    assert found["planned"] - found["state"] <= 16 * MIB
     assert found["rss"] - found["near"] <= 16 * MIB + large * LARGE
     if options.get("device_budget") == 0:
         assert found["near"] == 0
@@ -59,15 +59,7 @@ def test_a_thousand_hold_little_beyond_their_state(large: int, options: dict[str
 
 
 def bits(params: list[torch.nn.Parameter], optimizers: dict[torch.Tensor, Any]) -> list[torch.Tensor]:
-    found = []
-    for p in params:
-        entry = optimizers[p].state[p]
-        found += [p.detach().cpu().clone(), *(entry[name].cpu().clone() for name in ("step", "exp_avg", "exp_avg_sq"))]
-    return found
-
-
-def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    return [t for p in params for t in optim_support.bits([p], optimizers[p])]
 
 
 def together(count: int, large: int, steps: int, device: str = "cpu") -> list[torch.Tensor]:
@@ -81,19 +73,24 @@ def together(count: int, large: int, steps: int, device: str = "cpu") -> list[to
     return bits(params, dict.fromkeys(params, opt))
 
 
+Crowd = tuple[list[torch.nn.Parameter], dict[torch.Tensor, PagedOptimizer]]
+
+
+def trained(count: int, large: int, steps: int, device: str = "cpu", **options: Any) -> Crowd:
+    """What an optimizer for each of them makes of the same."""
+    params = parameters(count, large, device)
+    optimizers = hooked(params, **options)
+    train(params, 0, steps)
+    return params, optimizers
+
+
 @pytest.mark.parametrize("options", [{}, *SPILLED], ids=str)
 def test_hooks_make_the_bits_of_one_optimizer(options: dict[str, Any]) -> None:
-    params = parameters(120, 7)
-    optimizers = hooked(params, **options)
-    train(params, 0, 4)
-    assert same(bits(params, optimizers), together(120, 7, 4))
+    assert same(bits(*trained(120, 7, 4, **options)), together(120, 7, 4))
 
 
-def crowd(count: int, budget: Any) -> tuple[list[torch.nn.Parameter], dict[torch.Tensor, PagedOptimizer]]:
-    params = parameters(count)
-    optimizers = hooked(params, placement="file", device_budget=budget)
-    train(params, 0, 2)
-    return params, optimizers
+def crowd(count: int, budget: Any) -> Crowd:
+    return trained(count, 0, 2, placement="file", device_budget=budget)
 
 
 @pytest.fixture
@@ -231,14 +228,10 @@ CUDA: list[dict[str, Any]] = [
 ]
 
 
-@gpu
 @pytest.mark.exclusive
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("options", CUDA, ids=str)
+@pytest.mark.parametrize("options", [pytest.param(options, marks=NEEDED, id=str(options)) for options in CUDA])
 def test_a_thousand_take_little_of_a_card(options: dict[str, Any]) -> None:
-    warm = parameters(3, 0, "cuda")
-    keep = hooked(warm, **options)  # kernels, streams, what torch caches
-    train(warm, 0, 2)
+    warm, keep = trained(3, 0, 2, "cuda", **options)  # kernels, streams, what torch caches
     unhook(warm)
     del keep, warm
     kept = []  # what has been freed might be there for the next attempt
@@ -268,8 +261,4 @@ def test_a_thousand_take_little_of_a_card(options: dict[str, Any]) -> None:
 
     assert least(taken, 16 * MIB) <= 16 * MIB
 
-    want = together(COUNT, 0, 3, "cuda")
-    params_again = parameters(COUNT, 0, "cuda")
-    again = hooked(params_again, **options)
-    train(params_again, 0, 3)
-    assert same(bits(params_again, again), want)
+    assert same(bits(*trained(COUNT, 0, 3, "cuda", **options)), together(COUNT, 0, 3, "cuda"))

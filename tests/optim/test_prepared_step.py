@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from file_support import folder_for_state
-from optim_support import ADAMW
+from optim_support import ADAMW, bits, same
+from support import threads
 
 import pagedopt
 from pagedopt import PagedAdamW, PagedSGD
@@ -24,7 +23,6 @@ from pagedopt.system.interrupts import Uninterrupted
 from pagedopt.tables.layout import HostTable
 from pagedopt.tables.pointers import PointerTable
 
-PACKAGE = str(Path(pagedopt.__file__).parent) + "/"
 PLACEMENTS: list[dict[str, Any]] = [{}, {"device_budget": 0}, {"device_budget": "50%"}]
 
 
@@ -38,21 +36,17 @@ def gradients(params: list[torch.nn.Parameter], step: int) -> None:
         p.grad = torch.full_like(p, 0.1 * step + i - 1)
 
 
+def step(params: list[torch.nn.Parameter], opt: torch.optim.Optimizer, number: int) -> None:
+    gradients(params, number)
+    opt.step()
+
+
 def trained(steps: int, count: int = 3, **options: Any) -> tuple[list[torch.nn.Parameter], PagedAdamW]:
     params = parameters(count)
     opt = PagedAdamW(params, **ADAMW, **options)
-    for step in range(steps):
-        gradients(params, step)
-        opt.step()
+    for number in range(steps):
+        step(params, opt, number)
     return params, opt
-
-
-def values(params: list[torch.nn.Parameter], opt: PagedAdamW) -> list[torch.Tensor]:
-    return [t.detach().clone() for p in params for t in (p, *opt.state[p].values())]
-
-
-def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
-    return len(a) == len(b) and all(map(torch.equal, a, b))
 
 
 @pytest.fixture(params=["whole", "compiled", "slow"])
@@ -77,54 +71,50 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_step_that_is_prepared_and_dropped_changes_nothing(steps: int, options: dict[str, Any]) -> None:
     params, opt = trained(steps, **options)
     gradients(params, steps)
-    before, held = values(params, opt) if steps else [p.detach().clone() for p in params], dict(opt.state)
+    before, held = bits(params, opt) if steps else [p.detach().clone() for p in params], dict(opt.state)
     prepared = opt._prepare()
     assert [update.absent for update in prepared.updates] == [[]]
     del prepared
     assert dict(opt.state) == held
-    assert same(values(params, opt) if steps else [p.detach() for p in params], before)
-    twins, twin = trained(steps, **options)
-    gradients(twins, steps)
+    assert same(bits(params, opt) if steps else [p.detach() for p in params], before)
     opt.step()
-    twin.step()
-    assert same(values(params, opt), values(twins, twin))
+    assert same(bits(params, opt), bits(*trained(steps + 1, **options)))
 
 
 @pytest.mark.parametrize("options", PLACEMENTS, ids=str)
 def test_a_step_that_is_kept_for_later_is_the_step_of_when_it_was_prepared(options: dict[str, Any]) -> None:
-    (params, opt), (twins, twin) = trained(2, **options), trained(3, **options)
+    params, opt = trained(2, **options)
     gradients(params, 2)
     prepared = opt._prepare()
     opt.zero_grad()
     opt.param_groups[0]["lr"] = 100.0
     assert prepared.run() is opt._launches
-    assert same(values(params, opt), values(twins, twin)), "the gradients that it holds, the learning rate it had"
+    expected = bits(*trained(3, **options))
+    assert same(bits(params, opt), expected), "the gradients that it holds, the learning rate it had"
 
 
 def test_two_steps_prepared_at_once_do_not_mix() -> None:
     params, opt = trained(2)
-    before = values(params, opt)
+    before = bits(params, opt)
     gradients(params, 2)
     first = opt._prepare()
     gradients(params, 7)
     second = opt._prepare()
     with pytest.raises(RuntimeError, match="another step was prepared since"):
         first.run()
-    assert same(values(params, opt), before)
+    assert same(bits(params, opt), before)
     assert opt.damaged == ""
     second.run()
     twins, twin = trained(2)
-    gradients(twins, 7)
-    twin.step()
-    assert same(values(params, opt), values(twins, twin))
+    step(twins, twin, 7)
+    assert same(bits(params, opt), bits(twins, twin))
 
 
 def test_a_prepared_step_says_what_it_will_do() -> None:
     params, opt = trained(1, device_budget=0)
     params[1].grad = None
     (update,) = opt._prepare().updates
-    assert update.absent == [1]
-    assert len(update.sets) == 1
+    assert (update.absent, len(update.sets)) == ([1], 1)
     assert [coming for _, _, coming in update.counts] == [2.0]
     assert [type(step).__name__ for step in update.plan][-1] == "Evict"
 
@@ -132,23 +122,22 @@ def test_a_prepared_step_says_what_it_will_do() -> None:
 # --- nothing is kept alive --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("options", PLACEMENTS, ids=str)
 @pytest.mark.parametrize("steps", [1, 3])
 def test_state_that_is_cleared_is_freed_at_once(steps: int, options: dict[str, Any]) -> None:
-    with folder_for_state():
-        params, opt = trained(steps, **options)
-        seen = [weakref.ref(t) for p in params for t in opt.state[p].values()]
-        arenas = [weakref.ref(arena) for arena in opt.store.arenas]
-        assert bool(arenas) == bool(options)
-        opt.state.clear()
-        assert [ref() for ref in seen] == [None] * len(seen)
-        assert opt.store.arenas == []
-        gc.collect()
-        assert [ref() for ref in arenas] == [None] * len(arenas)
-        assert not opt.memory_report().by_place
-        gradients(params, steps)
-        opt.step()  # and begins anew
-        assert all(float(opt.state[p]["step"]) == 1 for p in params)
+    params, opt = trained(steps, **options)
+    seen = [weakref.ref(t) for p in params for t in opt.state[p].values()]
+    arenas = [weakref.ref(arena) for arena in opt.store.arenas]
+    assert bool(arenas) == bool(options)
+    opt.state.clear()
+    assert [ref() for ref in seen] == [None] * len(seen)
+    assert opt.store.arenas == []
+    gc.collect()
+    assert [ref() for ref in arenas] == [None] * len(arenas)
+    assert not opt.memory_report().by_place
+    step(params, opt, steps)  # and begins anew
+    assert all(float(opt.state[p]["step"]) == 1 for p in params)
 
 
 def test_parameters_that_are_taken_out_are_freed_at_once() -> None:
@@ -166,11 +155,8 @@ def test_a_replaced_tensor_is_freed_at_once_and_its_successor_used() -> None:
     ref = weakref.ref(entry["exp_avg"])
     entry["exp_avg"] = entry["exp_avg"].clone()
     assert ref() is None
-    (others, other), step = trained(2), 2
-    for one, of in ((params, opt), (others, other)):
-        gradients(one, step)
-        of.step()
-    assert same(values(params, opt), values(others, other))
+    step(params, opt, 2)
+    assert same(bits(params, opt), bits(*trained(3)))
 
 
 # --- what fails before the first write damages nothing ----------------------------------------------------------------
@@ -181,45 +167,37 @@ BEFORE = [
 ]  # fmt: skip
 
 
+@threads(2)
+@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("steps", [0, 2])
 @pytest.mark.parametrize(("owner", "name"), BEFORE, ids=lambda one: getattr(one, "__name__", one))
 def test_what_runs_out_of_memory_before_the_first_write_damages_nothing(
     owner: Any, name: str, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two dtypes take two launches, two threads a team."""
-    count = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        with folder_for_state():
-            params = [*parameters(2, 1 << 20), torch.nn.Parameter(torch.randn(1 << 16).double())]
-            opt = PagedAdamW(params, **ADAMW, device_budget=0 if owner is Route else None)
-            for step in range(steps):
-                gradients(params, step)
-                opt.step()
-            before = [p.detach().clone() for p in params], {p: dict(opt.state[p]) for p in opt.state}
-            gradients(params, steps)
-            if name == "shares":  # asked once for a table and number of threads
-                opt._launches = None
-            hit = [0]
+    params = [*parameters(2, 1 << 20), torch.nn.Parameter(torch.randn(1 << 16).double())]
+    opt = PagedAdamW(params, **ADAMW, device_budget=0 if owner is Route else None)
+    for number in range(steps):
+        step(params, opt, number)
+    before = [p.detach().clone() for p in params], {p: dict(opt.state[p]) for p in opt.state}
+    gradients(params, steps)
+    if name in ("shares", "__init__"):  # shares are asked for once for a table and number of threads
+        opt._launches = None
+    hit = [0]
 
-            def fail(*_: Any, **__: Any) -> None:
-                hit[0] += 1
-                raise MemoryError(name)
+    def fail(*_: Any, **__: Any) -> None:
+        hit[0] += 1
+        raise MemoryError(name)
 
-            with monkeypatch.context() as patch:
-                patch.setattr(owner, name, fail)
-                if name == "__init__":
-                    opt._launches = None
-                with pytest.raises(MemoryError, match=name):
-                    opt.step()
-            assert hit[0] == 1
-            assert opt.damaged == ""
-            assert all(map(torch.equal, before[0], params))
-            assert {p: dict(opt.state[p]) for p in opt.state} == before[1]
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, fail)
+        with pytest.raises(MemoryError, match=name):
             opt.step()
-            assert all(float(opt.state[p]["step"]) == steps + 1 for p in params)
-    finally:
-        torch.set_num_threads(count)
+    assert (hit[0], opt.damaged) == (1, "")
+    assert same(before[0], params)
+    assert {p: dict(opt.state[p]) for p in opt.state} == before[1]
+    opt.step()
+    assert all(float(opt.state[p]["step"]) == steps + 1 for p in params)
 
 
 # --- every way to look ------------------------------------------------------------------------------------------------
@@ -271,16 +249,16 @@ def test_what_users_do_to_state_is_followed_however_it_is_looked_at(count: int, 
     twins = [torch.nn.Parameter(p.detach().clone()) for p in params]
     twin = torch.optim.AdamW(twins, **ADAMW, foreach=False)
     twin.load_state_dict(copy.deepcopy(opt.state_dict()))
-    for step in range(3, 7):
+    for number in range(3, 7):
         for one, of in ((params, opt), (twins, twin)):
-            gradients(one, step)
-            if step == 5:
+            gradients(one, number)
+            if number == 5:
                 edit(of, one)
             of.step()
-    for p, q in zip(params, twins, strict=True):
-        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
-        for name in ("step", "exp_avg", "exp_avg_sq"):
-            torch.testing.assert_close(opt.state[p][name], twin.state[q][name], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(params, twins, rtol=1e-5, atol=1e-6)
+    for name in ("step", "exp_avg", "exp_avg_sq"):
+        mine, theirs = ([of.state[p][name] for p in one] for one, of in ((params, opt), (twins, twin)))
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.usefixtures("way")
@@ -290,18 +268,17 @@ def test_gradients_that_come_go_and_change_are_followed_however_they_are_looked_
     twins = [torch.nn.Parameter(p.detach().clone()) for p in params]
     opt, twin = PagedSGD(params, 0.1, 0.9), torch.optim.SGD(twins, 0.1, 0.9, foreach=False)
     generator = torch.Generator().manual_seed(1)
-    for step in range(12):
+    for number in range(12):
         for i, (p, q) in enumerate(zip(params, twins, strict=True)):
             grad: torch.Tensor | None = torch.randn(4, 6, generator=generator)
-            if step in (4, 5, 8) and i % 3 == step % 3:
+            if number in (4, 5, 8) and i % 3 == number % 3:
                 grad = None
-            elif step in (6, 7, 9) and i % 2:
+            elif number in (6, 7, 9) and i % 2:
                 grad = torch.randn(6, 4, generator=generator).t()
             p.grad, q.grad = grad, None if grad is None else grad.clone()
         opt.step()
         twin.step()
-    for p, q in zip(params, twins, strict=True):
-        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(params, twins, rtol=1e-5, atol=1e-6)
 
 
 def test_a_compiled_loop_finds_what_python_finds() -> None:
@@ -370,8 +347,7 @@ def test_a_step_asks_the_store_once(monkeypatch: pytest.MonkeyPatch) -> None:
             return _plain(self, *args, **kwargs)
 
         monkeypatch.setattr(type(opt.store), name, property(noted) if isinstance(found, property) else noted)
-    gradients(params, 3)
-    opt.step()
+    step(params, opt, 3)
     assert asked == ["make_ready"]
 
 
@@ -380,8 +356,7 @@ def test_a_kernel_is_looked_up_when_formats_change_and_not_in_each_step(monkeypa
     looked: list[Any] = []
     plain = pagedopt.launch.sweep.cpu.kernel
     monkeypatch.setattr(pagedopt.launch.sweep.cpu, "kernel", lambda *given: looked.append(given) or plain(*given))
-    gradients(params, 3)
-    opt.step()
+    step(params, opt, 3)
     assert not looked
     opt._launches = None
     opt.step()

@@ -6,14 +6,14 @@ Here one process is a group of its own; ``tests/clients/test_several_processes.p
 from __future__ import annotations
 
 import copy
-import io
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from children import python
+from children import loaded_beside_torch
 from contract_world import ordinary
+from optim_support import ADAMW, through_file
 
 from pagedopt import PagedAdamW, PagedSGD, multi_tensor_apply
 from pagedopt.launch.foreach import foreach_add
@@ -21,8 +21,6 @@ from pagedopt.optim.registry import OPTIMIZERS, Entry
 from pagedopt.rules import RULES
 from pagedopt.tables.shards import local
 from tests.outside.format import Int8Blocks
-
-HYPER: dict[str, Any] = {"lr": 0.03, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.2}
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +75,11 @@ def gradients(mesh: Any, params: list[torch.nn.Parameter], number: int, sums: bo
         p.grad = placed(mesh, values, kind) if isinstance(p, DTensor) else values
 
 
+def step(mesh: Any, params: list[torch.nn.Parameter], optimizer: Any, number: int = 0, sums: bool = False) -> None:
+    gradients(mesh, params, number, sums)
+    optimizer.step()
+
+
 def check_like(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert one.keys() == other.keys()
     for name, value in one.items():
@@ -89,11 +92,10 @@ def check_like(one: dict[str, Any], other: dict[str, Any]) -> None:
 @pytest.mark.parametrize("budget", [None, 0, "50%"])
 def test_shards_are_updated_as_torch_does_and_state_is_placed_as_its_parameter(mesh: Any, budget: Any) -> None:
     ours, theirs = parameters(mesh), parameters(mesh)
-    optimizers = PagedAdamW(ours, **HYPER, device_budget=budget), torch.optim.AdamW(theirs, **HYPER, foreach=False)
+    optimizers = PagedAdamW(ours, **ADAMW, device_budget=budget), torch.optim.AdamW(theirs, **ADAMW, foreach=False)
     for number in range(4):
         for params, optimizer in zip((ours, theirs), optimizers, strict=True):
-            gradients(mesh, params, number, sums=number == 2 and params is ours)
-            optimizer.step()
+            step(mesh, params, optimizer, number, sums=number == 2 and params is ours)
     for p, q in zip(ours, theirs, strict=True):
         assert p.grad is not None
         check_like({"param": p.detach()}, {"param": q.detach()})
@@ -138,24 +140,18 @@ def test_shards_have_the_bits_of_plain_parameters_whatever_becomes_of_their_stat
 
 def test_a_step_shows_in_version_counters(mesh: Any) -> None:
     (p,) = params = [torch.nn.Parameter(placed(mesh, torch.ones(3)))]
-    gradients(mesh, params, 0)
-    optimizer = PagedAdamW(params)
     before = p._version
-    optimizer.step()
+    step(mesh, params, PagedAdamW(params))
     assert p._version > before
 
 
 def test_state_goes_in_and_out_of_torchs_class_and_of_files(mesh: Any) -> None:
     ours, theirs = parameters(mesh), parameters(mesh)
-    a, b = PagedAdamW(ours, **HYPER, device_budget=0), torch.optim.AdamW(theirs, **HYPER, foreach=False)
+    a, b = PagedAdamW(ours, **ADAMW, device_budget=0), torch.optim.AdamW(theirs, **ADAMW, foreach=False)
     for params, optimizer in ((ours, a), (theirs, b)):
-        gradients(mesh, params, 0)
-        optimizer.step()
-    file = io.BytesIO()
-    torch.save(b.state_dict(), file)
-    file.seek(0)
+        step(mesh, params, optimizer)
     before = {p: dict(entry) for p, entry in a.state.items()}
-    a.load_state_dict(torch.load(file, weights_only=False))
+    a.load_state_dict(through_file(b.state_dict(), weights_only=False))
     b.load_state_dict(copy.deepcopy(a.state_dict()))
     for p, q in zip(ours, theirs, strict=True):
         check_like(a.state[p], b.state[q])
@@ -175,7 +171,7 @@ def test_state_of_offloaded_shards_stays_with_them(mesh: Any) -> None:
     found = []
     for kind, options in ((PagedAdamW, {}), (PagedAdamW, {"device_budget": 0}), (torch.optim.AdamW, {})):
         p = torch.nn.Parameter(DTensor(values.clone(), spec, requires_grad=False))  # as FSDP2 makes them
-        optimizer = kind([p], **HYPER, **options)
+        optimizer = kind([p], **ADAMW, **options)
         for _ in range(3):
             p.grad = DTensor(torch.cos(values), spec, requires_grad=False)
             optimizer.step()
@@ -189,8 +185,7 @@ def test_state_of_offloaded_shards_stays_with_them(mesh: Any) -> None:
 def test_state_in_bfloat16_is_placed_as_its_parameter(mesh: Any) -> None:
     params = parameters(mesh)[:5]
     optimizer = PagedAdamW(params, state_format="bfloat16")
-    gradients(mesh, params, 0)
-    optimizer.step()
+    step(mesh, params, optimizer)
     assert optimizer.state[params[1]]["exp_avg"].dtype is torch.bfloat16
     assert optimizer.state[params[1]]["exp_avg"].placements == params[1].placements
     optimizer.set_device_budget(None)
@@ -218,8 +213,7 @@ def test_a_gradient_of_another_kind_than_its_parameter_is_refused_as_torch_does(
             (p,) = params = [torch.nn.Parameter(placed(mesh, torch.ones(4)) if sharded else torch.ones(4))]
             optimizer = kind(params, lr=0.1, momentum=0.9)
             if stepped:
-                gradients(mesh, params, 0)
-                optimizer.step()
+                step(mesh, params, optimizer)
             before = p.detach().clone()
             p.grad = torch.ones(4) if sharded else placed(mesh, torch.ones(4))
             with pytest.raises(RuntimeError, match="DTensor"):
@@ -231,8 +225,7 @@ def test_a_gradient_of_another_kind_than_its_parameter_is_refused_as_torch_does(
 def test_state_of_another_kind_than_its_parameter_is_refused(mesh: Any, name: str) -> None:
     params = [torch.nn.Parameter(placed(mesh, torch.ones(4)))]
     optimizer = PagedAdamW(params)
-    gradients(mesh, params, 0)
-    optimizer.step()
+    step(mesh, params, optimizer)
     entry = optimizer.state[params[0]]
     before, saved = dict(entry), optimizer.state_dict()
     other = placed(mesh, torch.ones(()), "Replicate") if name == "step" else entry[name].to_local().clone()
@@ -258,14 +251,4 @@ def test_lists_of_dtensors_are_torchs_business_or_refused(mesh: Any) -> None:
 
 
 def test_nothing_of_torchs_tensors_of_several_processes_is_loaded_that_torch_does_not_load() -> None:
-    code = (
-        "import sys, torch\n"
-        "p = torch.nn.Parameter(torch.ones(3)); p.grad = torch.ones(3)\n"
-        "torch.optim.AdamW([p]).step()\n"
-        "before = {name for name in sys.modules if name.startswith('torch.distributed')}\n"
-        "from pagedopt import PagedAdamW\n"
-        "optimizer = PagedAdamW([p]); optimizer.step(); optimizer.load_state_dict(optimizer.state_dict())\n"
-        "after = {name for name in sys.modules if name.startswith('torch.distributed')}\n"
-        "assert after == before, after - before\n"
-    )
-    python("-c", code)
+    assert [name for name in loaded_beside_torch() if name.startswith("torch.distributed")] == []

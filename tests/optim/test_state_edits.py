@@ -6,7 +6,7 @@ import copy
 import gc
 import random
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +14,8 @@ import torch
 from edits import CASES, STATE_EDITS, Edit, each_entry, groups_of, parameters, steps
 from edits_check import EVERY, LENIENT, PLACEMENTS, World, assert_same, edits_for, parametrized, run, worlds
 from edits_groups import GROUP_EDITS, add_group
-from optim_support import stepped
+from optim_support import same, stepped
+from support import default_dtype
 
 #: Edits that put all or some state where no budget covers it.
 OUTSIDE = ("clones", "the large entry of clones", "offload", "update", "offload .data", "prune the large")
@@ -57,8 +58,7 @@ def test_edits_follow_each_other(seed: int) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_resident_state_is_reported_to_the_byte(name: str) -> None:
-    ours, _ = worlds(CASES[name], "resident")
-    ours.attempt(2, 0)
+    ours, _ = worlds(CASES[name], "resident", steps=2)
     for edit in ("one entry of clones", "prune", "clones"):
         report = ours.optimizer.memory_report()
         assert report.by_place == {"host": sum(t.nbytes for (_, n), t in ours.tensors().items() if n != "step")}
@@ -71,8 +71,7 @@ def test_resident_state_is_reported_to_the_byte(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_state_outside_of_the_budget_is_told_once(name: str, edit: str) -> None:
     for placement, expected in (("spilled", 1), ("resident", 0)):
-        ours, _ = worlds(CASES[name], placement)
-        assert ours.attempt(2, 0) is None
+        ours, _ = worlds(CASES[name], placement, steps=2)
         assert ours.warned == []
         edits_for(CASES[name])[edit](ours.optimizer, ours.params)
         for step in range(2, 6):
@@ -80,27 +79,24 @@ def test_state_outside_of_the_budget_is_told_once(name: str, edit: str) -> None:
         assert len(ours.warned) == expected, ours.warned
 
 
-def bring_home(optimizer: Any, how: str, budget: Any) -> None:
-    if how == "budget":
-        optimizer.set_device_budget(budget)
-    elif how == "load":
-        optimizer.load_state_dict(optimizer.state_dict())
-    else:
-        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+HOME: dict[str, Callable[[Any], None]] = {
+    "budget": lambda opt: opt.set_device_budget(0),
+    "load": lambda opt: opt.load_state_dict(opt.state_dict()),
+    "load a copy": lambda opt: opt.load_state_dict(copy.deepcopy(opt.state_dict())),
+}
 
 
-@pytest.mark.parametrize("how", ["budget", "load", "load a copy"])
+@pytest.mark.parametrize("how", HOME)
 @pytest.mark.parametrize("edit", OUTSIDE)
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_a_budget_and_loading_bring_state_home(name: str, edit: str, how: str) -> None:
-    ours, theirs = worlds(CASES[name], "spilled")
+    ours, theirs = worlds(CASES[name], "spilled", steps=2)
     for world in (ours, theirs):
-        assert world.attempt(2, 0) is None
         edits_for(CASES[name])[edit](world.optimizer, world.params)
         assert world.attempt(2, 2) is None
     assert ours.optimizer.memory_report().by_place.get("host", 0) > 0
     ours.warned.clear()
-    bring_home(ours.optimizer, how, 0)
+    HOME[how](ours.optimizer)
     report = ours.optimizer.memory_report()
     assert report.by_place.get("host", 0) == 0
     assert report.by_place["file"] >= sum(t.nbytes for (_, n), t in ours.tensors().items() if n != "step")
@@ -113,10 +109,8 @@ def test_a_budget_and_loading_bring_state_home(name: str, edit: str, how: str) -
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_pages_move_beside_state_of_the_user(placement: str) -> None:
     """Spill, unspill and other budgets while some state is the user's."""
-    case = CASES["adamw"]
-    ours, theirs = worlds(case, placement)
+    ours, theirs = worlds(CASES["adamw"], placement, steps=2)
     for world in (ours, theirs):
-        assert world.attempt(2, 0) is None
         each_entry(world.optimizer, world.params, torch.clone, only=1)
         assert world.attempt(1, 2) is None
     mine = ours.optimizer
@@ -148,9 +142,8 @@ def test_one_parameter_s_pages_stay_and_the_other_s_state_is_the_user_s(replaced
 @pytest.mark.parametrize("copied", ["deepcopy", "state_dict"])
 def test_copies_have_what_the_user_put(copied: str, placement: str) -> None:
     case = CASES["adamw"]
-    ours, theirs = worlds(case, placement)
+    ours, theirs = worlds(case, placement, steps=2)
     for world in (ours, theirs):
-        assert world.attempt(2, 0) is None
         edits_for(case)["one entry of clones"](world.optimizer, world.params)
         edits_for(case)["in place"](world.optimizer, world.params)
     if copied == "deepcopy":
@@ -163,25 +156,15 @@ def test_copies_have_what_the_user_put(copied: str, placement: str) -> None:
     assert_same(other, theirs)
 
 
-@pytest.fixture
-def doubles() -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
-
-
-@pytest.mark.usefixtures("doubles")
+@default_dtype(torch.float64)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_counts_are_of_torch_s_dtype_under_default_float64(placement: str) -> None:
     """``assert_same`` compares dtypes; a late parameter gets its count after the default has changed."""
-    ours, theirs = worlds(CASES["adamw"], placement)
+    ours, theirs = worlds(CASES["adamw"], placement, steps=2)
     for world in (ours, theirs):
-        assert world.attempt(2, 0) is None
-        torch.set_default_dtype(torch.float32)
-        add_group(world.optimizer, world.params)
-        assert world.attempt(2, 2) is None
-        torch.set_default_dtype(torch.float64)
+        with default_dtype(torch.float32):
+            add_group(world.optimizer, world.params)
+            assert world.attempt(2, 2) is None
     assert_same(ours, theirs)
     assert ours.optimizer.state[ours.params[0]]["step"].dtype is torch.float64
     assert ours.optimizer.state[ours.params[-1]]["step"].dtype is torch.float32
@@ -202,15 +185,14 @@ def test_counts_stay_the_objects_that_they_are() -> None:
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_a_moment_without_memory_is_refused(placement: str) -> None:
     """As after FSDP's ``storage.resize_(0)``: what torch writes to then is nobody's."""
-    ours, _ = worlds(CASES["adamw"], placement)
-    assert ours.attempt(2, 0) is None
+    ours, _ = worlds(CASES["adamw"], placement, steps=2)
     entry = ours.optimizer.state[ours.params[1]]
     entry["exp_avg"] = entry["exp_avg"].clone()
     assert ours.attempt(1, 2) is None
     start = [p.detach().clone() for p in ours.params]
     entry["exp_avg"].untyped_storage().resize_(0)
     assert isinstance(ours.attempt(1, 3), (RuntimeError, ValueError))
-    assert all(torch.equal(a, b) for a, b in zip(start, ours.params, strict=True))
+    assert same(start, ours.params)
 
 
 def test_the_warning_names_the_line_that_made_the_step() -> None:

@@ -9,24 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from optim_support import model, train
+from gpu_support import DEVICES, NEEDED
+from optim_support import model, same, step_on_ones, train
+from support import default_dtype
 
 from pagedopt import PagedAdamW
 from pagedopt.optim.state.scalar_state import DeviceMirror
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 FLAGS = [{}, {"fused": True}, {"capturable": True}, {"fused": True, "capturable": True}]
+ON_DEVICE = [pytest.param(flags, marks=NEEDED, id=str(flags)) for flags in FLAGS[1:3]]
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("wide", [False, True], ids=["float32", "float64"])
 @pytest.mark.parametrize("flags", FLAGS, ids=str)
 def test_counts_lie_where_torch_has_them(flags: dict[str, bool], wide: bool, device: str) -> None:
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     seen = []
-    try:
-        torch.set_default_dtype(torch.float64 if wide else torch.float32)
+    with default_dtype(torch.float64 if wide else torch.float32):
         for kind in (torch.optim.AdamW, PagedAdamW):
             net = model(device)
             opt: Any = kind(net.parameters(), **flags)
@@ -39,8 +38,6 @@ def test_counts_lie_where_torch_has_them(flags: dict[str, bool], wide: bool, dev
             fresh.load_state_dict(copy.deepcopy(opt.state_dict()))
             steps = [each.state[p]["step"] for each in (opt, fresh) for p in net.parameters()]
             seen.append([(t.device.type, t.dtype, tuple(t.shape), float(t)) for t in steps])
-    finally:
-        torch.set_default_dtype(torch.float32)
     assert seen[0] == seen[1]
     assert (seen[0] == ["refused"]) == (flags == {"capturable": True} and device == "cpu")
 
@@ -101,14 +98,11 @@ def test_numbers_without_version_counters_are_read_each_time() -> None:
         assert mirror.read(tensors).tolist() == [0.0, value]
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("options", [{}, {"placement": "mapped", "device_budget": "50%"}], ids=["resident", "staged"])
-@pytest.mark.parametrize("flags", [{"fused": True}, {"capturable": True}], ids=str)
+@pytest.mark.parametrize("flags", ON_DEVICE)
 def test_a_count_on_a_device_is_followed_when_it_is_edited_and_not_waited_for(
     flags: dict[str, bool], options: dict[str, Any]
 ) -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     nets, opts = [], []
     for kind, how in ((torch.optim.AdamW, flags), (PagedAdamW, {**flags, **options})):
         net = model("cuda")
@@ -123,9 +117,7 @@ def test_a_count_on_a_device_is_followed_when_it_is_edited_and_not_waited_for(
         opts[1].step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    for p in nets[0].parameters():
-        p.grad = torch.ones_like(p)
-    opts[0].step()
+    step_on_ones(opts[0])
     for opt, net in zip(opts, nets, strict=True):
         for p, number in zip(net.parameters(), itertools.cycle((7, 100, 2**24)), strict=False):
             opt.state[p]["step"].fill_(number)
@@ -136,15 +128,12 @@ def test_a_count_on_a_device_is_followed_when_it_is_edited_and_not_waited_for(
         assert opts[1].state[p]["step"].is_cuda
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("flags", [{"fused": True}, {"capturable": True}], ids=str)
+@pytest.mark.parametrize("flags", ON_DEVICE)
 @pytest.mark.parametrize("options", [{}, {"device_budget": 0}], ids=str)
 def test_a_count_that_was_put_on_the_cpu_comes_back_where_flags_ask_for_the_device(
     flags: dict[str, bool], options: dict[str, Any]
 ) -> None:
     """As ``ZeroRedundancyOptimizer.load_state_dict`` puts it there."""
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     nets = [model("cuda") for _ in range(2)]
     opts = [PagedAdamW(net.parameters(), **flags, **options) for net in nets]  # type: ignore[arg-type]
     for net, opt in zip(nets, opts, strict=True):
@@ -153,7 +142,7 @@ def test_a_count_that_was_put_on_the_cpu_comes_back_where_flags_ask_for_the_devi
         opts[1].state[p] = {key: value.cpu() if key == "step" else value for key, value in opts[1].state[p].items()}
     for net, opt in zip(nets, opts, strict=True):
         train(net, opt, 2, first=2)
+    assert same(*(net.parameters() for net in nets))
     for p, q in zip(*(net.parameters() for net in nets), strict=True):
-        assert torch.equal(p, q)
         assert opts[1].state[q]["step"].is_cuda
         assert float(opts[1].state[q]["step"]) == float(opts[0].state[p]["step"]) == 4

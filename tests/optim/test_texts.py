@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from optim_support import stepped
+from optim_support import step_on_ones, stepped
 from rich.console import Console
 
 from pagedopt import Estimate, MemoryReport, PagedAdamW, Rates, estimate
@@ -78,9 +78,7 @@ def test_a_report_says_why_the_host_has_more_than_planned() -> None:
     made, why = PagedAdamW(params, device_budget="50%"), "with pages read since the last step"
 
     def reported() -> str:
-        for p in params:
-            p.grad = torch.ones_like(p)
-        made.step()
+        step_on_ones(made)
         return str(made.memory_report())
 
     assert why not in reported()
@@ -111,9 +109,8 @@ def test_an_optimizer_says_where_its_state_is() -> None:
     for given, said in ((1 << 22, "4.00 MiB"), (2e6, "1.91 MiB"), (0.25, "25% of the state"), ("2GiB", "2GiB")):
         assert repr(PagedAdamW([p], device_budget=given)).endswith(f"device_budget {said}\n)")
     made = optimizer(device_budget="50%")
-    found = re.search(
-        r"state: (\S+) MiB on host, (\S+) MiB on file; placement file, device_budget 50%\n\)$", repr(made)
-    )
+    text = r"state: (\S+) MiB on host, (\S+) MiB on file; placement file, device_budget 50%\n\)$"
+    found = re.search(text, repr(made))
     assert found
     assert float(found[1]) + float(found[2]) == pytest.approx(8, abs=0.3)
     made.state[made.param_groups[0]["params"][0]]["exp_avg"] = torch.zeros(1 << 20)

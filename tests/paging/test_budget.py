@@ -152,9 +152,8 @@ def test_what_means_the_same_is_equal() -> None:
      "inf", "ALL", "Auto"],
 )  # fmt: skip
 def test_texts_that_are_no_bytes_are_refused(said: str) -> None:
-    with pytest.raises(
-        ValueError, match=r"device_budget is .*give bytes, or a number with kB, MB, GB.*'50%'"
-    ) as caught:
+    text = r"device_budget is .*give bytes, or a number with kB, MB, GB.*'50%'"
+    with pytest.raises(ValueError, match=text) as caught:
         Budget(said)
     assert repr(said) in str(caught.value)
 
@@ -182,11 +181,10 @@ def test_floats_beyond_a_share_are_refused(said: float) -> None:
 def test_what_is_no_budget_is_refused() -> None:
     with pytest.raises(ValueError, match=r"device_budget is -1; it cannot be negative"):
         Budget(-1)
+    text = r"device_budget is .*give bytes as an integer or a text as '2GiB'; a share"
     wrong: tuple[Any, ...] = (True, False, [], (1,), b"2GiB", 1j, object)
     for value in wrong:
-        with pytest.raises(
-            TypeError, match=r"device_budget is .*give bytes as an integer or a text as '2GiB'; a share"
-        ):
+        with pytest.raises(TypeError, match=text):
             Budget(value)
     with pytest.raises(TypeError, match="nbytes is None"):
         parse_bytes(None, "nbytes")  # type: ignore[arg-type]
@@ -196,13 +194,9 @@ def test_what_is_no_budget_is_refused() -> None:
 
 # ---- how a share divides, and how much may be away ----
 
-LAYOUTS = st.lists(
-    st.tuples(
-        st.lists(st.integers(0, 300_000), min_size=1, max_size=4), st.lists(st.sampled_from((1, 2, 4, 8)), max_size=3)
-    ),
-    min_size=1,
-    max_size=4,
-)
+NUMELS = st.lists(st.integers(0, 300_000), min_size=1, max_size=4)
+SIZES = st.lists(st.sampled_from((1, 2, 4, 8)), max_size=3)
+LAYOUTS = st.lists(st.tuples(NUMELS, SIZES), min_size=1, max_size=4)
 SHARES = st.one_of(st.floats(0, 1), st.fractions(0, 1).map(lambda x: f"{float(100 * x):.5f}%"))
 
 
@@ -231,9 +225,8 @@ def test_a_share_is_kept_in_every_order_and_by_every_arena(layouts: list, said: 
 @given(layouts=LAYOUTS, one=SHARES, other=SHARES)
 @settings(deadline=None, max_examples=60)
 def test_a_larger_share_keeps_what_a_smaller_one_keeps(layouts: list, one: float | str, other: float | str) -> None:
-    small, large = sorted((Budget(one), Budget(other)), key=lambda b: b.share)
-    pages = pages_of(layouts)
-    assert all(a <= b for a, b in zip(place(pages, small), place(pages, large), strict=True))
+    pages, budgets = pages_of(layouts), sorted((Budget(one), Budget(other)), key=lambda b: b.share)
+    assert all(a <= b for a, b in zip(*(place(pages, budget) for budget in budgets), strict=True))
     assert place(pages, Budget(1.0)) == [len(sizes) for sizes in pages]
 
 

@@ -89,8 +89,10 @@ def some_moves(draw: st.DrawFn) -> tuple[Moves, int]:
     return [move for move, kept in zip(every, keep, strict=True) if kept], slots
 
 
-def run(trace: Trace, moves: Moves, slots: int, resident: Span | None = RESIDENT) -> None:
+def run(moves: Moves, slots: int = SLOTS, resident: Span | None = RESIDENT, trace: Trace | None = None) -> Trace:
+    trace = trace or Trace()
     carry_out(plan(resident, moves, slots), trace.update, trace)
+    return trace
 
 
 # ---- the plan ----
@@ -112,22 +114,19 @@ def test_a_plan_is_a_list_to_read() -> None:
 @example(([m for i, m in enumerate(cyclic(9)) if i not in (1, 2)], SLOTS))
 def test_every_page_is_updated_once_while_it_is_in_its_slot(case: tuple[Moves, int]) -> None:
     moves, slots = case
-    trace = Trace()
-    run(trace, moves, slots)
+    trace = run(moves, slots)
     pages = [move.page for move, _ in moves]
     for verb in ("fetch", "arrive", "update", "evict"):
         assert trace.of(verb) == pages, verb
     assert trace.of("resident") == [-1]
     assert not trace.slots, "a page is left in its slot"
     assert trace.most <= slots
-    assert trace.calls[0][0] == "begin"
-    assert trace.calls[-1][0] == "finish"
+    assert (trace.calls[0][0], trace.calls[-1][0]) == ("begin", "finish")
 
 
 @given(st.integers(0, 12), st.integers(1, 5))
 def test_pages_are_fetched_as_early_as_slots_allow(count: int, slots: int) -> None:
-    trace = Trace()
-    run(trace, cyclic(count, slots), slots)
+    trace = run(cyclic(count, slots), slots)
     first = [verb for verb, _ in trace.calls[1 : 1 + min(slots, count)]]
     assert first == ["fetch"] * min(slots, count), "the first pages come while the resident part is updated"
     for page in range(100 + slots, 100 + count):
@@ -135,8 +134,7 @@ def test_pages_are_fetched_as_early_as_slots_allow(count: int, slots: int) -> No
 
 
 def test_never_more_at_a_time_than_slots() -> None:
-    trace = Trace()
-    run(trace, cyclic(9, 4), 2)
+    trace = run(cyclic(9, 4), 2)
     assert trace.most == 2
     assert trace.of("update") == list(range(100, 109))
 
@@ -148,9 +146,7 @@ def test_no_resident_part_no_launch(resident: Span | None) -> None:
 
 
 def test_nothing_at_all() -> None:
-    trace = Trace()
-    run(trace, [], SLOTS, None)
-    assert trace.calls == [("begin", -1), ("finish", -1)]
+    assert run([], resident=None).calls == [("begin", -1), ("finish", -1)]
 
 
 def test_no_slots_is_refused_before_anything_happens() -> None:
@@ -232,13 +228,11 @@ def test_stopping_early_brings_back_what_was_fetched(case: tuple[Moves, int], ho
 def test_a_mover_that_fails_is_still_finished_and_the_error_is_its_own(verb: str, page: int) -> None:
     trace = Trace((verb, page))
     with pytest.raises(OSError, match=f"{verb} {page}"):
-        run(trace, cyclic(9), SLOTS)
+        run(cyclic(9), trace=trace)
     assert trace.of("finish") == [-1]
     assert trace.calls[-1][0] == "finish"
-    evicted = trace.of("evict")
-    assert len(set(evicted)) == len(evicted)
-    left = {move.page for move, _ in trace.slots.values()}
-    assert left <= {page}, "another page is left in its slot"
+    assert len(set(trace.of("evict"))) == len(trace.of("evict"))
+    assert {move.page for move, _ in trace.slots.values()} <= {page}, "another page is left in its slot"
 
 
 @pytest.mark.parametrize("page", [100, 102, 105])
@@ -246,7 +240,7 @@ def test_a_page_that_came_in_part_is_not_brought_back(page: int) -> None:
     """What is in its slot is partly another page's."""
     trace = Trace(("fetch", page))
     with pytest.raises(OSError, match=f"fetch {page}"):
-        run(trace, cyclic(8), SLOTS)
+        run(cyclic(8), trace=trace)
     assert page not in trace.of("arrive")
     assert sorted(trace.of("evict")) == list(range(100, page))
     assert not trace.open
@@ -254,7 +248,7 @@ def test_a_page_that_came_in_part_is_not_brought_back(page: int) -> None:
 
 def test_an_error_of_the_last_writes_is_raised() -> None:
     with pytest.raises(OSError, match="finish"):
-        run(Trace(("finish", -1)), cyclic(3), SLOTS)
+        run(cyclic(3), trace=Trace(("finish", -1)))
 
 
 def test_an_error_of_the_last_writes_does_not_hide_the_first() -> None:
@@ -267,5 +261,5 @@ def test_an_error_of_the_last_writes_does_not_hide_the_first() -> None:
 def test_a_mover_that_cannot_begin_is_not_finished() -> None:
     trace = Trace(("begin", -1))
     with pytest.raises(OSError, match="begin"):
-        run(trace, cyclic(3), SLOTS)
+        run(cyclic(3), trace=trace)
     assert trace.calls == [("begin", -1)]

@@ -20,6 +20,7 @@ MIB = 1 << 20
 NUMELS = st.lists(st.one_of(st.sampled_from([0, 1, 3, 4097, 8192, 65_536]), st.integers(0, 200_000)), max_size=30)
 LARGE = st.lists(st.one_of(st.sampled_from([0, 1, 2**31 - 1, 2**31, HUGE, VAST]), st.integers(0, 2**33)), max_size=6)
 NARROW = Fraction(4, 64)
+Sizes = tuple[int, ...]
 ITEMSIZES = st.sampled_from(
     [
         (4,), (4, 4), (2, 2), (8, 8), (2, 4), (4, 8), (1, 4), (4, 1), (1, 1, 4), (4, 4, 4), (),
@@ -59,11 +60,15 @@ def assert_layout_holds(layout: Layout, numels: list[int], granule: int) -> None
         assert nbytes % unit == 0
         assert 0 <= nbytes - layout.numel * size < unit, "more than the rounding of a section"
     assert end == layout.nbytes
-    assert int(layout.page_bytes().sum()) == layout.nbytes
-    assert len(layout.page_bytes()) == layout.pages
+    assert (int(layout.page_bytes().sum()), len(layout.page_bytes())) == (layout.nbytes, layout.pages)
     for resident in {0, 1, layout.pages // 2, layout.pages} & set(range(layout.pages + 1)):
         near = int(layout.page_bytes()[:resident].sum())
         assert layout.divided(resident) == (near, layout.nbytes - near)
+
+
+def assert_holds(layout: Layout, numels: list[int], granule: int) -> None:
+    assert_layout_holds(layout, numels, granule)
+    assert_pieces_partition(layout, cut(layout))
 
 
 def assert_extent_holds(layout: Layout, section: int, page: int, part: Width, unit: int) -> None:
@@ -95,8 +100,7 @@ def assert_pieces_partition(layout: Layout, pieces: Pieces) -> None:
     page = layout.page_numel
     assert (begin[some] // page == pieces.page[some]).all(), "a piece begins outside of its page"
     assert ((begin + pieces.numel - 1)[some] // page == pieces.page[some]).all(), "a piece ends outside of its page"
-    assert (pieces.page >= 0).all()
-    assert (pieces.page < max(layout.pages, 1)).all()
+    assert ((pieces.page >= 0) & (pieces.page < max(layout.pages, 1))).all()
 
 
 @given(NUMELS, ITEMSIZES, GRANULES, STRETCHES)
@@ -107,26 +111,20 @@ def assert_pieces_partition(layout: Layout, pieces: Pieces) -> None:
 @example([3, 5], (2, 4), 0, STRETCH)
 @example([65_536, 0], (4, 4), 4096, 4096)  # the one without elements begins behind the last page
 @settings(deadline=None, max_examples=300)
-def test_layouts_hold(numels: list[int], itemsizes: tuple[int, ...], granule: int, stretch: int) -> None:
-    layout = lay_out(numels, itemsizes, granule, stretch)
-    assert_layout_holds(layout, numels, granule)
-    assert_pieces_partition(layout, cut(layout))
+def test_layouts_hold(numels: list[int], itemsizes: Sizes, granule: int, stretch: int) -> None:
+    assert_holds(lay_out(numels, itemsizes, granule, stretch), numels, granule)
 
 
 @given(LARGE, ITEMSIZES, GRANULES.filter(lambda granule: granule in (0, GRANULE)))
 @example([HUGE, 0, VAST, 3], (4, 4), GRANULE)
 @settings(deadline=None, max_examples=50)
-def test_layouts_hold_beyond_any_memory(numels: list[int], itemsizes: tuple[int, ...], granule: int) -> None:
-    layout = lay_out(numels, itemsizes, granule)
-    assert_layout_holds(layout, numels, granule)
-    assert_pieces_partition(layout, cut(layout))
+def test_layouts_hold_beyond_any_memory(numels: list[int], itemsizes: Sizes, granule: int) -> None:
+    assert_holds(lay_out(numels, itemsizes, granule), numels, granule)
 
 
 @given(st.lists(st.integers(0, 2000), max_size=12), ITEMSIZES.filter(len), st.sampled_from([0, 256, 1024]))
 @settings(deadline=None, max_examples=100)
-def test_every_byte_of_a_piece_belongs_to_its_page_alone(
-    numels: list[int], itemsizes: tuple[int, ...], granule: int
-) -> None:
+def test_every_byte_of_a_piece_belongs_to_its_page_alone(numels: list[int], itemsizes: Sizes, granule: int) -> None:
     """The pages, written over a real buffer: each byte once, and each element where its piece says it is."""
     layout = lay_out(numels, itemsizes, granule, stretch=1024)
     page_of = np.full(layout.nbytes, -1, np.int64)
@@ -149,7 +147,7 @@ def test_every_byte_of_a_piece_belongs_to_its_page_alone(
 
 @given(NUMELS.filter(sum), ITEMSIZES.filter(len), st.integers(0, 40), st.integers(0, 40))
 @settings(deadline=None)
-def test_stretches_of_pages_join(numels: list[int], itemsizes: tuple[int, ...], first: int, last: int) -> None:
+def test_stretches_of_pages_join(numels: list[int], itemsizes: Sizes, first: int, last: int) -> None:
     """Neighbours make one stretch; no pages make none."""
     layout = lay_out(numels, itemsizes, 4096, 8192)
     first, last = sorted((min(first, layout.pages), min(last, layout.pages)))
@@ -164,7 +162,7 @@ def test_stretches_of_pages_join(numels: list[int], itemsizes: tuple[int, ...], 
 
 @pytest.mark.parametrize("itemsizes", [(4, 4), (2, 2), (2, 4), (4, 4, 4), (8, 8)], ids=str)
 @pytest.mark.parametrize("millions", [50, 268, 7000])
-def test_large_state_takes_what_was_asked_and_two_per_cent(itemsizes: tuple[int, ...], millions: int) -> None:
+def test_large_state_takes_what_was_asked_and_two_per_cent(itemsizes: Sizes, millions: int) -> None:
     count = millions * 10**6 // 60
     layout = lay_out([count + i % 7 for i in range(60)], itemsizes, GRANULE)
     asked = int(layout.numels.sum()) * sum(itemsizes)
@@ -174,7 +172,7 @@ def test_large_state_takes_what_was_asked_and_two_per_cent(itemsizes: tuple[int,
 @given(NUMELS.filter(lambda numels: len(numels) < 20), ITEMSIZES, GRANULES)
 @settings(deadline=None)
 def test_small_state_takes_at_most_a_granule_more_for_each_section(
-    numels: list[int], itemsizes: tuple[int, ...], granule: int
+    numels: list[int], itemsizes: Sizes, granule: int
 ) -> None:
     layout = lay_out(numels, itemsizes, granule)
     gaps = len(numels) * ALIGNMENT * max(itemsizes, default=1) // min(itemsizes, default=1)
@@ -183,9 +181,7 @@ def test_small_state_takes_at_most_a_granule_more_for_each_section(
 
 def test_pages_of_large_state_are_as_long_as_the_link_likes() -> None:
     layout = lay_out([268 * 10**6], (4, 4), GRANULE)
-    assert layout.page_numel * 4 == STRETCH
-    assert layout.page_bytes()[0] == 2 * STRETCH
-    assert layout.pages == 128
+    assert (layout.page_numel * 4, layout.page_bytes()[0], layout.pages) == (STRETCH, 2 * STRETCH, 128)
     mixed = lay_out([268 * 10**6], (2, 4), GRANULE)
     assert mixed.page_numel * 4 == STRETCH  # the widest section counts
 
@@ -193,16 +189,14 @@ def test_pages_of_large_state_are_as_long_as_the_link_likes() -> None:
 def test_small_state_gets_smaller_pages() -> None:
     """A budget of a quarter is met within a sixteenth, down to the granule."""
     layout = lay_out([16 * MIB], (4, 4), GRANULE)  # 64 MiB a section
-    assert layout.page_numel * 4 == 4 * MIB
-    assert layout.pages == 16
+    assert (layout.page_numel * 4, layout.pages) == (4 * MIB, 16)
     assert lay_out([3 * MIB], (4, 4), GRANULE).page_bytes().tolist() == [4 * MIB] * 6
     assert lay_out([1], (4, 4), GRANULE).page_bytes().tolist() == [4 * MIB]
 
 
 def test_a_page_is_a_granule_in_the_narrowest_section() -> None:
     layout = lay_out([5 * MIB], (1, 4), GRANULE)
-    assert layout.page_numel == 2 * MIB
-    assert layout.sections == (0, 6 * MIB)
+    assert (layout.page_numel, layout.sections) == (2 * MIB, (0, 6 * MIB))
     assert layout.page_bytes().tolist() == [10 * MIB, 10 * MIB, 6 * MIB]  # the last: 2 of bytes, 4 of words
 
 
@@ -210,16 +204,14 @@ def test_an_arena_without_a_granule_has_one_page() -> None:
     layout = lay_out([3, 5], (4, 8), 0)
     assert layout.starts.tolist() == [0, 4]
     assert layout.sections == (0, 48)  # 9 elements of 4 bytes, to the next multiple of 16
-    assert layout.nbytes == 48 + 80
-    assert layout.page_bytes().tolist() == [128]
+    assert (layout.nbytes, layout.page_bytes().tolist()) == (48 + 80, [128])
     assert cut(layout).page.tolist() == [0, 0]
 
 
 def test_a_hand_case_of_pieces() -> None:
     """Pages of 1,024 elements: the second parameter begins in page 0 and ends in page 3."""
     layout = lay_out([1000, 2500, 0, 4], (4,), 4096, stretch=4096)
-    assert layout.page_numel == 1024
-    assert layout.starts.tolist() == [0, 1000, 3500, 3500]
+    assert (layout.page_numel, layout.starts.tolist()) == (1024, [0, 1000, 3500, 3500])
     pieces = cut(layout)
     assert pieces.tensor.tolist() == [0, 1, 1, 1, 1, 2, 3]
     assert pieces.offset.tolist() == [0, 0, 24, 1048, 2072, 0, 0]
@@ -242,8 +234,7 @@ def test_nothing_takes_nothing(numels: list[int], granule: int) -> None:
 
 def test_a_rule_without_state_takes_nothing() -> None:
     layout = lay_out([1000, 3], (), GRANULE)
-    assert layout.nbytes == 0
-    assert layout.page_bytes().sum() == 0
+    assert (layout.nbytes, layout.page_bytes().sum()) == (0, 0)
     assert cut(layout).numel.tolist() == [1000, 3]
 
 
@@ -283,19 +274,15 @@ def assert_nothing_moved(before: Layout, after: Layout) -> None:
         assert after.stretches(page, page + 1) == before.stretches(page, page + 1)
 
 
-@given(
-    NUMELS,
-    ITEMSIZES.filter(len),
-    GRANULES,
-    STRETCHES,
-    st.sampled_from([0, 1, 1000, 100_000]),
-    st.lists(st.lists(st.one_of(st.integers(0, 60), st.integers(0, 30_000)), max_size=4), max_size=8),
-)
+LATER = st.lists(st.lists(st.one_of(st.integers(0, 60), st.integers(0, 30_000)), max_size=4), max_size=8)
+
+
+@given(NUMELS, ITEMSIZES.filter(len), GRANULES, STRETCHES, st.sampled_from([0, 1, 1000, 100_000]), LATER)
 @example([65_536], (4, 4), 4096, 4096, 0, [[0], [1]])  # full to the last byte
 @example([3], (2, 4), 0, STRETCH, 0, [[0], [1], [0]])
 @settings(deadline=None, max_examples=300)
 def test_later_parameters_go_behind_the_others_and_move_none(
-    numels: list[int], itemsizes: tuple[int, ...], granule: int, stretch: int, spare: int, later: list[list[int]]
+    numels: list[int], itemsizes: Sizes, granule: int, stretch: int, spare: int, later: list[list[int]]
 ) -> None:
     layout = lay_out(numels, itemsizes, granule, stretch, spare)
     assert int(layout.page_bytes().sum()) == layout.nbytes
@@ -319,9 +306,7 @@ def test_later_parameters_go_behind_the_others_and_move_none(
 
 @given(NUMELS, ITEMSIZES.filter(len), GRANULES, st.integers(0, 500_000))
 @settings(deadline=None)
-def test_spare_room_is_as_large_as_it_says(
-    numels: list[int], itemsizes: tuple[int, ...], granule: int, numel: int
-) -> None:
+def test_spare_room_is_as_large_as_it_says(numels: list[int], itemsizes: Sizes, granule: int, numel: int) -> None:
     spare = numel * sum(itemsizes)
     layout = lay_out(numels, itemsizes, granule, spare=spare)
     assert layout.extended([numel]) is not None
@@ -338,9 +323,8 @@ def test_the_rounding_of_the_last_granule_is_room() -> None:
         assert found is not None, count
         found = found.extended([10])
     assert found is not None
-    assert len(found.numels) == GRANULE // 48
     assert found.extended([10]) is None
-    assert found.nbytes == layout.nbytes
+    assert (len(found.numels), found.nbytes) == (GRANULE // 48, layout.nbytes)
 
 
 def test_the_narrowest_room_counts() -> None:
@@ -353,7 +337,7 @@ def test_the_narrowest_room_counts() -> None:
 @given(NUMELS, ITEMSIZES.filter(len), GRANULES, st.sampled_from([1, 64, 1024]))
 @settings(deadline=None, max_examples=60)
 def test_parameters_and_pieces_begin_with_whole_blocks(
-    numels: list[int], itemsizes: tuple[Width, ...], granule: int, block: int
+    numels: list[int], itemsizes: Sizes, granule: int, block: int
 ) -> None:
     layout = lay_out(numels, itemsizes, granule, 64 << 10, block=block)
     assert not (layout.starts % block).any()

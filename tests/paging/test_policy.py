@@ -8,16 +8,7 @@ from hypothesis import strategies as st
 
 from pagedopt.paging.budget import ALL, Budget
 from pagedopt.paging.pages import GRANULE, lay_out
-from pagedopt.paging.policy import (
-    AUTO_LEAST,
-    SLOTS,
-    auto_is_due,
-    place,
-    reserve,
-    schedule,
-    spare_bytes,
-    worth_moving,
-)
+from pagedopt.paging.policy import AUTO_LEAST, SLOTS, auto_is_due, place, reserve, schedule, spare_bytes, worth_moving
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -52,10 +43,8 @@ def test_never_over_budget_and_never_a_page_less_than_it_allows(arenas: list[lis
 @example([[10], [6, 6]], 9, 10)
 def test_a_larger_budget_keeps_what_a_smaller_one_keeps(arenas: list[list[int]], one: int, other: int) -> None:
     """So a change of budget moves pages one way only."""
-    small, large = sorted((one, other))
-    assert all(
-        a <= b for a, b in zip(place(arrays(arenas), Budget(small)), place(arrays(arenas), Budget(large)), strict=True)
-    )
+    small, large = (place(arrays(arenas), Budget(budget)) for budget in sorted((one, other)))
+    assert all(a <= b for a, b in zip(small, large, strict=True))
 
 
 @given(ARENAS, st.integers(0, 600))
@@ -71,20 +60,15 @@ def test_first_pages_first_across_arenas(arenas: list[list[int]], budget: int) -
 @given(ARENAS)
 def test_no_budget_is_no_limit(arenas: list[list[int]]) -> None:
     everything = [len(sizes) for sizes in arenas]
-    assert place(arrays(arenas), ALL) == everything
-    assert place(arrays(arenas), Budget(sum(map(sum, arenas)))) == everything
-    assert place(arrays(arenas), Budget(2**70)) == everything
+    for budget in (ALL, Budget(sum(map(sum, arenas))), Budget(2**70)):
+        assert place(arrays(arenas), budget) == everything
 
 
 def test_hand_cases_of_place() -> None:
     arenas = arrays([[4, 4, 2], [3, 3], [1]])
-    assert place(arenas, Budget(0)) == [0, 0, 0]
-    assert place(arenas, Budget(4)) == [1, 0, 0]
-    assert place(arenas, Budget(9)) == [2, 0, 0]  # the page of 1 would fit, but stands behind those that do not
-    assert place(arenas, Budget(10)) == [3, 0, 0]
-    assert place(arenas, Budget(13)) == [3, 1, 0]
-    assert place(arenas, Budget(16)) == [3, 2, 0]
-    assert place(arenas, Budget(17)) == [3, 2, 1]
+    # Of 9 the page of 1 would fit, but stands behind those that do not.
+    want = {0: [0, 0, 0], 4: [1, 0, 0], 9: [2, 0, 0], 10: [3, 0, 0], 13: [3, 1, 0], 16: [3, 2, 0], 17: [3, 2, 1]}
+    assert {budget: place(arenas, Budget(budget)) for budget in want} == want
     assert place([], Budget(5)) == []
 
 
@@ -148,14 +132,8 @@ def test_auto_looks_often_at_first() -> None:
 
 
 def test_auto_gives_room_back_at_once_and_takes_it_only_when_it_pays() -> None:
-    total = 1000
-    assert worth_moving(now=500, wanted=499, total=total)
-    assert not worth_moving(now=500, wanted=500, total=total)
-    assert not worth_moving(now=500, wanted=550, total=total)
-    assert worth_moving(now=500, wanted=551, total=total)
-    assert worth_moving(now=0, wanted=51, total=total)
+    moves = {(500, 499): True, (500, 500): False, (500, 550): False, (500, 551): True, (0, 51): True}
     # The last pages are worth it however few they are; once all are there, nothing is to be gained.
-    assert worth_moving(now=990, wanted=1000, total=total)
-    assert not worth_moving(now=990, wanted=999, total=total)
-    assert not worth_moving(now=1000, wanted=1020, total=total)
+    moves |= {(990, 1000): True, (990, 999): False, (1000, 1020): False}
+    assert {(now, wanted): worth_moving(now=now, wanted=wanted, total=1000) for now, wanted in moves} == moves
     assert not worth_moving(now=0, wanted=0, total=0)

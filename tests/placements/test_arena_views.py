@@ -32,17 +32,23 @@ def views(memory: FileArena, like: list[torch.Tensor], first: int = 0) -> list[t
     return [memory.view(s, first + i, t, dtype) for s, dtype in enumerate(DTYPES) for i, t in enumerate(like)]
 
 
+def numbered(memory: FileArena) -> list[torch.Tensor]:
+    """State tensors like ``LIKE``, the first one full of ones, the second of twos, and so on."""
+    return [tensor.fill_(number) for number, tensor in enumerate(views(memory, LIKE), 1)]
+
+
+def are_numbered(found: list[torch.Tensor]) -> bool:
+    return all((tensor == number).all() for number, tensor in enumerate(found, 1))
+
+
 @pytest.mark.parametrize("resident", [0, 1])
 def test_a_state_tensor_has_a_storage_of_exactly_its_bytes(resident: int) -> None:
     memory = arena(LIKE, resident)
     found = views(memory, LIKE)
     for tensor, like in zip(found, LIKE * 2, strict=True):
         assert (tensor.shape, tensor.stride()) == (like.shape, like.stride())
-        assert tensor.untyped_storage().nbytes() == tensor.nbytes
-        assert tensor.storage_offset() == 0
-        assert tensor.is_leaf
-        assert not tensor._is_view()
-        assert not tensor.any()
+        assert (tensor.untyped_storage().nbytes(), tensor.storage_offset()) == (tensor.nbytes, 0)
+        assert (tensor.is_leaf, tensor._is_view(), bool(tensor.any())) == (True, False, False)
     assert [t.dtype for t in found] == [DTYPES[0]] * len(LIKE) + [DTYPES[1]] * len(LIKE)
     storages = [t.untyped_storage().data_ptr() for t in found if t.numel()]
     assert len(set(storages)) == len(storages)
@@ -50,16 +56,14 @@ def test_a_state_tensor_has_a_storage_of_exactly_its_bytes(resident: int) -> Non
 
 def test_state_tensors_do_not_overlap_and_lie_in_the_arena() -> None:
     memory = arena(LIKE)
-    found = views(memory, LIKE)
-    for number, tensor in enumerate(found):
-        tensor.fill_(number + 1)
-    assert all((tensor == number + 1).all() for number, tensor in enumerate(found))
+    found = numbered(memory)
+    assert are_numbered(found)
     begin = memory.tensor.data_ptr()
     some = [t for t in found if t.numel()]
     assert all(begin <= t.data_ptr() and t.data_ptr() + t.nbytes <= begin + memory.layout.nbytes for t in some)
     memory.move(1)
     memory.move(0)
-    assert all((tensor == number + 1).all() for number, tensor in enumerate(found))
+    assert are_numbered(found)
 
 
 def test_a_state_tensor_is_laid_out_as_its_parameter() -> None:
@@ -83,21 +87,17 @@ def test_saving_one_tensor_writes_one_tensor() -> None:
 
 
 def test_sharing_one_tensor_leaves_the_others_alone() -> None:
-    memory = arena(LIKE)
-    found = views(memory, LIKE)
-    for number, tensor in enumerate(found):
-        tensor.fill_(number + 1)
+    found = numbered(arena(LIKE))
     before = [t.data_ptr() for t in found]
     found[0].share_memory_()
     assert found[0].data_ptr() != before[0]
     assert [t.data_ptr() for t in found[1:]] == before[1:]
     assert not found[1].is_shared()
-    assert all((tensor == number + 1).all() for number, tensor in enumerate(found))
+    assert are_numbered(found)
 
 
 def test_copies_leave_the_arena() -> None:
-    memory = arena(LIKE)
-    state = views(memory, LIKE)[0].fill_(3)
+    state = numbered(arena(LIKE))[0]
     copied = copy.deepcopy(state)
     assert torch.equal(copied, state)
     assert copied.untyped_storage().data_ptr() != state.untyped_storage().data_ptr()
@@ -108,11 +108,7 @@ def test_the_range_goes_with_whatever_uses_it_last(folder: Path, last: str) -> N
     gc.collect()
     before = open_files(folder), mapped(folder)
     memory = arena(LIKE)
-    found = views(memory, LIKE)
-    for number, tensor in enumerate(found):
-        tensor.fill_(number + 1)
-    kept = found[4]
-    del tensor, found
+    kept = numbered(memory)[4]
     if last == "arena":
         del kept
         gc.collect()

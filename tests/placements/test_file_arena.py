@@ -7,21 +7,9 @@ import threading
 import time
 from pathlib import Path
 
+import file_support
 import pytest
-from file_support import (
-    MIB,
-    SMALL,
-    arena,
-    assert_holds,
-    assert_measured,
-    fill,
-    mappings,
-    open_files,
-    run_apart,
-    sections_of,
-    small,
-    step,
-)  # fmt: skip
+from file_support import MIB, SMALL, arena, assert_holds, assert_measured, fill, open_files, sections_of, small, step
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -128,12 +116,12 @@ def test_reading_everything_brings_it_in_and_the_next_step_drops_it() -> None:
 def test_what_is_read_beside_the_pages_of_a_step_is_dropped_with_them() -> None:
     memory = small(3)
     want = fill(memory)
-    mover = FileMover([memory])
+    mover, move = FileMover([memory]), Move(0, 5, 0)
     mover.begin()
-    mover.fetch(Move(0, 5, 0))
-    mover.arrive(Move(0, 5, 0))
+    mover.fetch(move)
+    mover.arrive(move)
     assert_holds(memory, want)
-    mover.evict(Move(0, 5, 0))
+    mover.evict(move)
     mover.finish()
     assert_measured(memory)
 
@@ -175,7 +163,7 @@ def test_the_number_of_mappings_does_not_grow_with_the_pages() -> None:
     for resident in (35, 5, 20):
         memory.move(resident)
         with open("/proc/self/smaps") as lines:
-            assert sum(first < end and last > begin for first, last, _ in mappings(lines)) <= 6
+            assert sum(first < end and last > begin for first, last, _ in file_support.mappings(lines)) <= 6
 
 
 def test_state_of_no_elements_needs_no_file(folder: Path) -> None:
@@ -194,13 +182,14 @@ def test_state_of_no_elements_needs_no_file(folder: Path) -> None:
 @pytest.mark.parametrize("share", [0.25, 0])
 def test_the_resident_size_stays_within_the_budget(share: float) -> None:
     """96 MiB of state, a quarter of them in memory: pages of 6 MiB through four slots."""
-    peak, after, here, away, right = run_apart("peak", 96, share, 3).split()
+    *sizes, right = file_support.run_apart("peak", 96, share, 3).split()
+    peak, after, here, away = map(int, sizes)
     budget = int(96 * MIB * share)
-    assert int(peak) <= budget + SLOTS * 6 * MIB + 8 * MIB < budget + 64 * MIB
-    assert int(peak) >= budget, "this measures nothing"
-    assert int(after) <= budget + 8 * MIB
-    assert int(here) == budget, "the page cache keeps what was evicted"
-    assert abs(int(away) - (96 * MIB - budget)) <= 65536
+    assert budget <= peak, "this measures nothing"
+    assert peak <= budget + SLOTS * 6 * MIB + 8 * MIB < budget + 64 * MIB
+    assert after <= budget + 8 * MIB
+    assert here == budget, "the page cache keeps what was evicted"
+    assert abs(away - (96 * MIB - budget)) <= 65536
     assert right == "True"
 
 

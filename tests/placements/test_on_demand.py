@@ -5,17 +5,15 @@ A GPU's memory is pages that behave as CUDA's do (``fake_pages``), and the CPU i
 
 from __future__ import annotations
 
-import copy
 import gc
-import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import fake_pages
 import pytest
 import torch
 from fake_pages import Card, FakePages, Result
-from optim_support import ADAMW
+from optim_support import ADAMW, COPIES, bits, same
 
 from pagedopt import PagedAdamW, Rates, run_with_room
 from pagedopt.optim.loading import copying
@@ -42,9 +40,7 @@ def test_beside_a_cpu_it_stays_in_ram() -> None:
     params, opt = trained(2)
     before = [opt.state[p]["exp_avg"] for p in params]
     assert opt.spill() == 0
-    with pytest.raises(
-        ValueError, match="state was created with placement 'device', whose pages do not move"
-    ) as caught:
+    with pytest.raises(ValueError, match="created with placement 'device', whose pages do not move") as caught:
         opt.set_device_budget(0)
     assert "ordinary memory; give a device_budget when making the optimizer" in str(caught.value)
     assert "mapped" not in str(caught.value)
@@ -55,20 +51,16 @@ def test_beside_a_cpu_it_stays_in_ram() -> None:
 
 
 @pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakePages]:
-    fake = fake_pages.install(monkeypatch)
-    monkeypatch.setitem(choose.ARENAS, "cpu", {
-        "mapped": Card, "managed": HostArena, "host": HostArena, "device": DeviceArena,
-    })  # fmt: skip
+def card(card: FakePages, monkeypatch: pytest.MonkeyPatch) -> FakePages:
+    """The CPU is one of the devices that have such pages."""
+    arenas: Any = {"mapped": Card, "managed": HostArena, "host": HostArena, "device": DeviceArena}
+    monkeypatch.setitem(choose.ARENAS, "cpu", arenas)
     monkeypatch.setattr(choose, "moves_on_demand", lambda device: True)
     monkeypatch.setattr(Card, "name", "mapped")
     monkeypatch.setattr(Card, "stretch", 2 * fake_pages.GRANULE)  # several pages
     monkeypatch.setitem(slabs.PARTS, Card, slabs.part_of(Card))
     monkeypatch.setattr(slabs, "_pool", slabs._Pool())
-    yield fake
-    gc.collect()
-    assert not fake.handles, "memory that nobody has given back"
-    fake.close()
+    return card
 
 
 def parameters() -> list[torch.nn.Parameter]:
@@ -84,14 +76,6 @@ def train(params: list[torch.nn.Parameter], opt: torch.optim.Optimizer, first: i
         opt.step()
 
 
-def bits(params: list[torch.nn.Parameter], opt: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [t.detach().clone() for p in params for t in (p, *opt.state[p].values())]
-
-
-def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
-    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
-
-
 def trained(count: int, **options: Any) -> tuple[list[torch.nn.Parameter], PagedAdamW]:
     params = parameters()
     opt = PagedAdamW(params, **ADAMW, **options)
@@ -100,8 +84,7 @@ def trained(count: int, **options: Any) -> tuple[list[torch.nn.Parameter], Paged
 
 
 def share_away(opt: PagedAdamW) -> float:
-    pages = sum(arena.layout.pages for arena in opt.store.arenas)
-    return 1 - sum(opt.store.residents) / pages
+    return 1 - sum(opt.store.residents) / sum(arena.layout.pages for arena in opt.store.arenas)
 
 
 def spilled(opt: PagedAdamW) -> None:
@@ -282,14 +265,14 @@ def test_a_time_for_which_there_are_no_rates_is_refused_before_anything_moves(
     assert (opt.memory_report().placement, opt.store.budget.said) == ("device", None)
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["copy", "file"])
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
 def test_a_copy_of_what_has_moved_is_as_a_new_one_is(card: FakePages, copied: Callable[[Any], Any]) -> None:
     params, opt = trained(2)
     opt.spill()
     twins, twin = copied((params, opt))
     assert twin.memory_report().placement == "device"
-    for some, one in ((params, opt), (twins, twin)):
-        train(some, one, 2, 2)
+    train(params, opt, 2, 2)
+    train(twins, twin, 2, 2)
     assert same(bits(twins, twin), bits(params, opt))
 
 

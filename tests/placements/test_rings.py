@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import fake_pages
 import pytest
 import torch
-from fake_pages import Card
+from fake_pages import Card, FakePages
 from file_support import CPU
 
 from pagedopt.paging.budget import Budget
@@ -35,9 +35,8 @@ class Slots:
 
 
 @pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
+def kept(card: FakePages, monkeypatch: pytest.MonkeyPatch) -> Kept:
     """Makes state in pages that are all away: of each parameter its elements, then an item size for each column."""
-    fake = fake_pages.install(monkeypatch)
     monkeypatch.setattr(movers, "Ring", Slots)
     monkeypatch.setattr(movers, "_rings", {})
     dtypes = {2: torch.bfloat16, 4: torch.float32}
@@ -52,9 +51,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
             state[store] += store.create(wanted)
         return store
 
-    yield make
-    gc.collect()
-    fake.close()
+    return make
 
 
 def test_those_whose_slots_are_alike_share_them(kept: Kept) -> None:

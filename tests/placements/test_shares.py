@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from typing import Any
 
 import pytest
 import torch
-from optim_support import step_on_ones
+from optim_support import COPIES, step_on_ones
 
 from pagedopt import PagedAdamW
 from pagedopt.paging.budget import Budget
@@ -53,9 +51,6 @@ def test_each_arena_keeps_its_share_and_later_ones_take_nothing(budget: Any, dty
     opt.set_device_budget("all")
     opt.set_device_budget(budget)
     assert kept(opt) == before, "moving divides otherwise than making"
-
-
-COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda x: pickle.loads(pickle.dumps(x))}
 
 
 @pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
-import os
 import threading
 from collections.abc import Iterator
 from typing import Any
 
-import fake_pages
 import pytest
 import torch
 from fake_pages import Card, FakePages, Result
 from file_support import CPU, folder_for_state
-from held import held_by_another
+from held import forked, held_by_another
+from optim_support import same, step_on, stepped
 
 from pagedopt import PagedAdamW
 from pagedopt.paging.pages import lay_out
@@ -33,15 +33,6 @@ def crowded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with folder_for_state():
         yield
         gc.collect()
-
-
-@pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakePages]:
-    fake = fake_pages.install(monkeypatch)
-    yield fake
-    gc.collect()
-    assert not fake.handles, "memory that nobody has given back"
-    fake.close()
 
 
 def part(kind: type[Arena], near: bool, numel: int = SIZE) -> Arena:
@@ -122,39 +113,36 @@ def test_a_slab_that_cannot_be_had_leaves_nothing(card: FakePages) -> None:
     assert part(Card, True).resident == 1
 
 
-def test_who_loses_a_page_tells_all_who_had_a_part(card: FakePages) -> None:
-    one, other = part(Card, True), part(Card, True)
+@contextlib.contextmanager
+def losing_a_page(card: FakePages) -> Iterator[None]:
+    """A block in which a page that has left the card finds no way back."""
 
     def refuse(name: str) -> Result | None:
         return Result.CUDA_ERROR_OUT_OF_MEMORY if name == "cuMemMap" and card.calls.count("cuMemUnmap") > 1 else None
 
     card.before = refuse
     with pytest.raises(StateLost):
-        one.move(0)
+        yield
     card.before = lambda name: None
+
+
+def test_who_loses_a_page_tells_all_who_had_a_part(card: FakePages) -> None:
+    one, other = part(Card, True), part(Card, True)
+    with losing_a_page(card):
+        one.move(0)
     with pytest.raises(StateLost, match="with that of another optimizer"):
         other.check_owner()
     assert part(Card, True)._slab is not one._slab  # type: ignore[attr-defined]
 
 
 def test_no_step_is_taken_with_state_that_another_has_lost(card: FakePages) -> None:
-    params = [torch.nn.Parameter(torch.ones(50)) for _ in range(2)]
-    opts = [PagedAdamW([p], placement=Card, device_budget="all") for p in params]
-    for p, opt in zip(params, opts, strict=True):
-        p.grad = torch.ones(50)
-        opt.step()
-    before = params[1].detach().clone()
-
-    def refuse(name: str) -> Result | None:
-        return Result.CUDA_ERROR_OUT_OF_MEMORY if name == "cuMemMap" and card.calls.count("cuMemUnmap") > 1 else None
-
-    card.before = refuse
-    with pytest.raises(StateLost):
-        opts[0].spill()
-    card.before = lambda name: None
+    (_, one), (p, other) = (stepped(50, placement=Card, device_budget="all") for _ in range(2))
+    before = p.detach().clone()
+    with losing_a_page(card):
+        one.spill()
     with pytest.raises(StateLost, match="with that of another optimizer"):
-        opts[1].step()
-    assert torch.equal(params[1], before)
+        other.step()
+    assert torch.equal(p, before)
 
 
 @pytest.mark.parametrize(("granule", "own"), [(256 << 10, 4), (1 << 20, 2)])
@@ -208,13 +196,12 @@ def test_optimizers_that_share_take_the_steps_of_those_that_do_not(card: FakePag
     opts = [PagedAdamW([p], placement=Card, device_budget=budget) for p in params]
     plain = [PagedAdamW([p]) for p in others]
     for step in range(4):
-        for pairs in (zip(params, opts, strict=True), zip(others, plain, strict=True)):
-            for i, (p, opt) in enumerate(pairs):
-                p.grad = torch.full_like(p, i + step)
-                opt.step()
+        for some in (opts, plain):
+            for i, opt in enumerate(some):
+                step_on(opt, i + step)
         if step == 1:
             opts[3].spill()
-    assert all(torch.equal(p, q) for p, q in zip(params, others, strict=True))
+    assert same(params, others)
     assert {len(opt.store.arenas) for opt in opts} == {1}
 
 
@@ -254,36 +241,27 @@ def test_a_forked_child_waits_for_no_thread_of_its_parent() -> None:
     one = part(FileArena, True)
     lock: Any = one.lock
     with held_by_another(lock):
-        child = os.fork()
-        if not child:
-            mine: Any = one.lock
-            os._exit(0 if mine.acquire(timeout=5) else 1)
-    assert os.waitpid(child, 0)[1] == 0
+        assert forked(lambda: one.lock.acquire(timeout=5))  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("near", [True, False])
 def test_a_forked_child_has_slabs_of_its_own(near: bool) -> None:
     parent = part(FileArena, near)
     want = numbers(parent, 4)
-    child = os.fork()
-    if not child:
-        try:
-            own = part(FileArena, near)
-            numbers(own, 9)
-            own.prepare()
-            assert own._slab is not parent._slab  # type: ignore[attr-defined]
-            refused = False
-            try:
-                parent.check_owner()
-            except RuntimeError:
-                refused = True
-            assert refused is not near
-            del own, parent
-            gc.collect()
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+
+    def child() -> bool:
+        nonlocal parent
+        own = part(FileArena, near)
+        numbers(own, 9)
+        own.prepare()
+        assert own._slab is not parent._slab  # type: ignore[attr-defined]
+        with contextlib.nullcontext() if near else pytest.raises(RuntimeError):
+            parent.check_owner()
+        del own, parent
+        gc.collect()
+        return True
+
+    assert forked(child)
     assert torch.equal(parent.tensor, want)
     parent.prepare()
     assert torch.equal(parent.tensor, want)

@@ -17,14 +17,7 @@ from pathlib import Path
 import pytest
 import torn_moves
 from children import python
-from file_support import (
-    assert_holds,
-    fill,
-    mapped,
-    open_files,
-    small,
-    step,
-)  # fmt: skip
+from file_support import assert_holds, fill, mapped, open_files, small, step
 from injector import interrupt_at
 from stand_ins import raising
 

@@ -22,6 +22,20 @@ def build(*lists: Sequence[Any], writes: Sequence[int] = ()) -> PointerTable:
     return PointerTable(lists, writes=writes, names=NAMES[: len(lists)] + ("third",) * (len(lists) - 2))
 
 
+def assert_refused(
+    table: PointerTable,
+    lists: Sequence[Any],
+    message: str,
+    kind: type[Exception] | tuple[type[Exception], ...] = ValueError,
+) -> None:
+    """A refresh is refused, and changes nothing."""
+    words, stamp, dtypes = table.host.words.copy(), table.host.stamp, list(table.dtypes)
+    with pytest.raises(kind, match=message):
+        table.refresh(lists)
+    assert np.array_equal(table.host.words, words)
+    assert (table.host.stamp, table.dtypes) == (stamp, dtypes)
+
+
 def addresses(*lists: Sequence[torch.Tensor | None]) -> list[list[int]]:
     return [[0 if t is None else t.data_ptr() for t in row] for row in zip(*lists, strict=True)]
 
@@ -63,20 +77,16 @@ def test_lists_that_do_not_fit_are_refused(spoil: Any, kind: type[Exception], me
 def test_a_refused_refresh_changes_nothing(spoil: Any, kind: type[Exception], message: str) -> None:
     weights, good = tensors((5,), (4, 6), (7,)), tensors((5,), (4, 6), (7,))
     table = build(weights, good, writes=[0])
-    words, stamp, dtypes = table.host.words.copy(), table.host.stamp, list(table.dtypes)
     moved = [w.clone() for w in weights]
-    with pytest.raises(kind, match=message):
-        table.refresh([moved, spoil([g.clone() for g in good])])
-    assert np.array_equal(table.host.words, words)
-    assert (table.host.stamp, table.dtypes) == (stamp, dtypes)
+    assert_refused(table, [moved, spoil([g.clone() for g in good])], message, kind)
     assert table.refresh([weights, good]) is False
     assert table.refresh([moved, good]) is True
 
 
 def test_a_refused_list_does_not_settle_the_dtype_of_an_empty_one() -> None:
     table = build(tensors((3,), (4,)), [None, None])
-    with pytest.raises(TypeError, match=r"tensor 1 of grads is torch\.float32, the list is torch\.bfloat16"):
-        table.refresh([None, [torch.ones(3).bfloat16(), torch.ones(4)]])
+    text = r"tensor 1 of grads is torch\.float32, the list is torch\.bfloat16"
+    assert_refused(table, [None, [torch.ones(3).bfloat16(), torch.ones(4)]], text, TypeError)
     assert table.refresh([None, tensors((3,), (4,))]) is True
 
 
@@ -84,8 +94,7 @@ def test_the_first_list_has_none_absent() -> None:
     with pytest.raises(TypeError, match="tensor 1 of weights is NoneType"):
         build([torch.ones(2), None], tensors((2,), (2,)))
     table = build(tensors((2,)), tensors((2,)))
-    with pytest.raises(TypeError, match="tensor 0 of weights is NoneType"):
-        table.refresh([[None], None])
+    assert_refused(table, [[None], None], "tensor 0 of weights is NoneType", TypeError)
 
 
 @pytest.mark.parametrize(
@@ -109,13 +118,10 @@ def test_no_lists_are_refused_and_empty_lists_are_not() -> None:
 def test_freed_storage_is_noticed() -> None:
     weights, grads = tensors((5,), (7,)), tensors((5,), (7,))
     table = build(weights, grads)
-    before = table.host.words.copy()
     grads[1].untyped_storage().resize_(0)
-    with pytest.raises(ValueError, match="tensor 1 of grads has no memory"):
-        table.refresh([weights, grads])
+    assert_refused(table, [weights, grads], "tensor 1 of grads has no memory")
     with pytest.raises(ValueError, match="tensor 1 of grads has no memory"):
         build(weights, grads)
-    assert np.array_equal(table.host.words, before)
     grads[1].untyped_storage().resize_(28)
     table.refresh([weights, grads])
     assert table.host.rows["address"].tolist() == addresses(weights, grads)
@@ -166,11 +172,9 @@ def test_swapped_data_is_noticed() -> None:
     assert table.refresh([[weight], None]) is True
     assert int(table.host.rows["address"][0, 0]) == weight.data_ptr()
     weight.data = torch.zeros(6, 4)
-    with pytest.raises(ValueError, match="tensor 0 of weights has shape"):
-        table.refresh([[weight], None])
+    assert_refused(table, [[weight], None], "tensor 0 of weights has shape")
     weight.data = torch.zeros(4, 6).double()
-    with pytest.raises(TypeError, match=r"tensor 0 of weights is torch\.float64"):
-        table.refresh([[weight], None])
+    assert_refused(table, [[weight], None], r"tensor 0 of weights is torch\.float64", TypeError)
 
 
 @pytest.mark.parametrize(
@@ -189,11 +193,8 @@ def test_swapped_data_is_noticed() -> None:
 def test_a_tensor_altered_in_place_is_noticed(change: Callable[[torch.Tensor], Any], message: str) -> None:
     weights, grads = tensors((3,), (4, 6)), tensors((3,), (4, 6))
     table = build(weights, grads)
-    before = table.host.words.copy()
     change(grads[1])
-    with pytest.raises((ValueError, TypeError), match=f"tensor 1 of grads {message}"):
-        table.refresh([weights, grads])
-    assert np.array_equal(table.host.words, before)
+    assert_refused(table, [weights, grads], f"tensor 1 of grads {message}", (ValueError, TypeError))
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad], ids=lambda m: m.__name__)
@@ -304,10 +305,7 @@ def test_overlap_that_comes_later_is_refused_and_nothing_changes() -> None:
     room = torch.ones(20)
     weights = [room[:5], room[5:10]]
     table = build(weights, tensors((5,), (5,)), writes=[0])
-    before = table.host.words.copy()
-    with pytest.raises(ValueError, match="overlap"):
-        table.refresh([[room[:5], room[3:8]], None])
-    assert np.array_equal(table.host.words, before)
+    assert_refused(table, [[room[:5], room[3:8]], None], "overlap")
     assert table.refresh([weights, None]) is False
 
 

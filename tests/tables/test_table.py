@@ -123,13 +123,20 @@ def test_the_words_hold_scalars_rows_and_chunks_in_this_order() -> None:
     assert table.header().tolist() == [(6, 14, 3, 4096)]
 
 
+@pytest.mark.parametrize("lists", [1, 2])
 @pytest.mark.parametrize(
-    ("numels", "listed"), [((1, 1024, 7), False), ((1, 1025), True), ((1, 0, 7), True), ((), False)]
+    ("numels", "listed"), [((1, 1024, 7), False), ((1, 1025), True), ((1025, 3), True), ((1, 0, 7), True), ((), False)]
 )
-def test_the_chunks_are_left_out_where_chunk_i_is_row_i(numels: tuple[int, ...], listed: bool) -> None:
-    table = HostTable(1, numels, 1, geometry=Geometry(1024, 32))
-    assert len(table.words) == 1 + 3 * len(numels) + 2 * len(table.chunks) * listed
-    assert int(table.header()["chunks"][0]) == (1 + 3 * len(numels) if listed else -1)
+def test_chunks_are_listed_only_where_they_say_more_than_the_rows(
+    numels: tuple[int, ...], listed: bool, lists: int
+) -> None:
+    """Where chunk i is row i they are left out."""
+    uniforms = 2 - lists
+    table = HostTable(lists, numels, uniforms, geometry=Geometry(1024, 32))
+    rows_end = uniforms + (lists + 2) * len(numels)
+    assert table.lists_chunks is listed
+    assert len(table.words) == rows_end + 2 * len(table.chunks) * listed
+    assert int(table.header()["chunks"][0]) == (rows_end if listed else -1)
     if not listed:
         assert table.chunks.tolist() == [(row, 0) for row in range(len(numels))]
 
@@ -222,14 +229,6 @@ def test_a_table_at_the_limit_is_one_batch(words: int, spare: int) -> None:
         count = (words - spare) // size
         assert len(check_batches(HostTable(1, [1] * count + empty, 0, 1), words)) == 1
         assert len(check_batches(HostTable(1, [1] * (words // size + 1) + empty, 0, 1), words)) == 2
-
-
-def test_chunks_are_listed_only_where_they_say_more_than_the_rows() -> None:
-    for numels, listed in (([1, 1024, 7], False), ([1, 0, 7], True), ([1025, 3], True), ([], False)):
-        table = HostTable(2, numels, geometry=Geometry(1024, 32))
-        assert table.lists_chunks is listed
-        assert (int(table.header()["chunks"][0]) == -1) is not listed
-        assert len(table.words) == 4 * len(numels) + (2 * len(table.chunks) if listed else 0)
 
 
 def test_a_row_of_absent_tensors_travels_with_its_chunks() -> None:

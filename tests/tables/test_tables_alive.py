@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gpu_support import DEVICES
+from optim_support import ready, same, step_on, step_on_ones
+from stand_ins import raising
 
 import pagedopt
 from pagedopt import DeviceTable, PagedAdamW, Sweep, multi_tensor_apply
 from pagedopt.rules import mul_scalar
 from pagedopt.tables.layout import HostTable
 
-NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, NO_GPU])
-DEVICES = ["cpu", CUDA]
 SIZE = 5000
 
 
@@ -44,7 +44,7 @@ def test_a_dropped_list_is_not_handed_to_others(device: str) -> None:
     sweep.run({"scalar": 3.0})
     assert rows_of(table)[:, 0].tolist() == addresses
     assert all(torch.equal(w(), torch.full((SIZE,), 3.0 * (i + 1), device=device)) for i, w in enumerate(watched))  # type: ignore[arg-type]
-    assert all(torch.equal(a, b) for a, b in zip(others, fresh(device, 60), strict=True))
+    assert same(others, fresh(device, 60))
     del sweep, table
     gc.collect()
     assert all(w() is None for w in watched)
@@ -105,8 +105,7 @@ def test_tensors_that_can_no_longer_be_used_are_refused_before_the_launch(change
             continue  # a list of two dtypes, which the next line shows
         with pytest.raises((ValueError, TypeError), match="tensor 1 of"):
             use()
-    assert tensors[0][0].item() == 1.0
-    assert tensors[2][0].item() == 3.0
+    assert (tensors[0][0].item(), tensors[2][0].item()) == (1.0, 3.0)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -123,30 +122,24 @@ def test_gradients_are_let_go_after_the_step(device: str) -> None:
         assert all(w() is None for w in watched)
 
 
-@pytest.mark.gpu
 @pytest.mark.exclusive
-@NO_GPU
-def test_after_zero_grad_as_much_is_allocated_as_with_torch() -> None:
+@pytest.mark.parametrize("device", DEVICES[1:])
+def test_after_zero_grad_as_much_is_allocated_as_with_torch(device: str) -> None:
     def allocated(make: Any) -> int:
         gc.collect()
         before = torch.cuda.memory_allocated()
-        params = [torch.nn.Parameter(t) for t in fresh("cuda", 50)]
-        opt = make(params)
+        opt = make([torch.nn.Parameter(t) for t in fresh(device, 50)])
         for step in range(3):
-            for p in params:
-                p.grad = torch.full_like(p, step + 1.0)
-            opt.step()
+            step_on(opt, step + 1)
             opt.zero_grad()
         return torch.cuda.memory_allocated() - before
 
-    ours, theirs = allocated(PagedAdamW), allocated(lambda p: torch.optim.AdamW(p, foreach=False))
-    assert ours == theirs
+    assert allocated(PagedAdamW) == allocated(lambda p: torch.optim.AdamW(p, foreach=False))
 
 
 def test_a_refresh_that_fails_while_writing_is_made_good_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the table would say that a gradient lies where the one before did."""
-    params = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3))]
-    twins = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3))]
+    params, twins = ([torch.nn.Parameter(torch.ones(3)) for _ in range(2)] for _ in range(2))
     opt, twin = PagedAdamW(params), torch.optim.AdamW(twins, foreach=False)
     kept = []
     for step in range(4):
@@ -155,13 +148,12 @@ def test_a_refresh_that_fails_while_writing_is_made_good_by_the_next(monkeypatch
             kept.append(a.grad)
         if step == 2:
             with monkeypatch.context() as patch:
-                patch.setattr(HostTable, "set_column", lambda *_: exec("raise MemoryError"))
+                patch.setattr(HostTable, "set_column", raising(MemoryError()))
                 with pytest.raises(MemoryError):
                     opt.step()
         opt.step()
         twin.step()
-    for a, b in zip(params, twins, strict=True):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(params, twins)
 
 
 def test_counts_that_differ_by_two_to_the_32_in_two_groups_are_not_one() -> None:
@@ -170,16 +162,12 @@ def test_counts_that_differ_by_two_to_the_32_in_two_groups_are_not_one() -> None
     for make in (PagedAdamW, lambda groups: torch.optim.AdamW(groups, foreach=False)):
         params = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
         opt = make([{"params": [params[0]], "lr": 0.1}, {"params": [params[1]], "lr": 0.01}])
-        for p in params:
-            p.grad = torch.ones(3)
-        opt.step()
+        step_on_ones(opt)
         for p, steps in zip(params, (2.0**32, 0.0), strict=True):
             opt.state[p]["step"] = torch.tensor(steps, dtype=torch.float64)
-            p.grad = torch.full((3,), -3.0)
-        opt.step()
+        step_on(opt, -3)
         results.append(params)
-    for a, b in zip(*results, strict=True):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(*results)
 
 
 @pytest.mark.parametrize("budget", [None, 0])
@@ -188,17 +176,14 @@ def test_a_first_step_that_is_refused_leaves_nothing_behind(budget: int | None) 
     results = []
     for make in (lambda p: pagedopt.PagedSGD(p, 0.1, 0.9, 0.5, device_budget=budget),
                  lambda p: torch.optim.SGD(p, 0.1, 0.9, 0.5, foreach=False)):  # fmt: skip
-        params = [torch.nn.Parameter(torch.ones(4)), torch.nn.Parameter(torch.ones(2, 2))]
+        params = [ready(4), torch.nn.Parameter(torch.ones(2, 2))]
         opt = make(params)
-        params[0].grad, params[1].grad = torch.ones(4), torch.ones(2, 2).to_sparse()
+        params[1].grad = torch.ones(2, 2).to_sparse()
         if isinstance(opt, pagedopt.PagedSGD):
             with pytest.raises(RuntimeError, match="sparse"):
                 opt.step()
             assert not opt.state
         for step in range(3):
-            for p in params:
-                p.grad = torch.full_like(p, step + 0.5)
-            opt.step()
+            step_on(opt, step + 0.5)
         results.append(params)
-    for a, b in zip(*results, strict=True):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(*results)

@@ -7,7 +7,7 @@ import warnings
 from typing import Any
 
 import pytest
-from fakes import FakeCuda, change, filled
+from fakes import FakeCuda, filled
 
 from pagedopt.system.cuda.driver import Capabilities
 from pagedopt.transports.choose import TRANSPORTS, choose, create, shared
@@ -39,10 +39,7 @@ def test_without_concurrent_access_managed_memory_is_never_touched(monkeypatch: 
         assert create("managed", 0).name == "mapped"  # said once, not for every optimizer
     with pytest.warns(RuntimeWarning, match="cuda:1 cannot"):
         create("managed", 1)
-    table = filled([5, 3000])
-    for step in range(RING + 1):
-        change(table, step, "both")
-        cuda.run(way, table, 7)
+    cuda.run_changed(way, filled([5, 3000]), RING + 1)
     cuda.drain(7)
     assert not {"managed", "advise", "prefetch"} & set(cuda.calls)
 
@@ -103,9 +100,8 @@ def test_a_class_is_made_for_each_device_and_nothing_stands_in(cuda: FakeCuda) -
 
 @pytest.mark.parametrize("take", [create, shared])
 def test_what_is_no_transport_is_refused(take: Any) -> None:
-    with pytest.raises(
-        TypeError, match=r"transport is \[\]; give a subclass of pagedopt.transports.Transport, or one of"
-    ):
+    text = r"transport is \[\]; give a subclass of pagedopt.transports.Transport, or one of"
+    with pytest.raises(TypeError, match=text):
         take([], 0)
     with pytest.raises(ValueError, match="transport is 'pigeon'"):
         take("pigeon", 0)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import threading
+import functools
 
 import pytest
 from fakes import FakeCuda, change, filled, run
+from held import together
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stand_ins import raising
@@ -70,12 +71,9 @@ def test_a_launch_that_fails_gives_its_place_back(cuda: FakeCuda, name: str) -> 
 def test_a_table_that_cannot_be_sent_gives_its_place_back(
     cuda: FakeCuda, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
-        raise RuntimeError("no copy")
-
     way, table = pooled(name, 0), filled([5])
     before = allocations(cuda)
-    monkeypatch.setattr(TRANSPORTS[name], "publish", fail)
+    monkeypatch.setattr(TRANSPORTS[name], "publish", raising(RuntimeError("no copy")))
     for step in range(600):
         change(table, step, "scalars")
         with pytest.raises(RuntimeError, match="no copy"):
@@ -109,15 +107,13 @@ def test_any_order_of_work_reads_the_right_words(cuda: FakeCuda, name: str, step
 def test_the_hazard_is_real(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     way, table = pooled("managed", 0), filled([5])
     monkeypatch.setattr("fakes.FakeEvent.has_passed", lambda self: True)
-    for step in range(2 * CHUNK // 256):
-        change(table, step, "both")
-        cuda.run(way, table, 7)
+    cuda.run_changed(way, table, 2 * CHUNK // 256)
     with pytest.raises(AssertionError, match="rewritten under a launch"):
         cuda.drain(7)
 
 
 def test_two_threads_never_have_one_place(cuda: FakeCuda) -> None:
-    way, tables, seen = pooled("managed", 0), [filled([5], seed=i) for i in range(2)], []
+    way, seen, inside = pooled("managed", 0), list[int](), list[int]()
 
     def lend(table: HostTable) -> None:
         for _ in range(300):
@@ -128,10 +124,5 @@ def test_two_threads_never_have_one_place(cuda: FakeCuda) -> None:
                 assert len(set(inside)) == len(inside)
                 inside.remove(lent.address)
 
-    inside: list[int] = []
-    threads = [threading.Thread(target=lend, args=(table,)) for table in tables]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    assert together(*(functools.partial(lend, filled([5], seed=i)) for i in range(2))) == []
     assert len(seen) == 600

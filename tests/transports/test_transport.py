@@ -46,9 +46,7 @@ def test_an_unchanged_table_is_sent_once_and_never_waited_for(cuda: FakeCuda, na
 
 def test_memcpy_sends_what_changed_and_no_more(cuda: FakeCuda) -> None:
     way, table = MemcpyTransport(0), filled([5, 3000])
-    for step in range(RING):
-        change(table, step, "both")
-        cuda.run(way, table, 7)
+    cuda.run_changed(way, table, RING)
     cuda.drain(7)
     for what, words in (("scalars", table.rows_at), ("rows", table.rows_end)):
         for step in range(2 * RING):
@@ -65,9 +63,7 @@ def test_the_ring_is_dangerous_without_its_events(cuda: FakeCuda, name: str, mon
     """The hazard is real: with waiting switched off, a launch finds the words of a later one."""
     way, table = TRANSPORTS[name](0), filled([5, 3000])
     monkeypatch.setattr("fakes.FakeEvent.wait", lambda self: None)
-    for step in range(RING + 1):
-        change(table, step, "both")
-        cuda.run(way, table, 7)
+    cuda.run_changed(way, table, RING + 1)
     with pytest.raises(AssertionError, match="rewritten under a launch"):
         cuda.drain(7)
 
@@ -90,8 +86,8 @@ def test_another_stream_gets_a_table_of_its_own(cuda: FakeCuda, name: str) -> No
     change(table, 5, "rows")
     for stream in (8, 7):
         cuda.run(way, table, stream)
-    cuda.drain(8)
-    cuda.drain(7)
+    for stream in (8, 7):
+        cuda.drain(stream)
 
 
 @in_memory
@@ -129,9 +125,7 @@ def test_a_captured_graph_keeps_its_table_for_life(cuda: FakeCuda, name: str) ->
     way, table, other = TRANSPORTS[name](0), filled([5, 3000]), filled([9] * 50, seed=9)
     cuda.run(way, table, 7)
     way.prepare(table)
-    graph = cuda.graph = []
-    cuda.run(way, table, 7)
-    cuda.graph = None
+    graph = cuda.capture(way, table)
     for step in range(3 * RING):
         change(table, 50 + step, "both")
         change(other, step, "both")
@@ -156,25 +150,17 @@ def test_a_capture_that_was_not_prepared_is_refused(cuda: FakeCuda, name: str) -
 
 @in_memory
 def test_two_captures_get_two_tables(cuda: FakeCuda, name: str) -> None:
-    way, one, two = TRANSPORTS[name](0), filled([5, 3000]), filled([5, 3000], seed=4)
-    graph = []
+    way, one, two, graph = TRANSPORTS[name](0), filled([5, 3000]), filled([5, 3000], seed=4), []
     for table in (one, two, one):
         way.prepare(table)
-        cuda.graph = graph
-        cuda.run(way, table, 7)
-        cuda.graph = None
+        graph += cuda.capture(way, table)
         change(table, 20 + len(graph), "both")
-    for _ in range(2):
-        for work in graph:
-            work()
+    for work in graph * 2:
+        work()
 
 
-STEPS = st.lists(
-    st.tuples(
-        st.sampled_from(["run", "scalars", "rows", "both", "drain", "drain some"]), st.integers(0, 2), st.integers(7, 8)
-    ),
-    max_size=60,
-)
+ACTS = st.sampled_from(["run", "scalars", "rows", "both", "drain", "drain some"])
+STEPS = st.lists(st.tuples(ACTS, st.integers(0, 2), st.integers(7, 8)), max_size=60)
 
 
 @in_memory
@@ -216,10 +202,8 @@ def test_managed_tables_are_advised_to_stay_on_the_host(cuda: FakeCuda) -> None:
 def test_arguments_by_value_hold_the_whole_table(nbytes: int, numels: list[int], lists: int, sets: int) -> None:
     table = filled(numels, lists, 3, sets)
     table.rows["set"] = np.arange(len(numels)) % sets
-    passed: list[np.ndarray] = []
-    way = StructTransport(0, nbytes)
+    passed, seen, way = list[np.ndarray](), [], StructTransport(0, nbytes)
     run(way, table, 0, lambda argument, count: passed.append(argument))
-    seen = []
     for argument in passed:
         assert argument.nbytes <= nbytes
         assert argument.view(way.dtype)["header"]["chunk_numel"].tolist() == [table.geometry.chunk_numel]
@@ -269,10 +253,7 @@ def test_a_hybrid_prepares_for_the_way_it_will_take(cuda: FakeCuda) -> None:
     way, small, large = HybridTransport(0), filled([5]), filled([5] * 400, seed=2)
     for table in (small, large):
         way.prepare(table)
-    graph = cuda.graph = []
-    cuda.run(way, large, 7)
-    cuda.graph = None
-    for work in graph:
+    for work in cuda.capture(way, large):
         work()
 
 

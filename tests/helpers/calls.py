@@ -1,0 +1,30 @@
+"""Which functions of the package a call runs through: each costs host time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pagedopt
+
+PACKAGE = str(Path(pagedopt.__file__).parent) + "/"
+
+
+def calls(act: Callable[[], Any]) -> list[CodeType]:
+    """Those of one call, in this thread, in order and as often as they are called."""
+    found: list[CodeType] = []
+
+    def profile(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            found.append(frame.f_code)
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        act()
+    finally:
+        sys.setprofile(before)
+    return found
