@@ -60,7 +60,7 @@ def check_setup(name: str, device: str, folder: Path, world: int = 2, bound: flo
         check_same(found["away"], found["ours"])
         assert found["ours"]["kinds"] == found["torch"]["kinds"]
         check_places(found)
-    for found, old in zip(together("several_runs.resumed", world, device, name, folder), before, strict=True):
+    for found, old in zip(together("several_runs.trained", world, device, name, folder, True), before, strict=True):
         check_close(found["torch"], old["torch"], bound)
         check_same(found["ours"], old["ours"])
         check_same(found["away"], old["ours"])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import importlib.util
 import json
 import platform
 import re
@@ -220,24 +221,17 @@ class Record:
 
         record = json.loads(self.path.read_text()) if self.path.exists() else {}
         packages = dict.fromkeys(name for client in CLIENTS for name in client.packages)
+        there = [name for name in packages if importlib.util.find_spec(name)]
         for device, outcomes in self.outcomes.items():
             run = {
                 "machine": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
                 "python": platform.python_version(),
-                "versions": {name: importlib.metadata.version(name) for name in packages if _installed(name)},
+                "versions": {name: importlib.metadata.version(name) for name in there},
             }
             before = record.get(device, {})
             earlier = before["outcomes"] if run == {name: before.get(name) for name in run} else {}
             record[device] = {**run, "outcomes": dict(sorted((earlier | outcomes).items()))}
         self.path.write_text(json.dumps({name: record[name] for name in sorted(record)}, indent=1) + "\n")
-
-
-def _installed(name: str) -> bool:
-    try:
-        importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 if __name__ == "__main__":

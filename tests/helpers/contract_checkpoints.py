@@ -39,9 +39,9 @@ def begun(world: World, dtype: torch.dtype = torch.float32, **flags: Any) -> tup
     return params, copy.deepcopy(opt.state_dict())
 
 
-def continued(world: World, label: str, params: list[Any], saved: dict[str, Any], make: Any = other) -> Any:
+def continued(world: World, label: str, params: list[Any], saved: dict[str, Any]) -> Any:
     """Load into a new optimizer over ``params``, and train on."""
-    opt = make(world, params)
+    opt = other(world, params)
     opt.load_state_dict(saved)
     world.show(f"{label}: loaded", opt, params)
     world.train(opt, params, range(3, 6), show=f"{label}: went on")
@@ -63,10 +63,9 @@ def weights_only(world: World) -> None:
     world.train(opt, params, range(3, 6), show="what was saved goes on")
 
 
-def from_torch(world: World, change: Change | None = None, **flags: Any) -> None:
-    params, saved = begun(world, **flags)
-    if change is not None:
-        change(saved)
+def from_torch(world: World, needed: str = "", **flags: Any) -> None:
+    """There and back; ``flags`` are torch's, where its class knows the one that is needed."""
+    params, saved = begun(world, **(flags if needed in world.known else {}))
     opt = continued(world, "from torch", params, saved)
     world.say("groups", [{k: v for k, v in group.items() if k != "params"} for group in opt.param_groups])
     back = torchs(world, params)
@@ -83,29 +82,20 @@ def from_torch_s_loop_and_back(world: World) -> None:
 @scenario(CHAPTER)
 def from_torch_s_foreach_and_back(world: World) -> None:
     """A state dict of torch's ``foreach=True`` is taken in mid-training, gone on with, and given back to torch."""
-    if "fused" in world.known:
-        from_torch(world, foreach=True)
-    else:
-        from_torch(world)
+    from_torch(world, "fused", foreach=True)
 
 
 @scenario(CHAPTER)
 def from_torch_s_fused_and_back(world: World) -> None:
     """A state dict of torch's ``fused=True``, whose step counts lie on the parameter's device, is taken in mid-training
     and given back to torch."""
-    if "fused" in world.known:
-        from_torch(world, foreach=None, fused=True)
-    else:
-        from_torch(world)
+    from_torch(world, "fused", foreach=None, fused=True)
 
 
 @scenario(CHAPTER, "cuda")
 def from_torch_s_capturable_and_back(world: World) -> None:
     """A state dict of torch's ``capturable=True`` is taken in mid-training and given back to torch."""
-    if "capturable" in world.known:
-        from_torch(world, capturable=True)
-    else:
-        from_torch(world)
+    from_torch(world, "capturable", capturable=True)
 
 
 def counts(saved: dict[str, Any], kind: Callable[[float], Any]) -> None:
@@ -331,17 +321,12 @@ def forms_of_a_state_dict(world: World) -> None:
     """Groups and their parameters in tuples, a step count of NumPy's, state of nobody's, and what is no dict at all."""
     _, saved = begun(world)
 
-    def counted(saved: dict[str, Any]) -> None:
-        for entry in saved["state"].values():
-            if "step" in entry:
-                entry["step"] = np.float32(3)
-
     def in_tuples(saved: dict[str, Any]) -> None:
         saved["param_groups"] = tuple({**group, "params": tuple(group["params"])} for group in saved["param_groups"])
 
     changes: dict[str, Change] = {
         "tuples": in_tuples,
-        "a count of NumPy's": counted,
+        "a count of NumPy's": lambda saved: counts(saved, np.float32),
         "state of nobody's": lambda saved: saved["state"].update({99: {"x": torch.ones(2)}, "name": {"y": 1}}),
     }
     for label, change in changes.items():

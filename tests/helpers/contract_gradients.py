@@ -107,13 +107,8 @@ def laid_out_otherwise_in_each_step(world: World) -> None:
 @scenario(CHAPTER)
 def of_complex_numbers(world: World) -> None:
     """Complex gradients with other strides than their parameters, and conjugated and negated views."""
-    ways: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-        "transposed": LAYOUTS["transposed"],
-        "with gaps": LAYOUTS["with gaps"],
-        "conjugated": lambda g: g.conj(),
-        "negated": lambda g: torch._neg_view(g),
-    }
-    for label, change in ways.items():
+    ways = {name: LAYOUTS[name] for name in ("transposed", "with gaps", "negated")}
+    for label, change in {**ways, "conjugated": torch.conj}.items():
         p = world.param((13, 18), 1, torch.complex64)
         opt = world.make([p])
         with world.tries(label):

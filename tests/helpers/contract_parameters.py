@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -41,15 +40,9 @@ def net(world: World) -> torch.nn.Module:
     return world.filled(torch.nn.Sequential(torch.nn.Linear(13, 18), torch.nn.LayerNorm(18), torch.nn.Linear(18, 1)))
 
 
-@contextlib.contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """A block with another default dtype."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+def everything(optimizer: Any, params: Iterable[Any]) -> list[Any]:
+    """Parameters, and the tensors of their state."""
+    return [*params, *(v for p in params for v in optimizer.state.get(p, {}).values() if v is not None)]
 
 
 def rounded(values: Any, kind: str) -> list[torch.Tensor]:
@@ -70,16 +63,14 @@ def sizes(world: World) -> None:
 @scenario(CHAPTER)
 def layouts(world: World) -> None:
     """Unaligned views, channels last, transposed, permuted, slices with gaps; state is laid out as torch's."""
-    params = odd(world)
-    world.trained(params, show="trained")
+    world.trained(odd(world), show="trained")
 
 
 @scenario(CHAPTER)
 def complex_parameters(world: World) -> None:
     """Parameters of complex numbers, with gaps and of 0 dimensions, too, beside real ones."""
     wide, narrow = odd(world, torch.complex128), odd(world, torch.complex64)
-    params = [*wide, *narrow, world.param((9,), 1), world.param((), 2, torch.complex64)]
-    world.trained(params, show="trained")
+    world.trained([*wide, *narrow, world.param((9,), 1), world.param((), 2, torch.complex64)], show="trained")
 
 
 @scenario(CHAPTER)
@@ -113,10 +104,12 @@ def several_dtypes(world: World) -> None:
 @scenario(CHAPTER)
 def default_dtype_float64(world: World) -> None:
     """``torch.set_default_dtype(torch.float64)``: a model made under it, and what the optimizer counts with."""
-    with default_dtype(torch.float64):
-        module = net(world)
-        params = [*module.parameters(), world.param((4, 5), 9)]
-        world.trained(params, show="trained")
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        world.trained([*net(world).parameters(), world.param((4, 5), 9)], show="trained")
+    finally:
+        torch.set_default_dtype(before)
 
 
 @scenario(CHAPTER, "cuda")
@@ -211,9 +204,9 @@ def _changed(world: World, label: str, change: Callable[[Any], None], kept_grad:
         else:
             params[1].grad = None
             world.train(opt, params, range(2, 4))
-        state = [v for p in params for v in opt.state.get(p, {}).values() if v is not None]
-        world.say(f"{label}: what it has", [(str(t.dtype), tuple(t.shape), t.stride()) for t in (*params, *state)])
-        world.say(f"{label}: values", rounded([*params, *state], label))
+        found = everything(opt, params)
+        world.say(f"{label}: what it has", [(str(t.dtype), tuple(t.shape), t.stride()) for t in found])
+        world.say(f"{label}: values", rounded(found, label))
     if kept_grad:
         with world.tries(f"{label}, new gradients"):
             params[1].grad = None
@@ -300,12 +293,12 @@ def a_module_cast_between_steps(world: World) -> None:
         getattr(module, name)()
         with world.tries(f"a step in {name}"):
             world.train(opt, params, range(4, 6))
-            state = [v for p in params for v in opt.state[p].values() if v is not None]
-            world.say(f"dtypes in {name}", [str(t.dtype) for t in (*params, *state)])
-            world.say(f"values in {name}", rounded([*params, *state], name))
+            found = everything(opt, params)
+            world.say(f"dtypes in {name}", [str(t.dtype) for t in found])
+            world.say(f"values in {name}", rounded(found, name))
             module.float()
             world.train(opt, params, range(6, 8))
-            world.say(f"values after {name}", rounded([*params, *state], name))
+            world.say(f"values after {name}", rounded(found, name))
 
 
 @scenario(CHAPTER)
@@ -323,9 +316,8 @@ def moved_to_another_device(world: World) -> None:
     """A parameter's data moves to the CPU or to the GPU, before the first step and between two."""
     for label, first in (("before", 0), ("between", 2)):
         for where in ("cpu", "cuda"):
-            params = [torch.nn.Parameter(world.values((13, 18), i)) for i in range(3)]
-            for p in params if where == "cuda" else ():
-                p.data = p.data.cpu()
+            home = "cpu" if where == "cuda" else "cuda"
+            params = [torch.nn.Parameter(world.values((13, 18), i).to(home)) for i in range(3)]
             opt = world.make(params)
             world.train(opt, params, range(first))
             opt.zero_grad()
@@ -341,7 +333,7 @@ def a_step_that_is_refused(world: World) -> None:
     params, opt = world.begin([(13, 18)] * 3, 2)
     params[1].data, params[1].grad = torch.cat([params[1].data, params[1].data]), None
     give(params, 2)
-    what = [t for p in params for t in (p, *opt.state[p].values()) if t is not None]
+    what = everything(opt, params)
     before = [t.detach().clone() for t in what]
     with world.tries("the step"):
         opt.step()

@@ -272,9 +272,8 @@ def _differ(want: Any, got: Any) -> str | None:
 
 
 def _error(value: Any) -> str:
-    return (
-        f"{type(value).__name__} ({str(value).splitlines()[0][:160]})" if isinstance(value, Exception) else "no error"
-    )
+    name = type(value).__name__
+    return f"{name} ({str(value).splitlines()[0][:160]})" if isinstance(value, Exception) else "no error"
 
 
 def _differ_tensor(want: torch.Tensor, got: torch.Tensor) -> str | None:

@@ -9,19 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from edits import (
-    CASES,
-    STATE_EDITS,
-    STEP_EDITS,
-    Case,
-    Edit,
-    Params,
-    groups_of,
-    listed,
-    parameters,
-    state_edits,
-    steps,
-)
+from edits import CASES, STATE_EDITS, STEP_EDITS, Case, Edit, Params, groups_of, listed, parameters, state_edits, steps
 from edits_groups import ADAM_EDITS, GROUP_EDITS, LION_EDITS, SGD_EDITS
 
 #: Torch's exceptions that say what was wrong only by how its code happens to be written: any refusal will do.

@@ -71,9 +71,8 @@ def _library(compiler: str, text: str) -> ctypes.CDLL:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
     if not path.exists():
-        own = path.with_suffix(f".{os.getpid()}")
-        own.with_suffix(f".{os.getpid()}.cpp").write_text(text)
-        source = own.with_suffix(f".{os.getpid()}.cpp")
+        own, source = path.with_suffix(f".{os.getpid()}"), path.with_suffix(f".{os.getpid()}.cpp")
+        source.write_text(text)
         result = subprocess.run([compiler, *FLAGS, str(source), "-o", str(own)], capture_output=True, text=True)
         assert result.returncode == 0, result.stderr[-4000:]
         os.replace(own, path)

@@ -5,21 +5,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import hashlib
 import json
-import os
-import subprocess
 import sys
 import traceback
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from paths import HELPERS
+from children import python
 
 from pagedopt import PagedAdamW
 
@@ -124,27 +120,9 @@ def resume(folder: Path, case: Case, device: str) -> str:
 def in_new_process(folder: Path, cases: list[Case], device: str, timeout: float = 100) -> dict[str, str]:
     """The digest of each case, or what went wrong."""
     (folder / "cases.json").write_text(json.dumps([asdict(case) for case in cases]))
-    here = HELPERS
-    path = os.pathsep.join([str(here.parent), str(here), os.environ.get("PYTHONPATH", "")])
-    subprocess.run(
-        [sys.executable, __file__, str(folder), device],
-        check=True,
-        timeout=timeout,
-        env={**os.environ, "PYTHONPATH": path},
-    )
+    python(__file__, folder, device, timeout=timeout)
     found: dict[str, str] = json.loads((folder / "results.json").read_text())
     return found
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Small tensors, many operations: torch's threads would spend their time waiting for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def main(folder: Path, device: str) -> None:
@@ -159,5 +137,5 @@ def main(folder: Path, device: str) -> None:
 
 
 if __name__ == "__main__":
-    with one_thread():
-        main(Path(sys.argv[1]), sys.argv[2])
+    torch.set_num_threads(1)  # small tensors, many operations: threads would spend their time waiting for each other
+    main(Path(sys.argv[1]), sys.argv[2])

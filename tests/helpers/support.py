@@ -29,12 +29,7 @@ _SCALARS: dict[str, float] = {
 
 def scalars_for(rule: Rule, step: int = 3, **changes: float) -> dict[str, float]:
     """The rule's hyperparameters in ``step``, with ``changes``."""
-    known = {
-        **_SCALARS,
-        "step": step,
-        "nesterov": True,
-        "maximize": False,
-    }
+    known = {**_SCALARS, "step": step, "nesterov": True, "maximize": False}
     return {**{name: float(known[name]) for name in rule.scalars}, **changes}
 
 
