@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -14,7 +14,6 @@ import pytest
 import torch
 from children import python
 from gpu_support import NEEDED
-from paths import HELPERS, ROOT
 
 from pagedopt import PagedAdamW
 from pagedopt.system.cuda import driver
@@ -49,6 +48,16 @@ def on_cuda(test: Callable[..., Any]) -> Callable[..., Any]:
 def torchs(params: Any, **options: Any) -> torch.optim.AdamW:
     """Torch's AdamW, to train beside."""
     return torch.optim.AdamW(params, **{**ADAMW, "fused": True, **options})
+
+
+def kinds(place: str) -> tuple[tuple[Any, dict[str, Any]], ...]:
+    """Ours, with state in a place, and torch's: class and options."""
+    return (Watched, {**ADAMW, **PLACES[place]}), (torch.optim.AdamW, {**ADAMW, "fused": True})
+
+
+def both(place: str) -> list[Callable[[Any], Any]]:
+    """What makes ours, with state in a place, and torch's."""
+    return [functools.partial(kind, **options) for kind, options in kinds(place)]
 
 
 class Watched(PagedAdamW):
@@ -148,9 +157,10 @@ def moved_alike(
 def agree(ends: list[Any], steps: int, near: float, start: Iterable[torch.Tensor], moved: float | None = None) -> None:
     """Losses, tensors and optimizer at the end of a training, of ours and of torch's; ``moved``: see
     :func:`moved_alike`, ``near`` if left out."""
-    assert ends[0][2].watched == steps
-    assert ends[0][0] == pytest.approx(ends[1][0], rel=near)
-    moved_alike(ends[0][1], ends[1][1], start, moved or near)
+    (losses, tensors, optimizer), (their_losses, their_tensors, _) = ends
+    assert optimizer.watched == steps
+    assert losses == pytest.approx(their_losses, rel=near)
+    moved_alike(tensors, their_tensors, start, moved or near)
 
 
 def forget_accelerate() -> None:
@@ -158,6 +168,15 @@ def forget_accelerate() -> None:
     if state := sys.modules.get("accelerate.state"):
         state.AcceleratorState._reset_state(reset_partial_state=True)
         state.GradientState._reset_state()
+
+
+def gpt2() -> Any:
+    """A GPT-2 of transformers' with two layers and dropout."""
+    import transformers
+
+    torch.manual_seed(0)
+    sizes = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 16, "vocab_size": 61}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, attn_implementation="eager"))
 
 
 def trainable(model: torch.nn.Module) -> list[torch.nn.Parameter]:
@@ -189,16 +208,16 @@ def full_card(monkeypatch: pytest.MonkeyPatch) -> torch.OutOfMemoryError:
     return found.value
 
 
-def goes_on(file: str, folder: Path, device: str, whole: dict[str, str], timeout: float = 110) -> None:
+def goes_on(file: str, folder: Path, device: str, run: Callable[[str], str], timeout: float = 110) -> None:
     """What was saved in ``folder`` goes on in a new process, in each of ``MOVES``, to the bits of the whole run.
 
     Args:
         file: of the test, which as a program is a :func:`child`.
-        whole: the digest of the uninterrupted run in each place.
+        run: trains with state in a place, saves in the middle, and returns the digest of the end.
     """
+    whole = {place: run(place) for place in PLACES}
     assert whole["away"] == whole["resident"]
-    path = os.pathsep.join([str(ROOT), str(HELPERS), os.environ.get("PYTHONPATH", "")])
-    python(file, folder, device, timeout=timeout, PYTHONPATH=path)
+    python(file, folder, device, timeout=timeout)
     found = json.loads((folder / "answer.json").read_text())
     assert found == {f"{before} to {after}": whole["resident"] for before, after in MOVES}
 
