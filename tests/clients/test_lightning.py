@@ -277,8 +277,7 @@ def test_fabric(device: str, place: str, precision: str, near: float) -> None:
     ends = []
     for make in clients.both(place):
         fabric, net, opt = set_up(device, make, precision=precision)
-        losses = train(fabric, net, opt, fabric.setup_dataloaders(loader()))
-        ends.append((losses, values(net), opt.optimizer))
+        ends.append((train(fabric, net, opt, fabric.setup_dataloaders(loader())), values(net), opt.optimizer))
     clients.agree(ends, STEPS, near, values(model()))
 
 

@@ -112,8 +112,7 @@ def test_save_pretrained(tmp_path: Path, device: str) -> None:
 
 
 def go_on(folder: Path, device: str, before: str, after: str) -> str:
-    base = model(device).unload()
-    net = peft.PeftModel.from_pretrained(base, folder / before, is_trainable=True)
+    net = peft.PeftModel.from_pretrained(model(device).unload(), folder / before, is_trainable=True)
     opt = PagedAdamW(clients.trainable(net), **ADAMW, **PLACES[after])
     opt.load_state_dict(torch.load(folder / f"{before}.pt", weights_only=True))
     train(net, opt, 3, 3)

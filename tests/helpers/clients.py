@@ -95,9 +95,8 @@ class Watched(PagedAdamW):
         made = torch.optim.AdamW(groups, fused=True)
         saved = self.state_dict()
         state = {i: {k: _copy(v) for k, v in entry.items()} for i, entry in saved["state"].items()}
-        made.load_state_dict(
-            {"state": state, "param_groups": [{**group, "fused": True} for group in saved["param_groups"]]}
-        )
+        fused = [{**group, "fused": True} for group in saved["param_groups"]]
+        made.load_state_dict({"state": state, "param_groups": fused})
         return made
 
     def _pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:

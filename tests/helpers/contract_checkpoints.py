@@ -253,9 +253,8 @@ def loading_after_a_cast(world: World) -> None:
 def values_of_one_s_own(world: World) -> None:
     """What users keep in ``state`` is saved and loaded with the rest, cast and moved as torch does with it."""
     params, saved = begun(world)
-    saved["state"].setdefault(1, {}).update(
-        {"double": torch.ones(3, dtype=torch.float64), "count": torch.arange(3), "text": "mine", "number": 3}
-    )
+    mine = {"double": torch.ones(3, dtype=torch.float64), "count": torch.arange(3), "text": "mine", "number": 3}
+    saved["state"].setdefault(1, {}).update(mine)
     saved["state"]["everybody's"] = {"ema": torch.ones(2, dtype=torch.float64)}
     opt = other(world, params)
     opt.load_state_dict(saved)

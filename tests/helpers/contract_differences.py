@@ -36,8 +36,25 @@ _AS_REAL = ("PagedAdamW",)
 #: Dtypes of a gradient and of its narrower parameter.
 _WIDER = (("float32", "bfloat16"), ("float32", "float16"), ("float64", "float32"))
 
-#: Parameters and gradients.
-_TENSORS = (
+_NO_GRAPH = (
+    "A step of one launch has no graph to differentiate through: refused by name, where torch takes it (in a group it "
+    "changes nothing)."
+)
+
+#: Where hyperparameters are tensors of one element that have dimensions, and of which optimizers.
+_VALUES = (
+    "lr=torch.float32 [0.5]*", "lr=torch.float32 [[0.5]]*", "lr=torch.float32 [0.25]*",
+    "betas=tuple(torch.float32 [0.5], torch.float32 0.5)*", "betas=tuple(torch.float32 [0.25]*",
+)  # fmt: skip
+_OF_ONE: tuple[tuple[str, str | tuple[str, ...], tuple[str, ...]], ...] = (
+    ("odd values at construction", _VALUES, ("PagedAdamW", "PagedSGD")),
+    ("values changed between steps", _VALUES, ("PagedAdamW", "PagedSGD")),
+    ("a tensor that is the learning rate", "torch.float32 [*", ("PagedAdamW", "PagedSGD")),
+    ("betas that are tensors", "1-dim*", ("PagedAdamW",)),
+)
+
+DIFFERENCES: tuple[Difference, ...] = (
+    # Parameters and gradients.
     Difference(
         "beyond", "a step that is refused", "all is as it was",
         "A step that refuses one parameter has changed nothing: no parameter, state or step count. torch's loop has "
@@ -84,30 +101,7 @@ _TENSORS = (
         "in the state_format asked for; torch's SGD keeps that of the first gradient.",
         ("PagedSGD",),
     ),
-)  # fmt: skip
-
-_NO_GRAPH = (
-    "A step of one launch has no graph to differentiate through: refused by name, where torch takes it (in a group it "
-    "changes nothing)."
-)
-
-#: Where hyperparameters are tensors of one element that have dimensions, and of which optimizers.
-_VALUES = tuple(
-    f"{value}*"
-    for value in (
-        "lr=torch.float32 [0.5]", "lr=torch.float32 [[0.5]]", "lr=torch.float32 [0.25]",
-        "betas=tuple(torch.float32 [0.5], torch.float32 0.5)", "betas=tuple(torch.float32 [0.25]",
-    )
-)  # fmt: skip
-_OF_ONE: tuple[tuple[str, str | tuple[str, ...], tuple[str, ...]], ...] = (
-    ("odd values at construction", _VALUES, ("PagedAdamW", "PagedSGD")),
-    ("values changed between steps", _VALUES, ("PagedAdamW", "PagedSGD")),
-    ("a tensor that is the learning rate", "torch.float32 [*", ("PagedAdamW", "PagedSGD")),
-    ("betas that are tensors", "1-dim*", ("PagedAdamW",)),
-)
-
-#: Hyperparameters.
-_HYPERPARAMETERS = (
+    # Hyperparameters.
     Difference(
         "refused", "differentiable",
         tuple(f"{{'foreach': {each}, 'fused': {fused}}}" for each in (None, False, True) for fused in (None, False)),
@@ -157,10 +151,7 @@ _HYPERPARAMETERS = (
         )
         for scenario, labels, optimizers in _OF_ONE
     ),
-)  # fmt: skip
-
-#: Training loops.
-_LOOPS = (
+    # Training loops.
     Difference(
         "beyond", "gradients off", "inference_mode, first=True*",
         "State that is made in torch.inference_mode is followed outside of it, too; torch's raises RuntimeError there.",
@@ -183,20 +174,14 @@ _LOOPS = (
         "torch's keeps FakeTensors as the state of real parameters.",
         error=RuntimeError,
     ),
-)  # fmt: skip
-
-#: Objects.
-_OBJECTS = (
+    # Objects.
     Difference(
         "refused", "state that autograd has saved", ("written", "stepped"),
         "All state of an optimizer has one version counter, so that one call counts a step of any length: autograd "
         "takes state that it has saved for changed (RuntimeError) where other state of the optimizer is.",
         error=RuntimeError,
     ),
-)  # fmt: skip
-
-#: Checkpoints.
-_CHECKPOINTS = (
+    # Checkpoints.
     Difference(
         "refused", "complex state into real parameters", "loading",
         "Refused with ValueError; torch takes the real parts, with a warning.",
@@ -215,17 +200,12 @@ _CHECKPOINTS = (
         "beyond", "what was loaded is left alone", "the dict is as it was",
         "Values are copied, and the dict stays what it was; torch trains on in its tensors, and changes them.",
     ),
-)  # fmt: skip
-
-#: What it says of itself.
-_TEXTS = (
+    # What it says of itself.
     Difference(
         "beyond", "its text", "*",
         "torch's text, and behind the groups a line on state: bytes by place, the placement and the budget.",
     ),
 )  # fmt: skip
-
-DIFFERENCES: tuple[Difference, ...] = (*_TENSORS, *_HYPERPARAMETERS, *_LOOPS, *_OBJECTS, *_CHECKPOINTS, *_TEXTS)
 
 
 def listed(scenario: str, label: str, optimizer: str, device: str) -> Difference | None:

@@ -65,9 +65,8 @@ def differentiable(world: World) -> None:
     """``differentiable=True``, by itself and with ``foreach`` and ``fused``."""
     if "differentiable" in flags(world):
         for choice in CHOICES:
-            params = [world.param((3,))]
             with world.tries(f"{choice}"):
-                world.make(params, differentiable=True, **choice)
+                world.make([world.param((3,))], differentiable=True, **choice)
     world.say("asked", sorted(flags(world)))
 
 

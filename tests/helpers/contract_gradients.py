@@ -222,8 +222,7 @@ def one_for_two_parameters(world: World) -> None:
     """One tensor as the gradient of two parameters, and a gradient that is a view of a larger flat one."""
     params, opt = world.begin([(13, 18)] * 4)
     for step in range(3):
-        flat = world.values((3 * 13 * 18,), step)
-        views = flat.view(3, 13, 18).unbind()
+        views = world.values((3 * 13 * 18,), step).view(3, 13, 18).unbind()
         for p, grad in zip(params, (*views, views[0]), strict=True):
             p.grad = grad
         opt.step()

@@ -94,10 +94,7 @@ def what_a_step_leaves(world: World) -> None:
         loss = loss_of(params)
         with torch.enable_grad():
             opt.step()
-        same = [
-            p.grad is g and p.is_leaf and p.requires_grad and p.grad_fn is None
-            for p, g in zip(params, grads, strict=True)
-        ]
+        same = [(p.grad is g, p.is_leaf, p.requires_grad, p.grad_fn) for p, g in zip(params, grads, strict=True)]
         world.say(f"maximize={maximize}", [same, grads])
         world.say(f"maximize={maximize}: versions", [p._version > v for p, v in zip(params, versions, strict=True)])
         with world.tries(f"maximize={maximize}: the backward of before"):

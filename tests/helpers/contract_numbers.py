@@ -86,8 +86,7 @@ def _oracle(entry: Entry, at: int, dtype: torch.dtype, device: str, steps: int) 
 
 @functools.cache
 def _exact(entry: Entry, at: int, dtype: torch.dtype, device: str, steps: int) -> Run:
-    hyper = {**variants(entry)[at], "foreach": False}
-    return play(reference(entry), hyper, dtype, device, steps, wide=True)
+    return play(reference(entry), {**variants(entry)[at], "foreach": False}, dtype, device, steps, wide=True)
 
 
 @functools.cache

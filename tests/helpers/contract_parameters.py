@@ -76,8 +76,7 @@ def complex_parameters(world: World) -> None:
 @scenario(CHAPTER)
 def thousands_of_tiny_tensors(world: World) -> None:
     """5,000 parameters of a few elements each."""
-    values = world.values((5_000, 4), 1)
-    params = [torch.nn.Parameter(v[: 1 + i % 4].clone()) for i, v in enumerate(values)]
+    params = [torch.nn.Parameter(v[: 1 + i % 4].clone()) for i, v in enumerate(world.values((5_000, 4), 1))]
     opt = world.make(params)
     for step in range(2):
         for i, (p, g) in enumerate(zip(params, world.values((5_000, 4), 2 + step).unbind(), strict=True)):

@@ -36,8 +36,7 @@ def step_hooks(world: World) -> None:
 
     with ExitStack() as stack:
         for register in (register_optimizer_step_pre_hook, register_optimizer_step_post_hook):
-            handle = register(hook(register.__name__))
-            stack.callback(handle.remove)
+            stack.callback(register(hook(register.__name__)).remove)
         handles = [opt.register_step_pre_hook(hook("before")), opt.register_step_post_hook(hook("behind"))]
         handles += [opt.register_step_pre_hook(hook("before, too")), opt.register_step_post_hook(hook("behind, too"))]
         world.train(opt, params, range(2))

@@ -24,6 +24,7 @@ TensorEdit = Callable[[dict[str, Any], str], None]
 #: Behind a first one that spans pages, of 64 KiB in a file and of 2 MiB on a device; two are alike.
 SHAPES = ((13, 18), (13, 18), (5, 9), (), (70,))
 LARGE = {"cpu": (200, 201), "cuda": (1100, 1101)}
+MOMENTS = ("exp_avg", "exp_avg_sq")
 SGD: dict[str, Any] = {"lr": 0.05, "momentum": 0.9, "dampening": 0.4, "weight_decay": 0.1}
 LION: dict[str, Any] = {"lr": 0.01, "betas": (0.8, 0.95), "weight_decay": 0.1}
 
@@ -48,10 +49,8 @@ class Case:
 
 
 CASES = {
-    "adamw": Case(PagedAdamW, torch.optim.AdamW, ADAMW, ("exp_avg", "exp_avg_sq")),
-    "amsgrad": Case(
-        PagedAdamW, torch.optim.AdamW, {**ADAMW, "amsgrad": True}, ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-    ),
+    "adamw": Case(PagedAdamW, torch.optim.AdamW, ADAMW, MOMENTS),
+    "amsgrad": Case(PagedAdamW, torch.optim.AdamW, {**ADAMW, "amsgrad": True}, (*MOMENTS, "max_exp_avg_sq")),
     "sgd": Case(PagedSGD, torch.optim.SGD, SGD, ("momentum_buffer",)),
     "lion": Case(PagedLion, Lion, LION, ("exp_avg",)),
 }

@@ -71,12 +71,9 @@ class World:
 
 
 def worlds(case: Case, placement: str, device: str = "cpu") -> tuple[World, World]:
-    made = []
-    for theirs in (False, True):
-        params = parameters(device)
-        how = {} if theirs else options(case, placement, params)
-        made.append(World(case.make(theirs, groups_of(params), **how), params))
-    return made[0], made[1]
+    mine, others = parameters(device), parameters(device)
+    ours = case.make(False, groups_of(mine), **options(case, placement, mine))
+    return World(ours, mine), World(case.make(True, groups_of(others)), others)
 
 
 def run(case: Case, placement: str, edits: list[tuple[str, Edit]], device: str = "cpu") -> World:
@@ -112,9 +109,8 @@ def same_outcome(ours: World, theirs: World, name: str, first: int) -> bool:
         return True
     kinds = (RuntimeError, ValueError, *INCIDENTAL) if isinstance(other, INCIDENTAL) else type(other)
     assert isinstance(mine, kinds), f"torch raises {type(other).__name__}: {other}; ours: {mine!r}"
-    assert all(torch.equal(a, b) for a, b in zip(start, ours.snapshot(), strict=True)), (
-        "a refused step changed something"
-    )
+    unchanged = all(torch.equal(a, b) for a, b in zip(start, ours.snapshot(), strict=True))
+    assert unchanged, "a refused step changed something"
     return False
 
 

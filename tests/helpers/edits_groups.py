@@ -91,8 +91,7 @@ def _put(opt: torch.optim.Optimizer, params: Params, index: int, value: torch.Te
     old = params[index]
     group, place = next((g, i) for g in opt.param_groups for i, p in enumerate(g["params"]) if p is old)
     stored = opt.state.get(old)
-    names = moments(opt, old)
-    for name in names:
+    for name in moments(opt, old):
         stored[name] = change(stored[name])
     del opt.state[old]
     params[index] = group["params"][place] = torch.nn.Parameter(value.detach().requires_grad_(True))
@@ -168,14 +167,9 @@ GROUP_EDITS: dict[str, Edit] = {
     "add_param_group": add_group,
     "groups.append": append_to_groups,
     "a group twice": one_dict_twice,
-    **{
-        f"{name}, cleared": _then_clear(edit)
-        for name, edit in (
-            ("twice in one list", twice),
-            ("in two groups", in_two_groups),
-            ("a group twice", one_dict_twice),
-        )
-    },
+    "twice in one list, cleared": _then_clear(twice),
+    "in two groups, cleared": _then_clear(in_two_groups),
+    "a group twice, cleared": _then_clear(one_dict_twice),
     "parameters .data": parameter_data,
     "parameters share_memory_": share_parameters,
     "prune": prune,

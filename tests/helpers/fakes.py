@@ -93,9 +93,8 @@ class FakeCuda:
 
             def read() -> None:
                 assert passed.view(np.int64).tolist() == header.view(np.int64).tolist()
-                assert np.array_equal(words_at(at, len(want)), want), (
-                    "a table was rewritten under a launch, or never sent"
-                )
+                now = words_at(at, len(want))
+                assert np.array_equal(now, want), "a table was rewritten under a launch, or never sent"
 
             self.submit(stream, read)
 

@@ -218,18 +218,14 @@ OF_SGD = ("step after a cast",)
 
 
 def scenes(device: str = "cpu") -> list[Scene]:
-    found = [
-        Scene(operation, placement, "adamw", device)
-        for operation in OPERATIONS
-        for placement in PLACED.get(operation, ("resident", "spilled", "half"))
-        if operation not in OF_SGD
-    ]
+    everywhere = ("resident", "spilled", "half")
+    of_adamw = [operation for operation in OPERATIONS if operation not in OF_SGD]
+    chosen = [("adamw", operation, PLACED.get(operation, everywhere)) for operation in of_adamw]
     others = [("sgd", operation) for operation in ("first step", "step", *OF_SGD)]
     if device == "cuda":
         others += [("fused", operation) for operation in ("first step", "step", "load used")]
-    return found + [
-        Scene(operation, placement, case, device) for case, operation in others for placement in ("resident", "spilled")
-    ]
+    chosen += [(case, operation, everywhere[:2]) for case, operation in others]
+    return [Scene(operation, placement, case, device) for case, operation, places in chosen for placement in places]
 
 
 # --- what should come of it ------------------------------------------------------------------------------------------

@@ -36,9 +36,8 @@ def arena(numel: int, budget: int | None = 0, sections: int = 2, stretch: int = 
 
 def sections_of(memory: FileArena) -> list[torch.Tensor]:
     """What belongs to the parameter in each section, as int32."""
-    return [
-        memory.tensor[begin : begin + memory.layout.numel * 4].view(torch.int32) for begin in memory.layout.sections
-    ]
+    nbytes = memory.layout.numel * 4
+    return [memory.tensor[begin : begin + nbytes].view(torch.int32) for begin in memory.layout.sections]
 
 
 def step(memory: FileArena) -> None:

@@ -56,8 +56,7 @@ def build(
         f"    return fibers::play(blocks, BLOCK, backwards, [=] {{ {name}(*(const {_table_of(name)}*)table); }});\n}}\n"
         for i, name in enumerate(names)
     ]
-    text = "\n".join([kernel_text(kernel, formats), *functors, '#line 1 "entries"', *entries])
-    library = _library(compiler, text)
+    library = _library(compiler, "\n".join([kernel_text(kernel, formats), *functors, '#line 1 "entries"', *entries]))
     return [functools.partial(_play, getattr(library, f"play_{i}")) for i in range(len(names))]
 
 

@@ -74,8 +74,7 @@ def one_of_them_prepares_anew(device: str) -> dict[str, Any]:
         if dist.get_rank() == 1:
             entry = next(iter(training.optimizer.state.values()))
             entry["exp_avg"] = entry["exp_avg"].clone()
-        losses = training.train(2, 4)
-        found[who] = {"losses": losses, "values": training.values()}
+        found[who] = {"losses": training.train(2, 4), "values": training.values()}
     return found
 
 

@@ -14,12 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import checkpoint
-from torch.distributed.checkpoint.state_dict import (
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint import state_dict as dicts
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer, _apply_optimizer_in_backward
@@ -106,7 +101,10 @@ class Setup:
         return [optimizer]
 
     def both(self, model: Model, optimizer: Any) -> dict[str, Any]:
-        return {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
+        return {
+            "model": dicts.get_model_state_dict(model),
+            "optimizer": dicts.get_optimizer_state_dict(model, optimizer),
+        }
 
     def save(self, model: Model, optimizer: Any, folder: Path) -> None:
         checkpoint.save(self.both(model, optimizer), checkpoint_id=folder)
@@ -114,8 +112,8 @@ class Setup:
     def load(self, model: Model, optimizer: Any, folder: Path) -> None:
         both = self.both(model, optimizer)
         checkpoint.load(both, checkpoint_id=folder)
-        set_model_state_dict(model, both["model"])
-        set_optimizer_state_dict(model, optimizer, both["optimizer"])
+        dicts.set_model_state_dict(model, both["model"])
+        dicts.set_optimizer_state_dict(model, optimizer, both["optimizer"])
 
 
 class Whole(Setup):

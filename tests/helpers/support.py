@@ -74,8 +74,7 @@ def _view(value: torch.Tensor, gap: int) -> torch.Tensor:
     room = torch.full((gap + len(value) + AFTER,), 7.0, dtype=value.dtype)
     while room[gap:].data_ptr() % 16 != (gap * value.element_size()) % 16:  # torch aligns to 64: never runs
         raise AssertionError("torch.full no longer aligns to 16 bytes")
-    view = room[gap : gap + len(value)]
-    return view.copy_(value)
+    return room[gap : gap + len(value)].copy_(value)
 
 
 def vast(numel: int) -> torch.Tensor:

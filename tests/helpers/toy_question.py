@@ -21,8 +21,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 def measure(run: Run) -> Iterator[Row]:
     """Rows of two lengths and two ways."""
     for length in run.each(run.size((100, 200), (1, 2))):
-        cases = [Case(way, lambda: None) for way in ("cut", "torn")]
-        for name, timing in run.measure(cases).items():
+        for name, timing in run.measure([Case(way, lambda: None) for way in ("cut", "torn")]).items():
             yield {"length": length, "way": name, **timing}
         if run.options.wrong == "interrupt":
             raise KeyboardInterrupt

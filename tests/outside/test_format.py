@@ -224,8 +224,7 @@ def test_one_state_in_blocks_and_one_in_bfloat16() -> None:
     results = []
     for options in ON_THE_CPU:
         params = parameters("cpu", torch.bfloat16)
-        formats = {"exp_avg": INT8, "exp_avg_sq": "bfloat16"}
-        opt = PagedAdamW(params, lr=1e-2, state_format=formats, **options)
+        opt = PagedAdamW(params, lr=1e-2, state_format={"exp_avg": INT8, "exp_avg_sq": "bfloat16"}, **options)
         steps(opt, params, 0, 4)
         assert list(opt.state[params[0]]) == ["step", "exp_avg.codes", "exp_avg.scale", "exp_avg_sq"]
         assert opt.state[params[0]]["exp_avg_sq"].dtype is torch.bfloat16

@@ -72,8 +72,7 @@ def trained(last: int, device: str = "cpu", **how: Any) -> tuple[Tempered, Param
 
 def bits(opt: torch.optim.Optimizer, params: Params) -> list[torch.Tensor]:
     """Copies of parameters and state."""
-    found = [t for p in params for t in (p.detach(), *opt.state[p].values())]
-    return [t.cpu().clone() for t in found]
+    return [t.detach().cpu().clone() for p in params for t in (p, *opt.state[p].values())]
 
 
 def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
