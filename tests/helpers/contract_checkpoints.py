@@ -185,11 +185,9 @@ def cast(world: World, param: torch.dtype, state: torch.dtype, **ours: Any) -> N
     params, saved = begun(world, state)
     cast_to = [torch.nn.Parameter(p.detach().to(param)) for p in params]
     opt = other(world, cast_to, **(ours if world.ours else {}))
-    with world.tries("loading"):
-        opt.load_state_dict(saved)
+    world.attempt("loading", opt.load_state_dict, saved)
     world.show("state is loaded", opt, cast_to)
-    with world.tries("a step"):
-        world.train(opt, cast_to, range(3, 5))
+    world.attempt("a step", world.train, opt, cast_to, range(3, 5))
     world.show("state goes on", opt, cast_to)
 
 
@@ -197,8 +195,7 @@ def into_float32(world: World, dtype: torch.dtype) -> None:
     """State of another dtype is loaded for float32, and no step follows."""
     _, saved = begun(world, dtype)
     opt = other(world, world.params(SHAPES))
-    with world.tries("loading"):
-        opt.load_state_dict(saved)
+    world.attempt("loading", opt.load_state_dict, saved)
 
 
 @scenario(CHAPTER)
@@ -286,10 +283,8 @@ def named_parameters(world: World) -> None:
     back.load_state_dict(saved)
     world.say("named keeps its names", [group.get("param_names") for group in back.param_groups])
     world.say("text", [line for line in repr(back).splitlines() if "names" in line])
-    with world.tries("names for some only"):
-        world.make([pairs[0], params[1]])
-    with world.tries("a group without names beside one with"):
-        opt.add_param_group({"params": [world.param((3,), 8)]})
+    world.attempt("names for some only", world.make, [pairs[0], params[1]])
+    world.attempt("a group without names beside one with", opt.add_param_group, {"params": [world.param((3,), 8)]})
 
 
 @scenario(CHAPTER)
@@ -310,8 +305,7 @@ def what_does_not_fit(world: World) -> None:
     for name, harm in harms.items():
         wrong = copy.deepcopy(saved)
         harm(wrong)
-        with world.tries(name):
-            opt.load_state_dict(wrong)
+        world.attempt(name, opt.load_state_dict, wrong)
     world.train(opt, params, range(3, 5), show="went on")
 
 
@@ -338,8 +332,7 @@ def forms_of_a_state_dict(world: World) -> None:
         world.show(f"{label}: trained", opt, params)
         world.say(f"{label}: others", [key for key in opt.state if not isinstance(key, torch.Tensor)])
     for label, given in {"a list": [], "none": None, "a number": 3, "an empty dict": {}}.items():
-        with world.tries(label):
-            other(world, world.params(SHAPES)).load_state_dict(given)
+        world.attempt(label, other(world, world.params(SHAPES)).load_state_dict, given)
 
 
 @scenario(CHAPTER)

@@ -155,11 +155,9 @@ def sparse(world: World) -> None:
         opt = world.trained(params, first)
         give(params, first)
         params[1].grad = params[1].grad.to_sparse()
-        with world.tries(f"in step {first}"):
-            opt.step()
+        world.attempt(f"in step {first}", opt.step)
         params[1].grad = params[1].grad.to_dense()
-        with world.tries(f"a dense one after step {first}"):
-            opt.step()
+        world.attempt(f"a dense one after step {first}", opt.step)
 
 
 @scenario(CHAPTER)
@@ -169,8 +167,7 @@ def sparse_without_state(world: World) -> None:
     p = world.param((13, 18), 1)
     opt = world.make([p], **simple)
     p.grad = world.values(p.shape, 3).to_sparse()
-    with world.tries("a step"):
-        opt.step()
+    world.attempt("a step", opt.step)
 
 
 def _mixed(world: World, param: torch.dtype, grad: torch.dtype, dtype: torch.dtype | None = None) -> tuple[Any, Any]:
@@ -249,6 +246,5 @@ def broadcast_over_a_larger_parameter(world: World) -> None:
         opt = world.trained([p], 2)
         before = p.grad.clone()
         p.data = world.values(new, 3)
-        with world.tries(f"{old} to {new}"):
-            opt.step()
+        world.attempt(f"{old} to {new}", opt.step)
         world.say(f"{old} to {new}: the gradient", torch.equal(p.grad, before))

@@ -98,8 +98,7 @@ def set_state(world: World) -> None:
     new = {"maximize", "foreach", "fused", "nesterov"} if world.entry.torch else {}
     groups = [{name: value for name, value in opt.param_groups[0].items() if name not in new}]
     opt.__setstate__({"state": opt.state, "param_groups": groups})
-    with world.tries("steps"):
-        world.train(opt, params, range(3, 5))
+    world.attempt("steps", world.train, opt, params, range(3, 5))
     world.show("after", opt, params)
 
 
@@ -200,13 +199,11 @@ def zero_grad(world: World) -> None:
         give(params, skip=(3,))
         params[1].grad = (params[1] * 2).sum().mul(params[1])  # with a graph behind it
         grads = [p.grad for p in params]
-        with world.tries(f"{label}: zeroed"):
-            opt.zero_grad(**how)
+        world.attempt(f"{label}: zeroed", opt.zero_grad, **how)
         world.say(f"{label}: gradients", [p.grad for p in params])
         world.say(f"{label}: the same tensors", [p.grad is g for p, g in zip(params, grads, strict=True)])
         world.say(f"{label}: no graph", [p.grad is None or p.grad.grad_fn is None for p in params])
-        with world.tries(f"{label}: a step behind it"):
-            opt.step()
+        world.attempt(f"{label}: a step behind it", opt.step)
         world.show(f"{label}: after it", opt, params)
         world.train(opt, params, range(1, 3), show=f"{label}: two steps later")
 
@@ -232,5 +229,4 @@ def state_that_autograd_has_saved(world: World) -> None:
         x = world.param((13, 18), 5)
         loss = (x * factor).sum()
         change(opt, q)
-        with world.tries(label):
-            loss.backward()
+        world.attempt(label, loss.backward)

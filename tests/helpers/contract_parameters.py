@@ -131,8 +131,7 @@ def frozen_integers(world: World) -> None:
     codes = torch.nn.Parameter(torch.arange(9, device=world.device).to(torch.int8), requires_grad=False)
     params = [world.param((5, 4)), codes, world.param((3,), 1)]
     opt = world.make(params)
-    with world.tries("steps"):
-        world.train(opt, [params[0], params[2]])
+    world.attempt("steps", world.train, opt, [params[0], params[2]])
     world.show("trained", opt, params)
 
 
@@ -143,8 +142,7 @@ def numbers_that_cannot_be_trained(world: World) -> None:
         p = torch.nn.Parameter(torch.ones(5, device=world.device).to(dtype), requires_grad=False)
         p.grad = torch.ones(5, device=world.device).to(dtype)
         opt = world.make([p])
-        with world.tries(f"{dtype}"):
-            opt.step()
+        world.attempt(f"{dtype}", opt.step)
 
 
 # --- what is done to them between steps -------------------------------------------------------------------------------
@@ -313,8 +311,9 @@ def a_module_cast_before_the_first_step(world: World) -> None:
 @scenario(CHAPTER, "cuda")
 def moved_to_another_device(world: World) -> None:
     """A parameter's data moves to the CPU or to the GPU, before the first step and between two."""
-    for label, first in (("before", 0), ("between", 2)):
+    for moment, first in (("before", 0), ("between", 2)):
         for where in ("cpu", "cuda"):
+            label = f"to {where}, {moment}"
             home = "cpu" if where == "cuda" else "cuda"
             params = [torch.nn.Parameter(world.values((13, 18), i).to(home)) for i in range(3)]
             opt = world.make(params)
@@ -322,8 +321,7 @@ def moved_to_another_device(world: World) -> None:
             opt.zero_grad()
             for p in params:
                 p.data = p.data.to(where)
-            with world.tries(f"to {where}, {label}"):
-                world.train(opt, params, range(9, 10), show=f"to {where}, {label}: after")
+            world.attempt(label, world.train, opt, params, range(9, 10), show=f"{label}: after")
 
 
 @scenario(CHAPTER)
@@ -334,8 +332,7 @@ def a_step_that_is_refused(world: World) -> None:
     give(params, 2)
     what = everything(opt, params)
     before = [t.detach().clone() for t in what]
-    with world.tries("the step"):
-        opt.step()
+    world.attempt("the step", opt.step)
     world.say("all is as it was", all(torch.equal(a, b) for a, b in zip(what, before, strict=True)))
 
 
@@ -345,5 +342,4 @@ def one_memory_for_two(world: World) -> None:
     one, other = world.param((13, 18)), world.param((13, 18), 1)
     other.data = one.data
     opt = world.make([one, other])
-    with world.tries("steps"):
-        world.train(opt, [one, other], show="trained")
+    world.attempt("steps", world.train, opt, [one, other], show="trained")
