@@ -10,7 +10,7 @@ from typing import Any
 import clients
 import pytest
 import torch
-from clients import PLACES, Watched, digest, everywhere, moved_alike, on_devices, values
+from clients import PLACES, Watched, digest, everywhere, on_devices, values
 from optim_support import model
 
 accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
@@ -56,9 +56,7 @@ def beside_torch(device: str, place: str, near: float, **options: Any) -> None:
         net, opt, batches, schedule = by.prepare(net, inner, loader(), schedule)
         ends.append((train(by, net, opt, batches, schedule), values(net), inner))
     steps = STEPS // options.get("gradient_accumulation_steps", 1)
-    assert ends[0][2].watched == steps or (options.get("mixed_precision") == "fp16" and ends[0][2].watched >= 2)
-    assert ends[0][0] == pytest.approx(ends[1][0], rel=near)
-    moved_alike(ends[0][1], ends[1][1], values(model()), near)
+    clients.agree(ends, steps, near, values(model()), skips=options.get("mixed_precision") == "fp16")
 
 
 @everywhere

@@ -99,13 +99,13 @@ def beside_torch(
     folder: Path, device: str, place: str, near: float, kind: Any = Automatic, torchs: Any = clients.torchs,
     **options: Any,
 ) -> None:  # fmt: skip
-    ours, theirs = kind(), kind()
-    opt = fit(folder, device, ours, clients.both(place)[0], **options)
-    fit(folder, device, theirs, torchs, **options)
+    ends = []
+    for make in (clients.both(place)[0], torchs):
+        module = kind()
+        opt = fit(folder, device, module, make, **options)
+        ends.append((module.losses, values(module.net), opt))
     steps = 4 if "accumulate_grad_batches" in options else STEPS
-    assert opt.watched == steps or (options.get("precision") == "16-mixed" and opt.watched >= 2)
-    assert ours.losses == pytest.approx(theirs.losses, rel=near)
-    moved_alike(values(ours.net), values(theirs.net), values(model()), near)
+    clients.agree(ends, steps, near, values(model()), skips=options.get("precision") == "16-mixed")
 
 
 @everywhere
@@ -205,10 +205,10 @@ def test_tuner(tmp_path: Path, device: str, place: str) -> None:
         rates = tuner.lr_find(module, loader(), num_training=8, update_attr=False).results["loss"]
         assert tuner.scale_batch_size(module, datamodule=data, steps_per_trial=2) == 8
         trainer.fit(module, loader(STEPS // 2))
-        ends.append((rates, module.losses[-3:], values(module.net)))
-    for ours, theirs in zip(ends[0][:2], ends[1][:2], strict=True):
-        assert ours == pytest.approx(theirs, rel=1e-5)
-    moved_alike(ends[0][2], ends[1][2], values(model()), 1e-5)
+        ends.append((rates + module.losses[-3:], values(module.net)))
+    (ours, mine), (theirs, others) = ends
+    assert ours == pytest.approx(theirs, rel=1e-5)
+    moved_alike(mine, others, values(model()), 1e-5)
 
 
 @on_devices

@@ -34,16 +34,12 @@ def lora(**config: Any) -> Any:
 
 
 def train(net: Any, opt: Any, steps: int = STEPS, first: int = 0) -> list[float]:
-    losses = []
-    for step in range(first, first + steps):
+    def loss_of(step: int) -> Any:
         torch.manual_seed(step)
         text = torch.randint(0, 61, (4, 16)).to(net.device)
-        loss = net(input_ids=text, labels=text).loss
-        loss.backward()
-        opt.step()
-        opt.zero_grad()
-        losses.append(loss.item())
-    return losses
+        return net(input_ids=text, labels=text).loss
+
+    return clients.steps(opt, range(first, first + steps), loss_of)
 
 
 def beside_torch(device: str, place: str, make: Any, **config: Any) -> None:

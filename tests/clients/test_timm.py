@@ -37,17 +37,12 @@ def batch(step: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 def train(net: Any, opt: Any, device: str, steps: int = STEPS, first: int = 0, after: Any = None) -> list[float]:
     """``after(step)`` is called behind each step."""
-    losses = []
-    for step in range(first, first + steps):
+
+    def loss_of(step: int) -> torch.Tensor:
         images, labels = batch(step, device)
-        loss = torch.nn.functional.cross_entropy(net(images), labels)
-        loss.backward()
-        opt.step()
-        opt.zero_grad()
-        losses.append(loss.item())
-        if after is not None:
-            after(step)
-    return losses
+        return torch.nn.functional.cross_entropy(net(images), labels)
+
+    return clients.steps(opt, range(first, first + steps), loss_of, after)
 
 
 def beside_torch(device: str, place: str, make: Any, average: Any = None) -> None:

@@ -20,6 +20,7 @@ from pagedopt import PagedAdamW
 
 STEPS = 6
 
+Make = Callable[[str], nn.Module]
 Train = Callable[[nn.Module, torch.optim.Optimizer, str], list[float]]
 
 
@@ -35,23 +36,11 @@ def batch(step: int, device: str) -> torch.Tensor:
 
 def loop(net: Any, opt: torch.optim.Optimizer, device: str, steps: int = STEPS, first: int = 0) -> list[float]:
     """Steps; the loss of each."""
-    losses = []
-    for step in range(first, first + steps):
-        loss = net(batch(step, device)).square().mean()
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
-        losses.append(loss.item())
-    return losses
+    return clients.steps(opt, range(first, first + steps), lambda step: net(batch(step, device)).square().mean())
 
 
 def beside_torch(
-    device: str,
-    place: str,
-    train: Train = loop,
-    make: Callable[[str], nn.Module] = model,
-    near: float = 1e-5,
-    ours: type[PagedAdamW] = Watched,
+    device: str, place: str, train: Train = loop, make: Make = model, near: float = 1e-5, ours: Any = Watched
 ) -> None:
     """Every step is torch's, and so are losses and what the model becomes."""
     ends = []

@@ -12,6 +12,8 @@ import torch
 from edits import CASES, STATE_EDITS, STEP_EDITS, Case, Edit, Params, groups_of, listed, parameters, state_edits, steps
 from edits_groups import ADAM_EDITS, GROUP_EDITS, LION_EDITS, SGD_EDITS
 
+#: State by the index of its parameter and its name.
+Tensors = dict[tuple[int, str], torch.Tensor]
 #: Torch's exceptions that say what was wrong only by how its code happens to be written: any refusal will do.
 INCIDENTAL = (AttributeError, TypeError, AssertionError)
 #: Every combination, and more lines in :mod:`test_faults`.
@@ -57,7 +59,7 @@ class World:
                 self.warned += [str(w.message) for w in caught if "budget" in str(w.message)]
         return None
 
-    def tensors(self) -> dict[tuple[int, str], torch.Tensor]:
+    def tensors(self) -> Tensors:
         return {
             (i, name): value
             for i, p in enumerate(self.params)
@@ -160,9 +162,7 @@ def _saved(world: World) -> Any:
     return [key for key, entry in found["state"].items() if entry], [group["params"] for group in found["param_groups"]]
 
 
-def assert_kept(
-    ours: World, theirs: World, put: dict[tuple[int, str], torch.Tensor], held: dict[tuple[int, str], torch.Tensor]
-) -> None:
+def assert_kept(ours: World, theirs: World, put: Tensors, held: Tensors) -> None:
     """What the user put is what is there; what he holds shows the values of now."""
     now, there = ours.tensors(), theirs.tensors()
     for key, tensor in put.items():

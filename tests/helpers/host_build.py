@@ -29,6 +29,7 @@ FLAGS = (
     "-fsanitize=alignment,bounds,shift,signed-integer-overflow",
 )  # fmt: skip
 
+Texts = tuple[str, ...]
 Play = Callable[[np.ndarray, int, bool], None]
 
 
@@ -42,10 +43,7 @@ def kernel_text(kernel: str = "multi_tensor_apply.cu", formats: tuple[Format, ..
 
 @functools.cache
 def build(
-    names: tuple[str, ...],
-    functors: tuple[str, ...] = (),
-    kernel: str = "multi_tensor_apply.cu",
-    formats: tuple[Format, ...] = (),
+    names: Texts, functors: Texts = (), kernel: str = "multi_tensor_apply.cu", formats: tuple[Format, ...] = ()
 ) -> list[Play]:
     """A function to play each of ``names`` (kernel instances); skips the test where there is no g++."""
     compiler = shutil.which("g++")
