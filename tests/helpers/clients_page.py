@@ -27,8 +27,6 @@ from paths import ROOT
 PAGE = ROOT / "notes" / "clients.md"
 RAW = ROOT / "notes" / "raw" / "clients.json"
 FSDP2 = ROOT / "experiments" / "results" / "fsdp2-nvidia-h200.json"
-DEVICES = ("cpu", "cuda")
-PLACES = ("resident", "away")
 
 
 @dataclass(frozen=True)
@@ -167,8 +165,9 @@ def _chapter(client: Client, record: dict[str, Any]) -> str:
     if client.words:
         lines += [*textwrap.wrap(client.words, 120), ""]
     lines += ["| what | CPU | CUDA |", "|---|---|---|"]
+    runs = [record.get(device, {}).get("outcomes", {}) for device in ("cpu", "cuda")]
     for name, words in described(ROOT / client.file):
-        cells = [_cell(record.get(device, {}).get("outcomes", {}), f"{client.file}::{name}") for device in DEVICES]
+        cells = [_cell(run, f"{client.file}::{name}") for run in runs]
         lines.append(f"| {words} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 
@@ -185,7 +184,7 @@ def _cell(outcomes: dict[str, str], test: str) -> str:
     found = {node: outcome for node, outcome in outcomes.items() if node.partition("[")[0] == test}
     said: dict[str, set[str]] = {}
     for node, outcome in sorted(found.items(), reverse=True):  # "resident" before "away"
-        place = next((name for name in PLACES if name in _arguments(node)), "yes")
+        place = next((name for name in ("resident", "away") if name in _arguments(node)), "yes")
         said.setdefault(place, set()).add(outcome)
     return ", ".join(place if each == {"passed"} else f"{place}: fails" for place, each in said.items()) or "–"
 

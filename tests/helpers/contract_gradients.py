@@ -129,8 +129,7 @@ def extreme_values(world: World) -> None:
             opt.step()
         found = [p, *opt.state[p].values()]
         if dtype.itemsize == 2:  # rounded after every operation there, once here
-            world.say(f"{dtype} is NaN", [t.isnan() for t in found])
-            world.say(f"{dtype} is infinite", [t.isposinf() for t in found] + [t.isneginf() for t in found])
+            world.say(f"{dtype}: not finite", [(t.isnan(), t.isposinf(), t.isneginf()) for t in found])
         else:
             world.show(str(dtype), opt, [p])
 

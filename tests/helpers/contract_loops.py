@@ -40,8 +40,7 @@ def closures(world: World) -> None:
         seen.append(torch.is_grad_enabled())
         return backward(opt, params)
 
-    world.say("by place", opt.step(closure))
-    world.say("by name", opt.step(closure=closure))
+    world.say("by place, by name", [opt.step(closure), opt.step(closure=closure)])
     for off in (torch.no_grad, torch.enable_grad):
         with off():
             loss = opt.step(closure)
@@ -279,7 +278,6 @@ def scaled_gradients(world: World) -> None:
                 torch.nn.utils.clip_grad_norm_(params, 0.5)
             scaler.step(opt)
             scaler.update()
-            world.say(f"{flag}: scale {step}", scaler.get_scale())
-            world.say(f"{flag}: parameters {step}", params)
+            world.say(f"{flag}: scale and parameters {step}", [scaler.get_scale(), params])
         world.say(f"{flag}: state", [{**opt.state[p]} for p in params])
         world.attempt(f"{flag}: with a closure", scaler.step, opt, lambda: 1.0)

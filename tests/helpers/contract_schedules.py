@@ -74,8 +74,7 @@ def play_schedules(world: World, lr: Callable[[], Any]) -> None:
                 world.train(opt, params, [step])
                 values.append(copy.deepcopy(values_of(opt)))
                 advance(scheduler, step)
-            world.say(f"{name}: values", values)
-            world.say(f"{name}: has moved", len({str(each) for each in values}) > 1)
+            world.say(f"{name}: values, and whether they move", [values, len({str(each) for each in values}) > 1])
             world.show(f"{name}: trained", opt, params)
 
 

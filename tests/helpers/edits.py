@@ -149,13 +149,11 @@ def reorder_names(opt: Optimizer, params: Params) -> None:
 
 def offload(opt: Optimizer, params: Params) -> None:
     """To the CPU and back as RLHF libraries do: entries keep their dicts, tensors are new."""
-    homes = {p: {n: v.device for n, v in entry.items()} for p, entry in opt.state.items()}
-    for entry in opt.state.values():
-        for name, value in entry.items():
-            entry[name] = value.to("cpu", copy=True)
-    for p, entry in opt.state.items():
-        for name, value in entry.items():
-            entry[name] = value.to(homes[p][name], copy=True)
+    homes = [(entry, name, value.device) for entry in opt.state.values() for name, value in entry.items()]
+    for entry, name, _ in homes:
+        entry[name] = entry[name].to("cpu", copy=True)
+    for entry, name, home in homes:
+        entry[name] = entry[name].to(home, copy=True)
 
 
 def offload_data(opt: Optimizer, params: Params) -> None:

@@ -37,8 +37,8 @@ def test_it_serves_in_the_place_of_a_name() -> None:
     opt, params = trained(5, placement=SmallRam, device_budget=100_000)
     file, others = trained(5, placement="file", device_budget=100_000)
     assert same(bits(opt, params), bits(file, others))
-    assert opt.memory_report().placement == "small"
-    assert opt.memory_report().by_place == file.memory_report().by_place
+    report = opt.memory_report()
+    assert (report.placement, report.by_place) == ("small", file.memory_report().by_place)
     assert "optimizer state (small, budget 97.7 KiB)" in str(opt.memory_report())
     for budget in ("all", 0, "75%", 70_000):
         opt.set_device_budget(budget)
@@ -125,8 +125,7 @@ def test_an_estimate_says_what_it_takes(how: dict[str, Any]) -> None:
 
 def test_an_estimate_needs_no_card() -> None:
     mine, mapped = (estimate("7B", placement=kind, device_budget="25%") for kind in (SmallCard, "mapped"))
-    assert mine.placement == "SmallCard"
-    assert mine.by_place == mapped.by_place
+    assert (mine.placement, mine.by_place) == ("SmallCard", mapped.by_place)
     assert mine.by_place["device"] <= mine.state_bytes / 4
 
 
@@ -239,16 +238,8 @@ def test_shipped_classes_are_their_names() -> None:
     assert (SmallRam.name, SmallCard.name, Limited.name) == ("small", "SmallCard", "Limited")
 
 
-class FakeCard(SmallCard):
+class FakeCard(Limited, fake_pages.Card):
     """A small card made of memory of this system, whose pages are updated in place."""
-
-    devices = ("cpu",)
-    granule = fake_pages.GRANULE
-    ways = ("in_place",)
-
-    @classmethod
-    def refusal(cls, device: torch.device) -> str:
-        return ""
 
 
 @pytest.mark.parametrize(("budget", "device"), [(0, 0), ("40%", 8), ("all", 20)])
