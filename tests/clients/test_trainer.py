@@ -32,9 +32,9 @@ def data() -> list[dict[str, torch.Tensor]]:
 def trainer(folder: Path, device: str, net: Any = None, kind: Any = None, more: Any = (), **arguments: Any) -> Any:
     """A Trainer, made of ``arguments`` for TrainingArguments and ``more`` for itself."""
     usual = {"max_steps": STEPS, "per_device_train_batch_size": 4, "save_strategy": "no", "logging_steps": 1}
-    usual |= {"lr_scheduler_type": "cosine", "weight_decay": ADAMW["weight_decay"]}
+    usual |= {"lr_scheduler_type": "cosine", "weight_decay": ADAMW["weight_decay"], "disable_tqdm": True}
     settings = transformers.TrainingArguments(
-        str(folder), use_cpu=device == "cpu", report_to=[], disable_tqdm=True, **{**usual, **arguments}
+        str(folder), use_cpu=device == "cpu", report_to=[], **{**usual, **arguments}
     )
     settings._n_gpu = min(1, settings.n_gpu)  # with more it would wrap the model in DataParallel
     net = net or gpt2()
@@ -146,9 +146,7 @@ class Crowded(torch.nn.Module):
 @everywhere
 def test_auto_find_batch_size(tmp_path: Path, device: str, place: str) -> None:
     """`auto_find_batch_size=True`: a failed try leaves nothing of it in memory but the state that goes on."""
-    made = trainer(
-        tmp_path, device, Crowded(), (Watched, PLACES[place]), per_device_train_batch_size=4, auto_find_batch_size=True
-    )
+    made = trainer(tmp_path, device, Crowded(), (Watched, PLACES[place]), auto_find_batch_size=True)
     left: list[Any] = []
 
     class Look(transformers.TrainerCallback):
