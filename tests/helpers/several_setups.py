@@ -119,17 +119,20 @@ class Setup:
 class Whole(Setup):
     """Every process has all of it, or what nobody else has, and saves that by itself."""
 
-    def states(self, optimizer: Any) -> Any:
+    def states(self, model: Model, optimizer: Any) -> Any:
         return [one.state_dict() for one in self.inner(optimizer)]
 
     def save(self, model: Model, optimizer: Any, folder: Path) -> None:
-        torch.save({"model": model.state_dict(), "optimizers": self.states(optimizer)}, _file(folder))
+        torch.save({"model": model.state_dict(), "optimizers": self.states(model, optimizer)}, _file(folder))
 
     def load(self, model: Model, optimizer: Any, folder: Path) -> None:
         saved = torch.load(_file(folder), weights_only=True, map_location=_device_of(model))
         model.load_state_dict(saved["model"])
         for one, state in zip(self.inner(optimizer), saved["optimizers"], strict=True):
-            one.load_state_dict(state)
+            self.load_state(model, one, state)
+
+    def load_state(self, model: Model, optimizer: Any, state: Any) -> None:
+        optimizer.load_state_dict(state)
 
 
 class Ddp(Whole):
@@ -150,7 +153,7 @@ class Zero(Ddp):
     def inner(self, optimizer: Any) -> list[torch.optim.Optimizer]:
         return [optimizer.optim]
 
-    def states(self, optimizer: Any) -> Any:
+    def states(self, model: Model, optimizer: Any) -> Any:
         optimizer.consolidate_state_dict(0)
         return [optimizer.state_dict()] if dist.get_rank() == 0 else []
 
@@ -189,7 +192,7 @@ class InBackward(Ddp):
         return list(optimizer)
 
 
-class Fsdp1(Setup):
+class Fsdp1(Whole):
     """Parameters are views of what FSDP has flattened."""
 
     accumulates = staticmethod(_no_sync)
@@ -202,24 +205,17 @@ class Fsdp1(Setup):
         where = torch.device(device, torch.cuda.current_device()) if device == "cuda" else torch.device("cpu")
         return FullyShardedDataParallel(model, use_orig_params=True, device_id=where)
 
-    def save(self, model: Model, optimizer: Any, folder: Path) -> None:
-        torch.save({"model": model.state_dict(), "optimizer": self._state(model, optimizer)}, _file(folder))
-
-    def load(self, model: Model, optimizer: Any, folder: Path) -> None:
-        saved = torch.load(_file(folder), weights_only=True, map_location=_device_of(model))
-        model.load_state_dict(saved["model"])
-        state = saved["optimizer"]
-        if _device_of(model).type == "cuda":
-            state = FullyShardedDataParallel.optim_state_dict_to_load(model, optimizer, state)
-        optimizer.load_state_dict(state)
-
-    @staticmethod
-    def _state(model: Model, optimizer: Any) -> Any:
+    def states(self, model: Model, optimizer: Any) -> Any:
         """On CPUs each process's own: there torch's function returns views of one buffer for all of a parameter's state
         (torch 2.13, _optim_utils.py, ``gathered_tensor``), and exp_avg is what exp_avg_sq is."""
         if _device_of(model).type == "cpu":
-            return optimizer.state_dict()
-        return FullyShardedDataParallel.optim_state_dict(model, optimizer)
+            return super().states(model, optimizer)
+        return [FullyShardedDataParallel.optim_state_dict(model, optimizer)]
+
+    def load_state(self, model: Model, optimizer: Any, state: Any) -> None:
+        if _device_of(model).type == "cuda":
+            state = FullyShardedDataParallel.optim_state_dict_to_load(model, optimizer, state)
+        optimizer.load_state_dict(state)
 
 
 class Fsdp2(Setup):
