@@ -31,10 +31,9 @@ of torch's fused kernel) are held by the same file.
 
 
 def page() -> str:
-    parts = [_HEAD.format(places=", ".join(f"{place.name} ({place.device})" for place in PLACES))]
-    for chapter in dict.fromkeys(scene.chapter for scene in SCENARIOS):
-        parts.append(_chapter(chapter, [scene for scene in SCENARIOS if scene.chapter == chapter]))
-    return "\n".join(parts)
+    chapters = dict.fromkeys(scene.chapter for scene in SCENARIOS)
+    parts = [_chapter(chapter, [scene for scene in SCENARIOS if scene.chapter == chapter]) for chapter in chapters]
+    return "\n".join([_HEAD.format(places=", ".join(f"{place.name} ({place.device})" for place in PLACES)), *parts])
 
 
 def _chapter(chapter: str, scenes: Iterable[Scenario]) -> str:

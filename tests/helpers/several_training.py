@@ -80,7 +80,8 @@ class Training:
     def whole(self) -> dict[str, torch.Tensor]:
         """Parameters and state, those of all processes put together."""
         found = dict(self.model.state_dict())
-        for name, entry in get_optimizer_state_dict(self.model, self.optimizer)["state"].items():
+        state: Any = get_optimizer_state_dict(self.model, self.optimizer)["state"]
+        for name, entry in state.items():
             found |= {f"{name}.{key}": value for key, value in entry.items()}
         return {name: own(value, whole=True) for name, value in found.items()}
 
