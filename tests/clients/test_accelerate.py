@@ -10,7 +10,7 @@ from typing import Any
 import clients
 import pytest
 import torch
-from clients import PLACES, Watched, digest, everywhere, moved_alike, on_devices, values
+from clients import PLACES, Watched, digest, everywhere, on_devices, values
 from optim_support import model
 
 accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
@@ -49,16 +49,14 @@ def train(by: Any, net: Any, opt: Any, batches: Any, schedule: Any = None) -> li
 def beside_torch(device: str, place: str, near: float, **options: Any) -> None:
     """Ours and torch's, prepared with model, data and schedule."""
     ends = []
-    for make in (lambda p: Watched(p, **PLACES[place]), clients.torchs):
+    for make in clients.both(place):
         by, net = accelerator(device, **options), model()
         inner = make(net.parameters())
         schedule = torch.optim.lr_scheduler.ExponentialLR(inner, 0.8)
         net, opt, batches, schedule = by.prepare(net, inner, loader(), schedule)
         ends.append((train(by, net, opt, batches, schedule), values(net), inner))
     steps = STEPS // options.get("gradient_accumulation_steps", 1)
-    assert ends[0][2].watched == steps or (options.get("mixed_precision") == "fp16" and ends[0][2].watched >= 2)
-    assert ends[0][0] == pytest.approx(ends[1][0], rel=near)
-    moved_alike(ends[0][1], ends[1][1], values(model()), near)
+    clients.agree(ends, steps, near, values(model()), skips=options.get("mixed_precision") == "fp16")
 
 
 @everywhere
@@ -83,14 +81,13 @@ def test_fp16(device: str, place: str) -> None:
 def test_prepared_after_steps(device: str, place: str) -> None:
     """An optimizer that has stepped before `prepare`: it goes on where it was."""
     ends = []
-    for make in (lambda p: Watched(p, **PLACES[place]), clients.torchs):
+    for make in clients.both(place):
         by, net = accelerator(device), model()
         inner = make(net.parameters())
         train(accelerator("cpu"), net, inner, list(loader())[:2])
         by = accelerator(device)
         net, opt, batches = by.prepare(net, inner, loader())
-        losses = train(by, net, opt, batches)
-        ends.append((losses, values(net), inner))
+        ends.append((train(by, net, opt, batches), values(net), inner))
     clients.agree(ends, STEPS + 2, 1e-5, values(model()))
 
 
@@ -104,14 +101,15 @@ def prepared(device: str, place: str) -> Any:
 def test_save_state_and_load_state(tmp_path: Path, device: str) -> None:
     """`save_state`, and `load_state` in a new process: the bits of the uninterrupted run, from one place to the
     other, too."""
-    whole = {}
-    for place in PLACES:
+
+    def run(place: str) -> str:
         by, net, opt, batches, inner = prepared(device, place)
         train(by, net, opt, list(batches)[:3])
         by.save_state(str(tmp_path / place))
         train(by, net, opt, list(batches)[3:])
-        whole[place] = digest(net, inner)
-    clients.goes_on(__file__, tmp_path, device, whole)
+        return digest(net, inner)
+
+    clients.goes_on(__file__, tmp_path, device, run)
 
 
 def go_on(folder: Path, device: str, before: str, after: str) -> str:
@@ -150,8 +148,7 @@ def test_find_executable_batch_size(device: str, place: str) -> None:
 
 def test_a_full_card_is_a_batch_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """State for which the card has no room: a smaller batch is tried, as where torch's allocator fails."""
-    known = accelerate.utils.memory.should_reduce_batch_size(clients.full_card(monkeypatch))
-    assert known
+    assert accelerate.utils.memory.should_reduce_batch_size(clients.full_card(monkeypatch))
 
 
 if __name__ == "__main__":

@@ -55,8 +55,7 @@ def test_what_an_example_needs_first_is_said() -> None:
         text = (EXAMPLES / f"{name}.py").read_text()
         assert "pip install -e '.[clients]'" in (ast.get_docstring(ast.parse(text)) or "")
     environment = {name: value for name, value in os.environ.items() if name != "RANK"} | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "examples/fsdp2.py"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100
-    )
+    command = [sys.executable, "examples/fsdp2.py"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 2
     assert done.stderr.endswith("error: start it with torchrun --nproc-per-node 2 examples/fsdp2.py\n")

@@ -11,7 +11,7 @@ import clients
 import pytest
 import torch
 import torchvision_operators
-from clients import ADAMW, PLACES, Watched, digest, everywhere, moved_alike, on_devices, values
+from clients import ADAMW, PLACES, digest, everywhere, moved_alike, on_devices, values
 from optim_support import model
 
 from pagedopt import PagedAdamW
@@ -77,6 +77,10 @@ class Manual(Automatic):
         self.lr_schedulers().step()
 
 
+def one_of(device: str) -> dict[str, Any]:
+    return {"accelerator": "cpu" if device == "cpu" else "gpu", "devices": 1}
+
+
 def fit(folder: Path, device: str, module: Any, make: Any, checkpoint: Path | None = None, **options: Any) -> Any:
     """The optimizer, after two epochs."""
     module.make = make
@@ -86,28 +90,22 @@ def fit(folder: Path, device: str, module: Any, make: Any, checkpoint: Path | No
 
 
 def trainer_in(folder: Path, device: str, **options: Any) -> Any:
-    return lightning.Trainer(
-        default_root_dir=folder,
-        accelerator="cpu" if device == "cpu" else "gpu",
-        devices=1,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **{"max_epochs": 2, "enable_checkpointing": False, **options},
-    )
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    rest = {"max_epochs": 2, "enable_checkpointing": False, **options}
+    return lightning.Trainer(default_root_dir=folder, **one_of(device), **quiet, **rest)
 
 
 def beside_torch(
     folder: Path, device: str, place: str, near: float, kind: Any = Automatic, torchs: Any = clients.torchs,
     **options: Any,
 ) -> None:  # fmt: skip
-    ours, theirs = kind(), kind()
-    opt = fit(folder, device, ours, watched_in(place), **options)
-    fit(folder, device, theirs, torchs, **options)
+    ends = []
+    for make in (clients.both(place)[0], torchs):
+        module = kind()
+        opt = fit(folder, device, module, make, **options)
+        ends.append((module.losses, values(module.net), opt))
     steps = 4 if "accumulate_grad_batches" in options else STEPS
-    assert opt.watched == steps or (options.get("precision") == "16-mixed" and opt.watched >= 2)
-    assert ours.losses == pytest.approx(theirs.losses, rel=near)
-    moved_alike(values(ours.net), values(theirs.net), values(model()), near)
+    clients.agree(ends, steps, near, values(model()), skips=options.get("precision") == "16-mixed")
 
 
 @everywhere
@@ -138,10 +136,6 @@ def test_fp16_mixed(tmp_path: Path, device: str, place: str) -> None:
 
 def ours_in(place: str) -> Any:
     return lambda p: PagedAdamW(p, **ADAMW, **PLACES[place])
-
-
-def watched_in(place: str) -> Any:
-    return lambda p: Watched(p, **PLACES[place])
 
 
 def saving(folder: Path) -> dict[str, Any]:
@@ -192,7 +186,7 @@ CALLBACKS = {
 def test_callbacks(tmp_path: Path, device: str, place: str, name: str) -> None:
     """`StochasticWeightAveraging`, `EMAWeightAveraging`, and `BackboneFinetuning`, which adds a group."""
     ends = []
-    for make in (watched_in(place), clients.torchs):
+    for make in clients.both(place):
         module = Frozen() if name == "finetuning" else Automatic()
         opt = fit(tmp_path, device, module, make, max_epochs=4, callbacks=[CALLBACKS[name]()])
         ends.append((module.losses, values(module.net), opt))
@@ -203,7 +197,7 @@ def test_callbacks(tmp_path: Path, device: str, place: str, name: str) -> None:
 def test_tuner(tmp_path: Path, device: str, place: str) -> None:
     """`Tuner.lr_find` and `Tuner.scale_batch_size`: what they try leaves nothing behind in the training."""
     ends = []
-    for make in (watched_in(place), clients.torchs):
+    for make in clients.both(place):
         module, data = Tuned(), Sized()
         module.make, module.lr = make, 0.01
         trainer = trainer_in(tmp_path, device, max_epochs=1)
@@ -211,34 +205,33 @@ def test_tuner(tmp_path: Path, device: str, place: str) -> None:
         rates = tuner.lr_find(module, loader(), num_training=8, update_attr=False).results["loss"]
         assert tuner.scale_batch_size(module, datamodule=data, steps_per_trial=2) == 8
         trainer.fit(module, loader(STEPS // 2))
-        ends.append((rates, module.losses[-3:], values(module.net)))
-    for ours, theirs in zip(ends[0][:2], ends[1][:2], strict=True):
-        assert ours == pytest.approx(theirs, rel=1e-5)
-    moved_alike(ends[0][2], ends[1][2], values(model()), 1e-5)
+        ends.append((rates + module.losses[-3:], values(module.net)))
+    (ours, mine), (theirs, others) = ends
+    assert ours == pytest.approx(theirs, rel=1e-5)
+    moved_alike(mine, others, values(model()), 1e-5)
 
 
 @on_devices
 def test_checkpoints(tmp_path: Path, device: str) -> None:
     """`ModelCheckpoint` and `fit(ckpt_path=…)`, Fabric's `save` and `load`, in a new process: the bits of the
     uninterrupted run, from one place to the other, too."""
-    whole = {}
-    for place in PLACES:
+
+    def run(place: str) -> str:
         module = Automatic()
-        opt = fit(tmp_path, device, module, ours_in(place), **saving(tmp_path / place))
-        whole[place] = digest(module.net, opt)
+        end = digest(module.net, fit(tmp_path, device, module, ours_in(place), **saving(tmp_path / place)))
         fabric, net, opt = set_up(device, ours_in(place))
         batches = list(fabric.setup_dataloaders(loader()))
         train(fabric, net, opt, batches[:3])
         fabric.save(tmp_path / f"fabric {place}", {"net": net, "opt": opt})
         train(fabric, net, opt, batches[3:])
-        whole[place] += digest(net, opt.optimizer)
-    clients.goes_on(__file__, tmp_path, device, whole)
+        return end + digest(net, opt.optimizer)
+
+    clients.goes_on(__file__, tmp_path, device, run)
 
 
 def go_on(folder: Path, device: str, before: str, after: str) -> str:
     module = Automatic()
-    opt = fit(folder, device, module, ours_in(after), folder / before / "epoch=0.ckpt")
-    end = digest(module.net, opt)
+    end = digest(module.net, fit(folder, device, module, ours_in(after), folder / before / "epoch=0.ckpt"))
     fabric, net, opt = set_up(device, ours_in(after))
     fabric.load(folder / f"fabric {before}", {"net": net, "opt": opt})
     train(fabric, net, opt, list(fabric.setup_dataloaders(loader()))[3:])
@@ -260,7 +253,7 @@ def test_the_class_changes_at_a_checkpoint(tmp_path: Path, device: str, place: s
 
 def set_up(device: str, make: Any, **options: Any) -> Any:
     """Fabric, and what it makes of a model and an optimizer."""
-    fabric = lightning.Fabric(accelerator="cpu" if device == "cpu" else "gpu", devices=1, **options)
+    fabric = lightning.Fabric(**one_of(device), **options)
     net = model()
     return fabric, *fabric.setup(net, make(net.parameters()))
 
@@ -282,10 +275,9 @@ def train(fabric: Any, net: Any, opt: Any, batches: Any) -> list[float]:
 def test_fabric(device: str, place: str, precision: str, near: float) -> None:
     """Fabric: `setup`, `backward`, `clip_gradients`, in float32 and `bf16-mixed`."""
     ends = []
-    for make in (watched_in(place), clients.torchs):
+    for make in clients.both(place):
         fabric, net, opt = set_up(device, make, precision=precision)
-        losses = train(fabric, net, opt, fabric.setup_dataloaders(loader()))
-        ends.append((losses, values(net), opt.optimizer))
+        ends.append((train(fabric, net, opt, fabric.setup_dataloaders(loader())), values(net), opt.optimizer))
     clients.agree(ends, STEPS, near, values(model()))
 
 
@@ -293,8 +285,7 @@ def test_a_full_card_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """State for which the card has no room is what Lightning's batch size finder knows as a full card."""
     from lightning.pytorch.utilities.memory import is_oom_error, is_out_of_cpu_memory
 
-    known = is_oom_error(clients.full_card(monkeypatch))
-    assert known
+    assert is_oom_error(clients.full_card(monkeypatch))
     assert not is_out_of_cpu_memory(clients.full_card(monkeypatch))
 
 

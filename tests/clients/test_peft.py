@@ -9,14 +9,14 @@ import clients
 import pytest
 import torch
 import torchvision_operators
-from clients import ADAMW, PLACES, Watched, digest, everywhere, on_devices, values
+from clients import ADAMW, PLACES, digest, everywhere, on_devices, values
 
 from pagedopt import PagedAdamW
 
 torchvision_operators.declare()
 peft = pytest.importorskip("peft", reason="peft is not installed")
 pytest.importorskip("peft.optimizers")
-transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+pytest.importorskip("transformers", reason="transformers is not installed")
 pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore:.*load_in_8bit.*|.*fan_in_fan_out.*")]
 
 STEPS = 6
@@ -24,13 +24,7 @@ STEPS = 6
 
 def model(device: str, **config: Any) -> Any:
     """A GPT-2 of two layers with adapters on its attention."""
-    torch.manual_seed(0)
-    base = transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(
-            n_layer=2, n_head=2, n_embd=32, n_positions=16, vocab_size=61, attn_implementation="eager"
-        )
-    )
-    return peft.get_peft_model(base, lora(**config)).to(device)
+    return peft.get_peft_model(clients.gpt2(), lora(**config)).to(device)
 
 
 def lora(**config: Any) -> Any:
@@ -40,25 +34,21 @@ def lora(**config: Any) -> Any:
 
 
 def train(net: Any, opt: Any, steps: int = STEPS, first: int = 0) -> list[float]:
-    losses = []
-    for step in range(first, first + steps):
+    def loss_of(step: int) -> Any:
         torch.manual_seed(step)
         text = torch.randint(0, 61, (4, 16)).to(net.device)
-        loss = net(input_ids=text, labels=text).loss
-        loss.backward()
-        opt.step()
-        opt.zero_grad()
-        losses.append(loss.item())
-    return losses
+        return net(input_ids=text, labels=text).loss
+
+    return clients.steps(opt, range(first, first + steps), loss_of)
 
 
 def beside_torch(device: str, place: str, make: Any, **config: Any) -> None:
     """``make(model, class, options)`` makes the optimizer."""
     ends = []
-    for kind, options in ((Watched, PLACES[place]), (torch.optim.AdamW, {"fused": True})):
+    for kind, options in clients.kinds(place):
         net = model(device, **config)
         start = values(net)
-        opt = make(net, kind, {**ADAMW, **options})
+        opt = make(net, kind, options)
         ends.append((train(net, opt), values(net), opt))
     clients.agree(ends, STEPS, 1e-5, start, 1e-4)
 
@@ -84,9 +74,9 @@ def test_loraplus(device: str, place: str) -> None:
 def test_adapters_that_come_and_go(device: str, place: str) -> None:
     """In mid-training an adapter is merged and unmerged, another one added with `add_param_group` and switched to."""
     ends = []
-    for kind, options in ((Watched, PLACES[place]), (torch.optim.AdamW, {"fused": True})):
+    for make in clients.both(place):
         net = model(device)
-        opt = kind(clients.trainable(net), **{**ADAMW, **options})
+        opt = make(clients.trainable(net))
         losses = train(net, opt, 2)
         net.merge_adapter()
         net.unmerge_adapter()
@@ -104,21 +94,21 @@ def test_adapters_that_come_and_go(device: str, place: str) -> None:
 def test_save_pretrained(tmp_path: Path, device: str) -> None:
     """`save_pretrained` and the optimizer's state dict, gone on with in a new process: the bits of the uninterrupted
     run, from one place to the other, too."""
-    whole = {}
-    for place in PLACES:
+
+    def run(place: str) -> str:
         net = model(device)
         opt = PagedAdamW(clients.trainable(net), **ADAMW, **PLACES[place])
         train(net, opt, 3)
         net.save_pretrained(tmp_path / place)
         torch.save(opt.state_dict(), tmp_path / f"{place}.pt")
         train(net, opt, 3, 3)
-        whole[place] = digest(net, opt)
-    clients.goes_on(__file__, tmp_path, device, whole)
+        return digest(net, opt)
+
+    clients.goes_on(__file__, tmp_path, device, run)
 
 
 def go_on(folder: Path, device: str, before: str, after: str) -> str:
-    base = model(device).unload()
-    net = peft.PeftModel.from_pretrained(base, folder / before, is_trainable=True)
+    net = peft.PeftModel.from_pretrained(model(device).unload(), folder / before, is_trainable=True)
     opt = PagedAdamW(clients.trainable(net), **ADAMW, **PLACES[after])
     opt.load_state_dict(torch.load(folder / f"{before}.pt", weights_only=True))
     train(net, opt, 3, 3)

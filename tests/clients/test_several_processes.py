@@ -28,10 +28,7 @@ pytestmark = pytest.mark.clients
 
 def check_same(one: dict[str, Any], other: dict[str, Any]) -> None:
     """The last losses, parameters and state of this process, bit for bit."""
-    count = min(len(one["losses"]), len(other["losses"]))
-    assert one["losses"][-count:] == other["losses"][-count:]
-    assert one["values"].keys() == other["values"].keys()
-    assert [name for name, value in one["values"].items() if not torch.equal(value, other["values"][name])] == []
+    check_close(one, other, 0.0)
 
 
 def check_close(one: dict[str, Any], other: dict[str, Any], bound: float) -> None:
@@ -41,14 +38,14 @@ def check_close(one: dict[str, Any], other: dict[str, Any], bound: float) -> Non
     assert one["values"].keys() == other["values"].keys()
     for name, value in one["values"].items():
         there = other["values"][name]
-        assert torch.allclose(value, there, rtol=bound, atol=bound), f"{name}: {(value - there).abs().max()}"
+        close = value.shape == there.shape and torch.allclose(value, there, rtol=bound, atol=bound)
+        assert close, f"{name}: {(value - there).abs().max()}"
 
 
 def check_places(found: dict[str, Any]) -> None:
     """What is to be away, is."""
     assert not any(place.get("file", 0) for place in found["ours"]["places"])
-    for place in found["away"]["places"]:
-        assert place.get("device", 0) == 0
+    assert not any(place.get("device", 0) for place in found["away"]["places"])
 
 
 def check_setup(name: str, device: str, folder: Path, world: int = 2, bound: float | None = None) -> None:
@@ -60,7 +57,7 @@ def check_setup(name: str, device: str, folder: Path, world: int = 2, bound: flo
         check_same(found["away"], found["ours"])
         assert found["ours"]["kinds"] == found["torch"]["kinds"]
         check_places(found)
-    for found, old in zip(together("several_runs.resumed", world, device, name, folder), before, strict=True):
+    for found, old in zip(together("several_runs.trained", world, device, name, folder, True), before, strict=True):
         check_close(found["torch"], old["torch"], bound)
         check_same(found["ours"], old["ours"])
         check_same(found["away"], old["ours"])
@@ -164,8 +161,7 @@ def test_copies_and_estimates(device: str) -> None:
         assert all(map(torch.equal, copied, original))
         assert all(map(torch.equal, pickled, original))
         taken, planned, rows = found["bytes"]
-        assert rows == (4, 3)[rank]
-        assert taken == planned
+        assert (rows, taken) == ((4, 3)[rank], planned)
 
 
 def example(*arguments: str) -> dict[str, str]:

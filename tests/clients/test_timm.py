@@ -25,10 +25,8 @@ STEPS = 8
 def model(device: str) -> Any:
     """A vision transformer of three blocks for images of 16 x 16."""
     torch.manual_seed(0)
-    net = timm.models.VisionTransformer(
-        img_size=16, patch_size=8, embed_dim=16, depth=3, num_heads=2, num_classes=5, mlp_ratio=2
-    )
-    return net.to(device)
+    sizes = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 3, "num_heads": 2, "mlp_ratio": 2}
+    return timm.models.VisionTransformer(**sizes, num_classes=5).to(device)
 
 
 def batch(step: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -39,27 +37,22 @@ def batch(step: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 def train(net: Any, opt: Any, device: str, steps: int = STEPS, first: int = 0, after: Any = None) -> list[float]:
     """``after(step)`` is called behind each step."""
-    losses = []
-    for step in range(first, first + steps):
+
+    def loss_of(step: int) -> torch.Tensor:
         images, labels = batch(step, device)
-        loss = torch.nn.functional.cross_entropy(net(images), labels)
-        loss.backward()
-        opt.step()
-        opt.zero_grad()
-        losses.append(loss.item())
-        if after is not None:
-            after(step)
-    return losses
+        return torch.nn.functional.cross_entropy(net(images), labels)
+
+    return clients.steps(opt, range(first, first + steps), loss_of, after)
 
 
 def beside_torch(device: str, place: str, make: Any, average: Any = None) -> None:
     """``make(model, class, options)`` makes the optimizer; ``average(model, optimizer)`` what is called after steps,
     and what follows the model, compared too."""
     ends = []
-    for kind, options in ((Watched, PLACES[place]), (torch.optim.AdamW, {"fused": True})):
+    for kind, options in clients.kinds(place):
         net = model(device)
         start = values(net)
-        opt = make(net, kind, {**ADAMW, **options})
+        opt = make(net, kind, options)
         after, follower = average(net, opt) if average else (None, net)
         losses = train(net, opt, device, after=after)
         ends.append((losses, values(net) + values(follower), getattr(opt, "_base_optimizer", opt)))
@@ -161,15 +154,16 @@ def test_native_scaler(device: str, place: str) -> None:
 def test_checkpoint_saver(tmp_path: Path, device: str) -> None:
     """`CheckpointSaver`, and `resume_checkpoint` in a new process: the bits of the uninterrupted run, from one place to
     the other, too."""
-    whole = {}
-    for place in PLACES:
+
+    def run(place: str) -> str:
         net, opt = made(device, place)
         train(net, opt, device, 4)
         (tmp_path / place).mkdir()
         timm.utils.CheckpointSaver(net, opt, checkpoint_dir=str(tmp_path / place)).save_checkpoint(0)
         train(net, opt, device, 4, 4)
-        whole[place] = digest(net, opt)
-    clients.goes_on(__file__, tmp_path, device, whole)
+        return digest(net, opt)
+
+    clients.goes_on(__file__, tmp_path, device, run)
 
 
 def made(device: str, place: str) -> Any:

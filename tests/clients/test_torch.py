@@ -20,6 +20,7 @@ from pagedopt import PagedAdamW
 
 STEPS = 6
 
+Make = Callable[[str], nn.Module]
 Train = Callable[[nn.Module, torch.optim.Optimizer, str], list[float]]
 
 
@@ -35,23 +36,11 @@ def batch(step: int, device: str) -> torch.Tensor:
 
 def loop(net: Any, opt: torch.optim.Optimizer, device: str, steps: int = STEPS, first: int = 0) -> list[float]:
     """Steps; the loss of each."""
-    losses = []
-    for step in range(first, first + steps):
-        loss = net(batch(step, device)).square().mean()
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
-        losses.append(loss.item())
-    return losses
+    return clients.steps(opt, range(first, first + steps), lambda step: net(batch(step, device)).square().mean())
 
 
 def beside_torch(
-    device: str,
-    place: str,
-    train: Train = loop,
-    make: Callable[[str], nn.Module] = model,
-    near: float = 1e-5,
-    ours: type[PagedAdamW] = Watched,
+    device: str, place: str, train: Train = loop, make: Make = model, near: float = 1e-5, ours: Any = Watched
 ) -> None:
     """Every step is torch's, and so are losses and what the model becomes."""
     ends = []
@@ -84,7 +73,7 @@ def test_parametrizations_are_removed(device: str, place: str) -> None:
     """In mid-training: what is made of one tensor becomes that parameter in other memory, what is made of several a new
     one, which joins with `add_param_group`."""
     ends = []
-    for kind in (lambda p: Watched(p, **PLACES[place]), torchs):
+    for kind in clients.both(place):
         net: Any = model(device)
         parametrizations.weight_norm(net[0])
         parametrizations.orthogonal(net[2])
@@ -190,14 +179,15 @@ class Whole:
 def test_new_process(tmp_path: Path, device: str) -> None:
     """Parametrizations, checkpointing and an EMA in one model, saved and gone on with in a new process: the bits of the
     uninterrupted run, from one place to the other, too."""
-    whole = {}
-    for place in PLACES:
-        run = Whole(device, place)
-        run.train(0, 3)
-        torch.save({name: part.state_dict() for name, part in run.parts.items()}, tmp_path / place)
-        run.train(3, 3)
-        whole[place] = run.digest()
-    clients.goes_on(__file__, tmp_path, device, whole)
+
+    def run(place: str) -> str:
+        whole = Whole(device, place)
+        whole.train(0, 3)
+        torch.save({name: part.state_dict() for name, part in whole.parts.items()}, tmp_path / place)
+        whole.train(3, 3)
+        return whole.digest()
+
+    clients.goes_on(__file__, tmp_path, device, run)
 
 
 def go_on(folder: Path, device: str, before: str, after: str) -> str:
@@ -247,9 +237,11 @@ def test_compiled(device: str, place: str, what: str) -> None:
 @on_cuda
 def test_compiled_with_graphs(device: str, place: str) -> None:
     """`torch.compile(model, mode="reduce-overhead")`: CUDA graphs around forward and backward, the step beside them."""
-    beside_torch(
-        device, place, lambda net, opt, device: loop(torch.compile(net, mode="reduce-overhead"), opt, device), near=1e-4
-    )
+
+    def train(net: Any, opt: Any, device: str) -> list[float]:
+        return loop(torch.compile(net, mode="reduce-overhead"), opt, device)
+
+    beside_torch(device, place, train, near=1e-4)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import clients
 import pytest
 import torch
 import torchvision_operators
-from clients import ADAMW, PLACES, Watched, digest, everywhere, moved_alike, on_devices, values
+from clients import ADAMW, PLACES, Watched, digest, everywhere, gpt2, moved_alike, on_devices, values
 
 from pagedopt import PagedAdamW
 
@@ -21,16 +21,6 @@ pytestmark = pytest.mark.clients
 
 STEPS = 6
 SAVING = {"save_strategy": "steps", "save_steps": 3}
-TORCHS = (torch.optim.AdamW, {**ADAMW, "fused": True})
-
-
-def model() -> Any:
-    """A GPT-2 of two layers, with dropout."""
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        n_layer=2, n_head=2, n_embd=32, n_positions=16, vocab_size=61, attn_implementation="eager"
-    )
-    return transformers.GPT2LMHeadModel(config)
 
 
 def data() -> list[dict[str, torch.Tensor]]:
@@ -41,20 +31,14 @@ def data() -> list[dict[str, torch.Tensor]]:
 
 def trainer(folder: Path, device: str, net: Any = None, kind: Any = None, more: Any = (), **arguments: Any) -> Any:
     """A Trainer, made of ``arguments`` for TrainingArguments and ``more`` for itself."""
+    usual = {"max_steps": STEPS, "per_device_train_batch_size": 4, "save_strategy": "no", "logging_steps": 1}
+    usual |= {"lr_scheduler_type": "cosine", "weight_decay": ADAMW["weight_decay"], "disable_tqdm": True}
     settings = transformers.TrainingArguments(
-        str(folder),
-        use_cpu=device == "cpu",
-        report_to=[],
-        disable_tqdm=True,
-        logging_steps=1,
-        lr_scheduler_type="cosine",
-        weight_decay=ADAMW["weight_decay"],
-        **{"max_steps": STEPS, "per_device_train_batch_size": 4, "save_strategy": "no", **arguments},
+        str(folder), use_cpu=device == "cpu", report_to=[], **{**usual, **arguments}
     )
     settings._n_gpu = min(1, settings.n_gpu)  # with more it would wrap the model in DataParallel
-    return transformers.Trainer(
-        net or model(), settings, train_dataset=data(), optimizer_cls_and_kwargs=kind, **dict(more)
-    )
+    net = net or gpt2()
+    return transformers.Trainer(net, settings, train_dataset=data(), optimizer_cls_and_kwargs=kind, **dict(more))
 
 
 def losses(made: Any) -> list[float]:
@@ -71,13 +55,12 @@ def inner(made: Any) -> Any:
 
 def beside_torch(tmp_path: Path, device: str, place: str, near: float, **arguments: Any) -> None:
     """Train with ours and with torch's: every step is torch's, and so are losses and weights to ``near``."""
-    ours = trainer(tmp_path, device, kind=(Watched, PLACES[place]), **arguments)
-    ours.train()
-    theirs = trainer(tmp_path, device, kind=TORCHS, **arguments)
-    theirs.train()
-    assert inner(ours).watched == STEPS
-    assert losses(ours) == pytest.approx(losses(theirs), rel=near)
-    moved_alike(values(ours.model), values(theirs.model), values(model()), near)
+    ends = []
+    for kind in clients.kinds(place):
+        made = trainer(tmp_path, device, kind=kind, **arguments)
+        made.train()
+        ends.append((losses(made), values(made.model), inner(made)))
+    clients.agree(ends, STEPS, near, values(gpt2()))
 
 
 @everywhere
@@ -102,27 +85,27 @@ def test_gradient_checkpointing(tmp_path: Path, device: str, place: str) -> None
 def test_optimizers(tmp_path: Path, device: str, place: str) -> None:
     """`optimizers=(optimizer, scheduler)`, made by the user before Trainer moves the model."""
     ends = []
-    for make in (lambda p: Watched(p, **PLACES[place]), clients.torchs):
-        net = model()
+    for make in clients.both(place):
+        net = gpt2()
         opt = make(net.parameters())
         schedule = torch.optim.lr_scheduler.LinearLR(opt, 0.1, total_iters=STEPS)
         made = trainer(tmp_path, device, net, more={"optimizers": (opt, schedule)})
         made.train()
-        ends.append((losses(made), values(made.model)))
-    assert ends[0][0] == pytest.approx(ends[1][0], rel=1e-5)
-    moved_alike(ends[0][1], ends[1][1], values(model()), 1e-5)
+        ends.append((losses(made), values(made.model), opt))
+    clients.agree(ends, STEPS, 1e-5, values(gpt2()))
 
 
 @on_devices
 def test_resume_in_a_new_process(tmp_path: Path, device: str) -> None:
     """`resume_from_checkpoint` in a new process: the bits of the uninterrupted run, from one place to the
     other, too."""
-    whole = {}
-    for place in PLACES:
+
+    def run(place: str) -> str:
         made = trainer(tmp_path / place, device, kind=(PagedAdamW, {**ADAMW, **PLACES[place]}), **SAVING)
         made.train()
-        whole[place] = digest(made.model, inner(made))
-    clients.goes_on(__file__, tmp_path, device, whole)
+        return digest(made.model, inner(made))
+
+    clients.goes_on(__file__, tmp_path, device, run)
 
 
 def go_on(folder: Path, device: str, before: str, after: str) -> str:
@@ -134,15 +117,15 @@ def go_on(folder: Path, device: str, before: str, after: str) -> str:
 @everywhere
 def test_the_class_changes_at_a_checkpoint(tmp_path: Path, device: str, place: str) -> None:
     """A checkpoint of torch's AdamW goes on with ours, and one of ours with torch's."""
-    ours = (Watched, PLACES[place])
-    whole = trainer(tmp_path / "whole", device, kind=TORCHS)
+    ours, theirs = clients.kinds(place)
+    whole = trainer(tmp_path / "whole", device, kind=theirs)
     whole.train()
-    for name, before, after in (("to ours", TORCHS, ours), ("to torch's", ours, TORCHS)):
+    for name, before, after in (("to ours", theirs, ours), ("to torch's", ours, theirs)):
         trainer(tmp_path / name, device, kind=before, **SAVING).train()
         made = trainer(tmp_path / name, device, kind=after, **SAVING)
         made.train(resume_from_checkpoint=str(tmp_path / name / "checkpoint-3"))
         assert losses(made) == pytest.approx(losses(whole), rel=1e-5)
-        moved_alike(values(made.model), values(whole.model), values(model()), 1e-5)
+        moved_alike(values(made.model), values(whole.model), values(gpt2()), 1e-5)
         assert getattr(inner(made), "watched", 3) == 3
 
 
@@ -151,7 +134,7 @@ class Crowded(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.net, self.calls = model(), 0
+        self.net, self.calls = gpt2(), 0
 
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> Any:
         self.calls += 1
@@ -163,9 +146,7 @@ class Crowded(torch.nn.Module):
 @everywhere
 def test_auto_find_batch_size(tmp_path: Path, device: str, place: str) -> None:
     """`auto_find_batch_size=True`: a failed try leaves nothing of it in memory but the state that goes on."""
-    made = trainer(
-        tmp_path, device, Crowded(), (Watched, PLACES[place]), per_device_train_batch_size=4, auto_find_batch_size=True
-    )
+    made = trainer(tmp_path, device, Crowded(), (Watched, PLACES[place]), auto_find_batch_size=True)
     left: list[Any] = []
 
     class Look(transformers.TrainerCallback):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -14,11 +14,11 @@ import pytest
 import torch
 from children import python
 from gpu_support import NEEDED
-from paths import HELPERS, ROOT
 
 from pagedopt import PagedAdamW
 from pagedopt.system.cuda import driver
 
+Tensors = Iterable[torch.Tensor]
 #: Nothing at its default and nothing zero; an epsilon with which noise in a gradient that should be zero moves nothing.
 ADAMW: dict[str, Any] = {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.2}
 #: Where state lives.
@@ -49,6 +49,16 @@ def on_cuda(test: Callable[..., Any]) -> Callable[..., Any]:
 def torchs(params: Any, **options: Any) -> torch.optim.AdamW:
     """Torch's AdamW, to train beside."""
     return torch.optim.AdamW(params, **{**ADAMW, "fused": True, **options})
+
+
+def kinds(place: str) -> tuple[tuple[Any, dict[str, Any]], ...]:
+    """Ours, with state in a place, and torch's: class and options."""
+    return (Watched, {**ADAMW, **PLACES[place]}), (torch.optim.AdamW, {**ADAMW, "fused": True})
+
+
+def both(place: str) -> list[Callable[[Any], Any]]:
+    """What makes ours, with state in a place, and torch's."""
+    return [functools.partial(kind, **options) for kind, options in kinds(place)]
 
 
 class Watched(PagedAdamW):
@@ -86,9 +96,8 @@ class Watched(PagedAdamW):
         made = torch.optim.AdamW(groups, fused=True)
         saved = self.state_dict()
         state = {i: {k: _copy(v) for k, v in entry.items()} for i, entry in saved["state"].items()}
-        made.load_state_dict(
-            {"state": state, "param_groups": [{**group, "fused": True} for group in saved["param_groups"]]}
-        )
+        fused = [{**group, "fused": True} for group in saved["param_groups"]]
+        made.load_state_dict({"state": state, "param_groups": fused})
         return made
 
     def _pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:
@@ -133,9 +142,7 @@ def same(what: str, mine: torch.Tensor, theirs: torch.Tensor, size: torch.Tensor
     assert off <= 4, f"{what} of {tuple(mine.shape)} is {off} roundings off"
 
 
-def moved_alike(
-    ours: Iterable[torch.Tensor], theirs: Iterable[torch.Tensor], start: Iterable[torch.Tensor], near: float
-) -> None:
+def moved_alike(ours: Tensors, theirs: Tensors, start: Tensors, near: float) -> None:
     """The ends of two trainings are nearer to each other than the share ``near`` of the way from their start."""
     off = way = 0.0
     for a, b, s in zip(ours, theirs, start, strict=True):
@@ -145,12 +152,27 @@ def moved_alike(
     assert off**0.5 < near * way**0.5, f"{(off / way) ** 0.5} of the way between ours and torch's"
 
 
-def agree(ends: list[Any], steps: int, near: float, start: Iterable[torch.Tensor], moved: float | None = None) -> None:
+def steps(opt: Any, numbers: Iterable[int], loss_of: Callable[[int], Any], after: Any = None) -> list[float]:
+    """A step for each number, behind which ``after`` is called; the losses."""
+    losses = []
+    for number in numbers:
+        loss = loss_of(number)
+        loss.backward()
+        opt.step()
+        opt.zero_grad()
+        losses.append(loss.item())
+        if after is not None:
+            after(number)
+    return losses
+
+
+def agree(ends: list[Any], steps: int, near: float, start: Tensors, moved: float = 0.0, skips: bool = False) -> None:
     """Losses, tensors and optimizer at the end of a training, of ours and of torch's; ``moved``: see
-    :func:`moved_alike`, ``near`` if left out."""
-    assert ends[0][2].watched == steps
-    assert ends[0][0] == pytest.approx(ends[1][0], rel=near)
-    moved_alike(ends[0][1], ends[1][1], start, moved or near)
+    :func:`moved_alike`, ``near`` if left out; ``skips``: a scaler may leave steps out."""
+    (losses, tensors, optimizer), (their_losses, their_tensors, _) = ends
+    assert optimizer.watched == steps or (skips and optimizer.watched >= 2)
+    assert losses == pytest.approx(their_losses, rel=near)
+    moved_alike(tensors, their_tensors, start, moved or near)
 
 
 def forget_accelerate() -> None:
@@ -158,6 +180,15 @@ def forget_accelerate() -> None:
     if state := sys.modules.get("accelerate.state"):
         state.AcceleratorState._reset_state(reset_partial_state=True)
         state.GradientState._reset_state()
+
+
+def gpt2() -> Any:
+    """A GPT-2 of transformers' with two layers and dropout."""
+    import transformers
+
+    torch.manual_seed(0)
+    sizes = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 16, "vocab_size": 61}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, attn_implementation="eager"))
 
 
 def trainable(model: torch.nn.Module) -> list[torch.nn.Parameter]:
@@ -189,16 +220,16 @@ def full_card(monkeypatch: pytest.MonkeyPatch) -> torch.OutOfMemoryError:
     return found.value
 
 
-def goes_on(file: str, folder: Path, device: str, whole: dict[str, str], timeout: float = 110) -> None:
+def goes_on(file: str, folder: Path, device: str, run: Callable[[str], str], timeout: float = 110) -> None:
     """What was saved in ``folder`` goes on in a new process, in each of ``MOVES``, to the bits of the whole run.
 
     Args:
         file: of the test, which as a program is a :func:`child`.
-        whole: the digest of the uninterrupted run in each place.
+        run: trains with state in a place, saves in the middle, and returns the digest of the end.
     """
+    whole = {place: run(place) for place in PLACES}
     assert whole["away"] == whole["resident"]
-    path = os.pathsep.join([str(ROOT), str(HELPERS), os.environ.get("PYTHONPATH", "")])
-    python(file, folder, device, timeout=timeout, PYTHONPATH=path)
+    python(file, folder, device, timeout=timeout)
     found = json.loads((folder / "answer.json").read_text())
     assert found == {f"{before} to {after}": whole["resident"] for before, after in MOVES}
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import importlib.util
 import json
 import platform
 import re
@@ -26,8 +27,6 @@ from paths import ROOT
 PAGE = ROOT / "notes" / "clients.md"
 RAW = ROOT / "notes" / "raw" / "clients.json"
 FSDP2 = ROOT / "experiments" / "results" / "fsdp2-nvidia-h200.json"
-DEVICES = ("cpu", "cuda")
-PLACES = ("resident", "away")
 
 
 @dataclass(frozen=True)
@@ -166,8 +165,9 @@ def _chapter(client: Client, record: dict[str, Any]) -> str:
     if client.words:
         lines += [*textwrap.wrap(client.words, 120), ""]
     lines += ["| what | CPU | CUDA |", "|---|---|---|"]
+    runs = [record.get(device, {}).get("outcomes", {}) for device in ("cpu", "cuda")]
     for name, words in described(ROOT / client.file):
-        cells = [_cell(record.get(device, {}).get("outcomes", {}), f"{client.file}::{name}") for device in DEVICES]
+        cells = [_cell(run, f"{client.file}::{name}") for run in runs]
         lines.append(f"| {words} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 
@@ -184,7 +184,7 @@ def _cell(outcomes: dict[str, str], test: str) -> str:
     found = {node: outcome for node, outcome in outcomes.items() if node.partition("[")[0] == test}
     said: dict[str, set[str]] = {}
     for node, outcome in sorted(found.items(), reverse=True):  # "resident" before "away"
-        place = next((name for name in PLACES if name in _arguments(node)), "yes")
+        place = next((name for name in ("resident", "away") if name in _arguments(node)), "yes")
         said.setdefault(place, set()).add(outcome)
     return ", ".join(place if each == {"passed"} else f"{place}: fails" for place, each in said.items()) or "–"
 
@@ -220,24 +220,17 @@ class Record:
 
         record = json.loads(self.path.read_text()) if self.path.exists() else {}
         packages = dict.fromkeys(name for client in CLIENTS for name in client.packages)
+        there = [name for name in packages if importlib.util.find_spec(name)]
         for device, outcomes in self.outcomes.items():
             run = {
                 "machine": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
                 "python": platform.python_version(),
-                "versions": {name: importlib.metadata.version(name) for name in packages if _installed(name)},
+                "versions": {name: importlib.metadata.version(name) for name in there},
             }
             before = record.get(device, {})
             earlier = before["outcomes"] if run == {name: before.get(name) for name in run} else {}
             record[device] = {**run, "outcomes": dict(sorted((earlier | outcomes).items()))}
         self.path.write_text(json.dumps({name: record[name] for name in sorted(record)}, indent=1) + "\n")
-
-
-def _installed(name: str) -> bool:
-    try:
-        importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 if __name__ == "__main__":

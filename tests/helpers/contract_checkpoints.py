@@ -39,9 +39,9 @@ def begun(world: World, dtype: torch.dtype = torch.float32, **flags: Any) -> tup
     return params, copy.deepcopy(opt.state_dict())
 
 
-def continued(world: World, label: str, params: list[Any], saved: dict[str, Any], make: Any = other) -> Any:
+def continued(world: World, label: str, params: list[Any], saved: dict[str, Any]) -> Any:
     """Load into a new optimizer over ``params``, and train on."""
-    opt = make(world, params)
+    opt = other(world, params)
     opt.load_state_dict(saved)
     world.show(f"{label}: loaded", opt, params)
     world.train(opt, params, range(3, 6), show=f"{label}: went on")
@@ -63,10 +63,9 @@ def weights_only(world: World) -> None:
     world.train(opt, params, range(3, 6), show="what was saved goes on")
 
 
-def from_torch(world: World, change: Change | None = None, **flags: Any) -> None:
-    params, saved = begun(world, **flags)
-    if change is not None:
-        change(saved)
+def from_torch(world: World, needed: str = "", **flags: Any) -> None:
+    """There and back; ``flags`` are torch's, where its class knows the one that is needed."""
+    params, saved = begun(world, **(flags if needed in world.known else {}))
     opt = continued(world, "from torch", params, saved)
     world.say("groups", [{k: v for k, v in group.items() if k != "params"} for group in opt.param_groups])
     back = torchs(world, params)
@@ -83,29 +82,20 @@ def from_torch_s_loop_and_back(world: World) -> None:
 @scenario(CHAPTER)
 def from_torch_s_foreach_and_back(world: World) -> None:
     """A state dict of torch's ``foreach=True`` is taken in mid-training, gone on with, and given back to torch."""
-    if "fused" in world.known:
-        from_torch(world, foreach=True)
-    else:
-        from_torch(world)
+    from_torch(world, "fused", foreach=True)
 
 
 @scenario(CHAPTER)
 def from_torch_s_fused_and_back(world: World) -> None:
     """A state dict of torch's ``fused=True``, whose step counts lie on the parameter's device, is taken in mid-training
     and given back to torch."""
-    if "fused" in world.known:
-        from_torch(world, foreach=None, fused=True)
-    else:
-        from_torch(world)
+    from_torch(world, "fused", foreach=None, fused=True)
 
 
 @scenario(CHAPTER, "cuda")
 def from_torch_s_capturable_and_back(world: World) -> None:
     """A state dict of torch's ``capturable=True`` is taken in mid-training and given back to torch."""
-    if "capturable" in world.known:
-        from_torch(world, capturable=True)
-    else:
-        from_torch(world)
+    from_torch(world, "capturable", capturable=True)
 
 
 def counts(saved: dict[str, Any], kind: Callable[[float], Any]) -> None:
@@ -195,11 +185,9 @@ def cast(world: World, param: torch.dtype, state: torch.dtype, **ours: Any) -> N
     params, saved = begun(world, state)
     cast_to = [torch.nn.Parameter(p.detach().to(param)) for p in params]
     opt = other(world, cast_to, **(ours if world.ours else {}))
-    with world.tries("loading"):
-        opt.load_state_dict(saved)
+    world.attempt("loading", opt.load_state_dict, saved)
     world.show("state is loaded", opt, cast_to)
-    with world.tries("a step"):
-        world.train(opt, cast_to, range(3, 5))
+    world.attempt("a step", world.train, opt, cast_to, range(3, 5))
     world.show("state goes on", opt, cast_to)
 
 
@@ -207,8 +195,7 @@ def into_float32(world: World, dtype: torch.dtype) -> None:
     """State of another dtype is loaded for float32, and no step follows."""
     _, saved = begun(world, dtype)
     opt = other(world, world.params(SHAPES))
-    with world.tries("loading"):
-        opt.load_state_dict(saved)
+    world.attempt("loading", opt.load_state_dict, saved)
 
 
 @scenario(CHAPTER)
@@ -263,9 +250,8 @@ def loading_after_a_cast(world: World) -> None:
 def values_of_one_s_own(world: World) -> None:
     """What users keep in ``state`` is saved and loaded with the rest, cast and moved as torch does with it."""
     params, saved = begun(world)
-    saved["state"].setdefault(1, {}).update(
-        {"double": torch.ones(3, dtype=torch.float64), "count": torch.arange(3), "text": "mine", "number": 3}
-    )
+    mine = {"double": torch.ones(3, dtype=torch.float64), "count": torch.arange(3), "text": "mine", "number": 3}
+    saved["state"].setdefault(1, {}).update(mine)
     saved["state"]["everybody's"] = {"ema": torch.ones(2, dtype=torch.float64)}
     opt = other(world, params)
     opt.load_state_dict(saved)
@@ -297,10 +283,8 @@ def named_parameters(world: World) -> None:
     back.load_state_dict(saved)
     world.say("named keeps its names", [group.get("param_names") for group in back.param_groups])
     world.say("text", [line for line in repr(back).splitlines() if "names" in line])
-    with world.tries("names for some only"):
-        world.make([pairs[0], params[1]])
-    with world.tries("a group without names beside one with"):
-        opt.add_param_group({"params": [world.param((3,), 8)]})
+    world.attempt("names for some only", world.make, [pairs[0], params[1]])
+    world.attempt("a group without names beside one with", opt.add_param_group, {"params": [world.param((3,), 8)]})
 
 
 @scenario(CHAPTER)
@@ -321,8 +305,7 @@ def what_does_not_fit(world: World) -> None:
     for name, harm in harms.items():
         wrong = copy.deepcopy(saved)
         harm(wrong)
-        with world.tries(name):
-            opt.load_state_dict(wrong)
+        world.attempt(name, opt.load_state_dict, wrong)
     world.train(opt, params, range(3, 5), show="went on")
 
 
@@ -331,17 +314,12 @@ def forms_of_a_state_dict(world: World) -> None:
     """Groups and their parameters in tuples, a step count of NumPy's, state of nobody's, and what is no dict at all."""
     _, saved = begun(world)
 
-    def counted(saved: dict[str, Any]) -> None:
-        for entry in saved["state"].values():
-            if "step" in entry:
-                entry["step"] = np.float32(3)
-
     def in_tuples(saved: dict[str, Any]) -> None:
         saved["param_groups"] = tuple({**group, "params": tuple(group["params"])} for group in saved["param_groups"])
 
     changes: dict[str, Change] = {
         "tuples": in_tuples,
-        "a count of NumPy's": counted,
+        "a count of NumPy's": lambda saved: counts(saved, np.float32),
         "state of nobody's": lambda saved: saved["state"].update({99: {"x": torch.ones(2)}, "name": {"y": 1}}),
     }
     for label, change in changes.items():
@@ -354,8 +332,7 @@ def forms_of_a_state_dict(world: World) -> None:
         world.show(f"{label}: trained", opt, params)
         world.say(f"{label}: others", [key for key in opt.state if not isinstance(key, torch.Tensor)])
     for label, given in {"a list": [], "none": None, "a number": 3, "an empty dict": {}}.items():
-        with world.tries(label):
-            other(world, world.params(SHAPES)).load_state_dict(given)
+        world.attempt(label, other(world, world.params(SHAPES)).load_state_dict, given)
 
 
 @scenario(CHAPTER)

@@ -12,7 +12,7 @@ class Difference:
     Attributes:
         kind: ``"beyond"`` (ours does what torch refuses, or does better) or ``"refused"`` (ours refuses what torch
             does).
-        scenario, label: where it shows; labels may end in ``*``.
+        scenario, labels: where it shows: a label, or several, which may end in ``*``.
         words: what ours does, what torch does, and why.
         optimizers: names of the classes it holds for; empty: all.
         devices: those it holds on.
@@ -22,7 +22,7 @@ class Difference:
 
     kind: str
     scenario: str
-    label: str
+    labels: str | tuple[str, ...]
     words: str
     optimizers: tuple[str, ...] = ()
     devices: tuple[str, ...] = ("cpu", "cuda")
@@ -33,8 +33,28 @@ class Difference:
 #: Classes whose torch's step views complex numbers as real ones.
 _AS_REAL = ("PagedAdamW",)
 
-#: Parameters and gradients.
-_TENSORS = (
+#: Dtypes of a gradient and of its narrower parameter.
+_WIDER = (("float32", "bfloat16"), ("float32", "float16"), ("float64", "float32"))
+
+_NO_GRAPH = (
+    "A step of one launch has no graph to differentiate through: refused by name, where torch takes it (in a group it "
+    "changes nothing)."
+)
+
+#: Where hyperparameters are tensors of one element that have dimensions, and of which optimizers.
+_VALUES = (
+    "lr=torch.float32 [0.5]*", "lr=torch.float32 [[0.5]]*", "lr=torch.float32 [0.25]*",
+    "betas=tuple(torch.float32 [0.5], torch.float32 0.5)*", "betas=tuple(torch.float32 [0.25]*",
+)  # fmt: skip
+_OF_ONE: tuple[tuple[str, str | tuple[str, ...], tuple[str, ...]], ...] = (
+    ("odd values at construction", _VALUES, ("PagedAdamW", "PagedSGD")),
+    ("values changed between steps", _VALUES, ("PagedAdamW", "PagedSGD")),
+    ("a tensor that is the learning rate", "torch.float32 [*", ("PagedAdamW", "PagedSGD")),
+    ("betas that are tensors", "1-dim*", ("PagedAdamW",)),
+)
+
+DIFFERENCES: tuple[Difference, ...] = (
+    # Parameters and gradients.
     Difference(
         "beyond", "a step that is refused", "all is as it was",
         "A step that refuses one parameter has changed nothing: no parameter, state or step count. torch's loop has "
@@ -67,80 +87,43 @@ _TENSORS = (
         "A gradient of another dtype is taken, as near to float64 as the dtypes allow; torch raises RuntimeError.",
         ("PagedAdamW",),
     ),
-    *(
-        Difference(
-            "refused", "broadcast over a larger parameter", label,
-            "A parameter that has grown while its state is as it was is refused with RuntimeError, as torch's SGD does "
-            "where it has momentum; torch's AdamW broadcasts state and gradient where it can.",
-            ("PagedAdamW",), error=RuntimeError,
-        )
-        for label in ("(1,) to (4,)", "() to (3,)", "() to (1,)", "(1, 3) to (5, 3)")
+    Difference(
+        "refused", "broadcast over a larger parameter",
+        ("(1,) to (4,)", "() to (3,)", "() to (1,)", "(1, 3) to (5, 3)"),
+        "A parameter that has grown while its state is as it was is refused with RuntimeError, as torch's SGD does "
+        "where it has momentum; torch's AdamW broadcasts state and gradient where it can.",
+        ("PagedAdamW",), error=RuntimeError,
     ),
-    *(
-        Difference(
-            "beyond", "of another dtype", f"{pair}: dtypes of state",
-            "State is made in the parameter's dtype, as torch's other optimizers make it and as the estimate says, or "
-            "in the state_format asked for; torch's SGD keeps that of the first gradient.",
-            ("PagedSGD",),
-        )
-        for pair in ("float32 of bfloat16", "float32 of float16", "float64 of float32")
+    Difference(
+        "beyond", "of another dtype",
+        tuple(f"{grad} of {param}: dtypes of state" for grad, param in _WIDER),
+        "State is made in the parameter's dtype, as torch's other optimizers make it and as the estimate says, or "
+        "in the state_format asked for; torch's SGD keeps that of the first gradient.",
+        ("PagedSGD",),
     ),
-)  # fmt: skip
-
-_NO_GRAPH = (
-    "A step of one launch has no graph to differentiate through: refused by name, where torch takes it (in a group it "
-    "changes nothing)."
-)
-
-#: Where hyperparameters are tensors of one element that have dimensions.
-_OF_ONE = (
-    *(
-        (scenario, f"{value}*", ("PagedAdamW", "PagedSGD"))
-        for scenario in ("odd values at construction", "values changed between steps")
-        for value in (
-            "lr=torch.float32 [0.5]", "lr=torch.float32 [[0.5]]", "lr=torch.float32 [0.25]",
-            "betas=tuple(torch.float32 [0.5], torch.float32 0.5)",
-            "betas=tuple(torch.float32 [0.25]",
-        )
+    # Hyperparameters.
+    Difference(
+        "refused", "differentiable",
+        tuple(f"{{'foreach': {each}, 'fused': {fused}}}" for each in (None, False, True) for fused in (None, False)),
+        _NO_GRAPH, ("PagedAdamW", "PagedSGD"), error=ValueError,
     ),
-    ("a tensor that is the learning rate", "torch.float32 [*", ("PagedAdamW", "PagedSGD")),
-    ("betas that are tensors", "1-dim*", ("PagedAdamW",)),
-)  # fmt: skip
-
-#: Hyperparameters.
-_HYPERPARAMETERS = (
-    *(
-        Difference(
-            "refused", "differentiable", f"{{'foreach': {foreach}, 'fused': {fused}}}", _NO_GRAPH,
-            ("PagedAdamW", "PagedSGD"), error=ValueError,
-        )
-        for foreach in (None, False, True)
-        for fused in (None, False)
+    Difference(
+        "refused", "flags set between steps", ("{'differentiable': True}", "{'differentiable': True}: trained"),
+        _NO_GRAPH, ("PagedAdamW",),
     ),
-    *(
-        Difference(
-            "refused", "flags set between steps", f"{{'differentiable': True}}{label}", _NO_GRAPH, ("PagedAdamW",)
-        )
-        for label in ("", ": trained")
+    Difference(
+        "beyond", "flags set between steps",
+        tuple(f"{{{also}'fused': True}}{end}" for also in ("", "'foreach': True, ") for end in ("", ": trained")),
+        "fused set in a group whose step counts lie on the CPU is followed, and the counts stay there; torch's "
+        "kernel refuses them with RuntimeError.",
+        ("PagedAdamW",), devices=("cuda",),
     ),
-    *(
-        Difference(
-            "beyond", "flags set between steps", f"{flags}{label}",
-            "fused set in a group whose step counts lie on the CPU is followed, and the counts stay there; torch's "
-            "kernel refuses them with RuntimeError.",
-            ("PagedAdamW",), devices=("cuda",),
-        )
-        for flags in ("{'fused': True}", "{'foreach': True, 'fused': True}")
-        for label in ("", ": trained")
-    ),
-    *(
-        Difference(
-            "beyond", "flags with tensors set between steps", f"{{'foreach': True, 'fused': {fused}}}*",
-            "A tensor lr put into a group with foreach=True is followed; torch's step raises RuntimeError. Its "
-            "constructor raises ValueError, as ours does.",
-            ("PagedAdamW",),
-        )
-        for fused in (None, False)
+    Difference(
+        "beyond", "flags with tensors set between steps",
+        ("{'foreach': True, 'fused': None}*", "{'foreach': True, 'fused': False}*"),
+        "A tensor lr put into a group with foreach=True is followed; torch's step raises RuntimeError. Its "
+        "constructor raises ValueError, as ours does.",
+        ("PagedAdamW",),
     ),
     *(
         Difference(
@@ -153,28 +136,22 @@ _HYPERPARAMETERS = (
             "decoupled_weight_decay": ("PagedAdamW",),
         }.items()
     ),
-    *(
-        Difference(
-            "refused", "values changed between steps", f"lr=torch.float32 {value}",
-            "A tensor lr that has not one element, put into a group, is refused with RuntimeError, as torch's AdamW "
-            "does; torch's SGD raises TypeError.",
-            ("PagedSGD",), error=RuntimeError,
-        )
-        for value in ("[0.5, 0.25]", "[]")
+    Difference(
+        "refused", "values changed between steps", ("lr=torch.float32 [0.5, 0.25]", "lr=torch.float32 []"),
+        "A tensor lr that has not one element, put into a group, is refused with RuntimeError, as torch's AdamW "
+        "does; torch's SGD raises TypeError.",
+        ("PagedSGD",), error=RuntimeError,
     ),
     *(
         Difference(
-            "beyond", scenario, label,
+            "beyond", scenario, labels,
             "A tensor of one element is its number, whatever its dimensions; older versions of torch take one without "
             "dimensions only, and raise TypeError in a step.",
             optimizers, older=True,
         )
-        for scenario, label, optimizers in _OF_ONE
+        for scenario, labels, optimizers in _OF_ONE
     ),
-)  # fmt: skip
-
-#: Training loops.
-_LOOPS = (
+    # Training loops.
     Difference(
         "beyond", "gradients off", "inference_mode, first=True*",
         "State that is made in torch.inference_mode is followed outside of it, too; torch's raises RuntimeError there.",
@@ -197,25 +174,14 @@ _LOOPS = (
         "torch's keeps FakeTensors as the state of real parameters.",
         error=RuntimeError,
     ),
-)  # fmt: skip
-
-#: Objects.
-_OBJECTS = (
-    *(
-        Difference(
-            "refused",
-            "state that autograd has saved",
-            label,
-            "All state of an optimizer has one version counter, so that one call counts a step of any length: autograd "
-            "takes state that it has saved for changed (RuntimeError) where other state of the optimizer is.",
-            error=RuntimeError,
-        )
-        for label in ("written", "stepped")
+    # Objects.
+    Difference(
+        "refused", "state that autograd has saved", ("written", "stepped"),
+        "All state of an optimizer has one version counter, so that one call counts a step of any length: autograd "
+        "takes state that it has saved for changed (RuntimeError) where other state of the optimizer is.",
+        error=RuntimeError,
     ),
-)
-
-#: Checkpoints.
-_CHECKPOINTS = (
+    # Checkpoints.
     Difference(
         "refused", "complex state into real parameters", "loading",
         "Refused with ValueError; torch takes the real parts, with a warning.",
@@ -234,23 +200,19 @@ _CHECKPOINTS = (
         "beyond", "what was loaded is left alone", "the dict is as it was",
         "Values are copied, and the dict stays what it was; torch trains on in its tensors, and changes them.",
     ),
-)  # fmt: skip
-
-#: What it says of itself.
-_TEXTS = (
+    # What it says of itself.
     Difference(
         "beyond", "its text", "*",
         "torch's text, and behind the groups a line on state: bytes by place, the placement and the budget.",
     ),
 )  # fmt: skip
 
-DIFFERENCES: tuple[Difference, ...] = (*_TENSORS, *_HYPERPARAMETERS, *_LOOPS, *_OBJECTS, *_CHECKPOINTS, *_TEXTS)
-
 
 def listed(scenario: str, label: str, optimizer: str, device: str) -> Difference | None:
     """The entry for one point of a transcript."""
     for each in DIFFERENCES:
-        named = each.label == label or (each.label.endswith("*") and label.startswith(each.label[:-1]))
+        labels = (each.labels,) if isinstance(each.labels, str) else each.labels
+        named = any(one == label or (one.endswith("*") and label.startswith(one[:-1])) for one in labels)
         meant = optimizer in (each.optimizers or (optimizer,)) and device in each.devices
         if each.scenario == scenario and named and meant:
             return each

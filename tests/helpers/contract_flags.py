@@ -47,8 +47,7 @@ def every_combination_of_flags(world: World) -> None:
     for choice in CHOICES if flags(world) else ({},):
         for label, hyper in [("", {}), *odd_values(world)]:
             params = hyper.pop("params", [world.param((3,))])
-            with world.tries(f"{choice} {label}"):
-                world.make(params, **choice, **hyper)
+            world.attempt(f"{choice} {label}", world.make, params, **choice, **hyper)
 
 
 @scenario(CHAPTER)
@@ -65,9 +64,7 @@ def differentiable(world: World) -> None:
     """``differentiable=True``, by itself and with ``foreach`` and ``fused``."""
     if "differentiable" in flags(world):
         for choice in CHOICES:
-            params = [world.param((3,))]
-            with world.tries(f"{choice}"):
-                world.make(params, differentiable=True, **choice)
+            world.attempt(f"{choice}", world.make, [world.param((3,))], differentiable=True, **choice)
     world.say("asked", sorted(flags(world)))
 
 
@@ -82,11 +79,9 @@ def flags_set_between_steps(world: World) -> None:
         params, opt = world.begin([(13, 5), (4,)], 1, **{"dampening": 0} if "nesterov" in change else {})
         before = {name: opt.param_groups[0][name] for name in change}
         opt.param_groups[0].update(change)
-        with world.tries(f"{change}"):
-            world.train(opt, params, range(1, 3), show=f"{change}: trained")
+        world.attempt(f"{change}", world.train, opt, params, range(1, 3), show=f"{change}: trained")
         opt.param_groups[0].update(before)
-        with world.tries(f"{change}: taken back"):
-            world.train(opt, params, range(3, 5))
+        world.attempt(f"{change}: taken back", world.train, opt, params, range(3, 5))
 
 
 @scenario(CHAPTER)
@@ -130,5 +125,4 @@ def complex_parameters_and_fused(world: World) -> None:
         params = [world.param((3,), 0, torch.complex64), world.param((3,), 1)]
         opt = world.make(params, **flags)
         give(params, 0, skip)
-        with world.tries(f"{flags}: {'no' if skip else 'a'} gradient"):
-            opt.step()
+        world.attempt(f"{flags}: {'no' if skip else 'a'} gradient", opt.step)

@@ -107,13 +107,8 @@ def laid_out_otherwise_in_each_step(world: World) -> None:
 @scenario(CHAPTER)
 def of_complex_numbers(world: World) -> None:
     """Complex gradients with other strides than their parameters, and conjugated and negated views."""
-    ways: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-        "transposed": LAYOUTS["transposed"],
-        "with gaps": LAYOUTS["with gaps"],
-        "conjugated": lambda g: g.conj(),
-        "negated": lambda g: torch._neg_view(g),
-    }
-    for label, change in ways.items():
+    ways = {name: LAYOUTS[name] for name in ("transposed", "with gaps", "negated")}
+    for label, change in {**ways, "conjugated": torch.conj}.items():
         p = world.param((13, 18), 1, torch.complex64)
         opt = world.make([p])
         with world.tries(label):
@@ -134,8 +129,7 @@ def extreme_values(world: World) -> None:
             opt.step()
         found = [p, *opt.state[p].values()]
         if dtype.itemsize == 2:  # rounded after every operation there, once here
-            world.say(f"{dtype} is NaN", [t.isnan() for t in found])
-            world.say(f"{dtype} is infinite", [t.isposinf() for t in found] + [t.isneginf() for t in found])
+            world.say(f"{dtype}: not finite", [(t.isnan(), t.isposinf(), t.isneginf()) for t in found])
         else:
             world.show(str(dtype), opt, [p])
 
@@ -160,11 +154,9 @@ def sparse(world: World) -> None:
         opt = world.trained(params, first)
         give(params, first)
         params[1].grad = params[1].grad.to_sparse()
-        with world.tries(f"in step {first}"):
-            opt.step()
+        world.attempt(f"in step {first}", opt.step)
         params[1].grad = params[1].grad.to_dense()
-        with world.tries(f"a dense one after step {first}"):
-            opt.step()
+        world.attempt(f"a dense one after step {first}", opt.step)
 
 
 @scenario(CHAPTER)
@@ -174,8 +166,7 @@ def sparse_without_state(world: World) -> None:
     p = world.param((13, 18), 1)
     opt = world.make([p], **simple)
     p.grad = world.values(p.shape, 3).to_sparse()
-    with world.tries("a step"):
-        opt.step()
+    world.attempt("a step", opt.step)
 
 
 def _mixed(world: World, param: torch.dtype, grad: torch.dtype, dtype: torch.dtype | None = None) -> tuple[Any, Any]:
@@ -227,8 +218,7 @@ def one_for_two_parameters(world: World) -> None:
     """One tensor as the gradient of two parameters, and a gradient that is a view of a larger flat one."""
     params, opt = world.begin([(13, 18)] * 4)
     for step in range(3):
-        flat = world.values((3 * 13 * 18,), step)
-        views = flat.view(3, 13, 18).unbind()
+        views = world.values((3 * 13 * 18,), step).view(3, 13, 18).unbind()
         for p, grad in zip(params, (*views, views[0]), strict=True):
             p.grad = grad
         opt.step()
@@ -255,6 +245,5 @@ def broadcast_over_a_larger_parameter(world: World) -> None:
         opt = world.trained([p], 2)
         before = p.grad.clone()
         p.data = world.values(new, 3)
-        with world.tries(f"{old} to {new}"):
-            opt.step()
+        world.attempt(f"{old} to {new}", opt.step)
         world.say(f"{old} to {new}: the gradient", torch.equal(p.grad, before))

@@ -217,8 +217,7 @@ def values_changed_between_steps(world: World) -> None:
         p = world.param((13, 5))
         opt = world.trained([p], 1)
         opt.param_groups[0][name] = value
-        with world.tries(label):
-            world.train(opt, [p], range(1, 2), show=f"{label}: trained")
+        world.attempt(label, world.train, opt, [p], range(1, 2), show=f"{label}: trained")
 
 
 @scenario(CHAPTER)
@@ -227,8 +226,7 @@ def deleted_from_a_group(world: World) -> None:
     params, opt = world.begin([(13, 5), (4,)], 1)
     for name in [name for name in opt.param_groups[0] if name != "params"]:
         value = opt.param_groups[0].pop(name)
-        with world.tries(f"without {name}"):
-            world.train(opt, params, range(1, 2))
+        world.attempt(f"without {name}", world.train, opt, params, range(1, 2))
         opt.param_groups[0][name] = value
     world.train(opt, params, range(2, 3))
     world.say("in the end", group_of(opt))
@@ -282,10 +280,8 @@ def groups_that_are_refused(world: World) -> None:
         "options of others": {"params": [world.param((3,), 7)], "device_budget": 0},
     }  # fmt: skip
     for label, group in bad.items():
-        with world.tries(label):
-            opt.add_param_group(group)
+        world.attempt(label, opt.add_param_group, group)
         world.say(f"{label}: groups", [len(g["params"]) for g in opt.param_groups])
-        with world.tries(f"{label}: a step"):
-            world.train(opt, [p], range(1, 2))
+        world.attempt(f"{label}: a step", world.train, opt, [p], range(1, 2))
         del opt.param_groups[1:]
     world.show("in the end", opt, [p])

@@ -40,8 +40,7 @@ def closures(world: World) -> None:
         seen.append(torch.is_grad_enabled())
         return backward(opt, params)
 
-    world.say("by place", opt.step(closure))
-    world.say("by name", opt.step(closure=closure))
+    world.say("by place, by name", [opt.step(closure), opt.step(closure=closure)])
     for off in (torch.no_grad, torch.enable_grad):
         with off():
             loss = opt.step(closure)
@@ -77,8 +76,7 @@ def closures_that_fail_or_do_more(world: World) -> None:
         with world.tries(label):
             world.say(f"{label}: returned", opt.step(closure))
         world.show(f"{label}: afterwards", opt, params)
-    with world.tries("two of them"):
-        opt.step(fails, fails)
+    world.attempt("two of them", opt.step, fails, fails)
 
 
 @scenario(CHAPTER)
@@ -94,14 +92,10 @@ def what_a_step_leaves(world: World) -> None:
         loss = loss_of(params)
         with torch.enable_grad():
             opt.step()
-        same = [
-            p.grad is g and p.is_leaf and p.requires_grad and p.grad_fn is None
-            for p, g in zip(params, grads, strict=True)
-        ]
+        same = [(p.grad is g, p.is_leaf, p.requires_grad, p.grad_fn) for p, g in zip(params, grads, strict=True)]
         world.say(f"maximize={maximize}", [same, grads])
         world.say(f"maximize={maximize}: versions", [p._version > v for p, v in zip(params, versions, strict=True)])
-        with world.tries(f"maximize={maximize}: the backward of before"):
-            loss.backward()
+        world.attempt(f"maximize={maximize}: the backward of before", loss.backward)
         states = [t for entry in opt.state.values() for t in entry.values() if isinstance(t, torch.Tensor)]
         world.say(f"maximize={maximize}: state", [(t.requires_grad, t.is_leaf) for t in states])
 
@@ -172,11 +166,9 @@ def made_in_inference_mode(world: World) -> None:
             opt = world.make(params)
         with torch.inference_mode():
             give(params, 3)
-            with world.tries(f"made outside={outside}: a step inside"):
-                opt.step()
+            world.attempt(f"made outside={outside}: a step inside", opt.step)
             world.show(f"made outside={outside}: inside", opt, params)
-        with world.tries(f"made outside={outside}: a step outside"):
-            opt.step()
+        world.attempt(f"made outside={outside}: a step outside", opt.step)
 
 
 @scenario(CHAPTER)
@@ -286,8 +278,6 @@ def scaled_gradients(world: World) -> None:
                 torch.nn.utils.clip_grad_norm_(params, 0.5)
             scaler.step(opt)
             scaler.update()
-            world.say(f"{flag}: scale {step}", scaler.get_scale())
-            world.say(f"{flag}: parameters {step}", params)
+            world.say(f"{flag}: scale and parameters {step}", [scaler.get_scale(), params])
         world.say(f"{flag}: state", [{**opt.state[p]} for p in params])
-        with world.tries(f"{flag}: with a closure"):
-            scaler.step(opt, lambda: 1.0)
+        world.attempt(f"{flag}: with a closure", scaler.step, opt, lambda: 1.0)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from contract_world import FLAGS, Place, World, ordinary, reference
 from edits import numbers
+from stand_ins import refusal
 
 from pagedopt.optim.registry import Entry
 
@@ -35,21 +36,14 @@ def variants(entry: Entry) -> list[dict[str, Any]]:
     known = inspect.signature(reference(entry)).parameters
     flags = [n for n, p in known.items() if isinstance(p.default, bool) and n not in FLAGS]
     found: list[dict[str, Any]] = [ordinary(entry), {}]
+    make = functools.partial(reference(entry), [torch.nn.Parameter(torch.ones(1))])
     for flag in flags:
         for less in ({}, {"dampening": 0.0}):  # nesterov takes none
             hyper = {**ordinary(entry), **less, flag: True}
-            if less.keys() <= known.keys() and _taken(entry, hyper):
+            if less.keys() <= known.keys() and not refusal(functools.partial(make, **hyper), ValueError):
                 found.append(hyper)
                 break
     return found
-
-
-def _taken(entry: Entry, hyper: dict[str, Any]) -> bool:
-    try:
-        reference(entry)([torch.nn.Parameter(torch.ones(1))], **hyper)
-    except ValueError:
-        return False
-    return True
 
 
 #: Parameters and each kind of state after some steps, all elements of a kind behind each other.
@@ -86,8 +80,7 @@ def _oracle(entry: Entry, at: int, dtype: torch.dtype, device: str, steps: int) 
 
 @functools.cache
 def _exact(entry: Entry, at: int, dtype: torch.dtype, device: str, steps: int) -> Run:
-    hyper = {**variants(entry)[at], "foreach": False}
-    return play(reference(entry), hyper, dtype, device, steps, wide=True)
+    return play(reference(entry), {**variants(entry)[at], "foreach": False}, dtype, device, steps, wide=True)
 
 
 @functools.cache

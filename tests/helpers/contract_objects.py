@@ -48,8 +48,7 @@ def a_deep_copy_of_the_optimizer_alone(world: World) -> None:
     params, opt = world.begin(SHAPES, 3)
     twin = copy.deepcopy(opt)
     twins = twin.param_groups[0]["params"]
-    world.say("gradients of the copy", [p.grad is None for p in twins])
-    world.say("other tensors", all(a is not b for a, b in zip(params, twins, strict=True)))
+    world.say("no gradients, other tensors", [(p.grad is None, p is q) for p, q in zip(twins, params, strict=True)])
     world.train(twin, twins, range(3, 5), show="the copy")
     world.show("the original", opt, params)
 
@@ -77,8 +76,7 @@ def what_a_copy_leaves_behind(world: World) -> None:
     opt.mine = 3
     opt.register_step_post_hook(lambda *_: None)
     for name, twin in (("deepcopy", copy.deepcopy(opt)), ("pickle", pickle.loads(pickle.dumps(copy.deepcopy(opt))))):
-        world.say(f"{name}: an attribute", hasattr(twin, "mine"))
-        world.say(f"{name}: hooks", len(twin._optimizer_step_post_hooks))
+        world.say(f"{name}: attribute and hooks", [hasattr(twin, "mine"), len(twin._optimizer_step_post_hooks)])
 
 
 @scenario(CHAPTER)
@@ -98,8 +96,7 @@ def set_state(world: World) -> None:
     new = {"maximize", "foreach", "fused", "nesterov"} if world.entry.torch else {}
     groups = [{name: value for name, value in opt.param_groups[0].items() if name not in new}]
     opt.__setstate__({"state": opt.state, "param_groups": groups})
-    with world.tries("steps"):
-        world.train(opt, params, range(3, 5))
+    world.attempt("steps", world.train, opt, params, range(3, 5))
     world.show("after", opt, params)
 
 
@@ -122,8 +119,7 @@ def its_defaults(world: World) -> None:
     """``defaults``, the values and order of names in a group, and a default that is changed before a group is added."""
     params = world.params(SHAPES)
     opt = unflagged(world, params[:1])
-    world.say("defaults", dict(opt.defaults))
-    world.say("names of a group", list(opt.param_groups[0]))
+    world.say("defaults, names of a group", [dict(opt.defaults), list(opt.param_groups[0])])
     world.say("values of a group", {k: v for k, v in opt.param_groups[0].items() if k != "params"})
     opt.defaults["lr"] = 0.25
     opt.add_param_group({"params": params[1:]})
@@ -154,15 +150,12 @@ def its_class(world: World) -> None:
     params = world.params(SHAPES)
     hyper = {"foreach": False} if not world.ours else world.options or {}
     opt = Mine(params, "mine", **ordinary(world.entry), **hyper)
-    world.say("it is one of torch", isinstance(opt, torch.optim.Optimizer))
-    world.say("it is one of its class", world.entry.torch is None or isinstance(opt, world.entry.torch))
+    world.say("its classes", [isinstance(opt, torch.optim.Optimizer), isinstance(opt, world.entry.torch or Mine)])
     world.train(opt, params)
-    world.say("called", opt.called)
-    world.say("text", repr(opt).splitlines()[0])
+    world.say("calls and text", [opt.called, repr(opt).splitlines()[0]])
     world.show("trained", opt, params)
     twin = copy.deepcopy(opt)
-    world.say("the copy has the attribute", hasattr(twin, "called"))
-    world.say("the copy's group", twin.param_groups[0]["name"])
+    world.say("the copy's attribute and group", [hasattr(twin, "called"), twin.param_groups[0]["name"]])
     again = Mine(params, "again", **ordinary(world.entry), **hyper)
     again.load_state_dict(opt.state_dict())
     world.say("the loaded name", again.param_groups[0]["name"])
@@ -174,9 +167,7 @@ def state_as_a_mapping(world: World) -> None:
     """``state`` is empty before the first step, has one entry per parameter then, in torch's order of names; keys of
     one's own stay beside them, whatever they are of."""
     params, opt = world.begin(SHAPES)
-    world.say("before", len(opt.state))
-    world.say("its class", type(opt.state).__name__)
-    world.say("asked for", dict(opt.state[params[0]]))
+    world.say("before", [len(opt.state), type(opt.state).__name__, dict(opt.state[params[0]])])
     world.train(opt, params)
     world.say("names", [list(opt.state[p]) for p in params])
     opt.state[params[1]]["mine"] = torch.arange(3, device=world.device)
@@ -200,13 +191,11 @@ def zero_grad(world: World) -> None:
         give(params, skip=(3,))
         params[1].grad = (params[1] * 2).sum().mul(params[1])  # with a graph behind it
         grads = [p.grad for p in params]
-        with world.tries(f"{label}: zeroed"):
-            opt.zero_grad(**how)
+        world.attempt(f"{label}: zeroed", opt.zero_grad, **how)
         world.say(f"{label}: gradients", [p.grad for p in params])
         world.say(f"{label}: the same tensors", [p.grad is g for p, g in zip(params, grads, strict=True)])
         world.say(f"{label}: no graph", [p.grad is None or p.grad.grad_fn is None for p in params])
-        with world.tries(f"{label}: a step behind it"):
-            opt.step()
+        world.attempt(f"{label}: a step behind it", opt.step)
         world.show(f"{label}: after it", opt, params)
         world.train(opt, params, range(1, 3), show=f"{label}: two steps later")
 
@@ -232,5 +221,4 @@ def state_that_autograd_has_saved(world: World) -> None:
         x = world.param((13, 18), 5)
         loss = (x * factor).sum()
         change(opt, q)
-        with world.tries(label):
-            loss.backward()
+        world.attempt(label, loss.backward)

@@ -31,21 +31,15 @@ of torch's fused kernel) are held by the same file.
 
 
 def page() -> str:
-    places = ", ".join(f"{place.name} ({place.device})" for place in PLACES)
-    parts = [_HEAD.format(places=places)]
-    for chapter in dict.fromkeys(scene.chapter for scene in SCENARIOS):
-        parts.append(_chapter(chapter, [scene for scene in SCENARIOS if scene.chapter == chapter]))
-    return "\n".join(parts)
+    chapters = dict.fromkeys(scene.chapter for scene in SCENARIOS)
+    parts = [_chapter(chapter, [scene for scene in SCENARIOS if scene.chapter == chapter]) for chapter in chapters]
+    return "\n".join([_HEAD.format(places=", ".join(f"{place.name} ({place.device})" for place in PLACES)), *parts])
 
 
 def _chapter(chapter: str, scenes: Iterable[Scenario]) -> str:
     names = [entry.name for entry in OPTIMIZERS]
-    lines = [
-        f"## {chapter.capitalize()}",
-        "",
-        f"| what is done | {' | '.join(names)} |",
-        "|---" * (1 + len(names)) + "|",
-    ]
+    head = [f"| what is done | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
+    lines = [f"## {chapter.capitalize()}", "", *head]
     notes: list[str] = []
     for scene in scenes:
         cells = [_cell(_found(scene, name), notes) for name in names]
@@ -55,13 +49,8 @@ def _chapter(chapter: str, scenes: Iterable[Scenario]) -> str:
 
 
 def _found(scene: Scenario, optimizer: str) -> list[Difference]:
-    return [
-        each
-        for each in DIFFERENCES
-        if each.scenario == scene.name
-        and optimizer in (each.optimizers or (optimizer,))
-        and set(each.devices) & set(scene.devices)
-    ]
+    there = [each for each in DIFFERENCES if each.scenario == scene.name and set(each.devices) & set(scene.devices)]
+    return [each for each in there if optimizer in (each.optimizers or (optimizer,))]
 
 
 def _cell(found: list[Difference], notes: list[str]) -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -41,15 +40,9 @@ def net(world: World) -> torch.nn.Module:
     return world.filled(torch.nn.Sequential(torch.nn.Linear(13, 18), torch.nn.LayerNorm(18), torch.nn.Linear(18, 1)))
 
 
-@contextlib.contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """A block with another default dtype."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+def everything(optimizer: Any, params: Iterable[Any]) -> list[Any]:
+    """Parameters, and the tensors of their state."""
+    return [*params, *(v for p in params for v in optimizer.state.get(p, {}).values() if v is not None)]
 
 
 def rounded(values: Any, kind: str) -> list[torch.Tensor]:
@@ -70,23 +63,20 @@ def sizes(world: World) -> None:
 @scenario(CHAPTER)
 def layouts(world: World) -> None:
     """Unaligned views, channels last, transposed, permuted, slices with gaps; state is laid out as torch's."""
-    params = odd(world)
-    world.trained(params, show="trained")
+    world.trained(odd(world), show="trained")
 
 
 @scenario(CHAPTER)
 def complex_parameters(world: World) -> None:
     """Parameters of complex numbers, with gaps and of 0 dimensions, too, beside real ones."""
     wide, narrow = odd(world, torch.complex128), odd(world, torch.complex64)
-    params = [*wide, *narrow, world.param((9,), 1), world.param((), 2, torch.complex64)]
-    world.trained(params, show="trained")
+    world.trained([*wide, *narrow, world.param((9,), 1), world.param((), 2, torch.complex64)], show="trained")
 
 
 @scenario(CHAPTER)
 def thousands_of_tiny_tensors(world: World) -> None:
     """5,000 parameters of a few elements each."""
-    values = world.values((5_000, 4), 1)
-    params = [torch.nn.Parameter(v[: 1 + i % 4].clone()) for i, v in enumerate(values)]
+    params = [torch.nn.Parameter(v[: 1 + i % 4].clone()) for i, v in enumerate(world.values((5_000, 4), 1))]
     opt = world.make(params)
     for step in range(2):
         for i, (p, g) in enumerate(zip(params, world.values((5_000, 4), 2 + step).unbind(), strict=True)):
@@ -113,10 +103,12 @@ def several_dtypes(world: World) -> None:
 @scenario(CHAPTER)
 def default_dtype_float64(world: World) -> None:
     """``torch.set_default_dtype(torch.float64)``: a model made under it, and what the optimizer counts with."""
-    with default_dtype(torch.float64):
-        module = net(world)
-        params = [*module.parameters(), world.param((4, 5), 9)]
-        world.trained(params, show="trained")
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        world.trained([*net(world).parameters(), world.param((4, 5), 9)], show="trained")
+    finally:
+        torch.set_default_dtype(before)
 
 
 @scenario(CHAPTER, "cuda")
@@ -139,8 +131,7 @@ def frozen_integers(world: World) -> None:
     codes = torch.nn.Parameter(torch.arange(9, device=world.device).to(torch.int8), requires_grad=False)
     params = [world.param((5, 4)), codes, world.param((3,), 1)]
     opt = world.make(params)
-    with world.tries("steps"):
-        world.train(opt, [params[0], params[2]])
+    world.attempt("steps", world.train, opt, [params[0], params[2]])
     world.show("trained", opt, params)
 
 
@@ -151,8 +142,7 @@ def numbers_that_cannot_be_trained(world: World) -> None:
         p = torch.nn.Parameter(torch.ones(5, device=world.device).to(dtype), requires_grad=False)
         p.grad = torch.ones(5, device=world.device).to(dtype)
         opt = world.make([p])
-        with world.tries(f"{dtype}"):
-            opt.step()
+        world.attempt(f"{dtype}", opt.step)
 
 
 # --- what is done to them between steps -------------------------------------------------------------------------------
@@ -211,9 +201,9 @@ def _changed(world: World, label: str, change: Callable[[Any], None], kept_grad:
         else:
             params[1].grad = None
             world.train(opt, params, range(2, 4))
-        state = [v for p in params for v in opt.state.get(p, {}).values() if v is not None]
-        world.say(f"{label}: what it has", [(str(t.dtype), tuple(t.shape), t.stride()) for t in (*params, *state)])
-        world.say(f"{label}: values", rounded([*params, *state], label))
+        found = everything(opt, params)
+        world.say(f"{label}: what it has", [(str(t.dtype), tuple(t.shape), t.stride()) for t in found])
+        world.say(f"{label}: values", rounded(found, label))
     if kept_grad:
         with world.tries(f"{label}, new gradients"):
             params[1].grad = None
@@ -300,12 +290,12 @@ def a_module_cast_between_steps(world: World) -> None:
         getattr(module, name)()
         with world.tries(f"a step in {name}"):
             world.train(opt, params, range(4, 6))
-            state = [v for p in params for v in opt.state[p].values() if v is not None]
-            world.say(f"dtypes in {name}", [str(t.dtype) for t in (*params, *state)])
-            world.say(f"values in {name}", rounded([*params, *state], name))
+            found = everything(opt, params)
+            world.say(f"dtypes in {name}", [str(t.dtype) for t in found])
+            world.say(f"values in {name}", rounded(found, name))
             module.float()
             world.train(opt, params, range(6, 8))
-            world.say(f"values after {name}", rounded([*params, *state], name))
+            world.say(f"values after {name}", rounded(found, name))
 
 
 @scenario(CHAPTER)
@@ -321,18 +311,17 @@ def a_module_cast_before_the_first_step(world: World) -> None:
 @scenario(CHAPTER, "cuda")
 def moved_to_another_device(world: World) -> None:
     """A parameter's data moves to the CPU or to the GPU, before the first step and between two."""
-    for label, first in (("before", 0), ("between", 2)):
+    for moment, first in (("before", 0), ("between", 2)):
         for where in ("cpu", "cuda"):
-            params = [torch.nn.Parameter(world.values((13, 18), i)) for i in range(3)]
-            for p in params if where == "cuda" else ():
-                p.data = p.data.cpu()
+            label = f"to {where}, {moment}"
+            home = "cpu" if where == "cuda" else "cuda"
+            params = [torch.nn.Parameter(world.values((13, 18), i).to(home)) for i in range(3)]
             opt = world.make(params)
             world.train(opt, params, range(first))
             opt.zero_grad()
             for p in params:
                 p.data = p.data.to(where)
-            with world.tries(f"to {where}, {label}"):
-                world.train(opt, params, range(9, 10), show=f"to {where}, {label}: after")
+            world.attempt(label, world.train, opt, params, range(9, 10), show=f"{label}: after")
 
 
 @scenario(CHAPTER)
@@ -341,10 +330,9 @@ def a_step_that_is_refused(world: World) -> None:
     params, opt = world.begin([(13, 18)] * 3, 2)
     params[1].data, params[1].grad = torch.cat([params[1].data, params[1].data]), None
     give(params, 2)
-    what = [t for p in params for t in (p, *opt.state[p].values()) if t is not None]
+    what = everything(opt, params)
     before = [t.detach().clone() for t in what]
-    with world.tries("the step"):
-        opt.step()
+    world.attempt("the step", opt.step)
     world.say("all is as it was", all(torch.equal(a, b) for a, b in zip(what, before, strict=True)))
 
 
@@ -354,5 +342,4 @@ def one_memory_for_two(world: World) -> None:
     one, other = world.param((13, 18)), world.param((13, 18), 1)
     other.data = one.data
     opt = world.make([one, other])
-    with world.tries("steps"):
-        world.train(opt, [one, other], show="trained")
+    world.attempt("steps", world.train, opt, [one, other], show="trained")

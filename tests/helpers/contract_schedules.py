@@ -15,14 +15,10 @@ from torch.optim import lr_scheduler, swa_utils
 CHAPTER = "loops"
 
 
-def _half(epoch: int) -> float:
-    return 0.9**epoch
-
-
 STEPS = 7
 #: Arguments with which each moves within them.
 ARGUMENTS: dict[str, dict[str, Any]] = {
-    "LambdaLR": {"lr_lambda": _half}, "MultiplicativeLR": {"lr_lambda": lambda epoch: 0.9},
+    "LambdaLR": {"lr_lambda": lambda epoch: 0.9**epoch}, "MultiplicativeLR": {"lr_lambda": lambda epoch: 0.9},
     "StepLR": {"step_size": 2, "gamma": 0.5}, "MultiStepLR": {"milestones": [2, 5], "gamma": 0.5},
     "ConstantLR": {"factor": 0.5, "total_iters": 4}, "LinearLR": {"start_factor": 0.2, "total_iters": 6},
     "ExponentialLR": {"gamma": 0.8}, "PolynomialLR": {"total_iters": 7, "power": 2.0},
@@ -30,14 +26,16 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "ReduceLROnPlateau": {"patience": 1, "factor": 0.5}, "SWALR": {"swa_lr": 0.2, "anneal_epochs": 4},
     "CyclicLR": {"base_lr": 0.01, "max_lr": 0.1, "step_size_up": 3}, "OneCycleLR": {"max_lr": 0.1, "total_steps": 12},
 }  # fmt: skip
+
+
+def _others(opt: Any) -> list[Any]:
+    return [lr_scheduler.LinearLR(opt, 0.2, total_iters=3), lr_scheduler.ExponentialLR(opt, 0.8)]
+
+
 #: Those that are made of others, which they drive.
 MADE_OF_OTHERS: dict[str, Callable[[Any], Any]] = {
-    "SequentialLR": lambda opt: lr_scheduler.SequentialLR(
-        opt, [lr_scheduler.LinearLR(opt, 0.2, total_iters=3), lr_scheduler.ExponentialLR(opt, 0.8)], [4]
-    ),
-    "ChainedScheduler": lambda opt: lr_scheduler.ChainedScheduler(
-        [lr_scheduler.LinearLR(opt, 0.2, total_iters=3), lr_scheduler.ExponentialLR(opt, 0.8)]
-    ),
+    "SequentialLR": lambda opt: lr_scheduler.SequentialLR(opt, _others(opt), [4]),
+    "ChainedScheduler": lambda opt: lr_scheduler.ChainedScheduler(_others(opt)),
 }
 
 
@@ -76,8 +74,7 @@ def play_schedules(world: World, lr: Callable[[], Any]) -> None:
                 world.train(opt, params, [step])
                 values.append(copy.deepcopy(values_of(opt)))
                 advance(scheduler, step)
-            world.say(f"{name}: values", values)
-            world.say(f"{name}: has moved", len({str(each) for each in values}) > 1)
+            world.say(f"{name}: values, and whether they move", [values, len({str(each) for each in values}) > 1])
             world.show(f"{name}: trained", opt, params)
 
 

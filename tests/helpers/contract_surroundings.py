@@ -36,8 +36,7 @@ def step_hooks(world: World) -> None:
 
     with ExitStack() as stack:
         for register in (register_optimizer_step_pre_hook, register_optimizer_step_post_hook):
-            handle = register(hook(register.__name__))
-            stack.callback(handle.remove)
+            stack.callback(register(hook(register.__name__)).remove)
         handles = [opt.register_step_pre_hook(hook("before")), opt.register_step_post_hook(hook("behind"))]
         handles += [opt.register_step_pre_hook(hook("before, too")), opt.register_step_post_hook(hook("behind, too"))]
         world.train(opt, params, range(2))
@@ -193,13 +192,10 @@ def devices_that_are_not_meant(world: World) -> None:
     there go on."""
     away = torch.nn.Parameter(torch.ones(3, device="meta"))
     p = world.param()
-    with world.tries("meta: at construction"):
-        world.make([away])
-    with world.tries("meta: beside others"):
-        world.make([p, away])
+    world.attempt("meta: at construction", world.make, [away])
+    world.attempt("meta: beside others", world.make, [p, away])
     opt = world.trained([p], 1)
-    with world.tries("meta: a group"):
-        opt.add_param_group({"params": [away]})
+    world.attempt("meta: a group", opt.add_param_group, {"params": [away]})
     world.train(opt, [p], range(1, 3), show="the others go on")
 
 
@@ -208,8 +204,7 @@ def tensors_without_memory(world: World) -> None:
     """An optimizer of ``FakeTensorMode``'s tensors; and a first step inside of that mode, behind which it goes on."""
     with FakeTensorMode():
         fake = torch.nn.Parameter(torch.ones(3, device=world.device))
-        with world.tries("fake: at construction"):
-            world.make([fake])
+        world.attempt("fake: at construction", world.make, [fake])
     p = world.param()
     opt = world.make([p])
     give([p])

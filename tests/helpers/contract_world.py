@@ -129,24 +129,22 @@ class World:
                 p.copy_(self.values(p.shape, i))
         return module.to(self.device)
 
-    def train(
-        self, optimizer: Any, params: Iterable[Any], steps: Iterable[int] = range(3), show: str | None = None
-    ) -> None:
+    def train(self, optimizer: Any, params: Iterable[Any], steps: Iterable[int] = range(3), show: str = "") -> None:
         """Steps on fresh gradients; what has come of it is written down under the label ``show``."""
         params = list(params)
         for step in steps:
             edits.give(params, step)
             optimizer.step()
-        if show is not None:
+        if show:
             self.show(show, optimizer, params)
 
-    def trained(self, params: Any, steps: int = 3, show: str | None = None, **hyper: Any) -> Any:
+    def trained(self, params: Any, steps: int = 3, show: str = "", **hyper: Any) -> Any:
         """An optimizer that has taken its first steps."""
         optimizer = self.make(params, **hyper)
         self.train(optimizer, [p for group in optimizer.param_groups for p in group["params"]], range(steps), show)
         return optimizer
 
-    def begin(self, shapes: Shapes = SHAPES, steps: int = 0, show: str | None = None, **hyper: Any) -> tuple[Any, Any]:
+    def begin(self, shapes: Shapes = SHAPES, steps: int = 0, show: str = "", **hyper: Any) -> tuple[Any, Any]:
         """Parameters, and their optimizer after some steps."""
         params = self.params(shapes)
         return params, self.trained(params, steps, show, **hyper)
@@ -169,6 +167,11 @@ class World:
             yield
         except Exception as error:
             self.said[label] = error
+
+    def attempt(self, label: str, act: Callable[..., Any], /, *arguments: Any, **named: Any) -> None:
+        """A call that may raise, written down as by :meth:`tries`."""
+        with self.tries(label):
+            act(*arguments, **named)
 
 
 Play = Callable[[World], None]
@@ -252,10 +255,8 @@ def _copy(value: Any) -> Any:
 def _differ(want: Any, got: Any) -> str | None:
     """How two values differ; None if they do not."""
     if isinstance(want, Exception) or isinstance(got, Exception):
-        if isinstance(want, Exception) and isinstance(got, Exception):
-            alike = isinstance(got, type(want)) or type(want) in type(got).__mro__
-            return None if alike else f"torch raises {_error(want)}; ours {_error(got)}"
-        return f"torch: {_error(want)}; ours: {_error(got)}"
+        alike = isinstance(want, Exception) and isinstance(got, type(want))
+        return None if alike else f"torch: {_error(want)}; ours: {_error(got)}"
     if isinstance(want, torch.Tensor) and isinstance(got, torch.Tensor):
         return _differ_tensor(want, got)
     if isinstance(want, dict) and isinstance(got, dict):
@@ -272,9 +273,8 @@ def _differ(want: Any, got: Any) -> str | None:
 
 
 def _error(value: Any) -> str:
-    return (
-        f"{type(value).__name__} ({str(value).splitlines()[0][:160]})" if isinstance(value, Exception) else "no error"
-    )
+    name = type(value).__name__
+    return f"{name} ({str(value).splitlines()[0][:160]})" if isinstance(value, Exception) else "no error"
 
 
 def _differ_tensor(want: torch.Tensor, got: torch.Tensor) -> str | None:

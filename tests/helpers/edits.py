@@ -14,16 +14,19 @@ from typing import Any
 import torch
 from optim_support import ADAMW
 from reference_lion import Lion
+from torch.nn import Parameter
+from torch.optim import Optimizer
 
 from pagedopt import PagedAdamW, PagedLion, PagedSGD
 
-Params = list[torch.nn.Parameter]
-Edit = Callable[[torch.optim.Optimizer, Params], None]
+Params = list[Parameter]
+Edit = Callable[[Optimizer, Params], None]
 TensorEdit = Callable[[dict[str, Any], str], None]
 
 #: Behind a first one that spans pages, of 64 KiB in a file and of 2 MiB on a device; two are alike.
 SHAPES = ((13, 18), (13, 18), (5, 9), (), (70,))
 LARGE = {"cpu": (200, 201), "cuda": (1100, 1101)}
+MOMENTS = ("exp_avg", "exp_avg_sq")
 SGD: dict[str, Any] = {"lr": 0.05, "momentum": 0.9, "dampening": 0.4, "weight_decay": 0.1}
 LION: dict[str, Any] = {"lr": 0.01, "betas": (0.8, 0.95), "weight_decay": 0.1}
 
@@ -41,17 +44,15 @@ class Case:
     def has_step(self) -> bool:
         return self.ours.has_step
 
-    def make(self, theirs: bool, groups: list[dict[str, Any]], **ours: Any) -> torch.optim.Optimizer:
+    def make(self, theirs: bool, groups: list[dict[str, Any]], **ours: Any) -> Optimizer:
         if theirs:
             return self.torch(groups, foreach=False, **self.options)
         return self.ours(groups, **self.options, **ours)
 
 
 CASES = {
-    "adamw": Case(PagedAdamW, torch.optim.AdamW, ADAMW, ("exp_avg", "exp_avg_sq")),
-    "amsgrad": Case(
-        PagedAdamW, torch.optim.AdamW, {**ADAMW, "amsgrad": True}, ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-    ),
+    "adamw": Case(PagedAdamW, torch.optim.AdamW, ADAMW, MOMENTS),
+    "amsgrad": Case(PagedAdamW, torch.optim.AdamW, {**ADAMW, "amsgrad": True}, (*MOMENTS, "max_exp_avg_sq")),
     "sgd": Case(PagedSGD, torch.optim.SGD, SGD, ("momentum_buffer",)),
     "lion": Case(PagedLion, Lion, LION, ("exp_avg",)),
 }
@@ -70,11 +71,9 @@ def values(shape: tuple[int, ...], seed: int, device: str = "cpu", dtype: torch.
     return numbers(shape, seed, device).to(dtype)
 
 
-def parameter(
-    shape: tuple[int, ...], seed: int, device: str = "cpu", dtype: torch.dtype = torch.float32
-) -> torch.nn.Parameter:
+def parameter(shape: tuple[int, ...], seed: int, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Parameter:
     """A parameter whose values belong to the seed, the same on every device."""
-    return torch.nn.Parameter(values(shape, 900 + seed, device, dtype))
+    return Parameter(values(shape, 900 + seed, device, dtype))
 
 
 def parameters(device: str = "cpu") -> Params:
@@ -93,25 +92,25 @@ def give(params: Iterable[torch.Tensor], step: int = 0, skip: Collection[int] = 
         p.grad = None if i in skip else grad.copy_(values(p.shape, 31 * step + 7 * i + 1, str(p.device), p.dtype))
 
 
-def steps(optimizer: torch.optim.Optimizer, params: Params, count: int, first: int = 0) -> None:
+def steps(optimizer: Optimizer, params: Params, count: int, first: int = 0) -> None:
     """Steps ``first`` …; every gradient is new, and differs from step to step."""
     for step in range(first, first + count):
         give(params, step)
         optimizer.step()
 
 
-def moments(optimizer: torch.optim.Optimizer, p: torch.Tensor) -> list[str]:
+def moments(optimizer: Optimizer, p: torch.Tensor) -> list[str]:
     return [name for name in optimizer.state[p] if name != "step"]
 
 
-def listed(optimizer: torch.optim.Optimizer) -> Params:
+def listed(optimizer: Optimizer) -> Params:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 # --- the whole state, and entries -----------------------------------------------------------------------------------
 
 
-def pop_all(opt: torch.optim.Optimizer, params: Params) -> None:
+def pop_all(opt: Optimizer, params: Params) -> None:
     for p in list(opt.state):
         opt.state.pop(p)
 
@@ -120,48 +119,44 @@ def _new_state(make: Callable[[Any], Any]) -> Edit:
     return lambda opt, params: setattr(opt, "state", make(opt.state))
 
 
-def each_entry(
-    opt: torch.optim.Optimizer, params: Params, change: Callable[[Any], Any], only: int | None = None
-) -> None:
+def each_entry(opt: Optimizer, params: Params, change: Callable[[Any], Any], only: int | None = None) -> None:
     """Every entry, or one, replaced by a dict of changed tensors."""
     for p in params if only is None else [params[only]]:
         opt.state[p] = {name: change(value) for name, value in opt.state[p].items()}
 
 
-def entry_in_place(opt: torch.optim.Optimizer, params: Params) -> None:
+def entry_in_place(opt: Optimizer, params: Params) -> None:
     """The dict stays, all that it holds is replaced."""
     for p in params[:2]:
         opt.state[p].update({name: value.clone() for name, value in opt.state[p].items()})
 
 
-def swap(opt: torch.optim.Optimizer, params: Params) -> None:
+def swap(opt: Optimizer, params: Params) -> None:
     """Two parameters of one shape take each other's entries."""
     opt.state[params[1]], opt.state[params[2]] = opt.state[params[2]], opt.state[params[1]]
 
 
-def swap_tensors(opt: torch.optim.Optimizer, params: Params) -> None:
+def swap_tensors(opt: Optimizer, params: Params) -> None:
     a, b = opt.state[params[1]], opt.state[params[2]]
     name = moments(opt, params[1])[0]
     a[name], b[name] = b[name], a[name]
 
 
-def reorder_names(opt: torch.optim.Optimizer, params: Params) -> None:
+def reorder_names(opt: Optimizer, params: Params) -> None:
     for p in params:
         opt.state[p] = dict(reversed(opt.state[p].items()))
 
 
-def offload(opt: torch.optim.Optimizer, params: Params) -> None:
+def offload(opt: Optimizer, params: Params) -> None:
     """To the CPU and back as RLHF libraries do: entries keep their dicts, tensors are new."""
-    homes = {p: {n: v.device for n, v in entry.items()} for p, entry in opt.state.items()}
-    for entry in opt.state.values():
-        for name, value in entry.items():
-            entry[name] = value.to("cpu", copy=True)
-    for p, entry in opt.state.items():
-        for name, value in entry.items():
-            entry[name] = value.to(homes[p][name], copy=True)
+    homes = [(entry, name, value.device) for entry in opt.state.values() for name, value in entry.items()]
+    for entry, name, _ in homes:
+        entry[name] = entry[name].to("cpu", copy=True)
+    for entry, name, home in homes:
+        entry[name] = entry[name].to(home, copy=True)
 
 
-def offload_data(opt: torch.optim.Optimizer, params: Params) -> None:
+def offload_data(opt: Optimizer, params: Params) -> None:
     """The same by ``.data``: the tensors stay, their memory is new."""
     for entry in opt.state.values():
         for value in entry.values():
@@ -170,14 +165,14 @@ def offload_data(opt: torch.optim.Optimizer, params: Params) -> None:
             value.data = value.data.to(home, copy=True)
 
 
-def in_place(opt: torch.optim.Optimizer, params: Params) -> None:
+def in_place(opt: Optimizer, params: Params) -> None:
     """What writes through the tensors that are there."""
     for i, p in enumerate(params):
         for name in moments(opt, p):
             (lambda t: t.zero_(), lambda t: t.fill_(0.25), lambda t: t.mul_(3))[i % 3](opt.state[p][name])
 
 
-def share_all(opt: torch.optim.Optimizer, params: Params) -> None:
+def share_all(opt: Optimizer, params: Params) -> None:
     for entry in opt.state.values():
         for value in entry.values():
             if not value.is_cuda:
@@ -187,7 +182,7 @@ def share_all(opt: torch.optim.Optimizer, params: Params) -> None:
 # --- one tensor -----------------------------------------------------------------------------------------------------
 
 
-def one(opt: torch.optim.Optimizer, params: Params, change: TensorEdit, which: int, index: int = 1) -> None:
+def one(opt: Optimizer, params: Params, change: TensorEdit, which: int, index: int = 1) -> None:
     """Change state number ``which`` of a parameter (-1: the last, which is a second moment where there is one)."""
     p = params[index]
     change(opt.state[p], moments(opt, p)[which])
@@ -238,8 +233,8 @@ TENSOR_EDITS: dict[str, TensorEdit] = {
     "float16": replace(torch.Tensor.half),
     "bfloat16": replace(torch.Tensor.bfloat16),
     "int64": replace(torch.Tensor.long),
-    "Parameter": replace(lambda t: torch.nn.Parameter(t.clone())),
-    "transposed Parameter": replace(lambda t: torch.nn.Parameter(transposed(t))),
+    "Parameter": replace(lambda t: Parameter(t.clone())),
+    "transposed Parameter": replace(lambda t: Parameter(transposed(t))),
     "number": replace(lambda t: 0.5),
     "None": replace(lambda t: None),
     "missing": lambda entry, name: entry.pop(name),
@@ -259,7 +254,7 @@ TENSOR_EDITS: dict[str, TensorEdit] = {
 # --- step -----------------------------------------------------------------------------------------------------------
 
 
-def counts(opt: torch.optim.Optimizer, params: Params, change: Callable[[torch.Tensor], Any], every: bool) -> None:
+def counts(opt: Optimizer, params: Params, change: Callable[[torch.Tensor], Any], every: bool) -> None:
     """Replace the step count of one parameter or of all."""
     for p in params if every else params[1:2]:
         opt.state[p]["step"] = change(opt.state[p]["step"])
@@ -273,7 +268,7 @@ def count_data(t: torch.Tensor) -> None:
     t.data = torch.tensor(21.0)
 
 
-def shared_count(opt: torch.optim.Optimizer, params: Params) -> None:
+def shared_count(opt: Optimizer, params: Params) -> None:
     """One tensor counts for three parameters of two groups: torch adds 1 for each of them, one after the other."""
     step = torch.tensor(3.0)
     for index in (0, 2, 4):

@@ -9,21 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from edits import (
-    CASES,
-    STATE_EDITS,
-    STEP_EDITS,
-    Case,
-    Edit,
-    Params,
-    groups_of,
-    listed,
-    parameters,
-    state_edits,
-    steps,
-)
+from edits import CASES, STATE_EDITS, STEP_EDITS, Case, Edit, Params, groups_of, listed, parameters, state_edits, steps
 from edits_groups import ADAM_EDITS, GROUP_EDITS, LION_EDITS, SGD_EDITS
 
+#: State by the index of its parameter and its name.
+Tensors = dict[tuple[int, str], torch.Tensor]
 #: Torch's exceptions that say what was wrong only by how its code happens to be written: any refusal will do.
 INCIDENTAL = (AttributeError, TypeError, AssertionError)
 #: Every combination, and more lines in :mod:`test_faults`.
@@ -69,7 +59,7 @@ class World:
                 self.warned += [str(w.message) for w in caught if "budget" in str(w.message)]
         return None
 
-    def tensors(self) -> dict[tuple[int, str], torch.Tensor]:
+    def tensors(self) -> Tensors:
         return {
             (i, name): value
             for i, p in enumerate(self.params)
@@ -125,9 +115,8 @@ def same_outcome(ours: World, theirs: World, name: str, first: int) -> bool:
         return True
     kinds = (RuntimeError, ValueError, *INCIDENTAL) if isinstance(other, INCIDENTAL) else type(other)
     assert isinstance(mine, kinds), f"torch raises {type(other).__name__}: {other}; ours: {mine!r}"
-    assert all(torch.equal(a, b) for a, b in zip(start, ours.snapshot(), strict=True)), (
-        "a refused step changed something"
-    )
+    unchanged = all(torch.equal(a, b) for a, b in zip(start, ours.snapshot(), strict=True))
+    assert unchanged, "a refused step changed something"
     return False
 
 
@@ -177,9 +166,7 @@ def _saved(world: World) -> Any:
     return [key for key, entry in found["state"].items() if entry], [group["params"] for group in found["param_groups"]]
 
 
-def assert_kept(
-    ours: World, theirs: World, put: dict[tuple[int, str], torch.Tensor], held: dict[tuple[int, str], torch.Tensor]
-) -> None:
+def assert_kept(ours: World, theirs: World, put: Tensors, held: Tensors) -> None:
     """What the user put is what is there; what he holds shows the values of now."""
     now, there = ours.tensors(), theirs.tensors()
     for key, tensor in put.items():

@@ -8,49 +8,50 @@ from typing import Any
 
 import torch
 from edits import Edit, Params, moments, numbers, parameter
+from torch.optim import Optimizer
 
 
-def _newcomer(opt: torch.optim.Optimizer, params: Params, shape: tuple[int, ...] = (11, 3)) -> torch.nn.Parameter:
+def _newcomer(opt: Optimizer, params: Params, shape: tuple[int, ...] = (11, 3)) -> torch.nn.Parameter:
     params.append(parameter(shape, len(params), str(params[0].device)))
     return params[-1]
 
 
-def exchange(opt: torch.optim.Optimizer, params: Params) -> None:
+def exchange(opt: Optimizer, params: Params) -> None:
     """Another parameter of the same shape in the place of one, without state."""
     opt.param_groups[0]["params"][1] = _newcomer(opt, params, (13, 18))
 
 
-def twice(opt: torch.optim.Optimizer, params: Params) -> None:
+def twice(opt: Optimizer, params: Params) -> None:
     opt.param_groups[0]["params"].append(params[1])
 
 
-def in_two_groups(opt: torch.optim.Optimizer, params: Params) -> None:
+def in_two_groups(opt: Optimizer, params: Params) -> None:
     opt.param_groups[1]["params"].append(params[0])
 
 
-def other_list(opt: torch.optim.Optimizer, params: Params) -> None:
+def other_list(opt: Optimizer, params: Params) -> None:
     opt.param_groups[0]["params"] = [_newcomer(opt, params), _newcomer(opt, params, (4000,))]
 
 
 def _lists(change: Callable[[Any], Any], groups: int | None = None) -> Edit:
     """The lists of the first ``groups``, or of all, are replaced."""
 
-    def apply(opt: torch.optim.Optimizer, params: Params) -> None:
+    def apply(opt: Optimizer, params: Params) -> None:
         for group in opt.param_groups[:groups]:
             group["params"] = change(group["params"])
 
     return apply
 
 
-def copy_groups(opt: torch.optim.Optimizer, params: Params) -> None:
+def copy_groups(opt: Optimizer, params: Params) -> None:
     opt.param_groups = [{**group, "params": list(group["params"])} for group in opt.param_groups]
 
 
-def edited_groups(opt: torch.optim.Optimizer, params: Params) -> None:
+def edited_groups(opt: Optimizer, params: Params) -> None:
     opt.param_groups = [{**group, "lr": group["lr"] / 3} for group in reversed(opt.param_groups)]
 
 
-def one_group_each(opt: torch.optim.Optimizer, params: Params) -> None:
+def one_group_each(opt: Optimizer, params: Params) -> None:
     opt.param_groups = [
         {**group, "params": [p], "lr": 0.01 * (i + 1)}
         for group in opt.param_groups
@@ -58,26 +59,26 @@ def one_group_each(opt: torch.optim.Optimizer, params: Params) -> None:
     ]
 
 
-def add_group(opt: torch.optim.Optimizer, params: Params) -> None:
+def add_group(opt: Optimizer, params: Params) -> None:
     opt.add_param_group({"params": [_newcomer(opt, params)], "lr": 0.02})
 
 
-def append_to_groups(opt: torch.optim.Optimizer, params: Params) -> None:
+def append_to_groups(opt: Optimizer, params: Params) -> None:
     """Without ``add_param_group``."""
     opt.param_groups.append({**opt.param_groups[0], "params": [_newcomer(opt, params)]})
 
 
-def one_dict_twice(opt: torch.optim.Optimizer, params: Params) -> None:
+def one_dict_twice(opt: Optimizer, params: Params) -> None:
     """The very group stands in the list twice: torch updates its parameters twice in a step."""
     opt.param_groups.append(opt.param_groups[1])
 
 
-def parameter_data(opt: torch.optim.Optimizer, params: Params) -> None:
+def parameter_data(opt: Optimizer, params: Params) -> None:
     for p in params:
         p.data = p.data.clone()
 
 
-def share_parameters(opt: torch.optim.Optimizer, params: Params) -> None:
+def share_parameters(opt: Optimizer, params: Params) -> None:
     for p in params:
         if not p.is_cuda:
             p.data.share_memory_()
@@ -86,41 +87,40 @@ def share_parameters(opt: torch.optim.Optimizer, params: Params) -> None:
 # --- Gaussian splatting: the parameter itself is replaced, and its state cut or grown -------------------------------
 
 
-def _put(opt: torch.optim.Optimizer, params: Params, index: int, value: torch.Tensor, change: Any) -> None:
+def _put(opt: Optimizer, params: Params, index: int, value: torch.Tensor, change: Any) -> None:
     """As gaussian_model.py of the reference implementation: entry popped, changed, put under a new Parameter."""
     old = params[index]
     group, place = next((g, i) for g in opt.param_groups for i, p in enumerate(g["params"]) if p is old)
     stored = opt.state.get(old)
-    names = moments(opt, old)
-    for name in names:
+    for name in moments(opt, old):
         stored[name] = change(stored[name])
     del opt.state[old]
     params[index] = group["params"][place] = torch.nn.Parameter(value.detach().requires_grad_(True))
     opt.state[params[index]] = stored
 
 
-def prune(opt: torch.optim.Optimizer, params: Params, index: int = 1) -> None:
+def prune(opt: Optimizer, params: Params, index: int = 1) -> None:
     mask = torch.arange(params[index].shape[0], device=params[index].device) % 3 != 1
     _put(opt, params, index, params[index][mask], lambda t: t[mask])
 
 
-def slice_off(opt: torch.optim.Optimizer, params: Params, index: int = 1) -> None:
+def slice_off(opt: Optimizer, params: Params, index: int = 1) -> None:
     """Views of the old memory instead of copies."""
     half = params[index].shape[0] // 2
     _put(opt, params, index, params[index][:half], lambda t: t[half : 2 * half])
 
 
-def densify(opt: torch.optim.Optimizer, params: Params, index: int = 1) -> None:
+def densify(opt: Optimizer, params: Params, index: int = 1) -> None:
     more = numbers((5, *params[index].shape[1:]), 77, str(params[index].device))
     _put(opt, params, index, torch.cat((params[index], more)), lambda t: torch.cat((t, torch.zeros_like(more))))
 
 
-def reset(opt: torch.optim.Optimizer, params: Params, index: int = 1) -> None:
+def reset(opt: Optimizer, params: Params, index: int = 1) -> None:
     """As its reset of opacities: same shape, moments of zeros, the count stays."""
     _put(opt, params, index, params[index] * 0.5, torch.zeros_like)
 
 
-def prune_and_densify(opt: torch.optim.Optimizer, params: Params) -> None:
+def prune_and_densify(opt: Optimizer, params: Params) -> None:
     for index in (0, 2):
         densify(opt, params, index)
         prune(opt, params, index)
@@ -129,7 +129,7 @@ def prune_and_densify(opt: torch.optim.Optimizer, params: Params) -> None:
 def _then_clear(edit: Edit) -> Edit:
     """State begins anew where a parameter stands in more than one place."""
 
-    def apply(opt: torch.optim.Optimizer, params: Params) -> None:
+    def apply(opt: Optimizer, params: Params) -> None:
         edit(opt, params)
         opt.state.clear()
 
@@ -168,14 +168,9 @@ GROUP_EDITS: dict[str, Edit] = {
     "add_param_group": add_group,
     "groups.append": append_to_groups,
     "a group twice": one_dict_twice,
-    **{
-        f"{name}, cleared": _then_clear(edit)
-        for name, edit in (
-            ("twice in one list", twice),
-            ("in two groups", in_two_groups),
-            ("a group twice", one_dict_twice),
-        )
-    },
+    "twice in one list, cleared": _then_clear(twice),
+    "in two groups, cleared": _then_clear(in_two_groups),
+    "a group twice, cleared": _then_clear(one_dict_twice),
     "parameters .data": parameter_data,
     "parameters share_memory_": share_parameters,
     "prune": prune,

@@ -43,8 +43,7 @@ class Device:
         monkeypatch.setattr(internals, "current_device", lambda: 0)
         monkeypatch.setattr(internals, "current_stream", lambda index: STREAM)
         monkeypatch.setattr(kernels, "CudaKernel", self.kernel)
-        anew = functools.cache(kernels.multi_tensor_kernel.__wrapped__)
-        monkeypatch.setattr(kernels, "multi_tensor_kernel", anew)
+        monkeypatch.setattr(kernels, "multi_tensor_kernel", functools.cache(kernels.multi_tensor_kernel.__wrapped__))
 
     def note(self, what: str, detail: object = "") -> None:
         self.log.append(f"{what} {detail}".strip())

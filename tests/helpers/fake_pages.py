@@ -111,8 +111,7 @@ class FakePages:
     def _cuMemUnmap(self, address: int, nbytes: int) -> None:
         assert self.mapped.pop(address)[1] == nbytes
         self.accessible.discard(address)
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | libc._MAP_FIXED
-        libc._call("mmap", address, nbytes, 0, flags, -1, 0)
+        libc._call("mmap", address, nbytes, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | libc._MAP_FIXED, -1, 0)
 
     def _cuMemcpyAsync(self, target: int, source: int, nbytes: int, stream: int) -> None:
         assert {target, source} <= self.accessible

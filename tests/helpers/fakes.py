@@ -54,15 +54,14 @@ class FakeCuda:
         monkeypatch.setattr(pool, "_pool_of", functools.cache(pool._pool_of.__wrapped__))
         monkeypatch.setattr(choose, "_working", functools.cache(choose._working.__wrapped__))
         monkeypatch.setattr(driver, "capabilities", lambda device: driver.Capabilities(**has))
-        monkeypatch.setattr(driver, "allocate_managed", lambda n, device: self._allocate("managed", n))
-        monkeypatch.setattr(driver, "allocate_mapped", lambda n, device: self._allocate("mapped", n))
-        monkeypatch.setattr(driver, "allocate_pinned", lambda n, device: self._allocate("pinned", n))
+        for kind in ("managed", "mapped", "pinned"):
+            monkeypatch.setattr(driver, f"allocate_{kind}", functools.partial(self._allocate, kind))
         monkeypatch.setattr(driver, "advise", lambda *a: self.calls.append("advise"))
         monkeypatch.setattr(driver, "prefetch", lambda *a: self.calls.append("prefetch"))
         monkeypatch.setattr(driver, "copy_to_device", self._copy)
         monkeypatch.setattr(driver, "Event", lambda device: FakeEvent(self))
 
-    def _allocate(self, kind: str, nbytes: int) -> FakeBuffer:
+    def _allocate(self, kind: str, nbytes: int, device: int) -> FakeBuffer:
         self.calls.append(kind)
         if kind in self.refuse:
             raise driver.CudaError(f"allocate_{kind}", self.refuse[kind], "operation not supported")
@@ -93,9 +92,8 @@ class FakeCuda:
 
             def read() -> None:
                 assert passed.view(np.int64).tolist() == header.view(np.int64).tolist()
-                assert np.array_equal(words_at(at, len(want)), want), (
-                    "a table was rewritten under a launch, or never sent"
-                )
+                now = words_at(at, len(want))
+                assert np.array_equal(now, want), "a table was rewritten under a launch, or never sent"
 
             self.submit(stream, read)
 

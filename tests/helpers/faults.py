@@ -12,6 +12,7 @@ from typing import Any
 import edits
 import torch
 from edits import Case, Params, give, parameter, steps
+from stand_ins import refusal
 
 Values = dict[tuple[Any, str], Any]
 
@@ -22,7 +23,6 @@ CASES = {
 }
 #: Elements of the parameter that spans pages.
 LARGE = {"cpu": 36_000, "cuda": 1_200_000}
-TOTAL = {"cpu": 4 * 36_000, "cuda": 4 * 1_200_000}
 
 
 @dataclass(frozen=True)
@@ -99,10 +99,11 @@ class Stage:
             assert torn or not unchanged, "it says that it is damaged, and nothing has changed"
             _assert_refused_and_healed(self, after)
             return "damaged"
-        now, has_step = self.values(), self.case.has_step
-        found = [way for way in (after, before) if is_same(now, way.values, has_step)]
+        now = self.values()
+        found = [way for way in (after, before) if is_same(now, way.values, self.case.has_step)]
         assert found, f"neither unchanged nor complete: {_differences(now, before.values, after.values)}"
-        assert sum(opt.memory_report().by_place.values()) >= _bytes_of_state(self)
+        nbytes = sum(v.nbytes for entry in opt.state.values() for name, v in entry.items() if name != "step")
+        assert sum(opt.memory_report().by_place.values()) >= nbytes
         self.train(2, 10)
         assert is_same(self.values(), found[0].later, True), "the next steps are wrong"
         _assert_moves_lose_nothing(self, found[0])
@@ -113,8 +114,8 @@ Operation = Callable[[Stage], Callable[[], Any]]
 
 
 def options(scene: Scene) -> dict[str, Any]:
-    moments = len(CASES[scene.case].names)
-    budget = {"resident": None, "spilled": 0, "half": moments * TOTAL[scene.device] // 2}[scene.placement]
+    half = 4 * LARGE[scene.device] * len(CASES[scene.case].names) // 2
+    budget = {"resident": None, "spilled": 0, "half": half}[scene.placement]
     if budget is None:
         return {}
     return {"device_budget": budget, "host_access": "staged"}  # also where others of the process share a slab with it
@@ -210,29 +211,21 @@ OPERATIONS: dict[str, Operation] = {
     "pickle": _move(pickle.dumps),
     "state_dict": _move(lambda o: o.state_dict()),
 }
-PLACED = {
-    "budget up": ("spilled", "half"),
-    "budget down": ("spilled", "half"),
-    "spill": ("half",),
-    "unspill": ("half",),
-}
+_AWAY, _HALF = ("spilled", "half"), ("half",)
+PLACED = {"budget up": _AWAY, "budget down": _AWAY, "spill": _HALF, "unspill": _HALF}
 #: What torch's AdamW refuses.
 OF_SGD = ("step after a cast",)
 
 
 def scenes(device: str = "cpu") -> list[Scene]:
-    found = [
-        Scene(operation, placement, "adamw", device)
-        for operation in OPERATIONS
-        for placement in PLACED.get(operation, ("resident", "spilled", "half"))
-        if operation not in OF_SGD
-    ]
+    everywhere = ("resident", "spilled", "half")
+    of_adamw = [operation for operation in OPERATIONS if operation not in OF_SGD]
+    chosen = [("adamw", operation, PLACED.get(operation, everywhere)) for operation in of_adamw]
     others = [("sgd", operation) for operation in ("first step", "step", *OF_SGD)]
     if device == "cuda":
         others += [("fused", operation) for operation in ("first step", "step", "load used")]
-    return found + [
-        Scene(operation, placement, case, device) for case, operation in others for placement in ("resident", "spilled")
-    ]
+    chosen += [(case, operation, everywhere[:2]) for case, operation in others]
+    return [Scene(operation, placement, case, device) for case, operation, places in chosen for placement in places]
 
 
 # --- what should come of it ------------------------------------------------------------------------------------------
@@ -298,19 +291,6 @@ def _equal(a: Any, b: Any) -> bool:
     return torch.equal(a, b) and a.dtype == b.dtype if isinstance(a, torch.Tensor) else bool(a == b)
 
 
-def refusal(act: Callable[[], Any]) -> str:
-    """What a RuntimeError says; "" if there is none."""
-    try:
-        act()
-    except RuntimeError as error:
-        return str(error)
-    return ""
-
-
-def _bytes_of_state(stage: Stage) -> int:
-    return sum(v.nbytes for e in stage.optimizer.state.values() for n, v in e.items() if n != "step")
-
-
 def _assert_moves_lose_nothing(stage: Stage, way: Way) -> None:
     """A page that is counted where it is not shows when pages move again."""
     if stage.scene.operation not in (*PLACED, "construct", "first step") or stage.scene.placement == "resident":
@@ -330,17 +310,13 @@ def _assert_refused_and_healed(stage: Stage, way: Way) -> None:
             p.copy_(way.values[i, "param"])
     opt.load_state_dict(copy.deepcopy(way.saved))
     if stage.scene.operation in OF_SGD:  # what is loaded now is stored as the cast parameter: the numbers are the same
-        assert all(torch.equal(stage.values()[key].double(), way.values[key].double()) for key in numbers_of(way))
+        tensors = {key: value for key, value in way.values.items() if isinstance(value, torch.Tensor)}
+        assert all(torch.equal(stage.values()[key].double(), value.double()) for key, value in tensors.items())
         stage.train(2, 10)
         return
     assert is_same(stage.values(), way.values, stage.case.has_step), "loading has not healed it"
     stage.train(2, 10)
     assert is_same(stage.values(), way.later, True), "the next steps are wrong"
-
-
-def numbers_of(way: Way) -> list[Any]:
-    """The keys of tensors."""
-    return [key for key, value in way.values.items() if isinstance(value, torch.Tensor)]
 
 
 def _differences(now: Values, before: Values, after: Values) -> str:

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 from edits import CASES, give, parameter, steps
-from faults import Scene, Values, Way, is_same, refusal
+from faults import Scene, Values, Way, is_same
+from stand_ins import refusal
 
 #: More optimizers than state files that are not shared; every fourth parameter spans pages.
 COUNT, SMALL, LARGE = 20, 300, {"cpu": 20_000, "cuda": 600_000}

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -36,9 +36,8 @@ def arena(numel: int, budget: int | None = 0, sections: int = 2, stretch: int = 
 
 def sections_of(memory: FileArena) -> list[torch.Tensor]:
     """What belongs to the parameter in each section, as int32."""
-    return [
-        memory.tensor[begin : begin + memory.layout.numel * 4].view(torch.int32) for begin in memory.layout.sections
-    ]
+    nbytes = memory.layout.numel * 4
+    return [memory.tensor[begin : begin + nbytes].view(torch.int32) for begin in memory.layout.sections]
 
 
 def step(memory: FileArena) -> None:
@@ -100,10 +99,25 @@ def assert_measured(memory: FileArena) -> None:
     assert 0 <= measured["file"] - planned["file"] <= 16384
 
 
+def descriptors() -> int:
+    """How many this process has."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+def _files_in(folder: Path) -> list[os.stat_result]:
+    """Of every descriptor of this process that is of a file in ``folder``, named or not."""
+    links = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+    return [link.stat() for link in links if link.is_symlink() and os.readlink(link).startswith(str(folder))]
+
+
 def open_files(folder: Path) -> int:
-    """How many descriptors of this process are of files in ``folder``, named or not."""
-    links = [os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
-    return sum(os.readlink(link).startswith(str(folder)) for link in links if os.path.islink(link))
+    """How many descriptors of this process are of files in ``folder``."""
+    return len(_files_in(folder))
+
+
+def disk_bytes(folder: Path) -> int:
+    """What open files in ``folder`` take."""
+    return sum({file.st_ino: file.st_blocks * 512 for file in _files_in(folder)}.values())
 
 
 def mapped(folder: Path) -> int:
@@ -130,9 +144,7 @@ def peak_of_steps(megabytes: int, share: float, steps: int) -> None:
         step(memory)
     peak = process_bytes("VmHWM") - before
     after, measured = process_bytes("VmRSS") - before, memory.measured()
-    right = all(
-        torch.equal(s.unique(), torch.tensor([(1 + i) * (steps + 1)])) for i, s in enumerate(sections_of(memory))
-    )
+    right = all(s.unique().tolist() == [(1 + i) * (steps + 1)] for i, s in enumerate(sections_of(memory)))
     print(peak, after, measured["host"], measured["file"], right)
 
 
@@ -149,18 +161,11 @@ def shortage(limit: int) -> None:
     import resource
 
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     try:
         arena(limit)
     except MemoryError as error:
-        maps = Path("/proc/self/maps").read_text()
-        print(len(os.listdir("/proc/self/fd")) - before, maps.count("(deleted)"), error)
-
-
-if __name__ == "__main__":
-    {"peak": peak_of_steps, "wait": wait_to_be_killed, "shortage": shortage}[sys.argv[1]](
-        *map(json.loads, sys.argv[2:])
-    )
+        print(descriptors() - before, Path("/proc/self/maps").read_text().count("(deleted)"), error)
 
 
 def mapping_rss(address: int, nbytes: int) -> int:
@@ -178,3 +183,8 @@ def mappings(smaps: Iterable[str]) -> Iterator[tuple[int, int, int]]:
             yield begin, end, int(rest.split()[0]) * 1024
         elif not head.endswith(":"):
             begin, end = (int(part, 16) for part in head.split("-"))
+
+
+if __name__ == "__main__":
+    programs: dict[str, Callable[..., None]] = {"peak": peak_of_steps, "wait": wait_to_be_killed, "shortage": shortage}
+    programs[sys.argv[1]](*map(json.loads, sys.argv[2:]))

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from faults import Scene, Stage, Values, is_same, other_training
+from stand_ins import refusal
 
 
 def trained(placement: str) -> Stage:
@@ -20,14 +21,6 @@ def trained(placement: str) -> Stage:
     stage = Stage(Scene("state_dict", placement))
     stage.ready()
     return stage
-
-
-def complaint(act: Callable[[], Any]) -> str:
-    try:
-        act()
-    except RuntimeError as error:
-        return str(error) or "?"
-    return ""
 
 
 def writes(stage: Stage) -> dict[str, Callable[[], Any]]:
@@ -63,7 +56,7 @@ def fork(placement: str) -> Any:
     reading, writing = os.pipe()
     sys.stdout.flush()
     if not (child := os.fork()):
-        found = {name: complaint(act) for name, act in writes(stage).items()}
+        found = {name: refusal(act) for name, act in writes(stage).items()}
         with os.fdopen(writing, "w") as pipe:
             json.dump([found, reads(stage, before) if placement != "resident" else {}], pipe)
         sys.exit(7)  # as any program ends, with all that runs then

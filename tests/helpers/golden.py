@@ -90,14 +90,10 @@ def placements(case: Case, device: str) -> dict[str, Options]:
     if not (nbytes := state_bytes(case, device)):
         return {"default": {}}
     half = nbytes // 2
-    if device == "cpu":
-        return {
-            "default": {},
-            "host": {"placement": "host"},
-            "file": {"placement": "file", "device_budget": 0},
-            "file half": {"placement": "file", "device_budget": half},
-        }
     out: dict[str, Options] = {"default": {}, "host": {"placement": "host"}}
+    if device == "cpu":
+        file = {"placement": "file"}
+        return out | {"file": {**file, "device_budget": 0}, "file half": {**file, "device_budget": half}}
     for access in ("staged", "in_place"):
         mapped = {"placement": "mapped", "host_access": access}
         out |= {f"mapped {access}": {**mapped, "device_budget": 0}}
@@ -132,8 +128,7 @@ def digest(params: Iterable[torch.Tensor], opt: torch.optim.Optimizer) -> str:
     """A short digest of every bit of the parameters and of their state."""
     whole = hashlib.sha256()
     for p in params:
-        state = opt.state.get(p, {})
-        for name, tensor in [("", p), *sorted(state.items())]:
+        for name, tensor in [("", p), *sorted(opt.state.get(p, {}).items())]:
             whole.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             whole.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
     return whole.hexdigest()[:12]

@@ -29,6 +29,7 @@ FLAGS = (
     "-fsanitize=alignment,bounds,shift,signed-integer-overflow",
 )  # fmt: skip
 
+Texts = tuple[str, ...]
 Play = Callable[[np.ndarray, int, bool], None]
 
 
@@ -42,10 +43,7 @@ def kernel_text(kernel: str = "multi_tensor_apply.cu", formats: tuple[Format, ..
 
 @functools.cache
 def build(
-    names: tuple[str, ...],
-    functors: tuple[str, ...] = (),
-    kernel: str = "multi_tensor_apply.cu",
-    formats: tuple[Format, ...] = (),
+    names: Texts, functors: Texts = (), kernel: str = "multi_tensor_apply.cu", formats: tuple[Format, ...] = ()
 ) -> list[Play]:
     """A function to play each of ``names`` (kernel instances); skips the test where there is no g++."""
     compiler = shutil.which("g++")
@@ -56,8 +54,7 @@ def build(
         f"    return fibers::play(blocks, BLOCK, backwards, [=] {{ {name}(*(const {_table_of(name)}*)table); }});\n}}\n"
         for i, name in enumerate(names)
     ]
-    text = "\n".join([kernel_text(kernel, formats), *functors, '#line 1 "entries"', *entries])
-    library = _library(compiler, text)
+    library = _library(compiler, "\n".join([kernel_text(kernel, formats), *functors, '#line 1 "entries"', *entries]))
     return [functools.partial(_play, getattr(library, f"play_{i}")) for i in range(len(names))]
 
 
@@ -71,9 +68,8 @@ def _library(compiler: str, text: str) -> ctypes.CDLL:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
     if not path.exists():
-        own = path.with_suffix(f".{os.getpid()}")
-        own.with_suffix(f".{os.getpid()}.cpp").write_text(text)
-        source = own.with_suffix(f".{os.getpid()}.cpp")
+        own, source = path.with_suffix(f".{os.getpid()}"), path.with_suffix(f".{os.getpid()}.cpp")
+        source.write_text(text)
         result = subprocess.run([compiler, *FLAGS, str(source), "-o", str(own)], capture_output=True, text=True)
         assert result.returncode == 0, result.stderr[-4000:]
         os.replace(own, path)

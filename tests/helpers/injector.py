@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 import pagedopt
 
@@ -179,14 +180,8 @@ def _handlers(number: int) -> Iterator[None]:
         signal.signal(number, before)
 
 
-@contextlib.contextmanager
-def _unraisable(out: Outcome) -> Iterator[None]:
-    before = sys.unraisablehook
-    sys.unraisablehook = lambda what: out.unraisable.append(what.exc_value)
-    try:
-        yield
-    finally:
-        sys.unraisablehook = before
+def _unraisable(out: Outcome) -> contextlib.AbstractContextManager[object]:
+    return mock.patch.object(sys, "unraisablehook", lambda what: out.unraisable.append(what.exc_value))
 
 
 @contextlib.contextmanager

@@ -17,8 +17,7 @@ CPU = torch.device("cpu")
 
 def verdicts(question: str, rows: Rows) -> dict[str, bool | None]:
     (asked,) = (q for q in experiment("optimizer_ladder").questions if q.name == question)
-    known = asked.derive(rows)
-    return {bar.title: bar.verdict(known).met for bar in asked.listed("BARS")}
+    return {bar.title: bar.verdict(asked.derive(rows)).met for bar in asked.listed("BARS")}
 
 
 def clocks(wall: float, gpu: float | None = None) -> dict[str, Any]:

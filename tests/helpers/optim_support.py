@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from pagedopt import PagedAdamW
 
 #: Nothing at its default and nothing zero, so that a dropped term shows.
 ADAMW: dict[str, Any] = {"lr": 0.03, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.2}
 
-Make = Callable[[Any], torch.optim.Optimizer]
+Make = Callable[[Any], Optimizer]
 
 
 def model(device: str = "cpu", dtype: torch.dtype = torch.float32) -> torch.nn.Module:
@@ -26,11 +27,7 @@ def model(device: str = "cpu", dtype: torch.dtype = torch.float32) -> torch.nn.M
 
 
 def train(
-    net: torch.nn.Module,
-    opt: torch.optim.Optimizer,
-    steps: int,
-    first: int = 0,
-    without: Callable[[int], int] | None = None,
+    net: torch.nn.Module, opt: Optimizer, steps: int, first: int = 0, without: Callable[[int], int] | None = None
 ) -> None:
     """Steps ``first`` … on data that depends on the step; ``without(step)`` names a parameter that gets no gradient."""
     params = list(net.parameters())
@@ -58,7 +55,7 @@ def trained(
     return net, opt
 
 
-def step_on(opt: torch.optim.Optimizer, number: float) -> None:
+def step_on(opt: Optimizer, number: float) -> None:
     """A step on gradients of this number, but for what is frozen."""
     for group in opt.param_groups:
         for p in group["params"]:
@@ -66,7 +63,7 @@ def step_on(opt: torch.optim.Optimizer, number: float) -> None:
     opt.step()
 
 
-def step_on_ones(opt: torch.optim.Optimizer) -> None:
+def step_on_ones(opt: Optimizer) -> None:
     """A step on gradients of ones, but for what is frozen."""
     step_on(opt, 1)
 
@@ -88,7 +85,7 @@ def stepped(
     return p, opt
 
 
-def bits(params: Iterable[torch.Tensor], opt: torch.optim.Optimizer) -> list[torch.Tensor]:
+def bits(params: Iterable[torch.Tensor], opt: Optimizer) -> list[torch.Tensor]:
     """Copies, on the CPU, of parameters and of their state."""
     return [t.detach().cpu().clone() for p in params for t in (p, *opt.state[p].values())]
 
@@ -111,7 +108,7 @@ COPIES: dict[str, Callable[[Any], Any]] = {"deepcopy": copy.deepcopy, "pickle": 
 
 def pair(
     make_ours: Make, make_theirs: Make, steps: int, dtype: torch.dtype = torch.float32, device: str = "cpu", **how: Any
-) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.optim.Optimizer, torch.optim.Optimizer]:
+) -> tuple[list[torch.Tensor], list[torch.Tensor], Optimizer, Optimizer]:
     """Train twin models; returns both lists of parameters and both optimizers, ours first."""
     ours, theirs = model(device, dtype), model(device, dtype)
     mine, other = make_ours(ours.parameters()), make_theirs(theirs.parameters())
@@ -122,6 +119,5 @@ def pair(
 
 def distance(a: list[torch.Tensor], b: list[torch.Tensor]) -> float:
     """Largest difference over the largest magnitude, over all tensors."""
-    return max(
-        ((x.double() - y.double()).abs().max() / y.double().abs().max()).item() for x, y in zip(a, b, strict=True)
-    )
+    pairs = [(x.double(), y.double()) for x, y in zip(a, b, strict=True)]
+    return max(((x - y).abs().max() / y.abs().max()).item() for x, y in pairs)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from file_support import descriptors, disk_bytes, process_bytes
 
 from pagedopt import PagedAdamW, PagedOptimizer
 
@@ -67,23 +68,7 @@ def train(params: list[torch.nn.Parameter], first: int, last: int) -> None:
 
 def resident_bytes() -> int:
     ctypes.CDLL(None).malloc_trim(0)  # what autograd has freed
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-def disk_bytes(folder: Path) -> int:
-    """What open files in ``folder`` take, named or not."""
-    found: dict[int, int] = {}
-    for name in os.listdir("/proc/self/fd"):
-        link = f"/proc/self/fd/{name}"
-        if os.path.islink(link) and os.readlink(link).startswith(str(folder)):
-            there = os.stat(link)
-            found[there.st_ino] = there.st_blocks * 512
-    return sum(found.values())
+    return process_bytes("VmRSS")
 
 
 def hold(count: int, large: int, options: dict[str, Any]) -> None:

@@ -7,9 +7,11 @@ import copy
 import json
 import queue
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.multiprocessing
 from spill_support import parameters, steps
 
 from pagedopt import PagedAdamW
@@ -43,19 +45,28 @@ def answer(outbox: Any, process: Any) -> Any:
     raise RuntimeError(f"the child said nothing; its exit code is {process.exitcode}")
 
 
-def main(options: dict[str, Any] | None) -> None:
-    """``options`` of PagedAdamW, or None for torch's AdamW."""
-    context: Any = torch.multiprocessing.get_context("spawn")
+Trained = tuple[Any, list[torch.nn.Parameter]]
+
+
+def there_and_back(
+    method: str,
+    child: Callable[[Any, Any], None],
+    both: Callable[[], tuple[Trained, Trained]],
+    step: Callable[[Any, list[torch.nn.Parameter], int], None],
+) -> list[object]:
+    """A state dict to another process and back; then steps, and whether they are what torch's optimizer does.
+
+    Args:
+        method: how the process is started.
+        child: what it does with its two queues.
+        both: makes an optimizer that has taken steps and torch's, with their parameters.
+        step: lets one of them go on; its last argument is the turn, 1 or 2.
+    """
+    context: Any = torch.multiprocessing.get_context(method)
     inbox, outbox = context.Queue(), context.Queue()
     process = context.Process(target=child, args=(inbox, outbox), daemon=True)
     process.start()
-    params, twin = parameters(shapes=SHAPES), parameters(shapes=SHAPES)
-    rival = torch.optim.AdamW(twin, lr=1e-2, fused=True)
-    optimizer: Any = torch.optim.AdamW(params, lr=1e-2, fused=True)
-    if options is not None:
-        optimizer = PagedAdamW(params, lr=1e-2, **options)
-    steps(params, optimizer, 3)
-    steps(twin, rival, 3)
+    (optimizer, params), (twin, twin_params) = both()
     state = optimizer.state_dict()
     before = copy.deepcopy(state)
     inbox.put(state)
@@ -65,12 +76,30 @@ def main(options: dict[str, Any] | None) -> None:
     inbox.put(None)
     process.join(60)
     right = []
-    for round_ in (1, 2):
-        for opt, of in ((optimizer, params), (rival, twin)):
-            steps(of, opt, 2, first=3 * round_)
+    for turn in (1, 2):
+        for opt, of in ((optimizer, params), (twin, twin_params)):
+            step(opt, of, turn)
             opt.load_state_dict(copy.deepcopy(back))
-        right.append(all(torch.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in zip(params, twin, strict=True)))
-    print(json.dumps([there == total(before), same, *right, process.exitcode]))
+        right.append(all(torch.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in zip(params, twin_params, strict=True)))
+    return [there == total(before), same, *right, process.exitcode]
+
+
+def trained(options: dict[str, Any] | None) -> Trained:
+    """``options`` of PagedAdamW, or None for torch's AdamW."""
+    params = parameters(shapes=SHAPES)
+    kind, given = (torch.optim.AdamW, {"fused": True}) if options is None else (PagedAdamW, options)
+    optimizer: Any = kind(params, lr=1e-2, **given)
+    steps(params, optimizer, 3)
+    return optimizer, params
+
+
+def main(options: dict[str, Any] | None) -> None:
+    """Print what came of it for an optimizer with ``options``."""
+
+    def step(optimizer: Any, params: list[torch.nn.Parameter], turn: int) -> None:
+        steps(params, optimizer, 2, first=3 * turn)
+
+    print(json.dumps(there_and_back("spawn", child, lambda: (trained(options), trained(None)), step)))
 
 
 if __name__ == "__main__":

@@ -19,12 +19,8 @@ class Lion(torch.optim.Optimizer):
         for value in (lr, beta1, beta2, weight_decay):
             if isinstance(value, torch.Tensor) and value.numel() != 1:
                 raise ValueError(f"a tensor of {value.numel()} elements")
-        if not lr >= 0:
-            raise ValueError(f"lr {lr}")
-        if not (0 <= beta1 < 1 and 0 <= beta2 < 1):
-            raise ValueError(f"betas {betas}")
-        if not weight_decay >= 0:
-            raise ValueError(f"weight_decay {weight_decay}")
+        if not (lr >= 0 and 0 <= beta1 < 1 and 0 <= beta2 < 1 and weight_decay >= 0):
+            raise ValueError(f"lr {lr}, betas {betas}, weight_decay {weight_decay}")
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize})
 
     @torch.no_grad()

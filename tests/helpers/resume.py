@@ -5,21 +5,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
+import functools
 import hashlib
 import json
-import os
-import subprocess
 import sys
 import traceback
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from paths import HELPERS
+from children import python
+from stand_ins import refusal
 
 from pagedopt import PagedAdamW
 
@@ -104,14 +101,9 @@ def resume(folder: Path, case: Case, device: str) -> str:
     saved = torch.load(folder / f"{case.file}-{case.dtype}.pt", weights_only=True, **how)
     params = parameters(device, case.dtype, seed=2)
     opt = optimizer(params, case.placement, case.budget, lr=7.0)
-    broken = copy.copy(saved["optimizer"])
-    broken["state"] = {**broken["state"], 3: {"step": 5}}
-    try:
-        opt.load_state_dict(broken)
-    except ValueError:
-        assert not opt.state
-    else:
-        raise AssertionError("a dict without moments was loaded")
+    broken = {**saved["optimizer"], "state": {**saved["optimizer"]["state"], 3: {"step": 5}}}
+    assert refusal(functools.partial(opt.load_state_dict, broken), ValueError), "a dict without moments was loaded"
+    assert not opt.state
     with torch.no_grad():
         for p, value in zip(params, saved["params"], strict=True):
             p.copy_(value)
@@ -124,27 +116,9 @@ def resume(folder: Path, case: Case, device: str) -> str:
 def in_new_process(folder: Path, cases: list[Case], device: str, timeout: float = 100) -> dict[str, str]:
     """The digest of each case, or what went wrong."""
     (folder / "cases.json").write_text(json.dumps([asdict(case) for case in cases]))
-    here = HELPERS
-    path = os.pathsep.join([str(here.parent), str(here), os.environ.get("PYTHONPATH", "")])
-    subprocess.run(
-        [sys.executable, __file__, str(folder), device],
-        check=True,
-        timeout=timeout,
-        env={**os.environ, "PYTHONPATH": path},
-    )
+    python(__file__, folder, device, timeout=timeout)
     found: dict[str, str] = json.loads((folder / "results.json").read_text())
     return found
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Small tensors, many operations: torch's threads would spend their time waiting for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def main(folder: Path, device: str) -> None:
@@ -159,5 +133,5 @@ def main(folder: Path, device: str) -> None:
 
 
 if __name__ == "__main__":
-    with one_thread():
-        main(Path(sys.argv[1]), sys.argv[2])
+    torch.set_num_threads(1)  # small tensors, many operations: threads would spend their time waiting for each other
+    main(Path(sys.argv[1]), sys.argv[2])

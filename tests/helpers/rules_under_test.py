@@ -204,6 +204,5 @@ def same_values(got: torch.Tensor, want: torch.Tensor, roundings: float = 0) -> 
         eps = torch.finfo(got.dtype).eps
         return torch.allclose(got, want, rtol=roundings * eps, atol=torch.finfo(got.dtype).tiny, equal_nan=True)
     bits = torch.int64 if got.dtype is torch.float64 else torch.int32
-    return torch.equal(torch.nan_to_num(got, 7e7).view(bits), torch.nan_to_num(want, 7e7).view(bits)) and torch.equal(
-        got.isnan(), want.isnan()
-    )
+    numbers, others = (torch.nan_to_num(t, 7e7).view(bits) for t in (got, want))
+    return torch.equal(numbers, others) and torch.equal(got.isnan(), want.isnan())

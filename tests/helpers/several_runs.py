@@ -31,23 +31,17 @@ def contenders(name: str, device: str) -> Iterator[tuple[str, Training]]:
         yield who, Training.begin(SETUPS[name], device, kind, **options)
 
 
-def trained(device: str, name: str, folder: Path) -> dict[str, Any]:
-    """Train, save in the middle; what came of each contender."""
+def trained(device: str, name: str, folder: Path, resumed: bool = False) -> dict[str, Any]:
+    """Train, save in the middle; or all of them go on from what ours has saved.  What came of each contender."""
     found = {}
     for who, training in contenders(name, device):
-        losses = training.train(0, SAVED)
-        training.save(folder / who)
+        losses = []
+        if resumed:
+            training.load(folder / "ours")
+        else:
+            losses = training.train(0, SAVED)
+            training.save(folder / who)
         losses += training.train(SAVED, STEPS)
-        found[who] = {"losses": losses, "values": training.values(), **where(training)}
-    return found
-
-
-def resumed(device: str, name: str, folder: Path) -> dict[str, Any]:
-    """Go on from what ours has saved, all of them."""
-    found = {}
-    for who, training in contenders(name, device):
-        training.load(folder / "ours")
-        losses = training.train(SAVED, STEPS)
         found[who] = {"losses": losses, "values": training.values(), **where(training)}
     return found
 
@@ -80,8 +74,7 @@ def one_of_them_prepares_anew(device: str) -> dict[str, Any]:
         if dist.get_rank() == 1:
             entry = next(iter(training.optimizer.state.values()))
             entry["exp_avg"] = entry["exp_avg"].clone()
-        losses = training.train(2, 4)
-        found[who] = {"losses": losses, "values": training.values()}
+        found[who] = {"losses": training.train(2, 4), "values": training.values()}
     return found
 
 
@@ -90,12 +83,12 @@ def copied(device: str) -> dict[str, Any]:
     training = Training.begin(SETUPS["FSDP2"], device, PagedAdamW, device_budget=0)
     training.train(0, 2)
     report, plan = training.optimizer.memory_report(), estimate(training.model, device_budget=0)
-    pickled = pickle.loads(pickle.dumps((training.optimizer, list(training.model.parameters()))))
-    twins = [copy.deepcopy((training.optimizer, list(training.model.parameters()))), pickled]
-    params = list(training.model.parameters())
+    both = training.optimizer, list(training.model.parameters())
+    twins = [copy.deepcopy(both), pickle.loads(pickle.dumps(both))]
+    params = both[1]
     mean_of_squares(training.model(training.rows(2)) - 0.5).backward()
     after = []
-    for optimizer, theirs in (*twins, (training.optimizer, params)):
+    for optimizer, theirs in (*twins, both):
         for p, original in zip(theirs, params, strict=True):
             p.grad = original.grad
         optimizer.step()

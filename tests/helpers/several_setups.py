@@ -6,6 +6,7 @@ A function of a module calls these in every process of a group; what they return
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,22 +14,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import checkpoint
-from torch.distributed.checkpoint.state_dict import (
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint import state_dict as dicts
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer, _apply_optimizer_in_backward
 from torch.distributed.tensor import Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from pagedopt import PagedAdamW
@@ -51,10 +42,7 @@ class Net(torch.nn.Module):
         return self.last(torch.tanh(self.norm(self.first(x))))
 
 
-@contextlib.contextmanager
-def _no_sync(model: Any) -> Iterator[None]:
-    with model.no_sync():
-        yield
+_no_sync = operator.methodcaller("no_sync")
 
 
 @contextlib.contextmanager
@@ -112,34 +100,39 @@ class Setup:
         """Those that hold state."""
         return [optimizer]
 
+    def both(self, model: Model, optimizer: Any) -> dict[str, Any]:
+        return {
+            "model": dicts.get_model_state_dict(model),
+            "optimizer": dicts.get_optimizer_state_dict(model, optimizer),
+        }
+
     def save(self, model: Model, optimizer: Any, folder: Path) -> None:
-        checkpoint.save(
-            {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)},
-            checkpoint_id=folder,
-        )
+        checkpoint.save(self.both(model, optimizer), checkpoint_id=folder)
 
     def load(self, model: Model, optimizer: Any, folder: Path) -> None:
-        both = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
+        both = self.both(model, optimizer)
         checkpoint.load(both, checkpoint_id=folder)
-        set_model_state_dict(model, both["model"])
-        set_optimizer_state_dict(model, optimizer, both["optimizer"])
+        dicts.set_model_state_dict(model, both["model"])
+        dicts.set_optimizer_state_dict(model, optimizer, both["optimizer"])
 
 
 class Whole(Setup):
     """Every process has all of it, or what nobody else has, and saves that by itself."""
 
-    def states(self, optimizer: Any) -> Any:
+    def states(self, model: Model, optimizer: Any) -> Any:
         return [one.state_dict() for one in self.inner(optimizer)]
 
     def save(self, model: Model, optimizer: Any, folder: Path) -> None:
-        saved = {"model": model.state_dict(), "optimizers": self.states(optimizer)}
-        torch.save(saved, _file(folder))
+        torch.save({"model": model.state_dict(), "optimizers": self.states(model, optimizer)}, _file(folder))
 
     def load(self, model: Model, optimizer: Any, folder: Path) -> None:
         saved = torch.load(_file(folder), weights_only=True, map_location=_device_of(model))
         model.load_state_dict(saved["model"])
         for one, state in zip(self.inner(optimizer), saved["optimizers"], strict=True):
-            one.load_state_dict(state)
+            self.load_state(model, one, state)
+
+    def load_state(self, model: Model, optimizer: Any, state: Any) -> None:
+        optimizer.load_state_dict(state)
 
 
 class Ddp(Whole):
@@ -160,7 +153,7 @@ class Zero(Ddp):
     def inner(self, optimizer: Any) -> list[torch.optim.Optimizer]:
         return [optimizer.optim]
 
-    def states(self, optimizer: Any) -> Any:
+    def states(self, model: Model, optimizer: Any) -> Any:
         optimizer.consolidate_state_dict(0)
         return [optimizer.state_dict()] if dist.get_rank() == 0 else []
 
@@ -199,7 +192,7 @@ class InBackward(Ddp):
         return list(optimizer)
 
 
-class Fsdp1(Setup):
+class Fsdp1(Whole):
     """Parameters are views of what FSDP has flattened."""
 
     accumulates = staticmethod(_no_sync)
@@ -212,55 +205,37 @@ class Fsdp1(Setup):
         where = torch.device(device, torch.cuda.current_device()) if device == "cuda" else torch.device("cpu")
         return FullyShardedDataParallel(model, use_orig_params=True, device_id=where)
 
-    def save(self, model: Model, optimizer: Any, folder: Path) -> None:
-        torch.save({"model": model.state_dict(), "optimizer": self._state(model, optimizer)}, _file(folder))
+    def states(self, model: Model, optimizer: Any) -> Any:
+        """On CPUs each process's own: there torch's function returns views of one buffer for all of a parameter's state
+        (torch 2.13, _optim_utils.py, ``gathered_tensor``), and exp_avg is what exp_avg_sq is."""
+        if _device_of(model).type == "cpu":
+            return super().states(model, optimizer)
+        return [FullyShardedDataParallel.optim_state_dict(model, optimizer)]
 
-    def load(self, model: Model, optimizer: Any, folder: Path) -> None:
-        saved = torch.load(_file(folder), weights_only=True, map_location=_device_of(model))
-        model.load_state_dict(saved["model"])
-        state = saved["optimizer"]
+    def load_state(self, model: Model, optimizer: Any, state: Any) -> None:
         if _device_of(model).type == "cuda":
             state = FullyShardedDataParallel.optim_state_dict_to_load(model, optimizer, state)
         optimizer.load_state_dict(state)
 
-    @staticmethod
-    def _state(model: Model, optimizer: Any) -> Any:
-        """On CPUs each process's own: there torch's function returns views of one buffer for all of a parameter's state
-        (torch 2.13, _optim_utils.py, ``gathered_tensor``), and exp_avg is what exp_avg_sq is."""
-        if _device_of(model).type == "cpu":
-            return optimizer.state_dict()
-        return FullyShardedDataParallel.optim_state_dict(model, optimizer)
-
 
 class Fsdp2(Setup):
+    """``options`` are those of ``fully_shard``."""
+
     accumulates = staticmethod(_no_reduction)
 
-    def options(self) -> dict[str, Any]:
-        """Of ``fully_shard``."""
-        return {}
+    def __init__(self, **options: Any) -> None:
+        self.options = options
 
     def mesh(self, device: str) -> DeviceMesh:
         return init_device_mesh(device, (dist.get_world_size(),))
 
     def wrap(self, model: Any, device: str) -> Model:
-        mesh = self.mesh(device)
+        return self.shard(model, self.mesh(device))
+
+    def shard(self, model: Any, mesh: DeviceMesh) -> Model:
         for part in (model.first, model.norm, model.last, model):
-            fully_shard(part, mesh=mesh, **self.options())
+            fully_shard(part, mesh=mesh, **self.options)
         return model
-
-
-class Fsdp2Mixed(Fsdp2):
-    """Forward and backward in bfloat16, gradients summed in float32."""
-
-    def options(self) -> dict[str, Any]:
-        return {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)}
-
-
-class Fsdp2Offload(Fsdp2):
-    """Shards, gradients and state on the CPU, whatever computes."""
-
-    def options(self) -> dict[str, Any]:
-        return {"offload_policy": CPUOffloadPolicy(pin_memory=torch.cuda.is_available())}
 
 
 class Hybrid(Fsdp2):
@@ -270,6 +245,15 @@ class Hybrid(Fsdp2):
         return init_device_mesh(device, (2, 2), mesh_dim_names=("replicas", "shards"))
 
 
+def _in_parallel(model: Model, mesh: DeviceMesh) -> Model:
+    plan = {
+        "first": ColwiseParallel(output_layouts=Shard(0)),
+        "norm": SequenceParallel(sequence_dim=0),
+        "last": RowwiseParallel(input_layouts=Shard(0)),
+    }
+    return parallelize_module(model, mesh, plan)
+
+
 class Tensors(Setup):
     """Tensor parallel: the norm's gradients are sums that each process has a share of."""
 
@@ -277,33 +261,18 @@ class Tensors(Setup):
         return 0, 1
 
     def wrap(self, model: Model, device: str) -> Model:
-        return self.parallel(model, init_device_mesh(device, (dist.get_world_size(),)))
-
-    @staticmethod
-    def parallel(model: Any, mesh: Any) -> Model:
-        plan = {
-            "first": ColwiseParallel(output_layouts=Shard(0)),
-            "norm": SequenceParallel(sequence_dim=0),
-            "last": RowwiseParallel(input_layouts=Shard(0)),
-        }
-        parallelize_module(model, mesh, plan)
-        return model
+        return _in_parallel(model, init_device_mesh(device, (dist.get_world_size(),)))
 
 
-class Both(Tensors):
+class Both(Fsdp2):
     """FSDP2 over tensor parallel."""
-
-    accumulates = staticmethod(_no_reduction)
 
     def share(self) -> tuple[int, int]:
         return dist.get_rank() // 2, 2
 
     def wrap(self, model: Model, device: str) -> Model:
         mesh = init_device_mesh(device, (2, 2), mesh_dim_names=("data", "tensors"))
-        self.parallel(model, mesh["tensors"])
-        for part in (model.first, model.norm, model.last, model):
-            fully_shard(part, mesh=mesh["data"])
-        return model
+        return self.shard(_in_parallel(model, mesh["tensors"]), mesh["data"])
 
 
 SETUPS: dict[str, Setup] = {
@@ -312,8 +281,10 @@ SETUPS: dict[str, Setup] = {
     "_apply_optimizer_in_backward": InBackward(),
     "FSDP1": Fsdp1(),
     "FSDP2": Fsdp2(),
-    "FSDP2 in bfloat16": Fsdp2Mixed(),
-    "FSDP2, offloaded": Fsdp2Offload(),
+    # Forward and backward in bfloat16, gradients summed in float32.
+    "FSDP2 in bfloat16": Fsdp2(mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)),
+    # Shards, gradients and state on the CPU, whatever computes.
+    "FSDP2, offloaded": Fsdp2(offload_policy=CPUOffloadPolicy(pin_memory=torch.cuda.is_available())),
     "FSDP2, replicas of shards": Hybrid(),
     "tensor parallel": Tensors(),
     "FSDP2 over tensor parallel": Both(),

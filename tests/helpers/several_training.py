@@ -79,8 +79,11 @@ class Training:
 
     def whole(self) -> dict[str, torch.Tensor]:
         """Parameters and state, those of all processes put together."""
-        state = get_optimizer_state_dict(self.model, self.optimizer)["state"]
-        return {name: _full(value) for name, value in (*self.model.state_dict().items(), *_flat(state))}
+        found = dict(self.model.state_dict())
+        state: Any = get_optimizer_state_dict(self.model, self.optimizer)["state"]
+        for name, entry in state.items():
+            found |= {f"{name}.{key}": value for key, value in entry.items()}
+        return {name: own(value, whole=True) for name, value in found.items()}
 
     def kinds(self) -> set[type]:
         """Of state tensors that are no numbers."""
@@ -88,15 +91,9 @@ class Training:
         return {type(value) for entry in entries for key, value in entry.items() if key != "step"}
 
 
-def own(tensor: torch.Tensor) -> torch.Tensor:
+def own(tensor: torch.Tensor, whole: bool = False) -> torch.Tensor:
+    """A copy of this process's part, or of all parts put together."""
     part = tensor.detach()
-    return (part.to_local() if isinstance(part, DTensor) else part).cpu().clone()
-
-
-def _flat(state: dict[str, dict[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
-    return [(f"{name}.{key}", value) for name, entry in state.items() for key, value in entry.items()]
-
-
-def _full(tensor: torch.Tensor) -> torch.Tensor:
-    part = tensor.detach()
-    return (part.full_tensor() if isinstance(part, DTensor) else part).cpu().clone()
+    if isinstance(part, DTensor):
+        part = part.full_tensor() if whole else part.to_local()
+    return part.cpu().clone()

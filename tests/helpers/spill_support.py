@@ -6,14 +6,16 @@ from typing import Any
 
 import torch
 from optim_support import ADAMW
+from torch.optim import Optimizer
 
 from pagedopt import PagedAdamW
 
+Params = list[torch.nn.Parameter]
 #: Odd sizes, one larger than a page, one of a single element, one of none: 6.3 M elements, 48 MiB of AdamW state.
 SHAPES = ((3, 700_001), (1,), (0, 5), (1024, 1024), (17,), (2_000_003,), (1200, 900), (33, 3))
 
 
-def parameters(dtype: torch.dtype = torch.float32, seed: int = 0, shapes: Any = SHAPES) -> list[torch.nn.Parameter]:
+def parameters(dtype: torch.dtype = torch.float32, seed: int = 0, shapes: Any = SHAPES) -> Params:
     """Parameters on the GPU, the same for the same seed."""
     generator = torch.Generator("cuda").manual_seed(seed)
     return [
@@ -22,9 +24,7 @@ def parameters(dtype: torch.dtype = torch.float32, seed: int = 0, shapes: Any = 
     ]
 
 
-def steps(
-    params: list[torch.nn.Parameter], opt: torch.optim.Optimizer, count: int, first: int = 0, gaps: bool = True
-) -> None:
+def steps(params: Params, opt: Optimizer, count: int, first: int = 0, gaps: bool = True) -> None:
     """Steps on gradients that depend on the step; every third step one parameter, every fifth the largest, has none."""
     for step in range(first, first + count):
         generator = torch.Generator("cuda").manual_seed(1000 + step)
@@ -37,7 +37,7 @@ def steps(
 
 def trained(
     count: int, dtype: torch.dtype = torch.float32, shapes: Any = SHAPES, gaps: bool = True, **options: Any
-) -> tuple[list[torch.nn.Parameter], PagedAdamW]:
+) -> tuple[Params, PagedAdamW]:
     """Such parameters and their optimizer after ``count`` steps."""
     params = parameters(dtype, shapes=shapes)
     opt = PagedAdamW(params, **ADAMW, **options)
@@ -45,7 +45,7 @@ def trained(
     return params, opt
 
 
-def everything(params: list[torch.nn.Parameter], opt: torch.optim.Optimizer) -> list[torch.Tensor]:
+def everything(params: Params, opt: Optimizer) -> list[torch.Tensor]:
     """Copies on the CPU of parameters and state."""
     tensors = list(params) + [v for p in params for v in opt.state.get(p, {}).values() if isinstance(v, torch.Tensor)]
     return [t.detach().cpu().clone() for t in tensors]

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.multiprocessing
 from edits import numbers, steps
-from file_support import MIB, process_bytes
+from file_support import MIB, descriptors, disk_bytes, process_bytes
+from queue_apart import there_and_back, total
 
 from pagedopt import PagedAdamW
 
@@ -51,17 +51,6 @@ def replaced(placement: str) -> None:
     print(json.dumps(sizes))
 
 
-def files() -> dict[int, int]:
-    """Bytes on disk of the nameless files that this process has open, by inode."""
-    found = {}
-    for name in os.listdir("/proc/self/fd"):
-        link = Path("/proc/self/fd", name)
-        if link.is_symlink() and os.readlink(link).startswith(os.environ["PAGEDOPT_STATE_DIR"]):
-            status = os.stat(link)
-            found[status.st_ino] = status.st_blocks * 512
-    return found
-
-
 def join(optimizer: torch.optim.Optimizer, params: list[torch.nn.Parameter], one_a_step: bool) -> None:
     """As many steps as there are parameters, of which one more each time, or all, have gradients."""
     for step in range(len(params)):
@@ -79,13 +68,13 @@ def late(one_a_step: bool) -> None:
     first = torch.nn.Parameter(torch.ones(10))
     join(PagedAdamW([first], device_budget=0), [first], True)  # what a compiler takes is not meant
     optimizer = PagedAdamW([*params, never], device_budget=0)
-    before = len(os.listdir("/proc/self/fd")), process_bytes("RssAnon")
+    before = descriptors(), process_bytes("RssAnon")
     join(optimizer, params, one_a_step)
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # what is free between other things goes back, too
-    opened, anonymous = len(os.listdir("/proc/self/fd")) - before[0], process_bytes("RssAnon") - before[1]
+    opened, anonymous = descriptors() - before[0], process_bytes("RssAnon") - before[1]
     reported = optimizer.memory_report().by_place.get("file", 0)
-    in_files = sum(files().values())
+    in_files = disk_bytes(Path(os.environ["PAGEDOPT_STATE_DIR"]))
     join(torch.optim.AdamW(others, foreach=True), others, one_a_step)
     right = all(torch.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in zip(params, others, strict=True))
     print(json.dumps([opened, in_files, anonymous, reported, never in optimizer.state, right]))
@@ -119,36 +108,18 @@ def watched(acts: list[str], placement: str, class_: str) -> None:
 def child_of_queue(inbox: Any, outbox: Any) -> None:
     """Send back what came, and the sum of it."""
     state = inbox.get()
-    total = sum(float(v.double().sum()) for entry in state["state"].values() for v in entry.values())
-    outbox.put((total, state))
+    outbox.put((total(state), state))
     inbox.get()  # the sender has read it: memory of ours may go
 
 
 def queue(method: str, placement: str) -> list[object]:
-    """A state dict to another process and back; then steps, and whether they are what torch's optimizer does."""
-    context: Any = torch.multiprocessing.get_context(method)
-    inbox, outbox = context.Queue(), context.Queue()
-    process = context.Process(target=child_of_queue, args=(inbox, outbox))
-    process.start()
-    optimizer, params = trained(3, 40_000, placement)
-    twin, twin_params = trained(3, 40_000, placement, "torch")
-    state = optimizer.state_dict()
-    expected = sum(float(v.double().sum()) for entry in state["state"].values() for v in entry.values())
-    before = copy.deepcopy(state)
-    inbox.put(state)
-    total, back = outbox.get(timeout=60)
-    same = all(torch.equal(v, back["state"][k][n]) for k, entry in before["state"].items() for n, v in entry.items())
-    back = copy.deepcopy(back)
-    inbox.put(None)
-    process.join(60)
-    right = []
-    for step in (1, 2):
-        for opt, there in ((optimizer, params), (twin, twin_params)):
-            steps(opt, there, 2, first=2 * step)
-        right.append(all(torch.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in zip(params, twin_params, strict=True)))
-        for opt in (optimizer, twin):
-            opt.load_state_dict(copy.deepcopy(back))
-    return [total == expected, same, *right, process.exitcode]
+    """See :func:`queue_apart.there_and_back`."""
+    return there_and_back(
+        method,
+        child_of_queue,
+        lambda: (trained(3, 40_000, placement), trained(3, 40_000, placement, "torch")),
+        lambda optimizer, params, turn: steps(optimizer, params, 2, first=2 * turn),
+    )
 
 
 def queues(method: str) -> None:

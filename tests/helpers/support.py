@@ -29,12 +29,7 @@ _SCALARS: dict[str, float] = {
 
 def scalars_for(rule: Rule, step: int = 3, **changes: float) -> dict[str, float]:
     """The rule's hyperparameters in ``step``, with ``changes``."""
-    known = {
-        **_SCALARS,
-        "step": step,
-        "nesterov": True,
-        "maximize": False,
-    }
+    known = {**_SCALARS, "step": step, "nesterov": True, "maximize": False}
     return {**{name: float(known[name]) for name in rule.scalars}, **changes}
 
 
@@ -77,10 +72,9 @@ def _off_the_edge(grad: Any, exp_avg: Any) -> None:
 
 def _view(value: torch.Tensor, gap: int) -> torch.Tensor:
     room = torch.full((gap + len(value) + AFTER,), 7.0, dtype=value.dtype)
-    while room[gap:].data_ptr() % 16 != (gap * value.element_size()) % 16:  # torch aligns to 64: never runs
-        raise AssertionError("torch.full no longer aligns to 16 bytes")
-    view = room[gap : gap + len(value)]
-    return view.copy_(value)
+    aligned = room[gap:].data_ptr() % 16 == (gap * value.element_size()) % 16
+    assert aligned, "torch.full no longer aligns to 16 bytes"
+    return room[gap : gap + len(value)].copy_(value)
 
 
 def vast(numel: int) -> torch.Tensor:
@@ -136,17 +130,12 @@ BAND = 16  # elements of 7 behind every view of ``on``
 
 def on(device: str, lists: Lists, gap: int = 0) -> Lists:
     """The same values on ``device``, as views ``gap`` elements into memory of their own, with 7 around them."""
-    out: Lists = []
-    for tensors in lists:
-        moved: list[torch.Tensor | None] = []
-        for t in tensors:
-            if t is None:
-                moved.append(None)
-                continue
-            room = torch.full((gap + t.numel() + BAND,), 7.0, dtype=t.dtype, device=device)
-            moved.append(room[gap : gap + t.numel()].copy_(t.flatten()))
-        out.append(moved)
-    return out
+
+    def moved(t: torch.Tensor) -> torch.Tensor:
+        room = torch.full((gap + t.numel() + BAND,), 7.0, dtype=t.dtype, device=device)
+        return room[gap : gap + t.numel()].copy_(t.flatten())
+
+    return [[None if t is None else moved(t) for t in tensors] for tensors in lists]
 
 
 def expected(rule: Rule, lists: Lists, scalars: Sequence[Mapping[str, float]], sets: Sequence[int]) -> Lists:

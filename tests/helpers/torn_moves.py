@@ -12,8 +12,10 @@ import os
 import resource
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
+import stand_ins
 import torch
 from file_support import SMALL, arena, assert_holds, assert_measured, fill, process_bytes, sections_of, small, step
 
@@ -48,11 +50,7 @@ def is_refused(first: int, target: int, left: int, hogs: list[mmap.mmap]) -> boo
     fill_the_table_of_mappings(hogs)
     for _ in range(left):
         hogs.pop().close()
-    text = ""
-    try:
-        memory.move(target)
-    except MemoryError as error:
-        text = str(error)
+    text = stand_ins.refusal(lambda: memory.move(target), MemoryError)
     for _ in range(100):
         hogs.pop().close()
     assert "vm.max_map_count" in text or not text, text
@@ -66,12 +64,9 @@ def refusal(memory: FileArena, target: int, kind: int, limit: int) -> str:
     limits = resource.getrlimit(kind)
     resource.setrlimit(kind, (limit, limits[1]))
     try:
-        memory.move(target)
-    except MemoryError as error:
-        return str(error)
+        return stand_ins.refusal(lambda: memory.move(target), MemoryError)
     finally:
         resource.setrlimit(kind, limits)
-    return ""
 
 
 def without_memory(first: int, target: int) -> None:
@@ -101,16 +96,8 @@ def forked(resident: int) -> None:
     memory = small(resident)
     want = fill(memory)
     views = sections_of(memory)
-    child = os.fork()
-    if not child:
-        try:
-            in_the_child(memory, views, want)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        return  # and end as any process does, with all that is run at exit
-    _, status = os.waitpid(child, 0)
-    assert status == 0, status
+    if is_child_after(lambda: in_the_child(memory, views, want)):
+        return
     assert memory.resident == resident
     check(memory, want)
     step(memory)
@@ -118,23 +105,27 @@ def forked(resident: int) -> None:
     print("fine")
 
 
+def is_child_after(act: Callable[[], None]) -> bool:
+    """Fork.  The child acts, and is to end as any process does, with all that is run at exit; the parent waits."""
+    if child := os.fork():
+        assert os.waitpid(child, 0)[1] == 0
+        return False
+    try:
+        act()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    return True
+
+
 def in_the_child(memory: FileArena, views: list[torch.Tensor], want: list[torch.Tensor]) -> None:
-    assert all(torch.equal(view, values) for view, values in zip(views, want, strict=True))
-    assert all(torch.equal(copy.deepcopy(view), values) for view, values in zip(views, want, strict=True))
+    assert all(map(torch.equal, views, want))
+    assert all(map(torch.equal, map(copy.deepcopy, views), want))
     memory.drop()  # as reading all of it is followed by
-    assert all(torch.equal(view, values) for view, values in zip(views, want, strict=True))
-    for call in (
-        functools.partial(memory.move, 5),
-        functools.partial(memory.move, 10),
-        functools.partial(memory.evict, 9),
-        memory.prepare,
-        memory.check_owner,
-    ):
-        text = ""
-        try:
-            call()
-        except RuntimeError as error:
-            text = str(error)
+    assert all(map(torch.equal, views, want))
+    moves = (functools.partial(memory.move, 5), functools.partial(memory.move, 10), functools.partial(memory.evict, 9))
+    for call in (*moves, memory.prepare, memory.check_owner):
+        text = stand_ins.refusal(call)
         assert "copy.deepcopy" in text, f"{call} went through"
         assert str(os.getppid()) in text
     own = small(3)
@@ -151,24 +142,18 @@ def child_of_resident_state() -> None:
     """State that is all in memory is each process's own, as any tensor is."""
     memory = small(10)
     want = fill(memory)
-    child = os.fork()
-    if not child:
-        try:
-            memory.check_owner()
-            memory.prepare()
-            step(memory)
-            assert_holds(memory, [w + 1 + i for i, w in enumerate(want)])
-            with contextlib.suppress(RuntimeError):
-                memory.move(0)
-                raise AssertionError("wrote the parent's file")
-            assert memory.resident == 10
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        return
-    assert os.waitpid(child, 0)[1] == 0
-    check(memory, want)
-    print("fine")
+
+    def use() -> None:
+        memory.check_owner()
+        memory.prepare()
+        step(memory)
+        assert_holds(memory, [w + 1 + i for i, w in enumerate(want)])
+        assert stand_ins.refusal(lambda: memory.move(0)), "wrote the parent's file"
+        assert memory.resident == 10
+
+    if not is_child_after(use):
+        check(memory, want)
+        print("fine")
 
 
 def larger_than_allowed(target: int) -> None:

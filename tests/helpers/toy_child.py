@@ -40,8 +40,7 @@ def seen() -> Iterator[Row]:
     """Which checkout is imported, and a variable."""
     import pagedopt
 
-    folder = Path(pagedopt.__file__).parents[1]
-    yield {"tree": str(folder), "variable": os.environ.get("TOY")}
+    yield {"tree": str(Path(pagedopt.__file__).parents[1]), "variable": os.environ.get("TOY")}
 
 
 def compiled() -> Iterator[Row]:

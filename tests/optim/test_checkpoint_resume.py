@@ -7,6 +7,7 @@ from pathlib import Path
 
 import resume
 from resume import STEPS, Case
+from support import threads
 
 #: (placement, budget): a budget below 1 is a share of the state.
 PLACES: dict[str, tuple[str | None, float | None]] = {
@@ -31,7 +32,7 @@ CASES = [
 def test_a_new_process_goes_on_to_the_same_bits_and_saving_changes_none(tmp_path: Path) -> None:
     """One test, so that there is one new process for all cases."""
     found, whole = {}, {}
-    with resume.one_thread():
+    with threads(1):
         for dtype in resume.DTYPES:
             params = resume.parameters("cpu", dtype)
             opt = resume.optimizer(params, "device", None)

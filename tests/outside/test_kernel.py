@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import nvrtc_support
 import pytest
 import torch
+from children import python
 
 from .kernel import BLOCKS, CUDA, scale_into
 from .training import gpu
@@ -65,4 +64,4 @@ def test_the_name_of_the_pointer_costs_nothing_until_it_is_used() -> None:
         "import sys, pagedopt.kernels as k; assert dir(k) == ['pointer']; assert 'numba' not in sys.modules; "
         "k.pointer; assert 'numba' in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", program], check=True)
+    python("-c", program)

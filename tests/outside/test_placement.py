@@ -34,16 +34,11 @@ def near(opt: Any) -> int:
 
 
 def test_it_serves_in_the_place_of_a_name() -> None:
-    params, others = parameters(), parameters()
-    opt, file = (
-        optimizer(each, placement=kind, device_budget=100_000)
-        for each, kind in ((params, SmallRam), (others, "file"))
-    )  # fmt: skip
-    train(opt, params, 0, 5)
-    train(file, others, 0, 5)
+    opt, params = trained(5, placement=SmallRam, device_budget=100_000)
+    file, others = trained(5, placement="file", device_budget=100_000)
     assert same(bits(opt, params), bits(file, others))
-    assert opt.memory_report().placement == "small"
-    assert opt.memory_report().by_place == file.memory_report().by_place
+    report = opt.memory_report()
+    assert (report.placement, report.by_place) == ("small", file.memory_report().by_place)
     assert "optimizer state (small, budget 97.7 KiB)" in str(opt.memory_report())
     for budget in ("all", 0, "75%", 70_000):
         opt.set_device_budget(budget)
@@ -63,7 +58,7 @@ def test_what_has_no_room_is_refused_and_changes_nothing() -> None:
     opt = optimizer(params, placement=SmallRam)
     with pytest.raises(MemoryError, match=r"\d+ bytes of state, where 100,000 are left; give a smaller device_budget"):
         train(opt, params, 0, 1)
-    assert same([p.detach() for p in params], [p.detach() for p in parameters()])
+    assert same(params, parameters())
     assert not opt.state
     opt.set_device_budget("50%")
     train(opt, params, 0, 3)
@@ -85,9 +80,8 @@ def test_what_has_no_room_is_refused_and_changes_nothing() -> None:
 
 def test_it_counts_what_all_optimizers_take_and_give_back() -> None:
     Limited.room = 3 * STATE // 2
-    params, others = parameters(), parameters()
-    opt = optimizer(params, placement=SmallRam)
-    train(opt, params, 0, 1)
+    opt, params = trained(1, placement=SmallRam)
+    others = parameters()
     other = optimizer(others, placement=SmallRam, device_budget="80%")
     with pytest.raises(MemoryError):
         train(other, others, 0, 1)
@@ -100,9 +94,9 @@ def test_it_counts_what_all_optimizers_take_and_give_back() -> None:
 @pytest.mark.parametrize("how", [{"placement": SmallRam, "device_budget": "30%"}, {"placement": Ordinary}], ids=str)
 def test_a_checkpoint_comes_and_goes(how: dict[str, Any]) -> None:
     """From torch's own tensors into the class's memory and back."""
-    params, others = parameters(), parameters()
-    opt, whole = optimizer(params, **how), optimizer(others)
-    train(whole, others, 0, 3)
+    params = parameters()
+    opt = optimizer(params, **how)
+    whole, others = trained(3)
     for p, q in zip(params, others, strict=True):
         p.data.copy_(q.data)
     opt.load_state_dict(whole.state_dict())
@@ -131,8 +125,7 @@ def test_an_estimate_says_what_it_takes(how: dict[str, Any]) -> None:
 
 def test_an_estimate_needs_no_card() -> None:
     mine, mapped = (estimate("7B", placement=kind, device_budget="25%") for kind in (SmallCard, "mapped"))
-    assert mine.placement == "SmallCard"
-    assert mine.by_place == mapped.by_place
+    assert (mine.placement, mine.by_place) == ("SmallCard", mapped.by_place)
     assert mine.by_place["device"] <= mine.state_bytes / 4
 
 
@@ -210,24 +203,21 @@ def test_an_arena_without_its_memory_is_refused_before_anything_is_done() -> Non
             super().__init__(*arguments)
             self.tensor[-1] = 1
 
-    others: list[tuple[type[Arena], type[Exception], str]] = [
+    no_tensor = r"made no tensor of [\d,]+ bytes \(uint8\)"
+    cases: list[tuple[type[Arena], type[Exception], str]] = [
+        (Empty, TypeError, f"Empty {no_tensor}"),
+        (Short, TypeError, f"Short {no_tensor}"),
         (Forgetful, TypeError, r"Forgetful has no layout.*has to call super\(\).__init__\(layout, device, resident\)"),
         (Filled, ValueError, r"Filled made a tensor that is not zeroed: byte 0 of [\d,]+ is 7; .*torch\.zeros"),
         (Last, ValueError, r"Last made a tensor that is not zeroed: byte ([\d,]+) of [\d,]+ is 1"),
     ]
-    for kind, error, text in others:
+    for kind, error, text in cases:
         params = parameters()
         opt = PagedAdamW(params, placement=kind)
         with pytest.raises(error, match=text):
             train(opt, params, 0, 1)
         assert not opt.state
-        assert same([p.detach() for p in params], [p.detach() for p in parameters()])
-    for kind in (Empty, Short):
-        params = parameters()
-        opt = PagedAdamW(params, placement=kind)
-        with pytest.raises(TypeError, match=rf"{kind.__name__} made no tensor of [\d,]+ bytes \(uint8\)"):
-            train(opt, params, 0, 1)
-        assert not opt.state
+        assert same(params, parameters())
 
 
 def test_a_class_that_refuses_is_asked_before_it_is_made() -> None:
@@ -243,24 +233,13 @@ def test_a_class_that_refuses_is_asked_before_it_is_made() -> None:
 
 def test_shipped_classes_are_their_names() -> None:
     for kind, name in ((FileArena, "file"), (HostArena, "host"), (DeviceArena, "device")):
-        places = []
-        for placement in (kind, name):
-            opt, _ = trained(1, placement=placement)
-            places.append((opt.memory_report().placement, opt.memory_report().by_place))
-        assert places[0] == places[1]
+        one, other = (trained(1, placement=placement)[0].memory_report() for placement in (kind, name))
+        assert (one.placement, one.by_place) == (other.placement, other.by_place)
     assert (SmallRam.name, SmallCard.name, Limited.name) == ("small", "SmallCard", "Limited")
 
 
-class FakeCard(SmallCard):
+class FakeCard(Limited, fake_pages.Card):
     """A small card made of memory of this system, whose pages are updated in place."""
-
-    devices = ("cpu",)
-    granule = fake_pages.GRANULE
-    ways = ("in_place",)
-
-    @classmethod
-    def refusal(cls, device: torch.device) -> str:
-        return ""
 
 
 @pytest.mark.parametrize(("budget", "device"), [(0, 0), ("40%", 8), ("all", 20)])
@@ -288,11 +267,9 @@ def test_a_small_card_of_fake_pages(budget: Any, device: int, monkeypatch: pytes
 
 @pytest.mark.parametrize("budget", [pytest.param(b, marks=gpu) for b in (0, "40%", "all")])
 def test_a_small_card(budget: Any) -> None:
-    params, others = parameters("cuda"), parameters("cuda")
-    opt, whole = optimizer(params, placement=SmallCard, device_budget=budget), optimizer(others)
     Limited.room = 64 << 20
-    train(opt, params, 0, 4)
-    train(whole, others, 0, 4)
+    opt, params = trained(4, "cuda", placement=SmallCard, device_budget=budget)
+    whole, others = trained(4, "cuda")
     assert same(bits(opt, params), bits(whole, others))
     assert opt.memory_report().placement == "SmallCard"
     opt.set_device_budget(0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import io
+import functools
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from children import python
+from contract_world import through_a_file
 
 from .rule import Tempered
 from .training import EVERYWHERE, OPTIONS, PLACES, bits, gpu, gradient, optimizer, parameters, same, train, trained
@@ -65,10 +66,8 @@ def test_no_place_changes_a_bit(device: str, how: dict[str, Any]) -> None:
 
 def test_what_was_saved_goes_on_in_a_new_process(tmp_path: Path) -> None:
     """A checkpoint, in every place; and whole optimizers, whose classes are found by name."""
-    pickled = []
-    for how in PLACES:
-        opt, params = trained(6, **how)
-        pickled.append((opt, params))
+    pickled = [trained(6, **how) for how in PLACES]
+    opt, params = pickled[-1]
     torch.save(pickled, tmp_path / "pickled.pt")
     torch.save({"params": [p.detach() for p in params], "optimizer": opt.state_dict()}, tmp_path / "checkpoint.pt")
     python("-m", f"{__package__}.training", tmp_path)
@@ -78,16 +77,11 @@ def test_what_was_saved_goes_on_in_a_new_process(tmp_path: Path) -> None:
     assert all(same(each, bits(whole, others)) for _, each in found)
 
 
-def saved_and_loaded(pair: Any) -> Any:
-    file = io.BytesIO()
-    torch.save(pair, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
 COPIES: dict[str, Callable[[Any], Any]] = {
-    "deepcopy": copy.deepcopy, "pickle": lambda x: pickle.loads(pickle.dumps(x)), "torch.save": saved_and_loaded,
-}  # fmt: skip
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda pair: pickle.loads(pickle.dumps(pair)),
+    "torch.save": functools.partial(through_a_file, weights_only=False),
+}
 
 
 @pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
@@ -96,10 +90,8 @@ def test_a_copy_goes_on_by_itself_and_where_it_was(device: str, how: dict[str, A
     opt, params = trained(4, device, **how)
     twin, others = copied((opt, params))
     assert type(twin) is Tempered
-    assert twin.memory_report().by_place == opt.memory_report().by_place
-    assert (twin.memory_report().placement, twin.memory_report().budget) == (
-        opt.memory_report().placement, opt.memory_report().budget,
-    )  # fmt: skip
+    there, here = twin.memory_report(), opt.memory_report()
+    assert (there.by_place, there.placement, there.budget) == (here.by_place, here.placement, here.budget)
     train(opt, params, 4, 7)
     train(twin, others, 4, 7)
     assert same(bits(opt, params), bits(twin, others))

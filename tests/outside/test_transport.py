@@ -76,14 +76,6 @@ def test_what_is_no_transport_is_refused_at_once() -> None:
         lambda transport: Sweep(add, lists, transport=transport),
         lambda transport: multi_tensor_apply(add, lists, {"alpha": 1.0}, transport=transport),
     ]
-    cases: list[tuple[Any, type[Exception], str]] = [
-        ("pigeon", ValueError, "transport is 'pigeon'; there are hybrid, .*or a subclass of pagedopt.transports"),
-        (5, TypeError, "transport is 5; give a subclass of pagedopt.transports.Transport, or one of hybrid, managed"),
-        ([], TypeError, r"transport is \[\]; give a subclass"),
-        (None, TypeError, "transport is None; give a subclass"),
-        (dict, TypeError, "transport is <class 'dict'>; give a subclass"),
-        (Transport, TypeError, "transport is <class 'pagedopt.transports.transport.Transport'>; give a subclass"),
-    ]
 
     class Mute(Transport):
         pass
@@ -91,7 +83,13 @@ def test_what_is_no_transport_is_refused_at_once() -> None:
     class Silent(Recorder):
         lend = Transport.lend
 
-    cases += [
+    cases: list[tuple[Any, type[Exception], str]] = [
+        ("pigeon", ValueError, "transport is 'pigeon'; there are hybrid, .*or a subclass of pagedopt.transports"),
+        (5, TypeError, "transport is 5; give a subclass of pagedopt.transports.Transport, or one of hybrid, managed"),
+        ([], TypeError, r"transport is \[\]; give a subclass"),
+        (None, TypeError, "transport is None; give a subclass"),
+        (dict, TypeError, "transport is <class 'dict'>; give a subclass"),
+        (Transport, TypeError, "transport is <class 'pagedopt.transports.transport.Transport'>; give a subclass"),
         (Mute, TypeError, "transport Mute has no kind and no lend; a transport defines kind and lend"),
         (Silent, TypeError, "transport Silent has no lend; a transport"),
     ]
@@ -100,9 +98,7 @@ def test_what_is_no_transport_is_refused_at_once() -> None:
             with pytest.raises(error, match=text):
                 take(transport)
     for take in takers[:2]:
-        with pytest.raises(
-            TypeError, match="transport is an object of StructTransport; give the class here, transport="
-        ):
+        with pytest.raises(TypeError, match="is an object of StructTransport; give the class here, transport="):
             take(StructTransport(0))
     for take in takers[2:]:
         take(StructTransport(0))  # these are for one device, whose objects they take

@@ -72,8 +72,7 @@ def trained(last: int, device: str = "cpu", **how: Any) -> tuple[Tempered, Param
 
 def bits(opt: torch.optim.Optimizer, params: Params) -> list[torch.Tensor]:
     """Copies of parameters and state."""
-    found = [t for p in params for t in (p.detach(), *opt.state[p].values())]
-    return [t.cpu().clone() for t in found]
+    return [t.detach().cpu().clone() for p in params for t in (p, *opt.state[p].values())]
 
 
 def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
@@ -82,18 +81,14 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 def go_on(folder: Path) -> None:
     """From a checkpoint in each of ``PLACES``, and from each whole optimizer that was pickled."""
-    found = []
+    begun, found = [], []
     saved = torch.load(folder / "checkpoint.pt")
     for how in PLACES:
-        params = parameters()
+        params = [torch.nn.Parameter(value.clone()) for value in saved["params"]]
         opt = optimizer(params, **how)
-        with torch.no_grad():
-            for p, value in zip(params, saved["params"], strict=True):
-                p.copy_(value)
         opt.load_state_dict(saved["optimizer"])
-        train(opt, params, 6, 10)
-        found.append((opt.memory_report().placement, bits(opt, params)))
-    for opt, params in torch.load(folder / "pickled.pt", weights_only=False):
+        begun.append((opt, params))
+    for opt, params in (*begun, *torch.load(folder / "pickled.pt", weights_only=False)):
         train(opt, params, 6, 10)
         found.append((opt.memory_report().placement, bits(opt, params)))
     torch.save(found, folder / "found.pt")
