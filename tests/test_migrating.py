@@ -86,14 +86,14 @@ def steps(net: torch.nn.Module, optimizer: torch.optim.Optimizer, seeds: range) 
         optimizer.step()
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "ignored"),
-    [
-        ("AdamW32bit", {"lr": 0.1}, {"amsgrad": True}),
-        ("SGD32bit", {"lr": 0.1, "momentum": 0.9}, {"dampening": 0.1}),
-        ("SGD32bit", {"lr": 0.1, "momentum": 0.9}, {"nesterov": True}),
-    ],
-)
+IGNORED = [
+    ("AdamW32bit", {"lr": 0.1}, {"amsgrad": True}),
+    ("SGD32bit", {"lr": 0.1, "momentum": 0.9}, {"dampening": 0.1}),
+    ("SGD32bit", {"lr": 0.1, "momentum": 0.9}, {"nesterov": True}),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "ignored"), IGNORED)
 def test_what_bitsandbytes_is_said_to_do_nothing_with(
     name: str, options: dict[str, Any], ignored: dict[str, Any]
 ) -> None:

@@ -181,17 +181,17 @@ def test_the_twins_differ_in_the_place_of_their_state_alone() -> None:
     assert changed == {"placement", "device_budget"}
 
 
-@pytest.mark.parametrize(
-    ("given", "placement", "budget"),
-    [
-        ({}, "mapped", STATE // 2),
-        ({"device_budget": "3MB"}, "mapped", 3_000_000),
-        ({"device_budget": "auto"}, "mapped", "auto"),
-        ({"device_budget": "20%"}, "mapped", 0.2),
-        ({"placement": "managed"}, "managed", STATE // 2),
-        ({"placement": "host"}, "host", None),  # it has no budget: all of it is away
-    ],
-)
+TWINS_ON_A_GPU = [
+    ({}, "mapped", STATE // 2),
+    ({"device_budget": "3MB"}, "mapped", 3_000_000),
+    ({"device_budget": "auto"}, "mapped", "auto"),
+    ({"device_budget": "20%"}, "mapped", 0.2),
+    ({"placement": "managed"}, "managed", STATE // 2),
+    ({"placement": "host"}, "host", None),  # it has no budget: all of it is away
+]
+
+
+@pytest.mark.parametrize(("given", "placement", "budget"), TWINS_ON_A_GPU)
 def test_the_twins_on_a_gpu(given: dict[str, Any], placement: str, budget: Any) -> None:
     resident, spilled = spill.twins(options(device="cuda", **given))
     assert (resident.placement, resident.budget) == ("device", ALL)

@@ -182,16 +182,16 @@ def test_a_move_that_fails_half_way_loses_nothing(monkeypatch: pytest.MonkeyPatc
 CAN = {"managed": True, "concurrent_managed": True, "mapped": True, "host_pages": True}
 
 
-@pytest.mark.parametrize(
-    ("asked", "can", "got"),
-    [
-        ("mapped", {"host_pages": False}, "managed"),
-        ("mapped", {"host_pages": False, "concurrent_managed": False}, "host"),
-        ("managed", {"concurrent_managed": False}, "mapped"),
-        ("managed", {"concurrent_managed": False, "host_pages": False}, "host"),
-        ("managed", {"managed": False, "concurrent_managed": False, "host_pages": False}, "host"),
-    ],
-)
+FALLBACKS = [
+    ("mapped", {"host_pages": False}, "managed"),
+    ("mapped", {"host_pages": False, "concurrent_managed": False}, "host"),
+    ("managed", {"concurrent_managed": False}, "mapped"),
+    ("managed", {"concurrent_managed": False, "host_pages": False}, "host"),
+    ("managed", {"managed": False, "concurrent_managed": False, "host_pages": False}, "host"),
+]
+
+
+@pytest.mark.parametrize(("asked", "can", "got"), FALLBACKS)
 def test_what_a_device_cannot_do_falls_back_with_one_warning(
     asked: str, can: dict[str, bool], got: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,15 @@ import torch
 NEEDED = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 
+def launching() -> pytest.MarkDecorator:
+    """The mark of a module whose tests launch kernels; all of it is skipped where none can be launched."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU: torch.cuda.is_available() is False", allow_module_level=True)
+    pytest.importorskip("cupy", reason="needs CuPy to launch kernels")
+    pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
+    return pytest.mark.gpu
+
+
 def settled() -> None:
     """All work has ended, and torch has given back what it does not use."""
     gc.collect()

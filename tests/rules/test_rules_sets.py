@@ -89,19 +89,14 @@ def test_other_hyperparameters_may_differ_too(count: int) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("changes", "step", "error", "text"),
-    [
-        (
-            {"beta2": 1.5},
-            3.0,
-            RuntimeError,
-            "'adamw': .* has the root of a negative number.*1.5",
-        ),
-        ({"beta1": 1.0}, 3.0, ZeroDivisionError, "division by zero"),
-        ({}, 0.0, ZeroDivisionError, "division by zero"),
-    ],
-)
+ERRORS = [
+    ({"beta2": 1.5}, 3.0, RuntimeError, "'adamw': .* has the root of a negative number.*1.5"),
+    ({"beta1": 1.0}, 3.0, ZeroDivisionError, "division by zero"),
+    ({}, 0.0, ZeroDivisionError, "division by zero"),
+]
+
+
+@pytest.mark.parametrize(("changes", "step", "error", "text"), ERRORS)
 @pytest.mark.parametrize("sets", [1, 4, 9])
 def test_errors_are_those_of_one_set(
     sets: int, changes: dict[str, float], step: float, error: type[Exception], text: str

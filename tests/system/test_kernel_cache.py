@@ -43,16 +43,17 @@ def test_what_we_make_is_for_us_alone_whatever_the_umask(place: Path, umask: int
         assert mode & 0o600 == 0o600, f"{name} has mode {mode:o}"
 
 
+USELESS = [
+    {"HOME": "/dev/null"},
+    {"HOME": "/proc"},  # nothing can be made there, by root neither
+    {"XDG_CACHE_HOME": "/dev/null"},
+    {"PAGEDOPT_CACHE_DIR": "/proc/cache"},
+    {"PAGEDOPT_CACHE_DIR": "/" + "/".join(["a" * 200] * 30)},
+]
+
+
 @pytest.mark.parametrize(
-    "environment",
-    [
-        {"HOME": "/dev/null"},
-        {"HOME": "/proc"},  # nothing can be made there, by root neither
-        {"XDG_CACHE_HOME": "/dev/null"},
-        {"PAGEDOPT_CACHE_DIR": "/proc/cache"},
-        {"PAGEDOPT_CACHE_DIR": "/" + "/".join(["a" * 200] * 30)},
-    ],
-    ids=["no home", "home of no use", "no XDG", "read-only", "path too long"],
+    "environment", USELESS, ids=["no home", "home of no use", "no XDG", "read-only", "path too long"]
 )
 def test_where_nothing_can_be_kept_a_temporary_folder_stands_in(place: Path, environment: dict[str, str]) -> None:
     def twice() -> tuple[Used, Used]:
