@@ -100,6 +100,12 @@ def assert_measured(memory: FileArena) -> None:
     assert 0 <= measured["file"] - planned["file"] <= 16384
 
 
+def assert_whole(memory: FileArena, want: list[torch.Tensor]) -> None:
+    """It holds that, where it was planned."""
+    assert_measured(memory)
+    assert_holds(memory, want)
+
+
 def open_files(folder: Path) -> int:
     """How many descriptors of this process are of files in ``folder``, named or not."""
     links = [os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
