@@ -84,9 +84,8 @@ def test_every_construct_to_the_bit(steps: list[float], warm: float, lr: float) 
 @pytest.mark.parametrize("count", [1, 7, 8])
 def test_other_hyperparameters_may_differ_too(count: int) -> None:
     subject = RULES["sgd_momentum"]
-    assert_same_bits(
-        subject, {**scalars_for(subject), "lr": np.linspace(0.1, 1, count), "step": np.arange(1.0, count + 1)}
-    )
+    lr, step = np.linspace(0.1, 1, count), np.arange(1.0, count + 1)
+    assert_same_bits(subject, {**scalars_for(subject), "lr": lr, "step": step})
 
 
 ERRORS = [
