@@ -1,6 +1,8 @@
 """What tests on a GPU share."""
 
+import contextlib
 import gc
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -22,3 +24,22 @@ def settled() -> None:
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
+
+
+@contextlib.contextmanager
+def no_synchronizing() -> Iterator[None]:
+    """A block in which torch refuses to wait for the device."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@contextlib.contextmanager
+def all_of_the_card_in_the_end() -> Iterator[None]:
+    """A block in which limits of torch's memory may be set; behind it there is none."""
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
