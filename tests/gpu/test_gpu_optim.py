@@ -31,8 +31,8 @@ def trained(count: int, **options: Any) -> tuple[torch.nn.Module, PagedAdamW]:
 @pytest.mark.parametrize("transport", sorted(TRANSPORTS))
 @pytest.mark.parametrize("case", [ADAMW, {**ADAMW, "amsgrad": True, "maximize": True}], ids=["plain", "amsgrad"])
 def test_adamw_follows_torch_over_every_transport(case: dict[str, Any], transport: str) -> None:
-    make_ours = functools.partial(PagedAdamW, transport=transport, **case)
-    make_theirs = functools.partial(torch.optim.AdamW, fused=True, **case)
+    make_ours: Any = functools.partial(PagedAdamW, transport=transport, **case)
+    make_theirs: Any = functools.partial(torch.optim.AdamW, fused=True, **case)
     ours, theirs, _, _ = pair(make_ours, make_theirs, 100, device="cuda")
     assert distance(ours, theirs) < 3e-6
 
@@ -165,12 +165,13 @@ def test_capture_is_refused_in_words() -> None:
 
 
 def test_state_moves_between_torch_fused_and_us() -> None:
-    fused = functools.partial(torch.optim.AdamW, fused=True, **ADAMW)
+    fused: Any = functools.partial(torch.optim.AdamW, fused=True, **ADAMW)
+    paged: Any = functools.partial(PagedAdamW, **ADAMW)
     whole, half = model("cuda"), model("cuda")
     train(whole, fused(whole.parameters()), 10)
     before = fused(half.parameters())
     train(half, before, 5)
-    for make, first, count in ((functools.partial(PagedAdamW, **ADAMW), 5, 3), (fused, 8, 2)):
+    for make, first, count in ((paged, 5, 3), (fused, 8, 2)):
         optimizer = make(half.parameters())
         optimizer.load_state_dict(copy.deepcopy(before.state_dict()))
         train(half, optimizer, count, first=first)

@@ -46,7 +46,7 @@ def assert_follows(name: str, make: Callable[..., torch.optim.Optimizer], first:
 @pytest.mark.parametrize("maximize", [False, True])
 @pytest.mark.parametrize("name", ["adamw", "adamw_amsgrad", "adam", "adam_amsgrad"])
 def test_adamw_reference_is_torch(name: str, maximize: bool) -> None:
-    options = {"lr": 0.03, "eps": 1e-3, "weight_decay": 0.2, "maximize": maximize}
+    options: dict[str, Any] = {"lr": 0.03, "eps": 1e-3, "weight_decay": 0.2, "maximize": maximize}
     kind = torch.optim.AdamW if name.startswith("adamw") else torch.optim.Adam
     make = partial(kind, betas=BETAS, amsgrad=name.endswith("amsgrad"), foreach=False, **options)
     assert_follows(name, make, beta1=BETAS[0], beta2=BETAS[1], **options)
@@ -55,7 +55,7 @@ def test_adamw_reference_is_torch(name: str, maximize: bool) -> None:
 @pytest.mark.parametrize("maximize", [False, True])
 @pytest.mark.parametrize("decay", [0.0, 0.2])
 def test_sgd_reference_is_torch(decay: float, maximize: bool) -> None:
-    options = {"lr": 0.3, "weight_decay": decay, "maximize": maximize}
+    options: dict[str, Any] = {"lr": 0.3, "weight_decay": decay, "maximize": maximize}
     assert_follows("sgd", partial(torch.optim.SGD, foreach=False, **options), **options)
 
 
@@ -65,7 +65,12 @@ def test_sgd_reference_is_torch(decay: float, maximize: bool) -> None:
 )
 def test_sgd_momentum_reference_is_torch(dampening: float, nesterov: bool, decay: float, maximize: bool) -> None:
     """The first step takes the gradient whatever is in the buffer."""
-    options = {"dampening": dampening, "nesterov": nesterov, "weight_decay": decay, "maximize": maximize}
+    options: dict[str, Any] = {
+        "dampening": dampening,
+        "nesterov": nesterov,
+        "weight_decay": decay,
+        "maximize": maximize,
+    }
     make = partial(torch.optim.SGD, lr=0.3, momentum=0.7, foreach=False, **options)
     assert_follows("sgd_momentum", make, first=math.nan, lr=0.3, momentum=0.7, **options)
 
@@ -73,7 +78,7 @@ def test_sgd_momentum_reference_is_torch(dampening: float, nesterov: bool, decay
 @pytest.mark.parametrize("maximize", [False, True])
 @pytest.mark.parametrize("decay", [0.0, 0.2])
 def test_lion_reference_is_lion(decay: float, maximize: bool) -> None:
-    options = {"lr": 0.03, "weight_decay": decay, "maximize": maximize}
+    options: dict[str, Any] = {"lr": 0.03, "weight_decay": decay, "maximize": maximize}
     assert_follows("lion", partial(Lion, betas=BETAS, **options), beta1=BETAS[0], beta2=BETAS[1], **options)
 
 

@@ -127,8 +127,8 @@ def test_a_temporary_folder_goes_with_the_process_that_made_it(place: Path) -> N
     """And not with its children, which exit earlier."""
     script = SCRIPT + "\nimport glob, os, tempfile\nif os.fork() == 0:\n    raise SystemExit\nos.wait()\n"
     script += "print(len(glob.glob(tempfile.gettempdir() + '/pagedopt-*/*')))"
-    homeless = {"HOME": "/dev/null", "PAGEDOPT_CACHE_DIR": "", "XDG_CACHE_HOME": ""}
-    values, told, kept = python("-c", script, TMPDIR=str(place / "tmp"), **homeless).splitlines()
+    nowhere = {"TMPDIR": str(place / "tmp"), "HOME": "/dev/null", "PAGEDOPT_CACHE_DIR": "", "XDG_CACHE_HOME": ""}
+    values, told, kept = python("-c", script, timeout=100, cwd=None, **nowhere).splitlines()
     assert values == "[1.5, -4.0]"
     assert str(place / "tmp") in told
     assert int(kept) >= 1
