@@ -91,10 +91,8 @@ def test_every_requirement_is_pinned() -> None:
     """What `make setup` installs must not depend on the day it runs."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     pins = {line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
-    wanted = [
-        *project["dependencies"],
-        *(item for extra in project["optional-dependencies"].values() for item in extra),
-    ]
+    extras = project["optional-dependencies"].values()
+    wanted = [*project["dependencies"], *(item for extra in extras for item in extra)]
     names = {requirement.split("<")[0].split(">")[0] for requirement in wanted}
     assert names <= pins
 
