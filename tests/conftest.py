@@ -9,10 +9,14 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from clients_page import Record
 from gpu_lock import Turns
+
+if TYPE_CHECKING:
+    from command_line import Program
 
 RUN_FOLDER = "PAGEDOPT_TESTS_FOLDER"
 RECORD = "PAGEDOPT_CLIENTS_RECORD"
@@ -53,6 +57,14 @@ def folder() -> Iterator[Path]:
 
     with folder_for_state() as path:
         yield path
+
+
+@pytest.fixture
+def program(capsys: pytest.CaptureFixture[str]) -> Program:
+    """The program, as it is typed."""
+    from command_line import Program
+
+    return Program(capsys)
 
 
 def heed_interrupts() -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from command_line import assert_has
 from gpu_lock import Lock
 from paths import HELPERS
 
@@ -63,6 +64,13 @@ class Holder:
         self.says("out")
 
 
+def inside(folder: Path, how: str, stack: contextlib.ExitStack) -> Holder:
+    """One that has the lock."""
+    holder = Holder(folder, how, stack)
+    holder.says("in")
+    return holder
+
+
 def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(HELPERS)}
 
@@ -87,9 +95,7 @@ def until_somebody_queues(folder: Path) -> None:
 
 
 def test_shared_ones_overlap_and_a_lone_one_is_alone(tmp_path: Path, stack: contextlib.ExitStack) -> None:
-    first, second = (Holder(tmp_path, "shared", stack) for _ in range(2))
-    first.says("in")
-    second.says("in")
+    first, second = (inside(tmp_path, "shared", stack) for _ in range(2))
     lone = Holder(tmp_path, "alone", stack)
     until_somebody_queues(tmp_path)
     first.leave()
@@ -105,8 +111,7 @@ def test_shared_ones_overlap_and_a_lone_one_is_alone(tmp_path: Path, stack: cont
 
 
 def test_a_lone_one_is_not_starved_by_shared_ones(tmp_path: Path, stack: contextlib.ExitStack) -> None:
-    first = Holder(tmp_path, "shared", stack)
-    first.says("in")
+    first = inside(tmp_path, "shared", stack)
     lone = Holder(tmp_path, "alone", stack)
     until_somebody_queues(tmp_path)
     late = Holder(tmp_path, "shared", stack)
@@ -119,8 +124,7 @@ def test_a_lone_one_is_not_starved_by_shared_ones(tmp_path: Path, stack: context
 
 
 def test_a_holder_that_dies_lets_go(tmp_path: Path, stack: contextlib.ExitStack) -> None:
-    first = Holder(tmp_path, "alone", stack)
-    first.says("in")
+    first = inside(tmp_path, "alone", stack)
     second = Holder(tmp_path, "shared", stack)
     until_somebody_queues(tmp_path)
     first.process.kill()
@@ -128,11 +132,8 @@ def test_a_holder_that_dies_lets_go(tmp_path: Path, stack: contextlib.ExitStack)
 
 
 def test_a_child_of_a_holder_does_not_keep_the_lock(tmp_path: Path, stack: contextlib.ExitStack) -> None:
-    first = Holder(tmp_path, "forks", stack)
-    first.says("in")
-    first.leave()
-    second = Holder(tmp_path, "alone", stack)
-    second.says("in")
+    inside(tmp_path, "forks", stack).leave()
+    inside(tmp_path, "alone", stack)
 
 
 CONFTEST = """
@@ -188,14 +189,8 @@ def test_waiting_does_not_count_against_the_time_of_a_test(tmp_path: Path) -> No
     said = run.communicate(timeout=60)[0]
     assert "1 failed, 5 passed" in said, said
     assert "Timeout (>0.7s)" in said  # of the slow one: the clock does run
-    for line in (
-        "test_plain False None",
-        "test_on_the_card False False",
-        "test_alone False True",
-        "test_alone_here True True",
-        "test_marked_by_its_file False False",
-    ):
-        assert line in said, said
+    assert_has(said, "test_plain False None", "test_on_the_card False False", "test_alone False True")
+    assert_has(said, "test_alone_here True True", "test_marked_by_its_file False False")
 
 
 def test_an_unknown_argument_is_refused_before_anything_runs(tmp_path: Path) -> None:

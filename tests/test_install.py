@@ -84,9 +84,8 @@ def test_an_sdist_makes_the_same_wheel(built: Path, tmp_path: Path) -> None:
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")
     (tree,) = tmp_path.iterdir()
-    assert {"README.md", "LICENSE", "CITATION.cff", "CHANGELOG.md", "tests", "notes"} <= {
-        p.name for p in tree.iterdir()
-    }
+    names = {p.name for p in tree.iterdir()}
+    assert {"README.md", "LICENSE", "CITATION.cff", "CHANGELOG.md", "tests", "notes"} <= names
     run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path / "again", cwd=tree)
     (again,) = (tmp_path / "again").glob("*.whl")
     one, other = (

@@ -18,25 +18,19 @@ from paths import ROOT
 import pagedopt
 
 PAGE = (ROOT / "notes" / "migrating.md").read_text()
-CLASSES = [
-    ("torch.optim", "AdamW"),
-    ("torch.optim", "Adam"),
-    ("torch.optim", "SGD"),
-    ("bitsandbytes.optim", "PagedAdamW32bit"),
-    ("bitsandbytes.optim", "PagedAdamW8bit"),
-    ("bitsandbytes.optim", "AdamW"),
-    ("bitsandbytes.optim", "PagedLion32bit"),
-    ("bitsandbytes.optim", "SGD32bit"),
-    ("torchao.optim", "CPUOffloadOptimizer"),
-    ("torchao.optim", "AdamW8bit"),
-]
+NAMES = {
+    "torch.optim": ["AdamW", "Adam", "SGD"],
+    "bitsandbytes.optim": ["PagedAdamW32bit", "PagedAdamW8bit", "AdamW", "PagedLion32bit", "SGD32bit"],
+    "torchao.optim": ["CPUOffloadOptimizer", "AdamW8bit"],
+}
+CLASSES = [(module, name) for module, names in NAMES.items() for name in names]
 #: Of torchao's 8 bits, that and nothing else is said.
 OF_EIGHT_BITS = {"block_size", "bf16_stochastic_round"}
 
 
 def section(module: str) -> str:
     """What the page says of a library."""
-    head = {"torch.optim": "torch.optim"}.get(module, module.partition(".")[0])
+    head = module if module == "torch.optim" else module.partition(".")[0]
     return re.split(r"^## ", PAGE.partition(f"\n## {head}\n")[2], maxsplit=1, flags=re.M)[0]
 
 
@@ -66,8 +60,7 @@ def test_training_begun_with_bitsandbytes_goes_on_with_ours() -> None:
     bitsandbytes = pytest.importorskip("bitsandbytes")
     torch.manual_seed(0)
     nets = [torch.nn.Linear(16, 16) for _ in range(2)]
-    hyper: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.1}
-    theirs = bitsandbytes.optim.PagedAdamW32bit(nets[0].parameters(), **hyper)
+    theirs = bitsandbytes.optim.PagedAdamW32bit(nets[0].parameters(), lr=0.01, weight_decay=0.1)
     steps(nets[0], theirs, range(3))
     nets[1].load_state_dict(nets[0].state_dict())
     ours = pagedopt.PagedAdamW(nets[1].parameters(), lr=1.0, state_format="float32", device_budget="auto")
@@ -86,14 +79,14 @@ def steps(net: torch.nn.Module, optimizer: torch.optim.Optimizer, seeds: range) 
         optimizer.step()
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "ignored"),
-    [
-        ("AdamW32bit", {"lr": 0.1}, {"amsgrad": True}),
-        ("SGD32bit", {"lr": 0.1, "momentum": 0.9}, {"dampening": 0.1}),
-        ("SGD32bit", {"lr": 0.1, "momentum": 0.9}, {"nesterov": True}),
-    ],
-)
+IGNORED = [
+    ("AdamW32bit", {"lr": 0.1}, {"amsgrad": True}),
+    ("SGD32bit", {"lr": 0.1, "momentum": 0.9}, {"dampening": 0.1}),
+    ("SGD32bit", {"lr": 0.1, "momentum": 0.9}, {"nesterov": True}),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "ignored"), IGNORED)
 def test_what_bitsandbytes_is_said_to_do_nothing_with(
     name: str, options: dict[str, Any], ignored: dict[str, Any]
 ) -> None:

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from command_line import Program
 from experiment_runs import emptied
 from paths import ROOT
 from pictures import made_of
@@ -17,7 +18,6 @@ from experiments import readme
 from experiments.__main__ import main as experiments
 from experiments.harness.plot import digest
 from experiments.lecture.page import Results
-from pagedopt.commands.main import main
 
 PAGES = ["README.md", "notes/setup.md", "notes/migrating.md"]
 TEXT = (ROOT / "README.md").read_text()
@@ -70,12 +70,11 @@ def test_what_is_said_of_bfloat16_is_so() -> None:
     assert fused < ours
 
 
-def test_plans_that_are_shown_are_made(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plans_that_are_shown_are_made(program: Program) -> None:
     lines = re.findall(r"^    pagedopt (plan .*?)(?:  +#.*)?$", TEXT, re.M)
     assert lines
     for line in lines:
-        assert main(shlex.split(line)) == 0
-        assert "GiB" in capsys.readouterr().out
+        assert "GiB" in program.says(*shlex.split(line))
 
 
 def test_targets_that_are_named_are_there() -> None:
@@ -99,15 +98,7 @@ def test_links_lead_somewhere(page: str) -> None:
 
 def test_the_first_screen_comes_first() -> None:
     """Picture, install line, code, table, what for, with what, for what not; only then how it is built."""
-    wanted = [
-        "](experiments/results/readme.png)",
-        "pip install -e",
-        "```python",
-        "<!-- begin memory and time -->",
-        "| you have | use |",
-        "**It works with**",
-        "**It is not for**",
-        "## One command runs the main job",
-    ]
+    wanted = ["](experiments/results/readme.png)", "pip install -e", "```python", "<!-- begin memory and time -->"]
+    wanted += ["| you have | use |", "**It works with**", "**It is not for**", "## One command runs the main job"]
     places = [TEXT.index(words) for words in wanted]
     assert places == sorted(places)

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from paths import ROOT
+from paths import DATA, ROOT
 
-DATA = ROOT / "tests" / "helpers" / "data"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
 
 
@@ -62,10 +61,8 @@ def test_it_runs_as_it_stands(name: str, text: str, files: dict[str, Any], capsy
     read = re.findall(r'torch\.load\("(\w+)\.pt"\)', text)
     if read == ["torchao"]:
         states = [names["optimizer"].state[p] for p in names["params"]]
-        large, small = (
-            [files["torchao"]["offloaded"][i]["state"][0] for i in (0, 1)],
-            files["torchao"]["on-device"]["state"],
-        )
+        large = [files["torchao"]["offloaded"][i]["state"][0] for i in (0, 1)]
+        small = files["torchao"]["on-device"]["state"]
         expected = [large[0], small[0], large[1], small[1]]
         assert all(torch.equal(a["exp_avg"], b["exp_avg"]) for a, b in zip(states, expected, strict=True))
     elif read:

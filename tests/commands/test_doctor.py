@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from command_line import refused
+from command_line import Program, assert_has
 from paths import ROOT
 from stand_ins import raising
 
 from pagedopt import Rates
-from pagedopt.commands.doctor import examine, facts, show, trial
-from pagedopt.commands.main import main
+from pagedopt.commands.doctor import examine, facts, trial
 from pagedopt.placements import choose
 from pagedopt.planning import rates
 from pagedopt.system import machine
@@ -34,31 +33,21 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rates, "FILE_BLOCK", 2 << 20)
 
 
-def doctor(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, dict[str, Any]]:
-    """The exit status, and all that is printed, as JSON; NaN and Infinity are not JSON."""
-
-    def refuse(name: str) -> None:
-        raise AssertionError(f"{name} in the report")
-
-    status = main(["doctor", "--device", "cpu", "--json", *options])
-    return status, json.loads(capsys.readouterr().out, parse_constant=refuse)
+@pytest.fixture
+def doctor(capsys: pytest.CaptureFixture[str]) -> Program:
+    return Program(capsys, "doctor", "--device", "cpu")
 
 
-def test_a_healthy_machine(capsys: pytest.CaptureFixture[str], small: None) -> None:
-    status, report = doctor(capsys)
-    assert (status, report["problems"]) == (0, [])
-    assert report["device"] == "cpu"
-    assert report["packages"]["torch"] == torch.__version__
+def test_a_healthy_machine(doctor: Program, small: None) -> None:
+    report = doctor.reports()
+    assert (report["problems"], report["device"], report["packages"]["torch"]) == ([], "cpu", torch.__version__)
     assert report["packages"]["numba"]
     assert 0 < report["host"]["available"] <= report["host"]["limits"][0]["limit"]
     assert report["state_folder"]["free"] > 0
     assert report["step"] == {"works": True, "reason": ""}
     found = Rates.from_dict(report["rates"])
-    assert not found.assumed
-    assert found.ram
-    assert found.file_read
-    assert found.file_write
-    assert found.both is None
+    assert (found.assumed, found.both) == (False, None)
+    assert all([found.ram, found.file_read, found.file_write]), found
     placements = {t["placement"]: t for t in report["placements"] if t["device"] == "cpu"}
     assert placements.keys() == choose.ARENAS["cpu"].keys()
     assert all(t["works"] for t in placements.values())
@@ -67,38 +56,31 @@ def test_a_healthy_machine(capsys: pytest.CaptureFixture[str], small: None) -> N
     assert (with_budget["placement"], with_budget["host_access"]) == ("file", choose.ARENAS["cpu"]["file"].ways[0])
 
 
-def test_quick_measures_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quick_measures_nothing(doctor: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rates, "measure", lambda *_, **__: pytest.fail("measured"))
-    status, report = doctor(capsys, "--quick")
-    assert (status, report["rates"]) == (0, None)
+    assert doctor.reports("--quick")["rates"] is None
 
 
-def test_the_report_is_rates_for_a_plan(capsys: pytest.CaptureFixture[str], small: None, tmp_path: Path) -> None:
-    _, report = doctor(capsys)
-    (tmp_path / "here.json").write_text(json.dumps(report))
-    assert Rates.load(tmp_path / "here.json").as_dict() == report["rates"]
-    assert main(["plan", "--params", "1B", "--device", "cpu", "--rates", str(tmp_path / "here.json")]) == 0
-    assert machine.processor() in capsys.readouterr().out
+def test_the_report_is_rates_for_a_plan(doctor: Program, plan: Program, small: None, tmp_path: Path) -> None:
+    report = doctor.reports()
+    (file := tmp_path / "here.json").write_text(json.dumps(report))
+    assert Rates.load(file).as_dict() == report["rates"]
+    assert machine.processor() in plan.says("--params", "1B", "--device", "cpu", "--rates", file)
 
 
-def test_it_is_readable(capsys: pytest.CaptureFixture[str], small: None) -> None:
-    assert main(["doctor", "--device", "cpu"]) == 0
-    text = capsys.readouterr().out
-    for part in ("this machine", torch.__version__, "placements, each tried", "mapped", "file", "state folder, writing",
-                 "placement='file'", "Everything that should work here does."):  # fmt: skip
-        assert part in text, part
+def test_it_is_readable(doctor: Program, small: None) -> None:
+    text = doctor.says()
+    assert_has(text, "this machine", torch.__version__, "placements, each tried", "mapped", "file")
+    assert_has(text, "state folder, writing", "placement='file'", "Everything that should work here does.")
     assert max(map(len, (line for line in text.splitlines() if line.startswith(("│", "┃"))))) <= 80
     headings = [re.split("[┃]", line)[1:-1] for line in text.splitlines() if line.startswith("┃")]
     assert len(headings) == 2
     assert all(cell.strip() for row in headings for cell in row)
 
 
-def test_placements_of_a_gpu_are_listed_where_there_is_none(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_placements_of_a_gpu_are_listed_where_there_is_none(doctor: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    status, report = doctor(capsys, "--quick")
-    assert status == 0
+    report = doctor.reports("--quick")
     there = {t["placement"]: t for t in report["placements"] if t["device"] == "cuda"}
     assert there.keys() == choose.ARENAS["cuda"].keys()
     assert {t["reason"] for t in there.values()} == {"there is no CUDA device here"}
@@ -107,12 +89,10 @@ def test_placements_of_a_gpu_are_listed_where_there_is_none(
 
 
 @pytest.mark.parametrize("name", ["cupy", "cuda.bindings", "matplotlib"])
-def test_what_a_cpu_does_not_need_is_a_note(
-    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_cpu_does_not_need_is_a_note(name: str, doctor: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, name, None)  # importing it fails
-    status, report = doctor(capsys, "--quick")
-    assert (status, report["packages"][name]) == (0, None)
+    report = doctor.reports("--quick")
+    assert report["packages"][name] is None
     assert any(note.startswith(f"{name} is not installed") for note in report["notes"])
 
 
@@ -130,18 +110,15 @@ sys.exit(main(["doctor", "--json", "--quick", "--device", "cpu"]))
     report = json.loads(done.stdout)
     assert [report["packages"][name] for name in ("numba", "cupy", "cuda.bindings")] == [None] * 3
     assert report["cuda"]["nvrtc"] is None
-    assert len(report["problems"]) == 1
-    assert "numba is missing, which parameters on cpu need" in report["problems"][0]
+    (problem,) = report["problems"]
+    assert "numba is missing, which parameters on cpu need" in problem
     assert {t["placement"] for t in report["placements"] if t["works"]} == choose.ARENAS["cpu"].keys()
 
 
-def test_without_torch_it_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_it_says_so(doctor: Program, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    status, report = doctor(capsys)
-    assert status == 1
-    assert "torch cannot be imported" in report["problems"][0]
-    assert main(["doctor"]) == 1
-    assert capsys.readouterr().out.startswith("problem: torch")
+    assert "torch cannot be imported" in doctor.reports(status=1)["problems"][0]
+    assert program.says("doctor", status=1).startswith("problem: torch")
 
 
 class Broken(choose.Arena):
@@ -179,24 +156,20 @@ class Refusing(Broken):
     [(Broken, "state read back is not what was written", 1), (Full, "no room", 1), (Refusing, "it is Sunday", 0)],
 )
 def test_a_placement_that_breaks_its_promise_is_a_problem(
-    kind: type[choose.Arena], reason: str, status: int, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    kind: type[choose.Arena], reason: str, status: int, doctor: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(choose.ARENAS["cpu"], "file", kind)
-    got, report = doctor(capsys, "--quick")
+    report = doctor.reports("--quick", status=status)
     tried = next(t for t in report["placements"] if t["placement"] == "file" and t["device"] == "cpu")
-    assert (tried["works"], tried["reason"], got) == (False, reason, status)
-    assert len(report["problems"]) == status
-    show.show(report)
-    assert reason in capsys.readouterr().out
+    assert (tried["works"], tried["reason"], len(report["problems"])) == (False, reason, status)
+    assert reason in doctor.says("--quick", status=status)
 
 
-def test_a_failing_step_is_a_problem(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_step_is_a_problem(doctor: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pagedopt.optim.PagedAdamW.step", lambda self: None)
-    status, report = doctor(capsys, "--quick")
-    assert status == 1
-    assert "parameters are 0.1" in report["step"]["reason"]
-    assert report["problems"] == [f"a step of AdamW on cpu failed: {report['step']['reason']}"]
+    report = doctor.reports("--quick", status=1)
+    assert "parameters are 0.1" in (reason := report["step"]["reason"])
+    assert report["problems"] == [f"a step of AdamW on cpu failed: {reason}"]
 
 
 def test_what_is_chosen_on_a_gpu_and_why() -> None:
@@ -236,13 +209,13 @@ def test_a_card_is_asked_for_its_attributes(monkeypatch: pytest.MonkeyPatch) -> 
     assert facts.attributes(0) == dict.fromkeys(facts.ATTRIBUTES)
 
 
-@pytest.mark.parametrize(
-    ("line", "version"),
-    [
-        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 07:19:55 2025\nGCC 12.3", "580.65.06"),
-        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  595.45  Release Build", "595.45"),
-    ],
-)  # fmt: skip
+NVRM = {
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 07:19:55 2025\nGCC 12.3": "580.65.06",
+    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  595.45  Release Build": "595.45",
+}
+
+
+@pytest.mark.parametrize(("line", "version"), NVRM.items())
 def test_the_drivers_version(line: str, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "version").write_text(line)
     monkeypatch.setattr(machine, "_DRIVER", tmp_path / "version")
@@ -255,9 +228,10 @@ def test_no_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.driver_version() is None
 
 
-@pytest.mark.parametrize(
-    ("cuda", "text"), [(None, "is built without CUDA"), ("13.0", "sees no GPU"), ("nothing", "no NVIDIA driver")]
-)
+NO_GPU = {None: "is built without CUDA", "13.0": "sees no GPU", "nothing": "no NVIDIA driver"}
+
+
+@pytest.mark.parametrize(("cuda", "text"), NO_GPU.items())
 def test_a_gpu_that_torch_cannot_use_is_a_note(cuda: str | None, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "driver_version", lambda: None if cuda == "nothing" else "580.65.06")
     monkeypatch.setattr(torch.version, "cuda", cuda)
@@ -265,13 +239,14 @@ def test_a_gpu_that_torch_cannot_use_is_a_note(cuda: str | None, text: str, monk
     assert text in examine.notes(CPU, {"torch": "2"})[0]
 
 
-def test_the_cpu_is_one_whatever_its_number(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--device", "cpu:1", "--quick", "--json"]) in (0, 1)
-    assert {one["device"] for one in json.loads(capsys.readouterr().out)["placements"]} >= {"cpu"}
+def test_the_cpu_is_one_whatever_its_number(doctor: Program) -> None:
+    status, said, _ = doctor.run("--device", "cpu:1", "--quick", "--json")
+    assert status in (0, 1)
+    assert {one["device"] for one in json.loads(said)["placements"]} >= {"cpu"}
 
 
-def test_devices_that_are_not_here_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--device cuda:99: torch" in refused(capsys, "doctor", "--device", "cuda:99")
+def test_devices_that_are_not_here_are_refused(doctor: Program) -> None:
+    assert "--device cuda:99: torch" in doctor.refuses("--device", "cuda:99")
 
 
 def test_measuring_leaves_no_file_and_stays_in_its_folder(
@@ -294,9 +269,6 @@ def test_measuring_leaves_no_file_and_stays_in_its_folder(
 def test_rates_come_back_from_a_file(tmp_path: Path) -> None:
     rates.ASSUMED.save(tmp_path / "r.json")
     assert Rates.load(tmp_path / "r.json") == rates.ASSUMED
-    with pytest.raises(ValueError, match="rate up is 0"):
-        Rates(up=0)
-    with pytest.raises(ValueError, match="rate both is inf"):
-        Rates(both=float("inf"))
-    with pytest.raises(ValueError, match="rate ram is True"):
-        Rates(ram=True)
+    for name, value in (("up", 0), ("both", float("inf")), ("ram", True)):
+        with pytest.raises(ValueError, match=f"rate {name} is {value}"):
+            Rates(**{name: value})  # type: ignore[arg-type]

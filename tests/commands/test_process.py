@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import Program
 from paths import ROOT
 
-from pagedopt.commands.main import build_parser, main
+from pagedopt.commands.main import build_parser
 from pagedopt.commands.process import this_python
 
 #: Runs a module as `python -m` does, and sends itself Ctrl-C when a module or file is looked for.
@@ -34,11 +35,7 @@ TRAIN = ["train", "--device", "cpu", "--threads", "1", "--size", "tiny", "--step
 
 def interrupted(module: str, when: str, *arguments: str, handler: str = "default_int_handler") -> tuple[int, str]:
     """Exit status and what was said on stderr of a run that gets Ctrl-C when a module is imported or a file opened."""
-    command = [sys.executable, "-c", SELF, module, when, handler, *arguments]
-    done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "COLUMNS": "80"}, capture_output=True, text=True, timeout=100
-    )
-    return done.returncode, done.stderr
+    return said_by("-c", SELF, module, when, handler, *arguments, to=os.devnull, COLUMNS="80")
 
 
 @pytest.mark.parametrize("when", ["torch", "torch.cuda", "pagedopt.planning.estimate", "rates.json"])
@@ -50,16 +47,13 @@ def test_plan_can_be_interrupted_anywhere(when: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("when", ["pagedopt.commands.train.run", ".lock", "argparse.py"])
 def test_train_can_be_interrupted_before_its_first_step(when: str, tmp_path: Path) -> None:
-    code, said = interrupted("pagedopt", when, *TRAIN, str(tmp_path))
-    assert code == 130, said
-    assert said == "pagedopt train: interrupted\n"
+    assert interrupted("pagedopt", when, *TRAIN, str(tmp_path)) == (130, "pagedopt train: interrupted\n")
     assert {path.name for path in tmp_path.iterdir()} <= {".lock"}
 
 
 @pytest.mark.parametrize("when", ["torch", "README.md"])
 def test_experiments_can_be_interrupted_anywhere(when: str) -> None:
-    code, said = interrupted("experiments", when)
-    assert (code, said) == (130, "experiments: interrupted\n")
+    assert interrupted("experiments", when) == (130, "experiments: interrupted\n")
 
 
 @pytest.mark.parametrize("line", ["raise KeyboardInterrupt", "exec('raise KeyboardInterrupt')"])
@@ -71,25 +65,22 @@ def test_an_interrupt_from_within_exec_ends_with_a_status_too(line: str, tmp_pat
         f"def run(_):\n    {line}\n"
         "end(process('torn', lambda: None, run))\n"
     )
-    command = [sys.executable, "-m", "torn"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "put away\n", "torn: interrupted\n")
+    path, out = os.pathsep.join([str(tmp_path), str(ROOT)]), tmp_path / "out"
+    assert said_by("-m", "torn", to=str(out), PYTHONPATH=path) == (130, "torn: interrupted\n")
+    assert out.read_text() == "put away\n"
 
 
 def test_who_ignores_it_is_not_interrupted() -> None:
-    code, said = interrupted("pagedopt", "torch.cuda", "plan", "--params", "1B", handler="SIG_IGN")
-    assert (code, said) == (0, "")
+    assert interrupted("pagedopt", "torch.cuda", "plan", "--params", "1B", handler="SIG_IGN") == (0, "")
 
 
-def test_in_this_process_the_handler_stays(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_in_this_process_the_handler_stays(monkeypatch: pytest.MonkeyPatch, program: Program) -> None:
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("pagedopt.commands.plan.plan", stop)
     before = signal.getsignal(signal.SIGINT)
-    assert main(["plan", "--params", "1B"]) == 130
-    assert capsys.readouterr().err == "pagedopt plan: interrupted\n"
+    assert program.run("plan", "--params", "1B") == (130, "", "pagedopt plan: interrupted\n")
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -124,10 +115,8 @@ def test_a_reader_who_has_gone_is_no_traceback(name: str, command: tuple[str, ..
 
 @pytest.mark.parametrize(("name", "command"), OUTPUTS)
 def test_an_output_that_is_full_is_one_line(name: str, command: tuple[str, ...]) -> None:
-    assert said_by(*command, to="/dev/full") == (
-        2,
-        f"{name}: the output cannot be written (No space left on device); make room, or send it elsewhere\n",
-    )
+    full = "the output cannot be written (No space left on device); make room, or send it elsewhere"
+    assert said_by(*command, to="/dev/full") == (2, f"{name}: {full}\n")
 
 
 @pytest.mark.parametrize("command", [PLAN, ("-m", "pagedopt", "train"), ("-m", "experiments")])
@@ -172,41 +161,30 @@ def test_this_python_is_what_a_shell_takes(tmp_path: Path, monkeypatch: pytest.M
     assert this_python() == "'/of the system/python3'"
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("plan", "--params", "7B", "--budget", "8", "GiB"),
-        ("train", "--device-budget", "500", "mb", "--steps", "3"),
-        ("plan", "--params", "7B", "--budget", "20", "ms"),
-        ("plan", "--params", "7B", "--budget", "20", "%"),
-        ("plan", "--params", "7B", "--budget", "8", "G"),
-        ("plan", "--params", "7", "B"),
-    ],
-)
-def test_a_unit_that_the_shell_parted_hints_at_quotes(
-    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(arguments)
+BUDGETS = (("8", "GiB"), ("20", "ms"), ("20", "%"), ("8", "G"))
+PARTED: list[tuple[str, ...]] = [("plan", "--params", "7B", "--budget", *budget) for budget in BUDGETS]
+PARTED += [("train", "--device-budget", "500", "mb", "--steps", "3"), ("plan", "--params", "7", "B")]
+
+
+@pytest.mark.parametrize("arguments", PARTED, ids=" ".join)
+def test_a_unit_that_the_shell_parted_hints_at_quotes(arguments: tuple[str, ...], program: Program) -> None:
     unit = next(a for a in arguments if a in ("GiB", "mb", "ms", "%", "G", "B"))
-    assert f"needs quotes, as '8 {unit}'" in capsys.readouterr().err
+    assert f"needs quotes, as '8 {unit}'" in program.exits(*arguments)[1]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "meant"),
-    [
-        (("train", "--device-budgt", "1GB"), "--device-budget"),
-        (("train", "--checkpoint-evry=3"), "--checkpoint-every"),
-        (("plan", "--parms", "7B"), "--params"),
-        (("plan", "--params", "7B", "--rate", "x", "--state-fromat", "bf16"), "--state-format"),
-    ],
-)
+SLIPS = {
+    ("train", "--device-budgt", "1GB"): "--device-budget",
+    ("train", "--checkpoint-evry=3"): "--checkpoint-every",
+    ("plan", "--parms", "7B"): "--params",
+    ("plan", "--params", "7B", "--rate", "x", "--state-fromat", "bf16"): "--state-format",
+}
+
+
+@pytest.mark.parametrize(("arguments", "meant"), SLIPS.items())
 def test_a_slip_is_told_by_its_command_and_with_the_near_name(
-    arguments: tuple[str, ...], meant: str, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...], meant: str, program: Program
 ) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(arguments)
-    said = capsys.readouterr().err
+    _, said = program.exits(*arguments)
     assert said.startswith(f"usage: pagedopt {arguments[0]} ")
     assert said.endswith(f"; did you mean {meant}?\n")
     assert said.count("did you mean") == 1
@@ -218,42 +196,29 @@ def test_a_budget_has_both_spellings_everywhere() -> None:
         assert build_parser().parse_args(["train", option, "2GiB"]).device_budget == "2GiB"
 
 
-def test_other_strays_get_no_hint(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["plan", "--params", "7B", "GiBson"])
-    assert "quotes" not in capsys.readouterr().err
+def test_other_strays_get_no_hint(program: Program) -> None:
+    assert "quotes" not in program.exits("plan", "--params", "7B", "GiBson")[1]
 
 
-def test_it_knows_its_name_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_knows_its_name_and_version(program: Program) -> None:
     import pagedopt
 
-    with pytest.raises(SystemExit, match="0"):
-        main(["--version"])
-    assert capsys.readouterr().out == f"pagedopt {pagedopt.__version__}\n"
-    with pytest.raises(SystemExit, match="0"):
-        main(["--help"])
-    assert capsys.readouterr().out.startswith("usage: pagedopt ")
+    assert program.exits("--version", status=0)[0] == f"pagedopt {pagedopt.__version__}\n"
+    assert program.exits("--help", status=0)[0].startswith("usage: pagedopt ")
 
 
-def test_no_command_at_all_gets_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 2
-    out, err = capsys.readouterr()
-    assert not out
-    assert err.startswith("usage: pagedopt")
-    assert "say what this machine can do" in err
-    with pytest.raises(SystemExit) as stopped:
-        main(["trian"])
-    assert stopped.value.code == 2
+def test_no_command_at_all_gets_the_help(program: Program) -> None:
+    status, said, complaint = program.run()
+    assert (status, said) == (2, "")
+    assert complaint.startswith("usage: pagedopt")
+    assert "say what this machine can do" in complaint
+    program.exits("trian")
 
 
 @pytest.mark.parametrize("command", ["train", "plan", "doctor"])
-def test_help_is_as_wide_as_the_terminal(
-    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_is_as_wide_as_the_terminal(command: str, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    with pytest.raises(SystemExit):
-        main([command, "--help"])
-    paragraphs = capsys.readouterr().out.split("\n\n")
-    prose = [text for text in paragraphs if "\n " not in text]
+    text, _ = program.exits(command, "--help", status=0)
+    prose = [part for part in text.split("\n\n") if "\n " not in part]
     assert prose
-    assert max(len(line) for text in prose for line in text.splitlines()) <= 60
+    assert max(len(line) for part in prose for line in part.splitlines()) <= 60

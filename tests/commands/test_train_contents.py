@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from command_line import Program
+from tiny_training import train
 
-from pagedopt.commands.main import main
 from pagedopt.commands.train import contents, run
 from pagedopt.commands.train.checkpoint import BEFORE, CHECKSUM, FORMAT, checksum, load_checkpoint, save_checkpoint
 
@@ -23,8 +24,7 @@ Where = tuple[Any, ...]
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of both optimizers, after its last step."""
     out = tmp_path_factory.mktemp("saved")
-    options = ("--size", "tiny", "--device", "cpu", "--threads", "1", "--no-spill", "--steps", str(STEPS))
-    assert main(["train", *options, "--checkpoint-every", str(STEPS), "--out", str(out)]) == 0
+    assert train(out, "--no-spill", "--steps", STEPS, "--checkpoint-every", STEPS) == 0
     content = load_checkpoint(out / "checkpoint.pt")
     for contender in content["contenders"].values():
         assert len(contender["curve"]["losses"]) == STEPS
@@ -75,15 +75,13 @@ def wrong(where: Where, value: Any) -> Iterator[tuple[str, Any]]:
 
 def allowed(where: Where, value: Any, name: str, new: Any) -> bool:
     """What a run could have saved there, or the next run overwrites."""
-    if where == ("options", "placement") and new is None:
-        return True
-    if where[-2:-1] == ("losses",) and name == "not a number":
-        return True  # training may have diverged
-    if where == ("options", "out") and isinstance(new, str):
-        return True  # the folder is that of the checkpoint
-    if where == ("options", "checkpoint_every") and name == "a huge number":
-        return True
-    return type(new) is type(value) and not isinstance(new, torch.Tensor) and new == value
+    return (
+        (where == ("options", "placement") and new is None)
+        or (where[-2:-1] == ("losses",) and name == "not a number")  # training may have diverged
+        or (where == ("options", "out") and isinstance(new, str))  # the folder is that of the checkpoint
+        or (where == ("options", "checkpoint_every") and name == "a huge number")
+        or (type(new) is type(value) and not isinstance(new, torch.Tensor) and new == value)
+    )
 
 
 def put(content: Any, where: Where, new: Any) -> Any:
@@ -95,16 +93,11 @@ def put(content: Any, where: Where, new: Any) -> Any:
     return out
 
 
-def refused(path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+def refused(path: Path, program: Program) -> str:
     """Resume; returns what was said."""
     before = {p.name: p.read_bytes() for p in path.parent.iterdir()}
     threads = torch.get_num_threads()
-    capsys.readouterr()
-    code = main(["train", "--resume", str(path)])
-    out, error = capsys.readouterr()
-    assert code == 2
-    assert not out
-    assert error.count("\n") == 1, error
+    error = program.refuses_in_a_line("train", "--resume", path)
     assert len(error) < 600, error
     assert {p.name: p.read_bytes() for p in path.parent.iterdir()} == before
     assert torch.get_num_threads() == threads
@@ -112,7 +105,7 @@ def refused(path: Path, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_every_field_and_every_wrong_content(
-    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    saved: Path, tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a right checksum, as of a program that saves something else: contents are looked at, one by one."""
     monkeypatch.setattr(run, "load_corpus", once(run.load_corpus))
@@ -129,7 +122,7 @@ def test_every_field_and_every_wrong_content(
             monkeypatch.setattr(run, "load_checkpoint", lambda path, changed=changed: changed)
             try:
                 path.touch()
-                said = refused(path, capsys)
+                said = refused(path, program)
             except BaseException as error:
                 error.add_note(f"{where}: {name}")
                 raise
@@ -151,9 +144,7 @@ def once(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("name", ["weight", "moment", "option", "loss", "step", "no checksum", "other format", "text"])
-def test_what_was_changed_in_the_file_is_noticed(
-    name: str, saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_was_changed_in_the_file_is_noticed(name: str, saved: Path, tmp_path: Path, program: Program) -> None:
     """All of these have the right kinds and shapes: only the checksum can tell."""
     content = torch.load(saved, weights_only=True)
     contender = content["contenders"]["torch"]
@@ -175,13 +166,11 @@ def test_what_was_changed_in_the_file_is_noticed(
         content[CHECKSUM] = torch.zeros(2)
     path = tmp_path / "changed.pt"
     torch.save(content, path)
-    said = refused(path, capsys)
+    said = refused(path, program)
     assert ("this version reads" if name == "other format" else "checksum") in said
 
 
-def test_a_checkpoint_of_before_checksums_is_gone_on_from(
-    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_of_before_checksums_is_gone_on_from(saved: Path, tmp_path: Path, program: Program) -> None:
     content = torch.load(saved, weights_only=True)
     del content[CHECKSUM]
     path = tmp_path / "before.pt"
@@ -189,34 +178,24 @@ def test_a_checkpoint_of_before_checksums_is_gone_on_from(
     torch.save(content, path)
     assert checksum(load_checkpoint(path)) == checksum(content)
     torch.save({**content, "step": -1}, path)
-    assert "step is -1" in refused(path, capsys), "what it holds is looked at all the same"
+    assert "step is -1" in refused(path, program), "what it holds is looked at all the same"
 
 
-def test_files_of_other_programs_are_refused_in_words(
-    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_of_other_programs_are_refused_in_words(saved: Path, tmp_path: Path, program: Program) -> None:
     whole = saved.read_bytes()
     middle = len(whole) // 2
-    junk = {
-        "empty": b"",
-        "text": b"174812789\n",
-        "noise": bytes(range(256)) * 100,
-        "cut": whole[:-1000],
-        "flipped": whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :],
-        "pickle": b"\x80\x02K\x01.",
-    }
+    flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
     path = tmp_path / "junk.pt"
-    for name, content in junk.items():
+    for content in (b"", b"174812789\n", bytes(range(256)) * 100, whole[:-1000], flipped, b"\x80\x02K\x01."):
         path.write_bytes(content)
-        said = refused(path, capsys)
-        assert ("checksum" if name == "flipped" else "not a readable checkpoint") in said, said
-        assert "174812789" not in said
-        assert "weights_only" not in said
+        said = refused(path, program)
+        assert ("checksum" if content is flipped else "not a readable checkpoint") in said, said
+        assert not any(part in said for part in ("174812789", "weights_only")), said
     loop: list[Any] = []
     loop.append(loop)
     for value in ({"a": 1}, [1, 2], torch.ones(2), {**load_checkpoint(saved), "step": loop, CHECKSUM: ""}):
         torch.save(value, path)
-        assert "checkpoint of this program" in (said := refused(path, capsys)) or "checksum" in said
+        assert "checkpoint of this program" in (said := refused(path, program)) or "checksum" in said
 
 
 def test_what_is_saved_again_is_read_again(saved: Path, tmp_path: Path) -> None:
@@ -225,14 +204,11 @@ def test_what_is_saved_again_is_read_again(saved: Path, tmp_path: Path) -> None:
     assert load_checkpoint(tmp_path / "again.pt").keys() == content.keys()
 
 
-@pytest.mark.parametrize("number", [100000, 2**40, 0])
-def test_threads_no_machine_has_are_refused(number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--size", "tiny", "--threads", str(number), "--out", str(tmp_path / "out")]) == 2
-    assert f"--threads {number}: must be" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+BEYOND = {("--threads", number): f"--threads {number}: must be" for number in (100000, 2**40, 0)}
+BEYOND["--batch", 10**11] = f"--batch {10**11} of --block 64: the tokens of one step take"
 
 
-def test_a_batch_beyond_memory_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--size", "tiny", "--batch", str(10**11), "--out", str(tmp_path / "out")]) == 2
-    assert f"--batch {10**11} of --block 64: the tokens of one step take" in capsys.readouterr().err
+@pytest.mark.parametrize(("given", "said"), BEYOND.items(), ids=str)
+def test_what_no_machine_has_is_refused(given: tuple[str, int], said: str, tmp_path: Path, program: Program) -> None:
+    assert said in program.refuses("train", "--size", "tiny", *given, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -13,19 +13,21 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+import tiny_training
 import torch
+from command_line import Program
 from paths import ROOT
+from tiny_training import TINY
 
-from pagedopt.commands.main import main
 from pagedopt.commands.results import new_figure
 from pagedopt.commands.train.checkpoint import load_checkpoint, save_checkpoint
 
-TINY = ("train", "--size", "tiny", "--device", "cpu", "--threads", "1", "--no-spill", "--optimizer", "paged")
+PAGED = ("--no-spill", "--optimizer", "paged")
 
 
 def train(out: Path, *options: object) -> int:
     """Run the command in this process."""
-    return main([*TINY, "--out", str(out), *map(str, options)])
+    return tiny_training.train(out, *PAGED, *options)
 
 
 def content(step: int, more: Any = None) -> dict[str, Any]:
@@ -48,7 +50,7 @@ def run_apart(code: str, *arguments: object) -> subprocess.CompletedProcess[str]
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A run in another process, which has written its first checkpoint into ``tmp_path``."""
-    command = [*TINY, "--steps", "100000", "--checkpoint-every", "5", "--out", str(tmp_path)]
+    command = [*TINY, *PAGED, "--steps", "100000", "--checkpoint-every", "5", "--out", str(tmp_path)]
     run = subprocess.Popen([sys.executable, "-m", "pagedopt", *command], cwd=ROOT, stdout=subprocess.DEVNULL)
     try:
         until(run, (tmp_path / "checkpoint.pt").exists)
@@ -67,12 +69,11 @@ def until(run: subprocess.Popen[bytes], seen: Any) -> None:
 
 
 def test_a_second_run_is_refused_until_the_first_is_gone(
-    running: subprocess.Popen[bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    running: subprocess.Popen[bytes], tmp_path: Path, program: Program
 ) -> None:
     saved = tmp_path / "checkpoint.pt"
-    for second in ((*TINY, "--steps", "1", "--out", str(tmp_path)), ("train", "--resume", str(saved))):
-        assert main(second) == 2
-        error = capsys.readouterr().err
+    for second in ((*TINY, *PAGED, "--steps", 1, "--out", tmp_path), ("train", "--resume", saved)):
+        error = program.refuses(*second)
         assert f"--out {tmp_path}: another run is writing there" in error
         assert error.count("\n") == 1
     before = load_checkpoint(saved)["step"]
@@ -93,12 +94,11 @@ def test_a_run_lets_go_however_it_ends(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("what", ["link", "pipe", "folder"])
-def test_a_planted_lock_is_refused(what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_planted_lock_is_refused(what: str, tmp_path: Path, program: Program) -> None:
     target, lock = tmp_path / "victim", tmp_path / "out" / ".lock"
     lock.parent.mkdir()
     {"link": lambda: lock.symlink_to(target), "pipe": lambda: os.mkfifo(lock), "folder": lock.mkdir}[what]()
-    assert train(lock.parent, "--steps", 1) == 2
-    assert str(lock) in capsys.readouterr().err
+    assert str(lock) in program.refuses(*TINY, *PAGED, "--out", lock.parent, "--steps", 1)
     assert not target.exists()
     assert names(lock.parent) == {".lock"}
 
@@ -115,8 +115,7 @@ def test_planted_links_are_not_followed(tmp_path: Path) -> None:
     assert train(out, "--steps", 2, "--checkpoint-every", 1) == 0
     assert victim.read_text() == "precious"
     assert load_checkpoint(out / "checkpoint.pt")["step"] == 2
-    assert not (out / "checkpoint.pt").is_symlink()
-    assert not (out / "result.json").is_symlink()
+    assert not any((out / name).is_symlink() for name in ("checkpoint.pt", "result.json"))
 
 
 def test_a_checkpoint_is_its_owners_whatever_the_umask(tmp_path: Path) -> None:
@@ -141,7 +140,7 @@ sys.exit(main(sys.argv[1:]))
 def test_a_disk_without_room_keeps_the_old_checkpoint_and_says_so(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.pt"
     save_checkpoint(path, content(1))
-    done = run_apart(FULL, *TINY, "--steps", 2, "--checkpoint-every", 1, "--out", tmp_path)
+    done = run_apart(FULL, *TINY, *PAGED, "--steps", 2, "--checkpoint-every", 1, "--out", tmp_path)
     assert done.returncode == 2, done.stderr
     assert f"--out {tmp_path}: the checkpoint of step 1 cannot be written (File too large). The one" in done.stderr
     assert "Traceback" not in done.stderr
@@ -153,15 +152,11 @@ def test_a_disk_without_room_keeps_the_old_checkpoint_and_says_so(tmp_path: Path
 @pytest.mark.skipif(new_figure(1, 1) is None, reason="matplotlib is not installed")
 def test_a_disk_without_room_for_the_picture_is_one_line(tmp_path: Path) -> None:
     limit = FULL.replace("1 << 20", "1 << 14")
-    done = run_apart(limit, *TINY, "--steps", 1, "--checkpoint-every", 0, "--out", tmp_path)
+    done = run_apart(limit, *TINY, *PAGED, "--steps", 1, "--checkpoint-every", 0, "--out", tmp_path)
     said = [line for line in done.stderr.splitlines() if "compiled kernels cannot be kept" not in line]  # nor can they
-    assert (done.returncode, said) == (
-        2,
-        [
-            f"pagedopt train: --out {tmp_path}: losses.png cannot be written (File too large). Make room there, or "
-            "name another folder with --out."
-        ],
-    )
+    no_picture = f"pagedopt train: --out {tmp_path}: losses.png cannot be written (File too large). "
+    assert said == [no_picture + "Make room there, or name another folder with --out."]
+    assert done.returncode == 2
     assert "tokens/s" in done.stdout
     assert names(tmp_path) == {"result.json", ".lock"}
 

@@ -133,17 +133,17 @@ class Eighths(Decoded):
 WHOLE = {"numba_load": "S({})", "numba_store": "_np.int8({})"}
 
 
-@pytest.mark.parametrize(
-    ("form", "text"),
-    [
-        (eighths(), "format 'eighths': decode makes 1.0 of an entry 1, and numba_load 0.125; define encode and decode"),
-        (eighths(kind=Decoded), "format 'eighths': encode makes an entry 0 of 0.25, and numba_store 2; define encode"),
-        (eighths(kind=Eighths, **WHOLE), "decode makes 0.125 of an entry 1, and numba_load 1.0; define encode and"),
-        (eighths(numba_type="_np.int16"), "numba_type '_np.int16' has 2 bytes; torch.int8 has 1"),
-        (eighths(numba_type="_np.int7"), "numba_type is '_np.int7': module 'numpy' has no attribute 'int7'"),
-        (eighths(numba_load="S({}).nowhere"), "Numba cannot compile numba_load 'S({}).nowhere'"),
-    ],
-)
+NOT_AS_STORED = [
+    (eighths(), "format 'eighths': decode makes 1.0 of an entry 1, and numba_load 0.125; define encode and decode"),
+    (eighths(kind=Decoded), "format 'eighths': encode makes an entry 0 of 0.25, and numba_store 2; define encode"),
+    (eighths(kind=Eighths, **WHOLE), "decode makes 0.125 of an entry 1, and numba_load 1.0; define encode and"),
+    (eighths(numba_type="_np.int16"), "numba_type '_np.int16' has 2 bytes; torch.int8 has 1"),
+    (eighths(numba_type="_np.int7"), "numba_type is '_np.int7': module 'numpy' has no attribute 'int7'"),
+    (eighths(numba_load="S({}).nowhere"), "Numba cannot compile numba_load 'S({}).nowhere'"),
+]
+
+
+@pytest.mark.parametrize(("form", "text"), NOT_AS_STORED)
 def test_state_dicts_must_say_what_kernels_store(form: Format, text: str) -> None:
     params = [torch.nn.Parameter(torch.ones(3))]
     for state_format in (form, {"exp_avg": form}):
@@ -174,36 +174,33 @@ def test_a_format_that_scales_is_in_state_dicts_what_it_is_in_kernels() -> None:
     assert torch.equal(mine.decoded_state_dict()["state"][0]["momentum_buffer"], other.state[q]["momentum_buffer"])
 
 
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({"numba_load": ""}, "format 'eighths': numba_load is empty; give an expression"),
-        ({"numba_type": ""}, "format 'eighths': numba_type is empty; give an expression"),
-        ({"numba_load": "S({}) / / 8"}, "format 'eighths': numba_load is not an expression of Python: invalid syntax"),
-        ({"numba_load": "S(8)"}, "format 'eighths': numba_load is 'S(8)'; it needs {}, which stands for the element"),
-        ({"numba_store": "{value}"}, "format 'eighths': numba_store is '{value}'; braces but {} are doubled"),
-        ({"numba_store": "np.int8({})"}, "format 'eighths': numba_store uses the name np; there are S, _np, _numbers"),
-        ({"numba_type": "int8_t"}, "format 'eighths': numba_type uses the name int8_t; there are _np"),
-    ],
-)
+BAD_EXPRESSIONS = [
+    ({"numba_load": ""}, "format 'eighths': numba_load is empty; give an expression"),
+    ({"numba_type": ""}, "format 'eighths': numba_type is empty; give an expression"),
+    ({"numba_load": "S({}) / / 8"}, "format 'eighths': numba_load is not an expression of Python: invalid syntax"),
+    ({"numba_load": "S(8)"}, "format 'eighths': numba_load is 'S(8)'; it needs {}, which stands for the element"),
+    ({"numba_store": "{value}"}, "format 'eighths': numba_store is '{value}'; braces but {} are doubled"),
+    ({"numba_store": "np.int8({})"}, "format 'eighths': numba_store uses the name np; there are S, _np, _numbers"),
+    ({"numba_type": "int8_t"}, "format 'eighths': numba_type uses the name int8_t; there are _np"),
+]
+
+
+@pytest.mark.parametrize(("changes", "text"), BAD_EXPRESSIONS)
 def test_an_expression_that_cannot_be_is_refused_by_the_name_of_its_format(changes: dict[str, str], text: str) -> None:
     with pytest.raises(ValueError, match=re.escape(text)):
         eighths(**changes)
 
 
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({"numba_load": " "}, "format 'two halves': numba_load is empty; give statements"),
-        ({"numba_store": "# nothing"}, "format 'two halves': numba_store is empty; give statements"),
-        ({"numba_load": "for i in range(live)"}, "numba_load is not statements of Python: expected ':', in 'for i in"),
-        (
-            {"numba_load": "x[:live] = lost * codes"},
-            "format 'two halves': numba_load uses the name codes; there are S, ",
-        ),
-        ({"numba_store": "lost[0] = element_sin(x[0])"}, "'two halves': numba_store uses the name element_sin"),
-    ],
-)
+BAD_STATEMENTS = [
+    ({"numba_load": " "}, "format 'two halves': numba_load is empty; give statements"),
+    ({"numba_store": "# nothing"}, "format 'two halves': numba_store is empty; give statements"),
+    ({"numba_load": "for i in range(live)"}, "numba_load is not statements of Python: expected ':', in 'for i in"),
+    ({"numba_load": "x[:live] = lost * codes"}, "format 'two halves': numba_load uses the name codes; there are S, "),
+    ({"numba_store": "lost[0] = element_sin(x[0])"}, "'two halves': numba_store uses the name element_sin"),
+]
+
+
+@pytest.mark.parametrize(("changes", "text"), BAD_STATEMENTS)
 def test_statements_that_cannot_be_are_refused_by_the_name_of_their_format(changes: dict[str, str], text: str) -> None:
     with pytest.raises(ValueError, match=re.escape(text)):
         TwoHalves(**changes)

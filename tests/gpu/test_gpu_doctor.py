@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 from typing import Any
 
 import pytest
 import torch
-from gpu_support import settled
+from command_line import Program
+from gpu_support import launching, settled
 from optim_support import step_on_ones
 from watched import least
 
@@ -17,12 +20,7 @@ from pagedopt.commands.main import main
 from pagedopt.placements import choose
 from pagedopt.planning.rates import RATE_NAMES
 
-if not torch.cuda.is_available():
-    pytest.skip("needs an NVIDIA GPU: torch.cuda.is_available() is False", allow_module_level=True)
-pytest.importorskip("cupy", reason="needs CuPy to launch kernels")
-pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
-
-pytestmark = [pytest.mark.gpu, pytest.mark.exclusive]
+pytestmark = [launching(), pytest.mark.exclusive]
 
 MIB = 1 << 20
 
@@ -30,11 +28,7 @@ MIB = 1 << 20
 @pytest.fixture(scope="module")
 def report() -> Any:
     """A whole examination, taken through the command."""
-    import contextlib
-    import io
-
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
         status = main(["doctor", "--device", "cuda:0", "--json"])
     found = json.loads(out.getvalue())
     assert status == (1 if found["problems"] else 0), found["problems"]
@@ -81,9 +75,8 @@ def test_examining_gives_back_what_it_took() -> None:
     assert least(taken, 4 * MIB) <= 4 * MIB
 
 
-def test_a_plan_measures_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--params", "1B", "--json"]) == 0
-    content = json.loads(capsys.readouterr().out)
+def test_a_plan_measures_this_machine(program: Program) -> None:
+    content = program.reports("plan", "--params", "1B")
     assert content["rates"]["assumed"] is False
     assert content["room"].keys() == {"device", "host"}
     assert all(isinstance(row["fits"], bool) and row["seconds"] > 0 for row in content["rows"])
@@ -104,8 +97,8 @@ def test_bytes_are_what_was_said(placement: str, share: float, way: str) -> None
     if (placement, way) == ("managed", "staged") or (placement == "host" and share):
         pytest.skip("there is no such combination")
     net = network()
-    options: dict[str, Any] = {"placement": placement, "host_access": way}
-    options["device_budget"] = int(share * estimate(net).state_bytes)
+    budget = int(share * estimate(net).state_bytes)
+    options: dict[str, Any] = {"placement": placement, "host_access": way, "device_budget": budget}
     said = estimate(net, **options)
     optimizer = PagedAdamW(net.parameters(), **options)
     step_on_ones(optimizer)

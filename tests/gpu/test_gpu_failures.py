@@ -13,7 +13,7 @@ import pytest
 import torch
 from cuda_errors import assert_clean
 from faults import Scene, Stage, expected
-from gpu_support import NEEDED
+from gpu_support import NEEDED, all_of_the_card_in_the_end
 from optim_support import ADAMW
 from spill_support import everything, parameters, same, steps
 from stand_ins import raising
@@ -38,6 +38,12 @@ def no_error_is_left() -> Iterator[None]:
     assert_clean()
 
 
+def set_up(scene: Scene) -> Stage:
+    """A stage, after what it must come to is known."""
+    expected(scene)
+    return Stage(scene)
+
+
 class Hit:
     """Stands in for ``driver.copy``: calls ``act`` in the place of copy number ``at``; 0: of none."""
 
@@ -55,8 +61,7 @@ def hit_with(
     act: Callable[[], Any], scene: Scene, patch: pytest.MonkeyPatch, error: type[BaseException] = KeyboardInterrupt
 ) -> Iterator[tuple[int, Stage]]:
     """Act in some of the copies that the operation makes, which raises then; the stage behind each."""
-    expected(scene)
-    stage, counting = Stage(scene), Hit(0, lambda: None)
+    stage, counting = set_up(scene), Hit(0, lambda: None)
     with patch.context() as here:
         here.setattr(driver, "copy", counting)
         stage.act()
@@ -95,9 +100,7 @@ def test_a_second_interrupt_in_a_staged_sweep_ends_it(scene: Scene, monkeypatch:
 
 
 def test_no_room_for_the_slots_of_a_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = Scene("first step", "spilled", "adamw", "cuda")
-    expected(scene)
-    stage = Stage(scene)
+    stage = set_up(Scene("first step", "spilled", "adamw", "cuda"))
     with monkeypatch.context() as here:
         here.setattr(store, "ring_for", raising(torch.OutOfMemoryError("no slots, says the test")))
         with pytest.raises(torch.OutOfMemoryError, match="says the test"):
@@ -111,19 +114,16 @@ def test_no_room_for_the_slots_of_a_first_step(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("operation", ["first step", "step", "load fresh", "load used", "deepcopy"])
 def test_a_full_device_refuses_or_nothing_is_asked_of_it(operation: str, placement: str) -> None:
     """torch's own allocator refuses, as it does where a model has taken everything."""
-    scene = Scene(operation, placement, "adamw", "cuda")
-    expected(scene)
-    stage = Stage(scene)
+    stage = set_up(Scene(operation, placement, "adamw", "cuda"))
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     error: BaseException | None = None
-    try:
+    with all_of_the_card_in_the_end():
         torch.cuda.set_per_process_memory_fraction(1e-6)
-        stage.act()
-    except (MemoryError, torch.OutOfMemoryError) as refused:
-        error = refused.with_traceback(None)
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
+        try:
+            stage.act()
+        except (MemoryError, torch.OutOfMemoryError) as refused:
+            error = refused.with_traceback(None)
     assert_clean()
     found = stage.verdict(may_be_damaged=False)
     assert found == "after" or error is not None, "nobody heard of it"
@@ -146,9 +146,7 @@ class Scarce:
 @pytest.mark.parametrize("operation", ["first step", "step"])
 def test_no_memory_for_a_pointer_table(operation: str, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """That of a first launch is there before anything changes; behind a launch a step may be damaged, and says so."""
-    scene = Scene(operation, "resident", "adamw", "cuda")
-    expected(scene)
-    stage, error = Stage(scene), None
+    stage, error = set_up(Scene(operation, "resident", "adamw", "cuda")), None
     asked: list[str] = []
     pool._pool_of.cache_clear()  # tables of tests before this one have left places in which a small one finds room
     with monkeypatch.context() as here:
@@ -166,9 +164,10 @@ def test_no_memory_for_a_pointer_table(operation: str, at: int, monkeypatch: pyt
     assert found == "before" or not first
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"device_budget": 0}, {"device_budget": "50%", "host_access": "in_place"}], ids=str
-)
+OPTIONS: list[dict[str, Any]] = [{}, {"device_budget": 0}, {"device_budget": "50%", "host_access": "in_place"}]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_a_kernel_that_does_not_compile_changes_nothing(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,21 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from cache_support import halve
+from gpu_support import launching
 
 from pagedopt import multi_tensor_apply
 from pagedopt.rules import Rule
 from pagedopt.system import cache, warn
 
-if not torch.cuda.is_available():
-    pytest.skip("needs an NVIDIA GPU: torch.cuda.is_available() is False", allow_module_level=True)
-pytest.importorskip("cupy", reason="needs CuPy to launch kernels")
-pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
-
-pytestmark = pytest.mark.gpu
-
-
-def halve(x):  # type: ignore[no-untyped-def]
-    return x / 2
+pytestmark = launching()
 
 
 def negate(x):  # type: ignore[no-untyped-def]
@@ -38,8 +31,8 @@ def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def check_both() -> None:
     """Rules that are new to this process: their kernels are looked for."""
     x = torch.arange(5000.0, device="cuda")
-    multi_tensor_apply(Rule(halve), [[x]])
-    multi_tensor_apply(Rule(negate), [[x]])
+    for function in (halve, negate):
+        multi_tensor_apply(Rule(function), [[x]])
     assert torch.equal(x.cpu(), -torch.arange(5000.0) / 2)
 
 

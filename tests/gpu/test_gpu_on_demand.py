@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,12 @@ import torch
 from gpu_support import NEEDED, settled
 from optim_support import ADAMW, step_on_ones
 from spill_support import everything, same, steps, trained
+from tiny_training import interrupted_behind, result
 
 import pagedopt
 from pagedopt import PagedAdamW, Rates, estimate, run_with_room
 from pagedopt.commands.main import main
 from pagedopt.commands.train.checkpoint import CHECKSUM
-from pagedopt.commands.train.run import Run
 from pagedopt.placements import choose
 
 pytestmark = [*NEEDED, pytest.mark.exclusive]
@@ -89,6 +88,7 @@ def test_it_moves_when_it_has_to(act: Callable[[PagedAdamW], None], access: Any)
 def test_a_thousand_of_one_parameter_move() -> None:
     """As with an optimizer per parameter in the backward pass."""
     params = [torch.nn.Parameter(torch.full((700,), float(i), device="cuda")) for i in range(1000)]
+    twins = [torch.nn.Parameter(p.detach().clone()) for p in params]
     optimizers = [PagedAdamW([p], **ADAMW) for p in params]
     for opt in optimizers:
         step_on_ones(opt)
@@ -96,7 +96,6 @@ def test_a_thousand_of_one_parameter_move() -> None:
     assert sum(opt.memory_report().by_place.get("device", 0) for opt in optimizers) == 0
     for opt in optimizers:
         opt.step()
-    twins = [torch.nn.Parameter(torch.full((700,), float(i), device="cuda")) for i in range(1000)]
     whole = PagedAdamW(twins, **ADAMW)
     for _ in range(2):
         step_on_ones(whole)
@@ -119,22 +118,23 @@ def shortage() -> Iterator[Callable[[int], None]]:
     torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def large() -> tuple[list[torch.nn.Parameter], PagedAdamW]:
+def large(count: int = 1, **options: Any) -> tuple[list[torch.nn.Parameter], PagedAdamW]:
     """256 MiB of state."""
-    return trained(1, shapes=((8 << 20,),) * 4, gaps=False)
+    return trained(count, shapes=((8 << 20,),) * 4, gaps=False, **options)
+
+
+def filled(nbytes: int) -> int:
+    """Ask for so much of the device for a moment."""
+    return torch.ones(nbytes, dtype=torch.uint8, device="cuda").nbytes
 
 
 def test_a_batch_that_does_not_fit_beside_the_state_fits_without(shortage: Callable[[int], None]) -> None:
     params, opt = large()
     before = everything(params, opt)
     shortage(64 * MiB)
-
-    def batch() -> int:
-        return torch.ones(256 * MiB, dtype=torch.uint8, device="cuda").nbytes
-
     with pytest.raises(torch.OutOfMemoryError):
-        batch()
-    assert run_with_room(opt, batch) == 256 * MiB
+        filled(256 * MiB)
+    assert run_with_room(opt, partial(filled, 256 * MiB)) == 256 * MiB
     assert same(before, everything(params, opt))
 
 
@@ -144,7 +144,7 @@ def test_the_note_beside_a_real_error_says_what_helps(shortage: Callable[[int], 
 
     def batch() -> int:
         with opt.guard():
-            return torch.ones(160 * MiB, dtype=torch.uint8, device="cuda").nbytes
+            return filled(160 * MiB)
 
     with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory") as caught:
         batch()
@@ -164,15 +164,15 @@ def test_a_time_lets_as_much_be_away_as_its_rates_say(access: Any, tmp_path: Pat
     rates = Rates(device=4e12, up=40e9, down=50e9, both=80e9, in_place=60e9, machine="a machine of mine")
     rates.save(tmp_path / "rates.json")
     said = f"4 ms by {tmp_path}/rates.json"
-    params, opt = trained(2, shapes=((8 << 20,),) * 4, gaps=False, device_budget=said, host_access=access)
+    params, opt = large(2, device_budget=said, host_access=access)
     assert opt.memory_report().by_place == estimate(params, device_budget=said, host_access=access).by_place
     both_ways = 2 * opt.memory_report().by_place["host"]
     assert 2e-3 <= both_ways / (80e9 if access == "staged" else 60e9) <= 4e-3
-    assert same(everything(params, opt), everything(*trained(2, shapes=((8 << 20,),) * 4, gaps=False)))
+    assert same(everything(params, opt), everything(*large(2)))
 
 
 def test_a_time_is_measured_here_where_no_rates_are_named() -> None:
-    _, opt = trained(1, shapes=((8 << 20,),) * 4, gaps=False, device_budget="1 ms")
+    _, opt = large(device_budget="1 ms")
     known = opt.affordable.known
     assert known is not None
     assert 10 * MiB < opt.memory_report().by_place["host"] < 256 * MiB, known
@@ -181,9 +181,10 @@ def test_a_time_is_measured_here_where_no_rates_are_named() -> None:
 # ---- beside torch ----
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"device_budget": 0}, {"device_budget": 0, "host_access": "in_place"}], ids=str
-)
+SHADOWS: list[dict[str, Any]] = [{}, {"device_budget": 0}, {"device_budget": 0, "host_access": "in_place"}]
+
+
+@pytest.mark.parametrize("options", SHADOWS, ids=str)
 def test_the_shadow_of_an_optimizer_leaves_no_trace(options: Any) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(1000, 3000), torch.nn.Dropout(), torch.nn.Linear(3000, 10)).cuda()
@@ -206,24 +207,16 @@ def test_the_shadow_of_an_optimizer_leaves_no_trace(options: Any) -> None:
 # ---- the program ----
 
 
-def test_a_checkpoint_of_a_gpu_is_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_of_a_gpu_is_gone_on_from(tmp_path: Path) -> None:
     """With its checksum.  The losses agree as far as a backward pass on a GPU agrees with itself."""
-    common = ("--size", "tiny", "--device", "cuda", "--device-budget", "50%", "--steps", "16")
+    common = ("train", "--size", "tiny", "--device", "cuda", "--device-budget", "50%", "--steps", "16")
     whole, half = tmp_path / "whole", tmp_path / "half"
-    assert main(["train", *common, "--out", str(whole)]) == 0
-    take_step = Run.take_step
-
-    def step_and_signal(run: Run) -> None:
-        take_step(run)
-        if run.step == 9:
-            signal.raise_signal(signal.SIGINT)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Run, "take_step", step_and_signal)
-        assert main(["train", *common, "--out", str(half)]) == 130
+    assert main([*common, "--out", str(whole)]) == 0
+    with interrupted_behind(9):
+        assert main([*common, "--out", str(half)]) == 130
     assert CHECKSUM in torch.load(half / "checkpoint.pt", weights_only=True, map_location="cpu")
     assert main(["train", "--resume", str(half / "checkpoint.pt")]) == 0
-    one, other = (json.loads((folder / "result.json").read_text())["optimizers"] for folder in (whole, half))
+    one, other = (result(folder)["optimizers"] for folder in (whole, half))
     assert one.keys() == other.keys() == {"paged", "torch"}
     for kind in one:
         assert other[kind]["losses"] == pytest.approx(one[kind]["losses"], rel=0.02)

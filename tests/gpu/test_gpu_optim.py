@@ -1,16 +1,16 @@
 """PagedAdamW on a GPU: torch's numbers over every transport and placement, on the current stream, without waiting."""
 
 import copy
-import subprocess
-import sys
+import functools
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from gpu_support import NEEDED
+from children import python
+from gpu_support import NEEDED, no_synchronizing
 from optim_support import ADAMW, distance, model, pair, step_on_ones, train
-from paths import HELPERS
+from spill_support import same
 from stand_ins import raising
 
 from pagedopt import PagedAdamW, PagedSGD
@@ -20,15 +20,20 @@ from pagedopt.transports.choose import TRANSPORTS
 pytestmark = NEEDED
 
 
+def trained(count: int, **options: Any) -> tuple[torch.nn.Module, PagedAdamW]:
+    """A model and its optimizer after ``count`` steps."""
+    net = model("cuda")
+    opt = PagedAdamW(net.parameters(), **options)
+    train(net, opt, count)
+    return net, opt
+
+
 @pytest.mark.parametrize("transport", sorted(TRANSPORTS))
 @pytest.mark.parametrize("case", [ADAMW, {**ADAMW, "amsgrad": True, "maximize": True}], ids=["plain", "amsgrad"])
 def test_adamw_follows_torch_over_every_transport(case: dict[str, Any], transport: str) -> None:
-    ours, theirs, _, _ = pair(
-        lambda p: PagedAdamW(p, transport=transport, **case),
-        lambda p: torch.optim.AdamW(p, fused=True, **case),
-        100,
-        device="cuda",
-    )
+    make_ours: Any = functools.partial(PagedAdamW, transport=transport, **case)
+    make_theirs: Any = functools.partial(torch.optim.AdamW, fused=True, **case)
+    ours, theirs, _, _ = pair(make_ours, make_theirs, 100, device="cuda")
     assert distance(ours, theirs) < 3e-6
 
 
@@ -42,19 +47,15 @@ def test_sgd_follows_torch(momentum: float) -> None:
 def test_placement_and_transport_change_no_bit() -> None:
     results = []
     for options in [{"transport": t} for t in sorted(TRANSPORTS)] + [{"placement": "managed"}]:
-        net = model("cuda")
-        opt = PagedAdamW(net.parameters(), **options, **ADAMW)  # type: ignore[arg-type]
-        train(net, opt, 10)
-        results.append([p.detach().clone() for p in net.parameters()])
-    assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
+        net, _ = trained(10, **options, **ADAMW)
+        results.append([p.detach() for p in net.parameters()])
+    assert all(same(results[0], other) for other in results[1:])
 
 
 def test_managed_state_is_managed_and_survives_the_optimizer() -> None:
-    net = model("cuda")
-    opt = PagedAdamW(net.parameters(), placement="managed")
-    train(net, opt, 2)
-    assert opt.memory_report().placement == "managed"
-    assert opt.memory_report().by_place.keys() == {"device"}
+    net, opt = trained(2, placement="managed")
+    report = opt.memory_report()
+    assert (report.placement, set(report.by_place)) == ("managed", {"device"})
     state = opt.state[next(net.parameters())]["exp_avg"]
     d = driver.bindings()
     kind = d.CUpointer_attribute.CU_POINTER_ATTRIBUTE_IS_MANAGED
@@ -75,7 +76,7 @@ def test_managed_memory_beyond_its_share_is_refused_and_the_optimizer_stays_usab
     with pytest.raises(MemoryError, match="bytes of managed memory asked for on cuda:0"):
         train(net, opt, 1)
     assert not opt.state
-    assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+    assert same(before, list(net.parameters()))
     monkeypatch.undo()
     train(net, opt, 1)
 
@@ -102,22 +103,17 @@ def test_state_falls_back_to_the_device_with_one_warning(refusal: str, monkeypat
     monkeypatch.undo()
     train(other, plain, 3)
     assert opt.memory_report().by_place.keys() == {"device"}
-    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), other.parameters(), strict=True))
+    assert same(list(net.parameters()), list(other.parameters()))
 
 
 def test_step_does_not_synchronize_nor_allocate() -> None:
-    net = model("cuda")
-    opt = PagedAdamW(net.parameters())
-    train(net, opt, 6)  # more steps than the ring of tables has places
+    net, opt = trained(6)  # more steps than the ring of tables has places
     for p in net.parameters():
         p.grad = torch.ones_like(p)
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronizing():
         for _ in range(3):
             opt.step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 
@@ -161,9 +157,7 @@ def test_steps_that_run_ahead_of_the_gpu_keep_their_own_scalars() -> None:
 
 
 def test_capture_is_refused_in_words() -> None:
-    net = model("cuda")
-    opt = PagedAdamW(net.parameters())
-    train(net, opt, 1)
+    net, opt = trained(1)
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(RuntimeError, match="cannot be captured"), torch.cuda.graph(graph):
         opt.step()
@@ -171,24 +165,22 @@ def test_capture_is_refused_in_words() -> None:
 
 
 def test_state_moves_between_torch_fused_and_us() -> None:
+    fused: Any = functools.partial(torch.optim.AdamW, fused=True, **ADAMW)
+    paged: Any = functools.partial(PagedAdamW, **ADAMW)
     whole, half = model("cuda"), model("cuda")
-    a = torch.optim.AdamW(whole.parameters(), fused=True, **ADAMW)
-    train(whole, a, 10)
-    b = torch.optim.AdamW(half.parameters(), fused=True, **ADAMW)
-    train(half, b, 5)
-    c = PagedAdamW(half.parameters(), **ADAMW)
-    c.load_state_dict(copy.deepcopy(b.state_dict()))
-    train(half, c, 3, first=5)
-    d = torch.optim.AdamW(half.parameters(), fused=True, **ADAMW)
-    d.load_state_dict(copy.deepcopy(c.state_dict()))
-    train(half, d, 2, first=8)
+    train(whole, fused(whole.parameters()), 10)
+    before = fused(half.parameters())
+    train(half, before, 5)
+    for make, first, count in ((paged, 5, 3), (fused, 8, 2)):
+        optimizer = make(half.parameters())
+        optimizer.load_state_dict(copy.deepcopy(before.state_dict()))
+        train(half, optimizer, count, first=first)
+        before = optimizer
     assert distance(list(half.parameters()), list(whole.parameters())) < 3e-6
 
 
 def test_a_new_process_continues_to_the_same_bits(tmp_path: Path) -> None:
-    net = model("cuda")
-    opt = PagedAdamW(net.parameters(), **ADAMW)
-    train(net, opt, 5)
+    net, opt = trained(5, **ADAMW)
     torch.save({"model": net.state_dict(), "opt": opt.state_dict()}, tmp_path / "half.pt")
     train(net, opt, 5, first=5)
     script = """
@@ -203,11 +195,8 @@ train(net, opt, 5, first=5)
 torch.save([p.detach().cpu() for p in net.parameters()], sys.argv[1] + "/end.pt")
 """
     for where in ("none", "cpu", "cuda"):
-        tests = str(HELPERS)
-        program = f"import sys; sys.path.insert(0, {tests!r})\n{script}"
-        subprocess.run([sys.executable, "-c", program, str(tmp_path), where], check=True, timeout=120)
-        end = torch.load(tmp_path / "end.pt")
-        assert all(torch.equal(a.cpu(), b) for a, b in zip(net.parameters(), end, strict=True)), where
+        python("-c", script, tmp_path, where, timeout=120)
+        assert same([p.cpu() for p in net.parameters()], torch.load(tmp_path / "end.pt")), where
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_support import NEEDED, settled
+from gpu_support import NEEDED, all_of_the_card_in_the_end, settled
 from optim_support import ADAMW
 from spill_support import everything, parameters, same, steps, trained
 from stand_ins import raising
@@ -72,21 +72,16 @@ def test_run_with_room_survives_a_shortage() -> None:
     total = torch.cuda.mem_get_info()[1]
     card = torch.cuda.memory_reserved() + 256 * MiB + 64 * MiB  # what torch and state have, and a little
 
-    def cap() -> None:
+    def needs_much() -> int:
         ours = opt.memory_report().by_place.get("device", 0)
         torch.cuda.set_per_process_memory_fraction((card - ours) / total)
-
-    def needs_much() -> int:
-        cap()
         return torch.ones(256 * MiB, dtype=torch.uint8, device="cuda").nbytes
 
-    try:
+    with all_of_the_card_in_the_end():
         with pytest.raises(torch.OutOfMemoryError):
             needs_much()
         assert run_with_room(opt, needs_much) == 256 * MiB
         assert set(opt.memory_report().by_place) == {"device"}
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 def test_auto_gives_state_what_the_cap_leaves_and_follows_it() -> None:
@@ -103,7 +98,7 @@ def test_auto_gives_state_what_the_cap_leaves_and_follows_it() -> None:
         torch.cuda.set_per_process_memory_fraction((held + left) / total)
 
     opt = PagedAdamW(params, device_budget="auto", **ADAMW)
-    try:
+    with all_of_the_card_in_the_end():
         cap(24 * MiB)
         opt.step()
         assert 16 * MiB <= opt.memory_report().by_place["device"] <= 24 * MiB
@@ -116,8 +111,6 @@ def test_auto_gives_state_what_the_cap_leaves_and_follows_it() -> None:
         for _ in range(4):
             opt.step()
         assert opt.memory_report().by_place["host"] > 0
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 def test_no_room_to_give_raises_the_first_error() -> None:
@@ -182,16 +175,16 @@ def test_a_move_that_fails_half_way_loses_nothing(monkeypatch: pytest.MonkeyPatc
 CAN = {"managed": True, "concurrent_managed": True, "mapped": True, "host_pages": True}
 
 
-@pytest.mark.parametrize(
-    ("asked", "can", "got"),
-    [
-        ("mapped", {"host_pages": False}, "managed"),
-        ("mapped", {"host_pages": False, "concurrent_managed": False}, "host"),
-        ("managed", {"concurrent_managed": False}, "mapped"),
-        ("managed", {"concurrent_managed": False, "host_pages": False}, "host"),
-        ("managed", {"managed": False, "concurrent_managed": False, "host_pages": False}, "host"),
-    ],
-)
+FALLBACKS = [
+    ("mapped", {"host_pages": False}, "managed"),
+    ("mapped", {"host_pages": False, "concurrent_managed": False}, "host"),
+    ("managed", {"concurrent_managed": False}, "mapped"),
+    ("managed", {"concurrent_managed": False, "host_pages": False}, "host"),
+    ("managed", {"managed": False, "concurrent_managed": False, "host_pages": False}, "host"),
+]
+
+
+@pytest.mark.parametrize(("asked", "can", "got"), FALLBACKS)
 def test_what_a_device_cannot_do_falls_back_with_one_warning(
     asked: str, can: dict[str, bool], got: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,12 +225,16 @@ def test_too_little_host_memory_is_said_before_anything_is_taken(monkeypatch: py
     assert not opt.state
 
 
+OPTIONS: dict[str, dict[str, Any]] = {
+    "mapped": {"device_budget": "20MiB"},
+    "managed": {"placement": "managed", "device_budget": "20MiB"},
+    "host": {"placement": "host"},
+    "device": {},
+}
+
+
 @pytest.mark.exclusive("host")
-@pytest.mark.parametrize(
-    "options",
-    [{"device_budget": "20MiB"}, {"placement": "managed", "device_budget": "20MiB"}, {"placement": "host"}, {}],
-    ids=["mapped", "managed", "host", "device"],
-)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_a_hundred_optimizers_leave_memory_as_it_was(options: dict[str, Any]) -> None:
     for _ in range(3):
         trained(1, gaps=False, **options)

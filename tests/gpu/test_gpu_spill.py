@@ -21,11 +21,8 @@ pytestmark = NEEDED
 MiB = 1 << 20
 BUDGETS = [0, 5 * MiB, "21MiB", 100 * MiB]
 WAYS = [
-    *[
-        {"placement": "mapped", "host_access": way, "device_budget": b}
-        for way in ("staged", "in_place")
-        for b in BUDGETS
-    ],
+    *[{"placement": "mapped", "host_access": "staged", "device_budget": b} for b in BUDGETS],
+    *[{"placement": "mapped", "host_access": "in_place", "device_budget": b} for b in BUDGETS],
     *[{"placement": "managed", "device_budget": b} for b in (*BUDGETS, None)],
     {"placement": "managed-driver"},
     *[{"placement": "host", "host_access": way} for way in ("staged", "in_place")],
@@ -34,18 +31,16 @@ WAYS = [
     pytest.param({"device_budget": "auto"}, marks=pytest.mark.exclusive),
     {"placement": "mapped", "host_access": "in_place", "device_budget": 0, "blocks": 3},
 ]
-FORMATS: list[tuple[torch.dtype, Any]] = [
-    (torch.float32, None),
-    (torch.bfloat16, "float32"),
-    (torch.float32, {"exp_avg": "bfloat16", "exp_avg_sq": "float32"}),
-]
+MIXED = {"exp_avg": "bfloat16", "exp_avg_sq": "float32"}
+FORMATS: list[tuple[torch.dtype, Any]] = [(torch.float32, None), (torch.bfloat16, "float32"), (torch.float32, MIXED)]
 
 
 @functools.cache
 def on_the_device(dtype: torch.dtype, state_format: str | None, amsgrad: bool = False) -> list[torch.Tensor]:
     """What seven steps lead to with all state on the device."""
-    chosen = dict(FORMATS[2][1]) if state_format == "mixed" else state_format
-    return everything(*trained(7, dtype, state_format=chosen, amsgrad=amsgrad))
+    return everything(
+        *trained(7, dtype, state_format=MIXED if state_format == "mixed" else state_format, amsgrad=amsgrad)
+    )
 
 
 def name(options: dict[str, Any]) -> str:
@@ -134,10 +129,8 @@ def test_a_step_takes_no_more_than_budget_and_ring() -> None:
     report = opt.memory_report()
     (arena,) = opt.store.arenas
     assert report.ring == SLOTS * int(arena.layout.page_bytes().max())
-    taken = free - torch.cuda.mem_get_info()[0]
-    assert taken <= 64 * MiB + report.ring + 24 * MiB, (
-        f"{taken:,} bytes ({torch.cuda.memory_reserved() - held:,} torch's)"
-    )
+    taken, torchs = free - torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved() - held
+    assert taken <= 64 * MiB + report.ring + 24 * MiB, f"{taken:,} bytes ({torchs:,} torch's)"
 
 
 def test_steps_follow_the_current_stream() -> None:

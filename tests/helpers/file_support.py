@@ -99,6 +99,12 @@ def assert_measured(memory: FileArena) -> None:
     assert 0 <= measured["file"] - planned["file"] <= 16384
 
 
+def assert_whole(memory: FileArena, want: list[torch.Tensor]) -> None:
+    """It holds that, where it was planned."""
+    assert_measured(memory)
+    assert_holds(memory, want)
+
+
 def descriptors() -> int:
     """How many this process has."""
     return len(os.listdir("/proc/self/fd"))

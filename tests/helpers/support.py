@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from pagedopt.rules import Rule
-from pagedopt.tables.layout import HostTable
 
 Lists = list[list[torch.Tensor | None]]
 
@@ -77,21 +75,6 @@ def _view(value: torch.Tensor, gap: int) -> torch.Tensor:
     return room[gap : gap + len(value)].copy_(value)
 
 
-def vast(numel: int) -> torch.Tensor:
-    """bfloat16 zeros that take address space, and memory only where they are touched."""
-    no_reserve = 0x4000  # of Linux; the module names it from Python 3.13 on
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve
-    return torch.frombuffer(mmap.mmap(-1, 2 * numel, flags=flags), dtype=BF16)
-
-
-def tail_of(table: HostTable, numel: int, reach: int) -> None:
-    """Make a table over one tensor of ``reach`` elements and one of none speak of the last ``reach`` of ``numel``."""
-    assert table.rows["numel"].tolist() == [reach, 0]
-    table.rows["numel"][0] = numel
-    table.chunks["offset"] += numel - reach
-    table.rows_changed()
-
-
 @contextlib.contextmanager
 def threads(count: int) -> Iterator[None]:
     """So many threads of torch's in a block."""
@@ -152,12 +135,22 @@ def expected(rule: Rule, lists: Lists, scalars: Sequence[Mapping[str, float]], s
 
 
 def assert_updated(
-    rule: Rule, before: Lists, after: Lists, want: Lists, dtypes: Sequence[torch.dtype], slack: float = 8.0
+    rule: Rule, before: Lists, after: Lists, *scalars: Mapping[str, float], sets: Sequence[int] = ()
 ) -> None:
-    """Every written list agrees with ``want`` to one rounding of its dtype and ``slack`` roundings of the arithmetic.
+    """Every written list is what the reference makes of ``before``, to one rounding of its dtype and eight of the
+    arithmetic.
 
     The bound itself is held to a fraction of the update, so that a kernel that does nothing cannot pass.
+
+    Args:
+        rule: whose reference.
+        before: copies of what the kernel was given.
+        after: what it left.
+        scalars: hyperparameters, of each set.
+        sets: for each row the index of its set; if there are none, all rows have the first.
     """
+    want = expected(rule, before, scalars, sets or [0] * len(before[0]))
+    dtypes = [next(t.dtype for t in tensors if t is not None) for tensors in before]
     eps = torch.finfo(F64 if F64 in dtypes else F32).eps  # arithmetic is in double if any list is
     for j, expect in zip(rule.writes, want, strict=True):
         own = torch.finfo(dtypes[j])
@@ -170,7 +163,7 @@ def assert_updated(
             assert torch.equal(got.isnan(), target.isnan()), f"{where}: NaN elsewhere than in the reference"
             size = torch.maximum(target.abs(), old.abs()).clamp(min=0.25)
             # Half a step of the list's own dtype, a little more where a double goes to 16 bits through float.
-            bound = target.abs() * own.eps * 0.502 + own.tiny * own.eps + slack * eps * size
+            bound = target.abs() * own.eps * 0.502 + own.tiny * own.eps + 8 * eps * size
             error = (got - target).abs()[finite]
             worst = (error / bound[finite]).argmax() if len(error) else None
             assert worst is None or error[worst] <= bound[finite][worst], (

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from cache_support import in_child
+from support import threads
 
 from pagedopt.kernels import cpu, team
 from pagedopt.system.numba.compile_text import load
@@ -44,13 +41,6 @@ def kernel() -> Any:
     return found
 
 
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 class Seen:
     """A table of ``chunks`` chunks, and what was seen of each."""
 
@@ -76,8 +66,8 @@ class Seen:
 
 
 def walk(kernel: Any, seen: Seen, count: int, span: tuple[int, int] | None = None) -> Seen:
-    torch.set_num_threads(count)
-    cpu.run(kernel, seen.table, span)
+    with threads(count):
+        cpu.run(kernel, seen.table, span)
     return seen
 
 
@@ -134,17 +124,4 @@ def test_a_fork_leaves_the_team_behind(kernel: Any) -> None:
         return team.member(kernel) is None and walk(kernel, Seen(64), 4).times == [1] * 64
 
     walk(kernel, Seen(64), 4)
-    assert exit_code(child) == 0
-
-
-def exit_code(work: Callable[[], bool]) -> int:
-    """0 if ``work`` returns True in a fork of this process."""
-    if (process := os.fork()) == 0:
-        signal.alarm(60)
-        try:
-            code = 0 if work() else 1
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-            code = 2
-        os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    assert in_child(child)

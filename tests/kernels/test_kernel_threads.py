@@ -17,14 +17,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import threads
+from cache_support import in_child
+from stand_ins import raising
+from support import F32, lists_for, same_bits, scalars_for, threads
 
-from pagedopt import multi_tensor_apply
+from pagedopt import Sweep, multi_tensor_apply
 from pagedopt.kernels import cpu
 from pagedopt.rules import RULES
 from pagedopt.tables.layout import Geometry, HostTable
 
 THREADS = 4
+ADAMW = RULES["adamw"]
 SIZES = (700_001, 1, 0, 33_000, 5, 20_000)  # work for four threads, of whatever kind
 
 
@@ -47,19 +50,18 @@ def are_doubled(lists: list[list[torch.Tensor]], times: int = 1) -> bool:
     return all(np.array_equal(t.numpy(), np.arange(len(t), dtype=np.float32) * 2**times) for t in lists[0])
 
 
+def test_threads_change_no_bit() -> None:
+    results = []
+    for count in (1, 2, 5):
+        lists = lists_for(ADAMW, SIZES, (F32,) * 4)
+        for _ in range(2):
+            with threads(count):
+                Sweep(ADAMW, lists).run(scalars_for(ADAMW))
+        results.append(lists)
+    assert all(same_bits(results[0], other) for other in results[1:])
+
+
 # ---- with fewer threads than were asked for ----
-
-
-def exit_code(work: Callable[[], bool]) -> int:
-    """0 if ``work`` returns True in a fork of this process."""
-    if (child := os.fork()) == 0:
-        signal.alarm(60)
-        try:
-            code = 0 if work() else 1
-        except BaseException as error:
-            code = 3 if "new thread" in str(error) else 2
-        os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def no_more_threads() -> None:
@@ -86,7 +88,7 @@ def test_the_threads_there_are_do_the_work(before: int) -> None:
         return are_doubled(lists, 4 if before else 3)
 
     double(numbers())  # compiled here: the child may not be able to
-    assert exit_code(work) == 0
+    assert in_child(work)
 
 
 def test_a_fork_has_threads_of_its_own() -> None:
@@ -96,7 +98,7 @@ def test_a_fork_has_threads_of_its_own() -> None:
 
     lists = numbers()
     double(numbers())
-    assert exit_code(work) == 0
+    assert in_child(work)
 
 
 def test_calls_of_several_threads_do_not_mix() -> None:
@@ -203,23 +205,11 @@ def test_an_interrupt_of_the_wait_does_not_end_it(handler: None) -> None:
     check_all_have_left(kernel)
 
 
-def test_an_error_on_another_thread_is_raised_when_all_have_left() -> None:
-    def fail() -> None:
-        raise MemoryError("of a helper")
-
-    kernel = Kernel(others=fail)
-    with pytest.raises(MemoryError, match="of a helper"):
+@pytest.mark.parametrize("where", ["first", "others"])
+def test_an_error_on_a_thread_is_raised_when_all_have_left(where: str) -> None:
+    kernel = Kernel(**{where: raising(MemoryError("of a thread"))})
+    with pytest.raises(MemoryError, match="of a thread"):
         cpu.run(kernel, table())
     check_all_have_left(kernel)
     double(lists := numbers())
     assert are_doubled(lists), "the threads are gone"
-
-
-def test_an_error_on_the_calling_thread_is_raised_when_all_have_left() -> None:
-    def fail() -> None:
-        raise MemoryError("of the caller")
-
-    kernel = Kernel(first=fail)
-    with pytest.raises(MemoryError, match="of the caller"):
-        cpu.run(kernel, table())
-    check_all_have_left(kernel)

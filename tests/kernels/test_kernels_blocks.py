@@ -161,21 +161,21 @@ def test_blocks_do_not_depend_on_how_the_work_is_cut() -> None:
     assert all(same_bits(results[0], other) for other in results[1:])
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "text"),
-    [
-        ({"block": 48}, ValueError, "block is 48; it must be a power of two up to 1024"),
-        ({"block": 2048}, ValueError, "block is 2048"),
-        ({"columns": ()}, ValueError, "has no columns"),
-        ({"columns": (Column("a", torch.int8), Column("", torch.int8))}, ValueError, "only the first may be ''"),
-        ({"columns": (Column("a", torch.int8, 128),)}, ValueError, "an entry per 128 elements; a block has 64"),
-        ({"columns": (Column("a", torch.complex64),)}, ValueError, "is real"),
-        ({"columns": (Column("live", torch.int8),)}, ValueError, "a name that a variable may have, and none of S, "),
-        ({"columns": (Column("two words", torch.int8),)}, ValueError, "a name that a variable may have"),
-        ({"columns": (Column("lambda", torch.int8),)}, ValueError, "a name that a variable may have"),
-        ({"arithmetic": torch.bfloat16}, ValueError, "arithmetic is torch.bfloat16"),
-    ],
-)
+NOT_TO_BE_FOLLOWED = [
+    ({"block": 48}, ValueError, "block is 48; it must be a power of two up to 1024"),
+    ({"block": 2048}, ValueError, "block is 2048"),
+    ({"columns": ()}, ValueError, "has no columns"),
+    ({"columns": (Column("a", torch.int8), Column("", torch.int8))}, ValueError, "only the first may be ''"),
+    ({"columns": (Column("a", torch.int8, 128),)}, ValueError, "an entry per 128 elements; a block has 64"),
+    ({"columns": (Column("a", torch.complex64),)}, ValueError, "is real"),
+    ({"columns": (Column("live", torch.int8),)}, ValueError, "a name that a variable may have, and none of S, "),
+    ({"columns": (Column("two words", torch.int8),)}, ValueError, "a name that a variable may have"),
+    ({"columns": (Column("lambda", torch.int8),)}, ValueError, "a name that a variable may have"),
+    ({"arithmetic": torch.bfloat16}, ValueError, "arithmetic is torch.bfloat16"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "text"), NOT_TO_BE_FOLLOWED)
 def test_a_format_that_kernels_could_not_follow_is_refused(change: dict, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=re.escape(text)):
         dataclasses.replace(INT8, **change)

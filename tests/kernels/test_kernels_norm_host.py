@@ -22,11 +22,11 @@ VARIANTS = [(d, order, threads) for d in DTYPES for order in ORDERS for threads 
 
 
 def instances() -> tuple[str, ...]:
-    names = []
-    for (dtype, out, number), order, threads in VARIANTS:
-        for stage, kind in (("chunks", dtype), ("rows", out)):
-            names.append(norm_instance(stage, ORDERS[order], kind, number, threads, "TableAt"))
-    return tuple(names)
+    return tuple(
+        norm_instance(stage, ORDERS[order], kind, number, threads, "TableAt")
+        for (dtype, out, number), order, threads in VARIANTS
+        for stage, kind in (("chunks", dtype), ("rows", out))
+    )
 
 
 def played_norm(tensors: list[torch.Tensor], variant: int, backwards: bool) -> torch.Tensor:

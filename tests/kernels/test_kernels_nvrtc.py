@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import locale
 from collections.abc import Iterator
+from pathlib import Path
 
 import nvrtc_support
 import pytest
@@ -17,6 +18,7 @@ import torch
 from kernel_names import instance, norm_instance
 from rules_under_test import PARTS, carrying, copied, filled, steps, swap
 from support import BF16, DTYPES, F16, F32, F64
+from users_module import module
 
 from pagedopt.kernels import nvrtc, source
 from pagedopt.rules import RULES, Rule
@@ -33,17 +35,11 @@ def _nvrtc() -> None:
     nvrtc_support.nvrtc()
 
 
-def need(arch: str) -> None:
-    from cuda.bindings import nvrtc as library
-
-    known = library.nvrtcGetSupportedArchs()[1]
-    if int(arch[3:]) not in known:
-        pytest.skip(f"this NVRTC compiles for {known}, not for {arch}")
-
-
 def compile_all(text: str, names: list[str], arch: str) -> None:
     """One program with all instances: the text is read once."""
-    need(arch)
+    known = nvrtc_support.nvrtc().nvrtcGetSupportedArchs()[1]
+    if int(arch[3:]) not in known:
+        pytest.skip(f"this NVRTC compiles for {known}, not for {arch}")
     cubin, symbols = nvrtc.compile_cuda(text, tuple(names), arch)
     assert cubin[:4] == b"\x7fELF"
     assert len(set(symbols)) == len(set(names)), "two variants share a symbol"
@@ -109,9 +105,10 @@ def test_the_whole_language_of_rules_compiles() -> None:
     compile_all(text, names, "sm_75")
 
 
-@pytest.mark.parametrize(
-    "arch", [*(pytest.param(a, marks=pytest.mark.long) for a in ARCHITECTURES[:-1]), ARCHITECTURES[-1]]
-)
+LONG_BUT_LAST = [*(pytest.param(a, marks=pytest.mark.long) for a in ARCHITECTURES[:-1]), ARCHITECTURES[-1]]
+
+
+@pytest.mark.parametrize("arch", LONG_BUT_LAST)
 def test_norms_compile(arch: str) -> None:
     names = []
     for dtype, number, order in itertools.product(DTYPES, (F32, F64), (0, 1, 2)):
@@ -122,15 +119,13 @@ def test_norms_compile(arch: str) -> None:
     compile_all(source.text(None, kernel="norm.cu"), names, arch)
 
 
-@pytest.mark.parametrize(
-    "name", ["load", "store", "update", "Row", "Chunk", "word", "fetch", "double", "apply", "lists"]
-)
-def test_a_rule_may_have_any_name(name: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
-    path = tmp_path / "user.py"
-    path.write_text(f"def {name}(word, table, *, address):\n    word = word + address * table\n    return word\n")
-    namespace: dict = {}
-    exec(compile(path.read_text(), str(path), "exec"), namespace)
-    rule = Rule(namespace[name])
+NAMES = ["load", "store", "update", "Row", "Chunk", "word", "fetch", "double", "apply", "lists"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rule_may_have_any_name(name: str, tmp_path: Path) -> None:
+    text = f"def {name}(word, table, *, address):\n    word = word + address * table\n    return word\n"
+    rule = Rule(getattr(module(text, tmp_path), name))
     compile_all(source.text(rule), [instance(rule, (F32, F16), 512, "TableAt")], "sm_90")
 
 
@@ -146,7 +141,7 @@ def test_denormals_are_kept_and_nothing_is_fused_unasked() -> None:
     assert "--fmad=false" in nvrtc.OPTIONS
 
 
-def test_compiled_kernels_are_kept_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_compiled_kernels_are_kept_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PAGEDOPT_CACHE_DIR", str(tmp_path))
     rule = RULES["mul_scalar"]
     name = instance(rule, (F32,), 512, "TableAt")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
-import json
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from command_line import Program
 from optim_support import step_on_ones
 
 from pagedopt import PagedAdamW, PagedSGD, Rates, estimate
@@ -45,14 +47,15 @@ def test_a_step_takes_no_longer_and_hardly_less(seconds: float, options: dict[st
         more = estimate(model, device_budget=max(0, said.state_bytes - away), rates=HAND, **options)
         assert more.seconds is not None
         assert more.seconds - near.seconds > 0.9 * seconds
-    assert said.budget is not None
 
 
 def net() -> torch.nn.Module:
     return torch.nn.Sequential(*(torch.nn.Linear(700, 1000) for _ in range(6)))
 
 
-def stepped(optimizer: Any, model: torch.nn.Module) -> Any:
+def stepped(kind: Any, model: torch.nn.Module, **options: Any) -> Any:
+    """An optimizer after a step."""
+    optimizer = kind(model.parameters(), **options)
     step_on_ones(optimizer)
     return optimizer
 
@@ -64,26 +67,22 @@ def test_an_optimizer_keeps_what_was_said(seconds: float, tmp_path: Path) -> Non
     model, twin = net(), net()
     twin.load_state_dict(model.state_dict())
     options: dict[str, Any] = {"device_budget": f"{seconds} s by {tmp_path}/my rates.json"}
-    optimizer = stepped(PagedAdamW(model.parameters(), **options), model)
-    report = optimizer.memory_report()
+    report = stepped(PagedAdamW, model, **options).memory_report()
     for said in (estimate(model, **options), estimate(model, rates=HAND, device_budget=f"{seconds} s")):
-        assert said.by_place == report.by_place
-        assert said.rates == HAND
-    assert (report.by_place, report.budget) == (said.by_place, said.budget)
-    assert report.by_place.get("file", 0) <= seconds / 1.5e-9
-    assert report.by_place.get("file", 0) > min(seconds / 1.5e-9 - 9 * MIB, 30e6)
-    stepped(PagedAdamW(twin.parameters()), twin)
+        assert (said.by_place, said.rates) == (report.by_place, HAND)
+    assert report.budget == said.budget
+    most = seconds / 1.5e-9
+    assert min(most - 9 * MIB, 30e6) < report.by_place.get("file", 0) <= most
+    stepped(PagedAdamW, twin)
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters(), strict=True))
 
 
 def test_it_is_kept_by_copies_and_changed_between_steps(tmp_path: Path) -> None:
     HAND.save(file := tmp_path / "rates.json")
-    model = net()
-    optimizer = stepped(PagedAdamW(model.parameters(), device_budget=f"10 ms by {file}"), model)
+    optimizer = stepped(PagedAdamW, net(), device_budget=f"10 ms by {file}")
     before = optimizer.memory_report().by_place
     for twin in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
-        assert twin.store.budget.said == f"10 ms by {file}"
-        assert twin.affordable.known == HAND
+        assert (twin.store.budget.said, twin.affordable.known) == (f"10 ms by {file}", HAND)
         assert twin.memory_report().by_place == before
     optimizer.set_device_budget(f"20 ms by {file}")
     assert 1.5 * before["file"] < optimizer.memory_report().by_place["file"] < 3 * before["file"]
@@ -101,10 +100,9 @@ def test_where_no_rates_are_given_this_machine_is_measured_once(monkeypatch: pyt
         return HAND
 
     monkeypatch.setattr(measuring, "measure", measure)
-    model = net()
-    optimizer = PagedAdamW(model.parameters(), device_budget="10 ms")
+    optimizer = PagedAdamW(net().parameters(), device_budget="10 ms")
     assert not asked
-    stepped(optimizer, model)
+    step_on_ones(optimizer)
     optimizer.set_device_budget("8 ms")
     assert asked == [torch.device("cpu")]
     assert 0 < optimizer.memory_report().by_place["file"] <= 0.008 / 1.5e-9
@@ -113,39 +111,33 @@ def test_where_no_rates_are_given_this_machine_is_measured_once(monkeypatch: pyt
 def test_where_there_are_no_rates_it_is_refused_with_the_reason(tmp_path: Path) -> None:
     replace(HAND, file_write=None).save(file := tmp_path / "blind.json")
     said = f"10 ms by {file}"
-    text = (
-        f"device_budget is '{said}', and no rates tell how long bytes take: those of a machine of mine have no "
-        "file_write. Give bytes or a share"
-    )
-    with pytest.raises(ValueError, match=text):
-        PagedAdamW(net().parameters(), device_budget=said)
-    with pytest.raises(ValueError, match=text):
-        estimate(net(), device_budget=said)
+    unknown = "those of a machine of mine have no file_write. Give bytes or a share"
+    text = f"device_budget is '{said}', and no rates tell how long bytes take: {unknown}"
+    for refuse in (partial(PagedAdamW, net().parameters()), partial(estimate, net())):
+        with pytest.raises(ValueError, match=text):
+            refuse(device_budget=said)
     with pytest.raises(ValueError, match=r"have no up, down, both"):
         estimate("1B", device_budget="10 ms", rates=replace(HAND, up=None, down=None, both=None))
-    model = net()
-    optimizer = stepped(PagedSGD(model.parameters(), momentum=0.9, device_budget="50%"), model)
+    optimizer = stepped(PagedSGD, net(), momentum=0.9, device_budget="50%")
     before = optimizer.memory_report().by_place
     with pytest.raises(ValueError, match=text):
         optimizer.set_device_budget(said)
-    assert optimizer.memory_report().by_place == before
-    assert optimizer.store.budget.said == "50%"
-    stepped(optimizer, model)
+    assert (optimizer.memory_report().by_place, optimizer.store.budget.said) == (before, "50%")
+    step_on_ones(optimizer)
+
+
+@pytest.mark.parametrize(("name", "reason"), [("missing", "No such file"), ("empty", "there are no rates in it")])
+def test_where_no_rates_come_from_it_is_refused_with_the_reason(name: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "empty.json").write_text("{}")
-    for name, reason in (("missing", "No such file"), ("empty", "there are no rates in it")):
-        wrong = f"10 ms by {tmp_path}/{name}.json"
-        for refuse in (
-            lambda wrong=wrong: PagedAdamW(net().parameters(), device_budget=wrong),
-            lambda wrong=wrong: estimate("1B", device_budget=wrong),
-            lambda wrong=wrong: optimizer.set_device_budget(wrong),
-            lambda wrong=wrong: PagedAdamW(net().parameters(), device_budget="auto").set_device_budget(wrong),
-        ):
-            with pytest.raises(
-                ValueError, match=rf"device_budget is '{wrong}', and no rates come from there .*{reason}"
-            ):
-                refuse()
-        assert main(["train", "--size", "tiny", "--device", "cpu", "--device-budget", wrong]) == 2
-        assert optimizer.store.budget.said == "50%"
+    wrong = f"10 ms by {tmp_path}/{name}.json"
+    optimizer = stepped(PagedSGD, net(), momentum=0.9, device_budget="50%")
+    fresh = PagedAdamW(net().parameters(), device_budget="auto")
+    making: list[Callable[..., Any]] = [partial(PagedAdamW, net().parameters()), partial(estimate, "1B")]
+    for refuse in (*making, optimizer.set_device_budget, fresh.set_device_budget):
+        with pytest.raises(ValueError, match=rf"device_budget is '{wrong}', and no rates come from there .*{reason}"):
+            refuse(device_budget=wrong)
+    assert main(["train", "--size", "tiny", "--device", "cpu", "--device-budget", wrong]) == 2
+    assert optimizer.store.budget.said == "50%"
 
 
 def test_what_a_page_alone_takes_is_reckoned_with() -> None:
@@ -161,15 +153,13 @@ def test_what_a_page_alone_takes_is_reckoned_with() -> None:
         assert found == pytest.approx(away, rel=1e-6)
 
 
-def test_a_plan_takes_a_time(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_plan_takes_a_time(program: Program, tmp_path: Path) -> None:
     HAND.save(tmp_path / "r.json")
-    assert main(["plan", "--params", "1B", "--budget", "50 ms", "--rates", str(tmp_path / "r.json"), "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
+    asked = ("plan", "--params", "1B", "--budget", "50 ms", "--rates", tmp_path / "r.json")
+    rows = program.reports(*asked)["rows"]
     assert len(rows) == 6
     mine = next(row for row in rows if row["budget"] == estimate("1B", device_budget="50 ms", rates=HAND).budget)
     assert 0.04 < mine["seconds"] - rows[-1]["seconds"] <= 0.05
     replace(HAND, up=None).save(tmp_path / "r.json")
-    assert main(["plan", "--params", "1B", "--budget", "50 ms", "--rates", str(tmp_path / "r.json")]) == 2
-    said = capsys.readouterr().err
+    said = program.refuses_in_a_line(*asked)
     assert said.startswith("pagedopt plan: --budget '50 ms', and no rates tell how long bytes take")
-    assert said.count("\n") == 1

@@ -6,6 +6,8 @@ import copy
 import math
 import pickle
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -15,54 +17,46 @@ from support import BETAS, F64, scalars_for
 from pagedopt.rules import RULES, Rule, rule
 
 EXACT = {"rtol": 1e-12, "atol": 1e-15}
-STEPS = 5
 
 
-def gradients(shape: tuple[int, ...] = (3, 7)) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randn(shape, dtype=F64, generator=generator) for _ in range(STEPS)]
+def assert_follows(name: str, make: Callable[..., torch.optim.Optimizer], first: float = 0.0, **scalars: Any) -> None:
+    """After every step the reference has the parameter of a torch optimizer, and at the end its state.
 
-
-def run_torch(make: Callable[[list[torch.Tensor]], torch.optim.Optimizer]) -> tuple[list[torch.Tensor], dict]:
-    """The parameter after every step of a torch optimizer, and its state at the end."""
+    Args:
+        name: of the rule.
+        make: makes the optimizer.
+        first: what the reference's state begins with.
+        scalars: hyperparameters of the rule, but for the step.
+    """
+    subject = RULES[name]
     param = torch.linspace(-2, 2, 21, dtype=F64).reshape(3, 7).requires_grad_()
     optimizer = make([param])
-    history = []
-    for grad in gradients():
-        param.grad = grad.clone()
+    values = [param.detach().clone(), *[torch.full_like(param.detach(), first) for _ in subject.inputs[2:]]]
+    generator = torch.Generator().manual_seed(1)
+    for step in range(1, 6):
+        param.grad = torch.randn(3, 7, dtype=F64, generator=generator)
+        number = {"step": step} if "step" in subject.scalars else {}
+        values = list(subject.reference(values[0], param.grad, *values[1:], **scalars, **number))
         optimizer.step()
-        history.append(param.detach().clone())
-    return history, optimizer.state[param]
+        torch.testing.assert_close(values[0], param.detach(), **EXACT)
+    for value, key in zip(values[1:], subject.inputs[2:], strict=True):
+        torch.testing.assert_close(value, optimizer.state[param][key], **EXACT)
 
 
 @pytest.mark.parametrize("maximize", [False, True])
 @pytest.mark.parametrize("name", ["adamw", "adamw_amsgrad", "adam", "adam_amsgrad"])
 def test_adamw_reference_is_torch(name: str, maximize: bool) -> None:
-    subject = RULES[name]
-    history, state = run_torch(
-        lambda p: (torch.optim.AdamW if name.startswith("adamw") else torch.optim.Adam)(
-            p, lr=0.03, betas=BETAS, eps=1e-3, weight_decay=0.2, amsgrad=name.endswith("amsgrad"), maximize=maximize,
-            foreach=False,
-        )
-    )  # fmt: skip
-    values = [torch.linspace(-2, 2, 21, dtype=F64).reshape(3, 7)]
-    values += [torch.zeros(3, 7, dtype=F64) for _ in subject.inputs[2:]]
-    for step, (grad, want) in enumerate(zip(gradients(), history, strict=True), 1):
-        scalars = scalars_for(subject, step, lr=0.03, maximize=maximize)
-        values = list(subject.reference(values[0], grad, *values[1:], **scalars))
-        torch.testing.assert_close(values[0], want, **EXACT)
-    for value, key in zip(values[1:], subject.inputs[2:], strict=True):
-        torch.testing.assert_close(value, state[key], **EXACT)
+    options: dict[str, Any] = {"lr": 0.03, "eps": 1e-3, "weight_decay": 0.2, "maximize": maximize}
+    kind = torch.optim.AdamW if name.startswith("adamw") else torch.optim.Adam
+    make = partial(kind, betas=BETAS, amsgrad=name.endswith("amsgrad"), foreach=False, **options)
+    assert_follows(name, make, beta1=BETAS[0], beta2=BETAS[1], **options)
 
 
 @pytest.mark.parametrize("maximize", [False, True])
 @pytest.mark.parametrize("decay", [0.0, 0.2])
 def test_sgd_reference_is_torch(decay: float, maximize: bool) -> None:
-    history, _ = run_torch(lambda p: torch.optim.SGD(p, lr=0.3, weight_decay=decay, maximize=maximize, foreach=False))
-    param = torch.linspace(-2, 2, 21, dtype=F64).reshape(3, 7)
-    for grad, want in zip(gradients(), history, strict=True):
-        (param,) = RULES["sgd"].reference(param, grad, lr=0.3, weight_decay=decay, maximize=maximize)
-        torch.testing.assert_close(param, want, **EXACT)
+    options: dict[str, Any] = {"lr": 0.3, "weight_decay": decay, "maximize": maximize}
+    assert_follows("sgd", partial(torch.optim.SGD, foreach=False, **options), **options)
 
 
 @pytest.mark.parametrize(
@@ -70,28 +64,22 @@ def test_sgd_reference_is_torch(decay: float, maximize: bool) -> None:
     [(0.4, False, 0.2, False), (0.0, True, 0.2, False), (0.4, False, 0.0, True), (0.0, True, 0.2, True)],
 )
 def test_sgd_momentum_reference_is_torch(dampening: float, nesterov: bool, decay: float, maximize: bool) -> None:
-    options = {"dampening": dampening, "nesterov": nesterov, "weight_decay": decay, "maximize": maximize}
-    history, state = run_torch(lambda p: torch.optim.SGD(p, lr=0.3, momentum=0.7, foreach=False, **options))
-    param = torch.linspace(-2, 2, 21, dtype=F64).reshape(3, 7)
-    buffer = torch.full_like(param, math.nan)  # the first step takes the gradient whatever is there
-    for step, (grad, want) in enumerate(zip(gradients(), history, strict=True)):
-        param, buffer = RULES["sgd_momentum"].reference(
-            param, grad, buffer, lr=0.3, momentum=0.7, step=step + 1, **options
-        )
-        torch.testing.assert_close(param, want, **EXACT)
-    torch.testing.assert_close(buffer, state["momentum_buffer"], **EXACT)
+    """The first step takes the gradient whatever is in the buffer."""
+    options: dict[str, Any] = {
+        "dampening": dampening,
+        "nesterov": nesterov,
+        "weight_decay": decay,
+        "maximize": maximize,
+    }
+    make = partial(torch.optim.SGD, lr=0.3, momentum=0.7, foreach=False, **options)
+    assert_follows("sgd_momentum", make, first=math.nan, lr=0.3, momentum=0.7, **options)
 
 
 @pytest.mark.parametrize("maximize", [False, True])
 @pytest.mark.parametrize("decay", [0.0, 0.2])
 def test_lion_reference_is_lion(decay: float, maximize: bool) -> None:
-    history, state = run_torch(lambda p: Lion(p, lr=0.03, betas=BETAS, weight_decay=decay, maximize=maximize))
-    param, exp_avg = torch.linspace(-2, 2, 21, dtype=F64).reshape(3, 7), torch.zeros(3, 7, dtype=F64)
-    options = {"lr": 0.03, "beta1": BETAS[0], "beta2": BETAS[1], "weight_decay": decay, "maximize": maximize}
-    for grad, want in zip(gradients(), history, strict=True):
-        param, exp_avg = RULES["lion"].reference(param, grad, exp_avg, **options)
-        torch.testing.assert_close(param, want, **EXACT)
-    torch.testing.assert_close(exp_avg, state["exp_avg"], **EXACT)
+    options: dict[str, Any] = {"lr": 0.03, "weight_decay": decay, "maximize": maximize}
+    assert_follows("lion", partial(Lion, betas=BETAS, **options), beta1=BETAS[0], beta2=BETAS[1], **options)
 
 
 ELEMENTWISE: dict[str, Callable[..., list[torch.Tensor]]] = {
@@ -175,9 +163,8 @@ def test_statements_of_hyperparameters_run_on_the_host() -> None:
 
 
 def test_defaults_of_a_rule_are_taken_and_missing_scalars_named() -> None:
-    assert RULES["sgd"].uniforms({"lr": 0.5}) == RULES["sgd"].uniforms(
-        {"lr": 0.5, "weight_decay": 0, "maximize": False}
-    )
+    whole = {"lr": 0.5, "weight_decay": 0, "maximize": False}
+    assert RULES["sgd"].uniforms({"lr": 0.5}) == RULES["sgd"].uniforms(whole)
     with pytest.raises(TypeError, match=r"missing \['lr'\], unknown \['rate'\]"):
         RULES["sgd"].uniforms({"rate": 0.5})
 
@@ -193,8 +180,7 @@ def test_a_rule_names_what_it_overwrites(name: str, writes: tuple[int, ...]) -> 
 def test_the_out_of_place_variant_writes_lists_behind_the_inputs() -> None:
     variant = RULES["sgd_momentum"].out_of_place
     assert variant.inputs == ("param", "grad", "momentum_buffer", "out_param", "out_momentum_buffer")
-    assert variant.writes == (3, 4)
-    assert variant.name == "sgd_momentum_out"
+    assert (variant.writes, variant.name) == ((3, 4), "sgd_momentum_out")
     assert RULES["sgd_momentum"].writes == (0, 2)
 
 

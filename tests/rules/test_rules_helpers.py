@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support import F32, F64
-from test_rules_names import module
+from users_module import module
 
 from pagedopt import multi_tensor_apply
 from pagedopt.rules import Rule, RuleError, rule, sign, sqrt
@@ -95,8 +95,7 @@ def test_the_bits_are_those_of_a_rule_written_by_hand(dtype: torch.dtype) -> Non
         values = lists(dtype)
         multi_tensor_apply(subject, values, SCALARS)
         found.append(values)
-    for ours, theirs in zip(*found, strict=True):
-        assert torch.equal(ours[0], theirs[0])
+    assert all(torch.equal(ours, theirs) for (ours,), (theirs,) in zip(*found, strict=True))
     assert not torch.equal(found[0][0][0], lists(dtype)[0][0])
 
 
@@ -168,10 +167,9 @@ def test_values_change_places() -> None:
         a, b = swapped(a, b)
         return a, b
 
-    x, y = torch.tensor([1.0]), torch.tensor([2.0])
+    x, y = torch.tensor([1.0, 2.0]).split(1)
     multi_tensor_apply(subject, [[x], [y]], {})
-    assert (x.item(), y.item()) == (2.0, 1.0)
-    assert subject(1.0, 2.0) == (2.0, 1.0)
+    assert (x.item(), y.item()) == subject(1.0, 2.0) == (2.0, 1.0)
 
 
 def test_a_single_value_overwrites_the_first_list_whatever_it_names() -> None:
@@ -196,16 +194,11 @@ def test_a_helper_of_a_closure_and_another_of_the_same_name() -> None:
 
         return subject
 
-    thrice, half = make(lambda_of(3)), make(twice)
-    assert [thrice.reference(torch.tensor(2.0, dtype=F64))[0].item(), half(2.0)] == [18.0, 12.0]
-
-
-def lambda_of(factor: int) -> Callable[..., Any]:
     def three(x):  # type: ignore[no-untyped-def]
         return x * 3
 
-    assert factor == 3
-    return three
+    thrice, double = make(three), make(twice)
+    assert [thrice.reference(torch.tensor(2.0, dtype=F64))[0].item(), double(2.0)] == [18.0, 12.0]
 
 
 # ---- what is refused, and where ----

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import linecache
 import re
 import textwrap
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from users_module import module
 
 from pagedopt.rules import Rule, RuleError
 
@@ -162,20 +162,15 @@ REFUSED |= {name: f"        def f(param, grad, *, lr):\n            {line}  #!" 
 def rule_from(body: str, tmp_path: Any) -> Rule:
     """The rule that ``body`` defines in a file of its own."""
     text = textwrap.dedent(body).lstrip("\n")
-    path = tmp_path / "rules_of_a_user.py"
-    path.write_text("import math\nfrom math import sqrt\nRATE = 2.0\n\n\n" + text + "\n")
-    namespace: dict[str, Any] = {}
-    linecache.clearcache()
-    exec(compile(path.read_text(), str(path), "exec"), namespace)
-    name = next(n for n in re.findall(r"^def (\w+)", text, re.M))
-    return Rule(namespace[name])
+    own = module(f"import math\nfrom math import sqrt\nRATE = 2.0\n\n\n{text}\n", tmp_path)
+    return Rule(getattr(own, re.findall(r"^def (\w+)", text, re.M)[0]))
 
 
 @pytest.mark.parametrize("body", REFUSED.values(), ids=REFUSED.keys())
 def test_what_cannot_be_translated_is_refused_by_line(body: str, tmp_path: Any) -> None:
     lines = body.strip("\n").splitlines()
     line = 6 + next(i for i, text in enumerate(lines) if text.endswith("#!"))  # five lines stand above
-    with pytest.raises(RuleError, match=rf"rules_of_a_user\.py:{line}: cannot translate"):
+    with pytest.raises(RuleError, match=rf"users_module\.py:{line}: cannot translate"):
         rule_from(body, tmp_path)
 
 
@@ -185,14 +180,10 @@ def test_an_indented_rule_is_refused_by_the_same_line(body: str, tmp_path: Any) 
     lines = body.strip("\n").splitlines()
     if lines[0].lstrip().startswith("def f"):
         inner = textwrap.indent(textwrap.dedent(body.strip("\n")), "    ")
-        path = tmp_path / "rules_of_a_user.py"
-        path.write_text(f"from math import sqrt\ndef make():\n{inner}\n    return f\n")
-        namespace: dict[str, Any] = {}
-        linecache.clearcache()
-        exec(compile(path.read_text(), str(path), "exec"), namespace)
+        own = module(f"from math import sqrt\ndef make():\n{inner}\n    return f\n", tmp_path)
         line = 3 + next(i for i, text in enumerate(lines) if text.endswith("#!"))
         with pytest.raises(RuleError, match=rf":{line}: "):
-            Rule(namespace["make"]())
+            Rule(own.make())
 
 
 CPP_WORDS = (  # noqa: SIM905

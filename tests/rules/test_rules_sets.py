@@ -84,24 +84,18 @@ def test_every_construct_to_the_bit(steps: list[float], warm: float, lr: float) 
 @pytest.mark.parametrize("count", [1, 7, 8])
 def test_other_hyperparameters_may_differ_too(count: int) -> None:
     subject = RULES["sgd_momentum"]
-    assert_same_bits(
-        subject, {**scalars_for(subject), "lr": np.linspace(0.1, 1, count), "step": np.arange(1.0, count + 1)}
-    )
+    lr, step = np.linspace(0.1, 1, count), np.arange(1.0, count + 1)
+    assert_same_bits(subject, {**scalars_for(subject), "lr": lr, "step": step})
 
 
-@pytest.mark.parametrize(
-    ("changes", "step", "error", "text"),
-    [
-        (
-            {"beta2": 1.5},
-            3.0,
-            RuntimeError,
-            "'adamw': .* has the root of a negative number.*1.5",
-        ),
-        ({"beta1": 1.0}, 3.0, ZeroDivisionError, "division by zero"),
-        ({}, 0.0, ZeroDivisionError, "division by zero"),
-    ],
-)
+ERRORS = [
+    ({"beta2": 1.5}, 3.0, RuntimeError, "'adamw': .* has the root of a negative number.*1.5"),
+    ({"beta1": 1.0}, 3.0, ZeroDivisionError, "division by zero"),
+    ({}, 0.0, ZeroDivisionError, "division by zero"),
+]
+
+
+@pytest.mark.parametrize(("changes", "step", "error", "text"), ERRORS)
 @pytest.mark.parametrize("sets", [1, 4, 9])
 def test_errors_are_those_of_one_set(
     sets: int, changes: dict[str, float], step: float, error: type[Exception], text: str

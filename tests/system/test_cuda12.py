@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
-import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from children import python
 
 from pagedopt.paging.budget import Budget
 from pagedopt.placements import choose
@@ -138,15 +137,12 @@ SAID = ["1 True", "0 False", "invalid False", "unknown CUDA_ERROR_UNKNOWN"]
 
 def test_the_installed_bindings_pass_the_number_on(tmp_path: Path) -> None:
     pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
-    compiler = shutil.which("g++")
-    if compiler is None:
+    if (compiler := shutil.which("g++")) is None:
         pytest.skip("g++ is not installed")
     (tmp_path / "cuda.cpp").write_text(LIBRARY)
     command = [compiler, "-shared", "-fPIC", "cuda.cpp", "-o", "libcuda.so.1", "-ldl"]
     subprocess.run(command, cwd=tmp_path, check=True)
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", ASK], env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines() == SAID, done.stderr[-2000:]
+    assert python("-c", ASK, LD_LIBRARY_PATH=str(tmp_path)).splitlines() == SAID
 
 
 # ---- stand-ins ----
@@ -174,8 +170,7 @@ def test_a_stand_in_without_room_gives_way_to_the_next(small_card: None) -> None
     with pytest.warns(RuntimeWarning, match=r"cannot map host pages.*driver of CUDA 13.*placement 'host'"):
         arena = choose.create([100_000], [4, 4], CUDA, "mapped", Budget(0))
     assert arena is not None
-    assert arena.name == "host"
-    assert not arena.tensor.any()
+    assert (arena.name, bool(arena.tensor.any())) == ("host", False)
 
 
 def test_a_placement_asked_for_by_name_keeps_its_refusal(small_card: None) -> None:

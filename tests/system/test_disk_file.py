@@ -26,6 +26,15 @@ SIZE = 256 * KIB
 pytestmark = pytest.mark.usefixtures("folder")
 
 
+def made(folder: Path, count: int, value: int | None = None) -> list[StateFile]:
+    """State files, filled with a value."""
+    files = [StateFile(folder, SIZE) for _ in range(count)]
+    if value is not None:
+        for file in files:
+            write(file, value)
+    return files
+
+
 def write(file: StateFile, value: int) -> None:
     file.reserve([(0, SIZE)])
     ctypes.memset(file.address, value, SIZE)
@@ -43,7 +52,7 @@ def blocks(folder: Path) -> int:
 
 
 def test_many_share_few_and_each_has_its_bytes(folder: Path) -> None:
-    files = [StateFile(folder, SIZE) for _ in range(3 * FILES + 2)]
+    files = made(folder, 3 * FILES + 2)
     assert open_files(folder) == FILES
     assert [f.disk_bytes() for f in files] == [0] * len(files)
     for i, file in enumerate(files):
@@ -62,11 +71,9 @@ def test_many_share_few_and_each_has_its_bytes(folder: Path) -> None:
 
 
 def test_a_range_is_taken_again_and_zero(folder: Path) -> None:
-    files = [StateFile(folder, SIZE) for _ in range(2 * FILES)]
-    for file in files:
-        write(file, 7)
+    files = made(folder, 2 * FILES, 7)
     views = [memoryview(file.memory) for file in files[:3]]  # whose ranges are in use though nobody has the object
-    del files[::2], file
+    del files[::2]
     gc.collect()
     files += [StateFile(folder, SIZE // 2) for _ in range(FILES)]
     assert open_files(folder) == FILES
@@ -77,17 +84,14 @@ def test_a_range_is_taken_again_and_zero(folder: Path) -> None:
 
 def test_where_there_are_no_holes_no_range_is_taken_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libc, "punch_hole", raising(OSError(errno.EOPNOTSUPP, "no holes here")))
-    files = [StateFile(folder, SIZE) for _ in range(2 * FILES)]
-    for file in files:
-        write(file, 7)
-    del files[FILES:], file
+    files = made(folder, 2 * FILES, 7)
+    del files[FILES:]
     gc.collect()
-    late = [StateFile(folder, SIZE) for _ in range(FILES)]
-    assert not any(any(bytes(file.memory)) for file in late)
+    assert not any(any(bytes(file.memory)) for file in made(folder, FILES))
 
 
 def test_a_file_that_may_not_grow_leaves_all_as_it_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = [StateFile(folder, SIZE) for _ in range(FILES)]
+    files = made(folder, FILES)
     write(files[0], 3)
     with monkeypatch.context() as patch:
         patch.setattr(os, "ftruncate", raising(OSError(errno.EFBIG, "too large")))
@@ -100,14 +104,12 @@ def test_a_file_that_may_not_grow_leaves_all_as_it_was(folder: Path, monkeypatch
 
 
 def test_a_child_gives_back_nothing_of_its_parents(folder: Path) -> None:
-    files = [StateFile(folder, SIZE) for _ in range(FILES + 3)]
-    for file in files:
-        write(file, 5)
+    files = made(folder, FILES + 3, 5)
     child = os.fork()
     if not child:
         early = StateFile(folder, SIZE)  # while all of its parent's files are open
         write(early, 8)
-        del files, file
+        del files
         gc.collect()
         own = StateFile(folder, SIZE)
         write(own, 9)

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from command_line import assert_has
 from file_support import mapping_rss, mappings
 
 from pagedopt.system.files import host, libc
@@ -39,15 +40,9 @@ def meminfo(total: int, free: int) -> dict[str, str]:
 
 def v2(folder: str, limit: int | str, used: int, **more: int | str) -> dict[str, str]:
     """A cgroup of version 2 with the files that count."""
-    at = f"sys/fs/cgroup{folder}"
     cache = f"anon 5\ninactive_file {more.pop('inactive', 0)}\nactive_file {more.pop('active', 0)}\n"
-    files = {
-        "memory.max": limit,
-        "memory.current": used,
-        "memory.stat": cache,
-        **{f"memory.{k}": v for k, v in more.items()},
-    }
-    return {f"{at}/{name}": f"{value}\n" for name, value in files.items()}
+    files = {"max": limit, "current": used, "stat": cache, **more}
+    return {f"sys/fs/cgroup{folder}/memory.{name}": f"{value}\n" for name, value in files.items()}
 
 
 def v2_at(path: str) -> dict[str, str]:
@@ -55,12 +50,9 @@ def v2_at(path: str) -> dict[str, str]:
 
 
 def v1(folder: str, limit: int, used: int, cache: int = 0) -> dict[str, str]:
-    at = f"sys/fs/cgroup/memory{folder}"
-    return {
-        f"{at}/memory.limit_in_bytes": str(limit),
-        f"{at}/memory.usage_in_bytes": str(used),
-        f"{at}/memory.stat": f"cache 1\ntotal_inactive_file {cache}\ntotal_active_file 0\n",
-    }
+    stat = f"cache 1\ntotal_inactive_file {cache}\ntotal_active_file 0\n"
+    files = {"limit_in_bytes": limit, "usage_in_bytes": used, "stat": stat}
+    return {f"sys/fs/cgroup/memory{folder}/memory.{name}": str(value) for name, value in files.items()}
 
 
 def v1_at(path: str, top: str = "/") -> dict[str, str]:
@@ -150,22 +142,18 @@ def pretend(monkeypatch: pytest.MonkeyPatch, *limits: Room) -> None:
 
 
 def test_the_tightest_limit_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, Room(5 * GIB, 16 * GIB, "the machine"), Room(3 * GIB, 4 * GIB, "cgroup /job"))
-    assert available() == 3 * GIB
-    pretend(monkeypatch, Room(-5, 16 * GIB, "the machine"))
-    assert available() == 0
-    pretend(monkeypatch)
-    assert available() == 0
+    machine, job = Room(5 * GIB, 16 * GIB, "the machine"), Room(3 * GIB, 4 * GIB, "cgroup /job")
+    for limits, left in (((machine, job), 3 * GIB), ((Room(-5, 16 * GIB, "the machine"),), 0), ((), 0)):
+        pretend(monkeypatch, *limits)
+        assert available() == left
 
 
 def test_memory_is_refused_with_who_how_much_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, Room(5 * GIB, 16 * GIB, "the machine"), Room(GIB, 2 * GIB, "cgroup /job"))
     with pytest.raises(MemoryError) as error:
         check_host(GIB, "optimizer state")
-    text = str(error.value)
-    for part in ("optimizer state needs 1,073,741,824 bytes", "cgroup /job has 1,073,741,824 of 2,147,483,648 left",
-                 "107,374,182 stay in reserve", "device_budget", "placement='file'"):  # fmt: skip
-        assert part in text
+    needed, left = "optimizer state needs 1,073,741,824 bytes", "cgroup /job has 1,073,741,824 of 2,147,483,648 left"
+    assert_has(str(error.value), needed, left, "107,374,182 stay in reserve", "device_budget", "placement='file'")
 
 
 def test_the_reserve_is_a_twentieth_and_never_more_than_256_mib(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,13 +40,12 @@ def calls() -> Iterator[list[int]]:
 
 
 def test_handlers_run_at_the_end_each_once_whatever_the_others_raise(calls: list[int]) -> None:
-    done = []
+    during = None
     with pytest.raises(Told), Uninterrupted():
         for number in (ALRM, USR1, ALRM, INT, USR1):
             signal.raise_signal(number)
-        assert calls == []
-        done.append(True)
-    assert done
+        during = list(calls)
+    assert during == []
     assert sorted(calls) == sorted([ALRM, USR1, INT])
 
 
@@ -94,11 +93,11 @@ def test_a_second_ctrl_c_ends_the_protection_with_all_handlers_called_and_in_pla
 
 
 def test_a_block_in_a_block_ends_with_the_outer_one(calls: list[int]) -> None:
-    after = []
+    after = False
     with pytest.raises(Told), Uninterrupted():
         with Uninterrupted():
             signal.raise_signal(ALRM)
-        after.append(True)
+        after = True
     assert after
 
 

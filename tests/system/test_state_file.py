@@ -15,19 +15,8 @@ from types import SimpleNamespace
 
 import file_support
 import pytest
-from file_support import (
-    MIB,
-    assert_holds,
-    assert_measured,
-    environment,
-    fill,
-    mapped,
-    open_files,
-    run_apart,
-    sections_of,
-    small,
-    step,
-)  # fmt: skip
+from command_line import assert_has
+from file_support import MIB, assert_holds, assert_measured, assert_whole, fill, mapped, open_files, small, step
 from stand_ins import raising
 
 from pagedopt.system.files import host, libc, state_file
@@ -45,7 +34,7 @@ def test_memory_and_file_go_with_the_last_view(folder: Path) -> None:
     before = open_files(folder), mapped(folder)
     memory = small(4)
     fill(memory)
-    view = sections_of(memory)[1][5:8]
+    view = file_support.sections_of(memory)[1][5:8]
     values = view.tolist()
     del memory
     gc.collect()
@@ -82,7 +71,9 @@ def test_no_file_can_be_seen_while_it_is_in_use(folder: Path) -> None:
 
 def test_a_killed_process_leaves_no_file(folder: Path) -> None:
     command = [sys.executable, file_support.__file__, "wait"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=file_support.environment()
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         process.send_signal(signal.SIGKILL)
@@ -110,10 +101,9 @@ def test_without_nameless_files_the_name_goes_at_once(monkeypatch: pytest.Monkey
 
 
 def test_a_file_larger_than_allowed_is_refused_and_leaves_nothing(folder: Path) -> None:
-    descriptors, mappings, text = run_apart("shortage", 2 * MIB).split(maxsplit=2)
+    descriptors, mappings, text = file_support.run_apart("shortage", 2 * MIB).split(maxsplit=2)
     assert (descriptors, mappings) == ("0", "0")
-    assert f"{folder} gave no 16,777,216 bytes" in text
-    assert "PAGEDOPT_STATE_DIR" in text
+    assert_has(text, f"{folder} gave no 16,777,216 bytes", "PAGEDOPT_STATE_DIR")
 
 
 def test_a_full_disk_is_seen_before_anything_is_taken(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -162,12 +152,10 @@ def test_pages_that_find_no_room_on_the_disk_stay(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(MemoryError, match="gave no 131,072 bytes"):
         memory.move(0)
     assert memory.resident == 8
-    assert_measured(memory)
-    assert_holds(memory, want)
+    assert_whole(memory, want)
     monkeypatch.undo()
     memory.move(2)
-    assert_measured(memory)
-    assert_holds(memory, want)
+    assert_whole(memory, want)
 
 
 def test_pages_that_cannot_be_written_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,8 +173,7 @@ def test_pages_that_cannot_be_written_stay(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(OSError, match="broken disk"):
         memory.move(0)
     assert memory.resident == 9
-    assert_measured(memory)
-    assert_holds(memory, want)
+    assert_whole(memory, want)
     written.clear()
     with pytest.raises(OSError, match="broken disk"):
         memory.move(0)
@@ -197,10 +184,9 @@ def test_pages_that_cannot_be_written_stay(monkeypatch: pytest.MonkeyPatch) -> N
 def test_memory_is_checked_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = small(2)
     monkeypatch.setattr(host, "rooms", lambda: [host.Room(MIB, 20 * MIB, "cgroup /job")])
-    with pytest.raises(MemoryError, match="cgroup /job"):
-        memory.move(10)
-    with pytest.raises(MemoryError, match="cgroup /job"):
-        small(10)
+    for take in (memory.move, small):
+        with pytest.raises(MemoryError, match="cgroup /job"):
+            take(10)
     assert memory.resident == 2
     memory.move(1)
 
@@ -244,10 +230,10 @@ MOUNTS = """\
 """
 
 
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [("/", "ext4"), ("/tmpfile", "ext4"), ("/tmp", "tmpfs"), ("/tmp/my disk/state", "xfs"), ("/mnt/a", "btrfs")],
-)
+KINDS = {"/": "ext4", "/tmpfile": "ext4", "/tmp": "tmpfs", "/tmp/my disk/state": "xfs", "/mnt/a": "btrfs"}
+
+
+@pytest.mark.parametrize(("path", "kind"), KINDS.items())
 def test_the_file_system_is_that_of_the_last_and_longest_mount(path: str, kind: str) -> None:
     assert file_system(path, MOUNTS) == kind
     assert file_system(path, "") == ""
@@ -265,8 +251,7 @@ def test_a_stacked_file_system_is_written_through_the_mapping(monkeypatch: pytes
     want = fill(memory)
     step(memory)
     assert not useless
-    assert_measured(memory)
-    assert_holds(memory, [w + 1 + i for i, w in enumerate(want)])
+    assert_whole(memory, [w + 1 + i for i, w in enumerate(want)])
 
 
 def test_without_holes_the_space_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
