@@ -16,11 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from experiments.harness.child import ROOT, Child
-from experiments.harness.columns import formatted
-from experiments.harness.rows import Row, Rows
-from experiments.harness.run import Run
-from experiments.harness.show import Table
-from experiments.harness.time import series
+from experiments.lab import Row, Rows, Run, Table, formatted, series
 from experiments.works.other_tree import steps
 
 TREES = ("other", "this")

@@ -17,7 +17,7 @@ import experiments
 #: The list of experiments, a table with so many columns: the last two are minutes and gigabytes on an H200.
 README, COLUMNS = Path(experiments.__path__[0]) / "README.md", 6
 #: Folders without questions of their own.
-SHARED = ("harness", "works", "results", "lecture")
+SHARED = ("harness", "lab", "works", "results", "lecture")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from experiments.harness.machine import now
 from experiments.harness.question import Question
 from experiments.harness.revision import this_revision
-from experiments.harness.time import Case, measure, pairs, series
+from experiments.harness.time import Case, measure, sampled, series
 
 Item = TypeVar("Item")
 #: What may go wrong with one contender without ending the question: a refusal, no room, a rival that is not there.
@@ -103,9 +103,10 @@ class Run:
     def pairs(self, one: Case, other: Case) -> dict[str, Any]:
         """Two cases that take turns on a CPU: the ``time`` of one, of the ``other``, and their ``ratio`` pair by pair:
         how much faster the one is."""
-        found = pairs(one, other, rounds=self.rounds, seconds=self.seconds, warmup=self.warmup)
-        samples = {"time": [a for a, _ in found], "other": [b for _, b in found], "ratio": [b / a for a, b in found]}
-        return {name: series(values, "wall") for name, values in samples.items()}
+        found = sampled((one, other), torch.device("cpu"), self.rounds, self.seconds, self.warmup)
+        mine, others = ([wall for _, wall, _ in samples] for samples in found)
+        ratio = [b / a for a, b in zip(mine, others, strict=True)]
+        return {"time": series(mine, "wall"), "other": series(others, "wall"), "ratio": series(ratio, "wall")}
 
     def time(self, cases: Sequence[Case], **columns: Any) -> Iterator[dict[str, Any]]:
         """A row per case: ``columns``, ``case``, and its times (:meth:`measure`)."""

@@ -36,6 +36,8 @@ LONGEST_SPIN = 100_000.0
 PERCENTILES = {"min": 0, "p5": 5, "p10": 10, "p25": 25, "median": 50, "p75": 75, "p90": 90, "p95": 95, "max": 100}
 #: The times of a case: by host, wall and gpu a series, or None on a CPU or where the gate could not hold.
 Timing = dict[str, Any]
+#: (host, wall, gpu) in µs.
+Sample = tuple[float, float, float | None]
 
 
 def series(samples: Sequence[float], clock: str) -> dict[str, Any]:
@@ -76,10 +78,17 @@ class Case:
 def measure(
     cases: Sequence[Case], device: torch.device, *, rounds: int = 30, seconds: float = 3.0, warmup: int = 3
 ) -> dict[str, Timing]:
-    """Time every case in interleaved rounds.
+    """Time every case in interleaved rounds; the cases have different names (see :func:`sampled`)."""
+    found = sampled(cases, device, rounds, seconds, warmup)
+    return {case.name: _timing(samples) for case, samples in zip(cases, found, strict=True)}
+
+
+def sampled(
+    cases: Sequence[Case], device: torch.device, rounds: int, seconds: float, warmup: int
+) -> list[list[Sample]]:
+    """Samples of every case, in interleaved rounds: one of each a round.
 
     Args:
-        cases: with different names.
         device: where they run.
         rounds: at most this many;
         seconds: no new round after this time (but never fewer than 5, or ``rounds`` if that is less).
@@ -87,7 +96,7 @@ def measure(
     """
     clocks = [(_CudaClock if device.type == "cuda" else _HostClock)(case) for case in cases]
     order, drawn = list(range(len(cases))), random.Random(0)
-    kept: list[list[tuple[float, float, float | None]]] = [[] for _ in cases]
+    kept: list[list[Sample]] = [[] for _ in cases]
     gc.collect()
     gc.disable()
     try:
@@ -105,34 +114,10 @@ def measure(
                 kept[which].append(clocks[which].sample())
     finally:
         gc.enable()
-    return {case.name: _timing(samples) for case, samples in zip(cases, kept, strict=True)}
+    return kept
 
 
-def pairs(one: Case, other: Case, *, rounds: int, seconds: float, warmup: int = 3) -> list[tuple[float, float]]:
-    """Host times of two cases that take turns (µs), one pair per round.
-
-    Args:
-        one, other: what blocks the host until it is done.
-        rounds, seconds, warmup: as in :func:`measure`.
-    """
-    clocks = _HostClock(one), _HostClock(other)
-    found: list[tuple[float, float]] = []
-    gc.collect()
-    gc.disable()
-    try:
-        begin = time.perf_counter()
-        for turn in range(rounds + warmup):
-            if turn == warmup:
-                begin = time.perf_counter()
-            if turn >= warmup + MIN_ROUNDS and time.perf_counter() - begin > seconds:
-                break
-            found.append((clocks[0].sample()[0], clocks[1].sample()[0]))
-    finally:
-        gc.enable()
-    return found[warmup:]
-
-
-def _timing(samples: Sequence[tuple[float, float, float | None]]) -> Timing:
+def _timing(samples: Sequence[Sample]) -> Timing:
     host, wall, gpu = zip(*samples, strict=True)
     held = [g for g in gpu if g is not None]
     enough = len(held) > len(samples) // 2
@@ -147,7 +132,7 @@ class _HostClock:
     def __init__(self, case: Case) -> None:
         self.case = case
 
-    def sample(self) -> tuple[float, float, float | None]:
+    def sample(self) -> Sample:
         """(host, wall, gpu) in µs."""
         self.case.prepare()
         begin = time.perf_counter()
@@ -165,7 +150,7 @@ class _CudaClock:
         self.spin = 100.0
         self.given_up = False
 
-    def sample(self) -> tuple[float, float, float | None]:
+    def sample(self) -> Sample:
         """(host, wall, gpu) in µs."""
         self.case.prepare()
         torch.cuda.synchronize()

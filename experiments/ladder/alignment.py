@@ -17,10 +17,7 @@ import torch
 
 from experiments.harness.columns import error, formatted, percent
 from experiments.harness.panels import Bars
-from experiments.harness.plot import Plot
-from experiments.harness.rows import Row, Rows, by_clock_of, on_one_clock, over
-from experiments.harness.run import Run
-from experiments.harness.show import Bar, Table, number
+from experiments.lab import Bar, Plot, Row, Rows, Run, Table, by_clock_of, number, on_one_clock, over
 from experiments.works import contenders
 from experiments.works.contenders import COPY, FOREACH, FUSED, OURS
 from experiments.works.models import Work, gpt2_shapes

@@ -17,11 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiments.harness.columns import last_line
 from experiments.harness.machine import chosen_device
-from experiments.harness.rows import Row, Rows
-from experiments.harness.run import Run
-from experiments.harness.show import Bar, Grid, Table, Text
+from experiments.lab import Bar, Grid, Row, Rows, Run, Table, Text, last_line
 from experiments.works.batching import installed
 from experiments.works.contenders import COMPILED, FOREACH, FUSED, GRAPH, LIMIT, LOOP
 from experiments.works.dispatch import dispatched

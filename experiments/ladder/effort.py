@@ -20,10 +20,7 @@ import pagedopt
 from experiments.harness.columns import formatted, last_line
 from experiments.harness.machine import chosen_device
 from experiments.harness.panels import Lines
-from experiments.harness.plot import Plot
-from experiments.harness.rows import Row, Rows, by_clock_of, on_one_clock, over
-from experiments.harness.run import Run
-from experiments.harness.show import Bar, Table, console
+from experiments.lab import Bar, Plot, Row, Rows, Run, Table, by_clock_of, console, on_one_clock, over
 from experiments.works import contenders, lines
 from experiments.works.contenders import COMPILED, FOREACH, FUSED, LOOP, OURS, TRITON
 from experiments.works.fresh import fresh

@@ -23,11 +23,7 @@ import torch
 from experiments.harness.columns import error, formatted, last_line, mib, ms
 from experiments.harness.machine import chosen_device
 from experiments.harness.panels import RED, Lines
-from experiments.harness.plot import Plot
-from experiments.harness.rows import Row, Rows, by_clock_of, on_one_clock, over
-from experiments.harness.run import Run
-from experiments.harness.show import Bar, Table, console
-from experiments.harness.time import Case
+from experiments.lab import Bar, Case, Plot, Row, Rows, Run, Table, by_clock_of, console, on_one_clock, over
 from experiments.works import contenders
 from experiments.works.contenders import COMPILED, COMPILED_LOOP, COPY, FOREACH, FUSED, GRAPH, OURS, Contender
 from experiments.works.fresh import fresh

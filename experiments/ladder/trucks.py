@@ -21,11 +21,7 @@ from torch.optim.adamw import adamw as functional
 from experiments.harness.child import only
 from experiments.harness.columns import mib, ms, yes_or_no
 from experiments.harness.panels import Lines
-from experiments.harness.plot import Plot
-from experiments.harness.rows import Row, Rows, on_one_clock
-from experiments.harness.run import Run
-from experiments.harness.show import Bar, Table, Text, console, number
-from experiments.harness.time import Case, series
+from experiments.lab import Bar, Case, Plot, Row, Rows, Run, Table, Text, console, number, on_one_clock, series
 from experiments.works import contenders
 from experiments.works.contenders import FOREACH, FUSED, OURS
 from experiments.works.models import HYPER, Work

@@ -17,9 +17,7 @@ import torch
 from torch.nn import functional
 
 from experiments.harness import child
-from experiments.harness.rows import Row, best, over
-from experiments.harness.run import Run
-from experiments.harness.time import Case, measure
+from experiments.lab import Case, Row, Run, best, measure, over
 from experiments.works.fresh import fresh
 from experiments.works.slices import COMBO, Slices, backend, combo, compiled, forget
 from experiments.works.trace import counted

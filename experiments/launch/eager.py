@@ -19,10 +19,7 @@ from typing import Any
 
 import torch
 
-from experiments.harness.rows import Row, Rows
-from experiments.harness.run import Run
-from experiments.harness.show import Table, Text
-from experiments.harness.time import cycles_per_us
+from experiments.lab import Row, Rows, Run, Table, Text, cycles_per_us
 from experiments.works.dispatch import dispatched
 from experiments.works.trace import counted
 

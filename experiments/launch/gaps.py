@@ -11,12 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from experiments.harness.panels import ORANGE, Lines
-from experiments.harness.plot import Plot
-from experiments.harness.rows import Row, Rows
-from experiments.harness.run import Run
-from experiments.harness.show import Table, Text, number
-from experiments.harness.time import Case, series
+from experiments.lab import ORANGE, Case, Lines, Plot, Row, Rows, Run, Table, Text, number, series
 from experiments.works.slices import COMBINED, SPLIT, Slices
 from experiments.works.trace import counted
 

@@ -13,10 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from experiments.harness.columns import error
-from experiments.harness.rows import Row, Rows
-from experiments.harness.run import Run
-from experiments.harness.show import Bar, Table
+from experiments.lab import Bar, Row, Rows, Run, Table, error
 from experiments.works.slices import COMBINED, COMPILED, LIST, SPLIT, Slices, made
 
 UNCOMPILED = (SPLIT, COMBINED, LIST)

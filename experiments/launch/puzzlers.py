@@ -14,11 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from experiments.harness import columns
-from experiments.harness.plot import Plot
-from experiments.harness.rows import Row, Rows, over
-from experiments.harness.run import Run
-from experiments.harness.show import Bar, Table
-from experiments.harness.time import Case
+from experiments.lab import Bar, Case, Plot, Row, Rows, Run, Table, over
 from experiments.launch import timeline
 from experiments.works import slices
 from experiments.works.slices import COMBINED, COMBO, COMPILED, LIST, SPLIT

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from experiments.harness.rows import Column, Row, Rows
-from experiments.harness.run import Run
-from experiments.harness.show import Table, Text, number
+from experiments.lab import Column, Row, Rows, Run, Table, Text, number
 from experiments.launch.compiler import REASONS
 from experiments.works.slices import forget
 

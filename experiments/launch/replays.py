@@ -15,11 +15,7 @@ from typing import Any
 
 import torch
 
-from experiments.harness.columns import yes_or_no
-from experiments.harness.rows import Row, Rows, over
-from experiments.harness.run import Run
-from experiments.harness.show import Bar, Table
-from experiments.harness.time import Case
+from experiments.lab import Bar, Case, Row, Rows, Run, Table, over, yes_or_no
 from experiments.works import contenders
 from experiments.works.graph import captured
 from experiments.works.models import Work

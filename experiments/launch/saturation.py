@@ -15,12 +15,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from experiments.harness.panels import Lines
-from experiments.harness.plot import Plot
-from experiments.harness.rows import Row, Rows, on_one_clock, over
-from experiments.harness.run import Run
-from experiments.harness.show import Grid, Text, number
-from experiments.harness.time import Case
+from experiments.lab import Case, Grid, Lines, Plot, Row, Rows, Run, Text, number, on_one_clock, over
 from experiments.works.slices import DIM
 
 #: 64 … 262,144: a slice of the puzzlers has 1,024, all of them 16,384.

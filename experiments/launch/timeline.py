@@ -7,9 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from experiments.harness.panels import BLUE, GRAY, ORANGE, Panel
-from experiments.harness.rows import Row, Rows
-from experiments.harness.time import series
+from experiments.lab import BLUE, GRAY, ORANGE, Panel, Row, Rows, series
 from experiments.works.trace import Trace
 
 #: Lanes of a picture from top to bottom: their letters in a row, names and colours.

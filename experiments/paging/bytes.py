@@ -15,10 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.harness.columns import formatted, gb
-from experiments.harness.rows import Column, Row, Rows
-from experiments.harness.run import Run
-from experiments.harness.show import Bar, Table
+from experiments.lab import Bar, Column, Row, Rows, Run, Table, formatted, gb
 from experiments.works.counters import Bytes, LinkCounters, fits
 from experiments.works.link import BOTH, IN_PLACE, MOVES, Link
 from experiments.works.paged import PAGED, WAY_AND_SHARE, Problem, adamw, away_bytes

@@ -11,11 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
-from experiments.harness.columns import gb_per_s, ms, spread_ms
-from experiments.harness.rows import Column, Row
-from experiments.harness.run import Run
-from experiments.harness.show import Table
-from experiments.harness.time import Case
+from experiments.lab import Case, Column, Row, Run, Table, gb_per_s, ms, spread_ms
 from experiments.works.link import touch
 from experiments.works.paged import Problem, adamw, push_out, ranges
 from pagedopt.system.cuda import driver

@@ -14,11 +14,7 @@ from typing import Any
 
 import torch
 
-from experiments.harness.columns import ms, percent
-from experiments.harness.rows import Column, Row, Rows, on_one_clock
-from experiments.harness.run import Run
-from experiments.harness.show import Bar, Table
-from experiments.harness.time import Case
+from experiments.lab import Bar, Case, Column, Row, Rows, Run, Table, ms, on_one_clock, percent
 from experiments.works.paged import Problem, adamw
 
 NEEDS_GPU = True

@@ -11,11 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
-from experiments.harness.columns import gb_per_s, ms
-from experiments.harness.rows import Row, Rows, best
-from experiments.harness.run import Run
-from experiments.harness.show import Table, Text
-from experiments.harness.time import Case
+from experiments.lab import Case, Row, Rows, Run, Table, Text, best, gb_per_s, ms
 from experiments.works.link import BOTH, IN_PLACE, MOVES, Link
 from experiments.works.paged import pace
 

@@ -14,10 +14,7 @@ from typing import Any
 
 import torch
 
-from experiments.harness.columns import gb
-from experiments.harness.rows import Column, Row, Rows
-from experiments.harness.run import Run
-from experiments.harness.show import Bar, Table
+from experiments.lab import Bar, Column, Row, Rows, Run, Table, gb
 from experiments.works.paged import PAGED, WAY_AND_SHARE, Problem, adamw, away_bytes, placed
 from experiments.works.watch import watched
 from pagedopt.system.files.host import numbers

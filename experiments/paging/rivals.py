@@ -18,13 +18,8 @@ from typing import Any
 import torch
 
 from experiments.harness.child import Child
-from experiments.harness.columns import error, ms, ratio, spread_ms
 from experiments.harness.panels import ORANGE, Bars
-from experiments.harness.plot import Plot
-from experiments.harness.rows import Column, Row, Rows, over
-from experiments.harness.run import Run
-from experiments.harness.show import Bar, Table, console
-from experiments.harness.time import Case
+from experiments.lab import Bar, Case, Column, Plot, Row, Rows, Run, Table, console, error, ms, over, ratio, spread_ms
 from experiments.works import contenders
 from experiments.works.models import HYPER
 from experiments.works.paged import Problem, push_out

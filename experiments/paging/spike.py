@@ -19,12 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from experiments.harness.columns import formatted, gb
-from experiments.harness.panels import Lines
-from experiments.harness.plot import Plot
-from experiments.harness.rows import Column, Row, Rows
-from experiments.harness.run import Run
-from experiments.harness.show import Bar, Table
+from experiments.lab import Bar, Column, Lines, Plot, Row, Rows, Run, Table, formatted, gb
 from experiments.works.models import HYPER
 from experiments.works.paged import digest
 from experiments.works.small_card import BACK, SPILLING, OnCard

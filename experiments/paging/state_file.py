@@ -19,11 +19,7 @@ from typing import Any
 import torch
 
 from experiments.harness.child import Child
-from experiments.harness.columns import gb_per_s, mib, ms
-from experiments.harness.rows import Column, Row, Rows
-from experiments.harness.run import Run
-from experiments.harness.show import Bar, Table
-from experiments.harness.time import series
+from experiments.lab import Bar, Column, Row, Rows, Run, Table, gb_per_s, mib, ms, series
 from experiments.works.models import Work
 from experiments.works.paged import STATE_BYTES, adamw, digest, placed, state_tensors
 from experiments.works.watch import watched

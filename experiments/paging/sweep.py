@@ -19,11 +19,7 @@ import torch
 
 from experiments.harness.columns import ms, percent, series_in_ms
 from experiments.harness.panels import Lines
-from experiments.harness.plot import Plot
-from experiments.harness.rows import Column, Row, Rows, best, on_one_clock
-from experiments.harness.run import Run
-from experiments.harness.show import Bar, Grid, Table
-from experiments.harness.time import Case
+from experiments.lab import Bar, Case, Column, Grid, Plot, Row, Rows, Run, Table, best, on_one_clock
 from experiments.works import contenders
 from experiments.works.link import BOTH, IN_PLACE, MOVES, Link
 from experiments.works.paged import PAGED, Problem, adamw, away_bytes, digest, placed, push_out, ranges, state_tensors

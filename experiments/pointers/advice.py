@@ -9,10 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from experiments.harness.plot import Plot
-from experiments.harness.rows import Row, Rows
-from experiments.harness.run import Run
-from experiments.harness.show import Bar, Text, number, times
+from experiments.lab import Bar, Plot, Row, Rows, Run, Text, number, times
 from experiments.works import ways
 from experiments.works.tiny_lists import ADVICE
 from pagedopt.system.cuda.driver import capabilities

@@ -10,10 +10,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from experiments.harness.rows import Row, Rows
-from experiments.harness.run import Run
-from experiments.harness.show import Text, times
-from experiments.harness.time import Case
+from experiments.lab import Case, Row, Rows, Run, Text, times
 from experiments.works import ways
 from experiments.works.tiny_lists import TRANSPORTS, Lists
 from pagedopt.transports.transport import Transport

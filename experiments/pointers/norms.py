@@ -12,12 +12,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 import pagedopt
-from experiments.harness.panels import BLUE, GRAY, Lines
-from experiments.harness.plot import Plot
-from experiments.harness.rows import Row, Rows
-from experiments.harness.run import Run
-from experiments.harness.show import Text, number, times
-from experiments.harness.time import Case
+from experiments.lab import BLUE, GRAY, Case, Lines, Plot, Row, Rows, Run, Text, number, times
 from experiments.works import ways
 from experiments.works.trace import counted
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 
-from experiments.harness.rows import Row, Rows
-from experiments.harness.run import Run
-from experiments.harness.time import Case
+from experiments.lab import Case, Row, Rows, Run
 from experiments.works import ways
 from experiments.works.tiny_lists import Lists
 

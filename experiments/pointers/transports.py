@@ -12,10 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from experiments.harness.plot import Plot
-from experiments.harness.rows import Row, Rows
-from experiments.harness.run import Run
-from experiments.harness.show import Bar, Grid, Text, number, times
+from experiments.lab import Bar, Grid, Plot, Row, Rows, Run, Text, number, times
 from experiments.works import ways
 from experiments.works.tiny_lists import COPIES, TRANSPORTS
 

@@ -18,10 +18,7 @@ import torch
 
 from experiments.harness.columns import error, percent, ratio, spread
 from experiments.harness.panels import Bars
-from experiments.harness.plot import Plot
-from experiments.harness.rows import Row, Rows, by_clock_of, on_own_clock, over
-from experiments.harness.run import Run
-from experiments.harness.show import Bar, Table
+from experiments.lab import Bar, Plot, Row, Rows, Run, Table, by_clock_of, on_own_clock, over
 from experiments.works.contenders import (
     COMPILED,
     CONTENDERS,

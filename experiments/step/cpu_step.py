@@ -17,10 +17,7 @@ from collections.abc import Iterator
 
 import torch
 
-from experiments.harness.columns import spread
-from experiments.harness.rows import Row, Rows
-from experiments.harness.run import Run
-from experiments.harness.show import Bar, Table
+from experiments.lab import Bar, Row, Rows, Run, Table, spread
 from experiments.works.contenders import CONTENDERS, FOREACH, FUSED, OURS, checked, copy_of_bytes
 from experiments.works.models import Shapes, Work, gpt2_shapes
 from pagedopt.system.machine import MOST_THREADS

@@ -12,10 +12,7 @@ import tempfile
 from collections.abc import Iterator
 
 from experiments.harness import child
-from experiments.harness.rows import Row, Rows
-from experiments.harness.run import Run
-from experiments.harness.show import Bar, Table
-from experiments.harness.time import series
+from experiments.lab import Bar, Row, Rows, Run, Table, series
 from experiments.step.fresh_process import first_step, importing
 
 COLD, WARM, IMPORT = "first step, cold cache", "first step, warm cache", "import of pagedopt.PagedAdamW"

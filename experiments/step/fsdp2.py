@@ -18,11 +18,7 @@ from pathlib import Path
 import torch
 
 from experiments.harness.child import Child
-from experiments.harness.columns import spread
-from experiments.harness.rows import Row, Rows
-from experiments.harness.run import Run
-from experiments.harness.show import Bar, Table
-from experiments.harness.time import series
+from experiments.lab import Bar, Row, Rows, Run, Table, series, spread
 from experiments.step.sharded_process import FUSED, OURS, iterations
 
 PROCESSES = 2

@@ -13,11 +13,7 @@ from collections.abc import Iterator
 
 import torch
 
-from experiments.harness.columns import formatted
-from experiments.harness.rows import Row
-from experiments.harness.run import Run
-from experiments.harness.show import Bar, Table
-from experiments.harness.time import Case
+from experiments.lab import Bar, Case, Row, Run, Table, formatted
 from experiments.works.contenders import FUSED, OURS
 from experiments.works.models import Work
 from pagedopt import PagedAdamW, PointerTable

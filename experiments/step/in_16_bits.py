@@ -13,10 +13,7 @@ from collections.abc import Iterator
 
 import torch
 
-from experiments.harness.plot import Plot
-from experiments.harness.rows import Row
-from experiments.harness.run import Run
-from experiments.harness.show import Bar
+from experiments.lab import Bar, Plot, Row, Run
 from experiments.step.close_to_a_copy import PANELS, TABLES, TITLE, derive, steps
 from experiments.works.contenders import FOREACH, FUSED, OURS
 from experiments.works.models import Work, gpt2_shapes

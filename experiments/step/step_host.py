@@ -15,11 +15,7 @@ from typing import Any
 
 import torch
 
-from experiments.harness.columns import formatted, spread
-from experiments.harness.rows import Row, over
-from experiments.harness.run import Run
-from experiments.harness.show import Bar, Table
-from experiments.harness.time import series
+from experiments.lab import Bar, Row, Run, Table, formatted, over, series, spread
 from pagedopt import PagedAdamW
 
 SHAPE = (2, 3)

@@ -15,10 +15,7 @@ from typing import Any
 
 import torch
 
-from experiments.harness.rows import Row
-from experiments.harness.run import Run
-from experiments.harness.show import Table
-from experiments.harness.time import Case
+from experiments.lab import Case, Row, Run, Table
 from pagedopt import PagedAdamW
 
 

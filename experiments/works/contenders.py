@@ -10,9 +10,7 @@ from typing import Any
 
 import torch
 
-from experiments.harness.panels import BLUE, GRAY, ORANGE, PURPLE
-from experiments.harness.run import Run
-from experiments.harness.time import Case
+from experiments.lab import BLUE, GRAY, ORANGE, PURPLE, Case, Run
 from experiments.works.graph import captured
 from experiments.works.models import HYPER, Work
 from experiments.works.reference import Bound, Reference

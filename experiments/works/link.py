@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiments.harness.rows import Row, best
-from experiments.harness.run import Run
-from experiments.harness.time import Case
+from experiments.lab import Case, Row, Run, best
 from pagedopt.kernels import cuda
 from pagedopt.system.cuda import driver
 

@@ -7,11 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from mmap import PAGESIZE
 from typing import Any
 
-from experiments.harness.panels import Lines
-from experiments.harness.rows import Column, Row, Rows
-from experiments.harness.run import Run
-from experiments.harness.show import Grid, number
-from experiments.harness.time import Case
+from experiments.lab import Case, Column, Grid, Lines, Row, Rows, Run, number
 from experiments.works.tiny_lists import Lists, Make
 from pagedopt.transports.ring import ManagedTransport
 from pagedopt.transports.transport import Transport
