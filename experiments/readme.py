@@ -21,12 +21,7 @@ README, PICTURE = ROOT / "README.md", KEPT / "readme.png"
 STAGED = "mapped, staged"
 OFFLOAD = "torchao CPUOffloadOptimizer"
 HERE = {1.0: "pagedopt, all on the device", 0.0: "pagedopt, none on the device"}
-RIVALS = {
-    FUSED: "torch fused",
-    OFFLOAD: OFFLOAD,
-    RIVAL: RIVAL,
-    RIVAL_8BIT: f"{RIVAL_8BIT}, 8-bit state",
-}
+RIVALS = {FUSED: "torch fused", OFFLOAD: OFFLOAD, RIVAL: RIVAL, RIVAL_8BIT: f"{RIVAL_8BIT}, 8-bit state"}
 #: Works of ``fused_step`` by what the table calls them.
 WORKS = {
     "gpt2": "GPT-2, 124 M, float32",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import functools
 import importlib
 import pkgutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +18,7 @@ import experiments
 #: The list of experiments, a table with so many columns: the last two are minutes and gigabytes on an H200.
 README, COLUMNS = Path(experiments.__path__[0]) / "README.md", 6
 #: Folders without questions of their own.
-SHARED = ("harness", "lab", "works", "results", "lecture")
+SHARED = ("harness", "lab", "works", "lecture", "readme", "__main__")
 
 
 @dataclass(frozen=True)
@@ -103,31 +104,27 @@ class Experiment:
         return cls(module.NAME, (module.__doc__ or "").strip().partition("\n")[0], parts)
 
 
-def modules() -> Iterator[tuple[str, bool]]:
-    """What may be an experiment, and whether it is a folder: files here, folders, files in them."""
-    for found in pkgutil.iter_modules(experiments.__path__, "experiments."):
-        short = found.name.rpartition(".")[2]
-        if short in SHARED or short.startswith("__"):
-            continue
-        yield found.name, found.ispkg
-        if found.ispkg:
-            folder = importlib.import_module(found.name)
-            for inner in pkgutil.iter_modules(folder.__path__, f"{found.name}."):
-                if inner.name.rpartition(".")[2] not in getattr(folder, "PARTS", ()):
-                    yield inner.name, False
+def _asks(module: ModuleType) -> bool:
+    """Whether a module is a question, or a folder of some."""
+    own = getattr(getattr(module, "measure", None), "__module__", None) == module.__name__
+    return own or (hasattr(module, "__path__") and hasattr(module, "PARTS"))
+
+
+@functools.cache
+def every() -> tuple[Experiment, ...]:
+    """All experiments, in the order of their names: files here, folders with parts, and other files in folders."""
+    paths = [found.name for found in pkgutil.walk_packages(experiments.__path__, "experiments.")]
+    loaded = [importlib.import_module(path) for path in paths if path.split(".")[1] not in SHARED]
+    parts = {f"{module.__name__}.{part}" for module in loaded for part in getattr(module, "PARTS", ())}
+    found = [Experiment.of(module) for module in loaded if module.__name__ not in parts and _asks(module)]
+    return tuple(sorted(found, key=lambda experiment: experiment.name))
 
 
 def find(name: str) -> tuple[Experiment, str | None] | None:
     """The experiment of this name; or the one that has a part of this name, and the part; or None."""
-    for path, folder in modules():
-        if not folder and path.rpartition(".")[2] != name:
-            continue
-        module = importlib.import_module(path)
-        if name == getattr(module, "NAME", None) or (not folder and _asks(module)):
-            return Experiment.of(module), None
-        if name in getattr(module, "PARTS", ()):
-            return Experiment.of(module), name
-    return None
+    there = {experiment.name: (experiment, None) for experiment in every()}
+    parts = {q.name: (e, q.name) for e in every() for q in e.questions if q.name != e.name}
+    return there.get(name) or parts.get(name)
 
 
 def near(name: str) -> list[str]:
@@ -135,22 +132,8 @@ def near(name: str) -> list[str]:
 
     Those of the folder of this name; else those that are spelled much like it.
     """
-    within = {path: importlib.import_module(path) for path, _ in modules() if name in path.split(".")[1:]}
-    if found := [Experiment.of(module).name for module in within.values() if _asks(module)]:
-        return sorted(found)
-    there = every()
-    names = {each.name for each in there} | {part.name for each in there for part in each.questions}
-    return difflib.get_close_matches(name, sorted(names))
-
-
-def _asks(module: ModuleType) -> bool:
-    """Whether a module is a question, or a folder of some."""
-    own = getattr(getattr(module, "measure", None), "__module__", None) == module.__name__
-    return own or (hasattr(module, "__path__") and hasattr(module, "PARTS"))
-
-
-def every() -> list[Experiment]:
-    """All experiments, in the order of their names."""
-    loaded = [importlib.import_module(path) for path, _ in modules()]
-    found = [Experiment.of(module) for module in loaded if _asks(module)]
-    return sorted(found, key=lambda experiment: experiment.name)
+    if within := [e.name for e in every() if name in e.questions[0].module.__name__.split(".")[1:-1]]:
+        return within
+    return difflib.get_close_matches(
+        name, sorted({n for e in every() for n in (e.name, *(q.name for q in e.questions))})
+    )

@@ -28,7 +28,5 @@ def measure(run: Run) -> Iterator[Row]:
     yield from steps(run, "all-bf16", work, (OURS, FUSED, FOREACH), run.device)
 
 
-BARS = [
-    Bar("bf16, bf16 state, GPT-2, share of HBM copy", "share", at_least=85, unit="%", device="cuda", case=OURS),
-]
+BARS = [Bar("bf16, bf16 state, GPT-2, share of HBM copy", "share", at_least=85, unit="%", device="cuda", case=OURS)]
 PLOTS = [Plot("in-16-bits", PANELS, TITLE)]
