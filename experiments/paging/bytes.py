@@ -105,7 +105,7 @@ def derive(rows: Rows) -> Rows:
     found = Rows(rows)
     for i, row in enumerate(rows):
         if row["kind"] == STEP and row["must"]:
-            found[i] = {**row, "ratio": (row["up"] + row["down"]) / (2 * row["must"])}
+            found[i] = {**row, "of_must": (row["up"] + row["down"]) / (2 * row["must"])}
     return found
 
 
@@ -114,7 +114,7 @@ CROSSING: dict[str, Column] = {
     "GB each way that had to": gb("must"),
     "up": gb("up"),
     "down": gb("down"),
-    "÷ had to": formatted("ratio", "{:.4f}"),
+    "÷ had to": formatted("of_must", "{:.4f}"),
 }
 COUNTING: dict[str, Column] = {
     "known traffic": "what",
@@ -130,4 +130,4 @@ TABLES = [
     Table("copies of one staged step, all away, as torch's profiler has them", COPIES, where={"kind": PROFILER}),
 ]
 CROSSED = "bytes that crossed ÷ bytes that had to, worst share"
-BARS = [Bar(f"{way}: {CROSSED}", "ratio", at_most=1.01, unit="x", kind=STEP, way=way) for way in PAGED]
+BARS = [Bar(f"{way}: {CROSSED}", "of_must", at_most=1.01, unit="x", kind=STEP, way=way) for way in PAGED]

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import torch
 
-from experiments.lab import Bar, Row, Rows, Run, Table, spread
+from experiments.lab import Bar, Row, Rows, Run, Table, gb_per_s, spread
 from experiments.works.contenders import CONTENDERS, FOREACH, FUSED, OURS, checked, copy_of_bytes
 from experiments.works.models import Shapes, Work, gpt2_shapes
 from pagedopt.system.machine import MOST_THREADS
@@ -80,8 +80,8 @@ def measure(run: Run) -> Iterator[Row]:
 
 
 def derive(rows: Rows) -> Rows:
-    """GB/s."""
-    return Rows({**row, "rate": row["bytes"] / row["time"]["median"] / 1e3} for row in rows)
+    """GB/s, by the clock of the times."""
+    return Rows({**row, "clock": row["time"]["clock"], "rate": gb_per_s("bytes", "time")(row)} for row in rows)
 
 
 QUARTILES = ("p25", "p75")

@@ -12,8 +12,11 @@ from experiments.harness.main import KEPT
 from experiments.harness.rows import CLOCKS, Row, Rows, of_questions, on_one_clock, on_own_clock, over, read
 from experiments.harness.time import series
 
-#: Columns of numbers that are neither times nor ratios of times.
-UNTIMED: set[str] = set()
+#: Columns that are neither times nor ratios of times: counts and bytes, shares of them, errors, rates of a disk.
+UNTIMED = {
+    "a", "aligned", "away", "b", "beyond", "counted_down", "counted_up", "difference", "disk_read", "disk_write",
+    "down", "error", "farthest", "losses", "moved", "number", "of_eager", "of_must", "rms", "share", "up",
+}  # fmt: skip
 
 
 def every_row() -> Iterator[tuple[str, Row]]:

@@ -127,7 +127,7 @@ def test_dry_bytes(dry: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     found = measured(bytes, dry)
     assert dry.left_out == []
     assert len(found.where(kind=bytes.STEP)) == len(bytes.SHARES) * len(paged.PAGED)
-    assert not found.where(kind=bytes.STEP, share=1.0).values("ratio")
+    assert not found.where(kind=bytes.STEP, share=1.0).values("of_must")
     # Known traffic was counted as 3,000 for a copy both ways and as 4,000 for twice that in place, the first steps as
     # 5,000 and 10,000, all of them twice that down.
     nbytes = works_link.QUICK_SIZE
