@@ -14,7 +14,6 @@ import importlib.util
 import json
 import platform
 import re
-import statistics
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -147,14 +146,13 @@ def page() -> str:
 
 def _iterations() -> str:
     measured = json.loads(FSDP2.read_text())
-    (verdict,), (ours, theirs) = measured["verdicts"], measured["parts"]["fsdp2"]["rows"]
-    ratios = [a / b for a, b in zip(ours["iterations"], theirs["iterations"], strict=True)]
-    tenths = statistics.quantiles(ratios, n=10)
+    (verdict,), (whole, _) = measured["verdicts"], measured["parts"]["fsdp2"]["rows"]
+    turns = whole["ratio"]
     return (
         f"An iteration of FSDP2 over two {measured['machine']['gpu']} takes {verdict['measured']:.3f} of the time of\n"
-        f"one with torch's fused AdamW, in turn, all state on the devices (median of {len(ratios)} turns,\n"
-        f"of which four fifths lie between {tenths[0]:.2f} and {tenths[-1]:.2f}; `python -m experiments fsdp2`, bar "
-        f"{verdict['limit']:g};\n[raw](../experiments/results/{FSDP2.name})).\n"
+        f"one with torch's fused AdamW, in turn, all state on the devices (median of {turns['n']} turns,\n"
+        f"of which four fifths lie between {turns['p10']:.2f} and {turns['p90']:.2f}; `python -m experiments fsdp2`, "
+        f"bar {verdict['limit']:g};\n[raw](../experiments/results/{FSDP2.name})).\n"
     )
 
 
