@@ -30,13 +30,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from ..common.units import parse_seconds, text_of_bytes, text_of_count
+from ..common.units import parse_count, parse_seconds, text_of_bytes, text_of_count
 from ..optim.registry import RULE_NAMES
 from ..paging.budget import Budget
+from ..planning.sizes import SIZES
 from .errors import UsageError
 from .parser import BUDGET, PLACEMENT
 from .plan_rows import row_dict, short, table, text_of_fitting
-from .train.sizes import SIZES
 
 if TYPE_CHECKING:
     from ..planning.estimate import Estimate
@@ -204,17 +204,14 @@ def model(args: argparse.Namespace) -> Any:
     Raises:
         UsageError: a file cannot be read, or holds a tensor that cannot be trained.
     """
-    import torch
 
     from ..formats.floating import of_dtype, real_dtype
     from ..planning.safetensors import read_parameters
-    from .train.gpt import GPT
 
     if args.params is not None:
-        return args.params
+        return parse_count(args.params, "model")
     if args.size is not None:
-        with torch.device("meta"):
-            return list(GPT(SIZES[args.size], SIZES[args.size].block).parameters())
+        return args.size
     try:
         found = [(path, *one) for path in args.model for one in read_parameters(path).items()]
     except OSError as error:

@@ -6,9 +6,11 @@ import dataclasses
 import keyword
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from ..tables.storage import Column
+from .cuda_check import check_cuda
 from .text import check_text
 
 #: The most elements of a block, and bytes of an entry: chunks of work, and parameters in pages, start at multiples.
@@ -166,6 +168,8 @@ class ElementFormat(Format):
 
     def _check_texts(self) -> None:
         what = f"format {self.name!r}"
+        if hasattr(np, self.numba_type):
+            raise ValueError(f"{what}: numba_type is {self.numba_type!r}; write '_np.{self.numba_type}'")
         check_text(f"{what}: numba_type", self.numba_type, {"_np"}, "eval")
         for name in ("numba_load", "numba_store"):
             text = getattr(self, name)
@@ -176,6 +180,7 @@ class ElementFormat(Format):
             if text and filled == text:
                 raise ValueError(f"{what}: {name} is {text!r}; it needs {{}}, which stands for the element")
             check_text(f"{what}: {name}", filled, {"x", "_np", "_numbers", "S"}, "eval")
+        check_cuda(self.name, self.cuda_type, self.cuda_text, "double" if self.arithmetic is torch.float64 else "float")
 
     @property
     def dtype(self) -> torch.dtype:

@@ -32,6 +32,14 @@ def text(rule: KernelRule | None, formats: Sequence[StorageFormat] = (), kernel:
     return "\n".join(parts)
 
 
+def conversions(name: str, cuda_type: str, cuda_text: str, number: str) -> str:
+    """Return the text of a kernel ``convert`` that loads an element of a format as ``number`` and stores it."""
+    body = f"*x = store_as<element, {number}>(load_as<{number}, element>(*x));"
+    kernel = f"using element = {cuda_type};\n__global__ void convert(element* x) {{ {body} }}"
+    own = f'#line 1 "format {name}"\n{cuda_text}\n{kernel}'
+    return "\n".join([_file("device.cuh"), _file("numbers.cuh"), own])
+
+
 def arithmetic(formats: Sequence[StorageFormat]) -> torch.dtype:
     """Return the dtype a kernel computes in: float64 if any list asks for it, else float32."""
     return torch.float64 if any(f.arithmetic is torch.float64 for f in formats) else torch.float32

@@ -11,7 +11,7 @@ from ..rules.adam import adam, adam_amsgrad
 from ..rules.adamw import adamw, adamw_amsgrad
 from ..rules.rule import Rule
 from .base import Group, PagedOptimizer
-from .options import Options
+from .options import Options, check_hyperparameters
 
 
 class PagedAdamW(PagedOptimizer, torch.optim.AdamW):
@@ -60,6 +60,7 @@ class PagedAdamW(PagedOptimizer, torch.optim.AdamW):
     ) -> None:
         if differentiable and not fused:  # torch itself refuses both together
             raise ValueError("differentiable=True: PagedAdamW does not support it; use torch.optim.AdamW for that")
+        check_hyperparameters(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
         self._configure(options)
         torch.optim.AdamW.__init__(
             self, params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, maximize=maximize,

@@ -21,6 +21,7 @@ from ..rules import Rule
 from ..system.internals import dynamo_is_at_work, opaque
 from ..system.log import log
 from ..system.state_lost import StateLost
+from .loading.check import check_no_path
 from .loading.copying import bring_home, duplicate, into_pages
 from .loading.load import load
 from .locks import OptimizerLock, locked
@@ -79,7 +80,8 @@ class PagedOptimizer(RuleOptimizer):
         if "__init__" in vars(cls):
             cls.__init__ = opaque(cls.__init__)  # type: ignore[method-assign]
 
-    def _configure(self, options: Options) -> None:
+    def _configure(self, options: Options, restored: bool = False) -> None:
+        """Set what options say; those of a pickle (``restored``) may have a budget that is refused today."""
         # A class that overrides rule_of and leaves `rules` empty is checked in each step instead.
         rules: Any = self.rules or (() if self._chooses() else (getattr(self, "rule", None),))
         name = type(self).__name__
@@ -89,6 +91,8 @@ class PagedOptimizer(RuleOptimizer):
             check_initial(name, self.initial, self._states | self.numbers - (set() if self.has_step else {"step"}))
         chosen = complete(options, type(self), self._states if rules else None)
         budget, self.affordable = Budget.parse(chosen["device_budget"]), Affordable()
+        if not restored:
+            budget.check_unit()
         self.store = Store(chosen["placement"], budget, chosen["host_access"], self.affordable)
         self.state_format, self.blocks, self.transport = chosen["state_format"], chosen["blocks"], chosen["transport"]
         self._launches: Launches | None = None
@@ -178,6 +182,9 @@ class PagedOptimizer(RuleOptimizer):
             ValueError: as torch's; ``state_format`` cannot store state of a complex parameter, or of a DTensor; a
                 parameter is neither on a CPU nor on an NVIDIA GPU, or the placement does not serve its device.
         """
+        if isinstance(param_group, dict) and "params" not in param_group:
+            keys = ", ".join(map(repr, param_group)) or "nothing"
+            raise KeyError(f"a parameter group has no 'params', and has {keys}; write {{'params': …}}")
         super().add_param_group(param_group)
         name, group = type(self).__name__, self.param_groups[-1]
         try:
@@ -282,6 +289,7 @@ class PagedOptimizer(RuleOptimizer):
             RuntimeError: the process was forked from the one that made state in a file.
         """
         self.store.check_owner()
+        check_no_path(state_dict)
         load(self, self.store, state_dict, super().load_state_dict)
 
     @locked
@@ -304,7 +312,7 @@ class PagedOptimizer(RuleOptimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if options := state.pop("_options", None):
-            self._configure(options)
+            self._configure(options, restored=True)
         super().__setstate__(state)
         self._launches = None
         if options:
@@ -322,12 +330,14 @@ class PagedOptimizer(RuleOptimizer):
             device_budget: as at construction.
 
         Raises:
-            ValueError, TypeError: it is not a budget, the placement takes none, or a time is given without rates.
+            ValueError, TypeError: it is not a budget, or one of so few bytes that a unit was forgotten; the placement
+                takes none, or a time is given without rates.
             MemoryError, torch.OutOfMemoryError: there is no room; no state is lost, and :meth:`memory_report` says
                 where each page is.
             RuntimeError: the process was forked from the one that made state in a file.
         """
         budget, state = Budget.parse(device_budget), state_tensors(self)
+        budget.check_unit()
         self.store.check_budget(budget, state)
         self._launches = None
         self.store.forget(state)

@@ -32,6 +32,7 @@ NAMES |= {
 }
 
 OPTIONS: dict[str, str] = {
+    "learning_rate": "write lr=…",
     "optim_bits": "write state_format='float32' or 'bfloat16' (None: as the parameter); 8 bits are not there yet",
     "is_paged": "leave it out: device_budget='auto' (or bytes, or a share) says what stays on the device",
     "percentile_clipping": "it is not there: torch.nn.utils.clip_grad_norm_(model.parameters(), …) before step() clips",

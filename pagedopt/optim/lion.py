@@ -9,7 +9,7 @@ import torch
 
 from ..rules.lion import lion
 from .base import PagedOptimizer
-from .options import Options
+from .options import Options, check_hyperparameters
 
 
 class PagedLion(PagedOptimizer):
@@ -41,6 +41,7 @@ class PagedLion(PagedOptimizer):
         maximize: bool = False,
         **options: Unpack[Options],
     ) -> None:
+        check_hyperparameters(lr=lr, betas=betas, weight_decay=weight_decay)
         beta1, beta2 = betas
         for name, value in {"lr": lr, "betas[0]": beta1, "betas[1]": beta2, "weight_decay": weight_decay}.items():
             if isinstance(value, torch.Tensor) and value.numel() != 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from ..common.similar_names import near
 from ..formats.floating import StateFormat, check_format
@@ -59,6 +59,15 @@ DEFAULTS: Options = {
     "blocks": None,
     "transport": "managed",
 }
+
+
+def check_hyperparameters(**given: Any) -> None:
+    """Raise TypeError for hyperparameters that are texts, and for ``betas`` that are no pair."""
+    for name, value in given.items():
+        if isinstance(value, str):
+            raise TypeError(f"{name} is {value!r}, a text; write the number, as {name}={value or 0}")
+        if name == "betas" and (not isinstance(value, tuple | list) or any(isinstance(beta, str) for beta in value)):
+            raise TypeError(f"betas is {value!r}; give two numbers, as betas=(0.9, 0.999)")
 
 
 def complete(options: Options, kind: type, states: Collection[str] | None) -> Options:

@@ -10,7 +10,7 @@ import torch
 from ..rules.rule import Rule
 from ..rules.sgd import sgd, sgd_momentum
 from .base import Group, PagedOptimizer
-from .options import Options
+from .options import Options, check_hyperparameters
 
 
 class PagedSGD(PagedOptimizer, torch.optim.SGD):
@@ -49,6 +49,7 @@ class PagedSGD(PagedOptimizer, torch.optim.SGD):
     ) -> None:
         if differentiable and not fused:  # torch itself refuses both together
             raise ValueError("differentiable=True: PagedSGD does not support it; use torch.optim.SGD for that")
+        check_hyperparameters(lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay)
         self._configure(options)
         torch.optim.SGD.__init__(
             self, params, lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov,

@@ -13,6 +13,9 @@ from ..common.units import looks_like_seconds, parse_bytes, parse_seconds, text_
 #: (``"20 ms"``, ``"20 ms by rates.json"``): spill as much as adds at most that much transfer to a step.
 Given = int | float | str | None
 
+#: The fewest bytes that a page of any placement has.
+LEAST_PAGE = 4096
+
 _ALSO = "a share as '50%', 'all' and 'auto' are budgets too, and so is a time as '20 ms'"
 
 
@@ -72,6 +75,16 @@ class Budget:
     def leaving(cls, nbytes: int) -> Budget:
         """Return a budget that sends up to ``nbytes`` away, however much state there is."""
         return cls(away=nbytes)
+
+    def check_unit(self) -> None:
+        """Raise ValueError if its bytes are fewer than any page has, as where a unit was forgotten."""
+        nbytes = self.nbytes or 0
+        if not 0 < nbytes < LEAST_PAGE:
+            return
+        share = f"'{nbytes}%'" if nbytes > 1 else "1.0 (all)"
+        meant = f"{share} or '{nbytes}GiB'" if nbytes <= 100 else f"'{nbytes}MiB'"
+        held = f"{nbytes:,} bytes hold" if nbytes > 1 else "1 byte holds"
+        raise ValueError(f"device_budget is {self.said!r}: {held} no page; did you mean {meant}?")
 
     @property
     def everything(self) -> bool:

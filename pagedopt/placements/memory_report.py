@@ -24,6 +24,7 @@ class MemoryReport(Shown):
         budget: bytes that may stay on the device (for parameters on a CPU: in RAM), a share converted to bytes; None:
             all, or not known before there is state.
         ring: bytes of the device slots through which pages pass; other optimizers may share them.
+        asked: the budget in words, as the user gave it ("50% of the state"); "" for all.
 
     Example:
         >>> report = optimizer.memory_report()
@@ -35,6 +36,7 @@ class MemoryReport(Shown):
     placement: str
     budget: int | None
     ring: int
+    asked: str = ""
 
     @property
     def means(self) -> str:
@@ -46,8 +48,8 @@ class MemoryReport(Shown):
         """Return the report's title and its (name, text) pairs."""
         rows = [(f"on {place}", self._bytes(place)) for place in self.by_place]
         rows.append(("placement", self.means) if rows else ("state", "none yet: the first step makes it"))
-        if self.budget is not None:
-            rows.append(("budget", text_of_bytes(self.budget)))
+        if self.budget is not None or self.asked:
+            rows.append(("budget", self.asked if self.budget is None else text_of_bytes(self.budget)))
         if self.ring:
             rows.append(("ring of slots", text_of_bytes(self.ring)))
         return "optimizer state", rows
@@ -61,8 +63,8 @@ class MemoryReport(Shown):
 
     def __str__(self) -> str:
         parts = [self._bytes(place, f" on {place}") for place in self.by_place]
-        budget = "" if self.budget is None else f", budget {text_of_bytes(self.budget)}"
         if not parts:
-            return "no state yet: the first step makes it" + (budget and f" ({budget.removeprefix(', ')})")
+            return "no state yet: the first step makes it" + (f" (budget {self.asked})" if self.asked else "")
+        budget = "" if self.budget is None else f", budget {text_of_bytes(self.budget)}"
         ring = f", ring of {text_of_bytes(self.ring)}" if self.ring else ""
         return f"optimizer state ({self.means}{budget}{ring}): " + ", ".join(parts)

@@ -15,7 +15,7 @@ import torch
 from ..paging.budget import NOTHING, Budget
 from ..system import internals
 from ..system.files import host
-from ..system.warn import outside
+from ..system.warn import outside, warn_once
 from ..tables.shards import like_shard, local
 from ..tables.storage import Column
 from . import choose
@@ -179,6 +179,7 @@ class Store:
                     host.check_host(nbytes, "optimizer state")
                 return None, {i: wanted[i].zeros() for indices in params for i in indices}
             arena, numbers = new, list(range(len(numels)))
+            self._warn_of_no_page(arena)
             self.arenas = [*self.arenas, arena]
             if not arena.full:
                 self._kinds[arena] = kind
@@ -187,6 +188,16 @@ class Store:
             for indices, number, p in zip(params, numbers, firsts, strict=True)
             for section, (i, c) in enumerate(zip(indices, columns, strict=True))
         }
+
+    def _warn_of_no_page(self, arena: Arena) -> None:
+        """Warn, once, if a budget in bytes is less than one page of an arena."""
+        nbytes, page = self.budget.nbytes or 0, max(arena.layout.page_bytes(), default=0)
+        if arena.paged and 0 < nbytes < page:
+            warn_once(
+                ("budget", nbytes, int(page)),
+                f"device_budget={self.budget.said!r} holds no page of {page:,} bytes on {arena.device}: all of that "
+                "state is away; a share as '50%' counts in whole pages, too",
+            )
 
     def check_device(self, device: torch.device) -> None:
         """Refuse parameters on a device that cannot be served.
@@ -392,6 +403,7 @@ class Store:
             names or choose.name_of(self.placement),
             self.limits.total(self.arenas),
             sum(ring.nbytes for ring in self.rings.values()),
+            "" if self.budget.everything else str(self.budget),
         )
 
     def _loose(self, state: Sequence[torch.Tensor]) -> list[dict[str, int]]:

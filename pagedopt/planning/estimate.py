@@ -155,7 +155,7 @@ def estimate(
     Args:
         model: a module, parameters or parameter groups as an optimizer takes them (also on the meta device; DTensors
             count with the shards of this process), a list of shapes, a dict of name to shape, or a number of
-            parameters as ``7_000_000_000`` or ``"7B"``.
+            parameters as ``7_000_000_000`` or ``"7B"``, or a name of ``pagedopt plan --size``, as ``"gpt2"``.
         rule: a name in ``pagedopt.rules.UPDATES`` (``"adamw"``, ``"sgd_momentum"``, …), or your own rule; its inputs
             name the state.
         param_dtype: dtype of parameters and gradients; None: their own, float32 for shapes.

@@ -11,6 +11,7 @@ import torch
 
 from ..common.units import MOST_PARAMETERS, parse_count
 from ..tables.shards import local
+from .sizes import SIZES, shapes
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,12 @@ def describe(model: Any, dtype: torch.dtype | None = None) -> Described:
 def _described(model: Any, dtype: torch.dtype | None) -> Described:
     if isinstance(model, torch.nn.Module):
         return _of_tensors(list(model.parameters()), dtype)
+    if isinstance(model, str) and model in SIZES:
+        return Described([(math.prod(shape), dtype or torch.float32) for shape in shapes(SIZES[model])], [], None)
+    if isinstance(model, str) and not model.strip()[:1].isdigit():
+        raise ValueError(
+            f"model is {model!r}; give a number of parameters, as '7B' or '124M', or a name of {', '.join(SIZES)}"
+        )
     if isinstance(model, (int, float, str)):
         return Described([(parse_count(model, "model"), dtype or torch.float32)], [], None)
     if isinstance(model, torch.Tensor) or not isinstance(model, Iterable):

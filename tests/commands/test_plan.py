@@ -15,10 +15,10 @@ from command_line import Program, assert_has, safetensors
 
 from pagedopt import Rates, estimate
 from pagedopt.commands import plan as planning
-from pagedopt.commands.train.sizes import SIZES, parameter_count
 from pagedopt.common.units import text_of_bytes
 from pagedopt.paging import policy
 from pagedopt.planning import rates
+from pagedopt.planning.sizes import SIZES, parameter_count
 from pagedopt.system.files import host
 
 HAND = Rates(device=1e12, up=1e9, down=1e9, both=2e9, in_place=1e9, ram=1e10, machine="a machine of mine")

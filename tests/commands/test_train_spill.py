@@ -20,10 +20,10 @@ from pagedopt.commands.main import UsageError, build_parser, main
 from pagedopt.commands.train import checkpoint, contender, spill
 from pagedopt.commands.train.gpt import GPT
 from pagedopt.commands.train.run import Run
-from pagedopt.commands.train.sizes import SIZES, parameter_count
 from pagedopt.commands.train.train_options import TrainOptions, resolve
 from pagedopt.paging.budget import ALL, Budget
 from pagedopt.placements.file import FileArena
+from pagedopt.planning.sizes import SIZES, parameter_count
 
 STATE = 8 * parameter_count(SIZES["tiny"], SIZES["tiny"].block)  # bytes of two float32 moments
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -18,10 +20,14 @@ ASKED = ("PagedAdamW32bit", "PagedAdamW8bit", "PagedLion8bit", "AdamW8bit", "CPU
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_class_of_theirs_is_answered_with_a_line_that_works(name: str) -> None:
-    with pytest.raises(AttributeError, match=rf"^module 'pagedopt' has no attribute '{name}': ") as caught:
-        getattr(pagedopt, name)
-    assert not hasattr(pagedopt, name)
+    there: dict[str, Any] = {}
+    exec(f"from pagedopt import {name}", there)  # an error in this line would not say what to write
+    uses: list[Callable[[Any], object]] = [lambda missing: missing(), lambda missing: missing.step]
+    for use in (*uses, lambda missing: exec("class Mine(of): pass", {"of": missing})):
+        with pytest.raises(AttributeError, match=rf"^module 'pagedopt' has no attribute '{name}': ") as caught:
+            use(there[name])
     text = str(caught.value)
+    assert repr(there[name]) == f"<{text}>"
     assert ("not there yet" in text) == name.endswith(("8bit", "4bit", "Fp8"))
     found = re.search(r"pagedopt\.(\w+)\(params, …(.*?)\)", text)
     assert found

@@ -162,7 +162,10 @@ def test_what_is_no_placement_is_refused_at_once(make: Any) -> None:
         with pytest.raises(error, match=text):
             make(params, placement=placement)
     for options, text in (
-        ({"placement": Ordinary, "device_budget": 5}, "device_budget is 5 with placement=Ordinary, where all state"),
+        (
+            {"placement": Ordinary, "device_budget": 5000},
+            "device_budget is 5000 with placement=Ordinary, where all state",
+        ),
         ({"placement": Ordinary, "device_budget": "10%"}, "device_budget is '10%' with placement=Ordinary"),
         ({"placement": SmallRam, "host_access": "in_place"}, "'in_place' with placement=SmallRam, which has staged"),
     ):

@@ -17,7 +17,8 @@ PARAMETERS = st.lists(
     max_size=6,
 )
 SHARES = st.one_of(st.floats(0, 1), st.integers(0, 100).map(lambda n: f"{n}%"))
-BUDGETS = st.one_of(st.none(), SHARES, st.integers(0, 6 << 20), st.integers(0, 6000).map(lambda n: f"{n} kB"))
+#: From 4 KiB on, as fewer bytes are refused.
+BUDGETS = st.one_of(st.none(), SHARES, st.just(0), st.integers(4096, 6 << 20), st.integers(5, 6000).map("{} kB".format))
 
 
 @given(

@@ -16,8 +16,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ...planning.sizes import SIZES, parameter_count
 from ..parser import BUDGET, PLACEMENT
-from .sizes import SIZES, parameter_count
 
 HELP = "train a GPT with PagedAdamW beside torch's AdamW and compare the two"
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .sizes import Size
+from ...planning.sizes import Size
 
 
 class Attention(nn.Module):

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ...common.units import text_of_bytes
+from ...planning.sizes import parameter_count
 from ...system import machine
 from ..errors import UsageError
 from ..results import as_json, new_figure, spread
@@ -22,7 +23,6 @@ from ..tables import results_table, say
 from .compare import TOLERANCE, Comparison, compare
 from .contender import Contender
 from .files import replacing
-from .sizes import parameter_count
 from .train_options import TrainOptions
 
 RESULT = "result.json"

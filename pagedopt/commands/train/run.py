@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from ...planning.sizes import parameter_count
 from .. import tables
 from ..errors import UsageError
 from ..process import INTERRUPTED, this_python
@@ -25,7 +26,6 @@ from .files import only_run
 from .interrupt import Interrupt
 from .progress_report import RESULT, report
 from .schedule import learning_rate
-from .sizes import parameter_count
 from .train_options import OPTIMIZERS, TrainOptions, resolve, resolve_resumed
 
 COLLECT_EVERY = {"cpu": 1, "cuda": 10}  # steps between transfers of the losses, which wait for the device

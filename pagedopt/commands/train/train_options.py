@@ -15,12 +15,12 @@ from ...common.units import text_of_bytes
 from ...paging.budget import Budget
 from ...placements.choose import ARENAS, Arena, check_placement, default_placement
 from ...planning.affordable import Affordable
+from ...planning.sizes import DEFAULT_SIZE, SIZES, Size, parameter_count
 from ...system.files import host
 from ...system.files.state_file import state_folder
 from ...system.machine import MOST_THREADS
 from ..device import pick_device
 from ..errors import UsageError
-from .sizes import DEFAULT_SIZE, SIZES, Size, parameter_count
 
 OPTIMIZERS = {"both": ("paged", "torch"), "paged": ("paged",), "torch": ("torch",)}
 LEAST = {"batch": 1, "block": 1, "steps": 1, "threads": 1, "seed": 0, "checkpoint_every": 0, "lr": 0, "weight_decay": 0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from ...formats.floating import chosen_format, known, real_dtype
+from ...rules import UPDATES
 from ...tables.columns import has_memory
 from ...tables.shards import is_sharded, local, placed_alike, placement_of
 from ..state.rule_optimizer import Group, RuleOptimizer, occurrences
@@ -24,6 +26,19 @@ class NoStateDict(ValueError, KeyError):
     """This is no state dict of an optimizer.  Also a KeyError, as torch raises for the missing key."""
 
     __str__ = ValueError.__str__
+
+
+class IsPath(TypeError, AttributeError):
+    """A path was given in place of a dict.  Also an AttributeError, which torch raises."""
+
+
+def check_no_path(state_dict: Any) -> None:
+    """Raise IsPath for the path of a checkpoint."""
+    if isinstance(state_dict, str | os.PathLike):
+        raise IsPath(
+            "a state dict of an optimizer is a dict, and this is a path; write "
+            f"load_state_dict(torch.load({str(state_dict)!r}))"
+        )
 
 
 def check_form(state_dict: StateDict) -> None:
@@ -94,10 +109,26 @@ def check_groups(optimizer: RuleOptimizer, before: Sequence[Mapping[str, Any]], 
 
 
 def check_state(optimizer: RuleOptimizer, state_dict: StateDict) -> None:
-    """Raise ValueError unless each parameter has no loaded state, or all that its rule needs, in the right shapes."""
+    """Raise ValueError unless each parameter has no loaded state, or all that its rule needs, in the right shapes.
+
+    State of another optimizer is refused, too.  Keys that no rule of this package names may be there.
+    """
+    foreign = foreign_states(optimizer)
     for member in members(optimizer, state_dict):
         if member.entry:
             _check_entry(optimizer, member)
+        if others := [name for name in member.entry if name in foreign]:
+            raise ValueError(
+                f"loaded state of parameter {member.key} has {', '.join(others)}, which no rule of "
+                f"{type(optimizer).__name__} has: it is of another optimizer"
+            )
+
+
+def foreign_states(optimizer: RuleOptimizer) -> set[str]:
+    """Return names of state that rules of this package have, and no rule of this optimizer."""
+    own = optimizer.rules or tuple(optimizer.rule_of(group) for group in optimizer.param_groups)
+    known, mine = ({name for rule in rules for name in rule.inputs[2:]} for rules in (UPDATES.values(), own))
+    return known - mine
 
 
 def _check_entry(optimizer: RuleOptimizer, member: Loaded) -> None:

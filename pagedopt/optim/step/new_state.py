@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ...system.warn import warn_once
 from ...tables.shards import local
 from ..state.encoding import fill
 from ..state.rule_optimizer import RuleOptimizer
@@ -29,6 +30,7 @@ def create(optimizer: RuleOptimizer, found: Sequence[Member]) -> None:
             firsts.append(member)
     wanted = [m.columns[n].wanted(m.param, n) for m in firsts for n in m.missing if n in m.columns]
     created = optimizer.store.create(wanted) if wanted else []
+    _warn_on_cpu(optimizer, firsts)
     if wanted:
         from .budget_advice import tell_made  # here: it imports planning, which a step without new state does not need
 
@@ -40,6 +42,15 @@ def create(optimizer: RuleOptimizer, found: Sequence[Member]) -> None:
         member.entry.update((name, next(made if name in member.columns else numbers)) for name in member.missing)
         if optimizer.initial:
             _fill(optimizer, member)
+
+
+def _warn_on_cpu(optimizer: RuleOptimizer, members: Sequence[Member]) -> None:
+    """Warn, once, of options that have an effect beside a GPU only."""
+    if any(member.param.device.type == "cpu" for member in members):
+        for name, value in (("host_access", optimizer.store.host_access), ("blocks", optimizer.blocks)):
+            if value is not None:
+                text = f"{name}={value!r} on cpu: there is no GPU behind these parameters, and it has no effect"
+                warn_once((name, "cpu", value), text)
 
 
 def _fill(optimizer: RuleOptimizer, member: Member) -> None:

@@ -29,6 +29,7 @@ def run_with_room(optimizer: PagedOptimizer, function: Callable[[], Result], nby
         what ``function`` returns.
 
     Raises:
+        TypeError: the optimizer is none of pagedopt, or the function cannot be called.
         torch.OutOfMemoryError: the room was not enough, or nothing could be spilled (a note says so).  On a CPU
             MemoryError, or the RuntimeError of torch's allocator.
 
@@ -36,6 +37,13 @@ def run_with_room(optimizer: PagedOptimizer, function: Callable[[], Result], nby
         >>> loss = run_with_room(optimizer, lambda: forward_backward(batch))
         >>> optimizer.step()
     """
+    if not isinstance(optimizer, PagedOptimizer):
+        what = f"run_with_room(optimizer, function): the optimizer is a {type(optimizer).__name__}"
+        if isinstance(function, PagedOptimizer):
+            raise TypeError(f"{what} and the function a {type(function).__name__}; give the optimizer first")
+        raise TypeError(f"{what}, whose state cannot be spilled; give one of pagedopt, as PagedAdamW")
+    if not callable(function):
+        raise TypeError(f"run_with_room(optimizer, function): the function is {function!r}; give one without arguments")
     _take_back(optimizer)
     try:
         return function()

@@ -1,4 +1,4 @@
-"""Named model sizes, each with training settings that work well for it."""
+"""Named sizes of GPT-2, each with training settings that work well for it.  Does not import torch."""
 
 from __future__ import annotations
 
@@ -33,6 +33,19 @@ SIZES = {
     "gpt2-xl": Size(48, 25, 1600, 1024, GPT2_ROWS, batch=2, steps=100, lr=2e-4),
 }
 DEFAULT_SIZE = {"cpu": "small", "cuda": "gpt2"}
+
+
+def shapes(size: Size) -> list[tuple[int, ...]]:
+    """Return the shapes of the parameters of a GPT of this size, in their order.
+
+    >>> len(shapes(SIZES["gpt2"]))
+    148
+    """
+    w = size.width
+    norm: list[tuple[int, ...]] = [(w,), (w,)]
+    attention = [(3 * w, w), (3 * w,), (w, w), (w,)]
+    mlp = [(4 * w, w), (4 * w,), (w, 4 * w), (w,)]
+    return [(size.vocabulary, w), (size.block, w), *(norm + attention + norm + mlp) * size.layers, *norm]
 
 
 def parameter_count(size: Size, block: int) -> int:

@@ -1,0 +1,183 @@
+"""What a user may get wrong is refused at once, and the message says what to write."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pagedopt
+from pagedopt import PagedAdamW, PagedLion, PagedSGD, run_with_room
+from pagedopt.paging.budget import Budget
+from pagedopt.system import warn
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGEDOPT_STATE_DIR", str(tmp_path))
+    monkeypatch.setattr(warn, "_said", set())
+
+
+def parameters(numel: int = 3000) -> list[torch.nn.Parameter]:
+    p = torch.nn.Parameter(torch.linspace(-1, 1, numel))
+    p.grad = torch.ones(numel)
+    return [p]
+
+
+def make(**options: Any) -> PagedAdamW:
+    return PagedAdamW(parameters(), **options)
+
+
+def texts(use: Callable[[], object]) -> list[str]:
+    """What a use warns of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        use()
+    return [str(each.message) for each in caught]
+
+
+# --- budgets
+
+UNITS = [
+    (50, "device_budget is 50: 50 bytes hold no page; did you mean '50%' or '50GiB'?"),
+    ("50", "device_budget is '50': 50 bytes hold no page; did you mean '50%' or '50GiB'?"),
+    (1, "device_budget is 1: 1 byte holds no page; did you mean 1.0 (all) or '1GiB'?"),
+    (2.0, "device_budget is 2.0: 2 bytes hold no page; did you mean '2%' or '2GiB'?"),
+    (4095, "device_budget is 4095: 4,095 bytes hold no page; did you mean '4095MiB'?"),
+]
+
+
+@pytest.mark.parametrize(("budget", "text"), UNITS)
+def test_a_budget_whose_unit_was_forgotten_is_refused(budget: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        make(device_budget=budget)
+    optimizer = make(device_budget="50%")
+    optimizer.step()
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        optimizer.set_device_budget(budget)
+    assert optimizer.store.budget == Budget("50%")
+    Budget(budget), pagedopt.estimate("7B", device_budget=budget)  # a plan takes any
+
+
+@pytest.mark.parametrize("budget", [0, 0.5, 1.0, 4096, "1%", "4KiB", None])
+def test_a_budget_that_may_be_meant_is_taken(budget: Any) -> None:
+    make(device_budget=budget).set_device_budget(budget)
+
+
+def test_an_optimizer_that_was_pickled_with_such_a_budget_is_read() -> None:
+    state = make(device_budget="50%").__getstate__()
+    state["_options"]["device_budget"] = 50
+    again = PagedAdamW.__new__(PagedAdamW)
+    again.__setstate__(pickle.loads(pickle.dumps(state)))
+    assert again.store.budget.nbytes == 50
+
+
+def test_a_budget_that_holds_no_page_warns_once_with_the_size_of_a_page() -> None:
+    large = PagedAdamW(parameters(1 << 20), device_budget=5000)
+    (said,) = texts(large.step)
+    page = int(large.store.arenas[0].layout.page_bytes()[0])
+    assert said.startswith(f"device_budget=5000 holds no page of {page:,} bytes on cpu: all of that state is away")
+    assert texts(large.step) == []
+    assert texts(PagedAdamW(parameters(1 << 20), device_budget=5000).step) == []
+    assert texts(PagedAdamW(parameters(1 << 20), device_budget="4MiB").step) == []
+
+
+@pytest.mark.parametrize(
+    ("budget", "words"),
+    [(None, ""), ("50%", " (budget 50% of the state)"), ("auto", " (budget what the device can spare)"),
+     ("4MiB", " (budget 4.00 MiB)")],
+)  # fmt: skip
+def test_the_report_before_the_first_step_says_the_budget(budget: Any, words: str) -> None:
+    report = make(device_budget=budget).memory_report()
+    assert str(report) == f"no state yet: the first step makes it{words}"
+    assert dict(report.facts()[1]).get("budget", "") == words.removeprefix(" (budget ").removesuffix(")")
+
+
+# --- options without an effect
+
+
+@pytest.mark.parametrize(("option", "value"), [("host_access", "staged"), ("blocks", 8)])
+def test_options_of_a_gpu_warn_on_a_cpu(option: str, value: Any) -> None:
+    asked = {"device_budget": 0, option: value}
+    said = f"{option}={value!r} on cpu: there is no GPU behind these parameters, and it has no effect"
+    assert texts(make(**asked).step) == [said]
+    assert texts(make(**asked).step) == []
+    assert texts(make(device_budget=0).step) == []
+
+
+# --- arguments
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"lr": "3e-4"}, "lr is '3e-4', a text; write the number, as lr=3e-4"),
+        ({"weight_decay": ""}, "weight_decay is '', a text; write the number, as weight_decay=0"),
+        ({"betas": 0.9}, "betas is 0.9; give two numbers, as betas=(0.9, 0.999)"),
+        ({"betas": ("0.9", 0.99)}, "betas is ('0.9', 0.99); give two numbers, as betas=(0.9, 0.999)"),
+        ({"learning_rate": 1.0}, "__init__() got an unexpected keyword argument 'learning_rate': write lr=…"),
+    ],
+)
+@pytest.mark.parametrize("kind", [PagedAdamW, PagedSGD, PagedLion])
+def test_a_hyperparameter_of_the_wrong_kind_is_answered(kind: Any, options: dict[str, Any], text: str) -> None:
+    if "betas" in options and kind is PagedSGD:
+        pytest.skip("has no betas")
+    with pytest.raises(TypeError, match=re.escape(text)):
+        kind(parameters(), **options)
+
+
+def test_a_group_without_parameters_is_answered() -> None:
+    with pytest.raises(KeyError, match="a parameter group has no 'params', and has 'param', 'lr'; write"):
+        PagedAdamW([{"param": parameters(), "lr": 1e-3}])
+    with pytest.raises(KeyError):
+        torch.optim.AdamW([{"param": parameters(), "lr": 1e-3}])
+
+
+@pytest.mark.parametrize("path", ["ck.pt", Path("ck.pt")])
+def test_a_path_is_no_state_dict(path: Any) -> None:
+    with pytest.raises(TypeError, match=re.escape("this is a path; write load_state_dict(torch.load('ck.pt'))")):
+        make().load_state_dict(path)
+
+
+def test_run_with_room_says_what_it_takes() -> None:
+    ours, theirs = make(), torch.optim.AdamW(parameters())
+    wrong: list[tuple[tuple[Any, ...], str]] = [
+        ((theirs, print), "the optimizer is a AdamW, whose state cannot be spilled; give one of pagedopt"),
+        ((print, ours), "and the function a PagedAdamW; give the optimizer first"),
+        ((ours, torch.ones(1)), "the function is tensor([1.]); give one without arguments"),
+    ]
+    for arguments, text in wrong:
+        with pytest.raises(TypeError, match=re.escape(text)):
+            run_with_room(*arguments)
+
+
+# --- state of another optimizer
+
+
+def test_state_of_another_optimizer_is_refused_and_keys_of_ones_own_are_not() -> None:
+    params = parameters()
+    theirs, lion = PagedAdamW(params), PagedLion(params)
+    theirs.step()
+    lion.step()
+    before = copy.deepcopy(lion.state_dict())
+    with pytest.raises(ValueError, match="has exp_avg_sq, which no rule of PagedLion has: it is of another optimizer"):
+        lion.load_state_dict(theirs.state_dict())
+    assert lion.param_groups[0]["lr"] == before["param_groups"][0]["lr"]
+    own = copy.deepcopy(before)
+    own["state"][0] |= {"mine": torch.ones(3), "step": torch.tensor(7.0)}
+    lion.load_state_dict(own)
+    assert set(lion.state[params[0]]) == {"exp_avg", "mine", "step"}
+
+
+def test_state_of_amsgrad_is_of_the_same_optimizer() -> None:
+    theirs, ours = (PagedAdamW(parameters(), amsgrad=amsgrad) for amsgrad in (True, False))
+    theirs.step()
+    ours.load_state_dict(theirs.state_dict())
+    assert ours.param_groups[0]["amsgrad"]
