@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import runpy
 import sys
+from pathlib import Path
 
 OPERATORS = dict.fromkeys(("nms", "qnms"), "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
@@ -33,5 +33,5 @@ def declare() -> None:
 
 if __name__ == "__main__":
     declare()
-    # The command line stays: what the program starts once more, as Lightning does for each device, begins here too.
-    runpy.run_path(sys.argv[1], run_name="__main__")
+    # Not by runpy, which takes this file from the command line: Lightning starts that line again for each more device.
+    exec(compile(Path(sys.argv[1]).read_text(), sys.argv[1], "exec", dont_inherit=True))
