@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,3 +35,9 @@ def test_a_run_ends_with_its_result_and_not_with_what_it_skipped(tmp_path: Path)
     assert failed.startswith("FAILED ")
     assert "as planted" in failed
     assert "1 failed, 80 skipped" in result
+
+
+def test_make_says_what_the_front_page_says_of_its_time() -> None:
+    said = subprocess.run(["make", "-n", "test"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    (time,) = re.findall(r"takes (\d+ to \d+ minutes on two cores)", said)
+    assert f"takes {time}" in (ROOT / "README.md").read_text()
