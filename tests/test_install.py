@@ -9,10 +9,12 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from paths import ROOT
 
 import pagedopt
@@ -93,6 +95,55 @@ def test_an_sdist_makes_the_same_wheel(built: Path, tmp_path: Path) -> None:
         for w in (wheel, again)
     )
     assert one == other
+
+
+def test_the_line_without_a_clone_installs_it(tmp_path: Path) -> None:
+    """README's line as it is written; for git this repository stands behind its address."""
+    pytest.importorskip("hatchling", reason="hatchling is not installed; `pip install .[test]` brings it")
+    if not (ROOT / ".git").exists():
+        pytest.skip("it is no clone")
+    (line,) = re.findall(r"pip install '(pagedopt\[.*?)'", (ROOT / "README.md").read_text())
+    address = "https://example.org/pagedopt.git"  # a domain that is kept for examples
+    assert Requirement(line).url == f"git+{address}"
+    here = {
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": f"url.{ROOT.as_uri()}.insteadOf",
+        "GIT_CONFIG_VALUE_0": address,
+    }
+    pip = (sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--no-build-isolation")
+    run(*pip, "--target", tmp_path, line, env={**os.environ, **here})
+    assert (tmp_path / "pagedopt" / "kernels").is_dir()
+
+
+def asked_for(wanted: list[str]) -> Iterator[Requirement]:
+    """What is installed with the requirements ``wanted``, as the packages that are installed here say."""
+    known: set[tuple[str, str]] = set()
+    left = [(Requirement(item), "") for item in wanted]
+    while left:
+        requirement, extra = left.pop()
+        if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        yield requirement
+        for inner in {"", *requirement.extras}:
+            if (requirement.name, inner) not in known and requirement.name != "torch":
+                known.add((requirement.name, inner))
+                left += [(Requirement(item), inner) for item in distribution(requirement.name).requires or ()]
+
+
+EXTRAS = ["plots", "rivals", "test", "dev", pytest.param("clients", marks=pytest.mark.clients)]
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_an_extra_keeps_the_torch_that_is_installed(extra: str) -> None:
+    """Whichever it is: nothing asks for one version, as torchvision does, nor for one that is newer than need be."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    try:
+        requirements = list(asked_for(extras[extra]))
+    except PackageNotFoundError as error:
+        pytest.skip(f"{error.name} is not installed")
+    for requirement in requirements:
+        if requirement.name == "torch":
+            assert all(requirement.specifier.contains(version) for version in ("2.6", "2.999")), str(requirement)
 
 
 def test_there_is_one_version() -> None:
