@@ -38,7 +38,7 @@ $(READY): pyproject.toml constraints.txt scripts/setup_env.py
 	@touch $@
 
 $(CLIENTS): $(READY)
-	@$(SET_UP) --extras=clients
+	@$(SET_UP) --extras=clients,timm
 	@touch $@
 
 train: $(READY)  ## train the GPT with PagedAdamW and torch's AdamW side by side
@@ -46,6 +46,7 @@ train: $(READY)  ## train the GPT with PagedAdamW and torch's AdamW side by side
 
 # One thread per worker: the workers are the parallelism. With worksteal a file stays with one worker while it can.
 test: $(READY)  ## run the tests
+	@echo "test: takes about MINUTES2 minutes on two cores, 5 on eight with a GPU"
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal -m "not long and not clients" $(TEST_ARGS)
 
 test-clients: $(CLIENTS)  ## install transformers, accelerate, lightning, peft and timm, and train with each

@@ -3,6 +3,7 @@
     pip install -e '.[clients]'  # first
     python examples/accelerate_loop.py
 
+On one device; ``accelerate launch examples/accelerate_loop.py`` takes all.
 Run twice: the second run goes on with the first one's checkpoint, in runs/examples.
 """
 

@@ -1,8 +1,9 @@
 """Hugging Face's Trainer: a small GPT-2, made here, learns to count; train, save, and go on where the last run ended.
 
-    pip install -e '.[clients]'  # first; if torchvision then does not load: notes/setup.md
+    pip install -e '.[clients]'  # first
     python examples/hf_trainer.py
 
+On all devices: where there are two GPUs, Trainer divides each batch between them; CUDA_VISIBLE_DEVICES=0 leaves one.
 Run twice: the second run goes on with the first one's checkpoint, in runs/examples.
 """
 

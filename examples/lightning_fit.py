@@ -1,8 +1,9 @@
 """Lightning: train, save, and go on where the last run ended.
 
-    pip install -e '.[clients]'  # first; if torchvision then does not load: notes/setup.md
+    pip install -e '.[clients]'  # first
     python examples/lightning_fit.py
 
+On all devices: where there are two GPUs, Lightning starts a process for the second; ``devices=1`` takes one.
 Run twice: the second run goes on with the first one's checkpoint, in runs/examples.
 """
 
@@ -47,8 +48,9 @@ def main() -> None:
         max_epochs=before + EPOCHS, callbacks=[keep], precision="bf16-mixed", gradient_clip_val=1.0, logger=False
     )
     trainer.fit(Flip(), DataLoader(torch.randn(1024, 64), batch_size=32), ckpt_path=last if before else None)
-    print(f"epochs {before} to {trainer.current_epoch}: loss {trainer.callback_metrics['loss'].item():.4f}")
-    print(trainer.optimizers[0].memory_report())
+    if trainer.is_global_zero:
+        print(f"epochs {before} to {trainer.current_epoch}: loss {trainer.callback_metrics['loss'].item():.4f}")
+        print(trainer.optimizers[0].memory_report())
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python examples/loop.py
 
-Run twice: the second run goes on with the first one's checkpoint, in runs/examples.
+On one device.  Run twice: the second run goes on with the first one's checkpoint, in runs/examples.
 """
 
 from pathlib import Path

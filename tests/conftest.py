@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,6 +49,14 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     """Nor what kernels, compilers and results have left by then: half a million objects in a worker's last files."""
     if nextitem is not None and nextitem.path != item.path:
         pytest_collection_finish()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Why tests were skipped, a line for each reason: ``-rs`` has one for each test, two thousand without a GPU."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
+    for reason, tests in reasons.most_common():
+        terminalreporter.write_line(f"skipped {tests:,}: {reason}")
 
 
 @pytest.fixture

@@ -3,42 +3,44 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import os
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
 
-import clients
 import pytest
 import torchvision_operators
+from children import python
 from paths import ROOT
 
 EXAMPLES = ROOT / "examples"
 
 
+#: Lightning's own variables: as on a machine with two devices.
+TWO_DEVICES = {"PL_TRAINER_ACCELERATOR": "cpu", "PL_TRAINER_DEVICES": "2"}
+
+
 @pytest.mark.parametrize(
-    ("name", "package"),
+    ("name", "package", "variables"),
     [
-        ("loop", "torch"),
-        pytest.param("hf_trainer", "transformers", marks=pytest.mark.clients),
-        pytest.param("accelerate_loop", "accelerate", marks=pytest.mark.clients),
-        pytest.param("lightning_fit", "lightning", marks=pytest.mark.clients),
+        ("loop", "torch", {}),
+        pytest.param("hf_trainer", "transformers", {}, marks=pytest.mark.clients),
+        pytest.param("accelerate_loop", "accelerate", {}, marks=pytest.mark.clients),
+        pytest.param("lightning_fit", "lightning", {}, marks=pytest.mark.clients),
+        pytest.param("lightning_fit", "lightning", TWO_DEVICES, marks=pytest.mark.clients, id="lightning_fit-two"),
     ],
 )
-def test_an_example_trains_and_goes_on(
-    name: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    torchvision_operators.declare()
-    pytest.importorskip(package, reason=f"{package} is not installed")
-    clients.forget_accelerate()
-    monkeypatch.chdir(tmp_path)
+def test_an_example_trains_and_goes_on(name: str, package: str, variables: dict[str, str], tmp_path: Path) -> None:
+    """As a program: it may start more processes of what runs it."""
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
     found: list[list[float]] = []
     for _ in range(2):
-        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
-        said = capsys.readouterr().out
-        assert "optimizer state" in said
+        program = (torchvision_operators.__file__, EXAMPLES / f"{name}.py")
+        said = python(*program, cwd=tmp_path, **variables)
+        assert said.count("optimizer state") == 1
         found.append([float(number) for number in re.findall(r"\bloss'?:? '?([\d.]+)", said)])
     first, second = found
     assert first

@@ -2,12 +2,16 @@
 
 Timm, torchmetrics and transformers import it. Pip may find a torchvision made for CUDA beside a CPU build of torch; its
 Python then fails at the operators that its library would have declared. They are declared here; nobody here calls one.
+
+    python tests/helpers/torchvision_operators.py examples/lightning_fit.py  # a program beside such a torchvision
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
+import runpy
+import sys
 
 OPERATORS = dict.fromkeys(("nms", "qnms"), "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
@@ -25,3 +29,9 @@ def declare() -> None:
     for name, schema in OPERATORS.items():
         torch.library.define(f"torchvision::{name}", schema)
     import torchvision  # noqa: F401
+
+
+if __name__ == "__main__":
+    declare()
+    # The command line stays: what the program starts once more, as Lightning does for each device, begins here too.
+    runpy.run_path(sys.argv[1], run_name="__main__")
