@@ -12,7 +12,8 @@ import pytest
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 FILES = sorted(HERE.glob("*.py"))
-PUBLIC = tuple(f"pagedopt{each}" for each in ("", ".formats", ".kernels", ".rules", ".placements", ".transports"))
+ROOMS = ("", ".foreach_ops", ".formats", ".kernels", ".rules", ".placements", ".transports")
+PUBLIC = tuple(f"pagedopt{each}" for each in ROOMS)
 
 
 def trespasses(text: str) -> list[str]:
