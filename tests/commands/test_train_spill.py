@@ -259,6 +259,7 @@ def test_the_optimizer_gets_placement_and_budget() -> None:
 BAD_VALUES = {
     ("--device-budget", "2 apples"): "--device-budget 2 apples: device_budget is '2 apples'; give bytes",
     ("--device-budget", "-1"): "--device-budget -1: ",
+    ("--device-budget", "50"): "50 bytes hold no page; did you mean '50%' or '50GiB'?",
     ("--device-budget", "0.5"): "device_budget is '0.5'; bytes are whole: give a unit as in '0.5GiB', or a share",
     ("--spill", "--device-budget", "100%"): "all state stays, it is ",
     ("--device-budget", ""): "--device-budget : device_budget is ''",

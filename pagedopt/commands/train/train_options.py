@@ -193,6 +193,7 @@ def check_state(options: TrainOptions, typed: Collection[str]) -> None:
         raise UsageError(f"{text}: for parameters on {device} there are {', '.join(sorted(known))}")
     try:
         budget = options.budget
+        budget.check_unit()
         Affordable().load(budget)  # a budget may name a file of rates
         check_placement(options.placement, budget, None)
     except ValueError as error:
