@@ -14,12 +14,12 @@ from .optim.registry import OPTIMIZERS
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from .foreach_ops import *  # noqa: F403
     from .launch.device_table import DeviceTable as DeviceTable
-    from .launch.foreach import *  # noqa: F403
-    from .launch.norm import foreach_norm as foreach_norm
     from .launch.sweep import Sweep as Sweep
     from .launch.sweep import multi_tensor_apply as multi_tensor_apply
     from .optim import *  # noqa: F403
+    from .optim.options import Options as Options
     from .planning.estimate import Estimate as Estimate
     from .planning.estimate import estimate as estimate
     from .planning.rates import Rates as Rates
@@ -32,16 +32,17 @@ _MODULES = {
     ".launch.sweep": ("Sweep", "multi_tensor_apply"),
     ".launch.device_table": ("DeviceTable",),
     ".planning.estimate": ("Estimate", "estimate"),
-    ".launch.foreach": (
-        "foreach_add", "foreach_add_", "foreach_addcdiv", "foreach_addcdiv_", "foreach_addcmul", "foreach_addcmul_",
-        "foreach_lerp", "foreach_lerp_", "foreach_mul", "foreach_mul_", "foreach_sqrt", "foreach_sqrt_",
-    ),
-    ".launch.norm": ("foreach_norm",),
     ".optim": ("MemoryReport", "PagedOptimizer", "Shadow", "run_with_room", "shadow",
                *(entry.name for entry in OPTIMIZERS)),
+    ".optim.options": ("Options",),
     ".tables.pointers": ("PointerTable",),
     ".planning.rates": ("Rates",),
     ".rules": ("Rule", "RuleError", "rule"),
 }  # fmt: skip
+#: Names from before they had a module of their own.
+_UNLISTED = {".foreach_ops": (
+    "foreach_add", "foreach_add_", "foreach_addcdiv", "foreach_addcdiv_", "foreach_addcmul", "foreach_addcmul_",
+    "foreach_lerp", "foreach_lerp_", "foreach_mul", "foreach_mul_", "foreach_norm", "foreach_sqrt", "foreach_sqrt_",
+)}  # fmt: skip
 if not TYPE_CHECKING:  # with a module-level __getattr__, a type checker would accept any name
-    __getattr__, __dir__, __all__ = attach(__name__, _MODULES, NAMES)
+    __getattr__, __dir__, __all__ = attach(__name__, _MODULES, NAMES, _UNLISTED)

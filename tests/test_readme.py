@@ -19,7 +19,7 @@ from experiments.__main__ import main as experiments
 from experiments.harness.plot import digest
 from experiments.lecture.page import Results
 
-PAGES = ["README.md", "notes/setup.md", "notes/migrating.md"]
+PAGES = ["README.md", "notes/setup.md", "notes/migrating.md", "notes/options.md"]
 TEXT = (ROOT / "README.md").read_text()
 #: What was measured, in any of its units.
 FIGURE = re.compile(r"\d(?:[\d.,]*\d)? ?(?:ms|µs|seconds?|[GMT]i?B/s|%(?! of)| times\b|x faster|tokens)")
@@ -52,6 +52,20 @@ def test_another_measurement_makes_another_page(tmp_path: Path) -> None:
     before, after = (readme.blocks(results) for results in (Results(), Results(tmp_path)))
     assert [name for name in before if before[name] != after[name]] == ["memory and time"]
     assert digest(readme.budgets(Results(tmp_path))) != made_of(readme.PICTURE)
+
+
+def test_one_clock_times_all_and_what_is_no_step_is_said() -> None:
+    rows = readme.budgets(Results())
+    assert set(readme.RIVALS.values()) < set(rows.values("name"))
+    known = [row for part in ("sweep", "rivals") for row in readme.asked(Results(), f"paged_state.{part}")]
+    walls = {row["wall"]["median"] / 1e3 for row in known if row.get("wall")}
+    assert {row["ms"] for row in rows} <= walls
+    parts = {row["name"]: row["alone"] for row in rows if row["alone"]}
+    assert set(parts) == {readme.RIVALS[name] for name in (readme.RIVAL, readme.RIVAL_8BIT)}
+    assert set(parts.values()) <= walls
+    table = readme.blocks(Results())["memory and time"]
+    assert "ms a step, wall |" in table
+    assert table.count("its step alone") == len(parts)
 
 
 def test_no_figure_stands_outside_of_what_is_filled() -> None:

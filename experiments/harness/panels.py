@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from experiments.harness.rows import Column, Rows, Series, cell, number_in
+from experiments.harness.rows import Column, Row, Rows, Series, cell, number_in
 from experiments.harness.show import number
 
 #: Colours that the colour-blind can tell apart (Okabe and Ito 2008), orange and purple dark enough for letters.
@@ -134,6 +134,7 @@ class Bars(Panel):
         length: a column of numbers or of series.
         scale: lengths are divided by it.
         line: the name of the row that is drawn as a line across the others.
+        first: how much of a length is solid, with its number, and the rest pale; without one all is solid.
         wrap: letters of a name that stand in one line.
     """
 
@@ -141,6 +142,7 @@ class Bars(Panel):
     length: Column
     scale: float = 1.0
     line: str = ""
+    first: Column = ""
     wrap: int = 20
 
     def height(self, rows: Rows) -> float:
@@ -149,15 +151,14 @@ class Bars(Panel):
 
     def draw(self, axes: Any, rows: Rows) -> None:
         """The bars, and the line across them."""
-        lengths = {str(cell(row, self.name)): found / self.scale for row in rows
-                   if (found := number_in(row, self.length)) is not None}  # fmt: skip
-        cells = {str(cell(row, self.name)): cell(row, self.length) for row in rows}
-        floor = lengths.pop(self.line, None)
-        names = sorted(lengths, key=lengths.__getitem__)
-        errors = spread([cells[name] for name in names], self.scale) if isinstance(cells[names[0]], Mapping) else None
-        ends = [lengths[name] + (errors[1][i] if errors else 0.0) for i, name in enumerate(names)]
+        known = {str(cell(row, self.name)): row for row in rows if number_in(row, self.length) is not None}
+        floor = known.pop(self.line, None)
+        names = sorted(known, key=lambda name: self.scaled(known[name], self.length))
+        shown, at = [self.scaled(known[name], self.length) for name in names], range(len(names))
+        cells = [cell(known[name], self.length) for name in names]
+        errors = spread(cells, self.scale) if isinstance(cells[0], Mapping) else None
+        ends = [length + (errors[1][i] if errors else 0.0) for i, length in enumerate(shown)]
         colors = [self.colors(name) if self.colors else BLUE for name in names]
-        shown, at = [lengths[name] for name in names], range(len(names))
         log = 0 < FAR_APART * shown[0] < shown[-1]
         if log:
             axes.set_xscale("log")
@@ -166,7 +167,7 @@ class Bars(Panel):
             axes.set_xlim(shown[0] / 2, 8 * max(ends))
             axes.grid(axis="x", alpha=0.3)
         else:
-            axes.barh(at, shown, xerr=errors, color=colors, error_kw={"elinewidth": 0.8})
+            stacked(axes, shown, [self.scaled(known[name], self.first) for name in names], colors, errors)
             axes.set_xlim(0, 1.25 * max(ends))
         for height, length, end in zip(at, shown, ends, strict=True):
             axes.annotate(number(length), (end, height), (5, 0), textcoords="offset points", va="center",
@@ -175,10 +176,22 @@ class Bars(Panel):
         axes.set_yticks(at, [textwrap.fill(name, self.wrap) for name in names], fontsize=LETTERS)
         axes.set_ylim(len(names) - 0.4, -0.6)
         if floor is not None:
-            axes.axvline(floor, color=RED, linestyle="--", linewidth=1)
+            axes.axvline(across := self.scaled(floor, self.length), color=RED, linestyle="--", linewidth=1)
             axes.set_ylim(len(names) + 0.2, -0.6)
-            said = f" {self.line}, {number(floor)}"
-            axes.text(floor, len(names) - 0.1, said, color=RED, fontsize=LETTERS, va="center")
+            said = f" {self.line}, {number(across)}"
+            axes.text(across, len(names) - 0.1, said, color=RED, fontsize=LETTERS, va="center")
+
+    def scaled(self, row: Row, column: Column) -> float:
+        """A cell as long as it is drawn; 0 where the row has no number."""
+        return (number_in(row, column) or 0.0) / self.scale
+
+
+def stacked(axes: Any, lengths: list[float], firsts: list[float], colors: list[str], errors: Any = None) -> None:
+    """Bars whose first parts are solid, with their numbers, and the rest pale; without a first part all is solid."""
+    pale = [(color, 0.35 if first else 1.0) for color, first in zip(colors, firsts, strict=True)]
+    axes.barh(range(len(lengths)), lengths, xerr=errors, color=pale, error_kw={"elinewidth": 0.8})
+    solid, shown = axes.barh(range(len(lengths)), firsts, color=colors), [number(x) if x else "" for x in firsts]
+    axes.bar_label(solid, shown, label_type="center", color="white", fontsize=LETTERS)
 
 
 def clock_of(rows: Rows, column: Column) -> str:

@@ -1,6 +1,6 @@
 """How long does a program wait for its first step, with a cold and a warm kernel cache, and for the import?
 
-Answer (H200, 2026-11): 0.20 s cold, 0.12 s warm, 0.03 s for the import after torch.
+Answer (H200, 2026-11): 0.40 s cold, 0.19 s warm, 0.20 s for the import after torch.
 
 Each in a process of its own, imports inside ``step()`` included; the warm cache is what the cold step before it left.
 """

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from pagedopt import PagedAdamW
-from pagedopt.placements import device_page_limit
+from pagedopt.system.cuda.page_limit import device_page_limit
 
 SPILLING, BACK = "spilling", "taking back"
 

@@ -13,10 +13,13 @@ from rich.table import Column, Table
 ENDLESS = 10_000
 
 
-def console(width: int) -> Console:
-    """Return a console as wide as the terminal or $COLUMNS. If neither is there, it has ``width`` columns."""
+def console(width: int, markup: bool = True) -> Console:
+    """Return a console as wide as the terminal or $COLUMNS. If neither is there, it has ``width`` columns.
+
+    Without ``markup`` it prints ``[b]``, as a path may have it, as it is.
+    """
     known = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
-    return Console(width=None if known else width)
+    return Console(width=None if known else width, markup=markup, emoji=False)
 
 
 class FittingTable(Table):

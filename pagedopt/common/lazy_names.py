@@ -26,7 +26,10 @@ class Missing:
 
 
 def attach(
-    package: str, modules: Mapping[str, Iterable[str]], instead: Mapping[str, str] | None = None
+    package: str,
+    modules: Mapping[str, Iterable[str]],
+    instead: Mapping[str, str] | None = None,
+    unlisted: Mapping[str, Iterable[str]] | None = None,
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return ``__getattr__``, ``__dir__`` and ``__all__`` for a package.
 
@@ -35,11 +38,13 @@ def attach(
         modules: the names to import by module (relative to the package).
         instead: what to write for a name that is missing but that users may look for; it can be imported, and says so
             when it is called.
+        unlisted: names to import, by module, that neither ``__all__`` nor ``dir`` has.
 
     Example:
         >>> __getattr__, __dir__, __all__ = attach(__name__, {".base": ("PagedOptimizer",)})
     """
-    homes = {name: module for module, names in modules.items() for name in names}
+    listed = {name: module for module, names in modules.items() for name in names}
+    homes = listed | {name: module for module, names in (unlisted or {}).items() for name in names}
 
     def find(name: str) -> Any:
         if instead and name in instead:  # an AttributeError would reach `from … import` without its text
@@ -50,4 +55,4 @@ def attach(
         setattr(sys.modules[package], name, value)
         return value
 
-    return find, lambda: sorted(homes), list(homes)
+    return find, lambda: sorted(listed), list(listed)

@@ -144,7 +144,7 @@ class ElementFormat(Format):
 
     Attributes:
         cuda_type: the C++ type of an element, for ``load_as<S, T>`` and ``store_as<T, S>`` of ``kernels/numbers.cuh``.
-        cuda_text: specializations of these two, unless the kernels have them.
+        cuda_text: that type, or specializations of these two, unless the kernels have them.
         numba_type: the NumPy type of a stored element, e.g. ``_np.uint16``.
         numba_load, numba_store: expressions; ``{}`` is the stored element, or the number to store.  They are inserted
             into a rule's text, where NumPy is ``_np``.  Other names: the arithmetic type ``S``, ``_numbers``

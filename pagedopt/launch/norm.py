@@ -16,10 +16,30 @@ from ..tables.layout import HostTable
 from ..tables.pointers import PointerTable
 from ..transports.choose import Kind, shared
 from ..transports.transport import Transport
-from .foreach import _fits
+
+Tensors = Sequence[torch.Tensor]
 
 #: Orders that the kernels compute, and the kernels' numbers for them.
 _ORDERS = {1.0: 1, 2.0: 2, math.inf: 0}
+
+
+def fits(lists: Sequence[Tensors]) -> bool:
+    """Whether our kernels give what torch gives: equal lengths, shapes and dtype, floating point, no autograd."""
+    first = lists[0]
+    if not all(isinstance(x, list | tuple) and x and len(x) == len(first) for x in lists):
+        return False
+    tensors = [t for x in lists for t in x]
+    if not all(isinstance(t, torch.Tensor) for t in tensors):
+        return False
+    dtypes, devices = {t.dtype for t in tensors}, {t.device for t in tensors}
+    return (
+        len(dtypes) == len(devices) == 1
+        and all(map(known, dtypes))
+        and tensors[0].device.type in ("cpu", "cuda")
+        and {t.layout for t in tensors} == {torch.strided}
+        and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
+        and all([t.shape for t in x] == [t.shape for t in first] for x in lists[1:])
+    )
 
 
 def foreach_norm(
@@ -47,7 +67,7 @@ def foreach_norm(
     out_dtype = dtype or (tensors[0].dtype if tensors else torch.float32)
     order = _ORDERS.get(float(ord)) if isinstance(ord, int | float) else None
     empty = order == 0 and any(t.numel() == 0 for t in tensors)
-    if order is None or empty or not known(out_dtype) or not _fits([tensors]):
+    if order is None or empty or not known(out_dtype) or not fits([tensors]):
         return list(torch._foreach_norm(tensors, ord, dtype))
     try:
         table = PointerTable([tensors], names=["tensors"])

@@ -11,9 +11,10 @@ from ..rules.adam import adam, adam_amsgrad
 from ..rules.adamw import adamw, adamw_amsgrad
 from ..rules.rule import Rule
 from .base import Group, PagedOptimizer
-from .options import Options, check_hyperparameters
+from .options import Options, check_hyperparameters, documented
 
 
+@documented
 class PagedAdamW(PagedOptimizer, torch.optim.AdamW):
     """AdamW (Loshchilov & Hutter 2019) with the arguments, defaults, errors and state dict of ``torch.optim.AdamW``.
 
@@ -31,7 +32,7 @@ class PagedAdamW(PagedOptimizer, torch.optim.AdamW):
             as in torch: which inputs are refused, and where ``step`` lies (with ``fused`` or ``capturable`` on the
             parameter's device).  Capturing a step into a CUDA graph is refused even with ``capturable``.
         differentiable: must be False.
-        options: see :class:`Options`.
+        options: see below.
 
     Raises:
         ValueError, RuntimeError: torch refuses an argument; ``differentiable`` is True; an option has a bad value.

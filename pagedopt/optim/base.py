@@ -25,7 +25,7 @@ from .loading.check import check_no_path
 from .loading.copying import bring_home, duplicate, into_pages
 from .loading.load import load
 from .locks import OptimizerLock, locked
-from .options import Options, complete
+from .options import Options, complete, documented
 from .out_of_memory import advise, is_out_of_memory
 from .state.encoding import decoded
 from .state.rule_optimizer import Group, RuleOptimizer
@@ -41,6 +41,7 @@ def _names(rules: tuple[Rule, ...]) -> tuple[frozenset[str], frozenset[str]]:
     return states, frozenset({"step", *(name for rule in rules for name in rule.carried)})
 
 
+@documented
 class PagedOptimizer(RuleOptimizer):
     """A ``torch.optim.Optimizer`` made from a rule.
 
@@ -60,7 +61,7 @@ class PagedOptimizer(RuleOptimizer):
         params: parameters or groups, as for any torch optimizer.  Of a ``DTensor`` (FSDP2, tensor parallel) each
             process updates its shard; state is a DTensor, placed as its parameter.
         defaults: hyperparameters of groups that do not set their own.
-        options: see :class:`Options`.
+        options: see below.
 
     Raises:
         ValueError: an option has a bad value; a parameter is neither on a CPU nor on an NVIDIA GPU, or the placement

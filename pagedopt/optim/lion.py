@@ -9,9 +9,10 @@ import torch
 
 from ..rules.lion import lion
 from .base import PagedOptimizer
-from .options import Options, check_hyperparameters
+from .options import Options, check_hyperparameters, documented
 
 
+@documented
 class PagedLion(PagedOptimizer):
     """Lion (Chen et al. 2023), whose state is one momentum per parameter.
 
@@ -21,7 +22,7 @@ class PagedLion(PagedOptimizer):
         betas: weight of the momentum in the update's interpolation, and decay rate of the momentum.
         weight_decay: decoupled weight decay; 3 to 10 times more than for AdamW.
         maximize: go up the gradient.
-        options: see :class:`Options`.
+        options: see below.
 
     Raises:
         ValueError: a hyperparameter is out of range or has more than one element; an option has a bad value.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection
-from typing import Any, TypedDict
+import textwrap
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, TypedDict, cast
 
 from ..common.similar_names import near
 from ..formats.floating import StateFormat, check_format
@@ -14,34 +16,107 @@ from ..transports.choose import Kind, check_transport
 from .foreign_options import OPTIONS, hint
 
 
-class Options(TypedDict, total=False):
-    """Keywords that every optimizer takes.
+@dataclass(frozen=True)
+class Option:
+    """An option: what it says, its default, and what its values mean, by how they are written in Python."""
 
-    Attributes:
-        state_format: ``"float32"``, ``"bfloat16"``, ``"float16"``, ``"float64"``, or short ``"fp32"``,
-            ``"bf16"``, ``"fp16"``, ``"fp64"``; a torch dtype; a :class:`~pagedopt.formats.Format` of your own; or one
-            of these per state name.  None: the parameter's dtype, as torch.
-        placement: where state lives: ``"device"``; ``"mapped"`` (a range of device pages and page-locked host pages),
-            ``"managed"`` (managed memory, each part advised to stay on its side; at most a quarter of free device
-            memory), ``"managed-driver"`` (managed memory that the driver evicts and a step prefetches), ``"host"``
-            (all page-locked on the host); for parameters on a CPU ``"host"`` or ``"file"`` (a file mapped into memory);
-            or a subclass of :class:`pagedopt.placements.Arena`.  None: ``"device"``; with a budget ``"mapped"``, for
-            parameters on a CPU ``"file"``.  With neither placement nor budget, state begins in torch's own tensors, and
-            ``spill()``, ``set_device_budget()`` or ``run_with_room()`` moves it into ``"mapped"`` pages when needed, on
-            a GPU that supports them.
-        device_budget: how much of the state stays on each device of parameters (for those on a CPU: in RAM); the rest
-            is on the host (in the file).  Bytes, as a number or a text (``"2GiB"``); a share (``"50%"`` or 0.5), which
-            applies to each arena, later ones too; a time (``"20 ms"``): spill as much as adds at most 20 ms of transfer
-            per step, by rates measured when state is first made (two seconds) or, with ``"20 ms by FILE"``, by those of
-            ``pagedopt doctor --json > FILE``; None or ``"all"``: everything; ``"auto"``: what the device can spare
-            beside model and activations, measured again during training.
-        host_access: how a step reaches state that is away: ``"staged"`` (through a ring of slots on the device, by copy
-            engines) or ``"in_place"`` (the kernel reads and writes over the link).  None: the placement's faster one.
-        blocks: most thread blocks of a launch; None: no limit.  A few (8) nearly fill the link: an update in place on a
-            stream of its own then leaves the multiprocessors to a backward pass that runs at the same time.
-        transport: how the pointer table reaches the kernel (see :func:`pagedopt.multi_tensor_apply`), a name or a class
-            (each device gets its own object of it).
-    """
+    what: str
+    default: Any
+    values: Mapping[str, str]
+
+    @property
+    def taken(self) -> list[str]:
+        """The values without those that are refused."""
+        return [value for value, meaning in self.values.items() if not meaning.startswith("refused")]
+
+    @property
+    def written(self) -> str:
+        """The default as it is written in Python."""
+        return repr(self.default).replace("'", '"')
+
+
+#: The options, of which ``notes/options.md``, docstrings and defaults are made.
+TABLE = {
+    "state_format": Option(
+        "how state is stored; or an object of a `Format` of your own, or one of all these by the state's name",
+        None,
+        {
+            "None": "as the parameter, as in torch: state of bfloat16 parameters is bfloat16",
+            '"float32", "fp32", "float", torch.float32': "32 bits an element, whatever the parameter has",
+            '"bfloat16", "bf16", torch.bfloat16': "16 bits with the range of float32",
+            '"float16", "fp16", "half", torch.float16': "16 bits with more digits and less range",
+            '"float64", "fp64", "double", torch.float64': "64 bits; the step then computes in float64",
+            '{"exp_avg": "bfloat16"}': "one state; all that is not named is as the parameter",
+        },
+    ),
+    "placement": Option(
+        "where state lives; or a subclass of `pagedopt.placements.Arena`",
+        None,
+        {
+            "None": "with a budget `mapped`, for parameters on a CPU `file`. Without one state begins in torch's own "
+            "tensors, and `spill()`, `set_device_budget()` or `run_with_room()` moves it into `mapped` pages when "
+            "needed, on a GPU that supports them",
+            '"device"': "whole, where the parameters are",
+            '"mapped"': "a range of device pages and page-locked host pages",
+            '"managed"': "managed memory, each part advised to stay on its side; at most a quarter of free device "
+            "memory",
+            '"managed-driver"': "managed memory that the driver evicts and a step prefetches",
+            '"host"': "whole on the host: page-locked, for parameters on a CPU ordinary memory",
+            '"file"': "a file mapped into memory, for parameters on a CPU",
+        },
+    ),
+    "device_budget": Option(
+        "how much of the state stays on each device of parameters (of those on a CPU: in RAM); the rest is on the host "
+        "(in the file)",
+        None,
+        {
+            'None, "all"': "everything",
+            '"2GiB", "500 MB", 2e9, 65536': "bytes; a float above 1 is bytes, and has to be whole",
+            "0": "nothing",
+            '"50%", 0.5': "half; a float from 0 to 1 is a share. It applies to each arena, later ones too",
+            "1.0": "everything: a share of 100 %",
+            '1, "50"': "refused: 1 to 4,095 bytes hold no page; a unit was forgotten",
+            '"20 ms"': "spill as much as adds at most 20 ms of transfer to a step, by rates measured when state is "
+            "first made (two seconds)",
+            '"20 ms by there.json"': "the same, by the rates of `pagedopt doctor --json > there.json`",
+            '"auto"': "what the device can spare beside model and activations, measured again during training",
+        },
+    ),
+    "host_access": Option(
+        "how a step reaches state that is away",
+        None,
+        {
+            "None": "the placement's faster way",
+            '"staged"': "through a ring of slots on the device, by copy engines",
+            '"in_place"': "the kernel reads and writes over the link",
+        },
+    ),
+    "blocks": Option(
+        "the most thread blocks of a launch",
+        None,
+        {
+            "None": "no limit",
+            "8": "few nearly fill the link: an update in place on a stream of its own then leaves the multiprocessors "
+            "to a backward pass that runs at the same time",
+        },
+    ),
+    "transport": Option(
+        "how the pointer table reaches the kernel; or a subclass of `pagedopt.transports.Transport`, of which each "
+        "device gets an object",
+        "managed",
+        {
+            '"managed"': "managed memory, which the host writes and the kernel reads in place",
+            '"mapped"': "page-locked memory of the host, read over the link",
+            '"memcpy"': "one asynchronous copy before the launch",
+            '"struct"': "kernel arguments, in as many launches as the table needs",
+            '"hybrid"': "kernel arguments where one launch is enough, else as `memcpy`",
+        },
+    ),
+}
+
+
+class Options(TypedDict, total=False):
+    """Keywords that every optimizer takes."""
 
     state_format: StateFormat
     placement: Placement | None
@@ -51,14 +126,33 @@ class Options(TypedDict, total=False):
     transport: Kind
 
 
-DEFAULTS: Options = {
-    "state_format": None,
-    "placement": None,
-    "device_budget": None,
-    "host_access": None,
-    "blocks": None,
-    "transport": "managed",
-}
+DEFAULTS = cast(Options, {name: option.default for name, option in TABLE.items()})
+
+
+def documented(kind: type, meanings: bool = False) -> type:
+    """Add the table of options to a class' docstring, each with its values, or with the ``meanings`` of its values."""
+    said = (
+        "and what each value means" if meanings else "whose values help(pagedopt.Options) and notes/options.md explain"
+    )
+    lines = [f"Options, {said}:"]
+    for name, option in TABLE.items():
+        lines += _wrapped(f"{name} = {option.written}: {option.what}.", 4)
+        if meanings:
+            for value, meaning in option.values.items():
+                lines += _wrapped(f"{value}: {meaning}.", 8)
+        else:
+            lines += _wrapped(f"{', '.join(option.taken)}.", 8)
+    if kind.__doc__:  # python -OO leaves none
+        kind.__doc__ = "\n".join([inspect.cleandoc(kind.__doc__), "", *lines, ""])
+    return kind
+
+
+def _wrapped(text: str, indent: int) -> list[str]:
+    first, later = " " * indent, " " * (indent + 4)
+    return textwrap.wrap(text, 100, initial_indent=first, subsequent_indent=later, break_on_hyphens=False)
+
+
+documented(Options, meanings=True)
 
 
 def check_hyperparameters(**given: Any) -> None:

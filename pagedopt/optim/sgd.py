@@ -10,9 +10,10 @@ import torch
 from ..rules.rule import Rule
 from ..rules.sgd import sgd, sgd_momentum
 from .base import Group, PagedOptimizer
-from .options import Options, check_hyperparameters
+from .options import Options, check_hyperparameters, documented
 
 
+@documented
 class PagedSGD(PagedOptimizer, torch.optim.SGD):
     """SGD with momentum (Sutskever et al. 2013), with the arguments, errors and state dict of ``torch.optim.SGD``.
 
@@ -22,7 +23,7 @@ class PagedSGD(PagedOptimizer, torch.optim.SGD):
         foreach, fused: choose torch's implementation; this class has only one, so they only decide, as in torch, which
             inputs are refused.
         differentiable: must be False.
-        options: see :class:`Options`.
+        options: see below.
 
     Raises:
         ValueError, RuntimeError: torch refuses an argument; ``differentiable`` is True; an option has a bad value.

@@ -10,6 +10,7 @@ from ..paging import policy
 from ..paging.budget import Budget
 from ..paging.pages import Layout
 from ..system.files import host
+from ..system.warn import warn_once
 from .arena import Arena
 
 
@@ -93,3 +94,14 @@ def auto_budget(device: torch.device, here: Sequence[Arena]) -> int:
     outside = sum(near_bytes(a) for a in here if a.name != "device")  # not in torch's allocator
     room = max(0, min(free, limit - reserved - outside))
     return policy.spare_bytes(limit, ours, room, reserved - used, stats["allocated_bytes.all.peak"] - used)
+
+
+def warn_of_no_page(arena: Arena, budget: Budget) -> None:
+    """Warn, once, if a budget in bytes is less than one page of an arena."""
+    nbytes, page = budget.nbytes or 0, int(max(arena.layout.page_bytes(), default=0))
+    if arena.paged and 0 < nbytes < page:
+        warn_once(
+            ("budget", nbytes, page),
+            f"device_budget={budget.said!r} holds no page of {page:,} bytes on {arena.device}: all of that state is "
+            "away; a share as '50%' counts in whole pages, too",
+        )

@@ -15,12 +15,12 @@ import torch
 from ..paging.budget import NOTHING, Budget
 from ..system import internals
 from ..system.files import host
-from ..system.warn import outside, warn_once
+from ..system.warn import outside
 from ..tables.shards import like_shard, local
 from ..tables.storage import Column
 from . import choose
 from .choose import Arena, HostAccess, Placement
-from .limits import by_device, divide
+from .limits import by_device, divide, warn_of_no_page
 from .memory_report import MemoryReport
 from .movers import Ring, ring_for, slot_bytes
 from .ready_arenas import NO_ARENAS, NOTHING_HELD, ReadyArenas, find, joined
@@ -179,7 +179,7 @@ class Store:
                     host.check_host(nbytes, "optimizer state")
                 return None, {i: wanted[i].zeros() for indices in params for i in indices}
             arena, numbers = new, list(range(len(numels)))
-            self._warn_of_no_page(arena)
+            warn_of_no_page(arena, self.budget)
             self.arenas = [*self.arenas, arena]
             if not arena.full:
                 self._kinds[arena] = kind
@@ -188,16 +188,6 @@ class Store:
             for indices, number, p in zip(params, numbers, firsts, strict=True)
             for section, (i, c) in enumerate(zip(indices, columns, strict=True))
         }
-
-    def _warn_of_no_page(self, arena: Arena) -> None:
-        """Warn, once, if a budget in bytes is less than one page of an arena."""
-        nbytes, page = self.budget.nbytes or 0, max(arena.layout.page_bytes(), default=0)
-        if arena.paged and 0 < nbytes < page:
-            warn_once(
-                ("budget", nbytes, int(page)),
-                f"device_budget={self.budget.said!r} holds no page of {page:,} bytes on {arena.device}: all of that "
-                "state is away; a share as '50%' counts in whole pages, too",
-            )
 
     def check_device(self, device: torch.device) -> None:
         """Refuse parameters on a device that cannot be served.

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import re
+import shlex
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import tiny_training
 import torch
 from children import python
-from command_line import Program
+from command_line import Program, assert_has
+from rich.console import Console
 from tiny_training import TINY, behind_each_step, interrupted_behind, result
 
 from pagedopt.commands.main import UsageError, main
 from pagedopt.commands.process import this_python
 from pagedopt.commands.train import checkpoint, contender
-from pagedopt.commands.train.compare import TOLERANCE, compare
+from pagedopt.commands.train.compare import FACTOR, TOLERANCE, compare
+from pagedopt.commands.train.contender import Curve
 from pagedopt.commands.train.data import load_corpus, sample_batch, to_device
-from pagedopt.commands.train.gpt import build_model
+from pagedopt.commands.train.display import Display
+from pagedopt.commands.train.gpt import GPT, build_model
 from pagedopt.commands.train.run import Run, text_of_threads
 from pagedopt.commands.train.schedule import learning_rate
 from pagedopt.planning.sizes import SIZES, parameter_count
@@ -70,20 +77,66 @@ def test_everything_is_written(finished: Path) -> None:
         assert sum(measured["state_bytes"].values()) >= 2 * 4 * count  # two float32 moments
 
 
-def test_a_wrong_optimizer_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_optimizer_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train_tiny: Program) -> None:
     """The slightest mistake that the tolerance is for: decay forgotten, over the first steps of `tiny`."""
     right = contender.build_optimizer
 
     def build(kind: str, model: torch.nn.Module, options: Any) -> torch.optim.Optimizer:
-        optimizer = right("torch", model, options)
+        optimizer = right("torch" if kind == "paged" else kind, model, options)
         for group in optimizer.param_groups:
-            group["weight_decay"] *= kind == "torch"
+            group["weight_decay"] *= kind != "paged"
         return optimizer
 
     monkeypatch.setattr(contender, "build_optimizer", build)
     monkeypatch.setattr(contender.Contender, "state_bytes", lambda self: {"host": 0})
-    assert train(tmp_path, "--steps", 60) == 1
-    assert result(tmp_path)["comparison"]["agree"] is False
+    said = train_tiny.says("--no-spill", "--out", tmp_path, "--steps", 60, status=1)
+    assert_has(said, "torch AdamW (foreach) takes the same 60 steps", "The curves DO NOT lie on each other")
+    found = result(tmp_path)["comparison"]
+    assert found["agree"] is False
+    assert found["max_difference"] > 2 * found["tolerance"]
+    assert 0 < found["torch_difference"] < found["tolerance"]
+
+
+@pytest.fixture
+def strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few steps round as far as thousands do otherwise."""
+    monkeypatch.setitem(TOLERANCE, "cpu", 1e-9)
+
+
+@pytest.mark.usefixtures("strict")
+def test_rounding_is_judged_by_how_far_torch_is_from_itself(tmp_path: Path, train_tiny: Program) -> None:
+    alive: list[int] = []
+
+    def count(run: Run) -> None:
+        if run.contenders[-1].name == "foreach":
+            gc.collect()
+            alive.append(sum(type(thing) is GPT for thing in gc.get_objects()))
+
+    with behind_each_step(count):
+        said = train_tiny.says("--no-spill", "--out", tmp_path, "--steps", 30)
+    found = result(tmp_path)["comparison"]
+    assert 1e-9 < found["max_difference"] <= found["tolerance"] == FACTOR * found["torch_difference"]
+    assert_has(
+        said,
+        "more than 1e-09. Is it rounding? torch AdamW (foreach) takes the same 30 steps",
+        "The curves lie on each other: the losses of PagedAdamW and torch AdamW (fused) differ by at most",
+        "torch's foreach and fused AdamW by",
+        f"({FACTOR} times the latter)",
+    )
+    assert alive == [1] * 30  # it has the memory of the run
+    assert result(tmp_path)["optimizers"].keys() == {"paged", "torch"}
+
+
+@pytest.mark.usefixtures("strict")
+def test_an_interrupted_yardstick_is_measured_when_the_run_is_resumed(
+    tmp_path: Path, train_tiny: Program, program: Program
+) -> None:
+    with interrupted_behind(3, "foreach"):
+        said = train_tiny.says("--no-spill", "--out", tmp_path, "--steps", 30, status=130)
+    assert "interrupted after step 30 of 30" in said
+    assert not (tmp_path / "result.json").exists()
+    program.says("train", "--resume", tmp_path / "checkpoint.pt")
+    assert result(tmp_path)["comparison"]["torch_difference"] > 0
 
 
 def test_interrupted_run_resumes_bit_for_bit(
@@ -100,6 +153,41 @@ def test_interrupted_run_resumes_bit_for_bit(
     assert losses(tmp_path) == losses(finished)
     again, whole = (result(out)["optimizers"] for out in (tmp_path, finished))
     assert all(again[kind]["validation_loss"] == whole[kind]["validation_loss"] for kind in whole)
+
+
+def test_every_run_ends_with_a_checkpoint(tmp_path: Path, program: Program, train_tiny: Program) -> None:
+    train_tiny.says("--no-spill", "--out", tmp_path, "--steps", 3, "--checkpoint-every", 0)
+    saved, first = tmp_path / "checkpoint.pt", losses(tmp_path)
+    assert checkpoint.load_checkpoint(saved)["step"] == 3
+    (tmp_path / "result.json").unlink()
+    assert "resumed after step 3\n" in program.says("train", "--resume", saved)
+    assert losses(tmp_path) == first
+
+
+def test_a_loss_is_shown_once_where_all_have_the_same(tmp_path: Path, train_tiny: Program) -> None:
+    said = train_tiny.says("--no-spill", "--out", tmp_path, "--steps", 4)
+    assert said.count("paged and torch have the same loss, to 3 digits: it is shown once\n") == 1
+    for line in (lines := re.findall(r"^step .*", said, re.MULTILINE)):
+        assert re.search(r"  loss \d\.\d{3}  paged \d+\.\dk torch \d+\.\dk tokens/s  ETA", line)
+    assert len(lines) == 4
+    alone = train_tiny.says("--optimizer", "paged", "--no-spill", "--out", tmp_path, "--steps", 1)
+    assert re.search(r"  loss \d\.\d{3}  \d+\.\dk tokens/s  ETA", alone)
+    assert "shown once" not in alone
+
+
+def test_losses_that_differ_are_shown_with_names(capsys: pytest.CaptureFixture[str]) -> None:
+    curves = {"paged": 2.0, "torch": 2.5}
+    contenders: Any = [SimpleNamespace(name=name, curve=Curve([loss], [1.0])) for name, loss in curves.items()]
+    Display(Console(width=200), 0, 1, 1000).update(1, contenders)
+    assert "loss paged 2.000 torch 2.500  1000.0k 1000.0k tokens/s" in capsys.readouterr().out
+
+
+def test_markup_in_a_path_is_printed_as_it_is(tmp_path: Path, train_tiny: Program) -> None:
+    out = tmp_path / "[b]x :smile:"
+    assert f"{out / 'result.json'}" in train_tiny.says("--out", out, "--steps", 1)
+    with interrupted_behind(1):
+        said = train_tiny.says("--out", out, "--steps", 3, status=130)
+    assert shlex.quote(str(out / "checkpoint.pt")) in said
 
 
 def test_killed_run_resumes_from_the_last_checkpoint(finished: Path, tmp_path: Path) -> None:
@@ -190,8 +278,10 @@ def test_a_build_of_torch_without_cuda_is_named(monkeypatch: pytest.MonkeyPatch,
 def test_resume_refuses_what_would_change_the_run(tmp_path: Path, program: Program) -> None:
     assert train(tmp_path, "--steps", 2, "--optimizer", "torch", "--checkpoint-every", 1) == 0
     saved = tmp_path / "checkpoint.pt"
-    for options in (("--batch", "4"), ("--steps", "9"), ("--optimizer", "both"), ("--size", "small")):
+    for options in (("--batch", "4"), ("--optimizer", "both"), ("--size", "small")):
         assert f"was made with {options[0]}" in program.refuses("train", "--resume", saved, *options)
+    said = program.refuses_in_a_line("train", "--resume", saved, "--steps", 9)
+    assert "is of a run of 2 steps, and the learning rate of each of them depends on their number" in said
     content = checkpoint.load_checkpoint(saved)
     checkpoint.save_checkpoint(saved, {**content, "corpus": "of another Python"})
     assert "another version of Python" in program.refuses("train", "--resume", saved)
@@ -263,4 +353,12 @@ def test_comparison_finds_the_worst_step() -> None:
     assert (found.max_difference, found.at_step, found.mean_difference, found.agree) == (0.25, 2, 0.125, False)
     assert compare([3.0, 2.0], [3.0, 2.1], tolerance=0.2).agree
     broken = compare([3.0, math.nan, 1.0], [3.0, 2.0, 9.0], tolerance=0.2)
-    assert (broken.agree, broken.at_step) == (False, 2)
+    assert (broken.agree, broken.at_step, broken.needs_yardstick) == (False, 2, False)
+
+
+def test_a_yardstick_only_widens_the_tolerance() -> None:
+    found = compare([3.0, 2.0], [3.0, 2.5], tolerance=0.2)
+    assert found.needs_yardstick
+    for own, tolerance in ((0.001, 0.2), (0.25, 10 * 0.25), (math.nan, 0.2), (math.inf, 0.2)):
+        assert found.beside(own).tolerance == tolerance
+    assert found.beside(0.001).sentence(2, "ours", "theirs").endswith("by 0.001; the tolerance is 0.2.")

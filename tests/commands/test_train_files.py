@@ -149,16 +149,25 @@ def test_a_disk_without_room_keeps_the_old_checkpoint_and_says_so(tmp_path: Path
 
 
 @pytest.mark.long
-@pytest.mark.skipif(new_figure(1, 1) is None, reason="matplotlib is not installed")
-def test_a_disk_without_room_for_the_picture_is_one_line(tmp_path: Path) -> None:
-    limit = FULL.replace("1 << 20", "1 << 14")
-    done = run_apart(limit, *TINY, *PAGED, "--steps", 1, "--checkpoint-every", 0, "--out", tmp_path)
+def test_a_disk_without_room_at_the_end_keeps_the_table(tmp_path: Path) -> None:
+    done = run_apart(FULL, *TINY, *PAGED, "--steps", 1, "--checkpoint-every", 0, "--out", tmp_path)
     said = [line for line in done.stderr.splitlines() if "compiled kernels cannot be kept" not in line]  # nor can they
-    no_picture = f"pagedopt train: --out {tmp_path}: losses.png cannot be written (File too large). "
-    assert said == [no_picture + "Make room there, or name another folder with --out."]
+    no_checkpoint = f"pagedopt train: --out {tmp_path}: the checkpoint of step 1 cannot be written (File too large). "
+    assert said == [no_checkpoint + "Make room there, or name another folder with --out."]
     assert done.returncode == 2
     assert "tokens/s" in done.stdout
-    assert names(tmp_path) == {"result.json", ".lock"}
+    assert names(tmp_path) == {".lock"}
+
+
+@pytest.mark.skipif(new_figure(1, 1) is None, reason="matplotlib is not installed")
+def test_a_picture_that_cannot_be_written_is_one_line(tmp_path: Path, program: Program) -> None:
+    (tmp_path / "losses.png").mkdir()
+    status, said, complaint = program.run(*TINY, *PAGED, "--steps", 1, "--out", tmp_path)
+    no_picture = f"pagedopt train: --out {tmp_path}: losses.png cannot be written (Is a directory). "
+    assert complaint == no_picture + "Make room there, or name another folder with --out.\n"
+    assert status == 2
+    assert "tokens/s" in said
+    assert names(tmp_path) == {"checkpoint.pt", "result.json", "losses.png", ".lock"}
 
 
 class Late:

@@ -42,7 +42,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_on_a_cpu_ends_with_a_second_act(tmp_path: Path, train_tiny: Program) -> None:
     said = train_tiny.says("--out", tmp_path, "--steps", 8)
     assert_has(said, "Second act, spilling: 5 steps from the same start", "equal bit for bit")
-    assert re.search(r"loss resident \d\.\d+ spilled \d\.\d+", said)
+    assert re.search(r"loss \d\.\d+  resident \d+\.\dk spilled \d+\.\dk", said)
     act = result(tmp_path)["spill"]
     near, away = act["resident"], act["spilled"]
     assert (act["agree"], near["losses"], len(near["losses"])) == (True, away["losses"], 5)
@@ -133,7 +133,8 @@ def test_an_interrupted_act_keeps_the_results_of_the_run(plain: Path, tmp_path: 
         said = train_tiny.says(*run, status=130)
     assert "second act interrupted; the results above are complete" in said
     assert losses(tmp_path) == losses(plain)
-    assert not (tmp_path / "checkpoint.pt").exists()  # of the act, it would be taken for the run's
+    saved = checkpoint.load_checkpoint(tmp_path / "checkpoint.pt")
+    assert saved["step"] == 20  # of the act, it would be taken for the run's
 
 
 def test_the_act_has_the_memory_of_the_run(tmp_path: Path) -> None:
@@ -258,6 +259,7 @@ def test_the_optimizer_gets_placement_and_budget() -> None:
 BAD_VALUES = {
     ("--device-budget", "2 apples"): "--device-budget 2 apples: device_budget is '2 apples'; give bytes",
     ("--device-budget", "-1"): "--device-budget -1: ",
+    ("--device-budget", "50"): "50 bytes hold no page; did you mean '50%' or '50GiB'?",
     ("--device-budget", "0.5"): "device_budget is '0.5'; bytes are whole: give a unit as in '0.5GiB', or a share",
     ("--spill", "--device-budget", "100%"): "all state stays, it is ",
     ("--device-budget", ""): "--device-budget : device_budget is ''",
@@ -319,8 +321,8 @@ def test_memory_that_is_not_there_is_said_plainly(
 def test_a_resumed_run_keeps_its_placement_and_may_change_it(plain: Path, tmp_path: Path) -> None:
     """Halfway, spilled to a file; on from there as it was, with another budget, and with all in RAM: the same bits."""
     saved = tmp_path / "checkpoint.pt"
-    start = ("--optimizer", "paged", "--device-budget", "300KiB", "--checkpoint-every", 12)
-    assert train(tmp_path, "--steps", 20, *start) == 0
+    with interrupted_behind(12):
+        assert train(tmp_path, "--steps", 20, "--optimizer", "paged", "--device-budget", "300KiB") == 130
     assert checkpoint.load_checkpoint(saved)["step"] == 12
     assert checkpoint.load_checkpoint(saved)["options"]["device_budget"] == "300KiB"
     places = {}
@@ -340,7 +342,8 @@ def test_a_resumed_run_keeps_its_placement_and_may_change_it(plain: Path, tmp_pa
 
 
 def test_a_checkpoint_from_before_these_options_resumes(plain: Path, tmp_path: Path) -> None:
-    assert train(tmp_path, "--steps", 20, "--optimizer", "paged", "--checkpoint-every", 7, "--no-spill") == 0
+    with interrupted_behind(14):
+        assert train(tmp_path, "--steps", 20, "--optimizer", "paged", "--no-spill") == 130
     saved = tmp_path / "checkpoint.pt"
     content = checkpoint.load_checkpoint(saved)
     for name in ("placement", "device_budget", "spill"):

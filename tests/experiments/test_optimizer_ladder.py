@@ -327,6 +327,19 @@ def test_a_shorter_rung_that_is_as_close_to_a_copy_misses_the_bar() -> None:
     assert list(verdicts("effort", Rows([*ours, slow, rung(FUSED, 40, 100, False)])).values()) == [False]
 
 
+def test_lines_beneath_stand_beside_those_that_are_written() -> None:
+    def rung(case: str, beneath: int | None) -> dict[str, Any]:
+        about = {"work": "toys", "device": "cuda", "alone": case == effort.ALONE, "lines": 50}
+        return {**about, "case": case, "beneath": beneath, "python": 50, "cuda": 0, **clocks(200, 100), "copy": None}
+
+    found = effort.derive(Rows([rung(LOOP, None), rung(OURS, 12290), rung(effort.ALONE, None)]))
+    ((_, headings, lines),) = effort.TABLES[0].shown(found)
+    assert headings[:3] == ("rung", "lines", "beneath, once")
+    assert [line[2] for line in lines] == ["-", "12,290", "12,290"], "whoever counts AdamW alone stands on as much"
+    names = [row[effort.PANELS[0].each] for row in found]
+    assert names == [LOOP, "PagedAdamW (12,290 beneath)", "PagedAdamW, AdamW alone (12,290 beneath)"]
+
+
 def test_names_beside_a_plot_do_not_lie_on_each_other() -> None:
     assert spaced([0.1, 0.11, 0.9], 0.1) == pytest.approx([0.1, 0.2, 0.9])
     assert spaced([0.95, 0.97, 0.99], 0.1) == pytest.approx([0.8, 0.9, 1.0])

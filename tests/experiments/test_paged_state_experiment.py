@@ -142,6 +142,19 @@ def test_a_bar_can_be_met_and_missed(name: str) -> None:
     assert [verdict.met for verdict in there] == [name == "rivals"] * len(here)
 
 
+def test_a_rival_is_one_bar_whose_parts_are_a_sum() -> None:
+    """As long as the step with its pages pushed out, measured in one piece; other pieces stand in the table only."""
+    found = derived("rivals", kept()["rivals"])
+    bars = found.where(**rivals.STEPS.where)
+    assert [row["name"] for row in bars] == found.values("name")
+    assert {row["name"] for row in bars if row["alone"]} == {rivals.RIVAL, rivals.RIVAL_8BIT}
+    for row in bars:
+        if row["alone"]:
+            assert row["what"] == rivals.SAME
+            assert row["alone"] == (found.first(name=row["name"], what=rivals.ALONE) or {})["wall"]
+            assert row["alone"]["median"] < row["wall"]["median"]
+
+
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_a_question_is_shown_whatever_was_left_out(name: str) -> None:
     """Without any way, contender or loop: tables, texts and bars are made of the rest."""

@@ -122,6 +122,17 @@ def test_bars_are_sorted_and_their_numbers_stand_inside_the_frame(lengths: tuple
 
 
 @needs_matplotlib
+def test_a_bar_is_solid_as_far_as_its_first_part_and_its_numbers_lie_within() -> None:
+    axes = new_figure(PAGE, 2).subplots()
+    rows = Rows([{"name": "a", "time": 140, "alone": 50}, {"name": "b", "time": 60, "alone": None}])
+    Bars(title="two bars", name="name", length="time", first="alone").onto(axes, rows)
+    whole, first = ([bar.get_width() for bar in bars] for bars in axes.containers)
+    assert (whole, first) == ([60, 140], [0, 50])
+    assert [bar.get_alpha() or bar.get_facecolor()[3] for bar in axes.containers[0]] == [1, pytest.approx(0.35)]
+    assert [text.get_text() for text in axes.texts if text.get_text()] == ["50.0", "60.0", "140"]
+
+
+@needs_matplotlib
 def test_names_beside_a_panel_do_not_lie_on_each_other() -> None:
     from matplotlib.text import Text
 

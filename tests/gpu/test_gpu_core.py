@@ -25,7 +25,8 @@ from support import (
     scalars_for,
 )
 
-from pagedopt import Sweep, foreach_norm, multi_tensor_apply
+from pagedopt import Sweep, multi_tensor_apply
+from pagedopt.foreach_ops import foreach_norm
 from pagedopt.rules import RULES, Rule
 from pagedopt.transports.by_value import StructTransport
 from pagedopt.transports.choose import TRANSPORTS

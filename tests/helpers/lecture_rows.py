@@ -90,7 +90,7 @@ MADE: dict[str, tuple[list[Row], Row]] = {
         [
             weighed("torch.compile of foreach", 80),
             weighed("torch fused", 81),
-            weighed("PagedAdamW", 95) | {"share": 99},
+            weighed("PagedAdamW", 95) | {"share": 99, "beneath": 12290},
         ],
         {"share": 90},
     ),

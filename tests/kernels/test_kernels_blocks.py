@@ -21,6 +21,7 @@ from pagedopt.launch.stored import Stored
 from pagedopt.rules import RULES, Rule
 from pagedopt.tables.layout import BLOCK, Geometry
 from pagedopt.tables.pointers import Rows
+from tests.outside.element_format import Fixed16
 from tests.outside.format import Int8Blocks
 
 INT8 = Int8Blocks()
@@ -52,6 +53,9 @@ HALVES = TwoHalves()
 VARIANTS.append((RULES["adamw"], (HALVES, *[of_dtype(F32)] * 3), 512))
 VARIANTS.append((RULES["adamw"], (*[of_dtype(F32)] * 2, PLACES, INT8), 512))  # blocks of different sizes
 VARIANTS.append((falling, (*[of_dtype(F32)] * 2, INT8), 32))
+FIXED = Fixed16()
+VARIANTS += [(RULES["lion"], formats_of(RULES["lion"], (dtype, F32), FIXED), 512) for dtype in (F32, F64)]
+FORMATS = (INT8, PLACES, HALVES, FIXED)
 NAMES = tuple(source.instance(rule, forms, threads, "TableAt") for rule, forms, threads in VARIANTS)
 
 
@@ -79,7 +83,7 @@ def test_played_threads_leave_the_bits_of_numba(
 ) -> None:
     rule, formats, threads = VARIANTS[variant]
     scalars = {"by": 1.0} if rule is falling else scalars_for(rule)
-    play = build(NAMES, functors([RULES["adamw"], RULES["lion"], falling]), formats=(INT8, PLACES, HALVES))[variant]
+    play = build(NAMES, functors([RULES["adamw"], RULES["lion"], falling]), formats=FORMATS)[variant]
     results = []
     for use in ("g++", "numba"):
         lists = lists_of(rule, formats, gap)
@@ -87,7 +91,8 @@ def test_played_threads_leave_the_bits_of_numba(
         if use == "numba":
             sweep.run(scalars, seed=5)
         else:
-            sweep.table.host.set_scalars([[*rule.uniforms(scalars), 5.0]])
+            seed = [] if all(form.plain for form in formats) else [5.0]
+            sweep.table.host.set_scalars([[*rule.uniforms(scalars), *seed]])
             launch(play, sweep.table.host, 0, backwards)
         results.append(lists)
     assert "runtime error" not in (said := capfd.readouterr().err), said
@@ -105,7 +110,7 @@ def test_blocks_compile(arch: str) -> None:
         mine = [(forms, threads) for one, forms, threads in VARIANTS if one is rule]
         for small in (False, True):
             names = {source.instance(rule, forms, threads, "TableAt", small_grid=small) for forms, threads in mine}
-            cubin, _ = nvrtc.compile_cuda(source.text(rule, (INT8, PLACES, HALVES)), tuple(sorted(names)), arch)
+            cubin, _ = nvrtc.compile_cuda(source.text(rule, FORMATS), tuple(sorted(names)), arch)
             assert cubin[:4] == b"\x7fELF"
 
 

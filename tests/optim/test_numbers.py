@@ -6,7 +6,7 @@ import copy
 import functools
 import warnings
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -15,38 +15,18 @@ from optim_support import COPIES, same
 from support import default_dtype
 
 import pagedopt
-from pagedopt import PagedOptimizer, PagedSGD
-from pagedopt.rules import sqrt
+from pagedopt import PagedSGD
+from tests.outside.nadam import NAdam, nadam
 
 OPTIONS: dict[str, Any] = {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1, "momentum_decay": 0.05}
 PLACES: list[dict[str, Any]] = [{}, {"device_budget": 0}, {"device_budget": 90_000}]
 
 
-@pagedopt.rule
-def nadam(  # type: ignore[no-untyped-def]
-    param, grad, exp_avg, exp_avg_sq, *, lr, beta1, beta2, eps, weight_decay, momentum_decay, step, mu_product
-):
-    """Dozat 2016, in the order of operations of torch/optim/nadam.py."""
-    grad = grad + weight_decay * param
-    mu = beta1 * (1.0 - 0.5 * (0.96 ** (step * momentum_decay)))
-    mu_next = beta1 * (1.0 - 0.5 * (0.96 ** ((step + 1) * momentum_decay)))
-    mu_product = mu_product * mu
-    exp_avg = exp_avg + (1 - beta1) * (grad - exp_avg)
-    exp_avg_sq = exp_avg_sq * beta2 + (1 - beta2) * grad * grad
-    denom = sqrt(exp_avg_sq / (1 - beta2**step)) + eps
-    param = param + (-lr * (1.0 - mu) / (1.0 - mu_product)) * grad / denom
-    param = param + (-lr * mu_next / (1.0 - mu_product * mu_next)) * exp_avg / denom
-    return param, exp_avg, exp_avg_sq, mu_product
-
-
-class PagedNAdam(PagedOptimizer):
-    """With the state of ``torch.optim.NAdam``."""
-
-    rule = nadam
-    initial: ClassVar = {"mu_product": 1.0}
+class PagedNAdam(NAdam):
+    """With these numbers, unless others are given."""
 
     def __init__(self, params: Any, **options: Any) -> None:
-        super().__init__(params, {name: options.pop(name, value) for name, value in OPTIONS.items()}, **options)
+        super().__init__(params, **{**OPTIONS, **options})
 
 
 class Uncounted(PagedNAdam):

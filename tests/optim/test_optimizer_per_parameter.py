@@ -26,6 +26,8 @@ from pagedopt.placements import slabs
 COUNT = 1000
 #: Bytes beside the state of a large one: it has a file and pages of its own, and says of each when it is visited.
 LARGE = 48 << 10
+#: Bytes of a thousand small ones, in Python's objects: 11 to 13 MB on two cores, 13 to 17 MB on the host of an H200.
+RESIDENT = 20 * MIB
 SPILLED: list[dict[str, Any]] = [{"placement": "file", "device_budget": budget} for budget in (0, "50%", None)]
 
 
@@ -51,7 +53,7 @@ def test_a_thousand_hold_little_beyond_their_state(large: int, options: dict[str
     assert found["descriptors"] < 40
     assert found["threads"] <= 0
     assert found["planned"] - found["state"] <= 16 * MIB
-    assert found["rss"] - found["near"] <= 16 * MIB + large * LARGE
+    assert found["rss"] - found["near"] <= RESIDENT + large * LARGE
     if options.get("device_budget") == 0:
         assert found["near"] == 0
     assert found["disk"] <= found["state"] + 16 * MIB

@@ -16,7 +16,7 @@ from contract_world import ordinary
 from optim_support import ADAMW, through_file
 
 from pagedopt import PagedAdamW, PagedSGD, multi_tensor_apply
-from pagedopt.launch.foreach import foreach_add
+from pagedopt.foreach_ops import foreach_add
 from pagedopt.optim.registry import OPTIMIZERS, Entry
 from pagedopt.rules import RULES
 from pagedopt.tables.shards import local

@@ -12,7 +12,8 @@ import pytest
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 FILES = sorted(HERE.glob("*.py"))
-PUBLIC = tuple(f"pagedopt{each}" for each in ("", ".formats", ".kernels", ".rules", ".placements", ".transports"))
+ROOMS = ("", ".foreach_ops", ".formats", ".kernels", ".rules", ".placements", ".transports")
+PUBLIC = tuple(f"pagedopt{each}" for each in ROOMS)
 
 
 def trespasses(text: str) -> list[str]:
@@ -65,7 +66,7 @@ def test_what_is_public_is_there() -> None:
 
 def test_contributing_shows_what_runs_here() -> None:
     shown = re.findall(r"```python\n# (tests/outside/\w+\.py)\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.S)
-    names = {"rule.py", "format.py", "placement.py", "transport.py", "kernel.py"}
+    names = {"rule.py", "nadam.py", "format.py", "element_format.py", "placement.py", "transport.py", "kernel.py"}
     assert {Path(name).name for name, _ in shown} == names
     for name, text in shown:
         for part in text.strip().split("\n\n    ...\n"):

@@ -11,7 +11,8 @@ import pytest
 import torch
 from fake_device import STREAM, Device
 
-from pagedopt import DeviceTable, PagedAdamW, Sweep, foreach_norm, multi_tensor_apply
+from pagedopt import DeviceTable, PagedAdamW, Sweep, multi_tensor_apply
+from pagedopt.foreach_ops import foreach_norm
 from pagedopt.rules import add
 from pagedopt.transports import MemcpyTransport, StructTransport, Transport
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .gpt import GPT, build_model
 from .train_options import TrainOptions
 
-LABELS = {"paged": "PagedAdamW", "torch": "torch AdamW (fused)"}
+LABELS = {"paged": "PagedAdamW", "torch": "torch AdamW (fused)", "foreach": "torch AdamW (foreach)"}
 BETAS = (0.9, 0.95)  # as GPT-3
 CLIP_NORM = 1.0
 
@@ -30,7 +30,8 @@ def build_optimizer(kind: str, model: nn.Module, options: TrainOptions) -> torch
 
         placement: Any = options.placement  # train_options.py has checked the name
         return PagedAdamW(groups, lr=options.lr, betas=BETAS, placement=placement, device_budget=options.device_budget)
-    return torch.optim.AdamW(groups, lr=options.lr, betas=BETAS, fused=True)
+    how: Any = {"foreach": True} if kind == "foreach" else {"fused": True}
+    return torch.optim.AdamW(groups, lr=options.lr, betas=BETAS, **how)
 
 
 class Clock:

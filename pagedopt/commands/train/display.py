@@ -24,6 +24,7 @@ class Display:
         self.first = step
         self.steps = steps
         self.tokens = tokens
+        self.said_equal = False
         self.next_line = min(steps, step + max(1, steps // LINES))
         self.started = self.last_line = time.monotonic()
         self.progress = Progress(
@@ -46,9 +47,16 @@ class Display:
 
     def update(self, step: int, contenders: Sequence[Contender]) -> None:
         """Show the state after ``step`` steps."""
-        losses = " ".join(f"{contender.name} {contender.curve.losses[-1]:.3f}" for contender in contenders)
-        speeds = " ".join(f"{self._speed(contender) / 1e3:.1f}k" for contender in contenders)
-        status = f"loss {losses}  {speeds} tokens/s"
+        names = [contender.name for contender in contenders]
+        losses = [f"{contender.curve.losses[-1]:.3f}" for contender in contenders]
+        speeds = [f"{self._speed(contender) / 1e3:.1f}k" for contender in contenders]
+        if len({*losses}) > 1:  # names stand once, so that the line fits
+            status = f"loss {_named(names, losses)}  {' '.join(speeds)} tokens/s"
+        else:
+            status = f"loss {losses[0]}  {_named(names, speeds)} tokens/s"
+            if len(names) > 1 and not self.said_equal:
+                self.said_equal = True
+                self.console.print(f"{' and '.join(names)} have the same loss, to 3 digits: it is shown once")
         self.progress.update(self.task, completed=step, status=status)
         now = time.monotonic()
         if self.console.is_terminal or (step < self.next_line and now - self.last_line < PATIENCE):
@@ -61,3 +69,8 @@ class Display:
     def _speed(self, contender: Contender) -> float:
         """Return tokens per second of the whole step: forward, backward and optimizer."""
         return self.tokens / statistics.median(contender.curve.step_ms[-RECENT:]) * 1e3
+
+
+def _named(names: Sequence[str], values: Sequence[str]) -> str:
+    """Return each value behind its name; of one alone, the value."""
+    return values[0] if len(names) == 1 else " ".join(map(" ".join, zip(names, values, strict=True)))

@@ -20,7 +20,7 @@ from ...system import machine
 from ..errors import UsageError
 from ..results import as_json, new_figure, spread
 from ..tables import results_table, say
-from .compare import TOLERANCE, Comparison, compare
+from .compare import Comparison
 from .contender import Contender
 from .files import replacing
 from .train_options import TrainOptions
@@ -31,38 +31,29 @@ WARM_UP_STEPS = 5  # not timed: they compile, allocate and autotune
 
 
 def report(
-    options: TrainOptions, contenders: Sequence[Contender], validation: Sequence[float], console: Console
+    options: TrainOptions, results: Mapping[str, dict[str, Any]], comparison: Comparison | None, console: Console
 ) -> int:
-    """Show and write the results. Return 1 if the curves differ or a loss is not finite, else 0."""
-    out, results = Path(options.out), {}
-    for contender, loss in zip(contenders, validation, strict=True):
-        results[contender.kind] = summarize(contender, loss, options)
-    comparison = compare_curves(contenders) if len(contenders) == 2 else None
-    first = contenders[0].curve.losses
+    """Say and write what the contenders measured. Return 1 if the curves differ or a loss is not finite, else 0."""
+    out, measured = Path(options.out), list(results.values())
+    first = measured[0]["losses"]
     fell = f"The loss went from {first[0]:.3f} to {final_loss(first):.3f} nats per byte."
-    console.print(table(list(results.values())))  # before any file is written: the disk may be full
-    say(console, f"{fell} {comparison.sentence(len(first))}" if comparison else fell, whole=True)
+    names = [result["optimizer"] for result in measured]
+    say(console, f"{fell} {comparison.sentence(len(first), *names)}" if comparison else fell, whole=True)
     content = {
         "machine": machine.describe(),
         "options": asdict(options),
         "parameters": parameter_count(options.shape, options.block),
-        "optimizers": results,
+        "optimizers": dict(results),
         "comparison": comparison and {**vars(comparison), "agree": comparison.agree},
     }
     write_values(out / RESULT, content)
-    if draw(out / "losses.png", contenders, comparison):
+    if draw(out / "losses.png", measured, comparison):
         written = f"{out / 'losses.png'}, {out / RESULT}"
     else:
         written = f"{out / RESULT} (no plot: matplotlib is not installed; pip install matplotlib)"
     say(console, f"written: {written}", whole=True)
-    finite = all(math.isfinite(loss) for contender in contenders for loss in contender.curve.losses)
+    finite = all(math.isfinite(loss) for result in measured for loss in result["losses"])
     return 0 if finite and (comparison is None or comparison.agree) else 1
-
-
-def compare_curves(contenders: Sequence[Contender]) -> Comparison:
-    """Compare the losses of two contenders with the tolerance of their device."""
-    first, second = contenders
-    return compare(first.curve.losses, second.curve.losses, TOLERANCE[first.device.type])
 
 
 def summarize(contender: Contender, validation_loss: float, options: TrainOptions) -> dict[str, Any]:
@@ -129,7 +120,7 @@ def write(path: Path, content: bytes) -> None:
         ) from error
 
 
-def draw(path: Path, contenders: Sequence[Contender], comparison: Comparison | None) -> bool:
+def draw(path: Path, results: Sequence[dict[str, Any]], comparison: Comparison | None) -> bool:
     """Plot the curves and, if there are two, their difference. Return False if matplotlib is missing."""
     figure = new_figure(8, 5.5)
     if figure is None:
@@ -138,14 +129,14 @@ def draw(path: Path, contenders: Sequence[Contender], comparison: Comparison | N
     axes = figure.subplots(rows, 1, sharex=True, squeeze=False, height_ratios=[3, 1][:rows])[:, 0]
     # The second curve is thin and lies on the thick first one.
     styles = (("thick", 4, "tab:blue", 0.4), ("thin", 1, "black", 1.0))
-    for contender, (name, width, color, alpha), y in zip(contenders, styles, (0.93, 0.85), strict=False):
-        losses = contender.curve.losses
+    for result, (name, width, color, alpha), y in zip(results, styles, (0.93, 0.85), strict=False):
+        losses = result["losses"]
         axes[0].plot(range(1, len(losses) + 1), losses, linewidth=width, color=color, alpha=alpha)
-        text = {"s": f"{name}: {contender.label}", "color": color, "transform": axes[0].transAxes}
+        text = {"s": f"{name}: {result['optimizer']}", "color": color, "transform": axes[0].transAxes}
         axes[0].text(0.97, y, ha="right", va="center", **text)
     axes[0].set_ylabel("training loss (nats per byte)")
     if comparison is not None:
-        first, second = (contender.curve.losses for contender in contenders)
+        first, second = (result["losses"] for result in results)
         axes[1].plot(range(1, len(first) + 1), np.subtract(first, second), linewidth=1)
         axes[1].set_ylabel("difference")
     for axis in axes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import shlex
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,14 @@ from ..errors import UsageError
 from ..process import INTERRUPTED, this_python
 from . import spill
 from .checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
-from .contender import Contender
+from .compare import TOLERANCE, Comparison, compare
+from .contender import LABELS, Contender
 from .contents import WrongContents, check_contents
 from .data import Corpus, load_corpus, sample_batch, to_device
 from .display import Display
 from .files import only_run
 from .interrupt import Interrupt
-from .progress_report import RESULT, report
+from .progress_report import RESULT, report, summarize, table
 from .schedule import learning_rate
 from .train_options import OPTIMIZERS, TrainOptions, resolve, resolve_resumed
 
@@ -44,6 +45,7 @@ class Run:
         self.contenders = contenders
         self.step = step
         self.checkpoint = Path(options.out) / CHECKPOINT
+        self.saved: int | None = None  # the step of the checkpoint that this run has written last
 
     def train(self, interrupt: Interrupt, console: Console) -> None:
         """Take the remaining steps, or stop after the step in which an interrupt arrives."""
@@ -69,7 +71,9 @@ class Run:
         self.step += 1
 
     def save(self) -> None:
-        """Write a checkpoint; UsageError if the disk is full or fails."""
+        """Write a checkpoint, unless that of this step is written; UsageError if the disk is full or fails."""
+        if self.saved == self.step:
+            return
         content = {
             "options": asdict(self.options),
             "step": self.step,
@@ -84,6 +88,13 @@ class Run:
                 f"--out {self.options.out}: the checkpoint of step {self.step} cannot be written "
                 f"({error.strerror or error}).{older} Make room there, or name another folder with --out."
             ) from error
+        self.saved = self.step
+
+    def free(self) -> None:
+        """Drop the contenders, for others to have their memory."""
+        self.contenders.clear()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     @torch.no_grad()
     def validate(self, contender: Contender) -> float:
@@ -155,9 +166,6 @@ def announce(run: Run, console: Console) -> None:
 
 def second_act(first: Run, interrupt: Interrupt, console: Console) -> int:
     """Train the twins of spill.py and report. Return 1 if they differ, 130 if interrupted, else 0."""
-    first.contenders.clear()  # frees their memory for the twins
-    if first.device.type == "cuda":
-        torch.cuda.empty_cache()
     twins = spill.twins(first.options)
     tables.say(console, spill.announcement(*twins), whole=True)
     contenders = [Contender("paged", options, name) for name, options in zip(spill.NAMES, twins, strict=True)]
@@ -172,25 +180,60 @@ def second_act(first: Run, interrupt: Interrupt, console: Console) -> int:
     return spill.report(contenders, Path(first.options.out) / RESULT, console)
 
 
+def beside_torch(
+    current: Run, found: Comparison, fused: list[float], interrupt: Interrupt, console: Console
+) -> Comparison | None:
+    """Train with torch's foreach AdamW and judge the curves by its distance from the fused one; None if interrupted."""
+    text = (
+        f"The losses differ by up to {found.max_difference:.2g}, more than {found.tolerance:g}. Is it rounding? "
+        f"{LABELS['foreach']} takes the same {current.options.steps} steps, to compare torch with torch: half the time "
+        "of the run, and half its memory, which is free by now. The checkpoint is written."
+    )
+    tables.say(console, text, whole=True)
+    options = replace(current.options, checkpoint_every=0)
+    again = Contender("foreach", options)
+    Run(options, current.corpus, [again]).train(interrupt, console)
+    if interrupt.requested:
+        return None
+    return found.beside(compare(again.curve.losses, fused, found.tolerance).max_difference)
+
+
+def _interrupted(current: Run, console: Console) -> int:
+    """Say how to go on from the checkpoint. Return the exit status."""
+    resume = f"{this_python()} -m pagedopt train --resume {shlex.quote(str(current.checkpoint))}"
+    text = f"interrupted after step {current.step} of {current.options.steps}; go on with\n  {resume}"
+    tables.say(console, text, whole=True)
+    return INTERRUPTED
+
+
 def _train(current: Run, interrupt: Interrupt, console: Console) -> int:
-    """Train, report and go on to the second act. After an interrupt, save a checkpoint instead."""
+    """Train, save a checkpoint, report and go on to the second act. An interrupted run ends with the checkpoint."""
+    options = current.options
     announce(current, console)
     with interrupt:
         current.train(interrupt, console)
         if interrupt.requested:
             current.save()
-            resume = f"{this_python()} -m pagedopt train --resume {shlex.quote(str(current.checkpoint))}"
-            text = f"interrupted after step {current.step} of {current.options.steps}; go on with\n  {resume}"
-            tables.say(console, text, whole=True)
-            return INTERRUPTED
-        validation = [current.validate(contender) for contender in current.contenders]
-        status = report(current.options, current.contenders, validation, console)
+            return _interrupted(current, console)
+        results = {c.kind: summarize(c, current.validate(c), options) for c in current.contenders}
+        console.print(table(list(results.values())))  # before any file is written: the disk may be full
+        current.save()
+        current.free()
+        comparison = None
+        if len(results) == 2:
+            paged, fused = (results[kind]["losses"] for kind in ("paged", "torch"))
+            comparison = compare(paged, fused, TOLERANCE[current.device.type])
+            if comparison.needs_yardstick:
+                comparison = beside_torch(current, comparison, fused, interrupt, console)
+                if comparison is None:
+                    return _interrupted(current, console)
+        status = report(options, results, comparison, console)
         return second_act(current, interrupt, console) if current.options.spill and not status else status
 
 
 def run(args: argparse.Namespace, interrupt: Interrupt | None = None) -> int:
     """Train and report. Return the exit status; see command.py."""
-    console = tables.console(LOG_WIDTH)
+    console = tables.console(LOG_WIDTH, markup=False)
     try:
         with contextlib.ExitStack() as held:
             return _train(start(args, held), interrupt or Interrupt(), console)

@@ -16,8 +16,9 @@ from ...common.units import text_of_bytes, text_of_seconds
 from ...paging.budget import Budget
 from ...placements.choose import ARENAS, default_placement
 from ..tables import results_table, say
+from .compare import TOLERANCE, compare
 from .contender import Contender
-from .progress_report import compare_curves, text_of_places, warm_spread, write_values
+from .progress_report import text_of_places, warm_spread, write_values
 from .train_options import EVERYTHING, TrainOptions
 
 NAMES = ("resident", "spilled")
@@ -116,5 +117,5 @@ def verdict(contenders: Sequence[Contender]) -> tuple[bool, str]:
         pairs = zip(one.model.parameters(), other.model.parameters(), strict=True)
         equal = one.curve.losses == other.curve.losses and all(torch.equal(p, q) for p, q in pairs)
         return equal, f"Losses and weights of {steps} steps are {'equal bit for bit' if equal else 'NOT EQUAL'}."
-    comparison = compare_curves(contenders)
-    return comparison.agree, comparison.sentence(steps)
+    comparison = compare(one.curve.losses, other.curve.losses, TOLERANCE[one.device.type])
+    return comparison.agree, comparison.sentence(steps, one.name, other.name)

@@ -106,6 +106,11 @@ def resolve_resumed(args: argparse.Namespace, saved: dict[str, Any]) -> TrainOpt
     if "device" in asked:
         asked["device"] = str(pick_device(args.device))
     for name, value in asked.items():
+        if name == "steps" and value != saved[name]:
+            raise UsageError(
+                f"--steps {value}: the checkpoint {args.resume} is of a run of {saved[name]} steps, and the learning "
+                f"rate of each of them depends on their number. Leave out --resume to start a run of {value}."
+            )
         if name not in MAY_CHANGE and value != saved[name]:
             flag = flag_of(name)
             raise UsageError(
@@ -188,6 +193,7 @@ def check_state(options: TrainOptions, typed: Collection[str]) -> None:
         raise UsageError(f"{text}: for parameters on {device} there are {', '.join(sorted(known))}")
     try:
         budget = options.budget
+        budget.check_unit()
         Affordable().load(budget)  # a budget may name a file of rates
         check_placement(options.placement, budget, None)
     except ValueError as error:

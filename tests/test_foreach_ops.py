@@ -8,6 +8,7 @@ import torch
 from gpu_support import DEVICES
 
 import pagedopt
+from pagedopt import foreach_ops
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 #: A few units in the last place of results near one.
@@ -54,7 +55,7 @@ def test_agrees_with_torch(call: str, dtype: torch.dtype, device: str, suffix: s
     args, kwargs = (rest, {}) if isinstance(rest, tuple) else ((), rest)
     name = f"foreach_{call.split()[0]}{suffix}"
     ours, theirs = lists(count, device, dtype), lists(count, device, dtype)
-    got = getattr(pagedopt, name)(*ours, *args, **kwargs)
+    got = getattr(foreach_ops, name)(*ours, *args, **kwargs)
     want = getattr(torch, f"_{name}")(*theirs, *args, **kwargs)
     if suffix:
         assert got is None
@@ -65,18 +66,18 @@ def test_agrees_with_torch(call: str, dtype: torch.dtype, device: str, suffix: s
 @pytest.mark.parametrize("device", DEVICES)
 def test_what_does_not_fit_one_launch_is_what_torch_makes_of_it(device: str) -> None:
     ints = [torch.arange(4, device=device)]
-    assert torch.equal(pagedopt.foreach_add(ints, ints)[0], torch._foreach_add(ints, ints)[0])
+    assert torch.equal(foreach_ops.foreach_add(ints, ints)[0], torch._foreach_add(ints, ints)[0])
     mixed = [torch.ones(3, device=device)], [torch.ones(3, device=device, dtype=torch.float64)]
-    assert pagedopt.foreach_mul(*mixed)[0].dtype is torch._foreach_mul(*mixed)[0].dtype
+    assert foreach_ops.foreach_mul(*mixed)[0].dtype is torch._foreach_mul(*mixed)[0].dtype
     broadcast = [torch.ones(2, 3, device=device)], [torch.ones(3, device=device)]
-    assert torch.equal(pagedopt.foreach_add(*broadcast)[0], torch.full((2, 3), 2.0, device=device))
+    assert torch.equal(foreach_ops.foreach_add(*broadcast)[0], torch.full((2, 3), 2.0, device=device))
     gaps = [torch.arange(8.0, device=device)[::2]]
-    pagedopt.foreach_mul_(gaps, 3)
+    foreach_ops.foreach_mul_(gaps, 3)
     assert gaps[0].tolist() == [0, 6, 12, 18]
     other_strides = torch.ones(2, 3, device=device), torch.arange(6.0, device=device).reshape(3, 2).t()
-    assert torch.equal(pagedopt.foreach_add([other_strides[0]], [other_strides[1]])[0], 1 + other_strides[1])
+    assert torch.equal(foreach_ops.foreach_add([other_strides[0]], [other_strides[1]])[0], 1 + other_strides[1])
     leaf = torch.ones(3, device=device, requires_grad=True)
-    (out,) = pagedopt.foreach_mul([leaf], 2)
+    (out,) = foreach_ops.foreach_mul([leaf], 2)
     out.sum().backward()
     assert leaf.grad is not None
     assert leaf.grad.tolist() == [2, 2, 2]
@@ -84,11 +85,11 @@ def test_what_does_not_fit_one_launch_is_what_torch_makes_of_it(device: str) -> 
 
 def test_refuses_what_torch_refuses() -> None:
     with pytest.raises(RuntimeError):
-        pagedopt.foreach_add([torch.ones(2)], [torch.ones(2), torch.ones(2)])
+        foreach_ops.foreach_add([torch.ones(2)], [torch.ones(2), torch.ones(2)])
     with pytest.raises(RuntimeError):
-        pagedopt.foreach_norm([])
+        foreach_ops.foreach_norm([])
     with pytest.raises(RuntimeError, match="empty"):
-        pagedopt.foreach_norm([torch.ones(0)], math.inf)
+        foreach_ops.foreach_norm([torch.ones(0)], math.inf)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -98,7 +99,7 @@ def test_norms_agree_with_torch(order: float, dtype: torch.dtype, device: str) -
     tensors = [torch.randn(n, device=device).to(dtype) for n in (1, 3, 4097, 40_000)]
     if order in (1, 2):
         tensors.insert(2, torch.empty(0, dtype=dtype, device=device))
-    got, want = pagedopt.foreach_norm(tensors, order), torch._foreach_norm(tensors, order)
+    got, want = foreach_ops.foreach_norm(tensors, order), torch._foreach_norm(tensors, order)
     for a, b, t in zip(got, want, tensors, strict=True):
         assert (a.dtype, a.shape) == (b.dtype, b.shape)
         exact = torch.linalg.vector_norm(t.double(), order) if t.numel() else torch.zeros((), device=device)
@@ -108,13 +109,13 @@ def test_norms_agree_with_torch(order: float, dtype: torch.dtype, device: str) -
 @pytest.mark.parametrize("device", DEVICES)
 def test_norms_take_a_dtype_and_hand_on_nan(device: str) -> None:
     halves = [torch.full((9000,), 200.0, device=device, dtype=torch.float16)]  # whose squares overflow float16
-    (norm,) = pagedopt.foreach_norm(halves, 2, torch.float64)
+    (norm,) = foreach_ops.foreach_norm(halves, 2, torch.float64)
     assert norm.dtype is torch.float64
     assert float(norm) == pytest.approx(200 * math.sqrt(9000), rel=1e-12)
     poisoned = torch.ones(5000, device=device)
     poisoned[4321] = math.nan
     for order in (1, 2, math.inf):
-        bad, good = pagedopt.foreach_norm([poisoned, torch.ones(4, device=device)], order)
+        bad, good = foreach_ops.foreach_norm([poisoned, torch.ones(4, device=device)], order)
         assert math.isnan(bad)
         assert math.isfinite(good)
 
@@ -122,14 +123,22 @@ def test_norms_take_a_dtype_and_hand_on_nan(device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_norms_are_the_same_bits_every_time(device: str) -> None:
     tensors = [torch.randn(100_003, device=device) for _ in range(3)]
-    first = torch.stack(pagedopt.foreach_norm(tensors))
-    assert all(torch.equal(first, torch.stack(pagedopt.foreach_norm(tensors))) for _ in range(5))
+    first = torch.stack(foreach_ops.foreach_norm(tensors))
+    assert all(torch.equal(first, torch.stack(foreach_ops.foreach_norm(tensors))) for _ in range(5))
     assert not torch.equal(first[0], first[1])
 
 
 @pytest.mark.parametrize(("name", "given"), [("add", ([torch.ones(3)], 2.0)), ("sqrt", (torch.ones(3),))])
 def test_what_torch_refuses_is_refused(name: str, given: tuple[Any, ...]) -> None:
     options = {"alpha": 3.0} if name == "add" else {}
-    for function in (getattr(torch, f"_foreach_{name}"), getattr(pagedopt, f"foreach_{name}")):
+    for function in (getattr(torch, f"_foreach_{name}"), getattr(foreach_ops, f"foreach_{name}")):
         with pytest.raises(TypeError):
             function(*given, **options)
+
+
+def test_names_from_before_they_had_a_module_of_their_own_still_resolve() -> None:
+    assert len(foreach_ops.__all__) == 13
+    for name in foreach_ops.__all__:
+        assert getattr(pagedopt, name) is getattr(foreach_ops, name)
+        assert name not in pagedopt.__all__
+        assert name not in dir(pagedopt)

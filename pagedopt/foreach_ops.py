@@ -1,7 +1,10 @@
-"""The elementwise ``torch._foreach_*`` functions, each in one launch over one pointer table.
+"""The elementwise ``torch._foreach_*`` functions, each in one launch over one pointer table; and the norm, in two.
 
 They take the arguments of torch's functions.  What does not fit one launch here (integers, broadcasting, mixed dtypes,
 tensors that need autograd) goes to torch's own function, whose results and errors are then torch's.
+
+Example:
+    >>> foreach_add_(params, grads, alpha=-0.1)
 """
 
 from __future__ import annotations
@@ -12,11 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..formats.floating import known
-from ..rules import Rule, elementwise
-from .sweep import Sweep, shared_transport
-
-Tensors = Sequence[torch.Tensor]
+from .launch.norm import Tensors, fits
+from .launch.norm import foreach_norm as foreach_norm
+from .launch.sweep import Sweep, shared_transport
+from .rules import Rule, elementwise
 
 #: By the name of torch's function: the rule if the last argument is a number or one number per tensor, the name of that
 #: number in the rule, and the rule if the last argument is a list of tensors.
@@ -30,25 +32,6 @@ _RULES: dict[str, tuple[Rule | None, str, Rule | None]] = {
 }
 
 
-def _fits(lists: Sequence[Tensors]) -> bool:
-    """Whether our kernels give what torch gives: equal lengths, shapes and dtype, floating point, no autograd."""
-    first = lists[0]
-    if not all(isinstance(x, list | tuple) and x and len(x) == len(first) for x in lists):
-        return False
-    tensors = [t for x in lists for t in x]
-    if not all(isinstance(t, torch.Tensor) for t in tensors):
-        return False
-    dtypes, devices = {t.dtype for t in tensors}, {t.device for t in tensors}
-    return (
-        len(dtypes) == len(devices) == 1
-        and all(map(known, dtypes))
-        and tensors[0].device.type in ("cpu", "cuda")
-        and {t.layout for t in tensors} == {torch.strided}
-        and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
-        and all([t.shape for t in x] == [t.shape for t in first] for x in lists[1:])
-    )
-
-
 def _sets(scalars: Mapping[str, Any], count: int) -> list[dict[str, float]] | None:
     """Return one set of scalars for all ``count`` tensors, or one for each; None if there is no number for each."""
     several = {name: value for name, value in scalars.items() if isinstance(value, list | tuple)}
@@ -60,7 +43,7 @@ def _sets(scalars: Mapping[str, Any], count: int) -> list[dict[str, float]] | No
 
 def _launch(rule: Rule | None, lists: Sequence[Tensors], scalars: Mapping[str, Any], in_place: bool) -> Tensors | None:
     """Run ``rule`` and return the list with the results; None if only torch can."""
-    sets = _sets(scalars, len(lists[0])) if rule is not None and _fits(lists) else None
+    sets = _sets(scalars, len(lists[0])) if rule is not None and fits(lists) else None
     if rule is None or sets is None:
         return None
     out = lists[0] if in_place else [torch.empty_like(t) for t in lists[0]]
@@ -155,5 +138,5 @@ def foreach_sqrt_(self: Tensors) -> None:
 
 __all__ = [
     "foreach_add", "foreach_add_", "foreach_addcdiv", "foreach_addcdiv_", "foreach_addcmul", "foreach_addcmul_",
-    "foreach_lerp", "foreach_lerp_", "foreach_mul", "foreach_mul_", "foreach_sqrt", "foreach_sqrt_",
+    "foreach_lerp", "foreach_lerp_", "foreach_mul", "foreach_mul_", "foreach_norm", "foreach_sqrt", "foreach_sqrt_",
 ]  # fmt: skip

@@ -1,0 +1,106 @@
+"""What docstrings and ``notes/options.md`` say of options: it is of one table, and it is so."""
+
+from __future__ import annotations
+
+import pydoc
+import typing
+from pathlib import Path
+from typing import Any, Literal
+
+import options_page
+import pytest
+import torch
+
+import pagedopt
+from pagedopt.optim.options import TABLE
+from pagedopt.optim.registry import OPTIMIZERS
+from pagedopt.paging.budget import Budget
+from pagedopt.planning.rates import ASSUMED
+
+CLASSES = [pagedopt.PagedOptimizer, *(entry.optimizer for entry in OPTIMIZERS)]
+VALUES = [(name, value) for name, option in TABLE.items() for value in option.taken]
+
+
+def each(values: str) -> list[Any]:
+    """The values that a line of the table has."""
+    return list(eval(f"({values},)", {"torch": torch}))
+
+
+def test_the_page_is_made_of_the_table() -> None:
+    assert options_page.PAGE.read_text() == options_page.page(), "write it anew, as tests/helpers/options_page.py says"
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_the_help_of_a_class_says_every_option(kind: type) -> None:
+    said = " ".join(pydoc.plain(pydoc.render_doc(kind)).replace("|", " ").split())
+    for name, option in TABLE.items():
+        assert f"{name} = {option.written}: {option.what}. {', '.join(option.taken)}." in said
+
+
+def test_the_help_of_the_options_says_every_value() -> None:
+    said = " ".join((pagedopt.Options.__doc__ or "").split())
+    for option in TABLE.values():
+        assert all(f" {value}: {' '.join(meaning.split())}." in said for value, meaning in option.values.items())
+
+
+def literals(hint: Any) -> set[Any]:
+    """The values that a type names."""
+    if typing.get_origin(hint) is Literal:
+        return set(typing.get_args(hint))
+    return set().union(*map(literals, typing.get_args(hint)))
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_every_name_that_an_option_takes_is_in_the_table(name: str) -> None:
+    option = TABLE[name]
+    known = [value for values in option.values for value in each(values)]
+    assert option.default in known
+    assert literals(typing.get_type_hints(pagedopt.Options)[name]) <= {v for v in known if isinstance(v, str)}
+
+
+@pytest.mark.parametrize(("name", "values"), VALUES)
+@pytest.mark.filterwarnings("ignore:placement:UserWarning")
+def test_what_the_table_shows_is_taken(name: str, values: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGEDOPT_STATE_DIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    ASSUMED.save("there.json")
+    for value in each(values):
+        pagedopt.PagedAdamW([torch.nn.Parameter(torch.ones(3))], **{name: value})
+
+
+#: What the table's budgets are, in the words of their class.
+BUDGETS = {
+    'None, "all"': "all of the state",
+    '"2GiB", "500 MB", 2e9, 65536': "2.00 GiB, 477 MiB, 1.86 GiB, 64.0 KiB",
+    "0": "0 B",
+    '"50%", 0.5': "50% of the state",
+    "1.0": "100% of the state",
+    '1, "50"': "refused",
+    '"20 ms"': "what a step may take 20.0 ms longer for",
+    '"20 ms by there.json"': "what a step may take 20.0 ms longer for",
+    '"auto"': "what the device can spare",
+}
+
+
+def meant(value: Any) -> str:
+    try:
+        Budget(value).check_unit()
+    except ValueError:
+        return "refused"
+    return str(Budget(value))
+
+
+def test_budgets_mean_what_the_table_says() -> None:
+    option = TABLE["device_budget"]
+    found = {values: ", ".join(dict.fromkeys(map(meant, each(values)))) for values in option.values}
+    assert found == BUDGETS
+    assert option.taken == [values for values in found if found[values] != "refused"]
+
+
+def test_state_of_bfloat16_parameters_is_bfloat16_unless_asked() -> None:
+    for value, dtype in ((None, torch.bfloat16), ("float32", torch.float32)):
+        p = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+        p.grad = torch.ones_like(p)
+        optimizer = pagedopt.PagedAdamW([p], state_format=value)
+        optimizer.step()
+        assert optimizer.state[p]["exp_avg"].dtype is dtype
