@@ -15,9 +15,8 @@ from collections.abc import Iterator
 
 import torch
 
-from experiments.harness.columns import error, formatted, percent
-from experiments.harness.panels import Bars
-from experiments.lab import Bar, Plot, Row, Rows, Run, Table, by_clock_of, number, on_one_clock, over
+from experiments.harness.columns import error, percent
+from experiments.lab import Bar, Bars, Plot, Row, Rows, Run, Table, by_clock_of, number, on_one_clock, over
 from experiments.works import contenders
 from experiments.works.contenders import COPY, FOREACH, FUSED, OURS
 from experiments.works.models import Work, gpt2_shapes
@@ -97,7 +96,7 @@ TABLES = [
     Table("{work} on {device}, {numel:,} parameters", columns={
         "optimizer": "optimizer", "tensors begin": "where", "µs, {clock}": "time", "of the copy": percent("share"),
         "÷ on 16 bytes": lambda row: f"{number(row['cost'])} x",
-        "on 16 bytes": formatted(lambda row: 100 * row["aligned"], "{:.0f} %"), "error": error(),
+        "on 16 bytes": percent(lambda row: 100 * row["aligned"], "{:.0f} %"), "error": error(),
     })
 ]  # fmt: skip
 BARS = [

@@ -22,7 +22,7 @@ from experiments.lab import Bar, Grid, Row, Rows, Run, Table, Text, last_line
 from experiments.works.batching import installed
 from experiments.works.contenders import COMPILED, FOREACH, FUSED, GRAPH, LIMIT, LOOP
 from experiments.works.dispatch import dispatched
-from experiments.works.fresh import Caches, fresh
+from experiments.works.fresh import fresh
 from experiments.works.models import Work
 from experiments.works.rungs import DEFAULT, LIST, OPERATIONS, STRUCT, Operation
 from experiments.works.trace import Incomplete, counted
@@ -48,8 +48,7 @@ def measure(run: Run) -> Iterator[Row]:
             run.left_out.append(f"{operation.name}, {COMPILED}: takes a compiler and tens of seconds")
             continue
         counts = COMPILED_ON_CPU if cpu else COMPILED_COUNTS
-        with Caches() as caches:
-            found = fresh(compiled_counts, str(run.device), operation.name, counts, limit=LIMIT, caches=caches)
+        found = fresh(compiled_counts, str(run.device), operation.name, counts, limit=LIMIT)
         yield from found.rows
         for count in counts[len(found.rows) :]:  # what it did not reach in its time
             yield {**blank(operation, COMPILED, count, run.device), "ended": found.ended}
@@ -71,7 +70,7 @@ def row(operation: Operation, rung: str, count: int, device: torch.device) -> Ro
         step()
     found = blank(operation, rung, count, device)
     if rung != COMPILED:  # what listens to the dispatcher keeps a compiler out
-        found["operators"] = dispatched(step).operators
+        found["operators"] = dispatched(step).total()
     if device.type == "cpu":
         return {**found, "expected": operation.operators(rung, count)}
     try:

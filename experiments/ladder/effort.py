@@ -17,10 +17,9 @@ from pathlib import Path
 import torch
 
 import pagedopt
-from experiments.harness.columns import formatted, last_line
+from experiments.harness.columns import last_line, percent
 from experiments.harness.machine import chosen_device
-from experiments.harness.panels import Lines
-from experiments.lab import Bar, Plot, Row, Rows, Run, Table, by_clock_of, console, on_one_clock, over
+from experiments.lab import Bar, Lines, Plot, Row, Rows, Run, Table, by_clock_of, console, on_one_clock, over
 from experiments.works import contenders, lines
 from experiments.works.contenders import COMPILED, FOREACH, FUSED, LOOP, OURS, TRITON
 from experiments.works.fresh import fresh
@@ -150,7 +149,7 @@ TABLES = [
     Table("AdamW over {work} on {device}", columns={
         "rung": "case", "lines": "lines", "beneath, once": "beneath", "of Python": "python", "of CUDA": "cuda",
         "for": lambda row: "AdamW" if row["alone"] else "Adam, AdamW, amsgrad", "µs, {clock}": "time",
-        "of the copy": formatted("share", "{:.0f} %"), "lines per %": "per", "": last_line(),
+        "of the copy": percent("share", "{:.0f} %"), "lines per %": "per", "": last_line(),
     })
 ]  # fmt: skip
 BARS = [Bar("rungs with fewer lines than ours and as close to a copy", shorter, at_most=0, device="cuda")]

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from experiments.harness.columns import error, formatted, last_line, mib, ms
+from experiments.harness.columns import error, last_line, mib, ms, percent
 from experiments.harness.machine import chosen_device
 from experiments.harness.panels import RED, Lines
 from experiments.lab import Bar, Case, Plot, Row, Rows, Run, Table, by_clock_of, console, on_one_clock, over
@@ -98,10 +98,10 @@ def weighed(run: Run, work: Work, contender: Contender, reference: Reference) ->
     bound = contender.build(params)
     for _ in range(4):
         bound.step()
-    found: Row = {"error": error, "ended": None, "extra": extra(bound.step, run.device)}
-    found |= {"rounding": scales.rounding(), "others": scales.others(), "away": away(bound, run.device)}
-    gpu = run.device.type == "cuda"
-    found |= {"state": scales.taken() if gpu else state_bytes(bound), "kernels": None, "launches": None}
+    found: Row = {"error": error, "ended": None, "kernels": None, "launches": None}
+    found |= {"extra": extra(bound.step, run.device), **scales.since(), "away": away(bound, run.device)}
+    taken, gpu = found.pop("taken"), run.device.type == "cuda"
+    found["state"] = taken if gpu else state_bytes(bound)
     if gpu:
         with run.attempt(f"{work.name}, {contender.name}"):  # a trace may not be whole
             counts = counted(bound.step, warmup=0)
@@ -224,7 +224,7 @@ TABLES = [
         "contender": "case", "ms, {clock}": ms("time"), "state, MiB": mib("state"),
         "peak of the step, MiB": mib("extra"), "rounding, MiB": mib("rounding"), "not torch's, MiB": mib("others"),
         "away, MiB": mib("away"), "kernels": "kernels", "launches": "launches", "B a parameter": "moved",
-        "of the copy": formatted("share", "{:.0f} %"), "error": error(), "on the front": ended,
+        "of the copy": percent("share", "{:.0f} %"), "error": error(), "on the front": ended,
     })
 ]  # fmt: skip
 BARS = [

@@ -31,9 +31,7 @@ from experiments.works.weight import Scales, extra, high_water
 from pagedopt import Sweep
 from pagedopt.rules.adamw import adamw
 
-TENSORS, TOYS = 512, 8
-#: The parameters' bytes through this is the bridge.
-SIXTH = 6
+TENSORS = 512
 #: torch's allocator takes memory in pieces of up to so many bytes: held to less, it stops what would pass.
 SEGMENT = 20 << 20
 BETAS = dict(zip(("beta1", "beta2"), HYPER["betas"], strict=True))
@@ -44,7 +42,7 @@ Lists = list[list[torch.Tensor]]
 
 def works(run: Run) -> dict[str, Work]:
     """Small tensors, and large ones: on a CPU of a sixteenth of the size."""
-    count = run.size(TENSORS, TOYS)
+    count = run.size(TENSORS, 8)
     large = run.size(1024 if run.device.type == "cuda" else 256, 64)
     sides = {"trips cost": run.size(64, 16), "bytes cost": large}
     return {name: Work(f"{count} x {n}²", [(n, n)] * count) for name, n in sides.items()}
@@ -109,7 +107,7 @@ def measure(run: Run) -> Iterator[Row]:
                 steps = {size: make(lists, size) for size in sizes}
                 timings = run.measure([Case(str(size), step) for size, step in steps.items()])
                 for size, step in steps.items():
-                    row = {**about, "size": size, "trips": -(-count // size), "bridge": 4 * work.numel // SIXTH}
+                    row = {**about, "size": size, "trips": -(-count // size), "bridge": 4 * work.numel // 6}
                     yield {**row, **needed(run, row, step), **timings[str(size)]}
                 run.say(f"{work.name}, {way}: {len(steps)} trucks")
 
@@ -120,7 +118,7 @@ def needed(run: Run, row: Row, step: Step) -> Row:
     found: Row = {"extra": extra(step, run.device), "kernels": None, "busy": None, "resident": None, "others": 0}
     with run.attempt("{work}, {way}, groups of {size}".format(**row)):
         if run.device.type == "cuda":
-            found |= {"others": scales.others(), "passes": passes(step, row["bridge"], run.device)}
+            found |= {"others": scales.since()["others"], "passes": passes(step, row["bridge"], run.device)}
             counts = counted(step, warmup=0)
             found |= {"kernels": counts.kernels, "busy": series([counts.busy_us], "GPU")}
         elif not run.quick:
@@ -162,15 +160,9 @@ def derive(rows: Rows) -> Rows:
         count = max(group.values("size"))
         for row in group:
             of_group = row["extra"] / (4 * row["numel"]) * row["trips"]
-            found.append(
-                {
-                    **row,
-                    "passes": row["passes"] if row["bridge"] >= SEGMENT else row["extra"] <= row["bridge"],
-                    "of_group": of_group,
-                    "from_one": abs(of_group - 1),
-                    "off": abs(row["trips"] * row["size"] - count),
-                }
-            )
+            passes = row["passes"] if row["bridge"] >= SEGMENT else row["extra"] <= row["bridge"]
+            off = {"from_one": abs(of_group - 1), "off": abs(row["trips"] * row["size"] - count)}
+            found.append({**row, "passes": passes, "of_group": of_group, **off})
     return found
 
 

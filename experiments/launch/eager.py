@@ -23,13 +23,7 @@ from experiments.lab import Row, Rows, Run, Table, Text, cycles_per_us
 from experiments.works.dispatch import dispatched
 from experiments.works.trace import counted
 
-LINES = (
-    "x = torch.tensor([1, 2, 3], device=device)",
-    "y = x + 1",
-    "print(y)",
-    "z = torch.cos(y)",
-    "w = torch.relu(z)",
-)
+LINES = ("x = torch.tensor([1, 2, 3], device=device)", "y = x + 1", "print(y)", "z = torch.cos(y)", "w = torch.relu(z)")
 #: µs for which the stream is held.
 HELD = 20_000
 
@@ -41,8 +35,7 @@ def measure(run: Run) -> Iterator[Row]:
         call = partial(exec, compile(line, "<line>", "exec"), names)
         with contextlib.redirect_stdout(io.StringIO()):  # what it prints is not shown
             call()
-            found = dispatched(call).by_name.items()
-            words = ", ".join(f"{count} {name.removeprefix('aten::')}" for name, count in found)
+            words = ", ".join(f"{count} {name.removeprefix('aten::')}" for name, count in dispatched(call).items())
             row: Row = {"line": line, "device": run.device.type, "dispatched": words}
             if run.device.type == "cuda":
                 with run.attempt(line, (Exception,)):

@@ -36,14 +36,10 @@ def measure(run: Run) -> Iterator[Row]:
             differences[name].append(float((found - first).abs().max()))
             errors[name].append((found - exact).abs().flatten())
     for name in ways:
-        off = torch.cat(errors[name])
-        most = {
-            "difference": max(differences[name]),
-            "error": float(off.max()),
-            "rms": float(off.square().mean().sqrt()),
-        }
-        alike = sum(difference == 0 for difference in differences[name])
-        yield {"of": "way", "case": name, "device": run.device.type, "seeds": seeds, "alike": alike, **most}
+        off, alike = torch.cat(errors[name]), differences[name].count(0)
+        most = {"error": float(off.max()), "rms": float(off.square().mean().sqrt())}
+        about = {"of": "way", "case": name, "device": run.device.type, "seeds": seeds, "alike": alike}
+        yield {**about, "difference": max(differences[name]), **most}
     tenths = ((0.1 + 0.2) + 0.3) - (0.1 + (0.2 + 0.3))
     yield {"of": "sum", "sum": "(0.1 + 0.2) + 0.3 and 0.1 + (0.2 + 0.3), float64", "difference": tenths}
     values = np.random.default_rng(0).random((run.size(16384, 64), 256), np.float32)

@@ -10,8 +10,7 @@ trace; times are taken without it.  16 MiB of input lie in an H200's L2, so it i
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from experiments.harness import columns
 from experiments.lab import Bar, Case, Plot, Row, Rows, Run, Table, over
@@ -23,13 +22,12 @@ from experiments.works.trace import Trace, counted
 BATCH = 1024
 
 
-@dataclass(frozen=True)
-class Published:
+class Published(NamedTuple):
     """Of the puzzlers' trace on an A100: kernels, µs from the first to the last, and µs of one kernel of a kind."""
 
     kernels: int
     span: int
-    each: Mapping[str, int] = field(default_factory=dict)
+    each: Mapping[str, int]
 
 
 A100 = {
@@ -79,11 +77,9 @@ def derive(rows: Rows) -> Rows:
         if row["device"] == "cpu":
             row["kernels"] = None
         if known:
-            row |= {
-                "a100": f"{known.kernels} / {known.span:,}",
-                "a100_faster": f"{A100[SPLIT].span / known.span:.1f} x",
-            }
-            row["off"] = None if row.get("kernels") is None else abs(row["kernels"] - known.kernels)
+            off = None if row.get("kernels") is None else abs(row["kernels"] - known.kernels)
+            faster = f"{A100[SPLIT].span / known.span:.1f} x"
+            row |= {"a100": f"{known.kernels} / {known.span:,}", "a100_faster": faster, "off": off}
         found.append({**row, "drawn": row["batch"] == rows[0]["batch"] and bool(row["trace"])})
     return found
 

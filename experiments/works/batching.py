@@ -76,7 +76,13 @@ def parsed(text: str, cuda: int, source: str = "") -> Limits:
     Raises:
         RuntimeError: they are not where they used to be.
     """
-    text = _branch(text, cuda)
+
+    def chosen(found: re.Match[str]) -> str:
+        return found[2] if cuda >= int(found[1]) else found[3]
+
+    # Without the branches for another CUDA; conditions that say nothing of it are kept.
+    condition = r"#if[^\n]*CUDART_VERSION\s*>=\s*(\d+)[^\n]*\n(.*?)#else[^\n]*\n(.*?)#endif"
+    text = re.sub(condition, chosen, text, flags=re.DOTALL)
 
     def numbers(name: str) -> tuple[int, ...]:
         found = re.search(rf"\b{name}\s*(?:\[\d*\])?\s*=\s*\{{?\s*([\d,\s]+?)\s*\}}?\s*;", text)
@@ -89,16 +95,6 @@ def parsed(text: str, cuda: int, source: str = "") -> Limits:
     return Limits(tensors, blocks, scalars, numbers("kChunkSize")[0], source)
 
 
-def _branch(text: str, cuda: int) -> str:
-    """The text without the branches for another CUDA; conditions that say nothing of it are kept."""
-
-    def chosen(found: re.Match[str]) -> str:
-        return found[2] if cuda >= int(found[1]) else found[3]
-
-    condition = r"#if[^\n]*CUDART_VERSION\s*>=\s*(\d+)[^\n]*\n(.*?)#else[^\n]*\n(.*?)#endif"
-    return re.sub(condition, chosen, text, flags=re.DOTALL)
-
-
 @functools.cache
 def installed(cuda: int | None = None) -> Limits:
     """The limits of the installed torch, by default as it was built; a torch without CUDA counts as of CUDA 13.0.
@@ -107,10 +103,8 @@ def installed(cuda: int | None = None) -> Limits:
         OSError: it came without its headers.
         RuntimeError: they have changed.
     """
-    path = Path(torch.__file__).parent / "include" / HEADER
     if cuda is None:
         major, minor = (torch.version.cuda or "13.0").split(".")[:2]
         cuda = 1000 * int(major) + 10 * int(minor)
-    return parsed(
-        path.read_text(), cuda, f"{HEADER.name} of torch {torch.__version__}, CUDA {cuda // 1000}.{cuda % 1000 // 10}"
-    )
+    source = f"{HEADER.name} of torch {torch.__version__}, CUDA {cuda // 1000}.{cuda % 1000 // 10}"
+    return parsed((Path(torch.__file__).parent / "include" / HEADER).read_text(), cuda, source)

@@ -108,25 +108,18 @@ def graphed(family: Family = ADAMW, /) -> Build:
 
 def graph_of(step: Callable[[], object]) -> Bound:
     """A CUDA graph of a step, after two that warm it up."""
-    return Bound(captured(step, 2)[0], 2)
+    return Bound(captured(step, 2), 2)
 
 
 def other(module: str, name: str, state: float = 8.0, compiled: bool = False) -> Contender:
     """An optimizer of another package, which quantizes large tensors if it has less state than two float32 numbers."""
-    package = module.partition(".")[0]
-    narrow_from = QUANTIZED_FROM if state < 8 else 0
-
-    def build(params: list[torch.nn.Parameter]) -> Bound:
-        return Bound(getattr(importlib.import_module(module), name)(params, **HYPER).step)
-
-    return Contender(f"{package} {name}", build, ORANGE, state, False, narrow_from, compiled, package)
+    package, narrow_from = module.partition(".")[0], QUANTIZED_FROM if state < 8 else 0
+    return Contender(f"{package} {name}", imported(module, name), ORANGE, state, False, narrow_from, compiled, package)
 
 
-def triton(params: list[torch.nn.Parameter]) -> Bound:
-    """A kernel in Triton over our table of pointers."""
-    from experiments.works.triton_table import TableAdamW
-
-    return Bound(TableAdamW(params, **HYPER).step)
+def imported(module: str, name: str) -> Build:
+    """An optimizer of a module that is loaded when it is built."""
+    return lambda params: Bound(getattr(importlib.import_module(module), name)(params, **HYPER).step)
 
 
 def every() -> Iterator[Contender]:
@@ -146,7 +139,7 @@ def every() -> Iterator[Contender]:
     yield Contender(GRAPH, graphed(), GRAY)
     yield Contender(COMPILED, compiled(), PURPLE, compiled=True)
     yield Contender(COMPILED_LOOP, compiled(foreach=False), PURPLE, compiled=True)
-    yield Contender(TRITON, triton, PURPLE, needs="triton")
+    yield Contender(TRITON, imported("experiments.works.triton_table", "TableAdamW"), PURPLE, needs="triton")
     yield other("bitsandbytes.optim", "AdamW32bit")
     yield other("bitsandbytes.optim", "PagedAdamW32bit")
     yield other("bitsandbytes.optim", "AdamW8bit", BITS_8)

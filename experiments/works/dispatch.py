@@ -1,7 +1,6 @@
 """Operators counted where torch dispatches them: a CPU's counterpart of launches.
 
-    counts = dispatched(optimizer.step)
-    counts.operators, counts.by_name
+    dispatched(optimizer.step).total()
 
 Views, markers of the profiler and reads of a single number start no kernel and are not counted.
 """
@@ -22,20 +21,11 @@ UNCOUNTED = (
 
 
 class Dispatched(TorchDispatchMode):
-    """Counts while it is entered.
-
-    Attributes:
-        by_name: how often each operator was called ("aten::mul_").
-    """
+    """Counts while it is entered."""
 
     def __init__(self) -> None:
         super().__init__()
         self.by_name: Counter[str] = Counter()
-
-    @property
-    def operators(self) -> int:
-        """Calls of all operators."""
-        return self.by_name.total()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator, and count it."""
@@ -46,8 +36,8 @@ class Dispatched(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def dispatched(run: Callable[[], object]) -> Dispatched:
-    """What one call dispatches."""
+def dispatched(run: Callable[[], object]) -> Counter[str]:
+    """How often one call dispatches each operator ("aten::mul_")."""
     with Dispatched() as found:
         run()
-    return found
+    return found.by_name

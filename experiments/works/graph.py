@@ -8,11 +8,10 @@ from typing import Any
 import torch
 
 
-def captured(function: Callable[[], Any], warm: int = 3) -> tuple[Callable[[], Any], torch.cuda.CUDAGraph]:
-    """A function that replays what another queues, and its graph.
+def captured(function: Callable[[], Any], warm: int = 3) -> Callable[[], Any]:
+    """A function that replays what another, called ``warm`` times first, queues.
 
-    Args:
-        function: called ``warm`` times first.  It lives as long as the replay, as a graph writes to its memory.
+    The other lives as long as the replay: a graph writes to its memory.
     """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -28,4 +27,4 @@ def captured(function: Callable[[], Any], warm: int = 3) -> tuple[Callable[[], A
         graph.replay()
         return out
 
-    return replay, graph
+    return replay

@@ -13,9 +13,7 @@ Shapes = Sequence[tuple[int, ...]]
 HYPER: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 
 
-def gpt2_shapes(
-    vocabulary: int = 50257, context: int = 1024, width: int = 768, layers: int = 12
-) -> list[tuple[int, ...]]:
+def gpt2_shapes(vocabulary: int = 50257, context: int = 1024, width: int = 768, layers: int = 12) -> Shapes:
     """The 148 parameters of GPT-2 124M, in the order of Hugging Face's ``GPT2LMHeadModel`` (output layer tied).
 
     >>> import math

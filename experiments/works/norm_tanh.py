@@ -53,8 +53,6 @@ norm_tanh(const unsigned long long* rows, float* out, long long batch) {
     }
 }
 """
-#: Rows of a slice that a block takes: eight warps, four rows each.
-ROWS_OF_A_BLOCK, THREADS = 32, 256
 #: With the address of the table's rows, and where to write.
 Launch = Callable[[int, torch.Tensor], None]
 
@@ -95,12 +93,12 @@ class NormTanh:
 
         kernel = cupy.RawKernel(CUDA, "norm_tanh", options=(f"-DDIM={self.dim}",))
         kernel.compile()  # a module cannot be loaded while a graph is captured
-        grid, batch = (-(-self.batch // ROWS_OF_A_BLOCK), len(self.table)), self.batch
+        grid, batch = (-(-self.batch // 32), len(self.table)), self.batch  # a block: eight warps, four rows each
         device = self.table.device.index
 
         def launch(rows: int, out: torch.Tensor) -> None:
             stream = Stream(torch._C._cuda_getCurrentRawStream(device))
-            kernel(grid, (THREADS,), (rows, out.data_ptr(), batch), stream=stream)
+            kernel(grid, (256,), (rows, out.data_ptr(), batch), stream=stream)
 
         return launch
 

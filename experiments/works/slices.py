@@ -28,11 +28,7 @@ Way = Callable[[], torch.Tensor]
 
 
 class Slices:
-    """The input, what goes over it, and the ways to do it.
-
-    Args:
-        batch: rows of a slice.
-    """
+    """The input, in slices of ``batch`` rows, what goes over it, and the ways to do it."""
 
     def __init__(self, batch: int, device: torch.device, slices: int = SLICES) -> None:
         self.shape = (slices, batch, DIM)
@@ -138,9 +134,9 @@ def makers(work: Slices, run: Run) -> dict[str, Callable[[], Way]]:
     if run.device.type == "cuda":
         found |= {f"{COMPILED[name]}, {COMBO}": partial(with_compiler, name, options=combo()) for name in functions}
         found[WIDE] = lambda: with_compiler(SPLIT, options=combo(wide=True))
-        found[GRAPH] = lambda: captured(work.way(work.split_stack))[0]
+        found[GRAPH] = lambda: captured(work.way(work.split_stack))
         found[OVERHEAD] = partial(with_compiler, SPLIT, mode="reduce-overhead")
-        found[LIST_GRAPH] = lambda: captured(pointer_list(held=True))[0]
+        found[LIST_GRAPH] = lambda: captured(pointer_list(held=True))
     return found
 
 

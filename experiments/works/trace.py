@@ -29,8 +29,7 @@ KERNEL, COPIES = "kernel", ("gpu_memcpy", "gpu_memset")
 #: Calls of the host, of the runtime and of the driver; the latter are Triton's and CuPy's.
 CALLS = ("cuda_runtime", "cuda_driver")
 LAUNCH = re.compile(r"Launch(Cooperative)?Kernel|GraphLaunch")
-OPERATOR = "cpu_op"
-WARMUP, MOST_TRACES = 3, 4
+MOST_TRACES = 4
 
 
 class Incomplete(RuntimeError):
@@ -102,12 +101,8 @@ class Counts:
         """Columns of a row: the numbers, and times by the GPU's clock, or the host's where nothing ran on a GPU."""
         clock = "GPU" if self.trace.on_gpu else "host"
         gaps = [gap.length for gap in self.gaps]
-        return {
-            **self.numbers,
-            "busy_us": series([self.busy_us], clock),
-            "span_us": series([self.span_us], clock),
-            "gap_each": series(gaps, clock) if gaps else None,
-        }
+        times = {"busy_us": series([self.busy_us], clock), "span_us": series([self.span_us], clock)}
+        return {**self.numbers, **times, "gap_each": series(gaps, clock) if gaps else None}
 
 
 @dataclass(frozen=True)
@@ -156,7 +151,7 @@ class Trace:
         """Operators of torch that no other operator called."""
         found: list[Event] = []
         ends: dict[Any, float] = {}
-        for event in sorted(self.of_kind(OPERATOR), key=lambda event: (event.start, -event.length)):
+        for event in sorted(self.of_kind("cpu_op"), key=lambda event: (event.start, -event.length)):
             if "::" not in event.name or event.name.startswith("profiler::"):
                 continue
             if event.start >= ends.get(event.lane, float("-inf")):
@@ -164,31 +159,21 @@ class Trace:
                 found.append(event)
         return found
 
-    def check(self) -> None:
-        """Hold every kernel to its launch and every launch to what it started.
+    def counts(self) -> Counts:
+        """Everything counted, once every kernel is held to its launch and every launch to what it started.
 
         Raises:
             Incomplete: an event is missing.
         """
-        launched = {event.correlation for event in self.launches}
-        ran = {event.correlation for event in self.on_gpu}
-        orphans = [event.name for event in self.of_kind(KERNEL) if event.correlation not in launched]
-        unseen = [event.name for event in self.launches if event.correlation not in ran]
+        launches, kernels, operators = self.launches, self.of_kind(KERNEL), self.operators
+        launched, ran = ({event.correlation for event in events} for events in (launches, self.on_gpu))
+        orphans = [event.name for event in kernels if event.correlation not in launched]
+        unseen = [event.name for event in launches if event.correlation not in ran]
         for what, names in (("kernels without a launch", orphans), ("launches without a kernel", unseen)):
             if names:
                 raise Incomplete(f"the trace lacks events: {len(names)} {what}, the first {names[0][:100]!r}")
-
-    def counts(self) -> Counts:
-        """Everything counted.
-
-        Raises:
-            Incomplete: an event is missing.
-        """
-        self.check()
-        operators = self.operators
-        busy, span, gaps = idle(self.on_gpu or operators)
-        kernels, copies = self.of_kind(KERNEL), self.of_kind(*COPIES)
-        return Counts(len(self.launches), len(kernels), len(copies), len(operators), busy, span, gaps, self)
+        copies = len(self.of_kind(*COPIES))
+        return Counts(len(launches), len(kernels), copies, len(operators), *idle(self.on_gpu or operators), self)
 
 
 def idle(events: Sequence[Event]) -> tuple[float, float, tuple[Gap, ...]]:
@@ -206,9 +191,7 @@ def idle(events: Sequence[Event]) -> tuple[float, float, tuple[Gap, ...]]:
 def trace_events(run: Callable[[], object], **options: Any) -> list[dict[str, Any]]:
     """The events of one call in torch's Chrome trace, until the GPU is done.
 
-    Args:
-        run: something that has run before, or what is lazy is in the trace.
-        options: of ``torch.profiler.profile``.
+    What is lazy in a first call is in the trace, too.  ``options`` are those of ``torch.profiler.profile``.
     """
     from torch.profiler import ProfilerActivity, profile
 
@@ -230,7 +213,7 @@ def traced(run: Callable[[], object]) -> Trace:
     return Trace.of(trace_events(run))
 
 
-def counted(run: Callable[[], object], warmup: int = WARMUP) -> Counts:
+def counted(run: Callable[[], object], warmup: int = 3) -> Counts:
     """What one call does, once it has run ``warmup`` times: what two traces agree on.
 
     Raises:

@@ -21,41 +21,25 @@ MEMORY = "[memory]"
 
 
 class Scales:
-    """What a device has taken since this was made.
-
-    Args:
-        device: whose memory.
-    """
+    """What a device has taken since this was made."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._at_first = self._now()
 
-    def taken(self) -> int:
-        """Bytes that torch's allocator was asked for since, and that are still held."""
-        return self._since()["asked"]
-
-    def rounding(self) -> int:
-        """Bytes that torch's allocator handed out since beyond those that it was asked for; 0 on a CPU."""
-        since = self._since()
-        return since["allocated"] - since["asked"]
-
-    def others(self) -> int:
-        """Bytes of the device that are gone since and that torch has not reserved; 0 on a CPU."""
-        since = self._since()
-        return since["used"] - since["reserved"]
-
-    def _since(self) -> dict[str, int]:
+    def since(self) -> dict[str, int]:
+        """Bytes, 0 on a CPU: what torch's allocator was asked for and still holds (``taken``), what it handed out
+        beyond that (``rounding``), and what is gone of the device that it has not reserved (``others``)."""
         return {name: value - self._at_first[name] for name, value in self._now().items()}
 
     def _now(self) -> dict[str, int]:
         if self.device.type == "cpu":
-            return dict.fromkeys(("asked", "allocated", "reserved", "used"), 0)
+            return dict.fromkeys(("taken", "rounding", "others"), 0)
         torch.cuda.synchronize(self.device)
         free, total = torch.cuda.mem_get_info(self.device)
-        allocated, reserved = torch.cuda.memory_allocated(self.device), torch.cuda.memory_reserved(self.device)
-        asked = asked_for(self.device, "current")
-        return {"asked": asked, "allocated": allocated, "reserved": reserved, "used": total - free}
+        asked, given = asked_for(self.device, "current"), torch.cuda.memory_allocated(self.device)
+        others = total - free - torch.cuda.memory_reserved(self.device)
+        return {"taken": asked, "rounding": given - asked, "others": others}
 
 
 def asked_for(device: torch.device, which: str) -> int:
@@ -87,8 +71,7 @@ def peak(events: Iterable[Mapping[str, Any]]) -> int:
 def high_water(reset: bool = False) -> int | None:
     """The most bytes that this process had in RAM (VmHWM); None where the system does not say.
 
-    Args:
-        reset: begin to count again now, when what was freed has gone back to the system.
+    ``reset``: it begins to count again now, when what was freed has gone back to the system.
     """
     try:
         if reset:

@@ -14,11 +14,8 @@ import toy_child
 from experiments.harness.time import series
 from experiments.works import batching, trace
 from experiments.works.dispatch import dispatched
-from experiments.works.fresh import FOLDERS, Caches, fresh
+from experiments.works.fresh import FOLDERS, fresh
 from experiments.works.models import gpt2_shapes
-
-HELPERS = {"PYTHONPATH": str(Path(toy_child.__file__).parent)}
-
 
 # --- traces
 
@@ -108,7 +105,7 @@ def test_seven_adds_are_seven_operators() -> None:
     assert tuple(counts.numbers.values()) == (0, 0, 0, 7)
     assert 0 < counts.busy_us <= counts.span_us
     assert len(counts.gaps) == 6
-    assert dispatched(seven).operators == 7
+    assert dispatched(seven).total() == 7
 
 
 # --- dispatch
@@ -123,13 +120,13 @@ def test_the_steps_of_adamw_are_counted(options: dict[str, bool], operators: int
         p.grad = torch.rand_like(p)
     optimizer = torch.optim.AdamW(params, **options)
     optimizer.step()
-    assert dispatched(optimizer.step).operators == operators
+    assert dispatched(optimizer.step).total() == operators
 
 
 def test_what_starts_no_kernel_is_not_counted() -> None:
     x = torch.ones(256)
     calls = (x.clone, lambda: x.mul_(x), x.zero_, lambda: x.view(16, 16).t()[3:], lambda: x[0].item())
-    assert [list(dispatched(call).by_name) for call in calls] == [
+    assert [list(dispatched(call)) for call in calls] == [
         ["aten::clone"],
         ["aten::mul_"],
         ["aten::zero_"],
@@ -206,22 +203,24 @@ def test_constants_are_read_from_the_header() -> None:
 # --- processes
 
 
-def test_a_cache_is_cold_and_then_warm() -> None:
-    with Caches() as caches:
-        cold, warm = (fresh(toy_child.compiled, limit=60, caches=caches, environment=HELPERS) for _ in range(2))
-        assert [cold.row["found"], warm.row["found"]] == [
-            dict.fromkeys(FOLDERS, False),
-            dict.fromkeys(FOLDERS, True),
-        ]
-    assert not caches.path.exists()
-    assert not any(fresh(toy_child.compiled, limit=60, environment=HELPERS).row["found"].values()), "cold by default"
+@pytest.fixture
+def helpers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child finds ``toy_child``."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(toy_child.__file__).parent))
+
+
+@pytest.mark.usefixtures("helpers")
+def test_a_cache_is_cold_every_time() -> None:
+    cold, again = (fresh(toy_child.compiled, limit=60) for _ in range(2))
+    assert cold.row["found"] == again.row["found"] == dict.fromkeys(FOLDERS, False)
     assert cold.ended is None
     assert cold.as_dict() == {**cold.rows[0], "process_s": series([cold.seconds], "wall"), "ended": None}
 
 
+@pytest.mark.usefixtures("helpers")
 def test_a_limit_that_is_reached_is_a_result() -> None:
-    found = fresh(toy_child.hang, limit=1.5, environment=HELPERS)
+    found = fresh(toy_child.hang, limit=1.5)
     assert found.rows == [{"n": 0}]
     assert found.ended == "not ended in 1.5 s"
     assert found.seconds >= 1.5
-    assert "ValueError: of no use" in str(fresh(toy_child.fail, limit=60, environment=HELPERS).ended)
+    assert "ValueError: of no use" in str(fresh(toy_child.fail, limit=60).ended)

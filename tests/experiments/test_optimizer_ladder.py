@@ -153,7 +153,7 @@ def test_a_gpu_is_weighed_by_what_was_asked_for(monkeypatch: pytest.MonkeyPatch)
     )  # fmt: skip
     scales = weight.Scales(device)
     held |= {"asked": 1004, "given": 1536}
-    assert (scales.taken(), scales.rounding(), scales.others()) == (4, 508, 0)
+    assert scales.since() == {"taken": 4, "rounding": 508, "others": 0}
     assert weight.extra(lambda: held.update(peak=1104), device) == 100
 
 

@@ -15,9 +15,9 @@ def test_a_number_is_four_bytes_and_its_block_512() -> None:
     torch.ones(1, device=device)
     scales = Scales(device)
     kept = torch.ones(1, device=device)
-    assert (scales.taken(), scales.rounding()) == (4, 508)
+    assert (scales.since()["taken"], scales.since()["rounding"]) == (4, 508)
     del kept
-    assert (scales.taken(), scales.rounding()) == (0, 0)
+    assert (scales.since()["taken"], scales.since()["rounding"]) == (0, 0)
 
 
 def test_the_peak_of_a_step_is_what_it_asked_for_at_once() -> None:
