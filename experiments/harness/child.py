@@ -27,8 +27,6 @@ import experiments.harness.child
 sys.path[0] = tree
 experiments.harness.child.serve(*sys.argv[3:])
 """
-#: Characters of what a child last said that are kept.
-LAST_WORDS = 800
 
 
 class Child:
@@ -36,7 +34,6 @@ class Child:
 
     Args:
         function: of a module (not a method, nothing local), a generator of plain dicts.
-        arguments: plain values.
         limit: seconds after which it is killed.
         environment: variables that it has besides those of this process.
         tree: the checkout whose pagedopt it imports; by default this one.
@@ -102,12 +99,9 @@ class Child:
             if late.is_set():
                 self.ended = f"was stopped after {self._limit:g} s"
             elif code:
-                self.ended = f"ended with {code}: {self._last_words()}"
+                self._errors.seek(0)
+                self.ended = f"ended with {code}: {self._errors.read().strip()[-800:]}"
             self._errors.close()
-
-    def _last_words(self) -> str:
-        self._errors.seek(0)
-        return self._errors.read().strip()[-LAST_WORDS:]
 
 
 def only(function: Callable[..., Iterator[dict[str, Any]]], *arguments: Any, **options: Any) -> dict[str, Any]:
@@ -129,8 +123,7 @@ def serve(out: str, module: str, name: str, arguments: str) -> None:
     with os.fdopen(int(out), "w") as rows:
         try:
             for row in getattr(importlib.import_module(module), name)(*json.loads(arguments)):
-                rows.write(json.dumps(row) + "\n")
-                rows.flush()
+                print(json.dumps(row), file=rows, flush=True)
             code = 0
         except BaseException:
             sys.excepthook(*sys.exc_info())

@@ -56,9 +56,9 @@ def percent(column: Column, pattern: str = "{:.1f} %") -> Shown:
     return formatted(column, pattern)
 
 
-def ratio(column: Column, pattern: str = "{:.2f} x") -> Shown:
+def ratio(column: Column) -> Shown:
     """A column of ratios."""
-    return formatted(column, pattern)
+    return formatted(column, "{:.2f} x")
 
 
 def error(column: Column = "error") -> Shown:
@@ -71,9 +71,7 @@ def spread(column: Column, low: str = "p10", high: str = "p90") -> Shown:
 
     def text(row: Row) -> str:
         found = cell(row, column)
-        return (
-            "-" if found is None else "{} ({} to {})".format(*(number(found[name]) for name in ("median", low, high)))
-        )
+        return "{} ({} to {})".format(*(number(found[end]) for end in ("median", low, high))) if found else "-"
 
     return text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.metadata
 import re
@@ -51,14 +52,7 @@ def conditions() -> dict[str, Any]:
     """What the numbers were measured on and with."""
     versions = {}
     for package in PACKAGES:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return {
-        **machine.describe(),
-        "when": now(),
-        "versions": versions,
-        "driver": machine.driver_version(),
-        **this_revision(),
-    }
+    about = {"when": now(), "versions": versions, "driver": machine.driver_version()}
+    return {**machine.describe(), **about, **this_revision()}

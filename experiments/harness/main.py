@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,20 +47,12 @@ def parse(experiment: Experiment, arguments: Sequence[str], part: str | None) ->
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--out", type=Path, metavar="FOLDER", help="for results (default: runs; of --quick runs/quick)")
     where.add_argument("--keep", action="store_true", help="write results to experiments/results, to be committed")
-    parser.add_argument(
-        "--merge", nargs="?", type=Path, const=Path(), metavar="JSON",
-        help="join results measured on this machine before (default: the file that is written to)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--note", nargs="?", type=Path, const=Path(), metavar="JSON",
-        help=argparse.SUPPRESS if not (note.NOTES / f"{name}.md").exists() else
-        f"measure nothing: put the tables of these results (default: a GPU's in --out, or in experiments/results)"
-        f" into notes/{name}.md",
-    )  # fmt: skip
-    parser.add_argument(
-        "--draw", nargs="?", type=Path, const=Path(), metavar="JSON",
-        help="measure nothing: draw the pictures of these results (default: as of --note) beside them",
-    )  # fmt: skip
+    add = functools.partial(parser.add_argument, nargs="?", type=Path, const=Path(), metavar="JSON")
+    add("--merge", help="join results measured on this machine before (default: the file that is written to)")
+    tables = "measure nothing: put the tables of these results (default: a GPU's in --out, or in experiments/results)"
+    has_note = (note.NOTES / f"{name}.md").exists()
+    add("--note", help=f"{tables} into notes/{name}.md" if has_note else argparse.SUPPRESS)
+    add("--draw", help="measure nothing: draw the pictures of these results (default: as of --note) beside them")
     if len(names) > 1:
         parser.add_argument("--only", metavar="QUESTIONS", help=f"some of {','.join(names)}")
     for question in experiment.questions:
@@ -88,26 +81,17 @@ def chosen(parser: argparse.ArgumentParser, text: str, known: Sequence[str]) -> 
     return [name for name in known if name in names]
 
 
-def check_folder(folder: Path) -> None:
-    """Make a folder of results, before hours are spent on what would go there.
+def check(folder: Path, questions: Sequence[Question]) -> None:
+    """Make the folder of results, and let questions look for what they need, before hours are spent.
 
     Raises:
-        SystemExit: it cannot be made, or not written to.
+        SystemExit: the folder cannot be made or written to, or what a question needs is not there.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         refuse(f"--out {folder}: results cannot be written there: {error.strerror}")
-
-
-def check_machine(questions: Sequence[Question]) -> None:
-    """Let questions look for what they need, before hours are spent on those ahead of them.
-
-    Raises:
-        SystemExit: it is not there.
-    """
     for question in questions:
         try:
             question.needs()
@@ -129,12 +113,9 @@ def begun(options: argparse.Namespace, path: Path, experiment: Experiment, devic
         "quick": options.quick,
         "parts": {},
     }
-    if options.merge is None:
+    if options.merge is None or (options.merge == Path() and not path.exists()):
         return new
-    earlier = path if options.merge == Path() else options.merge
-    if options.merge == Path() and not path.exists():
-        return new
-    return rows.merged(rows.read(earlier, experiment), new)
+    return rows.merged(rows.read(path if options.merge == Path() else options.merge, experiment), new)
 
 
 def main(experiment: Experiment, arguments: Sequence[str], part: str | None = None) -> int:
@@ -150,13 +131,12 @@ def main(experiment: Experiment, arguments: Sequence[str], part: str | None = No
     if options.note is not None or options.draw is not None:
         return _of_kept(options, experiment)
     device = chosen_device(options.device)
-    check_folder(options.out)
+    on_cpu = device.type == "cpu"
+    questions = [q for q in experiment.questions if q.name in options.only and not (q.needs_gpu and on_cpu)]
+    check(options.out, questions)
     path = options.out / f"{experiment.name}-{label(device)}.json"
     result = begun(options, path, experiment, device)
     out = show.console()
-    without = {q.name for q in experiment.questions if q.needs_gpu and device.type == "cpu"}
-    questions = [q for q in experiment.questions if q.name in options.only and q.name not in without]
-    check_machine(questions)
     known = {} if options.quick else rows.seconds(KEPT / path.name) | rows.seconds(path)
     progress = Advance(out, [q.name for q in questions], known)
     if path.exists() and options.merge is None and not options.quick:
@@ -165,9 +145,8 @@ def main(experiment: Experiment, arguments: Sequence[str], part: str | None = No
         code = 0
         for question in questions:
             run = Run(device, options.quick, out, options, progress)
-            ended = _measure(experiment, question, run, result, path)
-            code = max(code, ended)
-            if ended == INTERRUPTED:
+            code = max(code, _measure(experiment, question, run, result, path))
+            if code == INTERRUPTED:
                 break
     return max(code, _finish(experiment, result, path, out))
 
@@ -187,9 +166,8 @@ def _measure(experiment: Experiment, question: Question, run: Run, result: dict[
     out, name = run.console, question.name
     out.print(name, style="bold")
     only = f" --only {name}" if len(experiment.questions) > 1 else ""
-    part, stopped = answered(
-        question, run, f"python -m experiments {experiment.name}{only}{' --quick' if run.quick else ''}"
-    )
+    command = f"python -m experiments {experiment.name}{only}{' --quick' if run.quick else ''}"
+    part, stopped = answered(question, run, command)
     if part["complete"] or name not in result["parts"]:
         result["parts"][name] = part
     else:
@@ -197,18 +175,14 @@ def _measure(experiment: Experiment, question: Question, run: Run, result: dict[
     rows.write(path, result)  # before anything is made of them
     _write(experiment, result, path)
     if part["complete"]:
-        _print(question, question.derive(rows.Rows(part["rows"])), out)
+        known = question.derive(rows.Rows(part["rows"]))
+        for table in question.listed("TABLES"):
+            for shown in table.shown(known):
+                show.show(out, shown)
+        for text in question.listed("TEXTS"):
+            if said := text.say(known):
+                out.print(said, highlight=False, markup=False, soft_wrap=True)
     return INTERRUPTED if stopped else int(not part["complete"])
-
-
-def _print(question: Question, known: rows.Rows, out: Console) -> None:
-    """A question's tables and what it says."""
-    for table in question.listed("TABLES"):
-        for shown in table.shown(known):
-            show.show(out, shown)
-    for text in question.listed("TEXTS"):
-        if said := text.say(known):
-            out.print(said, highlight=False, markup=False, soft_wrap=True)
 
 
 def _write(experiment: Experiment, result: dict[str, Any], path: Path) -> list[show.Verdict]:

@@ -44,11 +44,10 @@ def sections(result: Mapping[str, Any], experiment: Experiment) -> dict[str, str
     verdicts = [Verdict(**{name: bar[name] for name in fields}).words() for bar in result["verdicts"]]
     found = {
         "machine": machine_line(result),
-        "bars": markdown(("work", "bar", "measured", "verdict"), verdicts),
         "left out": "\n".join(f"- {line}" for line in result["left_out"]) or "nothing",
     }
-    if not verdicts:
-        del found["bars"]
+    if verdicts:
+        found["bars"] = markdown(("work", "bar", "measured", "verdict"), verdicts)
     known = of_questions(result, experiment)
     for question in experiment.questions:
         rows = known.get(question.name)

@@ -23,8 +23,6 @@ LETTERS = 9.0
 NARROW, SHORT = 30, 16
 #: Bars with lengths so far apart are dots over a logarithmic axis: a bar has no length there.
 FAR_APART = 100.0
-#: Name → colour.
-Colors = Callable[[str], str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +34,14 @@ class Panel:
         unit: of what is drawn; behind it stands the clock.
         colors: of names; by default each has the next colour.
         where: only rows with these values.
+        inches: the height, where it does not follow from the rows.
     """
 
     title: str
     unit: str = "µs"
-    colors: Colors | None = None
+    colors: Callable[[str], str] | None = None
     where: Mapping[str, Any] = field(default_factory=dict)
+    inches: float = 3.2
 
     def onto(self, axes: Any, rows: Rows) -> None:
         """Draw into a matplotlib Axes, under the title."""
@@ -56,7 +56,7 @@ class Panel:
 
     def height(self, rows: Rows) -> float:
         """Inches."""
-        return 3.2
+        return self.inches
 
     def is_wide(self, rows: Rows) -> bool:
         """Whether nothing has room beside it."""
@@ -77,7 +77,6 @@ class Lines(Panel):
         label: what ``x`` counts.
         log: the logarithmic axes: "xy", "x", "y" or "".
         level: a name, and a column whose number in the first row is drawn as a line across.
-        inches: the height.
     """
 
     x: Column
@@ -86,11 +85,6 @@ class Lines(Panel):
     label: str = ""
     log: str = "xy"
     level: tuple[str, Column] | None = None
-    inches: float = 3.2
-
-    def height(self, rows: Rows) -> float:
-        """The same for all."""
-        return self.inches
 
     def is_wide(self, rows: Rows) -> bool:
         """Where a name is long."""
@@ -169,9 +163,9 @@ class Bars(Panel):
         else:
             stacked(axes, shown, [self.scaled(known[name], self.first) for name in names], colors, errors)
             axes.set_xlim(0, 1.25 * max(ends))
+        beside = {"textcoords": "offset points", "va": "center", "fontsize": LETTERS}
         for height, length, end in zip(at, shown, ends, strict=True):
-            axes.annotate(number(length), (end, height), (5, 0), textcoords="offset points", va="center",
-                          fontsize=LETTERS)  # fmt: skip
+            axes.annotate(number(length), (end, height), (5, 0), **beside)
         axes.set_xlabel(self.labelled(clock_of(rows, self.length), log))
         axes.set_yticks(at, [textwrap.fill(name, self.wrap) for name in names], fontsize=LETTERS)
         axes.set_ylim(len(names) - 0.4, -0.6)
@@ -210,35 +204,32 @@ def spread(measured: Sequence[Series], unit: float = 1.0) -> list[list[float]]:
     return [[abs(found[end] - found["median"]) / unit for found in measured] for end in ("p10", "p90")]
 
 
-def label_beside(axes: Any, points: Sequence[tuple[float, float, str, str]], size: float = LETTERS) -> None:
+def label_beside(axes: Any, points: Sequence[tuple[float, float, str, str]]) -> None:
     """Write names in a column to the right of the axes, each joined with its point; none lies on another.
 
     Args:
         axes: of matplotlib, with its limits and scales as they are to stay.
         points: (x, y, name, colour).
-        size: of the letters.
     """
     axes.get_xlim(), axes.get_ylim()  # settles what lies where in the axes
     place = axes.transData + axes.transAxes.inverted()
-    ordered = sorted(
-        ((*place.transform((x, y)), x, y, name, color) for x, y, name, color in points), key=lambda p: p[1]
-    )
-    step = size * 1.4 / 72 * axes.figure.dpi / axes.get_window_extent().height
-    heights = spaced([float(point[1]) for point in ordered], step)
-    for (_, _, x, y, name, color), height in zip(ordered, heights, strict=True):
+    ordered = sorted(((float(place.transform(point[:2])[1]), *point) for point in points), key=lambda p: p[0])
+    step = LETTERS * 1.4 / 72 * axes.figure.dpi / axes.get_window_extent().height
+    heights = spaced([point[0] for point in ordered], step)
+    for (_, x, y, name, color), height in zip(ordered, heights, strict=True):
         axes.annotate(
-            name, (x, y), (1.03, height), "data", "axes fraction", fontsize=size, color=color, va="center",
+            name, (x, y), (1.03, height), "data", "axes fraction", fontsize=LETTERS, color=color, va="center",
             annotation_clip=False,
             arrowprops={"arrowstyle": "-", "color": color, "alpha": 0.45, "linewidth": 0.7, "relpos": (0, 0.5)},
         )  # fmt: skip
 
 
-def spaced(wanted: Sequence[float], step: float, low: float = 0.0, high: float = 1.0) -> list[float]:
-    """Heights near those wanted (rising), at least ``step`` apart, between two bounds as far as there is room."""
+def spaced(wanted: Sequence[float], step: float) -> list[float]:
+    """Heights near those wanted (rising), at least ``step`` apart, between 0 and 1 as far as there is room."""
     found: list[float] = []
     for height in wanted:
-        found.append(max(height, found[-1] + step if found else low))
-    ceiling = high
+        found.append(max(height, found[-1] + step if found else 0.0))
+    ceiling = 1.0
     for i in reversed(range(len(found))):
         found[i] = min(found[i], ceiling)
         ceiling = found[i] - step

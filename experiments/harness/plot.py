@@ -20,8 +20,6 @@ from pagedopt.commands.results import as_json, new_figure
 
 #: Inches, and dots in one of them: 800 pixels wide a letter of 9 points is 12 pixels high.
 PAGE, DPI = 8.0, 150
-#: Decades that an axis has fewer of to be divided at 2 and 5, too.
-NEAR = 2.5
 
 
 @dataclass(frozen=True)
@@ -57,15 +55,9 @@ class Plot:
         if callable(self.draw):
             self.draw(figure, rows)
         else:
-            self._panels(
-                figure,
-                [
-                    (panel, group)
-                    for group in rows.groups(*self.by)
-                    for panel in self.draw
-                    if group.where(**panel.where)
-                ],
-            )
+            groups = list(rows.groups(*self.by))
+            shown = [(panel, group) for group in groups for panel in self.draw if group.where(**panel.where)]
+            self._panels(figure, shown)
         for axes in figure.axes:
             for axis in (axes.xaxis, axes.yaxis):
                 plain_ticks(axis)
@@ -98,19 +90,17 @@ def digest(drawn: Any) -> str:
 
 
 def plain_ticks(axis: Any) -> None:
-    """On a logarithmic axis numbers as a person writes them, few enough to stand apart.
+    """On a logarithmic axis, its limits settled, numbers as a person writes them, few enough to stand apart.
 
-    Args:
-        axis: of matplotlib, with its limits as they are to stay; left as it is where its ticks were chosen.
+    An axis whose ticks were chosen is left as it is.
     """
     from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
 
     if axis.get_scale() != "log" or isinstance(axis.get_major_locator(), FixedLocator):
         return
     low, high = axis.get_view_interval()
-    decades = math.log10(high / low)
-    subs = (1, 2, 5) if decades < NEAR else (1,)
-    axis.set_major_locator(LogLocator(subs=subs, numticks=12))
+    few_decades = math.log10(high / low) < 2.5
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if few_decades else (1,), numticks=12))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
     axis.set_minor_formatter(NullFormatter())
 

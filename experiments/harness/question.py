@@ -48,8 +48,7 @@ class Question:
 
     def measure(self, run: Any) -> Iterable[dict[str, Any]]:
         """Its rows, each as soon as it is measured."""
-        found: Iterable[dict[str, Any]] = self.module.measure(run)
-        return found
+        return self.module.measure(run)
 
     def derive(self, rows: Any) -> Any:
         """Rows with the columns that follow from others."""
@@ -73,12 +72,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Questions that are answered together.
-
-    Attributes:
-        title: the first line of its docstring.
-        questions: in the order in which they are measured.
-    """
+    """Questions that are answered together, in this order."""
 
     name: str
     title: str
@@ -101,7 +95,7 @@ class Experiment:
             question = Question(module)
             return cls(question.name, question.title, (question,))
         parts = tuple(Question(importlib.import_module(f"{module.__name__}.{part}")) for part in module.PARTS)
-        return cls(module.NAME, (module.__doc__ or "").strip().partition("\n")[0], parts)
+        return cls(module.NAME, Question(module).title, parts)
 
 
 def _asks(module: ModuleType) -> bool:
@@ -134,6 +128,5 @@ def near(name: str) -> list[str]:
     """
     if within := [e.name for e in every() if name in e.questions[0].module.__name__.split(".")[1:-1]]:
         return within
-    return difflib.get_close_matches(
-        name, sorted({n for e in every() for n in (e.name, *(q.name for q in e.questions))})
-    )
+    names = {n for e in every() for n in (e.name, *(q.name for q in e.questions))}
+    return difflib.get_close_matches(name, sorted(names))

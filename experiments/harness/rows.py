@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +70,9 @@ def number_in(row: Row, column: Column) -> float | None:
     return None if found is None else float(found)
 
 
-# --- clocks
-
-
 def best(row: Row) -> Series:
     """The GPU's series if there is one, else the wall's."""
-    found: Series = row["gpu"] or row["wall"]
-    return found
+    return row["gpu"] or row["wall"]
 
 
 def over(one: Series | None, other: Series | None) -> float | None:
@@ -112,9 +108,6 @@ def by_clock_of(row: Row, other: Row | None) -> Series | None:
     return other and other[row["clock"].lower()]
 
 
-# --- files
-
-
 def write(path: Path, result: Mapping[str, Any]) -> None:
     """Write results, in place of the file at once."""
     new = path.with_name(f".{path.name}.new")
@@ -143,9 +136,9 @@ def read(path: Path, experiment: Experiment) -> dict[str, Any]:
 def _signature(result: Mapping[str, Any]) -> dict[str, Any]:
     """What must be alike in results that are put together."""
     machine = result["machine"]
-    versions = {name: machine.get("versions", {}).get(name) for name in VERSIONS}
-    fields = {name: machine.get(name) for name in MACHINE}
-    return {**fields, **versions, "device": result["device"], "quick": bool(result["quick"])}
+    versions = machine.get("versions", {})
+    alike = {name: machine.get(name) for name in MACHINE} | {name: versions.get(name) for name in VERSIONS}
+    return {**alike, "device": result["device"], "quick": bool(result["quick"])}
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -162,13 +155,8 @@ def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     """
     if wrong := differences(old, new):
         refuse(f"not measured on one machine with one set of versions: {'; '.join(wrong)}")
-    versions = {**old["machine"]["versions"], **new["machine"]["versions"]}
-    return {
-        **old,
-        **new,
-        "machine": {**new["machine"], "versions": versions},
-        "parts": {**old["parts"], **new["parts"]},
-    }
+    machine = {**new["machine"], "versions": {**old["machine"]["versions"], **new["machine"]["versions"]}}
+    return {**old, **new, "machine": machine, "parts": {**old["parts"], **new["parts"]}}
 
 
 def left_out(result: Mapping[str, Any], experiment: Experiment) -> list[str]:
@@ -214,9 +202,8 @@ def newest(folder: Path, name: str) -> Path:
     Raises:
         SystemExit: there are none.
     """
-    found: Sequence[Path] = sorted(
-        folder.glob(f"{name}-*.json"), key=lambda path: (path.stem.endswith("-cpu"), -path.stat().st_mtime)
-    )
-    if not found:
+    there = folder.glob(f"{name}-*.json")
+    found = min(there, key=lambda path: (path.stem.endswith("-cpu"), -path.stat().st_mtime), default=None)
+    if found is None:
         refuse(f"no results {name}-*.json in {folder}: run the experiment first, or name a file")
-    return found[0]
+    return found

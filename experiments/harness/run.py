@@ -8,6 +8,7 @@ import gc
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -24,35 +25,28 @@ Item = TypeVar("Item")
 REFUSALS = (RuntimeError, MemoryError, ValueError, OSError, ImportError, NotImplementedError)
 
 
+@dataclass(eq=False)
 class Run:
     """What a question measures with.
 
-    Args:
-        device: where.
+    Attributes:
         quick: toys in place of sizes: a smoke test whose numbers mean nothing.
-        console: where progress is said.
         options: values of the options that the question added.
         progress: what is told how far it is.
-
-    Attributes:
-        rounds, seconds, warmup: what :meth:`measure` takes if not told otherwise; a question may set them.
         left_out: what was not measured, and why.
+        rounds, seconds, warmup: what :meth:`measure` takes if not told otherwise; a question may set them.
     """
 
-    def __init__(
-        self,
-        device: torch.device,
-        quick: bool,
-        console: Console,
-        options: argparse.Namespace | None = None,
-        progress: Advance | None = None,
-    ) -> None:
-        self.device, self.quick, self.console = device, quick, console
-        self.options = options or argparse.Namespace()
-        self.rounds, self.seconds = (3, 0.1) if quick else (40, 3.0)
-        self.warmup = 3
-        self.left_out: list[str] = []
-        self.progress = progress
+    device: torch.device
+    quick: bool
+    console: Console
+    options: argparse.Namespace = field(default_factory=argparse.Namespace)
+    progress: Advance | None = None
+    left_out: list[str] = field(default_factory=list)
+    warmup: int = 3
+
+    def __post_init__(self) -> None:
+        self.rounds, self.seconds = (3, 0.1) if self.quick else (40, 3.0)
 
     def size(self, full: Item, toy: Item) -> Item:
         """A size, or what ``--quick`` has in its place."""
@@ -75,13 +69,7 @@ class Run:
         warmup: int | None = None,
         device: torch.device | None = None,
     ) -> dict[str, Any]:
-        """The series ``host``, ``wall`` and ``gpu`` by name of case.
-
-        Args:
-            cases: timed in interleaved rounds.
-            rounds, seconds, warmup: as in :func:`experiments.harness.time.measure`.
-            device: whose clock; a CPU's for what is the host's work alone.
-        """
+        """The series ``host``, ``wall`` and ``gpu`` by name of case; a CPU's clock is for what is the host's alone."""
         rounds, seconds = rounds or self.rounds, seconds or self.seconds
         warmup = self.warmup if warmup is None else warmup
         return measure(cases, device or self.device, rounds=rounds, seconds=seconds, warmup=warmup)
@@ -126,8 +114,7 @@ class Run:
     def attempt(self, name: str, errors: tuple[type[Exception], ...] = REFUSALS) -> Iterator[None]:
         """A contender that may fail: what it says is kept, its memory is given back, the others go on.
 
-        Args:
-            errors: what may go wrong; of code that is not ours, as a compiler's, anything.
+        ``errors`` are what may go wrong: of code that is not ours, as a compiler's, anything.
         """
         try:
             yield
@@ -158,16 +145,13 @@ def _waited(run: Callable[[], object]) -> Callable[[], None]:
 class Advance:
     """How much of a run is done, and about when it ends.  Drawn between measurements only: no thread is beside them.
 
-    Args:
-        console: where; nothing is drawn that is no terminal.
-        names: of the questions.
-        seconds: how long each took before; if one is not known, all take the same.
+    Questions weigh what they took before, in seconds; if one is not known, all the same.  Only a terminal shows it.
     """
 
     def __init__(self, console: Console, names: Sequence[str], seconds: Mapping[str, float]) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        shown = console.is_terminal
-        self._bar = Progress(*columns, console=console, auto_refresh=False, transient=True, disable=not shown)
+        hidden = not console.is_terminal
+        self._bar = Progress(*columns, console=console, auto_refresh=False, transient=True, disable=hidden)
         known = seconds if all(seconds.get(name) for name in names) else dict.fromkeys(names, 1.0)
         total = sum(known[name] for name in names)
         self.weights = {name: known[name] / total for name in names}
@@ -204,11 +188,9 @@ def answered(question: Question, run: Run, command: str) -> tuple[dict[str, Any]
     """One question's rows with their circumstances, and whether Ctrl-C ended it; a failure is printed."""
     rows: list[dict[str, Any]] = []
     begin = time.perf_counter()
-
     gc.collect()
     gc.freeze()  # what was imported so far lives on: the many collections to come need not look at it
-    ended = ""
-    stopped = False
+    ended, stopped = "", False
     try:
         with run.progress.of(question.name) if run.progress else contextlib.nullcontext():
             for row in question.measure(run):

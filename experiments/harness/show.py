@@ -111,9 +111,6 @@ class Text:
     say: Callable[[Rows], str | None]
 
 
-# --- bars
-
-
 @dataclass(frozen=True)
 class Verdict:
     """A number to reach, and what was measured: None where it could not be."""
@@ -191,9 +188,6 @@ class Bar:
             return self.value(rows)
         found = [value for row in rows if (value := number_in(row, self.value)) is not None]
         return (min if self.at_least else max)(found, default=None)
-
-
-# --- a terminal
 
 
 def console() -> Console:

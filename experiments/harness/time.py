@@ -30,8 +30,6 @@ import torch
 MIN_ROUNDS = 5
 #: A longer gate would take longer than what it protects (µs).
 LONGEST_SPIN = 100_000.0
-
-
 #: The percentiles of a series that results keep.
 PERCENTILES = {"min": 0, "p5": 5, "p10": 10, "p25": 25, "median": 50, "p75": 75, "p90": 90, "p95": 95, "max": 100}
 #: The times of a case: by host, wall and gpu a series, or None on a CPU or where the gate could not hold.
@@ -41,14 +39,9 @@ Sample = tuple[float, float, float | None]
 
 
 def series(samples: Sequence[float], clock: str) -> dict[str, Any]:
-    """Summarise samples, or ratios of samples, as results keep them.
+    """One sample or more, or ratios of samples, as results keep them.
 
-    Args:
-        samples: at least one.
-        clock: "host", "wall" or "GPU": what they were taken with.
-
-    Returns:
-        ``clock``, ``n``, and ``min``, ``p5`` … ``median`` … ``max``, in the unit of the samples.
+    That is ``clock`` ("host", "wall" or "GPU"), ``n``, and ``min``, ``p5`` … ``median`` … ``max`` in their unit.
     """
     found = np.percentile(samples, list(PERCENTILES.values())).tolist()
     return {"clock": clock, **dict(zip(PERCENTILES, found, strict=True)), "n": len(samples)}
@@ -86,23 +79,20 @@ def measure(
 def sampled(
     cases: Sequence[Case], device: torch.device, rounds: int, seconds: float, warmup: int
 ) -> list[list[Sample]]:
-    """Samples of every case, in interleaved rounds: one of each a round.
+    """Samples of every case, in interleaved rounds: one of each a round, after ``warmup`` that are thrown away.
 
-    Args:
-        device: where they run.
-        rounds: at most this many;
-        seconds: no new round after this time (but never fewer than 5, or ``rounds`` if that is less).
-        warmup: rounds thrown away.
+    At most ``rounds``, and no new one after ``seconds`` (but never fewer than 5, or ``rounds`` if that is less).
     """
-    clocks = [(_CudaClock if device.type == "cuda" else _HostClock)(case) for case in cases]
+    on_cuda = device.type == "cuda"
+    sample = [_CudaClock(case).sample if on_cuda else functools.partial(_host_sample, case) for case in cases]
     order, drawn = list(range(len(cases))), random.Random(0)
     kept: list[list[Sample]] = [[] for _ in cases]
     gc.collect()
     gc.disable()
     try:
-        for clock in clocks:
+        for once in sample:
             for _ in range(warmup):
-                clock.sample()
+                once()
         begin = time.perf_counter()
         for turn in range(rounds):
             if turn >= MIN_ROUNDS and time.perf_counter() - begin > seconds:
@@ -111,7 +101,7 @@ def sampled(
             if turn >= len(cases):
                 drawn.shuffle(order)
             for which in order:
-                kept[which].append(clocks[which].sample())
+                kept[which].append(sample[which]())
     finally:
         gc.enable()
     return kept
@@ -120,25 +110,17 @@ def sampled(
 def _timing(samples: Sequence[Sample]) -> Timing:
     host, wall, gpu = zip(*samples, strict=True)
     held = [g for g in gpu if g is not None]
-    enough = len(held) > len(samples) // 2
-    return {
-        "host": series(host, "host"), "wall": series(wall, "wall"), "gpu": series(held, "GPU") if enough else None
-    }  # fmt: skip
+    gated = series(held, "GPU") if len(held) > len(samples) // 2 else None
+    return {"host": series(host, "host"), "wall": series(wall, "wall"), "gpu": gated}
 
 
-class _HostClock:
-    """Host times; a CPU has no other."""
-
-    def __init__(self, case: Case) -> None:
-        self.case = case
-
-    def sample(self) -> Sample:
-        """(host, wall, gpu) in µs."""
-        self.case.prepare()
-        begin = time.perf_counter()
-        self.case.run()
-        taken = (time.perf_counter() - begin) * 1e6
-        return taken, taken, None
+def _host_sample(case: Case) -> Sample:
+    """(host, wall, gpu) in µs; a CPU has the host's time only."""
+    case.prepare()
+    begin = time.perf_counter()
+    case.run()
+    taken = (time.perf_counter() - begin) * 1e6
+    return taken, taken, None
 
 
 class _CudaClock:
