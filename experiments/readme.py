@@ -43,11 +43,7 @@ def main() -> int:
 
 
 def asked(results: Results, shown: str) -> Rows:
-    """Rows of ``experiment.question``.
-
-    Raises:
-        LookupError: none are kept.
-    """
+    """Rows of ``experiment.question``, which have to be kept."""
     if not (rows := results.rows(shown)):
         raise LookupError(f"no results of {shown} are kept in {results.folder}")
     return rows

@@ -42,17 +42,12 @@ class Line:
     verdict: str
 
     def cells(self) -> list[str]:
-        """Of the table."""
+        """Of the table; the last links to the note, and names an experiment that is not written yet."""
         claim = self.claim
         verdict = f"{self.verdict}; {claim.today}" if claim.today else self.verdict
-        return [claim.id, claim.claim, claim.number or "-", self.ours or "-", verdict, link(claim)]
-
-
-def link(claim: Claim) -> str:
-    """To the note of the experiment; the name of one that is not written yet."""
-    if claim.shown:
-        return f"[{claim.shown}]({claim.experiment}.md)"
-    return f"`{claim.later}`" if claim.later else "-"
+        later = f"`{claim.later}`" if claim.later else "-"
+        shown = f"[{claim.shown}]({claim.experiment}.md)" if claim.shown else later
+        return [claim.id, claim.claim, claim.number or "-", self.ours or "-", verdict, shown]
 
 
 class Results:
@@ -79,11 +74,8 @@ class Results:
     def rows(self, shown: str) -> Rows | None:
         """Rows of ``experiment.question``, with what is derived from them."""
         name, _, part = shown.partition(".")
-        if (result := self.of(name)) is None:
-            return None
-        found = question.find(name)
-        assert found is not None
-        return of_questions(result, found[0]).get(part)
+        result, found = self.of(name), question.find(name)
+        return of_questions(result, found[0]).get(part) if result and found else None
 
     def machines(self) -> list[str]:
         """A sentence for each file that was read."""

@@ -18,7 +18,6 @@ SIGNS = {"==": operator.eq, "<": operator.lt, "<=": operator.le, ">": operator.g
 #: Of what is compared, the part that is no more than how memory is handed out, or how a clock ticks.
 MARGIN = 0.01
 Found = tuple[bool, dict[str, Any]]
-READINGS: dict[str, Callable[[Rows], Found | None]] = {}
 
 
 def cells(**rows: Row) -> dict[str, Any]:
@@ -52,23 +51,12 @@ def declared(rows: Rows, wanted: Mapping[str, Mapping[str, Any]], holds: Iterabl
     return all(SIGNS[sign](one, other) for one, sign, other in pairs), values
 
 
-def reads(claim: str) -> Callable[[Callable[[Rows], Found | None]], Callable[[Rows], Found | None]]:
-    """The function reads this claim's rows."""
-
-    def put(function: Callable[[Rows], Found | None]) -> Callable[[Rows], Found | None]:
-        READINGS[claim] = function
-        return function
-
-    return put
-
-
 def timed(rows: Rows, cases: Iterable[str], **where: Any) -> list[Row] | None:
     """Rows by ``case``, all of which have to be there and have a time."""
     found = [row for case in cases if (row := rows.first(case=case, **where)) and row["time"] is not None]
     return found if len(found) == len(list(cases)) else None
 
 
-@reads("A1")
 def speed_for_memory(rows: Rows) -> Found | None:
     """Does the fastest of torch's own ways need more than the slowest, by more than its step counts?"""
     ways = timed(rows, (LOOP, FOREACH, FUSED), key="gpt2")
@@ -78,20 +66,16 @@ def speed_for_memory(rows: Rows) -> Found | None:
     return fast["need"] - slow["need"] > MARGIN * slow["state"], cells(slow=slow, fast=fast)
 
 
-@reads("A3")
 def bridge(rows: Rows) -> Found | None:
     """Does the largest truck of foreach have to stay behind, and who passes?"""
     heavy = rows.where(key="bytes cost")
     if not heavy.where(way=FOREACH) or not heavy.where(way=OURS):
         return None
-    foreach, ours = (
-        max((row["size"] for row in heavy.where(way=way, passes=True)), default=0) for way in (FOREACH, OURS)
-    )
+    foreach, ours = (max(heavy.where(way=way, passes=True).values("size"), default=0) for way in (FOREACH, OURS))
     values = {"foreach": foreach, "ours": ours, "all": max(heavy.values("size")), "bridge": heavy[0]["bridge"]}
     return foreach < values["all"], values
 
 
-@reads("A10")
 def failing(rows: Rows) -> Found | None:
     """Do all fail that could be tried?"""
     ends = [row["outcome"] for row in rows if row["name"] in ("vector_nvcc", "vector_nvrtc", "host_list")]
@@ -99,7 +83,6 @@ def failing(rows: Rows) -> Found | None:
     return (set(tried) == {"fails"}, {"failed": tried.count("fails"), "tried": len(tried)}) if tried else None
 
 
-@reads("A16")
 def negligible(rows: Rows) -> Found | None:
     """Is torch's copy and one launch less than structs in many launches, at every length?"""
     torchs, mine, structs = "torch.tensor(ptrs).to(cuda)", "memcpy", "struct 4 KB"
@@ -110,7 +93,6 @@ def negligible(rows: Rows) -> Found | None:
     return (len(won[0]) == len(known), values) if known else None
 
 
-@reads("A19")
 def migrating(rows: Rows) -> Found | None:
     """What pages that migrate cost, and what advice makes of it."""
     known = rows.where(mode="rewritten")
@@ -121,7 +103,6 @@ def migrating(rows: Rows) -> Found | None:
     return (over(none["wall"], both["wall"]) or 0.0) > 1.5, cells(none=none, both=both)
 
 
-@reads("A20")
 def hybrid(rows: Rows) -> Found | None:
     """By value while it fits, copied from then on, always one launch?"""
     known = rows.where(lists=4, way="hybrid", mode="rewritten")
@@ -132,7 +113,6 @@ def hybrid(rows: Rows) -> Found | None:
     return (bool(by_value and copied) and launches == 1, values) if known else None
 
 
-@reads("C2")
 def eager(rows: Rows) -> Found | None:
     """Is each line of arithmetic one kernel, and does print wait?"""
     counted = [row for row in rows if row.get("kernels") is not None]
@@ -140,15 +120,11 @@ def eager(rows: Rows) -> Found | None:
     kernels = [row["kernels"] for row in counted if any(part in row["line"] for part in ("+", "cos", "relu"))]
     if printed is None or len(kernels) < 3:
         return None
-    values = {
-        "one": kernels.count(1),
-        "lines": len(kernels),
-        "waits": "waits" if printed["waited"] else "does not wait",
-    }
-    return set(kernels) == {1} and bool(printed["waited"]), {**values, **cells(print=printed)}
+    waits = "waits" if printed["waited"] else "does not wait"
+    values = {"one": kernels.count(1), "lines": len(kernels), "waits": waits, **cells(print=printed)}
+    return set(kernels) == {1} and bool(printed["waited"]), values
 
 
-@reads("C7")
 def quantized(rows: Rows) -> Found | None:
     """Is the least state half of float32's, or less?"""
     known = rows.where(key="gpt2")
@@ -160,7 +136,6 @@ def quantized(rows: Rows) -> Found | None:
     return least["state"] <= (1 + MARGIN) * full["state"] / 2, cells(least=least, full=full)
 
 
-@reads("C14")
 def llama(rows: Rows) -> Found | None:
     """Do concrete shapes say something else of who is faster, and by how much, than tiny ones?"""
     there, tiny = (timed(rows, (f"{OURS}, device", FUSED), key=key) for key in ("llama", "1000"))
@@ -171,7 +146,6 @@ def llama(rows: Rows) -> Found | None:
     return abs(faster / toys - 1) > 10 * MARGIN, values
 
 
-@reads("D3")
 def saturated(rows: Rows) -> Found | None:
     """Does so many times the data take less than so many times as long?"""
     few, many = (rows.first(operation="LayerNorm", where="one tensor", rows=count) for count in (1024, 16384))
@@ -181,9 +155,24 @@ def saturated(rows: Rows) -> Found | None:
     return many["of_slice"] < times, {"times": times, **cells(many=many)}
 
 
-@reads("D11")
 def reasons(rows: Rows) -> Found | None:
     """Do all of them hold?"""
     gone = [row["reason"] for row in rows if not row["holds"]]
     values = {"gone": len(gone), "all": len(rows), "names": f": {', '.join(gone)}" if gone else ""}
     return (not gone, values) if rows else None
+
+
+#: By claim.
+READINGS: dict[str, Callable[[Rows], Found | None]] = {
+    "A1": speed_for_memory,
+    "A3": bridge,
+    "A10": failing,
+    "A16": negligible,
+    "A19": migrating,
+    "A20": hybrid,
+    "C2": eager,
+    "C7": quantized,
+    "C14": llama,
+    "D3": saturated,
+    "D11": reasons,
+}

@@ -9,7 +9,7 @@ All state is on the host.  Hidden is (products alone + update alone - both at on
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -64,7 +64,18 @@ def _beside_products(problem: Problem, products: Products, options: dict[str, An
     products.count = 10
     ten, one = (_times(run, [Case("", each)], 5)[""]["median"] for each in (products, update))
     products.count = max(2, math.ceil(10 * LONGER * one / ten))
-    cases = [Case(PRODUCTS, products), Case(UPDATE, update), Case(TOGETHER, beside(products, update))]
+    side = torch.cuda.Stream()
+
+    def together() -> None:
+        """The update on a stream of its own, queued first; the current stream waits for it behind the products."""
+        here = torch.cuda.current_stream()
+        side.wait_stream(here)
+        with torch.cuda.stream(side):
+            update()
+        products()
+        here.wait_stream(side)
+
+    cases = [Case(PRODUCTS, products), Case(UPDATE, update), Case(TOGETHER, together)]
     return {"products": products.count, "width": len(products.a), **_times(run, cases, 6)}
 
 
@@ -77,21 +88,6 @@ def _times(run: Run, cases: list[Case], rounds: int) -> dict[str, Any]:
 def way(row: Row) -> str:
     """Where the state is, and how the update reaches it."""
     return f"{row['placement']}, {row['access'].replace('_', ' ')}"
-
-
-def beside(products: Callable[[], None], update: Callable[[], object]) -> Callable[[], None]:
-    """The update on a stream of its own, queued first; the current stream waits for it behind the products."""
-    side = torch.cuda.Stream()
-
-    def both() -> None:
-        here = torch.cuda.current_stream()
-        side.wait_stream(here)
-        with torch.cuda.stream(side):
-            update()
-        products()
-        here.wait_stream(side)
-
-    return both
 
 
 def derive(rows: Rows) -> Rows:

@@ -48,10 +48,7 @@ STD, RATE = 0.5 * WIDTH**-0.5, 2e-5
 
 
 class Training:
-    """A loop over residual layers and batches that are the same every time.
-
-    What backward needs of a batch is two activations a layer.
-    """
+    """A loop over residual layers and batches that are the same every time; backward needs two activations a layer."""
 
     def __init__(self, run: Run, **options: Any) -> None:
         self.device = run.device
@@ -157,9 +154,6 @@ def _trained(run: Run, card: int, steps: int, spilled: int | None, **options: An
     with training.optimizer.inserted(card, training.state_bytes):
         rows = list(training.loop(steps, spilled))
     return rows + training.optimizer.moves, digest(training.weights)
-
-
-# --- what the loops say, table, bar, plot
 
 
 def derive(rows: Rows) -> Rows:

@@ -42,15 +42,8 @@ LONGEST = 240
 PAGE = os.sysconf("SC_PAGE_SIZE")
 #: Kinds of rows.
 STATE, DISK = "state", "disk"
-
-
-def needs() -> None:
-    """A folder for state files.
-
-    Raises:
-        ValueError: there is none.
-    """
-    state_folder()
+#: A folder for state files, which raises ValueError where there is none.
+needs = state_folder
 
 
 def measure(run: Run) -> Iterator[Row]:
@@ -72,11 +65,7 @@ def measure(run: Run) -> Iterator[Row]:
 
 
 def _followed(tensors: int, numel: int, budget: int | None) -> Row:
-    """What a fresh process finds, and the most that was resident between its two marks.
-
-    Raises:
-        RuntimeError: the process failed; with its last words.
-    """
+    """What a fresh process finds, and the most that was resident between its two marks."""
     child = Child(steps, tensors, numel, budget, limit=LONGEST)
     sizes, found = [0], None
     with contextlib.ExitStack() as between:
@@ -129,9 +118,6 @@ def steps(tensors: int, numel: int, budget: int | None) -> Iterator[Row]:
     bits = digest([*params, *state_tensors(optimizer)])
     times = {"first_step": series(taken[:WARM], "wall"), "step": series(taken[WARM:], "wall")}
     yield {**sizes, "digest": bits, **times, **placed(optimizer.memory_report())}
-
-
-# --- table, bar
 
 
 def derive(rows: Rows) -> Rows:

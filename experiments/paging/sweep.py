@@ -129,9 +129,6 @@ def tail(places: Sequence[tuple[int, int]], nbytes: int) -> list[tuple[int, int]
     return found
 
 
-# --- what the times say
-
-
 def derive(rows: Rows) -> Rows:
     """Times of a way by one clock, and a row more for each."""
     copies = rows.number("copy_bytes", kind=BITS)
@@ -173,14 +170,14 @@ def says(times: Rows, copies: float | None) -> Row:
     return found
 
 
-# --- table, bar, plot
+#: Times of steps, without the ceilings'.
+TIMED = {"kind": TIME, "case": STEP}
 
 
-def shares(title: str, column: Any) -> Grid:
+def shares(what: str, column: Any) -> Grid:
     """A line per way, across it the shares."""
-    title = f"{title}, ms, by share of state on the device"
-    steps = {"kind": TIME, "case": STEP}
-    return Grid(title, "way", "share", ms(column), "way", "{:.0%}".format, steps)
+    title = f"{what}, ms, by share of state on the device"
+    return Grid(title, "way", "share", ms(column), "way", "{:.0%}".format, TIMED)
 
 
 SAID: dict[str, Column] = {
@@ -239,4 +236,4 @@ def panel(title: str, clock: str) -> Lines:
 TITLE = """A step of AdamW takes what its bytes take: 268 M parameters, 2.1 GB of state
 dashed: share away · (all away) + (nothing away)"""
 PANELS = [panel("all ways", "wall"), panel("the same without the driver's paging", "gpu")]
-PLOTS = [Plot("shares", PANELS, TITLE, where={"kind": TIME, "case": STEP})]
+PLOTS = [Plot("shares", PANELS, TITLE, where=TIMED)]

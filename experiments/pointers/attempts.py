@@ -159,7 +159,8 @@ def cut_by_hand() -> str:
     """A struct of 1,000 pointers of which 4,096 bytes are handed over: what a compiler refused, or cut, long ago."""
     pointers = range(1 << 20, (1 << 20) + 4 * CUT_POINTERS, 4)
     found = []
-    for nbytes in (8 * (CUT_POINTERS + 2), CUT_BYTES):
+    all_bytes = 8 * (CUT_POINTERS + 2)
+    for nbytes in (all_bytes, CUT_BYTES):
         count, _ = handed_over.some_values(1)
         count.zero_()
         words = [count.data_ptr(), pointers[0], *pointers]
@@ -170,9 +171,7 @@ def cut_by_hand() -> str:
         raise AssertionError(f"of {CUT_POINTERS:,} pointers {whole:,} arrive although nothing is cut")
     if cut == CUT_POINTERS:
         raise RuntimeError(f"nothing was cut: all {CUT_POINTERS:,} pointers arrive, of {CUT_BYTES:,} bytes too")
-    return (
-        f"{cut:,} of {CUT_POINTERS:,} pointers arrive of {CUT_BYTES:,} bytes, all of {8 * (CUT_POINTERS + 2):,} bytes"
-    )
+    return f"{cut:,} of {CUT_POINTERS:,} pointers arrive of {CUT_BYTES:,} bytes, all of {all_bytes:,} bytes"
 
 
 @attempt("the source's norms of {:,} tensors", 423, 424, 1000)

@@ -19,21 +19,8 @@ import torch
 from experiments.harness.columns import error, percent, ratio, spread
 from experiments.harness.panels import Bars
 from experiments.lab import Bar, Plot, Row, Rows, Run, Table, by_clock_of, on_own_clock, over
-from experiments.works.contenders import (
-    COMPILED,
-    CONTENDERS,
-    COPY,
-    FOREACH,
-    FUSED,
-    GRAPH,
-    LOOP,
-    OURS,
-    checked,
-    color,
-    copy_of_bytes,
-    installed,
-    ours,
-)  # fmt: skip
+from experiments.works import contenders
+from experiments.works.contenders import COMPILED, COPY, FOREACH, FUSED, GRAPH, LOOP, OURS, color
 from experiments.works.models import Work, gpt2_shapes
 
 TORCH = (FUSED, FOREACH, LOOP, GRAPH)
@@ -90,16 +77,16 @@ def measure(run: Run) -> Iterator[Row]:
 
 def steps(run: Run, key: str, work: Work, names: tuple[str, ...], device: torch.device) -> Iterator[Row]:
     """Check and time everyone over one work; nothing if it does not fit."""
-    builds = {name: CONTENDERS[name].build for name in installed(run, names)}
+    builds = {name: contenders.CONTENDERS[name].build for name in contenders.installed(run, names)}
     if key == "gpt2-bf16":
-        builds[OURS] = ours(state_format="float32")
+        builds[OURS] = contenders.ours(state_format="float32")
     needed = work.numel * (8 + 16 * len(builds) + 32)
     if device.type == "cuda" and needed > (free := torch.cuda.mem_get_info(device)[0]):
         run.leave_out(f"{work.name}: needs {needed / 1e9:.0f} GB, {free / 1e9:.0f} GB are free")
         return
-    cases, errors = checked(run, work, builds, device)
+    cases, errors = contenders.checked(run, work, builds, device)
     if len(work.shapes) < 1000:
-        cases.append(copy_of_bytes(work, device))
+        cases.append(contenders.copy_of_bytes(work, device))
     about = {"key": key, "work": work.name, "device": device.type, "numel": work.numel}
     for name, timing in run.measure(cases, device=device).items():
         yield {**about, "bytes": work.bytes_each * work.numel, "case": name, "error": errors.get(name), **timing}
@@ -152,6 +139,5 @@ BARS = [
     Bar("CPU, 50 M in 12 tensors, speed over torch fused", "over_fused", at_least=0.95, unit="x", key="50m", **CPU),
 ]
 PANELS = [Bars(title="{work}, {device}", name="name", length="time", unit="ms", scale=1e3, line=COPY, colors=color)]
-#: What both pictures show.
 TITLE = "A step of AdamW takes little longer than a copy of its bytes (dashed)"
 PLOTS = [Plot("steps", PANELS, TITLE, by=("work", "device"))]

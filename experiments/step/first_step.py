@@ -21,16 +21,14 @@ LIMIT = 120
 
 def measure(run: Run) -> Iterator[Row]:
     """A row for each kind of wait (seconds)."""
-    cold: list[float] = []
-    warm: list[float] = []
-    imports: list[float] = []
+    waits: dict[str, list[float]] = {COLD: [], WARM: [], IMPORT: []}
     for _ in run.each(range(run.size(4, 1))):
         with tempfile.TemporaryDirectory() as folder:
-            for steps in (cold, warm):
+            for what in (COLD, WARM):
                 found = child.only(first_step, str(run.device), limit=LIMIT, environment={"PAGEDOPT_CACHE_DIR": folder})
-                imports.append(found["import"])
-                steps.append(found["step"])
-    for what, samples in ((COLD, cold), (WARM, warm), (IMPORT, imports)):
+                waits[IMPORT].append(found["import"])
+                waits[what].append(found["step"])
+    for what, samples in waits.items():
         yield {"what": what, "device": run.device.type, "seconds": series(samples, "wall")}
     for module in run.size([name for name in ("cupy", "numba") if importlib.util.find_spec(name)], []):
         samples = [child.only(importing, module, limit=LIMIT)["import"] for _ in range(2)]

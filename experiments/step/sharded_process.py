@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -44,30 +45,21 @@ def iterations(
         timeout=timedelta(seconds=WAIT),
     )  # fmt: skip
     trainings = {name: Training(kind, here, sizes) for name, kind in KINDS.items()}
-    found = {name: Times() for name in trainings}
+    found: dict[str, dict[str, list[float]]] = {name: {"iterations": [], "steps": [], "losses": []} for name in KINDS}
     for number in range(warmup + rounds):
         order = list(trainings) if number % 2 else list(trainings)[::-1]
         for name in order:
             loss, whole, step = trainings[name].iteration(number)
             if number < warmup:
-                found[name].losses.append(loss)
+                found[name]["losses"].append(loss)
             else:
-                found[name].iterations.append(whole)
-                found[name].steps.append(step)
+                found[name]["iterations"].append(whole)
+                found[name]["steps"].append(step)
     count = sum(p.numel() for p in trainings[OURS].model.parameters())
     for name, times in found.items():
-        yield {"case": name, "parameters": count, **vars(times)}
+        yield {"case": name, "parameters": count, **times}
     dist.barrier()
     dist.destroy_process_group()
-
-
-class Times:
-    """What was measured of a contender, in microseconds, and its first losses."""
-
-    def __init__(self) -> None:
-        self.iterations: list[float] = []
-        self.steps: list[float] = []
-        self.losses: list[float] = []
 
 
 class Training:
@@ -80,12 +72,8 @@ class Training:
         width, self.device, self.sizes = sizes["width"], device, sizes
         how: dict[str, Any] = {"dropout": 0.0, "batch_first": True, "norm_first": True, "device": device}
         torch.manual_seed(3)
-        self.model: Any = torch.nn.Sequential(
-            *(
-                torch.nn.TransformerEncoderLayer(width, max(1, width // 128), 4 * width, **how)
-                for _ in range(sizes["layers"])
-            )
-        )
+        layer = functools.partial(torch.nn.TransformerEncoderLayer, width, max(1, width // 128), 4 * width, **how)
+        self.model: Any = torch.nn.Sequential(*(layer() for _ in range(sizes["layers"])))
         mesh = init_device_mesh(device.type, (dist.get_world_size(),))
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         for part in (*self.model, self.model):
@@ -106,8 +94,8 @@ class Training:
         self.optimizer.step()
         clock.tick()
         self.optimizer.zero_grad()
-        whole = clock.wall()
-        return float(loss), whole, clock.between()
+        whole, step = clock.times()
+        return float(loss), whole, step
 
 
 class Clock:
@@ -115,14 +103,10 @@ class Clock:
 
     def __init__(self, device: torch.device) -> None:
         self.cuda = device.type == "cuda"
+        self.wait = torch.cuda.synchronize if self.cuda else (lambda: None)
         self.wait()
         self.ticks: list[Any] = []
         self.begin = time.perf_counter()
-
-    def wait(self) -> None:
-        """Until the device is idle."""
-        if self.cuda:
-            torch.cuda.synchronize()
 
     def tick(self) -> None:
         """On the current stream."""
@@ -133,12 +117,9 @@ class Clock:
         else:
             self.ticks.append(time.perf_counter())
 
-    def wall(self) -> float:
-        """Microseconds so far."""
+    def times(self) -> tuple[float, float]:
+        """Microseconds so far, and between the ticks."""
         self.wait()
-        return 1e6 * (time.perf_counter() - self.begin)
-
-    def between(self) -> float:
-        """Microseconds between the ticks."""
+        whole = 1e6 * (time.perf_counter() - self.begin)
         first, last = self.ticks
-        return 1e3 * float(first.elapsed_time(last)) if self.cuda else 1e6 * (last - first)
+        return whole, 1e3 * float(first.elapsed_time(last)) if self.cuda else 1e6 * (last - first)

@@ -28,10 +28,8 @@ def works(gpu: bool, quick: bool) -> dict[str, tuple[Any, ...]]:
             "GPT-2, bfloat16": (gpt2, torch.bfloat16, 30),
             "1 B in 60 tensors": ([(4096, 4096)] * 60, f32, 10),
         }
-        found |= {
-            f"1,000 x (2, 3), {name}": ([(2, 3)] * 1000, f32, 60, {"transport": name})
-            for name in ("mapped", "memcpy", "struct", "hybrid")
-        }
+        for name in ("mapped", "memcpy", "struct", "hybrid"):
+            found[f"1,000 x (2, 3), {name}"] = [(2, 3)] * 1000, f32, 60, {"transport": name}
         found |= {
             "268 M away, mapped": (large, f32, 8, state),
             "268 M half away, mapped": (large, f32, 8, {"device_budget": 1 << 30}),

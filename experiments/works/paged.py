@@ -38,12 +38,7 @@ def pace(run: Run) -> None:
 
 
 class Problem:
-    """The parameters of a run, which is given its pace.
-
-    Attributes:
-        run: whose sizes these are.
-        state_bytes: of all state.
-    """
+    """The parameters of a run, which is given its pace, and the bytes of all their state."""
 
     def __init__(self, run: Run) -> None:
         pace(run)
@@ -54,8 +49,7 @@ class Problem:
     def parameters(self) -> list[torch.nn.Parameter]:
         """The same random parameters every time; all share their gradients."""
         params = self.work.parameters(self.device, self._grads)
-        if self._grads is None:
-            self._grads = [p.grad for p in params if p.grad is not None]
+        self._grads = self._grads or [p.grad for p in params if p.grad is not None]
         return params
 
     def error(self, build: Build) -> float:
@@ -106,8 +100,7 @@ def digest(tensors: Sequence[torch.Tensor]) -> str:
             piece = bits[at : at + PIECE].long()
             weight = torch.arange(len(piece), device=piece.device).mul_(2654435761).add_(1)
             # Sums modulo 2**64 do not depend on their order.
-            part = int((piece * weight).sum())
-            total = (31 * total + part + i) % (1 << 64)
+            total = (31 * total + int((piece * weight).sum()) + i) % (1 << 64)
     return f"{total:016x}"
 
 

@@ -123,13 +123,7 @@ ADVICE: dict[str, Make] = {
 
 
 class Lists:
-    """``count`` tiny tensors in each of ``lists`` lists, twice, and one sweep that goes over one or the other.
-
-    Args:
-        lists: how many lists there are (1 or 4).
-        count: tensors per list.
-        device: where.
-    """
+    """``count`` tiny tensors in each of 1 or 4 lists, twice, and one sweep that goes over one or the other."""
 
     def __init__(self, lists: int, count: int, device: torch.device) -> None:
         generator = torch.Generator(device=device).manual_seed(count)
@@ -137,7 +131,6 @@ class Lists:
         self.start = torch.randint(1, 4, shape, device=device, generator=generator, dtype=torch.float32)
         self.memory = self.start.clone()
         self.tensors = [list(x[:, :ELEMENTS].unflatten(1, SHAPE).unbind()) for x in self.memory[0]]
-        self.device = device
         self.sweep = Sweep(RULES[lists], self.tensors)
         first = self.sweep.table.host.addresses.copy()
         self._addresses = (first, first + np.uint64(self.memory[0].nbytes))
@@ -168,8 +161,7 @@ class Lists:
         Raises:
             AssertionError: a launch read a stale or half-written table, or none at all.
         """
-        for side in (0, 1):
-            due = self.total[side]
+        for side, due in enumerate(self.total):
             for j, (now, start) in enumerate(zip(self.memory[side], self.start[side], strict=True)):
                 grows = due * (self.start[side][1] if len(self.start[side]) == 4 and j == 3 else 1)
                 expected = start + grows * (j in self.sweep.rule.writes)

@@ -96,9 +96,6 @@ def _counters(work: Lists, way: Transport | None, before: Callable[[], None] | N
     return {"launches": work.sweep.launches - launches, "copied_bytes": way.copied_bytes - copied}
 
 
-# --- what is made of the rows
-
-
 def walls(rows: Rows) -> dict[int, dict[str, float]]:
     """Wall times by way (µs), of each number of tensors, the least first."""
     groups = sorted(rows.groups("count"), key=lambda group: group[0]["count"])
