@@ -271,7 +271,7 @@ def heading(row: Estimate, args: argparse.Namespace) -> str:
     state = f"{args.rule} state {text_of_bytes(row.state_bytes)} in {args.state_format or dtype}"
     way = f", reached {row.host_access}" if row.host_access else ""
     return (
-        f"[bold]{args.size or text_of_count(row.parameters)}[/bold] parameters in {dtype}: "
+        f"{f'{args.size}, ' if args.size else ''}[bold]{text_of_count(row.parameters)}[/bold] parameters in {dtype}: "
         f"{text_of_bytes(row.param_bytes)}, gradients as much again\n{state}; placement {row.placement}{way}"
     )
 
