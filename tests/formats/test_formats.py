@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from formats_under_test import TwoHalves
+from nvrtc_support import nvrtc
 
 import pagedopt
 from pagedopt.formats import FORMATS, Column, ElementFormat, Format
@@ -131,6 +132,29 @@ class Eighths(Decoded):
 
 
 WHOLE = {"numba_load": "S({})", "numba_store": "_np.int8({})"}
+
+
+MADE_WRONG = [
+    ({"numba_type": "int8"}, "format 'eighths': numba_type is 'int8'; write '_np.int8'"),
+    ({"cuda_type": "nosuch"}, "its CUDA text does not load or store a nosuch: "),
+    ({"cuda_text": "this is no C++"}, "its CUDA text does not load or store a signed char: format eighths(1): error: "),
+]
+
+
+@pytest.mark.parametrize(("changes", "text"), MADE_WRONG)
+def test_a_text_that_cannot_work_is_refused_when_the_format_is_made(changes: dict[str, str], text: str) -> None:
+    if "numba_type" not in changes:
+        nvrtc()
+    with pytest.raises(ValueError, match=re.escape(text)):
+        eighths(**changes)
+
+
+def test_where_nvrtc_is_missing_no_text_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: Any) -> None:
+        raise RuntimeError("libnvrtc.so is not there")
+
+    monkeypatch.setattr("pagedopt.formats.cuda_check.compile_cuda", missing)
+    assert eighths(cuda_text="a text that nobody compiled before").cuda_text
 
 
 NOT_AS_STORED = [

@@ -13,8 +13,10 @@ from optim_support import step_on_ones, stepped
 
 import pagedopt
 from pagedopt import Estimate, PagedAdamW, PagedSGD, Rates, estimate
+from pagedopt.commands.train.gpt import GPT
 from pagedopt.paging.policy import SLOTS
 from pagedopt.planning.rates import ASSUMED, ASSUMED_CPU
+from pagedopt.planning.sizes import SIZES, shapes
 from pagedopt.system import warn
 
 MIB = 1 << 20
@@ -304,3 +306,17 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
 def test_what_cannot_be_is_refused(model: Any, options: dict[str, Any], text: str) -> None:
     with pytest.raises((ValueError, TypeError), match=text):
         estimate(model, **options)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_name_of_plan_is_the_model_that_train_makes(name: str) -> None:
+    size = SIZES[name]
+    with torch.device("meta"):
+        made = GPT(size, size.block)
+    assert shapes(size) == [tuple(p.shape) for p in made.parameters()]
+    assert estimate(name, device_budget="50%") == estimate(made, device="cuda", device_budget="50%")
+
+
+def test_a_text_that_is_neither_a_number_nor_a_name_is_answered_with_the_names() -> None:
+    with pytest.raises(ValueError, match=r"^model is 'gpt5'; give a number of parameters, .* or a name of tiny, small"):
+        estimate("gpt5")
