@@ -361,11 +361,6 @@ class Store:
                 locks[id(lock)] = lock
         return ReadyArenas(arenas, tuple(residents), joined(locks) if locks else NOTHING_HELD)
 
-    @property
-    def residents(self) -> tuple[int, ...]:
-        """How many pages of each arena are resident."""
-        return tuple([arena.resident for arena in self.arenas])
-
     def drop(self) -> None:
         """Evict again the pages that are away but that other code has read or written, e.g. for a checkpoint."""
         for arena in self.arenas:

@@ -26,7 +26,7 @@ from pagedopt.placements import slabs
 COUNT = 1000
 #: Bytes beside the state of a large one: it has a file and pages of its own, and says of each when it is visited.
 LARGE = 48 << 10
-#: Bytes of a thousand small ones, in Python's objects: 11 to 13 MB on two cores, 13 to 17 MB on the host of an H200.
+#: Bytes that a thousand small ones may hold beyond their state (notes/raw/host-of-a-step-h200.txt: 11 to 17 MB).
 RESIDENT = 20 * MIB
 SPILLED: list[dict[str, Any]] = [{"placement": "file", "device_budget": budget} for budget in (0, "50%", None)]
 

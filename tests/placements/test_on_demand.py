@@ -84,7 +84,7 @@ def trained(count: int, **options: Any) -> tuple[list[torch.nn.Parameter], Paged
 
 
 def share_away(opt: PagedAdamW) -> float:
-    return 1 - sum(opt.store.residents) / sum(arena.layout.pages for arena in opt.store.arenas)
+    return 1 - sum(arena.resident for arena in opt.store.arenas) / sum(arena.layout.pages for arena in opt.store.arenas)
 
 
 def spilled(opt: PagedAdamW) -> None:
@@ -100,7 +100,7 @@ def given_room(opt: PagedAdamW) -> None:
 
     def crowded() -> None:
         tried.append(1)
-        if any(opt.store.residents) or not opt.store.arenas:
+        if any(arena.resident for arena in opt.store.arenas) or not opt.store.arenas:
             raise torch.OutOfMemoryError("no room yet")
 
     run_with_room(opt, crowded)
