@@ -338,15 +338,14 @@ def test_private_parts_that_answer_wrongly_are_not_used(monkeypatch: pytest.Monk
 def test_a_step_asks_the_store_once(monkeypatch: pytest.MonkeyPatch) -> None:
     params, opt = trained(3, device_budget=0)
     asked: list[str] = []
-    for name in ("make_ready", "check_owner", "residents", "find", "create", "forget"):
-        found = getattr(type(opt.store), name)
-        plain = found.fget if isinstance(found, property) else found
+    for name in ("make_ready", "check_owner", "find", "create", "forget"):
+        plain = getattr(type(opt.store), name)
 
         def noted(self: Any, *args: Any, _name: str = name, _plain: Any = plain, **kwargs: Any) -> Any:
             asked.append(_name)
             return _plain(self, *args, **kwargs)
 
-        monkeypatch.setattr(type(opt.store), name, property(noted) if isinstance(found, property) else noted)
+        monkeypatch.setattr(type(opt.store), name, noted)
     step(params, opt, 3)
     assert asked == ["make_ready"]
 
