@@ -141,12 +141,6 @@ def element_min(a, b):
     return a if (a < b or a != a) else b
 
 
-@njit
-def element_either(a, b):
-    """Return ``a``, the value for the CPU; ``b`` is the one for CUDA."""
-    return a
-
-
 @intrinsic
 def element_fma(typing_context, a, b, c):
     """Return a * b + c, rounded once, in the widest float type among them."""

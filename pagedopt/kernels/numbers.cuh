@@ -51,9 +51,4 @@ template <class S> __device__ __forceinline__ S element_abs(S x) { return fabs(x
 template <class S> __device__ __forceinline__ S element_sqrt(S x) { return sqrt(x); }
 template <class S> __device__ __forceinline__ S element_exp(S x) { return exp(x); }
 template <class S> __device__ __forceinline__ S element_log(S x) { return log(x); }
-#ifdef __CUDA_ARCH__  // builds for the host (tests) take the value for the CPU
-template <class S> __device__ __forceinline__ S element_either(S, S cuda) { return cuda; }
-#else
-template <class S> __device__ __forceinline__ S element_either(S cpu, S) { return cpu; }
-#endif
 template <class S> __device__ __forceinline__ S element_fma(S a, S b, S c) { return fma(a, b, c); }

@@ -41,7 +41,6 @@ class PagedAdamW(PagedOptimizer, torch.optim.AdamW):
 
     rules = (adamw, adamw_amsgrad, adam, adam_amsgrad)
     fixed_dtypes = ("exp_avg",)  # torch updates it with lerp_, which refuses mixed dtypes
-    rounded_on_cuda = ("beta1", "beta2")  # fused_adam_utils.cuh, torch 2.11: rounds beta before it computes 1 - beta
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 # For type checkers: they do not see the names that globals() gets below.
 from .elementwise import add, add_scalar, addcdiv, addcmul, lerp, lerp_tensor, mul, mul_scalar, square_root  # noqa: F401
 from .language.function_syntax import RuleError
-from .rule import Rule, cpu_or_cuda, fma, rule, sign, sqrt
+from .rule import Rule, fma, rule, sign, sqrt
 
 
 def _shipped() -> Iterator[Rule]:
@@ -24,4 +24,4 @@ RULES: dict[str, Rule] = {r.name: r for r in _shipped()}
 UPDATES = {name: r for name, r in RULES.items() if r.inputs[:2] == ("param", "grad")}
 globals().update(RULES)
 
-__all__ = ["RULES", "UPDATES", "Rule", "RuleError", "cpu_or_cuda", "fma", "rule", "sign", "sqrt", *RULES]
+__all__ = ["RULES", "UPDATES", "Rule", "RuleError", "fma", "rule", "sign", "sqrt", *RULES]

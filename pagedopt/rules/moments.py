@@ -1,29 +1,24 @@
 """Parts shared by the rules of Adam's family: weight decay, two running means, and the update from their quotient.
 
-Operations round where torch's fused kernels round.  The CPU kernel (FusedAdamKernel.cpp) and the CUDA kernel
-(fused_adam_utils.cuh, as compiled) differ in that, so there are two variants.  One exception: torch divides the root by
-the bias correction; here it is multiplied by the reciprocal.
+The running means round as those of torch's default on a CPU (``foreach=False``).  Two operations differ, on purpose:
+the decay is one fma, which is nearer to the exact number (notes/arithmetic.md), and the root is multiplied by the
+reciprocal of the bias correction where torch divides by it, which is faster.
 """
 
-from .rule import cpu_or_cuda, fma, sqrt
+from .rule import fma, sqrt
 
 
 def decoupled(param, lr, weight_decay):
-    """``param`` after decoupled decay.  CUDA's is more exact: in float32, 1 - 1e-5 subtracts 0.14 % more than 1e-5."""
-    return cpu_or_cuda(param * (1 - lr * weight_decay), fma(-lr * weight_decay, param, param))
+    """``param`` after decoupled decay.  Rounding 1 - lr * weight_decay would subtract 0.14 % too much of 1e-5."""
+    decay = -lr * weight_decay
+    return fma(decay, param, param) if decay != 0 else param
 
 
 def moments(grad, exp_avg, exp_avg_sq, beta1, beta2):
-    """Running means of ``grad`` and ``grad**2``.  On the CPU the first is a lerp from the nearer end, as in torch."""
+    """Running means of ``grad`` and ``grad**2``.  The first is a lerp from the nearer end, as torch's ``lerp``."""
     near = beta1 > 0.5
-    exp_avg = cpu_or_cuda(
-        fma(1 - beta1 if near else -beta1, grad - exp_avg, exp_avg if near else grad),
-        fma(beta1, exp_avg, fma(-beta1, grad, grad)),
-    )
-    exp_avg_sq = cpu_or_cuda(
-        fma((1 - beta2) * grad, grad, beta2 * exp_avg_sq),
-        fma(beta2, exp_avg_sq, fma(-beta2, grad * grad, grad * grad)),
-    )
+    exp_avg = fma(1 - beta1 if near else -beta1, grad - exp_avg, exp_avg if near else grad)
+    exp_avg_sq = fma((1 - beta2) * grad, grad, beta2 * exp_avg_sq)
     return exp_avg, exp_avg_sq
 
 

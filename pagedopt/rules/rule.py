@@ -14,7 +14,7 @@ import torch
 
 from .language import cuda, host_expressions, numba, reference
 from .language.function_syntax import RuleError
-from .language.functions import cpu_or_cuda, fma, sign, sqrt
+from .language.functions import fma, sign, sqrt
 from .language.parse import Program, analyse
 
 #: Below this number of sets, computing one set after another is faster than NumPy.
@@ -241,9 +241,10 @@ def rule(function: Callable[..., Any]) -> Rule:
     keyword-only ones hyperparameters, of which some may have numbers as defaults.  The body is assignments and one
     ``return`` of the positional parameters that change (or of one expression, which overwrites the first): arithmetic,
     ``**``, comparisons, ``and``, ``or``, ``not``, ``a if test else b``, and calls of ``abs``, ``min``, ``max``, of
-    ``sqrt``, ``exp`` and ``log`` from ``math``, of ``sign``, ``fma`` and ``cpu_or_cuda`` from :mod:`pagedopt.rules`,
-    and of plain functions of the same kind, which are inlined.  What depends on hyperparameters alone is computed
-    once per step on the host, in double; everything else in float32, or in float64 if a list is float64.
+    ``sqrt``, ``exp`` and ``log`` from ``math``, of ``sign`` and ``fma`` from :mod:`pagedopt.rules`, and of plain
+    functions of the same kind, which are inlined.  What depends on hyperparameters alone is computed once per step on
+    the host, in double; everything else in float32, or in float64 if a list is float64.  So is a comparison with 0,
+    such as ``weight_decay != 0``: the kernel has the number anyway.
 
     Parameters and variables must not have reserved names: ``u``, ``u0``, ``u1``, …, ``S``, ``out``, ``range``, names
     that begin with ``_``, the functions above, and words of C++ that Python lacks (``new``, ``double``, …).
@@ -269,4 +270,4 @@ def _find(module: str, name: str, out_of_place: bool) -> Rule:
     return base.out_of_place if out_of_place else base
 
 
-__all__ = ["Rule", "check_rule", "cpu_or_cuda", "fma", "rule", "sign", "sqrt"]
+__all__ = ["Rule", "check_rule", "fma", "rule", "sign", "sqrt"]

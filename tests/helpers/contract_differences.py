@@ -10,8 +10,8 @@ class Difference:
     """A difference from torch.
 
     Attributes:
-        kind: ``"beyond"`` (ours does what torch refuses, or does better) or ``"refused"`` (ours refuses what torch
-            does).
+        kind: ``"beyond"`` (ours does what torch refuses, or does better), ``"refused"`` (ours refuses what torch
+            does) or ``"differs"``.
         scenario, labels: where it shows: a label, or several, which may end in ``*``.
         words: what ours does, what torch does, and why.
         optimizers: names of the classes it holds for; empty: all.
@@ -81,6 +81,18 @@ DIFFERENCES: tuple[Difference, ...] = (
         "Sparse gradients are refused with RuntimeError by every Paged class, and nothing is updated; torch's SGD "
         "takes them as long as nothing dense is added to them (momentum, weight decay).",
         ("PagedSGD",), error=RuntimeError,
+    ),
+    *(
+        Difference(
+            "differs", scenario, labels,
+            "An infinite parameter becomes NaN in a step that decays weights, as in torch's fused kernel for CUDA: the "
+            "decay is one fma. torch's loop keeps it infinite.",
+            ("PagedAdamW",),
+        )
+        for scenario, labels in {
+            "extreme parameters": "infinite parameters*",
+            "odd values at construction": ("lr=inf: trained", "weight_decay=inf: trained"),
+        }.items()
     ),
     Difference(
         "beyond", "of another dtype", "*",

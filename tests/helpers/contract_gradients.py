@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,7 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "a parameter's own, doubled": lambda g: torch.cat([g, g])[: len(g)],
 }
 
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 #: Numbers at which arithmetic ends.
 EXTREMES = (
     math.inf, -math.inf, math.nan, 0.0, -0.0, 1e-45, -1e-40, 1e-38, 1e38, -1e38, 3.4e38, 1e19, 1e20, 1e-20, 65504.0,
@@ -118,32 +120,62 @@ def of_complex_numbers(world: World) -> None:
             world.say(f"{label}: trained", plain(opt, [p]))
 
 
+#: Decay rates of running means: none, one whose lerp begins at the other end, a usual one.
+DECAYS = (0.0, 0.4, 0.9)
+
+
+def _extremes(world: World, dtype: torch.dtype) -> torch.Tensor:
+    return torch.tensor(EXTREMES, device=world.device).to(dtype)
+
+
+def _decaying(world: World, p: Any, decay: float) -> Any:
+    """An optimizer with one rate for all it has; its eps is no 0 in float16."""
+    hyper = {"betas": (decay, decay), "momentum": decay, "eps": 1e-3}
+    return world.make_default([p], **{name: value for name, value in hyper.items() if name in world.known})
+
+
+def _say_extremes(world: World, label: str, opt: Any, p: Any, ended: torch.Tensor | None = None) -> None:
+    """Write parameter and state down; ``ended``: where a parameter was infinite before, which is written down apart."""
+    ended = torch.zeros_like(p, dtype=torch.bool) if ended is None else ended
+    found = {"parameter": p.detach(), **{k: v for k, v in opt.state[p].items() if v is not None and v.dim()}}
+    if p.dtype.itemsize == 2:  # rounded after every operation there, once here: a few sums are infinite there alone
+        found = {name: torch.stack([t.isnan(), t.isposinf(), t.isneginf()]) for name, t in found.items()}
+    value = found.pop("parameter")
+    world.say(label, [value.masked_fill(ended, 0), found])
+    if ended.any():
+        world.say(f"infinite parameters, {label}", value.masked_fill(~ended, 0))
+
+
 @scenario(CHAPTER)
 def extreme_values(world: World) -> None:
-    """Infinities, NaN, denormal and huge numbers in gradients go where torch lets them go."""
-    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+    """Infinities, NaN, denormal and huge numbers in gradients go where torch lets them go, step by step."""
+    for dtype, decay in itertools.product(DTYPES, DECAYS):
         p = world.param((len(EXTREMES), 5), 1, dtype)
-        opt = world.make_exact([p])
+        opt, ended = _decaying(world, p, decay), torch.zeros_like(p, dtype=torch.bool)
         for step in range(3):
-            p.grad = torch.tensor(EXTREMES, device=world.device).roll(step)[:, None].repeat(1, 5).to(dtype)
+            p.grad = _extremes(world, dtype).roll(step)[:, None].repeat(1, 5)
             opt.step()
-        found = [p, *opt.state[p].values()]
-        if dtype.itemsize == 2:  # rounded after every operation there, once here
-            world.say(f"{dtype}: not finite", [(t.isnan(), t.isposinf(), t.isneginf()) for t in found])
-        else:
-            world.show(str(dtype), opt, [p])
+            _say_extremes(world, f"{dtype}, {decay}, step {step}", opt, p, ended)
+            ended |= p.detach().isinf()
 
 
 @scenario(CHAPTER)
 def extreme_parameters(world: World) -> None:
     """The same in parameters and in state."""
-    p = torch.nn.Parameter(torch.tensor(EXTREMES, device=world.device)[:, None].repeat(1, 5))
-    opt = world.make_exact([p])
-    world.train(opt, [p], range(1))
-    for value in opt.state[p].values():
-        if value.shape == p.shape:
-            value.copy_(torch.tensor(EXTREMES, device=world.device).abs().roll(3)[:, None])
-    world.train(opt, [p], range(1, 3), show="trained")
+    for dtype, decay in itertools.product(DTYPES, DECAYS):
+        start = _extremes(world, dtype)[:, None].repeat(1, 5)
+        p, ended = torch.nn.Parameter(start.clone()), start.isinf()
+        opt = _decaying(world, p, decay)
+        for step in range(4):
+            p.grad = world.values(p.shape, 31 + step).to(dtype)
+            opt.step()
+            if step == 0:
+                for value in opt.state[p].values():
+                    if isinstance(value, torch.Tensor) and value.shape == p.shape:
+                        value.copy_(start.abs().roll(3, 0))
+            else:
+                _say_extremes(world, f"{dtype}, {decay}, step {step}", opt, p, ended)
+            ended |= p.detach().isinf()
 
 
 @scenario(CHAPTER)

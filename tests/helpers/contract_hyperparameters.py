@@ -103,7 +103,7 @@ def odd_values_at_construction(world: World) -> None:
         params = hyper.pop("params", [p := world.param((13, 5))])
         with world.tries(label):
             infinite = math.inf in hyper.values()
-            opt = (world.make_exact if infinite else world.make)(params, **hyper)
+            opt = (world.make_default if infinite else world.make)(params, **hyper)
             world.say(f"{label}: group", {name: value for name, value in group_of(opt).items() if name in hyper})
             world.train(opt, [p], range(2), show=f"{label}: trained")
 

@@ -174,8 +174,8 @@ def made_in_inference_mode(world: World) -> None:
 @scenario(CHAPTER)
 def functional_calls(world: World) -> None:
     """Gradients from ``torch.func.functional_call`` and ``torch.func.grad``, for a module and for plain tensors."""
-    net = world.filled(torch.nn.Sequential(torch.nn.Linear(7, 13), torch.nn.Tanh(), torch.nn.Linear(13, 1)))
-    batch = world.values((20, 7), 3)
+    net = world.filled(torch.nn.Sequential(torch.nn.Linear(7, 13), torch.nn.Tanh(), torch.nn.Linear(13, 1))).double()
+    batch = world.values((20, 7), 3).double()  # a rounding of a parameter moves gradients near zero by more than itself
     opt = world.make(net.parameters())
     for _ in range(3):
         opt.zero_grad()

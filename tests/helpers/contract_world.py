@@ -32,6 +32,9 @@ REFERENCES: dict[str, Any] = {"PagedLion": Lion}
 #: Flags by which torch chooses one of its implementations.
 FLAGS = ("foreach", "fused", "capturable", "differentiable")
 
+#: What torch does where no flag is set.
+DEFAULT: dict[str, dict[str, Any]] = {"cpu": {"foreach": False}, "cuda": {"foreach": True}}
+
 Shapes = Iterable[Iterable[int]]
 SHAPES: Shapes = ((200, 101), (13, 18), (1,), ())
 
@@ -104,12 +107,11 @@ class World:
             hyper = {"foreach": False, **hyper}
         return self.kind(params, **{**ordinary(self.entry), **hyper})
 
-    def make_exact(self, params: Any, **hyper: Any) -> Any:
-        """The same where infinities and NaN count, which tell in which order kernels compute: on a GPU torch's is its
-        fused kernel if it has one.  (That of SGD for a CPU loses infinities of 16 bits in tensors as small as these.)
-        """
-        fused = {"fused": True} if not self.ours and self.device != "cpu" and "fused" in self.known else {}
-        return self.make(params, **hyper, **fused)
+    def make_default(self, params: Any, **hyper: Any) -> Any:
+        """The same where infinities and NaN count, which tell in which order kernels compute: torch's is its default
+        on this device."""
+        more = {} if self.ours or self.entry.torch is None else DEFAULT[self.device]
+        return self.kind(params, **{**ordinary(self.entry), **more, **hyper, **(self.options or {})})
 
     def param(self, shape: Iterable[int] = (13, 18), seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
         """A parameter whose values belong to the seed, the same on both sides and every device."""
@@ -301,4 +303,16 @@ def _differ_tensor(want: torch.Tensor, got: torch.Tensor) -> str | None:
     return None if far <= 0 else f"values differ by up to {(x - y).abs().max():.3g}"
 
 
-__all__ = ["FLAGS", "OPTIMIZERS", "PLACES", "SCENARIOS", "Place", "Scenario", "World", "differences", "run", "scenario"]
+__all__ = [
+    "DEFAULT",
+    "FLAGS",
+    "OPTIMIZERS",
+    "PLACES",
+    "SCENARIOS",
+    "Place",
+    "Scenario",
+    "World",
+    "differences",
+    "run",
+    "scenario",
+]

@@ -31,8 +31,6 @@ class RuleOptimizer(torch.optim.Optimizer):
     initial: ClassVar[Mapping[str, float | str]] = {}
     #: Names of state whose dtype must be the one it was made in or the gradient's, as torch's update requires.
     fixed_dtypes: ClassVar[tuple[str, ...]] = ()
-    #: Names of hyperparameters that torch's CUDA kernel rounds to float32 when it computes in float32.
-    rounded_on_cuda: ClassVar[tuple[str, ...]] = ()
     #: Why state is damaged (part of it belongs to another step than the rest), for an error message; "" if it is not.
     damaged: str = ""
     #: Where state lives; and what turns a budget given as a time into bytes that may be away.

@@ -45,7 +45,7 @@ class Bucket:
     """
 
     __slots__ = (
-        "_carried", "_groups", "_inference", "_numbers", "_own_counters", "_pattern", "_rounded", "_scalars", "count",
+        "_carried", "_groups", "_inference", "_numbers", "_own_counters", "_pattern", "_scalars", "count",
         "keys", "lists", "names", "route", "rule", "sweep", "takes_state",
     )  # fmt: skip
 
@@ -74,8 +74,6 @@ class Bucket:
         self.sweep.table.let_go()
         self._numbers = _numbers(optimizer, members, shared)
         self._pattern: Pattern | None = None
-        single = params[0].is_cuda and self.sweep.arithmetic is torch.float32
-        self._rounded = tuple(optimizer.rounded_on_cuda) if single else ()
         own = [local(m.entry[key]) for key in self.keys for m in members]
         # State that does not share the store's version counters: a step raises these counters one by one.
         self._own_counters = tuple(optimizer.store.versions.raise_all(own))
@@ -144,7 +142,7 @@ class Bucket:
                 own[name] = counts[name][-1]
         if pattern is None or pattern.absent != absent or not pattern.holds(own):
             pattern = self._find_pattern(absent, own)
-        sets = uniforms_of(self.rule, optimizer, pattern.groups, own, self._rounded)
+        sets = uniforms_of(self.rule, optimizer, pattern.groups, own)
         for name, at in self._carried.items():
             each, mine, _ = counts[name]
             coming = np.asarray(sets)[pattern.sets, at]

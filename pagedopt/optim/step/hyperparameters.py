@@ -92,15 +92,12 @@ def uniforms_of(
     optimizer: RuleOptimizer,
     leaders: SetsByGroup,
     own: Mapping[str, Values | float],
-    rounded: Collection[str] = (),
 ) -> Uniforms:
     """Return the numbers of each set of hyperparameters.
 
     Args:
         leaders: the sets.
         own: hyperparameters that each row has for itself, by name; one number if all rows have the same.
-        rounded: names to round to float32 first.  Otherwise both weights of a running mean ``b * mean + (1 - b) * x``
-            are rounded separately, and their sum is not quite 1: for b = 0.999 the mean ends 1.3e-5 too high.
 
     Raises:
         KeyError, ValueError, TypeError: see :func:`scalars_of`.
@@ -109,9 +106,6 @@ def uniforms_of(
     found: list[Any] = []
     for index, rows in leaders:
         scalars: dict[str, Any] = scalars_of(rule, optimizer.param_groups[index], optimizer.defaults)
-        for name in rounded:
-            if name in scalars:
-                scalars[name] = float(np.float32(scalars[name]))
         for name, values in own.items():
             if isinstance(values, float):
                 scalars[name] = values if isinstance(rows, int) else np.full(len(rows), values)

@@ -21,11 +21,6 @@ def fma(a: float, b: float, c: float) -> float:
     return a * b + c
 
 
-def cpu_or_cuda(a: float, b: float) -> float:
-    """``a`` in a CPU kernel, ``b`` in a CUDA kernel: for operations that torch's two kernels round differently."""
-    return a
-
-
 sqrt = math.sqrt
 
 
@@ -60,7 +55,6 @@ FUNCTIONS: dict[str, ElementFunction] = {
     "min": ElementFunction(2, builtins.min, "builtins", torch.minimum, "element_min", "element_min"),
     "max": ElementFunction(2, builtins.max, "builtins", torch.maximum, "element_max", "element_max"),
     "fma": ElementFunction(3, fma, "pagedopt.rules", fma, "element_fma", "element_fma"),
-    "cpu_or_cuda": ElementFunction(2, cpu_or_cuda, "pagedopt.rules", cpu_or_cuda, "element_either", "element_either"),
 }
 
-__all__ = ["FUNCTIONS", "ElementFunction", "cpu_or_cuda", "fma", "sign", "sqrt"]
+__all__ = ["FUNCTIONS", "ElementFunction", "fma", "sign", "sqrt"]

@@ -194,7 +194,7 @@ class _Analysis:
         if isinstance(node, ast.Constant):
             self._check(node)
             return node
-        if self._is_uniform(node):
+        if self._is_uniform(node) and not _compares_with_zero(node):
             self._check(node)
             text = ast.unparse(node)
             known = [ast.unparse(u) for u in self.program.uniforms]
@@ -247,6 +247,14 @@ class _Analysis:
 
     def fail(self, node: ast.AST, why: str) -> NoReturn:
         refuse(node, why, self.within)
+
+
+def _compares_with_zero(node: ast.expr) -> bool:
+    """Whether ``node`` compares with 0 what has a sign: rounded to float32 it still has it."""
+    if not (isinstance(node, ast.Compare) and len(node.ops) == 1):
+        return False
+    zero = node.comparators[0]
+    return isinstance(zero, ast.Constant) and zero.value == 0 and not isinstance(node.left, ast.Constant)
 
 
 def _conditions(node: ast.AST) -> list[ast.expr]:
