@@ -1,6 +1,6 @@
 """Adam (Kingma & Ba 2015, arXiv:1412.6980).  Weight decay is added to the gradient, as in torch/optim/adam.py."""
 
-from .moments import decayed, descended, moments
+from .moments import decayed, descent, moments
 from .rule import rule
 
 
@@ -10,7 +10,7 @@ def adam(param, grad, exp_avg, exp_avg_sq, *, lr, beta1, beta2, eps, weight_deca
     grad = -grad if maximize else grad
     grad = decayed(grad, param, weight_decay)
     exp_avg, exp_avg_sq = moments(grad, exp_avg, exp_avg_sq, beta1, beta2)
-    param = descended(param, exp_avg, exp_avg_sq, lr, beta1, beta2, eps, step)
+    param = param - descent(exp_avg, exp_avg_sq, lr, beta1, beta2, eps, step)
     return param, exp_avg, exp_avg_sq
 
 
@@ -23,5 +23,5 @@ def adam_amsgrad(
     grad = decayed(grad, param, weight_decay)
     exp_avg, exp_avg_sq = moments(grad, exp_avg, exp_avg_sq, beta1, beta2)
     max_exp_avg_sq = max(max_exp_avg_sq, exp_avg_sq)
-    param = descended(param, exp_avg, max_exp_avg_sq, lr, beta1, beta2, eps, step)
+    param = param - descent(exp_avg, max_exp_avg_sq, lr, beta1, beta2, eps, step)
     return param, exp_avg, exp_avg_sq, max_exp_avg_sq

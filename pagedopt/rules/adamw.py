@@ -1,6 +1,6 @@
 """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101), in the order of operations of torch/optim/adamw.py."""
 
-from .moments import decoupled, descended, moments
+from .moments import decoupled, descent, moments
 from .rule import rule
 
 
@@ -8,9 +8,9 @@ from .rule import rule
 def adamw(param, grad, exp_avg, exp_avg_sq, *, lr, beta1, beta2, eps, weight_decay, step, maximize=False):
     """AdamW update number ``step``, counted from 1."""
     grad = -grad if maximize else grad
-    param = decoupled(param, lr, weight_decay)
     exp_avg, exp_avg_sq = moments(grad, exp_avg, exp_avg_sq, beta1, beta2)
-    param = descended(param, exp_avg, exp_avg_sq, lr, beta1, beta2, eps, step)
+    change = descent(exp_avg, exp_avg_sq, lr, beta1, beta2, eps, step)
+    param = decoupled(param, change, lr, weight_decay)
     return param, exp_avg, exp_avg_sq
 
 
@@ -20,8 +20,8 @@ def adamw_amsgrad(
 ):
     """AdamW with the running maximum of the second moment (Reddi et al. 2018, arXiv:1904.09237)."""
     grad = -grad if maximize else grad
-    param = decoupled(param, lr, weight_decay)
     exp_avg, exp_avg_sq = moments(grad, exp_avg, exp_avg_sq, beta1, beta2)
     max_exp_avg_sq = max(max_exp_avg_sq, exp_avg_sq)
-    param = descended(param, exp_avg, max_exp_avg_sq, lr, beta1, beta2, eps, step)
+    change = descent(exp_avg, max_exp_avg_sq, lr, beta1, beta2, eps, step)
+    param = decoupled(param, change, lr, weight_decay)
     return param, exp_avg, exp_avg_sq, max_exp_avg_sq

@@ -1,17 +1,17 @@
 """Parts shared by the rules of Adam's family: weight decay, two running means, and the update from their quotient.
 
 The running means round as those of torch's default on a CPU (``foreach=False``).  Two operations differ, on purpose:
-the decay is one fma, which is nearer to the exact number (notes/arithmetic.md), and the root is multiplied by the
-reciprocal of the bias correction where torch divides by it, which is faster.
+a parameter is rounded once, which is nearer to the exact number (notes/arithmetic.md), and the root is multiplied by
+the reciprocal of the bias correction where torch divides by it, which is faster.
 """
 
 from .rule import fma, sqrt
 
 
-def decoupled(param, lr, weight_decay):
-    """``param`` after decoupled decay.  Rounding 1 - lr * weight_decay would subtract 0.14 % too much of 1e-5."""
-    decay = -lr * weight_decay
-    return fma(decay, param, param) if decay != 0 else param
+def decoupled(param, change, lr, weight_decay):
+    """``param`` less its decay and ``change``, rounded once: a small decay that is rounded by itself is mostly lost."""
+    decay = lr * weight_decay
+    return param - (fma(decay, param, change) if decay != 0 else change)
 
 
 def moments(grad, exp_avg, exp_avg_sq, beta1, beta2):
@@ -22,14 +22,14 @@ def moments(grad, exp_avg, exp_avg_sq, beta1, beta2):
     return exp_avg, exp_avg_sq
 
 
-def descended(param, exp_avg, exp_avg_sq, lr, beta1, beta2, eps, step):
-    """``param`` after Adam's update, with bias correction of means that started at zero."""
+def descent(exp_avg, exp_avg_sq, lr, beta1, beta2, eps, step):
+    """How far Adam's update goes down, with bias correction of means that started at zero."""
     bias_correction1 = 1 - beta1**step
     root = (1 - beta2**step) ** 0.5
     # torch divides a tensor by zero here and gets infinity.  1 / 5e-324 is infinity, too, and Python does not raise.
     bias_correction2_sqrt = root if root != 0 else 5e-324
     denominator = sqrt(exp_avg_sq) * (1 / bias_correction2_sqrt) + eps
-    return param - (lr / bias_correction1) * exp_avg / denominator
+    return (lr / bias_correction1) * exp_avg / denominator
 
 
 def decayed(grad, param, weight_decay):

@@ -1,6 +1,6 @@
 """SGD with momentum, in the order of operations of torch/optim/sgd.py (Sutskever et al. 2013 for the momentum).
 
-Operations round where torch's fused CPU kernel rounds (FusedSGDKernel.cpp).
+Operations round where those of torch's default do, which adds with one fma (``torch.add`` with ``alpha``).
 """
 
 from .moments import decayed

@@ -1,32 +1,61 @@
 """The same bits on a CPU and on a GPU: one rule, IEEE operations in one order, nothing fused behind our back.
 
-Adam's family excepted, where each side rounds as torch's fused kernel for that side does.
+Infinities and denormals are compared, too; of a NaN only that it is one.
 """
+
+from __future__ import annotations
 
 import pytest
 import torch
+from edits import CASES as OPTIMIZERS
 from gpu_support import NEEDED
-from support import BF16, F32, F64, lists_for, scalars_for
+from rules_to_the_bit import CASES, SIZES, STORED, assert_same_bits, name_of, sets_in, special_lists, spoilt
+from rules_under_test import same_values
 
-from pagedopt import multi_tensor_apply
-from pagedopt.rules import RULES
+from pagedopt import Sweep
+from pagedopt.rules import Rule
 
 pytestmark = NEEDED
 
+SHAPES = ((), (3,), (64, 65), (100_003,))
 
-@pytest.mark.parametrize("dtypes", [(F32,) * 5, (F64,) * 5, (BF16, BF16, F32, F32, F32)], ids=["f32", "f64", "bf16"])
-@pytest.mark.parametrize("name", ["adamw", "adamw_amsgrad", "sgd_momentum", "lion", "addcdiv", "lerp"])
-def test_cpu_and_gpu_agree(name: str, dtypes: tuple[torch.dtype, ...]) -> None:
-    rule = RULES[name]
-    here = lists_for(rule, (1, 3, 4097, 100_003), dtypes[: len(rule.inputs)])
-    there = [[t.cuda() for t in tensors if t is not None] for tensors in here]
-    before = here[0][3].clone()  # type: ignore[union-attr]
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_rules_on_cpu_and_gpu_agree(case: tuple[Rule, str]) -> None:
+    rule, stored = case
+    before, here = (special_lists(rule, stored, (*SIZES, 100_003)) for _ in range(2))
+    there = [[t.cuda() for t in tensors] for tensors in here]
     for step in (1, 2, 3):
         for lists in (here, there):
-            multi_tensor_apply(rule, lists, scalars_for(rule, step))  # type: ignore[arg-type]
-    for mine, other in zip(here, there, strict=True):
-        for a, b in zip(mine, other, strict=True):
-            assert a is not None
-            bound = 8 * torch.finfo(a.dtype).eps if name.startswith("adam") else 0
-            torch.testing.assert_close(b.cpu(), a, rtol=0, atol=bound * float(a.abs().max()))
-    assert not torch.equal(before, here[0][3])  # type: ignore[arg-type]
+            sweep = Sweep(rule, lists, sets=3)
+            sweep.table.host.set_sets([i % 3 for i in range(len(lists[0]))])
+            sweep.run([rule.uniforms(scalars) for scalars in sets_in(rule, step)])
+        assert_same_bits(rule, before, there, here)
+
+
+@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_on_cpu_and_gpu_agree(name: str, stored: str) -> None:
+    """Parameters and state after each of twenty steps, with special values among the gradients."""
+    (dtype, of_state), case = STORED[stored], OPTIMIZERS[name]
+    generator = torch.Generator().manual_seed(1)
+    start = [torch.randn(shape, generator=generator).to(dtype) for shape in SHAPES]
+    runs = []
+    for device in ("cpu", "cuda"):
+        params = [torch.nn.Parameter(value.to(device, copy=True)) for value in start]
+        optimizer = case.ours(params, **case.options, state_format=None if of_state is dtype else of_state)
+        runs.append((device, params, optimizer))
+    for step in range(20):
+        grads = [spoilt(torch.randn(shape, generator=generator).to(dtype), generator) for shape in SHAPES]
+        for device, params, optimizer in runs:
+            for p, grad in zip(params, grads, strict=True):
+                p.grad = grad.to(device, copy=True)
+            optimizer.step()
+        (_, here, ours), (_, there, others) = runs
+        for a, b in zip(here, there, strict=True):
+            assert same_values(b.detach().cpu(), a.detach()), f"parameter after step {step + 1}"
+            assert ours.state[a].keys() == others.state[b].keys()
+            for key, value in ours.state[a].items():
+                assert same_values(others.state[b][key].cpu(), value), f"{key} after step {step + 1}"
+    last = here[-1].detach()
+    assert (last.isfinite() & (last != start[-1])).double().mean() > 0.1, "few numbers to compare"

@@ -85,9 +85,9 @@ DIFFERENCES: tuple[Difference, ...] = (
     *(
         Difference(
             "differs", scenario, labels,
-            "An infinite parameter becomes NaN in a step that decays weights, as in torch's fused kernel for CUDA: the "
-            "decay is one fma. torch's loop keeps it infinite.",
-            ("PagedAdamW",),
+            "An infinite parameter becomes NaN in a step that decays weights, as in torch's fused kernel for CUDA: its "
+            "share is subtracted from it. torch's loop multiplies it, and it stays infinite.",
+            ("PagedAdamW", "PagedLion"),
         )
         for scenario, labels in {
             "extreme parameters": "infinite parameters*",

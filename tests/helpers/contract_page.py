@@ -34,8 +34,8 @@ The same file holds what a step computes, in each of these placements:
 * After 1,000 steps in float32 the error against float64 is at most that of the best of torch's ways: loop, `foreach`,
   `fused`. So over many steps ours is the nearer one ([by how much](arithmetic.md)).
 * One step from torch's own state differs from torch's default (its loop on a CPU, `foreach` on a GPU) by nothing in
-  `exp_avg` and `momentum_buffer`, by at most 1 ulp in `exp_avg_sq`, and by at most 5 in a parameter: ulp of the larger of
-  the parameter and its update. In 16 bits it is at most one rounding from what float64 makes of the same state.
+  `exp_avg` and `momentum_buffer`, by at most 1 ulp in `exp_avg_sq`, and by at most 5 in a parameter: ulp of the larger
+  of it and its update. In 16 bits it is at most one rounding from what float64 makes of the same state.
 """
 
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from host_build import Play, build, functors, launch
 from kernel_names import instance
+from rules_to_the_bit import CASES, assert_same_bits, dtypes_of, name_of, sets_in, special_lists
 from rules_under_test import MANY, PARTS, carrying, copied, filled, many, same_values, special_inputs, steps, swap
 from support import AFTER, BF16, F16, F32, F64, SIZES, Lists, assert_updated, clone, lists_for, same_bits, scalars_for
 from vast_tensor import doubled_at_the_end
 
 from pagedopt import Sweep
 from pagedopt.rules import RULES, Rule
-from pagedopt.tables.layout import BLOCK, Geometry, table_type
+from pagedopt.tables.layout import BLOCK, Geometry, HostTable, table_type
 
+AnyLists = Sequence[Sequence[torch.Tensor | None]]
 ADAMW = RULES["adamw"]
 MIXES = {str(dtype)[6:]: (dtype,) * 4 for dtype in (F32, F64, BF16, F16)} | {
     "bfloat16 and float32": (BF16, BF16, F32, F32),
@@ -32,8 +35,30 @@ ADAMW_VARIANTS += [(MIXES["float32"], threads, nbytes) for threads in SHAPES for
 ADAMW_VARIANTS += [(MIXES["bfloat16 and float32"], 512, nbytes) for nbytes in (4096, 32764)]
 
 
-def sweep_over(rule: Rule, lists: Lists, threads: int, sets: int = 1) -> Sweep:
+def sweep_over(rule: Rule, lists: AnyLists, threads: int, sets: int = 1) -> Sweep:
     return Sweep(rule, lists, geometry=SHAPES[threads], sets=sets)
+
+
+def run_both(
+    rule: Rule,
+    played: AnyLists,
+    by_numba: AnyLists,
+    scalars: Sequence[dict[str, float]],
+    play: Callable[[HostTable], Any],
+    threads: int = 512,
+) -> list[int]:
+    """Play the kernel over some lists and run Numba's over the others; returns the set of each row."""
+    sets = [i % len(scalars) for i in range(len(played[0]))]
+    uniforms = [rule.uniforms(s) for s in scalars]
+    for lists in (played, by_numba):
+        sweep = sweep_over(rule, lists, threads, sets=len(scalars))
+        sweep.table.host.set_sets(sets)
+        if lists is by_numba:
+            sweep.run(uniforms)
+        else:
+            sweep.table.host.set_scalars(uniforms)
+            play(sweep.table.host)
+    return sets
 
 
 def check(rule: Rule, dtypes: Sequence[torch.dtype], threads: int, nbytes: int, play, capfd, **how) -> None:  # type: ignore[no-untyped-def]
@@ -43,23 +68,14 @@ def check(rule: Rule, dtypes: Sequence[torch.dtype], threads: int, nbytes: int, 
     if how.get("absent"):
         for lists in (before, played, by_numba):
             lists[1][3] = None
-    sets = [i % 3 for i in range(len(sizes))]
     scalars = [scalars_for(rule, step) for step in (3, 1, 8)]
-    uniforms = [rule.uniforms(s) for s in scalars]
-    for lists in (played, by_numba):
-        sweep = sweep_over(rule, lists, threads, sets=3)
-        sweep.table.host.set_sets(sets)
-        if lists is by_numba:
-            sweep.run(uniforms)
-        else:
-            sweep.table.host.set_scalars(uniforms)
-            launch(play, sweep.table.host, nbytes, backwards)
+    sets = run_both(rule, played, by_numba, scalars, lambda table: launch(play, table, nbytes, backwards), threads)
     assert "runtime error" not in (said := capfd.readouterr().err), said
     assert_updated(rule, before, played, *scalars, sets=sets)
     for j, (mine, others, old) in enumerate(zip(played, by_numba, before, strict=True)):
         for i, (a, b, c) in enumerate(zip(mine, others, old, strict=True)):
             if a is not None and b is not None and c is not None:
-                assert torch.equal(a.nan_to_num(7e4), b.nan_to_num(7e4)), f"{rule.inputs[j]} {i}: not Numba's bits"
+                assert same_values(a, b), f"{rule.inputs[j]} {i}: not Numba's bits"
                 if any(tensors[i] is None for tensors in before) or j not in rule.writes:
                     assert torch.equal(a, c), f"{rule.inputs[j]} {i} was written"
                 if gap and a.numel():
@@ -147,6 +163,19 @@ def test_every_rule(variant: int, gap: int, capfd: pytest.CaptureFixture[str]) -
         assert same_bits(lists, played)
     else:
         check(rule, dtypes, threads, 0, plays[variant], capfd, gap=gap)
+
+
+@pytest.mark.xdist_group("host-bits")
+@pytest.mark.parametrize("case", range(len(CASES)), ids=lambda at: name_of(CASES[at]))
+def test_the_bits_of_several_steps_are_numbas(case: int) -> None:
+    """Special values included; of a NaN only that it is one."""
+    names = tuple(instance(rule, dtypes_of(rule, stored), 512, "TableAt") for rule, stored in CASES)
+    plays = build(names, functors(dict.fromkeys(rule for rule, _ in CASES)))
+    rule, stored = CASES[case]
+    before, played, by_numba = (special_lists(rule, stored) for _ in range(3))
+    for step in (1, 2, 3):
+        run_both(rule, played, by_numba, sets_in(rule, step), functools.partial(launch, plays[case]))
+        assert_same_bits(rule, before, played, by_numba)
 
 
 # ---- the language of rules ----

@@ -35,12 +35,9 @@ PLACES: dict[str, dict[str, dict[str, Any]]] = {
         "managed by the driver": {"placement": "managed-driver"},
     },
 }
-#: Of the largest magnitude: what another compiler, device or order of operations may change in a few steps.  On a GPU
-#: betas are rounded to float32 first, as torch's fused kernel has them: 1 - 0.999 is then 5e-5 of itself off.
-TOLERANCE = {
-    "cpu": {torch.float32: 4 * 2**-23, torch.bfloat16: 2**-7},
-    "cuda": {torch.float32: 64 * 2**-23, torch.bfloat16: 2**-7},
-}
+#: Of the largest magnitude: what another order of operations may change in a few steps.  The files were written with
+#: others than today's, in which these steps end at most 1.1 * 2**-23 away.
+TOLERANCE = {torch.float32: 4 * 2**-23, torch.bfloat16: 2**-7}
 
 CASES = [
     pytest.param(written, device, place, marks=NEEDED if device == "cuda" else [], id=f"{written}-{device}-{place}")
@@ -78,7 +75,7 @@ def test_a_checkpoint_of_old_loads_to_the_bit_and_goes_on(written: str, device: 
             optimizer.step()
         for p, want in zip(params, case["after"], strict=True):
             far = (p.detach().cpu().double() - want.double()).abs().max()
-            bound = TOLERANCE[device][want.dtype]
+            bound = TOLERANCE[want.dtype]
             if case["state_format"] == "bfloat16":  # a rounding of it is 2^-8, and a step takes lr of that
                 bound += 2**-8 * case["state_dict"]["param_groups"][0]["lr"]
             assert far <= bound * float(want.double().abs().max()), (name, float(far))

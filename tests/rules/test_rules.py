@@ -14,6 +14,7 @@ import torch
 from reference_lion import Lion
 from support import BETAS, F64, scalars_for
 
+from pagedopt import multi_tensor_apply
 from pagedopt.rules import RULES, Rule, rule
 
 EXACT = {"rtol": 1e-12, "atol": 1e-15}
@@ -136,7 +137,7 @@ def test_expressions_of_hyperparameters_are_computed_once_in_double() -> None:
     uniforms = adamw.uniforms(scalars)
     assert all(type(u) is float for u in uniforms)
     assert 1 - 0.999 in uniforms  # and not float32(1) - float32(0.999), which is 3e-5 off
-    assert 1 - 1e-3 * 0.1 in uniforms
+    assert -1e-3 * 0.1 in uniforms
     assert 1e-3 / (1 - BETAS[0] ** scalars["step"]) in uniforms
 
 
@@ -160,6 +161,37 @@ def test_statements_of_hyperparameters_run_on_the_host() -> None:
 
     assert scheduled.uniforms({"lr": 0.3, "step": 5}) == [0.3 * 0.5**0.5]
     assert scheduled.uniforms({"lr": 0.3, "step": 4}) == [-0.3]
+
+
+def test_a_kernel_compares_hyperparameters_with_zero_itself() -> None:
+    """It has the number anyway, and one as small as float32 can be has its sign still."""
+
+    @rule
+    def signed(param, *, lr):  # type: ignore[no-untyped-def]
+        param = param + lr
+        param = 1 if lr > 0 else param
+        param = 2 if lr < 0 else param
+        return param if lr != 0 else 7
+
+    assert signed.uniforms({"lr": 0.5}) == [0.5]
+    for lr, want in ((1e-45, 1), (-1e-45, 2), (0.0, 7), (-0.0, 7), (math.inf, 1)):
+        x = torch.zeros(3)
+        multi_tensor_apply(signed, [[x]], {"lr": lr})
+        assert x.tolist() == [want] * 3
+
+
+def test_other_comparisons_of_hyperparameters_are_made_on_the_host() -> None:
+    @rule
+    def bounded(param, *, lr):  # type: ignore[no-untyped-def]
+        param = param * lr if lr > 1e-9 else param
+        return param if 0 < lr else -param  # noqa: SIM300
+
+    assert bounded.uniforms({"lr": 0.5}) == [1.0, 0.5, 1.0]
+
+
+def test_adamw_takes_few_numbers() -> None:
+    """A kernel reads all of them for each chunk."""
+    assert RULES["adamw"].uniform_count <= 9
 
 
 def test_defaults_of_a_rule_are_taken_and_missing_scalars_named() -> None:
@@ -206,5 +238,5 @@ def test_a_rule_survives_copies(name: str, again: Callable[[Rule], Rule]) -> Non
 def test_generated_sources_are_readable_text() -> None:
     text = RULES["adamw"].cuda_source()
     assert "struct rule_adamw" in text
-    assert "// 1 - beta1" in text  # each hyperparameter says what it is
+    assert "// 1 - beta2" in text  # each hyperparameter says what it is
     assert "for _i in range(_numel):" in RULES["adamw"].numba_source()

@@ -30,12 +30,8 @@ def f(param, *, lr):
 CALLS = {
     "sqrt": "sqrt(param)", "exp": "exp(param)", "log": "log(param)", "abs": "abs(param)", "sign": "sign(param)",
     "min": "min(param, 1)", "max": "max(param, 1)", "fma": "fma(param, param, 1)",
-    "cpu_or_cuda": "cpu_or_cuda(param, param + 0)",
 }  # fmt: skip
-HOME = {
-    "sign": "pagedopt.rules", "fma": "pagedopt.rules", "cpu_or_cuda": "pagedopt.rules", "sqrt": "math", "exp": "math",
-    "log": "math",
-}  # fmt: skip
+HOME = {"sign": "pagedopt.rules", "fma": "pagedopt.rules", "sqrt": "math", "exp": "math", "log": "math"}
 
 
 @pytest.mark.parametrize("name", CALLS)
