@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 
@@ -14,11 +15,35 @@ from . import source
 from .kernel_rule import KernelRule
 from .nvrtc import cached_cubin
 
+#: Threads of a block of ``prologue.cu``.
+PROLOGUE_BLOCK = 128
+#: ``PrologueAt`` there, the argument of :func:`prologue_kernel`; to be passed without fields.
+PROLOGUE_AT = np.dtype(
+    [("table", np.uint64), ("inputs", np.uint64), ("rows", np.int64), ("stride", np.int64), ("seed_at", np.int64)]
+)
+
 
 class CudaKernel:
-    """A compiled kernel on one device: a CuPy RawKernel with one argument, the table."""
+    """A compiled kernel on one device: a CuPy RawKernel with one argument, the table.
 
-    def __init__(self, text: str, name: str, device: int, chunks_per_block: int = 1, blocks: int | None = None) -> None:
+    Args:
+        text: all CUDA text.
+        name: the C++ name of the instance.
+        device: index of the CUDA device.
+        chunks_per_block: how many chunks a thread block takes.
+        blocks: the most thread blocks per launch; None: no limit.
+        threads: of a thread block.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        name: str,
+        device: int,
+        chunks_per_block: int = 1,
+        blocks: int | None = None,
+        threads: int = BLOCK,
+    ) -> None:
         from ..system.cuda.driver import how_to_install, relaxed_capture
 
         try:
@@ -32,14 +57,14 @@ class CudaKernel:
             raw = cupy.RawModule(path=str(path)).get_function(symbol)
             raw.compile()  # loads now: a module cannot be loaded during a graph capture
             self._raw, self._kernel = raw, raw.kernel  # a RawKernel would look its kernel up in each launch
-        self.chunks_per_block, self.most_blocks = chunks_per_block, blocks
+        self.chunks_per_block, self.most_blocks, self.threads = chunks_per_block, blocks, threads
 
     def __call__(self, argument: npt.NDArray[Any], count: int, stream: Stream) -> None:
         """Launch over ``count`` chunks; ``argument`` (an array of size one, best without fields) is passed by value."""
         blocks = -(-count // self.chunks_per_block)
         if self.most_blocks is not None:
             blocks = min(blocks, self.most_blocks)
-        self._kernel((blocks,), (BLOCK,), (argument,), stream=stream)
+        self._kernel((blocks,), (self.threads,), (argument,), stream=stream)
 
 
 class Stream:
@@ -79,3 +104,16 @@ def norm_kernel(
     """Return the kernel for a stage of the norm (``chunks`` or ``rows``) of a plain format, computed in ``number``."""
     name = source.norm_instance(stage, order, form, number, threads, kind)
     return CudaKernel(source.text(None, kernel="norm.cu"), name, device, BLOCK // threads)
+
+
+@functools.cache
+def prologue_kernel(rule: KernelRule, device: int) -> CudaKernel:
+    """Return the kernel that computes ``rule``'s uniforms from numbers in memory, compiled and loaded.
+
+    Its argument is a :data:`PROLOGUE_AT`, its count the rows.  ``prologue.cu`` says what lies at the two addresses.
+
+    Raises:
+        CompileError: NVRTC refuses it.
+    """
+    text, name = source.prologue_text(rule), source.prologue_instance(rule)
+    return CudaKernel(text, name, device, PROLOGUE_BLOCK, threads=PROLOGUE_BLOCK)

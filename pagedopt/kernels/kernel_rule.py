@@ -11,7 +11,7 @@ class KernelRule(Protocol):
 
     Attributes:
         name: for people.
-        functor: the name of the struct in :meth:`cuda_source`.
+        functor, prologue: the names of the structs in :meth:`cuda_source` and :meth:`prologue_source`.
         uniform_count: numbers per set of hyperparameters.
         reads, writes: indices of the lists it reads, and of those it overwrites.
     """
@@ -21,6 +21,9 @@ class KernelRule(Protocol):
 
     @property
     def functor(self) -> str: ...
+
+    @property
+    def prologue(self) -> str: ...
 
     @property
     def uniform_count(self) -> int: ...
@@ -36,6 +39,9 @@ class KernelRule(Protocol):
 
     def cuda_source(self) -> str:
         """Return a struct with ``apply(in, u, out)`` for one element, and masks of the lists it reads and writes."""
+
+    def prologue_source(self) -> str:
+        """Return a struct with ``compute(in, u)`` for one set of hyperparameters, and what ``prologue.cu`` asks for."""
 
     def numba_lines(self, load: Sequence[str], store: Sequence[str]) -> list[str]:
         """Return Python statements for one element; ``load[i]`` reads from list i, ``store[i]`` stores ``{}`` there."""

@@ -32,6 +32,12 @@ def text(rule: KernelRule | None, formats: Sequence[StorageFormat] = (), kernel:
     return "\n".join(parts)
 
 
+def prologue_text(rule: KernelRule) -> str:
+    """Return all CUDA text of the kernel that computes a rule's uniforms."""
+    own = f'#line 1 "prologue of rule {rule.name}"\n{rule.prologue_source()}'
+    return "\n".join([text(None, kernel="prologue.cu"), own])
+
+
 def conversions(name: str, cuda_type: str, cuda_text: str, number: str) -> str:
     """Return the text of a kernel ``convert`` that loads an element of a format as ``number`` and stores it."""
     body = f"*x = store_as<element, {number}>(load_as<{number}, element>(*x));"
@@ -76,6 +82,11 @@ def instance(
     types = ", ".join(f"Plain<{f.cuda_type}>" if f.plain else f.cuda_type for f in formats)
     kernel = kernel.replace("apply", "apply_blocks")
     return f"{kernel}<{number}, {rule.functor}, {threads}, {width(formats)}, {kind}, {types}>"
+
+
+def prologue_instance(rule: KernelRule) -> str:
+    """Return the C++ name of the instance of the kernel that computes a rule's uniforms."""
+    return f"prologue<{rule.prologue}>"
 
 
 def norm_instance(stage: str, order: int, form: StorageFormat, number: torch.dtype, threads: int, kind: str) -> str:

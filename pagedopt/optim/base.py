@@ -21,6 +21,7 @@ from ..rules import Rule
 from ..system.internals import dynamo_is_at_work, opaque
 from ..system.log import log
 from ..system.state_lost import StateLost
+from .capturing import CapturingOptimizer
 from .loading.check import check_no_path
 from .loading.copying import bring_home, duplicate, into_pages
 from .loading.load import load
@@ -32,6 +33,7 @@ from .state.rule_optimizer import Group, RuleOptimizer
 from .step.class_checks import check_group, check_initial, check_rules, check_scalars
 from .step.launches import NO_SHARDS, Launches, PreparedStep, grads_of_shards, prepare_again, prepare_anew
 from .step.members import refuse, state_tensors
+from .step.preallocate import preallocate
 
 
 @functools.lru_cache(maxsize=256)
@@ -42,7 +44,7 @@ def _names(rules: tuple[Rule, ...]) -> tuple[frozenset[str], frozenset[str]]:
 
 
 @documented
-class PagedOptimizer(RuleOptimizer):
+class PagedOptimizer(CapturingOptimizer):
     """A ``torch.optim.Optimizer`` made from a rule.
 
     A subclass sets ``rule``.  The rule's hyperparameters are taken from the parameter group by name::
@@ -97,6 +99,7 @@ class PagedOptimizer(RuleOptimizer):
         self.store = Store(chosen["placement"], budget, chosen["host_access"], self.affordable)
         self.state_format, self.blocks, self.transport = chosen["state_format"], chosen["blocks"], chosen["transport"]
         self._launches: Launches | None = None
+        self._captures, self.preallocated, self.preallocate = [], {}, chosen["preallocate"]
         self._lock = OptimizerLock()
 
     def _chooses(self) -> bool:
@@ -116,8 +119,9 @@ class PagedOptimizer(RuleOptimizer):
         Raises:
             RuntimeError: a gradient is sparse; state has another dtype, shape or device than its parameter asks for; a
                 parameter has integers (NotImplementedError); a parameter or its state has lost its memory, or is a
-                DTensor whose gradient or state is none; the stream is being captured into a CUDA graph; the process was
-                forked from the one that made state in a file; state is damaged.
+                DTensor whose gradient or state is none; the stream is being captured into a CUDA graph and the step
+                cannot be (state is not made yet, a group is not capturable, pages pass through slots); the process
+                was forked from the one that made state in a file; state is damaged.
             KeyError: state has some of a parameter's tensors and lacks another.
             ValueError, TypeError: a gradient has another shape or device than its parameter or has lost its memory, or
                 a parameter is one that :meth:`add_param_group` refuses.
@@ -137,16 +141,14 @@ class PagedOptimizer(RuleOptimizer):
 
     @locked
     def _step(self) -> None:
-        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                f"{type(self).__name__}.step() cannot be captured into a CUDA graph: its step count and learning rate "
-                "live on the host. Capture the model and step outside of the graph"
-            )
         if self.damaged:
             self._check_whole()
+        if self._captured():
+            return
         done = None
         while done is None:  # repeated only if another optimizer has moved shared pages since the step was prepared
             done = self._launches = self._prepare().run()
+        self.warm = True
 
     _opaque_step = opaque(_step)  # torch.compile must not trace it
 
@@ -195,6 +197,8 @@ class PagedOptimizer(RuleOptimizer):
             check_group(name, self.initial, group)
             if not self._chooses():
                 check_scalars(name, self.rule, group, self.defaults)
+            if self.preallocate:
+                preallocate(self, len(self.param_groups) - 1)
         except BaseException:
             self.param_groups.pop()
             raise
@@ -238,6 +242,7 @@ class PagedOptimizer(RuleOptimizer):
     @contextlib.contextmanager
     def _moving(self, why: str) -> Iterator[None]:
         """A ``with`` block in which pages may move.  Moves are logged, with the reason ``why``."""
+        self._refuse_moves(why)
         before, begin = [(arena, arena.resident) for arena in self.store.arenas], time.perf_counter()
         places = choose.total([arena.planned() for arena, _ in before]) if log.isEnabledFor(logging.INFO) else {}
         try:
@@ -292,6 +297,7 @@ class PagedOptimizer(RuleOptimizer):
         self.store.check_owner()
         check_no_path(state_dict)
         load(self, self.store, state_dict, super().load_state_dict)
+        self.preallocated.clear()
 
     @locked
     def __deepcopy__(self, memo: dict[int, Any]) -> PagedOptimizer:
@@ -308,6 +314,7 @@ class PagedOptimizer(RuleOptimizer):
             "host_access": store.host_access,
             "blocks": self.blocks,
             "transport": self.transport,
+            "preallocate": self.preallocate,
         }
         return {**super().__getstate__(), "_options": options}
 
@@ -339,6 +346,7 @@ class PagedOptimizer(RuleOptimizer):
         """
         budget, state = Budget.parse(device_budget), state_tensors(self)
         budget.check_unit()
+        self._refuse_moves(f"set_device_budget({device_budget!r})")
         self.store.check_budget(budget, state)
         self._launches = None
         self.store.forget(state)

@@ -22,6 +22,7 @@ class PagedLion(PagedOptimizer):
         betas: weight of the momentum in the update's interpolation, and decay rate of the momentum.
         weight_decay: decoupled weight decay; 3 to 10 times more than for AdamW.
         maximize: go up the gradient.
+        capturable: read learning rate and betas on the device, so that :meth:`step` may be captured into a CUDA graph.
         options: see below.
 
     Raises:
@@ -40,6 +41,7 @@ class PagedLion(PagedOptimizer):
         weight_decay: float = 0.0,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         **options: Unpack[Options],
     ) -> None:
         check_hyperparameters(lr=lr, betas=betas, weight_decay=weight_decay)
@@ -52,4 +54,4 @@ class PagedLion(PagedOptimizer):
                 f"lr={lr}, betas={betas}, weight_decay={weight_decay}: none is negative, betas are below 1"
             )
         defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
-        super().__init__(params, defaults, **options)
+        super().__init__(params, {**defaults, "capturable": capturable}, **options)

@@ -112,6 +112,15 @@ TABLE = {
             '"hybrid"': "kernel arguments where one launch is enough, else as `memcpy`",
         },
     ),
+    "preallocate": Option(
+        "when state is made",
+        False,
+        {
+            "False": "in the first step in which a parameter has a gradient, as in torch",
+            "True": "with the optimizer, for all parameters that require gradients, and its kernels are compiled; so "
+            "the first step may be captured into a CUDA graph, and what does not fit is refused at once",
+        },
+    ),
 }
 
 
@@ -124,6 +133,7 @@ class Options(TypedDict, total=False):
     host_access: HostAccess | None
     blocks: int | None
     transport: Kind
+    preallocate: bool
 
 
 DEFAULTS = cast(Options, {name: option.default for name, option in TABLE.items()})
@@ -183,4 +193,6 @@ def complete(options: Options, kind: type, states: Collection[str] | None) -> Op
     blocks = chosen["blocks"]
     if blocks is not None and (isinstance(blocks, bool) or not isinstance(blocks, int) or blocks < 1):
         raise ValueError(f"blocks is {blocks!r}; it must be a number of thread blocks from 1 on, or None")
+    if not isinstance(chosen["preallocate"], bool):
+        raise TypeError(f"preallocate is {chosen['preallocate']!r}; it must be True or False")
     return chosen

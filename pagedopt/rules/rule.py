@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .language import cuda, host_expressions, numba, reference
+from .language import cuda, cuda_prologue, host_expressions, numba, reference
 from .language.function_syntax import RuleError
 from .language.functions import fma, sign, sqrt
 from .language.parse import Program, analyse
@@ -42,7 +42,7 @@ class Rule:
         defaults: values of hyperparameters that are left out.
         carried: the hyperparameters that it returns: name → index of the new value in :meth:`uniforms`.
         writes: indices of the lists it overwrites.
-        functor: name of the struct in :meth:`cuda_source`.
+        functor, prologue: names of the structs in :meth:`cuda_source` and :meth:`prologue_source`.
 
     Raises:
         RuleError: the function uses something that cannot be translated; the message names the line.
@@ -51,7 +51,7 @@ class Rule:
     def __init__(self, function: Callable[..., Any], program: Program | None = None) -> None:
         self.function = function
         self.program = program = program or analyse(function)
-        self.name, self.functor = program.name, program.functor
+        self.name, self.functor, self.prologue = program.name, program.functor, program.prologue
         self.inputs, self.writes = program.inputs, program.writes
         self.scalars, self.defaults, self.carried = program.scalars, program.defaults, program.carried
         self.__doc__ = function.__doc__
@@ -198,6 +198,10 @@ class Rule:
     def cuda_source(self) -> str:
         """Return the generated CUDA C++ functor."""
         return cuda.cuda_functor(self.program)
+
+    def prologue_source(self) -> str:
+        """Return the generated CUDA C++ of :meth:`uniforms` (see :func:`language.cuda_prologue.cuda_prologue`)."""
+        return cuda_prologue.cuda_prologue(self.program)
 
     def numba_lines(self, load: Sequence[str], store: Sequence[str]) -> list[str]:
         """Return the generated statements of the CPU kernel's loop (see :func:`language.numba.numba_lines`)."""

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from ..system.cuda import driver
+from ..system.cuda import driver, graphs
 from ..tables.layout import WORD, HostTable, Span, Words, table_type
 from .transport import TABLE_AT, Argument, Lent, Transport, opaque
 
@@ -92,7 +92,6 @@ class RingTransport(Transport):
         self._size = ring
         self._buffers: list[TableBuffer] = []
         self._reserve: list[TableBuffer] = []  # for captures, during which managed memory cannot be allocated
-        self._captured: list[TableBuffer] = []  # kept alive: their graphs read them in every replay
         self._current = -1
 
     @classmethod
@@ -117,7 +116,7 @@ class RingTransport(Transport):
                 )
             self._reserve.remove(reserved)
             self.publish(reserved, reserved.write(table), stream)
-            self._captured.append(reserved)
+            graphs.keep_with_graph(stream, reserved)
             return reserved.lend(None)
         buffer = self._next(table, stream)
         if buffer.guarded is None:

@@ -35,7 +35,14 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 RMS, MOST = 1.02, 1.1
 #: Bounds on the difference after one step, in ulp, by name; what is not named has torch's bits.  Of a parameter
 #: they are ulp of the larger of it and its update, as a small one may be what two large numbers leave.
-ULP = {"parameter": 5, "exp_avg_sq": 1, "max_exp_avg_sq": 1}
+#: torch's kernel for a CPU computes (c * g) * g, as ours; that for a GPU c * (g * g), which may be a rounding further.
+ULP = {
+    "cpu": {"parameter": 5, "exp_avg_sq": 1, "max_exp_avg_sq": 1},
+    "cuda": {"parameter": 5, "exp_avg_sq": 2, "max_exp_avg_sq": 2},
+}
+#: torch's fused kernel for CUDA averages squares by two fma: nearer to float64 than its default for some betas (twice
+#: at 0.95), and much further for others, as it rounds beta first (at 0.999, 30 times).  Ours is held to the default.
+NO_MEASURE = {("cuda", "fused", "exp_avg_sq"), ("cuda", "fused", "max_exp_avg_sq")}
 #: Gradients repeat after as many steps.
 PERIOD = 97
 
@@ -124,18 +131,20 @@ class Training:
         return {name: torch.cat([t.cpu().flatten() for t in each]) for name, each in found.items()}
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1)
 def _torchs_errors(entry: Entry, at: int, device: str) -> tuple[Kinds, dict[str, tuple[float, ...]]]:
     """The exact numbers after :data:`LONG` steps, and by kind the least rms and largest error of torch's ways."""
     hyper, kind = variants(entry)[at], reference(entry)
     exact = (
         Training(kind, {**hyper, "foreach": False}, torch.float32, device, LONG_SHAPES, wide=True).to_step(LONG).kinds()
     )
-    runs = []
-    for flags in ways(entry).values():
+    errors: dict[str, list[tuple[float, ...]]] = {}
+    for way, flags in ways(entry).items():
         run = Training(kind, {**hyper, **flags}, torch.float32, device, LONG_SHAPES).to_step(LONG).kinds()
-        runs.append({name: _error(value, exact[name]) for name, value in run.items()})
-    return exact, {name: tuple(min(run[name][i] for run in runs) for i in (0, 1)) for name in exact}
+        for name, value in run.items():
+            if (device, way, name) not in NO_MEASURE:
+                errors.setdefault(name, []).append(_error(value, exact[name]))
+    return exact, {name: (min(rms for rms, _ in each), min(most for _, most in each)) for name, each in errors.items()}
 
 
 def _error(found: torch.Tensor, exact: torch.Tensor) -> tuple[float, ...]:
@@ -159,7 +168,7 @@ def far_from_exact(entry: Entry, at: int, place: Place) -> list[str]:
     return found
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1)
 def _starts(entry: Entry, at: int, dtype: torch.dtype, device: str) -> list[tuple[Stand, Kinds, Kinds]]:
     """Where torch's default stands after some steps; what its next step leaves there, and one in float64."""
     hyper, kind, found = _hyper(entry, at, dtype), reference(entry), []
@@ -192,7 +201,7 @@ def far_from_default(entry: Entry, at: int, dtype: torch.dtype, place: Place) ->
                 bound = ulp(want, dtype) + 5 * ulp(_size(wide, old), torch.float32)
             else:
                 want = theirs[name]
-                bound = ULP.get(name, 0) * ulp(_size(want, old) if name == "parameter" else want, dtype)
+                bound = ULP[place.device].get(name, 0) * ulp(_size(want, old) if name == "parameter" else want, dtype)
             same = (value == want) | (value.isnan() & want.isnan())
             wrong = ~same & ~((value.double() - want.double()).abs() <= bound)
             if wrong.any():

@@ -7,12 +7,13 @@ import functools
 from collections import defaultdict, deque
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from pagedopt.system.cuda import driver
+from pagedopt.system.cuda import driver, graphs
 from pagedopt.tables.layout import HEADER, Geometry, HostTable
 from pagedopt.transports import choose, pool, ring
 from pagedopt.transports.transport import TABLE_AT, Transport
@@ -42,6 +43,7 @@ class FakeCuda:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **capabilities: bool) -> None:
         self.queues: dict[int, deque[Callable[[], None]]] = defaultdict(deque)
         self.graph: list[Callable[[], None]] | None = None
+        self.kept: list[Any] = []  # what graphs keep alive
         self.calls: list[str] = []
         self.refuse: dict[str, str] = {}
         has = {"managed": True, "concurrent_managed": True, "mapped": True, **capabilities}
@@ -60,6 +62,7 @@ class FakeCuda:
         monkeypatch.setattr(driver, "prefetch", lambda *a: self.calls.append("prefetch"))
         monkeypatch.setattr(driver, "copy_to_device", self._copy)
         monkeypatch.setattr(driver, "Event", lambda device: FakeEvent(self))
+        monkeypatch.setattr(graphs, "keep_with_graph", lambda stream, kept: self.kept.append(kept))
 
     def _allocate(self, kind: str, nbytes: int, device: int) -> FakeBuffer:
         self.calls.append(kind)

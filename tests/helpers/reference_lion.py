@@ -13,7 +13,7 @@ class Lion(torch.optim.Optimizer):
 
     def __init__(
         self, params: Any, lr: Any = 1e-4, betas: Any = (0.9, 0.99), weight_decay: Any = 0.0, *, maximize: bool = False,
-        foreach: bool = False,
+        capturable: bool = False, foreach: bool = False,
     ) -> None:  # fmt: skip
         beta1, beta2 = betas
         for value in (lr, beta1, beta2, weight_decay):
@@ -21,7 +21,8 @@ class Lion(torch.optim.Optimizer):
                 raise ValueError(f"a tensor of {value.numel()} elements")
         if not (lr >= 0 and 0 <= beta1 < 1 and 0 <= beta2 < 1 and weight_decay >= 0):
             raise ValueError(f"lr {lr}, betas {betas}, weight_decay {weight_decay}")
-        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize})
+        defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
+        super().__init__(params, {**defaults, "capturable": capturable})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -33,6 +33,10 @@ class RuleOptimizer(torch.optim.Optimizer):
     fixed_dtypes: ClassVar[tuple[str, ...]] = ()
     #: Why state is damaged (part of it belongs to another step than the rest), for an error message; "" if it is not.
     damaged: str = ""
+    #: Whether it has taken a step, or was made with ``preallocate=True``: then its kernels are compiled.
+    warm: bool = False
+    #: State that ``preallocate=True`` has made, by parameter, until the first step puts it into ``state``.
+    preallocated: dict[torch.Tensor, dict[str, Any]]
     #: Where state lives; and what turns a budget given as a time into bytes that may be away.
     store: Store
     affordable: Affordable
@@ -40,6 +44,7 @@ class RuleOptimizer(torch.optim.Optimizer):
     state_format: StateFormat
     blocks: int | None
     transport: Kind
+    preallocate: bool
 
     def rule_of(self, group: Group) -> Rule:
         """Return the rule for a parameter group.  Override it where flags of the group choose among :attr:`rules`.

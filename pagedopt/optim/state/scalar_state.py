@@ -233,6 +233,11 @@ class UnsavedStepCounts(ScalarState):
         super().__init__((), set())
         self._values: Values = np.array(behind, np.float64)
 
+    @property
+    def behind(self) -> Values:
+        """The steps that each parameter has taken."""
+        return self._values
+
     def read(self, tensors: NumberTensors, absent: Sequence[int], ahead: Ahead) -> Values | float:
         """Return each parameter's step count after this step."""
         return self._values + 1

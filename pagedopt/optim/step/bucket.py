@@ -10,13 +10,14 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from ...formats.format import Format
 from ...launch.route import Route, route
 from ...launch.sweep import Sweep
 from ...paging.visits import WHOLE
 from ...tables.checks import LayoutError
 from ...tables.columns import Tensors, is_dense
 from ...tables.shards import local
-from ...transports.choose import pooled
+from ...transports.choose import Kind, pooled
 from ..state.rule_optimizer import RuleOptimizer
 from ..state.scalar_state import Ahead, NumberTensors, ScalarState, StepCounts, UnsavedStepCounts, Values, number_names
 from .hyperparameters import Pattern, Uniforms, find_pattern, uniforms_of
@@ -25,6 +26,8 @@ from .members import Grads, Member, interned
 from .update import Count, Update
 
 _T = TypeVar("_T")
+#: The class of a member's bucket, given addresses of numbers that several parameters share.
+KindOf = Callable[[Member, set[int]], "type[Bucket]"]
 #: Cached: there may be thousands of buckets with the same slices.
 _slice = functools.lru_cache(maxsize=256)(slice)
 
@@ -61,7 +64,8 @@ class Bucket:
 
         def bind() -> tuple[Route | None, Sweep, list[torch.Tensor]]:
             lists = self._cut(self.lists.as_seen(tensors, shards))
-            way, device, transport = route(optimizer.store, lists[0], state), lists[0][0].device, optimizer.transport
+            way, device = route(optimizer.store, lists[0], state), lists[0][0].device
+            transport = self._transport(optimizer)
             rows, geometry = (way.rows, way.geometry) if way else (None, None)
             sweep = Sweep(
                 self.rule, [*lists, *state], formats=formats, sets=min(2 * len(set(self._groups)), self.count),
@@ -81,20 +85,29 @@ class Bucket:
         by_tensor = bool(self._own_counters) or any(each.takes_tensors for _, each, _ in self._numbers)
         self.takes_state = _runs_beside_python(params[0].device) or not self.lists.plain or by_tensor
 
-    @classmethod
+    @staticmethod
+    def _transport(optimizer: RuleOptimizer) -> Kind:
+        return optimizer.transport
+
+    @staticmethod
     def partition(
-        cls, optimizer: RuleOptimizer, members: Sequence[Member], shards: Grads
+        optimizer: RuleOptimizer, members: Sequence[Member], shards: Grads, kind: KindOf | None = None
     ) -> list[tuple[Bucket, list[Member]]]:
-        """Divide members into launches.  Duplicates and parameters that share memory go into later launches."""
+        """Divide members into launches.  Duplicates and parameters that share memory go into later launches.
+
+        Args:
+            kind: the class of a member's bucket; None: this one.
+        """
         memory = _memories(members)
         if len(set(memory)) < len(memory) or any(m.rule.carried for m in members):
             _take_turns(members, memory)
         found: dict[tuple[Any, ...], list[Member]] = {}
-        for member in sorted(members, key=lambda m: m.turn):
-            found.setdefault((member.turn, member.rule, member.param.device, member.formats), []).append(member)
         numbers = Counter(m.entry[name].data_ptr() for m in members for name in number_names(optimizer, m.rule))
         shared = {address for address, uses in numbers.items() if uses > 1}
-        return [(cls(optimizer, each, shared, shards), each) for each in found.values()]
+        for member in sorted(members, key=lambda m: m.turn):
+            of = Bucket if kind is None else kind(member, shared)
+            found.setdefault((of, member.turn, member.rule, member.param.device, member.formats), []).append(member)
+        return [(of(optimizer, each, shared, shards), each) for (of, *_), each in found.items()]
 
     def tensors_of(self, members: Sequence[Member]) -> Tensors:
         """Return ``tensors`` of :meth:`prepare` for this bucket's members: parameters, gradients, state by column."""
@@ -104,6 +117,11 @@ class Bucket:
     def numbers_of(self, members: Sequence[Member]) -> NumberTensors:
         """Return ``numbers`` of :meth:`prepare` for this bucket's members, name by name."""
         return tuple([m.entry[name] for name in self.names for m in members])
+
+    def compile(self, formats: tuple[Format, ...]) -> None:
+        """Compile the kernel for ``formats`` now: tables of parameters without gradients do not know theirs yet."""
+        self.sweep.formats = formats
+        self.sweep.compile()
 
     def _cut(self, tensors: Sequence[Any]) -> list[Any]:
         """Split a concatenation of lists into the lists."""
@@ -123,14 +141,8 @@ class Bucket:
             RuntimeError: parameters were made in ``torch.inference_mode``, and this is outside of it (as torch).
             ValueError, TypeError, CompileError: see :meth:`PointerTable.refresh` and :meth:`Sweep.ready`.
         """
-        if self._inference and not torch.is_inference_mode_enabled():
-            raise RuntimeError(
-                "parameters were made in torch.inference_mode, and can be updated only there; make them outside of it"
-            )
+        seen = self._look(tensors, shards)
         sweep, pattern = self.sweep, self._pattern
-        seen = self.lists.as_seen(tensors, shards)
-        if not sweep.table.look(seen):
-            seen = self._take(tensors, shards)
         absent = sweep.table.absent
         if len(absent) == self.count:
             return None
@@ -159,6 +171,15 @@ class Bucket:
             sweep, ready, sweep.table.host.stamp, self.lists, tensors, seen, pattern.absent, tuple(counts.values()),
             sets, self.route, plan, written,
         )  # fmt: skip
+
+    def _look(self, tensors: Tensors, shards: Grads) -> Tensors:
+        """Write addresses that have changed into the table; return what :meth:`KernelViews.as_seen` returns."""
+        if self._inference and not torch.is_inference_mode_enabled():
+            raise RuntimeError(
+                "parameters were made in torch.inference_mode, and can be updated only there; make them outside of it"
+            )
+        seen = self.lists.as_seen(tensors, shards)
+        return seen if self.sweep.table.look(seen) else self._take(tensors, shards)
 
     def _take(self, tensors: Tensors, shards: Grads) -> Tensors:
         """Check every tensor and write its address into the table; return what :meth:`KernelViews.as_seen` returns."""

@@ -20,11 +20,17 @@ Uniforms = Sequence[Sequence[float]] | npt.NDArray[np.float64]
 SetsByGroup = Sequence[tuple[int, int | npt.NDArray[np.int64]]]
 
 
-def scalars_of(rule: Rule, group: Mapping[str, Any], needed: Collection[str] = ()) -> dict[str, float]:
+def scalars_of(
+    rule: Rule, group: Mapping[str, Any], needed: Collection[str] = (), on_device: bool = False
+) -> dict[str, Any]:
     """Return the rule's hyperparameters that ``group`` has, by name, as doubles; reads tensors of one element.
 
     A tuple with a plural name gives its items by number: ``betas`` is ``beta1``, ``beta2``.  A hyperparameter whose
     default is a bool gets the truth value.
+
+    Args:
+        needed: names that the group must have.
+        on_device: return CUDA tensors as they are, unread.
 
     Raises:
         KeyError: one of the ``needed`` names is missing (as torch).
@@ -44,7 +50,7 @@ def scalars_of(rule: Rule, group: Mapping[str, Any], needed: Collection[str] = (
             raise KeyError(name if name in needed else plural)
         else:
             continue
-        if type(value) is not float:
+        if type(value) is not float and not (on_device and isinstance(value, torch.Tensor) and value.is_cuda):
             value = (1.0 if value else 0.0) if is_switch else number_of(name, value)
         found[name] = value
     return found

@@ -41,10 +41,15 @@ class KernelViews:
         self._state_copies = tuple(copies)
         self.plain = not self._odd and not self._state_copies
 
+    @property
+    def as_they_are(self) -> bool:
+        """Whether kernels take all tensors as they are, gradients too."""
+        return self.plain and not self._copies_gradients
+
     def as_seen(self, tensors: Tensors, shards: Grads) -> Tensors:
         """Return parameters and gradients as kernels see them; ``tensors`` begins with parameters, then gradients."""
         count = self._count
-        if self.plain and not self._copies_gradients:
+        if self.plain and not self._copies_gradients:  # as_they_are, written out: every step asks
             return tensors[: 2 * count]
         params = self._params(tensors[:count])
         return (*params, *self._grads(tensors[:count], tensors[count : 2 * count], params, shards))

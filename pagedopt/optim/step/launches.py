@@ -9,9 +9,10 @@ from ...placements.ready_arenas import ReadyArenas
 from ...system.interrupts import Uninterrupted
 from ...tables.columns import Tensors
 from ..state.rule_optimizer import RuleOptimizer
-from ..state.scalar_state import Ahead
-from .bucket import Bucket
+from ..state.scalar_state import Ahead, number_names
+from .bucket import Bucket, KindOf
 from .changes import KnownObjects
+from .device_bucket import DeviceBucket
 from .members import Grads, Member, members, reduced, sharded
 from .new_state import create
 from .update import Update
@@ -85,7 +86,7 @@ class PreparedStep(NamedTuple):
             # Set first: if we are interrupted, the text stays and says that the state is damaged.
             optimizer.damaged = "a step ended in the middle"
             if self.fresh:
-                _put_state(optimizer, self.fresh)
+                put_state(optimizer, self.fresh)
             for update in self.updates:
                 update.launch(self.ready.arenas)
         except BaseException as error:
@@ -93,7 +94,7 @@ class PreparedStep(NamedTuple):
                 optimizer.damaged = f"a step failed in the middle ({type(error).__name__}: {error})"
             else:
                 if self.fresh:
-                    _take_state_back(optimizer, self.fresh)
+                    take_state_back(optimizer, self.fresh)
                 optimizer.damaged = ""
             raise
         optimizer.damaged = ""
@@ -129,7 +130,7 @@ def prepare_anew(optimizer: RuleOptimizer, shards: Grads) -> PreparedStep:
     create(optimizer, everyone.found)
     objects = KnownObjects(optimizer, everyone)
     ready = optimizer.store.make_ready()
-    buckets = Bucket.partition(optimizer, everyone.found, shards)
+    buckets = Bucket.partition(optimizer, everyone.found, shards, kind_of(optimizer))
     objects.pick_for(buckets)
     ahead: Ahead = {}
     updates = [
@@ -140,6 +141,20 @@ def prepare_anew(optimizer: RuleOptimizer, shards: Grads) -> PreparedStep:
     return PreparedStep(optimizer, tuple(filter(None, updates)), launches, ready, entries, fresh)
 
 
+def kind_of(optimizer: RuleOptimizer) -> KindOf | None:
+    """Return what chooses the class of a member's bucket; None: all have :class:`Bucket`."""
+    groups = optimizer.param_groups
+    if not any(group.get("capturable") for group in groups):
+        return None
+
+    def kind(member: Member, shared: set[int]) -> type[Bucket]:
+        capturable = groups[member.group].get("capturable")
+        names = number_names(optimizer, member.rule)
+        return DeviceBucket if capturable and DeviceBucket.takes(member, names, shared) else Bucket
+
+    return kind
+
+
 def grads_of_shards(optimizer: RuleOptimizer, known: Launches | None, found: Tensors | None) -> Grads:
     """Return local gradients of DTensors; a collective call, which every process makes once in each step."""
     if known is None or found is None:
@@ -148,15 +163,19 @@ def grads_of_shards(optimizer: RuleOptimizer, known: Launches | None, found: Ten
     return reduced([params[i] for i in known.sharded])
 
 
-def _put_state(optimizer: RuleOptimizer, fresh: tuple[Member, ...]) -> None:
+def put_state(optimizer: RuleOptimizer, fresh: tuple[Member, ...]) -> None:
+    """Put new state into ``optimizer.state``."""
     for member in fresh:
         entry = optimizer.state[member.param]
         for name, value in member.entry.items():
             if entry.get(name) is None or name in member.moved:
                 entry[name] = value
+    for member in fresh:
+        optimizer.preallocated.pop(member.param, None)
 
 
-def _take_state_back(optimizer: RuleOptimizer, fresh: tuple[Member, ...]) -> None:
+def take_state_back(optimizer: RuleOptimizer, fresh: tuple[Member, ...]) -> None:
+    """Undo :func:`put_state`, after a step that has launched nothing."""
     for member in fresh:
         entry: dict[str, Any] = optimizer.state.get(member.param, {})
         for name in member.missing:
@@ -164,3 +183,5 @@ def _take_state_back(optimizer: RuleOptimizer, fresh: tuple[Member, ...]) -> Non
         entry.update(member.moved)
         if not entry:
             optimizer.state.pop(member.param, None)
+        if optimizer.preallocate:
+            optimizer.preallocated[member.param] = {name: member.entry[name] for name in member.missing}

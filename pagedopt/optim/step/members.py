@@ -304,10 +304,10 @@ def _words(value: Any) -> str:
 
 
 def state_tensors(optimizer: RuleOptimizer) -> list[torch.Tensor]:
-    """Return all state tensors except numbers, each once, used by a rule or not; of DTensors the local shards."""
+    """Return all state tensors except numbers, each once, used or not, preallocated too; of DTensors local shards."""
     found = {
         id(value): local(value)
-        for entry in optimizer.state.values()
+        for entry in (*optimizer.state.values(), *optimizer.preallocated.values())
         if isinstance(entry, Mapping)
         for name, value in entry.items()
         if isinstance(value, torch.Tensor) and name not in optimizer.numbers

@@ -28,7 +28,9 @@ def create(optimizer: RuleOptimizer, found: Sequence[Member]) -> None:
         member.entry = entries.setdefault(id(member.param), member.entry)
         if member.turn == 0 and (member.is_new or member.missing):
             firsts.append(member)
-    wanted = [m.columns[n].wanted(m.param, n) for m in firsts for n in m.missing if n in m.columns]
+    ready = {id(m): _preallocated(optimizer, m) for m in firsts}
+    late = [(m, n) for m in firsts for n in m.missing if n not in ready[id(m)]]
+    wanted = [m.columns[n].wanted(m.param, n) for m, n in late if n in m.columns]
     created = optimizer.store.create(wanted) if wanted else []
     _warn_on_cpu(optimizer, firsts)
     if wanted:
@@ -36,12 +38,32 @@ def create(optimizer: RuleOptimizer, found: Sequence[Member]) -> None:
 
         tell_made(optimizer, created)
     groups = optimizer.param_groups
-    places = [ScalarKind.of(groups[m.group], m.param) for m in firsts for n in m.missing if n not in m.columns]
+    places = [ScalarKind.of(groups[m.group], m.param) for m, n in late if n not in m.columns]
     made, numbers = iter(created), iter(new_numbers(places))
     for member in firsts:
-        member.entry.update((name, next(made if name in member.columns else numbers)) for name in member.missing)
-        if optimizer.initial:
+        mine = ready[id(member)]
+        for name in member.missing:
+            value = mine[name] if name in mine else next(made if name in member.columns else numbers)
+            member.entry[name] = value
+        if optimizer.initial and not mine:
             _fill(optimizer, member)
+
+
+def _preallocated(optimizer: RuleOptimizer, member: Member) -> dict[str, Any]:
+    """Return what ``preallocate=True`` has made of a member's missing state; {} if another kind is wanted now."""
+    made = optimizer.preallocated.get(member.param)
+    if made is None or any(name not in made for name in member.missing):
+        return {}
+    place = ScalarKind.of(optimizer.param_groups[member.group], member.param)
+    for name in member.missing:
+        column, value = member.columns.get(name), made[name]
+        if column is None:
+            fits = (value.device, value.dtype) == place
+        else:
+            fits = column.fits(value, member.param) and value.dtype is column.column.dtype
+        if not fits:
+            return {}
+    return {name: made[name] for name in member.missing}
 
 
 def _warn_on_cpu(optimizer: RuleOptimizer, members: Sequence[Member]) -> None:

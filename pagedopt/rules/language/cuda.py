@@ -12,7 +12,7 @@ from .parse import ARITHMETIC, COMPARE, Program
 
 def cuda_functor(program: Program) -> str:
     """Return CUDA C++ text: a struct with ``apply(in, u, out)`` on elements of type S."""
-    emit = _CudaExpression()
+    emit = CudaExpression()
     lines = [f"S {name} = in[{i}];" for i, name in enumerate(program.inputs) if i in program.reads]
     lines += [f"const S u{i} = u[{i}];  // {ast.unparse(e)}" for i, e in enumerate(program.uniforms)]
     known = {program.inputs[i] for i in program.reads}
@@ -36,13 +36,13 @@ def cuda_functor(program: Program) -> str:
     )
 
 
-class _CudaExpression(ast.NodeVisitor):
+class CudaExpression(ast.NodeVisitor):
     """Turns an expression into CUDA C++ text; every value has the arithmetic type S."""
 
     def visit_Constant(self, node: ast.Constant) -> str:
         value = float(node.value)  # type: ignore[arg-type]
-        if math.isinf(value):
-            return f"S({'-' if value < 0 else ''}INFINITY)"
+        if math.isinf(value):  # NVRTC knows no INFINITY
+            return f"S({'-' if value < 0 else ''}1.0 / 0.0)"
         return f"S({value!r})"
 
     def visit_Name(self, node: ast.Name) -> str:

@@ -2,7 +2,7 @@
 
 A rule is written on scalars.  Its positional parameters are elements of tensors, its keyword-only parameters are
 hyperparameters.  Whatever depends on hyperparameters alone is *uniform*: it is hoisted out of the kernel and computed
-once per step on the host, in double, so ``(1 - beta2) * grad`` rounds to float32 once, as torch's kernels do.
+once per step on the host, in double, so ``(1 - beta2) * grad`` rounds to float32 once, as in torch's default.
 ``cuda``, ``numba``, ``reference`` and ``host_expressions`` generate code from the :class:`Program` made here.
 """
 
@@ -69,6 +69,11 @@ class Program:
     def functor(self) -> str:
         """The struct's name in CUDA C++, where the name of a rule, such as ``double``, may be reserved."""
         return f"rule_{self.name}"
+
+    @property
+    def prologue(self) -> str:
+        """The struct's name of the part that depends on hyperparameters alone."""
+        return f"prologue_{self.name}"
 
     def out_of_place(self) -> Program:
         """Return the program with one more list per result, after its inputs; results are stored there."""
@@ -250,7 +255,7 @@ class _Analysis:
 
 
 def _compares_with_zero(node: ast.expr) -> bool:
-    """Whether ``node`` compares with 0 what has a sign: rounded to float32 it still has it."""
+    """Whether ``node`` compares hyperparameters with 0.  Rounded to float32, only what is below 1e-45 becomes 0."""
     if not (isinstance(node, ast.Compare) and len(node.ops) == 1):
         return False
     zero = node.comparators[0]

@@ -272,6 +272,32 @@ def allocate_pinned(nbytes: int, device: int) -> Buffer:
     return Buffer(host, host, nbytes, device, "cuMemFreeHost")
 
 
+class DeviceMemory:
+    """``nbytes`` of device memory at ``address``, outside of torch's pools; freed with this object.
+
+    A graph's own pool ends with the graph, and this may be allocated during a capture and outlive it.
+
+    Raises:
+        torch.OutOfMemoryError: the device has no room.
+    """
+
+    def __init__(self, nbytes: int, device: int) -> None:
+        self.nbytes, self.device = nbytes, device
+        with torch.cuda.device(device), relaxed_capture(), explained(device, nbytes, Location.DEVICE):
+            self.address = int(call("cuMemAlloc", nbytes))
+        weakref.finalize(self, _free, "cuMemFree", self.address, device)
+
+    def fill(self, source: int) -> None:
+        """Copy all of it from host memory, and wait: also during a capture, which does not see this copy."""
+        with torch.cuda.device(self.device), relaxed_capture():
+            stream = call("cuStreamCreate", int(bindings().CUstream_flags.CU_STREAM_NON_BLOCKING))
+            try:
+                copy_to_device(self.address, source, self.nbytes, stream)
+                call("cuStreamSynchronize", stream)
+            finally:
+                call("cuStreamDestroy", stream)
+
+
 class Event:
     """A CUDA event without timing."""
 

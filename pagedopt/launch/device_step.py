@@ -1,0 +1,168 @@
+"""A launch whose hyperparameters are computed on the device: its table lies in device memory, and a kernel fills it in.
+
+That kernel, the *prologue* of the rule, reads learning rate, betas and step counts from memory each time, so that a
+CUDA graph in which it was captured follows them.  What the host has to say (addresses, numbers that are no tensors) is
+copied in stream order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..kernels import cuda
+from ..rules import Rule
+from ..system.cuda import driver
+from ..tables.layout import WORD, HostTable, Span, table_type
+from ..transports.transport import TABLE_AT, Argument, Lent, Transport, opaque
+
+#: Copies under way before the host waits for the oldest.
+RING = 4
+#: The lowest bit of an address that the prologue reads a float32 at; without it, a float64.
+SINGLE = 1
+
+
+class DeviceStep(Transport):
+    """A table in device memory, and the prologue that computes its hyperparameters.  Each row is a set of its own.
+
+    Args:
+        rule: whose prologue it is.
+        device: the CUDA device's index.
+        table: the table as the host has it, with a set for each row.
+        groups: how many groups have hyperparameters of their own.
+        counters: for each row the steps taken, if no tensor counts them; left out: tensors do.
+
+    Attributes:
+        inputs: what the prologue reads of each row, (rows, 2 + scalars) uint64: 1 if the row takes a step, the address
+            of its step count, the address of each hyperparameter.  Set :attr:`changed` after a write.
+        constants: the numbers of each group that are no tensors, (groups, scalars) float64; likewise.
+        copies: how many copies were queued.
+    """
+
+    name = "device"
+    in_memory = True
+
+    def __init__(
+        self, rule: Rule, device: int, table: HostTable, groups: int, counters: npt.NDArray[np.float64] | None = None
+    ) -> None:
+        super().__init__(device)
+        self._rule, self._rows = rule, len(table.scalars)
+        width = len(rule.scalars)
+        own = np.zeros(0) if counters is None else counters
+        sizes = [len(table.words), self._rows * (2 + width), groups * width, len(own)]
+        self._inputs_at, self._constants_at, self._counters_at, total = np.cumsum(sizes).tolist()
+        self._image = np.zeros(total, np.uint64)
+        self.inputs = self._image[self._inputs_at : self._constants_at].reshape(self._rows, 2 + width)
+        self.constants = self._image[self._constants_at : self._counters_at].view(np.float64).reshape(groups, width)
+        self._image[self._counters_at :] = own.view(np.uint64)
+        self._memory = driver.DeviceMemory(max(1, total) * WORD, device)
+        self._copies = StagedCopies(device, max(1, total) * WORD)
+        self._last = driver.Event(device)
+        self._stream: int | None = None  # on which ``_last`` was recorded
+        self._stamp = -1
+        self.changed, self.copies = True, 0
+
+    def compile(self) -> None:
+        """Compile (or load) the prologue now."""
+        cuda.prologue_kernel(self._rule, self.device)
+
+    def kind(self, table: HostTable) -> str:
+        return table_type(0)
+
+    @property
+    def address(self) -> int:
+        """Where kernels read the table."""
+        return self._memory.address
+
+    def constant_at(self, group: int, scalar: int) -> int:
+        """The address of one of :attr:`constants`."""
+        return self.address + WORD * (self._constants_at + group * self.constants.shape[1] + scalar)
+
+    def counter_at(self, row: int) -> int:
+        """The address of a row's own count of steps."""
+        return self.address + WORD * (self._counters_at + row)
+
+    def lend(self, table: HostTable, stream: int) -> Lent:
+        """Lend the table; its first launch follows the prologue.  In a capture the table is filled in at once."""
+        capturing = torch.cuda.is_current_stream_capturing()
+        if capturing:
+            self._image[: len(table.words)] = table.words
+            self._memory.fill(self._image.ctypes.data)
+            self._stamp, self.changed = table.stamp, False
+        else:
+            self.publish(table, stream)
+        return _Lent(self, table, stream, capturing)
+
+    def publish(self, table: HostTable, stream: int) -> bool:
+        """Queue a copy of what has changed on ``stream``, behind all launches so far; return whether anything had."""
+        if table.stamp == self._stamp and not self.changed:
+            return False
+        if self._stream is not None and self._stream != stream:
+            self._last.hold(stream)
+        first = self._stamp == -1  # later the scalars are the prologue's, and the counters the device's
+        begin, end = (0, len(self._image)) if first else (table.rows_at, self._counters_at)
+        self._image[begin : len(table.words)] = table.words[begin:]
+        self._copies.queue(self._image[begin:end], self.address + WORD * begin, stream)
+        self._stamp, self.changed = table.stamp, False
+        self.copies += 1
+        self.copied_bytes += WORD * (end - begin)
+        return True
+
+    def _run_prologue(self, table: HostTable, stream: int) -> None:
+        fields = np.zeros(1, cuda.PROLOGUE_AT)
+        stride, uniforms = table.scalars.shape[1], self._rule.uniform_count
+        seed_at = uniforms if stride > uniforms else -1
+        fields[0] = self.address, self.address + WORD * self._inputs_at, self._rows, stride, seed_at
+        cuda.prologue_kernel(self._rule, self.device)(opaque(fields), self._rows, cuda.Stream(stream))
+
+    def _launched(self, stream: int) -> None:
+        self._last.record(stream)
+        self._stream = stream
+
+
+class _Lent(Lent):
+    """The arguments of launches behind one run of the prologue."""
+
+    kind = table_type(0)
+
+    def __init__(self, step: DeviceStep, table: HostTable, stream: int, capturing: bool) -> None:
+        self._step, self._table, self._stream, self._capturing = step, table, stream, capturing
+        self.address, self._prologue_ran = step.address, False
+
+    def parts(self, span: Span | None = None) -> Iterator[tuple[Argument, int]]:
+        """Yield the argument of each launch; the first one finds the prologue queued before it."""
+        if not self._prologue_ran:
+            self._step._run_prologue(self._table, self._stream)
+            self._prologue_ran = True
+        first, last = span or (0, len(self._table.chunk_words))
+        if first < last:
+            fields = np.zeros(1, TABLE_AT)
+            fields["words"], fields["header"] = self.address, self._table.header(first, last)[0]
+            yield opaque(fields), last - first
+
+    def __exit__(self, *_: object) -> None:
+        if not self._capturing:
+            self._step._launched(self._stream)
+
+
+class StagedCopies:
+    """Copies from the host in stream order, by way of page-locked buffers, each guarded by an event."""
+
+    def __init__(self, device: int, nbytes: int) -> None:
+        self._device, self._nbytes, self._at = device, nbytes, -1
+        self._slots: list[tuple[npt.NDArray[np.uint64], driver.Event]] = []
+
+    def queue(self, words: npt.NDArray[np.uint64], target: int, stream: int) -> None:
+        """Queue a copy of ``words`` to the device address ``target``."""
+        self._at = (self._at + 1) % RING
+        if self._at == len(self._slots):
+            memory = driver.allocate_pinned(self._nbytes, self._device)
+            self._slots.append((memory.host.view(np.uint64), driver.Event(self._device)))
+        buffer, copied = self._slots[self._at]
+        copied.wait()  # at once if the buffer was never used
+        buffer[: len(words)] = words
+        driver.copy_to_device(target, buffer.ctypes.data, words.nbytes, stream)
+        copied.record(stream)

@@ -1,0 +1,227 @@
+"""A step captured into a CUDA graph: what the graph owns, what has changed since, and how its list is rewritten."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
+
+import torch
+
+from ...system import internals
+from ...system.cuda import graphs
+from ...system.interrupts import Uninterrupted
+from ...tables.columns import Tensors
+from ...tables.shards import is_sharded
+from ..state.rule_optimizer import RuleOptimizer, occurrences
+from ..state.scalar_state import number_names
+from .bucket import Bucket
+from .device_bucket import DeviceBucket
+from .launches import NO_SHARDS, put_state, take_state_back
+from .members import Member, members
+from .new_state import create
+from .update import Update
+
+#: Transports whose tables are kernel arguments.
+BY_VALUE = ("struct", "hybrid")
+
+
+class CapturedStep:
+    """The launches of a captured step.  The graph keeps it alive, and with it all memory that its replays touch.
+
+    Args:
+        launches: each bucket with its members and its update.
+    """
+
+    __slots__ = ("__weakref__", "_addresses", "_groups", "_launches", "_read", "_rules", "_transport")
+
+    def __init__(self, optimizer: RuleOptimizer, launches: Sequence[tuple[DeviceBucket, list[Member], Update]]) -> None:
+        self._launches = tuple([(bucket, tuple(of)) for bucket, of, _ in launches])
+        self._addresses = [[t.data_ptr() for _, t in _state(of)] for _, of in self._launches]
+        self._groups, self._rules = _groups(optimizer), _rules(optimizer)
+        #: Parameters and gradients that the captured lists name.
+        self._read: tuple[Tensors, ...] = tuple([update.tensors for _, _, update in launches])
+        self._transport = optimizer.transport
+
+    def changes(self, optimizer: RuleOptimizer) -> tuple[list[str], list[str]]:
+        """Return (what a refresh follows, what makes the capture void), in words."""
+        moved: list[str] = []
+        void: list[str] = []
+        if _groups(optimizer) != self._groups or _rules(optimizer) != self._rules:
+            void.append("groups, their parameters or their rules are others")
+            return moved, void
+        for (bucket, of), addresses in zip(self._launches, self._addresses, strict=True):
+            for m in of:
+                entry = optimizer.state.get(m.param, {})
+                void += [
+                    f"state {n!r} of parameter {m.index} was replaced"
+                    for n in m.entry
+                    if entry.get(n) is not m.entry[n]
+                ]
+            for (name, t), address in zip(_state(of), addresses, strict=True):
+                if t.data_ptr() != address:
+                    void.append(f"{name} has moved")
+            for name, i in bucket.sweep.table.moved([[m.param for m in of], [m.param.grad for m in of]]):
+                (moved if name == "grad" else void).append(f"{name} {of[i].index} has moved")
+            moved += [f"{each} has changed" for each in bucket.differences(optimizer)]
+        known = {id(m.param) for _, of in self._launches for m in of}
+        for index, (_, _, p) in enumerate(occurrences(optimizer)):
+            if p.grad is not None and id(p) not in known:
+                void.append(f"parameter {index} has a gradient and had no state")
+        return moved, void
+
+    def refresh(self, optimizer: RuleOptimizer) -> None:
+        """Queue a copy of today's gradients and numbers into the captured list, on the current stream.
+
+        Raises:
+            RuntimeError: the capture is void; tables are passed by value.
+            ValueError, TypeError: a gradient does not fit its parameter.
+        """
+        if self._transport in BY_VALUE:
+            raise RuntimeError(
+                f"transport={self._transport!r} passes its table by value, and a captured step keeps the list that it "
+                "was captured with; use 'managed', 'mapped' or 'memcpy' where gradients move"
+            )
+        _, void = self.changes(optimizer)
+        if void:
+            raise RuntimeError(f"this captured step is void: {'; '.join(void)}. Capture again")
+        for bucket, of in self._launches:
+            _check_dtypes(bucket, of)
+        now = [bucket.tensors_of(of) for bucket, of in self._launches]
+        before, self._read = self._read, (*self._read, *now)  # both, until the list has been rewritten
+        for (bucket, of), tensors in zip(self._launches, now, strict=True):
+            bucket.follow(optimizer, tensors, bucket.numbers_of(of))
+        for bucket, _ in self._launches:
+            index = bucket.sweep.device.index
+            with torch.cuda.device(index):
+                bucket.publish(internals.current_stream(index))
+        _leave_to_stream(before, now)
+        self._read = tuple(now)
+
+
+def _state(of: Iterable[Member]) -> list[tuple[str, torch.Tensor]]:
+    """Return the state that kernels write, with what it is called."""
+    return [(f"state {name!r} of parameter {m.index}", m.entry[name]) for m in of for name in m.entry]
+
+
+def _groups(optimizer: RuleOptimizer) -> list[list[int]]:
+    return [[*map(id, group["params"])] for group in optimizer.param_groups]
+
+
+def _rules(optimizer: RuleOptimizer) -> list[object]:
+    return [*map(optimizer.rule_of, optimizer.param_groups)]
+
+
+def _check_dtypes(bucket: Bucket, of: Sequence[Member]) -> None:
+    """Raise TypeError if a gradient has another dtype than when the kernel was captured."""
+    captured = bucket.sweep.table.dtypes[1]
+    for m in of:
+        if (grad := m.param.grad) is not None and grad.dtype is not captured:
+            raise TypeError(
+                f"the gradient of parameter {m.index} is {grad.dtype}, the captured one reads {captured}: capture again"
+            )
+
+
+def _leave_to_stream(before: Sequence[Tensors], now: Sequence[Tensors]) -> None:
+    """Let go of old gradients: their memory is not used again before what is queued on this stream has run."""
+    kept = {id(t) for tensors in now for t in tensors}
+    for tensors in before:
+        for t in tensors:
+            if t is not None and id(t) not in kept and t.is_cuda:
+                t.record_stream(torch.cuda.current_stream(t.device))
+
+
+def capture(optimizer: RuleOptimizer) -> CapturedStep:
+    """Capture a step of ``optimizer`` into the graph that the current stream is being captured into.
+
+    Raises:
+        RuntimeError: state or tables would have to be made now, or move pages in each step; numbers lie on the host;
+            a parameter is complex, has gaps, is a DTensor, or is on another device than the stream.
+    """
+    found = _members(optimizer)
+    fresh = tuple([m for m in found if m.missing])
+    create(optimizer, found)
+    ready = optimizer.store.make_ready()
+    pairs = Bucket.partition(optimizer, found, NO_SHARDS, functools.partial(_kind, optimizer))
+    launches = []
+    for bucket, of in pairs:
+        _check_bucket(bucket)
+        update = bucket.prepare(optimizer, bucket.tensors_of(of), bucket.numbers_of(of), {}, NO_SHARDS)
+        if update is not None:
+            launches.append((cast(DeviceBucket, bucket), of, update))
+    captured = CapturedStep(optimizer, launches)
+    with Uninterrupted(gives_way=True), ready.held:
+        graphs.keep_with_graph(internals.current_stream(torch.cuda.current_device()), captured)
+        try:
+            put_state(optimizer, fresh)
+            for _, _, update in launches:
+                update.launch(ready.arenas)
+        except BaseException:
+            take_state_back(optimizer, fresh)
+            raise
+    return captured
+
+
+def _members(optimizer: RuleOptimizer) -> list[Member]:
+    """Return the parameters that can be updated, if a graph can do it."""
+    name = type(optimizer).__name__
+    if optimizer.store.limits.budget.auto:
+        raise RuntimeError(
+            f"{name}.step() cannot be captured with device_budget='auto', which moves pages between steps; give a "
+            "budget in bytes or as a share"
+        )
+    if any(is_sharded(p) for _, _, p in occurrences(optimizer)):
+        raise RuntimeError(f"{name}.step() cannot be captured: a parameter is a DTensor")
+    found = members(optimizer).found
+    for member in found:
+        if member.param.device != torch.device("cuda", torch.cuda.current_device()):
+            raise RuntimeError(
+                f"{name}.step() cannot be captured: parameter {member.index} is on {member.param.device}, the "
+                f"stream on cuda:{torch.cuda.current_device()}"
+            )
+        _check_made(optimizer, member)
+    return found
+
+
+def _check_made(optimizer: RuleOptimizer, member: Member) -> None:
+    made = optimizer.preallocated.get(member.param, {})
+    late = [name for name in (*member.missing, *member.moved) if name not in made]
+    if late or not optimizer.warm:
+        what = f"state {late[0]!r} of parameter {member.index}" if late else "its kernel"
+        raise RuntimeError(
+            f"{type(optimizer).__name__}.step() is being captured into a CUDA graph, and {what} is not made yet: step "
+            "once before the capture, or give preallocate=True"
+        )
+
+
+def _kind(optimizer: RuleOptimizer, member: Member, shared: set[int]) -> type[Bucket]:
+    """Return :class:`DeviceBucket`, or raise RuntimeError if a member's numbers are where no graph can count them."""
+    names = number_names(optimizer, member.rule)
+    if not DeviceBucket.takes(member, names, shared):
+        raise RuntimeError(
+            f"{type(optimizer).__name__}.step() cannot be captured: {' and '.join(names)} of parameter {member.index} "
+            "must each be a tensor of its own, float32 or float64, on the parameter's device; give capturable=True"
+        )
+    return DeviceBucket
+
+
+def _check_bucket(bucket: Bucket) -> None:
+    if bucket.route is not None:
+        raise RuntimeError(
+            "a step whose state is staged through device slots cannot be captured yet; use host_access='in_place', or "
+            "a budget that keeps all state on the device"
+        )
+    if not bucket.lists.as_they_are:
+        raise RuntimeError(
+            "a step cannot be captured if parameters, gradients or state are complex, have gaps or differ in strides: "
+            "each replay would need copies"
+        )
+
+
+def alive(references: Sequence[object]) -> Iterator[CapturedStep]:
+    """Yield the captured steps whose graphs are still there."""
+    graphs.drop_released()
+    for reference in references:
+        found = reference()  # type: ignore[operator]
+        if found is not None:
+            yield found

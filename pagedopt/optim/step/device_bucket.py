@@ -1,0 +1,158 @@
+"""A launch whose hyperparameters and step counts stay on the device, where capturable optimizers have them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...formats.floating import SINGLES
+from ...formats.format import Format
+from ...launch.device_step import SINGLE, DeviceStep
+from ...paging.visits import WHOLE
+from ...tables.columns import Tensors
+from ...transports.choose import Kind
+from ..state.rule_optimizer import RuleOptimizer
+from ..state.scalar_state import Ahead, NumberTensors, UnsavedStepCounts
+from .bucket import Bucket
+from .hyperparameters import scalars_of
+from .members import Grads, Member
+from .update import Update
+
+
+class DeviceBucket(Bucket):
+    """A :class:`Bucket` that reads nothing back from the device: the prologue of its rule computes what a set needs.
+
+    Learning rates and betas that are tensors on the device are read there in each launch; what is a number on the host
+    is copied there when it changes.
+    """
+
+    __slots__ = ("_device_step", "_tensors")
+
+    def __init__(self, optimizer: RuleOptimizer, members: Sequence[Member], shared: set[int], shards: Grads) -> None:
+        super().__init__(optimizer, members, shared, shards)
+        table, device = self.sweep.table, self.sweep.device.index
+        assert device is not None
+        table.make_room(self.count)
+        table.assign_sets(np.arange(self.count))
+        counters = next((n.behind for _, n, _ in self._numbers if isinstance(n, UnsavedStepCounts)), None)
+        self._device_step = DeviceStep(self.rule, device, table.host, len(optimizer.param_groups), counters)
+        self.sweep.transport = self._device_step
+        #: Tensors of hyperparameters, which the device reads.
+        self._tensors: tuple[torch.Tensor, ...] = ()
+
+    @staticmethod
+    def takes(member: Member, names: Sequence[str], shared: set[int]) -> bool:
+        """Tell whether a parameter's numbers are where the device can count them: on it, as float32 or float64."""
+        numbers = [member.entry[name] for name in names]
+        return member.param.is_cuda and all(
+            n.device == member.param.device and n.dtype in SINGLES and n.data_ptr() not in shared for n in numbers
+        )
+
+    def compile(self, formats: tuple[Format, ...]) -> None:
+        """Also compile the prologue."""
+        super().compile(formats)
+        self._device_step.compile()
+
+    @staticmethod
+    def _transport(optimizer: RuleOptimizer) -> Kind:
+        return "memcpy"  # its table lies on the device, too: chunks are cut for that
+
+    def prepare(
+        self, optimizer: RuleOptimizer, tensors: Tensors, numbers: NumberTensors, ahead: Ahead, shards: Grads
+    ) -> Update | None:
+        """Do what :meth:`Bucket.prepare` does, without reading a number from the device."""
+        seen = self._look(tensors, shards)
+        table = self.sweep.table
+        if len(table.absent) == self.count:
+            return None
+        self.tell(optimizer, numbers)
+        away = set(table.absent)
+        counted = [n for i, n in enumerate(numbers) if i % self.count not in away and not n.is_inference()]
+        plan = WHOLE if self.route is None else self.route.plan(table.host, table.absent)
+        return Update(
+            self.sweep, self.sweep.ready(plan), table.host.stamp, self.lists, tensors, seen, list(table.absent), (), (),
+            self.route, plan, (*self._written(optimizer, tensors, table.absent), *counted),
+        )  # fmt: skip
+
+    def follow(self, optimizer: RuleOptimizer, tensors: Tensors, numbers: NumberTensors) -> None:
+        """Write today's addresses and numbers into the table, for a graph in which its launch was captured.
+
+        Raises:
+            ValueError, TypeError: a gradient does not fit its parameter, or has other strides.
+            as :meth:`tell`.
+        """
+        seen, table = tensors[: 2 * self.count], self.sweep.table
+        if not table.look(seen):
+            self.sweep.take(self._cut(seen))
+            table.let_go()
+            table.remember(seen)
+        self.tell(optimizer, numbers)
+
+    def tell(self, optimizer: RuleOptimizer, numbers: NumberTensors) -> None:
+        """Write what the prologue reads: constants, and addresses of hyperparameters, step counts and own numbers.
+
+        Raises:
+            KeyError, ValueError, TypeError: see :func:`~.hyperparameters.scalars_of`.
+            RuntimeError: a tensor is on another device, or not one number of float32 or float64.
+        """
+        step, table = self._device_step, self.sweep.table
+        constants, tensors = np.zeros_like(step.constants), []
+        sources = np.zeros((len(constants), len(self.rule.scalars)), np.uint64)
+        for group in set(self._groups):
+            for i, (name, value) in enumerate(self._values(optimizer, group)):
+                if isinstance(value, torch.Tensor):
+                    tensors.append(value)
+                    sources[group, i] = _address(value, name, self.sweep.device)
+                else:
+                    constants[group, i], sources[group, i] = value, step.constant_at(group, i)
+        inputs = np.zeros_like(step.inputs)
+        inputs[:, 0], inputs[:, 2:] = 1, sources[list(self._groups)]
+        for name, each, where in self._numbers:
+            if isinstance(each, UnsavedStepCounts):
+                inputs[:, 1] = [step.counter_at(row) for row in range(self.count)]
+                continue
+            at = [_address(n, name, self.sweep.device) for n in numbers[where]]
+            if name == "step":
+                inputs[:, 1] = at
+            else:
+                inputs[:, 2 + self.rule.scalars.index(name)] = at
+        inputs[table.absent, 0] = 0
+        if step.inputs.tobytes() != inputs.tobytes() or step.constants.tobytes() != constants.tobytes():
+            step.inputs[:], step.constants[:], step.changed = inputs, constants, True
+            table.host.stamp += 1  # a step that was prepared before has other numbers
+        self._tensors = tuple(tensors)
+
+    def _values(self, optimizer: RuleOptimizer, group: int) -> list[tuple[str, Any]]:
+        """Return (name, number or CUDA tensor) of each hyperparameter; 0 for those that each parameter has itself."""
+        values = scalars_of(self.rule, optimizer.param_groups[group], optimizer.defaults, on_device=True)
+        return [(name, values.get(name, self.rule.defaults.get(name, 0.0))) for name in self.rule.scalars]
+
+    def differences(self, optimizer: RuleOptimizer) -> list[str]:
+        """Return the names of hyperparameters that are not what the device was told."""
+        step, found = self._device_step, []
+        for group in sorted(set(self._groups)):
+            for i, (name, value) in enumerate(self._values(optimizer, group)):
+                if isinstance(value, torch.Tensor):
+                    same = any(value is t for t in self._tensors)
+                else:
+                    same = np.float64(value).tobytes() == step.constants[group, i].tobytes()
+                if not same:
+                    found.append(f"{name} of group {group}")
+        return found
+
+    def publish(self, stream: int) -> bool:
+        """Queue a copy of what has changed on a stream; see :meth:`DeviceStep.publish`."""
+        return self._device_step.publish(self.sweep.table.host, stream)
+
+
+def _address(tensor: torch.Tensor, name: str, device: torch.device) -> int:
+    """Return the address of a number, with the mark of a float32."""
+    if tensor.device != device or tensor.dtype not in SINGLES or tensor.numel() != 1:
+        raise RuntimeError(
+            f"{name} is a tensor of {tensor.numel()} elements, {tensor.dtype} on {tensor.device}; a step on {device} "
+            "whose numbers stay there reads one element of float32 or float64 there"
+        )
+    return tensor.data_ptr() | (SINGLE if tensor.dtype is torch.float32 else 0)

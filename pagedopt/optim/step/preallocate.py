@@ -1,0 +1,49 @@
+"""State before the first step: made for every parameter of a group that may get a gradient."""
+
+from __future__ import annotations
+
+from ...formats.floating import known, real_dtype
+from ...rules.rule import check_rule
+from ...tables.shards import local
+from ..state.rule_optimizer import RuleOptimizer
+from ..state.scalar_state import number_names
+from ..state.state_columns import state_columns
+from .bucket import Bucket
+from .class_checks import check_update
+from .launches import NO_SHARDS, kind_of
+from .members import Member
+from .new_state import create
+
+
+def preallocate(optimizer: RuleOptimizer, index: int) -> None:
+    """Make the state of group ``index``, the ring that its pages pass through, and its kernels.
+
+    ``optimizer.state`` gets it in the first step in which a parameter has a gradient, as without.  Parameters that
+    require no gradient now get none.
+
+    Raises:
+        MemoryError, torch.OutOfMemoryError: there is no room; nothing has been made.
+        CompileError: a kernel cannot be compiled.
+    """
+    group = optimizer.param_groups[index]
+    rule = optimizer.rule_of(group)
+    check_rule(rule)
+    check_update(rule)
+    names = number_names(optimizer, rule)
+    found = []
+    for i, p in enumerate(group["params"]):
+        if p.requires_grad and known(real_dtype(p.dtype)) and p not in optimizer.preallocated:
+            columns = state_columns(optimizer, rule.inputs[2:], p)
+            member = Member(p, index, rule, {}, columns, i, local(p), is_new=True, missing=[*names, *columns])
+            found.append(member)
+    if not found:
+        return
+    create(optimizer, found)
+    for bucket, members in Bucket.partition(optimizer, found, NO_SHARDS, kind_of(optimizer)):
+        bucket.compile(members[0].formats)
+    store = optimizer.store
+    for device in {m.param.device for m in found if m.param.is_cuda}:
+        if any(arena.way(store.host_access) == "staged" for arena in store.on(device)):
+            store.ring(device)
+    optimizer.preallocated.update((m.param, m.entry) for m in found)
+    optimizer.warm = True

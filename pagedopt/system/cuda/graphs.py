@@ -1,0 +1,114 @@
+"""What a CUDA graph keeps alive: a graph that is being captured takes hold of Python objects until it is destroyed.
+
+CUDA calls a *user object's* destructor once the graph, and all that was instantiated from it, is gone: on a thread of
+its own, where no call of CUDA is allowed.  Here the destructor is the C library's ``sem_post``.  It runs no Python and
+frees nothing, so it is safe at any time, also while the process ends.  The next :func:`drop_released` sees the
+semaphore and lets the objects go.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from typing import Any
+
+from .driver import bindings, call, check
+
+#: More bytes than any Linux has in a ``sem_t``.
+_SEMAPHORE_WORDS = 8
+
+
+class Held:
+    """An object that a graph keeps alive.  :attr:`released` tells whether the graph is gone."""
+
+    __slots__ = ("_semaphore", "kept")
+
+    def __init__(self, kept: Any) -> None:
+        self.kept = kept
+        self._semaphore = (ctypes.c_uint64 * _SEMAPHORE_WORDS)()
+        if _libc().sem_init(self.address, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "sem_init failed")
+
+    @property
+    def address(self) -> int:
+        """Where the semaphore is: the destructor's argument."""
+        return ctypes.addressof(self._semaphore)
+
+    @property
+    def released(self) -> bool:
+        """Whether the destructor has run."""
+        count = ctypes.c_int()
+        _libc().sem_getvalue(self.address, ctypes.byref(count))
+        return count.value > 0
+
+
+@functools.cache
+def _libc() -> Any:
+    library = ctypes.CDLL(None, use_errno=True)
+    for name in ("sem_init", "sem_getvalue", "sem_post"):
+        getattr(library, name).restype = ctypes.c_int
+    library.sem_init.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint]
+    library.sem_getvalue.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    library.sem_post.argtypes = [ctypes.c_void_p]
+    return library
+
+
+def destructor() -> int:
+    """The address of the function that CUDA calls with :attr:`Held.address`."""
+    return int(ctypes.cast(_libc().sem_post, ctypes.c_void_p).value or 0)
+
+
+_held: list[Held] = []
+_lock = threading.Lock()
+
+
+def keep_with_graph(stream: int, kept: Any) -> Held:
+    """Keep an object alive for as long as the graph that ``stream`` is being captured into.
+
+    Args:
+        stream: a stream's handle.
+
+    Raises:
+        RuntimeError: the stream is not being captured.
+        CudaError: the driver refuses.
+    """
+    d = bindings()
+    status, _, graph = _capture_info(stream)
+    if status != d.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE:
+        raise RuntimeError("the stream is not being captured into a CUDA graph")
+    held = Held(kept)
+    flags = int(d.CUuserObject_flags.CU_USER_OBJECT_NO_DESTRUCTOR_SYNC)
+    owner = call("cuUserObjectCreate", held.address, d.CUhostFn(destructor()), 1, flags)
+    with _lock:
+        _held.append(held)  # before a reference can be released: the semaphore has to be there until then
+    try:
+        call("cuGraphRetainUserObject", graph, owner, 1, int(d.CUuserObjectRetain_flags.CU_GRAPH_USER_OBJECT_MOVE))
+    except BaseException:
+        call("cuUserObjectRelease", owner, 1)
+        raise
+    return held
+
+
+def _capture_info(stream: int) -> tuple[Any, Any, Any]:
+    """Return (status, id, graph) of a stream's capture: CUDA 12 and 13 return more behind these."""
+    code, *values = bindings().cuStreamGetCaptureInfo(stream)
+    check("cuStreamGetCaptureInfo", (code,))
+    return values[0], values[1], values[2]
+
+
+def drop_released() -> None:
+    """Let go of what graphs that are gone have kept alive.  Called where memory of CUDA may be freed."""
+    if not _held:
+        return
+    with _lock:
+        gone = [held for held in _held if held.released]
+        _held[:] = [held for held in _held if not held.released] if gone else _held
+    for held in gone:
+        held.kept = None
+
+
+def count_held() -> int:
+    """Return how many objects graphs keep alive, those of graphs that are gone left out."""
+    drop_released()
+    return len(_held)
