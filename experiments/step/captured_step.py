@@ -9,12 +9,13 @@ move, a replay follows ``refresh()``, and the gradients are two sets that take t
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from experiments.lab import Bar, Case, Lines, Plot, Row, Rows, Run, Table, formatted, over, spread
+from experiments.lab import Bar, Case, Lines, Plot, Row, Rows, Run, Table, formatted, over, series, spread
 from experiments.works import contenders
 from experiments.works.contenders import FUSED, GRAPH, OURS
 from experiments.works.graph import captured
@@ -45,6 +46,7 @@ def moving(params: list[torch.nn.Parameter]) -> Callable[[], Any]:
 
 def measure(run: Run) -> Iterator[Row]:
     """A row per work and way: times alone (µs), and the mean of queued replays (µs, wall)."""
+    run.rounds, run.seconds = run.size((30, 2.0), (3, 0.1))
     works = {f"{n:,} x (2, 3)": Work("tiny", [(2, 3)] * n) for n in run.size(COUNTS, (10, 20))}
     works[GPT2] = Work("gpt2", run.size(gpt2_shapes(), gpt2_shapes(50, 16, 32, 1)))
     capturable = contenders.ours(capturable=True)
@@ -57,21 +59,19 @@ def measure(run: Run) -> Iterator[Row]:
             GRAPH: contenders.graphed()(work.parameters(run.device)).step,
         }
         alone = run.measure([Case(way, step) for way, step in steps.items()])
-        many = run.measure([Case(way, repeated(step)) for way, step in steps.items()])
         for way, timing in alone.items():
-            walls = many[way]["wall"]
-            mean = {k: v / QUEUED if isinstance(v, float) else v for k, v in walls.items()}
-            yield {"work": name, "tensors": len(work.shapes), "case": way, **timing, "queued": mean}
+            queued = series([mean_of_queued(steps[way]) for _ in range(run.size(9, 1))], "wall")
+            yield {"work": name, "tensors": len(work.shapes), "case": way, **timing, "queued": queued}
 
 
-def repeated(step: Callable[[], Any]) -> Callable[[], None]:
-    """As many steps as are queued."""
-
-    def steps() -> None:
-        for _ in range(QUEUED):
-            step()
-
-    return steps
+def mean_of_queued(step: Callable[[], Any]) -> float:
+    """Microseconds of a step, of as many as are queued behind each other."""
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(QUEUED):
+        step()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - begin) * 1e6 / QUEUED
 
 
 def derive(rows: Rows) -> Rows:

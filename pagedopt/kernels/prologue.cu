@@ -5,6 +5,9 @@ constexpr int BLOCK = 128;
 
 // What a rule may call, on doubles, as Python computes it. Where Python raises, the result is infinity or NaN.
 namespace python {
+// An int has no negative zero. Not x + 0.0: g++ 12 drops that where x is minus a truth value.
+__device__ inline double whole(double x) { return x == 0 ? 0.0 : x; }
+
 __device__ inline double power(double a, double b) { return ::pow(a, b); }
 
 // The remainder has the sign of b.

@@ -260,8 +260,7 @@ class PagedOptimizer(CapturingOptimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return torch's state dict.  Its tensors are those of the optimizer, each with a storage of its own.
 
-        Raises:
-            RuntimeError: state is damaged.
+        Raises RuntimeError if state is damaged.
         """
         self._check_whole()
         return super().state_dict()
@@ -270,10 +269,7 @@ class PagedOptimizer(CapturingOptimizer):
         """Return :meth:`state_dict` with all state as plain numbers, for torch's optimizer or any ``state_format``.
 
         State in a floating-point format is not copied.  Decoded state is new: float32 (float64 if the parameter is), on
-        the parameter's device.
-
-        Raises:
-            RuntimeError: state is damaged.
+        the parameter's device.  Raises RuntimeError if state is damaged.
         """
         return decoded(self, self.state_dict())
 
@@ -297,7 +293,7 @@ class PagedOptimizer(CapturingOptimizer):
         self.store.check_owner()
         check_no_path(state_dict)
         load(self, self.store, state_dict, super().load_state_dict)
-        self.preallocated.clear()
+        self.preallocated = {p: entry for p, entry in self.preallocated.items() if p not in self.state}
 
     @locked
     def __deepcopy__(self, memo: dict[int, Any]) -> PagedOptimizer:
@@ -385,8 +381,7 @@ class PagedOptimizer(CapturingOptimizer):
     def unspill(self) -> None:
         """Move back what :meth:`spill` sent away, as far as the budget allows.  Waits for the device.
 
-        Raises:
-            torch.OutOfMemoryError: the device has no room any more; pages that did not fit stay away.
+        Raises torch.OutOfMemoryError if the device has no room any more; pages that did not fit stay away.
         """
         with self._moving("unspill()"):
             self.store.apply_budget()

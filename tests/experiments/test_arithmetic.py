@@ -52,5 +52,5 @@ def test_differences_are_told_in_ulp_and_errors_by_the_rms() -> None:
 
 
 def test_what_is_committed_comes_out_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert judged("arithmetic", "nvidia-h200") == judged("arithmetic", "cpu") == 0
+    assert judged("arithmetic", "cpu") == 0
     regenerated("arithmetic", tmp_path, monkeypatch)

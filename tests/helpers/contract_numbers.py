@@ -156,7 +156,7 @@ def _error(found: torch.Tensor, exact: torch.Tensor) -> tuple[float, ...]:
 def far_from_exact(entry: Entry, at: int, place: Place) -> list[str]:
     """Kinds whose error over :data:`LONG` steps is too large, in words."""
     hyper = {**variants(entry)[at], **place.options}
-    mine = Training(entry.optimizer, hyper, torch.float32, place.device, LONG_SHAPES).to_step(LONG).kinds()
+    mine = Training(place.kind(entry), hyper, torch.float32, place.device, LONG_SHAPES).to_step(LONG).kinds()
     exact, least = _torchs_errors(entry, at, place.device)
     assert mine.keys() == exact.keys()
     found = []
@@ -189,7 +189,7 @@ def far_from_default(entry: Entry, at: int, dtype: torch.dtype, place: Place) ->
     """What one step leaves too far from what torch's default does, in words; in 16 bits from the exact numbers."""
     hyper, found = {**_hyper(entry, at, dtype), **place.options}, []
     for stand, theirs, exact in _starts(entry, at, dtype, place.device):
-        training = Training(entry.optimizer, hyper, dtype, place.device, SHAPES)
+        training = Training(place.kind(entry), hyper, dtype, place.device, SHAPES)
         before = training.at(stand).kinds()
         mine = training.to_step(stand[2] + 1).kinds()
         assert mine.keys() == theirs.keys() == exact.keys()

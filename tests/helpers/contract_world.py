@@ -18,6 +18,7 @@ from typing import Any
 
 import edits
 import torch
+from captured_steps import capturing
 from reference_lion import Lion
 
 from pagedopt.optim.registry import OPTIMIZERS, Entry
@@ -46,14 +47,25 @@ class Place:
     name: str
     device: str
     options: dict[str, Any]
+    captured: bool = False  # whether each step is captured into a CUDA graph and replayed
+
+    def kind(self, entry: Entry) -> Any:
+        """Our class there."""
+        return capturing(entry.optimizer) if self.captured else entry.optimizer
 
 
+_IN_PLACE = {"placement": "mapped", "device_budget": "50%", "host_access": "in_place"}
 PLACES = (
     Place("resident", "cpu", {}),
     Place("file", "cpu", {"placement": "file", "device_budget": "50%"}),
     Place("resident", "cuda", {}),
     Place("staged", "cuda", {"placement": "mapped", "device_budget": "50%", "host_access": "staged"}),
-    Place("in place", "cuda", {"placement": "mapped", "device_budget": "50%", "host_access": "in_place"}),
+    Place("in place", "cuda", _IN_PLACE),
+)
+#: Where numbers are compared, too.
+CAPTURED = (
+    Place("captured", "cuda", {}, captured=True),
+    Place("captured, in place", "cuda", _IN_PLACE, captured=True),
 )
 
 
@@ -304,6 +316,7 @@ def _differ_tensor(want: torch.Tensor, got: torch.Tensor) -> str | None:
 
 
 __all__ = [
+    "CAPTURED",
     "DEFAULT",
     "FLAGS",
     "OPTIMIZERS",

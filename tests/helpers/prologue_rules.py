@@ -50,11 +50,23 @@ def compared(x, *, a, b, c, flag):  # type: ignore[no-untyped-def]
     again = -zero
     chosen = -(1 if a > b else 0)
     half = -((a > b) / 2)
+    denied = -(not (a > b and c))
     picked = -max(a > b, 0) - abs(-(b > c))
     negative = -flag
     signs = sign(a) * sign(-c)
     x = x * least + x * most + x * low + x * high + x * chained + x * both + x * either + x * neither + x * counted
-    return x * truth + x * zero + x * times + x * again + x * chosen + x * half + x * picked + x * negative + x * signs
+    return (
+        x * truth
+        + x * zero
+        + x * times
+        + x * again
+        + x * chosen
+        + x * half
+        + x * denied
+        + x * picked
+        + x * negative
+        + x * signs
+    )
 
 
 @rule

@@ -19,7 +19,7 @@ import contract_surroundings
 import pytest
 import torch
 from contract_differences import DIFFERENCES, Difference, listed
-from contract_world import OPTIMIZERS, PLACES, SCENARIOS, Place, Scenario, differences, run
+from contract_world import CAPTURED, OPTIMIZERS, PLACES, SCENARIOS, Place, Scenario, differences, run
 from gpu_support import NEEDED
 
 from pagedopt.optim.registry import Entry
@@ -75,11 +75,14 @@ VARIANTS = [
 ]
 
 
+def places(device: str) -> list[Place]:
+    """Where numbers are compared: in captured steps, too."""
+    return [place for place in (*PLACES, *CAPTURED) if place.device == device]
+
+
 @pytest.mark.parametrize(("entry", "at", "device"), VARIANTS)
 def test_a_thousand_steps_end_nearer_to_float64_than_any_of_torchs_ways(entry: Entry, at: int, device: str) -> None:
-    wrong = {
-        place.name: contract_numbers.far_from_exact(entry, at, place) for place in PLACES if place.device == device
-    }
+    wrong = {place.name: contract_numbers.far_from_exact(entry, at, place) for place in places(device)}
     assert not any(wrong.values()), f"{contract_numbers.variants(entry)[at]}: {wrong}"
 
 
@@ -88,8 +91,7 @@ def test_a_thousand_steps_end_nearer_to_float64_than_any_of_torchs_ways(entry: E
 def test_a_step_ends_a_few_roundings_from_torchs_default(
     entry: Entry, at: int, device: str, dtype: torch.dtype
 ) -> None:
-    places = [place for place in PLACES if place.device == device]
-    wrong = {place.name: contract_numbers.far_from_default(entry, at, dtype, place) for place in places}
+    wrong = {place.name: contract_numbers.far_from_default(entry, at, dtype, place) for place in places(device)}
     assert not any(wrong.values()), f"{contract_numbers.variants(entry)[at]}: {wrong}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 
 import pytest
+import torch
 from optim_support import step_on_ones
 from paths import DATA
 
@@ -21,4 +22,4 @@ def test_an_optimizer_that_was_pickled_then_goes_on(name: str) -> None:
     assert type(optimizer) is getattr(pagedopt, name)
     (p,) = optimizer.param_groups[0]["params"]
     step_on_ones(optimizer)
-    assert p.tolist() == after
+    torch.testing.assert_close(p, torch.tensor(after), rtol=2**-22, atol=0)  # rounded once today, twice then

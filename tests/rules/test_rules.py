@@ -137,7 +137,7 @@ def test_expressions_of_hyperparameters_are_computed_once_in_double() -> None:
     uniforms = adamw.uniforms(scalars)
     assert all(type(u) is float for u in uniforms)
     assert 1 - 0.999 in uniforms  # and not float32(1) - float32(0.999), which is 3e-5 off
-    assert -1e-3 * 0.1 in uniforms
+    assert 1e-3 * 0.1 in uniforms
     assert 1e-3 / (1 - BETAS[0] ** scalars["step"]) in uniforms
 
 

@@ -88,6 +88,9 @@ def shadow(
 ) -> Shadow:
     """Train with torch's optimizer, then from the same start with the paged one, then restore everything.
 
+    torch's computes in the way that the groups' flags choose (``foreach``, ``fused``), else in its default.  Each step
+    differs by a few roundings, and in float32 those of the paged one are the smaller ones (notes/arithmetic.md).
+
     Each run has state of its own, which begins as a copy of ``optimizer``'s.  The device needs room for one such state
     more, and the host for two copies of the parameters.  Restored are parameters, gradients, buffers, modes and random
     number generators of torch, NumPy and Python; ``optimizer`` and its state are never touched.  Batches taken from an

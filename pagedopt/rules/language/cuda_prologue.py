@@ -85,11 +85,11 @@ class _PrologueExpression(CudaExpression):
             text = f"python::{_OPERATORS[type(node.op)]}({self.visit(node.left)}, {self.visit(node.right)})"
         else:
             text = super().visit_BinOp(node)
-        return self._unsigned_zero(node, text) if isinstance(node.op, ast.Mult | ast.Mod | ast.FloorDiv) else text
+        return self._without_sign(node, text) if isinstance(node.op, ast.Mult | ast.Mod | ast.FloorDiv) else text
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> str:
         text = super().visit_UnaryOp(node)
-        return self._unsigned_zero(node, text) if isinstance(node.op, ast.USub) else text
+        return self._without_sign(node, text) if isinstance(node.op, ast.USub) else text
 
     def visit_Call(self, node: ast.Call) -> str:
         name: str = node.func.id  # type: ignore[attr-defined]
@@ -113,9 +113,9 @@ class _PrologueExpression(CudaExpression):
                 return all(map(self.is_int, arguments))
         return isinstance(node, ast.Compare)
 
-    def _unsigned_zero(self, node: ast.expr, text: str) -> str:
-        """Return ``text``, or its sum with 0 if ``node`` is an int: an int has no negative zero."""
-        return f"({text} + S(0))" if self.is_int(node) else text
+    def _without_sign(self, node: ast.expr, text: str) -> str:
+        """Return ``text``, whose zero loses its sign if ``node`` is an int."""
+        return f"python::whole({text})" if self.is_int(node) else text
 
 
 def _cpp(name: str) -> str:
