@@ -1,0 +1,56 @@
+"""What a graph keeps alive: the destructor, called as CUDA calls it, lets go of it at the next call."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+
+import pytest
+
+from pagedopt.system.cuda import graphs
+
+
+class Kept:
+    """Something that can be watched."""
+
+
+def destroyed(held: graphs.Held) -> None:
+    """Run the destructor on another thread, as the driver does."""
+    run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(graphs.destructor())
+    thread = threading.Thread(target=run, args=(held.address,))
+    thread.start()
+    thread.join()
+
+
+@pytest.fixture
+def holding(monkeypatch: pytest.MonkeyPatch) -> list[graphs.Held]:
+    held = [graphs.Held(Kept()) for _ in range(3)]
+    monkeypatch.setattr(graphs, "_held", held)
+    return held
+
+
+def test_what_is_held_lives_until_the_graph_is_gone(holding: list[graphs.Held]) -> None:
+    seen = [weakref.ref(held.kept) for held in holding]
+    assert graphs.count_held() == 3
+    gone = holding[1]
+    assert not gone.released
+    destroyed(gone)
+    assert gone.released
+    assert [watch() is None for watch in seen] == [False, False, False], "the destructor itself frees nothing"
+    graphs.drop_released()
+    assert [watch() is None for watch in seen] == [False, True, False]
+    assert graphs.count_held() == 2
+    assert gone not in holding
+
+
+def test_what_lets_go_may_capture_and_let_go_itself(holding: list[graphs.Held]) -> None:
+    class Nested:
+        def __del__(self) -> None:
+            graphs.drop_released()
+            holding.append(graphs.Held(Kept()))
+
+    holding[0].kept = Nested()
+    destroyed(holding[0])
+    graphs.drop_released()
+    assert len(holding) == 3
