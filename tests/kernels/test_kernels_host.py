@@ -165,8 +165,18 @@ def test_every_rule(variant: int, gap: int, capfd: pytest.CaptureFixture[str]) -
         check(rule, dtypes, threads, 0, plays[variant], capfd, gap=gap)
 
 
+#: The others differ from one of these in storage or in operations, not in both.
+OFTEN = ("adamw", "sgd_momentum", "lion")
+_BY_CASE = [
+    pytest.param(
+        at, id=name_of((rule, stored)), marks=[] if rule.name in OFTEN or stored == "float32" else pytest.mark.long
+    )
+    for at, (rule, stored) in enumerate(CASES)
+]  # fmt: skip
+
+
 @pytest.mark.xdist_group("host-bits")
-@pytest.mark.parametrize("case", range(len(CASES)), ids=lambda at: name_of(CASES[at]))
+@pytest.mark.parametrize("case", _BY_CASE)
 def test_the_bits_of_several_steps_are_numbas(case: int) -> None:
     """Special values included; of a NaN only that it is one."""
     names = tuple(instance(rule, dtypes_of(rule, stored), 512, "TableAt") for rule, stored in CASES)
