@@ -1,0 +1,170 @@
+"""A table in device memory whose scalars a kernel fills in: what the host copies there, when, and in which order.
+
+Streams are queues here; the prologue is a stand-in that adds 1 to the first scalar of each row that takes a step.
+``tests/kernels/test_prologue.py`` plays the kernel itself, ``tests/gpu/test_gpu_capture.py`` all of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from fakes import FakeBuffer, FakeCuda, change
+
+from pagedopt.kernels import cuda as kernels
+from pagedopt.launch import device_step
+from pagedopt.launch.device_step import RING, DeviceStep
+from pagedopt.rules import RULES
+from pagedopt.system.cuda import driver
+from pagedopt.tables.layout import Geometry, HostTable
+from pagedopt.transports.transport import TABLE_AT
+
+RULE, ROWS, STREAM = RULES["adamw"], 3, 7
+
+
+def live_words(address: int, count: int) -> np.ndarray:
+    """The words there, to read and to write."""
+    return np.frombuffer((ctypes.c_uint64 * count).from_address(address), np.uint64)
+
+
+class Memory(FakeBuffer):
+    """In the place of device memory."""
+
+    def __init__(self, nbytes: int, device: int) -> None:
+        super().__init__(nbytes)
+
+    def fill(self, source: int) -> None:
+        ctypes.memmove(self.address, source, self.nbytes)
+
+
+class World:
+    """A step on a device made of queues; ``runs`` counts prologues that have run."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cuda, self.runs = FakeCuda(monkeypatch), 0
+        monkeypatch.setattr(driver, "DeviceMemory", Memory)
+        monkeypatch.setattr(kernels, "prologue_kernel", lambda rule, device: self.prologue)
+        capturing = SimpleNamespace(is_current_stream_capturing=lambda: self.cuda.graph is not None)
+        monkeypatch.setattr(device_step, "torch", SimpleNamespace(cuda=capturing))
+        self.table = HostTable(4, [5, 3000, 1], RULE.uniform_count, ROWS, Geometry(1024, 32))
+        change(self.table, 1, "both")
+        self.step = DeviceStep(RULE, 0, self.table, 2, np.array([4.0, 5.0, 6.0]))
+        self.tell(1)
+
+    def tell(self, value: int) -> None:
+        """Other inputs and constants."""
+        self.step.inputs[:], self.step.constants[:], self.step.changed = value, value / 3, True
+        self.table.stamp += 1
+
+    def prologue(self, argument: np.ndarray, rows: int, stream: kernels.Stream) -> None:
+        at = argument.view(kernels.PROLOGUE_AT)[0]
+        told, want = self.step.inputs.copy(), self.table.row_words.copy()
+        assert (int(at["rows"]), int(at["stride"]), int(at["seed_at"])) == (ROWS, RULE.uniform_count, -1)
+        assert rows == ROWS
+
+        def run() -> None:
+            inputs = live_words(int(at["inputs"]), told.size).reshape(told.shape)
+            assert np.array_equal(inputs, told), "the prologue reads what was told later, or nothing"
+            scalars = live_words(int(at["table"]), self.table.rows_at).view(np.float64)
+            scalars.reshape(ROWS, -1)[:, 0] += 1
+            there = live_words(int(at["table"]), len(self.table.words))[self.table.rows_at : self.table.rows_end]
+            assert np.array_equal(there.view(np.int64).reshape(want.shape), want)
+            self.runs += 1
+
+        self.cuda.submit(stream.ptr, run)
+
+    def launch(self, stream: int = STREAM, spans: Any = (None,)) -> int:
+        """A step in as many launches as there are spans; the number of kernels."""
+        kernels = 0
+        with self.step.lend(self.table, stream) as lent:
+            for span in spans:
+                for argument, count in lent.parts(span):
+                    assert int(argument.view(TABLE_AT)["words"][0]) == self.step.address
+                    assert count > 0
+                    kernels += 1
+        return kernels
+
+    @property
+    def firsts(self) -> list[float]:
+        """The first scalar of each row, on the device."""
+        return live_words(self.step.address, self.table.rows_at).view(np.float64).reshape(ROWS, -1)[:, 0].tolist()
+
+    @property
+    def counters(self) -> list[float]:
+        return live_words(self.step.counter_at(0), ROWS).view(np.float64).tolist()
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(monkeypatch)
+
+
+def test_one_prologue_runs_before_the_launches_of_a_step(world: World) -> None:
+    chunks = len(world.table.chunk_words)
+    assert world.launch(spans=((0, 1), (1, chunks), (chunks, chunks))) == 2
+    world.cuda.drain(STREAM)
+    assert world.runs == 1
+    assert world.launch() == 1
+    world.cuda.drain(STREAM)
+    assert world.runs == 2
+
+
+def test_what_has_not_changed_is_not_copied_and_scalars_and_counts_are_the_device_s(world: World) -> None:
+    before = world.table.scalars[:, 0].tolist()
+    for _ in range(3):
+        world.launch()
+        world.cuda.drain(STREAM)
+    assert world.step.copies == 1
+    assert world.firsts == [first + 3 for first in before]
+    live_words(world.step.counter_at(0), ROWS).view(np.float64)[:] = 9.0  # a prologue counts there
+    world.tell(2)
+    world.launch()
+    world.cuda.drain(STREAM)
+    assert world.step.copies == 2
+    assert world.firsts == [first + 4 for first in before]
+    assert world.counters == [9.0] * ROWS
+
+
+def test_counters_begin_where_they_are_told_to(world: World) -> None:
+    world.launch()
+    world.cuda.drain(STREAM)
+    assert world.counters == [4.0, 5.0, 6.0]
+
+
+def test_each_step_reads_what_was_told_before_it(world: World) -> None:
+    for value in range(2, 3 * RING):
+        world.tell(value)
+        change(world.table, value, "rows")
+        world.launch()
+    world.cuda.drain(STREAM)
+    assert world.runs == 3 * RING - 2
+    assert "wait" in world.cuda.calls, "more copies than buffers, and none was waited for"
+
+
+def test_constants_lie_where_inputs_are_told_they_do(world: World) -> None:
+    world.step.constants[1, 2], world.step.changed = 0.125, True
+    world.launch()
+    world.cuda.drain(STREAM)
+    assert live_words(world.step.constant_at(1, 2), 1).view(np.float64).tolist() == [0.125]
+
+
+def test_in_a_capture_the_table_is_there_at_once_and_no_event_is_recorded(world: World) -> None:
+    world.cuda.graph = graph = []
+    world.launch()
+    world.cuda.graph = None
+    before = world.firsts
+    assert world.step.copies == 0
+    for count in range(1, 4):
+        for work in graph:
+            work()
+        assert world.firsts == [first + count for first in before]
+    world.tell(5)
+    assert world.step.publish(world.table, STREAM)
+    assert not world.step.publish(world.table, STREAM)
+    world.cuda.drain(STREAM)
+    kept = live_words(world.step.address, len(world.table.words) + world.step.inputs.size)
+    assert kept[-1] == 5
+    assert world.firsts == [first + 3 for first in before]
