@@ -68,7 +68,7 @@ class CapturingOptimizer(RuleOptimizer):
         return steps
 
     def _changes(self) -> list[str]:
-        return [text for step in self._alive() for part in step.changes(self) for text in part]
+        return [text for step in self._alive() for text in step.changes(self)]
 
     def _captured(self) -> bool:
         """Capture the step if the current stream is being captured into a graph, and return whether it is."""

@@ -223,7 +223,9 @@ def test_what_has_changed_is_named_and_followed() -> None:
         optimizer.check_capture()
     for world in ((params, optimizer), eager):
         give(world[0], 5, in_place=False)
-    with pytest.raises(RuntimeError, match=r"grad 0 has moved; grad 1 has moved.*lr of group 0"):
+    with pytest.raises(
+        RuntimeError, match=r"gradient of parameter 0 has moved; the gradient of parameter 1 has moved.*lr of group 0"
+    ):
         optimizer.check_capture()
     optimizer.refresh()
     optimizer.check_capture()
@@ -231,7 +233,7 @@ def test_what_has_changed_is_named_and_followed() -> None:
     eager[1].step()
     assert_same((params, optimizer), eager)
     params[1].grad = params[1].grad.clone()  # type: ignore[union-attr]
-    with pytest.warns(RuntimeWarning, match="a captured step does not know that grad 1 has moved"):
+    with pytest.warns(RuntimeWarning, match="a captured step does not know that the gradient of parameter 1 has moved"):
         optimizer.step()
 
 
@@ -250,7 +252,7 @@ def _move_parameter(params: list[torch.nn.Parameter], optimizer: Any) -> None:
 VOIDS = {
     "state 'exp_avg' of parameter 0 was replaced": _replace_state,
     "groups, their parameters or their rules are others": _add_group,
-    "param 1 has moved": _move_parameter,
+    "parameter 1 has moved": _move_parameter,
 }
 
 

@@ -37,38 +37,42 @@ class CapturedStep:
 
     def __init__(self, optimizer: RuleOptimizer, launches: Sequence[tuple[DeviceBucket, list[Member], Update]]) -> None:
         self._launches = tuple([(bucket, tuple(of)) for bucket, of, _ in launches])
-        self._addresses = [[t.data_ptr() for _, t in _state(of)] for _, of in self._launches]
+        self._addresses = [[t.data_ptr() for _, _, t in _state(of)] for _, of in self._launches]
         self._groups, self._rules = _groups(optimizer), _rules(optimizer)
         #: Parameters and gradients that the captured lists name.
         self._read: tuple[Tensors, ...] = tuple([update.tensors for _, _, update in launches])
         self._transport = optimizer.transport
 
-    def changes(self, optimizer: RuleOptimizer) -> tuple[list[str], list[str]]:
-        """Return (what a refresh follows, what makes the capture void), in words."""
-        moved: list[str] = []
-        void: list[str] = []
+    def void(self, optimizer: RuleOptimizer) -> list[str]:
+        """Return what no refresh can follow, in words: replaced state, moved parameters, other groups."""
         if _groups(optimizer) != self._groups or _rules(optimizer) != self._rules:
-            void.append("groups, their parameters or their rules are others")
-            return moved, void
+            return ["groups, their parameters or their rules are others"]
+        found = []
         for (bucket, of), addresses in zip(self._launches, self._addresses, strict=True):
             for m in of:
                 entry = optimizer.state.get(m.param, {})
-                void += [
-                    f"state {n!r} of parameter {m.index} was replaced"
-                    for n in m.entry
-                    if entry.get(n) is not m.entry[n]
-                ]
-            for (name, t), address in zip(_state(of), addresses, strict=True):
-                if t.data_ptr() != address:
-                    void.append(f"{name} has moved")
-            for name, i in bucket.sweep.table.moved([[m.param for m in of], [m.param.grad for m in of]]):
-                (moved if name == "grad" else void).append(f"{name} {of[i].index} has moved")
-            moved += [f"{each} has changed" for each in bucket.differences(optimizer)]
+                replaced = [name for name, value in m.entry.items() if entry.get(name) is not value]
+                found += [f"state {name!r} of parameter {m.index} was replaced" for name in replaced]
+            state = zip(_state(of), addresses, strict=True)
+            found += [
+                f"state {name!r} of parameter {m.index} has moved" for (m, name, t), at in state if t.data_ptr() != at
+            ]
+            moved = bucket.sweep.table.moved([[m.param for m in of]])
+            found += [f"parameter {of[i].index} has moved" for _, i in moved]
         known = {id(m.param) for _, of in self._launches for m in of}
         for index, (_, _, p) in enumerate(occurrences(optimizer)):
             if p.grad is not None and id(p) not in known:
-                void.append(f"parameter {index} has a gradient and had no state")
-        return moved, void
+                found.append(f"parameter {index} has a gradient, and had no state")
+        return found
+
+    def changes(self, optimizer: RuleOptimizer) -> list[str]:
+        """Return what is not as the captured step was told, in words."""
+        found = self.void(optimizer)
+        for bucket, of in () if found else self._launches:
+            moved = bucket.sweep.table.moved([(), [m.param.grad for m in of]])
+            found += [f"the gradient of parameter {of[i].index} has moved" for _, i in moved]
+            found += [f"{each} has changed" for each in bucket.differences(optimizer)]
+        return found
 
     def refresh(self, optimizer: RuleOptimizer) -> None:
         """Queue a copy of today's gradients and numbers into the captured list, on the current stream.
@@ -82,8 +86,7 @@ class CapturedStep:
                 f"transport={self._transport!r} passes its table by value, and a captured step keeps the list that it "
                 "was captured with; use 'managed', 'mapped' or 'memcpy' where gradients move"
             )
-        _, void = self.changes(optimizer)
-        if void:
+        if void := self.void(optimizer):
             raise RuntimeError(f"this captured step is void: {'; '.join(void)}. Capture again")
         for bucket, of in self._launches:
             _check_dtypes(bucket, of)
@@ -99,9 +102,9 @@ class CapturedStep:
         self._read = tuple(now)
 
 
-def _state(of: Iterable[Member]) -> list[tuple[str, torch.Tensor]]:
-    """Return the state that kernels write, with what it is called."""
-    return [(f"state {name!r} of parameter {m.index}", m.entry[name]) for m in of for name in m.entry]
+def _state(of: Iterable[Member]) -> list[tuple[Member, str, torch.Tensor]]:
+    """Return the state that kernels write."""
+    return [(m, name, value) for m in of for name, value in m.entry.items()]
 
 
 def _groups(optimizer: RuleOptimizer) -> list[list[int]]:
