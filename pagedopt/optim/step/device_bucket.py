@@ -17,7 +17,7 @@ from ...transports.choose import Kind
 from ..state.rule_optimizer import RuleOptimizer
 from ..state.scalar_state import Ahead, NumberTensors, UnsavedStepCounts
 from .bucket import Bucket
-from .hyperparameters import scalars_of
+from .hyperparameters import number_of, scalars_of
 from .members import Grads, Member
 from .update import Update
 
@@ -126,8 +126,15 @@ class DeviceBucket(Bucket):
         self._tensors = tuple(tensors)
 
     def _values(self, optimizer: RuleOptimizer, group: int) -> list[tuple[str, Any]]:
-        """Return (name, number or CUDA tensor) of each hyperparameter; 0 for those that each parameter has itself."""
+        """Return (name, number or tensor on the device) of each hyperparameter; 0 for those that parameters have.
+
+        A tensor that the device cannot read is read here; in a capture :func:`_address` refuses it.
+        """
         values = scalars_of(self.rule, optimizer.param_groups[group], optimizer.defaults, on_device=True)
+        if not torch.cuda.is_current_stream_capturing():
+            for name, value in values.items():
+                if isinstance(value, torch.Tensor) and not _can_be_read(value, self.sweep.device):
+                    values[name] = number_of(name, value)
         return [(name, values.get(name, self.rule.defaults.get(name, 0.0))) for name in self.rule.scalars]
 
     def differences(self, optimizer: RuleOptimizer) -> list[str]:
@@ -148,9 +155,14 @@ class DeviceBucket(Bucket):
         return self._device_step.publish(self.sweep.table.host, stream)
 
 
+def _can_be_read(tensor: torch.Tensor, device: torch.device) -> bool:
+    """Whether the prologue can read a number in ``tensor``."""
+    return tensor.device == device and tensor.dtype in SINGLES and tensor.numel() == 1
+
+
 def _address(tensor: torch.Tensor, name: str, device: torch.device) -> int:
     """Return the address of a number, with the mark of a float32."""
-    if tensor.device != device or tensor.dtype not in SINGLES or tensor.numel() != 1:
+    if not _can_be_read(tensor, device):
         raise RuntimeError(
             f"{name} is a tensor of {tensor.numel()} elements, {tensor.dtype} on {tensor.device}; a step on {device} "
             "whose numbers stay there reads one element of float32 or float64 there"
