@@ -95,7 +95,8 @@ def test_both_are_near_and_nothing_is_left(kind: Any, given: dict[str, Any], opt
     assert seen.state_bytes[0] >= state
     spilled = {**given, **options}.get("device_budget") is not None
     assert (seen.saved_bytes > 0) == spilled or not spilled
-    assert "torch's" in str(seen)
+    chosen = "fused" if given.get("fused") else "foreach" if given.get("foreach") else "loop"
+    assert f"torch's {seen.names[0].split()[1]} ({chosen})" in str(seen)
     assert ("saved" in str(seen)) or seen.saved_bytes < 0
 
 

@@ -33,7 +33,7 @@ class Shadow:
     """What :func:`shadow` measured.  In each pair torch's value is first.
 
     Attributes:
-        names: of the two classes.
+        names: of the two classes; of torch's with the way in which it computes (loop, foreach, fused).
         losses: of every step.
         difference: the largest absolute difference between the two's parameters after the last step; NaN if either has
             become NaN.
@@ -133,7 +133,7 @@ def shadow(
     difference, where = _largest(*ends)
     change, _ = _largest(ends[0], {name: p.detach() for name, p in _named(model, optimizer)})  # restored by now
     (one, bytes_one, time_one), (other, bytes_other, time_other) = seen
-    names = (f"torch's {pair[0].__name__}", pair[1].__name__)
+    names = (f"torch's {pair[0].__name__} ({_way(optimizer)})", pair[1].__name__)
     return Shadow(names, (one, other), difference, where, change, (bytes_one, bytes_other), (time_one, time_other))
 
 
@@ -149,6 +149,15 @@ def _pair(optimizer: torch.optim.Optimizer, options: Options) -> tuple[tuple[Any
             return (theirs, ours), options
     names = ", ".join(f"torch.optim.{theirs.__name__} or {ours.__name__}" for theirs, ours in known)
     raise TypeError(f"optimizer is a {type(optimizer).__name__}, which has no counterpart; there are {names}")
+
+
+def _way(optimizer: torch.optim.Optimizer) -> str:
+    """Return which of torch's ways the groups' flags choose; without a flag torch's default."""
+    ways = set()
+    for group in optimizer.param_groups:
+        default = any(p.is_cuda for p in group["params"]) if group.get("foreach") is None else group["foreach"]
+        ways.add("fused" if group.get("fused") else "foreach" if default else "loop")
+    return " and ".join(sorted(ways))
 
 
 def _named(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
