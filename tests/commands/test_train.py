@@ -359,6 +359,6 @@ def test_comparison_finds_the_worst_step() -> None:
 def test_a_yardstick_only_widens_the_tolerance() -> None:
     found = compare([3.0, 2.0], [3.0, 2.5], tolerance=0.2)
     assert found.needs_yardstick
-    for own, tolerance in ((0.001, 0.2), (0.25, 10 * 0.25), (math.nan, 0.2), (math.inf, 0.2)):
+    for own, tolerance in ((0.001, 0.2), (0.25, FACTOR * 0.25), (math.nan, 0.2), (math.inf, 0.2)):
         assert found.beside(own).tolerance == tolerance
     assert found.beside(0.001).sentence(2, "ours", "theirs").endswith("by 0.001; the tolerance is 0.2.")

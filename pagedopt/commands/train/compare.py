@@ -60,7 +60,7 @@ class Comparison:
         """Return this comparison with the tolerance that torch's difference from itself gives.
 
         >>> compare([3.0, 2.0], [3.0, 2.5], tolerance=0.1).beside(0.25).tolerance
-        2.5
+        7.5
         """
         tolerance = max(self.tolerance, FACTOR * torch_difference) if torch_difference < math.inf else self.tolerance
         return replace(self, tolerance=tolerance, torch_difference=torch_difference)
