@@ -96,9 +96,13 @@ class DeviceStep(Transport):
             self.publish(table, stream)
         return _Lent(self, table, stream, capturing)
 
+    def is_told(self, table: HostTable) -> bool:
+        """Whether nothing has changed since the last copy was queued."""
+        return table.stamp == self._stamp and not self.changed
+
     def publish(self, table: HostTable, stream: int) -> bool:
         """Queue a copy of what has changed on ``stream``, behind all launches so far; return whether anything had."""
-        if table.stamp == self._stamp and not self.changed:
+        if self.is_told(table):
             return False
         if self._stream is not None and self._stream != stream:
             self._last.hold(stream)

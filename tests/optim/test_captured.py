@@ -20,6 +20,7 @@ Params = list[torch.nn.Parameter]
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> tuple[Params, Any, CapturedStep]:
     monkeypatch.setattr(Bucket, "differences", lambda bucket, optimizer: [], raising=False)
+    monkeypatch.setattr(Bucket, "is_told", True, raising=False)
     params = [torch.nn.Parameter(torch.randn(5)) for _ in range(3)]
     late = torch.nn.Parameter(torch.randn(2))
     optimizer = PagedAdamW([{"params": params[:2]}, {"params": [params[2], late]}])
@@ -96,6 +97,24 @@ def test_what_makes_it_void_is_named(
     assert captured.changes(optimizer) == captured.void(optimizer)
     with pytest.raises(RuntimeError, match=f"is void: .*{words}.*Capture again"):
         captured.refresh(optimizer)
+
+
+def test_gradients_that_no_captured_kernel_can_read_are_refused_first(
+    world: tuple[Params, Any, CapturedStep], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params, optimizer, captured = world
+    monkeypatch.setattr(Bucket, "follow", lambda *_: pytest.fail("the list was rewritten"), raising=False)
+    params[1].grad = torch.ones(10)[::2]
+    with pytest.raises(ValueError, match=r"gradient of parameter 1 has shape \(5,\) and strides \(2,\)"):
+        captured.refresh(optimizer)
+
+
+def test_a_refresh_that_was_broken_off_is_named(
+    world: tuple[Params, Any, CapturedStep], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, optimizer, captured = world
+    monkeypatch.setattr(Bucket, "is_told", False)
+    assert captured.changes(optimizer) == ["a refresh was broken off"]
 
 
 def test_gradients_that_move_or_go_are_no_reason_to_capture_again(world: tuple[Params, Any, CapturedStep]) -> None:

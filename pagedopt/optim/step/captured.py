@@ -11,7 +11,7 @@ import torch
 from ...system import internals
 from ...system.cuda import graphs
 from ...system.interrupts import Uninterrupted
-from ...tables.columns import Tensors
+from ...tables.columns import Tensors, same_layout
 from ...tables.shards import is_sharded
 from ..state.rule_optimizer import RuleOptimizer, occurrences
 from ..state.scalar_state import number_names
@@ -72,6 +72,8 @@ class CapturedStep:
             moved = bucket.sweep.table.moved([(), [m.param.grad for m in of]])
             found += [f"the gradient of parameter {of[i].index} has moved" for _, i in moved]
             found += [f"{each} has changed" for each in bucket.differences(optimizer)]
+            if not bucket.is_told:
+                found.append("a refresh was broken off")
         return found
 
     def refresh(self, optimizer: RuleOptimizer) -> None:
@@ -89,7 +91,7 @@ class CapturedStep:
         if void := self.void(optimizer):
             raise RuntimeError(f"this captured step is void: {'; '.join(void)}. Capture again")
         for bucket, of in self._launches:
-            _check_dtypes(bucket, of)
+            _check_gradients(bucket, of)
         now = [bucket.tensors_of(of) for bucket, of in self._launches]
         before, self._read = self._read, (*self._read, *now)  # both, until the list has been rewritten
         for (bucket, of), tensors in zip(self._launches, now, strict=True):
@@ -115,13 +117,19 @@ def _rules(optimizer: RuleOptimizer) -> list[object]:
     return [*map(optimizer.rule_of, optimizer.param_groups)]
 
 
-def _check_dtypes(bucket: Bucket, of: Sequence[Member]) -> None:
-    """Raise TypeError if a gradient has another dtype than when the kernel was captured."""
+def _check_gradients(bucket: Bucket, of: Sequence[Member]) -> None:
+    """Raise an error if a captured kernel cannot read a gradient: TypeError for its dtype, else ValueError."""
     captured = bucket.sweep.table.dtypes[1]
     for m in of:
-        if (grad := m.param.grad) is not None and grad.dtype is not captured:
-            raise TypeError(
-                f"the gradient of parameter {m.index} is {grad.dtype}, the captured one reads {captured}: capture again"
+        if (grad := m.param.grad) is None:
+            continue
+        what = f"the gradient of parameter {m.index}"
+        if grad.dtype is not captured:
+            raise TypeError(f"{what} is {grad.dtype}, the captured one reads {captured}: capture again")
+        if grad.shape != m.param.shape or not same_layout(grad.shape, m.param.stride(), grad.stride()):
+            raise ValueError(
+                f"{what} has shape {tuple(grad.shape)} and strides {grad.stride()}; a captured step reads one that is "
+                f"laid out as its parameter, {tuple(m.param.shape)} with strides {m.param.stride()}"
             )
 
 

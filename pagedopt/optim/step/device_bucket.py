@@ -150,6 +150,11 @@ class DeviceBucket(Bucket):
                     found.append(f"{name} of group {group}")
         return found
 
+    @property
+    def is_told(self) -> bool:
+        """Whether the device has, or will have, all that the table says."""
+        return self._device_step.is_told(self.sweep.table.host)
+
     def publish(self, stream: int) -> bool:
         """Queue a copy of what has changed on a stream; see :meth:`DeviceStep.publish`."""
         return self._device_step.publish(self.sweep.table.host, stream)
