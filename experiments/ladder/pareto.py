@@ -25,7 +25,17 @@ from experiments.harness.machine import chosen_device
 from experiments.harness.panels import RED, Lines
 from experiments.lab import Bar, Case, Plot, Row, Rows, Run, Table, by_clock_of, console, on_one_clock, over
 from experiments.works import contenders
-from experiments.works.contenders import COMPILED, COMPILED_LOOP, COPY, FOREACH, FUSED, GRAPH, OURS, Contender
+from experiments.works.contenders import (
+    COMPILED,
+    COMPILED_LOOP,
+    COPY,
+    FOREACH,
+    FUSED,
+    GRAPH,
+    OURS,
+    OURS_GRAPH,
+    Contender,
+)
 from experiments.works.fresh import fresh
 from experiments.works.models import LLAMA_LAYER, Work, gpt2_shapes
 from experiments.works.reference import Bound, Reference
@@ -66,7 +76,11 @@ def chosen(run: Run, work: Work, compiled: bool = False) -> Iterator[Contender]:
     """Those that are installed, and of use here."""
     asked = [c for c in contenders.CONTENDERS.values() if c.compiled is compiled and c.name not in ELSEWHERE]
     if run.device.type == "cpu":  # where state that crosses lies in pages of a file, each of 1,000 numbers and more
-        asked = [c for c in asked if not c.needs and c.name != GRAPH and not (c.crosses and len(work.shapes) > 200)]
+        asked = [
+            c
+            for c in asked
+            if not c.needs and c.name not in (GRAPH, OURS_GRAPH) and not (c.crosses and len(work.shapes) > 200)
+        ]
     names = contenders.installed(run, [c.name for c in asked if c.name in TOYS or not run.quick])
     for contender in (contenders.CONTENDERS[name] for name in names):
         if why := unfit(contender, work):

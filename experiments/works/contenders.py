@@ -19,6 +19,7 @@ from pagedopt.formats import FORMATS
 
 OURS, FUSED, COPY = "PagedAdamW", "torch fused", "copy of its bytes"
 FOREACH, LOOP, GRAPH = "torch foreach", "torch loop", "CUDA graph of torch fused"
+OURS_GRAPH = f"{OURS} in a CUDA graph"
 COMPILED, COMPILED_LOOP = "torch.compile of foreach", "torch.compile of loop"
 TRITON = "Triton over our table"
 #: Elements of a tensor from which on packages quantize its state.
@@ -106,6 +107,11 @@ def graphed(family: Family = ADAMW, /) -> Build:
     return lambda params: graph_of(theirs(family, fused=True, **family.graph)(params).step)
 
 
+def graphed_ours() -> Build:
+    """A CUDA graph of PagedAdamW."""
+    return lambda params: graph_of(ours(capturable=True)(params).step)
+
+
 def graph_of(step: Callable[[], object]) -> Bound:
     """A CUDA graph of a step, after two that warm it up."""
     return Bound(captured(step, 2), 2)
@@ -127,6 +133,7 @@ def every() -> Iterator[Contender]:
     yield Contender(OURS, ours())
     yield Contender(f"{OURS}, device", ours(placement="device"))
     yield Contender(f"{OURS}, managed state", ours(placement="managed"))
+    yield Contender(OURS_GRAPH, graphed_ours())
     for share in ("75%", "50%", "25%", "0%"):
         yield Contender(f"{OURS}, {share} on device", ours(device_budget=share), crosses=True)
     for name, of in FORMATS.items():
