@@ -167,9 +167,16 @@ def test_every_rule(variant: int, gap: int, capfd: pytest.CaptureFixture[str]) -
 
 #: The others differ from one of these in storage or in operations, not in both.
 OFTEN = ("adamw", "sgd_momentum", "lion")
+
+
+def is_often(rule: Rule, stored: str) -> bool:
+    """Whether a case is no long one: these three in all storages, and the elementwise rules in one."""
+    return rule.name in OFTEN or (stored == "float32" and not rule.name.startswith("adam"))
+
+
 _BY_CASE = [
     pytest.param(
-        at, id=name_of((rule, stored)), marks=[] if rule.name in OFTEN or stored == "float32" else pytest.mark.long
+        at, id=name_of((rule, stored)), marks=[] if is_often(rule, stored) else pytest.mark.long
     )
     for at, (rule, stored) in enumerate(CASES)
 ]  # fmt: skip
