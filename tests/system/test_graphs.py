@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 import weakref
 
@@ -25,8 +26,10 @@ def destroyed(held: graphs.Held) -> None:
 
 @pytest.fixture
 def holding(monkeypatch: pytest.MonkeyPatch) -> list[graphs.Held]:
-    held = [graphs.Held(Kept()) for _ in range(3)]
+    held: list[graphs.Held] = []
     monkeypatch.setattr(graphs, "_held", held)
+    for _ in range(3):
+        graphs.hold(Kept())
     return held
 
 
@@ -48,9 +51,18 @@ def test_what_lets_go_may_capture_and_let_go_itself(holding: list[graphs.Held]) 
     class Nested:
         def __del__(self) -> None:
             graphs.drop_released()
-            holding.append(graphs.Held(Kept()))
+            graphs.hold(Kept())
 
     holding[0].kept = Nested()
     destroyed(holding[0])
     graphs.drop_released()
     assert len(holding) == 3
+
+
+def test_a_semaphore_outlives_whoever_waits_for_it(holding: list[graphs.Held]) -> None:
+    watch, held = weakref.ref(holding[0].kept), holding[0]
+    before = sys.getrefcount(held)
+    destroyed(held)
+    graphs.drop_released()
+    assert watch() is None
+    assert sys.getrefcount(held) == before - 2, "the list's reference, and the one that outlives it"

@@ -2,8 +2,8 @@
 
 CUDA calls a *user object's* destructor once the graph, and all that was instantiated from it, is gone: on a thread of
 its own, where no call of CUDA is allowed.  Here the destructor is the C library's ``sem_post``.  It runs no Python and
-frees nothing, so it is safe at any time, also while the process ends.  The next :func:`drop_released` sees the
-semaphore and lets the objects go.
+frees nothing.  The next :func:`drop_released` sees the semaphore and lets the objects go.  What no graph has released
+when the interpreter ends is left as it is: the destructor may still run then, and needs the semaphore.
 """
 
 from __future__ import annotations
@@ -77,16 +77,27 @@ def keep_with_graph(stream: int, kept: Any) -> Held:
     status, _, graph = _capture_info(stream)
     if status != d.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE:
         raise RuntimeError("the stream is not being captured into a CUDA graph")
-    held = Held(kept)
+    held = hold(kept)
     flags = int(d.CUuserObject_flags.CU_USER_OBJECT_NO_DESTRUCTOR_SYNC)
-    owner = call("cuUserObjectCreate", held.address, d.CUhostFn(destructor()), 1, flags)
-    with _lock:
-        _held.append(held)  # before a reference can be released: the semaphore has to be there until then
+    try:
+        owner = call("cuUserObjectCreate", held.address, d.CUhostFn(destructor()), 1, flags)
+    except BaseException:
+        _libc().sem_post(held.address)
+        raise
     try:
         call("cuGraphRetainUserObject", graph, owner, 1, int(d.CUuserObjectRetain_flags.CU_GRAPH_USER_OBJECT_MOVE))
     except BaseException:
         call("cuUserObjectRelease", owner, 1)
         raise
+    return held
+
+
+def hold(kept: Any) -> Held:
+    """Keep an object until the destructor has run; its semaphore to the end of the process, if it never does."""
+    held = Held(kept)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
+    with _lock:
+        _held.append(held)
     return held
 
 
@@ -103,9 +114,11 @@ def drop_released() -> None:
         return
     with _lock:
         gone = [held for held in _held if held.released]
-        _held[:] = [held for held in _held if not held.released] if gone else _held
+        for held in gone:
+            _held.remove(held)
     for held in gone:
         held.kept = None
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(held))
 
 
 def count_held() -> int:
