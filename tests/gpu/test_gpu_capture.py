@@ -1,116 +1,31 @@
-"""Captured steps: a replay is a step, whatever has changed in memory, and a graph owns what it reads."""
+"""Captured steps: a replay is a step, whatever has changed in memory."""
 
 from __future__ import annotations
 
 import functools
 import gc
-import pickle
-import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from gpu_support import launching, settled
-from injector import interrupt_at
+from captured_toys import (
+    CAPTURABLE,
+    KINDS,
+    PLACES,
+    assert_same,
+    begun,
+    captured,
+    give,
+    parameters,
+)
+from gpu_support import launching
 from optim_support import same
 
-import pagedopt
-from pagedopt import PagedAdamW, PagedLion, PagedSGD
-from pagedopt.kernels import cuda
-from pagedopt.system.cuda import driver, graphs
-from tests.outside.nadam import NAdam, nadam
+from pagedopt import PagedAdamW
+from tests.outside.nadam import nadam
 
 pytestmark = launching()
-
-HYPER: dict[str, Any] = {"lr": 0.03, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.2}
-CAPTURABLE: dict[str, Any] = {**HYPER, "capturable": True}
-
-
-class CapturableNAdam(NAdam):
-    """With a number of each parameter's own, which the prologue changes."""
-
-    def __init__(self, params: Any, **options: Any) -> None:
-        super().__init__([{"params": params, "capturable": True}], **options)
-
-
-KINDS: dict[str, Callable[..., Any]] = {
-    "adamw": functools.partial(PagedAdamW, **CAPTURABLE),
-    "amsgrad": functools.partial(PagedAdamW, **CAPTURABLE, amsgrad=True, maximize=True),
-    "bfloat16 state": functools.partial(PagedAdamW, **CAPTURABLE, state_format="bfloat16"),
-    "fused": functools.partial(PagedAdamW, **CAPTURABLE, fused=True),
-    "sgd": functools.partial(PagedSGD, lr=0.03, weight_decay=0.2),
-    "momentum": functools.partial(PagedSGD, lr=0.03, momentum=0.7, dampening=0.4, weight_decay=0.2),
-    "nesterov": functools.partial(PagedSGD, lr=0.03, momentum=0.7, nesterov=True),
-    "lion": functools.partial(PagedLion, lr=0.003, betas=(0.8, 0.95), weight_decay=0.2, capturable=True),
-    "nadam": functools.partial(CapturableNAdam, lr=0.02, momentum_decay=0.05),
-}
-PLACES: dict[str, dict[str, Any]] = {
-    "resident": {},
-    "in place": {"placement": "mapped", "device_budget": "50%", "host_access": "in_place"},
-    "away, in place": {"placement": "mapped", "device_budget": 0, "host_access": "in_place"},
-    "memcpy": {"transport": "memcpy"},
-    "struct": {"transport": "struct"},
-}
-
-
-@pytest.fixture(autouse=True)
-def no_warning_of_eager_steps() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "This instance was constructed with capturable=True")
-        yield
-
-
-def parameters(seed: int = 0) -> list[torch.nn.Parameter]:
-    generator = torch.Generator("cuda").manual_seed(seed)
-    shapes = ((70_001,), (130, 7), (3,), ())
-    return [torch.nn.Parameter(torch.randn(s, device="cuda", generator=generator)) for s in shapes]
-
-
-def gradients(step: int) -> list[torch.Tensor]:
-    generator = torch.Generator("cuda").manual_seed(1000 + step)
-    return [torch.randn(p.shape, device="cuda", generator=generator) for p in parameters()]
-
-
-def give(params: list[torch.nn.Parameter], step: int, in_place: bool = True) -> None:
-    """Write a step's gradients into the memory they have; or give new ones."""
-    for p, grad in zip(params, gradients(step), strict=True):
-        if in_place and p.grad is not None:
-            p.grad.copy_(grad)
-        else:
-            p.grad = grad
-
-
-def begun(make: Callable[..., Any], **options: Any) -> tuple[list[torch.nn.Parameter], Any]:
-    """Parameters and their optimizer after two steps; the last one joined in the second."""
-    params = parameters()
-    optimizer = make(params, **options)
-    for step in range(2):
-        give(params, step)
-        if step == 0:
-            params[-1].grad = None
-        optimizer.step()
-    return params, optimizer
-
-
-def captured(optimizer: Any) -> torch.cuda.CUDAGraph:
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        optimizer.step()
-    return graph
-
-
-def all_state(optimizer: Any, params: list[torch.nn.Parameter]) -> list[Any]:
-    return [p.detach() for p in params] + [t for p in params for t in optimizer.state[p].values()]
-
-
-def assert_same(one: tuple[Any, Any], other: tuple[Any, Any]) -> None:
-    mine, theirs = all_state(one[1], one[0]), all_state(other[1], other[0])
-    assert len(mine) == len(theirs)
-    for i, (a, b) in enumerate(zip(mine, theirs, strict=True)):
-        if isinstance(a, torch.Tensor):
-            assert torch.equal(a.cpu(), b.cpu()), f"tensor {i} of {tuple(a.shape)} differs"
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -292,239 +207,6 @@ def test_state_does_not_move_while_a_graph_writes_to_it(move: str) -> None:
     MOVES[move](optimizer)
 
 
-# ---- what is refused ----
-
-
-def refused(optimizer: Any, words: str) -> None:
-    """A capture is refused, and afterwards the optimizer steps."""
-    with pytest.raises(RuntimeError, match=words), torch.cuda.graph(torch.cuda.CUDAGraph()):
-        optimizer.step()
-    torch.cuda.synchronize()
-    optimizer.step()
-
-
-def test_a_group_that_is_not_capturable_is_refused_as_in_torch() -> None:
-    params, optimizer = begun(functools.partial(PagedAdamW, **HYPER))
-    refused(
-        optimizer, "Attempting CUDA graph capture of step.. for an instance of PagedAdamW but .*capturable is False"
-    )
-    theirs = torch.optim.AdamW(params)
-    theirs.step()
-    with pytest.raises(RuntimeError, match="Attempting CUDA graph capture"), torch.cuda.graph(torch.cuda.CUDAGraph()):
-        theirs.step()
-
-
-def test_eager_steps_are_warned_of_once_where_torch_does() -> None:
-    """torch's constructor marks the warning as given, so that only optimizers that come from a pickle give it."""
-
-    def told(optimizer: Any) -> list[str]:
-        with warnings.catch_warnings(record=True) as found:
-            warnings.simplefilter("always")
-            for _ in range(2):
-                for p in optimizer.param_groups[0]["params"]:
-                    p.grad = torch.ones_like(p)
-                optimizer.step()
-        return [str(w.message)[:50] for w in found]
-
-    said = {}
-    for kind in (torch.optim.AdamW, PagedAdamW):
-        optimizer = kind(parameters(), capturable=True)
-        said[kind] = told(optimizer), told(pickle.loads(pickle.dumps(optimizer)))
-    assert said[PagedAdamW] == said[torch.optim.AdamW]
-    assert len(said[PagedAdamW][1]) == 1
-
-
-def test_a_first_step_is_refused_unless_its_state_is_made() -> None:
-    params = parameters()
-    give(params, 0)
-    optimizer = PagedAdamW(params, **CAPTURABLE)
-    refused(optimizer, "state 'step' of parameter 0 is not made yet: step once before the capture, or give preall")
-    plain = PagedSGD(params, lr=0.1)
-    refused(plain, "its kernel is not made yet")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_first_step_is_captured_where_its_state_is_made(kind: str) -> None:
-    eager, replayed = parameters(), parameters()
-    mine = KINDS[kind](replayed, preallocate=True)
-    theirs = KINDS[kind](eager)
-    give(eager, 0)
-    give(replayed, 0)
-    held = torch.cuda.memory_allocated()
-    graph = captured(mine)
-    assert torch.cuda.memory_allocated() <= held + 1024, "state was made in the capture"  # torch's own graph has 1,024
-    for step in range(4):
-        give(eager, step)
-        theirs.step()
-        give(replayed, step)
-        graph.replay()
-    assert_same((eager, theirs), (replayed, mine))
-
-
-def test_preallocated_state_is_that_of_the_first_step() -> None:
-    for place in ({}, {"placement": "mapped", "device_budget": 0}, {"placement": "mapped", "device_budget": "50%"}):
-        worlds = []
-        for preallocate in (False, True):
-            params = parameters()
-            optimizer = PagedAdamW(params, **HYPER, preallocate=preallocate, **place)
-            assert not optimizer.state
-            for step in range(3):
-                give(params, step)
-                optimizer.step()
-            worlds.append((params, optimizer))
-        assert_same(*worlds)
-        assert worlds[0][1].memory_report().by_place == worlds[1][1].memory_report().by_place
-
-
-def test_staged_pages_are_refused() -> None:
-    _, optimizer = begun(KINDS["adamw"], placement="mapped", device_budget=0, host_access="staged")
-    refused(optimizer, "staged through device slots cannot be captured yet")
-
-
-def test_a_budget_that_moves_pages_is_refused() -> None:
-    _, optimizer = begun(KINDS["adamw"], placement="mapped", device_budget="auto", host_access="in_place")
-    refused(optimizer, "device_budget='auto', which moves pages")
-
-
-def test_strides_that_need_copies_are_refused() -> None:
-    p = torch.nn.Parameter(torch.randn(40, 30, device="cuda")[:, ::2])
-    p.grad = torch.ones_like(p)
-    optimizer = PagedAdamW([p], **CAPTURABLE)
-    optimizer.step()
-    refused(optimizer, "complex, have gaps or differ in strides")
-
-
-def test_a_table_by_value_is_not_refreshed() -> None:
-    params, optimizer = begun(KINDS["adamw"], transport="struct")
-    graph = captured(optimizer)
-    give(params, 3, in_place=False)
-    with pytest.raises(RuntimeError, match="transport='struct' passes its table by value"):
-        optimizer.refresh()
-    graph.replay()
-
-
-def test_a_gradient_of_another_dtype_is_refused_by_a_refresh() -> None:
-    params, optimizer = begun(KINDS["adamw"])
-    graph, eager = captured(optimizer), begun(KINDS["adamw"])
-    params[1].grad = None
-    params[1].grad_dtype = torch.bfloat16 if hasattr(params[1], "grad_dtype") else None
-    if params[1].grad_dtype is None:
-        pytest.skip("this torch has no gradients of another dtype")
-    params[1].grad = torch.ones_like(params[1], dtype=torch.bfloat16)
-    with pytest.raises(
-        TypeError, match=r"the gradient of parameter 1 is torch.bfloat16, the captured one reads torch.float32"
-    ):
-        optimizer.refresh()
-    graph.replay()
-    eager[1].step()
-    assert_same((params, optimizer), eager)
-
-
-# ---- lifetime ----
-
-
-def buffers() -> int:
-    """How many pieces of the driver's memory are alive in this process; others use the card, too."""
-    return sum(isinstance(each, driver.DeviceMemory | driver.Event | driver.Buffer) for each in gc.get_objects())
-
-
-def test_a_thousand_captures_leak_nothing() -> None:
-    params, optimizer = begun(KINDS["adamw"])
-
-    def capture_and_replay(count: int) -> None:
-        with torch.cuda.stream(torch.cuda.Stream()):
-            for _ in range(count):
-                graph = torch.cuda.CUDAGraph()
-                graph.capture_begin()  # torch.cuda.graph collects all garbage each time
-                optimizer.step()
-                graph.capture_end()
-                graph.replay()
-        torch.cuda.synchronize()
-
-    capture_and_replay(10)
-    settled()
-    before, reserved = (graphs.count_held(), buffers()), torch.cuda.memory_reserved()
-    capture_and_replay(1000)
-    settled()
-    assert (graphs.count_held(), buffers()) == before
-    assert torch.cuda.memory_reserved() <= reserved
-    assert float(optimizer.state[params[0]]["step"]) == 2 + 1010
-
-
-def test_a_graph_outlives_its_optimizer() -> None:
-    eager = begun(KINDS["adamw"])
-    params, optimizer = begun(KINDS["adamw"], **PLACES["in place"])
-    graph = captured(optimizer)
-    del optimizer
-    settled()
-    junk = [torch.full((70_001,), float("nan"), device="cuda") for _ in range(8)]
-    for step in range(2, 6):
-        give(eager[0], step)
-        eager[1].step()
-        give(params, step)
-        graph.replay()
-    torch.cuda.synchronize()
-    assert same(eager[0], params)
-    assert len(junk) == 8
-
-
-def test_a_graph_that_is_gone_lets_go() -> None:
-    """The driver runs destructors on a thread of its own, soon."""
-    _, optimizer = begun(KINDS["adamw"])
-    graph = captured(optimizer)
-    count = graphs.count_held()
-    del graph
-    settled()
-    end = time.monotonic() + 10
-    while graphs.count_held() != count - 1 and time.monotonic() < end:
-        time.sleep(0.01)
-    assert graphs.count_held() == count - 1
-
-
-@pytest.mark.parametrize("error", [RuntimeError("no launch"), KeyboardInterrupt()], ids=["error", "interrupt"])
-def test_a_capture_that_fails_leaves_the_optimizer_as_it_was(error: BaseException, monkeypatch: Any) -> None:
-    (params, optimizer), eager = begun(KINDS["adamw"]), begun(KINDS["adamw"])
-    count = graphs.count_held()
-
-    def fails(*_: Any) -> None:
-        raise error
-
-    with monkeypatch.context() as patch:
-        patch.setattr(cuda.CudaKernel, "__call__", fails)
-        with pytest.raises(type(error)), torch.cuda.graph(torch.cuda.CUDAGraph()):
-            optimizer.step()
-    settled()
-    assert graphs.count_held() == count
-    assert_same((params, optimizer), eager)
-    for world in ((params, optimizer), eager):
-        give(world[0], 2)
-        world[1].step()
-    assert_same((params, optimizer), eager)
-    graph = captured(optimizer)
-    graph.replay()
-    eager[1].step()
-    assert_same((params, optimizer), eager)
-
-
-def test_an_interrupt_anywhere_in_a_refresh_is_mended_by_the_next_one() -> None:
-    import signal
-
-    params, optimizer = begun(KINDS["adamw"])
-    eager = begun(KINDS["adamw"])
-    graph = captured(optimizer)
-    give(params, 2, in_place=False)
-    lines = interrupt_at(0, signal.SIGINT, optimizer.refresh).events
-    assert lines > 20
-    for step, at in enumerate(range(1, lines, lines // 25), 3):
-        for world in ((params, optimizer), eager):
-            give(world[0], step, in_place=False)
-        interrupt_at(at, signal.SIGINT, optimizer.refresh)
-        optimizer.refresh()
-        graph.replay()
-        eager[1].step()
-        assert_same((params, optimizer), eager)
-
-
 def test_a_whole_iteration_is_captured() -> None:
     def world() -> tuple[torch.nn.Module, Any, torch.Tensor]:
         torch.manual_seed(0)
@@ -562,4 +244,3 @@ def test_nadam_s_own_numbers_lie_on_the_device() -> None:
     params, optimizer = begun(KINDS["nadam"])
     assert nadam.carried
     assert all(optimizer.state[p]["mu_product"].is_cuda for p in params)
-    assert pagedopt.estimate is not None

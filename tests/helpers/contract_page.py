@@ -34,10 +34,11 @@ The same file holds what a step computes, in each of these placements:
 * After 1,000 steps in float32 the error against float64 is at most that of the best of torch's ways: loop, `foreach`,
   `fused`. (Of `exp_avg_sq` on a GPU: of the first two. There `fused` is twice as near for a beta2 of 0.95, and 30
   times as far for 0.999, which it rounds.) So over many steps ours is the nearer one ([by how much](arithmetic.md)).
-* One step from torch's own state differs from torch's default (its loop on a CPU, `foreach` on a GPU) by nothing in
-  `exp_avg` and `momentum_buffer`, by at most 1 ulp in `exp_avg_sq` (2 on a GPU, where torch squares gradients first),
-  and by at most 5 ulp of the larger of a parameter and its update in the parameter. In 16 bits it is at most one
-  rounding from what float64 makes of the same state.
+* One step is compared with a step of torch's default (its loop on a CPU, `foreach` on a GPU); both begin from torch's own
+  parameters and state. `exp_avg` and `momentum_buffer` are equal to the bit. `exp_avg_sq` differs by at most 1 ulp, on a
+  GPU by 2, as torch squares gradients first there. A parameter differs by at most 5 ulp; these are of its update, if that
+  is the larger one.
+* In 16 bits one step ends at most one rounding from what float64 makes of the same state.
 """
 
 
