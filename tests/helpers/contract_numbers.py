@@ -41,7 +41,7 @@ ULP = {
     "cuda": {"parameter": 5, "exp_avg_sq": 2, "max_exp_avg_sq": 2},
 }
 #: torch's fused kernel for CUDA averages squares by two fma: nearer to float64 than its default for some betas (twice
-#: at 0.95), and much further for others, as it rounds beta first (at 0.999, 30 times).  Ours is held to the default.
+#: at 0.95), and further for others (1.4 times at 0.999).  Ours is held to the default.
 NO_MEASURE = {("cuda", "fused", "exp_avg_sq"), ("cuda", "fused", "max_exp_avg_sq")}
 #: Gradients repeat after as many steps.
 PERIOD = 97
