@@ -32,14 +32,14 @@ The same file holds what a step computes, in each of these placements:
 
 * CPU and CUDA leave the same bits (`tests/gpu/test_gpu_cpu_bits.py`).
 * After 1,000 steps in float32 the error against float64 is at most that of the best of torch's ways: loop, `foreach`,
-  `fused`. So over many steps ours is the nearer one ([by how much](arithmetic.md)). One kind is compared with loop and
-  `foreach` alone: `exp_avg_sq` on a GPU, where `fused` is twice as near for a beta2 of 0.95
-  ([raw](raw/suite-h200-eeffdf8.txt)) and 1.4 times as far for 0.999.
+  `fused`. So over many steps our parameters are the nearer ones ([by how much](arithmetic.md)). One exception:
+  `exp_avg_sq` on a GPU is compared with loop and `foreach` alone. `fused` has half our error there for a beta2 of 0.95
+  ([raw](raw/suite-h200-eeffdf8.txt)) and 1.4 times our error for 0.999.
 * One step is compared with a step of torch's default (its loop on a CPU, `foreach` on a GPU). Both begin from torch's
   own parameters and state. `exp_avg` and `momentum_buffer` are equal to the bit. `exp_avg_sq` differs by at most 1 ulp,
   on a GPU by 2, as torch squares gradients first there. A parameter differs by at most 5 ulp of the larger of it and
   its update.
-* In 16 bits one step ends at most one rounding from what float64 makes of the same state.
+* Of bfloat16 and float16 parameters one step ends at most 1 ulp from the float64 result, rounded to 16 bits.
 """
 
 
