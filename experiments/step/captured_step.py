@@ -61,7 +61,14 @@ def measure(run: Run) -> Iterator[Row]:
         alone = run.measure([Case(way, step) for way, step in steps.items()])
         for way, timing in alone.items():
             queued = series([mean_of_queued(steps[way]) for _ in range(run.size(9, 1))], "wall")
-            yield {"work": name, "tensors": len(work.shapes), "case": way, **timing, "queued": queued}
+            yield {
+                "work": name,
+                "shape": work.name,
+                "tensors": len(work.shapes),
+                "case": way,
+                **timing,
+                "queued": queued,
+            }
 
 
 def mean_of_queued(step: Callable[[], Any]) -> float:
@@ -103,6 +110,6 @@ BARS = [
 ]
 PLOTS = [
     Plot("steps", [Lines(title="a step of tensors of 2 x 3", x="tensors", y="wall", each="case", label="tensors",
-                         colors=contenders.color, where={"work": [f"{n:,} x (2, 3)" for n in COUNTS]})],
+                         colors=contenders.color, where={"shape": "tiny"})],
          "What a step costs by the wall, eager and captured"),
 ]  # fmt: skip

@@ -312,12 +312,11 @@ class PointerTable:
 
     def moved(self, lists: Sequence[TensorList]) -> list[tuple[str, int]]:
         """Return (list name, index) of every tensor whose address differs from the table's."""
-        return [
-            (self.names[j], i)
-            for j, tensors in enumerate(lists)
-            for i, tensor in enumerate(tensors or ())
-            if (0 if tensor is None else tensor.data_ptr()) != self._addresses[j, i]
-        ]
+        found = []
+        for j, tensors in enumerate(lists):
+            at = np.array([0 if t is None else t.data_ptr() for t in tensors or ()], np.uint64)
+            found += [(self.names[j], i) for i in np.flatnonzero(at != self._addresses[j, : len(at)]).tolist()]
+        return found
 
     def _compare(self, j: int, tensors: Tensors, trust: bool) -> tuple[Located, Addresses] | None:
         """Return (column, addresses) of list ``j``, checked; None if nothing moved.  ``trust``: use the old column."""

@@ -9,6 +9,7 @@ from typing import cast
 import torch
 
 from ...system import internals
+from ...system.compare_tensors import Contents, TensorLayout
 from ...system.cuda import graphs
 from ...system.interrupts import Uninterrupted
 from ...tables.columns import Tensors, same_layout
@@ -33,12 +34,21 @@ class CapturedStep:
         launches: each bucket with its members and its update.
     """
 
-    __slots__ = ("__weakref__", "_addresses", "_groups", "_launches", "_read", "_rules", "_transport")
+    __slots__ = (
+        "__weakref__", "_addresses", "_contents", "_gradients", "_groups", "_known", "_launches", "_read", "_rules",
+        "_transport",
+    )  # fmt: skip
 
     def __init__(self, optimizer: RuleOptimizer, launches: Sequence[tuple[DeviceBucket, list[Member], Update]]) -> None:
         self._launches = tuple([(bucket, tuple(of)) for bucket, of, _ in launches])
         self._addresses = [[t.data_ptr() for _, _, t in _state(of)] for _, of in self._launches]
         self._groups, self._rules = _groups(optimizer), _rules(optimizer)
+        every = [m for _, of in self._launches for m in of]
+        self._known = {id(m.param) for m in every}
+        entries = [m.entry for m in every]
+        self._contents = Contents([m.param for m in every], entries, [tuple(entry) for entry in entries])
+        #: Of each launch: types, shapes and strides of its gradients.
+        self._gradients = [TensorLayout([g for m in of if (g := m.param.grad) is not None]) for _, of in self._launches]
         #: Parameters and gradients that the captured lists name.
         self._read: tuple[Tensors, ...] = tuple([update.tensors for _, _, update in launches])
         self._transport = optimizer.transport
@@ -48,20 +58,20 @@ class CapturedStep:
         if _groups(optimizer) != self._groups or _rules(optimizer) != self._rules:
             return ["groups, their parameters or their rules are others"]
         found = []
+        as_captured = self._contents.find(optimizer.state, whole=False) is not None
         for (bucket, of), addresses in zip(self._launches, self._addresses, strict=True):
-            for m in of:
+            for m in () if as_captured else of:
                 entry = optimizer.state.get(m.param, {})
                 replaced = [name for name, value in m.entry.items() if entry.get(name) is not value]
                 found += [f"state {name!r} of parameter {m.index} was replaced" for name in replaced]
-            state = zip(_state(of), addresses, strict=True)
+            state = () if as_captured else zip(_state(of), addresses, strict=True)
             found += [
                 f"state {name!r} of parameter {m.index} has moved" for (m, name, t), at in state if t.data_ptr() != at
             ]
             moved = bucket.sweep.table.moved([[m.param for m in of]])
             found += [f"parameter {of[i].index} has moved" for _, i in moved]
-        known = {id(m.param) for _, of in self._launches for m in of}
         for index, (_, _, p) in enumerate(occurrences(optimizer)):
-            if p.grad is not None and id(p) not in known:
+            if id(p) not in self._known and p.grad is not None:
                 found.append(f"parameter {index} has a gradient, and had no state")
         return found
 
@@ -90,12 +100,12 @@ class CapturedStep:
             )
         if void := self.void(optimizer):
             raise RuntimeError(f"this captured step is void: {'; '.join(void)}. Capture again")
-        for bucket, of in self._launches:
-            _check_gradients(bucket, of)
+        for (bucket, of), layout in zip(self._launches, self._gradients, strict=True):
+            _check_gradients(bucket, of, layout)
         now = [bucket.tensors_of(of) for bucket, of in self._launches]
         before, self._read = self._read, (*self._read, *now)  # both, until the list has been rewritten
-        for (bucket, of), tensors in zip(self._launches, now, strict=True):
-            bucket.follow(optimizer, tensors, bucket.numbers_of(of))
+        for (bucket, _), tensors in zip(self._launches, now, strict=True):
+            bucket.follow(optimizer, tensors)
         for bucket, _ in self._launches:
             index = bucket.sweep.device.index
             with torch.cuda.device(index):
@@ -117,8 +127,11 @@ def _rules(optimizer: RuleOptimizer) -> list[object]:
     return [*map(optimizer.rule_of, optimizer.param_groups)]
 
 
-def _check_gradients(bucket: Bucket, of: Sequence[Member]) -> None:
+def _check_gradients(bucket: Bucket, of: Sequence[Member], layout: TensorLayout) -> None:
     """Raise an error if a captured kernel cannot read a gradient: TypeError for its dtype, else ValueError."""
+    given = [grad for m in of if (grad := m.param.grad) is not None]
+    if len(given) == len(of) and layout.same(*given):
+        return
     captured = bucket.sweep.table.dtypes[1]
     for m in of:
         if (grad := m.param.grad) is None:
@@ -136,10 +149,11 @@ def _check_gradients(bucket: Bucket, of: Sequence[Member]) -> None:
 def _leave_to_stream(before: Sequence[Tensors], now: Sequence[Tensors]) -> None:
     """Let go of old gradients: their memory is not used again before what is queued on this stream has run."""
     kept = {id(t) for tensors in now for t in tensors}
+    stream_of = functools.cache(torch.cuda.current_stream)
     for tensors in before:
         for t in tensors:
             if t is not None and id(t) not in kept and t.is_cuda:
-                t.record_stream(torch.cuda.current_stream(t.device))
+                t.record_stream(stream_of(t.get_device()))
 
 
 def capture(optimizer: RuleOptimizer) -> CapturedStep:

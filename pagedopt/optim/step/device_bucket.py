@@ -77,8 +77,10 @@ class DeviceBucket(Bucket):
             self.route, plan, (*self._written(optimizer, tensors, table.absent), *counted),
         )  # fmt: skip
 
-    def follow(self, optimizer: RuleOptimizer, tensors: Tensors, numbers: NumberTensors) -> None:
-        """Write today's addresses and numbers into the table, for a graph in which its launch was captured.
+    def follow(self, optimizer: RuleOptimizer, tensors: Tensors) -> None:
+        """Write today's addresses and hyperparameters into the table, for a graph in which its launch was captured.
+
+        Step counts and other numbers of single parameters must be the captured tensors.
 
         Raises:
             ValueError, TypeError: a gradient does not fit its parameter, or has other strides.
@@ -89,10 +91,13 @@ class DeviceBucket(Bucket):
             self.sweep.take(self._cut(seen))
             table.let_go()
             table.remember(seen)
-        self.tell(optimizer, numbers)
+        self.tell(optimizer, None)
 
-    def tell(self, optimizer: RuleOptimizer, numbers: NumberTensors) -> None:
+    def tell(self, optimizer: RuleOptimizer, numbers: NumberTensors | None) -> None:
         """Write what the prologue reads: constants, and addresses of hyperparameters, step counts and own numbers.
+
+        Args:
+            numbers: see :meth:`numbers_of`; None: they lie where the device was told.
 
         Raises:
             KeyError, ValueError, TypeError: see :func:`~.hyperparameters.scalars_of`.
@@ -111,14 +116,13 @@ class DeviceBucket(Bucket):
         inputs = np.zeros_like(step.inputs)
         inputs[:, 0], inputs[:, 2:] = 1, sources[list(self._groups)]
         for name, each, where in self._numbers:
+            column = 1 if name == "step" else 2 + self.rule.scalars.index(name)
             if isinstance(each, UnsavedStepCounts):
-                inputs[:, 1] = [step.counter_at(row) for row in range(self.count)]
-                continue
-            at = [_address(n, name, self.sweep.device) for n in numbers[where]]
-            if name == "step":
-                inputs[:, 1] = at
+                inputs[:, column] = [step.counter_at(row) for row in range(self.count)]
+            elif numbers is None:
+                inputs[:, column] = step.inputs[:, column]
             else:
-                inputs[:, 2 + self.rule.scalars.index(name)] = at
+                inputs[:, column] = [_address(n, name, self.sweep.device) for n in numbers[where]]
         inputs[table.absent, 0] = 0
         if step.inputs.tobytes() != inputs.tobytes() or step.constants.tobytes() != constants.tobytes():
             step.inputs[:], step.constants[:], step.changed = inputs, constants, True
