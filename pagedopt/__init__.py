@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from .foreach_ops import *  # noqa: F403
+    from .formats.choice import Moment as Moment
     from .launch.device_table import DeviceTable as DeviceTable
     from .launch.sweep import Sweep as Sweep
     from .launch.sweep import multi_tensor_apply as multi_tensor_apply
@@ -35,6 +36,7 @@ _MODULES = {
     ".optim": ("MemoryReport", "PagedOptimizer", "Shadow", "run_with_room", "shadow",
                *(entry.name for entry in OPTIMIZERS)),
     ".optim.options": ("Options",),
+    ".formats.choice": ("Moment",),
     ".tables.pointers": ("PointerTable",),
     ".planning.rates": ("Rates",),
     ".rules": ("Rule", "RuleError", "rule"),

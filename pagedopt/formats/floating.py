@@ -8,7 +8,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from .choice import Choice, State
 from .format import Column, ElementFormat, Format, complexified
+from .int8 import INT8
 
 
 def _format(dtype: torch.dtype, cuda: str, numba: str, load: str, store: str) -> ElementFormat:
@@ -41,10 +43,13 @@ SINGLES: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.
 
 #: Short names of formats.
 SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp64": "float64",
-         "float": "float32", "double": "float64"}  # fmt: skip
-_Name = Literal["float32", "bfloat16", "float16", "float64", "fp32", "bf16", "fp16", "half", "fp64", "float", "double"]
+         "float": "float32", "double": "float64", "8bit": "int8"}  # fmt: skip
+#: Names that stand for several formats.
+CHOICES: dict[str, Choice] = {INT8.name: INT8}
+_Name = Literal["float32", "bfloat16", "float16", "float64", "int8", "fp32", "bf16", "fp16", "fp64", "8bit"]
+_Other = Literal["half", "float", "double"]
 #: A format, its name, a dtype, or None: the parameter's dtype, as in torch.  One for all state, or one per state name.
-OneFormat = _Name | torch.dtype | Format | None
+OneFormat = _Name | _Other | torch.dtype | Format | Choice | None
 StateFormat = OneFormat | Mapping[str, OneFormat]
 
 
@@ -95,14 +100,15 @@ def check_format(state_format: StateFormat, states: Collection[str] | None = Non
     """
     chosen = state_format.values() if isinstance(state_format, Mapping) else [state_format]
     for one in chosen:
-        if (isinstance(one, str) and _full(one) not in FORMATS) or (
+        names = ", ".join([*FORMATS, *CHOICES])
+        if (isinstance(one, str) and _full(one) not in {**FORMATS, **CHOICES}) or (
             isinstance(one, torch.dtype) and one not in _OF_DTYPES
         ):
-            raise ValueError(f"state_format is {one!r}; there are {', '.join(FORMATS)}, or None (as the parameter)")
-        if one is not None and not isinstance(one, str | torch.dtype | Format):
+            raise ValueError(f"state_format is {one!r}; there are {names}, or None (as the parameter)")
+        if one is not None and not isinstance(one, str | torch.dtype | Format | Choice):
             a_class = isinstance(one, type) and issubclass(one, Format)
             raise TypeError(
-                f"state_format is {one!r}; give a name ({', '.join(FORMATS)}), a dtype, a pagedopt.formats.Format"
+                f"state_format is {one!r}; give a name ({names}), a dtype, a pagedopt.formats.Format"
                 f"{f' (an object: {one.__name__}())' if a_class else ''}, or None"
             )
         if isinstance(one, Format):
@@ -118,12 +124,14 @@ def check_format(state_format: StateFormat, states: Collection[str] | None = Non
         raise ValueError(f"state_format names the state {', '.join(map(repr, unknown))}; {there}")
 
 
-def chosen_format(state_format: StateFormat, name: str) -> Format | None:
-    """Return the format that ``state_format`` gives for state ``name``; None: the parameter's dtype."""
+def chosen_format(state_format: StateFormat, name: str) -> Format | Choice | None:
+    """Return what ``state_format`` gives for state ``name``; None: the parameter's dtype."""
     one = state_format.get(name) if isinstance(state_format, Mapping) else state_format
     if isinstance(one, torch.dtype):
         return _OF_DTYPES[one]
-    return FORMATS[_full(one)] if isinstance(one, str) else one
+    if isinstance(one, str):
+        return FORMATS.get(_full(one)) or CHOICES[_full(one)]
+    return one
 
 
 def _full(name: str) -> str:
@@ -131,21 +139,25 @@ def _full(name: str) -> str:
     return SHORT.get(name, name)
 
 
-def format_of(state_format: StateFormat, name: str, param: torch.dtype) -> Format:
-    """Return the format, as kernels see it, of state ``name`` for a parameter of dtype ``param``.
+def format_of(state_format: StateFormat, state: State, param: torch.dtype) -> Format:
+    """Return the format, as kernels see it, of a state of a parameter of dtype ``param``.
 
     Raises:
-        ValueError: the parameter is complex, and torch has no complex numbers for that format.
+        ValueError: the parameter is complex, and torch has no complex numbers for that format; a :class:`Choice`
+            cannot store the state.
         TypeError: kernels take no parameters of that dtype.
     """
-    found = chosen_format(state_format, name)
+    found = chosen_format(state_format, state.name)
     if found is None:
-        return of_dtype(param, f"state {name!r}")
+        return of_dtype(param, f"state {state.name!r}")
     if param.is_complex and not (isinstance(found, ElementFormat) and found.dtype.itemsize >= 4):
         raise ValueError(
-            f"state_format is {found.name!r} for {name!r} of a parameter of {param}: torch has no complex numbers of "
-            "that kind; give 'float32' or None (as the parameter)"
+            f"state_format is {found.name!r} for {state.name!r} of a parameter of {param}: torch has no complex "
+            "numbers of that kind; give 'float32' or None (as the parameter)"
         )
+    if isinstance(found, Choice):
+        made = found.of(state)
+        return _OF_DTYPES[made] if isinstance(made, torch.dtype) else made
     return found
 
 

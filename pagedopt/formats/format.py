@@ -17,7 +17,7 @@ from .text import check_text
 MOST = 1024
 ENTRY = 8
 #: Names that the statements for Numba may use, which columns cannot have.
-TAKEN = frozenset({"x", "live", "row", "index", "seed", "np", "S", "elements", "float_of", "bits_of"})
+TAKEN = frozenset({"x", "live", "row", "index", "seed", "input", "np", "S", "elements", "float_of", "bits_of"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,16 +36,22 @@ class Format:
             template <class S, int WIDTH> static __device__ void store(const S (&x)[WIDTH], const Spot& spot);
         };
 
-    A thread loads or stores ``spot.live`` of WIDTH elements, from index ``spot.at`` in the row on; the others are 0.
-    The row's columns are ``spot.column<T>(i)``.  ``block_max<BLOCK, WIDTH>(x)`` and ``block_sum`` reduce over the
-    threads that share a format's block.  ``spot.row`` is the index of the parameter, ``spot.index`` that of the first
-    element in it; ``spot.seed`` differs in each step.
+    A thread loads or stores WIDTH elements, of which the first ``spot.live`` are there; the others are 0.  Element i is
+    number ``spot.at + spot.offset(i)`` of the row: a warp takes whole blocks, and a thread every 128th four of their
+    elements, so WIDTH is at most 4 or 1/32 of the largest block in the launch.  The row's columns are
+    ``spot.column<T>(i)``; if ``spot.aligned``, each begins at a multiple of 4 bytes.  ``block_max<BLOCK, WIDTH>(x)``
+    and ``block_sum`` reduce over the threads that share a format's block.
+
+    For rounding at random: ``spot.row`` is the number of the parameter in its optimizer, ``spot.index +
+    spot.offset(i)`` that of an element in the parameter, ``spot.input`` that of the list among the rule's inputs.
+    ``spot.seed`` has the optimizer's ``seed`` in its upper 32 bits and the step, counted from 1, in its lower 32; the
+    step is 0 in an optimizer that counts none.
 
     ``numba_load`` and ``numba_store`` are statements that fill or store ``x``, the ``live`` elements of one block, from
-    index ``index`` of parameter ``row`` on.  Columns are arrays under their names (``elements`` for one without a name;
-    16-bit floats as uint16 bits) that start with the block.  Other names: ``np``, the arithmetic type ``S``, ``seed``,
-    ``float_of`` (of uint32 bits), ``bits_of`` (of a float32), the functions of rules (``element_sqrt``,
-    ``element_abs``, …), and Python's builtins.
+    index ``index`` of parameter ``row`` on, in list ``input``.  Columns are arrays under their names (``elements`` for
+    one without a name; 16-bit floats as uint16 bits) that start with the block.  Other names: ``np``, the arithmetic
+    type ``S``, ``seed``, ``float_of`` (of uint32 bits), ``bits_of`` (of a float32), the functions of rules
+    (``element_sqrt``, ``element_abs``, …), and Python's builtins.
 
     Attributes:
         name: for people.
@@ -86,7 +92,7 @@ class Format:
         self._check_texts()
 
     def _check_texts(self) -> None:
-        names = {"x", "live", "row", "index", "seed", "np", "S", *(c.name or "elements" for c in self.columns)}
+        names = {"x", "live", "row", "index", "seed", "input", "np", "S", *(c.name or "elements" for c in self.columns)}
         for name in ("numba_load", "numba_store"):
             check_text(f"format {self.name!r}: {name}", getattr(self, name), names, "exec")
 

@@ -1,25 +1,37 @@
-// Multi-tensor apply over lists in any format. A thread takes WIDTH consecutive elements. A format may exchange values
-// between the threads of one of its blocks, or use the position of an element. Therefore a row of the table has two
-// more words, the indices of its parameter and of its first element there, and a set of hyperparameters has a seed.
+// Multi-tensor apply over lists in any format. A format may exchange values between the threads of one of its blocks, or
+// use the position of an element. Therefore a row of the table has two more words, the number of its parameter and its
+// first element there, and a set of hyperparameters has a seed.
+//
+// A thread takes WIDTH elements, in quads of four that follow each other. A warp takes 32 * WIDTH that follow each other:
+// first the quads of all its lanes, one after the other, then their next quads. So all its accesses are whole lines.
 
-// The elements of one thread, as a format loads or stores them.
+constexpr int QUAD = 4;
+
+// The elements of one thread, as a format loads or stores them. Element i is there if i < live, and stands at
+// at + offset(i) in the row, and at index + offset(i) in the parameter.
 struct Spot {
     const word* columns;  // addresses of the format's columns
     long long at;         // index of the first element in the row
     int live;             // number of elements; fewer than WIDTH at the end of the row
-    long long row;        // index of the parameter
+    bool aligned;         // every column begins at a multiple of 4 bytes
+    int input;            // index of the list among the rule's inputs
+    long long row;        // number of the parameter in its optimizer
     long long index;      // index of the first element in the parameter
-    unsigned long long seed;
+    unsigned long long seed;  // the optimizer's seed in the upper half, the step in the lower one
     template <class T> __device__ T* column(int i) const { return (T*)columns[i]; }
+    static __device__ constexpr int offset(int i) { return i / QUAD * (32 * QUAD) + i % QUAD; }
 };
 
-// Reduce one value per thread over the threads that share a block of BLOCK_NUMEL elements, WIDTH elements each.
+// Reduce one value per thread over the threads that share a block of BLOCK_NUMEL elements, WIDTH elements each. All of a
+// thread's elements must be of one block: WIDTH is QUAD or less, or the block is all that a warp takes.
 template <int BLOCK_NUMEL, int WIDTH, class S> __device__ S block_max(S value) {
+    static_assert(WIDTH <= QUAD || BLOCK_NUMEL == 32 * WIDTH, "a thread has elements of several blocks");
     for (int step = BLOCK_NUMEL / WIDTH / 2; step; step >>= 1)
         value = element_max<S>(value, __shfl_xor_sync(0xffffffffu, value, step));
     return value;
 }
 template <int BLOCK_NUMEL, int WIDTH, class S> __device__ S block_sum(S value) {
+    static_assert(WIDTH <= QUAD || BLOCK_NUMEL == 32 * WIDTH, "a thread has elements of several blocks");
     for (int step = BLOCK_NUMEL / WIDTH / 2; step; step >>= 1) value += __shfl_xor_sync(0xffffffffu, value, step);
     return value;
 }
@@ -27,38 +39,60 @@ template <int BLOCK_NUMEL, int WIDTH, class S> __device__ S block_sum(S value) {
 // A list of plain numbers in a launch with a format that is not plain.
 template <class T> struct Plain {
     static constexpr int columns = 1;
-    template <class S, int WIDTH> static __device__ void load(S (&x)[WIDTH], const Spot& spot) {
-        typedef Pack<T, WIDTH> Whole;
-        const T* from = spot.column<const T>(0) + spot.at;
-        if (spot.live == WIDTH && (word)from % alignof(Whole) == 0) {
-            const Whole pack = *(const Whole*)from;
+    template <class S, int WIDTH> static __device__ __forceinline__ void load(S (&x)[WIDTH], const Spot& spot) {
+        constexpr int SIZE = WIDTH < QUAD ? WIDTH : QUAD;
+        typedef Pack<T, SIZE> Whole;
 #pragma unroll
-            for (int i = 0; i < WIDTH; ++i) x[i] = load_as<S, T>(pack.value[i]);
-        } else
+        for (int q = 0; q < WIDTH; q += SIZE) {
+            const T* from = spot.column<const T>(0) + (spot.at + Spot::offset(q));
+            if (q + SIZE <= spot.live && (spot.aligned || (word)from % alignof(Whole) == 0)) {
+                const Whole pack = *(const Whole*)from;
 #pragma unroll
-            for (int i = 0; i < WIDTH; ++i)
-                if (i < spot.live) x[i] = load_as<S, T>(from[i]);
+                for (int i = 0; i < SIZE; ++i) x[q + i] = load_as<S, T>(pack.value[i]);
+            } else
+#pragma unroll
+                for (int i = 0; i < SIZE; ++i)
+                    if (q + i < spot.live) x[q + i] = load_as<S, T>(from[i]);
+        }
     }
-    template <class S, int WIDTH> static __device__ void store(const S (&x)[WIDTH], const Spot& spot) {
-        typedef Pack<T, WIDTH> Whole;
-        T* to = spot.column<T>(0) + spot.at;
-        if (spot.live == WIDTH && (word)to % alignof(Whole) == 0) {
-            Whole pack;
+    template <class S, int WIDTH> static __device__ __forceinline__ void store(const S (&x)[WIDTH], const Spot& spot) {
+        constexpr int SIZE = WIDTH < QUAD ? WIDTH : QUAD;
+        typedef Pack<T, SIZE> Whole;
 #pragma unroll
-            for (int i = 0; i < WIDTH; ++i) pack.value[i] = store_as<T, S>(x[i]);
-            *(Whole*)to = pack;
-        } else
+        for (int q = 0; q < WIDTH; q += SIZE) {
+            T* to = spot.column<T>(0) + (spot.at + Spot::offset(q));
+            if (q + SIZE <= spot.live && (spot.aligned || (word)to % alignof(Whole) == 0)) {
+                Whole pack;
 #pragma unroll
-            for (int i = 0; i < WIDTH; ++i)
-                if (i < spot.live) to[i] = store_as<T, S>(x[i]);
+                for (int i = 0; i < SIZE; ++i) pack.value[i] = store_as<T, S>(x[q + i]);
+                *(Whole*)to = pack;
+            } else
+#pragma unroll
+                for (int i = 0; i < SIZE; ++i)
+                    if (q + i < spot.live) to[i] = store_as<T, S>(x[q + i]);
+        }
     }
 };
+
+// The alignment that `aligned` promises of a format's columns: of a plain list, that of a quad.
+template <class F> struct Aligned { static constexpr int bytes = 4; };
+template <class T> struct Aligned<Plain<T>> { static constexpr int bytes = alignof(Pack<T, QUAD>); };
+
+template <class... F> __device__ __forceinline__ bool all_aligned(const word* address) {
+    bool all = true;
+    const auto check = [&](int columns, int bytes) {
+        for (; columns; --columns) all = all && *address++ % bytes == 0;
+    };
+    (check(F::columns, Aligned<F>::bytes), ...);
+    return all;
+}
 
 // Load the lists LIST, LIST + 1, … in the formats F, Rest…; spot.columns begins with the columns of F.
 template <int LIST, class Rule, class S, int WIDTH, class F, class... Rest>
 __device__ __forceinline__ void load_all(S (&in)[WIDTH][Rule::lists], Spot spot) {
     if constexpr ((Rule::reads >> LIST) & 1) {
         S x[WIDTH] = {};
+        spot.input = LIST;
         F::template load<S, WIDTH>(x, spot);
 #pragma unroll
         for (int i = 0; i < WIDTH; ++i) in[i][LIST] = x[i];
@@ -75,6 +109,7 @@ __device__ __forceinline__ void store_all(const S (&out)[WIDTH][Rule::outputs], 
         S x[WIDTH];
 #pragma unroll
         for (int i = 0; i < WIDTH; ++i) x[i] = i < spot.live ? out[i][Rule::output_of(LIST)] : S(0);
+        spot.input = LIST;
         F::template store<S, WIDTH>(x, spot);
     }
     if constexpr (sizeof...(Rest) > 0) {
@@ -88,7 +123,17 @@ template <class S, int COLUMNS, int UNIFORMS> struct BlockWork {
     unsigned long long seed;
 };
 
-// One chunk, by one warp or block. All threads run every round, as formats may exchange values between them.
+template <class S, class Rule, int WIDTH, class... F>
+__device__ __forceinline__ void update_blocks(const S* u, const Spot& spot) {
+    S in[WIDTH][Rule::lists], out[WIDTH][Rule::outputs];
+    load_all<0, Rule, S, WIDTH, F...>(in, spot);
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) Rule::template apply<S>(in[i], u, out[i]);
+    store_all<0, Rule, S, WIDTH, F...>(out, spot);
+}
+
+// One chunk, by one warp or block. All threads run every round, as formats may exchange values between them. Addresses
+// and hyperparameters stay in shared memory: in registers they would leave fewer for elements on their way.
 template <class S, class Rule, int THREADS, int WIDTH, int COLUMNS, class Table, class... F>
 __device__ __forceinline__ void apply_blocks_to_chunk(
     BlockWork<S, COLUMNS, Rule::uniforms>& shared, const Table& table, long long item, int lane) {
@@ -101,34 +146,38 @@ __device__ __forceinline__ void apply_blocks_to_chunk(
     if constexpr (THREADS > 32) __syncthreads();
     else __syncwarp();
 
+    constexpr int ROUND = THREADS * WIDTH;
     const long long most = table.header.chunk_numel;
     const int numel = (int)(shared.work.left < most ? shared.work.left : most);
-    word columns[COLUMNS];
-    S u[Rule::uniforms ? Rule::uniforms : 1];
-#pragma unroll
-    for (int i = 0; i < COLUMNS; ++i) columns[i] = shared.work.address[i];
-#pragma unroll
-    for (int i = 0; i < Rule::uniforms; ++i) u[i] = shared.work.u[i];
+    const int begin = lane / 32 * (32 * WIDTH) + lane % 32 * (WIDTH < QUAD ? WIDTH : QUAD);
     Spot spot;
-    spot.columns = columns;
+    spot.columns = shared.work.address;
+    spot.at = shared.work.offset + begin;
     spot.row = (long long)shared.work.address[COLUMNS];
+    spot.index = (long long)shared.work.address[COLUMNS + 1] + spot.at;
     spot.seed = shared.seed;
-    const long long first = (long long)shared.work.address[COLUMNS + 1];
-    for (int round = 0; round < numel; round += THREADS * WIDTH) {
-        const int left = numel - round - lane * WIDTH;
-        spot.at = shared.work.offset + round + lane * WIDTH;
-        spot.index = first + spot.at;
-        spot.live = left < 0 ? 0 : left < WIDTH ? left : WIDTH;
-        S in[WIDTH][Rule::lists], out[WIDTH][Rule::outputs];
-        load_all<0, Rule, S, WIDTH, F...>(in, spot);
+    int round = 0;
+    const auto next = [&] {
+        round += ROUND;
+        spot.at += ROUND;
+        spot.index += ROUND;
+    };
+    if (all_aligned<F...>(shared.work.address)) {
+        spot.aligned = true;
+        spot.live = WIDTH;  // known to the compiler, which then leaves out all tests of the end
+        for (; round + ROUND <= numel; next()) update_blocks<S, Rule, WIDTH, F...>(shared.work.u, spot);
+    }
+    spot.aligned = false;
+    for (; round < numel; next()) {
+        spot.live = 0;
 #pragma unroll
-        for (int i = 0; i < WIDTH; ++i) Rule::template apply<S>(in[i], u, out[i]);
-        store_all<0, Rule, S, WIDTH, F...>(out, spot);
+        for (int i = 0; i < WIDTH; ++i) spot.live += round + begin + Spot::offset(i) < numel;
+        update_blocks<S, Rule, WIDTH, F...>(shared.work.u, spot);
     }
 }
 
 template <class S, class Rule, int THREADS, int WIDTH, class Table, class... F>
-__global__ void __launch_bounds__(BLOCK) multi_tensor_apply_blocks(const __grid_constant__ Table table) {
+__global__ void __launch_bounds__(BLOCK, 2) multi_tensor_apply_blocks(const __grid_constant__ Table table) {
     constexpr int COLUMNS = (F::columns + ...);
     __shared__ BlockWork<S, COLUMNS, Rule::uniforms> works[BLOCK / THREADS];
     const long long item = (long long)blockIdx.x * (BLOCK / THREADS) + threadIdx.x / THREADS;
@@ -138,7 +187,7 @@ __global__ void __launch_bounds__(BLOCK) multi_tensor_apply_blocks(const __grid_
 }
 
 template <class S, class Rule, int THREADS, int WIDTH, class Table, class... F>
-__global__ void __launch_bounds__(BLOCK) multi_tensor_apply_blocks_small_grid(const __grid_constant__ Table table) {
+__global__ void __launch_bounds__(BLOCK, 2) multi_tensor_apply_blocks_small_grid(const __grid_constant__ Table table) {
     constexpr int COLUMNS = (F::columns + ...);
     __shared__ BlockWork<S, COLUMNS, Rule::uniforms> works[BLOCK / THREADS];
     const long long stride = (long long)gridDim.x * (BLOCK / THREADS);

@@ -83,8 +83,10 @@ def _source_of_blocks(rule: KernelRule, formats: tuple[StorageFormat, ...]) -> s
     for i, form in enumerate(formats):
         if form.plain:
             arrays.append(_array(word, form.columns[0], form.numba_type))
-            loads.append(form.numba_load.format(f"_p{word}[_b + _i]"))
-            stores.append(f"_p{word}[_b + _i] = " + form.numba_store)
+            # A slice from 0 on: with an index that may be negative the loop would not become one over vectors.
+            before.append(f"_q{word} = _p{word}[_b : _b + _live]")
+            loads.append(form.numba_load.format(f"_q{word}[_i]"))
+            stores.append(f"_q{word}[_i] = " + form.numba_store)
         else:
             arrays += [_array(word + j, column, _entry_type(column)) for j, column in enumerate(form.columns)]
             arrays.append(f"_x{i} = _np.zeros({block}, S)")
@@ -120,7 +122,7 @@ def _entry_type(column: Column) -> str:
 def _block_function(name: str, form: StorageFormat, text: str) -> str:
     columns = [column.name or "elements" for column in form.columns]
     body = textwrap.indent(textwrap.dedent(text).strip("\n"), "    ")
-    arguments = ", ".join(["x", *columns, "live", "row", "index", "seed"])
+    arguments = ", ".join(["x", *columns, "live", "row", "index", "seed", "input"])
     return _BLOCK_FUNCTION.format(name=name, arguments=arguments, body=body)
 
 
@@ -130,7 +132,7 @@ def _block_calls(name: str, i: int, word: int, form: StorageFormat) -> list[str]
         f"_p{word + j}[_b + _k :]" if c.per == 1 else f"_p{word + j}[(_b + _k) // {c.per} :]"
         for j, c in enumerate(form.columns)
     ]
-    where = f"min({form.block}, _live - _k), _parameter, _index + _b + _k, _seed"
+    where = f"min({form.block}, _live - _k), _parameter, _index + _b + _k, _seed, {i}"
     return [f"for _k in range(0, _live, {form.block}):", f"    {name}(_x{i}[_k:], {', '.join(columns)}, {where})"]
 
 

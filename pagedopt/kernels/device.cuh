@@ -18,3 +18,37 @@ __device__ __forceinline__ unsigned short float_to_bfloat16(float value) {
     return bits;
 }
 #endif
+
+// The root of a float from 2^-60 to 2^60, rounded as IEEE's: tried for all of them (tests/gpu/test_gpu_int8.py).
+__device__ __forceinline__ float fast_root(float x) {
+    float estimate;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(estimate) : "f"(x));
+    const float root = x * estimate;
+    return fmaf(fmaf(-root, root, x), 0.5f * estimate, root);
+}
+
+// Whichever is the larger, as an unsigned number; of all lanes.
+__device__ __forceinline__ unsigned warp_max(unsigned value) {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_max_sync(0xffffffffu, value);
+#else
+    for (int step = 16; step; step >>= 1) {
+        const unsigned other = __shfl_xor_sync(0xffffffffu, value, step);
+        value = other > value ? other : value;
+    }
+    return value;
+#endif
+}
+
+// 2^23 plus byte k of `word`, and 2^23 plus its half k: one instruction, where a conversion is four times as slow.
+__device__ __forceinline__ float byte_beside(unsigned word, int k) {
+    return __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7440 + k));
+}
+__device__ __forceinline__ float half_beside(unsigned word, int k) {
+    return __uint_as_float(__byte_perm(word, 0x4b000000u, k ? 0x7432 : 0x7410));
+}
+
+// The lowest bytes of four words.
+__device__ __forceinline__ unsigned lowest_bytes(unsigned a, unsigned b, unsigned c, unsigned d) {
+    return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
+}

@@ -39,7 +39,8 @@ __device__ inline double fma(double a, double b, double c) { return a * b + c; }
 
 struct PrologueAt {
     word* table;         // begins with the sets
-    const word* inputs;  // for each row: 0 if it takes no step, the address of its step count, of each hyperparameter
+    const word* inputs;  // for each row: 0 if it takes no step, else 1 and the seed in the upper half; the address of its
+                         // step count; that of each hyperparameter
     long long rows;
     long long stride;   // words of a set
     long long seed_at;  // index of the seed in a set; -1: there is none
@@ -68,7 +69,7 @@ template <class Rule> __global__ void __launch_bounds__(BLOCK) prologue(const __
     Rule::compute(h, u);
     double* set = (double*)at.table + row * at.stride;
     for (int i = 0; i < Rule::uniforms; ++i) set[i] = u[i];
-    if (at.seed_at >= 0) set[at.seed_at] = step;
+    if (at.seed_at >= 0) set[at.seed_at] = (double)(input[0] >> 32) * 4294967296.0 + step;
     if (count) store_number(count, step);
     for (int k = 0; k < Rule::carried; ++k) store_number(input[2 + Rule::carried_scalar(k)], u[Rule::carried_uniform(k)]);
 }

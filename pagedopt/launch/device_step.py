@@ -36,8 +36,9 @@ class DeviceStep(Transport):
         counters: for each row the steps taken, if no tensor counts them; left out: tensors do.
 
     Attributes:
-        inputs: what the prologue reads of each row, (rows, 2 + scalars) uint64: 1 if the row takes a step, the address
-            of its step count, the address of each hyperparameter.  Set :attr:`changed` after a write.
+        inputs: what the prologue reads of each row, (rows, 2 + scalars) uint64: 1 if the row takes a step, and in the
+            upper half the seed; the address of its step count; that of each hyperparameter.  Set :attr:`changed` after
+            a write.
         constants: the numbers of each group that are no tensors, (groups, scalars) float64; likewise.
         copies: how many copies were queued.
     """

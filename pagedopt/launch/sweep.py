@@ -43,6 +43,7 @@ class Sweep:
         geometry: how to cut the work; left out: chosen from the sizes.
         rows: which parts of the tensors are the rows of the table (see :class:`~pagedopt.tables.pointers.Rows`).
         blocks: at most this many thread blocks per launch; left out: one per chunk.
+        numbers: of the tensors, for formats that round at random; left out: their indices.
 
     Raises:
         ValueError, TypeError: the lists do not fit the rule or each other (see :class:`PointerTable`).
@@ -64,6 +65,7 @@ class Sweep:
         geometry: Geometry | None = None,
         rows: Rows | None = None,
         blocks: int | None = None,
+        numbers: Sequence[int] | None = None,
     ) -> None:
         check_rule(rule)
         if not isinstance(transport, Transport):
@@ -85,6 +87,7 @@ class Sweep:
             rows=rows,
             per=self.stored.per,
             places=self.stored.placed,
+            numbers=numbers,
         )
         self.stored.check_geometry(self.table.host.geometry)
         self.blocks = blocks

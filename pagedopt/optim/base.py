@@ -29,6 +29,7 @@ from .locks import OptimizerLock, locked
 from .options import Options, complete, documented
 from .out_of_memory import advise, is_out_of_memory
 from .state.encoding import decoded
+from .state.group_options import without_formats
 from .state.rule_optimizer import Group, RuleOptimizer
 from .step.class_checks import check_group, check_initial, check_rules, check_scalars
 from .step.launches import NO_SHARDS, Launches, PreparedStep, grads_of_shards, prepare_again, prepare_anew
@@ -97,7 +98,8 @@ class PagedOptimizer(CapturingOptimizer):
         if not restored:
             budget.check_unit()
         self.store = Store(chosen["placement"], budget, chosen["host_access"], self.affordable)
-        self.state_format, self.blocks, self.transport = chosen["state_format"], chosen["blocks"], chosen["transport"]
+        self.state_format, self.v_rounding, self.seed = chosen["state_format"], chosen["v_rounding"], chosen["seed"]
+        self.blocks, self.transport = chosen["blocks"], chosen["transport"]
         self._launches: Launches | None = None
         self._captures, self.preallocated, self.preallocate = [], {}, chosen["preallocate"]
         self._lock = OptimizerLock()
@@ -263,13 +265,13 @@ class PagedOptimizer(CapturingOptimizer):
         Raises RuntimeError if state is damaged.
         """
         self._check_whole()
-        return super().state_dict()
+        return without_formats(super().state_dict())
 
     def decoded_state_dict(self) -> dict[str, Any]:
         """Return :meth:`state_dict` with all state as plain numbers, for torch's optimizer or any ``state_format``.
 
-        State in a floating-point format is not copied.  Decoded state is new: float32 (float64 if the parameter is), on
-        the parameter's device.  Raises RuntimeError if state is damaged.
+        State in a floating-point format is not copied.  Decoded state is new: float32 (or what its format computes in),
+        on the host.  Raises RuntimeError if state is damaged.
         """
         return decoded(self, self.state_dict())
 
@@ -305,6 +307,8 @@ class PagedOptimizer(CapturingOptimizer):
         store = self.store
         options: Options = {
             "state_format": self.state_format,
+            "v_rounding": self.v_rounding,
+            "seed": self.seed,
             "placement": store.placement,
             "device_budget": store.budget.said,
             "host_access": store.host_access,

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
 from ..common.similar_names import near
-from ..formats.floating import StateFormat, check_format
+from ..formats.choice import Rounding
+from ..formats.floating import StateFormat
 from ..paging.budget import Given
 from ..placements.choose import HostAccess, Placement
 from ..transports.choose import Kind, check_transport
 from .foreign_options import OPTIONS, hint
+from .state.group_options import check_group_options
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,26 @@ TABLE = {
             '"bfloat16", "bf16", torch.bfloat16': "16 bits with the range of float32",
             '"float16", "fp16", "half", torch.float16': "16 bits with more digits and less range",
             '"float64", "fp64", "double", torch.float64': "64 bits; the step then computes in float64",
+            '"int8", "8bit"': "a code of 8 bits an element, and a float32 for each 256: 2.03 bytes a parameter for "
+            "AdamW. State of fewer than 4,096 elements is float32",
             '{"exp_avg": "bfloat16"}': "one state; all that is not named is as the parameter",
+            '{"params": …, "state_format": "float32"}': "a group of parameters may have one of its own",
         },
+    ),
+    "v_rounding": Option(
+        "how int8 rounds second moments",
+        None,
+        {
+            "None": "stochastically where their decay is 0.99 or more, else to the nearest",
+            '"nearest"': "to the nearest code",
+            '"stochastic"': "up or down at random, so that the mean is the number; the same on every device, in every "
+            "placement and after a resume",
+        },
+    ),
+    "seed": Option(
+        "of stochastic rounding; saved in the groups of a state dict",
+        0,
+        {"0 to 2097151": "another number rounds otherwise; torch's generators are not used"},
     ),
     "placement": Option(
         "where state lives; or a subclass of `pagedopt.placements.Arena`",
@@ -128,6 +148,8 @@ class Options(TypedDict, total=False):
     """Keywords that every optimizer takes."""
 
     state_format: StateFormat
+    v_rounding: Rounding
+    seed: int
     placement: Placement | None
     device_budget: Given
     host_access: HostAccess | None
@@ -188,7 +210,7 @@ def complete(options: Options, kind: type, states: Collection[str] | None) -> Op
         meant = hint(OPTIONS, unknown) or near(unknown, [*DEFAULTS, *inspect.signature(kind.__init__).parameters])  # type: ignore[misc]
         raise TypeError(f"{kind.__name__}.__init__() got an unexpected keyword argument {unknown!r}{meant}")
     chosen: Options = {**DEFAULTS, **options}
-    check_format(chosen["state_format"], states)
+    check_group_options(chosen, states)
     check_transport(chosen["transport"])
     blocks = chosen["blocks"]
     if blocks is not None and (isinstance(blocks, bool) or not isinstance(blocks, int) or blocks < 1):

@@ -14,7 +14,9 @@ import torch
 
 from ..common.facts_table import Shown
 from ..common.units import text_of_bytes, text_of_count, text_of_seconds
+from ..formats.choice import State
 from ..formats.floating import StateFormat, check_format, dtype_of_name, format_of, real_dtype
+from ..formats.format import Format
 from ..paging.budget import Budget, Given
 from ..paging.pages import Layout, Width, lay_out
 from ..paging.policy import SLOTS
@@ -255,13 +257,15 @@ class _ArenaPart:
 def _arenas(
     rule: Rule, found: Described, state_format: StateFormat, kind: type[Arena], budget: Budget
 ) -> list[_ArenaPart]:
-    """Return the arenas that a :class:`Store` would make: one for each dtype of parameters, in order."""
-    kinds: dict[torch.dtype, list[int]] = {}
-    for numel, dtype in found.trained:  # kernels see complex numbers as pairs of real ones
-        kinds.setdefault(real_dtype(dtype), []).append(numel * (2 if dtype.is_complex else 1))
+    """Return the arenas that a :class:`Store` would make: one for each dtype of parameters and formats, in order."""
+    kinds: dict[tuple[torch.dtype, tuple[Format, ...]], list[int]] = {}
+    for i, (numel, dtype) in enumerate(found.trained):  # kernels see complex numbers as pairs of real ones
+        said, real = found.own_formats.get(i, state_format), real_dtype(dtype)
+        states = [State(name, numel, rule.name, rule.moments.get(name)) for name in rule.inputs[2:]]
+        forms = tuple([format_of(said, state, real) for state in states])
+        kinds.setdefault((real, forms), []).append(numel * (2 if dtype.is_complex else 1))
     layouts, traffic, columns = [], [], []
-    for dtype, numels in kinds.items():
-        forms = [format_of(state_format, name, dtype) for name in rule.inputs[2:]]
+    for (dtype, forms), numels in kinds.items():
         lists = [dtype.itemsize, dtype.itemsize, *(sum(c.width for c in form.columns) for form in forms)]
         traffic.append(sum(lists) + sum(lists[i] for i in rule.writes))
         columns.append([column for form in forms for column in form.columns])

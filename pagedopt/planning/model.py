@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,12 +21,14 @@ class Described:
 
     Attributes:
         trained, frozen: (elements, dtype) of each trained parameter, and of each other one.
+        own_formats: by its index in ``trained``, the ``state_format`` of a parameter's group, if that has one.
         device: type of their device; None for shapes, the meta device and parameters on several devices.
     """
 
     trained: list[tuple[int, torch.dtype]]
     frozen: list[tuple[int, torch.dtype]]
     device: str | None
+    own_formats: Mapping[int, Any] = field(default_factory=dict)
 
     @property
     def parameters(self) -> int:
@@ -67,37 +70,53 @@ def _described(model: Any, dtype: torch.dtype | None) -> Described:
             f"model is a {type(model).__name__}; give a module, its parameters, a list of shapes, a dict of name to "
             "shape, or a number of parameters"
         )
-    items = list(_items(model.values() if isinstance(model, Mapping) else model))
+    own: dict[int, Any] = {}
+    items = list(_items(model.values() if isinstance(model, Mapping) else model, own))
     tensors = [item for item in items if isinstance(item, torch.Tensor)]
     if tensors and len(tensors) != len(items):
         raise TypeError("model has both tensors and shapes; give one or the other")
     if tensors:
         # Values of a state dict are detached.  If no tensor requires a gradient, count all as trained.
-        return _of_tensors(tensors, dtype, whole=not any(t.requires_grad for t in tensors))
+        return _of_tensors(tensors, dtype, whole=not any(t.requires_grad for t in tensors), own=own)
     return Described([(_numel(item), dtype or torch.float32) for item in items], [], None)
 
 
-def _items(model: Iterable[Any]) -> Iterator[Any]:
-    """Yield the tensors or shapes in parameter groups and (name, parameter) pairs."""
+def _items(model: Iterable[Any], own: dict[int, Any]) -> Iterator[Any]:
+    """Yield the tensors or shapes in parameter groups and (name, parameter) pairs; note the formats of groups."""
     for item in model:
         if isinstance(item, Mapping):
             inside = item.get("params", ())
-            yield from _items([inside] if isinstance(inside, torch.Tensor) else inside)
+            for each in _items([inside] if isinstance(inside, torch.Tensor) else inside, own):
+                if "state_format" in item:
+                    own[id(each)] = item["state_format"]
+                yield each
         elif isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str):
             yield item[1]
         else:
             yield item
 
 
-def _of_tensors(tensors: Sequence[torch.Tensor], dtype: torch.dtype | None, whole: bool = False) -> Described:
-    """Describe each tensor once, DTensors by their shards; ``whole``: count all of a trainable dtype as trained."""
+def _of_tensors(
+    tensors: Sequence[torch.Tensor],
+    dtype: torch.dtype | None,
+    whole: bool = False,
+    own: Mapping[int, Any] = MappingProxyType({}),
+) -> Described:
+    """Describe each tensor once, DTensors by their shards.
+
+    Args:
+        whole: count all of a trainable dtype as trained.
+        own: formats of groups, by the id of a tensor.
+    """
     once = list({id(t): t for t in tensors}.values())
     trains = [t.is_floating_point() or t.is_complex() if whole else t.requires_grad for t in once]
     sizes = [local(t).numel() for t in once]
     trained = [(n, dtype or t.dtype) for n, t, yes in zip(sizes, once, trains, strict=True) if yes]
     frozen = [(n, t.dtype) for n, t, yes in zip(sizes, once, trains, strict=True) if not yes]
     devices = {t.device.type for t in once} - {"meta"}
-    return Described(trained, frozen, devices.pop() if len(devices) == 1 else None)
+    ids = [id(t) for t, yes in zip(once, trains, strict=True) if yes]
+    own_formats = {i: own[of] for i, of in enumerate(ids) if of in own}
+    return Described(trained, frozen, devices.pop() if len(devices) == 1 else None, own_formats)
 
 
 def _numel(shape: Any) -> int:

@@ -1,10 +1,10 @@
 """Adam (Kingma & Ba 2015, arXiv:1412.6980).  Weight decay is added to the gradient, as in torch/optim/adam.py."""
 
-from .moments import decayed, descent, moments
+from .moments import AMSGRAD, MOMENTS, decayed, descent, moments
 from .rule import rule
 
 
-@rule
+@rule(moments=MOMENTS)
 def adam(param, grad, exp_avg, exp_avg_sq, *, lr, beta1, beta2, eps, weight_decay, step, maximize=False):
     """Adam update number ``step``, counted from 1."""
     grad = -grad if maximize else grad
@@ -14,7 +14,7 @@ def adam(param, grad, exp_avg, exp_avg_sq, *, lr, beta1, beta2, eps, weight_deca
     return param, exp_avg, exp_avg_sq
 
 
-@rule
+@rule(moments=AMSGRAD)
 def adam_amsgrad(
     param, grad, exp_avg, exp_avg_sq, max_exp_avg_sq, *, lr, beta1, beta2, eps, weight_decay, step, maximize=False
 ):

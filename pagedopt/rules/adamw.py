@@ -1,10 +1,10 @@
 """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101), in the order of operations of torch/optim/adamw.py."""
 
-from .moments import decoupled, descent, moments
+from .moments import AMSGRAD, MOMENTS, decoupled, descent, moments
 from .rule import rule
 
 
-@rule
+@rule(moments=MOMENTS)
 def adamw(param, grad, exp_avg, exp_avg_sq, *, lr, beta1, beta2, eps, weight_decay, step, maximize=False):
     """AdamW update number ``step``, counted from 1."""
     grad = -grad if maximize else grad
@@ -14,7 +14,7 @@ def adamw(param, grad, exp_avg, exp_avg_sq, *, lr, beta1, beta2, eps, weight_dec
     return param, exp_avg, exp_avg_sq
 
 
-@rule
+@rule(moments=AMSGRAD)
 def adamw_amsgrad(
     param, grad, exp_avg, exp_avg_sq, max_exp_avg_sq, *, lr, beta1, beta2, eps, weight_decay, step, maximize=False
 ):

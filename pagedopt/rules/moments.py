@@ -5,7 +5,12 @@ a parameter is rounded once, which is nearer to the exact number (notes/arithmet
 the reciprocal of the bias correction where torch divides by it, which is faster.
 """
 
+from ..formats.choice import Moment
 from .rule import fma, sqrt
+
+#: Adam's means, and the maximum of the second one, which does not decay.
+MOMENTS = {"exp_avg": Moment(decay="beta1"), "exp_avg_sq": Moment(signed=False, decay="beta2")}
+AMSGRAD = {**MOMENTS, "max_exp_avg_sq": Moment(signed=False)}
 
 
 def decoupled(param, change, lr, weight_decay):

@@ -6,12 +6,14 @@ import importlib
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from types import MappingProxyType
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..formats.choice import Moment
 from .language import cuda, cuda_prologue, host_expressions, numba, reference
 from .language.function_syntax import RuleError
 from .language.functions import fma, sign, sqrt
@@ -32,6 +34,7 @@ class Rule:
             If it returns a hyperparameter, too, an optimizer stores that number for each of its parameters from step
             to step; the new value may depend on hyperparameters alone.  Plain functions that it calls are inlined.
         program: the translation of ``function``; None: translate it now.
+        moments: what is known of its states, by name (see :class:`~pagedopt.Moment`).
 
     Attributes:
         function: the function.
@@ -46,9 +49,16 @@ class Rule:
 
     Raises:
         RuleError: the function uses something that cannot be translated; the message names the line.
+        ValueError: ``moments`` names what is no state or hyperparameter of the rule.
+        TypeError: one of ``moments`` is no :class:`~pagedopt.Moment`.
     """
 
-    def __init__(self, function: Callable[..., Any], program: Program | None = None) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        program: Program | None = None,
+        moments: Mapping[str, Moment] = MappingProxyType({}),
+    ) -> None:
         self.function = function
         self.program = program = program or analyse(function)
         self.name, self.functor, self.prologue = program.name, program.functor, program.prologue
@@ -56,6 +66,23 @@ class Rule:
         self.scalars, self.defaults, self.carried = program.scalars, program.defaults, program.carried
         self.__doc__ = function.__doc__
         self._host = host_expressions.host_function(program)
+        self.moments = dict(moments)
+        self._check_moments()
+
+    def _check_moments(self) -> None:
+        for name, moment in self.moments.items():
+            if not isinstance(moment, Moment):
+                raise TypeError(f"rule {self.name!r}: moments[{name!r}] is {moment!r}; give a pagedopt.Moment")
+            if name not in self.inputs[2:]:
+                states = ", ".join(self.inputs[2:]) or "none"
+                raise ValueError(
+                    f"rule {self.name!r}: moments names {name!r}, which is no state of it; there is {states}"
+                )
+            if moment.decay is not None and moment.decay not in self.scalars:
+                raise ValueError(
+                    f"rule {self.name!r}: the decay of {name!r} is {moment.decay!r}, which is no hyperparameter of it; "
+                    f"there is {', '.join(self.scalars)}"
+                )
 
     @property
     def reads(self) -> tuple[int, ...]:
@@ -217,7 +244,7 @@ class Rule:
     @cached_property
     def out_of_place(self) -> Rule:
         """The rule with one more list per result, after its inputs; results go there, and the inputs stay unchanged."""
-        return Rule(self.function, self.program.out_of_place())
+        return Rule(self.function, self.program.out_of_place(), self.moments)
 
 
 def _is_number(value: Any) -> bool:
@@ -238,7 +265,15 @@ def check_rule(given: Any) -> None:
         raise TypeError(f"rule is {found}; a rule is a function decorated with pagedopt.rule: decorate it")
 
 
-def rule(function: Callable[..., Any]) -> Rule:
+@overload
+def rule(function: Callable[..., Any]) -> Rule: ...
+@overload
+def rule(*, moments: Mapping[str, Moment]) -> Callable[[Callable[..., Any]], Rule]: ...
+
+
+def rule(
+    function: Callable[..., Any] | None = None, *, moments: Mapping[str, Moment] = MappingProxyType({})
+) -> Rule | Callable[[Callable[..., Any]], Rule]:
     """Decorator: make ``function``, the update of one element, a :class:`Rule`.
 
     Positional parameters are elements of tensor lists (for an optimizer: parameter, gradient, then state by name),
@@ -253,6 +288,9 @@ def rule(function: Callable[..., Any]) -> Rule:
     Parameters and variables must not have reserved names: ``u``, ``u0``, ``u1``, …, ``S``, ``out``, ``range``, names
     that begin with ``_``, the functions above, and words of C++ that Python lacks (``new``, ``double``, …).
 
+    Args:
+        moments: for each state that may be stored in 8 bits, whether it may be negative and by what it decays.
+
     Raises:
         RuleError: it uses something else, its source cannot be found, or a name stands for another function; the
             message begins with file and line.
@@ -264,7 +302,9 @@ def rule(function: Callable[..., Any]) -> Rule:
         ...     param = param - lr * sign(momentum_buffer)
         ...     return param, momentum_buffer
     """
-    return Rule(function)
+    if function is None:
+        return lambda function: Rule(function, moments=moments)
+    return Rule(function, moments=moments)
 
 
 def _find(module: str, name: str, out_of_place: bool) -> Rule:

@@ -3,6 +3,7 @@
 Operations round where those of torch's default do, which adds with one fma (``torch.add`` with ``alpha``).
 """
 
+from ..formats.choice import Moment
 from .moments import decayed
 from .rule import fma, rule
 
@@ -16,7 +17,7 @@ def sgd(param, grad, *, lr, weight_decay=0.0, maximize=False):
     return param
 
 
-@rule
+@rule(moments={"momentum_buffer": Moment(decay="momentum")})
 def sgd_momentum(
     param, grad, momentum_buffer, *, lr, momentum, step, dampening=0.0, weight_decay=0.0, nesterov=False, maximize=False
 ):

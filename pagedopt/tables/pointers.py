@@ -68,7 +68,8 @@ class PointerTable:
         rows: the parts of tensors that are rows; default: row i is all of tensor i.
         per: for each list, consecutive elements that share an entry, default 1; if more, the list's tensors have shape
             (entries,).
-        places: whether a row has two more words after its addresses: its tensor's index, and its first element there.
+        places: whether a row has two more words after its addresses: its tensor's number, and its first element there.
+        numbers: of the tensors; default: their indices.
 
     Raises:
         ValueError: lengths, shapes, strides or devices differ; tensors are not dense or overlap; ``writes`` has an
@@ -78,8 +79,19 @@ class PointerTable:
     """
 
     __slots__ = (
-        "__weakref__", "_addresses", "_columns", "_common", "_held", "_rows", "_seen", "_unwritten", "absent", "host",
-        "names", "writes",
+        "__weakref__",
+        "_addresses",
+        "_columns",
+        "_common",
+        "_held",
+        "_numbers",
+        "_rows",
+        "_seen",
+        "_unwritten",
+        "absent",
+        "host",
+        "names",
+        "writes",
     )  # fmt: skip
 
     def __init__(
@@ -96,6 +108,7 @@ class PointerTable:
         rows: Rows | None = None,
         per: Sequence[int] | None = None,
         places: bool = False,
+        numbers: Sequence[int] | None = None,
     ) -> None:
         self.names = tuple(names) if names else tuple([f"list {i}" for i in range(len(lists))])
         self.writes = checked_writes(writes, len(lists))
@@ -109,6 +122,7 @@ class PointerTable:
         geometry = geometry or choose_geometry(counts.tolist(), itemsize, over_link and self.device.type == "cuda")
         self.host = HostTable(len(lists) + (PLACES if places else 0), counts, uniforms, sets, geometry)
         self._addresses = np.zeros((len(lists), len(self._common.numels)), np.uint64)
+        self._numbers = np.arange(len(lists[0])) if numbers is None else np.asarray(numbers)
         self._write_places(self.host)
         self._columns: list[Located | None] = [None] * len(lists)
         self._held: list[Tensors | None] = [None] * len(lists)
@@ -287,10 +301,10 @@ class PointerTable:
         self.host = host
 
     def _write_places(self, host: HostTable) -> None:
-        """Write each row's tensor index and first element, if the table has words for them (``places``)."""
+        """Write each row's tensor number and first element, if the table has words for them (``places``)."""
         words = host.rows["address"][:, len(self._addresses) :]
         if words.shape[1]:
-            words[:, 0] = np.arange(len(words)) if self._rows is None else self._rows.tensor
+            words[:, 0] = self._numbers if self._rows is None else self._numbers[self._rows.tensor]
             words[:, 1] = 0 if self._rows is None else self._rows.offset
 
     def _write_rows(self, host: HostTable) -> None:

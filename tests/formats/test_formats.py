@@ -64,9 +64,9 @@ def test_dtypes_that_state_cannot_have_are_refused(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("states", [None, STATES])
 def test_an_unknown_format_is_refused(states: tuple[str, ...] | None) -> None:
-    for state_format in ("int8", {"exp_avg": "int8"}):
+    for state_format in ("int4", {"exp_avg": "int4"}):
         with pytest.raises(
-            ValueError, match="state_format is 'int8'; there are float32, bfloat16, float16, float64, or None"
+            ValueError, match="state_format is 'int4'; there are float32, bfloat16, float16, float64, int8, or None"
         ):
             check_format(state_format, states)
 

@@ -108,3 +108,17 @@ template <class T> T __shfl_sync(unsigned, T value, int lane) { return shuffled(
 template <class T> T __ldg(const T* at) { return *at; }
 template <class T> T __ldcs(const T* at) { return *at; }
 template <class T> void __stcs(T* at, T value) { *at = value; }
+
+static inline float fast_root(float x) { return sqrtf(x); }
+static inline unsigned warp_max(unsigned value) {
+    for (int step = 16; step; step >>= 1) {
+        const unsigned other = __shfl_xor_sync(0xffffffffu, value, step);
+        value = other > value ? other : value;
+    }
+    return value;
+}
+static inline float byte_beside(unsigned word, int k) { return 8388608.0f + (word >> 8 * k & 255); }
+static inline float half_beside(unsigned word, int k) { return 8388608.0f + (word >> 16 * k & 65535); }
+static inline unsigned lowest_bytes(unsigned a, unsigned b, unsigned c, unsigned d) {
+    return (a & 255) | (b & 255) << 8 | (c & 255) << 16 | (d & 255) << 24;
+}

@@ -93,7 +93,7 @@ def members(optimizer: RuleOptimizer, state_dict: StateDict) -> Iterator[Loaded]
         if not isinstance(entry, Mapping):
             raise ValueError(f"loaded state of parameter {key} is a {type(entry).__name__}, not a dict")
         numbers = number_names(optimizer, optimizer.rule_of(group))
-        columns = state_columns(optimizer, optimizer.state_names(group), p) if entry else {}
+        columns = state_columns(optimizer, optimizer.state_names(group), p, group) if entry else {}
         present = {name: value for name, value in entry.items() if value is not None}
         yield Loaded(p, group, key, numbers, columns, present)
 
@@ -154,7 +154,8 @@ def _check_entry(optimizer: RuleOptimizer, member: Loaded) -> None:
         what = f"loaded {key} of parameter {member.key}"
         if of.free:
             _check_tensor(what, member.entry[key], p)
-            _check_precision(optimizer, what, key, member.entry[key].dtype, of.column.dtype)
+            said = chosen_format(optimizer.state_format_of(member.group), key)
+            _check_precision(said is not None, what, member.entry[key].dtype, of.column.dtype)
         elif key not in encoded:
             _check_column(what, member.entry[key], of, p)
 
@@ -179,7 +180,9 @@ def _check_column(what: str, value: Any, of: StateColumn, p: torch.Tensor) -> No
     wanted = (of.column.dtype, of.column.shape(p))
     if not isinstance(value, torch.Tensor) or (value.dtype, value.shape) != wanted or value.layout is not torch.strided:
         found = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-        raise ValueError(f"{what} is {found}; format {of.form.name!r} has {wanted[0]} {tuple(wanted[1])}")
+        per = of.column.per
+        other = "" if per == 1 else f", an entry for {per} elements; it was saved with blocks of another size"
+        raise ValueError(f"{what} is {found}; format {of.form.name!r} has {wanted[0]} {tuple(wanted[1])}{other}")
 
 
 def is_whole(tensor: torch.Tensor) -> bool:
@@ -189,10 +192,10 @@ def is_whole(tensor: torch.Tensor) -> bool:
     return has_memory(local(tensor)) and local(tensor).untyped_storage().device.type != "meta"
 
 
-def _check_precision(optimizer: RuleOptimizer, what: str, name: str, loaded: torch.dtype, stored: torch.dtype) -> None:
-    """Refuse to round float64 unasked.  Rounding to 16-bit parameters' dtype is allowed, as in torch."""
+def _check_precision(asked: bool, what: str, loaded: torch.dtype, stored: torch.dtype) -> None:
+    """Refuse to round float64 unless ``asked`` to.  Rounding to 16-bit parameters' dtype is allowed, as in torch."""
     lost = torch.promote_types(loaded, stored) != stored and real_dtype(stored).itemsize >= 4
-    if lost and chosen_format(optimizer.state_format, name) is None:
+    if lost and not asked:
         raise ValueError(
             f"{what} is {loaded} and would be rounded to {stored}, as no state_format says how to keep state; "
             "state_format='float64' keeps its precision, and state_format='float32' asks for the rounding"

@@ -101,7 +101,7 @@ def _whole_state(optimizer: RuleOptimizer) -> dict[torch.Tensor, dict[str, tuple
     for _, group, p in occurrences(optimizer):
         if not (entry := optimizer.state.get(p)):
             continue
-        columns = state_columns(optimizer, optimizer.state_names(group), p)
+        columns = state_columns(optimizer, optimizer.state_names(group), p, group)
         tensors = {key: (of, t) for key, of in columns.items() if of.fits(t := entry.get(key), p)}
         if columns and len(tensors) == len(columns):
             found[p] = tensors

@@ -54,10 +54,13 @@ def fill(form: Format, columns: Sequence[torch.Tensor], param: torch.Tensor, val
 
 @torch.no_grad()
 def decode(form: Format, columns: Sequence[torch.Tensor], param: torch.Tensor) -> torch.Tensor:
-    """Return the values encoded in ``columns``, with the shape and strides of ``param``; a DTensor if it is one."""
+    """Return the values encoded in ``columns``, with the shape and strides of ``param``; a DTensor if it is one.
+
+    They are on the host, and decoded a stretch at a time: a device needs no room for them.
+    """
     whole, param, columns = param, local(param), [local(t) for t in columns]
     flat = [_flat(t, param) if c.per == 1 else t for t, c in zip(columns, form.columns, strict=True)]
-    values = torch.empty_like(param, dtype=form.arithmetic, requires_grad=False)
+    values = torch.empty_like(param, dtype=form.arithmetic, requires_grad=False, device="cpu")
     target, numel = _flat(values, param), param.numel()
     for first in range(0, numel, STRETCH):
         last = min(first + STRETCH, numel)
@@ -76,7 +79,7 @@ def decoded(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[str, A
             continue
         rest = dict(entry)
         encoded: dict[tuple[str, Format], list[torch.Tensor]] = {}
-        for column, of in state_columns(optimizer, optimizer.state_names(group), p).items():
+        for column, of in state_columns(optimizer, optimizer.state_names(group), p, group).items():
             if not of.free and column in rest:
                 encoded.setdefault((of.name, of.form), []).append(rest.pop(column))
         state[key] = rest | {name: decode(form, columns, p) for (name, form), columns in encoded.items()}

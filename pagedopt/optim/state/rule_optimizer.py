@@ -7,14 +7,18 @@ from typing import Any, ClassVar
 
 import torch
 
-from ...formats.floating import StateFormat, format_of
+from ...formats.choice import Choice, Rounding, State
+from ...formats.floating import StateFormat, chosen_format, format_of
 from ...formats.format import Format
 from ...placements.store import Store
 from ...planning.affordable import Affordable
 from ...rules import Rule
 from ...transports.choose import Kind
+from .group_scalars import scalars_of
 
 Group = dict[str, Any]
+#: A parameter that is as large as any.
+_LARGE = torch.empty(1 << 40, device="meta")
 
 
 class RuleOptimizer(torch.optim.Optimizer):
@@ -42,6 +46,8 @@ class RuleOptimizer(torch.optim.Optimizer):
     affordable: Affordable
     #: See :class:`~pagedopt.optim.options.Options`.
     state_format: StateFormat
+    v_rounding: Rounding
+    seed: int
     blocks: int | None
     transport: Kind
     preallocate: bool
@@ -57,14 +63,49 @@ class RuleOptimizer(torch.optim.Optimizer):
         """Return the names of the state tensors of a parameter in ``group``, in the order of the rule's inputs."""
         return self.rule_of(group).inputs[2:]
 
-    def format_of(self, name: str, p: torch.Tensor) -> Format:
-        """Return the format in which state ``name`` of a parameter is stored.
+    def state_format_of(self, group: Group) -> StateFormat:
+        """Return the ``state_format`` of a group: its own, or the optimizer's."""
+        found: StateFormat = group.get("state_format", self.state_format)
+        return found
+
+    def format_of(self, name: str, p: torch.Tensor, group: Group) -> Format:
+        """Return the format in which state ``name`` of a parameter in ``group`` is stored.
 
         Raises:
-            ValueError: the parameter is complex, and the format that ``state_format`` asks for is not.
+            ValueError: the parameter is complex, and the format that ``state_format`` asks for is not; that format
+                cannot store the state.
             TypeError: no kernel takes parameters of this dtype.
         """
-        return format_of(self.state_format, name, p.dtype)
+        said = self.state_format_of(group)
+        state = State(name, p.numel())
+        if isinstance(chosen_format(said, name), Choice):
+            rule = self.rule_of(group)
+            moment = next((r.moments[name] for r in (rule, *self.rules) if name in r.moments), None)
+            decay = None if moment is None or moment.decay is None else self._decay(rule, moment.decay, group)
+            rounding = group.get("v_rounding", self.v_rounding)
+            counted = self.has_step or "step" in rule.scalars
+            state = State(name, p.numel(), rule.name, moment, decay, rounding, counted)
+        return format_of(said, state, p.dtype)
+
+    def _decay(self, rule: Rule, name: str, group: Group) -> float | None:
+        """Return a hyperparameter; None if it lies on a device, where a step does not read it."""
+        value = scalars_of(rule, group, on_device=True).get(name, rule.defaults.get(name))
+        return None if isinstance(value, torch.Tensor) else value
+
+    def formats_depend_on(self, group: Group) -> object:
+        """Return what the formats of a group's state depend on, apart from its parameters; equal if nothing changed."""
+        said = self.state_format_of(group)
+        if said is None:
+            return None
+        names = self.state_names(group)
+        if not any(isinstance(chosen_format(said, name), Choice) for name in names):
+            return said if not isinstance(said, dict) else tuple(said.items())
+        return tuple([self.format_of(name, _LARGE, group) for name in names])
+
+
+def seed_word(optimizer: RuleOptimizer, group: int) -> float:
+    """Return a group's seed where kernels expect it, beside a step in the lower 32 bits: below 2**53, so exact."""
+    return float(optimizer.param_groups[group].get("seed", optimizer.seed) * 2**32)
 
 
 def occurrences(optimizer: RuleOptimizer) -> Iterator[tuple[int, Group, torch.Tensor]]:

@@ -11,7 +11,7 @@ from ...formats.floating import NUMBERS, columns_of
 from ...formats.format import Column, Format
 from ...placements.store import Wanted
 from ...tables.shards import placed_alike
-from .rule_optimizer import RuleOptimizer
+from .rule_optimizer import Group, RuleOptimizer
 
 
 class StateColumn(NamedTuple):
@@ -38,14 +38,16 @@ class StateColumn(NamedTuple):
         return Wanted(param, key, column, self.form.block)
 
 
-def state_columns(optimizer: RuleOptimizer, names: Iterable[str], p: torch.Tensor) -> dict[str, StateColumn]:
-    """Return the columns of a parameter's state ``names`` by their keys in its entry, in the order of the names.
+def state_columns(
+    optimizer: RuleOptimizer, names: Iterable[str], p: torch.Tensor, group: Group
+) -> dict[str, StateColumn]:
+    """Return the columns of state ``names`` of a parameter in ``group``, by their keys in its entry, in that order.
 
     Raises:
         ValueError, TypeError: see :func:`pagedopt.formats.floating.format_of`.
     """
     found: dict[str, StateColumn] = {}
     for name in names:
-        form = optimizer.format_of(name, p)
+        form = optimizer.format_of(name, p, group)
         found.update((key, StateColumn(name, form, column)) for key, column in columns_of(form, name, p.dtype).items())
     return found

@@ -18,9 +18,9 @@ from ...tables.checks import LayoutError
 from ...tables.columns import Tensors, is_dense
 from ...tables.shards import local
 from ...transports.choose import Kind, pooled
-from ..state.rule_optimizer import RuleOptimizer
+from ..state.rule_optimizer import RuleOptimizer, seed_word
 from ..state.scalar_state import Ahead, NumberTensors, ScalarState, StepCounts, UnsavedStepCounts, Values, number_names
-from .hyperparameters import Pattern, Uniforms, find_pattern, uniforms_of
+from .hyperparameters import Pattern, find_pattern, uniforms_of
 from .kernel_views import KernelViews
 from .members import Grads, Member, interned
 from .update import Count, Update
@@ -70,7 +70,7 @@ class Bucket:
             sweep = Sweep(
                 self.rule, [*lists, *state], formats=formats, sets=min(2 * len(set(self._groups)), self.count),
                 transport=pooled(transport, device.index) if device.type == "cuda" else transport,
-                blocks=optimizer.blocks, rows=rows, geometry=geometry,
+                blocks=optimizer.blocks, rows=rows, geometry=geometry, numbers=[m.index for m in members],
             )  # fmt: skip
             return way, sweep, lists[0]
 
@@ -152,8 +152,11 @@ class Bucket:
             counts[name] = each, mine, each.read(mine, absent, ahead)
             if name in self._scalars:
                 own[name] = counts[name][-1]
-        if pattern is None or pattern.absent != absent or not pattern.holds(own):
-            pattern = self._find_pattern(absent, own)
+        apart = own  # what rows of one set must have in common
+        if sweep.stored.placed and "step" in counts:
+            apart = {**own, "step": counts["step"][-1]}
+        if pattern is None or pattern.absent != absent or not pattern.holds(apart):
+            pattern = self._find_pattern(absent, apart)
         sets = uniforms_of(self.rule, optimizer, pattern.groups, own)
         for name, at in self._carried.items():
             each, mine, _ = counts[name]
@@ -166,7 +169,7 @@ class Bucket:
             written = (*tensors[: self.count], *optimizer.store.versions.counters)  # type: ignore[arg-type]
         plan = WHOLE if self.route is None else self.route.plan(sweep.table.host, absent)
         ready = sweep.ready(plan)
-        sweep.set_scalars(sets, self._seeds(sets, pattern, counts) if sweep.stored.placed else 0)
+        sweep.set_scalars(sets, self._seeds(optimizer, pattern, counts) if sweep.stored.placed else 0)
         return Update(
             sweep, ready, sweep.table.host.stamp, self.lists, tensors, seen, pattern.absent, tuple(counts.values()),
             sets, self.route, plan, written,
@@ -203,12 +206,14 @@ class Bucket:
                 raise
             return act()
 
-    def _seeds(self, sets: Uniforms, pattern: Pattern, counts: Mapping[str, Count]) -> Values:
-        """Return a seed for each set: its step count (0 if none is counted), so that a resumed run rounds alike."""
-        seeds = np.zeros(len(sets))
+    def _seeds(self, optimizer: RuleOptimizer, pattern: Pattern, counts: Mapping[str, Count]) -> Values:
+        """Return a seed for each set: the group's, and in the lower 32 bits the step (0 if none is counted)."""
+        seeds = np.zeros(pattern.used)
+        present = np.setdiff1d(np.arange(self.count), pattern.absent)
         if "step" in counts:
-            present = np.setdiff1d(np.arange(self.count), pattern.absent)
             seeds[pattern.sets[present]] = np.broadcast_to(counts["step"][-1], self.count)[present]
+        of_groups = np.array([seed_word(optimizer, group) for group in self._groups])
+        seeds[pattern.sets[present]] += of_groups[present]
         return seeds
 
     def _written(self, optimizer: RuleOptimizer, tensors: Any, absent: Sequence[int]) -> NumberTensors:

@@ -29,10 +29,9 @@ def estimated(optimizer: RuleOptimizer, budget: Budget | str | None) -> Estimate
 
     Rates are those of a budget that is a time, if one was given; otherwise assumed ones, whose name says so.
     """
-    params = [p for group in optimizer.param_groups for p in group["params"]]
     rule = optimizer.rule_of(optimizer.param_groups[0])
     known, form = optimizer.affordable.known, optimizer.state_format
-    return estimate(params, rule=rule, state_format=form, device_budget=budget, rates=known)
+    return estimate(optimizer.param_groups, rule=rule, state_format=form, device_budget=budget, rates=known)
 
 
 def advice(optimizer: RuleOptimizer, by_place: Mapping[str, int]) -> str:

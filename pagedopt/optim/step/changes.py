@@ -39,12 +39,13 @@ class KnownObjects:
     """
 
     __slots__ = (
-        "__weakref__", "_contents", "_dead", "_lengths", "_params", "_positions", "_refs", "_rules", "_takes_state",
-        "_waiting", "picks",
+        "__weakref__", "_contents", "_dead", "_formats", "_lengths", "_params", "_positions", "_refs", "_rules",
+        "_takes_state", "_waiting", "picks",
     )  # fmt: skip
 
     def __init__(self, optimizer: RuleOptimizer, members: Members) -> None:
         self._rules, self._lengths, self._waiting = members.rules, members.lengths, tuple(members.waiting)
+        self._formats = interned((*map(optimizer.formats_depend_on, optimizer.param_groups),))
         entries: dict[int, dict[str, Any]] = {}
         names: dict[int, dict[str, None]] = {}  # a parameter may be in several groups, whose rules differ
         for m in members.found:
@@ -82,6 +83,8 @@ class KnownObjects:
         """Return parameters, gradients and (if a bucket takes it) state; None: an object is new, or state has moved."""
         groups = optimizer.param_groups
         if self._dead or (*map(optimizer.rule_of, groups),) != self._rules:
+            return None
+        if (*map(optimizer.formats_depend_on, groups),) != self._formats:
             return None
         if len(groups) == 1:
             params = (*groups[0]["params"],)

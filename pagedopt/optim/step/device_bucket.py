@@ -14,7 +14,7 @@ from ...launch.device_step import SINGLE, DeviceStep
 from ...paging.visits import WHOLE
 from ...tables.columns import Tensors
 from ...transports.choose import Kind
-from ..state.rule_optimizer import RuleOptimizer
+from ..state.rule_optimizer import RuleOptimizer, seed_word
 from ..state.scalar_state import Ahead, NumberTensors, UnsavedStepCounts
 from .bucket import Bucket
 from .hyperparameters import number_of, scalars_of
@@ -114,7 +114,8 @@ class DeviceBucket(Bucket):
                 else:
                     constants[group, i], sources[group, i] = value, step.constant_at(group, i)
         inputs = np.zeros_like(step.inputs)
-        inputs[:, 0], inputs[:, 2:] = 1, sources[list(self._groups)]
+        inputs[:, 0] = [1 + int(seed_word(optimizer, group)) for group in self._groups]
+        inputs[:, 2:] = sources[list(self._groups)]
         for name, each, where in self._numbers:
             column = 1 if name == "step" else 2 + self.rule.scalars.index(name)
             if isinstance(each, UnsavedStepCounts):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ...rules import Rule
+from ..state.group_scalars import number_of, scalars_of
 from ..state.rule_optimizer import RuleOptimizer
 from ..state.scalar_state import Values
 
@@ -18,79 +18,6 @@ from ..state.scalar_state import Values
 Uniforms = Sequence[Sequence[float]] | npt.NDArray[np.float64]
 #: For each group in use: (its index, the first row of each of its sets; an int instead of an array if it has one).
 SetsByGroup = Sequence[tuple[int, int | npt.NDArray[np.int64]]]
-
-
-def scalars_of(
-    rule: Rule, group: Mapping[str, Any], needed: Collection[str] = (), on_device: bool = False
-) -> dict[str, Any]:
-    """Return the rule's hyperparameters that ``group`` has, by name, as doubles; reads tensors of one element.
-
-    A tuple with a plural name gives its items by number: ``betas`` is ``beta1``, ``beta2``.  A hyperparameter whose
-    default is a bool gets the truth value.
-
-    Args:
-        needed: names that the group must have.
-        on_device: return CUDA tensors as they are, unread.
-
-    Raises:
-        KeyError: one of the ``needed`` names is missing (as torch).
-        ValueError: a tuple has another length than the rule takes (as torch).
-        TypeError: a value is not a number.
-    """
-    found = {}
-    for name, plural, item, length, is_switch in _sources(rule):
-        if name in group:
-            value = group[name]
-        elif plural in group:
-            value = group[plural]
-            if length and len(value) != length:
-                raise ValueError(f"{plural} is {value}; rule {rule.name!r} takes {length} of them")
-            value = value[item]
-        elif name in needed or plural in needed:
-            raise KeyError(name if name in needed else plural)
-        else:
-            continue
-        if type(value) is not float and not (on_device and isinstance(value, torch.Tensor) and value.is_cuda):
-            value = (1.0 if value else 0.0) if is_switch else number_of(name, value)
-        found[name] = value
-    return found
-
-
-def number_of(name: str, value: Any) -> float:
-    """Return a group's value as a double; TypeError for None and texts, RuntimeError for large tensors (as torch)."""
-    if value is None or isinstance(value, str | bytes):
-        raise TypeError(f"{name} is {value!r}{'' if value is None else ', a text'}; give a number")
-    return float(value.item() if isinstance(value, torch.Tensor) else value)
-
-
-class _Source(NamedTuple):
-    """Where groups have a hyperparameter: under ``name``, or in a tuple.
-
-    Attributes:
-        plural, item: the tuple's name and the index in it; "" if there is no tuple.
-        length: to be compared with the tuple's; 0: another item does that, or the rule takes only some items.
-        is_switch: whether it is a bool.
-    """
-
-    name: str
-    plural: str
-    item: int
-    length: int
-    is_switch: bool
-
-
-@functools.cache
-def _sources(rule: Rule) -> list[_Source]:
-    """Return the source of each hyperparameter that groups hold."""
-    stems = {n: n.rstrip("0123456789") for n in rule.scalars if n != "step" and n not in rule.carried}
-    found = []
-    for name, stem in stems.items():
-        numbers = {int(n[len(stem) :]) for n, of in stems.items() if of == stem != n}
-        plural, item = (f"{stem}s", int(name[len(stem) :]) - 1) if stem != name else ("", 0)
-        checks = item == 0 and len(numbers) > 1 and numbers == {*range(1, len(numbers) + 1)}
-        is_switch = isinstance(rule.defaults.get(name), bool)
-        found.append(_Source(name, plural, item, len(numbers) if checks else 0, is_switch))
-    return found
 
 
 def uniforms_of(
@@ -182,3 +109,6 @@ def _zeros(count: int) -> npt.NDArray[np.int64]:
     found = np.zeros(count, np.int64)
     found.flags.writeable = False
     return found
+
+
+__all__ = ["Pattern", "Uniforms", "find_pattern", "number_of", "scalars_of", "uniforms_of"]

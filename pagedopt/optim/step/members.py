@@ -9,13 +9,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...formats.floating import known, of_dtype, real_dtype
+from ...formats.choice import Choice
+from ...formats.floating import chosen_format, known, of_dtype, real_dtype
 from ...formats.format import Format
 from ...rules import Rule
 from ...rules.rule import check_rule
 from ...tables.checks import DtypeError
 from ...tables.columns import has_memory, is_fake
 from ...tables.shards import is_partial, is_sharded, local, local_grad, placed_alike, placement_of
+from ..state.group_options import check_group_options
 from ..state.rule_optimizer import Group, RuleOptimizer, occurrences
 from ..state.scalar_state import beside_param, number_names
 from ..state.state_columns import StateColumn, state_columns
@@ -130,7 +132,8 @@ def members(optimizer: RuleOptimizer) -> Members:
             )
         if not known(real_dtype(p.dtype)):
             raise NotImplementedError(f"{type(optimizer).__name__} cannot update parameter {index}: it is {p.dtype}")
-        member = Member(p, group_index, rule, entry, state_columns(optimizer, rule.inputs[2:], p), index, local(p))
+        columns = state_columns(optimizer, rule.inputs[2:], p, group)
+        member = Member(p, group_index, rule, entry, columns, index, local(p))
         if p.grad is None:
             if not _is_complete(optimizer, member):
                 waiting.append(index)
@@ -158,9 +161,15 @@ def refuse(optimizer: RuleOptimizer, group: Group, states: Collection[str]) -> N
 
     Raises:
         TypeError: a parameter is a DTensor with a ``Partial`` placement: its sums have not been made.
+        ValueError, TypeError: the group has an option with a bad value, or a format that cannot store its state.
         ValueError: a parameter is a ``FakeTensor``, or its state has an unsuitable format: one without complex numbers
             for a complex parameter, or one whose entries stand for several elements for a DTensor.
     """
+    check_group_options(group, states or None)
+    said = optimizer.state_format_of(group)
+    chosen = [name for name in optimizer.state_names(group) if isinstance(chosen_format(said, name), Choice)]
+    if chosen:
+        group.setdefault("seed", optimizer.seed)
     for p in group["params"]:
         if is_fake(p):
             raise ValueError(
@@ -168,20 +177,19 @@ def refuse(optimizer: RuleOptimizer, group: Group, states: Collection[str]) -> N
                 "optimizer outside of FakeTensorMode (pagedopt.estimate() says what its state will take)"
             )
         if is_sharded(p):
-            _check_sharded(optimizer, p, states)
-        if p.is_complex():
-            for name in states:
-                optimizer.format_of(name, p)
+            _check_sharded(optimizer, p, group, states)
+        for name in states if p.is_complex() else chosen:
+            optimizer.format_of(name, p, group)
 
 
-def _check_sharded(optimizer: RuleOptimizer, p: torch.Tensor, states: Collection[str]) -> None:
+def _check_sharded(optimizer: RuleOptimizer, p: torch.Tensor, group: Group, states: Collection[str]) -> None:
     if is_partial(p):
         raise TypeError(
             f"a parameter of shape {tuple(p.shape)} is {placement_of(p)}: its values are sums that have not been made; "
             "redistribute() it to Replicate() or Shard()"
         )
     for name in states:
-        form = optimizer.format_of(name, p)
+        form = optimizer.format_of(name, p, group)
         if not form.plain:
             raise ValueError(
                 f"state_format is {form.name!r} for {name!r} of a parameter of shape {tuple(p.shape)} that is "
@@ -234,7 +242,8 @@ def _check(optimizer: RuleOptimizer, member: Member) -> None:
     if is_sharded(p.grad) and member.shard is p:
         raise RuntimeError(f"the gradient of {_named(member)} is {placement_of(p.grad)}, the parameter is not")
     if member.shard is not p:
-        _check_sharded(optimizer, p, {of.name for of in member.columns.values()})
+        group = optimizer.param_groups[member.group]
+        _check_sharded(optimizer, p, group, {of.name for of in member.columns.values()})
         p = member.shard
     if _is_expanded(p):
         raise RuntimeError(

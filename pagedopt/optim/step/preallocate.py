@@ -33,7 +33,7 @@ def preallocate(optimizer: RuleOptimizer, index: int) -> None:
     found = []
     for i, p in enumerate(group["params"]):
         if p.requires_grad and known(real_dtype(p.dtype)) and p not in optimizer.preallocated:
-            columns = state_columns(optimizer, rule.inputs[2:], p)
+            columns = state_columns(optimizer, rule.inputs[2:], p, group)
             member = Member(p, index, rule, {}, columns, i, local(p), is_new=True, missing=[*names, *columns])
             found.append(member)
     if not found:

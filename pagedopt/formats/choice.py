@@ -1,0 +1,68 @@
+"""Formats that depend on the state: what a rule says about its states, and how a choice among formats asks for it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from .format import Format
+
+#: How second moments are rounded; None: by their decay.
+Rounding = Literal["nearest", "stochastic"] | None
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What a rule says about one of its states, for formats that store fewer bits than they compute in.
+
+    Attributes:
+        signed: whether it may be negative.
+        decay: the name of the hyperparameter by which it is multiplied in each step; None: it does not decay.
+
+    Example:
+        >>> @pagedopt.rule(moments={"level": pagedopt.Moment(signed=False, decay="beta")})
+        ... def root_mean(param, grad, level, *, lr, beta): ...
+    """
+
+    signed: bool = True
+    decay: str | None = None
+
+
+@dataclass(frozen=True)
+class State:
+    """A state of one parameter.
+
+    Attributes:
+        name: of the state.
+        numel: elements of the parameter (of a DTensor, of the whole one).
+        rule: the rule's name.
+        moment: what the rule says about it; None: nothing.
+        decay: the value of its decay; None: it has none, or it is not known here.
+        rounding: what ``v_rounding`` asks for.
+        counted: whether its optimizer counts steps.
+    """
+
+    name: str
+    numel: int
+    rule: str = ""
+    moment: Moment | None = None
+    decay: float | None = None
+    rounding: Rounding = None
+    counted: bool = True
+
+
+class Choice(ABC):
+    """A value of ``state_format`` that stands for several formats."""
+
+    name: str
+
+    @abstractmethod
+    def of(self, state: State) -> Format | torch.dtype:
+        """Return the format of a state; a dtype stands for its plain numbers.
+
+        Raises:
+            ValueError: it cannot store this state.
+        """

@@ -1,0 +1,187 @@
+// State in 8 bits: a code for each element, and the largest magnitude of each block of 256 in float32. notes/int8.md
+// says why these codes; formats/int8.py has the same in NumPy's words, Numba's and torch's, to the same bits.
+
+// Philox 4x32 with 10 rounds (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3").
+struct Philox {
+    unsigned word[4];
+    __device__ __forceinline__ Philox(unsigned a, unsigned b, unsigned c, unsigned d, unsigned key, unsigned other) {
+#pragma unroll
+        for (int round = 0; round < 10; ++round) {
+            const unsigned long long left = 0xd2511f53ull * a, right = 0xcd9e8d57ull * c;
+            a = (unsigned)(right >> 32) ^ b ^ key;
+            c = (unsigned)(left >> 32) ^ d ^ other;
+            b = (unsigned)right;
+            d = (unsigned)left;
+            key += 0x9e3779b9u;
+            other += 0xbb67ae85u;
+        }
+        word[0] = a, word[1] = b, word[2] = c, word[3] = d;
+    }
+};
+
+namespace int8 {
+constexpr int BLOCK_NUMEL = 256, EACH = 8;  // elements of a block, and how many of them a thread has
+constexpr float LEAST = 5.0487098e-29f;     // 2^-94, the least magnitude of a block that is not all zero
+constexpr float ROUND = 12582912.0f;        // 1.5 * 2^23: adding it leaves a rounded integer in the lowest bits
+constexpr unsigned INFINITE = 0x7f800000u;
+
+__device__ __forceinline__ unsigned magnitude(float x) { return __float_as_uint(x) & 0x7fffffffu; }
+__device__ __forceinline__ bool is_finite(float x) { return magnitude(x) < INFINITE; }
+
+// Four codes, from element q on.
+template <class Code> __device__ __forceinline__ unsigned load_codes(const Spot& spot, int q) {
+    const Code* from = spot.column<const Code>(0) + (spot.at + Spot::offset(q));
+    if (spot.aligned && q + QUAD <= spot.live) return *(const unsigned*)from;
+    unsigned word = 0;
+#pragma unroll
+    for (int i = 0; i < QUAD; ++i)
+        if (q + i < spot.live) word |= (unsigned)(unsigned char)from[i] << 8 * i;
+    return word;
+}
+template <class Code> __device__ __forceinline__ void store_codes(unsigned word, const Spot& spot, int q) {
+    Code* to = spot.column<Code>(0) + (spot.at + Spot::offset(q));
+    if (spot.aligned && q + QUAD <= spot.live) *(unsigned*)to = word;
+    else
+#pragma unroll
+        for (int i = 0; i < QUAD; ++i)
+            if (q + i < spot.live) to[i] = (Code)(word >> 8 * i);
+}
+
+// Index of the block with a thread's elements from number `first` on.
+__device__ __forceinline__ long long block_of(const Spot& spot, int first) {
+    return spot.at / BLOCK_NUMEL + first / EACH;
+}
+__device__ __forceinline__ float load_absmax(const Spot& spot, int first) {
+    return first < spot.live ? spot.column<const float>(1)[block_of(spot, first)] : 0.0f;
+}
+__device__ __forceinline__ void store_absmax(float absmax, const Spot& spot, int first) {
+    if (first < spot.live && spot.at % BLOCK_NUMEL == 0) spot.column<float>(1)[block_of(spot, first)] = absmax;
+}
+
+// The largest magnitude in a block, of its finite elements; `all_finite` says whether these are all.
+template <class S> __device__ __forceinline__ float absmax_of(const S* x, bool& all_finite) {
+    unsigned most = 0;
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+        const unsigned each = magnitude((float)x[i]);
+        most = each > most ? each : most;
+    }
+    most = warp_max(most);
+    all_finite = most < INFINITE;
+    if (!all_finite) {  // all lanes of the warp, or none
+        most = 1;
+        for (int i = 0; i < EACH; ++i) {
+            const unsigned each = magnitude((float)x[i]);
+            if (each < INFINITE && each > most) most = each;
+        }
+        most = warp_max(most);
+    }
+    const float absmax = __uint_as_float(most);
+    return most && absmax < LEAST ? LEAST : absmax;
+}
+}  // namespace int8
+
+// First moments: the code's square, with its sign. -128 is NaN.
+struct Root2 {
+    static constexpr int columns = 2;
+    template <class S, int WIDTH> static __device__ __forceinline__ void load(S (&x)[WIDTH], const Spot& spot) {
+#pragma unroll
+        for (int q = 0; q < WIDTH; q += QUAD) {
+            const float absmax = int8::load_absmax(spot, q / int8::EACH * int8::EACH);
+            const unsigned word = int8::load_codes<signed char>(spot, q) ^ 0x80808080u;  // 128 more: none is negative
+#pragma unroll
+            for (int i = 0; i < QUAD; ++i) {
+                const float code = byte_beside(word, i) - 8388736.0f;
+                x[q + i] = (S)(((code * fabsf(code)) * (1.0f / 16129.0f)) * absmax);
+            }
+            if ((word - 0x01010101u) & ~word & 0x80808080u)  // a byte is 0
+#pragma unroll
+                for (int i = 0; i < QUAD; ++i)
+                    if ((word >> 8 * i & 255) == 0) x[q + i] = (S)__uint_as_float(0x7fffffffu);
+        }
+    }
+    template <class S, int WIDTH> static __device__ __forceinline__ void store(const S (&x)[WIDTH], const Spot& spot) {
+#pragma unroll
+        for (int first = 0; first < WIDTH; first += int8::EACH) {
+            bool all_finite;
+            const float absmax = int8::absmax_of(x + first, all_finite);
+            const float scale = absmax > 0.0f ? 16129.0f / absmax : 0.0f;
+            int8::store_absmax(absmax, spot, first);
+#pragma unroll
+            for (int q = first; q < first + int8::EACH; q += QUAD) {
+                unsigned code[QUAD];
+#pragma unroll
+                for (int i = 0; i < QUAD; ++i) {
+                    const float value = (float)x[q + i];
+                    const float square = fmaxf(fminf(fabsf(value) * scale, 16129.0f), 1e-6f);
+                    code[i] = __float_as_uint(copysignf(fast_root(square), value) + int8::ROUND);
+                    if (!all_finite && !int8::is_finite(value)) code[i] = 0x80;
+                }
+                int8::store_codes<signed char>(lowest_bytes(code[0], code[1], code[2], code[3]), spot, q);
+            }
+        }
+    }
+};
+
+// Second moments: the code's fourth power. 0 is infinity, and the code of every element while a block is all zero.
+template <bool STOCHASTIC> struct Root4 {
+    static constexpr int columns = 2;
+    template <class S, int WIDTH> static __device__ __forceinline__ void load(S (&x)[WIDTH], const Spot& spot) {
+#pragma unroll
+        for (int q = 0; q < WIDTH; q += QUAD) {
+            const float absmax = int8::load_absmax(spot, q / int8::EACH * int8::EACH);
+            const unsigned word = int8::load_codes<unsigned char>(spot, q);
+#pragma unroll
+            for (int i = 0; i < QUAD; ++i) {
+                const float code = byte_beside(word, i) - 8388608.0f, root = (code * code) * (1.0f / 65025.0f);
+                x[q + i] = (S)((root * root) * absmax);
+            }
+            if (((word - 0x01010101u) & ~word & 0x80808080u) && absmax > 0.0f)
+#pragma unroll
+                for (int i = 0; i < QUAD; ++i)
+                    if (q + i < spot.live && (word >> 8 * i & 255) == 0) x[q + i] = (S)__uint_as_float(int8::INFINITE);
+        }
+    }
+    template <class S, int WIDTH> static __device__ __forceinline__ void store(const S (&x)[WIDTH], const Spot& spot) {
+#pragma unroll
+        for (int first = 0; first < WIDTH; first += int8::EACH) {
+            bool all_finite;
+            const float absmax = int8::absmax_of(x + first, all_finite);
+            const float scale = absmax > 0.0f ? 4228250624.0f / absmax : 0.0f;
+            int8::store_absmax(absmax, spot, first);
+            const Philox random = draw(spot, first);
+#pragma unroll
+            for (int q = 0; q < int8::EACH; q += QUAD) {
+                unsigned code[QUAD];
+#pragma unroll
+                for (int i = 0; i < QUAD; ++i) {
+                    const float value = (float)x[first + q + i];
+                    const float square = fast_root(fmaxf(fminf(value * scale, 4228250624.0f), 1.0f));
+                    const float part = half_beside(random.word[(q + i) / 2], i % 2) - 8388608.0f;
+                    const float rounded = round(square, fast_root(square), part, value == absmax);
+                    code[i] = __float_as_uint(rounded + int8::ROUND);
+                    if (!all_finite && !int8::is_finite(value)) code[i] = 0;
+                }
+                const unsigned word = lowest_bytes(code[0], code[1], code[2], code[3]);
+                int8::store_codes<unsigned char>(absmax > 0.0f ? word : 0u, spot, first + q);
+            }
+        }
+    }
+
+private:
+    // 16 random bits for each of a thread's elements in a block: of the parameter, its element, the step and the state.
+    static __device__ __forceinline__ Philox draw(const Spot& spot, int first) {
+        const unsigned long long at = (spot.index / int8::BLOCK_NUMEL + first / int8::EACH) * 32;
+        const unsigned long long place = at + spot.index % int8::BLOCK_NUMEL / QUAD;
+        const unsigned long long seed = STOCHASTIC ? spot.seed : 0;
+        return Philox(place, place >> 32, seed, spot.row, seed >> 32, spot.input);
+    }
+    // The code of an element whose square root and fourth root these are, in units of the code.
+    static __device__ __forceinline__ float round(float square, float root, float random, bool is_largest) {
+        if constexpr (!STOCHASTIC) return root;  // adding ROUND rounds to the nearest
+        const float low = fminf(((root - 0.5f) + int8::ROUND) - int8::ROUND, 254.0f), low2 = low * low;
+        const float d = low + low + 1.0f, step = d * ((low2 + low2) + d), rest = (square - low2) * (square + low2);
+        const bool up = (random * 1.52587890625e-05f) * step < rest;
+        return is_largest ? 255.0f : up ? low + 1.0f : low;
+    }
+};

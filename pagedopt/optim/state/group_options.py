@@ -1,0 +1,46 @@
+"""Options that a group of parameters may have for itself: ``state_format``, ``v_rounding`` and ``seed``."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from ...formats.floating import check_format
+from .rule_optimizer import Group
+
+#: The most that a seed may be: kernels get it beside a step count of 32 bits, in a double.
+MOST_SEED = 2**21 - 1
+
+
+def check_group_options(given: Mapping[str, Any], states: Collection[str] | None = None) -> None:
+    """Check those options that are in ``given``.
+
+    Raises:
+        ValueError, TypeError: one has a bad value.
+    """
+    if "state_format" in given:
+        check_format(given["state_format"], states)
+    if (rounding := given.get("v_rounding")) not in (None, "nearest", "stochastic"):
+        raise ValueError(f"v_rounding is {rounding!r}; it must be 'nearest', 'stochastic' or None (by the decay)")
+    seed = given.get("seed", 0)
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MOST_SEED:
+        raise ValueError(f"seed is {seed!r}; it must be a whole number from 0 to {MOST_SEED:,}")
+
+
+def keep_own(group: Group, old: Group) -> None:
+    """Give a loaded group the format that it had before; its seed is the loaded one, if there is one."""
+    for name in ("state_format", "v_rounding"):
+        group.pop(name, None)
+        if name in old:
+            group[name] = old[name]
+    if "seed" in old:
+        group.setdefault("seed", old["seed"])
+
+
+def without_formats(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Return a state dict whose groups do not say how state is stored: the names of its columns do."""
+    drop = ("state_format", "v_rounding")
+    groups = [
+        {name: value for name, value in group.items() if name not in drop} for group in state_dict["param_groups"]
+    ]
+    return {**state_dict, "param_groups": groups}
