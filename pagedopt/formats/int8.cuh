@@ -38,14 +38,23 @@ template <class Code> __device__ __forceinline__ unsigned load_codes(const Spot&
         if (q + i < spot.live) word |= (unsigned)(unsigned char)from[i] << 8 * i;
     return word;
 }
-template <class Code> __device__ __forceinline__ void store_codes(unsigned word, const Spot& spot, int q) {
-    Code* to = spot.column<Code>(0) + (spot.at + Spot::offset(q));
-    if (spot.aligned && q + QUAD <= spot.live) *(unsigned*)to = word;
-    else
+// A thread's codes in a block, from number `first` on: the lowest byte of each, where the mask has ones.
+template <class Code>
+__device__ __forceinline__ void store_codes(const unsigned* code, const Spot& spot, int first, unsigned mask) {
 #pragma unroll
-        for (int i = 0; i < QUAD; ++i)
-            if (q + i < spot.live) to[i] = (Code)(word >> 8 * i);
+    for (int q = 0; q < EACH; q += QUAD) {
+        Code* to = spot.column<Code>(0) + (spot.at + Spot::offset(first + q));
+        const unsigned word = lowest_bytes(code[q], code[q + 1], code[q + 2], code[q + 3]) & mask;
+        if (spot.aligned && first + q + QUAD <= spot.live) *(unsigned*)to = word;
+        else
+#pragma unroll
+            for (int i = 0; i < QUAD; ++i)
+                if (first + q + i < spot.live) to[i] = (Code)(word >> 8 * i);
+    }
 }
+
+// Not 0 if a byte is 0.
+__device__ __forceinline__ unsigned zero_bytes(unsigned word) { return (word - 0x01010101u) & ~word & 0x80808080u; }
 
 // Index of the block with a thread's elements from number `first` on.
 __device__ __forceinline__ long long block_of(const Spot& spot, int first) {
@@ -85,20 +94,22 @@ template <class S> __device__ __forceinline__ float absmax_of(const S* x, bool& 
 struct Root2 {
     static constexpr int columns = 2;
     template <class S, int WIDTH> static __device__ __forceinline__ void load(S (&x)[WIDTH], const Spot& spot) {
+        unsigned word[WIDTH / QUAD], any_nan = 0;
 #pragma unroll
         for (int q = 0; q < WIDTH; q += QUAD) {
             const float absmax = int8::load_absmax(spot, q / int8::EACH * int8::EACH);
-            const unsigned word = int8::load_codes<signed char>(spot, q) ^ 0x80808080u;  // 128 more: none is negative
+            word[q / QUAD] = int8::load_codes<signed char>(spot, q) ^ 0x80808080u;  // 128 more: none is negative
+            any_nan |= int8::zero_bytes(word[q / QUAD]);
 #pragma unroll
             for (int i = 0; i < QUAD; ++i) {
-                const float code = byte_beside(word, i) - 8388736.0f;
+                const float code = byte_beside(word[q / QUAD], i) - 8388736.0f;
                 x[q + i] = (S)(((code * fabsf(code)) * (1.0f / 16129.0f)) * absmax);
             }
-            if ((word - 0x01010101u) & ~word & 0x80808080u)  // a byte is 0
-#pragma unroll
-                for (int i = 0; i < QUAD; ++i)
-                    if ((word >> 8 * i & 255) == 0) x[q + i] = (S)__uint_as_float(0x7fffffffu);
         }
+        if (warp_any(any_nan))
+#pragma unroll
+            for (int i = 0; i < WIDTH; ++i)
+                if ((word[i / QUAD] >> 8 * (i % QUAD) & 255) == 0) x[i] = (S)__uint_as_float(0x7fffffffu);
     }
     template <class S, int WIDTH> static __device__ __forceinline__ void store(const S (&x)[WIDTH], const Spot& spot) {
 #pragma unroll
@@ -107,18 +118,18 @@ struct Root2 {
             const float absmax = int8::absmax_of(x + first, all_finite);
             const float scale = absmax > 0.0f ? 16129.0f / absmax : 0.0f;
             int8::store_absmax(absmax, spot, first);
+            unsigned code[int8::EACH];
 #pragma unroll
-            for (int q = first; q < first + int8::EACH; q += QUAD) {
-                unsigned code[QUAD];
-#pragma unroll
-                for (int i = 0; i < QUAD; ++i) {
-                    const float value = (float)x[q + i];
-                    const float square = fmaxf(fminf(fabsf(value) * scale, 16129.0f), 1e-6f);
-                    code[i] = __float_as_uint(copysignf(fast_root(square), value) + int8::ROUND);
-                    if (!all_finite && !int8::is_finite(value)) code[i] = 0x80;
-                }
-                int8::store_codes<signed char>(lowest_bytes(code[0], code[1], code[2], code[3]), spot, q);
+            for (int i = 0; i < int8::EACH; ++i) {
+                const float value = (float)x[first + i];
+                const float square = fmaxf(fminf(fabsf(value) * scale, 16129.0f), 1e-6f);
+                code[i] = __float_as_uint(copysignf(fast_root(square), value) + int8::ROUND);
             }
+            if (warp_any(!all_finite))
+#pragma unroll
+                for (int i = 0; i < int8::EACH; ++i)
+                    if (!int8::is_finite((float)x[first + i])) code[i] = 0x80;
+            int8::store_codes<signed char>(code, spot, first, ~0u);
         }
     }
 };
@@ -127,20 +138,25 @@ struct Root2 {
 template <bool STOCHASTIC> struct Root4 {
     static constexpr int columns = 2;
     template <class S, int WIDTH> static __device__ __forceinline__ void load(S (&x)[WIDTH], const Spot& spot) {
+        unsigned word[WIDTH / QUAD], any_infinite = 0;
 #pragma unroll
         for (int q = 0; q < WIDTH; q += QUAD) {
             const float absmax = int8::load_absmax(spot, q / int8::EACH * int8::EACH);
-            const unsigned word = int8::load_codes<unsigned char>(spot, q);
+            word[q / QUAD] = int8::load_codes<unsigned char>(spot, q);
+            if (absmax > 0.0f) any_infinite |= int8::zero_bytes(word[q / QUAD]);
 #pragma unroll
             for (int i = 0; i < QUAD; ++i) {
-                const float code = byte_beside(word, i) - 8388608.0f, root = (code * code) * (1.0f / 65025.0f);
+                const float code = byte_beside(word[q / QUAD], i) - 8388608.0f;
+                const float root = (code * code) * (1.0f / 65025.0f);
                 x[q + i] = (S)((root * root) * absmax);
             }
-            if (((word - 0x01010101u) & ~word & 0x80808080u) && absmax > 0.0f)
-#pragma unroll
-                for (int i = 0; i < QUAD; ++i)
-                    if (q + i < spot.live && (word >> 8 * i & 255) == 0) x[q + i] = (S)__uint_as_float(int8::INFINITE);
         }
+        if (warp_any(any_infinite))
+#pragma unroll
+            for (int i = 0; i < WIDTH; ++i)
+                if (i < spot.live && (word[i / QUAD] >> 8 * (i % QUAD) & 255) == 0 &&
+                    int8::load_absmax(spot, i / int8::EACH * int8::EACH) > 0.0f)
+                    x[i] = (S)__uint_as_float(int8::INFINITE);
     }
     template <class S, int WIDTH> static __device__ __forceinline__ void store(const S (&x)[WIDTH], const Spot& spot) {
 #pragma unroll
@@ -150,21 +166,20 @@ template <bool STOCHASTIC> struct Root4 {
             const float scale = absmax > 0.0f ? 4228250624.0f / absmax : 0.0f;
             int8::store_absmax(absmax, spot, first);
             const Philox random = draw(spot, first);
+            unsigned code[int8::EACH];
 #pragma unroll
-            for (int q = 0; q < int8::EACH; q += QUAD) {
-                unsigned code[QUAD];
-#pragma unroll
-                for (int i = 0; i < QUAD; ++i) {
-                    const float value = (float)x[first + q + i];
-                    const float square = fast_root(fmaxf(fminf(value * scale, 4228250624.0f), 1.0f));
-                    const float part = half_beside(random.word[(q + i) / 2], i % 2) - 8388608.0f;
-                    const float rounded = round(square, fast_root(square), part, value == absmax);
-                    code[i] = __float_as_uint(rounded + int8::ROUND);
-                    if (!all_finite && !int8::is_finite(value)) code[i] = 0;
-                }
-                const unsigned word = lowest_bytes(code[0], code[1], code[2], code[3]);
-                int8::store_codes<unsigned char>(absmax > 0.0f ? word : 0u, spot, first + q);
+            for (int i = 0; i < int8::EACH; ++i) {
+                const float value = (float)x[first + i];
+                const float square = fast_root(fmaxf(fminf(value * scale, 4228250624.0f), 1.0f));
+                const float part = half_beside(random.word[i / 2], i % 2) - 8388608.0f;
+                const float rounded = round(square, fast_root(square), part, value == absmax);
+                code[i] = __float_as_uint(rounded + int8::ROUND);
             }
+            if (warp_any(!all_finite))
+#pragma unroll
+                for (int i = 0; i < int8::EACH; ++i)
+                    if (!int8::is_finite((float)x[first + i])) code[i] = 0;
+            int8::store_codes<unsigned char>(code, spot, first, absmax > 0.0f ? ~0u : 0u);
         }
     }
 

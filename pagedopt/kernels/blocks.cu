@@ -36,6 +36,19 @@ template <int BLOCK_NUMEL, int WIDTH, class S> __device__ S block_sum(S value) {
     return value;
 }
 
+// Store a pack in one access. The compiler would make four of an assignment between other stores.
+template <class Whole> __device__ __forceinline__ void store_pack(void* to, const Whole& pack) {
+#ifdef __CUDACC_RTC__
+    if constexpr (sizeof(Whole) == 16) {
+        const unsigned* part = (const unsigned*)&pack;
+        asm volatile("st.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(part[0]), "r"(part[1]), "r"(part[2]),
+                     "r"(part[3]) : "memory");
+        return;
+    }
+#endif
+    *(Whole*)to = pack;
+}
+
 // A list of plain numbers in a launch with a format that is not plain.
 template <class T> struct Plain {
     static constexpr int columns = 1;
@@ -65,7 +78,7 @@ template <class T> struct Plain {
                 Whole pack;
 #pragma unroll
                 for (int i = 0; i < SIZE; ++i) pack.value[i] = store_as<T, S>(x[q + i]);
-                *(Whole*)to = pack;
+                store_pack(to, pack);
             } else
 #pragma unroll
                 for (int i = 0; i < SIZE; ++i)

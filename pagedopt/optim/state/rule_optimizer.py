@@ -83,8 +83,8 @@ class RuleOptimizer(torch.optim.Optimizer):
             moment = next((r.moments[name] for r in (rule, *self.rules) if name in r.moments), None)
             decay = None if moment is None or moment.decay is None else self._decay(rule, moment.decay, group)
             rounding = group.get("v_rounding", self.v_rounding)
-            counted = self.has_step or "step" in rule.scalars
-            state = State(name, p.numel(), rule.name, moment, decay, rounding, counted)
+            # A step that only the rule knows begins anew with each load, and so would the random bits.
+            state = State(name, p.numel(), rule.name, moment, decay, rounding, counted=self.has_step)
         return format_of(said, state, p.dtype)
 
     def _decay(self, rule: Rule, name: str, group: Group) -> float | None:
