@@ -26,6 +26,7 @@ KINDS: dict[str, Callable[..., Any]] = {
     "adamw": functools.partial(PagedAdamW, **CAPTURABLE),
     "amsgrad": functools.partial(PagedAdamW, **CAPTURABLE, amsgrad=True, maximize=True),
     "bfloat16 state": functools.partial(PagedAdamW, **CAPTURABLE, state_format="bfloat16"),
+    "int8": functools.partial(PagedAdamW, **CAPTURABLE, state_format="int8", v_rounding="stochastic", seed=5),
     "fused": functools.partial(PagedAdamW, **CAPTURABLE, fused=True),
     "sgd": functools.partial(PagedSGD, lr=0.03, weight_decay=0.2),
     "momentum": functools.partial(PagedSGD, lr=0.03, momentum=0.7, dampening=0.4, weight_decay=0.2),

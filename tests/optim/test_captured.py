@@ -72,7 +72,7 @@ def late_gradient(params: Params, optimizer: Any) -> None:
     params[3].grad = torch.ones_like(params[3])
 
 
-OTHERS = "groups, their parameters or their rules are others"
+OTHERS = "groups, their parameters, their rules or formats are others"
 EDITS: list[tuple[Callable[[Params, Any], None], str]] = [
     (replace_state, "state 'exp_avg' of parameter 1 was replaced"),
     (move_state, "state 'exp_avg_sq' of parameter 2 has moved"),

@@ -56,7 +56,7 @@ class CapturedStep:
     def void(self, optimizer: RuleOptimizer) -> list[str]:
         """Return what no refresh can follow, in words: replaced state, moved parameters, other groups."""
         if _groups(optimizer) != self._groups or _rules(optimizer) != self._rules:
-            return ["groups, their parameters or their rules are others"]
+            return ["groups, their parameters, their rules or formats are others"]
         found = []
         as_captured = self._contents.find(optimizer.state, whole=False) is not None
         for (bucket, of), addresses in zip(self._launches, self._addresses, strict=True):
@@ -124,7 +124,7 @@ def _groups(optimizer: RuleOptimizer) -> list[list[int]]:
 
 
 def _rules(optimizer: RuleOptimizer) -> list[object]:
-    return [*map(optimizer.rule_of, optimizer.param_groups)]
+    return [(optimizer.rule_of(group), optimizer.formats_depend_on(group)) for group in optimizer.param_groups]
 
 
 def _check_gradients(bucket: Bucket, of: Sequence[Member], layout: TensorLayout) -> None:

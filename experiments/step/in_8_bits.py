@@ -1,0 +1,149 @@
+"""How close is a step whose state has 8 bits to a copy of its bytes: on the device, away, and on a CPU?
+
+Answer: see notes/int8.md.
+
+On the device everyone steps over the same 268 M float32 parameters, in interleaved rounds with a copy of the bytes that
+a step with state in 8 bits must move: 16.06 for each parameter.  Away, all state crosses the link in both directions;
+beside it, a copy of as many bytes both ways, and a plain kernel that reads and writes host memory where it lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from experiments.lab import (
+    Bar,
+    Bars,
+    Case,
+    Plot,
+    Row,
+    Rows,
+    Run,
+    Table,
+    error,
+    ms,
+    on_one_clock,
+    over,
+    percent,
+    ratio,
+    spread_ms,
+)
+from experiments.works import contenders
+from experiments.works.contenders import BITS_8, COPY, OURS, color
+from experiments.works.link import Link
+from experiments.works.models import Work
+from experiments.works.paged import FULL, QUICK, Problem
+
+NEAREST, STOCHASTIC = f"{OURS}, int8 nearest", f"{OURS}, int8 stochastic"
+RIVAL = "bitsandbytes AdamW8bit"
+BOTH_WAYS, IN_PLACE = "copy both ways", "plain kernel in place"
+INT8: dict[str, dict[str, Any]] = {
+    NEAREST: {"state_format": "int8", "v_rounding": "nearest"},
+    STOCHASTIC: {"state_format": "int8", "v_rounding": "stochastic"},
+}
+#: Bytes that a step with state in 8 bits moves for each float32 parameter.
+MOVED = 12 + 2 * BITS_8
+ON_CPU = Work("16 M fp32", [(1_000_000,)] * 16)
+#: Numbers of thread blocks of a step in place.
+BLOCKS = (None, 32, 8)
+
+
+def measure(run: Run) -> Iterator[Row]:
+    """A row per place and contender: host, gpu and wall times (µs), the error of its update, the bytes it moves."""
+    run.rounds, run.seconds = run.size((20, 1.0), (3, 0.1))
+    if run.device.type == "cuda":
+        yield from resident(run, Problem(run).work)
+        yield from away(run)
+    else:
+        run.left_out.append("on the device, and away from it: need a GPU")
+    yield from resident(run, run.size(ON_CPU, Work("24,000 fp32", [(8000,)] * 3)), torch.device("cpu"))
+
+
+def resident(run: Run, work: Work, device: torch.device | None = None) -> Iterator[Row]:
+    """Everyone with all state where the parameters are."""
+    device = device or run.device
+    builds = {OURS: contenders.ours(), **{name: contenders.ours(**how) for name, how in INT8.items()}}
+    if device.type == "cuda":
+        builds |= {name: contenders.CONTENDERS[name].build for name in contenders.installed(run, [RIVAL])}
+    loose = Work(work.name, work.shapes, work.dtype, round(MOVED), 0.1)  # state in 8 bits takes an update off by that
+    cases, errors = contenders.checked(run, loose, builds, device)
+    source = torch.rand(int(MOVED * work.numel) // 8, device=device)
+    target = torch.empty_like(source)
+    cases.append(Case(COPY, lambda: target.copy_(source)))
+    about = {"place": "resident", "device": device.type, "work": work.name, "numel": work.numel}
+    for name, timing in run.measure(cases, device=device).items():
+        each = 28 if name == OURS else MOVED
+        yield {**about, "case": name, "bytes": each * work.numel, "error": errors.get(name), **timing}
+
+
+def away(run: Run) -> Iterator[Row]:
+    """All state on the host: staged, in place, and what the link can do."""
+    problem = Problem(run)
+    work, link = run.size(FULL, QUICK), Link(run)
+    nbytes = BITS_8 * work.numel
+    about = {"place": "away", "device": "cuda", "work": work.name, "numel": work.numel}
+    blocks, _ = link.best_blocks(run)
+    plain = run.measure([case for case in link.cases(blocks) if case.name in ("both ways", IN_PLACE)])
+    for name, each in (("both ways", 1), (IN_PLACE, 2)):
+        known = {"case": BOTH_WAYS if each == 1 else name, "bytes": 2 * each * link.nbytes, "error": None}
+        yield {**about, **known, **plain[name]}
+    del link
+    run.free()
+    ways: dict[str, dict[str, Any]] = {"staged": {"host_access": "staged"}}
+    ways |= {f"in place, {n or 'all'} blocks": {"host_access": "in_place", "blocks": n} for n in BLOCKS}
+    for name, how in INT8.items():
+        steps = {
+            f"{name}, {way}": contenders.ours(device_budget=0, **how, **more)(problem.parameters()).step
+            for way, more in ways.items()
+        }
+        for case, timing in run.measure([Case(case, step) for case, step in steps.items()]).items():
+            yield {**about, "case": case, "bytes": 2 * nbytes, "error": None, **timing}
+        del steps
+        run.free()
+
+
+def derive(rows: Rows) -> Rows:
+    """The share of a copy of the same bytes, of the plain kernel's rate in place, and times over bitsandbytes' step."""
+    found = Rows()
+    for group in map(on_one_clock, rows.groups("place", "device")):
+        copy, rival, mine = (group.first(case=case) for case in (COPY, RIVAL, OURS))
+        plain = group.first(case=IN_PLACE)
+        for row in group:
+            row = {**row, "rate": row["bytes"] / row["time"]["median"] / 1e3}
+            share = over(copy and copy["time"], row["time"]) if row["case"] != OURS else None
+            in_place = plain and "in place" in row["case"]
+            rate = plain and plain["bytes"] / plain["time"]["median"] / 1e3
+            row["ms"] = row["time"]["median"] / 1e3
+            row["share"] = share and 100 * share
+            row["share_in_place"] = 100 * row["rate"] / rate if in_place and rate else None
+            row["over_rival"] = over(rival and rival["time"], row["time"])
+            row["over_fp32"] = over(mine and mine["time"], row["time"])
+            found.append(row)
+    return found
+
+
+TABLES = [
+    Table("{place}, {device}: {work}", by=("place", "device"), columns={
+        "step": "case", "ms": ms("time"), "p10 to p90": spread_ms("time"), "GB/s": "rate", "of a copy": percent("share"),
+        "of the plain kernel": percent("share_in_place"), "bitsandbytes ÷ it": ratio("over_rival"),
+        "float32 ÷ it": ratio("over_fp32"), "by": "clock", "error": error(),
+    })
+]  # fmt: skip
+GPU: dict[str, Any] = {"place": "resident", "device": "cuda"}
+CPU: dict[str, Any] = {"place": "resident", "device": "cpu"}
+BARS = [
+    Bar("resident, nearest, share of a copy", "share", at_least=75, unit="%", case=NEAREST, **GPU),
+    Bar("resident, stochastic, share of a copy", "share", at_least=68, unit="%", case=STOCHASTIC, **GPU),
+    Bar("resident, nearest, speed over bitsandbytes", "over_rival", at_least=5.5, unit="x", case=NEAREST, **GPU),
+    Bar("all away, staged, ms", "ms", at_most=12.5, unit="ms", place="away", case=f"{NEAREST}, staged"),
+    Bar("all away, in place, of the plain kernel", "share_in_place", at_least=75, unit="%", place="away",
+        case=f"{NEAREST}, in place, all blocks"),
+    Bar("CPU, nearest, speed over float32", "over_fp32", at_least=0.45, unit="x", case=NEAREST, **CPU),
+]  # fmt: skip
+PANELS = [Bars(title="{place}, {device}", name="case", length="time", unit="ms", scale=1e3, line=COPY, colors=color)]
+PLOTS = [
+    Plot("in-8-bits", PANELS, "A step with state in 8 bits, and a copy of its bytes (dashed)", by=("place", "device"))
+]

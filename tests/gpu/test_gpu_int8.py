@@ -1,0 +1,115 @@
+"""State in 8 bits on a GPU: the bits of the CPU, wherever the state lies and however a step reaches it."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from gpu_support import NEEDED
+from rules_under_test import same_values
+
+from pagedopt import PagedAdamW, PagedLion
+from pagedopt.kernels import source
+
+pytestmark = NEEDED
+
+SHAPES = ((300, 257), (4096,), (64,), (3, 700), (1_000_003,), (4097,), (70_000,))
+KINDS: dict[str, Any] = {
+    "stochastic": functools.partial(PagedAdamW, seed=7),
+    "nearest": functools.partial(PagedAdamW, v_rounding="nearest"),
+    "amsgrad": functools.partial(PagedAdamW, amsgrad=True),
+    "lion": PagedLion,
+}
+PLACES: dict[str, dict[str, Any]] = {
+    "resident": {},
+    "staged": {"device_budget": 0},
+    "half staged": {"device_budget": "50%"},
+    "in place": {"device_budget": 0, "host_access": "in_place"},
+    "in place, 3 blocks": {"device_budget": 0, "host_access": "in_place", "blocks": 3},
+    "struct": {"transport": "struct"},
+    "managed": {"placement": "managed", "device_budget": 0},
+    "host": {"placement": "host"},
+}
+STEPS = 6
+
+
+def gradient(p: torch.Tensor, step: int, i: int) -> torch.Tensor | None:
+    """Late in two parameters, of another size in each step, with blocks of zeros and what is not finite."""
+    if step < 2 and i in (1, 4):
+        return None
+    generator = torch.Generator().manual_seed(100 * step + i)
+    grad = torch.randn(p.shape, generator=generator) * 10.0 ** (step - 3)
+    flat = grad.view(-1)
+    flat[100:900] = 0
+    if step == 3 and len(flat) > 3000:
+        flat[1000], flat[1300], flat[1600], flat[1700:2100] = float("inf"), float("nan"), 1e25, 1e-30
+    return grad.to(p)
+
+
+@functools.cache
+def run(kind: str, place: str, device: str, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Parameters and state after some steps, on the host."""
+    generator = torch.Generator().manual_seed(1)
+    made = [torch.randn(shape, generator=generator).to(device, dtype) for shape in SHAPES]
+    params = [torch.nn.Parameter(p) for p in made]
+    optimizer = KINDS[kind](params, lr=1e-2, state_format="int8", **PLACES[place])
+    for step in range(STEPS):
+        for i, p in enumerate(params):
+            p.grad = gradient(p, step, i)
+        optimizer.step()
+    return [t.detach().cpu() for p in params for t in (p, *optimizer.state[p].values())]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gpu_leaves_the_bits_of_a_cpu(kind: str, dtype: torch.dtype, place: str) -> None:
+    want, found = run(kind, "resident", "cpu", dtype), run(kind, place, "cuda", dtype)
+    for i, (a, b) in enumerate(zip(found, want, strict=True)):
+        assert same_values(a, b), f"tensor {i}"
+
+
+def test_a_view_that_begins_anywhere_leaves_the_same_bits() -> None:
+    """Parameters and gradients one element off: no access of 16 bytes is aligned."""
+    found = []
+    for off in (0, 1):
+        store = torch.zeros(2, 100_000 + off, device="cuda")
+        value, grad = (half[off:].copy_(torch.linspace(-1, 1, 100_000, device="cuda")) for half in store)
+        p = torch.nn.Parameter(value)
+        p.grad = grad
+        optimizer = PagedAdamW([p], lr=1e-2, state_format="int8")
+        for _ in range(3):
+            optimizer.step()
+        found.append([p.detach().clone(), *optimizer.state[p].values()])
+    assert all(same_values(a.cpu(), b.cpu()) for a, b in zip(*found, strict=True))
+
+
+def test_decoded_state_lies_on_the_host() -> None:
+    p = torch.nn.Parameter(torch.zeros(8_000_000, device="cuda"))
+    p.grad = torch.ones_like(p)
+    optimizer = PagedAdamW([p], state_format="int8", device_budget=0)
+    optimizer.step()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    state = optimizer.decoded_state_dict()["state"][0]
+    assert state["exp_avg_sq"].device.type == "cpu"
+    assert torch.cuda.max_memory_allocated() - before < 160 << 20, "a stretch of 4 M elements at a time"
+    assert torch.allclose(state["exp_avg"], torch.full((), 0.1))
+
+
+def test_the_fast_root_is_the_root_of_every_float_that_it_meets() -> None:
+    """All of 2^-60 to 2^60: rsqrt is an estimate, and another GPU's may differ."""
+    cupy = pytest.importorskip("cupy")
+    text = source._file("device.cuh") + (
+        'extern "C" __global__ void check(unsigned first, unsigned long long* wrong) {\n'
+        "    const float x = __uint_as_float(first + blockIdx.x * blockDim.x + threadIdx.x);\n"
+        "    if (__float_as_uint(fast_root(x)) != __float_as_uint(sqrtf(x))) atomicAdd(wrong, 1ull);\n"
+        "}\n"
+    )
+    check = cupy.RawKernel(text, "check", options=("-fmad=false",))
+    wrong, first, last, stride = cupy.zeros(1, cupy.uint64), (127 - 60) << 23, (127 + 60) << 23, 1 << 23
+    for begin in range(first, last, stride):
+        check((stride // 256,), (256,), (cupy.uint32(begin), wrong))
+    assert int(wrong[0]) == 0
