@@ -166,7 +166,7 @@ def _move_parameter(params: list[torch.nn.Parameter], optimizer: Any) -> None:
 
 VOIDS = {
     "state 'exp_avg' of parameter 0 was replaced": _replace_state,
-    "groups, their parameters or their rules are others": _add_group,
+    "groups, their parameters, their rules or formats are others": _add_group,
     "parameter 1 has moved": _move_parameter,
 }
 
