@@ -47,6 +47,16 @@ def scalars_of(
     return found
 
 
+def scalar_of(rule: Rule, name: str, group: Mapping[str, Any]) -> Any:
+    """Return one hyperparameter as ``group`` has it, a number or a tensor; the rule's default if it has none."""
+    if name in group:
+        return group[name]
+    source = next((each for each in _sources(rule) if each.name == name), None)
+    if source is None or source.plural not in group:
+        return rule.defaults.get(name)
+    return group[source.plural][source.item]
+
+
 def number_of(name: str, value: Any) -> float:
     """Return a group's value as a double; TypeError for None and texts, RuntimeError for large tensors (as torch)."""
     if value is None or isinstance(value, str | bytes):

@@ -14,11 +14,11 @@ from ...placements.store import Store
 from ...planning.affordable import Affordable
 from ...rules import Rule
 from ...transports.choose import Kind
-from .group_scalars import scalars_of
+from .group_scalars import scalar_of
 
 Group = dict[str, Any]
-#: A parameter that is as large as any.
-_LARGE = torch.empty(1 << 40, device="meta")
+#: As many elements as no parameter has.
+LARGE = 1 << 60
 
 
 class RuleOptimizer(torch.optim.Optimizer):
@@ -77,30 +77,26 @@ class RuleOptimizer(torch.optim.Optimizer):
             TypeError: no kernel takes parameters of this dtype.
         """
         said = self.state_format_of(group)
-        state = State(name, p.numel())
-        if isinstance(chosen_format(said, name), Choice):
-            rule = self.rule_of(group)
-            moment = next((r.moments[name] for r in (rule, *self.rules) if name in r.moments), None)
-            decay = None if moment is None or moment.decay is None else self._decay(rule, moment.decay, group)
-            rounding = group.get("v_rounding", self.v_rounding)
-            # A step that only the rule knows begins anew with each load, and so would the random bits.
-            state = State(name, p.numel(), rule.name, moment, decay, rounding, counted=self.has_step)
-        return format_of(said, state, p.dtype)
+        if not isinstance(chosen_format(said, name), Choice):
+            return format_of(said, State(name, p.numel()), p.dtype)
+        return format_of(said, self._state(name, p.numel(), group), p.dtype)
 
-    def _decay(self, rule: Rule, name: str, group: Group) -> float | None:
-        """Return a hyperparameter; None if it lies on a device, where a step does not read it."""
-        value = scalars_of(rule, group, on_device=True).get(name, rule.defaults.get(name))
-        return None if isinstance(value, torch.Tensor) else value
+    def _state(self, name: str, numel: int, group: Group) -> State:
+        rule = self.rule_of(group)
+        moment = next((r.moments[name] for r in (rule, *self.rules) if name in r.moments), None)
+        decay = None if moment is None or moment.decay is None else scalar_of(rule, moment.decay, group)
+        # A number on a device is not read: a step would wait for it.
+        known = None if decay is None or (isinstance(decay, torch.Tensor) and decay.is_cuda) else float(decay)
+        rounding = group.get("v_rounding", self.v_rounding)
+        return State(name, numel, rule.name, moment, known, rounding, self.has_step or "step" in rule.scalars)
 
     def formats_depend_on(self, group: Group) -> object:
         """Return what the formats of a group's state depend on, apart from its parameters; equal if nothing changed."""
         said = self.state_format_of(group)
         if said is None:
             return None
-        names = self.state_names(group)
-        if not any(isinstance(chosen_format(said, name), Choice) for name in names):
-            return said if not isinstance(said, dict) else tuple(said.items())
-        return tuple([self.format_of(name, _LARGE, group) for name in names])
+        chosen = [(name, chosen_format(said, name)) for name in self.state_names(group)]
+        return [one.of(self._state(name, LARGE, group)) if isinstance(one, Choice) else one for name, one in chosen]
 
 
 def seed_word(optimizer: RuleOptimizer, group: int) -> float:

@@ -45,7 +45,7 @@ class KnownObjects:
 
     def __init__(self, optimizer: RuleOptimizer, members: Members) -> None:
         self._rules, self._lengths, self._waiting = members.rules, members.lengths, tuple(members.waiting)
-        self._formats = interned((*map(optimizer.formats_depend_on, optimizer.param_groups),))
+        self._formats = (*map(optimizer.formats_depend_on, optimizer.param_groups),)
         entries: dict[int, dict[str, Any]] = {}
         names: dict[int, dict[str, None]] = {}  # a parameter may be in several groups, whose rules differ
         for m in members.found:
