@@ -23,9 +23,10 @@ from experiments.lab import (
     Rows,
     Run,
     Table,
+    by_clock_of,
     error,
     ms,
-    on_one_clock,
+    on_own_clock,
     over,
     percent,
     ratio,
@@ -108,27 +109,25 @@ def away(run: Run) -> Iterator[Row]:
 def derive(rows: Rows) -> Rows:
     """The share of a copy of the same bytes, of the plain kernel's rate in place, and times over bitsandbytes' step."""
     found = Rows()
-    for group in map(on_one_clock, rows.groups("place", "device")):
+    for group in map(on_own_clock, rows.groups("place", "device")):
         copy, rival, mine = (group.first(case=case) for case in (COPY, RIVAL, OURS))
         plain = group.first(case=IN_PLACE)
         for row in group:
-            row = {**row, "rate": row["bytes"] / row["time"]["median"] / 1e3}
-            share = over(copy and copy["time"], row["time"]) if row["case"] != OURS else None
-            in_place = plain and "in place" in row["case"]
+            row = {**row, "rate": row["bytes"] / row["time"]["median"] / 1e3, "ms": row["time"]["median"] / 1e3}
+            share = over(by_clock_of(row, copy), row["time"]) if row["case"] != OURS else None
             rate = plain and plain["bytes"] / plain["time"]["median"] / 1e3
-            row["ms"] = row["time"]["median"] / 1e3
             row["share"] = share and 100 * share
-            row["share_in_place"] = 100 * row["rate"] / rate if in_place and rate else None
-            row["over_rival"] = over(rival and rival["time"], row["time"])
-            row["over_fp32"] = over(mine and mine["time"], row["time"])
+            row["share_in_place"] = 100 * row["rate"] / rate if rate and "in place" in row["case"] else None
+            row["over_rival"] = over(by_clock_of(row, rival), row["time"])
+            row["over_fp32"] = over(by_clock_of(row, mine), row["time"])
             found.append(row)
     return found
 
 
 TABLES = [
     Table("{place}, {device}: {work}", by=("place", "device"), columns={
-        "step": "case", "ms": ms("time"), "p10 to p90": spread_ms("time"), "GB/s": "rate", "of a copy": percent("share"),
-        "of the plain kernel": percent("share_in_place"), "bitsandbytes ÷ it": ratio("over_rival"),
+        "step": "case", "ms": ms("time"), "p10 to p90": spread_ms("time"), "GB/s": "rate",
+        "of a copy": percent("share"), "of the plain kernel": percent("share_in_place"), "bitsandbytes ÷ it": ratio("over_rival"),
         "float32 ÷ it": ratio("over_fp32"), "by": "clock", "error": error(),
     })
 ]  # fmt: skip
