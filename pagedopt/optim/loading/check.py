@@ -134,7 +134,8 @@ def foreign_states(optimizer: RuleOptimizer) -> set[str]:
 def _check_entry(optimizer: RuleOptimizer, member: Loaded) -> None:
     encoded = {key for keys in member.plain.values() for key in keys}
     if absent := [n for n in (*member.numbers, *member.columns) if n not in member.entry and n not in encoded]:
-        other = any(str(name).startswith(f"{a}.") for name in member.entry for a in absent)
+        states = tuple({f"{member.columns[name].name}." for name in absent if name in member.columns})
+        other = any(str(name).startswith(states) for name in member.entry if name not in member.columns)
         raise ValueError(
             f"loaded state of parameter {member.key} has no {', '.join(absent)}; it has {', '.join(member.entry)}"
             + ("; it was saved in another state_format, whose decoded_state_dict() any format loads" if other else "")

@@ -19,7 +19,7 @@ from ...system.interrupts import Uninterrupted
 from ...tables.columns import widest_first
 from ...tables.shards import local
 from ..state.encoding import encode
-from ..state.group_options import keep_own
+from ..state.group_options import check_group_options, keep_own
 from ..state.rule_optimizer import RuleOptimizer
 from ..step.members import state_tensors
 from .check import Loaded, State, StateDict, check_form, check_groups, check_state, members, number_of, reusable
@@ -57,6 +57,7 @@ def load(
         loaded = given.pop()
         for group, old in zip(optimizer.param_groups, before["param_groups"], strict=True):
             keep_own(group, old)
+            check_group_options(group)
         check_groups(optimizer, before["param_groups"], loaded)
         check_state(optimizer, loaded)
         plan = prepare(optimizer, store, loaded, before["state"])

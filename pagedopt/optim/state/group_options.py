@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ...formats.floating import check_format
-from .rule_optimizer import Group
+from .rule_optimizer import Group, RuleOptimizer
 
 #: The most that a seed may be: kernels get it beside a step count of 32 bits, in a double.
 MOST_SEED = 2**21 - 1
@@ -22,9 +22,23 @@ def check_group_options(given: Mapping[str, Any], states: Collection[str] | None
         check_format(given["state_format"], states)
     if (rounding := given.get("v_rounding")) not in (None, "nearest", "stochastic"):
         raise ValueError(f"v_rounding is {rounding!r}; it must be 'nearest', 'stochastic' or None (by the decay)")
-    seed = given.get("seed", 0)
+    _check_seed(given.get("seed", 0))
+
+
+def _check_seed(seed: object) -> None:
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MOST_SEED:
         raise ValueError(f"seed is {seed!r}; it must be a whole number from 0 to {MOST_SEED:,}")
+
+
+def seed_word(optimizer: RuleOptimizer, group: int) -> float:
+    """Return a group's seed where kernels expect it, beside a step in the lower 32 bits: below 2**53, so exact.
+
+    Raises:
+        ValueError: it is none: users may have set it since the group was added.
+    """
+    seed = optimizer.param_groups[group].get("seed", optimizer.seed)
+    _check_seed(seed)
+    return float(seed * 2**32)
 
 
 def keep_own(group: Group, old: Group) -> None:

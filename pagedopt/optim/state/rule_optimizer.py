@@ -88,7 +88,8 @@ class RuleOptimizer(torch.optim.Optimizer):
         # A number on a device is not read: a step would wait for it.
         known = None if decay is None or (isinstance(decay, torch.Tensor) and decay.is_cuda) else float(decay)
         rounding = group.get("v_rounding", self.v_rounding)
-        return State(name, numel, rule.name, moment, known, rounding, self.has_step or "step" in rule.scalars)
+        # A step that only the rule knows begins anew with each load, and so would random bits: it is not counted.
+        return State(name, numel, rule.name, moment, known, rounding, counted=self.has_step)
 
     def formats_depend_on(self, group: Group) -> object:
         """Return what the formats of a group's state depend on, apart from its parameters; equal if nothing changed."""
@@ -97,11 +98,6 @@ class RuleOptimizer(torch.optim.Optimizer):
             return None
         chosen = [(name, chosen_format(said, name)) for name in self.state_names(group)]
         return [one.of(self._state(name, LARGE, group)) if isinstance(one, Choice) else one for name, one in chosen]
-
-
-def seed_word(optimizer: RuleOptimizer, group: int) -> float:
-    """Return a group's seed where kernels expect it, beside a step in the lower 32 bits: below 2**53, so exact."""
-    return float(optimizer.param_groups[group].get("seed", optimizer.seed) * 2**32)
 
 
 def occurrences(optimizer: RuleOptimizer) -> Iterator[tuple[int, Group, torch.Tensor]]:

@@ -18,7 +18,8 @@ from ...tables.checks import LayoutError
 from ...tables.columns import Tensors, is_dense
 from ...tables.shards import local
 from ...transports.choose import Kind, pooled
-from ..state.rule_optimizer import RuleOptimizer, seed_word
+from ..state.group_options import seed_word
+from ..state.rule_optimizer import RuleOptimizer
 from ..state.scalar_state import Ahead, NumberTensors, ScalarState, StepCounts, UnsavedStepCounts, Values, number_names
 from .hyperparameters import Pattern, find_pattern, uniforms_of
 from .kernel_views import KernelViews

@@ -14,7 +14,8 @@ from ...launch.device_step import SINGLE, DeviceStep
 from ...paging.visits import WHOLE
 from ...tables.columns import Tensors
 from ...transports.choose import Kind
-from ..state.rule_optimizer import RuleOptimizer, seed_word
+from ..state.group_options import seed_word
+from ..state.rule_optimizer import RuleOptimizer
 from ..state.scalar_state import Ahead, NumberTensors, UnsavedStepCounts
 from .bucket import Bucket
 from .hyperparameters import number_of, scalars_of
