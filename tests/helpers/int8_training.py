@@ -1,0 +1,156 @@
+"""The training that tests of int8 state share, wherever state is, and what they run in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pagedopt import PagedAdamW, PagedLion, PagedOptimizer
+
+Params = list[torch.nn.Parameter]
+
+#: State of the first spans pages of a file.  Two have too few elements for int8, one has none at all.
+SHAPES = ((300, 301), (4096,), (4095,), (16, 257), (20, 256), (0,), (5000,), (7, 3))
+STEPS = 8
+KINDS: dict[str, tuple[type[PagedOptimizer], dict[str, Any]]] = {
+    "stochastic": (PagedAdamW, {"lr": 1e-2, "weight_decay": 0.1}),
+    "nearest": (PagedAdamW, {"lr": 1e-2, "weight_decay": 0.1, "betas": (0.8, 0.95)}),
+    "amsgrad": (PagedAdamW, {"lr": 1e-2, "weight_decay": 0.1, "amsgrad": True}),
+    "lion": (PagedLion, {"lr": 1e-3, "weight_decay": 0.1}),
+}
+PLACES: dict[str, dict[str, Any]] = {
+    "resident": {},
+    "file": {"placement": "file", "device_budget": 0},
+    "part": {"placement": "file", "device_budget": "70%"},
+    "spill()": {"placement": "file"},
+    "budgets": {"placement": "file", "device_budget": 0},
+}
+#: What happens to state before a step.
+MOVES: dict[tuple[str, int], Any] = {
+    ("spill()", 2): lambda opt: opt.spill(),
+    ("spill()", 6): lambda opt: opt.unspill(),
+    ("budgets", 2): lambda opt: opt.set_device_budget("1GiB"),
+    ("budgets", 5): lambda opt: opt.set_device_budget("70%"),
+}
+
+
+def parameters(dtype: torch.dtype = torch.float32, shapes: Sequence[tuple[int, ...]] = SHAPES) -> Params:
+    """Every other matrix in another order of memory."""
+    generator = torch.Generator().manual_seed(3)
+    made = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+    return [torch.nn.Parameter(p.t().contiguous().t() if i % 2 else p) for i, p in enumerate(map(_matrix, made))]
+
+
+def _matrix(p: torch.Tensor) -> torch.Tensor:
+    return p if p.dim() == 2 else p.view(1, -1)
+
+
+def gradient(p: torch.Tensor, step: int, number: int) -> torch.Tensor:
+    """It depends on the parameter, so errors stay; some blocks are zero, tiny or large."""
+    generator = torch.Generator().manual_seed(1000 * step + number)
+    grad = torch.randn(p.shape, generator=generator) + 0.1 * p.detach().float()
+    flat = grad.view(-1)
+    flat[512:900] = 0
+    flat[1024:1280] *= 1e-18
+    flat[1280:1500] *= 1e12
+    return grad.to(p.dtype)
+
+
+def not_finite(grad: torch.Tensor, step: int, number: int) -> None:
+    """Some gradients of the fourth parameter are NaN, infinite, or so large that their square is."""
+    if number == 3 and step >= 2:
+        grad.view(-1)[: step + 1] = torch.tensor([torch.nan, torch.inf, 1e25, -torch.inf, 3e19, 1e18, -1e38, 0, 1])[
+            : step + 1
+        ]
+
+
+def absent(step: int, number: int, late: bool) -> bool:
+    """Whether there is no gradient: of two parameters up to some step, then of one now and then."""
+    if not late:
+        return False
+    return (number == 1 and step < 2) or (number == 3 and step < 6) or (number == 4 and step % 3 == 1)
+
+
+def give(params: Params, step: int, late: bool = True, wild: bool = False) -> None:
+    """Put gradients of a step where they belong."""
+    for number, p in enumerate(params):
+        p.grad = None if absent(step, number, late) else gradient(p, step, number)
+        if wild and p.grad is not None:
+            not_finite(p.grad, step, number)
+
+
+def bits(opt: torch.optim.Optimizer, params: Params) -> list[torch.Tensor]:
+    """Copies of parameters and state."""
+    return [t.detach().clone() for p in params for t in (p, *opt.state.get(p, {}).values())]
+
+
+def train(opt: Any, params: Params, steps: range, late: bool = True, place: str = "") -> None:
+    """Steps, and what happens to state between them in a place."""
+    for step in steps:
+        MOVES.get((place, step), lambda opt: None)(opt)
+        give(params, step, late)
+        opt.step()
+
+
+def groups_of(params: Params, own: bool) -> list[dict[str, Any]]:
+    """One group; or two, of which the second stores its state in float32."""
+    if not own:
+        return [{"params": params}]
+    return [{"params": params[1:]}, {"params": params[:1], "state_format": "float32", "lr": 2e-3}]
+
+
+def made(case: dict[str, Any]) -> tuple[PagedOptimizer, Params]:
+    """A case's optimizer and its parameters."""
+    params = parameters()
+    kind, hyper = KINDS[case["kind"]]
+    options = {**hyper, **PLACES[case["place"]], "seed": case["seed"]}
+    return kind(groups_of(params, case["own"]), state_format="int8", **options), params
+
+
+def load(opt: Any, params: Params, saved: dict[str, Any]) -> None:
+    """Parameters and state of a checkpoint."""
+    with torch.no_grad():
+        for p, value in zip(params, saved["params"], strict=True):
+            p.copy_(value)
+    opt.load_state_dict(saved["state"])
+
+
+def save(file: Path, opt: Any, params: Params) -> None:
+    """A checkpoint that is there as a whole or not at all."""
+    torch.save({"params": [p.detach() for p in params], "state": opt.state_dict()}, file.with_suffix(".part"))
+    os.replace(file.with_suffix(".part"), file)
+
+
+def go_on(folder: str) -> None:
+    """In a new process: finish each case in a folder from its checkpoint."""
+    torch.set_num_threads(1)
+    for case in json.loads((Path(folder) / "cases.json").read_text()):
+        opt, params = made({**case, "seed": 99})  # the seed is in the checkpoint
+        file = Path(folder) / f"{case['number']}.pt"
+        load(opt, params, torch.load(file, weights_only=True))
+        train(opt, params, range(STEPS // 2, STEPS), case["late"], case["place"])
+        torch.save(bits(opt, params), file.with_suffix(".done"))
+
+
+#: Of the training that is killed: state of one parameter is away, and rounding adds up.
+LONG, SMALL_SHAPES = 200, ((64, 100), (50, 7), (40, 230))
+
+
+def long_training(place: str) -> tuple[PagedOptimizer, Params]:
+    """A small optimizer for many steps."""
+    params = parameters(shapes=SMALL_SHAPES)
+    return PagedAdamW(params, lr=1e-2, state_format="int8", seed=3, **PLACES[place]), params
+
+
+def train_until_killed(folder: str) -> None:
+    """In a process of its own: a checkpoint halfway, and steps without end."""
+    torch.set_num_threads(1)
+    opt, params = long_training("file")
+    train(opt, params, range(LONG // 2))
+    save(Path(folder) / "half.pt", opt, params)
+    train(opt, params, range(LONG // 2, 1 << 40))

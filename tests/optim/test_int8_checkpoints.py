@@ -1,0 +1,229 @@
+"""State dicts, copies and pickles of int8 state: names that say the code, torch's state in and out, refusals."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import int8_oracle as oracle
+import pytest
+import torch
+from contract_world import through_a_file
+from int8_support import same
+from int8_training import PLACES, Params, bits, give, made, parameters, train
+from int8_twin import flat
+
+from pagedopt import PagedAdamW, PagedOptimizer
+from pagedopt.optim.state import encoding
+from tests.outside.format import Int8Blocks
+
+pytestmark = pytest.mark.usefixtures("folder")
+SOME = ["resident", "file", "part", "spill()"]
+#: Of the parameters, those whose state is in 8 bits.
+LARGE = [0, 1, 3, 4, 6]
+
+
+def trained(place: str = "resident", steps: int = 3, **changes: Any) -> tuple[PagedOptimizer, Params]:
+    """An AdamW with int8 state after some steps with all gradients; state that ``spill()`` sends away is away."""
+    opt, params = made({"kind": "stochastic", "place": place, "seed": 6, "own": False, **changes})
+    train(opt, params, range(steps), late=False, place=place)
+    return opt, params
+
+
+@pytest.mark.parametrize("place", SOME)
+def test_columns_are_named_after_their_code_and_pass_through_a_file(place: str) -> None:
+    opt, params = trained(place)
+    saved = through_a_file(opt.state_dict())
+    for i, p in enumerate(params):
+        entry = saved["state"][i]
+        said = {name: (value.dtype, value.shape) for name, value in entry.items() if name != "step"}
+        if i in LARGE:
+            absmax = torch.float32, torch.Size([-(-p.numel() // 256)])
+            assert said == {
+                "exp_avg.root2": (torch.int8, p.shape), "exp_avg.absmax": absmax,
+                "exp_avg_sq.root4": (torch.uint8, p.shape), "exp_avg_sq.absmax": absmax,
+            }  # fmt: skip
+        else:
+            assert said == dict.fromkeys(("exp_avg", "exp_avg_sq"), (torch.float32, p.shape))
+        assert entry["step"] == 3
+        assert same(list(entry.values()), list(opt.state[p].values()))
+    (group,) = saved["param_groups"]
+    assert group["seed"] == 6
+    assert not group.keys() & {"state_format", "v_rounding"}
+
+
+@pytest.mark.parametrize("place", SOME)
+def test_a_load_gives_all_bits_back_and_goes_on_by_the_saved_seed(place: str) -> None:
+    opt, params = trained()
+    saved = through_a_file({"params": [p.detach() for p in params], "state": opt.state_dict()})
+    train(opt, params, range(3, 5))
+    other, theirs = made({"kind": "stochastic", "place": place, "seed": 1, "own": False})
+    with torch.no_grad():
+        for p, value in zip(theirs, saved["params"], strict=True):
+            p.copy_(value)
+    other.load_state_dict(saved["state"])
+    assert other.param_groups[0]["seed"] == 6
+    assert other.seed == 1
+    train(other, theirs, range(3, 5))
+    assert same(bits(other, theirs), bits(opt, params))
+
+
+def test_state_of_torch_is_rounded_to_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the rounding of steps and wherever state is, all at once or a stretch at a time; the seed stays."""
+    params = parameters()
+    theirs = torch.optim.AdamW(params, lr=1e-2)
+    train(theirs, params, range(3), late=False)
+    for place, stretch in ((place, stretch) for place in SOME for stretch in (1 << 22, 4096)):
+        monkeypatch.setattr(encoding, "STRETCH", stretch)
+        opt = PagedAdamW(params, lr=1e-2, state_format="int8", seed=8, **PLACES[place])
+        opt.load_state_dict(theirs.state_dict())
+        for i, p in enumerate(params):
+            if i in LARGE:
+                m, v = (flat(theirs.state[p][name]).numpy() for name in ("exp_avg", "exp_avg_sq"))
+                want = [torch.from_numpy(t) for t in (*oracle.encode2(m), *oracle.encode4(v))]
+                assert same([flat(t) for t in list(opt.state[p].values())[1:]], want), (i, place)
+            else:
+                assert same(list(opt.state[p].values()), list(theirs.state[p].values())), (i, place)
+        assert opt.param_groups[0]["seed"] == 8
+
+
+@pytest.mark.parametrize("place", SOME)
+def test_decoded_state_is_torch_s_and_on_the_host(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    opt, params = trained(place)
+    before = dict(opt.memory_report().by_place)
+    results = []
+    for stretch in (1 << 22, 4096):
+        monkeypatch.setattr(encoding, "STRETCH", stretch)
+        results.append(opt.decoded_state_dict())
+    decoded = results[0]["state"]
+    assert dict(opt.memory_report().by_place) == before
+    for i in LARGE:
+        assert list(decoded[i]) == ["step", "exp_avg", "exp_avg_sq"]
+        for name, decode in (("exp_avg", oracle.decode2), ("exp_avg_sq", oracle.decode4)):
+            value, columns = (
+                decoded[i][name],
+                [t for key, t in opt.state[params[i]].items() if key.startswith(name + ".")],
+            )
+            want = torch.from_numpy(decode(*(flat(t).numpy() for t in columns)))
+            assert same([flat(value)], [want])
+            assert same([value], [results[1]["state"][i][name]])
+            assert (value.shape, value.stride(), value.device.type) == (params[i].shape, params[i].stride(), "cpu")
+    back = torch.optim.AdamW(params, lr=1e-2)
+    back.load_state_dict(through_a_file(results[0]))
+    back.step()
+    again = PagedAdamW(params, lr=1e-2, state_format="int8")
+    again.load_state_dict(results[0])
+    assert same(
+        [t for p in params for t in again.state[p].values()], [t for p in params for t in opt.state[p].values()]
+    )
+
+
+def test_int8_state_is_refused_where_another_format_is_wanted_and_the_other_way_round() -> None:
+    opt, params = trained()
+    for other in (None, "bfloat16", Int8Blocks()):
+        plain = PagedAdamW(params, lr=1e-2, state_format=other)
+        with pytest.raises(ValueError, match=r"parameter 0 has no exp_avg.*another state_format.*decoded_state_dict"):
+            plain.load_state_dict(opt.state_dict())
+        assert not plain.state
+        plain.load_state_dict(opt.decoded_state_dict())
+        assert plain.state
+    want = bits(opt, params)
+    other = PagedAdamW(params, state_format=Int8Blocks())
+    give(params, 0, late=False)
+    other.step()
+    with pytest.raises(ValueError, match=r"parameter 0 has no exp_avg\.root2, exp_avg\.absmax.* another state_format"):
+        opt.load_state_dict(other.state_dict())
+    assert same(bits(opt, params)[1:6], want[1:6])
+
+
+@pytest.mark.parametrize("block", [128, 512, 2048])
+@pytest.mark.parametrize("name", ["exp_avg", "exp_avg_sq"])
+def test_a_file_of_another_block_size_is_refused_in_words(name: str, block: int) -> None:
+    opt, params = trained()
+    want = bits(opt, params)
+    saved = opt.state_dict()
+    count = -(-params[0].numel() // block)
+    saved["state"][0] = {**saved["state"][0], f"{name}.absmax": torch.zeros(count)}
+    text = rf"loaded {name}\.absmax of parameter 0 is torch.float32 \({count},\); format 'int8, root .*' has "
+    with pytest.raises(ValueError, match=rf"{text}.* an entry for 256 elements; it was saved with blocks of another"):
+        opt.load_state_dict(saved)
+    assert same(bits(opt, params), want)
+
+
+def test_a_group_stores_what_it_loads_in_its_own_format() -> None:
+    """A state dict does not say how groups store state: the optimizer that loads it does."""
+    other, theirs = made({"kind": "stochastic", "place": "resident", "seed": 1, "own": True})
+    other.param_groups[0]["v_rounding"] = "nearest"
+    train(other, theirs, range(2), late=False)
+    third, _ = made({"kind": "stochastic", "place": "resident", "seed": 2, "own": True})
+    third.load_state_dict(through_a_file(other.state_dict()))
+    assert [group.get("state_format") for group in third.param_groups] == [None, "float32"]
+    assert [group.get("v_rounding") for group in third.param_groups] == [None, None]
+    assert [group.get("seed") for group in third.param_groups] == [1, None]
+    order = [p for group in third.param_groups for p in group["params"]]
+    assert list(third.state[order[-1]]) == ["step", "exp_avg", "exp_avg_sq"]
+
+
+@pytest.mark.parametrize("place", SOME)
+def test_copies_and_pickles_are_the_same_and_apart(place: str) -> None:
+    opt, params = trained(place, own=True)
+    opt.param_groups[0]["v_rounding"] = "nearest"
+    want = bits(opt, params)
+    copies: list[Any] = [copy.deepcopy((opt, params)), pickle.loads(pickle.dumps((opt, params)))]
+    for twin, twins in copies:
+        assert same(bits(twin, twins), want)
+        assert (twin.seed, twin.state_format, twin.v_rounding) == (6, "int8", None)
+        assert [group.get("v_rounding") for group in twin.param_groups] == ["nearest", None]
+        train(twin, twins, range(3, 5))
+    assert same(bits(opt, params), want)
+    train(opt, params, range(3, 5))
+    for twin, twins in copies:
+        assert same(bits(twin, twins), bits(opt, params))
+
+
+def test_amsgrad_s_maximum_is_a_column_of_its_own_and_rounded_to_nearest() -> None:
+    """A maximum of numbers that are rounded at random would climb: of the same number two seeds make the same."""
+    found = []
+    for seed in (0, 1):
+        opt, params = made({"kind": "amsgrad", "place": "resident", "seed": seed, "own": False})
+        opt.v_rounding = "stochastic"
+        train(opt, params, range(1), late=False)
+        found.append(opt.state[params[0]])
+    one, other = found
+    assert list(one)[-2:] == ["max_exp_avg_sq.root4", "max_exp_avg_sq.absmax"]
+    assert torch.equal(one["max_exp_avg_sq.root4"], other["max_exp_avg_sq.root4"])
+    assert not torch.equal(one["exp_avg_sq.root4"], other["exp_avg_sq.root4"])
+
+
+@pytest.mark.parametrize("seed", [-1, 1 << 21, 1.5, None])
+def test_a_bad_seed_is_refused_by_a_load_and_by_a_step_and_changes_nothing(seed: Any) -> None:
+    """Kernels would draw from another seed's bits, and steps would reach into it."""
+    opt, params = trained()
+    want = bits(opt, params)
+    saved = opt.state_dict()
+    saved["param_groups"][0]["seed"] = seed
+    with pytest.raises(ValueError, match=f"seed is {seed}; it must be a whole number from 0 to 2,097,151"):
+        opt.load_state_dict(saved)
+    assert opt.param_groups[0]["seed"] == 6
+    opt.param_groups[0]["seed"] = seed
+    with pytest.raises(ValueError, match=f"seed is {seed}; it must be"):
+        opt.step()
+    assert same(bits(opt, params), want)
+    opt.param_groups[0]["seed"] = 6
+    opt.step()
+
+
+def test_a_loaded_decay_that_is_too_slow_is_refused_and_changes_nothing() -> None:
+    opt, params = trained()
+    want = bits(opt, params)
+    saved = opt.state_dict()
+    saved["param_groups"][0]["betas"] = (0.999, 0.999)
+    with pytest.raises(ValueError, match=r"cannot be stored in int8: its decay beta1 is 0\.999"):
+        opt.load_state_dict(saved)
+    assert opt.param_groups[0]["betas"] == (0.9, 0.999)
+    train(opt, params, range(3, 4))
+    again, theirs = trained()
+    assert same(bits(again, theirs), want)
+    train(again, theirs, range(3, 4))
+    assert same(bits(again, theirs), bits(opt, params))

@@ -1,0 +1,204 @@
+"""A step on int8 state is the step of float32 on decoded state, encoded again: NumPy's bits, over many steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from int8_support import same
+from int8_training import KINDS, PLACES, Params, bits, give, parameters
+from int8_twin import Twin, flat
+
+import pagedopt
+from pagedopt import PagedAdamW, PagedLion
+from pagedopt.optim.base import PagedOptimizer
+
+pytestmark = pytest.mark.usefixtures("folder")
+F32, BF16 = torch.float32, torch.bfloat16
+CASES: list[tuple[str, torch.dtype, dict[str, Any]]] = [
+    ("stochastic", F32, {}), ("stochastic", F32, {"seed": 77, **PLACES["part"]}),
+    ("stochastic", F32, {"v_rounding": "nearest"}), ("nearest", F32, {"v_rounding": "stochastic", "seed": 2}),
+    ("nearest", F32, {}), ("amsgrad", F32, {"seed": 5}), ("lion", BF16, {}),
+]  # fmt: skip
+
+
+def pair(kind: Any, groups: list[dict[str, Any]], **options: Any) -> tuple[PagedOptimizer, Twin]:
+    """An optimizer and its oracle, which knows no places."""
+    where = {name: options.pop(name) for name in ("placement", "device_budget") if name in options}
+    opt = kind([dict(group) for group in groups], **{"state_format": "int8", **options, **where})
+    return opt, Twin(kind, groups, **options)
+
+
+def step(opt: PagedOptimizer, twin: Twin, number: int, wild: bool = True) -> None:
+    """A step of both, on the same gradients."""
+    params = [p for group in opt.param_groups for p in group["params"]]
+    for mine in (params, twin.params):
+        give(mine, number, wild=wild)
+    opt.step()
+    twin.step()
+
+
+@pytest.mark.parametrize(("kind", "dtype", "options"), CASES, ids=str)
+def test_state_is_what_numpy_makes_of_a_step_on_decoded_state(
+    kind: str, dtype: torch.dtype, options: dict[str, Any]
+) -> None:
+    """With gradients that come late or never, zeros, 1e-18 and 1e12, NaN, infinities, and squares beyond float32."""
+    made, hyper = KINDS[kind]
+    opt, twin = pair(made, [{"params": parameters(dtype)}], **hyper, **options)
+    for number in range(8):
+        step(opt, twin, number)
+        assert twin.differences(opt) == [], f"step {number}"
+    assert len(twin.columns) == (5 if kind == "lion" else 10 if kind != "amsgrad" else 15)
+
+
+def test_what_is_not_finite_is_where_torch_has_it() -> None:
+    """A gradient whose square is infinite holds its parameter still, apart from decay, and later gradients, too."""
+    p, q = (torch.nn.Parameter(torch.ones(4096)) for _ in range(2))
+    ours = PagedAdamW([p], lr=0.1, weight_decay=0, state_format="int8")
+    theirs = torch.optim.AdamW([q], lr=0.1, weight_decay=0)
+    for number in range(3):
+        for each in (p, q):
+            each.grad = torch.ones(4096)
+            if number == 0:
+                each.grad[:3] = torch.tensor([torch.nan, 1e25, -torch.inf])
+        ours.step()
+        theirs.step()
+        assert torch.equal(p.isnan(), q.isnan())
+        assert p[1] == q[1] == 1
+    assert (p[256:] < 0.8).all(), "other blocks go on"
+    decoded = ours.decoded_state_dict()["state"][0]
+    assert decoded["exp_avg"].isfinite().tolist()[:4] == [False, True, False, True]
+    assert decoded["exp_avg_sq"].isfinite().tolist()[:4] == [False, False, False, True]
+
+
+def test_a_decay_that_changes_is_followed_in_the_same_columns() -> None:
+    opt, twin = pair(PagedAdamW, [{"params": parameters()}], lr=1e-2, seed=4)
+    addresses: set[int] = set()
+    for number, beta2 in enumerate((0.999, 0.999, 0.9, 0.9, 0.999, 0.999)):
+        for one in (opt, twin.opt):
+            one.param_groups[0]["betas"] = (0.9, beta2)
+        step(opt, twin, number)
+        assert twin.differences(opt) == [], f"step {number}"
+        addresses.add(opt.state[opt.param_groups[0]["params"][0]]["exp_avg_sq.root4"].data_ptr())
+    assert len(addresses) == 1
+
+
+def groups_of(params: Params) -> list[dict[str, Any]]:
+    """An embedding in float32, and groups that round otherwise or by another seed."""
+    own: list[dict[str, Any]] = [{}, {"state_format": "float32", "lr": 3e-3}, {"v_rounding": "nearest"}, {"seed": 8}]
+    return [{"params": [p], **keys} for p, keys in zip((params[i] for i in (0, 1, 3, 4)), own, strict=True)]
+
+
+@pytest.mark.parametrize("options", [{}, PLACES["part"]], ids=["resident", "part"])
+def test_a_group_has_its_own_format_rounding_and_seed(options: dict[str, Any]) -> None:
+    opt, twin = pair(PagedAdamW, groups_of(parameters()), lr=1e-2, seed=6, **options)
+    for number in range(8):
+        step(opt, twin, number)
+        assert twin.differences(opt) == [], f"step {number}"
+    assert [group.get("seed") for group in opt.param_groups] == [6, None, 6, 8]
+    names = [list(opt.state[group["params"][0]]) for group in opt.param_groups]
+    assert names[1] == ["step", "exp_avg", "exp_avg_sq"]
+    assert names[0] == names[2] == names[3] == [
+        "step", "exp_avg.root2", "exp_avg.absmax", "exp_avg_sq.root4", "exp_avg_sq.absmax"
+    ]  # fmt: skip
+
+
+def test_a_group_may_be_the_only_one_in_int8() -> None:
+    params = parameters()
+    opt = PagedAdamW([{"params": params[:2], "state_format": "8bit", "seed": 5}, {"params": params[3:5]}], lr=1e-2)
+    twin = Twin(PagedAdamW, [{"params": params[:2], "seed": 5}, {"params": params[3:5], "state_format": "float32"}])
+    for each in twin.opt.param_groups:
+        each["lr"] = 1e-2
+    for number in range(2):
+        step(opt, twin, number)
+        assert twin.differences(opt) == []
+
+
+@pytest.mark.parametrize("place", ["resident", "file"])
+@pytest.mark.parametrize("rule", ["adamw", "lion"])
+def test_small_parameters_stay_in_float32_and_an_estimate_knows(rule: str, place: str) -> None:
+    """In the optimizer, in its report and in ``estimate``, per group, too."""
+    kind, states = {"adamw": (PagedAdamW, 2), "lion": (PagedLion, 1)}[rule]
+    params = [p for p in parameters(BF16 if rule == "lion" else F32) if p.numel()]
+    groups = [{"params": params[1:]}, {"params": params[:1], "state_format": "float32"}]
+    for model, own in ((params, 0), (groups, 1)):
+        said = pagedopt.estimate(model, rule=rule, state_format="int8", **PLACES[place])
+        opt = kind([dict(g) for g in groups] if own else params, state_format="int8", **PLACES[place])
+        give(params, 0, late=False)
+        opt.step()
+        assert dict(said.by_place) == dict(opt.memory_report().by_place)
+        wide = [p.numel() < 4096 or (own == 1 and p is params[0]) for p in params]
+        sizes = [
+            4 * p.numel() if w else p.numel() + 4 * -(-p.numel() // 256) for p, w in zip(params, wide, strict=True)
+        ]
+        if place == "resident":
+            assert said.state_bytes == states * sum(sizes)
+        assert all(("exp_avg" in opt.state[p]) is w for p, w in zip(params, wide, strict=True))
+
+
+def test_an_estimate_of_shapes_knows_small_ones() -> None:
+    assert pagedopt.estimate([(4095,), (4096,)], state_format="int8").state_bytes == 2 * (4 * 4095 + 4096 + 4 * 16)
+    assert pagedopt.estimate("7B", state_format="8bit").state_bytes == 2 * (7_000_000_000 + 4 * 27_343_750)
+
+
+def test_one_state_may_be_in_int8_and_another_in_float32() -> None:
+    formats: Any = {"exp_avg": "int8", "exp_avg_sq": "float32"}
+    assert pagedopt.estimate([(4096,)], state_format=formats).state_bytes == 4096 + 64 + 4 * 4096
+    params = parameters()
+    opt = PagedAdamW(params[1:2], state_format=formats)
+    give(params, 0, late=False)
+    opt.step()
+    assert list(opt.state[params[1]]) == ["step", "exp_avg.root2", "exp_avg.absmax", "exp_avg_sq"]
+    assert opt.state[params[1]]["exp_avg_sq"].dtype is F32
+
+
+def after(steps: int, **options: Any) -> list[torch.Tensor]:
+    """Bits of parameters and state after some steps of AdamW."""
+    params = parameters()
+    opt = PagedAdamW(params, lr=1e-2, state_format="int8", **options)
+    for number in range(steps):
+        give(params, number)
+        opt.step()
+    return bits(opt, params)
+
+
+def test_another_seed_leaves_other_bits_and_the_same_seed_the_same() -> None:
+    assert same(after(2), after(2, seed=0))
+    assert not same(after(2), after(2, seed=1))
+    assert same(after(2, seed=0, v_rounding="nearest"), after(2, seed=1, v_rounding="nearest"))
+
+
+def test_random_bits_are_no_generator_s_of_torch() -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    one = after(2)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    assert same(after(2), one)
+
+
+def test_a_seed_that_is_set_in_a_group_counts_from_the_next_step_on() -> None:
+    opt, twin = pair(PagedAdamW, [{"params": parameters()}], lr=1e-2)
+    for number, seed in enumerate((0, 0, 9)):
+        opt.param_groups[0]["seed"] = seed
+        for own in twin.own:
+            own["seed"] = seed
+        step(opt, twin, number, wild=False)
+        assert twin.differences(opt) == []
+
+
+def test_parameters_that_join_later_change_no_draw_of_the_others() -> None:
+    params = parameters()
+    opt, twin = pair(PagedAdamW, [{"params": params[:2]}, {"params": params[3:5]}], lr=1e-2)
+    late = PagedAdamW([{"params": [torch.nn.Parameter(p.detach().clone()) for p in params[:2]]}], lr=1e-2,
+                      state_format="int8")  # fmt: skip
+    mine = list(late.param_groups[0]["params"])
+    for number in range(3):
+        if number == 1:
+            late.add_param_group({"params": [torch.nn.Parameter(torch.ones(5000))]})
+        step(opt, twin, number, wild=False)
+        give(mine, number)
+        late.step()
+    for p, other in zip(params[:2], mine, strict=True):
+        assert torch.equal(flat(p), flat(other))
