@@ -24,8 +24,6 @@ NAMES = {
     "torchao.optim": ["CPUOffloadOptimizer", "AdamW8bit"],
 }
 CLASSES = [(module, name) for module, names in NAMES.items() for name in names]
-#: Of torchao's 8 bits, that and nothing else is said.
-OF_EIGHT_BITS = {"block_size", "bf16_stochastic_round"}
 
 
 def section(module: str) -> str:
@@ -40,7 +38,7 @@ def test_every_argument_is_on_the_page(module: str, name: str) -> None:
     said = {word for code in re.findall(r"`([^`\n]+)`", section(module)) for word in re.findall(r"\w+", code)}
     assert name in said
     known = inspect.signature(theirs.__init__).parameters.values()
-    asked = {each.name for each in known if each.kind is not each.VAR_KEYWORD} - {"self"} - OF_EIGHT_BITS
+    asked = {each.name for each in known if each.kind is not each.VAR_KEYWORD} - {"self"}
     passed_on = set(inspect.signature(pagedopt.PagedAdamW.__init__).parameters) if module == "torchao.optim" else set()
     assert not asked - said - passed_on
 

@@ -77,7 +77,7 @@ def test_it_runs_as_it_stands(name: str, text: str, files: dict[str, Any], capsy
 
 def test_there_are_as_many_as_before() -> None:
     assert len(blocks("README.md")) >= 3
-    assert len(blocks("notes/migrating.md")) == 4
+    assert len(blocks("notes/migrating.md")) == 5
 
 
 def test_names_that_are_answered_are_in_the_tables() -> None:
@@ -92,5 +92,5 @@ def test_names_that_are_answered_are_in_the_tables() -> None:
         assert name in OPTIONS
     for name in ("PagedAdamW32bit", "PagedAdamW8bit", "CPUOffloadOptimizer"):
         assert name in table
-        with pytest.raises(AttributeError, match=r"write|not there yet"):
+        with pytest.raises(AttributeError, match="write "):
             getattr(pagedopt, name)()

@@ -9,11 +9,22 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from ..common.similar_names import near
+from ..formats.names import NAMES
 
 #: A unit that the shell separated from its number, as in ``--budget 8 GiB``.
 UNIT = re.compile(r"unrecognized arguments: (%|[kmgt]i?b?|b|[mµ]?s)(?: |$)", re.IGNORECASE)
 
-#: Help of the options that say where state lies, which several commands have.
+
+def any_of(names: Sequence[str]) -> str:
+    """Return names as text, the last two joined by "or"."""
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+#: Help of the options that say how state is stored and where it lies, which several commands have.
+STATE_FORMAT = (
+    f"how state is stored: {any_of(NAMES)}. int8 takes 8 bits an element and a float32 for each 256; state of "
+    "parameters below 4,096 elements is float32 then"
+)
 BUDGET = (
     "how much state may stay on the device (if parameters are on a CPU: in RAM), as 2GiB, 500MB, 25%% of the state or "
     "0; the rest is spilled to the host (on a CPU: to a file). '20 ms' spills as much as adds at most 20 ms of "
@@ -54,4 +65,4 @@ class Parser(argparse.ArgumentParser):
         return message + "".join(near(name, known) for name in dict.fromkeys(unknown))
 
 
-__all__ = ["BUDGET", "PLACEMENT", "Parser"]
+__all__ = ["BUDGET", "PLACEMENT", "STATE_FORMAT", "Parser", "any_of"]

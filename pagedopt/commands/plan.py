@@ -5,8 +5,8 @@ GPU.
 examples:
   python -m pagedopt plan --params 7B --param-dtype bfloat16
         seven billion parameters: how long is a step if a quarter, a half, all of the state stays on the GPU?
-  python -m pagedopt plan --params 7B --budget 2GiB --state-format bfloat16
-        the same with a row for a budget of 2 GiB, and state of half the size
+  python -m pagedopt plan --params 7B --budget 2GiB --state-format int8
+        float32 parameters, a row for a budget of 2 GiB, and state in 8 bits
   python -m pagedopt plan --size gpt2-xl --host-access in_place
         one of `train`'s models, with state that the kernel reads and writes over the link
   python -m pagedopt plan --model model-*.safetensors --my-step 350ms
@@ -31,11 +31,12 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..common.units import parse_count, parse_seconds, text_of_bytes, text_of_count
+from ..formats.names import NUMBER_NAMES, full_name
 from ..optim.registry import RULE_NAMES
 from ..paging.budget import Budget
 from ..planning.sizes import SIZES
 from .errors import UsageError
-from .parser import BUDGET, PLACEMENT
+from .parser import BUDGET, PLACEMENT, STATE_FORMAT, any_of
 from .plan_rows import row_dict, short, table, text_of_fitting
 
 if TYPE_CHECKING:
@@ -62,11 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("how to train it")
     rules = f"update rule, which says how much state there is: {', '.join(RULE_NAMES)}; default: adamw"
     how.add_argument("--rule", metavar="NAME", default="adamw", help=rules)
-    dtypes = "float32, bfloat16, float16 or float64; default:"
-    text = f"dtype of parameters and gradients: {dtypes} the files' own, else float32"
+    text = f"dtype of parameters and gradients: {any_of(NUMBER_NAMES)}; default: the files' own, else float32"
     how.add_argument("--param-dtype", metavar="NAME", help=text)
-    text = f"dtype in which state is stored, bfloat16 to halve that of float32: {dtypes} as the parameters"
-    how.add_argument("--state-format", metavar="NAME", help=text)
+    how.add_argument("--state-format", metavar="NAME", help=f"{STATE_FORMAT}; default: as the parameters")
     how.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="where parameters are; default: cuda")
     where = parser.add_argument_group("where to put the state")
     where.add_argument("--budget", "--device-budget", metavar="BYTES", help=f"add a row for a budget: {BUDGET}")
@@ -268,7 +267,7 @@ def find_room(device: str) -> dict[str, int]:
 def heading(row: Estimate, args: argparse.Namespace) -> str:
     """Return two lines that say what is planned."""
     dtype = args.param_dtype or (own_dtypes(args) if args.model else "float32")
-    state = f"{args.rule} state {text_of_bytes(row.state_bytes)} in {args.state_format or dtype}"
+    state = f"{args.rule} state {text_of_bytes(row.state_bytes)} in {full_name(args.state_format or dtype)}"
     way = f", reached {row.host_access}" if row.host_access else ""
     return (
         f"{f'{args.size}, ' if args.size else ''}[bold]{text_of_count(row.parameters)}[/bold] parameters in {dtype}: "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ import torch
 from .choice import Choice, State
 from .format import Column, ElementFormat, Format, complexified
 from .int8 import INT8
+from .names import Name, full_name
 
 
 def _format(dtype: torch.dtype, cuda: str, numba: str, load: str, store: str) -> ElementFormat:
@@ -41,15 +42,10 @@ _OF_DTYPES = {f.dtype: f for f in NUMBERS}
 #: NumPy's dtypes of scalars in the state, such as step counts, which are read and written in bulk.
 SINGLES: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
 
-#: Short names of formats.
-SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp64": "float64",
-         "float": "float32", "double": "float64", "8bit": "int8"}  # fmt: skip
 #: Names that stand for several formats.
 CHOICES: dict[str, Choice] = {INT8.name: INT8}
-_Name = Literal["float32", "bfloat16", "float16", "float64", "int8", "fp32", "bf16", "fp16", "fp64", "8bit"]
-_Other = Literal["half", "float", "double"]
 #: A format, its name, a dtype, or None: the parameter's dtype, as in torch.  One for all state, or one per state name.
-OneFormat = _Name | _Other | torch.dtype | Format | Choice | None
+OneFormat = Name | torch.dtype | Format | Choice | None
 StateFormat = OneFormat | Mapping[str, OneFormat]
 
 
@@ -82,7 +78,7 @@ def dtype_of_name(name: str, what: str) -> torch.dtype:
         ValueError: there is none; the message begins with ``what``.
     """
     for found in _OF_DTYPES.values():
-        if found.name == _full(name):
+        if found.name == full_name(name):
             return found.dtype
     raise ValueError(f"{what} is {name!r}; there are {', '.join(f.name for f in _OF_DTYPES.values())}")
 
@@ -101,7 +97,7 @@ def check_format(state_format: StateFormat, states: Collection[str] | None = Non
     chosen = state_format.values() if isinstance(state_format, Mapping) else [state_format]
     for one in chosen:
         names = ", ".join([*FORMATS, *CHOICES])
-        if (isinstance(one, str) and _full(one) not in {**FORMATS, **CHOICES}) or (
+        if (isinstance(one, str) and full_name(one) not in {**FORMATS, **CHOICES}) or (
             isinstance(one, torch.dtype) and one not in _OF_DTYPES
         ):
             raise ValueError(f"state_format is {one!r}; there are {names}, or None (as the parameter)")
@@ -130,13 +126,8 @@ def chosen_format(state_format: StateFormat, name: str) -> Format | Choice | Non
     if isinstance(one, torch.dtype):
         return _OF_DTYPES[one]
     if isinstance(one, str):
-        return FORMATS.get(_full(one)) or CHOICES[_full(one)]
+        return FORMATS.get(full_name(one)) or CHOICES[full_name(one)]
     return one
-
-
-def _full(name: str) -> str:
-    """Return the full name, a key of ``FORMATS`` if there is one."""
-    return SHORT.get(name, name)
 
 
 def format_of(state_format: StateFormat, state: State, param: torch.dtype) -> Format:

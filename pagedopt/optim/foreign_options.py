@@ -6,9 +6,11 @@ from collections.abc import Mapping
 
 _PAGED = "write pagedopt.{0}(params, …{1}, device_budget='auto'), or bytes or a share that stays on the device{2}"
 _PLAIN = "write pagedopt.{0}(params, …{1}){2}"
-_FEWER = (
-    "state in {bits} is not there yet: pagedopt.{0}(params, …{1}, state_format='bfloat16', device_budget='auto') takes "
-    "16 and spills what has no room{2}"
+#: What 8 bits need, and what they leave.
+_INT8 = ", state_format='int8'"
+_SMALL = "; state of parameters below 4,096 elements is float32 (the default of min_8bit_size)"
+_OTHER_BITS = (
+    "state in {0} is not there yet: pagedopt.PagedAdamW(params, …, state_format='int8') takes 8 bits an element"
 )
 _COUPLED = "; a weight_decay other than 0 needs group['decoupled_weight_decay'] = False, too"
 #: By kind of optimizer: the class here, an argument that it needs, and a remark.
@@ -16,28 +18,31 @@ _KINDS = {kind: (f"Paged{kind}", "", "") for kind in ("AdamW", "SGD", "Lion")}
 _KINDS["Adam"] = ("PagedAdamW", ", weight_decay=0", _COUPLED)  # its decay is 0 by default, and added to the gradient
 
 NAMES: dict[str, str] = {
-    f"{prefix}{kind}{suffix}": (_FEWER if suffix == "8bit" else text).format(*ours, bits="8 bits")
-    for kind, ours in _KINDS.items()
+    f"{prefix}{kind}{suffix}": text.format(name, needs + eight, _SMALL * bool(eight) + remark)
+    for kind, (name, needs, remark) in _KINDS.items()
     for prefix, text in (("Paged", _PAGED), ("", _PLAIN))
-    for suffix in ("", "32bit", "8bit")
-    if f"{prefix}{kind}{suffix}" != ours[0]
+    for suffix, eight in (("", ""), ("32bit", ""), ("8bit", _INT8))
+    if f"{prefix}{kind}{suffix}" != name
 }
 NAMES |= {
-    "AdamW4bit": _FEWER.format(*_KINDS["AdamW"], bits="4 bits"),
-    "AdamWFp8": _FEWER.format(*_KINDS["AdamW"], bits="8 bits"),
-    "GlobalOptimManager": "leave it out: pagedopt.PagedAdamW(params, …, state_format='bfloat16') is of all state, and "
-    "state_format={'exp_avg': 'bfloat16'} of one by its name",
+    "AdamW4bit": _OTHER_BITS.format("4 bits"),
+    "AdamWFp8": _OTHER_BITS.format("fp8"),
+    "GlobalOptimManager": "write a parameter group {'params': …, 'state_format': 'float32'} for parameters that it "
+    "overrides to 32 bits, in pagedopt.PagedAdamW(params, …, state_format='int8')",
     "CPUOffloadOptimizer": "write pagedopt.PagedAdamW(params, …, device_budget=0): all state is on the host, and the "
     "update still runs on the GPU",
 }
 
 OPTIONS: dict[str, str] = {
     "learning_rate": "write lr=…",
-    "optim_bits": "write state_format='float32' or 'bfloat16' (None: as the parameter); 8 bits are not there yet",
+    "optim_bits": "write state_format='int8' for 8 bits, 'float32' for 32 (None: as the parameter)",
     "is_paged": "leave it out: device_budget='auto' (or bytes, or a share) says what stays on the device",
     "percentile_clipping": "it is not there: torch.nn.utils.clip_grad_norm_(model.parameters(), …) before step() clips",
-    "block_wise": "leave it out: it is of state in 8 bits, which is not there yet",
-    "min_8bit_size": "leave it out: it is of state in 8 bits, which is not there yet",
+    "block_wise": "leave it out: state_format='int8' always scales by blocks, of 256 elements",
+    "block_size": "leave it out: a block of state_format='int8' has 256 elements",
+    "min_8bit_size": "leave it out: with state_format='int8', state of parameters below 4,096 elements is float32; a "
+    "parameter group with state_format='float32' exempts larger ones",
+    "bf16_stochastic_round": "it is not there: a bfloat16 parameter is rounded to nearest",
     "offload_gradients": "it is not there: gradients stay where they are; device_budget=0 has all state on the host",
     "minimal_size": "leave it out: small parameters are updated in the same launch as large ones",
     "optimizer_class": "write pagedopt.PagedAdamW(params, …, device_budget=0) in place of the wrapper and its class",

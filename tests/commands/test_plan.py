@@ -16,6 +16,8 @@ from command_line import Program, assert_has, safetensors
 from pagedopt import Rates, estimate
 from pagedopt.commands import plan as planning
 from pagedopt.common.units import text_of_bytes
+from pagedopt.formats import FORMATS
+from pagedopt.formats.int8 import BLOCK, FEWEST
 from pagedopt.paging import policy
 from pagedopt.planning import rates
 from pagedopt.planning.sizes import SIZES, parameter_count
@@ -84,6 +86,29 @@ def test_options_reach_the_estimate(rated: Program) -> None:
     assert row["state_bytes"] == pytest.approx(6e9, rel=1e-3)
     assert row["param_bytes"] == 4e9
     assert row["seconds"] == pytest.approx(12, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["int8", "8bit"])
+def test_state_in_8_bits_is_planned(name: str, rated: Program, tmp_path: Path) -> None:
+    """A code for each of two moments, and a float32 for each 256 of them; below 4,096 elements float32."""
+    (row, *_) = rated.reports("--params", "1B", "--state-format", name)["rows"]
+    assert row["state_bytes"] == pytest.approx(2e9 * (1 + 4 / 256), rel=2e-3)  # with the rest of pages
+    assert "adamw state 1.89 GiB in int8; placement" in rated.says("--params", "1B", "--state-format", name)
+    tensors = {"large": (4096, [0, 16384]), "small": (4095, [16384, 32764])}
+    header = {key: {"dtype": "F32", "shape": [n], "data_offsets": at} for key, (n, at) in tensors.items()}
+    (tmp_path / "model.safetensors").write_bytes(safetensors(header))
+    asked = ("--model", tmp_path / "model.safetensors", "--state-format", name, "--placement", "device")
+    (row,) = rated.reports(*asked)["rows"]
+    assert row["state_bytes"] == 2 * (4096 + 4 * 16) + 2 * 4 * 4095
+
+
+def test_help_names_every_format(plan: Program, train_tiny: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "10000")
+    for program in (plan, train_tiny):
+        said, _ = program.exits("--help", status=0)
+        assert f"how state is stored: {', '.join(FORMATS)} or int8. " in said
+        assert f"below {FEWEST:,} elements" in said
+        assert f"a float32 for each {BLOCK};" in said
 
 
 def test_without_a_gpu_nothing_is_measured_and_the_plan_says_so(plan: Program, monkeypatch: pytest.MonkeyPatch) -> None:

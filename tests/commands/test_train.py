@@ -29,6 +29,7 @@ from pagedopt.commands.train.display import Display
 from pagedopt.commands.train.gpt import GPT, build_model
 from pagedopt.commands.train.run import Run, text_of_threads
 from pagedopt.commands.train.schedule import learning_rate
+from pagedopt.commands.train.train_options import TrainOptions
 from pagedopt.planning.sizes import SIZES, parameter_count
 
 PNG = b"\x89PNG"
@@ -155,6 +156,41 @@ def test_interrupted_run_resumes_bit_for_bit(
     assert all(again[kind]["validation_loss"] == whole[kind]["validation_loss"] for kind in whole)
 
 
+def test_a_run_with_state_in_8_bits_is_interrupted_and_resumed(
+    tmp_path: Path, train_tiny: Program, program: Program
+) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    asked = ("--no-spill", "--steps", 30, "--state-format", "8bit")
+    said = train_tiny.says(*asked, "--out", whole)
+    assert_has(said, "PagedAdamW (int8)", "That is not judged: the state of PagedAdamW (int8) has fewer bits.")
+    content = result(whole)
+    assert content["options"]["state_format"] == "int8"
+    found, paged = content["comparison"], content["optimizers"]["paged"]
+    assert (found["agree"], found["tolerance"]) == (None, None)
+    assert 0 < found["max_difference"] < 0.3  # it trains
+    assert paged["state_bytes"] == {"host": TrainOptions(**content["options"]).state_bytes}
+    assert paged["state_bytes"]["host"] < 0.27 * content["optimizers"]["torch"]["state_bytes"]["host"]
+    with interrupted_behind(13):
+        train_tiny.says(*asked, "--out", parts, status=130)
+    saved = parts / "checkpoint.pt"
+    for other in ("bfloat16", "float32"):
+        complaint = program.refuses("train", "--resume", saved, "--state-format", other)
+        assert f"--state-format {other}: the checkpoint {saved} was made with --state-format int8" in complaint
+    assert "resumed after step 13" in program.says("train", "--resume", saved, "--state-format", "8bit")
+    assert losses(parts) == losses(whole)
+
+
+def test_another_format_of_state_is_no_way_to_go_on(tmp_path: Path, program: Program) -> None:
+    assert train(tmp_path, "--steps", 1, "--optimizer", "paged") == 0
+    complaint = program.refuses("train", "--resume", tmp_path / "checkpoint.pt", "--state-format", "int8")
+    assert "was made without --state-format" in complaint
+
+
+def test_formats_of_32_bits_and_more_are_judged(tmp_path: Path) -> None:
+    assert train(tmp_path, "--steps", 3, "--state-format", "fp64") == 0
+    assert result(tmp_path)["comparison"]["agree"] is True
+
+
 def test_every_run_ends_with_a_checkpoint(tmp_path: Path, program: Program, train_tiny: Program) -> None:
     train_tiny.says("--no-spill", "--out", tmp_path, "--steps", 3, "--checkpoint-every", 0)
     saved, first = tmp_path / "checkpoint.pt", losses(tmp_path)
@@ -227,6 +263,8 @@ BAD_VALUES = {
     ("--lr", "-1"): "--lr -1",
     ("--seed", "-1"): "--seed -1",
     ("--seed", str(2**64)): "must be at most",
+    ("--state-format", "int3"): "--state-format int3: state_format is 'int3'; there are float32, ",
+    ("--state-format", "int8", "--optimizer", "torch"): "--state-format int8: only PagedAdamW stores its state in it",
     ("--device", "toaster"): "must be cpu, cuda or cuda:N",
     ("--device", "cuda:99"): "--device cuda:99",
     ("--block", "100000000"): "--block 100000000 needs at least",
@@ -334,7 +372,9 @@ def test_model_is_causal_and_counted() -> None:
 
 def test_norms_and_biases_do_not_decay() -> None:
     model = build_model(SIZES["tiny"], 16, seed=0, device=torch.device("cpu"))
-    options: Any = type("Some", (), {"weight_decay": 0.3, "lr": 0.1, "placement": None, "device_budget": "all"})
+    options: Any = type(
+        "Some", (), {"weight_decay": 0.3, "lr": 0.1, "placement": None, "device_budget": "all", "state_format": None}
+    )
     decayed, plain = contender.build_optimizer("paged", model, options).param_groups
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.3, 0.0)
     assert all(parameter.dim() == 2 for parameter in decayed["params"])
@@ -352,6 +392,11 @@ def test_comparison_finds_the_worst_step() -> None:
     found = compare([3.0, 2.0, 1.0], [3.0, 2.25, 1.125], tolerance=0.2)
     assert (found.max_difference, found.at_step, found.mean_difference, found.agree) == (0.25, 2, 0.125, False)
     assert compare([3.0, 2.0], [3.0, 2.1], tolerance=0.2).agree
+    shown = compare([3.0, 2.0], [3.0, 2.5], tolerance=None)
+    assert (shown.agree, shown.needs_yardstick) == (None, False)
+    assert shown.sentence(2, "ours", "theirs").startswith(
+        "The losses of ours and theirs differ by at most 0.5 in 2 steps"
+    )
     broken = compare([3.0, math.nan, 1.0], [3.0, 2.0, 9.0], tolerance=0.2)
     assert (broken.agree, broken.at_step, broken.needs_yardstick) == (False, 2, False)
 

@@ -131,6 +131,38 @@ def test_every_field_and_every_wrong_content(
     assert count > 1000
 
 
+WRONG_COLUMNS = {
+    "missing": ("exp_avg.root2", None, "has no exp_avg.root2"),
+    "plain": ("exp_avg", torch.ones(3), "has 'exp_avg', which no run of these options saves"),
+    "blocks": ("exp_avg.absmax", torch.ones(3), "exp_avg.absmax is torch.float32 (3,)"),
+    "dtype": ("exp_avg_sq.root4", torch.int8, "exp_avg_sq.root4 is torch.int8"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_COLUMNS)
+def test_state_in_8_bits_is_looked_at_by_its_columns(
+    name: str, tmp_path: Path, program: Program, in_8_bits: Path
+) -> None:
+    content = load_checkpoint(in_8_bits)
+    large = next(e for e in content["contenders"]["paged"]["optimizer"]["state"].values() if "exp_avg.root2" in e)
+    key, new, said = WRONG_COLUMNS[name]
+    if new is None:
+        del large[key]
+    else:
+        large[key] = large[key].to(new) if isinstance(new, torch.dtype) else new
+    path = tmp_path / "wrong.pt"
+    save_checkpoint(path, content)
+    assert said in refused(path, program)
+
+
+@pytest.fixture(scope="module")
+def in_8_bits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of PagedAdamW with such state."""
+    out = tmp_path_factory.mktemp("in_8_bits")
+    assert train(out, "--no-spill", "--steps", 2, "--optimizer", "paged", "--state-format", "int8") == 0
+    return out / "checkpoint.pt"
+
+
 def once(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function that remembers: reading the library and making models takes longest."""
     known: dict[Any, Any] = {}

@@ -67,6 +67,16 @@ def test_the_act_repeats_the_run_and_both_results_are_kept(plain: Path, tmp_path
     assert "spill" not in result(plain)
 
 
+def test_the_act_spills_state_in_8_bits(tmp_path: Path, train_tiny: Program) -> None:
+    said = train_tiny.says("--out", tmp_path, "--steps", 8, "--optimizer", "paged", "--state-format", "int8", "--spill")
+    assert "equal bit for bit" in said
+    act, run = result(tmp_path)["spill"], result(tmp_path)["optimizers"]["paged"]
+    assert sum(run["state_bytes"].values()) == options(state_format="int8").state_bytes < 0.27 * STATE
+    assert act["resident"]["state_bytes"] == run["state_bytes"]
+    assert "file" in act["spilled"]["state_bytes"]
+    assert act["spilled"]["device_budget"] == options(state_format="int8").state_bytes // 4
+
+
 def test_no_spill_and_other_placements_leave_the_act_out(tmp_path: Path, train_tiny: Program) -> None:
     for options in (("--no-spill",), ("--placement", "file"), ("--device-budget", "1MiB"), ("--optimizer", "torch")):
         assert "Second act" not in train_tiny.says("--out", tmp_path, "--steps", 1, *options)
@@ -208,6 +218,12 @@ def options(**changes: Any) -> TrainOptions:
     return TrainOptions(**{**values, **changes})
 
 
+def test_the_bytes_of_state_follow_its_format() -> None:
+    assert options().state_bytes == options(state_format="float32").state_bytes == STATE
+    assert options(state_format="bfloat16").state_bytes == STATE // 2
+    assert options(block=128).state_bytes == STATE + 64 * 8 * SIZES["tiny"].width
+
+
 def resolved_on_a_gpu(monkeypatch: pytest.MonkeyPatch, *given: str) -> TrainOptions:
     """What these options mean where there is a GPU."""
     monkeypatch.setattr("pagedopt.commands.train.train_options.pick_device", lambda _: torch.device("cuda"))
@@ -346,7 +362,7 @@ def test_a_checkpoint_from_before_these_options_resumes(plain: Path, tmp_path: P
         assert train(tmp_path, "--steps", 20, "--optimizer", "paged", "--no-spill") == 130
     saved = tmp_path / "checkpoint.pt"
     content = checkpoint.load_checkpoint(saved)
-    for name in ("placement", "device_budget", "spill"):
+    for name in ("placement", "device_budget", "spill", "state_format"):
         del content["options"][name]
     checkpoint.save_checkpoint(saved, content)
     out = tmp_path / "on"

@@ -8,7 +8,7 @@ import dataclasses
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -16,8 +16,8 @@ from formats_under_test import TwoHalves
 from nvrtc_support import nvrtc
 
 import pagedopt
-from pagedopt.formats import FORMATS, Column, ElementFormat, Format
-from pagedopt.formats.floating import StateFormat, check_format, chosen_format
+from pagedopt.formats import FORMATS, Column, ElementFormat, Format, names
+from pagedopt.formats.floating import CHOICES, StateFormat, check_format, chosen_format
 from pagedopt.formats.text import FUNCTIONS
 from pagedopt.kernels import numba_numbers
 
@@ -54,6 +54,14 @@ def test_dtypes_and_short_names_are_formats_too(given: Any, name: str) -> None:
     )
     assert copy.deepcopy(one).state_format == given
     assert pagedopt.estimate([(5, 5)], state_format=given) == pagedopt.estimate([(5, 5)], state_format=name)
+
+
+def test_names_are_those_of_the_formats_there_are() -> None:
+    """``names`` lists them again, as it does without torch."""
+    assert tuple(FORMATS) == names.NUMBER_NAMES
+    assert tuple(CHOICES) == names.CHOICE_NAMES
+    assert set(get_args(names.ShortName)) == names.SHORT.keys()
+    assert set(names.SHORT.values()) == set(names.NAMES)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.complex64, torch.float8_e4m3fn])

@@ -136,6 +136,63 @@ def test_other_state_of_bitsandbytes_is_refused(case: str, message: str) -> None
     assert opt.param_groups[0]["lr"] == 1e-3
 
 
+@pytest.mark.parametrize("state_format", ["float32", "int8"])
+def test_what_is_expanded_as_the_refusal_says_is_read_and_continued(state_format: Any) -> None:
+    found = read("bitsandbytes", "8 bit")
+    state_dict, state = copy.deepcopy(found["state_dict"]), {}
+    for key, entry in state_dict["state"].items():
+        codes, moments = entry["__bnb_optimizer_quant_state__"], {}
+        for name, index in (("exp_avg", 1), ("exp_avg_sq", 2)):
+            values = codes[f"qmap{index}"][codes[f"state{index}"].long()]
+            moments[name] = values * codes[f"absmax{index}"].repeat_interleave(256)[: values.numel()].view_as(values)
+        state[key] = {"step": entry["step"], **moments}
+    params = [torch.nn.Parameter(p) for p in found["params"]]
+    opt = PagedAdamW(params, state_format=state_format)
+    opt.load_state_dict({**state_dict, "state": state})
+    before = distance(params, found["after"])
+    go_on(params, opt, found["grads"])
+    assert distance(params, found["after"]) < before / 4  # they are rounded to 8 bits in these steps, too
+
+
+def test_state_of_torchao_in_8_bits_is_refused_until_it_is_expanded() -> None:
+    theirs = pytest.importorskip("torchao.optim")
+    net = torch.nn.Linear(64, 64)
+    rival = theirs.AdamW8bit(net.parameters())
+    net(torch.ones(2, 64)).square().sum().backward()
+    rival.step()
+    saved = rival.state_dict()
+    opt = PagedAdamW(net.parameters(), state_format="int8")
+    with pytest.raises(
+        ValueError, match=r"exp_avg of parameter 0 is torchao's OptimState8bit.*= exp_avg.dequantize\(\)$"
+    ):
+        opt.load_state_dict(saved)
+    assert not opt.state
+    expanded = {
+        key: {n: v.dequantize() if hasattr(v, "block_size") else v for n, v in entry.items()}
+        for key, entry in saved["state"].items()
+    }
+    opt.load_state_dict({**saved, "state": expanded})
+    loaded, theirs_expanded = opt.decoded_state_dict()["state"][0]["exp_avg"], expanded[0]["exp_avg"]
+    assert distance([loaded], [theirs_expanded]) < 0.01  # less than a step between codes
+    opt.step()
+
+
+def test_state_of_a_class_of_torchao_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As above, where torchao is not installed."""
+
+    class OptimState4bit(torch.Tensor):
+        pass
+
+    monkeypatch.setattr(OptimState4bit, "__module__", "torchao.optim.subclass_4bit")
+    net, ours = trained(3)
+    saved = copy.deepcopy(ours.state_dict())
+    saved["state"][1]["exp_avg_sq"] = saved["state"][1]["exp_avg_sq"].as_subclass(OptimState4bit)
+    before = bits(net.parameters(), ours)
+    with pytest.raises(ValueError, match=r"exp_avg_sq of parameter 1 is torchao's OptimState4bit, which is not read"):
+        ours.load_state_dict(saved)
+    assert same(bits(net.parameters(), ours), before)
+
+
 IMPLEMENTATIONS: list[dict[str, Any]] = [{}, {"foreach": True}, {"fused": True}, {"foreach": False}]
 
 

@@ -11,6 +11,7 @@ import torch
 from optim_support import ready
 
 import pagedopt
+from pagedopt.formats.int8 import BLOCK, FEWEST
 from pagedopt.optim.foreign_options import NAMES, OPTIONS
 from pagedopt.optim.registry import OPTIMIZERS
 
@@ -28,7 +29,9 @@ def test_a_class_of_theirs_is_answered_with_a_line_that_works(name: str) -> None
             use(there[name])
     text = str(caught.value)
     assert repr(there[name]) == f"<{text}>"
-    assert ("not there yet" in text) == name.endswith(("8bit", "4bit", "Fp8"))
+    assert ("not there yet" in text) == name.endswith(("4bit", "Fp8"))
+    assert ("state_format='int8'" in text) == name.endswith(("8bit", "4bit", "Fp8", "GlobalOptimManager"))
+    assert (f"below {FEWEST:,} elements" in text) == name.endswith("8bit")
     found = re.search(r"pagedopt\.(\w+)\(params, …(.*?)\)", text)
     assert found
     params = [ready()]
@@ -41,7 +44,7 @@ def test_a_class_of_theirs_is_answered_with_a_line_that_works(name: str) -> None
 def test_lines_for_adam_have_the_numbers_of_adam(name: str) -> None:
     found = re.search(r"pagedopt\.PagedAdamW\(params, …(.*?)\)", NAMES[name])
     assert found
-    assert ("device_budget" in found[1]) == (name.startswith("Paged") or name.endswith("8bit"))
+    assert ("device_budget" in found[1]) == name.startswith("Paged")
     ours, theirs = (torch.nn.Parameter(torch.linspace(-1, 1, 9)) for _ in range(2))
     optimizer = eval(f"pagedopt.PagedAdamW([ours]{found[1]})", {"pagedopt": pagedopt, "ours": ours})
     rival = torch.optim.Adam([theirs])
@@ -49,8 +52,36 @@ def test_lines_for_adam_have_the_numbers_of_adam(name: str) -> None:
     for _ in range(20):
         optimizer.step()
         rival.step()
-    tolerance = 1e-3 if name.endswith("8bit") else 1e-6
-    assert torch.allclose(ours, theirs, rtol=0, atol=tolerance)
+    assert torch.allclose(ours, theirs, rtol=0, atol=1e-6)  # so few elements have state in float32
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.endswith("8bit")])
+def test_lines_for_8_bits_store_8_bits(name: str) -> None:
+    found = re.search(r"pagedopt\.(\w+)\(params, …(.*?)\)", NAMES[name])
+    assert found
+    large, small = (ready(numel) for numel in (FEWEST, FEWEST - 1))
+    more = ", momentum=0.9" if found[1] == "PagedSGD" else ""
+    names = {"pagedopt": pagedopt, "params": [large, small]}
+    optimizer = eval(f"pagedopt.{found[1]}(params{found[2]}{more})", names)
+    optimizer.step()
+    for p, dtypes in ((large, {torch.int8, torch.uint8}), (small, {torch.float32})):
+        elements = [value.dtype for value in optimizer.state[p].values() if value.shape == p.shape]
+        assert elements
+        assert set(elements) <= dtypes
+
+
+def test_a_group_is_what_overrides_8_bits() -> None:
+    """As the answer to ``GlobalOptimManager`` has it."""
+    text = NAMES["GlobalOptimManager"]
+    group, line = re.search(r"\{.*?\}", text), re.search(r"pagedopt\.\w+\(.*?\)", text)
+    assert group
+    assert line
+    few, rest = ready(FEWEST), ready(FEWEST)
+    groups = [eval(group[0].replace("…", "[few]"), {"few": few}), {"params": [rest]}]
+    optimizer = eval(line[0].replace(", …", ""), {"pagedopt": pagedopt, "params": groups})
+    optimizer.step()
+    assert optimizer.state[few]["exp_avg_sq"].dtype is torch.float32
+    assert optimizer.state[rest]["exp_avg_sq.root4"].dtype is torch.uint8
 
 
 def test_those_that_people_look_for_are_there() -> None:
@@ -74,6 +105,15 @@ def test_an_option_that_is_nearly_right_is_answered_with_the_right_one(wrong: st
     text = rf"^PagedAdamW\.__init__\(\) got an unexpected keyword argument '{wrong}'; did you mean {right}\?$"
     with pytest.raises(TypeError, match=text):
         pagedopt.PagedAdamW([torch.nn.Parameter(torch.ones(3))], **{wrong: 1})
+
+
+def test_no_option_says_that_8_bits_are_missing() -> None:
+    for name in ("optim_bits", "block_wise", "block_size", "min_8bit_size"):
+        assert "state_format='int8'" in OPTIONS[name]
+        assert "not there" not in OPTIONS[name]
+    assert f"below {FEWEST:,} elements" in OPTIONS["min_8bit_size"]
+    assert f"{BLOCK} elements" in OPTIONS["block_wise"]
+    assert f"{BLOCK} elements" in OPTIONS["block_size"]
 
 
 def test_what_nobody_has_gets_no_hint() -> None:

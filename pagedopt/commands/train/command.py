@@ -2,7 +2,8 @@
 torch.optim.AdamW side by side: same seed, same batches, step by step in turn. It ends with a table, a plot of both
 loss curves, a JSON file and a checkpoint, and says whether the curves agree (exit status 1 if they do not). If they are
 further apart than rounding takes them in a short run, torch's AdamW then takes the steps once more in its foreach
-implementation: if that is as far from the fused one, PagedAdamW is not to blame.
+implementation: if that is as far from the fused one, PagedAdamW is not to blame. With state in fewer bits
+(--state-format int8 or bfloat16) the curves are shown beside each other and not judged.
 
 With --spill, which is the default on a CPU, a short second act follows: the same training from its start, once with
 all optimizer state resident and once with most of it spilled to a file (on a GPU: to the host). It shows where the
@@ -19,7 +20,7 @@ import argparse
 from pathlib import Path
 
 from ...planning.sizes import SIZES, parameter_count
-from ..parser import BUDGET, PLACEMENT
+from ..parser import BUDGET, PLACEMENT, STATE_FORMAT
 
 HELP = "train a GPT with PagedAdamW beside torch's AdamW and compare the two"
 
@@ -43,6 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     optimizer.add_argument("--lr", type=float, metavar="X", help=text)
     text = "weight decay of matrices and embeddings (norms and biases have none); default: 0.1"
     optimizer.add_argument("--weight-decay", type=float, metavar="X", help=text)
+    text = f"{STATE_FORMAT} (PagedAdamW alone; below 32 bits its losses are shown beside torch's and not judged)"
+    optimizer.add_argument("--state-format", metavar="NAME", help=f"{text}; default: float32, as the parameters")
 
     state = parser.add_argument_group("where PagedAdamW puts its state (changes no loss, so it may change on --resume)")
     state.add_argument("--device-budget", "--budget", metavar="BYTES", help=f"{BUDGET}; all (default): nothing spills")

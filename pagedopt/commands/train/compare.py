@@ -43,18 +43,18 @@ class Comparison:
     max_difference: float
     at_step: int  # counted from 1
     mean_difference: float
-    tolerance: float
+    tolerance: float | None  # None: the curves are not judged, as the state of one has fewer bits
     torch_difference: float | None = None  # the largest between torch's foreach and fused AdamW, where it was measured
 
     @property
-    def agree(self) -> bool:
-        """Whether the curves agree; with a NaN they never do."""
-        return self.max_difference <= self.tolerance
+    def agree(self) -> bool | None:
+        """Whether the curves agree; with a NaN they never do.  None: they are not judged."""
+        return None if self.tolerance is None else self.max_difference <= self.tolerance
 
     @property
     def needs_yardstick(self) -> bool:
         """Whether it takes torch's difference from itself to judge these curves."""
-        return self.tolerance < self.max_difference < math.inf
+        return self.tolerance is not None and self.tolerance < self.max_difference < math.inf
 
     def beside(self, torch_difference: float) -> Comparison:
         """Return this comparison with the tolerance that torch's difference from itself gives.
@@ -62,11 +62,19 @@ class Comparison:
         >>> compare([3.0, 2.0], [3.0, 2.5], tolerance=0.1).beside(0.25).tolerance
         7.5
         """
-        tolerance = max(self.tolerance, FACTOR * torch_difference) if torch_difference < math.inf else self.tolerance
+        tolerance = self.tolerance
+        if tolerance is not None and torch_difference < math.inf:
+            tolerance = max(tolerance, FACTOR * torch_difference)
         return replace(self, tolerance=tolerance, torch_difference=torch_difference)
 
     def sentence(self, steps: int, first: str, second: str) -> str:
         """Return in words how the curves of ``first`` and ``second``, of ``steps`` steps, compare."""
+        if self.tolerance is None:
+            return (
+                f"The losses of {first} and {second} differ by at most {self.max_difference:.2g} in {steps} steps "
+                f"(step {self.at_step}), on average by {self.mean_difference:.2g}. That is not judged: the state of "
+                f"{first} has fewer bits."
+            )
         own = rule = ""
         if self.torch_difference is not None:
             own = f", torch's foreach and fused AdamW by {self.torch_difference:.2g}"
@@ -78,7 +86,7 @@ class Comparison:
         )
 
 
-def compare(first: Sequence[float], second: Sequence[float], tolerance: float) -> Comparison:
+def compare(first: Sequence[float], second: Sequence[float], tolerance: float | None) -> Comparison:
     """Compare two curves step by step. The first difference that is not finite counts as the largest."""
     differences = [abs(a - b) for a, b in zip(first, second, strict=True)]
     broken = (difference for difference in differences if not math.isfinite(difference))

@@ -28,10 +28,16 @@ def build_optimizer(kind: str, model: nn.Module, options: TrainOptions) -> torch
     if kind == "paged":
         from ... import PagedAdamW
 
-        placement: Any = options.placement  # train_options.py has checked the name
-        return PagedAdamW(groups, lr=options.lr, betas=BETAS, placement=placement, device_budget=options.device_budget)
+        given: Any = {"placement": options.placement, "state_format": options.state_format}  # known to be names
+        return PagedAdamW(groups, lr=options.lr, betas=BETAS, device_budget=options.device_budget, **given)
     how: Any = {"foreach": True} if kind == "foreach" else {"fused": True}
     return torch.optim.AdamW(groups, lr=options.lr, betas=BETAS, **how)
+
+
+def label(kind: str, options: TrainOptions) -> str:
+    """Return the name of a contender in tables, with the format of its state if one is given."""
+    named = kind == "paged" and options.state_format is not None
+    return f"{LABELS[kind]} ({options.state_format})" if named else LABELS[kind]
 
 
 class Clock:
@@ -68,7 +74,7 @@ class Contender:
     def __init__(self, kind: str, options: TrainOptions, name: str = "") -> None:
         self.kind = kind
         self.name = name or kind  # in the display
-        self.label = LABELS[kind]
+        self.label = label(kind, options)
         self.device = torch.device(options.device)
         self.model: GPT = build_model(options.shape, options.block, options.seed, self.device)
         self.optimizer = build_optimizer(kind, self.model, options)

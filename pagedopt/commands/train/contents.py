@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from ...optim.loading.check import is_whole
+from ...optim.state.rule_optimizer import RuleOptimizer
+from ...optim.state.state_columns import state_columns
 from .contender import Curve, build_optimizer
 from .gpt import GPT
 from .schedule import learning_rate
@@ -49,7 +51,8 @@ def _check_optimizer(what: str, found: Any, kind: str, model: nn.Module, options
     """Compare with the groups of a new optimizer, except that ``lr`` is that of the last step."""
     _same_keys(what, found, ("state", "param_groups"))
     plain = dataclasses.replace(options, placement=None, device_budget=EVERYTHING)
-    fresh = build_optimizer(kind, nn.Linear(1, 1, device="cpu"), plain).param_groups
+    optimizer = build_optimizer(kind, nn.Linear(1, 1, device="cpu"), plain)
+    fresh = optimizer.param_groups
     parameters = list(model.parameters())
     split = [[p for p in parameters if p.dim() >= 2], [p for p in parameters if p.dim() < 2]]
     if not isinstance(found["param_groups"], list) or len(found["param_groups"]) != len(fresh):
@@ -68,12 +71,22 @@ def _check_optimizer(what: str, found: Any, kind: str, model: nn.Module, options
     _same_keys(f"{what}, state", found["state"], range(first) if step else ())
     for key, entry in found["state"].items():
         where = f"{what}, state of parameter {key}"
-        _same_keys(where, entry, ("step", *MOMENTS))
+        group = fresh[0 if key < len(split[0]) else 1]
+        moments = _moments(optimizer, group, [*split[0], *split[1]][key])
+        _same_keys(where, entry, ("step", *moments))
         _check_tensor(f"{where}, step", entry["step"], torch.empty((), device="meta"))
         if entry["step"].item() != step:
             raise WrongContents(f"{where}: step is {entry['step'].item():g}, the run was at {step}")
-        for name in MOMENTS:
-            _check_tensor(f"{where}, {name}", entry[name], [*split[0], *split[1]][key])
+        for name, tensor in moments.items():
+            _check_tensor(f"{where}, {name}", entry[name], tensor)
+
+
+def _moments(optimizer: torch.optim.Optimizer, group: dict[str, Any], p: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return what a parameter's two moments are stored in, by its key, as tensors without memory."""
+    if not isinstance(optimizer, RuleOptimizer):
+        return dict.fromkeys(MOMENTS, p)
+    columns = state_columns(optimizer, MOMENTS, p, group)
+    return {key: torch.empty(of.column.shape(p), dtype=of.column.dtype, device="meta") for key, of in columns.items()}
 
 
 def _check_curve(what: str, found: Any, step: int) -> None:

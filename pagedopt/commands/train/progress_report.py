@@ -53,7 +53,7 @@ def report(
         written = f"{out / RESULT} (no plot: matplotlib is not installed; pip install matplotlib)"
     say(console, f"written: {written}", whole=True)
     finite = all(math.isfinite(loss) for result in measured for loss in result["losses"])
-    return 0 if finite and (comparison is None or comparison.agree) else 1
+    return 0 if finite and (comparison is None or comparison.agree is not False) else 1
 
 
 def summarize(contender: Contender, validation_loss: float, options: TrainOptions) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from .files import only_run
 from .interrupt import Interrupt
 from .progress_report import RESULT, report, summarize, table
 from .schedule import learning_rate
-from .train_options import OPTIMIZERS, TrainOptions, resolve, resolve_resumed
+from .train_options import AS_TORCH, OPTIMIZERS, TrainOptions, resolve, resolve_resumed
 
 COLLECT_EVERY = {"cpu": 1, "cuda": 10}  # steps between transfers of the losses, which wait for the device
 VALIDATION_BATCHES = 16
@@ -222,7 +222,8 @@ def _train(current: Run, interrupt: Interrupt, console: Console) -> int:
         comparison = None
         if len(results) == 2:
             paged, fused = (results[kind]["losses"] for kind in ("paged", "torch"))
-            comparison = compare(paged, fused, TOLERANCE[current.device.type])
+            judged = options.state_format in AS_TORCH
+            comparison = compare(paged, fused, TOLERANCE[current.device.type] if judged else None)
             if comparison.needs_yardstick:
                 comparison = beside_torch(current, comparison, fused, interrupt, console)
                 if comparison is None:

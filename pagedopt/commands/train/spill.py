@@ -118,4 +118,4 @@ def verdict(contenders: Sequence[Contender]) -> tuple[bool, str]:
         equal = one.curve.losses == other.curve.losses and all(torch.equal(p, q) for p, q in pairs)
         return equal, f"Losses and weights of {steps} steps are {'equal bit for bit' if equal else 'NOT EQUAL'}."
     comparison = compare(one.curve.losses, other.curve.losses, TOLERANCE[one.device.type])
-    return comparison.agree, comparison.sentence(steps, one.name, other.name)
+    return comparison.agree is True, comparison.sentence(steps, one.name, other.name)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import argparse
 import os
 import typing
-from collections.abc import Collection, Mapping
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
 
 import torch
 
 from ...common.units import text_of_bytes
+from ...formats.floating import check_format
+from ...formats.names import full_name
 from ...paging.budget import Budget
 from ...placements.choose import ARENAS, Arena, check_placement, default_placement
 from ...planning.affordable import Affordable
-from ...planning.sizes import DEFAULT_SIZE, SIZES, Size, parameter_count
+from ...planning.estimate import estimate
+from ...planning.sizes import DEFAULT_SIZE, SIZES, Size, shapes
 from ...system.files import host
 from ...system.files.state_file import state_folder
 from ...system.machine import MOST_THREADS
@@ -26,6 +29,8 @@ OPTIMIZERS = {"both": ("paged", "torch"), "paged": ("paged",), "torch": ("torch"
 LEAST = {"batch": 1, "block": 1, "steps": 1, "threads": 1, "seed": 0, "checkpoint_every": 0, "lr": 0, "weight_decay": 0}
 MOST = {"seed": 2**63 - 1, "threads": MOST_THREADS}  # a seed of torch's generators
 CHOICES: dict[str, Mapping[str, Any]] = {"size": SIZES, "optimizer": OPTIMIZERS}
+#: Formats of PagedAdamW's state in which its losses are torch's but for rounding; None: as the parameters, float32.
+AS_TORCH = (None, "float32", "float64")
 EVERYTHING = "all"  # the --device-budget that limits nothing; None means that the option was not given
 
 
@@ -51,6 +56,7 @@ class TrainOptions:
     placement: str | None = None
     device_budget: str = EVERYTHING
     spill: bool = False
+    state_format: str | None = None  # the full name
 
     @property
     def shape(self) -> Size:
@@ -64,8 +70,10 @@ class TrainOptions:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of AdamW's two moments, which are float32 like the parameters."""
-        return 2 * 4 * parameter_count(self.shape, self.block)
+        """Bytes of AdamW's two moments in ``state_format``."""
+        made: Any = self.state_format
+        model = shapes(replace(self.shape, block=self.block))
+        return estimate(model, state_format=made, placement="device", device="cpu").state_bytes
 
 
 MAY_CHANGE = ("threads", "checkpoint_every", "out", "placement", "device_budget", "spill")
@@ -103,6 +111,7 @@ def resolve_resumed(args: argparse.Namespace, saved: dict[str, Any]) -> TrainOpt
         check_saved({**saved, **asked} if isinstance(saved, dict) else saved)
     except UsageError as error:
         raise UsageError(f"--resume {args.resume}: wrong options in it: {error}") from error
+    saved = {**{f.name: f.default for f in fields(TrainOptions) if f.default is not MISSING}, **saved}
     if "device" in asked:
         asked["device"] = str(pick_device(args.device))
     for name, value in asked.items():
@@ -113,8 +122,9 @@ def resolve_resumed(args: argparse.Namespace, saved: dict[str, Any]) -> TrainOpt
             )
         if name not in MAY_CHANGE and value != saved[name]:
             flag = flag_of(name)
+            how = f"without {flag}" if saved[name] is None else f"with {flag} {saved[name]}"
             raise UsageError(
-                f"{flag} {value}: the checkpoint {args.resume} was made with {flag} {saved[name]}. "
+                f"{flag} {value}: the checkpoint {args.resume} was made {how}. "
                 "Leave the option out to go on with that run, or leave out --resume to start another."
             )
     pick_device(saved["device"])
@@ -127,7 +137,8 @@ def resolve_resumed(args: argparse.Namespace, saved: dict[str, Any]) -> TrainOpt
 def given(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options that were given on the command line, by name."""
     passed = {f.name: value for f in fields(TrainOptions) if (value := getattr(args, f.name)) is not None}
-    return {**passed, "out": str(passed["out"])} if "out" in passed else passed
+    texts: dict[str, Callable[[Any], str]] = {"out": str, "state_format": full_name}
+    return {name: texts[name](value) if name in texts else value for name, value in passed.items()}
 
 
 def flag_of(name: str) -> str:
@@ -181,6 +192,7 @@ def check_state(options: TrainOptions, typed: Collection[str]) -> None:
         typed: names of the options on the command line. If --spill is not among them (it is a default, or from a
             checkpoint), messages name it only if no other option is about state.
     """
+    check_state_format(options)
     asked = {"--placement": options.placement, "--device-budget": options.device_budget, "--spill": options.spill}
     flags = [flag for flag, value in asked.items() if value not in (None, EVERYTHING, False)]
     flags = [flag for flag in flags if flag != "--spill" or "spill" in typed] or flags
@@ -206,6 +218,19 @@ def check_state(options: TrainOptions, typed: Collection[str]) -> None:
             state_folder()
         except ValueError as error:
             raise UsageError(f"{text}: {error}" + ("; --no-spill needs none" if options.spill else "")) from error
+
+
+def check_state_format(options: TrainOptions) -> None:
+    """Refuse an unknown format, and one for an optimizer that has none."""
+    if options.state_format is None:
+        return
+    text, given = f"--state-format {options.state_format}", options.state_format
+    if options.optimizer == "torch":
+        raise UsageError(f"{text}: only PagedAdamW stores its state in it; use --optimizer both or paged")
+    try:
+        check_format(given)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise UsageError(f"{text}: {error}") from error
 
 
 def check_act(options: TrainOptions, kind: type[Arena], text: str) -> None:

@@ -1,4 +1,4 @@
-"""Translate state dicts of bitsandbytes into those of torch."""
+"""Translate state dicts of bitsandbytes into those of torch; refuse state of torchao in fewer bits."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ def translate(state_dict: dict[str, Any]) -> dict[str, Any]:
     It is a new dict over the same tensors, or ``state_dict`` itself if nothing in it comes from bitsandbytes.
 
     Raises:
-        ValueError: state is in 8 bits, or its moments are not Adam's.
+        ValueError: state is in 8 bits (of torchao: in 8 or 4), or its moments are not Adam's.
     """
     state, groups = state_dict["state"], state_dict["param_groups"]
+    for key, entry in state.items():
+        _refuse_torchao(key, entry)
     if not any(map(_is_foreign, state.values())):
         return state_dict
     return {
@@ -33,6 +35,15 @@ def translate(state_dict: dict[str, Any]) -> dict[str, Any]:
         "state": {key: _translated(key, entry) if _is_foreign(entry) else entry for key, entry in state.items()},
         "param_groups": [{k: v for k, v in group.items() if k not in UNUSED} for group in groups],
     }
+
+
+def _refuse_torchao(key: Any, entry: Any) -> None:
+    for name, value in entry.items() if isinstance(entry, Mapping) else ():
+        if isinstance(value, torch.Tensor) and type(value).__module__.partition(".")[0] == "torchao":
+            raise ValueError(
+                f"loaded {name} of parameter {key} is torchao's {type(value).__name__}, which is not read. Expand it "
+                f"first: {name} = {name}.dequantize()"
+            )
 
 
 def _is_foreign(entry: Any) -> bool:
