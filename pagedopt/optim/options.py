@@ -40,7 +40,8 @@ class Option:
 #: The options, of which ``notes/options.md``, docstrings and defaults are made.
 TABLE = {
     "state_format": Option(
-        "how state is stored; or an object of a `Format` of your own, or one of all these by the state's name",
+        "how state is stored; or an object of a `Format` of your own, or one of all these by the state's name. A "
+        "parameter group may have one of its own, under the same key",
         None,
         {
             "None": "as the parameter, as in torch: state of bfloat16 parameters is bfloat16",
@@ -49,25 +50,26 @@ TABLE = {
             '"float16", "fp16", "half", torch.float16': "16 bits with more digits and less range",
             '"float64", "fp64", "double", torch.float64': "64 bits; the step then computes in float64",
             '"int8", "8bit"': "a code of 8 bits an element, and a float32 for each 256: 2.03 bytes a parameter for "
-            "AdamW. State of fewer than 4,096 elements is float32",
+            "AdamW. State of parameters below 4,096 elements is float32. Refused for complex parameters, for DTensors "
+            "and for first moments with a decay above 0.99",
             '{"exp_avg": "bfloat16"}': "one state; all that is not named is as the parameter",
-            '{"params": …, "state_format": "float32"}': "a group of parameters may have one of its own",
         },
     ),
     "v_rounding": Option(
-        "how int8 rounds second moments",
+        "how int8 rounds second moments; a parameter group may have its own",
         None,
         {
-            "None": "stochastically where their decay is 0.99 or more, else to the nearest",
+            "None": "stochastically where their decay (`beta2`) is 0.99 or more, else to nearest; the maximum of "
+            "`amsgrad` always to nearest",
             '"nearest"': "to the nearest code",
-            '"stochastic"': "up or down at random, so that the mean is the number; the same on every device, in every "
-            "placement and after a resume",
+            '"stochastic"': "up or down at random, so that the mean is the number. The random bits depend on `seed`, "
+            "the step and the element alone: they are the same on every device, in every placement and after a resume",
         },
     ),
     "seed": Option(
-        "of stochastic rounding; saved in the groups of a state dict",
+        "the seed of stochastic rounding, saved in the groups of a state dict; a parameter group may have its own",
         0,
-        {"0 to 2097151": "another number rounds otherwise; torch's generators are not used"},
+        {"0, 2097151": "the least and the largest. Each seed rounds otherwise; torch's generators are not used"},
     ),
     "placement": Option(
         "where state lives; or a subclass of `pagedopt.placements.Arena`",

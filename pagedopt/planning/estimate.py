@@ -262,7 +262,7 @@ def _arenas(
     for i, (numel, dtype) in enumerate(found.trained):  # kernels see complex numbers as pairs of real ones
         said, real = found.own_formats.get(i, state_format), real_dtype(dtype)
         states = [State(name, numel, rule.name, rule.moments.get(name)) for name in rule.inputs[2:]]
-        forms = tuple([format_of(said, state, real) for state in states])
+        forms = tuple([format_of(said, state, dtype) for state in states])
         kinds.setdefault((real, forms), []).append(numel * (2 if dtype.is_complex else 1))
     layouts, traffic, columns = [], [], []
     for (dtype, forms), numels in kinds.items():

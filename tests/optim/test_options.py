@@ -12,8 +12,10 @@ import pytest
 import torch
 
 import pagedopt
+from pagedopt.formats.int8 import BLOCK, FEWEST, MOST_DECAY, SLOW
 from pagedopt.optim.options import TABLE
 from pagedopt.optim.registry import OPTIMIZERS
+from pagedopt.optim.state.group_options import MOST_SEED
 from pagedopt.paging.budget import Budget
 from pagedopt.planning.rates import ASSUMED
 
@@ -41,6 +43,15 @@ def test_the_help_of_the_options_says_every_value() -> None:
     said = " ".join((pagedopt.Options.__doc__ or "").split())
     for option in TABLE.values():
         assert all(f" {value}: {' '.join(meaning.split())}." in said for value, meaning in option.values.items())
+
+
+def test_the_numbers_of_8_bits_are_those_of_the_format() -> None:
+    of_format, of_rounding = TABLE["state_format"].values['"int8", "8bit"'], TABLE["v_rounding"].values["None"]
+    assert f"below {FEWEST:,} elements" in of_format
+    assert f"for each {BLOCK}: {2 * (1 + 4 / BLOCK):.2f} bytes" in of_format
+    assert of_format.endswith(f"above {MOST_DECAY}")
+    assert f"{SLOW} or more" in of_rounding
+    assert each(next(iter(TABLE["seed"].values))) == [0, MOST_SEED]
 
 
 def literals(hint: Any) -> set[Any]:

@@ -39,7 +39,9 @@ def taken(net: torch.nn.Module, kind: Any = PagedAdamW, **options: Any) -> paged
 
 
 @pytest.mark.parametrize("budget", [0, 3 * MIB, "5 MiB", "10.2MB", "1GiB"])
-@pytest.mark.parametrize("options", [{}, {"state_format": "bfloat16"}, {"amsgrad": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"state_format": "bfloat16"}, {"state_format": "int8"}, {"amsgrad": True}], ids=str
+)
 def test_a_file_takes_what_was_said(options: dict[str, Any], budget: int | str) -> None:
     net = network()
     report = taken(net, device_budget=budget, **options)
@@ -64,6 +66,17 @@ def test_each_combination_of_dtypes_has_an_arena_and_the_budget_is_shared(budget
     net = torch.nn.Sequential(network(BF16), network(F32), torch.nn.Linear(7, 5).to(BF16))
     report = taken(net, device_budget=budget)
     assert estimate(net, device_budget=budget).by_place == report.by_place
+
+
+@pytest.mark.parametrize("options", [{}, {"device_budget": 2 * MIB}], ids=str)
+def test_a_group_with_a_format_of_its_own_takes_what_was_said(options: dict[str, Any]) -> None:
+    net = torch.nn.Sequential(torch.nn.Embedding(1000, 300), network())
+    groups = [{"params": list(net[0].parameters()), "state_format": "float32"}, {"params": list(net[1].parameters())}]
+    optimizer = PagedAdamW(groups, state_format="int8", **options)
+    step_on_ones(optimizer)
+    said = estimate(groups, state_format="int8", **options)
+    assert said.by_place == optimizer.memory_report().by_place
+    assert said.state_bytes > 8 * 300_000 + 2 * (said.parameters - 300_000)
 
 
 @pytest.mark.parametrize("meta", [False, True])
@@ -290,6 +303,11 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     ("7B", {"rule": "adem"}, "rule is 'adem'; there are adam, "),
     ("7B", {"param_dtype": "float8"}, "param_dtype is 'float8'; there are float32"),
     ("7B", {"state_format": "int3"}, "state_format is 'int3'"),
+    (
+        [torch.ones(3, dtype=torch.complex64)],
+        {"state_format": "int8"},
+        "'int8' for 'exp_avg' of a parameter of torch.comp",
+    ),
     ("7B", {"placement": "moon"}, "placement is 'moon'"),
     ("7B", {"placement": "file"}, "placement='file' is for parameters on a CPU"),
     ("7B", {"placement": "device", "device_budget": 5}, "device_budget is 5 with placement='device'"),
