@@ -167,7 +167,7 @@ class Root2(Format):
         """Round to nearest; infinities become NaN, as no code stands for them."""
         blocks, absmax = _blocks(values)
         squares = (blocks.abs() * _scale(SQUARE, absmax)).clamp(1e-6, SQUARE)
-        codes = torch.where(blocks.isfinite(), squares.sqrt().copysign(blocks).round(), -128)
+        codes = torch.where(blocks.isfinite(), _root(squares).copysign(blocks).round(), -128)
         return codes.to(torch.int8).view(-1)[: len(values)], absmax.view(-1)
 
     def decode(self, *columns: torch.Tensor, numel: int) -> torch.Tensor:
@@ -213,7 +213,7 @@ class Root4(Format):
     def encode(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Round to nearest; NaN becomes infinity: the first moment is NaN then, too."""
         blocks, absmax = _blocks(values)
-        roots = (blocks * _scale(FOURTH, absmax)).clamp(1, FOURTH).sqrt().sqrt()
+        roots = _root(_root((blocks * _scale(FOURTH, absmax)).clamp(1, FOURTH)))
         codes = torch.where(blocks.isfinite() & (absmax > 0), roots.round(), 0)
         return codes.to(torch.uint8).view(-1)[: len(values)], absmax.view(-1)
 
@@ -238,6 +238,11 @@ def _blocks(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def _scale(whole: float, absmax: torch.Tensor) -> torch.Tensor:
     # Not whole / absmax, for which torch multiplies by a reciprocal.
     return torch.where(absmax > 0, torch.full_like(absmax, whole) / absmax, 0)
+
+
+def _root(squares: torch.Tensor) -> torch.Tensor:
+    # IEEE's root, as kernels have it: MKL's for float32, which torch takes on a CPU, is an ulp off for some numbers.
+    return squares.double().sqrt().float()
 
 
 def _spread(absmax: torch.Tensor, numel: int) -> torch.Tensor:

@@ -35,6 +35,16 @@ def with_some(*some: float, numel: int = 600) -> Array:
     return values
 
 
+def ties(power: int, codes: int) -> Array:
+    """Blocks of numbers between two codes and their neighbours, where one rounding more or less shows."""
+    between = ((np.arange(min(codes, 255)) + 0.5) / codes) ** power
+    largest = np.exp(GENERATOR.uniform(-60, 80, (300, 1))).astype(np.float32)
+    values = np.append(between, 1.0).astype(np.float32) * largest
+    values[1::3, :-1] = np.nextafter(values[1::3, :-1], np.float32(0))
+    values[2::3, :-1] = np.nextafter(values[2::3, :-1], np.float32(np.inf))
+    return np.pad(values, ((0, 0), (0, 255 - len(between)))).ravel()
+
+
 VALUES = {
     "ordinary": spread(3000, 1), "wide": spread(3000, 12), "one": spread(1, 0), "255": spread(255, 1),
     "257": spread(257, 1), "none": spread(0, 1), "zeros": np.zeros(700), "some zeros": spread(700, 1).round(),
@@ -42,6 +52,7 @@ VALUES = {
     "denormal": spread(600, 1) * TINY, "one denormal": np.eye(1, 300, 7)[0] * TINY, "NaN": with_some(np.nan, -np.nan),
     "infinity": with_some(np.inf, -np.inf, 1e39, -1e39), "both": with_some(np.inf, np.nan, 0.0, 3e38),
     "all NaN": np.full(300, np.nan), "all infinite": np.full(256, np.inf), "NaN and zeros": np.eye(1, 300)[0] * np.nan,
+    "ties of root 2": ties(2, 127), "ties of root 4": ties(4, 255),
     "zeros between": np.concatenate([spread(256, 1), np.zeros(256), spread(256, 1) * 1e-30, spread(100, 1) * 1e30]),
 }  # fmt: skip
 

@@ -52,6 +52,31 @@ def test_state_is_what_numpy_makes_of_a_step_on_decoded_state(
     assert len(twin.columns) == (5 if kind == "lion" else 10 if kind != "amsgrad" else 15)
 
 
+@pagedopt.rule(moments={"exp_avg_sq": pagedopt.Moment(signed=False, decay="beta2")})
+def squares(param, grad, exp_avg_sq, *, lr, beta2):  # type: ignore[no-untyped-def]
+    """A mean of squares without bias correction."""
+    exp_avg_sq = beta2 * exp_avg_sq + (1 - beta2) * grad * grad
+    param = param - lr * grad * exp_avg_sq
+    return param, exp_avg_sq
+
+
+class Squares(PagedOptimizer):
+    """Its state counts steps, of which its rule knows nothing."""
+
+    rule = squares
+
+    def __init__(self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.99), **options: Any) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas}, **options)
+
+
+def test_a_rule_that_takes_no_step_is_rounded_by_each_parameter_s_own_count() -> None:
+    opt, twin = pair(Squares, [{"params": parameters()[:5]}], seed=1)
+    for number in range(8):
+        step(opt, twin, number, wild=False)
+        assert twin.differences(opt) == [], f"step {number}"
+    assert sorted({float(entry["step"]) for entry in opt.state.values()}) == [2, 5, 6, 8]
+
+
 def test_what_is_not_finite_is_where_torch_has_it() -> None:
     """A gradient whose square is infinite holds its parameter still, apart from decay, and later gradients, too."""
     p, q = (torch.nn.Parameter(torch.ones(4096)) for _ in range(2))

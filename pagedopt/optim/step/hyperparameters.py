@@ -44,7 +44,12 @@ def uniforms_of(
                 scalars[name] = values if isinstance(rows, int) else np.full(len(rows), values)
             else:
                 scalars[name] = float(values[rows]) if isinstance(rows, int) else values[rows]
-        found.append([rule.uniforms(scalars)] if isinstance(rows, int) else rule.uniform_sets(scalars))
+        if isinstance(rows, int):
+            found.append([rule.uniforms(scalars)])
+        elif own:
+            found.append(rule.uniform_sets(scalars))
+        else:  # sets that differ in their seeds alone
+            found.append(np.array([rule.uniforms(scalars)] * len(rows)))
     if len(found) == 1:
         return found[0]
     return np.concatenate(found) if any(isinstance(s, np.ndarray) for s in found) else [s for (s,) in found]
