@@ -50,8 +50,8 @@ def parse(experiment: Experiment, arguments: Sequence[str], part: str | None) ->
     add = functools.partial(parser.add_argument, nargs="?", type=Path, const=Path(), metavar="JSON")
     add("--merge", help="join results measured on this machine before (default: the file that is written to)")
     tables = "measure nothing: put the tables of these results (default: a GPU's in --out, or in experiments/results)"
-    has_note = (note.NOTES / f"{name}.md").exists()
-    add("--note", help=f"{tables} into notes/{name}.md" if has_note else argparse.SUPPRESS)
+    has_note = (note.NOTES / f"{experiment.note}.md").exists()
+    add("--note", help=f"{tables} into notes/{experiment.note}.md" if has_note else argparse.SUPPRESS)
     add("--draw", help="measure nothing: draw the pictures of these results (default: as of --note) beside them")
     if len(names) > 1:
         parser.add_argument("--only", metavar="QUESTIONS", help=f"some of {','.join(names)}")

@@ -90,7 +90,7 @@ def fill(path: Path, content: Mapping[str, str]) -> None:
 
 
 def fill_from(results: Path | None, folder: Path, experiment: Experiment) -> Path:
-    """Fill ``notes/NAME.md`` from a file of results, or else from the newest in a folder; returns the note.
+    """Fill an experiment's note from a file of results, or else from the newest in a folder; returns the note.
 
     Raises:
         SystemExit: there are no results, or they are not of a commit (see :func:`check_source`), or no note.
@@ -98,6 +98,6 @@ def fill_from(results: Path | None, folder: Path, experiment: Experiment) -> Pat
     path = results or newest(folder, experiment.name)
     result = read(path, experiment)
     check_source(result, path.name)
-    note = NOTES / f"{experiment.name}.md"
+    note = NOTES / f"{experiment.note}.md"
     fill(note, sections(result, experiment))
     return note

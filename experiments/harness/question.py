@@ -79,6 +79,11 @@ class Experiment:
     questions: tuple[Question, ...]
 
     @property
+    def note(self) -> str:
+        """The name of its note: its own, if its first question's ``NOTE`` names no other."""
+        return str(getattr(self.questions[0].module, "NOTE", self.name))
+
+    @property
     def takes(self) -> str:
         """Minutes and memory of a run, as the list of experiments has them; "" if it has none."""
         for line in README.read_text().splitlines():

@@ -56,11 +56,12 @@ def judged(name: str, machine: str) -> int:
 
 def regenerated(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``--note`` makes of the committed results what is committed between the markers, to the byte."""
-    committed = (ROOT / "notes" / f"{name}.md").read_text()
-    (tmp_path / f"{name}.md").write_text(emptied(committed))
+    page = f"{experiment(name).note}.md"
+    committed = (ROOT / "notes" / page).read_text()
+    (tmp_path / page).write_text(emptied(committed))
     monkeypatch.setattr(note, "NOTES", tmp_path)
     assert main(experiment(name), ["--note"]) == 0
-    assert (tmp_path / f"{name}.md").read_text() == committed
+    assert (tmp_path / page).read_text() == committed
 
 
 def emptied(text: str) -> str:
