@@ -37,10 +37,11 @@ class Format:
         };
 
     A thread loads or stores WIDTH elements, of which the first ``spot.live`` are there; the others are 0.  Element i is
-    number ``spot.at + spot.offset(i)`` of the row: a warp takes whole blocks, and a thread every 128th four of their
-    elements, so WIDTH is at most 4 or 1/32 of the largest block in the launch.  The row's columns are
-    ``spot.column<T>(i)``; if ``spot.aligned``, each begins at a multiple of 4 bytes.  ``block_max<BLOCK, WIDTH>(x)``
-    and ``block_sum`` reduce over the threads that share a format's block.
+    number ``spot.at + spot.offset(i)`` of the row: four elements follow each other, the next four of the thread are 128
+    further on.  A warp takes whole blocks, so WIDTH is at most 4 or 1/32 of the largest block in the launch; a thread's
+    elements are of one block.  The row's columns are ``spot.column<T>(i)``; if ``spot.aligned``, each begins at a
+    multiple of 4 bytes.  ``block_max<BLOCK, WIDTH>(x)`` and ``block_sum`` reduce over the threads that share a format's
+    block.
 
     For rounding at random: ``spot.row`` is the number of the parameter in its optimizer, ``spot.index +
     spot.offset(i)`` that of an element in the parameter, ``spot.input`` that of the list among the rule's inputs.

@@ -57,15 +57,22 @@ def _number(dtype: torch.dtype) -> str:
 
 
 def width(formats: Sequence[StorageFormat]) -> int:
-    """Return how many elements a thread takes at a time: a warp then covers whole blocks, a thread at most one."""
+    """Return how many elements a thread takes at a time: a warp then covers whole blocks, and a thread part of one.
+
+    Beyond WIDTH, a thread's elements do not follow each other, and lie in one block only if that is all a warp covers.
+
+    Raises:
+        ValueError: there is no such number for these blocks.
+    """
     blocks = {f.block: f.name for f in formats if f.block > 1}
     if not blocks:
         return WIDTH
     least, most = min(blocks), max(blocks)
-    if most > WARP * least:
+    if most > WARP * least or (most > WARP * WIDTH and least < most):
         raise ValueError(
-            f"formats {blocks[least]!r} and {blocks[most]!r} have blocks of {least} and {most} elements; in one launch "
-            f"none may have more than {WARP} times the elements of another"
+            f"formats {blocks[least]!r} and {blocks[most]!r} have blocks of {least} and {most} elements. In one launch "
+            f"no block may have more than {WARP} times the elements of another, and blocks of more than {WARP * WIDTH} "
+            "must all have the same size"
         )
     return max(most // WARP, min(WIDTH, least))
 

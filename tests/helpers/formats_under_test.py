@@ -24,9 +24,10 @@ struct WhereItStands {
     template <class S, int WIDTH> static __device__ void load(S (&x)[WIDTH], const Spot& spot) {}
     template <class S, int WIDTH> static __device__ void store(const S (&x)[WIDTH], const Spot& spot) {
         for (int i = 0; i < spot.live; ++i) {
-            spot.column<int>(0)[spot.at + i] = (int)spot.row;
-            spot.column<long long>(1)[spot.at + i] = spot.index + i;
-            spot.column<long long>(2)[spot.at + i] = (long long)spot.seed;
+            const long long at = spot.at + spot.offset(i);
+            spot.column<int>(0)[at] = (int)spot.row;
+            spot.column<long long>(1)[at] = spot.index + spot.offset(i);
+            spot.column<long long>(2)[at] = (long long)spot.seed;
         }
     }
 };
@@ -61,16 +62,16 @@ struct TwoHalves {
     template <class S, int WIDTH> static __device__ void load(S (&x)[WIDTH], const Spot& spot) {
         for (int i = 0; i < WIDTH; ++i)
             if (i < spot.live) {
-                const unsigned high = spot.column<unsigned short>(0)[spot.at + i];
-                x[i] = S(__uint_as_float(high << 16 | spot.column<unsigned short>(1)[spot.at + i]));
+                const unsigned high = spot.column<unsigned short>(0)[spot.at + spot.offset(i)];
+                x[i] = S(__uint_as_float(high << 16 | spot.column<unsigned short>(1)[spot.at + spot.offset(i)]));
             }
     }
     template <class S, int WIDTH> static __device__ void store(const S (&x)[WIDTH], const Spot& spot) {
         for (int i = 0; i < WIDTH; ++i)
             if (i < spot.live) {
                 const unsigned bits = __float_as_uint((float)x[i]);
-                spot.column<unsigned short>(0)[spot.at + i] = bits >> 16;
-                spot.column<unsigned short>(1)[spot.at + i] = bits & 0xffff;
+                spot.column<unsigned short>(0)[spot.at + spot.offset(i)] = bits >> 16;
+                spot.column<unsigned short>(1)[spot.at + spot.offset(i)] = bits & 0xffff;
             }
     }
 };

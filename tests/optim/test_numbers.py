@@ -124,6 +124,18 @@ def test_a_copy_goes_on_by_itself(how: dict[str, Any], copied: Callable[[Any], A
     train_alike(ours, copied(ours), 8, first=8, exact=True)
 
 
+@pytest.mark.parametrize("how", PLACES[1:], ids=str)
+def test_its_state_in_8_bits_is_the_same_everywhere(how: dict[str, Any]) -> None:
+    """The rule says which of its states may be negative, and by what they decay; this beta2 is rounded to nearest."""
+    here, there = made(state_format="int8"), made(state_format="int8", **how)
+    for world in (here, there):
+        train(*world)
+    stored = [set(here.optimizer.state[p]) for p in here.params]
+    assert {"exp_avg.root2", "exp_avg_sq.root4"} <= set().union(*stored)
+    for p, q in zip(here.params, there.params, strict=True):
+        assert same((p, *here.optimizer.state[p].values()), (q, *there.optimizer.state[q].values()))
+
+
 def test_it_costs_no_budget() -> None:
     ours, params = world = made(device_budget=0)
     with warnings.catch_warnings():

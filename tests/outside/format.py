@@ -17,7 +17,7 @@ struct Int8Blocks {
         const S scale = S(spot.live ? spot.column<const float>(1)[spot.at / 64] : 0);
 #pragma unroll
         for (int i = 0; i < WIDTH; ++i)
-            if (i < spot.live) x[i] = S(spot.column<const signed char>(0)[spot.at + i]) * scale;
+            if (i < spot.live) x[i] = S(spot.column<const signed char>(0)[spot.at + spot.offset(i)]) * scale;
     }
     template <class S, int WIDTH> static __device__ void store(const S (&x)[WIDTH], const Spot& spot) {
         S most = 0;
@@ -29,7 +29,7 @@ struct Int8Blocks {
         for (int i = 0; i < WIDTH; ++i)
             if (i < spot.live) {
                 const float code = scale > 0.0f ? rintf(float(x[i]) / scale) : 0.0f;
-                spot.column<signed char>(0)[spot.at + i] = (signed char)code;
+                spot.column<signed char>(0)[spot.at + spot.offset(i)] = (signed char)code;
             }
         if (spot.live && spot.at % 64 == 0) spot.column<float>(1)[spot.at / 64] = scale;
     }
