@@ -6,7 +6,7 @@ import functools
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import chain
-from operator import attrgetter, itemgetter
+from operator import attrgetter, itemgetter, methodcaller
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from .bucket import Bucket
 from .members import Member, Members, interned
 
 _params, _grad = itemgetter("params"), attrgetter("grad")
+_own_format = methodcaller("get", "state_format")
 #: Takes some items of a tuple.
 Pick = Callable[[tuple[Any, ...]], tuple[Any, ...]]
 
@@ -84,7 +85,9 @@ class KnownObjects:
         groups = optimizer.param_groups
         if self._dead or (*map(optimizer.rule_of, groups),) != self._rules:
             return None
-        if (*map(optimizer.formats_depend_on, groups),) != self._formats:
+        # Where no format was or is asked for, nothing is called.
+        asked = optimizer.state_format is not None or any(self._formats) or any(map(_own_format, groups))
+        if asked and (*map(optimizer.formats_depend_on, groups),) != self._formats:
             return None
         if len(groups) == 1:
             params = (*groups[0]["params"],)
