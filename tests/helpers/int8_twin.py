@@ -55,7 +55,7 @@ class Twin:
                 values = flat(self.opt.state[p][name]).numpy()
                 self.columns[i, name] = self._encode(values, i, name, names.index(name), group)
 
-    def _encode(self, values: Array, i: int, name: str, place: int, group: dict[str, Any]) -> tuple[Array, Array]:
+    def _encode(self, values: Array, i: int, name: str, index: int, group: dict[str, Any]) -> tuple[Array, Array]:
         if name == "exp_avg":
             return oracle.encode2(values)
         own = self.own[i]
@@ -63,7 +63,7 @@ class Twin:
         if name == "max_exp_avg_sq" or (own.get("v_rounding") or by_decay) == "nearest":
             return oracle.encode4(values)
         step = int(self.opt.state[self.params[i]]["step"])
-        return oracle.encode4(values, Draw(own.get("seed", 0), step, i, place))
+        return oracle.encode4(values, Draw(own.get("seed", 0), step, i, index))
 
     def differences(self, opt: Any) -> list[str]:
         """Where an optimizer's parameters and state have other bits than these."""
