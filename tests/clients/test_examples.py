@@ -26,6 +26,7 @@ TWO_DEVICES = {"PL_TRAINER_ACCELERATOR": "cpu", "PL_TRAINER_DEVICES": "2"}
     ("name", "package", "variables"),
     [
         ("loop", "torch", {}),
+        ("in_8_bits", "torch", {}),
         pytest.param("hf_trainer", "transformers", {}, marks=pytest.mark.clients),
         pytest.param("accelerate_loop", "accelerate", {}, marks=pytest.mark.clients),
         pytest.param("lightning_fit", "lightning", {}, marks=pytest.mark.clients),

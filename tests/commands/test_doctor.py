@@ -16,7 +16,7 @@ from command_line import Program, assert_has
 from paths import ROOT
 from stand_ins import raising
 
-from pagedopt import Rates
+from pagedopt import PagedAdamW, Rates
 from pagedopt.commands.doctor import examine, facts, trial
 from pagedopt.placements import choose
 from pagedopt.planning import rates
@@ -163,6 +163,24 @@ def test_a_placement_that_breaks_its_promise_is_a_problem(
     tried = next(t for t in report["placements"] if t["placement"] == "file" and t["device"] == "cpu")
     assert (tried["works"], tried["reason"], len(report["problems"])) == (False, reason, status)
     assert reason in doctor.says("--quick", status=status)
+
+
+def test_state_in_8_bits_that_is_not_stored_is_a_problem(doctor: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = PagedAdamW.step
+
+    def forgetful(self: PagedAdamW) -> None:
+        step(self)
+        for entry in self.state.values():
+            for name in ("exp_avg.absmax", "exp_avg_sq.absmax"):
+                if name in entry:
+                    entry[name].zero_()
+
+    monkeypatch.setattr("pagedopt.optim.PagedAdamW.step", forgetful)
+    report = doctor.reports("--quick", "--device", "cpu", status=1)
+    assert re.fullmatch(
+        r"parameters are 0.02\d from torch's after 2 steps with state in int8", report["step"]["reason"]
+    )
+    assert report["problems"] == [f"a step of AdamW on cpu failed: {report['step']['reason']}"]
 
 
 def test_a_failing_step_is_a_problem(doctor: Program, monkeypatch: pytest.MonkeyPatch) -> None:

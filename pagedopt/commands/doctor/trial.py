@@ -1,4 +1,4 @@
-"""Trials: every placement with a few MiB of state, and one optimizer step."""
+"""Trials: every placement with a few MiB of state, and optimizer steps with state in float32 and in 8 bits."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from ...planning.rates import Rates
 
 #: Elements of the parameter: 16 MiB of state in four pages. Their indices, which are written, are exact in float32.
 NUMEL = 1 << 21
-#: How far a parameter may be from torch's after one step, which moves it by the learning rate, 0.1.
-TOLERANCE = 1e-6
+#: Elements of a parameter that takes steps: enough for state in 8 bits.
+STEPPED = 5000
+#: By format of the state: how many steps are taken, and how far from torch's the parameters may be after them. Each step
+#: moves them by the learning rate, 0.1. The first step reads no state; the second reads it, within a few percent.
+STEPS = {"float32": (1, 1e-6), "int8": (2, 5e-3)}
 
 
 def try_placements(device: torch.device) -> list[dict[str, Any]]:
@@ -66,22 +69,33 @@ def _allocate_and_move(kind: type[Arena], device: torch.device) -> None:
 
 
 def try_step(device: torch.device) -> dict[str, Any]:
-    """Compare one step of AdamW on the device with torch's. This compiles the kernel unless it is cached."""
-    try:
-        from ...optim import PagedAdamW
+    """Compare steps of AdamW on the device with torch's. This compiles the kernels unless they are cached."""
+    for name, (steps, tolerance) in STEPS.items():
+        how = "" if name == "float32" else f" with state in {name}"
+        try:
+            error = _distance(device, name, steps)
+        except Exception as failure:
+            return {"works": False, "reason": _words(failure) + how}
+        if not error <= tolerance:
+            after = "one step" if steps == 1 else f"{steps} steps"
+            return {"works": False, "reason": f"parameters are {error:.2g} from torch's after {after}{how}"}
+    return {"works": True, "reason": ""}
 
-        params = [torch.linspace(-1, 1, 1000, device=device).requires_grad_() for _ in range(2)]
-        for p in params:
-            p.grad = torch.linspace(1, 2, 1000, device=device)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            PagedAdamW([params[0]], lr=0.1).step()
-        torch.optim.AdamW([params[1]], lr=0.1).step()
-        error = (params[0] - params[1]).abs().max().item()
-    except Exception as failure:
-        return {"works": False, "reason": _words(failure)}
-    works = error <= TOLERANCE
-    return {"works": works, "reason": "" if works else f"parameters are {error:.2g} from torch's after one step"}
+
+def _distance(device: torch.device, name: str, steps: int) -> float:
+    """Return how far parameters are from torch's after ``steps``, with state in the format of that name."""
+    from ...optim import PagedAdamW
+
+    params = [torch.linspace(-1, 1, STEPPED, device=device).requires_grad_() for _ in range(2)]
+    for p in params:
+        p.grad = torch.linspace(1, 2, STEPPED, device=device)
+    given: Any = {"state_format": name}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for optimizer in (PagedAdamW([params[0]], lr=0.1, **given), torch.optim.AdamW([params[1]], lr=0.1)):
+            for _ in range(steps):
+                optimizer.step()
+    return (params[0] - params[1]).abs().max().item()
 
 
 def choices(device: torch.device, tried: list[dict[str, Any]], rates: Rates | None) -> list[dict[str, Any]]:
