@@ -280,8 +280,9 @@ class PagedOptimizer(CapturingOptimizer):
         """Load a state dict of this class, of the torch optimizer it replaces, or of a 32-bit one of bitsandbytes.
 
         Values are copied into existing state tensors that still fit the parameter and ``state_format``, else into new
-        ones.  Placement and budget stay, and no reference to the dict or its tensors remains.  As in torch, state of a
-        bfloat16 or float16 parameter is rounded to its dtype, unless ``state_format`` says otherwise.
+        ones.  Placement, budget and formats stay, and no reference to the dict or its tensors remains; a ``seed`` in a
+        loaded group replaces its own.  As in torch, state of a bfloat16 or float16 parameter is rounded to its dtype,
+        unless ``state_format`` says otherwise.
 
         Once copying has begun, it ends before a signal is handled.  A second Ctrl-C ends it in the middle and leaves
         the optimizer damaged, and so does a copy that fails (full disk).

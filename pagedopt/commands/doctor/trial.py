@@ -17,7 +17,7 @@ from ...planning.rates import Rates
 NUMEL = 1 << 21
 #: Elements of a parameter that takes steps: enough for state in 8 bits.
 STEPPED = 5000
-#: By format of the state: how many steps are taken, and how far from torch's the parameters may be after them. Each step
+#: By format of the state: how many steps are taken, and how far from torch's the parameters may be after them. A step
 #: moves them by the learning rate, 0.1. The first step reads no state; the second reads it, within a few percent.
 STEPS = {"float32": (1, 1e-6), "int8": (2, 5e-3)}
 
