@@ -13,6 +13,7 @@ struct Spot {
     const word* columns;  // addresses of the format's columns
     long long at;         // index of the first element in the row
     int live;             // number of elements; fewer than WIDTH at the end of the row
+    int next;             // how much further the thread's next elements are
     bool aligned;         // every column begins at a multiple of 4 bytes
     int input;            // index of the list among the rule's inputs
     long long row;        // number of the parameter in its optimizer
@@ -58,6 +59,7 @@ template <class T> struct Plain {
 #pragma unroll
         for (int q = 0; q < WIDTH; q += SIZE) {
             const T* from = spot.column<const T>(0) + (spot.at + Spot::offset(q));
+            if (spot.aligned) prefetch(from + spot.next);
             if (q + SIZE <= spot.live && (spot.aligned || (word)from % alignof(Whole) == 0)) {
                 const Whole pack = *(const Whole*)from;
 #pragma unroll
@@ -169,6 +171,7 @@ __device__ __forceinline__ void apply_blocks_to_chunk(
     spot.row = (long long)shared.work.address[COLUMNS];
     spot.index = (long long)shared.work.address[COLUMNS + 1] + spot.at;
     spot.seed = shared.seed;
+    spot.next = ROUND;
     int round = 0;
     const auto next = [&] {
         round += ROUND;

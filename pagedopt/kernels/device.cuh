@@ -27,6 +27,20 @@ __device__ __forceinline__ float fast_root(float x) {
     return fmaf(fmaf(-root, root, x), 0.5f * estimate, root);
 }
 
+// The larger magnitude; NaN if one is NaN.
+__device__ __forceinline__ float max_magnitude(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+    float larger;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(fabsf(a)), "f"(fabsf(b)));
+    return larger;
+#else
+    return a != a || fabsf(a) > fabsf(b) ? fabsf(a) : fabsf(b);
+#endif
+}
+
+// Bring a line into the L2 cache; an address that is not there does no harm.
+__device__ __forceinline__ void prefetch(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
+
 // Whichever is the larger, as an unsigned number; of all lanes.
 __device__ __forceinline__ unsigned warp_max(unsigned value) {
 #if __CUDA_ARCH__ >= 800

@@ -27,6 +27,7 @@ class Stored:
         per: for each column, how many elements share an entry.
         writes: indices of the columns that are overwritten.
         placed: whether a format needs the index of an element in its tensor.
+        per_thread: elements that a thread takes at a time.
 
     Raises:
         ValueError: the number of formats is not that of inputs, or the formats' block sizes do not fit together.
@@ -45,7 +46,7 @@ class Stored:
         self.per = tuple([c.per for each in columns for c in each])
         self.writes = tuple(j for i in rule.writes for j in range(ends[i] - len(columns[i]), ends[i]))
         self.placed = any(f is not None and not f.plain for f in self.given)
-        width([f or FLOAT32 for f in self.given])
+        self.per_thread = width([f or FLOAT32 for f in self.given])
         self._of: tuple[list[torch.dtype | None], tuple[Format, ...]] | None = None
 
     def formats(self, dtypes: Sequence[torch.dtype | None]) -> tuple[Format, ...]:

@@ -88,6 +88,7 @@ class Sweep:
             per=self.stored.per,
             places=self.stored.placed,
             numbers=numbers,
+            per_thread=self.stored.per_thread,
         )
         self.stored.check_geometry(self.table.host.geometry)
         self.blocks = blocks

@@ -70,6 +70,7 @@ class PointerTable:
             (entries,).
         places: whether a row has two more words after its addresses: its tensor's number, and its first element there.
         numbers: of the tensors; default: their indices.
+        per_thread: see :func:`~.layout.choose_geometry`.
 
     Raises:
         ValueError: lengths, shapes, strides or devices differ; tensors are not dense or overlap; ``writes`` has an
@@ -109,6 +110,7 @@ class PointerTable:
         per: Sequence[int] | None = None,
         places: bool = False,
         numbers: Sequence[int] | None = None,
+        per_thread: int = 4,
     ) -> None:
         self.names = tuple(names) if names else tuple([f"list {i}" for i in range(len(lists))])
         self.writes = checked_writes(writes, len(lists))
@@ -119,7 +121,8 @@ class PointerTable:
         self._common = Common(self.names, lists[0], per)
         self._rows = rows
         counts = self._common.numels if rows is None else rows.numel
-        geometry = geometry or choose_geometry(counts.tolist(), itemsize, over_link and self.device.type == "cuda")
+        over_link = over_link and self.device.type == "cuda"
+        geometry = geometry or choose_geometry(counts.tolist(), itemsize, over_link, per_thread)
         self.host = HostTable(len(lists) + (PLACES if places else 0), counts, uniforms, sets, geometry)
         self._addresses = np.zeros((len(lists), len(self._common.numels)), np.uint64)
         self._numbers = np.arange(len(lists[0])) if numbers is None else np.asarray(numbers)

@@ -110,6 +110,8 @@ template <class T> T __ldcs(const T* at) { return *at; }
 template <class T> void __stcs(T* at, T value) { *at = value; }
 
 static inline float fast_root(float x) { return sqrtf(x); }
+static inline float max_magnitude(float a, float b) { return a != a || fabsf(a) > fabsf(b) ? fabsf(a) : fabsf(b); }
+static inline void prefetch(const void*) {}
 static inline unsigned warp_max(unsigned value) {
     for (int step = 16; step; step >>= 1) {
         const unsigned other = __shfl_xor_sync(0xffffffffu, value, step);
