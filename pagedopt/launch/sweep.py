@@ -154,7 +154,7 @@ class Sweep:
         sets: Sets | None,
         steps: Sequence[Action] = WHOLE,
         mover: Mover | None = None,
-        seeds: npt.ArrayLike = 0,
+        seeds: float | Sequence[float] = 0,
         ready: Any = None,
     ) -> None:
         """:meth:`run` without checks: the caller has refreshed the table and prepared the scalars.
@@ -181,10 +181,14 @@ class Sweep:
             with torch.cuda.device(index):
                 self._launch_on_cuda(index, steps, mover, ready)
 
-    def set_scalars(self, sets: Sets, seeds: npt.ArrayLike = 0) -> None:
+    def set_scalars(self, sets: Sets, seeds: float | Sequence[float] = 0) -> None:
         """Write hyperparameters, and seeds if a format needs them, for the launches that follow."""
         if self.stored.placed:
-            sets = np.column_stack([np.asarray(sets).reshape(len(sets), -1), np.broadcast_to(seeds, len(sets))])
+            each = [seeds] * len(sets) if isinstance(seeds, int | float) else seeds
+            if isinstance(sets, np.ndarray):
+                sets = np.column_stack([sets, each])
+            else:
+                sets = [[*uniforms, seed] for uniforms, seed in zip(sets, each, strict=True)]
         self.table.host.set_scalars(sets)
 
     def _launch_on_cpu(self, steps: Sequence[Action], mover: Mover | None, ways: Any) -> None:

@@ -207,14 +207,16 @@ class Bucket:
                 raise
             return act()
 
-    def _seeds(self, optimizer: RuleOptimizer, pattern: Pattern, counts: Mapping[str, Count]) -> Values:
+    def _seeds(self, optimizer: RuleOptimizer, pattern: Pattern, counts: Mapping[str, Count]) -> list[float]:
         """Return a seed for each set: the group's, and in the lower 32 bits the step (0 if none is counted)."""
-        seeds = np.zeros(pattern.used)
-        present = np.setdiff1d(np.arange(self.count), pattern.absent)
-        if "step" in counts:
-            seeds[pattern.sets[present]] = np.broadcast_to(counts["step"][-1], self.count)[present]
-        of_groups = np.array([seed_word(optimizer, group) for group in self._groups])
-        seeds[pattern.sets[present]] += of_groups[present]
+        steps = counts["step"][-1] if "step" in counts else 0.0
+        seeds: list[float] = []
+        for group, rows in pattern.groups:
+            word = seed_word(optimizer, group)
+            if isinstance(steps, float):
+                seeds += [word + steps] * (1 if isinstance(rows, int) else len(rows))
+            else:
+                seeds += (word + steps[[rows] if isinstance(rows, int) else rows]).tolist()
         return seeds
 
     def _written(self, optimizer: RuleOptimizer, tensors: Any, absent: Sequence[int]) -> NumberTensors:

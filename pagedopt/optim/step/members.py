@@ -167,8 +167,10 @@ def refuse(optimizer: RuleOptimizer, group: Group, states: Collection[str]) -> N
     """
     check_group_options(group, states or None)
     said = optimizer.state_format_of(group)
-    chosen = [name for name in optimizer.state_names(group) if isinstance(chosen_format(said, name), Choice)]
-    if chosen:
+    chosen: list[str] = []
+    if any(isinstance(chosen_format(said, name), Choice) for name in states):
+        check_rule(optimizer.rule_of(group))
+        chosen = [name for name in optimizer.state_names(group) if isinstance(chosen_format(said, name), Choice)]
         group.setdefault("seed", optimizer.seed)
     for p in group["params"]:
         if is_fake(p):
