@@ -143,7 +143,8 @@ BARS = [
         case=f"{NEAREST}, in place, all blocks"),
     Bar("CPU, nearest, speed over float32", "over_fp32", at_least=0.45, unit="x", case=NEAREST, **CPU),
 ]  # fmt: skip
-PANELS = [Bars(title="{place}, {device}", name="case", length="time", unit="ms", scale=1e3, line=COPY, colors=color)]
+PANELS = [Bars(title="{work}, {device}", name="case", length="time", unit="ms", scale=1e3, line=COPY, colors=color)]
 PLOTS = [
-    Plot("in-8-bits", PANELS, "A step with state in 8 bits, and a copy of its bytes (dashed)", by=("place", "device"))
-]
+    Plot("in-8-bits", PANELS, "Steps with all state on the device, and a copy of the bytes in 8 bits (dashed)",
+         where={"place": "resident"}, by=("place", "device")),
+]  # fmt: skip

@@ -17,7 +17,7 @@ from experiments.harness.rows import Rows
 from experiments.harness.run import Run
 from experiments.harness.show import console
 from experiments.harness.time import series
-from experiments.step import close_to_a_copy, cpu_step, fsdp2
+from experiments.step import close_to_a_copy, cpu_step, fsdp2, in_8_bits
 from experiments.works.contenders import CONTENDERS, COPY, FUSED, OURS, installed, ours, theirs
 from experiments.works.models import Work, gpt2_shapes
 from experiments.works.reference import Bound, Reference
@@ -57,6 +57,15 @@ def test_steps_on_a_cpu_take_turns_with_torchs(tmp_path: Path) -> None:
         assert {row[name]["n"] for name in ("time", "other", "ratio")} == {3}
         least, most = (row["other"][end] / row["time"][start] for end, start in (("min", "max"), ("max", "min")))
         assert least <= row["ratio"]["min"] <= row["ratio"]["max"] <= most
+
+
+@pytest.mark.long
+def test_steps_with_state_in_8_bits_are_measured_on_a_cpu(tmp_path: Path) -> None:
+    found = run_quick("in-8-bits", tmp_path, plots=["in-8-bits"])
+    rows = in_8_bits.derive(Rows(found["parts"]["in_8_bits"]["rows"]))
+    assert [row["case"] for row in rows] == [OURS, in_8_bits.NEAREST, in_8_bits.STOCHASTIC, COPY]
+    assert all(row["error"] < 0.1 for row in rows if row["case"] != COPY)
+    assert rows[0]["bytes"] / rows[1]["bytes"] == pytest.approx(28 / 16.0625)
 
 
 @pytest.mark.long
@@ -110,7 +119,9 @@ def test_what_is_committed_comes_out_again(tmp_path: Path, monkeypatch: pytest.M
     assert judged("fused_step", "nvidia-h200") == judged("fused_step", "cpu") == 13
     assert judged("step_profile", "nvidia-h200") == judged("step_profile", "cpu") == 0
     assert judged("in_16_bits", "nvidia-h200") == judged("cpu_step", "cpu") == 1
-    for name in ("fused_step", "in_16_bits", "cpu_step"):
+    assert judged("captured_step", "nvidia-h200") == 4
+    assert judged("in_8_bits", "nvidia-h200") == 6
+    for name in ("fused_step", "in_16_bits", "in_8_bits", "captured_step", "cpu_step"):
         regenerated(name, tmp_path, monkeypatch)
 
 
