@@ -16,12 +16,17 @@ from experiments.harness.show import number
 from experiments.lecture.page import Results
 from experiments.paging.rivals import ALONE, BACK, FUSED, RIVAL, RIVAL_8BIT, SAME, WARM
 from experiments.paging.sweep import BOTH, STEP, TIME
+from experiments.step.captured_step import CAPTURED
+from experiments.step.in_8_bits import STOCHASTIC
+from experiments.works.contenders import BITS_8, GRAPH
 from pagedopt.commands.results import new_figure
 
 README, PICTURE = ROOT / "README.md", KEPT / "readme.png"
 STAGED = "mapped, staged"
 OFFLOAD = "torchao CPUOffloadOptimizer"
 HERE = {1.0: "pagedopt, all on the device", 0.0: "pagedopt, none on the device"}
+#: Steps of ``in_8_bits`` that are shown, by place: what is rounded as it is by default.
+IN_8_BITS = {"resident": STOCHASTIC, "away": f"{STOCHASTIC}, staged"}
 RIVALS = {FUSED: "torch fused", OFFLOAD: OFFLOAD, RIVAL: RIVAL, RIVAL_8BIT: f"{RIVAL_8BIT}, 8-bit state"}
 #: Works of ``fused_step`` by what the table calls them.
 WORKS = {
@@ -58,6 +63,13 @@ def budgets(results: Results) -> Rows:
          "here": state - row["host_bytes"], "away": row["host_bytes"], "ms": ms("wall")(row), "alone": None}
         for row in sweep.where(kind=TIME, case=STEP, way=STAGED)
     ]  # fmt: skip
+    eight = asked(results, "in_8_bits.in_8_bits").where(device="cuda")
+    for place, case in IN_8_BITS.items():
+        (row,) = eight.where(place=place, case=case)
+        nbytes = round(BITS_8 * row["numel"])
+        here, away = (nbytes, 0) if place == "resident" else (0, nbytes)
+        name = f"{HERE[float(place == 'resident')]}, 8-bit state"
+        found.append({"name": name, "share": 1.0, "here": here, "away": away, "ms": ms("wall")(row), "alone": None})
     for row in rivals:
         if row["name"] in (FUSED, OFFLOAD) or row["what"] == SAME:
             here, away = (state, 0) if row["name"] == FUSED else (0, row.get("paged_bytes", state))
@@ -103,6 +115,9 @@ def resident(results: Results) -> str:
     for key, name in WORKS.items():
         found = [[rows.number(clock, key=key, case=case) for clock in ("gpu", "wall")] for case in CASES.values()]
         lines.append((name, *(" / ".join(map(number, times)) if all(times) else "" for times in found)))
+    replays = asked(results, "captured_step.captured_step").where(tensors=1000)
+    times = [[number(replays.number(clock, case=case)) for clock in ("gpu", "wall")] for case in (CAPTURED, GRAPH)]
+    lines.append((f"{WORKS['1000']}, in a CUDA graph", *map(" / ".join, times), ""))
     return markdown(("AdamW, all state on the device: GPU / wall, µs", *CASES), lines)
 
 
@@ -127,7 +142,8 @@ def draw(rows: Rows, card: str, target: Path) -> Path | None:
     if (figure := new_figure(PAGE, 1.1 + 0.3 * len(rows))) is None:
         return None
     figure.suptitle(
-        f"A step of AdamW with {(rows[0]['here'] + rows[0]['away']) / 2**30:.0f} GiB of state, {card}\n"
+        f"A step of AdamW with {max(row['here'] + row['away'] for row in rows) / 2**30:.0f} GiB of state in float32, "
+        f"{card}\n"
         "solid: the step, pale: its pages pushed out afterwards, by our harness",
         fontsize=LETTERS + 2,
     )

@@ -42,7 +42,7 @@ def test_the_picture_is_made_of_what_is_kept() -> None:
 
 def test_another_measurement_makes_another_page(tmp_path: Path) -> None:
     kept = Results().folder
-    for name in ("paged_state", "fused_step"):
+    for name in ("paged_state", "fused_step", "in_8_bits", "captured_step"):
         shutil.copy(kept / f"{name}-nvidia-h200.json", tmp_path)
     path = tmp_path / "paged_state-nvidia-h200.json"
     found = json.loads(path.read_text())
@@ -57,7 +57,8 @@ def test_another_measurement_makes_another_page(tmp_path: Path) -> None:
 def test_one_clock_times_all_and_what_is_no_step_is_said() -> None:
     rows = readme.budgets(Results())
     assert set(readme.RIVALS.values()) < set(rows.values("name"))
-    known = [row for part in ("sweep", "rivals") for row in readme.asked(Results(), f"paged_state.{part}")]
+    shown = ("paged_state.sweep", "paged_state.rivals", "in_8_bits.in_8_bits")
+    known = [row for part in shown for row in readme.asked(Results(), part)]
     walls = {row["wall"]["median"] / 1e3 for row in known if row.get("wall")}
     assert {row["ms"] for row in rows} <= walls
     parts = {row["name"]: row["alone"] for row in rows if row["alone"]}
