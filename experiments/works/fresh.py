@@ -1,6 +1,8 @@
-"""Functions in processes of their own, with caches of compilers that are empty.
+"""Functions in processes of their own, with caches of compilers that are empty, or what another process left there.
 
-cold = fresh(first_step, 100, limit=300)
+with empty_caches() as folder:
+    cold = fresh(first_step, 100, limit=300, caches=folder)
+    warm = fresh(first_step, 100, limit=300, caches=folder)
 cold.rows, cold.seconds, cold.ended      # ended: None, "not ended in 300 s", "ended with -11: …"
 """
 
@@ -9,6 +11,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,18 +47,30 @@ class Fresh:
         return {**self.row, "process_s": series([self.seconds], "wall"), "ended": self.ended}
 
 
-def fresh(function: Callable[..., Iterator[dict[str, Any]]], *arguments: Any, limit: float) -> Fresh:
-    """Call a function as :class:`~experiments.harness.child.Child` does, its compilers' caches empty; it never raises.
-
-    After ``limit`` seconds it is killed, and that is what it says.
-    """
+@contextmanager
+def empty_caches() -> Iterator[Path]:
+    """A folder for the caches of all compilers, which goes with what they put there."""
     with tempfile.TemporaryDirectory(prefix="pagedopt-caches-", ignore_cleanup_errors=True) as folder:
-        caches = {name: str(Path(folder, name.lower())) for name in FOLDERS}
-        for cache in caches.values():
-            Path(cache).mkdir()
-        begin = time.perf_counter()
-        child = Child(function, *arguments, limit=limit, environment=caches)
-        rows = list(child)
-        seconds = time.perf_counter() - begin
+        yield Path(folder)
+
+
+def fresh(
+    function: Callable[..., Iterator[dict[str, Any]]], *arguments: Any, limit: float, caches: Path | None = None
+) -> Fresh:
+    """Call a function as :class:`~experiments.harness.child.Child` does; it never raises.
+
+    Compilers' caches are empty, or else in the folder ``caches``, as the last call left them.  After ``limit`` seconds
+    the process is killed, and that is what it says.
+    """
+    if caches is None:
+        with empty_caches() as caches:
+            return fresh(function, *arguments, limit=limit, caches=caches)
+    folders = {name: caches / name.lower() for name in FOLDERS}
+    for folder in folders.values():
+        folder.mkdir(exist_ok=True)
+    begin = time.perf_counter()
+    child = Child(function, *arguments, limit=limit, environment={name: str(path) for name, path in folders.items()})
+    rows = list(child)
+    seconds = time.perf_counter() - begin
     late = child.ended and child.ended.startswith("was stopped after")
     return Fresh(rows, seconds, f"not ended in {limit:g} s" if late else child.ended)

@@ -14,7 +14,7 @@ import toy_child
 from experiments.harness.time import series
 from experiments.works import batching, trace
 from experiments.works.dispatch import dispatched
-from experiments.works.fresh import FOLDERS, fresh
+from experiments.works.fresh import FOLDERS, empty_caches, fresh
 from experiments.works.models import gpt2_shapes
 
 # --- traces
@@ -215,6 +215,15 @@ def test_a_cache_is_cold_every_time() -> None:
     assert cold.row["found"] == again.row["found"] == dict.fromkeys(FOLDERS, False)
     assert cold.ended is None
     assert cold.as_dict() == {**cold.rows[0], "process_s": series([cold.seconds], "wall"), "ended": None}
+
+
+@pytest.mark.usefixtures("helpers")
+def test_a_cache_that_is_given_is_warm_the_second_time() -> None:
+    with empty_caches() as folder:
+        cold, warm = (fresh(toy_child.compiled, limit=60, caches=folder) for _ in range(2))
+    assert cold.row["found"] == dict.fromkeys(FOLDERS, False)
+    assert warm.row["found"] == dict.fromkeys(FOLDERS, True)
+    assert not folder.exists()
 
 
 @pytest.mark.usefixtures("helpers")
