@@ -5,6 +5,7 @@ Answer (H200, 2026-11): on the device at 82 % of a copy of its bytes; away in 12
 On the device everyone steps over the same 268 M float32 parameters, in interleaved rounds with a copy of the bytes that
 a step with state in 8 bits must move: 16.06 for each parameter.  Away, all state crosses the link in both directions;
 beside it, a copy of as many bytes both ways, and a plain kernel that reads and writes host memory where it lies.
+On a CPU, all state is in RAM, and then all in a file.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ INT8: dict[str, dict[str, Any]] = {
 #: Bytes that a step with state in 8 bits moves for each float32 parameter.
 MOVED = 12 + 2 * BITS_8
 ON_CPU = Work("16 M fp32", [(1_000_000,)] * 16)
+IN_A_FILE = Work("67 M fp32", [(4_194_304,)] * 16)
 #: Numbers of thread blocks of a step in place.
 BLOCKS = (None, 32, 8)
 
@@ -60,7 +62,9 @@ def measure(run: Run) -> Iterator[Row]:
         yield from away(run)
     else:
         run.left_out.append("on the device, and away from it: need a GPU")
-    yield from resident(run, run.size(ON_CPU, Work("24,000 fp32", [(8000,)] * 3)), torch.device("cpu"))
+    on_cpu = run.size(ON_CPU, Work("24,000 fp32", [(8000,)] * 3))
+    yield from resident(run, on_cpu, torch.device("cpu"))
+    yield from in_a_file(run, run.size(IN_A_FILE, on_cpu))
 
 
 def resident(run: Run, work: Work, device: torch.device | None = None) -> Iterator[Row]:
@@ -77,7 +81,7 @@ def resident(run: Run, work: Work, device: torch.device | None = None) -> Iterat
     about = {"place": "resident", "device": device.type, "work": work.name, "numel": work.numel}
     for name, timing in run.measure(cases, device=device).items():
         each = 28 if name == OURS else MOVED
-        yield {**about, "case": name, "bytes": each * work.numel, "error": errors.get(name), **timing}
+        yield {**about, "case": name, "bytes": round(each * work.numel), "error": errors.get(name), **timing}
 
 
 def away(run: Run) -> Iterator[Row]:
@@ -104,6 +108,19 @@ def away(run: Run) -> Iterator[Row]:
             yield {**about, "case": case, "bytes": 2 * nbytes, "error": None, **timing}
         del steps
         run.free()
+
+
+def in_a_file(run: Run, work: Work) -> Iterator[Row]:
+    """All state of a CPU's parameters in a file, whose pages leave the memory as soon as they are done with."""
+    about = {"place": "in a file", "device": "cpu", "work": work.name, "numel": work.numel, "error": None}
+    on_cpu = torch.device("cpu")
+    build = {
+        name: contenders.ours(placement="file", device_budget=0, **how) for name, how in {OURS: {}, **INT8}.items()
+    }
+    cases = [Case(name, make(work.parameters(on_cpu)).step) for name, make in build.items()]
+    for case, timing in run.measure(cases, device=on_cpu).items():
+        nbytes = 2 * (8 if case == OURS else BITS_8) * work.numel
+        yield {**about, "case": case, "bytes": round(nbytes), **timing}
 
 
 def derive(rows: Rows) -> Rows:
@@ -142,6 +159,7 @@ BARS = [
     Bar("all away, in place, of the plain kernel", "share_in_place", at_least=75, unit="%", place="away",
         case=f"{NEAREST}, in place, all blocks"),
     Bar("CPU, nearest, speed over float32", "over_fp32", at_least=0.45, unit="x", case=NEAREST, **CPU),
+    Bar("in a file, nearest, speed over float32", "over_fp32", at_least=3, unit="x", case=NEAREST, place="in a file"),
 ]  # fmt: skip
 PANELS = [Bars(title="{work}, {device}", name="case", length="time", unit="ms", scale=1e3, line=COPY, colors=color)]
 PLOTS = [
