@@ -12,6 +12,7 @@ from pagedopt.commands.process import end, process
 #: What measures nothing: its module, and what it does.
 PAGES = {
     "readme": ("readme", "fill README.md with what is kept, and draw its picture"),
+    "drawings": ("drawings", "draw how it works, from the code's own values"),
     "lecture": ("lecture.page", "write notes/lecture.md, what the lectures claim, from results that are kept"),
 }
 

@@ -14,7 +14,7 @@ from experiment_runs import emptied
 from paths import ROOT
 from pictures import made_of
 
-from experiments import readme
+from experiments import drawings, readme
 from experiments.__main__ import main as experiments
 from experiments.harness.plot import digest
 from experiments.lecture.page import Results
@@ -38,6 +38,12 @@ def test_the_figures_come_out_again(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_the_picture_is_made_of_what_is_kept() -> None:
     assert f"]({readme.PICTURE.relative_to(ROOT)})" in TEXT
     assert made_of(readme.PICTURE) == digest(readme.budgets(Results())), "python -m experiments readme"
+
+
+def test_drawings_are_those_of_today_s_code() -> None:
+    for name, draw in drawings.DRAWINGS.items():
+        assert (drawings.FOLDER / f"{name}.svg").read_text() == draw(), "python -m experiments drawings"
+    assert {path.stem for path in drawings.FOLDER.iterdir()} == set(drawings.DRAWINGS)
 
 
 def test_another_measurement_makes_another_page(tmp_path: Path) -> None:
