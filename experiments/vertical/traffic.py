@@ -83,7 +83,7 @@ def derive(rows: Rows) -> Rows:
                 more |= {f"{name}_each": each, f"off_{name}": None if each is None else abs(each / row["due"] - 1)}
             of_copy = over(lab.by_clock_of(row, copy), row["time"])
             more |= {"share": of_copy and 100 * of_copy, "faster": over(lab.by_clock_of(row, most), row["time"])}
-            squared = row["work"] in (ONCE, TWICE) and row["kernels"] is not None
+            squared = row["work"] in (ONCE, TWICE) and row["case"] != COPY and row["kernels"] is not None
             more["off_kernels"] = abs(row["kernels"] - row["due"] // 8) if squared else None
             found.append({**row, **more, "moved": more["model_each"] or more["inductor_each"]})
     for row in found:

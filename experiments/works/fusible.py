@@ -34,7 +34,7 @@ class Way:
         due: bytes of each element that it must move.
         compiled: whether Inductor makes it.
         seen: whether torch dispatches its operators, or else it is a kernel that reads and writes each operand once.
-        counters: whether the GPU's counters can tell: they count kernel by kernel, behind caches that are emptied.
+        counters: whether the GPU's counters can tell: they count kernels, no copies, one by one behind empty caches.
     """
 
     make: Callable[[], Call]
@@ -134,7 +134,7 @@ def squares(device: torch.device, quick: bool, twice: bool) -> tuple[int, Ways]:
     x = torch.rand(1 << (14 if quick else 28 if device.type == "cuda" else 26), device=device)
     out, function = torch.empty_like(x), again if twice else once
     ways = {
-        COPY: Way(lambda: partial(out.copy_, x), 8),
+        COPY: Way(lambda: partial(out.copy_, x), 8, counters=False),
         EAGER: Way(lambda: partial(function, x), 16 if twice else 8),
         BY_COMPILER: Way(lambda: partial(torch.compile(function, dynamic=False), x), 8, compiled=True),
         RULE: Way(lambda: ruled(x, out, square_of_square if twice else square), 8, seen=False),
@@ -160,7 +160,7 @@ def norms(device: torch.device, quick: bool) -> tuple[int, Ways]:
     """Over rows of 256."""
     x = torch.rand(16 if quick else 1 << (20 if device.type == "cuda" else 16), DIM, device=device)
     return x.numel(), {
-        COPY: Way(lambda: partial(torch.empty_like(x).copy_, x), 8),
+        COPY: Way(lambda: partial(torch.empty_like(x).copy_, x), 8, counters=False),
         EAGER: Way(lambda: partial(norm_tanh, x), 16),
         BY_COMPILER: Way(lambda: partial(torch.compile(norm_tanh, dynamic=False), x), 8, compiled=True),
         LIST: Way(lambda: NormTanh([x]), 8, seen=False),
@@ -176,7 +176,7 @@ def steps(device: torch.device, quick: bool) -> tuple[int, Ways]:
         return contenders.CONTENDERS[name].build(work.parameters(device)).step
 
     return work.numel, {
-        COPY: Way(lambda: contenders.copy_of_bytes(work, device).run, 28),
+        COPY: Way(lambda: contenders.copy_of_bytes(work, device).run, 28, counters=False),
         LOOP: Way(partial(step, LOOP), 80, counters=False),  # it finds in the L2 what it has just written
         FOREACH: Way(partial(step, FOREACH), 80),
         FUSED: Way(partial(step, FUSED), 28),

@@ -256,7 +256,7 @@ def test_the_fused_chain_is_the_chain() -> None:
         roofline.fused(CPU)(x, y, k)
         exact = x.double()
         for _ in range(k):
-            exact = roofline.A * exact + roofline.B
+            exact = exact + roofline.A * exact
         torch.testing.assert_close(y.double(), exact, rtol=1e-6, atol=0)
         torch.testing.assert_close(roofline.one_by_one(x, k).double(), exact, rtol=1e-6, atol=0)
 
