@@ -53,8 +53,9 @@ def inductor() -> Iterator[Row]:
     found: Row = {"bytes": None, "kernels": None}
     torch._dynamo.reset()
     metrics.reset()
-    with contextlib.redirect_stderr(io.StringIO()), config.patch(force_disable_caches=True):
-        torch._logging.set_logs(inductor_metrics=True)  # without this log nothing is counted
+    with config.patch(force_disable_caches=True):
+        with contextlib.redirect_stderr(io.StringIO()):  # where the log goes from now on
+            torch._logging.set_logs(inductor_metrics=True)  # without it nothing is counted
         try:
             yield found
         finally:

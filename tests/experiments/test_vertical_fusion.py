@@ -11,7 +11,7 @@ from typing import Any
 import nvrtc_support
 import pytest
 import torch
-from experiment_runs import experiment, run_quick
+from experiment_runs import experiment, judged, regenerated, run_quick
 from ladder_rows import CPU, clocks, quick_run
 from paths import ROOT
 
@@ -52,6 +52,11 @@ def test_toys_are_measured_on_a_cpu(tmp_path: Path) -> None:
     copied = tmp_path / "note.md"
     copied.write_text((ROOT / "notes" / "vertical_fusion.md").read_text())
     note.fill(copied, note.sections(found, experiment("vertical_fusion")))  # has a place for everything
+
+
+def test_results_that_are_kept_give_their_note_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert judged("vertical_fusion", "cpu") == 19
+    regenerated("vertical_fusion", tmp_path, monkeypatch)
 
 
 # --- bytes by operands
