@@ -36,7 +36,7 @@ READ, WRITTEN, SECTORS = "dram__bytes_read.sum", "dram__bytes_write.sum", "lts__
 METRICS = (READ, WRITTEN, SECTORS)
 #: The kernel of ``torch.cuda._sleep``, which stands in front of each work's own.
 MARK = "spin_kernel"
-COUNTED, FAILED = "counted: ", "failed: "
+COUNTED, FAILED, DONE = "counted: ", "failed: ", "all works were called"
 BOOT = (
     "import sys; sys.path.insert(0, sys.argv[1]); from experiments.works.witnesses import serve; serve(*sys.argv[2:])"
 )
@@ -79,7 +79,7 @@ def of_hardware(run: Run, works: Callable[..., Works], *arguments: Any) -> dict[
     return found
 
 
-def hardware(works: Callable[..., Works], *arguments: Any, limit: float = 180) -> tuple[dict[str, Row], list[str]]:
+def hardware(works: Callable[..., Works], *arguments: Any, limit: float = 150) -> tuple[dict[str, Row], list[str]]:
     """What a GPU's counters count of works, by name, and what the works that failed have said.
 
     Args:
@@ -105,6 +105,10 @@ def hardware(works: Callable[..., Works], *arguments: Any, limit: float = 180) -
     lines = said.splitlines()
     names = [line.removeprefix(COUNTED) for line in lines if line.startswith(COUNTED)]
     failed = [line.removeprefix(FAILED) for line in lines if line.startswith(FAILED)]
+    if DONE not in lines:
+        failed.append(
+            f"works behind the last one that is counted: their process ended, {(lines or ['silent'])[-1][:200]}"
+        )
     return counts(text or said, names), failed
 
 
@@ -185,3 +189,4 @@ def serve(module: str, name: str, arguments: str) -> None:
         profiler.stop()
         del run
         torch.cuda.empty_cache()
+    print(DONE, flush=True)

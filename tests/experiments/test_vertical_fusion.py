@@ -152,6 +152,29 @@ def test_without_ncu_a_line_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None
     assert run.left_out == ["hardware counters: need a GPU", "hardware counters: ncu is not here"]
 
 
+@pytest.mark.long
+def test_works_run_in_the_process_that_is_watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By a stand-in for ncu, which starts the process and counts no kernel; without a GPU every work fails there."""
+    ncu = tmp_path / "ncu"
+    ncu.write_text(
+        f"#!{sys.executable}\nimport subprocess, sys\n"
+        "at = sys.argv.index(sys.executable)\n"
+        "open(sys.argv[sys.argv.index('--log-file') + 1], 'w').write('\"ID\",\"Kernel Name\"')\n"
+        "subprocess.run(sys.argv[at:])\n"
+    )
+    ncu.chmod(0o755)
+    monkeypatch.setattr(witnesses.shutil, "which", lambda _: str(ncu))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    found, failed = witnesses.hardware(rewrite.works, "cpu", True)
+    assert found == {}
+    said = [line.partition(": ")[0] for line in failed]
+    assert said[0] == f"{rewrite.SOFTMAX}, {rewrite.EAGER}"
+    assert len(said) == sum(len(make(CPU, True)[1]) for make in rewrite.WORKS.values())
+    _, failed = witnesses.hardware(rewrite.works, "no such device")
+    (early,) = failed
+    assert early.startswith("works behind the last one that is counted: their process ended")
+
+
 def test_a_process_that_does_not_end_is_ended_with_its_children(tmp_path: Path) -> None:
     mark = tmp_path / "alive"
     inner = f"import time; time.sleep(2); open({str(mark)!r}, 'w')"
