@@ -26,6 +26,8 @@ COPY, CHAIN, PRODUCT, LINK = "memory, a copy", "float32, a chain", "matrix produ
 LENGTHS, MOST_EAGER = tuple(2**i for i in range(13)), (64, 16)
 #: x + A x: a multiplication with addition of one operand; the longest chain less than doubles it.
 A = 2.0**-13
+#: What costs no more than this, in units of a chain of one link, costs nothing.
+FREE = 1.1
 CUDA = r"""
 extern "C" __global__ void chain(const float4* x, float4* y, long long n, long long k, float a) {
     const long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
@@ -101,33 +103,33 @@ def measure(run: Run) -> Iterator[Row]:
         cases[LINK] = (Case(LINK, partial(y.copy_, host, non_blocking=True)), x.nbytes, 0)
     for name, timing in run.measure([case for case, *_ in cases.values()]).items():
         yield {"what": "rate", **about, "case": name, "bytes": cases[name][1], "flop": cases[name][2], **timing}
-    lengths = run.size(LENGTHS if cuda else LENGTHS[:9], LENGTHS[:5])
-    chain = fused(run.device)
-    chain(x, y, 5)
-    torch.testing.assert_close(y, one_by_one(x, 5))
-    for k in run.each(lengths):
-        asked = [Case(FUSED, partial(chain, x, y, k))]
-        asked += [Case(EAGER, partial(one_by_one, x, k))] if k <= MOST_EAGER[not cuda] else []
-        for row in run.time(asked):
-            rounds = k if row["case"] == EAGER else 1
-            yield {"what": "chain", **about, "k": k, "bytes": 2 * x.nbytes * rounds, "flop": 2 * k * numel, **row}
+    with run.attempt("chains", (Exception,)):
+        chain = fused(run.device)
+        chain(x, y, 5)
+        torch.testing.assert_close(y, one_by_one(x, 5))
+        for k in run.each(run.size(LENGTHS if cuda else LENGTHS[:9], LENGTHS[:5])):
+            asked = [Case(FUSED, partial(chain, x, y, k))]
+            asked += [Case(EAGER, partial(one_by_one, x, k))] if k <= MOST_EAGER[not cuda] else []
+            for row in run.time(asked):
+                nbytes = 2 * x.nbytes * (k if row["case"] == EAGER else 1)
+                yield {"what": "chain", **about, "k": k, "bytes": nbytes, "flop": 2 * k * numel, **row}
 
 
 def derive(rows: Rows) -> Rows:
     """Rates in 1e9 a second; the knee: operations a byte, and k, from which on the longest chain's rate decides."""
     rows = on_one_clock(rows)
-    chains = rows.where(what="chain", case=FUSED)
-    longest = max(chains, key=lambda row: row["k"])
-    rates = [row for row in rows if row["what"] == "rate"] + [{**longest, "what": "rate", "case": CHAIN, "bytes": 0}]
+    chains = sorted(rows.where(what="chain", case=FUSED), key=lambda row: row["k"])
+    rates = [*rows.where(what="rate"), *({**row, "what": "rate", "case": CHAIN, "bytes": 0} for row in chains[-1:])]
     found = Rows({**row, "rate": (row["bytes"] or row["flop"]) / row["time"]["median"] / 1e3} for row in rates)
+    if not chains:
+        return found
+    first = chains[0]
+    known = [{**row, "of_first": over(row["time"], first["time"])} for row in rows.where(what="chain")]
+    free = [row["k"] for row in known if row["case"] == FUSED and row["of_first"] <= FREE]
     memory, arithmetic, product = (found.number("rate", case=name) or 0.0 for name in (COPY, CHAIN, PRODUCT))
-    first = next(row for row in chains if row["k"] == 1)
-    for row in rows.where(what="chain"):
-        found.append({**row, "of_first": over(row["time"], first["time"])})
     knee = {"balance": arithmetic / memory, "of_product": product / memory, "knee": 8 * arithmetic / memory / 2}
-    free = max((row["k"] for row in chains if (over(row["time"], first["time"]) or 9) <= 1.1), default=0)
-    found.append({**{name: first[name] for name in ("device", "clock")}, "what": "knee", **knee, "free": free})
-    return found
+    about = {"what": "knee", "device": first["device"], "clock": first["clock"]}
+    return Rows([*found, *known, {**about, **knee, "free": max(free)}])
 
 
 def operations(rule: Rule) -> int:

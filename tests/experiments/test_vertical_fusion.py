@@ -280,8 +280,9 @@ def test_a_way_that_is_wrong_is_left_out_and_said(monkeypatch: pytest.MonkeyPatc
 def test_the_fused_chain_is_the_chain() -> None:
     x = torch.rand(2500)  # more than two blocks
     y = torch.empty_like(x)
+    chain = roofline.fused(CPU)
     for k in (1, 7):
-        roofline.fused(CPU)(x, y, k)
+        chain(x, y, k)
         exact = x.double()
         for _ in range(k):
             exact = exact + roofline.A * exact
@@ -323,6 +324,13 @@ def test_the_knee_is_where_arithmetic_takes_the_time_of_memory() -> None:
     said = roofline.sentence(roofline.derive(chains(64)))
     assert said is not None
     assert "The knee lies at 16.0 operations a byte" in said
+
+
+def test_without_a_chain_there_are_rates_and_no_knee() -> None:
+    rows = Rows(chains(64).where(what="rate"))
+    assert roofline.derive(rows).values("case") == [roofline.COPY, roofline.PRODUCT, roofline.LINK]
+    assert roofline.sentence(roofline.derive(rows)) is None
+    assert set(verdicts("roofline", rows).values()) == {None}
 
 
 # --- spills
