@@ -22,7 +22,9 @@ from experiments.works import weight, witnesses
 from experiments.works.trace import counted
 
 SOFTMAX, PLAIN, TERM = "softmax", "attention", "attention with a term"
-EAGER, COMPILED, ONLINE = "eager", "torch.compile", "torch.compile, online_softmax"
+EAGER, COMPILED = "eager", "torch.compile"
+#: Inductor's setting, which it looks at on a GPU.
+ONLINE = {f"{COMPILED}, online_softmax {name}": on for name, on in (("off", False), ("on", True))}
 NATIVE, FLEX = "scaled_dot_product_attention", "flex_attention, compiled"
 COLUMNS, DIM, CAP = 1 << 17, 64, 20.0
 #: Another order of sums is off by less.
@@ -72,8 +74,10 @@ def softmaxes(device: torch.device, quick: bool) -> tuple[dict[str, int], Makers
     """Ways of a softmax over long rows."""
     cuda = device.type == "cuda"
     x = torch.rand(4 if quick else 2048 if cuda else 128, 256 if quick else COLUMNS, device=device)
-    makers: Makers = {EAGER: lambda: partial(softmax, x), COMPILED: lambda: patched(x, False)}
-    return {"numel": x.numel(), "all": x.nbytes}, makers | ({ONLINE: lambda: patched(x, True)} if cuda else {})
+    compiled: Makers = {COMPILED: lambda: partial(torch.compile(softmax, dynamic=False), x)}
+    if cuda:
+        compiled = {name: partial(patched, x, on) for name, on in ONLINE.items()}
+    return {"numel": x.numel(), "all": x.nbytes}, {EAGER: lambda: partial(softmax, x), **compiled}
 
 
 def attentions(device: torch.device, quick: bool, term: bool) -> tuple[dict[str, int], Makers]:

@@ -105,11 +105,11 @@ def hardware(works: Callable[..., Works], *arguments: Any, limit: float = 150) -
     lines = said.splitlines()
     names = [line.removeprefix(COUNTED) for line in lines if line.startswith(COUNTED)]
     failed = [line.removeprefix(FAILED) for line in lines if line.startswith(FAILED)]
-    if DONE not in lines:
-        failed.append(
-            f"works behind the last one that is counted: their process ended, {(lines or ['silent'])[-1][:200]}"
-        )
-    return counts(text or said, names), failed
+    found = counts(text or said, names)
+    if DONE not in lines:  # it may have been within the last work
+        found = {name: found[name] for name in names[:-1]}
+        failed.append(f"works behind {(names or ['the first'])[-1]}: the process ended: {(lines or [''])[-1][:200]}")
+    return found, failed
 
 
 def ended(command: Sequence[str], limit: float) -> str:
@@ -144,8 +144,8 @@ def counts(text: str, names: Sequence[str]) -> dict[str, Row]:
         words = [line for line in lines if line.startswith("==ERROR==")] or lines[-1:] or ["it said nothing"]
         raise RuntimeError(f"hardware counters: {' '.join(words)[:300]}")
     groups: list[list[dict[str, str]]] = []
-    for row in csv.DictReader(lines[begin:]):
-        if MARK in (row["Kernel Name"] or ""):
+    for row in csv.DictReader(line for line in lines[begin:] if line.startswith('"')):  # others are ncu's own
+        if MARK in row["Kernel Name"]:
             groups.append([])
         elif row["ID"] and groups:  # the line of units has none
             groups[-1].append(row)

@@ -110,6 +110,7 @@ REPORT = [
     '"2","7","at::cuda::<unnamed>::spin_kernel(long)","0","0","1"',
     '"3","7","second","100","10","4"',
     '"4","7","third","200","n/a","2"',
+    "==PROF== Disconnected from process 7",
 ]
 
 
@@ -172,7 +173,7 @@ def test_works_run_in_the_process_that_is_watched(monkeypatch: pytest.MonkeyPatc
     assert len(said) == sum(len(make(CPU, True)[1]) for make in rewrite.WORKS.values())
     _, failed = witnesses.hardware(rewrite.works, "no such device")
     (early,) = failed
-    assert early.startswith("works behind the last one that is counted: their process ended")
+    assert early.startswith("works behind the first: the process ended: ")
 
 
 def test_a_process_that_does_not_end_is_ended_with_its_children(tmp_path: Path) -> None:
