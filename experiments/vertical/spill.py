@@ -165,12 +165,6 @@ def losing(rows: Rows) -> float | None:
     return sum(ratio > 1 for ratio in known) if known else None
 
 
-def worst(rows: Rows) -> float | None:
-    """The worst of the rule that looks at spilled bytes."""
-    found = judged(rows)
-    return found["if nothing is spilled"][1] if found else None
-
-
 TABLES = [
     Table("W values at once in blocks of {threads:,} threads, {arch}", by=("threads",), columns={
         "W": "width", "registers": "registers", "stack, B": "stack", "spill stores, B": "spill_stores",
@@ -179,10 +173,7 @@ TABLES = [
     })
 ]  # fmt: skip
 TEXTS = [Text("spill", sentence)]
-BARS = [
-    Bar("kernels that lose by fusing", losing, at_least=1, device="cuda"),
-    Bar("fusing what spills nothing, at worst in units of the better way", worst, at_most=1.1, unit="x", device="cuda"),
-]
+BARS = [Bar("kernels that lose by fusing", losing, at_least=1, device="cuda")]
 PANELS = [
     Lines(title="What a thread spills", unit="bytes", x="width", y="spilled", each="block", label="W", log="x"),
     Lines(
