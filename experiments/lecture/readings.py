@@ -162,6 +162,17 @@ def reasons(rows: Rows) -> Found | None:
     return (not gone, values) if rows else None
 
 
+def spilling(rows: Rows) -> Found | None:
+    """Does fusing lose anywhere because its kernel spills?"""
+    timed = [row for row in rows if row["of_passes"]]
+    if not timed:
+        return None
+    worst = max(timed, key=lambda row: row["of_passes"]["median"])
+    loses = [row for row in timed if row["of_passes"]["median"] > 1]
+    values = {"all": len(timed), "loses": len(loses), "spilled": sum(row["spilled"] > 0 for row in timed)}
+    return bool(loses) and worst["spilled"] > 0, {**values, **cells(worst=worst)}
+
+
 #: By claim.
 READINGS: dict[str, Callable[[Rows], Found | None]] = {
     "A1": speed_for_memory,
@@ -171,8 +182,10 @@ READINGS: dict[str, Callable[[Rows], Found | None]] = {
     "A19": migrating,
     "A20": hybrid,
     "C2": eager,
+    "C5": spilling,
     "C7": quantized,
     "C14": llama,
     "D3": saturated,
+    "D9": spilling,
     "D11": reasons,
 }

@@ -1,0 +1,174 @@
+"""How many operations per byte does a device need to be busy, and what is fused until then for nothing?
+
+Answer: see notes/vertical_fusion.md.
+
+A chain of k multiplications with addition on each element.  One after the other in torch, each reads and writes all;
+fused, all k are done between one read and one write.  The fused chain takes the time of a copy until its arithmetic
+takes longer: the knee.  Beside it stand the rates that the knee is made of, measured here, and that of the link.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from experiments.lab import Bar, Case, Lines, Plot, Row, Rows, Run, Table, Text, ms, number, on_one_clock, over
+from pagedopt.rules import RULES, Rule
+
+EAGER, FUSED = "one after the other", "fused"
+COPY, CHAIN, PRODUCT, LINK = "memory, a copy", "float32, a chain", "matrix product", "link, host to device"
+#: Links of a chain, fused; and the most of torch's, whose time grows with each, on a GPU and on a CPU.
+LENGTHS, MOST_EAGER = tuple(2**i for i in range(13)), (64, 16)
+#: x + A x: a multiplication with addition of one operand; the longest chain less than doubles it.
+A = 2.0**-13
+#: What costs no more than this, in units of a chain of one link, costs nothing.
+FREE = 1.1
+CUDA = r"""
+extern "C" __global__ void chain(const float4* x, float4* y, long long n, long long k, float a) {
+    const long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    float4 v = x[i];
+#pragma unroll 16
+    for (int j = 0; j < k; ++j)
+        v.x = fmaf(v.x, a, v.x), v.y = fmaf(v.y, a, v.y), v.z = fmaf(v.z, a, v.z), v.w = fmaf(v.w, a, v.w);
+    y[i] = v;
+}
+"""
+#: Elements of a block, which stays in a core's first cache.
+BLOCK = 1024
+
+
+def one_by_one(x: torch.Tensor, k: int) -> torch.Tensor:
+    """In torch, an operator each."""
+    for _ in range(k):
+        x = torch.add(x, x, alpha=A)
+    return x
+
+
+def fused(device: torch.device) -> Callable[[torch.Tensor, torch.Tensor, int], None]:
+    """The chain in one kernel of CUDA, or of Numba on one core."""
+    if device.type == "cpu":
+        return on_cpu()
+    import cupy
+
+    from pagedopt.kernels.cuda import Stream
+
+    kernel = cupy.RawKernel(CUDA, "chain")
+
+    def run(x: torch.Tensor, y: torch.Tensor, k: int) -> None:
+        stream, n = Stream(torch.cuda.current_stream(device).cuda_stream), x.numel() // 4
+        arguments = (x.data_ptr(), y.data_ptr(), n, k, np.float32(A))
+        kernel((-(-n // 256),), (256,), arguments, stream=stream)
+
+    return run
+
+
+def on_cpu() -> Callable[[torch.Tensor, torch.Tensor, int], None]:
+    """Block by block, so that a processor's vectors are used."""
+    import numba
+
+    a = np.float32(A)
+
+    @numba.njit(fastmath={"contract"})
+    def chain(x: Any, y: Any, k: int) -> None:
+        for start in range(0, len(x), BLOCK):
+            part = y[start : start + BLOCK]
+            part[:] = x[start : start + BLOCK]
+            for _ in range(k):
+                for i in range(len(part)):
+                    part[i] += part[i] * a
+
+    return lambda x, y, k: chain(x.numpy(), y.numpy(), k)
+
+
+def measure(run: Run) -> Iterator[Row]:
+    """A row per rate; and one per way and length of the chain: times (µs), bytes, operations."""
+    run.rounds, run.seconds = run.size((20, 0.5), (3, 0.05))
+    cuda = run.device.type == "cuda"
+    numel = run.size(1 << 27 if cuda else 1 << 24, 1 << 14)
+    x = torch.rand(numel, device=run.device)
+    y = torch.empty_like(x)
+    about = {"device": run.device.type, "numel": numel}
+    side = run.size(8192 if cuda else 1024, 64)
+    one, other = (torch.rand(side, side, device=run.device).to(torch.bfloat16 if cuda else torch.float32) for _ in "ab")
+    cases = {COPY: (Case(COPY, partial(y.copy_, x)), 2 * x.nbytes, 0)}
+    cases[PRODUCT] = (Case(PRODUCT, partial(torch.mm, one, other)), 0, 2 * side**3)
+    if cuda:
+        host = torch.empty(numel, pin_memory=True)
+        cases[LINK] = (Case(LINK, partial(y.copy_, host, non_blocking=True)), x.nbytes, 0)
+    for name, timing in run.measure([case for case, *_ in cases.values()]).items():
+        yield {"what": "rate", **about, "case": name, "bytes": cases[name][1], "flop": cases[name][2], **timing}
+    with run.attempt("chains", (Exception,)):
+        chain = fused(run.device)
+        chain(x, y, 5)
+        torch.testing.assert_close(y, one_by_one(x, 5))
+        for k in run.each(run.size(LENGTHS if cuda else LENGTHS[:9], LENGTHS[:5])):
+            asked = [Case(FUSED, partial(chain, x, y, k))]
+            asked += [Case(EAGER, partial(one_by_one, x, k))] if k <= MOST_EAGER[not cuda] else []
+            for row in run.time(asked):
+                nbytes = 2 * x.nbytes * (k if row["case"] == EAGER else 1)
+                yield {"what": "chain", **about, "k": k, "bytes": nbytes, "flop": 2 * k * numel, **row}
+
+
+def derive(rows: Rows) -> Rows:
+    """Rates in 1e9 a second; the knee: operations a byte, and k, from which on the longest chain's rate decides."""
+    rows = on_one_clock(rows)
+    chains = sorted(rows.where(what="chain", case=FUSED), key=lambda row: row["k"])
+    rates = [*rows.where(what="rate"), *({**row, "what": "rate", "case": CHAIN, "bytes": 0} for row in chains[-1:])]
+    found = Rows({**row, "rate": (row["bytes"] or row["flop"]) / row["time"]["median"] / 1e3} for row in rates)
+    if not chains:
+        return found
+    first = chains[0]
+    known = [{**row, "of_first": over(row["time"], first["time"])} for row in rows.where(what="chain")]
+    free = [row["k"] for row in known if row["case"] == FUSED and row["of_first"] <= FREE]
+    memory, arithmetic, product = (found.number("rate", case=name) or 0.0 for name in (COPY, CHAIN, PRODUCT))
+    knee = {"balance": arithmetic / memory, "of_product": product / memory, "knee": 8 * arithmetic / memory / 2}
+    about = {"what": "knee", "device": first["device"], "clock": first["clock"]}
+    return Rows([*found, *known, {**about, **knee, "free": max(free)}])
+
+
+def operations(rule: Rule) -> int:
+    """Of an element's update in its CUDA text: a multiplication with addition is two, a function one, a choice none."""
+    body = re.sub(r"//.*", "", rule.cuda_source()).partition("apply(")[2]
+    return sum(len(re.findall(kind, body)) for kind in (r" [-+*/] ", r"element_\w+<", r"element_fma<"))
+
+
+def sentence(rows: Rows) -> str | None:
+    """Where the knee is, and how far optimizers are from it."""
+    knee = rows.first(what="knee")
+    if knee is None:
+        return None
+    lines = [f"- The knee lies at {number(knee['balance'])} operations a byte, {number(knee['knee'])} multiplications "
+             f"with addition on each float32 that is read and written; up to {knee['free']:,} of them the fused chain "
+             f"takes no more than 1.1 times the time of one ({knee['clock']})."]  # fmt: skip
+    for name in ("sgd", "adamw"):
+        rule = RULES[name]
+        moved, count = 4 * (len(rule.reads) + len(rule.writes)), operations(rule)
+        lines.append(f"- {name}: {count} operations on {moved} bytes, {number(count / moved)} a byte.")
+    return "\n".join(lines)
+
+
+TABLES = [
+    Table("rates on {device}", where={"what": "rate"}, columns={
+        "of": "case", "GB/s": lambda row: row["rate"] if row["bytes"] else None,
+        "Gflop/s": lambda row: None if row["bytes"] else row["rate"], "ms, {clock}": ms("time"),
+    }),
+    Table("chains over {numel:,} float32 on {device}, {clock}", where={"what": "chain"}, columns={
+        "way": "case", "k": "k", "ms": ms("time"), "÷ fused, k = 1": "of_first",
+    }),
+]  # fmt: skip
+TEXTS = [Text("roofline", sentence)]
+BARS = [
+    Bar("fused, multiplications with addition an element that take no more than 1.1 x one", "free", at_least=16,
+        device="cuda"),
+]  # fmt: skip
+PANELS = [
+    Lines(title="Fused, arithmetic costs nothing up to the knee", unit="ms", x="k", y=ms("time"), each="case",
+          label="multiplications with addition on each element", where={"what": "chain"}),
+]  # fmt: skip
+PLOTS = [Plot("roofline", PANELS)]
