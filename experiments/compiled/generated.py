@@ -1,0 +1,235 @@
+"""What code does the compiler write for a step, how does one get at it, and where does a mistake's message point?
+
+Answer: see notes/compiled_optimizer.md.
+
+A step over two tensors of 64 x 64 is compiled by Inductor; its code is read, not run for its time.  Counted are kernels,
+their calls, loads, stores, intermediates (tmp0, tmp1 …), registers and spilled bytes as Triton says them.  The graph
+whose nodes are coloured by the kernels that compute them is taken after Inductor's fusion.  The kernel of SGD is kept
+as it was written, beside the functor that ours makes of its rule.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import logging
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.compiled.pictures import coloured
+from experiments.lab import Plot, Row, Rows, Run, Table, Text, yes_or_no
+from experiments.works import contenders
+from experiments.works.contenders import ADAMW, SGD
+from experiments.works.fresh import fresh
+from experiments.works.models import Work
+from experiments.works.slices import combo
+from pagedopt.kernels.nvrtc import compile_cuda
+from pagedopt.rules import rule
+from pagedopt.rules.sgd import sgd
+
+LIMIT, LETTERS = 150, 4000
+ADAMW_LIST, SGD_LIST = "AdamW, foreach", "SGD, foreach"
+CASES: dict[str, contenders.Build] = {
+    SGD_LIST: contenders.compiled(SGD),
+    ADAMW_LIST: contenders.compiled(ADAMW),
+    "AdamW, loop": contenders.compiled(ADAMW, foreach=False),
+    "AdamW, loop with combo_kernels": contenders.compiled(ADAMW, foreach=False, options=combo()),
+}
+#: What is counted in the code, Triton's and C++.
+PATTERNS = {
+    "kernels": r"async_compile\.(?:triton|cpp_pybinding)\(",
+    "calls": r"^ +\w+_fused\w*(?:\.run)?\(",
+    "loads": r"tl\.load\(|loadu\(|= (?:in|out|in_out)_ptr\d+\[",
+    "stores": r"tl\.store\(|\.store\(|^\s*(?:in_)?out_ptr\d+\[.*\] = ",
+    "intermediates": r"^\s*(?:auto )?tmp\d+ = ",
+    "copies": r"copy_\(",
+}
+#: Settings that the lecture names, and what does it today.
+SETTINGS = ("inductor", "output_code")
+
+
+def measure(run: Run) -> Iterator[Row]:
+    """Rows of code, of ways to it, of the graph, of ours, of mistakes."""
+    cpu = run.device.type == "cpu"
+    if run.quick:
+        run.left_out.append("code of Inductor: takes its compiler and tens of seconds")
+    else:
+        found = fresh(written, str(run.device), limit=LIMIT)
+        yield from found.rows
+        if found.ended:
+            run.leave_out(f"what comes after {len(found.rows)} rows of code: {found.ended}")
+    text = sgd.cuda_source()
+    yield {"what": "text", "case": "SGD as a rule (ours)", "language": "cpp", "text": text[:LETTERS]}
+    yield from mistakes()
+    run.left_out.append("the slide's own kernel beside today's: its text is in no source that was read")
+    run.left_out.append("a mistake in a Triton kernel: not tried" + ("; combo kernels: need a GPU" if cpu else ""))
+
+
+def written(device: str) -> Iterator[Row]:
+    """The rows of what Inductor writes, of a process of its own."""
+    from torch._inductor.utils import run_and_get_code
+
+    where = torch.device(device)
+    for case, build in CASES.items():
+        if where.type == "cuda" or "combo" not in case:
+            step = build(Work("written", [(64, 64)] * 2).parameters(where)).step
+            code = "\n".join(run_and_get_code(step)[1])
+            counts = {name: len(re.findall(pattern, code, re.MULTILINE)) for name, pattern in PATTERNS.items()}
+            yield {"what": "code", "case": case, "device": where.type, **counts, **hardware()}
+            if case == SGD_LIST:
+                language = "python" if where.type == "cuda" else "cpp"
+                yield {"what": "text", "case": case, "language": language, "text": kernel_in(code)[:LETTERS]}
+    for setting in SETTINGS:
+        yield {"what": "way", "case": f"TORCH_LOGS={setting}", **said_by(setting, where)}
+    yield {"what": "way", "case": "TORCH_COMPILE_DEBUG=1", **files(where)}
+    yield {"what": "graph", "case": ADAMW_LIST, "device": where.type, "nodes": nodes(where)}
+
+
+def kernel_in(code: str) -> str:
+    """The first kernel's function in Inductor's code; "" where there is none."""
+    found = re.search(r"^(?:def triton_|extern \"C\").*?(?=^''')", code, re.MULTILINE | re.DOTALL)
+    return found[0].rstrip() if found else ""
+
+
+def hardware() -> Row:
+    """The most registers and spilled bytes of the Triton kernels that were loaded since it was asked last."""
+    from torch._inductor.codecache import PyCodeCache
+
+    launchers = [
+        launcher
+        for module in getattr(PyCodeCache, "modules", [])
+        for found in vars(module).values()
+        for launcher in getattr(found, "launchers", ())
+    ]
+    known = [(n, spills) for x in launchers if (n := getattr(x, "n_regs", None)) is not None
+             and (spills := getattr(x, "n_spills", None)) is not None]  # fmt: skip
+    with contextlib.suppress(AttributeError):
+        PyCodeCache.modules.clear()
+    return {name: max(column) for name, column in zip(("registers", "spills"), zip(*known, strict=True), strict=False)}
+
+
+def small(device: torch.device) -> Callable[[], object]:
+    """SGD over two tensors, forgotten by the compiler."""
+    torch._dynamo.reset()
+    return contenders.compiled(SGD)(Work("written", [(64, 64)] * 2).parameters(device)).step
+
+
+def said_by(setting: str, device: torch.device) -> Row:
+    """What a setting of TORCH_LOGS prints: lines, paths of code, code."""
+    from torch._inductor import config
+
+    step, heard = small(device), io.StringIO()
+    with contextlib.redirect_stderr(heard):  # where the handler that is made now writes to
+        torch._logging.set_logs(**{setting: True if setting == "output_code" else logging.INFO})
+        with config.patch({"force_disable_caches": True}):
+            step()
+        torch._logging.set_logs()
+    said = heard.getvalue()
+    paths = len(re.findall(r"Output code written to: \S+\.py", said))
+    return {"lines": said.count("\n"), "paths": paths, "code": "async_compile" in said}
+
+
+def files(device: torch.device) -> Row:
+    """What the debug setting leaves in its folder."""
+    from torch._inductor import config
+
+    with tempfile.TemporaryDirectory() as folder:
+        with config.patch({"trace.enabled": True, "trace.debug_dir": folder, "force_disable_caches": True}):
+            small(device)()
+        names = sorted({path.name for path in Path(folder).rglob("*.*") if path.is_file()})
+    return {"lines": None, "paths": len(names), "code": "output_code.py" in names, "names": names}
+
+
+def nodes(device: torch.device) -> list[list[Any]]:
+    """Name, operator, kernels that compute it, and inputs of each node of AdamW's graph, after Inductor's fusion."""
+    from torch._inductor import config
+
+    kernels: dict[Any, set[int]] = {}
+
+    def look(scheduled: list[Any]) -> list[Any]:
+        for i, kernel in enumerate(scheduled):
+            for part in kernel.get_nodes():
+                for origin in getattr(part.node, "origins", ()):
+                    kernels.setdefault(origin, set()).add(i)
+        return scheduled
+
+    if not hasattr(config, "_post_fusion_custom_pass"):
+        return []
+    torch._dynamo.reset()
+    with config.patch({"_post_fusion_custom_pass": look, "force_disable_caches": True}):
+        CASES[ADAMW_LIST](Work("written", [(64, 64)] * 2).parameters(device)).step()
+    graph = next(iter(kernels)).graph if kernels else torch.fx.Graph()
+    through = {node: node.args[0] for node in graph.nodes if "getitem" in str(node.target)}
+    return [
+        [node.name, node.op, sorted(kernels.get(node, ())), [through.get(x, x).name for x in node.all_input_nodes]]
+        for node in graph.nodes
+        if node.op != "output" and node not in through
+    ]
+
+
+def wrong_rule(param, grad, *, lr):  # type: ignore[no-untyped-def]
+    """A rule with a loop, which no rule has."""
+    while lr:  # the mistake
+        lr = lr - 1
+    return param - lr * grad
+
+
+def wrong_function(x: torch.Tensor) -> torch.Tensor:
+    """Adds what does not fit."""
+    return torch.sin(x + torch.ones(3))  # the mistake
+
+
+WRONG_STRING = """
+extern "C" __global__ void wrong(float* param) {
+    param[0] = gradient;  // the mistake
+}
+"""
+MISTAKES: dict[str, Callable[[], object]] = {
+    "a rule (ours)": lambda: rule(wrong_rule),
+    "torch.compile": lambda: torch.compile(wrong_function, backend="eager", fullgraph=True)(torch.ones(4)),
+    "a string of CUDA": lambda: compile_cuda(WRONG_STRING, ("wrong",), "sm_90"),
+}
+
+
+def mistakes() -> Iterator[Row]:
+    """What a mistake's message says of where it is: the line of this file, or one of a text that has no file."""
+    code, first = inspect.getsourcelines(inspect.getmodule(wrong_rule) or wrong_rule)
+    places = [i + max(first, 1) for i, line in enumerate(code) if line.rstrip().endswith("# the mistake")]
+    lines = dict(zip(MISTAKES, [*places, 3], strict=False))
+    for of, mistake in MISTAKES.items():
+        try:
+            mistake()
+        except Exception as error:  # what each raises is the question
+            said = str(error)
+            line = re.search(rf"{re.escape(Path(__file__).name)}\D+{lines[of]}\b", said)
+            at = next((text.strip() for text in said.splitlines() if re.search(rf"\b{lines[of]}\b", text)), "")
+            at = at.replace(f"{Path(__file__).parent}/", "")
+            yield {"what": "mistake", "case": of, "error": type(error).__name__, "at": at[:160], "named": bool(line)}
+
+
+def texts(rows: Rows) -> str | None:
+    """The kernel that is kept, and the functor of ours."""
+    kept = [f"{row['case']}:\n\n```{row['language']}\n{row['text'].rstrip()}\n```" for row in rows.where(what="text")]
+    return "\n\n".join(kept) or None
+
+
+TABLES = [
+    Table("Inductor's code for a step over two tensors on {device}", {
+        "step": "case", "kernels": "kernels", "their calls": "calls", "loads": "loads", "stores": "stores",
+        "tmp": "intermediates", "copy_": "copies", "registers": "registers", "spilled": "spills",
+    }, where={"what": "code"}),
+    Table("ways to the code", {
+        "way": "case", "lines": "lines", "paths or files": "paths", "the code itself": yes_or_no("code"),
+    }, where={"what": "way"}),
+    Table("where the message of a mistake points", {
+        "mistake in": "case", "error": "error", "file and line of the mistake": yes_or_no("named"), "it says": "at",
+    }, where={"what": "mistake"}),
+]  # fmt: skip
+PLOTS = [Plot("graph", coloured, where={"what": "graph"})]
+TEXTS = [Text("generated", texts)]

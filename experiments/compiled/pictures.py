@@ -1,0 +1,93 @@
+"""Pictures of compiled steps: phases of a first one, time against steps, and the graph with its kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from experiments.harness.panels import BLUE, COLORS, GRAY, ORANGE, PURPLE, RED
+from experiments.lab import Rows
+from experiments.works.first_steps import COLD, FOREACH, FUSED, OURS_COLD, TRACED, WARM
+from experiments.works.phases import PHASES
+
+#: Of the lines against steps.
+WAYS = {COLD: PURPLE, WARM: ORANGE, FOREACH: GRAY, FUSED: "black", OURS_COLD: BLUE}
+BESIDE = {"textcoords": "offset points", "fontsize": 9}
+
+
+def stacked(figure: Any, rows: Rows) -> None:
+    """Phases of cold first steps upon each other, against N, with ours as a line."""
+    known = rows.where(what="step", phased=True)
+    cold = known.where(way=COLD) or known.where(way=TRACED)
+    if not cold:
+        return
+    axes, base = figure.add_subplot(), np.zeros(len(cold))
+    for name, color in zip(PHASES, COLORS, strict=False):
+        high = np.array([row["phases"][name] for row in cold])
+        axes.bar(range(len(cold)), high, bottom=base, color=color, width=0.6, label=name)
+        base += high
+    for i, row in enumerate(cold):
+        axes.annotate(f"{row['first_s']:.1f} s", (i, base[i]), (0, 3), ha="center", **BESIDE)
+    ours = {row["count"]: row["first_s"] for row in rows.where(way=OURS_COLD) if row["first_s"]}
+    at = [(i, ours[row["count"]]) for i, row in enumerate(cold) if row["count"] in ours]
+    if at:
+        axes.plot(*zip(*at, strict=True), color=RED, marker="o", label=OURS_COLD)
+    axes.set_xticks(range(len(cold)), [f"{row['count']:,}" for row in cold])
+    axes.set_xlabel("tensors")
+    axes.set_ylabel("s until the first step is done, wall")
+    axes.set_title(f"{cold[0]['way']}: where the time of the first step goes")
+    axes.legend(loc="upper left")
+
+
+def crossing(figure: Any, rows: Rows) -> None:
+    """All time so far against steps, for the longest list of which cold, foreach and fused are known."""
+    known = Rows(row for row in rows.where(what="step") if row.get("later"))
+    shared = [n for n in known.values("count") if all(known.first(way=way, count=n) for way in (COLD, FOREACH, FUSED))]
+    if not shared:
+        return
+    axes, across = figure.add_subplot(), np.unique(np.logspace(0, 6, 200).astype(int))
+    for way, color in WAYS.items():
+        for row in known.where(way=way, count=max(shared)):
+            first, later = row["first_s"], row["later"]["median"] / 1e6
+            axes.loglog(across, first + (across - 1) * later, color=color, label=way)
+            for paid in (row["paid_foreach"], row["paid_fused"]):
+                if way in (COLD, WARM) and paid:
+                    up = first + (paid - 1) * later
+                    axes.plot(paid, up, marker="o", color=color)
+                    axes.annotate(f"{paid:,}", (paid, up), (5, -11), color=color, **BESIDE)
+    axes.set_xlabel("steps (log)")
+    axes.set_ylabel("s in all, wall (log)")
+    axes.set_title(f"{max(shared):,} tensors: a dot is where a compiled step has paid")
+    axes.legend(loc="upper left")
+    axes.grid(alpha=0.3)
+
+
+def coloured(figure: Any, rows: Rows) -> None:
+    """A graph from top to bottom, each node in the colour of its kernel, and black where several kernels compute it."""
+    nodes = [row for row in rows[0]["nodes"]]
+    depth: dict[str, int] = {}
+    for name, _, _, inputs in nodes:
+        depth[name] = 1 + max((depth[x] for x in inputs if x in depth), default=-1)
+    at: dict[str, tuple[float, float]] = {}
+    for level in range(max(depth.values(), default=0) + 1):
+        line = [name for name in depth if depth[name] == level]
+        at |= {name: (i - (len(line) - 1) / 2, -level) for i, name in enumerate(line)}
+    figure.set_size_inches(8, 9)
+    axes = figure.add_subplot()
+    for name, op, kernels, inputs in nodes:
+        x, y = at[name]
+        color = GRAY if not kernels else COLORS[kernels[0] % len(COLORS)] if len(kernels) == 1 else "black"
+        for source in inputs:
+            axes.plot(*zip(at[source], (x, y), strict=True), color="#BBBBBB", linewidth=0.6, zorder=1)
+        axes.scatter([x], [y], color=color, marker="s" if op == "placeholder" else "o", s=40, zorder=2)
+        if op != "placeholder":
+            axes.annotate(name.removeprefix("_foreach_"), (x, y), (5, -3), **(BESIDE | {"fontsize": 7}))
+    used = sorted({kernel for _, _, kernels, _ in nodes for kernel in kernels})
+    for kernel in used:
+        axes.scatter([], [], color=COLORS[kernel % len(COLORS)], label=f"kernel {kernel}")
+    axes.scatter([], [], color="black", label="in several kernels")
+    axes.scatter([], [], color=GRAY, marker="s", label="input")
+    axes.legend(loc="lower left", fontsize=8)
+    axes.set_axis_off()
+    axes.set_title(f"{rows[0]['case']} over two tensors on {rows[0]['device']}: {len(used)} kernels after fusion")
