@@ -15,14 +15,15 @@ import inspect
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from experiments.lab import Bar, Row, Rows, Run, Table, Text
+from experiments.works.first_steps import kernels_of
 from experiments.works.fresh import rows_of
 from experiments.works.models import Work
-from experiments.works.trace import counted
 
 TOYS, LIMIT = ("SGD", "SparseAdam"), 150
 WHOLE, PARTS, NOT = "compiled", "in parts", "not compiled"
@@ -81,27 +82,27 @@ def covered(device: str, asked: Sequence[str]) -> Iterator[Row]:
         torch._dynamo.reset()
         counters.clear()
         one, other = (Work("covered", [(4, 4)] * 2).parameters(where) for _ in range(2))
-        plain, bound = stepping(name, one), stepping(name, other)
-
-        @torch.compile(backend="inductor" if where.type == "cuda" else "aot_eager")
-        def step(bound: Callable[[], object] = bound) -> None:
-            bound()
-
-        error = ended = kernels = None
+        row: Row = {"what": "class", "name": name, "device": where.type, "kernels": None, "error": None, "ended": None}
         try:
+            plain, bound = stepping(name, one), stepping(name, other)
+            step = torch.compile(partial(call, bound), backend="inductor" if where.type == "cuda" else "aot_eager")
             for _ in range(3):
                 plain()
                 step()
-            error = max(float((a - b).abs().max()) for a, b in zip(one, other, strict=True))
-            kernels = counted(step, 0).kernels if where.type == "cuda" and counters["stats"]["unique_graphs"] else None
-        except Exception as raised:  # a compiler's may be anything
-            ended = f"{type(raised).__name__}: {str(raised)[:300]}"
+            row["error"] = max(float((a - b).abs().max()) for a, b in zip(one, other, strict=True))
+            if where.type == "cuda" and counters["stats"]["unique_graphs"]:
+                row["kernels"] = kernels_of(step, where)
+        except Exception as error:  # a compiler's may be anything
+            row["ended"] = f"{type(error).__name__}: {str(error)[:300]}"
         breaks = Counter({why(text): count for text, count in counters["graph_break"].items()})
-        deliberate = breaks.pop(DELIBERATE, 0)
         stats = {"graphs": int(counters["stats"]["unique_graphs"]), "calls": int(counters["stats"]["calls_captured"])}
-        broken = {"deliberate": deliberate, "breaks": sum(breaks.values()), "why": "; ".join(breaks)}
-        about = {"what": "class", "name": name, "device": where.type}
-        yield {**about, **stats, **broken, "kernels": kernels, "error": error, "ended": ended}
+        yield {**row, **stats, "deliberate": breaks.pop(DELIBERATE, 0), "breaks": sum(breaks.values()),
+               "why": "; ".join(breaks)}  # fmt: skip
+
+
+def call(step: Callable[[], object]) -> None:
+    """What is compiled: a user's function that steps."""
+    step()
 
 
 def why(text: str) -> str:

@@ -19,20 +19,7 @@ from typing import Any
 import numpy as np
 
 from experiments.compiled.pictures import crossing, stacked
-from experiments.lab import (
-    Bar,
-    Column,
-    Plot,
-    Row,
-    Rows,
-    Run,
-    Table,
-    Text,
-    error,
-    formatted,
-    last_line,
-    mib,
-)
+from experiments.lab import Bar, Column, Plot, Row, Rows, Run, Table, Text, error, formatted, last_line, mib
 from experiments.works.first_steps import (
     COLD,
     EACH,
@@ -42,7 +29,6 @@ from experiments.works.first_steps import (
     OURS_WARM,
     PORTABLE,
     TRACED,
-    WARM,
     WHOLE,
     first_step,
 )
@@ -101,11 +87,17 @@ def seconds(row: Row) -> float | None:
 def derive(rows: Rows) -> Rows:
     """What no phase explains, the step from which on foreach and fused have taken longer, and a power of N."""
     found = Rows()
+    longest = max(
+        (row["count"] for row in rows.where(way=FOREACH) if rows.first(way=COLD, count=row["count"])), default=0
+    )
     for row in rows:
         first, phases = seconds(row), row.get("phases") if row["way"] in (*WHOLE, TRACED) else None
         off = abs(1 - sum(phases.values()) / first) if phases and first else None
-        paid = {f"paid_{name}": paid_after(row, rows.first(way=way, count=row["count"])) for name, way in RIVALS.items()}
-        found.append({**row, "what": "step", "first_s": first, "off": off, "phased": off is not None, **paid})
+        paid = {
+            f"paid_{name}": paid_after(row, rows.first(way=way, count=row["count"])) for name, way in RIVALS.items()
+        }
+        drawn = {"phased": off is not None, "compared": row["count"] == longest and row.get("later") is not None}
+        found.append({**row, "what": "step", "first_s": first, "off": off, **drawn, **paid})
     for way in (*WHOLE, TRACED):
         known = [(row["count"], taken) for row in rows.where(way=way) if (taken := seconds(row))]
         if len(known) > 2:
@@ -137,11 +129,9 @@ def phase(name: str) -> Column:
 
 
 def unpaid(rows: Rows) -> float | None:
-    """Of the longest list, and of the shortest that has a rival: those whose cold step was held to no rival."""
-    compared = [row["count"] for row in rows.where(what="step", way=FOREACH)]
-    cold = rows.where(what="step", way=COLD)
-    ends = {min(compared), max(compared)} if compared and cold else set()
-    return sum(not (row := cold.first(count=n)) or not row.get("later") for n in ends) if ends else None
+    """Lists over which foreach was timed, and of which nobody knows when a cold compiled step has paid."""
+    known = [rows.first(what="step", way=COLD, count=row["count"]) for row in rows.where(what="step", way=FOREACH)]
+    return sum(row is None or row["first_s"] is None for row in known) if known else None
 
 
 def powers(rows: Rows) -> str | None:
@@ -172,5 +162,5 @@ BARS = [
     Bar("compiled: of the first step, what no phase explains", "off", at_most=0.05, what="step"),
     Bar("compiled: lists whose break-even is not known", unpaid, at_most=0),
 ]
-PLOTS = [Plot("first-step", stacked), Plot("break-even", crossing)]
+PLOTS = [Plot("first-step", stacked), Plot("break-even", crossing, where={"compared": True})]
 TEXTS = [Text("first_call", powers)]

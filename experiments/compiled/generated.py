@@ -2,10 +2,9 @@
 
 Answer: see notes/compiled_optimizer.md.
 
-A step over two tensors of 64 x 64 is compiled by Inductor; its code is read, not run for its time.  Counted are kernels,
-their calls, loads, stores, intermediates (tmp0, tmp1 …), registers and spilled bytes as Triton says them.  The graph
-whose nodes are coloured by the kernels that compute them is taken after Inductor's fusion.  The kernel of SGD is kept
-as it was written, beside the functor that ours makes of its rule.
+A step over two tensors of 64 x 64 is compiled by Inductor, and its code is read: kernels, their calls, loads, stores,
+intermediates (tmp0, tmp1 …), registers and spills as Triton says them.  The graph is taken after Inductor's fusion.
+The kernel of SGD is kept as it was written, beside the functor that ours makes of its rule.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import logging
 import re
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from experiments.compiled.pictures import coloured
 from experiments.lab import Plot, Row, Rows, Run, Table, Text, yes_or_no
 from experiments.works import contenders
 from experiments.works.contenders import ADAMW, SGD
-from experiments.works.fresh import fresh
+from experiments.works.fresh import rows_of
 from experiments.works.models import Work
 from experiments.works.slices import combo
 from pagedopt.kernels.nvrtc import compile_cuda
@@ -50,68 +50,78 @@ PATTERNS = {
     "intermediates": r"^\s*(?:auto )?tmp\d+ = ",
     "copies": r"copy_\(",
 }
+#: What Triton says of a kernel that is loaded.
+TRITON = {"registers": "n_regs", "spills": "n_spills"}
 #: Settings that the lecture names, and what does it today.
 SETTINGS = ("inductor", "output_code")
 
 
 def measure(run: Run) -> Iterator[Row]:
     """Rows of code, of ways to it, of the graph, of ours, of mistakes."""
-    cpu = run.device.type == "cpu"
     if run.quick:
         run.left_out.append("code of Inductor: takes its compiler and tens of seconds")
     else:
-        found = fresh(written, str(run.device), limit=LIMIT)
-        yield from found.rows
-        if found.ended:
-            run.leave_out(f"what comes after {len(found.rows)} rows of code: {found.ended}")
-    text = sgd.cuda_source()
-    yield {"what": "text", "case": "SGD as a rule (ours)", "language": "cpp", "text": text[:LETTERS]}
+        for row in rows_of(run, written, str(run.device), limit=LIMIT):
+            if row["what"] == "failed":
+                run.leave_out(f"{row['case']}: {row['ended']}")
+            else:
+                yield row
+    yield {"what": "text", "case": "SGD as a rule (ours)", "language": "cpp", "text": sgd.cuda_source()}
     yield from mistakes()
     run.left_out.append("the slide's own kernel beside today's: its text is in no source that was read")
-    run.left_out.append("a mistake in a Triton kernel: not tried" + ("; combo kernels: need a GPU" if cpu else ""))
+    run.left_out.append("a mistake in a Triton kernel: not tried")
+    if run.device.type == "cpu":
+        run.left_out.append("combo kernels, registers and spills: need a GPU")
 
 
 def written(device: str) -> Iterator[Row]:
-    """The rows of what Inductor writes, of a process of its own."""
+    """The rows of what Inductor writes, of a process of its own; what fails is a row, too."""
+    where = torch.device(device)
+    cases = [case for case in CASES if where.type == "cuda" or "combo" not in case]
+    tasks: list[tuple[str, str, Callable[[], Row]]] = [("code", case, partial(code, case, where)) for case in cases]
+    tasks += [("text", SGD_LIST, partial(text, where))]
+    tasks += [("way", f"TORCH_LOGS={setting}", partial(said_by, setting, where)) for setting in SETTINGS]
+    tasks += [("way", "TORCH_COMPILE_DEBUG=1", partial(files, where)), ("graph", ADAMW_LIST, partial(graph, where))]
+    for what, case, task in tasks:
+        try:
+            yield {"what": what, "case": case, "device": where.type, **task()}
+        except Exception as error:  # a compiler's may be anything
+            yield {"what": "failed", "case": f"{what} of {case}", "ended": f"{type(error).__name__}: {error}"[:400]}
+
+
+def codes(case: str, device: torch.device) -> str:
+    """What Inductor writes for a case."""
+    from torch._inductor import config
     from torch._inductor.utils import run_and_get_code
 
-    where = torch.device(device)
-    for case, build in CASES.items():
-        if where.type == "cuda" or "combo" not in case:
-            step = build(Work("written", [(64, 64)] * 2).parameters(where)).step
-            code = "\n".join(run_and_get_code(step)[1])
-            counts = {name: len(re.findall(pattern, code, re.MULTILINE)) for name, pattern in PATTERNS.items()}
-            yield {"what": "code", "case": case, "device": where.type, **counts, **hardware()}
-            if case == SGD_LIST:
-                language = "python" if where.type == "cuda" else "cpp"
-                yield {"what": "text", "case": case, "language": language, "text": kernel_in(code)[:LETTERS]}
-    for setting in SETTINGS:
-        yield {"what": "way", "case": f"TORCH_LOGS={setting}", **said_by(setting, where)}
-    yield {"what": "way", "case": "TORCH_COMPILE_DEBUG=1", **files(where)}
-    yield {"what": "graph", "case": ADAMW_LIST, "device": where.type, "nodes": nodes(where)}
+    step = CASES[case](Work("written", [(64, 64)] * 2).parameters(device)).step
+    with config.patch({"force_disable_caches": True}):
+        return "\n".join(run_and_get_code(step)[1])
 
 
-def kernel_in(code: str) -> str:
-    """The first kernel's function in Inductor's code; "" where there is none."""
-    found = re.search(r"^(?:def triton_|extern \"C\").*?(?=^''')", code, re.MULTILINE | re.DOTALL)
-    return found[0].rstrip() if found else ""
+def code(case: str, device: torch.device) -> Row:
+    """It, counted."""
+    found = codes(case, device)
+    return {name: len(re.findall(pattern, found, re.MULTILINE)) for name, pattern in PATTERNS.items()} | hardware()
+
+
+def text(device: torch.device) -> Row:
+    """The first kernel's function in the code of SGD."""
+    found = re.search(r"^(?:def triton_|extern \"C\").*?(?=^''')", codes(SGD_LIST, device), re.MULTILINE | re.DOTALL)
+    assert found is not None, "there is no kernel in it"
+    return {"language": "python" if device.type == "cuda" else "cpp", "text": found[0].rstrip()[:LETTERS]}
 
 
 def hardware() -> Row:
-    """The most registers and spilled bytes of the Triton kernels that were loaded since it was asked last."""
+    """The most registers and spills of the Triton kernels that were loaded since it was asked last."""
     from torch._inductor.codecache import PyCodeCache
 
-    launchers = [
-        launcher
-        for module in getattr(PyCodeCache, "modules", [])
-        for found in vars(module).values()
-        for launcher in getattr(found, "launchers", ())
-    ]
-    known = [(n, spills) for x in launchers if (n := getattr(x, "n_regs", None)) is not None
-             and (spills := getattr(x, "n_spills", None)) is not None]  # fmt: skip
-    with contextlib.suppress(AttributeError):
-        PyCodeCache.modules.clear()
-    return {name: max(column) for name, column in zip(("registers", "spills"), zip(*known, strict=True), strict=False)}
+    modules: list[Any] = getattr(PyCodeCache, "modules", [])
+    loaded = [launcher for module in modules for kernel in vars(module).values()
+              for launcher in getattr(kernel, "launchers", ())]  # fmt: skip
+    modules.clear()
+    found = {name: [getattr(x, attribute, None) for x in loaded] for name, attribute in TRITON.items()}
+    return {name: max((n for n in numbers if n is not None), default=None) for name, numbers in found.items()}
 
 
 def small(device: torch.device) -> Callable[[], object]:
@@ -126,7 +136,10 @@ def said_by(setting: str, device: torch.device) -> Row:
 
     step, heard = small(device), io.StringIO()
     with contextlib.redirect_stderr(heard):  # where the handler that is made now writes to
-        torch._logging.set_logs(**{setting: True if setting == "output_code" else logging.INFO})
+        if setting == "output_code":
+            torch._logging.set_logs(output_code=True)
+        else:
+            torch._logging.set_logs(inductor=logging.INFO)
         with config.patch({"force_disable_caches": True}):
             step()
         torch._logging.set_logs()
@@ -146,7 +159,7 @@ def files(device: torch.device) -> Row:
     return {"lines": None, "paths": len(names), "code": "output_code.py" in names, "names": names}
 
 
-def nodes(device: torch.device) -> list[list[Any]]:
+def graph(device: torch.device) -> Row:
     """Name, operator, kernels that compute it, and inputs of each node of AdamW's graph, after Inductor's fusion."""
     from torch._inductor import config
 
@@ -159,21 +172,17 @@ def nodes(device: torch.device) -> list[list[Any]]:
                     kernels.setdefault(origin, set()).add(i)
         return scheduled
 
-    if not hasattr(config, "_post_fusion_custom_pass"):
-        return []
-    torch._dynamo.reset()
-    with config.patch({"_post_fusion_custom_pass": look, "force_disable_caches": True}):
-        CASES[ADAMW_LIST](Work("written", [(64, 64)] * 2).parameters(device)).step()
-    graph = next(iter(kernels)).graph if kernels else torch.fx.Graph()
-    through = {node: node.args[0] for node in graph.nodes if "getitem" in str(node.target)}
-    return [
+    with config.patch({"_post_fusion_custom_pass": look}):
+        codes(ADAMW_LIST, device)
+    nodes = next(iter(kernels)).graph.nodes
+    through = {node: node.args[0] for node in nodes if "getitem" in str(node.target)}
+    return {"nodes": [
         [node.name, node.op, sorted(kernels.get(node, ())), [through.get(x, x).name for x in node.all_input_nodes]]
-        for node in graph.nodes
-        if node.op != "output" and node not in through
-    ]
+        for node in nodes if node.op != "output" and node not in through
+    ]}  # fmt: skip
 
 
-def wrong_rule(param, grad, *, lr):  # type: ignore[no-untyped-def]
+def wrong_rule(param: Any, grad: Any, *, lr: Any) -> Any:
     """A rule with a loop, which no rule has."""
     while lr:  # the mistake
         lr = lr - 1

@@ -13,7 +13,7 @@ from experiments.works.phases import PHASES
 
 #: Of the lines against steps.
 WAYS = {COLD: PURPLE, WARM: ORANGE, FOREACH: GRAY, FUSED: "black", OURS_COLD: BLUE}
-BESIDE = {"textcoords": "offset points", "fontsize": 9}
+BESIDE: dict[str, Any] = {"textcoords": "offset points", "fontsize": 9}
 
 
 def stacked(figure: Any, rows: Rows) -> None:
@@ -41,14 +41,10 @@ def stacked(figure: Any, rows: Rows) -> None:
 
 
 def crossing(figure: Any, rows: Rows) -> None:
-    """All time so far against steps, for the longest list of which cold, foreach and fused are known."""
-    known = Rows(row for row in rows.where(what="step") if row.get("later"))
-    shared = [n for n in known.values("count") if all(known.first(way=way, count=n) for way in (COLD, FOREACH, FUSED))]
-    if not shared:
-        return
+    """All time so far against steps."""
     axes, across = figure.add_subplot(), np.unique(np.logspace(0, 6, 200).astype(int))
     for way, color in WAYS.items():
-        for row in known.where(way=way, count=max(shared)):
+        for row in rows.where(way=way):
             first, later = row["first_s"], row["later"]["median"] / 1e6
             axes.loglog(across, first + (across - 1) * later, color=color, label=way)
             for paid in (row["paid_foreach"], row["paid_fused"]):
@@ -58,14 +54,14 @@ def crossing(figure: Any, rows: Rows) -> None:
                     axes.annotate(f"{paid:,}", (paid, up), (5, -11), color=color, **BESIDE)
     axes.set_xlabel("steps (log)")
     axes.set_ylabel("s in all, wall (log)")
-    axes.set_title(f"{max(shared):,} tensors: a dot is where a compiled step has paid")
+    axes.set_title(f"{rows[0]['count']:,} tensors: a dot is where a compiled step has paid")
     axes.legend(loc="upper left")
     axes.grid(alpha=0.3)
 
 
 def coloured(figure: Any, rows: Rows) -> None:
-    """A graph from top to bottom, each node in the colour of its kernel, and black where several kernels compute it."""
-    nodes = [row for row in rows[0]["nodes"]]
+    """A graph from top to bottom, each node in the colours of the kernels that compute it."""
+    nodes = rows[0]["nodes"]
     depth: dict[str, int] = {}
     for name, _, _, inputs in nodes:
         depth[name] = 1 + max((depth[x] for x in inputs if x in depth), default=-1)
@@ -77,17 +73,20 @@ def coloured(figure: Any, rows: Rows) -> None:
     axes = figure.add_subplot()
     for name, op, kernels, inputs in nodes:
         x, y = at[name]
-        color = GRAY if not kernels else COLORS[kernels[0] % len(COLORS)] if len(kernels) == 1 else "black"
         for source in inputs:
             axes.plot(*zip(at[source], (x, y), strict=True), color="#BBBBBB", linewidth=0.6, zorder=1)
-        axes.scatter([x], [y], color=color, marker="s" if op == "placeholder" else "o", s=40, zorder=2)
+        for i, kernel in enumerate(kernels or [None]):  # side by side
+            color = GRAY if kernel is None else COLORS[kernel % len(COLORS)]
+            axes.scatter([x + 0.1 * i], [y], color=color, marker="s" if op == "placeholder" else "o", s=36, zorder=2)
         if op != "placeholder":
-            axes.annotate(name.removeprefix("_foreach_"), (x, y), (5, -3), **(BESIDE | {"fontsize": 7}))
+            said = name.removeprefix("_foreach_").replace("full_default", "full")
+            axes.annotate(said, (x + 0.1 * (len(kernels) - 1), y), (5, -3), **(BESIDE | {"fontsize": 7}))
     used = sorted({kernel for _, _, kernels, _ in nodes for kernel in kernels})
     for kernel in used:
         axes.scatter([], [], color=COLORS[kernel % len(COLORS)], label=f"kernel {kernel}")
-    axes.scatter([], [], color="black", label="in several kernels")
     axes.scatter([], [], color=GRAY, marker="s", label="input")
     axes.legend(loc="lower left", fontsize=8)
     axes.set_axis_off()
-    axes.set_title(f"{rows[0]['case']} over two tensors on {rows[0]['device']}: {len(used)} kernels after fusion")
+    axes.set_title(
+        f"{rows[0]['case']} over two tensors on {rows[0]['device']}: {len(used)} kernels after fusion (a dot each)"
+    )

@@ -35,7 +35,7 @@ def build(way: str, params: list[torch.nn.Parameter]) -> Step:
         return each(params)
     from experiments.works import contenders
 
-    how = {"backend": "aot_eager"} if way == TRACED else {}
+    how: dict[str, Any] = {"backend": "aot_eager"} if way == TRACED else {}
     plain = {FOREACH: contenders.theirs(foreach=True), FUSED: contenders.theirs(fused=True)}
     return plain.get(way, contenders.compiled(**how))(params).step
 
@@ -53,8 +53,9 @@ def each(params: list[torch.nn.Parameter]) -> Step:
         p.sub_(lr / (1 - beta1**t) * m / root)
 
     compiled = torch.compile(update, fullgraph=True, dynamic=False)
-    tensors = [(p.detach(), p.grad, lr.new_zeros(()), torch.zeros_like(p.detach()), torch.zeros_like(p.detach()))
-               for p in params]  # fmt: skip
+    grads = [p.grad for p in params if p.grad is not None]
+    state = [(lr.new_zeros(()), torch.zeros_like(grad), torch.zeros_like(grad)) for grad in grads]
+    tensors = [(p.detach(), grad, *its) for p, grad, its in zip(params, grads, state, strict=True)]
 
     @torch.no_grad()
     def step() -> None:
@@ -91,32 +92,25 @@ def first_step(device: str, way: str, count: int, artifacts: str) -> Iterator[di
         phases[CACHES] += loaded
     error = Reference(work.parameters(where)).error(params, Bound(step, 1))
     later = measure([Case(way, step)], where, rounds=40, seconds=0.5)[way]["wall"]
-    found = {"first": series([first], "wall"), "built": series([built], "wall"), "later": later, "error": error}
-    yield {**found, "phases": phases, "kernels": kernels(step, where, way), "graphs": graphs(), **saved(way, kept)}
-
-
-def saved(way: str, kept: Path) -> dict[str, int | None]:
-    """Bytes of the portable cache, which a cold process writes."""
-    if way != COLD:
-        return {"cache_bytes": None}
-    found = torch.compiler.save_cache_artifacts()
-    if found is not None:
-        kept.write_bytes(found[0])
-    return {"cache_bytes": len(found[0]) if found else None}
-
-
-def graphs() -> int:
-    """That Dynamo made in this process."""
+    found: dict[str, Any] = {
+        "first": series([first], "wall"),
+        "built": series([built], "wall"),
+        "later": later,
+        "error": error,
+    }
+    written = where.type == "cuda" or way in (COLD, EACH)
+    found |= {"phases": phases, "kernels": kernels_of(step, where) if written else None, "cache_bytes": None}
+    if way == COLD and (cache := torch.compiler.save_cache_artifacts()) is not None:
+        kept.write_bytes(cache[0])
+        found["cache_bytes"] = len(cache[0])
     from torch._dynamo.utils import counters
 
-    return int(counters["stats"]["unique_graphs"])
+    yield {**found, "graphs": int(counters["stats"]["unique_graphs"])}
 
 
-def kernels(step: Step, device: torch.device, way: str) -> int | None:
-    """Of a step on a GPU; on a CPU the loops that Inductor wrote, if it did in this process."""
+def kernels_of(step: Step, device: torch.device) -> int | None:
+    """Of a warm step on a GPU (None: no trace was whole); on a CPU the loops that Inductor wrote in this process."""
     if device.type == "cpu":
-        if way not in (COLD, EACH):
-            return None
         from torch._inductor import metrics
 
         return int(metrics.generated_kernel_count)
