@@ -25,7 +25,9 @@ from experiments.works.first_steps import kernels_of
 from experiments.works.fresh import rows_of
 from experiments.works.models import Work
 
-TOYS, LIMIT = ("SGD", "SparseAdam"), 150
+TOYS = ("SGD", "SparseAdam")
+#: Seconds of a process, and how many there are at most, each behind the class that ended the one before.
+LIMIT, PROCESSES = 120, 3
 WHOLE, PARTS, NOT = "compiled", "in parts", "not compiled"
 #: The break that ``Optimizer.step`` has on purpose, so that the caller's frame is not in the graph (pytorch#104053).
 DELIBERATE = "torch._dynamo.graph_break()"
@@ -43,10 +45,12 @@ def names() -> list[str]:
 def measure(run: Run) -> Iterator[Row]:
     """A row per class: graphs, breaks, why; and one of the GPUs that are taken."""
     left = list(run.size(names(), TOYS))
-    while left:
+    for _ in range(PROCESSES):
         rows = list(rows_of(run, covered, str(run.device), left, limit=LIMIT))
         yield from rows
         left = left[len(rows) + 1 :]  # the next one ended its process
+        if not left:
+            break
     yield capability(run.device)
 
 
@@ -89,7 +93,7 @@ def covered(device: str, asked: Sequence[str]) -> Iterator[Row]:
             for _ in range(3):
                 plain()
                 step()
-            row["error"] = max(float((a - b).abs().max()) for a, b in zip(one, other, strict=True))
+            row["error"] = max(float((a - b).detach().abs().max()) for a, b in zip(one, other, strict=True))
             if where.type == "cuda" and counters["stats"]["unique_graphs"]:
                 row["kernels"] = kernels_of(step, where)
         except Exception as error:  # a compiler's may be anything

@@ -222,6 +222,13 @@ def mistakes() -> Iterator[Row]:
             yield {"what": "mistake", "case": of, "error": type(error).__name__, "at": at[:160], "named": bool(line)}
 
 
+def derive(rows: Rows) -> Rows:
+    """Nodes and kernels of the graph, counted."""
+    graphs = [len({kernel for _, _, kernels, _ in row.get("nodes", ()) for kernel in kernels}) for row in rows]
+    return Rows({**row, "count": len(row["nodes"]), "kernels": found} if "nodes" in row else row
+                for row, found in zip(rows, graphs, strict=True))  # fmt: skip
+
+
 def texts(rows: Rows) -> str | None:
     """The kernel that is kept, and the functor of ours."""
     kept = [f"{row['case']}:\n\n```{row['language']}\n{row['text'].rstrip()}\n```" for row in rows.where(what="text")]

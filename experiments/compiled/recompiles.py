@@ -66,7 +66,7 @@ def changed(device: str, cases: Sequence[Sequence[str]], steps: int) -> Iterator
         try:
             lr = torch.tensor(1e-3, device=where) if options["lr"] is None else options["lr"]
             yield {**about, **watched(Counted(cls(parameters(where, 2), **{**options, "lr": lr})), what, steps)}
-        except (RuntimeError, ValueError, NotImplementedError) as error:  # torch refuses some ways
+        except Exception as error:  # torch refuses some ways, and a compiler's may be anything
             nothing: Row = dict.fromkeys(("by_step", "ran", "compiling", "reason", "warned"))
             yield {**about, **nothing, "ended": f"{type(error).__name__}: {error}"}
 

@@ -12,6 +12,8 @@ from typing import Any
 
 from experiments.harness.rows import Row, Rows, number_in, over
 from experiments.works.contenders import FOREACH, FUSED, LOOP, OURS
+from experiments.works.first_steps import COLD
+from experiments.works.phases import CACHES, PHASES
 from experiments.works.ways import walls
 
 SIGNS = {"==": operator.eq, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
@@ -162,6 +164,25 @@ def reasons(rows: Rows) -> Found | None:
     return (not gone, values) if rows else None
 
 
+def covered(rows: Rows) -> Found | None:
+    """Are all but the two compiled?"""
+    classes = rows.where(what="class")
+    others = [row["name"] for row in classes if row["became"] != "compiled"]
+    values = {"compiled": len(classes) - len(others), "all": len(classes), "others": ", ".join(others) or "none"}
+    return (set(others) == {"LBFGS", "SparseAdam"}, values) if classes else None
+
+
+def flow(rows: Rows) -> Found | None:
+    """Does a cold first step go through all of the compilers, and how much of it does each take?"""
+    known = [row for row in rows.where(way=COLD) if row.get("phases")]
+    if not known:
+        return None
+    longest = max(known, key=lambda row: row["count"])
+    phases, count = longest["phases"], longest["count"]
+    shares = ", ".join(f"{name} {100 * taken / longest['first_s']:.0f} %" for name, taken in phases.items())
+    return all(phases[name] > 0 for name in PHASES if name != CACHES), {"count": count, "phases": shares}
+
+
 #: By claim.
 READINGS: dict[str, Callable[[Rows], Found | None]] = {
     "A1": speed_for_memory,
@@ -170,9 +191,11 @@ READINGS: dict[str, Callable[[Rows], Found | None]] = {
     "A16": negligible,
     "A19": migrating,
     "A20": hybrid,
+    "A23": covered,
     "C2": eager,
     "C7": quantized,
     "C14": llama,
     "D3": saturated,
     "D11": reasons,
+    "D12": flow,
 }

@@ -109,12 +109,12 @@ def first_step(device: str, way: str, count: int, artifacts: str) -> Iterator[di
 
 
 def kernels_of(step: Step, device: torch.device) -> int | None:
-    """Of a warm step on a GPU (None: no trace was whole); on a CPU the loops that Inductor wrote in this process."""
+    """Of a step on a GPU (None: no trace was whole); on a CPU the loops that Inductor wrote in this process."""
     if device.type == "cpu":
         from torch._inductor import metrics
 
         return int(metrics.generated_kernel_count)
     try:
-        return counted(step, warmup=0).kernels
+        return counted(step).kernels
     except Incomplete:
         return None
