@@ -67,7 +67,7 @@ def measure(run: Run) -> Iterator[Row]:
             for way in ways:
                 about = {"way": way, "count": count, "device": run.device.type, "clock": "wall"}
                 arguments = (str(run.device), way, count, f"{folder}/artifacts")
-                if run.quick and way != TRACED:  # a process takes seconds to begin
+                if run.quick:  # a process takes seconds to begin
                     yield {**about, **next(first_step(*arguments)), "ended": None}
                     continue
                 found = fresh(first_step, *arguments, limit=LIMIT, caches=None if way == PORTABLE else caches)

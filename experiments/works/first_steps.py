@@ -25,19 +25,25 @@ OURS_COLD, OURS_WARM, FOREACH, FUSED = "ours, cold", "ours, warm", "torch foreac
 WHOLE = (COLD, WARM, PORTABLE)
 
 
-def build(way: str, params: list[torch.nn.Parameter]) -> Step:
-    """A step that was not yet taken; of ours with what it loads."""
+def builder(way: str) -> Callable[[list[torch.nn.Parameter]], Step]:
+    """What makes a step that was not yet taken; of ours with what it loads."""
     if way in (OURS_COLD, OURS_WARM):
-        from pagedopt import PagedAdamW
-
-        return PagedAdamW(params, **HYPER).step
+        return ours
     if way == EACH:
-        return each(params)
+        return each
     from experiments.works import contenders
 
     how: dict[str, Any] = {"backend": "aot_eager"} if way == TRACED else {}
     plain = {FOREACH: contenders.theirs(foreach=True), FUSED: contenders.theirs(fused=True)}
-    return plain.get(way, contenders.compiled(**how))(params).step
+    build = plain.get(way, contenders.compiled(**how))
+    return lambda params: build(params).step
+
+
+def ours(params: list[torch.nn.Parameter]) -> Step:
+    """PagedAdamW, imported here."""
+    from pagedopt import PagedAdamW
+
+    return PagedAdamW(params, **HYPER).step
 
 
 def each(params: list[torch.nn.Parameter]) -> Step:
@@ -75,9 +81,10 @@ def first_step(device: str, way: str, count: int, artifacts: str) -> Iterator[di
     work = Work("first steps", [(64, 64)] * count)
     params = work.parameters(where)
     torch.optim.SGD(params)  # whichever optimizer is the first loads Dynamo
+    build = builder(way)
     wait()
     begin = time.perf_counter()
-    step = build(way, params)
+    step = build(params)
     built = time.perf_counter() - begin
     with recorded() as events:
         begin = time.perf_counter()
