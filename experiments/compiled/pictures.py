@@ -80,7 +80,7 @@ def coloured(figure: Any, rows: Rows) -> None:
             axes.scatter([x + 0.1 * i], [y], color=color, marker="s" if op == "placeholder" else "o", s=36, zorder=2)
         if op != "placeholder":
             said = name.removeprefix("_foreach_").replace("full_default", "full")
-            axes.annotate(said, (x + 0.1 * (len(kernels) - 1), y), (5, -3), **(BESIDE | {"fontsize": 7}))
+            axes.annotate(said, (x, y), (2, -13), ha="center", **(BESIDE | {"fontsize": 7}))
     used = sorted({kernel for _, _, kernels, _ in nodes for kernel in kernels})
     for kernel in used:
         axes.scatter([], [], color=COLORS[kernel % len(COLORS)], label=f"kernel {kernel}")

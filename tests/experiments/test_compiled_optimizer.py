@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from experiment_runs import experiment, run_quick
+from experiment_runs import experiment, judged, regenerated, run_quick
 from paths import ROOT
 
 from experiments.compiled import coverage, first_call, generated, kernels, pictures, recompiles
@@ -39,6 +39,11 @@ def test_toys_are_measured_on_a_cpu(tmp_path: Path) -> None:
     copied = tmp_path / "note.md"
     copied.write_text((ROOT / "notes" / "compiled_optimizer.md").read_text())
     note.fill(copied, note.sections(found, experiment("compiled_optimizer")))  # has a place for everything
+
+
+def test_results_that_are_kept_give_their_note_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert judged("compiled_optimizer", "cpu") == 10
+    regenerated("compiled_optimizer", tmp_path, monkeypatch)
 
 
 def verdicts(module: Any, rows: Rows) -> list[bool | None]:
