@@ -96,7 +96,11 @@ def derive(rows: Rows) -> Rows:
         paid = {
             f"paid_{name}": paid_after(row, rows.first(way=way, count=row["count"])) for name, way in RIVALS.items()
         }
-        drawn = {"phased": off is not None, "compared": row["count"] == longest and row.get("later") is not None}
+        drawn = {
+            "whole": row["way"] in WHOLE,
+            "phased": off is not None,
+            "compared": row["count"] == longest and row.get("later") is not None,
+        }
         found.append({**row, "what": "step", "first_s": first, "off": off, **drawn, **paid})
     for way in (*WHOLE, TRACED):
         known = [(row["count"], taken) for row in rows.where(way=way) if (taken := seconds(row))]
@@ -159,8 +163,8 @@ BARS = [
     Bar("ours, cold, one tensor", "first_s", at_most=0.5, unit="s", way=OURS_COLD, count=1, device="cuda"),
     Bar("ours, cold, 1,000 tensors", "first_s", at_most=2.0, unit="s", way=OURS_COLD, count=1000, device="cuda"),
     Bar("ours, warm", "first_s", at_most=0.3, unit="s", way=OURS_WARM, device="cuda"),
-    Bar("compiled: of the first step, what no phase explains", "off", at_most=0.05, what="step"),
+    Bar("compiled: of the first step, what no phase explains", "off", at_most=0.05, whole=True),
     Bar("compiled: lists whose break-even is not known", unpaid, at_most=0),
 ]
-PLOTS = [Plot("first-step", stacked), Plot("break-even", crossing, where={"compared": True})]
+PLOTS = [Plot("first-step", stacked, where={"what": "step"}), Plot("break-even", crossing, where={"compared": True})]
 TEXTS = [Text("first_call", powers)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.harness.panels import BLUE, COLORS, GRAY, ORANGE, PURPLE, RED
+from experiments.harness.panels import BLUE, COLORS, GRAY, ORANGE, PURPLE, label_beside
 from experiments.lab import Rows
 from experiments.works.first_steps import COLD, FOREACH, FUSED, OURS_COLD, TRACED, WARM
 from experiments.works.phases import PHASES
@@ -20,43 +20,45 @@ def stacked(figure: Any, rows: Rows) -> None:
     """Phases of cold first steps upon each other, against N, with ours as a line."""
     known = rows.where(what="step", phased=True)
     cold = known.where(way=COLD) or known.where(way=TRACED)
-    if not cold:
-        return
-    axes, base = figure.add_subplot(), np.zeros(len(cold))
+    axes, base, ends = figure.add_subplot(), np.zeros(len(cold)), []
     for name, color in zip(PHASES, COLORS, strict=False):
         high = np.array([row["phases"][name] for row in cold])
-        axes.bar(range(len(cold)), high, bottom=base, color=color, width=0.6, label=name)
+        axes.bar(range(len(cold)), high, bottom=base, color=color, width=0.6)
+        ends.append((len(cold) - 0.7, float(base[-1] + high[-1] / 2), name, color))
         base += high
     for i, row in enumerate(cold):
         axes.annotate(f"{row['first_s']:.1f} s", (i, base[i]), (0, 3), ha="center", **BESIDE)
     ours = {row["count"]: row["first_s"] for row in rows.where(way=OURS_COLD) if row["first_s"]}
     at = [(i, ours[row["count"]]) for i, row in enumerate(cold) if row["count"] in ours]
     if at:
-        axes.plot(*zip(*at, strict=True), color=RED, marker="o", label=OURS_COLD)
+        axes.plot(*zip(*at, strict=True), color="black", marker="o")
+        ends.append((*at[-1], OURS_COLD, "black"))
+    axes.set_ylim(0, 1.1 * max(base))
     axes.set_xticks(range(len(cold)), [f"{row['count']:,}" for row in cold])
     axes.set_xlabel("tensors")
     axes.set_ylabel("s until the first step is done, wall")
     axes.set_title(f"{cold[0]['way']}: where the time of the first step goes")
-    axes.legend(loc="upper left")
+    label_beside(axes, ends)
 
 
 def crossing(figure: Any, rows: Rows) -> None:
     """All time so far against steps."""
-    axes, across = figure.add_subplot(), np.unique(np.logspace(0, 6, 200).astype(int))
+    axes, across, ends = figure.add_subplot(), np.unique(np.logspace(0, 6, 200).astype(int)), []
     for way, color in WAYS.items():
         for row in rows.where(way=way):
             first, later = row["first_s"], row["later"]["median"] / 1e6
-            axes.loglog(across, first + (across - 1) * later, color=color, label=way)
+            axes.loglog(across, first + (across - 1) * later, color=color)
+            ends.append((1e6, first + (1e6 - 1) * later, way, color))
             for paid in (row["paid_foreach"], row["paid_fused"]):
                 if way in (COLD, WARM) and paid:
                     up = first + (paid - 1) * later
                     axes.plot(paid, up, marker="o", color=color)
-                    axes.annotate(f"{paid:,}", (paid, up), (5, -11), color=color, **BESIDE)
+                    axes.annotate(f"{paid:,}", (paid, up), (-5, 5), ha="right", color=color, **BESIDE)
     axes.set_xlabel("steps (log)")
     axes.set_ylabel("s in all, wall (log)")
     axes.set_title(f"{rows[0]['count']:,} tensors: a dot is where a compiled step has paid")
-    axes.legend(loc="upper left")
     axes.grid(alpha=0.3)
+    label_beside(axes, ends)
 
 
 def coloured(figure: Any, rows: Rows) -> None:
@@ -82,10 +84,10 @@ def coloured(figure: Any, rows: Rows) -> None:
             said = name.removeprefix("_foreach_").replace("full_default", "full")
             axes.annotate(said, (x, y), (2, -13), ha="center", **(BESIDE | {"fontsize": 7}))
     used = sorted({kernel for _, _, kernels, _ in nodes for kernel in kernels})
-    for kernel in used:
-        axes.scatter([], [], color=COLORS[kernel % len(COLORS)], label=f"kernel {kernel}")
-    axes.scatter([], [], color=GRAY, marker="s", label="input")
-    axes.legend(loc="lower left", fontsize=8)
+    for i, kernel in enumerate(used):
+        where = {"transform": axes.transAxes, "fontsize": 9, "color": COLORS[kernel % len(COLORS)]}
+        axes.text(0, 0.03 * (len(used) - i), f"kernel {kernel}", **where)
+    axes.text(0, 0, "squares are inputs", transform=axes.transAxes, fontsize=9, color=GRAY)
     axes.set_axis_off()
     axes.set_title(
         f"{rows[0]['case']} over two tensors on {rows[0]['device']}: {len(used)} kernels after fusion (a dot each)"
