@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
+import itertools
 import logging
 import re
 import tempfile
@@ -60,14 +61,13 @@ def measure(run: Run) -> Iterator[Row]:
     """Rows of code, of ways to it, of the graph, of ours, of mistakes."""
     if run.quick:
         run.left_out.append("code of Inductor: takes its compiler and tens of seconds")
-    else:
-        for row in rows_of(run, written, str(run.device), limit=LIMIT):
-            if row["what"] == "failed":
-                run.leave_out(f"{row['case']}: {row['ended']}")
-            else:
-                yield row
+    found = () if run.quick else rows_of(run, written, str(run.device), limit=LIMIT)
+    for row in itertools.chain(found, mistakes()):
+        if row["what"] == "failed":
+            run.leave_out(f"{row['case']}: {row['ended']}")
+        else:
+            yield row
     yield {"what": "text", "case": "SGD as a rule (ours)", "language": "cpp", "text": sgd.cuda_source()}
-    yield from mistakes()
     run.left_out.append("the slide's own kernel beside today's: its text is in no source that was read")
     run.left_out.append("a mistake in a Triton kernel: not tried")
     if run.device.type == "cpu":
@@ -212,17 +212,27 @@ def mistakes() -> Iterator[Row]:
     places = [i + max(first, 1) for i, line in enumerate(code) if line.rstrip().endswith("# the mistake")]
     lines = dict(zip(MISTAKES, [*places, 3], strict=False))
     for of, mistake in MISTAKES.items():
-        logging.disable(logging.ERROR)  # the compiler's, which is what its exception says
-        try:
-            mistake()
-        except Exception as error:  # what each raises is the question
-            said = str(error)
-            line = re.search(rf"{re.escape(Path(__file__).name)}\D+{lines[of]}\b", said)
-            at = next((text.strip() for text in said.splitlines() if re.search(rf"\b{lines[of]}\b", text)), "")
-            at = at.replace(f"{Path(__file__).parent}/", "")
-            yield {"what": "mistake", "case": of, "error": type(error).__name__, "at": at[:160], "named": bool(line)}
-        finally:
-            logging.disable(logging.NOTSET)
+        error = raised_by(mistake)
+        if error is None or isinstance(error, ImportError):
+            yield {"what": "failed", "case": f"a mistake in {of}", "ended": str(error or "it is none")}
+            continue
+        said = str(error)
+        line = re.search(rf"{re.escape(Path(__file__).name)}\D+{lines[of]}\b", said)
+        at = next((text.strip() for text in said.splitlines() if re.search(rf"\b{lines[of]}\b", text)), "")
+        at = at.replace(f"{Path(__file__).parent}/", "")
+        yield {"what": "mistake", "case": of, "error": type(error).__name__, "at": at[:160], "named": bool(line)}
+
+
+def raised_by(mistake: Callable[[], object]) -> Exception | None:
+    """What a mistake raises, without what the compiler logs of it."""
+    logging.disable(logging.ERROR)
+    try:
+        mistake()
+    except Exception as error:  # what each raises is the question
+        return error
+    finally:
+        logging.disable(logging.NOTSET)
+    return None
 
 
 def derive(rows: Rows) -> Rows:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from experiment_runs import experiment, judged, regenerated, run_quick
 from paths import ROOT
+from stand_ins import raising
 
 from experiments.compiled import coverage, first_call, generated, kernels, pictures, recompiles
 from experiments.harness import note
@@ -266,6 +267,13 @@ def test_messages_point_at_mistakes_where_there_is_a_file() -> None:
     assert found["torch.compile"]["named"]
     if string := found.get("a string of CUDA"):  # where NVRTC is
         assert not string["named"]
+
+
+def test_what_a_compiler_that_is_missing_raises_is_no_message_of_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generated, "MISTAKES", {"torch.compile": raising(ImportError("no NVRTC")), "none": int})
+    found = list(generated.mistakes())
+    assert [row["what"] for row in found] == ["failed", "failed"]
+    assert found[0]["ended"] == "no NVRTC"
 
 
 def test_the_graph_is_counted_and_drawn() -> None:
