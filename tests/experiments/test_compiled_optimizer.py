@@ -11,7 +11,7 @@ from experiment_runs import experiment, judged, regenerated, run_quick
 from paths import ROOT
 from stand_ins import raising
 
-from experiments.compiled import coverage, first_call, generated, kernels, pictures, recompiles
+from experiments.compiled import coverage, first_call, generated, kernels, mistakes, pictures, recompiles
 from experiments.harness import note
 from experiments.harness.rows import Rows
 from experiments.harness.time import series
@@ -262,7 +262,7 @@ def test_code_is_counted() -> None:
 
 
 def test_messages_point_at_mistakes_where_there_is_a_file() -> None:
-    found = {row["case"]: row for row in generated.mistakes()}
+    found = {row["case"]: row for row in mistakes.mistakes()}
     assert found["a rule (ours)"]["named"]
     assert found["torch.compile"]["named"]
     if string := found.get("a string of CUDA"):  # where NVRTC is
@@ -270,8 +270,8 @@ def test_messages_point_at_mistakes_where_there_is_a_file() -> None:
 
 
 def test_what_a_compiler_that_is_missing_raises_is_no_message_of_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generated, "MISTAKES", {"torch.compile": raising(ImportError("no NVRTC")), "none": int})
-    found = list(generated.mistakes())
+    monkeypatch.setattr(mistakes, "MISTAKES", {"torch.compile": raising(ImportError("no NVRTC")), "none": int})
+    found = list(mistakes.mistakes())
     assert [row["what"] for row in found] == ["failed", "failed"]
     assert found[0]["ended"] == "no NVRTC"
 
