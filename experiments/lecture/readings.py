@@ -12,6 +12,8 @@ from typing import Any
 
 from experiments.harness.rows import Row, Rows, number_in, over
 from experiments.works.contenders import FOREACH, FUSED, LOOP, OURS
+from experiments.works.first_steps import COLD
+from experiments.works.phases import CACHES, PHASES
 from experiments.works.ways import walls
 
 SIGNS = {"==": operator.eq, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
@@ -173,6 +175,25 @@ def spilling(rows: Rows) -> Found | None:
     return bool(loses) and worst["spilled"] > 0, {**values, **cells(worst=worst)}
 
 
+def covered(rows: Rows) -> Found | None:
+    """Are all but the two compiled?"""
+    classes = rows.where(what="class")
+    others = [row["name"] for row in classes if row["became"] != "compiled"]
+    values = {"compiled": len(classes) - len(others), "all": len(classes), "others": ", ".join(others) or "none"}
+    return (set(others) == {"LBFGS", "SparseAdam"}, values) if classes else None
+
+
+def flow(rows: Rows) -> Found | None:
+    """Does a cold first step go through all of the compilers, and how much of it does each take?"""
+    known = [row for row in rows.where(way=COLD) if row.get("phases")]
+    if not known:
+        return None
+    longest = max(known, key=lambda row: row["count"])
+    phases, count = longest["phases"], longest["count"]
+    shares = ", ".join(f"{name} {100 * taken / longest['first_s']:.0f} %" for name, taken in phases.items())
+    return all(phases[name] > 0 for name in PHASES if name != CACHES), {"count": count, "phases": shares}
+
+
 #: By claim.
 READINGS: dict[str, Callable[[Rows], Found | None]] = {
     "A1": speed_for_memory,
@@ -181,6 +202,7 @@ READINGS: dict[str, Callable[[Rows], Found | None]] = {
     "A16": negligible,
     "A19": migrating,
     "A20": hybrid,
+    "A23": covered,
     "C2": eager,
     "C5": spilling,
     "C7": quantized,
@@ -188,4 +210,5 @@ READINGS: dict[str, Callable[[Rows], Found | None]] = {
     "D3": saturated,
     "D9": spilling,
     "D11": reasons,
+    "D12": flow,
 }

@@ -84,8 +84,11 @@ def theirs(family: Family = ADAMW, /, **options: Any) -> Build:
     return lambda params: Bound(family.plain(params, **family.hyper, **options).step)
 
 
-def compiled(family: Family = ADAMW, /, *, foreach: bool = True) -> Build:
-    """torch.compile of torch's step, as torch's tutorial on compiled optimizers does it: on a GPU, lr in a tensor."""
+def compiled(family: Family = ADAMW, /, *, foreach: bool = True, **how: Any) -> Build:
+    """torch.compile of torch's step, as torch's tutorial on compiled optimizers does it: on a GPU, lr in a tensor.
+
+    ``how``: options of torch.compile.
+    """
 
     def build(params: list[torch.nn.Parameter]) -> Bound:
         hyper = dict(family.hyper)
@@ -93,7 +96,7 @@ def compiled(family: Family = ADAMW, /, *, foreach: bool = True) -> Build:
             hyper |= {"lr": torch.tensor(hyper["lr"], device=params[0].device), **family.graph}
         optimizer = family.plain(params, **hyper, foreach=foreach)
 
-        @torch.compile(fullgraph=False)
+        @torch.compile(fullgraph=False, **how)
         def step() -> None:
             optimizer.step()
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.harness.child import Child
+from experiments.harness.run import Run
 from experiments.harness.time import series
 
 #: Where compilers keep what they made: Inductor, Triton, ours, CuPy, CUDA's own.
@@ -74,3 +75,19 @@ def fresh(
     seconds = time.perf_counter() - begin
     late = child.ended and child.ended.startswith("was stopped after")
     return Fresh(rows, seconds, f"not ended in {limit:g} s" if late else child.ended)
+
+
+def rows_of(
+    run: Run, function: Callable[..., Iterator[dict[str, Any]]], *arguments: Any, limit: float
+) -> Iterator[dict[str, Any]]:
+    """Rows of a function in a process of its own, as far as it gets: how it failed is left out.
+
+    Toys stay in this process: another takes seconds to begin.
+    """
+    if run.quick:
+        yield from function(*arguments)
+        return
+    found = fresh(function, *arguments, limit=limit)
+    yield from found.rows
+    if found.ended:
+        run.leave_out(f"what comes after {len(found.rows)} rows of {function.__name__}: {found.ended}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import pytest
 import torch
 import toy_child
 
+from experiments.harness.run import Run
+from experiments.harness.show import console
 from experiments.harness.time import series
 from experiments.works import batching, trace
 from experiments.works.dispatch import dispatched
-from experiments.works.fresh import FOLDERS, empty_caches, fresh
+from experiments.works.fresh import FOLDERS, empty_caches, fresh, rows_of
 from experiments.works.models import gpt2_shapes
 
 # --- traces
@@ -233,3 +236,15 @@ def test_a_limit_that_is_reached_is_a_result() -> None:
     assert found.ended == "not ended in 1.5 s"
     assert found.seconds >= 1.5
     assert "ValueError: of no use" in str(fresh(toy_child.fail, limit=60).ended)
+
+
+@pytest.mark.usefixtures("helpers")
+@pytest.mark.parametrize("quick", [False, True], ids=["apart", "here"])
+def test_rows_come_as_far_as_a_process_gets_and_toys_stay_here(quick: bool) -> None:
+    run = Run(torch.device("cpu"), quick, console())
+    rows = list(rows_of(run, toy_child.count, 2, limit=60))
+    assert [row["n"] for row in rows] == [0, 1]
+    assert (rows[0]["pid"] == os.getpid()) is quick
+    if not quick:
+        assert list(rows_of(run, toy_child.fail, limit=60)) == [{"n": 0}]
+        assert "ValueError: of no use" in run.left_out[0]

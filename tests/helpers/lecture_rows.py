@@ -59,6 +59,29 @@ def shifted(optimizer: str) -> Row:
     return {"optimizer": optimizer, "where": "one element off", "cost": 1.2}
 
 
+def first(way: str, count: int, seconds: float, **more: Any) -> Row:
+    return {"what": "step", "way": way, "count": count, "clock": "wall", "first_s": seconds, **more}
+
+
+def own(way: str, count: int, kernels: int) -> Row:
+    return {"way": way, "count": count, "kernels": kernels}
+
+
+def logged(setting: str, paths: int) -> Row:
+    return {"what": "way", "case": f"TORCH_LOGS={setting}", "paths": paths}
+
+
+def written(case: str) -> Row:
+    return {"what": "code", "case": case, "kernels": 1, "loads": 4, "stores": 2, "intermediates": 6}
+
+
+def optimizer(name: str, became: str) -> Row:
+    return {"what": "class", "name": name, "became": became}
+
+
+PHASES = ("Dynamo traces", "AOTAutograd", "Inductor, graph", "Inductor, kernels", "Triton or g++")
+UNCHANGED = {"way": "foreach, lr a float", "change": "nothing", "steps": 12, "ran": 12, "eager": 0, "again": 0}
+NOT_COMPILED = [optimizer(name, "not compiled") for name in ("LBFGS", "SparseAdam")]
 TORCH, PINNED = "torch.tensor(ptrs).to(cuda)", "….pin_memory(), non_blocking"
 LONG = listed("struct 4 KB", 180, 12)
 STRAIGHT = {"what": "line", "operation": "AdamW", "rung": "torch loop", "a": 0.0, "b": 8.0, "farthest": 0.0}
@@ -86,6 +109,37 @@ MADE: dict[str, tuple[list[Row], Row]] = {
     "A19": ([listed("preferred host, accessed by", 244), listed("none", 951)], {"wall": us(250)}),
     "A20": ([listed("hybrid", 30, count=10), listed("hybrid", 30, copied=8)], {"copied_bytes": 0}),
     "A21": ([shifted("torch foreach"), shifted("PagedAdamW"), shifted("torch fused")], {"cost": 1.0}),
+    "A22": ([UNCHANGED], {"again": 2}),
+    "A23": ([*NOT_COMPILED, optimizer("Adafactor", "compiled")], {"became": "not compiled"}),
+    "A24": ([{"what": "capability", "least": 7, "here": 9, "cuda": "13.0"}], {"least": 8}),
+    "A25": ([own("Lion, _foreach", 110, 2), own("Signum, _foreach", 110, 2)], {"kernels": 330}),
+    "A26": (
+        [
+            own("Lion, loop with combo_kernels", 36, 5),
+            own("Lion, loop", 36, 36),
+            own("Lion, _foreach", 36, 36),
+        ],
+        {"kernels": 1},
+    ),
+    "A28": (
+        [
+            first("compiled, cold", 1, 3.0),
+            {"what": "power", "way": "compiled, cold", "last": 2.0},
+            first("compiled, cold", 148, 50.0),
+        ],
+        {"first_s": 3.0},
+    ),
+    "A29": (
+        [
+            first("compiled, cold", 110, 22.0),
+            first("compiled, portable cache", 110, 4.0),
+            first("compiled, warm", 110, 3.0),
+        ],
+        {"first_s": 22.0},
+    ),
+    "A30": ([logged("output_code", 2), logged("inductor", 1)], {"paths": 0}),
+    "A31": ([{"what": "graph", "count": 30, "kernels": 2}], {"kernels": 0}),
+    "A32": ([written("AdamW, foreach"), written("SGD, foreach")], {"intermediates": 0}),
     "C1": (
         [
             weighed("torch.compile of foreach", 80),
@@ -106,6 +160,13 @@ MADE: dict[str, tuple[list[Row], Row]] = {
         ],
         {"state": 1900 * 2**20},
     ),
+    "C13": (
+        [
+            {"what": "mistake", "case": "a rule (ours)", "at": "a.py:7: no", "named": True},
+            {"what": "mistake", "case": "a string of CUDA", "at": "x.cu(3): no", "named": False},
+        ],
+        {"named": True},
+    ),
     "C14": (
         [*SHAPES, weighed("PagedAdamW, device", 0.1, key="1000"), weighed("torch fused", 0.4, key="1000")],
         {"time": us(125, "GPU")},
@@ -119,4 +180,8 @@ MADE: dict[str, tuple[list[Row], Row]] = {
     "D8": ([fused("combined, compiled", 5e-7), fused("combined", 0.0)], {"difference": 1e-9}),
     "D10": ([replayed("eager", 36), replayed("replayed", 1)], {"allocations": 3}),
     "D11": ([{"reason": "bugs", "holds": True}, {"reason": "memory", "holds": True}], {"holds": False}),
+    "D12": (
+        [first("compiled, cold", 148, 50.0, phases=dict.fromkeys(PHASES, 10.0))],
+        {"phases": {**dict.fromkeys(PHASES, 10.0), "AOTAutograd": 0.0}},
+    ),
 }

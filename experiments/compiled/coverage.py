@@ -1,0 +1,158 @@
+"""Which of torch's optimizers does torch.compile compile, and what keeps it from the others?
+
+Answer: see notes/compiled_optimizer.md.
+
+Each class of ``torch.optim``, with foreach where it has that, takes three steps over two tensors in a compiled
+function.  It counts as *compiled* where all of its arithmetic went into one graph, which the last steps ran, and its
+parameters are those of an eager twin; as *in parts* where it went into several; as *not compiled* where there is no
+graph.  What makes a graph is Dynamo's to say: on a CPU the back end is ``aot_eager``, and nothing is compiled for it.
+On a GPU it is Inductor, steps are counted there (``capturable``), and so are kernels.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from experiments.lab import Bar, Row, Rows, Run, Table, Text
+from experiments.works.first_steps import kernels_of
+from experiments.works.fresh import rows_of
+from experiments.works.models import Work
+
+TOYS = ("SGD", "SparseAdam")
+#: Seconds of a process, and how many there are at most, each behind the class that ended the one before.
+LIMIT, PROCESSES = 120, 3
+WHOLE, PARTS, NOT = "compiled", "in parts", "not compiled"
+#: The break that ``Optimizer.step`` has on purpose, so that the caller's frame is not in the graph (pytorch#104053).
+DELIBERATE = "torch._dynamo.graph_break()"
+#: Where Inductor says which GPUs are too old, and how.
+CAPABILITY = (Path("_inductor", "scheduler.py"), r"get_device_properties\(device\)\)\.major < (\d+)")
+
+
+def names() -> list[str]:
+    """Of the classes."""
+    known = {name: found for name, found in vars(torch.optim).items() if inspect.isclass(found)}
+    return sorted(name for name, found in known.items() if issubclass(found, torch.optim.Optimizer)
+                  and found is not torch.optim.Optimizer)  # fmt: skip
+
+
+def measure(run: Run) -> Iterator[Row]:
+    """A row per class: graphs, breaks, why; and one of the GPUs that are taken."""
+    left = list(run.size(names(), TOYS))
+    for _ in range(PROCESSES):
+        rows = list(rows_of(run, covered, str(run.device), left, limit=LIMIT))
+        yield from rows
+        left = left[len(rows) + 1 :]  # the next one ended its process
+        if not left:
+            break
+    yield capability(run.device)
+
+
+def capability(device: torch.device) -> Row:
+    """The least compute capability, as the text of the installed torch has it, and what is here."""
+    path, pattern = CAPABILITY
+    found = re.search(pattern, (Path(torch.__file__).parent / path).read_text())
+    here = torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else None
+    return {"what": "capability", "least": int(found[1]) if found else None, "here": here, "cuda": torch.version.cuda}
+
+
+def stepping(name: str, params: list[torch.nn.Parameter]) -> Callable[[], object]:
+    """A step of an optimizer, in foreach if it has that; of L-BFGS with a closure, of SparseAdam on such gradients."""
+    cls = getattr(torch.optim, name)
+    asked = {"foreach": True, "capturable": params[0].is_cuda}
+    known = {option: value for option, value in asked.items() if option in inspect.signature(cls).parameters}
+    if name == "SparseAdam":
+        for p in params:
+            p.grad = p.grad.to_sparse() if p.grad is not None else None
+    optimizer = cls(params, lr=1e-3, **known)
+    if name == "LBFGS":
+        return lambda: optimizer.step(lambda: sum(p.detach().square().sum() for p in params))
+    step: Callable[[], object] = optimizer.step
+    return step
+
+
+def covered(device: str, asked: Sequence[str]) -> Iterator[Row]:
+    """The rows, of a process of its own."""
+    from torch._dynamo.utils import counters
+
+    where = torch.device(device)
+    for name in asked:
+        torch._dynamo.reset()
+        counters.clear()
+        one, other = (Work("covered", [(4, 4)] * 2).parameters(where) for _ in range(2))
+        row: Row = {"what": "class", "name": name, "device": where.type, "kernels": None, "error": None, "ended": None}
+        try:
+            plain, bound = stepping(name, one), stepping(name, other)
+            step = torch.compile(partial(call, bound), backend="inductor" if where.type == "cuda" else "aot_eager")
+            for _ in range(3):
+                plain()
+                step()
+            row["error"] = max(float((a - b).detach().abs().max()) for a, b in zip(one, other, strict=True))
+            if where.type == "cuda" and counters["stats"]["unique_graphs"]:
+                row["kernels"] = kernels_of(step, where)
+        except Exception as error:  # a compiler's may be anything
+            row["ended"] = f"{type(error).__name__}: {str(error)[:300]}"
+        breaks = Counter({why(text): count for text, count in counters["graph_break"].items()})
+        stats = {"graphs": int(counters["stats"]["unique_graphs"]), "calls": int(counters["stats"]["calls_captured"])}
+        yield {**row, **stats, "deliberate": breaks.pop(DELIBERATE, 0), "breaks": sum(breaks.values()),
+               "why": "; ".join(breaks)}  # fmt: skip
+
+
+def call(step: Callable[[], object]) -> None:
+    """What is compiled: a user's function that steps."""
+    step()
+
+
+def why(text: str) -> str:
+    """What broke a graph, in torch's words: the call where that says more than the first line."""
+    first, _, context = text.partition("\n")
+    if DELIBERATE in first:
+        return DELIBERATE
+    said = re.search(r"Developer debug context:\s*(.+?)(?: at 0x\w+)?(?=>?\n|>?$)", context)
+    return f"{first.strip()} ({said[1].strip()[:80]})" if said else first.strip()
+
+
+def derive(rows: Rows) -> Rows:
+    """What became of each."""
+    found = Rows()
+    for row in rows:
+        if row["what"] == "class":
+            graphs = row["graphs"] if row["ended"] is None else 0
+            row = {**row, "became": WHOLE if graphs == 1 and not row["breaks"] else PARTS if graphs else NOT}
+        found.append(row)
+    return found
+
+
+def unclassified(rows: Rows) -> float:
+    """Classes of torch.optim of which nothing was found out."""
+    return len(set(names()) - set(rows.values("name")))
+
+
+def sentence(rows: Rows) -> str | None:
+    """How many, and who is left."""
+    classes = rows.where(what="class")
+    others = [f"{row['name']} ({row['became']})" for row in classes if row["became"] != WHOLE]
+    return f"{len(classes) - len(others)} of {len(classes)} are compiled; the others: {', '.join(others) or 'none'}."
+
+
+TABLES = [
+    Table("classes of torch.optim, three steps in a compiled function", {
+        "class": "name", "became": "became", "graphs": "graphs", "calls in them": "calls", "kernels": "kernels",
+        "breaks on purpose": "deliberate", "other breaks": "breaks", "why": lambda row: row["ended"] or row["why"],
+        "off from eager": "error",
+    }, where={"what": "class"}),
+    Table("compute capability", {
+        "least, as Inductor says": "least", "here": "here", "CUDA of this torch": lambda row: row["cuda"] or "-",
+    }, where={"what": "capability"}),
+]  # fmt: skip
+BARS = [
+    Bar("classes of torch.optim that are not classified", unclassified, at_most=0),
+    Bar("compiled: parameters off from eager (lr is 0.001)", "error", at_most=1e-4),
+]
+TEXTS = [Text("coverage", sentence)]

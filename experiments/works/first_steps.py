@@ -1,0 +1,127 @@
+"""The first step of an optimizer in a process that has done nothing else, and what comes after it.
+
+Loads torch and nothing of pagedopt before the clock runs: what ours takes to load is in its row.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.harness.time import Case, measure, series
+from experiments.works.models import HYPER, Work
+from experiments.works.phases import CACHES, exclusive, recorded
+from experiments.works.reference import Bound, Reference, Step
+from experiments.works.trace import Incomplete, counted
+
+COLD, WARM, PORTABLE = "compiled, cold", "compiled, warm", "compiled, portable cache"
+TRACED, EACH = "traced, no kernels", "compiled, tensor by tensor"
+OURS_COLD, OURS_WARM, FOREACH, FUSED = "ours, cold", "ours, warm", "torch foreach", "torch fused"
+#: What is one compilation of the whole list.
+WHOLE = (COLD, WARM, PORTABLE)
+
+
+def builder(way: str) -> Callable[[list[torch.nn.Parameter]], Step]:
+    """What makes a step that was not yet taken; of ours with what it loads."""
+    if way in (OURS_COLD, OURS_WARM):
+        return ours
+    if way == EACH:
+        return each
+    from experiments.works import contenders
+
+    how: dict[str, Any] = {"backend": "aot_eager"} if way == TRACED else {}
+    plain = {FOREACH: contenders.theirs(foreach=True), FUSED: contenders.theirs(fused=True)}
+    build = plain.get(way, contenders.compiled(**how))
+    return lambda params: build(params).step
+
+
+def ours(params: list[torch.nn.Parameter]) -> Step:
+    """PagedAdamW, imported here."""
+    from pagedopt import PagedAdamW
+
+    return PagedAdamW(params, **HYPER).step
+
+
+def each(params: list[torch.nn.Parameter]) -> Step:
+    """One update, compiled for a tensor and called for each, as torchao does it (ao#812)."""
+    lr, (beta1, beta2) = torch.tensor(HYPER["lr"], device=params[0].device), HYPER["betas"]
+
+    def update(p: torch.Tensor, grad: torch.Tensor, t: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> None:
+        t.add_(1)
+        p.mul_(1 - lr * HYPER["weight_decay"])
+        m.lerp_(grad, 1 - beta1)
+        v.lerp_(grad.square(), 1 - beta2)
+        root = v.sqrt() / (1 - beta2**t).sqrt() + HYPER["eps"]
+        p.sub_(lr / (1 - beta1**t) * m / root)
+
+    compiled = torch.compile(update, fullgraph=True, dynamic=False)
+    grads = [p.grad for p in params if p.grad is not None]
+    state = [(lr.new_zeros(()), torch.zeros_like(grad), torch.zeros_like(grad)) for grad in grads]
+    tensors = [(p.detach(), grad, *its) for p, grad, its in zip(params, grads, state, strict=True)]
+
+    @torch.no_grad()
+    def step() -> None:
+        for one in tensors:
+            compiled(*one)
+
+    return step
+
+
+def first_step(device: str, way: str, count: int, artifacts: str) -> Iterator[dict[str, Any]]:
+    """A row: seconds until the first step is done, by phase; wall times of later ones (µs), and what they launch.
+
+    The file ``artifacts`` is the portable cache (:func:`torch.compiler.save_cache_artifacts`): cold steps write it.
+    """
+    where, kept = torch.device(device), Path(artifacts)
+    wait: Callable[[], None] = torch.cuda.synchronize if where.type == "cuda" else (lambda: None)
+    work = Work("first steps", [(64, 64)] * count)
+    params = work.parameters(where)
+    torch.optim.SGD(params)  # whichever optimizer is the first loads Dynamo
+    build = builder(way)
+    wait()
+    begin = time.perf_counter()
+    step = build(params)
+    built = time.perf_counter() - begin
+    with recorded() as events:
+        begin = time.perf_counter()
+        if way == PORTABLE:
+            torch.compiler.load_cache_artifacts(kept.read_bytes())
+        loaded = time.perf_counter() - begin
+        step()
+        wait()
+        first = time.perf_counter() - begin
+    phases = exclusive(events) if events else None
+    if phases and way == PORTABLE:
+        phases[CACHES] += loaded
+    error = Reference(work.parameters(where)).error(params, Bound(step, 1))
+    later = measure([Case(way, step)], where, rounds=40, seconds=0.5)[way]["wall"]
+    found: dict[str, Any] = {
+        "first": series([first], "wall"),
+        "built": series([built], "wall"),
+        "later": later,
+        "error": error,
+    }
+    written = where.type == "cuda" or way in (COLD, EACH)
+    found |= {"phases": phases, "kernels": kernels_of(step, where) if written else None, "cache_bytes": None}
+    if way == COLD and (cache := torch.compiler.save_cache_artifacts()) is not None:
+        kept.write_bytes(cache[0])
+        found["cache_bytes"] = len(cache[0])
+    from torch._dynamo.utils import counters
+
+    yield {**found, "graphs": int(counters["stats"]["unique_graphs"])}
+
+
+def kernels_of(step: Step, device: torch.device) -> int | None:
+    """Of a step on a GPU (None: no trace was whole); on a CPU the loops that Inductor wrote in this process."""
+    if device.type == "cpu":
+        from torch._inductor import metrics
+
+        return int(metrics.generated_kernel_count)
+    try:
+        return counted(step).kernels
+    except Incomplete:
+        return None

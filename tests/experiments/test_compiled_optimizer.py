@@ -1,0 +1,285 @@
+"""What torch.compile makes of an optimizer: a real run of toys, what is made of rows, and the oracle of each count."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from experiment_runs import experiment, judged, regenerated, run_quick
+from paths import ROOT
+from stand_ins import raising
+
+from experiments.compiled import coverage, first_call, generated, kernels, mistakes, pictures, recompiles
+from experiments.harness import note
+from experiments.harness.rows import Rows
+from experiments.harness.time import series
+from experiments.works import first_steps
+from experiments.works.first_steps import COLD, FOREACH, FUSED, OURS_COLD, OURS_WARM, TRACED
+from experiments.works.models import HYPER, Work
+from experiments.works.phases import AOT, BUILD, DYNAMO, KERNELS, PHASES, Event, exclusive, recorded
+from pagedopt.commands.results import new_figure
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.long
+def test_toys_are_measured_on_a_cpu(tmp_path: Path) -> None:
+    found = run_quick("compiled_optimizer", tmp_path, plots=["first-step"])
+    parts = {name: Rows(part["rows"]) for name, part in found["parts"].items()}
+    assert all(part["complete"] for part in found["parts"].values())
+    traced = parts["first_call"].first(way=TRACED)
+    assert traced is not None
+    assert traced["graphs"] == 1
+    assert traced["phases"][DYNAMO] > 0 < traced["phases"][AOT]
+    assert all(row["error"] < 5e-5 for row in parts["first_call"])
+    assert [row["by_step"] for row in parts["recompiles"]] == [[1, 2], [1, 1]]
+    assert all(row["error"] < 1e-3 for row in parts["kernels"])
+    assert [row["name"] for row in parts["coverage"].where(what="class")] == list(coverage.TOYS)
+    copied = tmp_path / "note.md"
+    copied.write_text((ROOT / "notes" / "compiled_optimizer.md").read_text())
+    note.fill(copied, note.sections(found, experiment("compiled_optimizer")))  # has a place for everything
+
+
+def test_results_that_are_kept_give_their_note_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert judged("compiled_optimizer", "cpu") == 10
+    regenerated("compiled_optimizer", tmp_path, monkeypatch)
+
+
+def verdicts(module: Any, rows: Rows) -> list[bool | None]:
+    """Of a question's bars."""
+    return [bar.verdict(rows).met for bar in module.BARS]
+
+
+# --- phases
+
+
+def event(sign: str, name: str, second: float) -> Event:
+    return Event(sign == "+", name, int(second * 1e9))
+
+
+def test_each_moment_is_in_one_phase() -> None:
+    found = exclusive([
+        event("+", "unknown, around", 0), event("+", "entire_frame_compile", 1), event("+", "gc", 2),
+        event("-", "gc", 3), event("+", "Scheduler.codegen", 4), event("+", "compile_file", 6),
+        event("-", "compile_file", 13), event("+", "left open by an error", 13), event("-", "Scheduler.codegen", 14),
+        event("-", "never begun", 15), event("-", "entire_frame_compile", 16), event("-", "unknown, around", 20),
+    ])  # fmt: skip
+    assert {name: taken for name, taken in found.items() if taken} == {DYNAMO: 5, KERNELS: 3, BUILD: 7}
+    assert sum(found.values()) == 15, "what lies around the frame is in none"
+
+
+def test_what_torch_logs_is_all_of_its_compilation() -> None:
+    from torch._dynamo.utils import compilation_time_metrics
+
+    torch._dynamo.reset()
+    before = sum(compilation_time_metrics.get("_compile.compile_inner", ()))
+    with recorded() as events:
+        torch.compile(lambda x: torch.sin(x) + 1, backend="aot_eager")(torch.ones(3))
+    taken = sum(compilation_time_metrics["_compile.compile_inner"]) - before
+    assert sum(exclusive(events).values()) == pytest.approx(taken, rel=0.2)
+    assert exclusive(events)[AOT] > 0
+
+
+# --- first steps
+
+
+def test_tensor_by_tensor_is_adamw() -> None:
+    work = Work("small", [(5, 3), (7,)])
+    params, plain = work.parameters(CPU), work.parameters(CPU)
+    with torch.compiler.set_stance("force_eager"):
+        step, optimizer = first_steps.each(params), torch.optim.AdamW(plain, **HYPER)
+        for _ in range(3):
+            step()
+            optimizer.step()
+    torch.testing.assert_close(params, plain, rtol=1e-6, atol=1e-8)
+
+
+def timed(way: str, count: int, first: float, later: float, **more: Any) -> dict[str, Any]:
+    times = {"first": series([first], "wall"), "later": series([later], "wall")}
+    return {"way": way, "count": count, "device": "cuda", "clock": "wall", "graphs": 1, "ended": None, **times, **more}
+
+
+def test_a_first_step_has_paid_when_the_rival_took_longer() -> None:
+    cold = timed(COLD, 10, 7.0, 1000.0)
+    assert first_call.paid_after(cold, timed(FOREACH, 10, 1.0, 3000.0)) == 3001  # 6 s, 2 ms a step
+    assert first_call.paid_after(cold, timed(FUSED, 10, 1.0, 900.0)) is None
+    assert first_call.paid_after(cold, timed(FUSED, 10, 8.0, 900.0)) == 1
+    assert first_call.paid_after(cold, None) is None
+
+
+def made_up(off: float = 0.0, slower: float = 1.0) -> Rows:
+    phases = {name: (1 - off) * 3.0 / len(PHASES) for name in PHASES}
+    rows = [timed(COLD, n, 3.0 * n**2, 100.0, phases={name: n**2 * x for name, x in phases.items()}) for n in (1, 2, 4)]
+    rows += [timed(FOREACH, 4, 0.1, 300.0, phases=None), timed(FUSED, 4, 0.1, 50.0, phases=None)]
+    ours = [timed(OURS_COLD, 1, 0.4 * slower, 40.0), timed(OURS_COLD, 1000, 1.5 * slower, 40.0)]
+    return Rows([*rows, *ours, timed(OURS_WARM, 1, 0.2 * slower, 40.0)])
+
+
+def test_bars_of_first_steps_can_be_missed() -> None:
+    assert verdicts(first_call, first_call.derive(made_up())) == [True] * 5
+    assert verdicts(first_call, first_call.derive(made_up(off=0.06, slower=2))) == [False] * 4 + [True]
+    unknown = Rows([{**timed(COLD, 4, 1.0, 1.0), "first": None, "later": None}, timed(FOREACH, 4, 0.1, 300.0)])
+    assert verdicts(first_call, first_call.derive(unknown))[-1] is False
+
+
+def test_the_power_of_n_comes_out() -> None:
+    power = first_call.derive(made_up()).first(what="power", way=COLD)
+    assert power is not None
+    assert (power["exponent"], power["last"]) == (pytest.approx(2), pytest.approx(2))
+
+
+def test_pictures_of_first_steps_are_drawn() -> None:
+    figure = new_figure(8, 5)
+    if figure is None:
+        pytest.skip("no matplotlib")
+    rows = first_call.derive(made_up())
+    pictures.stacked(figure, rows)
+    assert len(figure.axes[0].patches) == 3 * len(PHASES)
+    assert [tick.get_text() for tick in figure.axes[0].get_xticklabels()] == ["1", "2", "4"]
+    pictures.crossing(crossed := new_figure(8, 5), rows.where(compared=True))
+    assert crossed is not None
+    said = [text.get_text() for text in crossed.axes[0].texts if text.get_text()[0].isdigit()]
+    assert said == ["239,501"], "47.9 s at 0.2 ms a step; fused never"
+
+
+# --- what compiles again
+
+
+def test_graphs_are_those_that_dynamo_counts() -> None:
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    (row,) = recompiles.changed("cpu", [(recompiles.FOREACH, recompiles.MISSING)], 3)
+    assert row["by_step"][-1] == counters["stats"]["unique_graphs"] == 2
+    assert row["ran"] == 3
+    assert "grad" in row["reason"]
+    assert row["compiling"]["n"] == 1
+
+
+def test_a_way_that_torch_refuses_says_why() -> None:
+    (row,) = recompiles.changed("cpu", [("foreach, lr a tensor", recompiles.LR)], 2)
+    assert "lr as a Tensor is not supported" in row["ended"]
+    assert recompiles.derive(Rows([row]))[0]["again"] is None
+
+
+def test_a_kernel_of_ours_that_is_made_again_misses_the_bar() -> None:
+    def row(way: str, by_step: list[int]) -> dict[str, Any]:
+        return {"way": way, "by_step": by_step, "ran": 3, "steps": 3}
+
+    rows = [row(recompiles.FOREACH, [1, 2, 3]), row(recompiles.OURS, [2, 2, 2])]
+    assert verdicts(recompiles, recompiles.derive(Rows(rows))) == [True]
+    assert verdicts(recompiles, recompiles.derive(Rows([*rows, row(recompiles.OURS, [1, 1, 2])]))) == [False]
+
+
+# --- optimizers of one's own
+
+
+@pytest.mark.parametrize("way", [kernels.LIST, kernels.LOOP, kernels.MAPPED])
+def test_lion_is_ours_in_every_form(way: str) -> None:
+    three, right = kernels.lists(3, CPU), kernels.lists(3, CPU)
+    update = torch.compile(kernels.UPDATES[way], backend="eager") if way == kernels.MAPPED else kernels.UPDATES[way]
+    optimizer = kernels.ruled(right[0], right[1])
+    for _ in range(2):
+        update(*three)
+        optimizer.step()
+    torch.testing.assert_close(three[0], right[0], rtol=0, atol=1e-3 * kernels.LR)
+
+
+def test_signum_moves_by_the_sign_of_the_momentum() -> None:
+    three, right = kernels.lists(2, CPU), kernels.lists(2, CPU)
+    kernels.signum(*three)
+    for p, before, grad, momentum in zip(three[0], *right[:2], three[2], strict=True):
+        torch.testing.assert_close(p, before - kernels.LR * grad.sign())
+        torch.testing.assert_close(momentum, (1 - kernels.BETA1) * grad)
+
+
+def test_bars_of_kernels_can_be_missed() -> None:
+    def rows(error: float, launches: int) -> Rows:
+        lists = {"way": kernels.LIST, "count": 10, "kernels": 1, "error": error}
+        return Rows([lists, {"way": kernels.RULE, "count": 10, "kernels": launches, "error": None}])
+
+    assert verdicts(kernels, rows(1e-6, 1)) == [True, True]
+    assert verdicts(kernels, rows(2.0, 2)) == [False, False]
+
+
+# --- coverage
+
+
+def test_what_became_of_a_class() -> None:
+    def row(name: str, graphs: int, breaks: int = 0, ended: str | None = None, error: float = 0.0) -> dict[str, Any]:
+        return {"what": "class", "name": name, "graphs": graphs, "breaks": breaks, "ended": ended, "error": error}
+
+    found = coverage.derive(Rows([row("a", 1), row("b", 2, 1), row("c", 0, 3), row("d", 1, ended="raised")]))
+    assert [one["became"] for one in found] == [coverage.WHOLE, coverage.PARTS, coverage.NOT, coverage.NOT]
+    said = coverage.sentence(found)
+    assert said == "1 of 4 are compiled; the others: b (in parts), c (not compiled), d (not compiled)."
+    everyone = Rows(row(name, 1) for name in coverage.names())
+    assert verdicts(coverage, coverage.derive(everyone)) == [True, True]
+    wrong = [row(name, 1, error=1e-3) for name in coverage.names()[1:]]
+    assert verdicts(coverage, coverage.derive(Rows(wrong))) == [False, False]
+
+
+def test_the_classes_are_those_of_torch() -> None:
+    assert {"AdamW", "LBFGS", "SGD", "SparseAdam"} <= set(coverage.names())
+    assert "Optimizer" not in coverage.names()
+    assert coverage.capability(CPU)["least"] == 7
+
+
+def test_a_break_on_purpose_is_told_from_others() -> None:
+    (row,) = coverage.covered("cpu", ["Adafactor"])
+    assert (row["graphs"], row["deliberate"]) == (0, 0)
+    assert "item()" in row["why"]
+    assert coverage.why("Call to `torch._dynamo.graph_break()`\n  Developer debug context: x") == coverage.DELIBERATE
+    assert coverage.why("Skip\n  Developer debug context: <function step at 0x7f>\n more") == "Skip (<function step)"
+
+
+# --- code
+
+
+TRITON = """
+triton_for_fused_0 = async_compile.triton('triton_for_fused_0', '''
+def triton_for_fused_0(in_ptr0, out_ptr0):
+    tmp0 = tl.load(in_ptr0 + (x0), None)
+    tmp1 = -0.001
+    tmp2 = tmp0 * tmp1
+    tl.store(out_ptr0 + (x0), tmp2, None)
+''', device_str='cuda')
+
+def call(args):
+        triton_for_fused_0.run(arg0_1, arg1_1, stream=stream0)
+        arg1_1.copy_(buf0)
+"""
+
+
+def test_code_is_counted() -> None:
+    import re
+
+    counts = {name: len(re.findall(pattern, TRITON, re.MULTILINE)) for name, pattern in generated.PATTERNS.items()}
+    assert counts == {"kernels": 1, "calls": 1, "loads": 1, "stores": 1, "intermediates": 3, "copies": 1}
+
+
+def test_messages_point_at_mistakes_where_there_is_a_file() -> None:
+    found = {row["case"]: row for row in mistakes.mistakes()}
+    assert found["a rule (ours)"]["named"]
+    assert found["torch.compile"]["named"]
+    if string := found.get("a string of CUDA"):  # where NVRTC is
+        assert not string["named"]
+
+
+def test_what_a_compiler_that_is_missing_raises_is_no_message_of_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mistakes, "MISTAKES", {"torch.compile": raising(ImportError("no NVRTC")), "none": int})
+    found = list(mistakes.mistakes())
+    assert [row["what"] for row in found] == ["failed", "failed"]
+    assert found[0]["ended"] == "no NVRTC"
+
+
+def test_the_graph_is_counted_and_drawn() -> None:
+    nodes = [["arg0", "placeholder", [], []], ["mul", "call", [0, 2], ["arg0"]], ["copy", "call", [2], ["mul", "arg0"]]]
+    rows = generated.derive(Rows([{"what": "graph", "case": "a case", "device": "cpu", "nodes": nodes}]))
+    assert (rows[0]["count"], rows[0]["kernels"]) == (3, 2)
+    if (figure := new_figure(8, 5)) is not None:
+        pictures.coloured(figure, rows)
+        assert [text.get_text() for text in figure.axes[0].texts[:4]] == ["mul", "copy", "kernel 0", "kernel 2"]
