@@ -50,7 +50,8 @@ test: $(READY)  ## run the tests
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal -m "not long and not clients" $(TEST_ARGS)
 
 test-clients: $(CLIENTS)  ## install transformers, accelerate, lightning, peft and timm, and train with each
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal -m clients $(TEST_ARGS)
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal -m "clients and not long" \
+		-o testpaths="tests/clients tests/test_install.py" $(TEST_ARGS)
 
 test-long: $(READY)  ## run all tests, and interrupt at every line
 	OMP_NUM_THREADS=1 PAGEDOPT_EVERY_LINE=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal --timeout 3600 $(TEST_ARGS)

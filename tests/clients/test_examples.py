@@ -6,10 +6,14 @@ import ast
 import importlib.util
 import os
 import re
+import runpy
 import subprocess
 import sys
+import unittest.mock
+from collections.abc import Callable
 from pathlib import Path
 
+import clients
 import pytest
 import torchvision_operators
 from children import python
@@ -18,29 +22,78 @@ from paths import ROOT
 EXAMPLES = ROOT / "examples"
 
 
-#: Lightning's own variables: as on a machine with two devices.
+#: Lightning's own variables: as on a machine with two devices, and with one.
 TWO_DEVICES = {"PL_TRAINER_ACCELERATOR": "cpu", "PL_TRAINER_DEVICES": "2"}
+ONE_DEVICE = {"PL_TRAINER_DEVICES": "1"}
+#: Names, and packages that they need.
+TRAINING = [
+    pytest.param("loop", "torch"),
+    pytest.param("in_8_bits", "torch"),
+    pytest.param("hf_trainer", "transformers", marks=pytest.mark.clients),
+    pytest.param("accelerate_loop", "accelerate", marks=pytest.mark.clients),
+    pytest.param("lightning_fit", "lightning", marks=pytest.mark.clients),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "package", "variables"),
-    [
-        ("loop", "torch", {}),
-        ("in_8_bits", "torch", {}),
-        pytest.param("hf_trainer", "transformers", {}, marks=pytest.mark.clients),
-        pytest.param("accelerate_loop", "accelerate", {}, marks=pytest.mark.clients),
-        pytest.param("lightning_fit", "lightning", {}, marks=pytest.mark.clients),
-        pytest.param("lightning_fit", "lightning", TWO_DEVICES, marks=pytest.mark.clients, id="lightning_fit-two"),
-    ],
-)
-def test_an_example_trains_and_goes_on(name: str, package: str, variables: dict[str, str], tmp_path: Path) -> None:
-    """As a program: it may start more processes of what runs it."""
+@pytest.mark.parametrize(("name", "package"), TRAINING)
+def test_an_example_trains_and_goes_on(
+    name: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Twice in this process."""
+    needed(package)
+    monkeypatch.chdir(tmp_path)
+    check(*[lambda: here(name, capfd)] * 2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "package"), TRAINING)
+def test_an_example_is_a_program(name: str, package: str, tmp_path: Path) -> None:
+    needed(package)
+    check(*[lambda: program(name, tmp_path)] * 2)
+
+
+@pytest.mark.clients
+@pytest.mark.parametrize("again", ["on one device", pytest.param("on two devices", marks=pytest.mark.long)])
+def test_an_example_starts_more_processes_of_what_runs_it(
+    again: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What two have saved goes on."""
+    needed("lightning")
+    monkeypatch.chdir(tmp_path)
+
+    def on_two() -> str:
+        return program("lightning_fit", tmp_path, **TWO_DEVICES)
+
+    check(on_two, on_two if again == "on two devices" else lambda: here("lightning_fit", capfd))
+
+
+def needed(package: str) -> None:
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
+
+
+def here(name: str, capfd: pytest.CaptureFixture[str]) -> str:
+    """What an example says, run in this process."""
+    torchvision_operators.declare()
+    clients.forget_accelerate()
+    try:
+        with unittest.mock.patch.dict(os.environ, ONE_DEVICE):
+            runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    finally:
+        clients.forget_accelerate()
+    return capfd.readouterr().out
+
+
+def program(name: str, folder: Path, **variables: str) -> str:
+    """What an example says in a process of its own."""
+    return python(torchvision_operators.__file__, EXAMPLES / f"{name}.py", cwd=folder, **variables)
+
+
+def check(*runs: Callable[[], str]) -> None:
+    """Run an example twice, and look at the losses of both."""
     found: list[list[float]] = []
-    for _ in range(2):
-        program = (torchvision_operators.__file__, EXAMPLES / f"{name}.py")
-        said = python(*program, cwd=tmp_path, **variables)
+    for run in runs:
+        said = run()
         assert said.count("optimizer state") == 1
         found.append([float(number) for number in re.findall(r"\bloss'?:? '?([\d.]+)", said)])
     first, second = found

@@ -94,7 +94,7 @@ def test_fsdp1(device: str, tmp_path: Path) -> None:
     check_setup("FSDP1", device, tmp_path)
 
 
-@on_devices(2)
+@on_devices(2, often=False)  # often it is part of what another number of processes loads
 def test_fsdp2(device: str, tmp_path: Path) -> None:
     """FSDP2, `fully_shard`: uneven and empty shards, accumulation, clipping, `torch.distributed.checkpoint`."""
     check_setup("FSDP2", device, tmp_path)
@@ -118,7 +118,7 @@ def test_fsdp2_of_replicas(device: str, tmp_path: Path) -> None:
     check_setup("FSDP2, replicas of shards", device, tmp_path, world=4)
 
 
-@on_devices(2)
+@on_devices(2, often=False)  # often it is under FSDP2, and where one process prepares its step anew
 def test_tensor_parallel(device: str, tmp_path: Path) -> None:
     """Tensor parallel, `parallelize_module`: by columns, by rows, by sequence, whose gradients are sums to be made."""
     check_setup("tensor parallel", device, tmp_path)

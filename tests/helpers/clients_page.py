@@ -125,10 +125,10 @@ compiled train step is not watched so). Losses of both trainings agree to 1e-5 o
 that they have gone; to 2e-2 where forward and backward compute in 16 bits, to 1e-4 where they are compiled.
 
 `resident`: all state on the device of the model. `away`: `device_budget=0`. `yes`: both, or neither matters. `–`: not
-run, or not for such a device. `make test-clients` runs it all. Several processes run over gloo on CPUs and, where there
-are GPUs enough, over NCCL, and agree with torch's class to 1e-6 (GPUs 1e-5, bfloat16 1e-2); training over several
-machines has not been tried. Beside a CPU build of torch the torchvision that pip finds may not load, and with it
-transformers, timm and Lightning do not: [setup.md](setup.md) says what helps.
+run, or not for such a device. `make test-clients` runs most of it, `make test-long` all. Several processes run over
+gloo on CPUs and, where there are GPUs enough, over NCCL, and agree with torch's class to 1e-6 (GPUs 1e-5, bfloat16
+1e-2); training over several machines has not been tried. Beside a CPU build of torch the torchvision that pip finds may
+not load, and with it transformers, timm and Lightning do not: [setup.md](setup.md) says what helps.
 
 {runs}
 """

@@ -1,6 +1,7 @@
 """Functions that several processes of one group call together: gloo on CPUs, NCCL where each has a GPU of its own.
 
 The processes come from a server that has loaded torch and Numba and nothing else, so each is new and starts at once.
+(Torch's compiler is among that: torch loads it with a process's first optimizer.)
 """
 
 from __future__ import annotations
@@ -19,20 +20,23 @@ from typing import Any
 
 import pytest
 import torch
+from often import MARKS
 
 #: Seconds until a process that waits for others gives up, and until all are ended.
 WAIT, LIMIT = 60, 100
 _LOADED = [
     "torch", "torch.distributed.fsdp", "torch.distributed.optim", "torch.distributed.tensor.parallel",
-    "torch.distributed.checkpoint.state_dict", "numba",
+    "torch.distributed.checkpoint.state_dict", "torch._dynamo", "numba",
 ]  # fmt: skip
 
 
-def on_devices(world: int) -> pytest.MarkDecorator:
-    """``device``: the CPU, and a GPU for each of ``world`` processes, skipped with the reason where there are fewer."""
+def on_devices(world: int, often: bool = True) -> pytest.MarkDecorator:
+    """``device``: the CPU, and a GPU for each of ``world`` processes, skipped with the reason where there are fewer;
+    ``often``: on the CPU it is no long test."""
     there = torch.cuda.device_count()
     lacking = pytest.mark.skipif(there < world, reason=f"needs {world} GPUs for NCCL, there are {there}")
-    return pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, lacking])])
+    cuda = pytest.param("cuda", marks=[pytest.mark.gpu, lacking])
+    return pytest.mark.parametrize("device", [pytest.param("cpu", marks=MARKS[often]), cuda])
 
 
 def together(function: str, world: int, device: str, *arguments: Any) -> list[Any]:

@@ -103,7 +103,7 @@ def test_played_threads_leave_the_bits_of_numba(
     assert any(not torch.equal(a, b) for a, b in zip(results[0][0], lists_of(rule, formats, gap)[0], strict=True))
 
 
-@pytest.mark.parametrize("arch", ["sm_75", "sm_90"])
+@pytest.mark.parametrize("arch", [pytest.param("sm_75", marks=pytest.mark.long), "sm_90"])
 def test_blocks_compile(arch: str) -> None:
     pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
     for name in ("adamw", "lion"):

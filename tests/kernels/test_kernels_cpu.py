@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from often import MARKS
 from rules_under_test import MANY, PARTS, copied, filled, many, same_values, special_inputs, steps, steps_in_torch, swap
 from support import BF16, DTYPES, F16, F32, F64, SIZES, assert_updated, clone, lists_for, same_bits, scalars_for
 from vast_tensor import doubled_at_the_end
@@ -31,9 +32,16 @@ def mixes(rule: Rule) -> Iterator[tuple[torch.dtype, ...]]:
         yield (F16, F64, *[F32] * state)
 
 
+#: Of the rules with state those that the others are made like: they are often run in every mix.
+OFTEN = ("adamw", "sgd_momentum", "lion")
+
+
 def case(rule: Rule, dtypes: tuple[torch.dtype, ...]) -> Any:
-    marks = [pytest.mark.long] if dtypes[0] == F16 and rule is not ADAMW else []
-    return pytest.param(rule, dtypes, id=f"{rule.name}-{'-'.join(str(d)[6:] for d in dtypes)}", marks=marks)
+    """All rules in float32 and one more dtype, in turn; some in all."""
+    often = rule is ADAMW or (rule.name in OFTEN and dtypes[0] != F16)
+    turn = DTYPES[1:][list(RULES).index(rule.name) % 3]
+    often = often or set(dtypes) in ({F32}, {turn})
+    return pytest.param(rule, dtypes, id=f"{rule.name}-{'-'.join(str(d)[6:] for d in dtypes)}", marks=MARKS[often])
 
 
 @pytest.mark.parametrize(("rule", "dtypes"), [case(rule, dtypes) for rule in RULES.values() for dtypes in mixes(rule)])

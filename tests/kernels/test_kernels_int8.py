@@ -156,7 +156,7 @@ def test_elements_are_drawn_for_as_the_oracle_says(threads: int, use: str, first
         assert same([lists[1][i], lists[2][i]], want), i
 
 
-@pytest.mark.parametrize("arch", ["sm_75", "sm_90", "sm_100"])
+@pytest.mark.parametrize("arch", ["sm_75", pytest.param("sm_90", marks=pytest.mark.long), "sm_100"])
 def test_nvrtc_compiles_all(arch: str) -> None:
     library = nvrtc_support.nvrtc()
     if int(arch[3:]) not in (known := library.nvrtcGetSupportedArchs()[1]):

@@ -13,6 +13,7 @@ from host_build import build
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_names import instance
+from often import long_but
 from prologue_rows import UNTOUCHED, Launch, Rows, check_runs, mixed_rows, same_bits
 from prologue_rules import EXACT, SUBJECTS, common_sets, raising, sets_of, signed_sets
 from support import F32
@@ -41,7 +42,11 @@ def python(subject: Rule, scalars: dict[str, float]) -> list[float] | None:
         return None
 
 
-@pytest.mark.parametrize("name", SUBJECTS)
+#: Together they have every operation; common numbers are compared for all.
+OFTEN = ("adamw", "sgd_momentum", "lion", "nadam", "many", "smooth", "named", *(subject.name for subject in EXACT))
+
+
+@pytest.mark.parametrize("name", long_but(SUBJECTS, OFTEN.__contains__))
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_the_bits_are_pythons(name: str, data: Any) -> None:

@@ -21,6 +21,7 @@ import torch
 from contract_differences import DIFFERENCES, Difference, listed
 from contract_world import CAPTURED, OPTIMIZERS, PLACES, SCENARIOS, Place, Scenario, differences, run
 from gpu_support import NEEDED
+from often import MARKS
 
 from pagedopt.optim.registry import Entry
 
@@ -29,14 +30,22 @@ CHAPTERS = (
     contract_schedules, contract_surroundings, contract_objects, contract_checkpoints,
 )  # fmt: skip
 
+
+def is_often(*numbers: int) -> bool:
+    """Whether a case on a CPU is no long one, given where each of its values stands in its list: every other one is."""
+    return sum(numbers) % 2 == 0
+
+
+#: On a CPU every optimizer goes through every scenario in one of the two places, and every scenario is done in both;
+#: `make test-long` does all of them in both.
 CASES = [
     pytest.param(
         scene, entry, place, id=f"{scene.chapter}-{scene.name}-{entry.name}-{place.device}-{place.name}",
-        marks=NEEDED if place.device == "cuda" else [],
+        marks=NEEDED if place.device == "cuda" else MARKS[is_often(i, j, k)],
     )
-    for scene in SCENARIOS
-    for entry in OPTIMIZERS
-    for place in PLACES
+    for i, scene in enumerate(SCENARIOS)
+    for j, entry in enumerate(OPTIMIZERS)
+    for k, place in enumerate(PLACES)
     if place.device in scene.devices
 ]  # fmt: skip
 
@@ -68,11 +77,27 @@ def test_every_difference_that_is_listed_has_its_scenario() -> None:
 
 
 VARIANTS = [
-    pytest.param(entry, at, device, id=f"{entry.name}-{at}-{device}", marks=NEEDED if device == "cuda" else [])
+    (entry, at, device)
     for entry in OPTIMIZERS
     for at in range(len(contract_numbers.variants(entry)))
     for device in ("cpu", "cuda")
 ]
+#: On a CPU `make test` takes a thousand steps of the first variant of each class, whose flags single steps show.
+THOUSANDS = [
+    pytest.param(
+        entry, at, device, id=f"{entry.name}-{at}-{device}", marks=NEEDED if device == "cuda" else MARKS[at == 0]
+    )
+    for entry, at, device in VARIANTS
+]
+#: On a CPU every variant is often compared in two dtypes, in turn: every class in all of them.
+SINGLE = [
+    pytest.param(
+        entry, at, device, dtype, id=f"{entry.name}-{at}-{device}-{dtype}",
+        marks=NEEDED if device == "cuda" else MARKS[is_often(at, i)],
+    )
+    for entry, at, device in VARIANTS
+    for i, dtype in enumerate(contract_numbers.DTYPES)
+]  # fmt: skip
 
 
 def places(device: str) -> list[Place]:
@@ -80,14 +105,13 @@ def places(device: str) -> list[Place]:
     return [place for place in (*PLACES, *CAPTURED) if place.device == device]
 
 
-@pytest.mark.parametrize(("entry", "at", "device"), VARIANTS)
+@pytest.mark.parametrize(("entry", "at", "device"), THOUSANDS)
 def test_a_thousand_steps_end_nearer_to_float64_than_any_of_torchs_ways(entry: Entry, at: int, device: str) -> None:
     wrong = {place.name: contract_numbers.far_from_exact(entry, at, place) for place in places(device)}
     assert not any(wrong.values()), f"{contract_numbers.variants(entry)[at]}: {wrong}"
 
 
-@pytest.mark.parametrize("dtype", contract_numbers.DTYPES, ids=str)
-@pytest.mark.parametrize(("entry", "at", "device"), VARIANTS)
+@pytest.mark.parametrize(("entry", "at", "device", "dtype"), SINGLE)
 def test_a_step_ends_a_few_roundings_from_torchs_default(
     entry: Entry, at: int, device: str, dtype: torch.dtype
 ) -> None:

@@ -45,7 +45,11 @@ def held(count: int, large: int, options: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("large", "options"),
-    [(0, {}), (0, SPILLED[0]), *(pytest.param(50, options, marks=pytest.mark.long) for options in SPILLED)],
+    [
+        (0, SPILLED[0]),
+        pytest.param(0, {}, marks=pytest.mark.long),
+        *(pytest.param(50, options, marks=pytest.mark.long) for options in SPILLED),
+    ],
     ids=str,
 )
 def test_a_thousand_hold_little_beyond_their_state(large: int, options: dict[str, Any]) -> None:

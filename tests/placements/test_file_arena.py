@@ -179,7 +179,7 @@ def test_state_of_no_elements_needs_no_file(folder: Path) -> None:
 # ---- bounds ----
 
 
-@pytest.mark.parametrize("share", [0.25, 0])
+@pytest.mark.parametrize("share", [0.25, pytest.param(0, marks=pytest.mark.long)])
 def test_the_resident_size_stays_within_the_budget(share: float) -> None:
     """96 MiB of state, a quarter of them in memory: pages of 6 MiB through four slots."""
     *sizes, right = file_support.run_apart("peak", 96, share, 3).split()

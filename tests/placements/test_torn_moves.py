@@ -204,7 +204,7 @@ def test_pages_reach_the_disk_before_they_leave_memory(monkeypatch: pytest.Monke
 # ---- processes ----
 
 
-@pytest.mark.parametrize("resident", [0, 3])
+@pytest.mark.parametrize("resident", [pytest.param(0, marks=pytest.mark.long), 3])
 def test_a_forked_child_reads_and_copies_and_writes_nothing(resident: int) -> None:
     assert run("forked", resident) == "fine\n"
 
