@@ -19,7 +19,7 @@ from experiments.__main__ import main as experiments
 from experiments.harness.plot import digest
 from experiments.lecture.page import Results
 
-PAGES = ["README.md", "notes/setup.md", "notes/migrating.md", "notes/options.md"]
+PAGES = ["README.md", "notes/setup.md", "notes/migrating.md", "notes/options.md", "notes/README.md"]
 TEXT = (ROOT / "README.md").read_text()
 #: What was measured, in any of its units.
 FIGURE = re.compile(r"\d(?:[\d.,]*\d)? ?(?:ms|µs|seconds?|[GMT]i?B/s|%(?! of)| times\b|x faster|tokens)")

@@ -10,16 +10,23 @@ from typing import Any
 
 from experiments.harness import question
 from experiments.harness.main import KEPT
-from experiments.harness.note import NOTES, machine_line, markdown
+from experiments.harness.note import NOTES, fill, machine_line, markdown
 from experiments.harness.revision import check_source
 from experiments.harness.rows import Rows, of_questions, read
-from experiments.lecture.claims import LATER, NOT_HERE, NOT_YET, VERDICTS, Claim, claims
+from experiments.lecture.claims import CHANGED, LATER, NOT_HERE, NOT_YET, SLIP, TRUE, VERDICTS, Claim, claims
 
+#: Lists the notes.
+INDEX = NOTES / "README.md"
 PARTS = {
     "A": "Lecture 6: optimizers (000, and 001, the same in Chinese)",
     "C": "CUDA performance, PyTorch flexibility (002)",
     "D": "The puzzlers' answers on fusion (003)",
 }
+#: Verdicts behind a number.
+SEVERAL = {
+    TRUE: "are true", CHANGED: "have changed since", SLIP: "were slips", LATER: "are left to a later part",
+    NOT_YET: "are not measured yet", NOT_HERE: "are not shown here",
+}  # fmt: skip
 HEAD = """\
 # What the lectures say, and what is so
 
@@ -99,9 +106,7 @@ def page(known: Sequence[Claim] | None = None, results: Results | None = None) -
     """The whole note."""
     results = results or Results()
     lines = [line(claim, results) for claim in known or claims()]
-    counts = Counter(found.verdict.partition(":")[0] for found in lines)
-    summary = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
-    blocks = [HEAD, f"{len(lines)} claims: {summary}.\n"]
+    blocks = [HEAD, f"{summary(lines)}\n"]
     headings = ("id", "claim", "its number", "ours", "verdict", "shown by")
     for letter, title in PARTS.items():
         cells = [found.cells() for found in lines if found.claim.id.startswith(letter)]
@@ -110,9 +115,16 @@ def page(known: Sequence[Claim] | None = None, results: Results | None = None) -
     return "\n".join(blocks)
 
 
+def summary(lines: Sequence[Line]) -> str:
+    """How many claims there are, and what was found of how many."""
+    counts = Counter(found.verdict.partition(":")[0] for found in lines)
+    return f"{len(lines)} claims: {', '.join(f'{counts[each]} {SEVERAL[each]}' for each in VERDICTS if counts[each])}."
+
+
 def main() -> int:
-    """Write the note."""
-    path = NOTES / "lecture.md"
-    path.write_text(page())
+    """Write the note, and its summary where the notes are listed."""
+    path, results = NOTES / "lecture.md", Results()
+    path.write_text(page(results=results))
+    fill(INDEX, {"claims": summary([line(claim, results) for claim in claims()])})
     print(f"written: {path}")
     return 0

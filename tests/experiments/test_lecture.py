@@ -31,6 +31,15 @@ def test_the_page_comes_out_again() -> None:
     assert page.page() == (ROOT / "notes" / "lecture.md").read_text(), "python -m experiments lecture"
 
 
+def test_the_list_of_notes_has_each_and_says_how_many_claims_are_shown() -> None:
+    text = page.INDEX.read_text()
+    assert page.summary([page.line(claim, page.Results()) for claim in claims()]) in text, (
+        "python -m experiments lecture"
+    )
+    for note in page.NOTES.glob("*.md"):
+        assert note == page.INDEX or f"]({note.name})" in text, note.name
+
+
 def test_who_shows_a_claim_is_there_or_will_be() -> None:
     looked = 0
     for claim in CLAIMS.values():
