@@ -91,7 +91,10 @@ def negligible(rows: Rows) -> Found | None:
     known = walls(rows.where(lists=4, mode="rewritten"))
     known = {count: wall for count, wall in known.items() if {torchs, mine, structs} <= wall.keys()}
     won = [[f"{count:,}" for count, wall in known.items() if wall[way] < wall[structs]] for way in (torchs, mine)]
-    values = {"torch": ", ".join(won[0]) or "no number of", "ours": ", ".join(won[1]) or "no number"}
+    values = {
+        way: f"at {', '.join(counts)} tensors" if counts else "never"
+        for way, counts in zip(("torch", "ours"), won, strict=True)
+    }
     return (len(won[0]) == len(known), values) if known else None
 
 
