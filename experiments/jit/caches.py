@@ -158,7 +158,7 @@ def measure(run: Run) -> Iterator[Row]:
         first = child.only(used, device, "sm_90", "", limit=LIMIT, environment={"PAGEDOPT_CACHE_DIR": str(filled)})
         if not first["cubins"]:
             run.left_out.append("cubins that are not run: there is no NVRTC")
-        with ThreadPoolExecutor(min(TOGETHER, os.cpu_count() or 1)) as pool:
+        with ThreadPoolExecutor(min(2 * TOGETHER, os.cpu_count() or 1)) as pool:
             waiting = {name: pool.submit(looked_at, device, filled, name) for name in names}
             for name, row in waiting.items():
                 with run.attempt(name):

@@ -14,23 +14,25 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 
 from experiments.lab import BLUE, GRAY, PURPLE, Bar, Bars, Plot, Row, Rows, Run, Table, mib, series
-from experiments.works.compiling import OURS, WAYS, Way, work
+from experiments.works.compiling import OURS, WAYS, work
 from experiments.works.fresh import Fresh, empty_caches, fresh
 from experiments.works.models import HYPER
 from experiments.works.reference import Bound, Reference
 from experiments.works.wheels import FULL, reckoned
 
 #: Tensors of 64²: of more a compiler on a CPU makes minutes of work.
-TENSORS = {"cuda": 100, "cpu": 8}
+TENSORS = {"cuda": 36, "cpu": 8}
 #: Seconds after which a process is given up; that a user will wait for.
 LIMIT, SOON = 150.0, 1.0
-REPEATS = 3
+#: Of a build.
+CORES_EACH = 4
 
 
 def started(name: str, device: str, count: int, folder: str, compilers: bool) -> Iterator[Row]:
@@ -78,70 +80,68 @@ def held(*paths: Path) -> int:
     return sum(it.stat().st_size for path in paths for it in (path, *path.rglob("*")) if it.is_file())
 
 
-def timed(run: Run, name: str, way: Way, made: Path) -> Row:
-    """What came of a way's processes.
+def well(found: Fresh) -> Row:
+    """The row of a process that ended well.
 
     Raises:
-        RuntimeError: one failed; as it was said.
+        RuntimeError: it did not; with its last words.
     """
-    count = run.size(TENSORS[run.device.type], 2)
-    begin = partial(fresh, limit=LIMIT)
-    about = (name, str(run.device), count, str(made))
-    ahead = well(begin(built, *about)).row if way.build else {}
-    start = partial(begin, started, *about)
-    cold, warm = [], []
-    for _ in range(1 if way.slow or run.quick else REPEATS):
+    if found.ended:
+        raise RuntimeError(found.ended.strip().splitlines()[-1])
+    return found.row
+
+
+def prepared(build: bool, about: tuple[str, str, int, str], compilers: bool | None) -> Row:
+    """Build ahead, if a way does, and start it where no program is found, unless ``compilers`` is None: not timed."""
+    ahead = well(fresh(built, *about, limit=LIMIT)) if build else {}
+    found = {"build": series([ahead["build"]], "wall") if ahead else None, "tag": ahead.get("tag", "")}
+    if compilers is None:
+        return {**found, "alone": None, "refusal": "-"}
+    ended = fresh(started, *about, compilers, limit=LIMIT).ended
+    return {**found, "alone": ended is None, "refusal": (ended or "").strip().rpartition("\n")[2]}
+
+
+def timed(repeats: int, about: tuple[str, str, int, str]) -> Row:
+    """Processes one after the other, each pair with caches of its own."""
+    cold, warm, made = [], [], Path(about[-1])
+    for _ in range(repeats):
         with empty_caches() as caches:
-            cold.append(well(start(True, caches=caches)).row)
-            warm.append(well(start(True, caches=caches)).row)
+            cold.append(well(fresh(started, *about, True, limit=LIMIT, caches=caches)))
+            warm.append(well(fresh(started, *about, True, limit=LIMIT, caches=caches)))
             disk = held(caches, made / "site", made / "late.pt2")
     return {
-        "case": name,
-        "device": run.device.type,
-        "tensors": count,
         "cold": series([row["start"] for row in cold], "wall"),
         "warm": series([row["start"] for row in warm], "wall"),
         "ready": series([row["ready"] for row in warm], "wall"),
         "second": series([row["second"] for row in warm], "wall"),
         "error": max(row["error"] for row in cold + warm),
         "disk": disk,
-        "build": series([ahead["build"]], "wall") if ahead else None,
-        "tag": ahead.get("tag", ""),
-        **without(start(False) if not run.quick else None),
-        "wheels": reckoned(way.ships),
-        "machines": reckoned(FULL),
     }
 
 
-def without(found: Fresh | None) -> Row:
-    """Whether it starts where no program is found, and with which words it does not; nothing of toys."""
-    if found is None:
-        return {"alone": None, "refusal": "-"}
-    return {"alone": found.ended is None, "refusal": (found.ended or "").strip().rpartition("\n")[2]}
-
-
-def well(found: Fresh) -> Fresh:
-    """A process that ended well.
-
-    Raises:
-        RuntimeError: it did not.
-    """
-    if found.ended:
-        raise RuntimeError(found.ended.strip().splitlines()[-1])
-    return found
-
-
 def measure(run: Run) -> Iterator[Row]:
-    """A row per way: seconds, bytes on disk, whether it starts without a compiler, wheels."""
-    here = {name: way for name, way in WAYS.items() if run.device.type in way.devices}
-    for name, way in run.each(here.items()):
-        if run.quick and way.slow:
-            run.left_out.append(f"{name}: takes a compiler and tens of seconds")
-            continue
-        with run.attempt(name, () if name == OURS else (RuntimeError,)), empty_caches() as made:
-            yield timed(run, name, way, made)
-    if missing := [name for name in WAYS if name not in here]:
+    """A row per way: seconds, bytes on disk, whether it starts without a compiler, wheels.
+
+    What is not timed by itself comes first, and side by side where there are cores for it.
+    """
+    kind = run.device.type
+    here = {name: way for name, way in WAYS.items() if kind in way.devices and not (run.quick and way.slow)}
+    with ExitStack() as folders, ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // CORES_EACH)) as pool:
+        abouts, waiting = {}, {}
+        for name, way in here.items():
+            folder = str(folders.enter_context(empty_caches()))
+            abouts[name] = (name, str(run.device), run.size(TENSORS[kind], 2), folder)
+            waiting[name] = pool.submit(prepared, way.build is not None, abouts[name], None if run.quick else False)
+        wait(waiting.values())
+        for name, way in run.each(here.items()):
+            about = {"case": name, "device": kind, "tensors": abouts[name][2], "wheels": reckoned(way.ships)}
+            with run.attempt(name, () if name == OURS else (RuntimeError,)):
+                first = waiting[name].result()
+                yield {**about, "machines": reckoned(FULL), **first, **timed(run.size(way.repeats, 1), abouts[name])}
+    if missing := [name for name, way in WAYS.items() if kind not in way.devices]:
         run.left_out.append(f"{', '.join(missing)}: need a GPU")
+    if slow := [name for name, way in WAYS.items() if run.quick and way.slow]:
+        run.left_out.append(f"{', '.join(slow)}: take a compiler and tens of seconds")
 
 
 def others(rows: Rows) -> tuple[float, str]:

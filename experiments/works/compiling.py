@@ -86,7 +86,8 @@ class Way:
         start: of parameters with gradients, and the folder with what was built ahead; returns a step.
         ships: what its author ships (:data:`experiments.works.wheels.KINDS`).
         build: of a device, how many tensors there are and a folder: builds ahead; returns the tag of the wheel, if any.
-        slow: whether a cold start takes many seconds: it is timed once, and toys do without it.
+        slow: whether a cold start takes many seconds: toys do without it.
+        repeats: how often it is started, with cold and with warm caches.
     """
 
     start: Callable[[Params, Path], Step]
@@ -94,6 +95,7 @@ class Way:
     build: Callable[[torch.device, int, Path], str] | None = None
     devices: Sequence[str] = ("cuda",)
     slow: bool = False
+    repeats: int = 1
 
 
 def work(count: int) -> Work:
@@ -217,7 +219,7 @@ def exported(params: Params, folder: Path) -> Step:
 
 BOTH = ("cuda", "cpu")
 WAYS = {
-    OURS: Way(ours, devices=BOTH),
+    OURS: Way(ours, devices=BOTH, repeats=3),
     "CuPy RawKernel": Way(cupy_kernel),
     "torch.cuda._compile_kernel": Way(torch_kernel),
     "Triton": Way(triton_kernel),

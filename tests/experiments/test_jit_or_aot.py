@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from children import python
 from experiment_runs import experiment, run_quick
 
 from experiments.harness.rows import Rows
@@ -94,7 +96,7 @@ def test_a_process_without_compilers_finds_none(compilers: bool, monkeypatch: py
     if shutil.which("g++") is None:
         pytest.skip("there is none here anyway")
     for variable in ("PATH", "CC", "CXX", "CUDA_HOME"):
-        monkeypatch.setenv(variable, __import__("os").environ.get(variable, ""))  # so that it is put back
+        monkeypatch.setenv(variable, os.environ.get(variable, ""))  # so that it is put back
 
     def begin(params: list[torch.nn.Parameter], _: Path) -> Callable[[], object]:
         assert (shutil.which("g++") is not None) is compilers
@@ -105,12 +107,15 @@ def test_a_process_without_compilers_finds_none(compilers: bool, monkeypatch: py
     assert 0 <= row["ready"] <= row["start"]
 
 
-def test_what_a_process_without_compilers_said() -> None:
-    assert start.without(Fresh([], 1.0, None)) == {"alone": True, "refusal": ""}
-    assert start.without(Fresh([], 1.0, "ended with 1: a\nno g++")) == {"alone": False, "refusal": "no g++"}
-    assert start.without(None)["alone"] is None
+def test_what_a_process_without_compilers_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    about = ("way", "cpu", 1, "")
+    for ended, alone, refusal in ((None, True, ""), ("ended with 1: a\nno g++", False, "no g++")):
+        monkeypatch.setattr(start, "fresh", lambda *_, _ended=ended, **__: Fresh([], 1.0, _ended))
+        row = start.prepared(False, about, False)
+        assert (row["alone"], row["refusal"], row["build"]) == (alone, refusal, None)
     with pytest.raises(RuntimeError, match=r"^no g\+\+$"):
-        start.well(Fresh([], 1.0, "ended with 1: a\nno g++"))
+        start.prepared(True, about, False)
+    assert start.prepared(False, about, None)["alone"] is None
 
 
 @pytest.mark.long
@@ -123,9 +128,8 @@ def test_an_extension_is_built_and_right(name: str, tag: str, tmp_path: Path) ->
     found = build(CPU, 2, tmp_path)
     assert found.startswith(tag)
     assert ("abi3" in found) is (name == STABLE)
+    # In a process of its own: an operator is registered once.
     script = "from experiments.jit.start import started; print(next(started({!r}, 'cpu', 2, {!r}, False))['error'])"
-    from children import python  # a process of its own: an operator is registered once
-
     assert float(python("-c", script.format(name, str(tmp_path)), timeout=100)) < compiling.work(2).tolerance
 
 
