@@ -42,7 +42,7 @@ def started(name: str, device: str, count: int, folder: str, compilers: bool) ->
         AssertionError: the update is wrong.
     """
     if not compilers:
-        os.environ["PATH"] = os.devnull
+        os.environ["PATH"] = str(Path(folder) / "no programs")
         for variable in ("CC", "CXX", "CUDA_HOME"):
             os.environ.pop(variable, None)
     where = torch.device(device)
@@ -87,8 +87,14 @@ def well(found: Fresh) -> Row:
         RuntimeError: it did not; with its last words.
     """
     if found.ended:
-        raise RuntimeError(found.ended.strip().splitlines()[-1])
+        raise RuntimeError(reason(found.ended))
     return found.row
+
+
+def reason(ended: str) -> str:
+    """Of a process's last words the last line that names an error, or else the last."""
+    lines = ended.strip().splitlines()
+    return next((line for line in reversed(lines) if "Error" in line or "error:" in line), lines[-1])
 
 
 def prepared(build: bool, about: tuple[str, str, int, str], compilers: bool | None) -> Row:
@@ -98,7 +104,7 @@ def prepared(build: bool, about: tuple[str, str, int, str], compilers: bool | No
     if compilers is None:
         return {**found, "alone": None, "refusal": "-"}
     ended = fresh(started, *about, compilers, limit=LIMIT).ended
-    return {**found, "alone": ended is None, "refusal": (ended or "").strip().rpartition("\n")[2]}
+    return {**found, "alone": ended is None, "refusal": reason(ended) if ended else ""}
 
 
 def timed(repeats: int, about: tuple[str, str, int, str]) -> Row:

@@ -109,11 +109,14 @@ def test_a_process_without_compilers_finds_none(compilers: bool, monkeypatch: py
 
 def test_what_a_process_without_compilers_said(monkeypatch: pytest.MonkeyPatch) -> None:
     about = ("way", "cpu", 1, "")
-    for ended, alone, refusal in ((None, True, ""), ("ended with 1: a\nno g++", False, "no g++")):
+    for ended, alone, refusal in (
+        (None, True, ""),
+        ("ended with 1: a\nError: no g++\nfor more", False, "Error: no g++"),
+    ):
         monkeypatch.setattr(start, "fresh", lambda *_, _ended=ended, **__: Fresh([], 1.0, _ended))
         row = start.prepared(False, about, False)
         assert (row["alone"], row["refusal"], row["build"]) == (alone, refusal, None)
-    with pytest.raises(RuntimeError, match=r"^no g\+\+$"):
+    with pytest.raises(RuntimeError, match=r"^Error: no g\+\+$"):
         start.prepared(True, about, False)
     assert start.prepared(False, about, None)["alone"] is None
 
