@@ -132,12 +132,13 @@ def measure(run: Run) -> Iterator[Row]:
     """
     kind = run.device.type
     here = {name: way for name, way in WAYS.items() if kind in way.devices and not (run.quick and way.slow)}
-    with ExitStack() as folders, ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // CORES_EACH)) as pool:
-        abouts, waiting = {}, {}
+    pool, abouts, waiting = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // CORES_EACH)), {}, {}
+    with ExitStack() as folders:
         for name, way in here.items():
             folder = str(folders.enter_context(empty_caches()))
             abouts[name] = (name, str(run.device), run.size(TENSORS[kind], 2), folder)
             waiting[name] = pool.submit(prepared, way.build is not None, abouts[name], None if run.quick else False)
+        folders.callback(pool.shutdown, cancel_futures=True)  # Ctrl-C does not wait for what has not begun
         wait(waiting.values())
         for name, way in run.each(here.items()):
             about = {"case": name, "device": kind, "tensors": abouts[name][2], "wheels": reckoned(way.ships)}
