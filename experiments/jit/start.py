@@ -100,7 +100,8 @@ def reason(ended: str) -> str:
 def prepared(build: bool, about: tuple[str, str, int, str], compilers: bool | None) -> Row:
     """Build ahead, if a way does, and start it where no program is found, unless ``compilers`` is None: not timed."""
     ahead = well(fresh(built, *about, limit=LIMIT)) if build else {}
-    found = {"build": series([ahead["build"]], "wall") if ahead else None, "tag": ahead.get("tag", "")}
+    seconds = series([ahead["build"]], "wall") if ahead else None
+    found = {"ahead": build, "build": seconds, "tag": ahead.get("tag", "")}
     if compilers is None:
         return {**found, "alone": None, "refusal": "-"}
     ended = fresh(started, *about, compilers, limit=LIMIT).ended
@@ -176,7 +177,10 @@ BARS = [
     Bar("first step of ours, warm", "warm", at_most=0.3, unit="s", case=OURS, device="cuda"),
     Bar("other ways with neither compiler nor a wheel per version that start in 1 s", others, at_most=0, device="cuda"),
 ]
-SHOWN = {"cold": "first step, cold", "warm": "first step, warm", "build": "built ahead"}
-PANELS = [Bars(title=title, unit="s", name="case", length=column, colors=color) for column, title in SHOWN.items()]
-WHEELS = Bars(title="wheels for every machine", unit="wheels", name="case", length="wheels", colors=color)
-PLOTS = [Plot("start", [*PANELS, WHEELS], "Who waits, and who builds: AdamW over {tensors} tensors, {device}")]
+PANELS = [
+    Bars(title="first step, cold", unit="s", name="case", length="cold", colors=color),
+    Bars(title="first step, warm", unit="s", name="case", length="warm", colors=color),
+    Bars(title="wheels for every machine", unit="wheels", name="case", length="wheels", colors=color),
+    Bars(title="built ahead", unit="s", name="case", length="build", colors=color, where={"ahead": True}),
+]
+PLOTS = [Plot("start", PANELS, "Who waits, and who builds: AdamW over {tensors} tensors, {device}")]
