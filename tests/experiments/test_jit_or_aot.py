@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,6 +81,38 @@ def test_a_row_of_the_list_is_four_addresses_and_a_length() -> None:
     assert [row[1].item() for row in rows] == [p.grad.data_ptr() for p in params if p.grad is not None]
     assert rows[:, 4].tolist() == [4096, 4096]
     assert (stream, given) == (0, compiling.scalars(2))
+
+
+#: The kernel as g++ takes it, and a loop that plays its threads.
+PLAYED = f"""
+#include <cmath>
+#define __CUDACC__
+#define __device__
+#define __global__
+struct Index {{ int x, y; }};
+static Index blockIdx, threadIdx, blockDim, gridDim;
+{compiling.KERNEL}
+extern "C" void play(const long long* rows, int count, SCALARS) {{
+    gridDim = {{{compiling.BLOCKS}, count}}, blockDim = {{{compiling.THREADS}, 1}};
+    for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y)
+        for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
+            for (threadIdx.x = 0; threadIdx.x < blockDim.x; ++threadIdx.x) adamw(rows, GIVEN);
+}}
+"""
+
+
+def test_the_cuda_kernel_is_right_where_a_loop_plays_its_threads(tmp_path: Path) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("there is no g++")
+    library = tmp_path / "played.so"
+    command = ["g++", "-O2", "-fPIC", "-shared", "-x", "c++", "-", "-o", str(library)]
+    subprocess.run(command, input=PLAYED, text=True, check=True, timeout=60)
+    play = ctypes.CDLL(str(library)).play
+    play.argtypes = [ctypes.c_void_p, ctypes.c_int, *[ctypes.c_double] * 6]
+    params = compiling.work(3).parameters(CPU)
+    step = compiling.by_addresses(params, lambda rows, _, *given: play(rows.data_ptr(), len(rows), *given))
+    error = Reference(compiling.work(3).parameters(CPU)).error(params, Bound(step))
+    assert error < compiling.work(3).tolerance
 
 
 def planted(monkeypatch: pytest.MonkeyPatch, begin: Callable[..., Any]) -> None:
