@@ -50,7 +50,7 @@ def test_toys_are_measured_on_a_cpu(tmp_path: Path) -> None:
         "full": 2,
     }
     assert [row["host"] for row in parts["resolver"]] == ["2.0", "1.0"]
-    assert [row["left"] for row in parts["caches"]] == [0]
+    assert [(row["found"], row["wrong"], row["warnings"]) for row in parts["caches"]] == [(0, 0, 1)]
     lines = " ".join(found["left_out"])
     for name in WAYS:
         assert name == OURS or name in lines
@@ -279,6 +279,8 @@ def test_files_that_are_taken_though_they_count_as_altered_miss_the_bar(
     row = caches.looked_at("cpu", folder, "nothing")
     assert row["believed"] == row["found"] >= 2
     assert list(verdicts("caches", [row]).values()) == [False, True]
+    planted = caches.looked_at("cpu", folder, "whole kernels planted under each other's names")
+    assert (planted["believed"], planted["anew"], planted["wrong"]) == (0, row["found"], 0)
     assert list(verdicts("caches", [{**row, "believed": 0, "wrong": 1}]).values()) == [True, False]
     assert set(verdicts("caches", [{**row, "believed": 0}]).values()) == {True}
 
