@@ -59,6 +59,14 @@ def shifted(optimizer: str) -> Row:
     return {"optimizer": optimizer, "where": "one element off", "cost": 1.2}
 
 
+def shipped(kind: str, wheels: int) -> Row:
+    return {"kind": kind, "wheels": wheels, "machines": 225}
+
+
+def begun(case: str, cold: float, warm: float) -> Row:
+    return {"case": case, "cold": us(cold), "warm": us(warm), "build": us(20.0), "tag": "cp312-cp312-linux_x86_64"}
+
+
 def first(way: str, count: int, seconds: float, **more: Any) -> Row:
     return {"what": "step", "way": way, "count": count, "clock": "wall", "first_s": seconds, **more}
 
@@ -171,6 +179,8 @@ MADE: dict[str, tuple[list[Row], Row]] = {
         [*SHAPES, weighed("PagedAdamW, device", 0.1, key="1000"), weighed("torch fused", 0.4, key="1000")],
         {"time": us(125, "GPU")},
     ),
+    "C10": ([shipped("any_torch", 9), shipped("full", 225), shipped("late", 1)], {"wheels": 225}),
+    "C11": ([begun("torch.compile", 20, 5), begun("PagedAdamW", 0.5, 0.3)], {"cold": us(0.2)}),
     "D1": ([way("split_stack", 36, 400)], {"kernels": 35}),
     "D2": ([way("combined", 5, 50)], {"kernels": 6}),
     "D3": ([normed(1024, 1.0), normed(16384, 7.5)], {"of_slice": 17.5}),

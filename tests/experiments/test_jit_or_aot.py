@@ -1,0 +1,297 @@
+"""Compiling late and early: a real run of toys, real wheels, real caches, and what is made of their rows."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from children import python
+from experiment_runs import experiment, run_quick
+
+from experiments.harness.rows import Rows
+from experiments.harness.run import Run
+from experiments.harness.show import console
+from experiments.harness.time import series
+from experiments.jit import caches, matrix, resolver, start
+from experiments.works import compiling, wheels
+from experiments.works.compiling import AHEAD, OURS, STABLE, WAYS, Way
+from experiments.works.fresh import Fresh
+from experiments.works.reference import Bound, Reference
+
+CPU = torch.device("cpu")
+ONE: wheels.Axes = {"python": ("3.12",), "cuda": ("13.0",), "torch": ("2.10", "2.11"), "system": ("win_amd64",)}
+
+
+def verdicts(question: str, rows: list[dict[str, Any]]) -> dict[str, bool | None]:
+    (asked,) = (q for q in experiment("jit_or_aot").questions if q.name == question)
+    return {bar.title: bar.verdict(asked.derive(Rows(rows))).met for bar in asked.listed("BARS")}
+
+
+@pytest.mark.long
+def test_toys_are_measured_on_a_cpu(tmp_path: Path) -> None:
+    found = run_quick("jit_or_aot", tmp_path, plots=["start"])
+    parts = {name: Rows(part["rows"]) for name, part in found["parts"].items()}
+    assert list(parts) == ["start", "matrix", "resolver", "caches"]
+    (ours,) = parts["start"]
+    assert ours["case"] == OURS
+    assert 0 < ours["ready"]["median"] < ours["cold"]["median"]
+    assert ours["warm"] is None
+    assert {row["kind"]: row["wheels"] for row in parts["matrix"]} == {
+        "late": 1,
+        "any_torch": 1,
+        "any_python": 2,
+        "full": 2,
+    }
+    assert [row["host"] for row in parts["resolver"]] == ["2.0", "1.0"]
+    assert [(row["found"], row["wrong"], row["warnings"]) for row in parts["caches"]] == [(0, 0, 1)]
+    lines = " ".join(found["left_out"])
+    for name in WAYS:
+        assert name == OURS or name in lines
+
+
+# --- start
+
+
+def test_the_scalars_are_adamws() -> None:
+    """The update in torch's operators, not compiled, is right; with those of another step it is not."""
+    for shift, right in ((0, True), (1, False)):
+        params = compiling.work(2).parameters(CPU)
+        update, kept = compiling.Update(), compiling.lists(params)
+        for step in range(1, 5):
+            update(kept, *(torch.tensor(x) for x in compiling.scalars(step + shift)[3:5]))
+        error = Reference(compiling.work(2).parameters(CPU)).error(params, Bound(lambda: None, 4))
+        assert (error < compiling.work(2).tolerance) is right
+
+
+def test_a_row_of_the_list_is_four_addresses_and_a_length() -> None:
+    params, seen = compiling.work(2).parameters(CPU), []
+    step = compiling.by_addresses(params, lambda rows, stream, *given: seen.append((rows, stream, given)))
+    step()
+    step()
+    rows, stream, given = seen[1]
+    assert rows.shape == (2, 5)
+    assert [row[0].item() for row in rows] == [p.data_ptr() for p in params]
+    assert [row[1].item() for row in rows] == [p.grad.data_ptr() for p in params if p.grad is not None]
+    assert rows[:, 4].tolist() == [4096, 4096]
+    assert (stream, given) == (0, compiling.scalars(2))
+
+
+#: The kernel as g++ takes it, and a loop that plays its threads.
+PLAYED = f"""
+#include <cmath>
+#define __CUDACC__
+#define __device__
+#define __global__
+struct Index {{ int x, y; }};
+static Index blockIdx, threadIdx, blockDim, gridDim;
+{compiling.KERNEL}
+extern "C" void play(const long long* rows, int count, SCALARS) {{
+    gridDim = {{{compiling.BLOCKS}, count}}, blockDim = {{{compiling.THREADS}, 1}};
+    for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y)
+        for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
+            for (threadIdx.x = 0; threadIdx.x < blockDim.x; ++threadIdx.x) adamw(rows, GIVEN);
+}}
+"""
+
+
+def test_the_cuda_kernel_is_right_where_a_loop_plays_its_threads(tmp_path: Path) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("there is no g++")
+    library = tmp_path / "played.so"
+    command = ["g++", "-O2", "-fPIC", "-shared", "-x", "c++", "-", "-o", str(library)]
+    subprocess.run(command, input=PLAYED, text=True, check=True, timeout=60)
+    play = ctypes.CDLL(str(library)).play
+    play.argtypes = [ctypes.c_void_p, ctypes.c_int, *[ctypes.c_double] * 6]
+    params = compiling.work(3).parameters(CPU)
+    step = compiling.by_addresses(params, lambda rows, _, *given: play(rows.data_ptr(), len(rows), *given))
+    error = Reference(compiling.work(3).parameters(CPU)).error(params, Bound(step))
+    assert error < compiling.work(3).tolerance
+
+
+def planted(monkeypatch: pytest.MonkeyPatch, begin: Callable[..., Any]) -> None:
+    monkeypatch.setitem(WAYS, "planted", Way(begin))
+
+
+def test_a_wrong_update_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted(monkeypatch, lambda params, _: lambda: [p.data.mul_(0.5) for p in params])
+    with pytest.raises(AssertionError, match="its update is off by"):
+        next(start.started("planted", "cpu", 1, "", True))
+
+
+@pytest.mark.parametrize("compilers", [True, False])
+def test_a_process_without_compilers_finds_none(compilers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("there is none here anyway")
+    for variable in ("PATH", "CC", "CXX", "CUDA_HOME"):
+        monkeypatch.setenv(variable, os.environ.get(variable, ""))  # so that it is put back
+
+    def begin(params: list[torch.nn.Parameter], _: Path) -> Callable[[], object]:
+        assert (shutil.which("g++") is not None) is compilers
+        return torch.optim.AdamW(params, **compiling.HYPER).step
+
+    planted(monkeypatch, begin)
+    row = next(start.started("planted", "cpu", 1, "", compilers))
+    assert 0 <= row["ready"] <= row["start"]
+
+
+@pytest.mark.long
+def test_a_warm_start_finds_what_the_cold_one_kept(tmp_path: Path) -> None:
+    row = start.timed(1, (OURS, "cpu", 1, str(tmp_path)))
+    assert 0 < row["ready"]["median"] < row["warm"]["median"] < row["cold"]["median"]
+    assert row["disk"] > 0
+
+
+def test_what_a_process_without_compilers_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    about = ("way", "cpu", 1, "")
+    for ended, alone, refusal in (
+        (None, True, ""),
+        ("ended with 1: a\nError: no g++\nfor more", False, "Error: no g++"),
+    ):
+        monkeypatch.setattr(start, "fresh", lambda *_, _ended=ended, **__: Fresh([], 1.0, _ended))
+        row = start.prepared(False, about, False)
+        assert (row["alone"], row["refusal"], row["build"]) == (alone, refusal, None)
+    with pytest.raises(RuntimeError, match=r"^Error: no g\+\+$"):
+        start.prepared(True, about, False)
+    assert start.prepared(False, about, None)["alone"] is None
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "tag"), [(AHEAD, "cp3"), (STABLE, "cp311-abi3-")])
+def test_an_extension_is_built_and_right(name: str, tag: str, tmp_path: Path) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("there is no g++")
+    build = WAYS[name].build
+    assert build is not None
+    found = build(CPU, 2, tmp_path)
+    assert found.startswith(tag)
+    assert ("abi3" in found) is (name == STABLE)
+    # In a process of its own: an operator is registered once.
+    script = "from experiments.jit.start import started; print(next(started({!r}, 'cpu', 2, {!r}, False))['error'])"
+    assert float(python("-c", script.format(name, str(tmp_path)), timeout=100)) < compiling.work(2).tolerance
+
+
+def begun(case: str, cold: float, warm: float = 0.2, alone: bool = True, needs: int = 1) -> dict[str, Any]:
+    times = {"cold": series([cold], "wall"), "warm": series([warm], "wall")}
+    return {"case": case, "device": "cuda", "alone": alone, "wheels": needs, "refusal": "", **times}
+
+
+def test_who_starts_soon_and_needs_nothing_misses_the_bar() -> None:
+    rivals = [begun("slow", 1.1), begun("compiler", 0.9, alone=False), begun("wheels", 0.1, needs=9)]
+    assert set(verdicts("start", [begun(OURS, 0.4), *rivals]).values()) == {True}
+    found = verdicts("start", [begun(OURS, 0.6, 0.4), *rivals, begun("CuPy RawKernel", 0.3)])
+    assert set(found.values()) == {False}
+    assert start.others(Rows([begun("CuPy RawKernel", 0.3)])) == (1, " (CuPy RawKernel)")
+    assert set(verdicts("start", [{**begun(OURS, 5.0), "device": "cpu"}]).values()) == {None}
+
+
+# --- wheels
+
+
+@pytest.mark.parametrize(("kind", "count"), [("late", 1), ("any_torch", 9), ("any_python", 45), ("full", 225)])
+def test_as_many_wheels_are_made_as_are_reckoned(kind: str, count: int, tmp_path: Path) -> None:
+    assert wheels.reckoned(kind) == count
+    if kind != "late":
+        wheels.put_all(tmp_path, kind, wheels.AXES)
+        assert len(list(tmp_path.rglob("*.whl"))) == count
+
+
+def test_pip_takes_the_wheel_of_the_machine_or_none(tmp_path: Path) -> None:
+    for torch_version in ONE["torch"]:
+        wheels.put(tmp_path, "torch", f"{torch_version}.0")
+    wheels.put_all(tmp_path, "full", ONE)
+    machine = next(iter(wheels.machines(ONE)))
+    wheel = "13.0/full-1.0%2Btorch2.10-cp312-cp312-win_amd64.whl"
+    assert wheels.chosen(tmp_path, machine, ["full"])["full"] == wheel
+    (tmp_path / wheel.replace("%2B", "+")).unlink()
+    assert wheels.chosen(tmp_path, machine, ["full"]) == {}
+
+
+def test_a_wheel_too_many_or_a_machine_without_one_misses_the_bar() -> None:
+    def row(kind: str, taken: int, served: int) -> dict[str, Any]:
+        return {"kind": kind, "wheels": taken, "reckoned": wheels.reckoned(kind), "served": served, "machines": 225}
+
+    assert set(verdicts("matrix", [row("late", 1, 225), row("full", 225, 225)]).values()) == {True}
+    assert list(verdicts("matrix", [row("late", 2, 224)]).values()) == [False, False, False]
+
+
+def test_pip_takes_a_newer_host_back() -> None:
+    run = Run(CPU, False, console())
+    rows = Rows(resolver.measure(run))
+    assert not run.left_out
+    assert [(row["host"], row["code"], row["warned"]) for row in rows] == [
+        ("2.0", 0, False),
+        ("1.0", 0, False),
+        ("2.0", 0, True),
+        ("2.0", 1, True),
+    ]
+    assert rows[1]["installed"] == "add_on 1.0, host 1.0"
+    assert resolver.quietly(rows) == "`pip install add-on` put host 1.0 in the place of 2.0 without a warning."
+    assert resolver.quietly(Rows(rows[:1])) is None
+
+
+# --- caches
+
+
+def filled(folder: Path) -> dict[str, bytes]:
+    for name in ("a.numba", "b.numba", "a.sealed", "b.sealed"):
+        (folder / name).write_bytes(name.encode())
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("alter", [caches.flip, caches.exchange, caches.open_to_all])
+def test_every_file_is_altered(alter: Callable[[Path], None], tmp_path: Path) -> None:
+    before = filled(tmp_path)
+    alter(tmp_path)
+    after = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert before.keys() == after.keys()
+    if alter is caches.open_to_all:
+        assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o666}
+    else:
+        assert all(before[name] != after[name] for name in before)
+    if alter is caches.exchange:
+        assert (after["a.numba"], after["b.sealed"]) == (b"b.numba", b"a.sealed")
+
+
+def test_a_kernel_that_computes_something_else_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGEDOPT_CACHE_DIR", str(tmp_path))
+    assert next(caches.used("cpu", "sm_90", ""))["right"] is True
+    monkeypatch.setitem(caches.KERNELS, "mul_scalar", 5.0)  # as if x + 3 were run in its place
+    assert next(caches.used("cpu", "sm_90", ""))["right"] is False
+
+
+@pytest.mark.long
+def test_files_that_are_taken_though_they_count_as_altered_miss_the_bar(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(caches.CASES, "nothing", caches.Case(lambda _: None))
+    folder = tmp_path / "cache"
+    first = caches.child.only(
+        caches.used, "cpu", "sm_90", "", limit=100, environment={"PAGEDOPT_CACHE_DIR": str(folder)}
+    )
+    assert first["right"]
+    row = caches.looked_at("cpu", folder, "nothing")
+    assert row["believed"] == row["found"] >= 2
+    assert list(verdicts("caches", [row]).values()) == [False, True]
+    planted = caches.looked_at("cpu", folder, "whole kernels planted under each other's names")
+    assert (planted["believed"], planted["anew"], planted["wrong"]) == (0, row["found"], 0)
+    assert list(verdicts("caches", [{**row, "believed": 0, "wrong": 1}]).values()) == [True, False]
+    assert set(verdicts("caches", [{**row, "believed": 0}]).values()) == {True}
+
+
+def test_our_wheel_is_left_out_where_it_cannot_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Path) -> Path:
+        raise RuntimeError("no hatchling")
+
+    monkeypatch.setattr(wheels, "built_wheel", broken)
+    run = Run(CPU, True, console())
+    rows = Rows(matrix.measure(run))
+    assert "late" not in rows.values("kind")
+    assert rows.values("served") == [2]
+    assert any("no hatchling" in line for line in run.left_out)
