@@ -52,8 +52,9 @@ def test_an_example_is_a_program(name: str, package: str, tmp_path: Path) -> Non
     check(*[lambda: program(name, tmp_path)] * 2)
 
 
+@pytest.mark.long
 @pytest.mark.clients
-@pytest.mark.parametrize("again", ["on one device", pytest.param("on two devices", marks=pytest.mark.long)])
+@pytest.mark.parametrize("again", ["on one device", "on two devices"])
 def test_an_example_starts_more_processes_of_what_runs_it(
     again: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

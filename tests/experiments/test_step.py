@@ -27,6 +27,7 @@ CPU = torch.device("cpu")
 FIRST_STEP = ("first step, cold cache", "first step, warm cache", "import of pagedopt.PagedAdamW")
 
 
+@pytest.mark.long
 def test_toys_are_measured_on_a_cpu(tmp_path: Path) -> None:
     found = run_quick("fused_step", tmp_path, plots=["steps"])
     assert any("need a GPU" in line for line in found["left_out"])

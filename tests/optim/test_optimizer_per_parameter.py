@@ -43,14 +43,9 @@ def held(count: int, large: int, options: dict[str, Any]) -> dict[str, Any]:
     return dict(json.loads(said))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    ("large", "options"),
-    [
-        (0, SPILLED[0]),
-        pytest.param(0, {}, marks=pytest.mark.long),
-        *(pytest.param(50, options, marks=pytest.mark.long) for options in SPILLED),
-    ],
-    ids=str,
+    ("large", "options"), [(0, SPILLED[0]), (0, {}), *((50, options) for options in SPILLED)], ids=str
 )
 def test_a_thousand_hold_little_beyond_their_state(large: int, options: dict[str, Any]) -> None:
     found = held(COUNT, large, options)
