@@ -27,6 +27,8 @@ class CapturingOptimizer(RuleOptimizer):
     _captures: list[weakref.ref[CapturedStep]]
     _warned_capturable_if_run_uncaptured = False
 
+    def _settle(self) -> None: ...
+
     @locked
     def refresh(self) -> None:
         """Tell captured steps of today's gradients, learning rates and other numbers, in stream order.

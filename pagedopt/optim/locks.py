@@ -31,6 +31,8 @@ class HasLock(Protocol):
 
     _lock: OptimizerLock
 
+    def _settle(self) -> None: ...
+
 
 Own = TypeVar("Own", bound=HasLock)
 Given = ParamSpec("Given")
@@ -38,11 +40,12 @@ Result = TypeVar("Result")
 
 
 def locked(method: Callable[Concatenate[Own, Given], Result]) -> Callable[Concatenate[Own, Given], Result]:
-    """Decorate a method to hold its object's lock while it runs."""
+    """Decorate a method to hold its object's lock while it runs, and to wait for a queued step before."""
 
     @functools.wraps(method)
     def waits(self: Own, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
         with self._lock():
+            self._settle()
             return method(self, *args, **kwargs)
 
     return waits

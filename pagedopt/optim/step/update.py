@@ -69,6 +69,12 @@ class Update(NamedTuple):
         if not self.lists.plain:
             self.lists.bring_back(self.tensors)
 
+    def rows_by_launch(self) -> list[Sequence[int]]:
+        """Return, for each launch, the indices of the parameters that it updates; some may have no gradient."""
+        if self.route is None:
+            return [range(len(self.seen) // 2)]
+        return self.route.params_by_launch()
+
     def write_numbers(self) -> None:
         """Write numbers that change, as the step count is, and raise version counters."""
         for numbers, tensors, coming in self.counts:
