@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -169,8 +169,13 @@ class Sweep:
         self.begun = False
         if sets is not None:
             self.set_scalars(sets, seeds)
-        for _ in self.passes(steps, mover, self.ready(steps) if ready is None else ready):
-            pass
+        if ready is None:
+            ready = self.ready(steps)
+        if steps is WHOLE and self._on_cpu:  # as in most steps: without generators
+            self._walk(*ready)
+        else:
+            for _ in self.passes(steps, mover, ready):
+                pass
 
     def passes(self, steps: Sequence[Action], mover: Mover | None, ready: Any) -> Iterator[None]:
         """:meth:`launch` with scalars that are set: yields behind each launch.
@@ -197,16 +202,14 @@ class Sweep:
     def _passes_on_cpu(self, steps: Sequence[Action], mover: Mover | None, ways: Any) -> Iterator[None]:
         if steps is WHOLE:
             ways = {None: ways}
+        return passes(steps, lambda span: self._walk(*ways[span]), mover)
 
-        def launch(span: Span | None) -> None:
-            walk, team = ways[span]
-            self.begun = True  # set here: from now on only the update itself can fail
-            walk()
-            self.launches += 1
-            if team is not None and team.words[4]:  # tested here: check() would cost a call for each page
-                team.check()
-
-        return passes(steps, launch, mover)
+    def _walk(self, walk: Callable[[], object], team: Any) -> None:
+        self.begun = True  # set here: from now on only the update itself can fail
+        walk()
+        self.launches += 1
+        if team is not None and team.words[4]:  # tested here: check() would cost a call for each page
+            team.check()
 
     def _passes_on_cuda(
         self, index: int, steps: Sequence[Action], mover: Mover | None, kernel: cuda.CudaKernel

@@ -10,7 +10,8 @@ import torch
 
 from .capturing import CapturingOptimizer
 from .locks import locked
-from .overlap.overlap import Overlap, OverlapReport
+from .overlap.hooks import known
+from .overlap.overlap import Overlap, OverlapReport, wait_for_others
 from .step.launches import Launches, PreparedStep
 
 
@@ -100,6 +101,8 @@ class OverlappingOptimizer(CapturingOptimizer):
 
     def _take(self, step: PreparedStep) -> Launches | None:
         """Take a prepared step, at once or queued."""
+        if known:
+            wait_for_others(step, self._overlap)
         return step.run() if self._overlap is None else self._overlap.take(step)
 
     def forget_launches(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
@@ -111,11 +111,12 @@ class StagedMover:
         self.ring, self.arenas, self.stream = ring, arenas, stream
 
     def begin(self) -> None:
-        """Let fetches wait for work that was queued before (gradients, a loaded state)."""
+        """Let fetches wait for work that was queued before: gradients, a loaded state, a step on another stream."""
         self.ring.lock.acquire()
         try:
             self.ring.began.record(self.stream)
             self.ring.began.hold(self.ring.up.cuda_stream)
+            self.ring.ended.hold(self.ring.up.cuda_stream)
         except BaseException:
             self.ring.lock.release()
             raise
@@ -177,7 +178,7 @@ class FileMover:
     def fetch(self, move: Move) -> None:
         """Read a page ahead, after the evictions so far."""
         self._visited.add(move.arena)
-        self._fetches[move.slot] = self._worker.submit(self._arenas[move.arena].fetch, move.page)
+        self._fetches[move.slot] = self._submit(self._arenas[move.arena].fetch, move.page)
 
     def arrive(self, move: Move) -> None:
         """Wait until reading has begun; touching a byte that is not there yet waits for the disk."""
@@ -185,7 +186,20 @@ class FileMover:
 
     def evict(self, move: Move) -> None:
         """Write a page back and drop it, in the background."""
-        self._evictions.append(self._worker.submit(self._arenas[move.arena].evict, move.page))
+        self._evictions.append(self._submit(self._arenas[move.arena].evict, move.page))
+
+    def _submit(self, function: Callable[[int], None], page: int) -> Future[None]:
+        """Let the thread call a function; call it here if Python is ending, when threads have ended."""
+        try:
+            return self._worker.submit(function, page)
+        except RuntimeError:
+            done: Future[None] = Future()
+            try:
+                function(page)
+                done.set_result(None)
+            except BaseException as error:
+                done.set_exception(error)
+            return done
 
     def finish(self) -> None:
         """Wait for the disk, and drop what the operating system has read ahead around the pages.

@@ -1,4 +1,4 @@
-"""Hooks of modules that call an overlap back, and vanish with it; copies of a module have dead ones."""
+"""Hooks of modules that call overlaps back, and vanish with them; copies of a module have dead ones."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ class Waits(Protocol):
     def wait(self) -> None:
         """All parameters are about to be read or written."""
 
+    def refuse_copy(self) -> None:
+        """A module is being copied or pickled; RuntimeError if it may have been read too early."""
+
     def traced(self) -> None:
-        """A compiler traces a module: what it makes calls no hooks."""
+        """A compiler traces a module: the code that it makes calls no hooks."""
 
 
 class _NoScript(AttributeError):
@@ -38,9 +41,11 @@ class Hook:
         self._overlap = None if overlap is None else weakref.ref(overlap)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
-        return type(self)()
+        return self.__reduce__()[0]()
 
     def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
+        if (overlap := self.overlap) is not None:
+            overlap.refuse_copy()
         return type(self), ()
 
     @property
@@ -74,7 +79,7 @@ class Leave(Hook):
 
 
 class Fence(Hook):
-    """Before a module's state dict is made or loaded, with whatever arguments."""
+    """Before parameters are read or written, as a state dict does; called with whatever arguments."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         if (overlap := self.overlap) is not None:
@@ -84,19 +89,42 @@ class Fence(Hook):
 class Compiled:
     """Stands in for what ``module.compile()`` has made, whose call shows no hook of the module."""
 
-    def __init__(self, module: torch.nn.Module, overlap: Waits) -> None:
-        self._module, self._overlap = weakref.ref(module), weakref.ref(overlap)
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = weakref.ref(module)
         self.call: Callable[..., Any] = module._compiled_call_impl  # type: ignore[assignment]
+        self.overlaps: weakref.WeakSet[Waits] = weakref.WeakSet()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        module, overlap = self._module(), self._overlap()
-        if module is None or overlap is None:
-            return self.call(*args, **kwargs)
-        overlap.enter(module)
+        module = self._module()
+        entered: list[Waits] = []
         try:
+            for overlap in list(self.overlaps) if module is not None else ():
+                entered.append(overlap)
+                overlap.enter(module)  # type: ignore[arg-type]
             return self.call(*args, **kwargs)
         finally:
-            overlap.leave(module)
+            for overlap in entered:
+                overlap.leave(module)  # type: ignore[arg-type]
+
+
+def wrap_compiled(model: torch.nn.Module, overlap: Waits) -> None:
+    """Let calls of compiled modules within a model wait, too."""
+    for module in model.modules():
+        made = module._compiled_call_impl
+        if made is not None:
+            if not isinstance(made, Compiled):
+                made = module._compiled_call_impl = Compiled(module)
+            made.overlaps.add(overlap)
+
+
+def unwrap_compiled(model: torch.nn.Module, overlap: Waits) -> None:
+    """Undo :func:`wrap_compiled`."""
+    for module in model.modules():
+        made = module._compiled_call_impl
+        if isinstance(made, Compiled):
+            made.overlaps.discard(overlap)
+            if not made.overlaps:
+                module._compiled_call_impl = made.call
 
 
 #: All overlaps: which of them a compiler is tracing is not known where it traces.

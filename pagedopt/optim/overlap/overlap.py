@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
-import threading
 import warnings
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -19,8 +18,9 @@ from ...system.cuda.driver import Event
 from ...system.warn import outside
 from ..state.rule_optimizer import RuleOptimizer, occurrences
 from ..step.launches import Launches, PreparedStep
-from ..step.queued import QueuedStep, why_not
+from ..step.queued import QueuedStep, memory_of, why_not
 from . import hooks
+from .calls import Calls
 from .record import Record, Recorder
 
 #: Why a step was not queued, where nothing is to be said about it.
@@ -44,13 +44,7 @@ class OverlapReport:
     plain: Counter[str] = field(default_factory=Counter)
 
 
-class _Thread(threading.local):
-    """The calls of hooked modules that a thread is in, the outermost first, each with a frame that lasts as long."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[torch.nn.Module, FrameType]] = []
-        self.recorder: Recorder | None = None
-        self.grad = False
+_Kind = Literal["hidden", "waited"]
 
 
 class Overlap:
@@ -62,13 +56,12 @@ class Overlap:
         self.record = Record()
         self.queued: QueuedStep | None = None
         self._events: list[Event] = []
-        self._handles: list[Any] = []
-        self._compiled: list[weakref.ref[torch.nn.Module]] = []
         self._models: list[weakref.ref[torch.nn.Module]] = []
-        self._thread = _Thread()
-        self._record_next, self._seen, self._off, self._unseen = True, False, "", False
-        self._last: list[QueuedStep] = []  # one at most: finished if the optimizer goes, or the process ends
-        weakref.finalize(optimizer, _finish, self._last)
+        self._calls = Calls()
+        self._missed: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # outermost, with unrecorded ones inside
+        self._seen, self._off, self._misuse = False, "", ""
+        self._at_exit: Any = None
+        self._handles = [_first_before_steps(optimizer, self)]
         hooks.known.add(self)
 
     # --- models
@@ -78,94 +71,85 @@ class Overlap:
         for module in model.modules():
             kind = next((name for c in type(module).__mro__ if (name := c.__name__) in _REFUSED), None)
             if kind is not None:
-                raise ValueError(f"attach() does not take a {kind}, which gathers parameters itself; leave it out")
+                raise ValueError(f"attach() does not take a {kind}, which gathers parameters itself")
+        if any(ref() is model for ref in self._models):
+            raise ValueError(f"this {type(model).__name__} is attached")
         self._off = ""
         self._models.append(weakref.ref(model))
         for module in model.modules():
             self._handles += hooks.hook(module, self)
-        self._wrap_compiled()
+        hooks.wrap_compiled(model, self)
 
     def detach(self) -> None:
         """Take all hooks away."""
         self.wait()
         for handle in self._handles:
             handle.remove()
-        for ref in self._compiled:
-            if (module := ref()) is not None and isinstance(made := module._compiled_call_impl, hooks.Compiled):
-                module._compiled_call_impl = made.call
-        self._handles, self._compiled, self._models = [], [], []
+        for model in self._alive():
+            hooks.unwrap_compiled(model, self)
+        self._handles, self._models = [], []
+        self._turn_off("the optimizer was detached")
 
-    def _wrap_compiled(self) -> None:
-        """Stand in for what ``compile()`` of a module has made."""
-        for ref in self._models:
-            for module in model.modules() if (model := ref()) is not None else ():
-                made = module._compiled_call_impl
-                if made is not None and not isinstance(made, hooks.Compiled):
-                    module._compiled_call_impl = hooks.Compiled(module, self)
-                    self._compiled.append(weakref.ref(module))
+    def _alive(self) -> Iterator[torch.nn.Module]:
+        return (model for ref in self._models if (model := ref()) is not None)
 
     # --- calls of modules
 
     def enter(self, module: torch.nn.Module) -> None:
         """A module is called: wait for the parameters that it is going to read."""
-        thread = self._thread
-        _drop_those_that_ended(thread)
-        if not thread.calls:
-            self._begin(thread, module)
-        thread.calls.append((module, _frame_of_call()))
-        if thread.recorder is not None:
+        calls = self._calls
+        calls.forget_ended()
+        if not calls:
+            self._begin(module)
+        calls.push(module)
+        if calls.recorder is not None:
             self.record.enter(module)
         elif not self.record.knows(module):
-            self._record_next = self._record_next or thread.grad
+            if calls.grad:
+                self._missed.add(calls.outermost)
             self._finish("waited")
         elif self.queued is not None:
-            self._wait_for(_all_of(module) if hooks.is_compiled(module) else self._of(module))
+            self._wait_for(module.parameters() if hooks.is_compiled(module) else self._read_by(module), "hidden")
 
     def leave(self, module: torch.nn.Module) -> None:
-        """A call has ended."""
-        calls = self._thread.calls
-        if any(called is module for called, _ in calls):
-            while calls.pop()[0] is not module:
-                pass
-            if not calls:
-                self._end(self._thread)
-
-    def _begin(self, thread: _Thread, module: torch.nn.Module) -> None:
-        """The outermost call begins: wait for what no module is known to read."""
-        thread.grad = torch.is_grad_enabled()
-        if internals.in_fake_mode():
-            self._finish("waited")
+        """A call has ended; the end of the outermost waits for all that is left."""
+        calls = self._calls
+        if not calls.pop(module):
             return
-        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-            self._captured()
-        self._wrap_compiled()
-        if self.queued is not None and self.record.knows(module):
-            known = self.record.first_use
-            self._wait_for([p for p in self._params() if id(p) not in known], "waited")
-        if self._record_next and thread.grad and not self._off:
-            self._finish("waited")
-            self._record_next = False
-            thread.recorder = Recorder(self._params(), lambda p: self.record.note(thread.calls[-1][0], p))
-            thread.recorder.__enter__()
-
-    def _end(self, thread: _Thread) -> None:
-        """The outermost call has ended: wait for all that is left."""
-        if thread.recorder is not None:
-            recorder, thread.recorder = thread.recorder, None
-            recorder.__exit__(None, None, None)
+        if calls.stop_recording():
             self._order()
         if self.queued is not None:
             self.report.hidden += self.queued.wait_for_all()
-        self._seen = self._seen or thread.grad
+        self._seen = self._seen or calls.grad
 
-    def _of(self, module: torch.nn.Module) -> Iterator[torch.Tensor | None]:
+    def _begin(self, module: torch.nn.Module) -> None:
+        """The outermost call begins: wait for what no module is known to read, or for all, and record the call."""
+        calls = self._calls
+        calls.grad = torch.is_grad_enabled() and not internals.in_fake_mode()
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            self._captured()
+        for model in self._alive():
+            hooks.wrap_compiled(model, self)
+        if not self.record.knows(module) or module in self._missed:
+            self._finish("waited")
+            if calls.grad and not self._off:
+                self._missed.discard(module)
+                calls.recorder = Recorder(self._params(), lambda p: self.record.note(calls.innermost, p))
+                calls.recorder.__enter__()
+        elif self.queued is not None:
+            known = self.record.first_use
+            self._wait_for([p for p in self._params() if id(p) not in known], "waited")
+
+    def _read_by(self, module: torch.nn.Module) -> Iterator[torch.Tensor | None]:
         yield from module._parameters.values()
         yield from self.record.read_by(module)
 
-    def _wait_for(self, params: Iterable[torch.Tensor | None], count: str = "hidden") -> None:
-        if self.queued is not None:
-            more = self.queued.wait_for(params)
-            setattr(self.report, count, getattr(self.report, count) + more)
+    def _wait_for(self, params: Iterable[torch.Tensor | None], kind: _Kind) -> None:
+        if (queued := self.queued) is not None:
+            self._count(kind, queued.wait_for(params))
+
+    def _count(self, kind: _Kind, launches: int) -> None:
+        setattr(self.report, kind, getattr(self.report, kind) + launches)
 
     def _params(self) -> Iterator[torch.Tensor]:
         if (optimizer := self._optimizer()) is not None:
@@ -187,29 +171,43 @@ class Overlap:
         """Wait for the queued step, as everybody does who reads or writes what it changes."""
         self._finish("waited")
 
-    def _finish(self, count: str) -> None:
-        queued, self.queued = self.queued, None
+    def refuse_copy(self) -> None:
+        """Raise RuntimeError if parameters are pending: a copy of the model has read them already."""
+        if (queued := self.queued) is not None and not queued.all_begun:
+            raise RuntimeError("a copy of a model whose update is queued: call optimizer.wait() before")
+
+    def wait_before_others(self) -> None:
+        """Wait if other hooks run before ``step()``."""
+        optimizer: Any = self._optimizer()
+        if self.queued is not None and (len(optimizer._optimizer_step_pre_hooks) > 1 or _global_hooks("pre")):
+            self.wait()
+
+    def _finish(self, kind: _Kind) -> None:
+        queued = self.queued
         if queued is None:
             return
-        if not queued.all_begun and queued.gradients_moved(self._params()):
-            self._unseen = True
         try:
-            setattr(self.report, count, getattr(self.report, count) + queued.finish())
+            self._count(kind, queued.finish())
         finally:
-            self._last.clear()
+            self._end_of(queued)
+
+    def _end_of(self, queued: QueuedStep) -> None:
+        self._misuse = self._misuse or queued.misuse
+        if self.queued is queued:
+            self.queued = None
+        if self._at_exit is not None:
+            self._at_exit.detach()
 
     def traced(self) -> None:
         """A compiler traces hooks; those within a compiled module have been waited for as a whole."""
-        calls = self._thread.calls
-        if not any(hooks.is_compiled(module) for module, _ in calls):
+        if not self._calls.within_compiled():
             self._finish("waited")
             self._turn_off("a compiler has traced the model, and its code calls no hooks")
 
     def _captured(self) -> None:
-        queued, self.queued = self.queued, None
-        if queued is not None:
+        if (queued := self.queued) is not None:
             queued.finish_on_host()
-            self._last.clear()
+            self._end_of(queued)
         self._turn_off("the model was captured into a CUDA graph, which calls no hooks")
 
     def _turn_off(self, why: str) -> None:
@@ -219,9 +217,9 @@ class Overlap:
 
     def take(self, step: PreparedStep) -> Launches | None:
         """Take a prepared step: queue it if the forward before it was seen, else carry it out."""
-        if self._unseen:
-            self._unseen = False
-            raise RuntimeError(_UNSEEN)
+        if misuse := self._misuse:
+            self._misuse = ""
+            raise RuntimeError(f"since the last step, which was queued, {misuse} before it was waited for. {_ADVICE}")
         why = self._why_plain(step)
         if not why:
             return step.run(self._queue)
@@ -236,25 +234,24 @@ class Overlap:
             return self._off
         if not self._seen:
             return "no forward of an attached model was seen since the last step"
-        after = getattr(sys.modules[torch.optim.Optimizer.__module__], "_global_optimizer_post_hooks", None)
-        if after or getattr(step.optimizer, "_optimizer_step_post_hooks", None):
+        if getattr(step.optimizer, "_optimizer_step_post_hooks", None) or _global_hooks("post"):
             return "hooks that run behind step() may read parameters"
         return why_not(step)
 
     def _queue(self, step: PreparedStep) -> None:
         device = step.updates[0].sweep.device
         self._seen = False
-        self.queued = QueuedStep(step, _side(device) if device.type == "cuda" else None, self._events)
-        self._last.append(self.queued)
+        queued = self.queued = QueuedStep(step, _side(device) if device.type == "cuda" else None, self._events)
+        self._at_exit = weakref.finalize(step.optimizer, queued.finish)  # made last: the state's memory goes later
         for update in step.updates:
             update.sweep.begun = True  # from now on an error leaves the state damaged
             update.write_numbers()
+        queued.watch()
 
 
-_UNSEEN = (
-    "gradients have come from a forward that attach() did not see, while an update was queued: it read parameters of "
-    "before the last step. Code of a compiler, a CUDA graph or m.forward(x) calls no hooks: call optimizer.wait() "
-    "before it. This step was not taken"
+_ADVICE = (
+    "Call optimizer.wait() before such a line, and before code of a compiler, a CUDA graph or m.forward(x), which call "
+    "no hooks; optimizer.watch_reads() finds the line. The step that was asked for now was not taken"
 )
 _sides: dict[torch.device, torch.cuda.Stream] = {}
 
@@ -266,35 +263,38 @@ def _side(device: torch.device) -> torch.cuda.Stream:
     return _sides[device]
 
 
-def _finish(last: list[QueuedStep]) -> None:
-    while last:
-        last.pop().finish()
+def _first_before_steps(optimizer: RuleOptimizer, overlap: Overlap) -> Any:
+    """Register a hook that runs before all others before ``step()``; return what removes it."""
+    ref = weakref.ref(overlap)
+
+    def wait(*_: Any) -> None:
+        if (alive := ref()) is not None:
+            alive.wait_before_others()
+
+    handle: Any = optimizer.register_step_pre_hook(wait)
+    optimizer._optimizer_step_pre_hooks.move_to_end(handle.id, last=False)  # type: ignore[attr-defined]
+    return handle
 
 
-def _all_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
-    return module.parameters()
+def _global_hooks(when: Literal["pre", "post"]) -> Any:
+    """Return the hooks that run before or behind steps of all optimizers."""
+    return getattr(sys.modules[torch.optim.Optimizer.__module__], f"_global_optimizer_{when}_hooks", None)
 
 
-def _frame_of_call() -> FrameType:
-    """Return the frame that runs a module's hooks, its forward, and its hooks again."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_globals.get("__name__") == hooks.__name__:
-        frame = frame.f_back
-    return frame
+def wait_for_others(step: PreparedStep, own: Overlap | None) -> None:
+    """Wait for queued steps of other optimizers that update the same parameters."""
+    for other in list(hooks.known):
+        if isinstance(other, Overlap) and other is not own and (queued := other.queued) is not None:
+            tensors = (t for update in step.updates for t in update.seen if t is not None)
+            if queued.updates_any(memory for t in tensors if (memory := memory_of(t)) is not None):
+                other.wait()
 
 
-def _drop_those_that_ended(thread: _Thread) -> None:
-    """Forget calls that ended without a word: torch does not call hooks behind an interrupt."""
-    if not thread.calls:
-        return
-    frames, frame = set(), sys._getframe(1)
-    while (back := frame.f_back) is not None:
-        frame = back
-        frames.add(id(frame))
-        if frame is thread.calls[-1][1]:
-            return
-    while thread.calls and id(thread.calls[-1][1]) not in frames:
-        thread.calls.pop()
-    if not thread.calls and thread.recorder is not None:
-        recorder, thread.recorder = thread.recorder, None
-        recorder.__exit__(None, None, None)
+def _before_fork() -> None:
+    """Carry out what is queued on CPUs: a child must neither do it again nor read what has not been done."""
+    for overlap in list(hooks.known):
+        if isinstance(overlap, Overlap) and (queued := overlap.queued) is not None and queued.on_host:
+            overlap.wait()
+
+
+os.register_at_fork(before=_before_fork)

@@ -12,6 +12,14 @@ from torch.overrides import TorchFunctionMode
 from ..step.queued import memory_of
 
 Parameters = list[torch.Tensor]
+#: Attributes that say nothing of a tensor's values.
+_ABOUT = frozenset(
+    getattr(torch.Tensor, name).__get__
+    for name in (
+        "device", "dtype", "grad", "grad_fn", "is_cpu", "is_cuda", "is_leaf", "is_meta", "is_nested", "is_sparse",
+        "itemsize", "layout", "nbytes", "ndim", "requires_grad", "shape",
+    )
+)  # fmt: skip
 
 
 class Record:
@@ -70,7 +78,7 @@ class Recorder(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Note what is read, and go on."""
-        for tensor in tensors_in((args, kwargs)):
+        for tensor in tensors_in((args, kwargs)) if func not in _ABOUT else ():
             memory = memory_of(tensor)
             for p in self._by_memory.get(memory, ()) if memory is not None else ():
                 self._note(p)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -30,6 +32,8 @@ def why_not(step: PreparedStep) -> str:
     updates = step.updates
     if not any(update.route is not None for update in updates):
         return "no page of its state is away"
+    if any(group.get("capturable") for group in step.optimizer.param_groups):
+        return "a group is capturable"
     if not all(update.lists.plain for update in updates):
         return "parameters or state are complex, DTensors, or have gaps or other strides"
     if len({update.sweep.device for update in updates}) > 1:
@@ -39,10 +43,32 @@ def why_not(step: PreparedStep) -> str:
     return ""
 
 
-class QueuedStep:
-    """A step of an optimizer that has been counted, and whose launches follow.
+class Pending(NamedTuple):
+    """A parameter and its gradient, as they were when the step was queued."""
 
-    On a CPU a launch is carried out when somebody waits for a parameter that it, or one before it, updates.  On a GPU
+    param: torch.Tensor
+    address: int
+    version: int
+    grad: torch.Tensor
+    grad_version: int
+
+    def misuse(self) -> str:
+        """Return what was done to them since, in place; or ""."""
+        if self.param._version != self.version:
+            return "a parameter was written"
+        if self.param.data_ptr() != self.address:
+            return "a parameter was given other memory"
+        return "a gradient was written" if self.grad._version != self.grad_version else ""
+
+    def has_other_gradient(self) -> bool:
+        """Return whether a backward, or the user, has set another gradient since."""
+        return self.param.grad is not None and self.param.grad is not self.grad
+
+
+class QueuedStep:
+    """A step of an optimizer whose launches follow.
+
+    On a CPU a launch is carried out when somebody waits for a parameter that it, or one behind it, updates.  On a GPU
     all launches are in a stream of their own, and who waits is the current stream.
 
     Args:
@@ -53,19 +79,21 @@ class QueuedStep:
     Attributes:
         begun: how many launches somebody has waited for, or has carried out.
         total: the number of launches.
+        misuse: what was done, before its launch, to a parameter or gradient of this step; or "".
     """
 
     def __init__(self, step: PreparedStep, side: torch.cuda.Stream | None, events: list[Event]) -> None:
         self._optimizer: weakref.ref[RuleOptimizer] = weakref.ref(step.optimizer)
+        self._pairs = _pairs(step.updates)  # by launch: parameters that it is the last one for, with their gradients
+        self._pending: list[list[Pending]] = []  # the same, since the step was counted
         self._last: dict[int, int] = {}  # by memory of a parameter: its last launch
-        self._gradients: list[list[torch.Tensor]] = []  # by the last launch that reads them
-        self._given: dict[int, tuple[torch.Tensor, int]] = {}  # by id of a parameter: its gradient, with its version
-        self.total = self._number(step.updates)
-        self.begun, self._lock = 0, threading.RLock()
+        for number, pairs in enumerate(self._pairs):
+            self._last.update((memory, number) for p, _ in pairs if (memory := memory_of(p)) is not None)
+        self.begun, self.total, self.misuse = 0, len(self._pairs), ""
+        self._lock, self._process = threading.RLock(), os.getpid()
         self._entries = step.entries  # on a GPU launches may run when state is replaced
         self._side, self._events = side, events
         self._waits: dict[int, int] = {}  # by stream: launches that it has waited for
-        self._freed = 0
         launches = _launches(step.updates, step.ready.arenas)
         self._launches: Iterator[None] | None = launches
         if side is not None:
@@ -73,25 +101,12 @@ class QueuedStep:
             self._launch_on(side, launches)
             self._launches = None
 
-    def _number(self, updates: Sequence[Update]) -> int:
-        """Find the last launch that reads each parameter and gradient; return how many launches there are."""
-        number, last = 0, dict[int, tuple[int, torch.Tensor, torch.Tensor]]()
-        for update in updates:
-            count = len(update.seen) // 2
-            for rows in update.rows_by_launch():
-                for i in rows:
-                    p, grad = update.tensors[i], update.tensors[count + i]
-                    if p is not None and grad is not None:
-                        last[id(p)] = number, p, grad
-                number += 1
-        self._gradients = [[] for _ in range(number)]
-        for key, (at, p, grad) in last.items():
-            memory = memory_of(p)
-            if memory is not None:
-                self._last[memory] = max(at, self._last.get(memory, 0))
-            self._gradients[at].append(grad)
-            self._given[key] = grad, grad._version
-        return number
+    def watch(self) -> None:
+        """Remember parameters and gradients as they are, now that the step is counted."""
+        self._pending = [
+            [Pending(p, p.data_ptr(), p._version, grad, grad._version) for p, grad in pairs] for pairs in self._pairs
+        ]
+        self._pairs = []
 
     def _launch_on(self, side: torch.cuda.Stream, launches: Iterator[None]) -> None:
         """Queue all launches on a stream, behind what the current stream has been given, each with an event."""
@@ -103,9 +118,33 @@ class QueuedStep:
                 self._events[number].record(side.cuda_stream)
 
     @property
+    def on_host(self) -> bool:
+        """Whether fences carry out the launches, and some are left."""
+        return self._launches is not None
+
+    @property
     def all_begun(self) -> bool:
         """Whether every launch has been waited for or carried out."""
         return self.begun == self.total
+
+    def updates_any(self, memories: Iterable[int]) -> bool:
+        """Return whether this step updates parameters in one of these memories."""
+        return not self._last.keys().isdisjoint(memories)
+
+    def is_pending(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor is in the memory of a parameter for whose update its reader has not waited."""
+        return self._last.get(memory_of(tensor) or 0, -1) >= self._passed()
+
+    def reads_gradient(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor is in the memory of a gradient that is still to be read."""
+        memory = memory_of(tensor)
+        return memory is not None and any(
+            memory_of(each.grad) == memory for pending in self._pending[self._passed() :] for each in pending
+        )
+
+    def _passed(self) -> int:
+        """Return how many launches the caller (on a GPU, the current stream) has waited for."""
+        return self.begun if self._side is None else self._waits.get(_current(self._side), 0)
 
     def wait_for(self, tensors: Iterable[torch.Tensor | None]) -> int:
         """Wait for the updates of parameters; return how many more launches have begun."""
@@ -119,62 +158,58 @@ class QueuedStep:
         """Wait for all updates; return how many more launches have begun."""
         return self._reach(self.total)
 
-    def is_pending(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor is in the memory of a parameter for whose update nobody has waited."""
-        memory = memory_of(tensor)
-        done = self.begun if self._side is None else self._waits.get(_current(self._side), 0)
-        return memory is not None and self._last.get(memory, -1) >= done
-
-    def gradients_moved(self, params: Iterable[torch.Tensor]) -> bool:
-        """Return whether a parameter has another gradient now than this step was given, or the same, written since."""
-        for p in params:
-            if (grad := p.grad) is not None:
-                given, version = self._given.get(id(p), (None, 0))
-                if grad is not given or grad._version != version:
-                    return True
-        return False
-
     def finish(self) -> int:
         """Wait for all updates, and until every page is back; return how many more launches have begun."""
-        more = self.wait_for_all()
-        if self._side is not None:
-            torch.cuda.current_stream(self._side.device).wait_stream(self._side)
-        self._drop()
-        return more
+        with self._lock:
+            for pending in self._pending[self.begun :]:
+                if any(each.has_other_gradient() for each in pending):
+                    self.misuse = self.misuse or "gradients have come from a forward that attach() did not see"
+            more = self.wait_for_all()
+            if self._side is not None:
+                torch.cuda.current_stream(self._side.device).wait_stream(self._side)
+                self._owner.wait_stream(self._side)  # gradients go back to it
+            self._drop()
+            return more
 
     def finish_on_host(self) -> None:
         """Block the host until all is done: a stream that is being captured cannot wait for another."""
         if self._side is None:
             self.finish()
             return
-        self._side.synchronize()
-        self.begun = self.total
-        self._drop()
+        with self._lock:
+            self._side.synchronize()
+            self.begun = self.total
+            self._drop()
 
     def _reach(self, stop: int) -> int:
-        """Wait for the first launches."""
+        """Wait for the first launches; return how many more have begun."""
         with self._lock:
             before = self.begun
-            if self._launches is not None:
-                if stop > before:
-                    self._carry_out(stop)
-            elif self._side is not None and stop:
-                self._hold(self._side, stop)
+            for pending in self._pending[before:stop]:
+                for each in pending:
+                    self.misuse = self.misuse or each.misuse()
+            if self._side is not None:
+                if stop:
+                    self._hold(self._side, stop)
+            elif self._launches is not None and stop > before:
+                self._carry_out(self._launches, stop)
             return self.begun - before
 
-    def _carry_out(self, stop: int) -> None:
+    def _carry_out(self, launches: Iterator[None], stop: int) -> None:
         """Carry out launches on a CPU; behind the last, write pages back."""
-        assert self._launches is not None
+        if os.getpid() != self._process:
+            raise RuntimeError("this process was forked while a step was queued: call optimizer.wait() before")
         optimizer = self._optimizer()
         with Uninterrupted(gives_way=True):
             if optimizer is not None:
                 optimizer.damaged = "a queued step ended in the middle"
             try:
                 while self.begun < stop:
-                    next(self._launches)
+                    next(launches)
+                    self._let_go(self.begun, self.begun + 1)
                     self.begun += 1
                 if self.begun == self.total:
-                    next(self._launches, None)
+                    next(launches, None)
                     self._drop()
             except BaseException as error:
                 self._drop()
@@ -187,20 +222,40 @@ class QueuedStep:
     def _hold(self, side: torch.cuda.Stream, stop: int) -> None:
         """Let the current stream wait for launches, and give back gradients if it is the one that they came from."""
         current = _current(side)
-        if self._waits.get(current, 0) < stop:
+        passed = self._waits.get(current, 0)
+        if passed < stop:
             self._events[stop - 1].hold(current)
             self._waits[current] = stop
             if current == self._owner.cuda_stream:
-                for grads in self._gradients[self._freed : stop]:
-                    grads.clear()
-                self._freed = stop
-                self._given.clear()
+                self._let_go(passed, stop)
             self.begun = max(self.begun, stop)
+
+    def _let_go(self, first: int, stop: int) -> None:
+        """Give back the gradients of launches."""
+        for pending in self._pending[first:stop]:
+            pending.clear()
 
     def _drop(self) -> None:
         """Give back all that is kept alive."""
         self._launches = None
-        self._gradients, self._given, self._entries = [], {}, ()
+        self._pairs, self._pending, self._entries = [], [], ()
+
+
+def _pairs(updates: Sequence[Update]) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
+    """Return, for each launch, the parameters that no later launch updates, with their gradients."""
+    last, number = dict[int, tuple[int, torch.Tensor, torch.Tensor]](), 0
+    for update in updates:
+        count = len(update.seen) // 2
+        for rows in update.rows_by_launch():
+            for i in rows:
+                p, grad = update.tensors[i], update.tensors[count + i]
+                if p is not None and grad is not None:
+                    last[id(p)] = number, p, grad
+            number += 1
+    pairs: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in range(number)]
+    for at, p, grad in last.values():
+        pairs[at].append((p, grad))
+    return pairs
 
 
 def _launches(updates: Sequence[Update], arenas: Sequence[Arena]) -> Iterator[None]:

@@ -55,8 +55,11 @@ class Update(NamedTuple):
 
     def launch(self, arenas: Sequence[Arena]) -> None:
         """Launch on the current stream, and count the step; a move's ``arena`` is an index in ``arenas``."""
-        for _ in self.passes(arenas):
-            pass
+        if self.route is None and self.lists.plain:
+            self.sweep.launch(None, self.plan, ready=self.ready)
+        else:
+            for _ in self.passes(arenas):
+                pass
         self.write_numbers()
 
     def passes(self, arenas: Sequence[Arena]) -> Iterator[None]:
