@@ -172,7 +172,7 @@ class Sweep:
         if ready is None:
             ready = self.ready(steps)
         if steps is WHOLE and self._on_cpu:  # as in most steps: without generators
-            self._walk(*ready)
+            self._launch_on_cpu({None: ready})(None)
         else:
             for _ in self.passes(steps, mover, ready):
                 pass
@@ -200,16 +200,20 @@ class Sweep:
         self.table.host.set_scalars(sets)
 
     def _passes_on_cpu(self, steps: Sequence[Action], mover: Mover | None, ways: Any) -> Iterator[None]:
-        if steps is WHOLE:
-            ways = {None: ways}
-        return passes(steps, lambda span: self._walk(*ways[span]), mover)
+        return passes(steps, self._launch_on_cpu({None: ways} if steps is WHOLE else ways), mover)
 
-    def _walk(self, walk: Callable[[], object], team: Any) -> None:
-        self.begun = True  # set here: from now on only the update itself can fail
-        walk()
-        self.launches += 1
-        if team is not None and team.words[4]:  # tested here: check() would cost a call for each page
-            team.check()
+    def _launch_on_cpu(self, ways: Any) -> Callable[[Span | None], None]:
+        """Return what updates a span."""
+
+        def launch(span: Span | None) -> None:
+            walk, team = ways[span]
+            self.begun = True  # set here: from now on only the update itself can fail
+            walk()
+            self.launches += 1
+            if team is not None and team.words[4]:  # tested here: check() would cost a call for each page
+                team.check()
+
+        return launch
 
     def _passes_on_cuda(
         self, index: int, steps: Sequence[Action], mover: Mover | None, kernel: cuda.CudaKernel

@@ -26,12 +26,20 @@ class OptimizerLock:
         return self._rlock
 
 
+class Settles(Protocol):
+    """What knows of a queued step."""
+
+    def wait(self) -> None:
+        """Wait for it."""
+
+
 class HasLock(Protocol):
     """An object whose methods are decorated with :func:`locked`."""
 
     _lock: OptimizerLock
 
-    def _settle(self) -> None: ...
+    @property
+    def _overlap(self) -> Settles | None: ...
 
 
 Own = TypeVar("Own", bound=HasLock)
@@ -45,7 +53,8 @@ def locked(method: Callable[Concatenate[Own, Given], Result]) -> Callable[Concat
     @functools.wraps(method)
     def waits(self: Own, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
         with self._lock():
-            self._settle()
+            if self._overlap is not None:
+                self._overlap.wait()
             return method(self, *args, **kwargs)
 
     return waits

@@ -12,6 +12,7 @@ from .capturing import CapturingOptimizer
 from .locks import locked
 from .overlap.hooks import known
 from .overlap.overlap import Overlap, OverlapReport, wait_for_others
+from .overlap.watch import Watch
 from .step.launches import Launches, PreparedStep
 
 
@@ -83,6 +84,24 @@ class OverlappingOptimizer(CapturingOptimizer):
         self.wait()
         yield
 
+    def watch_reads(self) -> Watch:
+        """Return a ``with`` block in which a line that forgets :meth:`wait` raises RuntimeError, for tests.
+
+        It raises where the line is, and so before the line does harm.  The message names the line and the parameter: it
+        is read or written while its update is queued, or its gradient is written.  A view (``detach``, ``t``, ``view``)
+        reads nothing.  Not found are kernels that take ``data_ptr()``, and other threads.
+
+        Raises:
+            RuntimeError: no model is attached.
+
+        Example:
+            >>> with optimizer.watch_reads():
+            ...     train_an_epoch()
+        """
+        if self._overlap is None:
+            raise RuntimeError("watch_reads() finds who reads parameters too early: attach() a model first")
+        return Watch(self._overlap)
+
     @locked
     def overlap_report(self) -> OverlapReport:
         """Return what was hidden, what was waited for, and which steps were carried out at once."""
@@ -93,11 +112,6 @@ class OverlappingOptimizer(CapturingOptimizer):
         if not set_to_none:  # else a queued step keeps the gradients
             self.wait()
         super().zero_grad(set_to_none)
-
-    def _settle(self) -> None:
-        """Wait for a queued step: whoever holds the lock reads or writes what it changes."""
-        if self._overlap is not None:
-            self._overlap.wait()
 
     def _take(self, step: PreparedStep) -> Launches | None:
         """Take a prepared step, at once or queued."""

@@ -127,12 +127,22 @@ def unwrap_compiled(model: torch.nn.Module, overlap: Waits) -> None:
                 module._compiled_call_impl = made.call
 
 
-#: All overlaps: which of them a compiler is tracing is not known where it traces.
-known: weakref.WeakSet[Waits] = weakref.WeakSet()
+#: All overlaps, in a set that is cheap to find empty.
+known: set[weakref.ref[Waits]] = set()
 
 
-def _tell(_: Any) -> None:
-    for overlap in list(known):
+def tell_of(overlap: Waits) -> None:
+    """Let an overlap be known while it is alive."""
+    known.add(weakref.ref(overlap, known.discard))
+
+
+def all_known() -> list[Any]:
+    """Return all overlaps."""
+    return [overlap for ref in list(known) if (overlap := ref()) is not None]
+
+
+def _tell(_: Any) -> None:  # which of them a compiler is tracing is not known where it traces
+    for overlap in all_known():
         overlap.traced()
 
 

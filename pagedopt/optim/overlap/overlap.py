@@ -62,7 +62,7 @@ class Overlap:
         self._seen, self._off, self._misuse = False, "", ""
         self._at_exit: Any = None
         self._handles = [_first_before_steps(optimizer, self)]
-        hooks.known.add(self)
+        hooks.tell_of(self)
 
     # --- models
 
@@ -92,6 +92,12 @@ class Overlap:
 
     def _alive(self) -> Iterator[torch.nn.Module]:
         return (model for ref in self._models if (model := ref()) is not None)
+
+    def name_of(self, param: torch.Tensor) -> str:
+        """Return the name of a parameter, or of what a view is of, in the attached models."""
+        memory = memory_of(param)
+        named = (each for model in self._alive() for each in model.named_parameters())
+        return next((f"parameter {name!r}" for name, p in named if memory_of(p) == memory), "a parameter")
 
     # --- calls of modules
 
@@ -283,8 +289,8 @@ def _global_hooks(when: Literal["pre", "post"]) -> Any:
 
 def wait_for_others(step: PreparedStep, own: Overlap | None) -> None:
     """Wait for queued steps of other optimizers that update the same parameters."""
-    for other in list(hooks.known):
-        if isinstance(other, Overlap) and other is not own and (queued := other.queued) is not None:
+    for other in hooks.all_known():
+        if other is not own and (queued := other.queued) is not None:
             tensors = (t for update in step.updates for t in update.seen if t is not None)
             if queued.updates_any(memory for t in tensors if (memory := memory_of(t)) is not None):
                 other.wait()
@@ -292,8 +298,8 @@ def wait_for_others(step: PreparedStep, own: Overlap | None) -> None:
 
 def _before_fork() -> None:
     """Carry out what is queued on CPUs: a child must neither do it again nor read what has not been done."""
-    for overlap in list(hooks.known):
-        if isinstance(overlap, Overlap) and (queued := overlap.queued) is not None and queued.on_host:
+    for overlap in hooks.all_known():
+        if (queued := overlap.queued) is not None and queued.on_host:
             overlap.wait()
 
 

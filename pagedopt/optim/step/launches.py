@@ -64,7 +64,7 @@ class PreparedStep(NamedTuple):
         """Take the step.  Once its first launch has begun, it is finished and counted before a signal is handled.
 
         Args:
-            launch: carries the updates out, or queues them, and counts them; None: :meth:`launch`.
+            launch: carries the updates out, or queues them, and counts them; None: now, on the current stream.
 
         Returns:
             :attr:`launches`; None if nothing was done, because another optimizer has since moved pages that both share.
@@ -81,22 +81,21 @@ class PreparedStep(NamedTuple):
         with Uninterrupted(gives_way=True), held:
             if arenas and (*map(_resident, arenas),) != residents:
                 return None
-            self._run(launch or PreparedStep.launch)
+            self._launch(launch)
         return self.launches
 
-    def launch(self) -> None:
-        """Carry out all updates on the current stream."""
-        for update in self.updates:
-            update.launch(self.ready.arenas)
-
-    def _run(self, launch: Callable[[PreparedStep], object]) -> None:
+    def _launch(self, launch: Callable[[PreparedStep], object] | None) -> None:
         optimizer = self.optimizer
         try:
             # Set first: if we are interrupted, the text stays and says that the state is damaged.
             optimizer.damaged = "a step ended in the middle"
             if self.fresh:
                 put_state(optimizer, self.fresh)
-            launch(self)
+            if launch is not None:
+                launch(self)
+            else:
+                for update in self.updates:
+                    update.launch(self.ready.arenas)
         except BaseException as error:
             if any(update.sweep.begun for update in self.updates):
                 optimizer.damaged = f"a step failed in the middle ({type(error).__name__}: {error})"

@@ -127,6 +127,11 @@ class QueuedStep:
         """Whether every launch has been waited for or carried out."""
         return self.begun == self.total
 
+    @property
+    def all_passed(self) -> bool:
+        """Whether the caller (on a GPU, the current stream) has waited for every launch."""
+        return self._passed() == self.total
+
     def updates_any(self, memories: Iterable[int]) -> bool:
         """Return whether this step updates parameters in one of these memories."""
         return not self._last.keys().isdisjoint(memories)

@@ -55,8 +55,9 @@ class Update(NamedTuple):
 
     def launch(self, arenas: Sequence[Arena]) -> None:
         """Launch on the current stream, and count the step; a move's ``arena`` is an index in ``arenas``."""
-        if self.route is None and self.lists.plain:
-            self.sweep.launch(None, self.plan, ready=self.ready)
+        if self.lists.plain:
+            mover = None if self.route is None else self.route.mover(arenas)
+            self.sweep.launch(None, self.plan, mover, ready=self.ready)
         else:
             for _ in self.passes(arenas):
                 pass
