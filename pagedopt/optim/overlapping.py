@@ -61,9 +61,9 @@ class OverlappingOptimizer(CapturingOptimizer):
             raise ValueError(f"overlap is {overlap!r}, and there is only 'forward'")
         if not isinstance(model, torch.nn.Module):
             raise TypeError(f"attach() takes a torch.nn.Module, and not a {type(model).__name__}")
-        if self._overlap is None:
-            self._overlap = Overlap(self)
-        self._overlap.attach(model)
+        overlap_of_all = self._overlap or Overlap(self)
+        overlap_of_all.attach(model)
+        self._overlap = overlap_of_all
 
     @locked
     def detach(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
@@ -178,11 +178,7 @@ class FileMover:
     def fetch(self, move: Move) -> None:
         """Read a page ahead, after the evictions so far."""
         self._visited.add(move.arena)
-        fetch = self._arenas[move.arena].fetch
-        try:
-            self._fetches[move.slot] = self._worker.submit(fetch, move.page)
-        except RuntimeError:
-            self._fetches[move.slot] = _done_here(fetch, move.page)
+        self._fetches[move.slot] = self._worker.submit(self._arenas[move.arena].fetch, move.page)
 
     def arrive(self, move: Move) -> None:
         """Wait until reading has begun; touching a byte that is not there yet waits for the disk."""
@@ -190,11 +186,7 @@ class FileMover:
 
     def evict(self, move: Move) -> None:
         """Write a page back and drop it, in the background."""
-        evict = self._arenas[move.arena].evict
-        try:
-            self._evictions.append(self._worker.submit(evict, move.page))
-        except RuntimeError:
-            self._evictions.append(_done_here(evict, move.page))
+        self._evictions.append(self._worker.submit(self._arenas[move.arena].evict, move.page))
 
     def finish(self) -> None:
         """Wait for the disk, and drop what the operating system has read ahead around the pages.
@@ -207,15 +199,3 @@ class FileMover:
             eviction.result()
         for number in self._visited:
             self._arenas[number].drop()
-
-
-def _done_here(function: Callable[[int], None], page: int) -> Future[None]:
-    """Call a function while Python is ending, when its threads have ended and take nothing more."""
-    done: Future[None] = Future()
-    try:
-        function(page)
-    except BaseException as error:
-        done.set_exception(error)
-    else:
-        done.set_result(None)
-    return done

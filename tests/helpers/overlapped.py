@@ -1,7 +1,7 @@
 """Toys whose update is queued, and the same steps taken at once: losses and weights are to be the same bits.
 
-State is in a file, in pages of 4 KiB, so a small model has more than 50 of them.  On a CPU a queued launch is carried out
-by whoever waits for it: a fence that is missing is a wrong number.
+State is in a file, in pages of 4 KiB, so a small model has more than 50 of them.  On a CPU a queued launch is carried
+out by whoever waits for it: a fence that is missing is a wrong number.
 """
 
 from __future__ import annotations
@@ -65,14 +65,15 @@ class Loop:
     number: int = field(default=0, init=False)
     models: Models = field(default_factory=list, init=False)
     opts: list[Any] = field(default_factory=list, init=False)
-    more: Any = field(default=None, init=False)
+    tool: Any = field(default=None, init=False)
+    more: list[float] = field(default_factory=list, init=False)  # what hooks have read
 
     def adamw(self, params: Iterable[nn.Parameter], **options: Any) -> PagedAdamW:
         return PagedAdamW(params, **{**ADAMW, **PLACES[self.device], "device_budget": self.budget, **options})
 
     def start(self, attached: bool) -> None:
         torch.manual_seed(5)
-        self.attached, self.number, self.more = attached, 0, None
+        self.attached, self.number, self.tool, self.more = attached, 0, None, []
         self.models = [m.to(self.device) for m in self.make(WIDE[self.device])]
         if self.hook_plain and not attached:
             for module in (module for m in self.models for module in m.modules()):
@@ -160,19 +161,18 @@ def run(loop: Loop, attached: bool, steps: int, watch: bool = True) -> Ended:
     plain: dict[str, int] = {}
     for opt in loop.opts:
         plain |= opt.overlap_report().plain
-    return Ended(losses, loop.values(), loop.hidden(), loop.pages(), plain)
+    return Ended([*losses, *loop.more], loop.values(), loop.hidden(), loop.pages(), plain)
 
 
-def both(loop: Loop, steps: int, watch: bool = True) -> tuple[Ended, Ended]:
-    """Train with steps that are queued, and with steps that are not."""
-    return run(loop, True, steps, watch), run(loop, False, steps)
-
-
-def equal(loop: Loop, steps: int, hidden: bool = True, watch: bool = True) -> Ended:
-    """Both end alike to the bit; something was hidden."""
-    queued, plain = both(loop, steps, watch)
+def agree(queued: Ended, plain: Ended, hidden: bool = True) -> Ended:
+    """Both ended alike to the bit; something was hidden."""
     assert queued.losses == plain.losses
     assert all(map(torch.equal, queued.values, plain.values))
     assert queued.pages > 50
     assert not hidden or queued.hidden > queued.pages
     return queued
+
+
+def equal(loop: Loop, steps: int, hidden: bool = True) -> Ended:
+    """Train with steps that are queued, and with steps that are not; they agree."""
+    return agree(run(loop, True, steps), run(loop, False, steps), hidden)

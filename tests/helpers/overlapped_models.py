@@ -151,9 +151,9 @@ def clip(loop: Loop) -> None:
 
 def scaled(loop: Loop, gradients: Callable[[], Tensor]) -> Tensor:
     """A scaler, which skips a step where gradients overflow."""
-    if loop.more is None:
-        loop.more = torch.amp.GradScaler(loop.device, init_scale=256.0, growth_interval=2)
-    scale, loss = loop.more, loop.loss(loop, loop.forward(loop.batch()))
+    if loop.tool is None:
+        loop.tool = torch.amp.GradScaler(loop.device, init_scale=256.0, growth_interval=2)
+    scale, loss = loop.tool, loop.loss(loop, loop.forward(loop.batch()))
     scale.scale(loss).backward()
     if loop.number == 3:
         next(loop.models[0].parameters()).grad.fill_(float("inf"))
@@ -174,16 +174,18 @@ def by_closure(loop: Loop, gradients: Callable[[], Tensor]) -> Tensor:
     return loss
 
 
-def scheduled(loop: Loop) -> None:
+def with_schedule(loop: Loop) -> None:
     if loop.number == 0:
-        loop.more = torch.optim.lr_scheduler.OneCycleLR(loop.opts[0], 0.05, total_steps=300)
-    loop.more.step()
+        loop.tool = torch.optim.lr_scheduler.OneCycleLR(loop.opts[0], 0.05, total_steps=300)
+
+
+def scheduled(loop: Loop) -> None:
+    loop.tool.step()
 
 
 def evaluate(loop: Loop) -> None:
     """In evaluation's mode without gradients; then in training's, without; a part alone; each has to be right."""
     model = loop.models[0]
-    loop.more = loop.more or []
     way = loop.number % 4
     with torch.no_grad():
         if way == 0:
@@ -238,7 +240,7 @@ LOOPS: dict[str, Callable[[], Loop]] = {
     "accumulation": lambda: Loop(micro=3),
     "clipping": lambda: Loop(between=clip),
     "scaler": lambda: Loop(step=scaled),
-    "schedule": lambda: Loop(behind=scheduled),
+    "schedule": lambda: Loop(before=with_schedule, behind=scheduled),
     "closure": lambda: Loop(step=by_closure),
     "old weight_norm": lambda: Loop(normed(nn.utils.weight_norm)),
     "new weight_norm": lambda: Loop(normed(nn.utils.parametrizations.weight_norm)),

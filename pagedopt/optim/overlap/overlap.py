@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+import threading
 import warnings
 import weakref
 from collections import Counter
@@ -60,7 +62,7 @@ class Overlap:
         self._calls = Calls()
         self._missed: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # outermost, with unrecorded ones inside
         self._seen, self._off, self._misuse = False, "", ""
-        self._at_exit: Any = None
+        self._if_deleted: Any = None
         self._handles = [_first_before_steps(optimizer, self)]
         hooks.tell_of(self)
 
@@ -201,8 +203,8 @@ class Overlap:
         self._misuse = self._misuse or queued.misuse
         if self.queued is queued:
             self.queued = None
-        if self._at_exit is not None:
-            self._at_exit.detach()
+        if self._if_deleted is not None:
+            self._if_deleted.detach()
 
     def traced(self) -> None:
         """A compiler traces hooks; those within a compiled module have been waited for as a whole."""
@@ -248,7 +250,8 @@ class Overlap:
         device = step.updates[0].sweep.device
         self._seen = False
         queued = self.queued = QueuedStep(step, _side(device) if device.type == "cuda" else None, self._events)
-        self._at_exit = weakref.finalize(step.optimizer, queued.finish)  # made last: the state's memory goes later
+        self._if_deleted = weakref.finalize(step.optimizer, queued.finish)
+        self._if_deleted.atexit = False  # see _before_exit()
         for update in step.updates:
             update.sweep.begun = True  # from now on an error leaves the state damaged
             update.write_numbers()
@@ -303,4 +306,11 @@ def _before_fork() -> None:
             overlap.wait()
 
 
+def _before_exit() -> None:
+    """Finish what is queued, while there still are threads that carry pages, and before what users do at exit."""
+    for overlap in hooks.all_known():
+        overlap.wait()
+
+
 os.register_at_fork(before=_before_fork)
+getattr(threading, "_register_atexit", atexit.register)(_before_exit)

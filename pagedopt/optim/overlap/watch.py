@@ -31,7 +31,7 @@ class Watch(TorchDispatchMode):
         """Raise RuntimeError, or go on."""
         kwargs = kwargs or {}
         queued = self._overlap.queued
-        if queued is not None and not queued.all_passed and not _is_view(func):
+        if queued is not None and not queued.all_passed and not _reads_nothing(func):
             self._look(queued, func, args, kwargs)
         return func(*args, **kwargs)
 
@@ -51,9 +51,11 @@ class Watch(TorchDispatchMode):
 
 
 @functools.cache
-def _is_view(func: Any) -> bool:
-    """Return whether an operator only makes another view of its tensor, as ``detach``, ``t`` and ``view`` do."""
+def _reads_nothing(func: Any) -> bool:
+    """Return whether an operator makes another view of its tensor, as ``detach``, or new values of its shape."""
     schema = func._schema
+    if schema.name.endswith("_like") or schema.name.startswith("aten::new_"):
+        return True
     writes = any(each.alias_info is not None and each.alias_info.is_write for each in schema.arguments)
     return not writes and any(each.alias_info is not None for each in schema.returns)
 

@@ -44,13 +44,20 @@ def why_not(step: PreparedStep) -> str:
 
 
 class Pending(NamedTuple):
-    """A parameter and its gradient, as they were when the step was queued."""
+    """A parameter and its gradient, as they were when the step was queued; ``p.data = …`` does not free ``memory``."""
 
     param: torch.Tensor
     address: int
     version: int
     grad: torch.Tensor
     grad_version: int
+    memory: tuple[torch.UntypedStorage, torch.UntypedStorage]
+
+    @classmethod
+    def of(cls, p: torch.Tensor, grad: torch.Tensor) -> Pending:
+        """Return both as they are now."""
+        memory = p.untyped_storage(), grad.untyped_storage()
+        return cls(p, p.data_ptr(), p._version, grad, grad._version, memory)
 
     def misuse(self) -> str:
         """Return what was done to them since, in place; or ""."""
@@ -91,7 +98,7 @@ class QueuedStep:
             self._last.update((memory, number) for p, _ in pairs if (memory := memory_of(p)) is not None)
         self.begun, self.total, self.misuse = 0, len(self._pairs), ""
         self._lock, self._process = threading.RLock(), os.getpid()
-        self._entries = step.entries  # on a GPU launches may run when state is replaced
+        self._state = [tuple(entry.values()) for entry in step.entries]  # launches may run when it is replaced
         self._side, self._events = side, events
         self._waits: dict[int, int] = {}  # by stream: launches that it has waited for
         launches = _launches(step.updates, step.ready.arenas)
@@ -103,9 +110,7 @@ class QueuedStep:
 
     def watch(self) -> None:
         """Remember parameters and gradients as they are, now that the step is counted."""
-        self._pending = [
-            [Pending(p, p.data_ptr(), p._version, grad, grad._version) for p, grad in pairs] for pairs in self._pairs
-        ]
+        self._pending = [[Pending.of(p, grad) for p, grad in pairs] for pairs in self._pairs]
         self._pairs = []
 
     def _launch_on(self, side: torch.cuda.Stream, launches: Iterator[None]) -> None:
@@ -243,7 +248,7 @@ class QueuedStep:
     def _drop(self) -> None:
         """Give back all that is kept alive."""
         self._launches = None
-        self._pairs, self._pending, self._entries = [], [], ()
+        self._pairs, self._pending, self._state = [], [], []
 
 
 def _pairs(updates: Sequence[Update]) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
