@@ -78,8 +78,10 @@ CALLS: dict[str, Callable[[nn.Module], Any]] = {
 }
 
 
-@pytest.mark.parametrize("after", [0, 2])
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("after", [pytest.param(0, marks=pytest.mark.long), 2])
+@pytest.mark.parametrize(
+    "name", ["fullgraph", *(pytest.param(n, marks=pytest.mark.long) for n in ("whole", "function"))]
+)
 def test_compiled_behind_attach(name: str, after: int) -> None:
     """The tracer says so; from then on steps are plain."""
     ended = ends(CALLS[name], after)
@@ -87,16 +89,24 @@ def test_compiled_behind_attach(name: str, after: int) -> None:
     assert (ended.hidden > 0) == (after > 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("after", [0, 2])
-def test_compile_of_a_module(after: int) -> None:
-    """`model.compile()` waits as a whole."""
-    assert not ends(in_place, after).plain
+def test_compile_of_a_module_behind_attach(after: int) -> None:
+    assert ends(in_place, after).plain[TRACED] >= 2
+
+
+@pytest.mark.long
+def test_compile_of_a_module_before_attach() -> None:
+    """It waits as a whole."""
+    queued = run(Loop(lambda width: [in_place(linears(width))]), True, 4, watch=False)
+    assert not agree(queued, run(Loop(), False, 4)).plain
 
 
 def test_blocks_compiled_one_by_one() -> None:
     assert not ends(blocks, 0, hidden=True).plain
 
 
+@pytest.mark.long
 def test_blocks_compiled_before_attach() -> None:
     def make(width: int) -> list[nn.Module]:
         net = linears(width)
@@ -107,6 +117,7 @@ def test_blocks_compiled_before_attach() -> None:
     assert not agree(run(Loop(make), True, 4, watch=False), run(Loop(make), False, 4)).plain
 
 
+@pytest.mark.long
 def test_compiled_and_run_before_attach() -> None:
     """Its code calls no hooks: no step is queued."""
     call: Callable[[nn.Module], Any] = CALLS["whole"]
@@ -125,28 +136,21 @@ def test_compiled_and_run_before_attach() -> None:
     assert queued.plain == {UNSEEN: 4}
 
 
+@pytest.mark.long
 def test_code_that_is_reused_is_found() -> None:
-    """Dynamo guards no hooks: a second model of a class runs the first one's code.  Not silently."""
-    made = loop(CALLS["whole"])
-    made.start(False)
-    made.train(2)
-    first = made.tool
+    """Dynamo guards no hooks: a second model of a class runs the code that it made of the first.  Never silently."""
+    first = linears(40)
+    compiled(first)(torch.ones(4, 40)).sum().backward()
+    made = loop(CALLS["whole"], after=2)
     made.start(True)
     made.train(2)
-    made.tool = first if first is made.models[0] else CALLS["whole"](made.models[0])
-    with pytest.raises(RuntimeError, match=r"before it was waited for") if _is_unseen(made) else _nothing():
-        made.train(2)
-
-
-class _nothing:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-
-def _is_unseen(made: Loop) -> bool:
-    (opt,) = made.opts
-    return opt._overlap.queued is not None and not opt._overlap._off
+    try:
+        made.train(3)
+    except RuntimeError as error:
+        if "before it was waited for" not in str(error):
+            raise
+    else:
+        assert made.opts[0].overlap_report().plain[TRACED]
 
 
 def test_trace_and_export() -> None:

@@ -12,7 +12,7 @@ from overlapped import Loop
 from torch import nn
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore:this step was not queued.*no forward")]
-READS = r"test_overlap_watch\.py:\d+ reads parameter '0\.weight' .* still to be updated"
+READS = r"test_overlap_watch\.py:\d+ reads parameter '0\.(?:weight|bias)' .* still to be updated"
 WRITES = r"test_overlap_watch\.py:\d+ writes parameter '0\.weight' .* still to be updated"
 
 
@@ -43,7 +43,6 @@ def by_hand(net: nn.Module) -> None:
 FOUND: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
     "average": (average, READS),
     "clamp_": (clamp, WRITES),
-    "deepcopy": (copy.deepcopy, READS),
     "to": (lambda net: net.to(torch.float64), READS),
     "norm": (lambda net: nn.utils.get_total_norm(net.parameters()), READS),
     "item": (lambda net: next(net.parameters())[0, 0].item(), READS),
@@ -60,6 +59,13 @@ def test_what_nothing_else_sees_is_found(name: str) -> None:
         act(loop.models[0])
     with loop.opts[0].watch_reads(), loop.opts[0].waited():
         act(loop.models[0])
+
+
+def test_a_copy_of_a_model() -> None:
+    """Which refuses by itself, too."""
+    loop = pending()
+    with loop.opts[0].watch_reads(), pytest.raises(RuntimeError, match=r"call optimizer\.wait\(\) before"):
+        copy.deepcopy(loop.models[0])
 
 
 def test_a_forward_without_hooks() -> None:
@@ -86,7 +92,7 @@ def test_what_reads_nothing_is_not_found() -> None:
     loop = pending()
     p = next(loop.models[0].parameters())
     with loop.opts[0].watch_reads():
-        p.detach().t().view(-1)[:3].reshape(3, 1).expand(3, 2)
+        p.detach().view(-1)[:3].view(3, 1).t().reshape(3, 1).expand(3, 2)
         torch.zeros_like(p), torch.empty_like(p), p.new_zeros(3), p.shape, p.dtype, p.data_ptr()
         loop.models[0].requires_grad_(True)
         loop.opts[0].zero_grad()

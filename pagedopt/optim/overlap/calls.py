@@ -1,7 +1,7 @@
 """The calls of hooked modules that a thread is in.
 
-torch runs hooks behind a forward if an ``Exception`` ends it, but not behind a KeyboardInterrupt.  So each call is kept
-with a frame that lasts as long as the call: a call whose frame is not on the stack any more has ended.
+An error in the forward ends calls without a word, all but the outermost; a KeyboardInterrupt ends that one so, too.
+Each call is therefore kept with a frame that lasts as long: if the frame is not on the stack, the call has ended.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Calls(threading.local):
 
     def within_compiled(self) -> bool:
         """Return whether one of the calls is of a compiled module."""
+        self.forget_ended()
         return any(hooks.is_compiled(module) for module, _ in self._stack)
 
     def push(self, module: torch.nn.Module) -> None:

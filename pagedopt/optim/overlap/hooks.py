@@ -64,14 +64,18 @@ class Enter(Hook):
     """Before a module's forward."""
 
     def __call__(self, module: torch.nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
             tell_compiled()
-        elif (overlap := self.overlap) is not None:
+        elif (overlap := self.overlap) is None:
+            pass
+        elif torch.compiler.is_compiling():  # torch.export
+            overlap.wait()
+        else:
             overlap.enter(module)
 
 
 class Leave(Hook):
-    """Behind a module's forward, if it failed, too."""
+    """Behind a module's forward."""
 
     def __call__(self, module: torch.nn.Module, args: Any, result: Any) -> None:
         if not torch.compiler.is_compiling() and (overlap := self.overlap) is not None:
@@ -159,10 +163,19 @@ def is_compiled(module: torch.nn.Module) -> bool:
 
 
 def hook(module: torch.nn.Module, overlap: Waits) -> list[Any]:
-    """Register all hooks of one module; return what removes them."""
+    """Register all hooks of one module; return what removes them.
+
+    None is called behind an error: Dynamo guards the number of a hook that is, and would compile equal blocks one by
+    one, the first eight.
+    """
     return [
         module.register_forward_pre_hook(Enter(overlap), prepend=True),
-        module.register_forward_hook(Leave(overlap), always_call=True),
+        module.register_forward_hook(Leave(overlap)),
         module.register_state_dict_pre_hook(Fence(overlap)),
         module.register_load_state_dict_pre_hook(Fence(overlap)),
     ]
+
+
+def hook_outermost(module: torch.nn.Module, overlap: Waits) -> list[Any]:
+    """Register what is called behind an error in the forward of an outermost module, if that is not compiled."""
+    return [] if module._compiled_call_impl else [module.register_forward_hook(Leave(overlap), always_call=True)]

@@ -60,6 +60,7 @@ class Overlap:
         self._events: list[Event] = []
         self._models: list[weakref.ref[torch.nn.Module]] = []
         self._calls = Calls()
+        self._outermost: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._missed: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # outermost, with unrecorded ones inside
         self._seen, self._off, self._misuse = False, "", ""
         self._if_deleted: Any = None
@@ -136,6 +137,9 @@ class Overlap:
         calls.grad = torch.is_grad_enabled() and not internals.in_fake_mode()
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             self._captured()
+        if module not in self._outermost:
+            self._outermost.add(module)
+            self._handles += hooks.hook_outermost(module, self)
         for model in self._alive():
             hooks.wrap_compiled(model, self)
         if not self.record.knows(module) or module in self._missed:

@@ -10,6 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ..step.queued import memory_of
+from .hooks import is_compiled
 
 Parameters = list[torch.Tensor]
 #: Attributes that say nothing of a tensor's values.
@@ -46,9 +47,8 @@ class Record:
     def enter(self, module: torch.nn.Module) -> None:
         """Note that a module is called."""
         self._training.setdefault(module, set()).add(module.training)
-        for p in module._parameters.values():
-            if p is not None:
-                self._use(p)
+        for p in module.parameters(recurse=is_compiled(module)):
+            self._use(p)
 
     def note(self, module: torch.nn.Module, p: torch.Tensor) -> None:
         """Note that a module, and none inside of it, reads a parameter."""
