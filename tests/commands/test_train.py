@@ -374,7 +374,16 @@ def test_model_is_causal_and_counted() -> None:
 def test_norms_and_biases_do_not_decay() -> None:
     model = build_model(SIZES["tiny"], 16, seed=0, device=torch.device("cpu"))
     options: Any = type(
-        "Some", (), {"weight_decay": 0.3, "lr": 0.1, "placement": None, "device_budget": "all", "state_format": None}
+        "Some",
+        (),
+        {
+            "weight_decay": 0.3,
+            "lr": 0.1,
+            "placement": None,
+            "device_budget": "all",
+            "state_format": None,
+            "overlap": None,
+        },
     )
     decayed, plain = contender.build_optimizer("paged", model, options).param_groups
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.3, 0.0)

@@ -17,7 +17,7 @@ from children import python
 from gpu_support import NEEDED
 from overlapped import Ended, Loop, agree, run
 from overlapped_acts import ACTS
-from overlapped_models import LOOPS, clip
+from overlapped_models import LOOPS, STEPS, clip
 
 from pagedopt.optim.step.queued import QueuedStep
 
@@ -57,7 +57,7 @@ def on_gpu(name: str) -> Loop:
 
 
 def steps(name: str) -> int:
-    return 7 if name == "late" else 4
+    return STEPS.get(name, 3)
 
 
 @functools.cache
@@ -83,7 +83,7 @@ def test_a_missing_fence_is_a_wrong_number(late: None, monkeypatch: pytest.Monke
     """What the spinning is for."""
     plain = plainly("plain")
     monkeypatch.setattr(QueuedStep, "_hold", lambda self, side, stop: setattr(self, "begun", max(self.begun, stop)))
-    assert not run(on_gpu("plain"), True, 4, watch=False).same(plain)
+    assert not run(on_gpu("plain"), True, steps("plain"), watch=False).same(plain)
 
 
 @pytest.mark.usefixtures("late")

@@ -227,6 +227,8 @@ def split(loop: Loop) -> None:
         opt.param_groups[-1]["params"][0].grad = torch.ones(2000, device=loop.device)
 
 
+#: Steps after which all that a loop does has been hidden; 3 for all others.
+STEPS = {"late": 7, "scaler": 6, "a group more": 6, "evaluation": 5, "regularizer": 4}
 SEQUENCE = {"data": (2, 3)}
 LOOPS: dict[str, Callable[[], Loop]] = {
     "plain": Loop,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from overlapped import Ended, Loop, agree, equal, run
-from overlapped_models import LOOPS
+from overlapped_models import LOOPS, STEPS
 
 from pagedopt.optim import overlapping
 from pagedopt.optim.overlap import hooks
@@ -25,8 +25,7 @@ pytestmark = [
 
 
 def steps(name: str) -> int:
-    """The last ones of these are queued in any loop."""
-    return 7 if name == "late" else 4
+    return STEPS.get(name, 3)
 
 
 @functools.cache

@@ -194,6 +194,8 @@ def check_state(options: TrainOptions, typed: Collection[str]) -> None:
             checkpoint), messages name it only if no other option is about state.
     """
     check_state_format(options)
+    if options.overlap not in (None, "forward"):
+        raise UsageError(f"--overlap {options.overlap!r}: there is only forward")
     if options.overlap is not None and options.optimizer == "torch":
         raise UsageError(f"--overlap {options.overlap}: only PagedAdamW has it; use --optimizer both or paged")
     asked = {"--placement": options.placement, "--device-budget": options.device_budget, "--spill": options.spill}
