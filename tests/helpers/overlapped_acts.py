@@ -150,5 +150,7 @@ ACTS: dict[str, Act] = {
     "errors in the forward": error_in_forward,
     "a part of the model": part,
 }  # fmt: skip
+#: Left to the long tests.
+LONG = ("a part's state_dict", "decoded_state_dict", "both through a file", "spill, unspill", "attach again", "pickle")
 #: Those that wait for nothing, or only for what they read.
 HIDE = ("zero_grad to None", "a part of the model", "errors in the forward", "threads")

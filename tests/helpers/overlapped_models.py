@@ -228,7 +228,22 @@ def split(loop: Loop) -> None:
 
 
 #: Steps after which all that a loop does has been hidden; 3 for all others.
-STEPS = {"late": 7, "scaler": 6, "a group more": 6, "evaluation": 5, "regularizer": 4}
+STEPS = {"late": 7, "scaler": 6, "a group more": 6, "evaluation": 5, "regularizer": 4, "two over the same": 6}
+#: Left to the long tests.
+LONG = (
+    "half of it resident",
+    "checkpoint",
+    "frozen",
+    "schedule",
+    "new weight_norm",
+    "spectral_norm",
+    "dropout",
+    "shuffled",
+    "two models",
+    "two optimizers",
+    "accumulation",
+    "a group more",
+)
 SEQUENCE = {"data": (2, 3)}
 LOOPS: dict[str, Callable[[], Loop]] = {
     "plain": Loop,

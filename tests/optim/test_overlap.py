@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from overlapped import Ended, Loop, agree, equal, run
-from overlapped_models import LOOPS, STEPS
+from overlapped_models import LONG, LOOPS, STEPS
 
 from pagedopt.optim import overlapping
 from pagedopt.optim.overlap import hooks
@@ -33,7 +33,7 @@ def plainly(name: str) -> Ended:
     return run(LOOPS[name](), False, steps(name))
 
 
-@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in LONG else n for n in LOOPS])
 def test_bits_of_a_plain_step(name: str) -> None:
     """Losses, weights and state, while reads without a fence raise."""
     ended = agree(run(LOOPS[name](), True, steps(name)), plainly(name))

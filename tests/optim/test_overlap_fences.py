@@ -14,7 +14,7 @@ import torch
 from children import python
 from file_support import open_files
 from overlapped import Loop, equal, linears, run
-from overlapped_acts import ACTS, HIDE, total
+from overlapped_acts import ACTS, HIDE, LONG, total
 
 from pagedopt.optim.overlap.overlap import Overlap
 from pagedopt.optim.step.queued import QueuedStep
@@ -22,7 +22,7 @@ from pagedopt.optim.step.queued import QueuedStep
 pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore:this step was not queued.*no forward")]
 
 
-@pytest.mark.parametrize("name", ACTS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in LONG else n for n in ACTS])
 def test_what_is_done_between_a_step_and_the_next_forward(name: str) -> None:
     equal(Loop(behind=ACTS[name]), 3, hidden=name in HIDE)
 
