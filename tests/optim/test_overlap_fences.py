@@ -187,9 +187,7 @@ if sys.argv[1] == "fork":
 """
 
 
-@pytest.mark.parametrize(
-    "when", ["fork", *(pytest.param(when, marks=pytest.mark.long) for when in ("before", "state"))]
-)
+@pytest.mark.parametrize("when", ["before", "state", "fork"])
 def test_exit_and_fork(when: str) -> None:
     """A process that ends carries out what is queued, and so does one that forks."""
     import sys

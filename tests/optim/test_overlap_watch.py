@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from overlapped import Loop
+from overlapped import Loop, linears
 from torch import nn
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore:this step was not queued.*no forward")]
@@ -17,7 +17,7 @@ WRITES = r"test_overlap_watch\.py:\d+ writes parameter '0\.weight' .* still to b
 
 
 def pending() -> Loop:
-    loop = Loop()
+    loop = Loop(lambda width: [linears(width, 12)])
     loop.start(True)
     loop.train(2)
     return loop
@@ -76,7 +76,7 @@ def test_a_forward_without_hooks() -> None:
 
 def test_a_gradient_that_is_written() -> None:
     """As ``model.zero_grad(set_to_none=False)`` does."""
-    loop = Loop()
+    loop = Loop(lambda width: [linears(width, 12)])
     loop.start(True)
     loop.train(1)
     loop.gradients()
@@ -109,7 +109,7 @@ def test_fences_count_and_not_time() -> None:
         loop.models[0].eval()
         loop.models[0].train()
         handle = loop.models[0][3].register_forward_hook(lambda *_: (first.sum(), last.sum()))  # type: ignore[index]
-        with pytest.raises(RuntimeError, match=r"reads parameter '70\.weight'"):
+        with pytest.raises(RuntimeError, match=r"reads parameter '22\.weight'"):
             loop.models[0](loop.batch())
         handle.remove()
         loop.train(1)
