@@ -41,6 +41,7 @@ def test_bits_of_a_plain_step(name: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", LOOPS)
 def test_bits_of_200_steps(name: str) -> None:
     equal(LOOPS[name](), 200)
