@@ -48,6 +48,7 @@ class Route:
     moves: Visits
     _planned: tuple[HostTable, tuple[int, ...]] | None = field(default=None, init=False)
     _plan: tuple[Action, ...] = field(default=(), init=False)
+    _launched: list[Span] = field(default_factory=list, init=False)
 
     @property
     def geometry(self) -> Geometry | None:
@@ -60,13 +61,20 @@ class Route:
         if self._planned is None or self._planned[0] is not table or self._planned[1] != tuple(absent):
             at_hand, *spans = table.chunks_of([(0, self.at_hand), *(rows for _, rows in self.moves)])
             visits = [(move, span) for (move, _), span in zip(self.moves, spans, strict=True)]
+            rows = [span for _, span in self.moves]
             if absent:
                 skipped = np.isin(self.rows.tensor, absent)
-                live = [not skipped[first:last].all() for _, (first, last) in self.moves]
+                live = [not skipped[first:last].all() for first, last in rows]
                 visits = [visit for visit, needed in zip(visits, live, strict=True) if needed]
+                rows = [span for span, needed in zip(rows, live, strict=True) if needed]
+            self._launched = [(0, self.at_hand), *rows] if at_hand[0] < at_hand[1] else rows
             make = _one_visit if len(visits) == 1 else _actions
             self._plan, self._planned = make(at_hand, tuple(visits)), (table, tuple(absent))
         return self._plan
+
+    def params_by_launch(self) -> list[Sequence[int]]:
+        """Return, for each launch of the last plan, the indices of its parameters, each once."""
+        return [np.unique(self.rows.tensor[first:last]).tolist() for first, last in self._launched]
 
     def mover(self, arenas: Sequence[Arena]) -> Mover:
         """Return the mover of one step's pages, or raise torch.OutOfMemoryError if the ring of slots does not fit."""
@@ -74,8 +82,16 @@ class Route:
         return arenas[move.arena].mover(arenas, self.store.ring)
 
 
-def route(store: Store, params: Sequence[torch.Tensor], states: Sequence[Sequence[torch.Tensor]]) -> Route | None:
-    """Return how to update ``params`` with ``states`` (a list per state name); None: in one launch, in place."""
+def route(
+    store: Store,
+    params: Sequence[torch.Tensor],
+    states: Sequence[Sequence[torch.Tensor]],
+    first_use: Sequence[int] | None = None,
+) -> Route | None:
+    """Return how to update ``params`` with ``states`` (a list per state name); None: in one launch, in place.
+
+    Pages pass in the order in which one of their parameters has the least ``first_use``; None: in that of addresses.
+    """
     if not params or not states:
         return None
     arenas = store.arenas  # this list does not change, even if the store drops an arena meanwhile
@@ -91,7 +107,8 @@ def route(store: Store, params: Sequence[torch.Tensor], states: Sequence[Sequenc
     away = np.array([a >= 0 and p >= arenas[a].resident for a, p in zip(parts.arena, parts.page, strict=True)])
     if not away.any():
         return None
-    order = np.lexsort((parts.offset, parts.param, parts.page, parts.arena, away))
+    turn = np.zeros(len(away), np.int64) if first_use is None else _turns(parts, np.asarray(first_use))
+    order = np.lexsort((parts.offset, parts.param, parts.page, parts.arena, turn, away))
     parts, at_hand = _Parts(*(column[order] for column in parts)), int((~away).sum())
     moves, device = _moves(parts, at_hand), params[0].device
     shift = _IN_PLACE
@@ -129,6 +146,14 @@ class _Parts(NamedTuple):
     numel: Indices
     arena: Indices
     page: Indices
+
+
+def _turns(parts: _Parts, first_use: Indices) -> Indices:
+    """Return, for each part, the least ``first_use`` in its page."""
+    _, page = np.unique(np.stack([parts.arena, parts.page]), axis=1, return_inverse=True)
+    least = np.full(page.max() + 1, np.iinfo(np.int64).max)
+    np.minimum.at(least, page.ravel(), first_use[parts.param])
+    return least[page.ravel()]
 
 
 def _moves(parts: _Parts, at_hand: int) -> Visits:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 from ..formats.format import Format
 from ..kernels import cpu, cuda
 from ..kernels.source import arithmetic
-from ..paging.visits import WHOLE, Action, Launch, Mover, Span, carry_out
+from ..paging.visits import WHOLE, Action, Launch, Mover, Span, passes
 from ..rules import Rule
 from ..rules.rule import check_rule
 from ..system import internals
@@ -171,15 +171,23 @@ class Sweep:
             self.set_scalars(sets, seeds)
         if ready is None:
             ready = self.ready(steps)
+        if steps is WHOLE and self._on_cpu:  # as in most steps: without generators
+            self._launch_on_cpu({None: ready})(None)
+        else:
+            for _ in self.passes(steps, mover, ready):
+                pass
+
+    def passes(self, steps: Sequence[Action], mover: Mover | None, ready: Any) -> Iterator[None]:
+        """:meth:`launch` with scalars that are set: yields behind each launch.
+
+        On CUDA the caller uses it up at once: the current device may be another one until it ends.
+        """
         if self._on_cpu:
-            self._launch_on_cpu(steps, mover, ready)
-            return
+            return self._passes_on_cpu(steps, mover, ready)
         index = self.device.index
         if internals.current_device() == index:
-            self._launch_on_cuda(index, steps, mover, ready)
-        else:
-            with torch.cuda.device(index):
-                self._launch_on_cuda(index, steps, mover, ready)
+            return self._passes_on_cuda(index, steps, mover, ready)
+        return self._passes_on_another(index, steps, mover, ready)
 
     def set_scalars(self, sets: Sets, seeds: float | Sequence[float] = 0) -> None:
         """Write hyperparameters, and seeds if a format needs them, for the launches that follow."""
@@ -191,29 +199,25 @@ class Sweep:
                 sets = [[*uniforms, seed] for uniforms, seed in zip(sets, each, strict=True)]
         self.table.host.set_scalars(sets)
 
-    def _launch_on_cpu(self, steps: Sequence[Action], mover: Mover | None, ways: Any) -> None:
-        if steps is WHOLE:
-            walk, team = ways
-            self.begun = True  # set here: from now on only the update itself can fail
-            walk()
-            self.launches += 1
-            if team is not None and team.words[4]:
-                team.check()
-            return
+    def _passes_on_cpu(self, steps: Sequence[Action], mover: Mover | None, ways: Any) -> Iterator[None]:
+        return passes(steps, self._launch_on_cpu({None: ways} if steps is WHOLE else ways), mover)
+
+    def _launch_on_cpu(self, ways: Any) -> Callable[[Span | None], None]:
+        """Return what updates a span."""
 
         def launch(span: Span | None) -> None:
             walk, team = ways[span]
-            self.begun = True
+            self.begun = True  # set here: from now on only the update itself can fail
             walk()
             self.launches += 1
             if team is not None and team.words[4]:  # tested here: check() would cost a call for each page
                 team.check()
 
-        carry_out(steps, launch, mover)
+        return launch
 
-    def _launch_on_cuda(
+    def _passes_on_cuda(
         self, index: int, steps: Sequence[Action], mover: Mover | None, kernel: cuda.CudaKernel
-    ) -> None:
+    ) -> Iterator[None]:
         handle = internals.current_stream(index)
         stream = cuda.Stream(handle)
         with self.transport.lend(self.table.host, handle) as lent:
@@ -224,10 +228,13 @@ class Sweep:
                     kernel(argument, chunks, stream)
                     self.launches += 1
 
-            if steps is WHOLE:
-                launch(None)
-            else:
-                carry_out(steps, launch, mover)
+            yield from passes(steps, launch, mover)
+
+    def _passes_on_another(
+        self, index: int, steps: Sequence[Action], mover: Mover | None, kernel: cuda.CudaKernel
+    ) -> Iterator[None]:
+        with torch.cuda.device(index):
+            yield from self._passes_on_cuda(index, steps, mover, kernel)
 
     def prepare(self) -> None:
         """Compile (or load) the kernel and allocate a table, so that the next :meth:`run` may be captured."""

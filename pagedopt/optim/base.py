@@ -21,13 +21,13 @@ from ..rules import Rule
 from ..system.internals import dynamo_is_at_work, opaque
 from ..system.log import log
 from ..system.state_lost import StateLost
-from .capturing import CapturingOptimizer
 from .loading.check import check_no_path
 from .loading.copying import bring_home, duplicate, into_pages
 from .loading.load import load
 from .locks import OptimizerLock, locked
 from .options import Options, complete, documented
 from .out_of_memory import advise, is_out_of_memory
+from .overlapping import OverlappingOptimizer
 from .state.encoding import decoded
 from .state.group_options import without_formats
 from .state.rule_optimizer import Group, RuleOptimizer
@@ -45,7 +45,7 @@ def _names(rules: tuple[Rule, ...]) -> tuple[frozenset[str], frozenset[str]]:
 
 
 @documented
-class PagedOptimizer(CapturingOptimizer):
+class PagedOptimizer(OverlappingOptimizer):
     """A ``torch.optim.Optimizer`` made from a rule.
 
     A subclass sets ``rule``.  The rule's hyperparameters are taken from the parameter group by name::
@@ -149,7 +149,7 @@ class PagedOptimizer(CapturingOptimizer):
             return
         done = None
         while done is None:  # repeated only if another optimizer has moved shared pages since the step was prepared
-            done = self._launches = self._prepare().run()
+            done = self._launches = self._take(self._prepare())
         self.warm = True
 
     _opaque_step = opaque(_step)  # torch.compile must not trace it
@@ -178,6 +178,7 @@ class PagedOptimizer(CapturingOptimizer):
                 error.add_note(f"since the last step: {changed}")
             raise
 
+    @locked
     def add_param_group(self, param_group: Group) -> None:
         """Add a group, as torch does; a group that is refused is not added.
 
@@ -400,6 +401,7 @@ class PagedOptimizer(CapturingOptimizer):
         finally:
             self.unspill()
 
+    @locked
     def memory_report(self) -> MemoryReport:
         """Return the bytes of state on device, host and file, planned and measured (see :class:`MemoryReport`)."""
         return self.store.report(state_tensors(self))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..system.warn import outside
-from .locks import OptimizerLock, locked
+from .locks import OptimizerLock, Settles, locked
 from .state.rule_optimizer import RuleOptimizer
 from .step.captured import CapturedStep, alive, capture
 
@@ -24,6 +24,7 @@ class CapturingOptimizer(RuleOptimizer):
     """What an optimizer offers beside ``torch.cuda.graph``."""
 
     _lock: OptimizerLock
+    _overlap: Settles | None = None
     _captures: list[weakref.ref[CapturedStep]]
     _warned_capturable_if_run_uncaptured = False
 

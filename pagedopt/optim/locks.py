@@ -26,10 +26,20 @@ class OptimizerLock:
         return self._rlock
 
 
+class Settles(Protocol):
+    """What knows of a queued step."""
+
+    def wait(self) -> None:
+        """Wait for it."""
+
+
 class HasLock(Protocol):
     """An object whose methods are decorated with :func:`locked`."""
 
     _lock: OptimizerLock
+
+    @property
+    def _overlap(self) -> Settles | None: ...
 
 
 Own = TypeVar("Own", bound=HasLock)
@@ -38,11 +48,13 @@ Result = TypeVar("Result")
 
 
 def locked(method: Callable[Concatenate[Own, Given], Result]) -> Callable[Concatenate[Own, Given], Result]:
-    """Decorate a method to hold its object's lock while it runs."""
+    """Decorate a method to hold its object's lock while it runs, and to wait for a queued step before."""
 
     @functools.wraps(method)
     def waits(self: Own, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
         with self._lock():
+            if self._overlap is not None:
+                self._overlap.wait()
             return method(self, *args, **kwargs)
 
     return waits

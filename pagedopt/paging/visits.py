@@ -1,6 +1,7 @@
 """What a step does, as a value: launches, and between them the visits of pages to the device.  No memory is touched.
 
-A plan is a list of actions; :func:`plan` makes one, and :func:`carry_out` executes it::
+A plan is a list of actions; :func:`plan` makes one, and :func:`carry_out` (or, launch by launch, :func:`passes`)
+executes it::
 
     >>> for action in plan((0, 7), [(Move(0, 3, 0), (7, 9)), (Move(0, 4, 1), (9, 12))], slots=2): print(action)
     Fetch(move=Move(arena=0, page=3, slot=0))
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -109,10 +110,21 @@ class Mover(Protocol):
 
 
 def carry_out(actions: Iterable[Action], launch: Callable[[Span | None], object], mover: Mover | None = None) -> None:
-    """Execute a plan; ``launch`` updates a span, ``mover`` moves pages (None: the plan has only launches).
+    """Execute a plan: :func:`passes`, to the end."""
+    for _ in passes(actions, launch, mover):
+        pass
 
-    If anything fails, fetched pages are brought back as they are, updated or not.  A page whose fetch failed is not,
-    because its slot still holds part of another page.  The mover is finished in any case.
+
+def passes(
+    actions: Iterable[Action], launch: Callable[[Span | None], object], mover: Mover | None = None
+) -> Iterator[None]:
+    """Execute a plan and yield behind each launch.
+
+    ``launch`` updates a span, ``mover`` moves pages (None: the plan has only launches).
+
+    If anything fails, or the iterator is closed before its end, fetched pages are brought back as they are, updated or
+    not.  A page whose fetch failed is not, because its slot still holds part of another page.  The mover is finished in
+    any case.
 
     Raises:
         ValueError: the plan ends with pages in their slots, which have been brought back; or it needs a mover.
@@ -123,6 +135,7 @@ def carry_out(actions: Iterable[Action], launch: Callable[[Span | None], object]
             if not isinstance(action, Launch):
                 raise ValueError(f"{action} needs a mover")
             launch(action.span)
+            yield
         return
     fetched: dict[int, Move] = {}  # by slot: pages on their way in
     here: dict[int, Move] = {}  # by slot: pages that have arrived
@@ -138,6 +151,7 @@ def carry_out(actions: Iterable[Action], launch: Callable[[Span | None], object]
                     here[move.slot] = fetched.pop(move.slot)
                 case Launch(span):
                     launch(span)
+                    yield
                 case Evict(move):
                     del here[move.slot]  # before: an evict that fails is not tried again
                     mover.evict(move)

@@ -111,11 +111,12 @@ class StagedMover:
         self.ring, self.arenas, self.stream = ring, arenas, stream
 
     def begin(self) -> None:
-        """Let fetches wait for work that was queued before (gradients, a loaded state)."""
+        """Let fetches wait for work that was queued before: gradients, a loaded state, a step on another stream."""
         self.ring.lock.acquire()
         try:
             self.ring.began.record(self.stream)
             self.ring.began.hold(self.ring.up.cuda_stream)
+            self.ring.ended.hold(self.ring.up.cuda_stream)
         except BaseException:
             self.ring.lock.release()
             raise

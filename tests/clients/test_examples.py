@@ -103,6 +103,13 @@ def check(*runs: Callable[[], str]) -> None:
     assert second[0] < first[0], "the second run has begun where the first one did"
 
 
+def test_the_example_of_overlap_hides_pages(tmp_path: Path) -> None:
+    said = python(EXAMPLES / "overlap.py", cwd=tmp_path, PYTHONPATH=str(ROOT))
+    hidden, waited = map(int, re.findall(r"(?:hidden|waited)=(\d+)", said))
+    assert hidden > waited > 0
+    assert "plain=Counter()" in said
+
+
 def test_examples_are_short() -> None:
     assert not [path.name for path in EXAMPLES.glob("*.py") if len(path.read_text().splitlines()) > 60]
 

@@ -265,6 +265,7 @@ BAD_VALUES = {
     ("--seed", str(2**64)): "must be at most",
     ("--state-format", "int3"): "--state-format int3: state_format is 'int3'; there are float32, ",
     ("--state-format", "int8", "--optimizer", "torch"): "--state-format int8: only PagedAdamW stores its state in it",
+    ("--overlap", "forward", "--optimizer", "torch"): "--overlap forward: only PagedAdamW has it",
     ("--device", "toaster"): "must be cpu, cuda or cuda:N",
     ("--device", "cuda:99"): "--device cuda:99",
     ("--block", "100000000"): "--block 100000000 needs at least",
@@ -373,7 +374,16 @@ def test_model_is_causal_and_counted() -> None:
 def test_norms_and_biases_do_not_decay() -> None:
     model = build_model(SIZES["tiny"], 16, seed=0, device=torch.device("cpu"))
     options: Any = type(
-        "Some", (), {"weight_decay": 0.3, "lr": 0.1, "placement": None, "device_budget": "all", "state_format": None}
+        "Some",
+        (),
+        {
+            "weight_decay": 0.3,
+            "lr": 0.1,
+            "placement": None,
+            "device_budget": "all",
+            "state_format": None,
+            "overlap": None,
+        },
     )
     decayed, plain = contender.build_optimizer("paged", model, options).param_groups
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.3, 0.0)

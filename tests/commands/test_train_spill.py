@@ -383,3 +383,12 @@ def test_a_resumed_run_is_told_of_the_options_that_were_typed(tmp_path: Path, pr
     assert train(tmp_path, "--steps", 1, "--optimizer", "paged", "--checkpoint-every", 1, "--spill") == 0
     said = program.refuses("train", "--resume", tmp_path / "checkpoint.pt", "--device-budget", "150%")
     assert said.startswith("pagedopt train: --device-budget 150%: device_budget is '150%'")
+
+
+def test_an_update_under_the_forward(tmp_path: Path) -> None:
+    """``--overlap forward`` changes no loss, and hides pages."""
+    for name, more in (("plain", ()), ("hidden", ("--overlap", "forward"))):
+        given = ("--steps", 6, "--optimizer", "paged", "--device-budget", 0, "--checkpoint-every", 3, *more)
+        assert train(tmp_path / name, *given) == 0
+    assert losses(tmp_path / "plain") == losses(tmp_path / "hidden")
+    assert result(tmp_path / "hidden")["options"]["overlap"] == "forward"

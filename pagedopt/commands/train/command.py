@@ -56,6 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     state.add_argument("--spill", action=argparse.BooleanOptionalAction, default=None, help=text)
 
+    text = "hide the update of state that is away under the next forward (optimizer.attach); default: no"
+    state.add_argument("--overlap", choices=("forward",), help=text)
+
     machine = parser.add_argument_group("machine")
     machine.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:N; default: cuda if there is a GPU")
     text = "CPU threads of torch; fix it to get the same bits in another run; default: torch's choice"

@@ -29,7 +29,10 @@ def build_optimizer(kind: str, model: nn.Module, options: TrainOptions) -> torch
         from ... import PagedAdamW
 
         given: Any = {"placement": options.placement, "state_format": options.state_format}  # known to be names
-        return PagedAdamW(groups, lr=options.lr, betas=BETAS, device_budget=options.device_budget, **given)
+        optimizer = PagedAdamW(groups, lr=options.lr, betas=BETAS, device_budget=options.device_budget, **given)
+        if options.overlap:
+            optimizer.attach(model)
+        return optimizer
     how: Any = {"foreach": True} if kind == "foreach" else {"fused": True}
     return torch.optim.AdamW(groups, lr=options.lr, betas=BETAS, **how)
 

@@ -57,6 +57,7 @@ class TrainOptions:
     device_budget: str = EVERYTHING
     spill: bool = False
     state_format: str | None = None  # the full name
+    overlap: str | None = None
 
     @property
     def shape(self) -> Size:
@@ -76,7 +77,7 @@ class TrainOptions:
         return estimate(model, state_format=made, placement="device", device="cpu").state_bytes
 
 
-MAY_CHANGE = ("threads", "checkpoint_every", "out", "placement", "device_budget", "spill")
+MAY_CHANGE = ("threads", "checkpoint_every", "out", "placement", "device_budget", "spill", "overlap")
 
 
 def resolve(args: argparse.Namespace) -> TrainOptions:
@@ -193,6 +194,10 @@ def check_state(options: TrainOptions, typed: Collection[str]) -> None:
             checkpoint), messages name it only if no other option is about state.
     """
     check_state_format(options)
+    if options.overlap not in (None, "forward"):
+        raise UsageError(f"--overlap {options.overlap!r}: there is only forward")
+    if options.overlap is not None and options.optimizer == "torch":
+        raise UsageError(f"--overlap {options.overlap}: only PagedAdamW has it; use --optimizer both or paged")
     asked = {"--placement": options.placement, "--device-budget": options.device_budget, "--spill": options.spill}
     flags = [flag for flag, value in asked.items() if value not in (None, EVERYTHING, False)]
     flags = [flag for flag in flags if flag != "--spill" or "spill" in typed] or flags

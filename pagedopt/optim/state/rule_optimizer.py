@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -41,6 +42,8 @@ class RuleOptimizer(torch.optim.Optimizer):
     warm: bool = False
     #: State that ``preallocate=True`` has made, by parameter, until the first step puts it into ``state``.
     preallocated: dict[torch.Tensor, dict[str, Any]]
+    #: By number of a parameter: when it is first used in a forward, which is the order in which pages are updated.
+    first_use: Mapping[int, int] = MappingProxyType({})
     #: Where state lives; and what turns a budget given as a time into bytes that may be away.
     store: Store
     affordable: Affordable
@@ -58,6 +61,9 @@ class RuleOptimizer(torch.optim.Optimizer):
         Every step calls it, so flags may change between steps.  ``step`` passes on its exceptions.
         """
         return self.rule
+
+    def forget_launches(self) -> None:
+        """Prepare the next step anew."""
 
     def state_names(self, group: Group) -> tuple[str, ...]:
         """Return the names of the state tensors of a parameter in ``group``, in the order of the rule's inputs."""

@@ -65,7 +65,8 @@ class Bucket:
 
         def bind() -> tuple[Route | None, Sweep, list[torch.Tensor]]:
             lists = self._cut(self.lists.as_seen(tensors, shards))
-            way, device = route(optimizer.store, lists[0], state), lists[0][0].device
+            first_use = [optimizer.first_use.get(m.index, -1) for m in members] if optimizer.first_use else None
+            way, device = route(optimizer.store, lists[0], state, first_use), lists[0][0].device
             transport = self._transport(optimizer)
             rows, geometry = (way.rows, way.geometry) if way else (None, None)
             sweep = Sweep(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -59,8 +60,11 @@ class PreparedStep(NamedTuple):
     entries: tuple[Any, ...]
     fresh: tuple[Member, ...] = ()
 
-    def run(self) -> Launches | None:
+    def run(self, launch: Callable[[PreparedStep], object] | None = None) -> Launches | None:
         """Take the step.  Once its first launch has begun, it is finished and counted before a signal is handled.
+
+        Args:
+            launch: carries the updates out, or queues them, and counts them; None: now, on the current stream.
 
         Returns:
             :attr:`launches`; None if nothing was done, because another optimizer has since moved pages that both share.
@@ -77,18 +81,21 @@ class PreparedStep(NamedTuple):
         with Uninterrupted(gives_way=True), held:
             if arenas and (*map(_resident, arenas),) != residents:
                 return None
-            self._launch()
+            self._launch(launch)
         return self.launches
 
-    def _launch(self) -> None:
+    def _launch(self, launch: Callable[[PreparedStep], object] | None) -> None:
         optimizer = self.optimizer
         try:
             # Set first: if we are interrupted, the text stays and says that the state is damaged.
             optimizer.damaged = "a step ended in the middle"
             if self.fresh:
                 put_state(optimizer, self.fresh)
-            for update in self.updates:
-                update.launch(self.ready.arenas)
+            if launch is not None:
+                launch(self)
+            else:
+                for update in self.updates:
+                    update.launch(self.ready.arenas)
         except BaseException as error:
             if any(update.sweep.begun for update in self.updates):
                 optimizer.damaged = f"a step failed in the middle ({type(error).__name__}: {error})"

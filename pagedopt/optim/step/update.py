@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -55,12 +55,32 @@ class Update(NamedTuple):
 
     def launch(self, arenas: Sequence[Arena]) -> None:
         """Launch on the current stream, and count the step; a move's ``arena`` is an index in ``arenas``."""
+        if self.lists.plain:
+            mover = None if self.route is None else self.route.mover(arenas)
+            self.sweep.launch(None, self.plan, mover, ready=self.ready)
+        else:
+            for _ in self.passes(arenas):
+                pass
+        self.write_numbers()
+
+    def passes(self, arenas: Sequence[Arena]) -> Iterator[None]:
+        """Launch, and yield behind each launch (see :meth:`Sweep.passes`); the step is not counted."""
         if not self.lists.plain:
             self.lists.fill(self.tensors)
         mover = None if self.route is None else self.route.mover(arenas)
-        self.sweep.launch(None, self.plan, mover, ready=self.ready)
+        self.sweep.begun = False
+        yield from self.sweep.passes(self.plan, mover, self.ready)
         if not self.lists.plain:
             self.lists.bring_back(self.tensors)
+
+    def rows_by_launch(self) -> list[Sequence[int]]:
+        """Return, for each launch, the indices of the parameters that it updates; some may have no gradient."""
+        if self.route is None:
+            return [range(len(self.seen) // 2)]
+        return self.route.params_by_launch()
+
+    def write_numbers(self) -> None:
+        """Write numbers that change, as the step count is, and raise version counters."""
         for numbers, tensors, coming in self.counts:
             numbers.write(tensors, coming, self.absent)
         torch.autograd.graph.increment_version(self.written)

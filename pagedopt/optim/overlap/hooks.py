@@ -1,0 +1,181 @@
+"""Hooks of modules that call overlaps back, and vanish with them; copies of a module have dead ones."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+
+class Waits(Protocol):
+    """What hooks call."""
+
+    def enter(self, module: torch.nn.Module) -> None:
+        """A module is called."""
+
+    def leave(self, module: torch.nn.Module) -> None:
+        """The call has ended, with or without an error."""
+
+    def wait(self) -> None:
+        """All parameters are about to be read or written."""
+
+    def refuse_copy(self) -> None:
+        """A module is being copied or pickled; RuntimeError if it may have been read too early."""
+
+    def traced(self) -> None:
+        """A compiler traces a module: the code that it makes calls no hooks."""
+
+
+class _NoScript(AttributeError):
+    """What ``torch.jit.script`` gets of a hook."""
+
+
+class Hook:
+    """Calls a method of an overlap that is alive; does nothing else."""
+
+    __slots__ = ("_overlap",)
+
+    def __init__(self, overlap: Waits | None = None) -> None:
+        self._overlap = None if overlap is None else weakref.ref(overlap)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
+        return self.__reduce__()[0]()
+
+    def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
+        if (overlap := self.overlap) is not None:
+            overlap.refuse_copy()
+        return type(self), ()
+
+    @property
+    def __name__(self) -> str:
+        raise _NoScript(
+            "torch.jit.script would leave out the waits of overlap='forward': call optimizer.detach() first"
+        )
+
+    @property
+    def overlap(self) -> Waits | None:
+        """The overlap, if it is alive."""
+        return None if self._overlap is None else self._overlap()
+
+
+class Enter(Hook):
+    """Before a module's forward."""
+
+    def __call__(self, module: torch.nn.Module, args: Any) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            tell_compiled()
+        elif (overlap := self.overlap) is None:
+            pass
+        elif torch.compiler.is_compiling():  # torch.export
+            overlap.wait()
+        else:
+            overlap.enter(module)
+
+
+class Leave(Hook):
+    """Behind a module's forward."""
+
+    def __call__(self, module: torch.nn.Module, args: Any, result: Any) -> None:
+        if not torch.compiler.is_compiling() and (overlap := self.overlap) is not None:
+            overlap.leave(module)
+
+
+class Fence(Hook):
+    """Before parameters are read or written, as a state dict does; called with whatever arguments."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        if (overlap := self.overlap) is not None:
+            overlap.wait()
+
+
+class Compiled:
+    """Stands in for what ``module.compile()`` has made, whose call shows no hook of the module."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = weakref.ref(module)
+        self.call: Callable[..., Any] = module._compiled_call_impl  # type: ignore[assignment]
+        self.overlaps: weakref.WeakSet[Waits] = weakref.WeakSet()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        module = self._module()
+        entered: list[Waits] = []
+        try:
+            for overlap in list(self.overlaps) if module is not None else ():
+                entered.append(overlap)
+                overlap.enter(module)  # type: ignore[arg-type]
+            return self.call(*args, **kwargs)
+        finally:
+            for overlap in entered:
+                overlap.leave(module)  # type: ignore[arg-type]
+
+
+def wrap_compiled(model: torch.nn.Module, overlap: Waits) -> None:
+    """Let calls of compiled modules within a model wait, too."""
+    for module in model.modules():
+        made = module._compiled_call_impl
+        if made is not None:
+            if not isinstance(made, Compiled):
+                made = module._compiled_call_impl = Compiled(module)
+            made.overlaps.add(overlap)
+
+
+def unwrap_compiled(model: torch.nn.Module, overlap: Waits) -> None:
+    """Undo :func:`wrap_compiled`."""
+    for module in model.modules():
+        made = module._compiled_call_impl
+        if isinstance(made, Compiled):
+            made.overlaps.discard(overlap)
+            if not made.overlaps:
+                module._compiled_call_impl = made.call
+
+
+#: All overlaps, in a set that is cheap to find empty.
+known: set[weakref.ref[Waits]] = set()
+
+
+def tell_of(overlap: Waits) -> None:
+    """Let an overlap be known while it is alive."""
+    known.add(weakref.ref(overlap, known.discard))
+
+
+def all_known() -> list[Any]:
+    """Return all overlaps."""
+    return [overlap for ref in list(known) if (overlap := ref()) is not None]
+
+
+def _tell(_: Any) -> None:  # which of them a compiler is tracing is not known where it traces
+    for overlap in all_known():
+        overlap.traced()
+
+
+def tell_compiled() -> None:
+    """Tell all overlaps, while Dynamo traces the caller and not when its code runs, that a compiler is at work."""
+    from torch._dynamo.comptime import comptime
+
+    comptime(_tell)
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Return whether a call of a module runs code of a compiler, which calls no hooks of modules inside."""
+    return module._compiled_call_impl is not None or hasattr(module, "_orig_mod")
+
+
+def hook(module: torch.nn.Module, overlap: Waits) -> list[Any]:
+    """Register all hooks of one module; return what removes them.
+
+    None is called behind an error: Dynamo guards the number of a hook that is, and would compile equal blocks one by
+    one, the first eight.
+    """
+    return [
+        module.register_forward_pre_hook(Enter(overlap), prepend=True),
+        module.register_forward_hook(Leave(overlap)),
+        module.register_state_dict_pre_hook(Fence(overlap)),
+        module.register_load_state_dict_pre_hook(Fence(overlap)),
+    ]
+
+
+def hook_outermost(module: torch.nn.Module, overlap: Waits) -> list[Any]:
+    """Register what is called behind an error in the forward of an outermost module, if that is not compiled."""
+    return [] if module._compiled_call_impl else [module.register_forward_hook(Leave(overlap), always_call=True)]

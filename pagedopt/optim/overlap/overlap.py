@@ -1,0 +1,320 @@
+"""The overlap of one optimizer: which step is queued, who waits for it, and when a step may be queued at all."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from ...system import internals
+from ...system.cuda.driver import Event
+from ...system.warn import outside
+from ..state.rule_optimizer import RuleOptimizer, occurrences
+from ..step.launches import Launches, PreparedStep
+from ..step.queued import QueuedStep, memory_of, why_not
+from . import hooks
+from .calls import Calls
+from .record import Record, Recorder
+
+#: Why a step was not queued, where nothing is to be said about it.
+_QUIET = ("no page of its state is away",)
+#: Kinds of modules that gather parameters themselves.
+_REFUSED = ("DataParallel", "FullyShardedDataParallel", "FSDPModule")
+
+
+@dataclass
+class OverlapReport:
+    """What an overlap has done.
+
+    Attributes:
+        hidden: launches (one for each page that is away) that a module within the forward, or its end, waited for.
+        waited: launches that were waited for before the forward began, by a fence or by the outermost module.
+        plain: steps that were not queued, by reason.
+    """
+
+    hidden: int = 0
+    waited: int = 0
+    plain: Counter[str] = field(default_factory=Counter)
+
+
+_Kind = Literal["hidden", "waited"]
+
+
+class Overlap:
+    """See :meth:`~pagedopt.PagedOptimizer.attach`."""
+
+    def __init__(self, optimizer: RuleOptimizer) -> None:
+        self._optimizer = weakref.ref(optimizer)
+        self.report = OverlapReport()
+        self.record = Record()
+        self.queued: QueuedStep | None = None
+        self._events: list[Event] = []
+        self._models: list[weakref.ref[torch.nn.Module]] = []
+        self._calls = Calls()
+        self._outermost: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._missed: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # outermost, with unrecorded ones inside
+        self._seen, self._off, self._misuse = False, "", ""
+        self._if_deleted: Any = None
+        self._handles = [_first_before_steps(optimizer, self)]
+        hooks.tell_of(self)
+
+    # --- models
+
+    def attach(self, model: torch.nn.Module) -> None:
+        """Hook all modules of a model."""
+        for module in model.modules():
+            kind = next((name for c in type(module).__mro__ if (name := c.__name__) in _REFUSED), None)
+            if kind is not None:
+                raise ValueError(f"attach() does not take a {kind}, which gathers parameters itself")
+        if any(ref() is model for ref in self._models):
+            raise ValueError(f"this {type(model).__name__} is attached")
+        self._off = ""
+        self._models.append(weakref.ref(model))
+        for module in model.modules():
+            self._handles += hooks.hook(module, self)
+        hooks.wrap_compiled(model, self)
+
+    def detach(self) -> None:
+        """Take all hooks away."""
+        self.wait()
+        for handle in self._handles:
+            handle.remove()
+        for model in self._alive():
+            hooks.unwrap_compiled(model, self)
+        self._handles, self._models = [], []
+        self._turn_off("the optimizer was detached")
+
+    def _alive(self) -> Iterator[torch.nn.Module]:
+        return (model for ref in self._models if (model := ref()) is not None)
+
+    def name_of(self, param: torch.Tensor) -> str:
+        """Return the name of a parameter, or of what a view is of, in the attached models."""
+        memory = memory_of(param)
+        named = (each for model in self._alive() for each in model.named_parameters())
+        return next((f"parameter {name!r}" for name, p in named if memory_of(p) == memory), "a parameter")
+
+    # --- calls of modules
+
+    def enter(self, module: torch.nn.Module) -> None:
+        """A module is called: wait for the parameters that it is going to read."""
+        calls = self._calls
+        calls.forget_ended()
+        if not calls:
+            self._begin(module)
+        calls.push(module)
+        if calls.recorder is not None:
+            self.record.enter(module)
+        elif not self.record.knows(module):
+            if calls.grad:
+                self._missed.add(calls.outermost)
+            self._finish("waited")
+        elif self.queued is not None:
+            self._wait_for(module.parameters() if hooks.is_compiled(module) else self._read_by(module), "hidden")
+
+    def leave(self, module: torch.nn.Module) -> None:
+        """A call has ended; the end of the outermost waits for all that is left."""
+        calls = self._calls
+        if not calls.pop(module):
+            return
+        if calls.stop_recording():
+            self._order()
+        if self.queued is not None:
+            self.report.hidden += self.queued.wait_for_all()
+        self._seen = self._seen or calls.grad
+
+    def _begin(self, module: torch.nn.Module) -> None:
+        """The outermost call begins: wait for what no module is known to read, or for all, and record the call."""
+        calls = self._calls
+        calls.grad = torch.is_grad_enabled() and not internals.in_fake_mode()
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            self._captured()
+        if module not in self._outermost:
+            self._outermost.add(module)
+            self._handles += hooks.hook_outermost(module, self)
+        for model in self._alive():
+            hooks.wrap_compiled(model, self)
+        if not self.record.knows(module) or module in self._missed:
+            self._finish("waited")
+            if calls.grad and not self._off:
+                self._missed.discard(module)
+                calls.recorder = Recorder(self._params(), lambda p: self.record.note(calls.innermost, p))
+                calls.recorder.__enter__()
+        elif self.queued is not None:
+            known = self.record.first_use
+            self._wait_for([p for p in self._params() if id(p) not in known], "waited")
+
+    def _read_by(self, module: torch.nn.Module) -> Iterator[torch.Tensor | None]:
+        yield from module._parameters.values()
+        yield from self.record.read_by(module)
+
+    def _wait_for(self, params: Iterable[torch.Tensor | None], kind: _Kind) -> None:
+        if (queued := self.queued) is not None:
+            self._count(kind, queued.wait_for(params))
+
+    def _count(self, kind: _Kind, launches: int) -> None:
+        setattr(self.report, kind, getattr(self.report, kind) + launches)
+
+    def _params(self) -> Iterator[torch.Tensor]:
+        if (optimizer := self._optimizer()) is not None:
+            for _, _, p in occurrences(optimizer):
+                yield p
+
+    def _order(self) -> None:
+        """Let pages pass in the order in which their parameters are first used."""
+        if (optimizer := self._optimizer()) is not None:
+            first = self.record.first_use
+            order = {i: first.get(id(p), -1) for i, (_, _, p) in enumerate(occurrences(optimizer))}
+            if order != optimizer.first_use:
+                optimizer.first_use = order
+                optimizer.forget_launches()
+
+    # --- fences
+
+    def wait(self) -> None:
+        """Wait for the queued step, as everybody does who reads or writes what it changes."""
+        self._finish("waited")
+
+    def refuse_copy(self) -> None:
+        """Raise RuntimeError if parameters are pending: a copy of the model has read them already."""
+        if (queued := self.queued) is not None and not queued.all_begun:
+            raise RuntimeError("a copy of a model whose update is queued: call optimizer.wait() before")
+
+    def wait_before_others(self) -> None:
+        """Wait if other hooks run before ``step()``."""
+        optimizer: Any = self._optimizer()
+        if self.queued is not None and (len(optimizer._optimizer_step_pre_hooks) > 1 or _global_hooks("pre")):
+            self.wait()
+
+    def _finish(self, kind: _Kind) -> None:
+        queued = self.queued
+        if queued is None:
+            return
+        try:
+            self._count(kind, queued.finish())
+        finally:
+            self._end_of(queued)
+
+    def _end_of(self, queued: QueuedStep) -> None:
+        self._misuse = self._misuse or queued.misuse
+        if self.queued is queued:
+            self.queued = None
+        if self._if_deleted is not None:
+            self._if_deleted.detach()
+
+    def traced(self) -> None:
+        """A compiler traces hooks; those within a compiled module have been waited for as a whole."""
+        if not self._calls.within_compiled():
+            self._finish("waited")
+            self._turn_off("a compiler has traced the model, and its code calls no hooks")
+
+    def _captured(self) -> None:
+        if (queued := self.queued) is not None:
+            queued.finish_on_host()
+            self._end_of(queued)
+        self._turn_off("the model was captured into a CUDA graph, which calls no hooks")
+
+    def _turn_off(self, why: str) -> None:
+        self._off = self._off or why
+
+    # --- steps
+
+    def take(self, step: PreparedStep) -> Launches | None:
+        """Take a prepared step: queue it if the forward before it was seen, else carry it out."""
+        if misuse := self._misuse:
+            self._misuse = ""
+            raise RuntimeError(f"since the last step, which was queued, {misuse} before it was waited for. {_ADVICE}")
+        why = self._why_plain(step)
+        if not why:
+            return step.run(self._queue)
+        if why not in _QUIET and not self.report.plain[why]:
+            warnings.warn(f"this step was not queued: {why}", RuntimeWarning, stacklevel=outside())
+        self.report.plain[why] += 1
+        self._seen = False
+        return step.run()
+
+    def _why_plain(self, step: PreparedStep) -> str:
+        if self._off:
+            return self._off
+        if not self._seen:
+            return "no forward of an attached model was seen since the last step"
+        if getattr(step.optimizer, "_optimizer_step_post_hooks", None) or _global_hooks("post"):
+            return "hooks that run behind step() may read parameters"
+        return why_not(step)
+
+    def _queue(self, step: PreparedStep) -> None:
+        device = step.updates[0].sweep.device
+        self._seen = False
+        queued = self.queued = QueuedStep(step, _side(device) if device.type == "cuda" else None, self._events)
+        self._if_deleted = weakref.finalize(step.optimizer, queued.finish)
+        self._if_deleted.atexit = False  # see _before_exit()
+        for update in step.updates:
+            update.sweep.begun = True  # from now on an error leaves the state damaged
+            update.write_numbers()
+        queued.watch()
+
+
+_ADVICE = (
+    "Call optimizer.wait() before such a line, and before code of a compiler, a CUDA graph or m.forward(x), which call "
+    "no hooks; optimizer.watch_reads() finds the line. The step that was asked for now was not taken"
+)
+_sides: dict[torch.device, torch.cuda.Stream] = {}
+
+
+def _side(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream of queued steps on a device; optimizers share it."""
+    if device not in _sides:
+        _sides[device] = torch.cuda.Stream(device)
+    return _sides[device]
+
+
+def _first_before_steps(optimizer: RuleOptimizer, overlap: Overlap) -> Any:
+    """Register a hook that runs before all others before ``step()``; return what removes it."""
+    ref = weakref.ref(overlap)
+
+    def wait(*_: Any) -> None:
+        if (alive := ref()) is not None:
+            alive.wait_before_others()
+
+    handle: Any = optimizer.register_step_pre_hook(wait)
+    optimizer._optimizer_step_pre_hooks.move_to_end(handle.id, last=False)  # type: ignore[attr-defined]
+    return handle
+
+
+def _global_hooks(when: Literal["pre", "post"]) -> Any:
+    """Return the hooks that run before or behind steps of all optimizers."""
+    return getattr(sys.modules[torch.optim.Optimizer.__module__], f"_global_optimizer_{when}_hooks", None)
+
+
+def wait_for_others(step: PreparedStep, own: Overlap | None) -> None:
+    """Wait for queued steps of other optimizers that update the same parameters."""
+    for other in hooks.all_known():
+        if other is not own and (queued := other.queued) is not None:
+            tensors = (t for update in step.updates for t in update.seen if t is not None)
+            if queued.updates_any(memory for t in tensors if (memory := memory_of(t)) is not None):
+                other.wait()
+
+
+def _before_fork() -> None:
+    """Carry out what is queued on CPUs: a child must neither do it again nor read what has not been done."""
+    for overlap in hooks.all_known():
+        if (queued := overlap.queued) is not None and queued.on_host:
+            overlap.wait()
+
+
+def _before_exit() -> None:
+    """Finish what is queued, while there still are threads that carry pages, and before what users do at exit."""
+    for overlap in hooks.all_known():
+        overlap.wait()
+
+
+os.register_at_fork(before=_before_fork)
+getattr(threading, "_register_atexit", atexit.register)(_before_exit)

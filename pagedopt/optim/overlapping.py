@@ -1,0 +1,124 @@
+"""The step under the next forward: ``attach``, and the fences of an optimizer whose step may be queued."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+
+from .capturing import CapturingOptimizer
+from .locks import locked
+from .overlap.hooks import known
+from .overlap.overlap import Overlap, OverlapReport, wait_for_others
+from .overlap.watch import Watch
+from .step.launches import Launches, PreparedStep
+
+
+class OverlappingOptimizer(CapturingOptimizer):
+    """What an optimizer offers to those whose forward should hide its step."""
+
+    _overlap: Overlap | None = None
+    _launches: Launches | None
+
+    @locked
+    def attach(self, model: torch.nn.Module, overlap: Literal["forward"] = "forward") -> None:
+        """Let steps from now on pass under the next forward of ``model``, bit for bit what they are without.
+
+        ``step()`` then queues the update and returns.  Each module of the model waits, before it runs, for those of its
+        parameters that are still to be updated, and the end of the model's forward waits for the rest.  The first
+        forward with gradients is recorded, for modules that read parameters of others.
+
+        Whatever reads or writes a parameter, or a gradient, between :meth:`step` and the next call of the model has to
+        call :meth:`wait` first, as an average of the weights, ``p.clamp_()`` or ``copy.deepcopy(model)``.  Methods of
+        this optimizer and ``state_dict`` of the model do it themselves.  :meth:`watch_reads` finds who forgets it.
+
+        A step is carried out at once, and says why once, if the model's forward since the last step was not seen
+        (``torch.compile``, CUDA graphs), if hooks run behind it, or if parameters are on several devices.
+
+        Args:
+            model: the module that is called in training.  Several may be attached.
+            overlap: under what; there is only the forward.
+
+        Raises:
+            ValueError: ``overlap`` is something else; the model is, or has within it, a ``DataParallel``, or is sharded
+                by FSDP.
+            TypeError: the model is no module.
+
+        Example:
+            >>> optimizer = pagedopt.PagedAdamW(model.parameters(), device_budget=0)
+            >>> optimizer.attach(model)
+            >>> for batch in batches:
+            ...     loss = model(batch).mean()  # hides what is left of the last step
+            ...     loss.backward()
+            ...     optimizer.step()
+            ...     optimizer.zero_grad()
+            >>> with optimizer.waited():
+            ...     torch.save(copy.deepcopy(model), path)
+        """
+        if overlap != "forward":
+            raise ValueError(f"overlap is {overlap!r}, and there is only 'forward'")
+        if not isinstance(model, torch.nn.Module):
+            raise TypeError(f"attach() takes a torch.nn.Module, and not a {type(model).__name__}")
+        overlap_of_all = self._overlap or Overlap(self)
+        overlap_of_all.attach(model)
+        self._overlap = overlap_of_all
+
+    @locked
+    def detach(self) -> None:
+        """Undo :meth:`attach`, of all models."""
+        if self._overlap is not None:
+            self._overlap.detach()
+            self._overlap = None
+            self.first_use = {}
+            self._launches = None
+
+    @locked
+    def wait(self) -> None:
+        """Let the current stream (on a CPU, the caller) wait until the last step is done."""
+
+    @contextlib.contextmanager
+    def waited(self) -> Iterator[None]:
+        """A ``with`` block that reads or writes parameters: :meth:`wait` before it."""
+        self.wait()
+        yield
+
+    def watch_reads(self) -> Watch:
+        """Return a ``with`` block in which a line that forgets :meth:`wait` raises RuntimeError, for tests.
+
+        It raises where the line is, and so before the line does harm.  The message names the line and the parameter: it
+        is read or written while its update is queued, or its gradient is written.  A view (``detach``, ``t``, ``view``)
+        reads nothing.  Not found are kernels that take ``data_ptr()``, and other threads.
+
+        Raises:
+            RuntimeError: no model is attached.
+
+        Example:
+            >>> with optimizer.watch_reads():
+            ...     train_an_epoch()
+        """
+        if self._overlap is None:
+            raise RuntimeError("watch_reads() finds who reads parameters too early: attach() a model first")
+        return Watch(self._overlap)
+
+    @locked
+    def overlap_report(self) -> OverlapReport:
+        """Return what was hidden, what was waited for, and which steps were carried out at once."""
+        return OverlapReport() if self._overlap is None else self._overlap.report
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's."""
+        if not set_to_none:  # else a queued step keeps the gradients
+            self.wait()
+        super().zero_grad(set_to_none)
+
+    def _take(self, step: PreparedStep) -> Launches | None:
+        """Take a prepared step, at once or queued."""
+        if known:
+            wait_for_others(step, self._overlap)
+        return step.run() if self._overlap is None else self._overlap.take(step)
+
+    def forget_launches(self) -> None:
+        """Make the next step anew: the order of its launches has changed."""
+        self._launches = None

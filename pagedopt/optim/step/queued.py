@@ -1,0 +1,279 @@
+"""A step that is queued: launches that its parameters' readers wait for, one after the other."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from ...placements.arena import Arena
+from ...system import internals
+from ...system.cuda.driver import Event
+from ...system.interrupts import Uninterrupted
+from ..state.rule_optimizer import RuleOptimizer
+from .launches import PreparedStep
+from .update import Update
+
+
+def memory_of(tensor: torch.Tensor) -> int | None:
+    """Return the address of the memory that a tensor is a view of; None if it has none."""
+    try:
+        return tensor.untyped_storage().data_ptr() or None
+    except (RuntimeError, NotImplementedError):  # fake, functional, sparse
+        return None
+
+
+def why_not(step: PreparedStep) -> str:
+    """Return why a step cannot be queued, or ""."""
+    updates = step.updates
+    if not any(update.route is not None for update in updates):
+        return "no page of its state is away"
+    if any(group.get("capturable") for group in step.optimizer.param_groups):
+        return "a group is capturable"
+    if not all(update.lists.as_they_are for update in updates):
+        return "parameters or state are complex, DTensors, or have gaps or other strides"
+    if len({update.sweep.device for update in updates}) > 1:
+        return "parameters are on several devices"
+    if any(arena.lock is not None for arena in step.ready.arenas):
+        return "state is so small that it shares pages with that of other optimizers"
+    return ""
+
+
+class Pending(NamedTuple):
+    """A parameter and its gradient, as they were when the step was queued; ``p.data = …`` does not free ``memory``."""
+
+    param: torch.Tensor
+    address: int
+    version: int
+    grad: torch.Tensor
+    grad_version: int
+    memory: tuple[torch.UntypedStorage, torch.UntypedStorage]
+
+    @classmethod
+    def of(cls, p: torch.Tensor, grad: torch.Tensor) -> Pending:
+        """Return both as they are now."""
+        memory = p.untyped_storage(), grad.untyped_storage()
+        return cls(p, p.data_ptr(), p._version, grad, grad._version, memory)
+
+    def misuse(self) -> str:
+        """Return what was done to them since, in place; or ""."""
+        if self.param._version != self.version:
+            return "a parameter was written"
+        if self.param.data_ptr() != self.address:
+            return "a parameter was given other memory"
+        return "a gradient was written" if self.grad._version != self.grad_version else ""
+
+    def has_other_gradient(self) -> bool:
+        """Return whether a backward, or the user, has set another gradient since."""
+        return self.param.grad is not None and self.param.grad is not self.grad
+
+
+class QueuedStep:
+    """A step of an optimizer whose launches follow.
+
+    On a CPU a launch is carried out when somebody waits for a parameter that it, or one behind it, updates.  On a GPU
+    all launches are in a stream of their own, and who waits is the current stream.
+
+    Args:
+        step: its checks are done; see :func:`why_not`.
+        side: the stream of the launches; None on a CPU.
+        events: of earlier steps, which are recorded anew; more are added.
+
+    Attributes:
+        begun: how many launches somebody has waited for, or has carried out.
+        total: the number of launches.
+        misuse: what was done, before its launch, to a parameter or gradient of this step; or "".
+    """
+
+    def __init__(self, step: PreparedStep, side: torch.cuda.Stream | None, events: list[Event]) -> None:
+        self._optimizer: weakref.ref[RuleOptimizer] = weakref.ref(step.optimizer)
+        self._pairs = _pairs(step.updates)  # by launch: parameters that it is the last one for, with their gradients
+        self._pending: list[list[Pending]] = []  # the same, since the step was counted
+        self._last: dict[int, int] = {}  # by memory of a parameter: its last launch
+        for number, pairs in enumerate(self._pairs):
+            self._last.update((memory, number) for p, _ in pairs if (memory := memory_of(p)) is not None)
+        self.begun, self.total, self.misuse = 0, len(self._pairs), ""
+        self._lock, self._process = threading.RLock(), os.getpid()
+        self._state = [tuple(entry.values()) for entry in step.entries]  # launches may run when it is replaced
+        self._side, self._events = side, events
+        self._waits: dict[int, int] = {}  # by stream: launches that it has waited for
+        launches = _launches(step.updates, step.ready.arenas)
+        self._launches: Iterator[None] | None = launches
+        if side is not None:
+            self._owner = torch.cuda.current_stream(side.device)
+            self._launch_on(side, launches)
+            self._launches = None
+
+    def watch(self) -> None:
+        """Remember parameters and gradients as they are, now that the step is counted."""
+        self._pending = [[Pending.of(p, grad) for p, grad in pairs] for pairs in self._pairs]
+        self._pairs = []
+
+    def _launch_on(self, side: torch.cuda.Stream, launches: Iterator[None]) -> None:
+        """Queue all launches on a stream, behind what the current stream has been given, each with an event."""
+        side.wait_stream(self._owner)
+        with torch.cuda.stream(side):
+            for number, _ in enumerate(launches):
+                if number == len(self._events):
+                    self._events.append(Event(side.device_index))
+                self._events[number].record(side.cuda_stream)
+
+    @property
+    def on_host(self) -> bool:
+        """Whether fences carry out the launches, and some are left."""
+        return self._launches is not None
+
+    @property
+    def all_begun(self) -> bool:
+        """Whether every launch has been waited for or carried out."""
+        return self.begun == self.total
+
+    @property
+    def all_passed(self) -> bool:
+        """Whether the caller (on a GPU, the current stream) has waited for every launch."""
+        return self._passed() == self.total
+
+    def updates_any(self, memories: Iterable[int]) -> bool:
+        """Return whether this step updates parameters in one of these memories."""
+        return not self._last.keys().isdisjoint(memories)
+
+    def is_pending(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor is in the memory of a parameter for whose update its reader has not waited."""
+        return self._last.get(memory_of(tensor) or 0, -1) >= self._passed()
+
+    def reads_gradient(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor is in the memory of a gradient that is still to be read."""
+        memory = memory_of(tensor)
+        return memory is not None and any(
+            memory_of(each.grad) == memory for pending in self._pending[self._passed() :] for each in pending
+        )
+
+    def _passed(self) -> int:
+        """Return how many launches the caller (on a GPU, the current stream) has waited for."""
+        return self.begun if self._side is None else self._waits.get(_current(self._side), 0)
+
+    def wait_for(self, tensors: Iterable[torch.Tensor | None]) -> int:
+        """Wait for the updates of parameters; return how many more launches have begun."""
+        last = -1
+        for tensor in tensors:
+            if tensor is not None and (memory := memory_of(tensor)) is not None:
+                last = max(last, self._last.get(memory, -1))
+        return self._reach(last + 1)
+
+    def wait_for_all(self) -> int:
+        """Wait for all updates; return how many more launches have begun."""
+        return self._reach(self.total)
+
+    def finish(self) -> int:
+        """Wait for all updates, and until every page is back; return how many more launches have begun."""
+        with self._lock:
+            for pending in self._pending[self.begun :]:
+                if any(each.has_other_gradient() for each in pending):
+                    self.misuse = self.misuse or "gradients have come from a forward that attach() did not see"
+            more = self.wait_for_all()
+            if self._side is not None:
+                torch.cuda.current_stream(self._side.device).wait_stream(self._side)
+                self._owner.wait_stream(self._side)  # gradients go back to it
+            self._drop()
+            return more
+
+    def finish_on_host(self) -> None:
+        """Block the host until all is done: a stream that is being captured cannot wait for another."""
+        if self._side is None:
+            self.finish()
+            return
+        with self._lock:
+            self._side.synchronize()
+            self.begun = self.total
+            self._drop()
+
+    def _reach(self, stop: int) -> int:
+        """Wait for the first launches; return how many more have begun."""
+        with self._lock:
+            before = self.begun
+            for pending in self._pending[before:stop]:
+                for each in pending:
+                    self.misuse = self.misuse or each.misuse()
+            if self._side is not None:
+                if stop:
+                    self._hold(self._side, stop)
+            elif self._launches is not None and stop > before:
+                self._carry_out(self._launches, stop)
+            return self.begun - before
+
+    def _carry_out(self, launches: Iterator[None], stop: int) -> None:
+        """Carry out launches on a CPU; behind the last, write pages back."""
+        if os.getpid() != self._process:
+            raise RuntimeError("this process was forked while a step was queued: call optimizer.wait() before")
+        optimizer = self._optimizer()
+        with Uninterrupted(gives_way=True):
+            if optimizer is not None:
+                optimizer.damaged = "a queued step ended in the middle"
+            try:
+                while self.begun < stop:
+                    next(launches)
+                    self._let_go(self.begun, self.begun + 1)
+                    self.begun += 1
+                if self.begun == self.total:
+                    next(launches, None)
+                    self._drop()
+            except BaseException as error:
+                self._drop()
+                if optimizer is not None:
+                    optimizer.damaged = f"a queued step failed in the middle ({type(error).__name__}: {error})"
+                raise
+            if optimizer is not None:
+                optimizer.damaged = ""
+
+    def _hold(self, side: torch.cuda.Stream, stop: int) -> None:
+        """Let the current stream wait for launches, and give back gradients if it is the one that they came from."""
+        current = _current(side)
+        passed = self._waits.get(current, 0)
+        if passed < stop:
+            self._events[stop - 1].hold(current)
+            self._waits[current] = stop
+            if current == self._owner.cuda_stream:
+                self._let_go(passed, stop)
+            self.begun = max(self.begun, stop)
+
+    def _let_go(self, first: int, stop: int) -> None:
+        """Give back the gradients of launches."""
+        for pending in self._pending[first:stop]:
+            pending.clear()
+
+    def _drop(self) -> None:
+        """Give back all that is kept alive."""
+        self._launches = None
+        self._pairs, self._pending, self._state = [], [], []
+
+
+def _pairs(updates: Sequence[Update]) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
+    """Return, for each launch, the parameters that no later launch updates, with their gradients."""
+    last, number = dict[int, tuple[int, torch.Tensor, torch.Tensor]](), 0
+    for update in updates:
+        count = len(update.seen) // 2
+        for rows in update.rows_by_launch():
+            for i in rows:
+                p, grad = update.tensors[i], update.tensors[count + i]
+                if p is not None and grad is not None:
+                    last[id(p)] = number, p, grad
+            number += 1
+    pairs: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in range(number)]
+    for at, p, grad in last.values():
+        pairs[at].append((p, grad))
+    return pairs
+
+
+def _launches(updates: Sequence[Update], arenas: Sequence[Arena]) -> Iterator[None]:
+    """Carry out all updates; yield behind each launch."""
+    for update in updates:
+        yield from update.passes(arenas)
+
+
+def _current(side: torch.cuda.Stream) -> int:
+    """Return the handle of the current stream on the device of another."""
+    return internals.current_stream(side.device_index)

@@ -1,0 +1,175 @@
+"""On a GPU: queued steps end in the bits of plain ones, also with 50 ms of spinning in front of every queued update.
+
+A fence that is missing reads a parameter before its update, and not by luck after it.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from children import python
+from gpu_support import NEEDED
+from overlapped import Ended, Loop, agree, run
+from overlapped_acts import ACTS
+from overlapped_models import LOOPS, STEPS, clip
+
+from pagedopt.optim.step.queued import QueuedStep
+
+pytestmark = [
+    *NEEDED,
+    pytest.mark.timeout(60),
+    pytest.mark.filterwarnings("ignore:this step was not queued.*no forward"),
+    pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated"),
+]
+#: About 50 ms.
+SPIN = 100_000_000
+#: Loops whose state takes more than 50 pages of 2 MiB.
+NAMES = [name for name in LOOPS if name != "a group more"]
+
+
+@pytest.fixture(params=[0, SPIN], ids=["at once", "late"])
+def late(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Queued updates begin late."""
+    launch_on = QueuedStep._launch_on
+
+    def spin(self: QueuedStep, side: torch.cuda.Stream, launches: Iterator[None]) -> None:
+        side.wait_stream(torch.cuda.current_stream(side.device))
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(request.param)
+        launch_on(self, side, launches)
+
+    if request.param:
+        monkeypatch.setattr(QueuedStep, "_launch_on", spin)
+    yield
+    torch.cuda.synchronize()
+
+
+def on_gpu(name: str) -> Loop:
+    loop = LOOPS[name]()
+    loop.device = "cuda"
+    return loop
+
+
+def steps(name: str) -> int:
+    return STEPS.get(name, 3)
+
+
+@functools.cache
+def plainly(name: str) -> Ended:
+    return run(on_gpu(name), False, steps(name))
+
+
+@pytest.mark.usefixtures("late")
+@pytest.mark.parametrize("name", NAMES)
+def test_bits_of_a_plain_step(name: str) -> None:
+    agree(run(on_gpu(name), True, steps(name)), plainly(name))
+
+
+@pytest.mark.usefixtures("late")
+@pytest.mark.parametrize("name", ACTS)
+def test_what_is_done_between_a_step_and_the_next_forward(name: str) -> None:
+    loop = Loop(behind=ACTS[name], device="cuda")
+    agree(run(loop, True, 4), run(Loop(behind=ACTS[name], device="cuda"), False, 4), hidden=False)
+
+
+@pytest.mark.parametrize("late", [SPIN], indirect=True)
+def test_a_missing_fence_is_a_wrong_number(late: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the spinning is for."""
+    plain = plainly("plain")
+    monkeypatch.setattr(QueuedStep, "_hold", lambda self, side, stop: setattr(self, "begun", max(self.begun, stop)))
+    assert not run(on_gpu("plain"), True, steps("plain"), watch=False).same(plain)
+
+
+@pytest.mark.usefixtures("late")
+def test_a_forward_on_another_stream() -> None:
+    """What the stream of the step has waited for, another has not; each waits for itself."""
+
+    def elsewhere(loop: Loop) -> None:
+        stream = torch.cuda.Stream()
+        with torch.no_grad():
+            loop.models[0][:8](loop.batch())  # type: ignore[index]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream), torch.no_grad():
+            loop.tool = loop.models[0](loop.batch()).double().sum()
+        torch.cuda.current_stream().wait_stream(stream)
+        loop.more.append(float(loop.tool))
+
+    made: Callable[[], Loop] = lambda: Loop(behind=elsewhere, device="cuda")  # noqa: E731
+    agree(run(made(), True, 5), run(made(), False, 5))
+
+
+def peak(attached: bool) -> int:
+    loop = Loop(between=clip, device="cuda")
+    loop.start(attached)
+    loop.train(3)
+    torch.cuda.synchronize()
+    gc.collect()
+    torch.cuda.reset_peak_memory_stats()
+    loop.train(3)
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated()
+
+
+@pytest.mark.exclusive
+def test_gradients_are_given_back() -> None:
+    """The peak is at most that of plain steps and a tenth of the gradients' bytes."""
+    loop = Loop(device="cuda")
+    loop.start(False)
+    gradients = sum(p.nbytes for p in loop.models[0].parameters())
+    del loop
+    assert peak(True) <= peak(False) + gradients // 10
+
+
+def test_a_capture_waits_and_turns_the_overlap_off() -> None:
+    loop = Loop(device="cuda")
+    loop.start(True)
+    loop.train(3)
+    (model,) = loop.models
+    x, graph = loop.batch(), torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        y = model(x)
+    graph.replay()
+    values = loop.values()
+    loop.start(False)
+    loop.train(3)
+    assert all(map(torch.equal, values, loop.values()))
+    with torch.no_grad():
+        assert torch.equal(y, loop.models[0](x))
+
+
+def test_plain_steps_of_another_optimizer_share_the_ring() -> None:
+    """It has other parameters and the same slots, on the current stream."""
+
+    def ends(attached: bool) -> list[Any]:
+        loop, other = Loop(device="cuda"), Loop(device="cuda")
+        loop.start(attached)
+        other.start(False)
+        losses: list[Any] = []
+        for _ in range(5):
+            losses += [*loop.train(1), *other.train(1)]
+        return [*losses, *loop.values(), *other.values()]
+
+    for ours, plain in zip(ends(True), ends(False), strict=True):
+        assert torch.equal(torch.as_tensor(ours), torch.as_tensor(plain))
+
+
+CHILD = """
+import sys, warnings
+sys.path[:0] = {paths}
+warnings.simplefilter("ignore")
+from overlapped import Loop, equal
+print(equal(Loop(device="cuda"), 4).hidden)
+"""
+
+
+@pytest.mark.parametrize("variable", ["CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS"])
+def test_one_after_the_other(variable: str) -> None:
+    """Right where kernels block the host, and where all streams share one queue."""
+    assert int(python("-c", CHILD.format(paths=sys.path), timeout=55, **{variable: "1"})) > 0

@@ -1,0 +1,275 @@
+"""Models in which a module reads what is not its own, or is called in an unusual way, and loops around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from overlapped import LAYERS, Loop, linears
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+
+def tied(width: int) -> list[nn.Module]:
+    net = linears(width, 40)
+    for i in range(0, 18, 3):
+        net[2 * i].weight = net[-2 - 2 * i].weight  # the first is the last
+    return [net]
+
+
+class Attention(nn.Module):
+    """out_proj is a module of its own, whose hooks nobody calls."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.MultiheadAttention(width, 4, batch_first=True) for _ in range(LAYERS // 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x, x, x, need_weights=False)[0]
+        return x
+
+
+class Encoder(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, batch_first=True)
+        self.net = nn.TransformerEncoder(layer, LAYERS // 8 + 1, enable_nested_tensor=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.net(x)
+        return y
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, width: int, reentrant: bool) -> None:
+        super().__init__()
+        self.net, self.reentrant = linears(width), reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.net[:4](x).requires_grad_()
+        for i in range(4, len(self.net), 8):
+            x = checkpoint(self.net[i : i + 8], x, use_reentrant=self.reentrant)
+        return x
+
+
+def frozen(width: int) -> list[nn.Module]:
+    net = linears(width, LAYERS * 2)
+    for layer in net[: LAYERS * 2 : 4]:
+        layer.requires_grad_(False)
+    return [net]
+
+
+def normed(how: Callable[[nn.Module], nn.Module]) -> Callable[[int], list[nn.Module]]:
+    def make(width: int) -> list[nn.Module]:
+        net = linears(width)
+        for i in range(0, len(net), 2):
+            net[i] = how(net[i])
+        return [net]
+
+    return make
+
+
+class Reader(nn.Module):
+    """Reads a module of its parent's."""
+
+    def __init__(self, other: nn.Module) -> None:
+        super().__init__()
+        self.others = [other]  # not a child
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.others[0].weight)
+
+
+class Functional(nn.Module):
+    """The first modules read weights of the last ones, and the model those of one that is never called."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.net, self.never = linears(width), nn.Linear(width, width)
+        self.readers = nn.ModuleList(Reader(self.net[-2 - 2 * i]) for i in range(3))
+        self.table = nn.ParameterList(nn.Parameter(torch.randn(width) / 9) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for reader, row in zip(self.readers, self.table, strict=True):
+            x = reader(x).tanh() + row
+        return self.net(x) + F.linear(x, self.never.weight)
+
+
+class Late(nn.Module):
+    """From the third forward on, a module runs, and a weight is read, that did not before."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.spare, self.net, self.late, self.calls = nn.Linear(width, width), linears(width), linears(width, 4), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls > 2:
+            x = F.linear(x, self.spare.weight).tanh()
+            x = self.late(x) + F.linear(x, self.net[-2].weight)  # its hook waits for everything
+        return self.net(x)
+
+
+class Shuffled(nn.Module):
+    """Calls its modules in another order each time, some of them twice."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layers, self.calls = nn.ModuleList(linears(width)[::2]), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = torch.randperm(len(self.layers), generator=torch.Generator().manual_seed(self.calls))
+        self.calls += 1
+        for i in [*order.tolist(), *order[:3].tolist()]:
+            x = self.layers[i](x).tanh()
+        return x
+
+
+class Skipping(nn.Module):
+    """Skips half of its layers in every second forward."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.net, self.calls = linears(width), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        y: Tensor = self.net(x) if self.calls % 2 else self.net[: len(self.net) // 2](x)
+        return y
+
+
+def regularized(loop: Loop, y: Tensor) -> Tensor:
+    return y.square().mean() + 1e-3 * sum(p.square().sum() for m in loop.models for p in m.parameters())
+
+
+def clip(loop: Loop) -> None:
+    nn.utils.clip_grad_norm_([p for m in loop.models for p in m.parameters()], 0.01)
+
+
+def scaled(loop: Loop, gradients: Callable[[], Tensor]) -> Tensor:
+    """A scaler, which skips a step where gradients overflow."""
+    if loop.tool is None:
+        loop.tool = torch.amp.GradScaler(loop.device, init_scale=256.0, growth_interval=2)
+    scale, loss = loop.tool, loop.loss(loop, loop.forward(loop.batch()))
+    scale.scale(loss).backward()
+    if loop.number == 3:
+        next(loop.models[0].parameters()).grad.fill_(float("inf"))
+    scale.unscale_(loop.opts[0])
+    clip(loop)
+    scale.step(loop.opts[0])
+    scale.update()
+    loop.opts[0].zero_grad()
+    return loss.detach()
+
+
+def by_closure(loop: Loop, gradients: Callable[[], Tensor]) -> Tensor:
+    def closure() -> Tensor:
+        loop.opts[0].zero_grad()
+        return gradients()
+
+    loss: Tensor = loop.opts[0].step(closure)
+    return loss
+
+
+def with_schedule(loop: Loop) -> None:
+    if loop.number == 0:
+        loop.tool = torch.optim.lr_scheduler.OneCycleLR(loop.opts[0], 0.05, total_steps=300)
+
+
+def scheduled(loop: Loop) -> None:
+    loop.tool.step()
+
+
+def evaluate(loop: Loop) -> None:
+    """In evaluation's mode without gradients; then in training's, without; a part alone; each has to be right."""
+    model = loop.models[0]
+    way = loop.number % 4
+    with torch.no_grad():
+        if way == 0:
+            model.eval()
+            loop.more.append(float(model(loop.batch()).sum()))
+            model.train()
+        elif way == 1:
+            loop.more.append(float(model(loop.batch()).sum()))
+        elif way == 2:
+            loop.more.append(float(model[4](loop.batch()).sum()))
+
+
+def halves(loop: Loop) -> list[Any]:
+    params = list(loop.models[0].parameters())
+    return [loop.adamw(params[: len(params) // 2]), loop.adamw(params[len(params) // 2 :], lr=0.007)]
+
+
+def twice(loop: Loop) -> list[Any]:
+    return [loop.adamw(loop.models[0].parameters()), loop.adamw(loop.models[0].parameters(), lr=0.007)]
+
+
+class Dropped(nn.Module):
+    """Dropout, and a batch norm's buffers."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.net, self.norm, self.drop = linears(width), nn.BatchNorm1d(width), nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.norm(self.net(self.drop(x)))
+        return y
+
+
+def split(loop: Loop) -> None:
+    opt = loop.opts[0]
+    if loop.number == 3:
+        opt.add_param_group({"params": [nn.Parameter(torch.ones(2000, device=loop.device))], "lr": 0.1})
+    if loop.number == 4:
+        opt.param_groups[-1]["params"][0].grad = torch.ones(2000, device=loop.device)
+
+
+#: Steps after which all that a loop does has been hidden; 3 for all others.
+STEPS = {"late": 7, "scaler": 6, "a group more": 6, "evaluation": 5, "regularizer": 4, "two over the same": 6}
+#: Left to the long tests.
+LONG = (
+    "half of it resident",
+    "checkpoint",
+    "frozen",
+    "schedule",
+    "new weight_norm",
+    "spectral_norm",
+    "dropout",
+    "shuffled",
+    "two models",
+    "two optimizers",
+    "accumulation",
+    "a group more",
+)
+SEQUENCE = {"data": (2, 3)}
+LOOPS: dict[str, Callable[[], Loop]] = {
+    "plain": Loop,
+    "half of it resident": lambda: Loop(budget="50%"),
+    "tied": lambda: Loop(tied),
+    "attention": lambda: Loop(lambda w: [Attention(w)], **SEQUENCE),
+    "encoder": lambda: Loop(lambda w: [Encoder(w)], hook_plain=True, **SEQUENCE),
+    "checkpoint": lambda: Loop(lambda w: [Checkpointed(w, False)]),
+    "reentrant": lambda: Loop(lambda w: [Checkpointed(w, True)]),
+    "frozen": lambda: Loop(frozen),
+    "accumulation": lambda: Loop(micro=3),
+    "clipping": lambda: Loop(between=clip),
+    "scaler": lambda: Loop(step=scaled),
+    "schedule": lambda: Loop(before=with_schedule, behind=scheduled),
+    "closure": lambda: Loop(step=by_closure),
+    "old weight_norm": lambda: Loop(normed(nn.utils.weight_norm)),
+    "new weight_norm": lambda: Loop(normed(nn.utils.parametrizations.weight_norm)),
+    "spectral_norm": lambda: Loop(normed(nn.utils.parametrizations.spectral_norm)),
+    "functional": lambda: Loop(lambda w: [Functional(w)]),
+    "late": lambda: Loop(lambda w: [Late(w)]),
+    "shuffled": lambda: Loop(lambda w: [Shuffled(w)]),
+    "dropout": lambda: Loop(lambda w: [Dropped(w)]),
+    "regularizer": lambda: Loop(lambda w: [Skipping(w)], loss=regularized),
+    "evaluation": lambda: Loop(behind=evaluate),
+    "two models": lambda: Loop(lambda w: [linears(w), linears(w, 9)]),
+    "two optimizers": lambda: Loop(optimizers=halves),
+    "two over the same": lambda: Loop(optimizers=twice),
+    "a group more": lambda: Loop(before=split),
+}

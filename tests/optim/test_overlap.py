@@ -1,0 +1,156 @@
+"""Steps queued under the next forward end in the bits of steps taken at once; without a fence they do not."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from overlapped import Ended, Loop, agree, equal, run
+from overlapped_models import LONG, LOOPS, STEPS
+
+from pagedopt.optim import overlapping
+from pagedopt.optim.overlap import hooks
+from pagedopt.optim.overlap.overlap import Overlap
+from pagedopt.optim.overlap.record import Record
+from pagedopt.optim.step.queued import QueuedStep
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.filterwarnings("ignore:this step was not queued.*no forward"),
+    pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated"),
+]
+
+
+def steps(name: str) -> int:
+    return STEPS.get(name, 3)
+
+
+@functools.cache
+def plainly(name: str) -> Ended:
+    return run(LOOPS[name](), False, steps(name))
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in LONG else n for n in LOOPS])
+def test_bits_of_a_plain_step(name: str) -> None:
+    """Losses, weights and state, while reads without a fence raise."""
+    ended = agree(run(LOOPS[name](), True, steps(name)), plainly(name))
+    assert not ended.plain
+
+
+@pytest.mark.long
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("name", LOOPS)
+def test_bits_of_200_steps(name: str) -> None:
+    equal(LOOPS[name](), 200)
+
+
+def _nothing(*_: Any, **__: Any) -> Any:
+    return None
+
+
+def _no_last_wait(self: Overlap, module: torch.nn.Module) -> None:
+    if self._calls.pop(module):
+        if self._calls.stop_recording():
+            self._order()
+        self._seen = self._seen or self._calls.grad
+
+
+def _behind_other_hooks(module: torch.nn.Module, overlap: Overlap) -> list[Any]:
+    overlap.record.read_by = lambda _: ()  # type: ignore[method-assign]
+    return [
+        module.register_forward_pre_hook(hooks.Enter(overlap)),
+        module.register_forward_hook(hooks.Leave(overlap), always_call=True),
+    ]
+
+
+#: What is taken out, and the loop that shows it.
+FENCES: dict[str, tuple[object, str, Callable[..., Any], str]] = {
+    "modules": (Overlap, "_wait_for", _nothing, "plain"),
+    "own parameters": (Overlap, "_read_by", lambda self, module: self.record.read_by(module), "plain"),
+    "the record, in out_proj": (Record, "read_by", lambda *_: (), "attention"),
+    "the record, in F.linear": (Record, "read_by", lambda *_: (), "functional"),
+    "before other hooks": (hooks, "hook", _behind_other_hooks, "old weight_norm"),
+    "the end of the forward": (Overlap, "leave", _no_last_wait, "regularizer"),
+    "unrecorded modules": (Record, "knows", lambda self, _: bool(self.first_use), "late"),
+    "other optimizers": (overlapping, "wait_for_others", _nothing, "two over the same"),
+}
+
+
+@pytest.mark.parametrize("name", FENCES)
+def test_each_fence_is_needed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it bits differ."""
+    where, method, instead, loop = FENCES[name]
+    monkeypatch.setattr(where, method, instead)
+    try:
+        queued = run(LOOPS[loop](), True, steps(loop), watch=False)
+    except RuntimeError as error:
+        if "before it was waited for" not in str(error):
+            raise
+    else:
+        assert not queued.same(plainly(loop))
+
+
+@pytest.mark.parametrize("name", ["modules", "the record, in F.linear", "unrecorded modules"])
+def test_a_missing_fence_is_found_by_watching(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    where, method, instead, loop = FENCES[name]
+    monkeypatch.setattr(where, method, instead)
+    with pytest.raises(RuntimeError, match=r"reads parameter .* which is still to be updated"):
+        run(LOOPS[loop](), True, steps(loop))
+
+
+def test_pages_go_in_the_order_of_first_use() -> None:
+    """A model whose modules are called backwards: the first module waits for few pages, the last for all."""
+
+    class Backwards(torch.nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(width, width) for _ in range(36))
+            self.begun: list[int] = []
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in reversed(self.layers):
+                x = layer(x)
+                if loop.attached and (queued := loop.opts[0]._overlap.queued) is not None:
+                    self.begun.append(queued.begun)
+            return x
+
+    loop = Loop(lambda width: [Backwards(width)])
+    ended = equal(loop, 4)
+    loop.start(True)
+    loop.train(3)
+    begun: Any = loop.models[0].begun  # type: ignore[union-attr]
+    assert begun[-36] < 5
+    assert begun[-36:] == sorted(begun[-36:])
+    assert begun[-1] >= ended.pages - 1
+
+
+def test_nothing_is_waited_for_but_what_a_module_reads() -> None:
+    """Every page is hidden, but those of the forwards that recorded."""
+    loop = Loop()
+    loop.start(True)
+    loop.train(6)
+    report = loop.opts[0].overlap_report()
+    loop.opts[0].wait()
+    assert report.waited == loop.pages()  # of the last step, which no forward follows
+    assert report.hidden == 5 * loop.pages()
+
+
+def test_what_is_queued_is_a_value_of_the_overlap() -> None:
+    """The queue is real: after a step parameters are as before, until somebody waits."""
+    loop = Loop()
+    loop.start(True)
+    loop.train(1)
+    loop.gradients()
+    before = [p.detach().clone() for p in loop.models[0].parameters()]
+    loop.opts[0].step()
+    assert all(map(torch.equal, before, loop.models[0].parameters()))
+    queued = loop.opts[0]._overlap.queued
+    assert isinstance(queued, QueuedStep)
+    assert not queued.begun
+    loop.models[0][0](loop.batch())
+    loop.opts[0].wait()
+    assert not any(map(torch.equal, before, loop.models[0].parameters()))
+    assert hooks.known
