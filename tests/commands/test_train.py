@@ -156,6 +156,7 @@ def test_interrupted_run_resumes_bit_for_bit(
     assert all(again[kind]["validation_loss"] == whole[kind]["validation_loss"] for kind in whole)
 
 
+@pytest.mark.long
 def test_a_run_with_state_in_8_bits_is_interrupted_and_resumed(
     tmp_path: Path, train_tiny: Program, program: Program
 ) -> None:

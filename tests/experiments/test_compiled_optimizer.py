@@ -70,6 +70,7 @@ def test_each_moment_is_in_one_phase() -> None:
     assert sum(found.values()) == 15, "what lies around the frame is in none"
 
 
+@pytest.mark.long
 def test_what_torch_logs_is_all_of_its_compilation() -> None:
     from torch._dynamo.utils import compilation_time_metrics
 
@@ -147,6 +148,7 @@ def test_pictures_of_first_steps_are_drawn() -> None:
 # --- what compiles again
 
 
+@pytest.mark.long
 def test_graphs_are_those_that_dynamo_counts() -> None:
     from torch._dynamo.utils import counters
 
@@ -228,6 +230,7 @@ def test_the_classes_are_those_of_torch() -> None:
     assert coverage.capability(CPU)["least"] == 7
 
 
+@pytest.mark.long
 def test_a_break_on_purpose_is_told_from_others() -> None:
     (row,) = coverage.covered("cpu", ["Adafactor"])
     assert (row["graphs"], row["deliberate"]) == (0, 0)

@@ -212,6 +212,7 @@ def helpers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(toy_child.__file__).parent))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("helpers")
 def test_a_cache_is_cold_every_time() -> None:
     cold, again = (fresh(toy_child.compiled, limit=60) for _ in range(2))

@@ -30,6 +30,7 @@ CPU = torch.device("cpu")
 WAYS = [LIST, HELD, SPLIT, COMBINED, *COMPILED.values()]
 
 
+@pytest.mark.long
 def test_toys_are_measured_on_a_cpu(tmp_path: Path) -> None:
     found = run_quick("launch_overhead", tmp_path, plots=["saturation", "traces"])
     assert "gaps, replays: need a GPU" in found["left_out"]

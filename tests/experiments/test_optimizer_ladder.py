@@ -30,6 +30,7 @@ ADAMW = OPERATIONS[-1]
 BROKEN = raising(TypeError("no such argument"))
 
 
+@pytest.mark.long
 def test_toys_are_measured_on_a_cpu(tmp_path: Path) -> None:
     plots = ["alignment", "effort", "pareto", "trucks"]
     found = run_quick("optimizer_ladder", tmp_path, plots=plots)

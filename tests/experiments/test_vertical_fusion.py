@@ -176,6 +176,7 @@ def test_works_run_in_the_process_that_is_watched(monkeypatch: pytest.MonkeyPatc
     assert early.startswith("works behind the first: the process ended: ")
 
 
+@pytest.mark.long
 def test_a_process_that_does_not_end_is_ended_with_its_children(tmp_path: Path) -> None:
     mark = tmp_path / "alive"
     inner = f"import time; time.sleep(2); open({str(mark)!r}, 'w')"
@@ -278,6 +279,7 @@ def test_a_way_that_is_wrong_is_left_out_and_said(monkeypatch: pytest.MonkeyPatc
 # --- roofline
 
 
+@pytest.mark.long
 def test_the_fused_chain_is_the_chain() -> None:
     x = torch.rand(2500)  # more than two blocks
     y = torch.empty_like(x)

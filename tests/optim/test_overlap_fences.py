@@ -187,7 +187,7 @@ if sys.argv[1] == "fork":
 """
 
 
-@pytest.mark.parametrize("when", ["before", "state", "fork"])
+@pytest.mark.parametrize("when", [pytest.param("before", marks=pytest.mark.long), "state", "fork"])
 def test_exit_and_fork(when: str) -> None:
     """A process that ends carries out what is queued, and so does one that forks."""
     import sys
