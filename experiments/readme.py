@@ -103,7 +103,8 @@ def memory_and_time(results: Results) -> str:
         f"them out after each step, which takes {times[0]} ms by itself, and {times[1]} in 8 bits; a step whose pages "
         f"are still there takes {times[2]} and {times[3]}.\nBeside ours in one run, its 32-bit step takes "
         f"{wide[ALONE]['over']:.2f} times as long, and {wide[SAME]['over']:.2f} times with its pages pushed out; its "
-        "8-bit one moves a quarter of the bytes, for other numbers."
+        "8-bit one moves a quarter of the bytes, for other numbers.\nOur rows with 8-bit state are of another run "
+        "([in_8_bits](notes/in_8_bits.md))."
     )
     return markdown((title, "GiB of state on the device", "on the host", "ms a step, wall"), lines) + f"\n\n{said}"
 
@@ -118,7 +119,8 @@ def resident(results: Results) -> str:
     replays = asked(results, "captured_step.captured_step").where(tensors=1000)
     times = [[number(replays.number(clock, case=case)) for clock in ("gpu", "wall")] for case in (CAPTURED, GRAPH)]
     lines.append((f"{WORKS['1000']}, in a CUDA graph", *map(" / ".join, times), ""))
-    return markdown(("AdamW, all state on the device: GPU / wall, µs", *CASES), lines)
+    table = markdown(("AdamW, all state on the device: GPU / wall, µs", *CASES), lines)
+    return f"{table}\n\nThe last row is of another run ([captured_step](notes/captured_step.md))."
 
 
 def link(results: Results) -> str:
