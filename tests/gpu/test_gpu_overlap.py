@@ -19,6 +19,7 @@ from overlapped import Ended, Loop, agree, run
 from overlapped_acts import ACTS
 from overlapped_models import LOOPS, STEPS, clip
 
+from pagedopt.optim.step import queued
 from pagedopt.optim.step.queued import QueuedStep
 
 pytestmark = [
@@ -31,6 +32,12 @@ pytestmark = [
 SPIN = 100_000_000
 #: Loops whose state takes more than 50 pages of 2 MiB.
 NAMES = [name for name in LOOPS if name != "a group more"]
+
+
+@pytest.fixture(autouse=True)
+def _queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are queued here, which they are not on a GPU by default until these tests have run there."""
+    monkeypatch.setattr(queued, "QUEUES_ON_GPU", True)
 
 
 @pytest.fixture(params=[0, SPIN], ids=["at once", "late"])
@@ -165,6 +172,8 @@ import sys, warnings
 sys.path[:0] = {paths}
 warnings.simplefilter("ignore")
 from overlapped import Loop, equal
+from pagedopt.optim.step import queued
+queued.QUEUES_ON_GPU = True
 print(equal(Loop(device="cuda"), 4).hidden)
 """
 

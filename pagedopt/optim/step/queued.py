@@ -27,11 +27,17 @@ def memory_of(tensor: torch.Tensor) -> int | None:
         return None
 
 
+#: Whether steps on a GPU are queued.  That path is written, and has not run on a GPU yet; its tests set this.
+QUEUES_ON_GPU = False
+
+
 def why_not(step: PreparedStep) -> str:
     """Return why a step cannot be queued, or ""."""
     updates = step.updates
     if not any(update.route is not None for update in updates):
         return "no page of its state is away"
+    if updates[0].sweep.device.type == "cuda" and not QUEUES_ON_GPU:
+        return "queueing on a GPU has not been tried on one yet"
     if any(group.get("capturable") for group in step.optimizer.param_groups):
         return "a group is capturable"
     if not all(update.lists.as_they_are for update in updates):
