@@ -1,6 +1,6 @@
 """What does a captured step cost, replayed, beside eager ones and torch's fused step in a graph?
 
-Answer: see notes/captured_step.md.
+Answer (H200, 2026-11): 25 µs over 1,000 small tensors, where torch's takes 153 µs in a graph and 2.8 ms eagerly.
 
 Each is timed alone (host, GPU, wall) and as the mean of 100 replays that are queued behind each other.  Where gradients
 move, a replay follows ``refresh()``, and the gradients are two sets that take turns; torch's graph cannot follow them.
@@ -95,7 +95,7 @@ def derive(rows: Rows) -> Rows:
 
 
 TABLES = [
-    Table("{work}", {
+    Table("{work}", by=("work",), columns={
         "step": "case", "host µs": spread("host"), "GPU µs": spread("gpu"), "wall µs": spread("wall"),
         f"wall µs of {QUEUED} queued, each": spread("queued"), "torch fused ÷ it": formatted("of_fused", "{:.1f} x"),
     })
