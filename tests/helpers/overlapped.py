@@ -1,7 +1,7 @@
 """Toys whose update is queued, and the same steps taken at once: losses and weights are to be the same bits.
 
-State is in a file, in pages of 4 KiB, so a small model has more than 50 of them.  On a CPU a queued launch is carried
-out by whoever waits for it: a fence that is missing is a wrong number.
+State is in small pages, so a small model has more than 50 of them.  On a CPU a queued launch is carried out by whoever
+waits for it: a fence that is missing is a wrong number.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from pagedopt import PagedAdamW
 from pagedopt.placements.file import FileArena
+from pagedopt.placements.mapped import MappedArena
 
 WIDTH, LAYERS = 40, 36
 Models = list[nn.Module]
@@ -29,8 +30,14 @@ class SmallPages(FileArena):
     granule = stretch = 4096
 
 
-#: On a GPU pages have 2 MiB.
-PLACES: dict[str, dict[str, Any]] = {"cpu": {"placement": SmallPages}, "cuda": {}}
+class SmallMappedPages(MappedArena):
+    """Pages of the least size that a GPU maps: 2 MiB of each moment."""
+
+    name = "mapped in small pages"
+    stretch = MappedArena.granule
+
+
+PLACES = {"cpu": SmallPages, "cuda": SmallMappedPages}
 WIDE = {"cpu": WIDTH, "cuda": 1200}
 
 
@@ -69,7 +76,8 @@ class Loop:
     more: list[float] = field(default_factory=list, init=False)  # what hooks have read
 
     def adamw(self, params: Iterable[nn.Parameter], **options: Any) -> PagedAdamW:
-        return PagedAdamW(params, **{**ADAMW, **PLACES[self.device], "device_budget": self.budget, **options})
+        chosen = {**ADAMW, "placement": PLACES[self.device], "device_budget": self.budget, **options}
+        return PagedAdamW(params, **chosen)
 
     def start(self, attached: bool) -> None:
         torch.manual_seed(5)

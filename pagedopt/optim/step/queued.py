@@ -12,7 +12,7 @@ import torch
 
 from ...placements.arena import Arena
 from ...system import internals
-from ...system.cuda.driver import Event
+from ...system.cuda.driver import Event, relaxed_capture
 from ...system.interrupts import Uninterrupted
 from ..state.rule_optimizer import RuleOptimizer
 from .launches import PreparedStep
@@ -27,17 +27,11 @@ def memory_of(tensor: torch.Tensor) -> int | None:
         return None
 
 
-#: Whether steps on a GPU are queued.  That path is written, and has not run on a GPU yet; its tests set this.
-QUEUES_ON_GPU = False
-
-
 def why_not(step: PreparedStep) -> str:
     """Return why a step cannot be queued, or ""."""
     updates = step.updates
     if not any(update.route is not None for update in updates):
         return "no page of its state is away"
-    if updates[0].sweep.device.type == "cuda" and not QUEUES_ON_GPU:
-        return "queueing on a GPU has not been tried on one yet"
     if any(group.get("capturable") for group in step.optimizer.param_groups):
         return "a group is capturable"
     if not all(update.lists.as_they_are for update in updates):
@@ -147,9 +141,14 @@ class QueuedStep:
         """Return whether this step updates parameters in one of these memories."""
         return not self._last.keys().isdisjoint(memories)
 
+    def launch_of(self, tensor: torch.Tensor | None) -> int:
+        """Return the number of the last launch that updates memory of a tensor; -1 if none does."""
+        memory = None if tensor is None else memory_of(tensor)
+        return -1 if memory is None else self._last.get(memory, -1)
+
     def is_pending(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is in the memory of a parameter for whose update its reader has not waited."""
-        return self._last.get(memory_of(tensor) or 0, -1) >= self._passed()
+        return self.launch_of(tensor) >= self._passed()
 
     def reads_gradient(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is in the memory of a gradient that is still to be read."""
@@ -164,11 +163,7 @@ class QueuedStep:
 
     def wait_for(self, tensors: Iterable[torch.Tensor | None]) -> int:
         """Wait for the updates of parameters; return how many more launches have begun."""
-        last = -1
-        for tensor in tensors:
-            if tensor is not None and (memory := memory_of(tensor)) is not None:
-                last = max(last, self._last.get(memory, -1))
-        return self._reach(last + 1)
+        return self._reach(1 + max(map(self.launch_of, tensors), default=-1))
 
     def wait_for_all(self) -> int:
         """Wait for all updates; return how many more launches have begun."""
@@ -192,7 +187,7 @@ class QueuedStep:
         if self._side is None:
             self.finish()
             return
-        with self._lock:
+        with self._lock, relaxed_capture():  # else CUDA allows no wait while any stream is captured
             self._side.synchronize()
             self.begun = self.total
             self._drop()
