@@ -96,7 +96,7 @@ def test_a_step_is_that_of_decoded_state(name: str, device: str) -> None:
                 if key == "step":
                     assert torch.equal(value, opt.state[p]["step"])
                     continue
-                off = (decoded[i][key] - value).abs()
+                off = (decoded[i][key].to(device) - value).abs()
                 off = (off.t() if off.dim() == 2 else off).reshape(-1)  # in the order of memory
                 scale = opt.state[p][f"{key}.scale"].repeat_interleave(64)[: off.numel()]
                 assert (off <= 0.5001 * scale).all(), f"{key} of parameter {i}"
