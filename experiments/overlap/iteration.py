@@ -1,0 +1,196 @@
+"""What does an iteration of training take with state resident, on the host and exposed, and hidden under the forward?
+
+The step of the hidden way is queued by ``attach()``.  An iteration is timed from its begin to that of the next one, on
+the stream that computes, while the host runs ahead.
+
+The floor is F + B + clip + the largest max(0, L - F) of a parameter.  F, B and clip are the forward, backward and
+clipping of the exposed way.  L is when the parameter's last page is updated with the step alone, F when the forward
+alone reaches the first module that owns it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from experiments.lab import (
+    BLUE,
+    GRAY,
+    ORANGE,
+    Bar,
+    Bars,
+    Plot,
+    Row,
+    Rows,
+    Run,
+    Table,
+    formatted,
+    ms,
+    over,
+    ratio,
+    series,
+    spread_ms,
+)
+from experiments.works.training import Load, Make, Mark, Training
+from pagedopt import PagedAdamW
+from pagedopt.planning.sizes import SIZES
+
+NOTE = "hiding"
+NEEDS_GPU = True
+FUSED, RESIDENT, EXPOSED, HIDDEN = "torch fused, resident", "resident", "on the host, exposed", "on the host, hidden"
+MODELS = {"355 M": "gpt2-medium", "1.56 B": "gpt2-xl"}
+PARTS = ("forward", "backward", "clip")
+#: (model, load, format of state, way)
+Plan = tuple[str, Load, str, str]
+PLAN: tuple[Plan, ...] = tuple(
+    (model, Load(), state, way)
+    for model in MODELS
+    for state, ways in (("float32", (FUSED, RESIDENT, EXPOSED, HIDDEN)), ("bfloat16", (EXPOSED, HIDDEN)))
+    for way in ways
+)
+
+
+def measure(run: Run) -> Iterator[Row]:
+    """A row per model, load, format of state and way."""
+    yield from rows(run, PLAN)
+
+
+def rows(run: Run, plan: tuple[Plan, ...]) -> Iterator[Row]:
+    """A row for each of a plan."""
+    plan = run.size(plan, plan[-2:])
+    for model, load, state, way in run.each(plan):
+        about = {"model": model, "load": str(load), "state": state, "way": way}
+        with run.attempt(", ".join(about.values())):
+            size = SIZES[run.size(MODELS[model], "tiny")]
+            training = Training(run.device, size, load, maker(way, state))
+            if way == HIDDEN:
+                training.optimizer.attach(training.model)
+            yield {**about, **timed(run, training), **(of_overlap(training) if way == HIDDEN else {})}
+            del training
+
+
+def maker(way: str, state: str) -> Make:
+    """What makes the optimizer of a way."""
+    if way == FUSED:
+        return partial(torch.optim.AdamW, fused=True)
+    return partial(PagedAdamW, state_format=getattr(torch, state), device_budget=None if way == RESIDENT else 0)
+
+
+def timed(run: Run, training: Training) -> Row:
+    """Times of iterations and of their parts (µs), and device memory at the peak (bytes)."""
+    for _ in range(3):
+        training.iterate()
+    training.wait()
+    training.host.clear()
+    if run.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    begin = time.perf_counter()
+    marks = [training.iterate() for _ in range(run.size(8, 2))]
+    host = (time.perf_counter() - begin) * 1e6 / len(marks)
+    marks.append([Mark(run.device)])
+    training.wait()
+    clock = "GPU" if run.device.type == "cuda" else "wall"
+    whole = [after[0].since(before[0]) for before, after in itertools.pairwise(marks)][:-1]  # the last has no forward
+    parts = zip(*([b.since(a) for a, b in itertools.pairwise(each)] for each in marks[:-1]), strict=True)
+    return {
+        "time": series(whole, clock),
+        **{name: series(of, clock) for name, of in zip(PARTS, parts, strict=True)},
+        "step_host": series(training.host, "host"),
+        "host": series([host], "host"),
+        "peak": torch.cuda.max_memory_allocated() if run.device.type == "cuda" else 0,
+    }
+
+
+def of_overlap(training: Training) -> Row:
+    """Launches that were hidden and waited for, steps that were not queued, and by how much updates come too late."""
+    report = training.optimizer.overlap_report()
+    counts = {"pages_hidden": report.hidden, "pages_waited": report.waited, "plain": sum(report.plain.values())}
+    if training.device.type != "cuda":
+        return counts  # fences carry launches out there
+    ready, read = updated(training), reached(training)
+    late = max(ready.values())  # what is left when the forward ends is waited for there
+    return {**counts, "late": max(0.0, *(ready[p] - read[p] for p in ready)), "alone": late}
+
+
+def updated(training: Training) -> dict[torch.Tensor, float]:
+    """When the last page of each parameter is updated (µs), with the step alone."""
+    training.gradients()
+    training.wait()
+    overlap = training.optimizer._overlap
+    before, marks = overlap._events, [Mark(training.device) for _ in overlap._events]
+    overlap._events, begin = marks, Mark(training.device)
+    training.step()
+    queued = overlap.queued
+    training.optimizer.wait()
+    training.wait()
+    overlap._events = before
+    return {p: marks[at].since(begin) for p in training.model.parameters() if (at := queued.launch_of(p)) >= 0}
+
+
+def reached(training: Training) -> dict[torch.Tensor, float]:
+    """When a module that owns the parameter is called first (µs), with the forward alone; 0 if none is called."""
+    marks: dict[torch.nn.Module, Mark] = {}
+    handles = [
+        module.register_forward_pre_hook(lambda module, _: marks.setdefault(module, Mark(training.device)) and None)
+        for module in training.model.modules()
+    ]
+    begin = Mark(training.device)
+    training.forward()
+    training.wait()
+    for handle in handles:
+        handle.remove()
+    found: dict[torch.Tensor, float] = {}
+    for module in training.model.modules():
+        for p in module.parameters(recurse=False):
+            at = marks[module].since(begin) if module in marks else 0.0
+            found[p] = min(at, found.get(p, at))
+    return found
+
+
+def derive(rows: Rows) -> Rows:
+    """Over the resident and the exposed way, and the floor of the hidden one."""
+    found = Rows()
+    for row in rows:
+        same = {name: row[name] for name in ("model", "load")}
+        resident = rows.first(**same, way=RESIDENT) or {}
+        exposed = rows.first(**same, state=row["state"], way=EXPOSED) or {}
+        floor = None
+        if exposed and row.get("late") is not None:
+            parts = sum(exposed[name]["median"] for name in PARTS)
+            floor = {"clock": row["time"]["clock"], "median": parts + row["late"]}
+        found.append({
+            **row, "clock": row["time"]["clock"], "floor": floor and floor["median"],
+            "of_resident": over(row["time"], resident.get("time")),
+            "of_exposed": over(row["time"], exposed.get("time")),
+            "of_floor": over(row["time"], floor), "name": f"{row['way']}, {row['state']}",
+        })  # fmt: skip
+    return found
+
+
+def color(name: str) -> str:
+    """Blue is what this package hides."""
+    return BLUE if HIDDEN in name else ORANGE if EXPOSED in name else GRAY
+
+
+COLUMNS = {
+    "state": lambda row: f"{row['state']}, {row['way']}", "ms": ms("time"), "most": spread_ms("time"),
+    "÷ resident": ratio("of_resident"), "÷ exposed": ratio("of_exposed"), "floor, ms": ms("floor"),
+    "÷ floor": ratio("of_floor"), "forward": ms("forward"), "backward": ms("backward"), "clip": ms("clip"),
+    "host: step()": ms("step_host"), "host: all": ms("host"),
+    "GB at the peak": lambda row: row["peak"] / 1e9, "pages hidden": formatted("pages_hidden", "{:,.0f}", ""),
+}  # fmt: skip
+TABLES = [Table("{model}, {load} of 1,024 tokens, ms an iteration", by=("model", "load"), columns=COLUMNS)]
+BARS = [
+    Bar(f"{model}, {state}: hidden over exposed", "of_exposed", at_most=most, unit="x", model=model, state=state,
+        way=HIDDEN)
+    for model in MODELS for state, most in (("float32", 0.9), ("bfloat16", 0.87))
+]  # fmt: skip
+PLOTS = [
+    Plot("iterations", [Bars(title="an iteration of {model}, 8 x 1,024 tokens", name="name", length="time", unit="ms",
+                             scale=1e3, colors=color, where={"model": model}) for model in MODELS],
+         "Iterations with state resident, exposed and hidden")
+]  # fmt: skip

@@ -1,0 +1,33 @@
+"""What do micro-batches and a larger batch change, where state of 1.56 B parameters is on the host?
+
+Only the first forward of a step comes behind its update.  A larger batch has a longer forward, and hides more; its
+activations are computed twice, so that they fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from experiments.lab import Bar, Row, Run, Table
+from experiments.overlap.iteration import COLUMNS, EXPOSED, HIDDEN, RESIDENT, derive, rows
+from experiments.works.training import Load
+
+__all__ = ["derive", "measure"]
+
+NEEDS_GPU = True
+MICRO, LARGE = Load(micro=4), Load(batch=32, recomputed=True)
+PLAN = tuple(
+    ("1.56 B", load, "float32", way) for load in (LARGE, MICRO) for way in (RESIDENT, EXPOSED, HIDDEN)
+)  # fmt: skip
+
+
+def measure(run: Run) -> Iterator[Row]:
+    """A row per load and way."""
+    yield from rows(run, PLAN)
+
+
+TABLES = [Table("{model}, {load} of 1,024 tokens, ms an iteration", by=("model", "load"), columns=COLUMNS)]
+BARS = [
+    Bar("1.56 B, float32, 32 sequences: hidden over resident", "of_resident", at_most=1.05, unit="x",
+        load=str(LARGE), way=HIDDEN),
+]  # fmt: skip

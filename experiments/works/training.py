@@ -1,0 +1,112 @@
+"""A GPT that is trained as users train it: bfloat16 autocast, clipping by global norm, nothing waits for the GPU."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from pagedopt.commands.train.gpt import GPT
+from pagedopt.planning.sizes import Size
+
+Make = Callable[[Iterable[torch.nn.Parameter]], Any]
+
+
+@dataclass(frozen=True)
+class Load:
+    """What an iteration computes: sequences a forward, forwards a step, and whether activations are computed twice."""
+
+    batch: int = 8
+    micro: int = 1
+    recomputed: bool = False
+
+    def __str__(self) -> str:
+        parts = f"{self.micro} x " if self.micro > 1 else "", "recomputed" if self.recomputed else ""
+        return f"{parts[0]}{self.batch} sequences{', ' * bool(parts[1])}{parts[1]}"
+
+
+class Mark:
+    """A point of time in the current stream; on a CPU one of the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._event = torch.cuda.Event(enable_timing=True) if device.type == "cuda" else None
+        self.record()
+
+    def record(self, stream: int | None = None) -> None:
+        """Mark now; on a stream, if its handle is given."""
+        if self._event is None:
+            self._at = time.perf_counter()
+        else:
+            self._event.record(torch.cuda.ExternalStream(stream) if stream else torch.cuda.current_stream())
+
+    def hold(self, stream: int) -> None:
+        """Let a stream wait for this mark."""
+        if self._event is not None:
+            of = torch.cuda.ExternalStream(stream) if stream else torch.cuda.default_stream()
+            of.wait_event(self._event)
+
+    def since(self, other: Mark) -> float:
+        """Microseconds from another mark to this one."""
+        if self._event is None or other._event is None:
+            return (self._at - other._at) * 1e6
+        return 1e3 * other._event.elapsed_time(self._event)
+
+
+class Training:
+    """A model, its optimizer, and iterations with marks: at the begin, behind the first forward, backward and clipping.
+
+    Attributes:
+        host: microseconds that the calls of ``step()`` took.
+    """
+
+    def __init__(self, device: torch.device, size: Size, load: Load, make: Make) -> None:
+        torch.manual_seed(0)
+        with device:
+            self.model = GPT(size, size.block)
+            self.tokens = torch.randint(size.vocabulary, (load.batch, size.block + 1))
+        if load.recomputed:
+            for layer in self.model.layers:
+                layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
+        self.device, self.load, self.host = device, load, list[float]()
+        self.optimizer = make(self.model.parameters())
+
+    def forward(self) -> torch.Tensor:
+        """The loss of a batch."""
+        with torch.autocast(self.device.type, torch.bfloat16):
+            loss: torch.Tensor = self.model(self.tokens[:, :-1], self.tokens[:, 1:])
+        return loss
+
+    def gradients(self) -> list[Mark]:
+        """Forward, backward and clipping."""
+        marks = [Mark(self.device)]
+        for i in range(self.load.micro):
+            loss = self.forward()
+            if i == 0:
+                marks.append(Mark(self.device))
+            (loss / self.load.micro).backward()
+        marks.append(Mark(self.device))
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        return [*marks, Mark(self.device)]
+
+    def step(self) -> None:
+        """The step, timed on the host."""
+        begin = time.perf_counter()
+        self.optimizer.step()
+        self.host.append((time.perf_counter() - begin) * 1e6)
+        self.optimizer.zero_grad()
+
+    def iterate(self) -> list[Mark]:
+        """An iteration."""
+        marks = self.gradients()
+        self.step()
+        return marks
+
+    def wait(self) -> None:
+        """Until all is done."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
