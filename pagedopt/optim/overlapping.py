@@ -35,8 +35,7 @@ class OverlappingOptimizer(CapturingOptimizer):
         this optimizer and ``state_dict`` of the model do it themselves.  :meth:`watch_reads` finds who forgets it.
 
         A step is carried out at once, and says why once, if the model's forward since the last step was not seen
-        (``torch.compile``, CUDA graphs), if hooks run behind it, or if parameters are on several devices; and on a GPU,
-        until that has been tried.
+        (``torch.compile``, CUDA graphs), if hooks run behind it, or if parameters are on several devices.
 
         Args:
             model: the module that is called in training.  Several may be attached.
