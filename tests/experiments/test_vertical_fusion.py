@@ -204,7 +204,7 @@ def moved(work: str, case: str, each: float, due: int, gpu: float, kernels: int 
 
 
 def all_moved(off: float = 1.0, slower: float = 1.0, kernels: int = 1) -> Rows:
-    """On which bars are met, whatever jiterator moves: unless bytes are ``off``, ours is ``slower``, kernels are more."""
+    """On which bars are met, whatever jiterator moves; not if bytes are ``off``, ours ``slower`` or kernels more."""
     return Rows([
         moved(ONCE, COPY, 8, 8, 1.0), moved(ONCE, EAGER, 8 * off, 8, 1.0), moved(ONCE, RULE, 8, 8, 1.01 * slower),
         moved(ONCE, BY_COMPILER, 8, 8, 1.0, kernels, model=None, inductor=int(8000 * off)),
