@@ -101,7 +101,7 @@ def derive(rows: Rows) -> Rows:
         one, two = (row[name] and best(row[name]) for name in (FUSED, PASSES))
         of_passes = series([one["median"] / two["median"]], one["clock"]) if one else None
         spilled = row["spill_stores"] + row["spill_loads"]
-        found.append({**row, "one": one, "two": two, "of_passes": of_passes, "spilled": spilled})
+        found.append({**row, "one": one, "two": two, "of_passes": of_passes, "spilled": spilled, "timed": bool(one)})
     return found
 
 
@@ -126,7 +126,7 @@ def judged(rows: Rows) -> dict[str, tuple[int, float]]:
 
 def losing(rows: Rows) -> list[Row]:
     """Kernels that lose by fusing."""
-    return [row for row in rows if row["of_passes"] and row["of_passes"]["median"] > 1]
+    return [row for row in rows.where(timed=True) if row["of_passes"]["median"] > 1]
 
 
 def sentence(rows: Rows) -> str:
@@ -135,7 +135,7 @@ def sentence(rows: Rows) -> str:
     for group in rows.groups("threads"):
         spills = [row["width"] for row in group if row["spilled"]]
         lines.append(f"- {group[0]['block']} a block, {group[0]['arch']}: values are spilled at W = {spills}.")
-    if rows[0]["of_passes"]:
+    if rows.where(timed=True):
         lines += [f"- Fusing loses at W = {row['width']} in blocks of {row['block']}." for row in losing(rows)]
         lines += [f"- Fuse {name}: wrong {wrong} times, at worst {number(worst)} times the better way's time."
                   for name, (wrong, worst) in judged(rows).items()]  # fmt: skip
@@ -150,14 +150,10 @@ TABLES = [
     })
 ]  # fmt: skip
 TEXTS = [Text("spill", sentence)]
-BARS = [
-    Bar("kernels that lose by fusing", lambda rows: len(losing(rows)) if rows[0]["of_passes"] else None, at_least=1)
-]
+BARS = [Bar("kernels that lose by fusing", lambda rows: len(losing(rows)), at_least=1, timed=True)]
 PANELS = [
-    Lines(title=title, unit=unit, x="width", y=y, each="block", label="W", log="x")
-    for title, unit, y in (
-        ("What a thread spills", "bytes", "spilled"),
-        ("Fused, in units of two passes", "x", "of_passes"),
-    )
-]
+    Lines(title="What a thread spills", unit="bytes", x="width", y="spilled", each="block", label="W", log="x"),
+    Lines(title="Fused, in units of two passes", unit="x", x="width", y="of_passes", each="block", label="W", log="x",
+          where={"timed": True}),
+]  # fmt: skip
 PLOTS = [Plot("spill", PANELS)]
