@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,10 +19,11 @@ import torch
 from experiments.lab import Bar, Case, Lines, Plot, Row, Rows, Run, Table, Text, ms, number, on_one_clock, over
 from pagedopt.rules import RULES, Rule
 
+NEEDS_GPU = True
 EAGER, FUSED = "one after the other", "fused"
 COPY, CHAIN, PRODUCT, LINK = "memory, a copy", "float32, a chain", "matrix product", "link, host to device"
-#: Links of a chain, fused; and the most of torch's, whose time grows with each, on a GPU and on a CPU.
-LENGTHS, MOST_EAGER = tuple(2**i for i in range(13)), (64, 16)
+#: Links of a chain, fused; and the most of torch's, whose time grows with each.
+LENGTHS, MOST_EAGER = tuple(2**i for i in range(13)), 64
 #: x + A x: a multiplication with addition of one operand; the longest chain less than doubles it.
 A = 2.0**-13
 #: What costs no more than this, in units of a chain of one link, costs nothing.
@@ -39,8 +39,6 @@ extern "C" __global__ void chain(const float4* x, float4* y, long long n, long l
     y[i] = v;
 }
 """
-#: Elements of a block, which stays in a core's first cache.
-BLOCK = 1024
 
 
 def one_by_one(x: torch.Tensor, k: int) -> torch.Tensor:
@@ -51,9 +49,7 @@ def one_by_one(x: torch.Tensor, k: int) -> torch.Tensor:
 
 
 def fused(device: torch.device) -> Callable[[torch.Tensor, torch.Tensor, int], None]:
-    """The chain in one kernel of CUDA, or of Numba on one core."""
-    if device.type == "cpu":
-        return on_cpu()
+    """The chain in one kernel."""
     import cupy
 
     from pagedopt.kernels.cuda import Stream
@@ -68,68 +64,49 @@ def fused(device: torch.device) -> Callable[[torch.Tensor, torch.Tensor, int], N
     return run
 
 
-def on_cpu() -> Callable[[torch.Tensor, torch.Tensor, int], None]:
-    """Block by block, so that a processor's vectors are used."""
-    import numba
-
-    a = np.float32(A)
-
-    @numba.njit(fastmath={"contract"})
-    def chain(x: Any, y: Any, k: int) -> None:
-        for start in range(0, len(x), BLOCK):
-            part = y[start : start + BLOCK]
-            part[:] = x[start : start + BLOCK]
-            for _ in range(k):
-                for i in range(len(part)):
-                    part[i] += part[i] * a
-
-    return lambda x, y, k: chain(x.numpy(), y.numpy(), k)
-
-
 def measure(run: Run) -> Iterator[Row]:
-    """A row per rate; and one per way and length of the chain: times (µs), bytes, operations."""
+    """A row per rate, and one per way and length of the chain: times (µs), bytes, operations."""
     run.rounds, run.seconds = run.size((20, 0.5), (3, 0.05))
-    cuda = run.device.type == "cuda"
-    numel = run.size(1 << 27 if cuda else 1 << 24, 1 << 14)
-    x = torch.rand(numel, device=run.device)
-    y = torch.empty_like(x)
-    about = {"device": run.device.type, "numel": numel}
-    side = run.size(8192 if cuda else 1024, 64)
-    one, other = (torch.rand(side, side, device=run.device).to(torch.bfloat16 if cuda else torch.float32) for _ in "ab")
-    cases = {COPY: (Case(COPY, partial(y.copy_, x)), 2 * x.nbytes, 0)}
-    cases[PRODUCT] = (Case(PRODUCT, partial(torch.mm, one, other)), 0, 2 * side**3)
-    if cuda:
-        host = torch.empty(numel, pin_memory=True)
-        cases[LINK] = (Case(LINK, partial(y.copy_, host, non_blocking=True)), x.nbytes, 0)
-    for name, timing in run.measure([case for case, *_ in cases.values()]).items():
-        yield {"what": "rate", **about, "case": name, "bytes": cases[name][1], "flop": cases[name][2], **timing}
-    with run.attempt("chains", (Exception,)):
-        chain = fused(run.device)
-        chain(x, y, 5)
-        torch.testing.assert_close(y, one_by_one(x, 5))
-        for k in run.each(run.size(LENGTHS if cuda else LENGTHS[:9], LENGTHS[:5])):
-            asked = [Case(FUSED, partial(chain, x, y, k))]
-            asked += [Case(EAGER, partial(one_by_one, x, k))] if k <= MOST_EAGER[not cuda] else []
-            for row in run.time(asked):
-                nbytes = 2 * x.nbytes * (k if row["case"] == EAGER else 1)
-                yield {"what": "chain", **about, "k": k, "bytes": nbytes, "flop": 2 * k * numel, **row}
+    x = torch.rand(run.size(1 << 27, 1 << 14), device=run.device)
+    y, host = torch.empty_like(x), torch.empty(x.numel(), pin_memory=True)
+    side = run.size(8192, 64)
+    one, other = (torch.rand(side, side, device=run.device).to(torch.bfloat16) for _ in "ab")
+    rates = {
+        COPY: (partial(y.copy_, x), 2 * x.nbytes, 0),
+        PRODUCT: (partial(torch.mm, one, other), 0, 2 * side**3),
+        LINK: (partial(y.copy_, host, non_blocking=True), x.nbytes, 0),
+    }
+    for row in run.time([Case(name, call) for name, (call, *_) in rates.items()], what="rate"):
+        _, nbytes, flop = rates[row["case"]]
+        yield {**row, "bytes": nbytes, "flop": flop}
+    chain = fused(run.device)
+    chain(x, y, 5)
+    torch.testing.assert_close(y, one_by_one(x, 5))
+    for k in run.each(run.size(LENGTHS, LENGTHS[:5])):
+        cases = [Case(FUSED, partial(chain, x, y, k)), Case(EAGER, partial(one_by_one, x, k))]
+        for row in run.time(cases if k <= MOST_EAGER else cases[:1], what="chain", k=k, numel=x.numel()):
+            yield {**row, "bytes": 0, "flop": 2 * k * x.numel()}
 
 
 def derive(rows: Rows) -> Rows:
     """Rates in 1e9 a second; the knee: operations a byte, and k, from which on the longest chain's rate decides."""
     rows = on_one_clock(rows)
-    chains = sorted(rows.where(what="chain", case=FUSED), key=lambda row: row["k"])
-    rates = [*rows.where(what="rate"), *({**row, "what": "rate", "case": CHAIN, "bytes": 0} for row in chains[-1:])]
-    found = Rows({**row, "rate": (row["bytes"] or row["flop"]) / row["time"]["median"] / 1e3} for row in rates)
-    if not chains:
-        return found
-    first = chains[0]
-    known = [{**row, "of_first": over(row["time"], first["time"])} for row in rows.where(what="chain")]
-    free = [row["k"] for row in known if row["case"] == FUSED and row["of_first"] <= FREE]
-    memory, arithmetic, product = (found.number("rate", case=name) or 0.0 for name in (COPY, CHAIN, PRODUCT))
-    knee = {"balance": arithmetic / memory, "of_product": product / memory, "knee": 8 * arithmetic / memory / 2}
-    about = {"what": "knee", "device": first["device"], "clock": first["clock"]}
-    return Rows([*found, *known, {**about, **knee, "free": max(free)}])
+    first, *_, longest = sorted(rows.where(what="chain", case=FUSED), key=lambda row: row["k"])
+    rates = Rows(
+        {**row, "rate": (row["bytes"] or row["flop"]) / row["time"]["median"] / 1e3}
+        for row in [*rows.where(what="rate"), {**longest, "what": "rate", "case": CHAIN}]
+    )
+    chains = Rows({**row, "of_first": over(row["time"], first["time"])} for row in rows.where(what="chain"))
+    memory, arithmetic, product = (rates.number("rate", case=name) or 0.0 for name in (COPY, CHAIN, PRODUCT))
+    knee = {
+        "what": "knee",
+        "clock": first["clock"],
+        "balance": arithmetic / memory,
+        "of_product": product / memory,
+        "knee": 8 * arithmetic / memory / 2,
+        "free": max(row["k"] for row in chains.where(case=FUSED) if row["of_first"] <= FREE),
+    }
+    return Rows([*rates, *chains, knee])
 
 
 def operations(rule: Rule) -> int:
@@ -138,11 +115,9 @@ def operations(rule: Rule) -> int:
     return sum(len(re.findall(kind, body)) for kind in (r" [-+*/] ", r"element_\w+<", r"element_fma<"))
 
 
-def sentence(rows: Rows) -> str | None:
+def sentence(rows: Rows) -> str:
     """Where the knee is, and how far optimizers are from it."""
-    knee = rows.first(what="knee")
-    if knee is None:
-        return None
+    knee = rows.where(what="knee")[0]
     lines = [f"- The knee lies at {number(knee['balance'])} operations a byte, {number(knee['knee'])} multiplications "
              f"with addition on each float32 that is read and written; up to {knee['free']:,} of them the fused chain "
              f"takes no more than 1.1 times the time of one ({knee['clock']})."]  # fmt: skip
@@ -154,19 +129,16 @@ def sentence(rows: Rows) -> str | None:
 
 
 TABLES = [
-    Table("rates on {device}", where={"what": "rate"}, columns={
+    Table("rates", where={"what": "rate"}, columns={
         "of": "case", "GB/s": lambda row: row["rate"] if row["bytes"] else None,
         "Gflop/s": lambda row: None if row["bytes"] else row["rate"], "ms, {clock}": ms("time"),
     }),
-    Table("chains over {numel:,} float32 on {device}, {clock}", where={"what": "chain"}, columns={
+    Table("chains over {numel:,} float32, {clock}", where={"what": "chain"}, columns={
         "way": "case", "k": "k", "ms": ms("time"), "÷ fused, k = 1": "of_first",
     }),
 ]  # fmt: skip
 TEXTS = [Text("roofline", sentence)]
-BARS = [
-    Bar("fused, multiplications with addition an element that take no more than 1.1 x one", "free", at_least=16,
-        device="cuda"),
-]  # fmt: skip
+BARS = [Bar("fused, multiplications with addition an element that take no more than 1.1 x one", "free", at_least=16)]
 PANELS = [
     Lines(title="Fused, arithmetic costs nothing up to the knee", unit="ms", x="k", y=ms("time"), each="case",
           label="multiplications with addition on each element", where={"what": "chain"}),

@@ -6,8 +6,6 @@ A square of each element; its square again; LayerNorm and tanh over rows; a step
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,65 +15,35 @@ from experiments.works import contenders
 from experiments.works.contenders import COMPILED, COPY, FOREACH, FUSED, LOOP, OURS
 from experiments.works.models import Work
 from experiments.works.norm_tanh import NormTanh
+from experiments.works.witnesses import Call, Way, Works
 from pagedopt import multi_tensor_apply, rule
 
 ONCE, TWICE, NORM, ADAMW = "square", "square of square", "LayerNorm and tanh", "AdamW"
 EAGER, BY_COMPILER, LIST = "eager", "torch.compile", "one kernel over a pointer list (ours)"
-RULE, RULES = "one rule (ours)", "two rules (ours)"
+RULE, RULES, JITERATOR = "one rule (ours)", "two rules (ours)", "jiterator"
 DIM = 256
-Call = Callable[[], Any]
-
-
-@dataclass(frozen=True)
-class Way:
-    """How something is done.
-
-    Attributes:
-        due: bytes of each element that it must move.
-        compiled: whether Inductor makes it.
-        seen: whether torch dispatches its operators, or else it is a kernel that reads and writes each operand once.
-        counters: whether the GPU's counters can tell: they count kernels, no copies, one by one behind empty caches.
-    """
-
-    make: Callable[[], Call]
-    due: int
-    compiled: bool = False
-    seen: bool = True
-    counters: bool = True
-
-
 Ways = dict[str, Way]
 CUDA = r"""
 extern "C" __global__ void squared(const float4* x, float4* out, int n) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
     float4 v = x[i];
-    for (int k = 0; k < TIMES; ++k) v.x *= v.x, v.y *= v.y, v.z *= v.z, v.w *= v.w;
+    for (int k = 0; k < 2; ++k) v.x *= v.x, v.y *= v.y, v.z *= v.z, v.w *= v.w;
     out[i] = v;
 }
 """
 
 
-@rule
-def square(x):
+def once(x):
     return x * x
 
 
-@rule
-def square_of_square(x):
+def again(x):
     y = x * x
     return y * y
 
 
-def once(x: torch.Tensor) -> torch.Tensor:
-    """As one writes it."""
-    return x * x
-
-
-def again(x: torch.Tensor) -> torch.Tensor:
-    """As one writes it, twice."""
-    y = x * x
-    return y * y
+square, square_of_square = rule(once), rule(again)
 
 
 def ruled(x: torch.Tensor, out: torch.Tensor, *rules: Any) -> Call:
@@ -90,18 +58,16 @@ def ruled(x: torch.Tensor, out: torch.Tensor, *rules: Any) -> Call:
     return run
 
 
-def jiterator(x: torch.Tensor, twice: bool) -> Call:
-    """In torch's compiler of functions on scalars."""
-    body = "T y = x * x; return y * y;" if twice else "return x * x;"
-    function: Any = torch.cuda.jiterator._create_jit_fn(f"template <typename T> T squared(T x) {{ {body} }}")
-    return partial(function, x)
+def jiterator(x: torch.Tensor, out: torch.Tensor) -> Call:
+    """In torch's compiler of functions on scalars, which gives new memory."""
+    text = "template <typename T> T squared(T x) { T y = x * x; return y * y; }"
+    return partial(torch.cuda.jiterator._create_jit_fn(text), x)
 
 
-def cupy_elementwise(x: torch.Tensor, out: torch.Tensor, twice: bool) -> Call:
+def cupy_elementwise(x: torch.Tensor, out: torch.Tensor) -> Call:
     """In CuPy's; torch's default stream is CuPy's, too."""
     cupy = importlib.import_module("cupy")
-    body = "float z = x * x; y = z * z" if twice else "y = x * x"
-    kernel = cupy.ElementwiseKernel("float32 x", "float32 y", body, "squared_twice" if twice else "squared")
+    kernel = cupy.ElementwiseKernel("float32 x", "float32 y", "float z = x * x; y = z * z", "squared_twice")
     source, target = cupy.asarray(x), cupy.asarray(out)
 
     def run() -> torch.Tensor:
@@ -111,16 +77,14 @@ def cupy_elementwise(x: torch.Tensor, out: torch.Tensor, twice: bool) -> Call:
     return run
 
 
-def triton(x: torch.Tensor, out: torch.Tensor, twice: bool) -> Call:
+def triton(x: torch.Tensor, out: torch.Tensor) -> Call:
     """In Triton."""
-    return partial(importlib.import_module("experiments.works.triton_square").squared, x, out, twice)
+    return partial(importlib.import_module("experiments.works.triton_square").squared, x, out)
 
 
-def nvrtc(x: torch.Tensor, out: torch.Tensor, twice: bool) -> Call:
+def nvrtc(x: torch.Tensor, out: torch.Tensor) -> Call:
     """In torch's private wrapper of NVRTC."""
-    if (compile_kernel := getattr(torch.cuda, "_compile_kernel", None)) is None:
-        raise NotImplementedError(f"torch {torch.__version__} has no torch.cuda._compile_kernel")
-    kernel, vectors = compile_kernel(CUDA.replace("TIMES", "2" if twice else "1"), "squared"), x.numel() // 4
+    kernel, vectors = torch.cuda._compile_kernel(CUDA, "squared"), x.numel() // 4
 
     def run() -> torch.Tensor:
         kernel(grid=(-(-vectors // 256), 1, 1), block=(256, 1, 1), args=[x, out, vectors])
@@ -129,25 +93,30 @@ def nvrtc(x: torch.Tensor, out: torch.Tensor, twice: bool) -> Call:
     return run
 
 
+#: Of others, for the square of a square.
+OTHERS = {
+    JITERATOR: jiterator,
+    "CuPy ElementwiseKernel": cupy_elementwise,
+    "Triton": triton,
+    "torch.cuda._compile_kernel": nvrtc,
+}
+
+
 def squares(device: torch.device, quick: bool, twice: bool) -> tuple[int, Ways]:
     """Over a GiB of float32; on a CPU a quarter of that."""
     x = torch.rand(1 << (14 if quick else 28 if device.type == "cuda" else 26), device=device)
-    out, function = torch.empty_like(x), again if twice else once
+    out = torch.empty_like(x)
+    function, fused = (again, square_of_square) if twice else (once, square)
     ways = {
-        COPY: Way(lambda: partial(out.copy_, x), 8, counters=False),
+        COPY: Way(lambda: partial(out.copy_, x), 8),
         EAGER: Way(lambda: partial(function, x), 16 if twice else 8),
         BY_COMPILER: Way(lambda: partial(torch.compile(function, dynamic=False), x), 8, compiled=True),
-        RULE: Way(lambda: ruled(x, out, square_of_square if twice else square), 8, seen=False),
+        RULE: Way(lambda: ruled(x, out, fused), 8, seen=False),
     }
     if twice:
         ways[RULES] = Way(lambda: ruled(x, out, square, square), 16, seen=False)
-    if device.type == "cuda":
-        ways |= {
-            "jiterator": Way(lambda: jiterator(x, twice), 8, seen=False),
-            "CuPy ElementwiseKernel": Way(lambda: cupy_elementwise(x, out, twice), 8, seen=False),
-            "Triton": Way(lambda: triton(x, out, twice), 8, seen=False),
-            "torch.cuda._compile_kernel": Way(lambda: nvrtc(x, out, twice), 8, seen=False),
-        }
+    if twice and device.type == "cuda":
+        ways |= {name: Way(partial(make, x, out), 8, seen=False) for name, make in OTHERS.items()}
     return x.numel(), ways
 
 
@@ -160,7 +129,7 @@ def norms(device: torch.device, quick: bool) -> tuple[int, Ways]:
     """Over rows of 256."""
     x = torch.rand(16 if quick else 1 << (20 if device.type == "cuda" else 16), DIM, device=device)
     return x.numel(), {
-        COPY: Way(lambda: partial(torch.empty_like(x).copy_, x), 8, counters=False),
+        COPY: Way(lambda: partial(torch.empty_like(x).copy_, x), 8),
         EAGER: Way(lambda: partial(norm_tanh, x), 16),
         BY_COMPILER: Way(lambda: partial(torch.compile(norm_tanh, dynamic=False), x), 8, compiled=True),
         LIST: Way(lambda: NormTanh([x]), 8, seen=False),
@@ -175,16 +144,10 @@ def steps(device: torch.device, quick: bool) -> tuple[int, Ways]:
     def step(name: str) -> Call:
         return contenders.CONTENDERS[name].build(work.parameters(device)).step
 
-    return work.numel, {
-        COPY: Way(lambda: contenders.copy_of_bytes(work, device).run, 28, counters=False),
-        LOOP: Way(partial(step, LOOP), 80, counters=False),  # it finds in the L2 what it has just written
-        FOREACH: Way(partial(step, FOREACH), 80),
-        FUSED: Way(partial(step, FUSED), 28),
-        COMPILED: Way(partial(step, COMPILED), 28, compiled=True),
-        OURS: Way(partial(step, OURS), 28, seen=False),
-    }
+    ways = {COPY: Way(lambda: contenders.copy_of_bytes(work, device).run, work.bytes_each)}
+    for name, due in {LOOP: 80, FOREACH: 80, FUSED: 28, COMPILED: 28, OURS: 28}.items():
+        ways[name] = Way(partial(step, name), due, compiled=name == COMPILED, seen=name != OURS)
+    return work.numel, ways
 
 
-WORKS: Mapping[str, Callable[[torch.device, bool], tuple[int, Ways]]] = {
-    ONCE: partial(squares, twice=False), TWICE: partial(squares, twice=True), NORM: norms, ADAMW: steps,
-}  # fmt: skip
+WORKS: Works = {ONCE: partial(squares, twice=False), TWICE: partial(squares, twice=True), NORM: norms, ADAMW: steps}
