@@ -15,7 +15,7 @@ import pytest
 import torch
 from children import python
 from gpu_support import NEEDED
-from overlapped import Ended, Loop, agree, run
+from overlapped import Ended, Loop, agree, equal, run
 from overlapped_acts import ACTS
 from overlapped_models import LOOPS, STEPS, clip
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -31,6 +31,7 @@ pytestmark = [
 #: About 50 ms.
 SPIN = 100_000_000
 #: Loops whose state takes more than 50 pages.
+LONG = ("plain", "tied", "attention", "checkpoint", "frozen", "accumulation", "scaler", "old weight_norm")
 NAMES = [name for name in LOOPS if name != "a group more"]
 
 
@@ -77,6 +78,13 @@ def plainly(name: str) -> Ended:
 @pytest.mark.parametrize("name", NAMES)
 def test_bits_of_a_plain_step(name: str) -> None:
     agree(run(on_gpu(name), True, steps(name)), plainly(name))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("name", LONG)
+def test_bits_of_200_steps(name: str) -> None:
+    equal(on_gpu(name), 200)
 
 
 @pytest.mark.usefixtures("late")
