@@ -130,9 +130,13 @@ BARS = [
     Bar("ours, warm", "first_s", at_most=0.3, unit="s", way=OURS_WARM, device="cuda"),
     Bar("compiled: of the first step, what no phase explains", "off", at_most=0.05, device="cuda"),
 ]
-PLOTS = [
-    Plot("first-step", [
-        Lines(title="AdamW over N tensors: the first step of a process", unit="s", x="count", y="first_s", each="way",
-              label="tensors", where={"what": "step"}, inches=4.5),
-    ]),
-]  # fmt: skip
+PANEL = Lines(
+    title="AdamW: the first step of a process",
+    unit="s",
+    x="count",
+    y="first_s",
+    each="way",
+    label="tensors",
+    inches=4.5,
+)
+PLOTS = [Plot("first-step", [PANEL], where={"what": "step", "device": "cuda"})]

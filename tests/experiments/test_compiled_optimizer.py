@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.long
 def test_toys_are_measured_on_a_cpu(tmp_path: Path) -> None:
-    found = run_quick("compiled_optimizer", tmp_path, plots=["first-step"])
+    found = run_quick("compiled_optimizer", tmp_path)
     parts = {name: Rows(part["rows"]) for name, part in found["parts"].items()}
     assert all(part["complete"] for part in found["parts"].values())
     traced = parts["first_call"].first(way=TRACED)
@@ -127,6 +127,16 @@ def test_the_power_of_n_comes_out() -> None:
     power = first_call.derive(made_up()).first(what="power", way=COLD)
     assert power is not None
     assert (power["exponent"], power["last"]) == (pytest.approx(2), pytest.approx(2))
+
+
+def test_the_picture_has_every_way(tmp_path: Path) -> None:
+    figure = new_figure(8, 5)
+    if figure is None:
+        pytest.skip("no matplotlib")
+    (plot,) = first_call.PLOTS
+    plot.onto(figure, first_call.derive(made_up()).where(**plot.where))
+    assert {text.get_text() for text in figure.axes[0].texts} == {COLD, FOREACH, FUSED, OURS_COLD, OURS_WARM}
+    plot.save(tmp_path / "some.json", first_call.derive(made_up()))
 
 
 @pytest.mark.long
