@@ -13,7 +13,7 @@ import contextlib
 import io
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -152,14 +152,21 @@ def derive(rows: Rows) -> Rows:
     return found
 
 
+def placed(drawn: Sequence[Any]) -> dict[str, tuple[float, int]]:
+    """Where nodes stand: each below what goes into it (inputs come first), levels centred."""
+    levels: dict[str, int] = {}
+    for name, _, _, inputs in drawn:
+        levels[name] = 1 + max((levels[source] for source in inputs), default=-1)
+    lines = [[name for name in levels if levels[name] == level] for level in range(max(levels.values()) + 1)]
+    return {name: (i - (len(line) - 1) / 2, levels[name]) for line in lines for i, name in enumerate(line)}
+
+
 def coloured(figure: Any, rows: Rows) -> None:
     """A graph from top to bottom, each node in the colours of the kernels that compute it."""
     figure.set_size_inches(8, 9)
-    axes, at, wide, used = figure.add_subplot(), dict[str, tuple[int, int]](), dict[int, int](), set[int]()
-    for name, op, kernels, inputs in rows[0]["nodes"]:  # inputs come before what they go into
-        depth = 1 + max((at[source][1] for source in inputs), default=-1)
-        x, y = at[name] = wide.get(depth, 0), depth
-        wide[depth] = x + 1
+    axes, at, used = figure.add_subplot(), placed(rows[0]["nodes"]), set[int]()
+    for name, op, kernels, inputs in rows[0]["nodes"]:
+        x, y = at[name]
         for source in inputs:
             axes.plot(*zip(at[source], (x, y), strict=True), color="#BBBBBB", linewidth=0.6, zorder=1)
         for i, kernel in enumerate(kernels or [-1]):  # side by side
