@@ -112,7 +112,8 @@ def phase(name: str) -> Column:
 
 TABLES = [
     Table("AdamW over N tensors of 64 x 64 on {device}: the first step of a process, {clock}", {
-        "step": "way", "N": "count", "first, s": "first", "later, µs": "later", "kernels": "kernels",
+        "step": "way", "N": "count", "first, s": "first", "of it until there is a step": "built", "later, µs": "later",
+        "kernels": "kernels",
         **{f"paid against {way}, steps": f"paid, {way}" for way in RIVALS}, "error": error(),
     }, where={"what": "step"}),
     Table("its phases, each moment in one of them (s, {clock})", {

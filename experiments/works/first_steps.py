@@ -104,6 +104,7 @@ def first_step(device: str, way: str, count: int, artifacts: str) -> Iterator[di
         kept.write_bytes(saved[0])
     yield {
         "first": series([end - begin], "wall"),
+        "built": series([built - begin], "wall"),
         "phases": phases if way in WHOLE else None,
         "later": later,
         "kernels": kernels_of(step) if where.type == "cuda" and way in (COLD, EACH) else None,
