@@ -1,6 +1,6 @@
-"""The first step of an optimizer in a process that has done nothing else, and what comes after it.
+"""The first step of an optimizer in a process that has done nothing else, and later ones.
 
-Loads torch and nothing of pagedopt before the clock runs: what ours takes to load is in its row.
+Loads torch and nothing of pagedopt before the clock runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 from experiments.harness.time import Case, measure, series
 from experiments.works.models import HYPER, Work
-from experiments.works.phases import CACHES, exclusive, recorded
+from experiments.works.phases import CACHES, LOADS, exclusive, recorded
 from experiments.works.reference import Bound, Reference, Step
 from experiments.works.trace import Incomplete, counted
 
@@ -22,7 +22,7 @@ COLD, WARM, PORTABLE = "compiled, cold", "compiled, warm", "compiled, portable c
 TRACED, EACH = "traced, no kernels", "compiled, tensor by tensor"
 OURS_COLD, OURS_WARM, FOREACH, FUSED = "ours, cold", "ours, warm", "torch foreach", "torch fused"
 #: What is one compilation of the whole list.
-WHOLE = (COLD, WARM, PORTABLE)
+WHOLE = (COLD, WARM, PORTABLE, TRACED)
 
 
 def builder(way: str) -> Callable[[list[torch.nn.Parameter]], Step]:
@@ -83,44 +83,37 @@ def first_step(device: str, way: str, count: int, artifacts: str) -> Iterator[di
     torch.optim.SGD(params)  # whichever optimizer is the first loads Dynamo
     build = builder(way)
     wait()
-    begin = time.perf_counter()
-    step = build(params)
-    built = time.perf_counter() - begin
     with recorded() as events:
         begin = time.perf_counter()
+        step = build(params)
+        built = time.perf_counter()
         if way == PORTABLE:
             torch.compiler.load_cache_artifacts(kept.read_bytes())
-        loaded = time.perf_counter() - begin
+        loaded = time.perf_counter()
         step()
         wait()
-        first = time.perf_counter() - begin
-    phases = exclusive(events) if events else None
-    if phases and way == PORTABLE:
-        phases[CACHES] += loaded
+        end = time.perf_counter()
+    phases = exclusive(events)
+    phases[LOADS] += built - begin
+    phases[CACHES] += loaded - built
     error = Reference(work.parameters(where)).error(params, Bound(step, 1))
     later = measure([Case(way, step)], where, rounds=40, seconds=0.5)[way]["wall"]
-    found: dict[str, Any] = {
-        "first": series([first], "wall"),
-        "built": series([built], "wall"),
+    if way == COLD:
+        saved = torch.compiler.save_cache_artifacts()
+        assert saved is not None, "torch keeps nothing of what it compiled"
+        kept.write_bytes(saved[0])
+    yield {
+        "first": series([end - begin], "wall"),
+        "built": series([built - begin], "wall"),
+        "phases": phases if way in WHOLE else None,
         "later": later,
+        "kernels": kernels_of(step) if where.type == "cuda" and way in (COLD, EACH) else None,
         "error": error,
     }
-    written = where.type == "cuda" or way in (COLD, EACH)
-    found |= {"phases": phases, "kernels": kernels_of(step, where) if written else None, "cache_bytes": None}
-    if way == COLD and (cache := torch.compiler.save_cache_artifacts()) is not None:
-        kept.write_bytes(cache[0])
-        found["cache_bytes"] = len(cache[0])
-    from torch._dynamo.utils import counters
-
-    yield {**found, "graphs": int(counters["stats"]["unique_graphs"])}
 
 
-def kernels_of(step: Step, device: torch.device) -> int | None:
-    """Of a step on a GPU (None: no trace was whole); on a CPU the loops that Inductor wrote in this process."""
-    if device.type == "cpu":
-        from torch._inductor import metrics
-
-        return int(metrics.generated_kernel_count)
+def kernels_of(step: Step) -> int | None:
+    """Of a step on a GPU; None: no trace was whole."""
     try:
         return counted(step).kernels
     except Incomplete:

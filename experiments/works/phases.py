@@ -17,11 +17,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 from unittest import mock
 
-DYNAMO, AOT, GRAPH, KERNELS, BUILD, CACHES = (
-    "Dynamo traces", "AOTAutograd", "Inductor, graph", "Inductor, kernels", "Triton or g++", "caches",
+LOADS, DYNAMO, AOT, GRAPH, KERNELS, BUILD, CACHES = (
+    "what is imported", "Dynamo traces", "AOTAutograd", "Inductor, graph", "Inductor, kernels", "Triton or g++",
+    "caches",
 )  # fmt: skip
 #: How torch's names of what belongs to a phase begin, in the order in which a first step goes through them.
-PHASES = {
+PHASES: dict[str, tuple[str, ...]] = {
+    LOADS: (),  # before there is a step: no name of torch's
     DYNAMO: ("dynamo", "entire_frame_compile", "_compile.", "compile_attempt", "bytecode_tracing", "build_guards"),
     AOT: ("OutputGraph.call_user_compiler", "backend_compile", "create_aot_dispatcher", "aot_"),
     GRAPH: ("compile_fx", "inductor_compile", "fx_codegen", "_recursive", "GraphLowering.run", "additional_fake"),
@@ -41,25 +43,22 @@ class Event(NamedTuple):
 
 @contextlib.contextmanager
 def recorded() -> Iterator[list[Event]]:
-    """Intervals of torch's compiler in this thread; none where torch does not log them as 2.5 to 2.13 do."""
-    from torch._dynamo import utils
+    """Intervals of torch's compiler in this thread."""
+    from torch._dynamo.utils import ChromiumEventLogger as Logger
 
-    logger, events, mine = getattr(utils, "ChromiumEventLogger", None), list[Event](), threading.get_ident()
+    events, mine = list[Event](), threading.get_ident()
 
     def listening(method: str, begins: bool) -> Any:
-        told = getattr(logger, method)
+        told = getattr(Logger, method)
 
         def tell(self: Any, event_name: str, time_ns: int, *args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() == mine:
                 events.append(Event(begins, event_name, time_ns))
             return told(self, event_name, time_ns, *args, **kwargs)
 
-        return mock.patch.object(logger, method, tell)
+        return mock.patch.object(Logger, method, tell)
 
-    with contextlib.ExitStack() as stack:
-        for method, begins in (("log_event_start", True), ("log_event_end", False)):
-            if hasattr(logger, method):
-                stack.enter_context(listening(method, begins))
+    with listening("log_event_start", True), listening("log_event_end", False):
         yield events
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +11,16 @@ import pytest
 import torch
 from experiment_runs import experiment, judged, regenerated, run_quick
 from paths import ROOT
-from stand_ins import raising
 
-from experiments.compiled import coverage, first_call, generated, kernels, mistakes, pictures, recompiles
+from experiments.compiled import coverage, first_call, generated, kernels, mistakes, recompiles
 from experiments.harness import note
 from experiments.harness.rows import Rows
 from experiments.harness.time import series
 from experiments.works import first_steps
-from experiments.works.first_steps import COLD, FOREACH, FUSED, OURS_COLD, OURS_WARM, TRACED
+from experiments.works.first_steps import COLD, FOREACH, FUSED, OURS_COLD, OURS_WARM, PORTABLE, TRACED, WARM, first_step
+from experiments.works.fresh import empty_caches, fresh
 from experiments.works.models import HYPER, Work
-from experiments.works.phases import AOT, BUILD, DYNAMO, KERNELS, PHASES, Event, exclusive, recorded
+from experiments.works.phases import AOT, BUILD, CACHES, DYNAMO, GRAPH, KERNELS, PHASES, Event, exclusive, recorded
 from pagedopt.commands.results import new_figure
 
 CPU = torch.device("cpu")
@@ -26,16 +28,14 @@ CPU = torch.device("cpu")
 
 @pytest.mark.long
 def test_toys_are_measured_on_a_cpu(tmp_path: Path) -> None:
-    found = run_quick("compiled_optimizer", tmp_path, plots=["first-step"])
+    found = run_quick("compiled_optimizer", tmp_path)
     parts = {name: Rows(part["rows"]) for name, part in found["parts"].items()}
     assert all(part["complete"] for part in found["parts"].values())
     traced = parts["first_call"].first(way=TRACED)
     assert traced is not None
-    assert traced["graphs"] == 1
     assert traced["phases"][DYNAMO] > 0 < traced["phases"][AOT]
     assert all(row["error"] < 5e-5 for row in parts["first_call"])
     assert [row["by_step"] for row in parts["recompiles"]] == [[1, 2], [1, 1]]
-    assert all(row["error"] < 1e-3 for row in parts["kernels"])
     assert [row["name"] for row in parts["coverage"].where(what="class")] == list(coverage.TOYS)
     copied = tmp_path / "note.md"
     copied.write_text((ROOT / "notes" / "compiled_optimizer.md").read_text())
@@ -43,7 +43,7 @@ def test_toys_are_measured_on_a_cpu(tmp_path: Path) -> None:
 
 
 def test_results_that_are_kept_give_their_note_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert judged("compiled_optimizer", "cpu") == 10
+    assert judged("compiled_optimizer", "cpu") == 9
     regenerated("compiled_optimizer", tmp_path, monkeypatch)
 
 
@@ -99,7 +99,7 @@ def test_tensor_by_tensor_is_adamw() -> None:
 
 def timed(way: str, count: int, first: float, later: float, **more: Any) -> dict[str, Any]:
     times = {"first": series([first], "wall"), "later": series([later], "wall")}
-    return {"way": way, "count": count, "device": "cuda", "clock": "wall", "graphs": 1, "ended": None, **times, **more}
+    return {"way": way, "count": count, "device": "cuda", "clock": "wall", "phases": None, **times, **more}
 
 
 def test_a_first_step_has_paid_when_the_rival_took_longer() -> None:
@@ -113,16 +113,14 @@ def test_a_first_step_has_paid_when_the_rival_took_longer() -> None:
 def made_up(off: float = 0.0, slower: float = 1.0) -> Rows:
     phases = {name: (1 - off) * 3.0 / len(PHASES) for name in PHASES}
     rows = [timed(COLD, n, 3.0 * n**2, 100.0, phases={name: n**2 * x for name, x in phases.items()}) for n in (1, 2, 4)]
-    rows += [timed(FOREACH, 4, 0.1, 300.0, phases=None), timed(FUSED, 4, 0.1, 50.0, phases=None)]
+    rows += [timed(FOREACH, 4, 0.1, 300.0), timed(FUSED, 4, 0.1, 50.0)]
     ours = [timed(OURS_COLD, 1, 0.4 * slower, 40.0), timed(OURS_COLD, 1000, 1.5 * slower, 40.0)]
     return Rows([*rows, *ours, timed(OURS_WARM, 1, 0.2 * slower, 40.0)])
 
 
 def test_bars_of_first_steps_can_be_missed() -> None:
-    assert verdicts(first_call, first_call.derive(made_up())) == [True] * 5
-    assert verdicts(first_call, first_call.derive(made_up(off=0.06, slower=2))) == [False] * 4 + [True]
-    unknown = Rows([{**timed(COLD, 4, 1.0, 1.0), "first": None, "later": None}, timed(FOREACH, 4, 0.1, 300.0)])
-    assert verdicts(first_call, first_call.derive(unknown))[-1] is False
+    assert verdicts(first_call, first_call.derive(made_up())) == [True] * 4
+    assert verdicts(first_call, first_call.derive(made_up(off=0.06, slower=2))) == [False] * 4
 
 
 def test_the_power_of_n_comes_out() -> None:
@@ -131,18 +129,29 @@ def test_the_power_of_n_comes_out() -> None:
     assert (power["exponent"], power["last"]) == (pytest.approx(2), pytest.approx(2))
 
 
-def test_pictures_of_first_steps_are_drawn() -> None:
+def test_the_picture_has_every_way(tmp_path: Path) -> None:
     figure = new_figure(8, 5)
     if figure is None:
         pytest.skip("no matplotlib")
-    rows = first_call.derive(made_up())
-    pictures.stacked(figure, rows)
-    assert len(figure.axes[0].patches) == 3 * len(PHASES)
-    assert [tick.get_text() for tick in figure.axes[0].get_xticklabels()] == ["1", "2", "4"]
-    pictures.crossing(crossed := new_figure(8, 5), rows.where(compared=True))
-    assert crossed is not None
-    said = [text.get_text() for text in crossed.axes[0].texts if text.get_text()[0].isdigit()]
-    assert said == ["239,501"], "47.9 s at 0.2 ms a step; fused never"
+    (plot,) = first_call.PLOTS
+    plot.onto(figure, first_call.derive(made_up()).where(**plot.where))
+    assert {text.get_text() for text in figure.axes[0].texts} == {COLD, FOREACH, FUSED, OURS_COLD, OURS_WARM}
+    plot.save(tmp_path / "some.json", first_call.derive(made_up()))
+
+
+@pytest.mark.long
+def test_a_cold_step_leaves_what_a_warm_and_a_portable_one_take(tmp_path: Path) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("no g++")
+    with empty_caches() as caches:
+        processes = ((COLD, caches), (WARM, caches), (PORTABLE, None))
+        kept = str(tmp_path / "artifacts")
+        found = [fresh(first_step, "cpu", way, 1, kept, limit=100, caches=folder) for way, folder in processes]
+    assert [one.ended for one in found] == [None] * 3
+    cold, warm, portable = (one.row["phases"] for one in found)
+    assert warm[BUILD] < cold[BUILD]
+    assert max(warm[GRAPH], portable[GRAPH]) < cold[GRAPH]
+    assert warm[CACHES] < portable[CACHES]
 
 
 # --- what compiles again
@@ -158,13 +167,18 @@ def test_graphs_are_those_that_dynamo_counts() -> None:
     assert row["by_step"][-1] == counters["stats"]["unique_graphs"] == 2
     assert row["ran"] == 3
     assert "grad" in row["reason"]
-    assert row["compiling"]["n"] == 1
+
+
+def test_a_kernel_of_ours_is_counted_when_it_is_made() -> None:
+    (row,) = recompiles.changed("cpu", [(recompiles.OURS, recompiles.LR)], 3)
+    assert row["by_step"] == [row["by_step"][0]] * 3
+    assert row["by_step"][0] >= 1
 
 
 def test_a_way_that_torch_refuses_says_why() -> None:
     (row,) = recompiles.changed("cpu", [("foreach, lr a tensor", recompiles.LR)], 2)
     assert "lr as a Tensor is not supported" in row["ended"]
-    assert recompiles.derive(Rows([row]))[0]["again"] is None
+    assert recompiles.derive(Rows([row]))[0].get("again") is None
 
 
 def test_a_kernel_of_ours_that_is_made_again_misses_the_bar() -> None:
@@ -179,14 +193,13 @@ def test_a_kernel_of_ours_that_is_made_again_misses_the_bar() -> None:
 # --- optimizers of one's own
 
 
-@pytest.mark.parametrize("way", [kernels.LIST, kernels.LOOP, kernels.MAPPED])
-def test_lion_is_ours_in_every_form(way: str) -> None:
+@pytest.mark.parametrize("update", [kernels.lion, kernels.lion_loop])
+def test_lion_is_ours_in_every_form(update: kernels.Update) -> None:
     three, right = kernels.lists(3, CPU), kernels.lists(3, CPU)
-    update = torch.compile(kernels.UPDATES[way], backend="eager") if way == kernels.MAPPED else kernels.UPDATES[way]
-    optimizer = kernels.ruled(right[0], right[1])
+    step = kernels.built(kernels.RULE, right)
     for _ in range(2):
         update(*three)
-        optimizer.step()
+        step()
     torch.testing.assert_close(three[0], right[0], rtol=0, atol=1e-3 * kernels.LR)
 
 
@@ -212,12 +225,11 @@ def test_bars_of_kernels_can_be_missed() -> None:
 
 def test_what_became_of_a_class() -> None:
     def row(name: str, graphs: int, breaks: int = 0, ended: str | None = None, error: float = 0.0) -> dict[str, Any]:
-        return {"what": "class", "name": name, "graphs": graphs, "breaks": breaks, "ended": ended, "error": error}
+        counts = {"graphs": graphs, "breaks": breaks, "error": error}
+        return {"what": "class", "name": name, "ended": ended, "toy": False, **counts}
 
     found = coverage.derive(Rows([row("a", 1), row("b", 2, 1), row("c", 0, 3), row("d", 1, ended="raised")]))
     assert [one["became"] for one in found] == [coverage.WHOLE, coverage.PARTS, coverage.NOT, coverage.NOT]
-    said = coverage.sentence(found)
-    assert said == "1 of 4 are compiled; the others: b (in parts), c (not compiled), d (not compiled)."
     everyone = Rows(row(name, 1) for name in coverage.names())
     assert verdicts(coverage, coverage.derive(everyone)) == [True, True]
     wrong = [row(name, 1, error=1e-3) for name in coverage.names()[1:]]
@@ -232,7 +244,7 @@ def test_the_classes_are_those_of_torch() -> None:
 
 @pytest.mark.long
 def test_a_break_on_purpose_is_told_from_others() -> None:
-    (row,) = coverage.covered("cpu", ["Adafactor"])
+    (row,) = coverage.covered(["Adafactor"])
     assert (row["graphs"], row["deliberate"]) == (0, 0)
     assert "item()" in row["why"]
     assert coverage.why("Call to `torch._dynamo.graph_break()`\n  Developer debug context: x") == coverage.DELIBERATE
@@ -258,25 +270,23 @@ def call(args):
 
 
 def test_code_is_counted() -> None:
-    import re
-
     counts = {name: len(re.findall(pattern, TRITON, re.MULTILINE)) for name, pattern in generated.PATTERNS.items()}
-    assert counts == {"kernels": 1, "calls": 1, "loads": 1, "stores": 1, "intermediates": 3, "copies": 1}
+    assert counts == {"kernels": 1, "loads": 1, "stores": 1, "intermediates": 3}
+    kernel = generated.KERNEL.search(TRITON)
+    assert kernel is not None
+    assert kernel[0].splitlines()[0] == "def triton_for_fused_0(in_ptr0, out_ptr0):"
+    assert "tl.store" in kernel[0].splitlines()[-1]
 
 
-def test_messages_point_at_mistakes_where_there_is_a_file() -> None:
-    found = {row["case"]: row for row in mistakes.mistakes()}
-    assert found["a rule (ours)"]["named"]
-    assert found["torch.compile"]["named"]
-    if string := found.get("a string of CUDA"):  # where NVRTC is
-        assert not string["named"]
+def test_the_message_of_a_rule_points_at_its_line() -> None:
+    found = mistakes.message("a rule (ours)")
+    assert found["named"]
+    assert found["at"].startswith("mistakes.py:")
 
 
-def test_what_a_compiler_that_is_missing_raises_is_no_message_of_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mistakes, "MISTAKES", {"torch.compile": raising(ImportError("no NVRTC")), "none": int})
-    found = list(mistakes.mistakes())
-    assert [row["what"] for row in found] == ["failed", "failed"]
-    assert found[0]["ended"] == "no NVRTC"
+def test_the_message_of_a_string_points_at_no_file() -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    assert not mistakes.message("a string of CUDA")["named"]
 
 
 def test_the_graph_is_counted_and_drawn() -> None:
@@ -284,5 +294,5 @@ def test_the_graph_is_counted_and_drawn() -> None:
     rows = generated.derive(Rows([{"what": "graph", "case": "a case", "device": "cpu", "nodes": nodes}]))
     assert (rows[0]["count"], rows[0]["kernels"]) == (3, 2)
     if (figure := new_figure(8, 5)) is not None:
-        pictures.coloured(figure, rows)
+        generated.coloured(figure, rows)
         assert [text.get_text() for text in figure.axes[0].texts[:4]] == ["mul", "copy", "kernel 0", "kernel 2"]

@@ -87,7 +87,7 @@ def optimizer(name: str, became: str) -> Row:
     return {"what": "class", "name": name, "became": became}
 
 
-PHASES = ("Dynamo traces", "AOTAutograd", "Inductor, graph", "Inductor, kernels", "Triton or g++")
+PHASES = ("what is imported", "Dynamo traces", "AOTAutograd", "Inductor, graph", "Inductor, kernels", "Triton or g++")
 UNCHANGED = {"way": "foreach, lr a float", "change": "nothing", "steps": 12, "ran": 12, "eager": 0, "again": 0}
 NOT_COMPILED = [optimizer(name, "not compiled") for name in ("LBFGS", "SparseAdam")]
 TORCH, PINNED = "torch.tensor(ptrs).to(cuda)", "….pin_memory(), non_blocking"
