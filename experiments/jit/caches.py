@@ -12,10 +12,9 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -27,6 +26,8 @@ from pagedopt.kernels import nvrtc, source
 from pagedopt.rules import RULES
 
 LIMIT = 120.0
+#: The GPU's architecture, the version of NVRTC if it is another, and variables.
+Place = tuple[str, str, dict[str, str]]
 #: Rules, and what they make of 2 with the scalar 3.
 KERNELS = {"add_scalar": 5.0, "mul_scalar": 6.0}
 
@@ -73,31 +74,17 @@ def open_to_all(folder: Path) -> None:
         path.chmod(0o666)
 
 
-class Case(NamedTuple):
-    """Something that may be so with a cache.
-
-    Attributes:
-        alter: what is done to all files that were kept, none of which may be used after that.
-        arch, version: of the GPU and of NVRTC, where they are not those that kept it.
-        environment: of the process.
-    """
-
-    alter: Callable[[Path], object] | None = None
-    arch: str = "sm_90"
-    version: str = ""
-    environment: Mapping[str, str] = {}
-
-
-EMPTY = "nothing kept yet"
-CASES = {
-    EMPTY: Case(),
-    "as it was left": Case(),
-    "a bit flipped in each file": Case(flip),
-    "whole kernels planted under each other's names": Case(exchange),
-    "files that others may write": Case(open_to_all),
-    "by another NVRTC": Case(version="99.9"),
-    "for another GPU and another processor": Case(arch="sm_80", environment={"NUMBA_CPU_NAME": "generic"}),
+ALTERED = {
+    "a bit flipped in each file": flip,
+    "whole kernels planted under each other's names": exchange,
+    "files that others may write": open_to_all,
 }
+HERE: Place = ("sm_90", "", {})
+ELSEWHERE: dict[str, Place] = {
+    "by another NVRTC": ("sm_90", "99.9", {}),
+    "for another GPU and another processor": ("sm_80", "", {"NUMBA_CPU_NAME": "generic"}),
+}
+EMPTY = "nothing kept yet"
 
 
 def files(folder: Path) -> dict[str, tuple[int, int]]:
@@ -107,12 +94,13 @@ def files(folder: Path) -> dict[str, tuple[int, int]]:
 
 def looked_at(name: str, folder: Path, device: str) -> Row:
     """What the process of a case computed, and what became of the files."""
-    case = CASES[name]
-    if case.alter:
-        case.alter(folder)
+    alter = ALTERED.get(name)
+    if alter:
+        alter(folder)
+    arch, version, more = ELSEWHERE.get(name, HERE)
+    environment = {"PAGEDOPT_CACHE_DIR": str(folder), **more}
     before = files(folder)
-    environment = {"PAGEDOPT_CACHE_DIR": str(folder), **case.environment}
-    found = child.only(used, device, case.arch, case.version, limit=LIMIT, environment=environment)
+    found = child.only(used, device, arch, version, limit=LIMIT, environment=environment)
     after = files(folder)
     left = sum(after.get(name) == before[name] for name in before)
     return {
@@ -121,7 +109,7 @@ def looked_at(name: str, folder: Path, device: str) -> Row:
         "wrong": int(not found["right"]),
         "found": len(before),
         "left": left,
-        "believed": left if case.alter else 0,
+        "believed": left if alter else 0,
         "anew": len(before) - left,
         "beside": len(after.keys() - before.keys()),
     }
@@ -134,13 +122,10 @@ def measure(run: Run) -> Iterator[Row]:
         kept = Path(place) / EMPTY
         kept.mkdir(mode=0o700)
         yield looked_at(EMPTY, kept, device)
-        others = run.size([name for name in CASES if name != EMPTY], [])
+        names = run.size(["as it was left", *ALTERED, *ELSEWHERE], [])
+        copies = [shutil.copytree(kept, Path(place) / name) for name in names]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            copies = {name: Path(shutil.copytree(kept, Path(place) / name)) for name in others}
-            waiting = {name: pool.submit(looked_at, name, folder, device) for name, folder in copies.items()}
-            for name, row in waiting.items():
-                with run.attempt(name):
-                    yield row.result()
+            yield from pool.map(looked_at, names, copies, [device] * len(names))
 
 
 TABLES = [

@@ -10,9 +10,8 @@ for some machine.
 from __future__ import annotations
 
 import os
-import re
 import tempfile
-import zipfile
+import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -33,21 +32,14 @@ SAYS = {
 }
 
 
-def put_ours(index: Path) -> None:
-    """Our wheel, and what it needs but torch."""
-    archive = zipfile.ZipFile(wheels.built_wheel(ROOT, index))
-    (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-    for name, rest in re.findall(r"^Requires-Dist: ([\w.-]+)(.*)$", archive.read(metadata).decode(), re.MULTILINE):
-        if "extra ==" not in rest and name != "torch":
-            wheels.put(index, name, "99.0")
-
-
 def measure(run: Run) -> Iterator[Row]:
     """A row per kind: wheels that pip takes, and machines that have one."""
     axes = run.size(wheels.AXES, TOYS)
     with tempfile.TemporaryDirectory() as folder:
         index = Path(folder)
-        put_ours(index)
+        wheels.built_wheel(ROOT, index)
+        for need in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]:
+            wheels.put(index, need.partition(">")[0], "99.0")
         for torch in axes["torch"]:
             wheels.put(index, "torch", f"{torch}.0")
         for kind in wheels.KINDS:

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from experiments.lab import BLUE, GRAY, PURPLE, Bar, Bars, Plot, Row, Rows, Run, Table, series
-from experiments.works.compiling import OURS, WAYS, work
-from experiments.works.fresh import Fresh, empty_caches, fresh
+from experiments.lab import BLUE, GRAY, Bar, Bars, Plot, Row, Rows, Run, Table, series
+from experiments.works.compiling import OURS, WAYS, Way, work
+from experiments.works.fresh import empty_caches, fresh
 from experiments.works.models import HYPER
 from experiments.works.reference import Bound, Reference
 
@@ -29,12 +29,10 @@ from experiments.works.reference import Bound, Reference
 TENSORS = {"cuda": 36, "cpu": 8}
 #: Seconds after which a process is given up; that a user will wait for.
 LIMIT, SOON = 150.0, 1.0
-#: A way, the device, how many tensors, the folder with what is built ahead.
-About = tuple[str, str, int, str]
 
 
 def started(name: str, device: str, count: int, folder: str, compilers: bool) -> Iterator[Row]:
-    """In a process of its own: seconds until a way has its step, and until that is done.
+    """In a process of its own: seconds until the first step of a way is done.
 
     Raises:
         AssertionError: the update is wrong.
@@ -47,39 +45,17 @@ def started(name: str, device: str, count: int, folder: str, compilers: bool) ->
     params = work(count).parameters(where)
     torch.optim.AdamW(work(1).parameters(where), **HYPER)
 
-    def now() -> float:
-        if where.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
-    begin = now()
+    wait = torch.cuda.synchronize if where.type == "cuda" else (lambda: None)
+    wait()
+    begin = time.perf_counter()
     step = WAYS[name].start(params, Path(folder))
-    ready = now()
     step()
-    first = now()
+    wait()
+    first = time.perf_counter() - begin
     error = Reference(work(count).parameters(where)).error(params, Bound(step, 1))
     if not error <= work(count).tolerance:
         raise AssertionError(f"its update is off by {error:.2g} of itself")
-    yield {"ready": ready - begin, "start": first - begin}
-
-
-def built(name: str, device: str, _: int, folder: str) -> Iterator[Row]:
-    """In a process of its own: seconds to build ahead, and the tag of the wheel."""
-    build, begin = WAYS[name].build, time.perf_counter()
-    assert build is not None
-    tag = build(torch.device(device), Path(folder))
-    yield {"build": time.perf_counter() - begin, "tag": tag}
-
-
-def well(found: Fresh) -> Row:
-    """The row of a process that ended well, and how long it was there.
-
-    Raises:
-        RuntimeError: it did not; with its last words.
-    """
-    if found.ended:
-        raise RuntimeError(reason(found.ended))
-    return {**found.row, "process": found.seconds}
+    yield {"first": first}
 
 
 def reason(ended: str) -> str:
@@ -88,51 +64,47 @@ def reason(ended: str) -> str:
     return next((line for line in reversed(lines) if "Error" in line or "error:" in line), lines[-1])
 
 
-def seconds(rows: Sequence[Row], column: str) -> dict[str, Any] | None:
-    """A column of processes as a series; None where there was no process."""
-    return series([row[column] for row in rows], "wall") if rows else None
+def timed(repeats: int, about: Sequence[Any]) -> Row:
+    """Processes one after the other, each pair with caches of its own; of toys (0 repeats) a cold one alone.
 
-
-def prepared(about: About) -> Row:
-    """Build ahead, if a way does, and start it where no program is found: the start is not timed."""
-    ahead = [well(fresh(built, *about, limit=LIMIT))] if WAYS[about[0]].build else []
-    ended = fresh(started, *about, False, limit=LIMIT).ended
-    refusal = reason(ended) if ended else ""
-    return {"build": seconds(ahead, "build"), "tag": ahead[0]["tag"] if ahead else "", "refusal": refusal}
-
-
-def timed(about: About, repeats: int) -> Row:
-    """Processes one after the other, each pair with caches of its own; of toys (0 repeats) a cold one alone."""
-    cold, warm = [], []
+    Raises:
+        RuntimeError: one did not end well; with its last words.
+    """
+    found: dict[str, list[Row]] = {"cold": [], "warm": []}
     for _ in range(repeats or 1):
         with empty_caches() as caches:
-            cold.append(well(fresh(started, *about, True, limit=LIMIT, caches=caches)))
-            if repeats:
-                warm.append(well(fresh(started, *about, True, limit=LIMIT, caches=caches)))
-    return {
-        "cold": seconds(cold, "start"),
-        "warm": seconds(warm, "start"),
-        "ready": seconds(warm, "ready"),
-        "process": seconds(cold, "process"),
-        "again": bool(warm),
-    }
+            for kind in list(found)[: 1 + bool(repeats)]:
+                one = fresh(started, *about, True, limit=LIMIT, caches=caches)
+                if one.ended:
+                    raise RuntimeError(reason(one.ended))
+                found[kind].append({**one.row, "process": one.seconds})
+
+    def seconds(kind: str, column: str) -> dict[str, Any] | None:
+        return series([row[column] for row in found[kind]], "wall") if found[kind] else None
+
+    times = {"cold": seconds("cold", "first"), "warm": seconds("warm", "first")}
+    return {**times, "process": seconds("cold", "process"), "again": bool(repeats)}
+
+
+def prepared(way: Way, about: Sequence[Any], folder: Path) -> Row:
+    """Build ahead, if a way does, and start it where no program is found: that start is not timed."""
+    begin = time.perf_counter()
+    tag = way.build(torch.device(about[1]), folder) if way.build else ""
+    build = series([time.perf_counter() - begin], "wall") if way.build else None
+    ended = fresh(started, *about, False, limit=LIMIT).ended
+    return {"build": build, "tag": tag, "refusal": reason(ended) if ended else ""}
 
 
 def measure(run: Run) -> Iterator[Row]:
     """A row per way: seconds, and whether it starts without a compiler."""
-    kind = run.device.type
+    kind, count = run.device.type, run.size(TENSORS[run.device.type], 2)
     here = {name: way for name, way in WAYS.items() if kind in way.devices and not (run.quick and way.slow)}
     for name, way in run.each(here.items()):
         with run.attempt(name, () if OURS in name else (RuntimeError,)), empty_caches() as folder:
-            about = (name, str(run.device), run.size(TENSORS[kind], 2), str(folder))
-            alone = {"build": None, "tag": "", "refusal": "not tried"} if run.quick else prepared(about)
-            yield {
-                "case": name,
-                "device": kind,
-                "tensors": about[2],
-                **alone,
-                **timed(about, run.size(way.repeats, 0)),
-            }
+            about = (name, str(run.device), count, str(folder))
+            alone = {"build": None, "tag": "", "refusal": "not tried"} if run.quick else prepared(way, about, folder)
+            times = timed(run.size(way.repeats, 0), about)
+            yield {"case": name, "device": kind, "tensors": count, **alone, **times}
     if missing := [name for name in WAYS if name not in here]:
         run.leave_out(f"{', '.join(missing)}: need a GPU{', or are too slow for toys' if run.quick else ''}")
 
@@ -145,14 +117,14 @@ def others(rows: Rows) -> tuple[float, str]:
 
 
 def color(name: str) -> str:
-    """Ours, what a compiler of torch makes, and what is written in C++ or CUDA."""
-    return BLUE if OURS in name else PURPLE if name in ("torch.compile", "Triton") else GRAY
+    """Ours, and others."""
+    return BLUE if OURS in name else GRAY
 
 
 TABLES = [
     Table("{tensors} tensors of 64² on {device}, wall times", {
         "way": "case", "built ahead, s": "build", "cold, s": "cold", "warm, s": "warm",
-        "warm, before the step, s": "ready", "cold, the whole process, s": "process",
+        "cold, the whole process, s": "process",
         "without a compiler": lambda row: row["refusal"][:60] or "yes", "tag": "tag",
     })
 ]  # fmt: skip

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from children import python
 from experiment_runs import experiment, run_quick
 
 from experiments.harness.rows import Rows
@@ -134,34 +133,33 @@ def test_a_process_without_compilers_finds_none(compilers: bool, monkeypatch: py
         return torch.optim.AdamW(params, **compiling.HYPER).step
 
     planted(monkeypatch, begin)
-    row = next(start.started("planted", "cpu", 1, "", compilers))
-    assert 0 <= row["ready"] <= row["start"]
+    assert next(start.started("planted", "cpu", 1, "", compilers))["first"] > 0
 
 
 @pytest.mark.long
 def test_a_warm_start_finds_what_the_cold_one_kept(tmp_path: Path) -> None:
-    row = start.timed((ON_CPU, "cpu", 1, str(tmp_path)), 1)
-    assert 0 < row["ready"]["median"] < row["warm"]["median"] < row["cold"]["median"] < row["process"]["median"]
+    row = start.timed(1, (ON_CPU, "cpu", 1, str(tmp_path)))
+    assert 0 < row["warm"]["median"] < row["cold"]["median"] < row["process"]["median"]
 
 
-def test_what_a_process_without_compilers_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_process_said_that_failed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    about = (OURS, "cpu", 1, "")
     for ended, refusal in ((None, ""), ("ended with 1: a\nError: no g++\nfor more", "Error: no g++")):
         monkeypatch.setattr(start, "fresh", lambda *_, _ended=ended, **__: Fresh([], 1.0, _ended))
-        assert start.prepared((OURS, "cpu", 1, "")) == {"build": None, "tag": "", "refusal": refusal}
+        found = start.prepared(WAYS[OURS], about, tmp_path)
+        assert found == {"build": None, "tag": "", "refusal": refusal}
     with pytest.raises(RuntimeError, match=r"^Error: no g\+\+$"):
-        start.prepared((AHEAD, "cpu", 1, ""))
+        start.timed(1, about)
 
 
 @pytest.mark.long
 def test_an_extension_is_built_and_right(tmp_path: Path) -> None:
     if shutil.which("g++") is None:
         pytest.skip("there is no g++")
-    build = WAYS[AHEAD].build
-    assert build is not None
-    assert build(CPU, tmp_path).startswith("cp3")
-    # In a process of its own: an operator is registered once.
-    script = "from experiments.jit.start import started; next(started({!r}, 'cpu', 2, {!r}, False))"
-    python("-c", script.format(AHEAD, str(tmp_path)), timeout=100)
+    found = start.prepared(WAYS[AHEAD], (AHEAD, "cpu", 2, str(tmp_path)), tmp_path)
+    assert found["tag"].startswith("cp3")
+    assert found["build"]["median"] > 1
+    assert found["refusal"] == "", "it starts, and is right, where there is no g++"
 
 
 def begun(case: str, cold: float, warm: float = 0.2, refusal: str = "", build: object = None) -> dict[str, Any]:
