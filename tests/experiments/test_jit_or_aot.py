@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from experiment_runs import experiment, run_quick
+from experiment_runs import experiment, judged, regenerated, run_quick
 
 from experiments.harness.rows import Rows
 from experiments.harness.run import Run
@@ -50,6 +50,11 @@ def test_toys_are_measured_on_a_cpu(tmp_path: Path) -> None:
     assert first["beside"] >= 4
     for name in WAYS.keys() - {ON_CPU}:
         assert name in found["left_out"][0]
+
+
+def test_committed_results_hold_and_make_the_committed_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert judged("jit_or_aot", "cpu") == 6
+    regenerated("jit_or_aot", tmp_path, monkeypatch)
 
 
 # --- start
