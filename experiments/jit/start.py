@@ -5,15 +5,16 @@ Answer: see notes/jit_or_aot.md.
 The clock starts when torch is imported, parameters and gradients are made and an optimizer of torch is constructed,
 which loads much of torch; it stops when the first step is done.  So a way's imports, its compiling or loading, and the
 step are in it.  *Cold* are empty caches, *warm* is what the cold process left in them.  Each is a process of its own,
-whose times count if four of its steps are right.  One more cold process, before them and not timed, finds no program in
-its PATH: a way that needs a compiler fails there.
+whose times count if four of its steps are right, and finds no program in its PATH: a way that needs a compiler fails
+there, and is started again with those that there are.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,9 @@ def started(name: str, device: str, count: int, folder: str, compilers: bool) ->
     Raises:
         AssertionError: the update is wrong.
     """
-    if not compilers:
+    if compilers:
+        os.environ["PATH"] += f":{Path(sys.executable).parent}"  # pip puts ninja there
+    else:
         os.environ["PATH"] = str(Path(folder) / "no programs")
         for variable in ("CC", "CXX", "CUDA_HOME"):
             os.environ.pop(variable, None)
@@ -64,7 +67,7 @@ def reason(ended: str) -> str:
     return next((line for line in reversed(lines) if "Error" in line or "error:" in line), lines[-1])
 
 
-def timed(repeats: int, about: Sequence[Any]) -> Row:
+def timed(repeats: int, *about: Any) -> Row:
     """Processes one after the other, each pair with caches of its own; of toys (0 repeats) a cold one alone.
 
     Raises:
@@ -74,7 +77,7 @@ def timed(repeats: int, about: Sequence[Any]) -> Row:
     for _ in range(repeats or 1):
         with empty_caches() as caches:
             for kind in list(found)[: 1 + bool(repeats)]:
-                one = fresh(started, *about, True, limit=LIMIT, caches=caches)
+                one = fresh(started, *about, limit=LIMIT, caches=caches)
                 if one.ended:
                     raise RuntimeError(reason(one.ended))
                 found[kind].append({**one.row, "process": one.seconds})
@@ -86,13 +89,15 @@ def timed(repeats: int, about: Sequence[Any]) -> Row:
     return {**times, "process": seconds("cold", "process"), "again": bool(repeats)}
 
 
-def prepared(way: Way, about: Sequence[Any], folder: Path) -> Row:
-    """Build ahead, if a way does, and start it where no program is found: that start is not timed."""
-    begin = time.perf_counter()
-    tag = way.build(torch.device(about[1]), folder) if way.build else ""
-    build = series([time.perf_counter() - begin], "wall") if way.build else None
-    ended = fresh(started, *about, False, limit=LIMIT).ended
-    return {"build": build, "tag": tag, "refusal": reason(ended) if ended else ""}
+def of_way(way: Way, repeats: int, *about: Any) -> Row:
+    """Build ahead, if a way does, and start it without compilers, or else with them."""
+    begin, (_, device, _, folder) = time.perf_counter(), about
+    tag = way.build(torch.device(device), Path(folder)) if way.build else ""
+    ahead = {"tag": tag, "build": series([time.perf_counter() - begin], "wall") if way.build else None}
+    try:
+        return {**ahead, **timed(repeats, *about, False), "refusal": ""}
+    except RuntimeError as error:
+        return {**ahead, **timed(repeats, *about, True), "refusal": str(error)}
 
 
 def measure(run: Run) -> Iterator[Row]:
@@ -101,10 +106,8 @@ def measure(run: Run) -> Iterator[Row]:
     here = {name: way for name, way in WAYS.items() if kind in way.devices and not (run.quick and way.slow)}
     for name, way in run.each(here.items()):
         with run.attempt(name, () if OURS in name else (RuntimeError,)), empty_caches() as folder:
-            about = (name, str(run.device), count, str(folder))
-            alone = {"build": None, "tag": "", "refusal": "not tried"} if run.quick else prepared(way, about, folder)
-            times = timed(run.size(way.repeats, 0), about)
-            yield {"case": name, "device": kind, "tensors": count, **alone, **times}
+            row = of_way(way, run.size(way.repeats, 0), name, str(run.device), count, str(folder))
+            yield {"case": name, "device": kind, "tensors": count, **row}
     if missing := [name for name in WAYS if name not in here]:
         run.leave_out(f"{', '.join(missing)}: need a GPU{', or are too slow for toys' if run.quick else ''}")
 

@@ -143,28 +143,31 @@ def test_a_process_without_compilers_finds_none(compilers: bool, monkeypatch: py
 
 @pytest.mark.long
 def test_a_warm_start_finds_what_the_cold_one_kept(tmp_path: Path) -> None:
-    row = start.timed(1, (ON_CPU, "cpu", 1, str(tmp_path)))
+    row = start.timed(1, ON_CPU, "cpu", 1, str(tmp_path), False)
     assert 0 < row["warm"]["median"] < row["cold"]["median"] < row["process"]["median"]
 
 
-def test_what_a_process_said_that_failed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    about = (OURS, "cpu", 1, "")
-    for ended, refusal in ((None, ""), ("ended with 1: a\nError: no g++\nfor more", "Error: no g++")):
-        monkeypatch.setattr(start, "fresh", lambda *_, _ended=ended, **__: Fresh([], 1.0, _ended))
-        found = start.prepared(WAYS[OURS], about, tmp_path)
-        assert found == {"build": None, "tag": "", "refusal": refusal}
+def test_a_way_that_needs_a_compiler_is_started_again_with_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def played(_: object, name: str, device: str, count: int, folder: str, compilers: bool, **__: Any) -> Fresh:
+        needs = "ended with 1: a\nError: no g++\nfor more"
+        return Fresh([{"first": 2.0}], 3.0, None if compilers or name == OURS else needs)
+
+    monkeypatch.setattr(start, "fresh", played)
+    for name, refusal in ((OURS, ""), ("load_inline", "Error: no g++")):
+        found = start.of_way(WAYS[name], 1, name, "cpu", 1, str(tmp_path))
+        assert (found["refusal"], found["cold"]["median"], found["process"]["median"]) == (refusal, 2.0, 3.0)
     with pytest.raises(RuntimeError, match=r"^Error: no g\+\+$"):
-        start.timed(1, about)
+        start.timed(1, "load_inline", "cpu", 1, "", False)
 
 
 @pytest.mark.long
 def test_an_extension_is_built_and_right(tmp_path: Path) -> None:
     if shutil.which("g++") is None:
         pytest.skip("there is no g++")
-    found = start.prepared(WAYS[AHEAD], (AHEAD, "cpu", 2, str(tmp_path)), tmp_path)
+    found = start.of_way(WAYS[AHEAD], 0, AHEAD, "cpu", 2, str(tmp_path))
     assert found["tag"].startswith("cp3")
-    assert found["build"]["median"] > 1
-    assert found["refusal"] == "", "it starts, and is right, where there is no g++"
+    assert found["cold"]["median"] < 1 < found["build"]["median"]
+    assert found["refusal"] == ""
 
 
 def begun(case: str, cold: float, warm: float = 0.2, refusal: str = "", build: object = None) -> dict[str, Any]:
