@@ -254,7 +254,7 @@ def test_a_kernel_that_computes_something_else_is_seen(tmp_path: Path, monkeypat
 def test_files_that_are_taken_though_they_count_as_altered_miss_the_bar(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(caches.CASES, "nothing", caches.Case(lambda _: None))
+    monkeypatch.setitem(caches.ALTERED, "nothing", lambda _: None)
     tmp_path.chmod(0o700)
     assert caches.looked_at(caches.EMPTY, tmp_path, "cpu")["wrong"] == 0
     row = caches.looked_at("nothing", tmp_path, "cpu")
