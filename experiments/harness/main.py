@@ -115,7 +115,7 @@ def begun(options: argparse.Namespace, path: Path, experiment: Experiment, devic
     }
     if options.merge is None or (options.merge == Path() and not path.exists()):
         return new
-    return rows.merged(rows.read(path if options.merge == Path() else options.merge, experiment), new)
+    return rows.merged(rows.read(path if options.merge == Path() else options.merge, experiment), new, experiment)
 
 
 def main(experiment: Experiment, arguments: Sequence[str], part: str | None = None) -> int:
@@ -132,7 +132,9 @@ def main(experiment: Experiment, arguments: Sequence[str], part: str | None = No
         return _of_kept(options, experiment)
     device = chosen_device(options.device)
     on_cpu = device.type == "cpu"
-    questions = [q for q in experiment.questions if q.name in options.only and not (q.needs_gpu and on_cpu)]
+    questions = [
+        q for q in experiment.questions if q.name in options.only and not (q.needs_gpu if on_cpu else q.cpu_only)
+    ]
     check(options.out, questions)
     path = options.out / f"{experiment.name}-{label(device)}.json"
     result = begun(options, path, experiment, device)

@@ -42,6 +42,11 @@ class Question:
         """Whether it has nothing to measure on a CPU."""
         return bool(getattr(self.module, "NEEDS_GPU", False))
 
+    @property
+    def cpu_only(self) -> bool:
+        """Whether no GPU changes its answer: none is measured, and it joins results of any machine."""
+        return bool(getattr(self.module, "CPU_ONLY", False))
+
     def listed(self, what: str) -> Sequence[Any]:
         """``TABLES``, ``PLOTS``, ``BARS`` or ``TEXTS``."""
         return tuple(getattr(self.module, what, ()))

@@ -147,13 +147,16 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return [f"{name}: {one[name]!r}, now {other[name]!r}" for name in one if one[name] != other[name]]
 
 
-def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts of both, those of ``new`` in place of older ones.
+def merged(old: Mapping[str, Any], new: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:
+    """The parts of both, those of ``new`` in place of older ones; of another machine's those that say the same on any.
 
     Raises:
         SystemExit: the results are of two machines, of two sets of versions, or one of them is of toys.
     """
     if wrong := differences(old, new):
+        anywhere = {q.name: old["parts"][q.name] for q in experiment.questions if q.cpu_only and q.name in old["parts"]}
+        if anywhere and bool(old["quick"]) == bool(new["quick"]):
+            return {**new, "parts": {**anywhere, **new["parts"]}}
         refuse(f"not measured on one machine with one set of versions: {'; '.join(wrong)}")
     machine = {**new["machine"], "versions": {**old["machine"]["versions"], **new["machine"]["versions"]}}
     return {**old, **new, "machine": machine, "parts": {**old["parts"], **new["parts"]}}

@@ -10,71 +10,53 @@ for some machine.
 from __future__ import annotations
 
 import os
-import re
 import tempfile
-import zipfile
+import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 from experiments.harness.revision import ROOT
-from experiments.lab import Bar, Row, Rows, Run, Table
+from experiments.lab import Bar, Row, Run, Table
 from experiments.works import wheels
 
+CPU_ONLY = True
 TOYS: wheels.Axes = {"python": ("3.11",), "cuda": ("13.0",), "torch": ("2.10", "2.13"), "system": ("win_amd64",)}
 OURS = "pagedopt"
 SAYS = {
-    wheels.LATE: "Python and text that is compiled late (ours)",
-    wheels.ANY_TORCH: "C++ by torch's stable ABI, Python's limited API",
-    wheels.ANY_PYTHON: "C++ by torch's headers, Python's limited API",
-    wheels.FULL: "C++ by torch's headers",
+    OURS: "Python and text that is compiled late (ours)",
+    "any_torch": "C++ by torch's stable ABI, Python's limited API",
+    "any_python": "C++ by torch's headers, Python's limited API",
+    "full": "C++ by torch's headers",
 }
 
 
-def put_ours(index: Path) -> None:
-    """Our wheel, and what it needs but torch."""
-    archive = zipfile.ZipFile(wheels.built_wheel(ROOT, index))
-    (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-    for name, rest in re.findall(r"^Requires-Dist: ([\w.-]+)(.*)$", archive.read(metadata).decode(), re.MULTILINE):
-        if "extra ==" not in rest and name != "torch":
-            wheels.put(index, name, "99.0")
-
-
 def measure(run: Run) -> Iterator[Row]:
-    """A row per kind: wheels that pip takes, those reckoned, machines that are served."""
+    """A row per kind: wheels that pip takes, and machines that have one."""
     axes = run.size(wheels.AXES, TOYS)
     with tempfile.TemporaryDirectory() as folder:
-        index, names = Path(folder), {kind: kind for kind in wheels.KINDS if kind != wheels.LATE}
-        with run.attempt("our wheel"):
-            put_ours(index)
-            names = {wheels.LATE: OURS, **names}
+        index = Path(folder)
+        wheels.built_wheel(ROOT, index)
+        for need in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]:
+            wheels.put(index, need.partition(">")[0], "99.0")
         for torch in axes["torch"]:
             wheels.put(index, "torch", f"{torch}.0")
-        for kind in names:
-            if kind != wheels.LATE:
-                wheels.put_all(index, kind, axes)
+        for kind in wheels.KINDS:
+            wheels.put_all(index, kind, axes)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            found = list(pool.map(partial(wheels.chosen, index, names=list(names.values())), wheels.machines(axes)))
-    for kind, name in names.items():
-        taken = [them[name] for them in found if name in them]
+            found = list(pool.map(partial(wheels.chosen, index, list(SAYS)), wheels.machines(axes)))
+    for kind, says in SAYS.items():
+        taken = [them[kind] for them in found if kind in them]
         yield {
             "kind": kind,
-            "says": SAYS[kind],
-            "over": " x ".join(wheels.KINDS[kind]) or "nothing",
+            "says": says,
+            "over": " x ".join(wheels.KINDS.get(kind, ())) or "nothing",
             "wheels": len(set(taken)),
-            "reckoned": wheels.reckoned(kind, axes),
             "served": len(taken),
             "machines": len(found),
             "tag": "-".join(min(taken, default="").removesuffix(".whl").split("-")[-3:]),
         }
-
-
-def derive(rows: Rows) -> Rows:
-    """How far what pip took is from what was reckoned, and how many machines have none."""
-    return Rows(
-        {**row, "off": abs(row["wheels"] - row["reckoned"]), "without": row["machines"] - row["served"]} for row in rows
-    )
 
 
 TABLES = [
@@ -83,8 +65,4 @@ TABLES = [
         "the first tag": "tag",
     })
 ]  # fmt: skip
-BARS = [
-    Bar("wheels that pip takes of a kind, against those reckoned, off by", "off", at_most=0),
-    Bar("machines without a wheel of some kind", "without", at_most=0),
-    Bar("wheels of ours", "wheels", at_most=1, kind=wheels.LATE),
-]
+BARS = [Bar("wheels of ours", "wheels", at_most=1, kind=OURS)]

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from experiments.works.models import HYPER, Work
-from experiments.works.wheels import ANY_PYTHON, ANY_TORCH, FULL, LATE, built_wheel
+from experiments.works.wheels import built_wheel
 
 Params = list[torch.nn.Parameter]
 Step = Callable[[], object]
-OURS, AHEAD, STABLE = "PagedAdamW", "C++ extension, built ahead", "C++ extension, stable ABI, built ahead"
+OURS, ON_CPU, AHEAD = "PagedAdamW", "PagedAdamW on a CPU", "C++ extension, built ahead"
 
 #: A row of the list is four addresses, and how many elements lie there; on a GPU a column of blocks does a row.
 KERNEL = r"""
@@ -43,9 +43,10 @@ extern "C" __global__ void adamw(const long long* rows, SCALARS) {
 #endif
 """
 BLOCKS, THREADS = 8, 256
-#: The kernel as an operator of torch, whose headers change with torch; those of the stable ABI do not.
-OPERATOR = f"""
+#: The kernel as an operator of torch.
+EXTENSION = f"""
 #include <cmath>
+#include <torch/library.h>
 {KERNEL}
 static void step(int64_t rows, int64_t count, int64_t stream, SCALARS) {{
     const long long* row = (const long long*)rows;
@@ -56,26 +57,16 @@ static void step(int64_t rows, int64_t count, int64_t stream, SCALARS) {{
         for (long long i = 0; i < row[4]; ++i) update(row, i, GIVEN);
 #endif
 }}
-#define SCHEMA "step(int rows, int count, int stream, float a, float b, float c, float d, float e, float f) -> ()"
+TORCH_LIBRARY_FRAGMENT(late, m) {{
+    m.def("step(int rows, int count, int stream, float a, float b, float c, float d, float e, float f) -> ()", &step);
+}}
 """
-EXTENSION = f"#include <torch/library.h>{OPERATOR}TORCH_LIBRARY_FRAGMENT(late, m) {{ m.def(SCHEMA, &step); }}"
-STABLE_EXTENSION = f"""#include <torch/csrc/stable/library.h>{OPERATOR}
-STABLE_TORCH_LIBRARY_FRAGMENT(late, m) {{ m.def(SCHEMA); }}
-STABLE_TORCH_LIBRARY_IMPL(late, CompositeExplicitAutograd, m) {{ m.impl("step", TORCH_BOX(&step)); }}"""
 SETUP = """
 from setuptools import setup
 from torch.utils import cpp_extension as cpp
-setup(
-    name="late", version="1.0", cmdclass={{"build_ext": cpp.BuildExtension}}, options={options},
-    ext_modules=[cpp.{kind}("late", [{file!r}], py_limited_api={limited}, extra_compile_args={arguments})],
-)
+extensions = [cpp.{kind}("late", [{file!r}])]
+setup(name="late", version="1.0", ext_modules=extensions, cmdclass={{"build_ext": cpp.BuildExtension}})
 """
-#: For torch 2.10 and later, and for any Python from 3.11 on.
-STABLE_SETUP = {
-    "limited": True,
-    "arguments": ["-DTORCH_TARGET_VERSION=0x020a000000000000"],
-    "options": {"bdist_wheel": {"py_limited_api": "cp311"}},
-}
 
 
 @dataclass(frozen=True)
@@ -84,16 +75,17 @@ class Way:
 
     Attributes:
         start: of parameters with gradients, and the folder with what was built ahead; returns a step.
-        ships: what its author ships (:data:`experiments.works.wheels.KINDS`).
-        build: of a device, how many tensors there are and a folder: builds ahead; returns the tag of the wheel, if any.
+        devices: of machines on which it is measured.
+        on_cpu: whether it steps on the CPU there, too.
+        build: of a device and a folder: builds ahead; returns the tag of the wheel.
         slow: whether a cold start takes many seconds: toys do without it.
         repeats: how often it is started, with cold and with warm caches.
     """
 
     start: Callable[[Params, Path], Step]
-    ships: str = LATE
-    build: Callable[[torch.device, int, Path], str] | None = None
     devices: Sequence[str] = ("cuda",)
+    on_cpu: bool = False
+    build: Callable[[torch.device, Path], str] | None = None
     slow: bool = False
     repeats: int = 1
 
@@ -131,25 +123,21 @@ def by_operator(params: Params) -> Step:
     return by_addresses(params, lambda rows, stream, *given: step(rows.data_ptr(), len(rows), stream, *given))
 
 
-def by_torch(params: Params, update: Callable[..., object]) -> Step:
-    """A step by a compiled :class:`Update`."""
-    kept, steps = lists(params), itertools.count(1)
-    return lambda: update(kept, *(torch.tensor(x, device=params[0].device) for x in scalars(next(steps))[3:5]))
+def update(lists: list[list[torch.Tensor]], rate: torch.Tensor, root: torch.Tensor) -> None:
+    """The update in torch's own operators, for its compiler; every tensor is an argument."""
+    params, grads, first, second = lists
+    shrink, beta1, beta2, _, _, eps = scalars(1)
+    torch._foreach_lerp_(first, grads, 1 - beta1)
+    torch._foreach_mul_(second, beta2)
+    torch._foreach_addcmul_(second, grads, grads, 1 - beta2)
+    below = torch._foreach_add(torch._foreach_div(torch._foreach_sqrt(second), root), eps)
+    torch._foreach_mul_(params, shrink)
+    torch._foreach_sub_(params, torch._foreach_mul(torch._foreach_div(first, below), rate))
 
 
-class Update(torch.nn.Module):
-    """The update in torch's own operators, for its compilers; every tensor is an argument."""
-
-    def forward(self, lists: list[list[torch.Tensor]], rate: torch.Tensor, root: torch.Tensor) -> torch.Tensor:
-        params, grads, first, second = lists
-        shrink, beta1, beta2, _, _, eps = scalars(1)
-        torch._foreach_lerp_(first, grads, 1 - beta1)
-        torch._foreach_mul_(second, beta2)
-        torch._foreach_addcmul_(second, grads, grads, 1 - beta2)
-        below = torch._foreach_add(torch._foreach_div(torch._foreach_sqrt(second), root), eps)
-        torch._foreach_mul_(params, shrink)
-        torch._foreach_sub_(params, torch._foreach_mul(torch._foreach_div(first, below), rate))
-        return rate + 0  # what is exported has to return something
+def by_torch(params: Params, _: Path) -> Step:
+    compiled, kept, steps = torch.compile(update), lists(params), itertools.count(1)
+    return lambda: compiled(kept, *(torch.tensor(x, device=params[0].device) for x in scalars(next(steps))[3:5]))
 
 
 def ours(params: Params, _: Path) -> Step:
@@ -194,38 +182,24 @@ def unpacked(params: Params, folder: Path) -> Step:
     return by_operator(params)
 
 
-def wheel(device: torch.device, text: str, folder: Path, stable: bool = False) -> str:
+def wheel(device: torch.device, folder: Path) -> str:
     """Build a wheel as a project with ``setup.py`` does, by pip and setuptools, and unpack it."""
     kind, file = ("CUDAExtension", "late.cu") if device.type == "cuda" else ("CppExtension", "late.cpp")
-    how = STABLE_SETUP if stable else {"limited": False, "arguments": [], "options": {}}
-    (folder / file).write_text(text)
-    (folder / "setup.py").write_text(SETUP.format(kind=kind, file=file, **how))
+    (folder / file).write_text(EXTENSION)
+    (folder / "setup.py").write_text(SETUP.format(kind=kind, file=file))
     made = built_wheel(folder, folder)
     zipfile.ZipFile(made).extractall(folder / "site")
     return made.stem.partition("-1.0-")[2]
 
 
-def export(device: torch.device, count: int, folder: Path) -> str:
-    """For lists of these shapes."""
-    rate, root = (torch.tensor(value, device=device) for value in scalars(1)[3:5])
-    exported = torch.export.export(Update(), (lists(work(count).parameters(device)), rate, root))
-    torch._inductor.aoti_compile_and_package(exported, package_path=str(folder / "late.pt2"))
-    return ""
-
-
-def exported(params: Params, folder: Path) -> Step:
-    return by_torch(params, torch._inductor.aoti_load_package(str(folder / "late.pt2")))
-
-
 BOTH = ("cuda", "cpu")
 WAYS = {
-    OURS: Way(ours, devices=BOTH, repeats=3),
+    OURS: Way(ours, repeats=3),
+    ON_CPU: Way(ours, BOTH, on_cpu=True),
     "CuPy RawKernel": Way(cupy_kernel),
     "torch.cuda._compile_kernel": Way(torch_kernel),
     "Triton": Way(triton_kernel),
-    "torch.compile": Way(lambda params, _: by_torch(params, torch.compile(Update())), devices=BOTH, slow=True),
-    "load_inline": Way(inline, devices=BOTH, slow=True),
-    AHEAD: Way(unpacked, FULL, lambda device, _, at: wheel(device, EXTENSION, at), BOTH, True),
-    STABLE: Way(unpacked, ANY_TORCH, lambda device, _, at: wheel(device, STABLE_EXTENSION, at, True), BOTH, True),
-    "AOTInductor": Way(exported, ANY_PYTHON, export, BOTH, True),
+    "torch.compile": Way(by_torch, BOTH, slow=True),
+    "load_inline": Way(inline, BOTH, slow=True),
+    AHEAD: Way(unpacked, BOTH, build=wheel, slow=True),
 }

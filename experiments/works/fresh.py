@@ -20,7 +20,7 @@ from experiments.harness.child import Child
 from experiments.harness.run import Run
 from experiments.harness.time import series
 
-#: Where compilers keep what they made: Inductor, Triton, ours, CuPy, CUDA's own, torch's extensions.
+#: Where compilers keep what they made: Inductor, Triton, ours, CuPy, CUDA (driver and NVRTC), torch's extensions.
 FOLDERS = (
     "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "PAGEDOPT_CACHE_DIR", "CUPY_CACHE_DIR", "CUDA_CACHE_PATH",
     "TORCH_EXTENSIONS_DIR",

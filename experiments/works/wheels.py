@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import subprocess
 import sys
 import zipfile
@@ -24,19 +23,12 @@ AXES: Axes = {
     "torch": ("2.10", "2.11", "2.12", "2.13", "2.14"),
     "system": ("manylinux_2_28_x86_64", "manylinux_2_28_aarch64", "win_amd64"),
 }
-LATE, ANY_TORCH, ANY_PYTHON, FULL = "late", "any_torch", "any_python", "full"
-#: What is shipped, and the axes of which each value needs a wheel of its own.
+#: A name for what is compiled ahead, and the axes of which each value needs a wheel of its own.
 KINDS: Mapping[str, Sequence[str]] = {
-    LATE: (),
-    ANY_TORCH: ("cuda", "system"),
-    ANY_PYTHON: ("cuda", "torch", "system"),
-    FULL: ("python", "cuda", "torch", "system"),
+    "any_torch": ("cuda", "system"),
+    "any_python": ("cuda", "torch", "system"),
+    "full": ("python", "cuda", "torch", "system"),
 }
-
-
-def reckoned(kind: str, axes: Axes = AXES) -> int:
-    """Wheels that a kind needs."""
-    return math.prod(len(axes[axis]) for axis in KINDS[kind])
 
 
 def machines(axes: Axes) -> Iterator[Machine]:
@@ -85,7 +77,7 @@ def built_wheel(project: Path, into: Path) -> Path:
     return next(into.glob("*.whl"))
 
 
-def chosen(index: Path, machine: Machine, names: Sequence[str]) -> dict[str, str]:
+def chosen(index: Path, names: Sequence[str], machine: Machine) -> dict[str, str]:
     """The wheel (with its folder) that pip would install of each package on a machine; nothing if it cannot."""
     done = pip(
         "install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-", "--target", index / "none",

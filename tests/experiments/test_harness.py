@@ -249,7 +249,7 @@ def test_a_part_of_another_commit_is_named_in_a_note() -> None:
 def test_parts_of_one_machine_are_put_together() -> None:
     old = result(parts={"link": 1, "sweep": 1}, machine={"versions": {"numba": "0.68", "torchao": "0.18"}})
     new = result(parts={"sweep": 2}, machine={"when": "later", "commit": "b"})
-    both = rows.merged(old, new)
+    both = rows.merged(old, new, TOY)
     assert both["parts"] == {"link": 1, "sweep": 2}
     assert both["machine"]["when"] == "later"
     assert both["machine"]["versions"] == {"numba": "0.68", "torch": "2.11", "torchao": "0.18"}
@@ -264,8 +264,17 @@ def test_parts_of_different_machines_are_kept_apart(
 ) -> None:
     assert len(rows.differences(result(), result(**changes))) == 1
     with pytest.raises(SystemExit):
-        rows.merged(result(), result(**changes))
+        rows.merged(result(), result(**changes), TOY)
     assert "not measured on one machine" in capsys.readouterr().err
+
+
+def test_what_no_gpu_changes_joins_results_of_any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toy_question, "CPU_ONLY", True, raising=False)
+    old = result(device="cpu", parts={"toy_question": 1, "two": 1}, machine={"driver": None})
+    both = rows.merged(old, result(), TOY)
+    assert both == {**result(), "parts": {"toy_question": 1}}
+    with pytest.raises(SystemExit):
+        rows.merged({**old, "quick": True}, result(), TOY)
 
 
 def test_a_question_that_needs_a_gpu_is_left_out_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -179,7 +179,7 @@ MADE: dict[str, tuple[list[Row], Row]] = {
         [*SHAPES, weighed("PagedAdamW, device", 0.1, key="1000"), weighed("torch fused", 0.4, key="1000")],
         {"time": us(125, "GPU")},
     ),
-    "C10": ([shipped("any_torch", 9), shipped("full", 225), shipped("late", 1)], {"wheels": 225}),
+    "C10": ([shipped("any_torch", 9), shipped("full", 225), shipped("pagedopt", 1)], {"wheels": 225}),
     "C11": ([begun("torch.compile", 20, 5), begun("PagedAdamW", 0.5, 0.3)], {"cold": us(0.2)}),
     "D1": ([way("split_stack", 36, 400)], {"kernels": 35}),
     "D2": ([way("combined", 5, 50)], {"kernels": 6}),
