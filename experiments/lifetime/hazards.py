@@ -1,0 +1,171 @@
+"""What does a step do whose list names memory that was freed, moved or handed to somebody else, and who notices?
+
+Answer: see notes/pointer_lifetime.md.
+
+Each hazard (:mod:`experiments.works.mishaps`) in a process of its own, once for each way to hold the list.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from experiments.harness.child import Child
+from experiments.lab import Bar, Grid, Plot, Row, Rows, Run, Text
+from experiments.works import witnesses
+from experiments.works.held_lists import BARE, OURS, OURS_GRAPH, WAYS
+from experiments.works.mishaps import (
+    BAD,
+    CRASH,
+    FOLLOWED,
+    HARMS,
+    HAZARDS,
+    KEPT,
+    REFUSED,
+    SAME_AGAIN,
+    SILENT,
+    WRONG,
+    played,
+)
+
+NAMED, NOTHING = "named", "nothing"
+#: Who else might notice, and what is set for it: every allocation the driver's own.
+WITNESSES = {"memcheck": (), "memcheck, no cache": ("PYTORCH_NO_CUDA_MEMORY_CACHING=1",)}
+LIMIT = 60.0
+COUNTED = {"harms": HARMS, "wrong": WRONG, "crashes": CRASH, "silent": SILENT, "refused": REFUSED, "followed": FOLLOWED}
+COUNTED |= {"kept": KEPT, "nothing": NOTHING}
+
+
+def in_child(hazard: str, way: str, device: str) -> Row:
+    """One hazard, one way: a process that dies is an outcome."""
+    child = Child(played, hazard, way, device, limit=LIMIT, environment=SAME_AGAIN)
+    rows = list(child)
+    if "AssertionError" in str(child.ended):
+        raise RuntimeError(child.ended)
+    found = rows[0] if rows else {"outcome": CRASH, "elements": 0, "said": str(child.ended)[:300]}
+    return {"hazard": hazard, "way": way, **found}
+
+
+def under(witness: str, hazard: str, device: str) -> Row:
+    """What a checker of memory says of bare addresses.
+
+    Raises:
+        RuntimeError: it is not here, or did not end, or did not count.
+    """
+    tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    if not os.path.exists(tool):
+        raise RuntimeError("compute-sanitizer is not here")
+    code = f"from experiments.works.mishaps import played; print(*played({hazard!r}, {BARE!r}, {device!r}))"
+    command = ["env", *WITNESSES[witness], tool, "--tool", "memcheck", "--report-api-errors", "no"]
+    try:
+        text = witnesses.ended([*command, sys.executable, "-c", code], LIMIT)
+    except RuntimeError:
+        raise RuntimeError(f"memcheck has not ended in {LIMIT:g} s") from None
+    return {"hazard": hazard, "way": witness, **judged(text)}
+
+
+def judged(text: str) -> Row:
+    """What a report of memcheck says.
+
+    Raises:
+        RuntimeError: it has no summary.
+    """
+    summary = re.search(r"ERROR SUMMARY: (\d+) error", text)
+    if summary is None:
+        raise RuntimeError(f"memcheck said no summary: {text.strip()[-200:]}")
+    first = re.search(r"=+ (Invalid .*)", text)
+    errors = int(summary[1])
+    return {"outcome": NAMED if errors else NOTHING, "elements": 0, "said": first[1] if first else ""}
+
+
+def measure(run: Run) -> Iterator[Row]:
+    """A row per hazard and way, and per hazard and witness: outcome, elements that are wrong, what was said."""
+    cuda, device = run.device.type == "cuda", str(run.device)
+    asked = [name for name, hazard in HAZARDS.items() if (cuda or not hazard.late) and (hazard.quick or not run.quick)]
+    jobs: list[tuple[Callable[..., Row], str, str]] = []
+    if cuda:
+        jobs += [(under, witness, name) for witness in WITNESSES for name in asked if not HAZARDS[name].late]
+    else:
+        run.left_out.append("other streams, graphs, memcheck: need a GPU")
+    ways = [way for way in WAYS if cuda or "graph" not in way]
+    jobs += [(in_child, name, way) for name in asked for way in run.size(ways, [BARE, OURS])]
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        futures = [pool.submit(function, one, other, device) for function, one, other in jobs]
+        for (_, one, other), future in zip(run.each(jobs), futures, strict=True):
+            with run.attempt(f"{one}, {other}"):
+                yield {"what": "hazard", "device": run.device.type, **future.result()}
+
+
+def derive(rows: Rows) -> Rows:
+    """In the order of hazards, and a row per way: how often each outcome came; ``missed``: of those that ours names."""
+    rows = Rows(sorted(rows, key=lambda row: list(HAZARDS).index(row["hazard"])))
+    sums = Rows()
+    for group in rows.groups("way"):
+        counts = {name: len(group.where(outcome=outcome)) for name, outcome in COUNTED.items()}
+        bad = [row["hazard"] for row in group if row["outcome"] in BAD]
+        named = [row["hazard"] for row in rows.where(outcome=REFUSED) if row["way"] in (OURS, OURS_GRAPH)]
+        missed = len([row for row in group.where(outcome=NOTHING) if row["hazard"] in named])
+        about = {"what": "sum", "way": group[0]["way"], "device": group[0]["device"], "hazards": len(group)}
+        sums.append({**about, **counts, "bad": len(bad), "names": ", ".join(bad), "missed": missed})
+    return Rows([*rows, *sums])
+
+
+def shown(row: Row) -> str:
+    """The outcome, and of how many elements."""
+    return row["outcome"] + (f" ({row['elements']:,})" if row["elements"] else "")
+
+
+def unnoticed(rows: Rows) -> tuple[float, str] | None:
+    """Hazards that ours lets through, eager or in a graph, and which."""
+    sums = [row for row in rows.where(what="sum") if row["way"] in (OURS, OURS_GRAPH)]
+    named = "; ".join(f"{row['way']}: {row['names']}" for row in sums if row["names"])
+    of = sum(row["hazards"] for row in sums)
+    return (float(sum(row["bad"] for row in sums)), f" of {of}" + (f" ({named})" if named else "")) if sums else None
+
+
+def missed(rows: Rows) -> float | None:
+    """Hazards that ours refuses by name, and of which memcheck says nothing."""
+    return rows.number("missed", what="sum", way="memcheck")
+
+
+def draw(figure: Any, rows: Rows) -> None:
+    """The matrix: red what goes wrong, green what does not."""
+    rows = rows.where(what="hazard")
+    hazards, ways = rows.values("hazard"), [way for way in (*WAYS, *WITNESSES) if rows.where(way=way)]
+    axes = figure.subplots()
+    figure.set_size_inches(figure.get_figwidth(), 1.2 + 0.5 * len(hazards))
+    for i, hazard in enumerate(hazards):
+        for j, way in enumerate(ways):
+            if row := rows.first(hazard=hazard, way=way):
+                color = "#F2B8A0" if row["outcome"] in (*BAD, NOTHING) else "#A8DCC8"
+                axes.barh(i, 1, left=j, height=1, color=color, edgecolor="white")
+                text = row["outcome"].replace(" another ", "\nanother ").replace(", and", ",\nand")
+                axes.text(j + 0.5, i, text, ha="center", va="center", fontsize=7 if len(ways) > 4 else 8)
+    axes.set_xticks([j + 0.5 for j in range(len(ways))], [way.replace(", ", ",\n") for way in ways], fontsize=8)
+    axes.set_yticks(range(len(hazards)), [hazard.replace(", ", ",\n") for hazard in hazards], fontsize=8)
+    axes.set_xlim(0, len(ways))
+    axes.set_ylim(len(hazards) - 0.5, -0.5)
+    axes.xaxis.tick_top()
+
+
+def quoted(rows: Rows) -> str | None:
+    """What refusals and memcheck say."""
+    said = [f"- {row['hazard']}, {row['way']}: {row['said']}" for row in rows.where(what="hazard") if row["said"]]
+    return "\n".join(dict.fromkeys(said)) or None
+
+
+TABLES = [
+    Grid("what a step does on {device}", down="hazard", across="way",
+         cell=shown, corner="hazard", heading=str, where={"what": "hazard"}),
+]  # fmt: skip
+BARS = [
+    Bar("hazards that pagedopt lets through", unnoticed, at_most=0),
+    Bar("hazards that pagedopt names and memcheck does not", missed, at_least=1),
+]
+PLOTS = [Plot("hazards", draw, "What happens to a list whose tensors are no longer where they were")]
+TEXTS = [Text("hazards", quoted)]
