@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from experiments.harness.panels import Lines
+from experiments.harness.panels import BLUE, GRAY, GREEN, ORANGE, PURPLE, RED, Lines
 from experiments.lab import Bar, Column, Plot, Row, Rows, Run, Table, error, formatted
 from experiments.works.first_steps import (
     COLD,
@@ -36,7 +36,7 @@ from experiments.works.phases import PHASES
 
 #: Ways whose processes use the same caches one after the other, and the numbers of tensors of each.
 Plan = Sequence[tuple[tuple[str, ...], Sequence[int]]]
-#: What it costs beside some 8 s for each of the 22 processes is reckoned from a first reading on an H200: cold 3, 7 and
+#: What it costs beside some 8 s for each of the 21 processes is reckoned from a first reading on an H200: cold 3, 7 and
 #: 20 s at 1, 10 and 100 tensors, and more than 200 s at 300, which are not compiled again.
 ON_GPU: Plan = (
     ((COLD, WARM), (1, 10, 30)),  # 3, 7 and 10 s cold, 5 s warm
@@ -131,8 +131,10 @@ BARS = [
     Bar("ours, warm", "first_s", at_most=0.3, unit="s", way=OURS_WARM, device="cuda"),
     Bar("compiled: of the first step, what no phase explains", "off", at_most=0.05, device="cuda"),
 ]
+COLORS = {COLD: ORANGE, WARM: RED, PORTABLE: GREEN, EACH: PURPLE, OURS_COLD: BLUE, OURS_WARM: "black"}
 PANEL = Lines(
     title="AdamW: the first step of a process",
+    colors=lambda name: COLORS.get(name, GRAY),
     unit="s",
     x="count",
     y="first_s",

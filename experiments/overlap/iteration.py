@@ -3,9 +3,9 @@
 The step of the hidden way is queued by ``attach()``.  An iteration is timed from its begin to that of the next one, on
 the stream that computes, while the host runs ahead.
 
-The floor is F + B + clip + the largest max(0, L - F) of a parameter.  F, B and clip are the forward, backward and
-clipping of the exposed way.  L is when the parameter's last page is updated with the step alone, F when the forward
-alone reaches the first module that owns it; each is the least of three.
+The floor is forward + backward + clipping of the exposed way, and by how much the update is late: as much as it is
+longer than the forward, or as much as one parameter's last page is updated, with the step alone, later than the forward
+alone reaches the first module that owns the parameter, whichever is more.
 """
 
 from __future__ import annotations
@@ -169,8 +169,10 @@ def derive(rows: Rows) -> Rows:
         exposed = rows.first(**same, state=row["state"], way=EXPOSED) or {}
         floor = None
         if exposed and row.get("late") is not None:
-            parts = sum(exposed[name]["median"] for name in PARTS)
-            floor = {"clock": row["time"]["clock"], "median": parts + row["late"]}
+            forward, backward, clip = (exposed[name]["median"] for name in PARTS)
+            update = exposed["time"]["median"] - forward - backward - clip
+            late = max(row["late"], update - forward)
+            floor = {"clock": row["time"]["clock"], "median": forward + backward + clip + late}
         found.append({
             **row, "clock": row["time"]["clock"], "floor": floor and floor["median"],
             "of_resident": over(row["time"], resident.get("time")),

@@ -35,11 +35,15 @@ def row(way: str, time: float, **more: Any) -> dict[str, Any]:
     return {"model": "355 M", "load": "8", "state": "float32", "way": way, "time": measured, **parts, **more}
 
 
-def test_the_floor_is_forward_backward_clipping_and_the_latest_parameter() -> None:
-    rows = Rows([row(RESIDENT, 220), row(EXPOSED, 460), row(HIDDEN, 410, late=180.0)])
+@pytest.mark.parametrize(
+    ("late", "floor"),
+    [pytest.param(180.0, 400, id="of a parameter"), pytest.param(100.0, 220 + 240 - 70, id="longer than the forward")],
+)
+def test_the_floor_is_forward_backward_clipping_and_what_is_late(late: float, floor: float) -> None:
+    rows = Rows([row(RESIDENT, 220), row(EXPOSED, 460), row(HIDDEN, 410, late=late)])
     _, _, hidden = iteration.derive(rows)
-    assert hidden["floor"] == 400
-    assert hidden["of_floor"] == pytest.approx(410 / 400)
+    assert hidden["floor"] == floor
+    assert hidden["of_floor"] == pytest.approx(410 / floor)
     assert hidden["of_resident"] == pytest.approx(410 / 220)
     assert hidden["of_exposed"] == pytest.approx(410 / 460)
 
