@@ -94,7 +94,7 @@ def measure(run: Run) -> Iterator[Row]:
         run.left_out.append("other streams, graphs, memcheck: need a GPU")
     ways = [way for way in WAYS if cuda or "graph" not in way]
     jobs += [(in_child, name, way) for name in asked for way in run.size(ways, [BARE, OURS])]
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(12, os.cpu_count() or 1)) as pool:
         futures = [pool.submit(function, one, other, device) for function, one, other in jobs]
         for (_, one, other), future in zip(run.each(jobs), futures, strict=True):
             with run.attempt(f"{one}, {other}"):
@@ -155,8 +155,8 @@ def draw(figure: Any, rows: Rows) -> None:
 
 def quoted(rows: Rows) -> str | None:
     """What refusals and memcheck say."""
-    said = [f"- {row['hazard']}, {row['way']}: {row['said']}" for row in rows.where(what="hazard") if row["said"]]
-    return "\n".join(dict.fromkeys(said)) or None
+    said = [row for row in rows.where(what="hazard") if row["said"] and row["outcome"] != CRASH]
+    return "\n".join(f"- {row['hazard']}, {row['way']}: {row['said']}" for row in said) or None
 
 
 TABLES = [
