@@ -221,3 +221,10 @@ def test_the_kernels_compile() -> None:
 
     cubin, _ = compile_cuda(held_lists.CUDA, ("listed", "by_value"), "sm_90")
     assert cubin[:4] == b"\x7fELF"
+
+
+def test_an_error_of_python_is_no_outcome() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("a graph can be made here")
+    with pytest.raises(RuntimeError, match="ended with 1: "):
+        hazards.in_child("deleted", OURS_GRAPH, "cpu")
