@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -135,8 +136,14 @@ def draw(figure: Any, rows: Rows) -> None:
             if row := rows.first(hazard=hazard, way=way):
                 color = "#F2B8A0" if row["outcome"] in (*BAD, NOTHING) else "#A8DCC8"
                 axes.barh(i, 1, left=j, height=1, color=color, edgecolor="white")
-                text = row["outcome"].replace(" another ", "\nanother ").replace(", and", ",\nand")
-                axes.text(j + 0.5, i, text, ha="center", va="center", fontsize=7 if len(ways) > 4 else 8)
+                axes.text(
+                    j + 0.5,
+                    i,
+                    textwrap.fill(row["outcome"], 14),
+                    ha="center",
+                    va="center",
+                    fontsize=7 if len(ways) > 4 else 8,
+                )
     axes.set_xticks([j + 0.5 for j in range(len(ways))], [way.replace(", ", ",\n") for way in ways], fontsize=8)
     axes.set_yticks(range(len(hazards)), [hazard.replace(", ", ",\n") for hazard in hazards], fontsize=8)
     axes.set_xlim(0, len(ways))
