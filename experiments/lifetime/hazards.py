@@ -65,13 +65,13 @@ def judged(text: str) -> Row:
     """What a report of memcheck says.
 
     Raises:
-        RuntimeError: it has no summary.
+        RuntimeError: it has no summary, or what it checked came to no end without an error of memory.
     """
     summary = re.search(r"ERROR SUMMARY: (\d+) error", text)
-    if summary is None:
-        raise RuntimeError(f"memcheck said no summary: {text.strip()[-200:]}")
+    errors = int(summary[1]) if summary else 0
+    if summary is None or not (errors or "'outcome'" in text):
+        raise RuntimeError(f"memcheck has checked nothing: {text.strip()[-200:]}")
     first = re.search(r"=+ (Invalid .*)", text)
-    errors = int(summary[1])
     return {"outcome": NAMED if errors else NOTHING, "elements": 0, "said": first[1] if first else ""}
 
 
