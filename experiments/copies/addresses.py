@@ -84,7 +84,7 @@ def measure(run: Run) -> Iterator[Row]:
         run.left_out.append("pinned, managed and device memory: need a GPU")
         yield {**on_cpu(), "device": "cpu"}
         return
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(len(KINDS), os.cpu_count() or 1)) as pool:
         for _, row in zip(run.each(KINDS), pool.map(in_children, KINDS), strict=True):
             yield {**row, "device": "cuda"}
 

@@ -24,7 +24,7 @@ SYNC, ASYNC, NONE = "cudaMemcpy", "cudaMemcpyAsync", "cuMemcpyAsync"
 CALLS = [(call, direction) for call in (SYNC, ASYNC) for direction in DIRECTIONS] + [(NONE, "none")]
 PAIRS = [(source, target) for source in KINDS for target in KINDS]
 RIGHT, CRASH, WRONG = "right", "crash", "wrong data"
-LIMIT, PROCESSES, VALUE = 60.0, 8, 7
+LIMIT, PROCESSES, VALUE = 60.0, 6, 7
 HOST, ON_DEVICE = (PAGEABLE, PINNED, REGISTERED), (DEVICE,)
 
 

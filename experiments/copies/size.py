@@ -100,19 +100,12 @@ def pitches(run: Run) -> Iterator[Row]:
         yield {"way": "cudaMemcpy2D, a pitch of", "right": right, **about}
 
 
-def spoiled(rows: Rows) -> float | None:
-    """Copies without a pitch that did not arrive, or wrote beside their target."""
-    known = [row for row in rows if "pitch" not in row["way"]]
-    return float(sum(not (row["right"] and row["guards"]) for row in known)) if known else None
-
-
 def derive(rows: Rows) -> Rows:
-    """And a row with the largest copy that arrived, and how many did not."""
-    right = [row["bytes"] for row in rows if row["right"] and "pitch" not in row["way"]]
-    if not right:
-        return rows
-    about = {"what": "sum", "device": rows[0]["device"], "spoiled": int(spoiled(rows) or 0), "copies": len(rows)}
-    return Rows([*({**row, "what": "copy"} for row in rows), {**about, "bytes": max(right)}])
+    """And a row of sums, without those of pitches: the largest copy that arrived, and how many are spoiled."""
+    known = [row for row in rows if "pitch" not in row["way"]]
+    right = [row["bytes"] for row in known if row["right"] and row["guards"]]
+    sums = {"what": "sum", "copies": len(known), "spoiled": len(known) - len(right), "bytes": max(right, default=0)}
+    return Rows([*({**row, "what": "copy"} for row in rows), *([sums] if known else [])])
 
 
 TABLES = [

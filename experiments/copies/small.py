@@ -75,7 +75,7 @@ def shown(row: Row) -> str:
 
 TABLES = [
     Grid(
-        "copies to the device: µs of the host; waits: does not return while the stream is held",
+        "to {device}: µs of the host; waits: does not return while the stream is held",
         "case",
         "bytes",
         shown,

@@ -11,41 +11,33 @@ import os
 import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from experiments.harness.child import Child
 from experiments.lab import Bar, Grid, Plot, Row, Rows, Run, Text
-from experiments.works import witnesses
+from experiments.works import mishaps, witnesses
 from experiments.works.held_lists import BARE, OURS, OURS_GRAPH, WAYS
-from experiments.works.mishaps import (
-    BAD,
-    CRASH,
-    FOLLOWED,
-    HARMS,
-    HAZARDS,
-    KEPT,
-    REFUSED,
-    SAME_AGAIN,
-    SILENT,
-    WRONG,
-    played,
-)
+from experiments.works.mishaps import BAD, CRASH, HAZARDS, REFUSED
 
 NAMED, NOTHING = "named", "nothing"
 #: Who else might notice, and what is set for it: every allocation the driver's own.
 WITNESSES = {"memcheck": (), "memcheck, no cache": ("PYTORCH_NO_CUDA_MEMORY_CACHING=1",)}
 LIMIT = 60.0
-COUNTED = {"harms": HARMS, "wrong": WRONG, "crashes": CRASH, "silent": SILENT, "refused": REFUSED, "followed": FOLLOWED}
-COUNTED |= {"kept": KEPT, "nothing": NOTHING}
+COUNTED = {"harms": mishaps.HARMS, "wrong": mishaps.WRONG, "crashes": CRASH, "silent": mishaps.SILENT}
 
 
 def in_child(hazard: str, way: str, device: str) -> Row:
-    """One hazard, one way: a process that dies is an outcome."""
-    child = Child(played, hazard, way, device, limit=LIMIT, environment=SAME_AGAIN)
+    """One hazard, one way: a process that dies is an outcome.
+
+    Raises:
+        RuntimeError: Python ended it, with an error that is none of the hazard's.
+    """
+    child = Child(mishaps.played, hazard, way, device, limit=LIMIT, environment=mishaps.SAME_AGAIN)
     rows = list(child)
-    if "AssertionError" in str(child.ended):
+    if child.ended and child.ended.startswith("ended with 1:"):
         raise RuntimeError(child.ended)
     found = rows[0] if rows else {"outcome": CRASH, "elements": 0, "said": str(child.ended)[:300]}
     return {"hazard": hazard, "way": way, **found}
@@ -73,13 +65,13 @@ def judged(text: str) -> Row:
     """What a report of memcheck says.
 
     Raises:
-        RuntimeError: it has no summary.
+        RuntimeError: it has no summary, or what it checked came to no end without an error of memory.
     """
     summary = re.search(r"ERROR SUMMARY: (\d+) error", text)
-    if summary is None:
-        raise RuntimeError(f"memcheck said no summary: {text.strip()[-200:]}")
+    errors = int(summary[1]) if summary else 0
+    if summary is None or not (errors or "'outcome'" in text):
+        raise RuntimeError(f"memcheck has checked nothing: {text.strip()[-200:]}")
     first = re.search(r"=+ (Invalid .*)", text)
-    errors = int(summary[1])
     return {"outcome": NAMED if errors else NOTHING, "elements": 0, "said": first[1] if first else ""}
 
 
@@ -94,7 +86,7 @@ def measure(run: Run) -> Iterator[Row]:
         run.left_out.append("other streams, graphs, memcheck: need a GPU")
     ways = [way for way in WAYS if cuda or "graph" not in way]
     jobs += [(in_child, name, way) for name in asked for way in run.size(ways, [BARE, OURS])]
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(12, os.cpu_count() or 1)) as pool:
         futures = [pool.submit(function, one, other, device) for function, one, other in jobs]
         for (_, one, other), future in zip(run.each(jobs), futures, strict=True):
             with run.attempt(f"{one}, {other}"):
@@ -144,8 +136,14 @@ def draw(figure: Any, rows: Rows) -> None:
             if row := rows.first(hazard=hazard, way=way):
                 color = "#F2B8A0" if row["outcome"] in (*BAD, NOTHING) else "#A8DCC8"
                 axes.barh(i, 1, left=j, height=1, color=color, edgecolor="white")
-                text = row["outcome"].replace(" another ", "\nanother ").replace(", and", ",\nand")
-                axes.text(j + 0.5, i, text, ha="center", va="center", fontsize=7 if len(ways) > 4 else 8)
+                axes.text(
+                    j + 0.5,
+                    i,
+                    textwrap.fill(row["outcome"], 14),
+                    ha="center",
+                    va="center",
+                    fontsize=7 if len(ways) > 4 else 8,
+                )
     axes.set_xticks([j + 0.5 for j in range(len(ways))], [way.replace(", ", ",\n") for way in ways], fontsize=8)
     axes.set_yticks(range(len(hazards)), [hazard.replace(", ", ",\n") for hazard in hazards], fontsize=8)
     axes.set_xlim(0, len(ways))
@@ -155,8 +153,8 @@ def draw(figure: Any, rows: Rows) -> None:
 
 def quoted(rows: Rows) -> str | None:
     """What refusals and memcheck say."""
-    said = [f"- {row['hazard']}, {row['way']}: {row['said']}" for row in rows.where(what="hazard") if row["said"]]
-    return "\n".join(dict.fromkeys(said)) or None
+    said = [row for row in rows.where(what="hazard") if row["said"] and row["outcome"] != CRASH]
+    return "\n".join(f"- {row['hazard']}, {row['way']}: {row['said']}" for row in said) or None
 
 
 TABLES = [

@@ -2,8 +2,8 @@
 
 Answer: see notes/pointer_lifetime.md.
 
-In a process of its own for each kind of list, after a tenth as many that are not counted: how much more there is on the
-device, in managed memory, of the process in RAM, and how many descriptors more.  Of captured ones 50: they take long.
+In a process of its own, after a tenth as many that are not counted: how much more there is on the device, in managed
+memory, of the process in RAM, and how many descriptors more.  Captured ones are fewer: they take long.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
-from experiments.harness.child import only
 from experiments.lab import Bar, Row, Rows, Run, Table, mib
-from experiments.works.held_lists import User, captured, lists, minus
+from experiments.works.fresh import rows_of
+from experiments.works.held_lists import User, lists, minus
 from pagedopt import DeviceTable, PagedSGD, Sweep
 from pagedopt.system.cuda import driver
 
-COUNT, LIMIT = 1000, 120.0
+COUNT, CAPTURES, LIMIT = 1000, 50, 120.0
 
 
 def table(user: User) -> None:
@@ -42,7 +42,6 @@ KINDS: dict[str, Callable[[User], Any]] = {
     "Sweep": lambda user: Sweep(minus, lists(user)).run({}),
     "PagedSGD": optimizer,
     "captured Sweep": lambda user: Sweep(minus, lists(user)).capture({}).replay(),
-    "captured PagedSGD": lambda user: captured(PagedSGD, user)(),
 }
 
 
@@ -60,29 +59,25 @@ def now(device: torch.device) -> dict[str, int]:
     return found
 
 
-def left(kind: str, count: int, name: str) -> Iterator[Row]:
-    """In the child: make, use and drop so many."""
+def left(counts: dict[str, int], name: str) -> Iterator[Row]:
+    """In the child: of each kind make, use and drop so many, after a tenth as many that are not counted."""
     device = torch.device(name)
-    user, make = User.of(20, 100, device), KINDS[kind]
-    for _ in range(max(1, count // 10)):
-        make(user)
-        user.optimizer = None
-    before = now(device)
-    for _ in range(count):
-        make(user)
-        user.optimizer = None
-    yield {key: value - before[key] for key, value in now(device).items()}
+    user = User.of(20, 100, device)
+    for kind, count in counts.items():
+        for _ in range(max(1, count // 10)):
+            KINDS[kind](user)
+        before = now(device)
+        for _ in range(count):
+            KINDS[kind](user)
+        yield {"kind": kind, "count": count, "device": device.type,
+               **{key: value - before[key] for key, value in now(device).items()}}  # fmt: skip
 
 
 def measure(run: Run) -> Iterator[Row]:
-    """A row per kind: bytes and descriptors that are left.  One by one: a card's free memory is everybody's."""
+    """A row per kind: bytes and descriptors that are left.  Nobody else measures meanwhile: the card is everybody's."""
     kinds = [kind for kind in KINDS if run.device.type == "cuda" or "captured" not in kind]
-    for kind in run.each(kinds[:1] if run.quick else kinds):
-        with run.attempt(kind):
-            count = run.size(COUNT // 20 if "captured" in kind else COUNT, 20)
-            asked = kind, count, str(run.device)
-            found = next(left(*asked)) if run.quick else only(left, *asked, limit=LIMIT)
-            yield {"kind": kind, "count": count, "device": run.device.type, **found}
+    counts = {kind: CAPTURES if "captured" in kind else COUNT for kind in kinds}
+    return rows_of(run, left, run.size(counts, {kinds[0]: 20}), str(run.device), limit=LIMIT)
 
 
 def most(rows: Rows) -> float | None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 NBYTES = 1 << 18
-PAGEABLE, PINNED, REGISTERED = "pageable", "pinned", "pageable, registered"
+PAGEABLE, PINNED, REGISTERED = "pageable", "pinned", "registered"
 MANAGED, DEVICE, RANGE = "managed", "device", "mapped range, page on the host"
 KINDS = (PAGEABLE, PINNED, REGISTERED, MANAGED, DEVICE, RANGE)
 

@@ -83,6 +83,15 @@ def written(case: str) -> Row:
     return {"what": "code", "case": case, "kernels": 1, "loads": 4, "stores": 2, "intermediates": 6}
 
 
+def summed(way: str, harms: int) -> Row:
+    about = {"what": "sum", "way": way, "hazards": 8, "wrong": 1, "crashes": 2}
+    return {**about, "harms": harms, "bad": harms}
+
+
+def copied(holder: str, updates: str) -> Row:
+    return {"holder": holder, "how": "deepcopy", "updates": updates}
+
+
 def optimizer(name: str, became: str) -> Row:
     return {"what": "class", "name": name, "became": became}
 
@@ -114,6 +123,11 @@ MADE: dict[str, tuple[list[Row], Row]] = {
     "A13": ([attempt("source_norm_424", "fails")], {"outcome": "works"}),
     "A14": ([LONG], {"launches": 1}),
     "A16": ([listed(TORCH, 90), listed("memcpy", 30), LONG], {"wall": us(80)}),
+    "A17": (
+        [summed("torch, graph", 6), summed("pagedopt", 0), summed("pagedopt, graph", 0), summed("bare addresses", 5)],
+        {"harms": 0},
+    ),
+    "A18": ([{"kind": "device", "cpu_reads": "ends the process"}, {"what": "sum", "same": 3, "both": 3}], {"same": 2}),
     "A19": ([listed("preferred host, accessed by", 244), listed("none", 951)], {"wall": us(250)}),
     "A20": ([listed("hybrid", 30, count=10), listed("hybrid", 30, copied=8)], {"copied_bytes": 0}),
     "A21": ([shifted("torch foreach"), shifted("PagedAdamW"), shifted("torch fused")], {"cost": 1.0}),
@@ -148,6 +162,16 @@ MADE: dict[str, tuple[list[Row], Row]] = {
     "A30": ([logged("output_code", 2), logged("inductor", 1)], {"paths": 0}),
     "A31": ([{"what": "graph", "count": 30, "kernels": 2}], {"kernels": 0}),
     "A32": ([written("AdamW, foreach"), written("SGD, foreach")], {"intermediates": 0}),
+    "A34": (
+        [
+            copied("DeviceTable", "its own"),
+            copied("torch.optim.SGD", "its own"),
+            copied("bare addresses", "the original's"),
+        ],
+        {"updates": "its own"},
+    ),
+    "A35": ([{"what": "sum", "bytes": 2**34, "spoiled": 0, "copies": 16}], {"spoiled": 1}),
+    "A36": ([{"what": "all", "default": 0, "others": 90, "right": 60, "refused": 20, "worse": 10}], {"default": 1}),
     "C1": (
         [
             weighed("torch.compile of foreach", 80),
