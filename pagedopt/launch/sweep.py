@@ -107,6 +107,11 @@ class Sweep:
         elif self.device.type != "cpu":
             raise ValueError(f"tensors are on {self.device}; supported are cpu and cuda")
 
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
+        """Copies load a kernel of their own; a loaded one cannot be copied."""
+        _, values = super().__getstate__()  # type: ignore[misc]
+        return None, {**values, "_kernel": (None, None)}
+
     def refresh(self, lists: Sequence[TensorList | None]) -> bool:
         """Take other tensors, or new addresses of the same tensors; see :meth:`PointerTable.refresh`."""
         changed = self.table.refresh(lists)

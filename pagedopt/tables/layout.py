@@ -152,6 +152,11 @@ class HostTable:
         self.stamp = self.rows_stamp = 0
         self.walk: Any = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies have views of words of their own; copied one by one, arrays would no longer share memory."""
+        sets, uniforms = self.scalars.shape
+        return _table_with, (self.words, self.lists, self._sizes, uniforms, sets, self.geometry)
+
     def set_scalars(self, values: Sequence[Sequence[float]] | npt.NDArray[np.float64]) -> None:
         """Write the first ``len(values)`` sets of hyperparameters, if they differ."""
         if isinstance(values, np.ndarray):
@@ -224,6 +229,14 @@ class HostTable:
         """Return the span of the chunks of each range (first, last + 1) of rows."""
         bounds = np.searchsorted(np.ascontiguousarray(self.chunks["row"]), np.asarray(rows, np.int64))
         return [(first, last) for first, last in bounds.tolist()]
+
+
+def _table_with(words: Words, *arguments: Any) -> HostTable:
+    """Return a table with these words, which no transport has sent yet."""
+    table = HostTable(*arguments)
+    table.words[:] = words
+    table.rows_changed()
+    return table
 
 
 @dataclass(frozen=True)

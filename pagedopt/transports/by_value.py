@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ..tables.layout import HEADER, WORD, Batch, HostTable, Span, batches, table_type
@@ -28,10 +30,14 @@ class StructTransport(Transport):
         super().__init__(device)
         if argument_bytes not in ARGUMENT_BYTES:
             raise ValueError(f"argument_bytes is {argument_bytes}; CUDA has the limits {ARGUMENT_BYTES}")
+        self.argument_bytes = argument_bytes
         self.words = (argument_bytes - HEADER.itemsize) // WORD
         self.dtype = np.dtype([("header", HEADER), ("words", np.uint64, (self.words,))])
         self._kind = table_type(argument_bytes)
         self._last: _ByValue | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.device, self.argument_bytes)
 
     def kind(self, table: HostTable) -> str:
         return self._kind
@@ -89,6 +95,9 @@ class HybridTransport(Transport):
         super().__init__(device)
         self._struct = StructTransport(device, argument_bytes)
         self._memcpy = MemcpyTransport(device)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.device, self._struct.argument_bytes)
 
     def _for(self, table: HostTable) -> StructTransport | MemcpyTransport:
         return self._struct if self._struct.fits(table) else self._memcpy

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import threading
 from collections import deque
+from typing import Any
 
 from ..tables.layout import WORD, HostTable
 from .ring import RingTransport, TableBuffer
@@ -31,6 +32,9 @@ class PooledTransport(Transport):
         self._way = way
         self.over_link = way.over_link  # type: ignore[misc] # a class variable elsewhere
         super().__init__(way.device)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._way,)
 
     def kind(self, table: HostTable) -> str:
         return self._way.kind(table)

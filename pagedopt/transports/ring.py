@@ -94,6 +94,9 @@ class RingTransport(Transport):
         self._reserve: list[TableBuffer] = []  # for captures, during which managed memory cannot be allocated
         self._current = -1
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.device, self._size)
+
     @classmethod
     def probe(cls, device: int) -> None:
         cls(device).allocate(WORD)

@@ -77,6 +77,10 @@ class Transport(ABC):
         self.device = device
         self.copied_bytes = 0
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies have memory of their own: that of this transport ends with it, and kernels may be reading it."""
+        return type(self), (self.device,)
+
     @classmethod  # noqa: B027 # most need no test
     def probe(cls, device: int) -> None:
         """Test whether the transport works on a device.

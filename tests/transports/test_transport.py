@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 from fakes import FakeCuda, change, decode, filled, run
@@ -42,6 +47,26 @@ def test_an_unchanged_table_is_sent_once_and_never_waited_for(cuda: FakeCuda, na
     assert cuda.calls.count("wait") == 0
     assert sum(cuda.calls.count(kind) for kind in ("managed", "mapped", "pinned")) == 1
     assert way.copied_bytes == (8 * len(table.words) if name == "memcpy" else 0)
+
+
+@in_memory
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda way: pickle.loads(pickle.dumps(way))], ids=["deep", "pickle"])
+def test_a_copied_transport_has_tables_of_its_own(cuda: FakeCuda, name: str, copied: Callable[[Any], Any]) -> None:
+    """The memory of the first ends with it."""
+    way, table = TRANSPORTS[name](0, RING - 1), filled([5, 3000])
+    cuda.run(way, table, 7)
+    other = copied(way)
+    assert other._size == RING - 1
+    cuda.run(other, table, 7)
+    cuda.drain(7)
+    assert not {b.address for b in way._buffers} & {b.address for b in other._buffers}
+
+
+@pytest.mark.parametrize("nbytes", ARGUMENT_BYTES)
+@pytest.mark.parametrize("kind", [StructTransport, HybridTransport])
+def test_a_copied_transport_has_the_same_limit(kind: Any, nbytes: int) -> None:
+    other = copy.deepcopy(kind(0, nbytes))
+    assert getattr(other, "_struct", other).argument_bytes == nbytes
 
 
 def test_memcpy_sends_what_changed_and_no_more(cuda: FakeCuda) -> None:
