@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -17,8 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from experiments.harness.child import Child
+from experiments.harness.revision import ROOT
 from experiments.lab import Bar, Grid, Plot, Row, Rows, Run, Text
-from experiments.works import mishaps, witnesses
+from experiments.works import mishaps
 from experiments.works.held_lists import BARE, OURS, OURS_GRAPH, WAYS
 from experiments.works.mishaps import BAD, CRASH, HAZARDS, REFUSED
 
@@ -53,12 +55,14 @@ def under(witness: str, hazard: str, device: str) -> Row:
     if not os.path.exists(tool):
         raise RuntimeError("compute-sanitizer is not here")
     code = f"from experiments.works.mishaps import played; print(*played({hazard!r}, {BARE!r}, {device!r}))"
-    command = ["env", *WITNESSES[witness], tool, "--tool", "memcheck", "--report-api-errors", "no"]
-    try:
-        text = witnesses.ended([*command, sys.executable, "-c", code], LIMIT)
-    except RuntimeError:
-        raise RuntimeError(f"memcheck has not ended in {LIMIT:g} s") from None
-    return {"hazard": hazard, "way": witness, **judged(text)}
+    command = [
+        "timeout", "--signal=KILL", f"{LIMIT:g}", "env", *WITNESSES[witness],
+        tool, "--tool", "memcheck", "--report-api-errors", "no", sys.executable, "-c", code,
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
+    )
+    return {"hazard": hazard, "way": witness, **judged(done.stdout)}
 
 
 def judged(text: str) -> Row:

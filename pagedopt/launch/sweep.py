@@ -109,7 +109,7 @@ class Sweep:
 
     def __getstate__(self) -> tuple[None, dict[str, Any]]:
         """Copies load a kernel of their own; a loaded one cannot be copied."""
-        _, values = super().__getstate__()  # type: ignore[misc]
+        values: dict[str, Any] = object.__getstate__(self)[1]  # type: ignore[index]
         return None, {**values, "_kernel": (None, None)}
 
     def refresh(self, lists: Sequence[TensorList | None]) -> bool:
