@@ -57,7 +57,7 @@ def test_toys_are_measured_on_a_cpu(tmp_path: Path) -> None:
 
 
 def test_results_that_are_kept_give_their_note_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert judged("vertical_fusion", "cpu") == 18
+    assert judged("vertical_fusion", "nvidia-h200") == judged("vertical_fusion", "cpu") == 18
     regenerated("vertical_fusion", tmp_path, monkeypatch)
 
 
