@@ -115,7 +115,8 @@ def of_overlap(training: Training) -> Row:
     if training.device.type != "cuda":
         return counts  # fences carry launches out there
     updated, reached = (least(partial(times, training)) for times in (updates, reads))
-    return {**counts, "late": max(0.0, *(updated[p] - reached[p] for p in updated)), "alone": max(updated.values())}
+    late = max(0.0, *(updated[p] - reached[p] for p in updated))
+    return {**counts, "late": series([late], "GPU"), "alone": series([max(updated.values())], "GPU")}
 
 
 def least(times: Callable[[], dict[Tensor, float]]) -> dict[Tensor, float]:
@@ -171,7 +172,7 @@ def derive(rows: Rows) -> Rows:
         if exposed and row.get("late") is not None:
             forward, backward, clip = (exposed[name]["median"] for name in PARTS)
             update = exposed["time"]["median"] - forward - backward - clip
-            late = max(row["late"], update - forward)
+            late = max(row["late"]["median"], update - forward)
             floor = {"clock": row["time"]["clock"], "median": forward + backward + clip + late}
         found.append({
             **row, "clock": row["time"]["clock"], "floor": floor and floor["median"],
