@@ -209,6 +209,7 @@ def test_a_wheel_too_many_misses_the_bar() -> None:
         assert verdicts("matrix", [{"kind": "pagedopt", "wheels": taken}]) == {"wheels of ours": taken == 1}
 
 
+@pytest.mark.long
 def test_pip_takes_a_newer_host_back() -> None:
     rows = list(resolver.measure(Run(CPU, False, console())))
     assert [(row["host"], row["code"], row["warned"]) for row in rows] == [

@@ -182,6 +182,7 @@ def test_copies_and_pickles_are_the_same_and_apart(place: str) -> None:
         assert same(bits(twin, twins), bits(opt, params))
 
 
+@pytest.mark.long
 def test_amsgrad_s_maximum_is_a_column_of_its_own_and_rounded_to_nearest() -> None:
     """A maximum of numbers that are rounded at random would climb: of the same number two seeds make the same."""
     found = []

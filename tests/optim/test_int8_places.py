@@ -56,6 +56,7 @@ def halfway(case: dict[str, Any], folder: Path) -> list[torch.Tensor] | None:
     return bits(opt, params)
 
 
+@pytest.mark.long
 def test_budgets_files_spills_and_resumes_change_no_bit(tmp_path: Path) -> None:
     """One test, so that one new process goes on with all cases that need one."""
     cases = [{**case, "number": i} for i, case in enumerate(CASES)]
