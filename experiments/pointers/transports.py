@@ -54,10 +54,8 @@ def break_even(rows: Rows, way: str) -> tuple[int | None, int | None]:
 
 
 def sentences(rows: Rows) -> str:
-    """Lines per number of lists."""
-    return "\n".join(
-        f"- With {name}, {said}" for lists, name in LISTS.items() for said in worth(rows.where(lists=lists))
-    )
+    """Of an optimizer's four lists."""
+    return "\n".join(f"- With {LISTS[AN_OPTIMIZER]}, {said}" for said in worth(rows.where(lists=AN_OPTIMIZER)))
 
 
 def worth(rows: Rows) -> Iterator[str]:
