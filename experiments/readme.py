@@ -116,7 +116,7 @@ def seven_billion() -> str:
     machine = near.rates.machine.partition(",")[0].removeprefix("an ")
     return (
         f"{markdown(titles, lines)}\n\nReckoned by `pagedopt plan`, not measured. Times are by the rates of an "
-        f"{machine}; a slower link takes longer.\nParameters and gradients alone take "
+        f"{machine}; a slower link\nbetween card and host takes longer. Parameters and gradients alone take "
         f"{number((away.param_bytes + away.grad_bytes) / 2**30)} GiB. So the lower two rows update each parameter "
         "within the backward and drop its\ngradient; the largest gradient comes on top."
     )

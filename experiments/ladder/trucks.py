@@ -162,7 +162,7 @@ def derive(rows: Rows) -> Rows:
             of_group = row["extra"] / (4 * row["numel"]) * row["trips"]
             passes = row["passes"] if row["bridge"] >= SEGMENT else row["extra"] <= row["bridge"]
             off = {"from_one": abs(of_group - 1), "off": abs(row["trips"] * row["size"] - count)}
-            found.append({**row, "passes": passes, "of_group": of_group, **off})
+            found.append({**row, "passes": passes, **off})
     return found
 
 
