@@ -11,18 +11,22 @@ from experiments.harness.note import fill, markdown
 from experiments.harness.panels import BLUE, GRAY, LETTERS, stacked
 from experiments.harness.plot import PAGE, save
 from experiments.harness.revision import ROOT
-from experiments.harness.rows import Rows, best
+from experiments.harness.rows import Row, Rows, best
 from experiments.harness.show import number
 from experiments.lecture.page import Results
+from experiments.overlap.iteration import EXPOSED, HIDDEN
 from experiments.paging.rivals import ALONE, BACK, FUSED, RIVAL, RIVAL_8BIT, SAME, WARM
 from experiments.paging.sweep import BOTH, STEP, TIME
 from experiments.step.captured_step import CAPTURED
 from experiments.step.in_8_bits import STOCHASTIC
-from experiments.works.contenders import BITS_8, GRAPH
+from experiments.works.contenders import BITS_8, GRAPH, OURS
+from pagedopt import Estimate, estimate
 from pagedopt.commands.results import new_figure
 
 README, PICTURE = ROOT / "README.md", KEPT / "readme.png"
 STAGED = "mapped, staged"
+#: Budgets that are shown.
+SHARES = (0.0, 0.5, 1.0)
 OFFLOAD = "torchao CPUOffloadOptimizer"
 HERE = {1.0: "pagedopt, all on the device", 0.0: "pagedopt, none on the device"}
 #: Steps of ``in_8_bits`` that are shown, by place: what is rounded as it is by default.
@@ -35,6 +39,8 @@ WORKS = {
     "1b": "1 B in 60 tensors, float32",
     "1000": "1,000 tensors of 2 x 3",
 }
+#: Bytes of a card of 24 GB.
+CARD = 24 << 30
 CASES = {"pagedopt": "PagedAdamW", "torch fused": "torch fused", "a copy of its bytes": "copy of its bytes"}
 
 
@@ -62,6 +68,7 @@ def budgets(results: Results) -> Rows:
         {"name": HERE.get(row["share"], f"pagedopt, {100 * row['share']:.0f} % on the device"), "share": row["share"],
          "here": state - row["host_bytes"], "away": row["host_bytes"], "ms": ms("wall")(row), "alone": None}
         for row in sweep.where(kind=TIME, case=STEP, way=STAGED)
+        if row["share"] in SHARES
     ]  # fmt: skip
     eight = asked(results, "in_8_bits.in_8_bits").where(device="cuda")
     for place, case in IN_8_BITS.items():
@@ -80,7 +87,71 @@ def budgets(results: Results) -> Rows:
 
 def blocks(results: Results) -> dict[str, str]:
     """Name → what stands between its markers."""
-    return {"memory and time": memory_and_time(results), "resident": resident(results), "link": link(results)}
+    return {
+        "seven billion": seven_billion(),
+        "options": options(results),
+        "memory and time": memory_and_time(results),
+        "resident": resident(results),
+        "link": link(results),
+    }
+
+
+def seven_billion() -> str:
+    """What 7 B parameters take of a card, reckoned: with all state on it, and with none."""
+    near = estimate("7B", param_dtype="bfloat16")
+    away = estimate("7B", param_dtype="bfloat16", device_budget=0)
+    eight = estimate("7B", param_dtype="bfloat16", device_budget=0, state_format="int8")
+    ways = (
+        ("all on the card", near, near.near_bytes),
+        ("state on the host: `device_budget=0`", away, away.near_bytes),
+        ("the same, and [an optimizer per parameter](#when-the-state-does-not-fit)", away, alone(away)),
+        ('the same, and `state_format="int8"`', eight, alone(eight)),
+    )
+    lines = [
+        (name, number(taken / 2**30), number((CARD - taken) / 2**30) if taken < CARD else "does not fit",
+         number(1e3 * (plan.seconds or 0.0)))
+        for name, plan, taken in ways
+    ]  # fmt: skip
+    titles = ("AdamW, 7 B parameters in bfloat16", "GiB on the card", "left for activations", "ms of all updates")
+    machine = near.rates.machine.partition(",")[0].removeprefix("an ")
+    return (
+        f"{markdown(titles, lines)}\n\nReckoned by `pagedopt plan`, not measured. Times are by the rates of an "
+        f"{machine}; a slower link\nbetween card and host takes longer. Parameters and gradients alone take "
+        f"{number((away.param_bytes + away.grad_bytes) / 2**30)} GiB. So the lower two rows update each parameter "
+        "within the backward and drop its\ngradient; the largest gradient comes on top."
+    )
+
+
+def alone(plan: Estimate) -> int:
+    """Bytes on the card where no gradient outlives its update."""
+    return plan.near_bytes - plan.grad_bytes
+
+
+def options(results: Results) -> str:
+    """Steps without and with state in 8 bits, a CUDA graph, and the update under the next forward; each of one run."""
+    eight = asked(results, "in_8_bits.in_8_bits").where(device="cuda", place="resident")
+    graph = asked(results, "captured_step.captured_step").where(tensors=1000)
+    forward = asked(results, "hidden_step.iteration").where(model="1.56 B", load="8 sequences")
+    ways = {"case": OURS}, {"case": STOCHASTIC}
+    cases = [
+        ('`state_format="int8"`: state of 268 M parameters, GiB', "in_8_bits", gib_of_state, eight, *ways),
+        ('`state_format="int8"`: a step over them, ms', "in_8_bits", ms("wall"), eight, *ways),
+        ("`capturable=True`: a step over 1,000 tensors of 2 x 3, in a CUDA graph, µs", "captured_step",
+         lambda row: row["wall"]["median"], graph, {"case": OURS}, {"case": CAPTURED}),
+        *((f"`optimizer.attach(model)`: an iteration of a GPT of 1.56 B parameters, state in {state} on the host, ms",
+           "hiding", ms("time"), forward.where(state=state), {"way": EXPOSED}, {"way": HIDDEN})
+          for state in ("float32", "bfloat16")),
+    ]  # fmt: skip
+    lines = [
+        (name, *(number(column(rows.where(**where)[0])) for where in (without, having)), f"[{note}](notes/{note}.md)")
+        for name, note, column, rows, without, having in cases
+    ]
+    return markdown(("option", "without", "with", "note"), lines)
+
+
+def gib_of_state(row: Row) -> float:
+    """Of AdamW, by the format that a contender of ``in_8_bits`` has."""
+    return float(row["numel"] * (8 if row["case"] == OURS else BITS_8)) / 2**30
 
 
 def memory_and_time(results: Results) -> str:
@@ -94,7 +165,6 @@ def memory_and_time(results: Results) -> str:
         (row["name"], number(row["here"] / 2**30), number(row["away"] / 2**30),
          number(row["ms"]) + (f", its step alone {number(row['alone'])}" if row["alone"] else ""))
         for row in budgets(results)
-        if row["share"] in (None, 0.0, 0.5, 1.0)
     ]  # fmt: skip
     title = f"AdamW, {rivals[0]['numel'] / 1e6:,.0f} M float32 parameters"
     said = (

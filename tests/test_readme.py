@@ -48,7 +48,7 @@ def test_drawings_are_those_of_today_s_code() -> None:
 
 def test_another_measurement_makes_another_page(tmp_path: Path) -> None:
     kept = Results().folder
-    for name in ("paged_state", "fused_step", "in_8_bits", "captured_step"):
+    for name in ("paged_state", "fused_step", "in_8_bits", "captured_step", "hidden_step"):
         shutil.copy(kept / f"{name}-nvidia-h200.json", tmp_path)
     path = tmp_path / "paged_state-nvidia-h200.json"
     found = json.loads(path.read_text())
@@ -80,6 +80,15 @@ def test_no_figure_stands_outside_of_what_is_filled() -> None:
     text = re.sub(r"^```.*?^```|^    .*?$|`[^`\n]*`", "", emptied(TEXT), flags=re.M | re.S)
     assert not FIGURE.findall(text)
     assert FIGURE.findall("it is 16 % slower and takes 3.25 times as long"), "the pattern finds some"
+
+
+def test_the_card_of_24_gb_is_reckoned_as_plan_does(program: Program) -> None:
+    shown = [line.split(" | ") for line in readme.seven_billion().splitlines() if line.startswith("| ")][2:]
+    for options, line in (("", shown[0]), ("--budget 0", shown[1])):
+        said = program.says("plan", "--params", "7B", "--param-dtype", "bfloat16", *options.split())
+        assert f"{line[1]} GiB" in said
+    fits = [line[2] != "does not fit" for line in shown]
+    assert fits == [float(line[1]) < 24 for line in shown] == [False, False, True, True]
 
 
 def test_what_is_said_of_bfloat16_is_so() -> None:
@@ -118,8 +127,9 @@ def test_links_lead_somewhere(page: str) -> None:
 
 
 def test_the_first_screen_comes_first() -> None:
-    """Picture, install line, code, table, what for, with what, for what not; only then how it is built."""
-    wanted = ["](experiments/results/readme.png)", "pip install -e", "```python", "<!-- begin memory and time -->"]
-    wanted += ["| you have | use |", "**It works with**", "**It is not for**", "## One command runs the main job"]
+    """Picture, install line, code, a win, options, for what not, what for, with what; only then how it is built."""
+    wanted = ["](experiments/results/readme.png)", "pip install -e", "```python", "<!-- begin seven billion -->"]
+    wanted += ["<!-- begin options -->", "**It is not for**", "| you have | use |", "**It works with**"]
+    wanted += ["## One command runs the main job"]
     places = [TEXT.index(words) for words in wanted]
     assert places == sorted(places)

@@ -235,9 +235,8 @@ class Front(Lines):
 
 TABLES = [
     Table("{work} on {device}: {numel:,} parameters in {tensors:,} tensors", by=("key",), columns={
-        "contender": "case", "ms, {clock}": ms("time"), "state, MiB": mib("state"),
-        "peak of the step, MiB": mib("extra"), "rounding, MiB": mib("rounding"), "not torch's, MiB": mib("others"),
-        "away, MiB": mib("away"), "kernels": "kernels", "launches": "launches", "B a parameter": "moved",
+        "contender": "case", "ms, {clock}": ms("time"), "device, MiB": mib("need"),
+        "of it only in a step": mib("extra"), "away, MiB": mib("away"), "kernels": "kernels",
         "of the copy": percent("share", "{:.0f} %"), "error": error(), "on the front": ended,
     })
 ]  # fmt: skip

@@ -19,9 +19,9 @@ import torch
 from torch.optim.adamw import adamw as functional
 
 from experiments.harness.child import only
-from experiments.harness.columns import mib, ms, yes_or_no
+from experiments.harness.columns import mib, ms
 from experiments.harness.panels import Lines
-from experiments.lab import Bar, Case, Plot, Row, Rows, Run, Table, Text, console, number, on_one_clock, series
+from experiments.lab import Bar, Case, Grid, Plot, Row, Rows, Run, Text, console, number, on_one_clock, series
 from experiments.works import contenders
 from experiments.works.contenders import FOREACH, FUSED, OURS
 from experiments.works.models import HYPER, Work
@@ -162,7 +162,7 @@ def derive(rows: Rows) -> Rows:
             of_group = row["extra"] / (4 * row["numel"]) * row["trips"]
             passes = row["passes"] if row["bridge"] >= SEGMENT else row["extra"] <= row["bridge"]
             off = {"from_one": abs(of_group - 1), "off": abs(row["trips"] * row["size"] - count)}
-            found.append({**row, "passes": passes, "of_group": of_group, **off})
+            found.append({**row, "passes": passes, **off})
     return found
 
 
@@ -200,13 +200,12 @@ class Peaks(Lines):
         return f"{self.unit} (log, and 0)"
 
 
+GRID: dict[str, Any] = {"down": "way", "across": "size", "corner": "b, tensors in a truck"}
 TABLES = [
-    Table("{work} on {device} ({key}), {way}", by=("key", "way"), columns={
-        "b": "size", "trips": "trips", "host µs": "host", "GPU µs": "gpu", "wall µs": "wall", "busy µs": "busy",
-        "kernels": "kernels", "MiB at the peak": mib("extra"), "of the group": "of_group",
-        "not torch's, MiB": mib("others"), "in RAM, MiB": mib("resident"), "passes": yes_or_no("passes"),
-    })
-]  # fmt: skip
+    Grid(f"{{work}} on {{device}} ({{key}}): {said}", cell=cell, where={"key": key}, **GRID)
+    for key in ("trips cost", "bytes cost")
+    for said, cell in (("ms a step, {clock}", ms("time")), ("kernels", "kernels"), ("MiB at the peak", mib("extra")))
+]
 BARS = [
     Bar("trips are 512 / b, off by", "off", at_most=0),
     Bar("foreach's extra is one intermediate of its group, off by", "from_one", at_most=0.05, key="bytes cost",

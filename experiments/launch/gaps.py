@@ -72,7 +72,7 @@ class Gaps(Lines):
 
 TABLES = [
     Table("{case}", by=("case",), columns={
-        "rows a slice": "batch", "kernels": "kernels", "wall µs": "wall", "GPU µs": "gpu", "wall ÷ GPU": "of_gpu",
+        "rows a slice": "batch", "wall µs": "wall", "GPU µs": "gpu", "wall ÷ GPU": "of_gpu",
         "a kernel, µs": "each", "exposed µs a kernel": "exposed", "trace: kernel before, µs": "before",
         "trace: gap, µs": "gap_each",
     })

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from experiments.harness import columns
-from experiments.lab import Bar, Case, Plot, Row, Rows, Run, Table, over
+from experiments.harness.rows import number_in
+from experiments.lab import Bar, Case, Grid, Plot, Row, Rows, Run, Table, number, over
 from experiments.launch import timeline
 from experiments.works import slices
 from experiments.works.slices import COMBINED, COMBO, COMPILED, LIST, SPLIT
@@ -84,22 +85,31 @@ def derive(rows: Rows) -> Rows:
     return found
 
 
+def each(row: Row) -> str:
+    """Of a kind of kernel: how many, and how long one takes; on an A100, too."""
+    return f"{row['count']} x {number(number_in(row, 'each'))}" + (f" ({row['a100']})" if row["a100"] else "")
+
+
+def kind(name: str) -> str:
+    """What a template's name begins with says nothing."""
+    return "another of torch's" if "::" in name else name
+
+
 def fewest(rows: Rows) -> float | None:
     """Kernels of split_stack where torch may put as many side by side as it likes."""
     counts = [row["kernels"] for row in rows if row["case"].startswith(COMPILED[SPLIT]) and COMBO in row["case"]]
     return min((count for count in counts if count is not None), default=None)
 
 
-TABLES = [
+TABLES: list[Table | Grid] = [
     Table("16 slices of {batch:,} x 256, {device}", by=("batch",), where={"of": "way"}, columns={
-        "way": "case", "operators": "operators", "launches": "launches", "kernels": "kernels", "busy µs": "busy_us",
-        "median gap µs": "gap_each", "first to last µs": "span_us", "host µs": "host", "GPU µs": "gpu",
-        "wall µs (p10 to p90)": columns.spread("wall"), "faster": columns.ratio("faster"),
-        "A100: kernels / µs": "a100", "A100: faster": "a100_faster", "error": columns.error(),
+        "way": "case", "operators": "operators", "launches": "launches", "kernels": "kernels",
+        "host µs": "host", "GPU µs": "gpu", "wall µs (p10 to p90)": columns.spread("wall"),
+        "faster": columns.ratio("faster"), "A100: faster": "a100_faster", "error": columns.error(),
     }),
-    Table("kernels of {case}, {batch:,} rows a slice", by=("batch", "case"), where={"of": "kernels"}, columns={
-        "kernel": "kind", "launched": "count", "µs each": "each", "µs in all": "all", "A100, µs each": "a100",
-    }),
+    *(Grid("{batch:,} rows a slice: kernels x µs of each (in brackets: on an A100)", down="case", across="kind",
+           cell=each, corner="way", heading=kind, where={"of": "kernels", "batch": batch})
+      for batch in (BATCH, 16 * BATCH)),
 ]  # fmt: skip
 GPU: dict[str, Any] = {"of": "way", "batch": BATCH, "device": "cuda"}
 BARS = [

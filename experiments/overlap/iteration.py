@@ -189,9 +189,9 @@ def color(name: str) -> str:
 
 
 COLUMNS = {
-    "state": lambda row: f"{row['state']}, {row['way']}", "ms": ms("time"), "most": spread_ms("time"),
-    "÷ resident": ratio("of_resident"), "÷ exposed": ratio("of_exposed"), "floor, ms": ms("floor"),
-    "÷ floor": ratio("of_floor"), "forward": ms("forward"), "backward": ms("backward"), "clip": ms("clip"),
+    "state": lambda row: f"{row['state']}, {row['way']}", "ms": ms("time"), "p10 to p90": spread_ms("time"),
+    "÷ resident": ratio("of_resident"), "floor, ms": ms("floor"),
+    "÷ floor": ratio("of_floor"), "forward": ms("forward"), "backward": ms("backward"),
     "host: step()": ms("step_host"), "host: all": ms("host"),
     "GB at the peak": lambda row: row["peak"] / 1e9, "pages hidden": formatted("pages_hidden", "{:,.0f}", ""),
 }  # fmt: skip

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 import pagedopt
-from experiments.lab import BLUE, GRAY, Case, Lines, Plot, Row, Rows, Run, Text, number, times
+from experiments.lab import BLUE, GRAY, Case, Lines, Plot, Row, Rows, Run, Text, number
 from experiments.works import ways
 from experiments.works.trace import counted
 
@@ -57,7 +57,8 @@ def sentences(rows: Rows) -> str:
 
 
 TABLES = [
-    ways.on_grid("norms of N tensors: host / GPU / wall µs", times),
+    ways.on_grid("norms of N tensors: wall µs", "wall"),
+    ways.on_grid("norms of N tensors: GPU µs", "gpu"),
     ways.on_grid("kernels that torch._foreach_norm launches", "launches", counted=True),
 ]
 COLORS = {"torch": GRAY, "pagedopt": BLUE}

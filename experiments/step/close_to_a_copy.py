@@ -120,7 +120,7 @@ def title(rows: Rows) -> str:
 
 TABLES = [
     Table(title, by=("key", "device"), columns={
-        "contender": "case", "host µs": "host", "GPU µs": "gpu", "wall µs (p10 to p90)": spread("wall"), "GB/s": "rate",
+        "contender": "case", "host µs": "host", "GPU µs": "gpu", "wall µs (p10 to p90)": spread("wall"),
         "of the copy": percent("share"), "÷ ours": ratio("of_ours"), "by": "clock", "error": error(),
     })
 ]  # fmt: skip

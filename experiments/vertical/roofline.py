@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from experiments.lab import Bar, Case, Lines, Plot, Row, Rows, Run, Table, Text, ms, number, on_one_clock, over
+from experiments.lab import Bar, Case, Grid, Lines, Plot, Row, Rows, Run, Table, Text, ms, number, on_one_clock, over
 from pagedopt.rules import RULES, Rule
 
 NEEDS_GPU = True
@@ -128,14 +128,13 @@ def sentence(rows: Rows) -> str:
     return "\n".join(lines)
 
 
-TABLES = [
+TABLES: list[Table | Grid] = [
     Table("rates", where={"what": "rate"}, columns={
         "of": "case", "GB/s": lambda row: row["rate"] if row["bytes"] else None,
         "Gflop/s": lambda row: None if row["bytes"] else row["rate"], "ms, {clock}": ms("time"),
     }),
-    Table("chains over {numel:,} float32, {clock}", where={"what": "chain"}, columns={
-        "way": "case", "k": "k", "ms": ms("time"), "÷ fused, k = 1": "of_first",
-    }),
+    Grid("chains of k over {numel:,} float32: ms, {clock}", down="case", across="k", cell=ms("time"), corner="k",
+         where={"what": "chain"}),
 ]  # fmt: skip
 TEXTS = [Text("roofline", sentence)]
 BARS = [Bar("fused, multiplications with addition an element that take no more than 1.1 x one", "free", at_least=16)]

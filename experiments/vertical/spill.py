@@ -136,7 +136,9 @@ def sentence(rows: Rows) -> str:
         spills = [row["width"] for row in group if row["spilled"]]
         lines.append(f"- {group[0]['block']} a block, {group[0]['arch']}: values are spilled at W = {spills}.")
     if rows.where(timed=True):
-        lines += [f"- Fusing loses at W = {row['width']} in blocks of {row['block']}." for row in losing(rows)]
+        for group in Rows(losing(rows)).groups("threads"):
+            widths = ", ".join(str(row["width"]) for row in group)
+            lines.append(f"- Fusing loses at W = {widths} in blocks of {group[0]['block']}.")
         lines += [f"- Fuse {name}: wrong {wrong} times, at worst {number(worst)} times the better way's time."
                   for name, (wrong, worst) in judged(rows).items()]  # fmt: skip
     return "\n".join(lines)

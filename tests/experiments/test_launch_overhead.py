@@ -104,7 +104,7 @@ def test_a_cpu_meets_no_bar_of_a_gpu() -> None:
 def test_the_a100_stands_beside_what_it_ran() -> None:
     first, *_ = puzzlers.derive(made_up()["puzzlers"])
     assert (first["a100"], first["faster"], first["of_combined"]) == ("36 / 1,613", 1.0, 4.0)
-    ways, _ = puzzlers.TABLES
+    ways, *_ = puzzlers.TABLES
     (_, headings, lines), *_ = ways.shown(puzzlers.derive(made_up()["puzzlers"]))
     assert dict(zip(headings, lines[1], strict=True))["A100: faster"] == "8.4 x"
 
