@@ -43,6 +43,7 @@ TABLES = [
     ways.on_grid(f"managed memory by advice, 1 list, {words}: host / GPU / wall µs", times, mode=mode)
     for mode, words in ways.MODES.items()
 ]
-PLOTS = [Plot("advice", ways.PANELS, "What a step over N tiny tensors takes, one list in managed memory, by advice")]
+TITLE = "A step over N tiny tensors, its list rewritten before it in managed memory, by advice"
+PLOTS = [Plot("advice", ways.PANELS, TITLE)]
 BARS = [Bar("tables in a page with another advice's", sharing, at_most=0)]
 TEXTS = [Text("answer", sentence)]
