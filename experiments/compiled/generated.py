@@ -163,7 +163,7 @@ def placed(drawn: Sequence[Any]) -> dict[str, tuple[float, int]]:
 
 def coloured(figure: Any, rows: Rows) -> None:
     """A graph from top to bottom, each node in the colours of the kernels that compute it."""
-    figure.set_size_inches(8, 9)
+    figure.set_size_inches(8, 7.5)
     axes, at, used = figure.add_subplot(), placed(rows[0]["nodes"]), set[int]()
     for name, op, kernels, inputs in rows[0]["nodes"]:
         x, y = at[name]
@@ -180,9 +180,12 @@ def coloured(figure: Any, rows: Rows) -> None:
     axes.set_axis_off()
     for i, kernel in enumerate(sorted(used)):
         color = COLORS[kernel % len(COLORS)]
-        axes.text(1, 0.03 * (len(used) - i), f"kernel {kernel}", transform=axes.transAxes, ha="right", color=color)
-    axes.text(1, 0, "squares are inputs", transform=axes.transAxes, ha="right", color=GRAY)
-    axes.set_title("{case} over two tensors on {device}: {kernels} kernels (a dot each)".format_map(rows[0]))
+        axes.text(1, 0.03 * (len(used) - i), f"by kernel {kernel}", transform=axes.transAxes, ha="right", color=color)
+    axes.text(1, 0, "squares: inputs", transform=axes.transAxes, ha="right", color=GRAY)
+    axes.set_title(
+        "{case}, over two tensors on {device}, compiled to {kernels} kernels\n"
+        "dots: operations, in the colours of the kernels that compute them".format_map(rows[0])
+    )
 
 
 def texts(rows: Rows) -> str:

@@ -144,4 +144,6 @@ TABLES = [
          where={"what": "pair", "call": ASYNC}),
 ]  # fmt: skip
 BARS = [Bar("copies without a direction, or by Default, that are not right", "default", at_most=0, what="all")]
-PLOTS = [Plot("directions", draw, "cudaMemcpyAsync: from down, to across; hatched: a direction that does not fit")]
+TITLE = """cudaMemcpyAsync from one kind of memory (down) to another (across), by direction
+green: right; yellow: refused, with error 1; red: wrong or a crash; hatched: the direction does not fit"""
+PLOTS = [Plot("directions", draw, TITLE)]

@@ -121,10 +121,12 @@ BARS = [
 PLOTS = [
     Plot(
         "rates",
-        [Lines(title="One piece", unit="GB/s", x=in_units("size", 1024), y="rate", each="case", label="KiB")],
+        [Lines(title="A copy of one piece", unit="GB/s", x=in_units("size", 1024), y="rate", each="case", label="KiB")],
         where={"what": ONE},
     ),
     Plot(
-        "pieces", [Lines(title="Pieces of 24 B", x="size", y="time", each="case", label="pieces")], where={"what": MANY}
+        "pieces",
+        [Lines(title="A copy of many pieces of 24 B", x="size", y="time", each="case", label="pieces")],
+        where={"what": MANY},
     ),
 ]

@@ -16,11 +16,14 @@ from experiments.harness.show import number
 
 #: Colours that the colour-blind can tell apart (Okabe and Ito 2008), orange and purple dark enough for letters.
 BLUE, ORANGE, GREEN, RED, PURPLE, GRAY = "#0072B2", "#B37400", "#009E73", "#D55E00", "#AA5588", "#6E6E6E"
+SKY = "#45A5DE"
 #: What lines of one panel are told apart by, where they lie on each other, too.
-COLORS, MARKERS = (BLUE, ORANGE, GREEN, RED, PURPLE, GRAY, "black"), "osD^vXP"
+COLORS, MARKERS = (BLUE, ORANGE, GREEN, RED, PURPLE, GRAY, "black", SKY), "osD^v<>p"
 LETTERS = 9.0
-#: Letters of a title that fit over one of two panels, and of a name that fit beside it.
-NARROW, SHORT = 30, 16
+#: Letters of a title that fit over a panel and over one of two, and of a name that fit beside the latter.
+WIDE, NARROW, SHORT = 76, 30, 16
+#: Around a number that a line would run through.
+CLEAR = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
 #: Bars with lengths so far apart are dots over a logarithmic axis: a bar has no length there.
 FAR_APART = 100.0
 
@@ -43,11 +46,10 @@ class Panel:
     where: Mapping[str, Any] = field(default_factory=dict)
     inches: float = 3.2
 
-    def onto(self, axes: Any, rows: Rows) -> None:
-        """Draw into a matplotlib Axes, under the title."""
+    def onto(self, axes: Any, rows: Rows, letters: int = WIDE) -> None:
+        """Draw into a matplotlib Axes, under the title, of which so many letters stand in one line."""
         rows = rows.where(**self.where)
-        title = self.title.format_map(rows[0])
-        axes.set_title(title if self.is_wide(rows) else textwrap.fill(title, NARROW), fontsize=LETTERS + 1)
+        axes.set_title(textwrap.fill(self.title.format_map(rows[0]), letters), fontsize=LETTERS + 1)
         self.draw(axes, rows)
 
     def draw(self, axes: Any, rows: Rows) -> None:
@@ -163,7 +165,7 @@ class Bars(Panel):
         else:
             stacked(axes, shown, [self.scaled(known[name], self.first) for name in names], colors, errors)
             axes.set_xlim(0, 1.25 * max(ends))
-        beside = {"textcoords": "offset points", "va": "center", "fontsize": LETTERS}
+        beside = {"textcoords": "offset points", "va": "center", "fontsize": LETTERS, "bbox": CLEAR}
         for height, length, end in zip(at, shown, ends, strict=True):
             axes.annotate(number(length), (end, height), (5, 0), **beside)
         axes.set_xlabel(self.labelled(clock_of(rows, self.length), log))
@@ -172,8 +174,7 @@ class Bars(Panel):
         if floor is not None:
             axes.axvline(across := self.scaled(floor, self.length), color=RED, linestyle="--", linewidth=1)
             axes.set_ylim(len(names) + 0.2, -0.6)
-            said = f" {self.line}, {number(across)}"
-            axes.text(across, len(names) - 0.1, said, color=RED, fontsize=LETTERS, va="center")
+            name_below(axes, across, len(names) - 0.1, f" {self.line}, {number(across)} ")
 
     def scaled(self, row: Row, column: Column) -> float:
         """A cell as long as it is drawn; 0 where the row has no number."""
@@ -186,6 +187,14 @@ def stacked(axes: Any, lengths: list[float], firsts: list[float], colors: list[s
     axes.barh(range(len(lengths)), lengths, xerr=errors, color=pale, error_kw={"elinewidth": 0.8})
     solid, shown = axes.barh(range(len(lengths)), firsts, color=colors), [number(x) if x else "" for x in firsts]
     axes.bar_label(solid, shown, label_type="center", color="white", fontsize=LETTERS)
+
+
+def name_below(axes: Any, across: float, height: float, name: str) -> None:
+    """Write what a line across bars is on the side of it that has room, or else over it."""
+    place = float((axes.transData - axes.transAxes).transform((across, height))[0])
+    place, side = (place, "left") if place < 0.2 else (place, "right") if place > 0.8 else (0.5, "center")
+    about = {"color": RED, "fontsize": LETTERS, "va": "center", "ha": side, "bbox": CLEAR}
+    axes.text(place, height, name, transform=axes.get_yaxis_transform(), **about)
 
 
 def clock_of(rows: Rows, column: Column) -> str:

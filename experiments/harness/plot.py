@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.panels import LETTERS, Panel
+from experiments.harness.panels import GRAY, LETTERS, NARROW, WIDE, Panel
 from experiments.harness.question import Experiment
 from experiments.harness.revision import refuse
 from experiments.harness.rows import Rows, newest, of_questions, read
@@ -20,6 +20,7 @@ from pagedopt.commands.results import as_json, new_figure
 
 #: Inches, and dots in one of them: 800 pixels wide a letter of 9 points is 12 pixels high.
 PAGE, DPI = 8.0, 150
+WHISKERS = "whiskers: from the 10th to the 90th percentile"
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ class Plot:
         for axes in figure.axes:
             for axis in (axes.xaxis, axes.yaxis):
                 plain_ticks(axis)
+        if any(has_whiskers(axes) for axes in figure.axes):
+            figure.supxlabel(WHISKERS, fontsize=LETTERS - 1, color=GRAY)
 
     def _panels(self, figure: Any, panels: Sequence[tuple[Panel, Rows]]) -> None:
         columns = 1 if len(panels) == 1 or any(panel.is_wide(group) for panel, group in panels) else 2
@@ -69,13 +72,20 @@ class Plot:
         figure.set_size_inches(PAGE, (0.4 if self.title else 0.0) + sum(heights))
         places = list(figure.subplots(len(lines), columns, squeeze=False, height_ratios=heights).flat)
         for axes, (panel, group) in zip(places, panels, strict=False):
-            panel.onto(axes, group)
+            panel.onto(axes, group, WIDE if columns == 1 else NARROW)
         for axes in places[len(panels) :]:
             axes.set_axis_off()
 
     def target(self, path: Path) -> Path:
         """The picture that belongs to a file of results."""
         return path.with_name(f"{path.stem}-{self.name}.png")
+
+
+def has_whiskers(axes: Any) -> bool:
+    """Whether spreads are drawn."""
+    from matplotlib.container import ErrorbarContainer
+
+    return any(isinstance(drawn, ErrorbarContainer) and (drawn.has_xerr or drawn.has_yerr) for drawn in axes.containers)
 
 
 def save(figure: Any, target: Path, drawn: Any) -> Path:
@@ -92,16 +102,19 @@ def digest(drawn: Any) -> str:
 def plain_ticks(axis: Any) -> None:
     """On a logarithmic axis, its limits settled, numbers as a person writes them, few enough to stand apart.
 
-    An axis whose ticks were chosen is left as it is.
+    Ticks that were chosen stay where they are.
     """
     from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
 
+    plain = FuncFormatter(lambda value, _: f"{value:,.12g}")
+    if axis.get_scale() == "symlog":
+        axis.set_major_formatter(plain)
     if axis.get_scale() != "log" or isinstance(axis.get_major_locator(), FixedLocator):
         return
     low, high = axis.get_view_interval()
     few_decades = math.log10(high / low) < 2.5
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if few_decades else (1,), numticks=12))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
+    axis.set_major_formatter(plain)
     axis.set_minor_formatter(NullFormatter())
 
 

@@ -137,7 +137,7 @@ BARS = [
     Bar("others that start in 1 s with neither a compiler nor a wheel per version", others, at_most=0, device="cuda"),
 ]
 PANELS = [
-    Bars(title="first step, cold", unit="s", name="case", length="cold", colors=color),
-    Bars(title="first step, warm", unit="s", name="case", length="warm", colors=color, where={"again": True}),
+    Bars(title="cold: with empty caches", unit="s", name="case", length="cold", colors=color),
+    Bars(title="warm: with filled ones", unit="s", name="case", length="warm", colors=color, where={"again": True}),
 ]
-PLOTS = [Plot("start", PANELS, "Who waits: AdamW over {tensors} tensors, {device}")]
+PLOTS = [Plot("start", PANELS, "How long the first step of AdamW takes, {tensors} tensors, {device}")]

@@ -104,6 +104,6 @@ BARS = [
         device="cuda"),
     Bar("one element off, tensors that begin on 16 bytes", "aligned", at_most=0, where=OFF),
 ]  # fmt: skip
-PANELS = [Bars(title="{where}", unit="of a copy, %", name="optimizer", length="share", colors=contenders.color)]
+PANELS = [Bars(title="{where}", unit="% of a copy's rate", name="optimizer", length="share", colors=contenders.color)]
 TITLE = "A step comes less close to a copy where tensors begin off 16 bytes, ours by least"
 PLOTS = [Plot("alignment", PANELS, TITLE, by=("where",))]

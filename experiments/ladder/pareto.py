@@ -22,7 +22,7 @@ import torch
 
 from experiments.harness.columns import error, last_line, mib, ms, percent
 from experiments.harness.machine import chosen_device
-from experiments.harness.panels import RED, Lines
+from experiments.harness.panels import GRAY, RED, Lines
 from experiments.lab import Bar, Case, Plot, Row, Rows, Run, Table, by_clock_of, console, on_one_clock, over
 from experiments.works import contenders
 from experiments.works.contenders import (
@@ -221,7 +221,7 @@ def fronts(rows: Rows) -> tuple[float, str]:
 
 
 class Front(Lines):
-    """A mark per contender, with the fronts and the bridge."""
+    """A mark per contender, with the fronts and the bridge; who is on a front is named, the others are grey."""
 
     def draw(self, axes: Any, rows: Rows) -> None:
         """The lines beneath the marks."""
@@ -230,7 +230,14 @@ class Front(Lines):
             if front := self.points(rows.where(**{which: True})):
                 across, up, _ = zip(*front, strict=True)
                 axes.step(across, up, where="post", color="black", linewidth=1, linestyle=style)
-        super().draw(axes, rows)
+        for x, y, _ in self.points(rows.where(front=False, front_exact=False)):
+            axes.scatter(x, y, color=GRAY, alpha=0.5, s=16, linewidths=0)
+        super().draw(axes, Rows(row for row in rows if row["front"] or row["front_exact"]))
+
+
+def named(contender: str) -> str:
+    """A colour: grey is for those that are not named."""
+    return "black" if (color := contenders.color(contender)) == GRAY else color
 
 
 TABLES = [
@@ -248,15 +255,16 @@ BARS = [
 ]  # fmt: skip
 PANELS = [
     Front(
-        title="{work}",
+        title="{work}, {numel:,} parameters",
         unit="ms a step",
         x=lambda row: None if row["need"] is None else max(row["need"], 1024) / 2**20,
         y=ms("time"),
         each="case",
         label="MiB of state and step on the device",
-        colors=contenders.color,
-        inches=5.2,
+        colors=named,
+        inches=4.4,
     )
 ]
-TITLE = "Nobody is faster in less memory than those on the line (dotted: if exact; dashed: two moments)"
-PLOTS = [Plot("pareto", PANELS, TITLE, by=("key",))]
+TITLE = """Solid: nobody is faster in less memory; dotted: nobody who is as exact as float32
+grey: the others; dashed: two moments in float32"""
+PLOTS = [Plot(f"pareto-{key}", PANELS, TITLE, {"key": key}) for key in ("gpt2", "1000", "llama")]

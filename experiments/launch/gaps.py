@@ -9,9 +9,8 @@ in a trace, where listening slows the host; without it, a call's time beyond tha
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from experiments.lab import ORANGE, Case, Lines, Plot, Row, Rows, Run, Table, Text, number, series
+from experiments.lab import Case, Lines, Plot, Row, Rows, Run, Table, Text, number, series
 from experiments.works.slices import COMBINED, SPLIT, Slices
 from experiments.works.trace import counted
 
@@ -30,22 +29,26 @@ def measure(run: Run) -> Iterator[Row]:
             ways = {SPLIT: work.way(work.split_stack), COMBINED: work.way(work.combined)}
             counts = {name: counted(way) for name, way in ways.items()}
             for row in run.time([Case(name, way, repeats=4) for name, way in ways.items()], batch=batch):
-                gaps = counts[row["case"]].gaps
-                points = " ".join(f"{gap.before:.1f},{gap.length:.1f}" for gap in gaps)
-                before = series([gap.before for gap in gaps], "GPU")
-                yield {**row, **counts[row["case"]].as_dict(), "before": before, "points": points}
+                before = series([gap.before for gap in counts[row["case"]].gaps], "GPU")
+                yield {**row, **counts[row["case"]].as_dict(), "before": before}
 
 
 def derive(rows: Rows) -> Rows:
-    """GPU time of a kernel, and what a call takes beyond its kernels; that is by both clocks, and meant to be."""
+    """GPU time of a kernel, and what a call takes beyond its kernels, which is by both clocks, and meant to be."""
     found = Rows()
     for row in rows:
         if row["gpu"]:
             wall, gpu, kernels = row["wall"]["median"], row["gpu"]["median"], row["kernels"]
             each = {"clock": "GPU", "median": gpu / kernels}
             row = {**row, "clock": "wall", "each": each, "exposed": (wall - gpu) / kernels, "of_gpu": wall / gpu}
+            row["waits"] = waits(row["of_gpu"])
         found.append(row)
     return found
+
+
+def waits(of_gpu: float) -> float:
+    """Per cent of a call in which no kernel runs, from how many times as long it takes as its kernels."""
+    return 100 * (1 - 1 / of_gpu)
 
 
 def sentence(rows: Rows) -> str:
@@ -60,16 +63,6 @@ def sentence(rows: Rows) -> str:
     )
 
 
-class Gaps(Lines):
-    """Beside what is measured while nobody listens, the gaps of traces as dots."""
-
-    def draw(self, axes: Any, rows: Rows) -> None:
-        """The dots, then the line."""
-        for point in (point for row in rows for point in row["points"].split()):
-            axes.scatter(*map(float, point.split(",")), s=10, alpha=0.5, color=ORANGE, linewidths=0)
-        super().draw(axes, rows)
-
-
 TABLES = [
     Table("{case}", by=("case",), columns={
         "rows a slice": "batch", "wall µs": "wall", "GPU µs": "gpu", "wall ÷ GPU": "of_gpu",
@@ -78,8 +71,15 @@ TABLES = [
     })
 ]  # fmt: skip
 TEXTS = [Text("gaps", sentence)]
-TITLE = "Long kernels hide launches: gaps in traces (dots), what calls take beyond kernels (line)"
-DRAWN = Gaps(
-    title="{case}", unit="µs until the next", x="each", y="exposed", each="case", label="µs of a kernel, GPU", log="x"
+DRAWN = Lines(
+    title="The longer kernels are, the less the GPU waits for the next launch",
+    unit="% of a call that the GPU waits",
+    x="each",
+    y="waits",
+    each="case",
+    label="µs that a kernel takes, GPU",
+    log="x",
+    level=("hidden", lambda _: waits(HIDDEN)),
+    inches=3.6,
 )
-PLOTS = [Plot("gaps", [DRAWN], TITLE, {"case": SPLIT})]
+PLOTS = [Plot("gaps", [DRAWN])]

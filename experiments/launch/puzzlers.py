@@ -124,5 +124,6 @@ BARS = [
 #: In the picture, those above each other that are to be compared; what combo kernels fuse looks like what is compiled.
 SPLITS = (SPLIT, COMPILED[SPLIT], slices.WIDE, slices.GRAPH, slices.OVERHEAD)
 DRAWN = (*SPLITS, COMBINED, COMPILED[COMBINED], LIST, slices.LIST_GRAPH)
-LANES = [timeline.Timeline(title=name, unit="µs by the profiler's clock", where={"case": name}) for name in DRAWN]
+CLOCK = "µs since the first launch, by the profiler's clock"
+LANES = [timeline.Timeline(title=name, unit=CLOCK, where={"case": name}) for name in DRAWN]
 PLOTS = [Plot("traces", LANES, "The GPU waits for launches, unless a graph is one", {"drawn": True})]

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+from experiments.harness.panels import LETTERS
 from experiments.lab import BLUE, GRAY, ORANGE, Panel, Row, Rows, series
 from experiments.works.trace import Trace
 
+#: Lane, start and length (µs), and what a launch and its kernels have in common, or 0.
+Event = tuple[str, float, float, int]
 #: Lanes of a picture from top to bottom: their letters in a row, names and colours.
 LANES = (("o", "operators", GRAY), ("l", "launches", ORANGE), ("k", "GPU", BLUE))
+#: µs of a trace that are drawn, from the first launch on.
+MOST = 2000.0
 #: What a kernel does, by what its name holds; the first that fits.
 KINDS = (
     ("Triton", "triton_"),
@@ -36,11 +41,22 @@ def packed(trace: Trace) -> str:
     )
 
 
-def unpacked(text: str) -> Iterator[tuple[str, float, float, int]]:
-    """Lane, start and length (µs), and what a launch and its kernels have in common, or 0."""
+def unpacked(text: str) -> Iterator[Event]:
+    """The events of a row."""
     for word in text.split():
         start, length, correlation = map(int, word[1:].split(","))
         yield word[0], start / 10, length / 10, correlation
+
+
+def from_first_launch(events: Iterable[Event]) -> Iterator[Event]:
+    """What is not over when the first launch begins, which is at 0; where nothing is launched, the first event is.
+
+    >>> list(from_first_launch([("o", 0.0, 3.0, 0), ("o", 5.0, 9.0, 0), ("l", 7.0, 2.0, 1)]))
+    [('o', -2.0, 9.0, 0), ('l', 0.0, 2.0, 1)]
+    """
+    known = list(events)
+    zero = min((start for lane, start, *_ in known if lane == "l"), default=min((e[1] for e in known), default=0.0))
+    yield from ((lane, start - zero, length, of) for lane, start, length, of in known if start + length > zero)
 
 
 class Timeline(Panel):
@@ -56,7 +72,7 @@ class Timeline(Panel):
 
     def draw(self, axes: Any, rows: Rows) -> None:
         """The lanes of the first row."""
-        events = list(unpacked(rows[0]["trace"]))
+        events = list(from_first_launch(unpacked(rows[0]["trace"])))
         for at, (lane, _, color) in enumerate(LANES):
             bars = [(start, max(length, 0.2)) for of, start, length, _ in events if of == lane]
             edge = "white" if lane == "o" else color  # what is launched must be seen, however short it is
@@ -68,6 +84,9 @@ class Timeline(Panel):
         axes.set_yticks([-at for at in range(len(LANES))], [name for _, name, _ in LANES])
         axes.set_ylim(-len(LANES) + 0.5, 0.5)
         axes.set_xlabel(self.unit)
+        axes.set_xlim(0, MOST)
+        if (end := max((start + length for _, start, length, _ in events), default=0.0)) > MOST:
+            axes.set_title(f"… until {end:,.0f}", loc="right", fontsize=LETTERS)
         axes.spines[["top", "right"]].set_visible(False)
         axes.sharex(axes.figure.axes[0])
         axes.label_outer()

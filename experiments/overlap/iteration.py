@@ -204,5 +204,5 @@ BARS = [
 PLOTS = [
     Plot("iterations", [Bars(title="an iteration of {model}, 8 x 1,024 tokens", name="name", length="time", unit="ms",
                              scale=1e3, colors=color, where={"model": model}) for model in MODELS],
-         "Iterations with state resident, exposed and hidden")
+         "State on the device (grey); on the host, its step exposed (orange) and hidden (blue)")
 ]  # fmt: skip

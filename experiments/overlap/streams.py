@@ -89,7 +89,7 @@ class Streams(Panel):
             axes.broken_barh(bars, (-at - 0.35, 0.7), color=color)
         axes.set_yticks([-at for at in range(len(LANES))], list(LANES))
         axes.set_ylim(-len(LANES) + 0.4, 0.6)
-        axes.set_xlabel("ms")
+        axes.set_xlabel("ms by the profiler's clock")
         axes.spines[["top", "right"]].set_visible(False)
         axes.sharex(axes.figure.axes[0])
         axes.label_outer()
@@ -97,5 +97,5 @@ class Streams(Panel):
 
 PLOTS = [
     Plot("streams", [Streams(title="{model}, two iterations, {way}", where={"way": way}) for way in (EXPOSED, HIDDEN)],
-         "What runs when, with the step exposed and hidden")
+         "Exposed, the model waits for the step; hidden, the next forward goes on beside it")
 ]  # fmt: skip

@@ -227,13 +227,14 @@ class Priced(Lines):
         return end
 
 
-def panel(title: str, clock: str) -> Lines:
-    """Times by one clock."""
-    label = "share of state on the host"
-    return Priced(title=title, unit="ms", x="away", y=series_in_ms(clock), each="way", label=label, log="", inches=4.3)
-
-
-TITLE = """A step of AdamW takes what its bytes take: 268 M parameters, 2.1 GB of state
-dashed: share away · (all away) + (nothing away)"""
-PANELS = [panel("all ways", "wall"), panel("the same without the driver's paging", "gpu")]
-PLOTS = [Plot("shares", PANELS, TITLE, where=TIMED)]
+PRICED = Priced(
+    title="A step takes what its bytes take (dashed: share · all away + nothing away)",
+    unit="ms",
+    x="away",
+    y=series_in_ms("wall"),
+    each="way",
+    label="share of state on the host",
+    log="",
+    inches=4.3,
+)
+PLOTS = [Plot("shares", [PRICED], where=TIMED)]

@@ -47,6 +47,7 @@ TABLES = [
         ("new scalars", "wall", "wall"),
     )
 ]
-PLOTS = [Plot("advice", ways.PANELS, "What a step over N tiny tensors takes, one list in managed memory, by advice")]
+TITLE = "A step over N tiny tensors, its list rewritten before it in managed memory, by advice"
+PLOTS = [Plot("advice", ways.PANELS, TITLE)]
 BARS = [Bar("tables in a page with another advice's", sharing, at_most=0)]
 TEXTS = [Text("answer", sentence)]

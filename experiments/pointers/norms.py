@@ -62,9 +62,7 @@ TABLES = [
     ways.on_grid("kernels that torch._foreach_norm launches", "launches", counted=True),
 ]
 COLORS = {"torch": GRAY, "pagedopt": BLUE}
-PANELS = [
-    Lines(title=clock, x="count", y=clock, each="way", label="tensors", colors=COLORS.__getitem__)
-    for clock in ("host", "wall")
-]
-PLOTS = [Plot("norms", PANELS, "What the norms of N tiny tensors take, by torch and through one list of pointers")]
+TITLE = "Norms of N tiny tensors, by torch and through one list of pointers"
+PANEL = Lines(title=TITLE, x="count", y="wall", each="way", label="tensors", colors=COLORS.__getitem__)
+PLOTS = [Plot("norms", [PANEL])]
 TEXTS = [Text("answer", sentences)]

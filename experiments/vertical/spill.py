@@ -153,9 +153,10 @@ TABLES = [
 ]  # fmt: skip
 TEXTS = [Text("spill", sentence)]
 BARS = [Bar("kernels that lose by fusing", lambda rows: len(losing(rows)), at_least=1, timed=True)]
+HELD = "values held at once"
 PANELS = [
-    Lines(title="What a thread spills", unit="bytes", x="width", y="spilled", each="block", label="W", log="x"),
-    Lines(title="Fused, in units of two passes", unit="x", x="width", y="of_passes", each="block", label="W", log="x",
-          where={"timed": True}),
+    Lines(title="What a thread spills", unit="bytes", x="width", y="spilled", each="block", label=HELD, log="x"),
+    Lines(title="What the fused kernel takes", unit="x two passes", x="width", y="of_passes", each="block", label=HELD,
+          log="x", where={"timed": True}, level=("two passes", lambda _: 1.0)),
 ]  # fmt: skip
 PLOTS = [Plot("spill", PANELS)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import random
@@ -109,6 +110,17 @@ def test_seven_adds_are_seven_operators() -> None:
     assert 0 < counts.busy_us <= counts.span_us
     assert len(counts.gaps) == 6
     assert dispatched(seven).total() == 7
+
+
+def test_the_second_call_is_what_is_traced() -> None:
+    x, calls = torch.ones(8), itertools.count()
+
+    def lazy() -> None:
+        for _ in range(1 if next(calls) else 5):
+            x.add_(1)
+
+    assert [event.name for event in trace.traced(lazy).operators] == ["aten::add_"]
+    assert next(calls) == 2
 
 
 # --- dispatch

@@ -139,7 +139,17 @@ def test_a_trace_is_drawn_in_lanes_with_launches_joined_to_their_kernels() -> No
         axes = figure.subplots()
         timeline.Timeline(title="{case}").onto(axes, Rows([{"case": SPLIT, "trace": timeline.packed(SMALL)}]))
         assert [len(bars.get_paths()) for bars in axes.collections] == [1, 1, 1]
-        assert [list(line.get_xdata()) for line in axes.lines] == [[4.0, 10.0]]
+        assert [list(line.get_xdata()) for line in axes.lines] == [[0.0, 6.0]]
+        assert (axes.get_xlim(), axes.get_title(loc="right")) == ((0, timeline.MOST), "")
+
+
+def test_what_lies_beyond_two_milliseconds_is_cut_and_said() -> None:
+    late = event("cudaLaunchKernel", "cuda_runtime", 3500.0, 4.0, 8)
+    if (figure := new_figure(6, 3)) is not None:
+        axes = figure.subplots()
+        rows = Rows([{"case": SPLIT, "trace": timeline.packed(Trace([*SMALL.events, late]))}])
+        timeline.Timeline(title="{case}").onto(axes, rows)
+        assert (axes.get_xlim(), axes.get_title(loc="right")) == ((0, 2000), "… until 2,500")
 
 
 @pytest.mark.parametrize(
@@ -283,9 +293,9 @@ def test_the_kernel_compiles() -> None:
 
 def test_a_launch_is_hidden_behind_a_long_kernel() -> None:
     known = ((64, 72.0, 360.0), (4096, 720.0, 750.0), (16384, 3600.0, 3610.0))
-    about = {"case": SPLIT, "kernels": 36, "points": ""}
+    about = {"case": SPLIT, "kernels": 36}
     rows = gaps.derive(Rows({**about, "batch": batch, **timed(gpu, wall)} for batch, gpu, wall in known))
-    assert rows[0]["exposed"] == 8.0
+    assert (rows[0]["exposed"], rows[0]["waits"]) == (8.0, pytest.approx(80.0))
     assert "4,096 rows a slice on, where a kernel takes 20.0 µs" in gaps.sentence(rows)
     assert "At no batch" in gaps.sentence(rows.where(batch=64))
 

@@ -16,6 +16,7 @@ from experiments.works import contenders
 from experiments.works.contenders import COMPILED, CONTENDERS, FOREACH, FUSED, GRAPH, LOOP, OURS, TRITON
 from experiments.works.models import HYPER, LLAMA_LAYER, Work
 from experiments.works.reference import Bound, Reference
+from pagedopt.commands.results import new_figure
 
 BITSANDBYTES = [f"bitsandbytes {name}" for name in ("AdamW32bit", "AdamW8bit")]
 TORCHAO = ["torchao AdamW8bit", "torchao AdamW4bit"]
@@ -168,3 +169,16 @@ def test_a_graph_of_a_step_holds_the_state_that_it_writes() -> None:
     del contender
     gc.collect()
     assert state() is None
+
+
+def test_a_picture_names_who_is_on_a_front() -> None:
+    if (figure := new_figure(6, 4)) is not None:
+        rows = pareto.derive(Rows([
+            weighed(f"{OURS}, device", 100), weighed(FUSED, 120), weighed(FOREACH, 300, 4000),
+            weighed("coarse", 80, -4000, error=1e-2),
+        ]))  # fmt: skip
+        axes = figure.subplots()
+        (panel,) = pareto.PANELS
+        panel.onto(axes, rows)
+        assert {text.get_text() for text in axes.texts} == {f"{OURS}, device", "coarse"}
+        assert len(axes.collections) >= 2, "and the others are dots"

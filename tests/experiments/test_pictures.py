@@ -13,8 +13,8 @@ from pictures import made_of
 
 from experiments.harness import question
 from experiments.harness.main import KEPT, main
-from experiments.harness.panels import Bars, label_beside
-from experiments.harness.plot import PAGE, Plot, digest, of_results
+from experiments.harness.panels import COLORS, Bars, Lines, label_beside
+from experiments.harness.plot import PAGE, WHISKERS, Plot, digest, of_results
 from experiments.harness.rows import Rows, read
 from pagedopt.commands.results import new_figure
 
@@ -119,6 +119,36 @@ def test_bars_are_sorted_and_their_numbers_stand_inside_the_frame(lengths: tuple
         assert frame.y0 <= box.y0 <= box.y1 <= frame.y1
     assert axes.get_xlabel() == label
     assert bool(axes.patches) is (label == "ms, wall"), "a bar has no length on a logarithmic axis"
+
+
+@needs_matplotlib
+@pytest.mark.parametrize("across", [0.05, 0.6, 1.1])
+def test_what_a_line_across_bars_is_stands_inside_the_frame(across: float) -> None:
+    figure = new_figure(PAGE, 2)
+    axes = figure.subplots(1, 2)[0]
+    rows = Rows([{"name": "a", "time": 1.0}, {"name": "copy of its bytes", "time": across}])
+    Bars(title="a bar", name="name", length="time", line="copy of its bytes").onto(axes, rows)
+    figure.draw_without_rendering()
+    box, frame = axes.texts[-1].get_window_extent(), axes.get_window_extent()
+    assert frame.x0 <= box.x0 <= box.x1 <= frame.x1
+
+
+@needs_matplotlib
+def test_lines_of_a_panel_have_colours_of_their_own() -> None:
+    for path, plot, rows in kept():
+        for panel in () if callable(plot.draw) else plot.draw:
+            if isinstance(panel, Lines) and not panel.colors:
+                names = {str(row[panel.each]) for row in rows.where(**panel.where)}
+                assert len(names) <= len(set(COLORS)), (path, plot.name)
+
+
+@needs_matplotlib
+@pytest.mark.parametrize("spread", [0.0, 2.0])
+def test_a_picture_says_what_its_whiskers_are(spread: float) -> None:
+    time = {"clock": "wall", "median": 3.0, "p10": 3.0 - spread, "p90": 3.0} if spread else 3.0
+    rows = Rows([{"name": "a", "time": time}])
+    figure = drawn(Plot("one", [Bars(title="a bar", name="name", length="time")]), rows)
+    assert (figure.get_supxlabel() == WHISKERS) is bool(spread)
 
 
 @needs_matplotlib
