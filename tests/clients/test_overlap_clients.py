@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,16 @@ from pagedopt import PagedAdamW
 torchvision_operators.declare()
 pytestmark = [
     pytest.mark.clients,
-    pytest.mark.timeout(110),
+    pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore:this step was not queued.*no forward"),
 ]
 AWAY: dict[str, Any] = {**ADAMW, "placement": SmallPages, "device_budget": 0}
-STEPS = 6
+
+
+@pytest.fixture(params=[6, pytest.param(200, marks=pytest.mark.long)])
+def steps(request: pytest.FixtureRequest) -> int:
+    """How many steps are compared."""
+    return int(request.param)
 
 
 def agree(ends: list[tuple[list[float], Any, Any]]) -> None:
@@ -47,13 +53,13 @@ def net() -> torch.nn.Module:
     return linears(13, 40)
 
 
-def batches() -> Any:
+def batches(steps: int) -> Any:
     generator = torch.Generator().manual_seed(3)
-    return torch.utils.data.DataLoader(torch.randn(8 * STEPS, 13, generator=generator), batch_size=8)
+    return torch.utils.data.DataLoader(torch.randn(8 * steps, 13, generator=generator), batch_size=8)
 
 
 @pytest.mark.parametrize("more", [{}, {"gradient_accumulation_steps": 2}, {"gradient_checkpointing": True}], ids=str)
-def test_trainer(tmp_path: Path, more: dict[str, Any]) -> None:
+def test_trainer(tmp_path: Path, more: dict[str, Any], steps: int) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     generator = torch.Generator().manual_seed(5)
     texts = [torch.randint(0, 61, (16,), generator=generator) for _ in range(64)]
@@ -63,11 +69,11 @@ def test_trainer(tmp_path: Path, more: dict[str, Any]) -> None:
         optimizer = PagedAdamW(model.parameters(), **AWAY)
         if attached:
             optimizer.attach(model)
-        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=STEPS)
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=steps)
         arguments = transformers.TrainingArguments(
-            str(tmp_path), use_cpu=True, report_to=[], max_steps=STEPS, per_device_train_batch_size=4, logging_steps=1,
-            save_strategy="steps", save_steps=3, disable_tqdm=True, max_grad_norm=0.5, eval_strategy="steps",
-            eval_steps=2, **more,
+            str(tmp_path), use_cpu=True, report_to=[], max_steps=steps, per_device_train_batch_size=4, logging_steps=1,
+            save_strategy="steps", save_steps=steps // 2, disable_tqdm=True, max_grad_norm=0.5, eval_strategy="steps",
+            eval_steps=steps // 3, **more,
         )  # fmt: skip
         data = [{"input_ids": text, "labels": text} for text in texts]
         made = transformers.Trainer(
@@ -83,7 +89,7 @@ def test_trainer(tmp_path: Path, more: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("more", [{}, {"accumulate_grad_batches": 2}], ids=str)
-def test_lightning(tmp_path: Path, more: dict[str, Any]) -> None:
+def test_lightning(tmp_path: Path, more: dict[str, Any], steps: int) -> None:
     lightning = pytest.importorskip("lightning", reason="lightning is not installed")
 
     class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
@@ -107,10 +113,10 @@ def test_lightning(tmp_path: Path, more: dict[str, Any]) -> None:
         module = Module(attached)
         trainer = lightning.Trainer(
             default_root_dir=tmp_path, accelerator="cpu", devices=1, logger=False, enable_progress_bar=False,
-            enable_model_summary=False, max_epochs=2, gradient_clip_val=0.5, **more,
+            enable_model_summary=False, max_epochs=2 + 2 * ("accumulate_grad_batches" in more), gradient_clip_val=0.5, **more,
         )  # fmt: skip
         with watched(module.optimizer, attached):
-            trainer.fit(module, batches())
+            trainer.fit(module, batches(steps // 2))
         module.optimizer.wait()
         return module.losses, values(module.net), module.optimizer
 
@@ -118,7 +124,7 @@ def test_lightning(tmp_path: Path, more: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("more", [{}, {"gradient_accumulation_steps": 2}, {"mixed_precision": "bf16"}], ids=str)
-def test_accelerate(more: dict[str, Any]) -> None:
+def test_accelerate(more: dict[str, Any], steps: int) -> None:
     accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
     import clients
 
@@ -127,12 +133,12 @@ def test_accelerate(more: dict[str, Any]) -> None:
         by, inner = accelerate.Accelerator(cpu=True, **more), net()
         optimizer = PagedAdamW(inner.parameters(), **AWAY)
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
-        model, opt, data, schedule = by.prepare(inner, optimizer, batches(), schedule)
+        model, opt, data, schedule = by.prepare(inner, optimizer, batches(steps), schedule)
         if attached:
             optimizer.attach(model)
         losses = []
         with watched(optimizer, attached):
-            for x in [*data, *data]:
+            for x in itertools.chain(*[data] * (1 + ("gradient_accumulation_steps" in more))):
                 with by.accumulate(model), by.autocast():
                     loss = model(x).square().mean()
                     by.backward(loss)
@@ -150,17 +156,17 @@ def test_accelerate(more: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("whole", [True, False], ids=["DDP", "its module"])
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}], ids=str)
-def test_ddp(whole: bool, options: dict[str, Any]) -> None:
+def test_ddp(whole: bool, options: dict[str, Any], steps: int) -> None:
     """Two processes, over gloo."""
-    for ours, plain in zip(_ddp(True, whole, options), _ddp(False, whole, options), strict=True):
+    for ours, plain in zip(_ddp(True, whole, options, steps), _ddp(False, whole, options, steps), strict=True):
         assert ours["losses"] == plain["losses"]
         assert all(map(torch.equal, ours["values"], plain["values"]))
         assert ours["hidden"] > 100
         assert not ours["plain"]
 
 
-def _ddp(attached: bool, whole: bool, options: dict[str, Any]) -> list[Any]:
-    return together("overlapped_group.trained", 2, "cpu", attached, whole, options)
+def _ddp(attached: bool, whole: bool, options: dict[str, Any], steps: int) -> list[Any]:
+    return together("overlapped_group.trained", 2, "cpu", attached, whole, options, steps)
 
 
 def test_fsdp_is_refused() -> None:

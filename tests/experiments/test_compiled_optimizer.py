@@ -295,4 +295,4 @@ def test_the_graph_is_counted_and_drawn() -> None:
     assert (rows[0]["count"], rows[0]["kernels"]) == (3, 2)
     if (figure := new_figure(8, 5)) is not None:
         generated.coloured(figure, rows)
-        assert [text.get_text() for text in figure.axes[0].texts[:4]] == ["mul", "copy", "kernel 0", "kernel 2"]
+        assert [text.get_text() for text in figure.axes[0].texts[:4]] == ["mul", "copy", "by kernel 0", "by kernel 2"]

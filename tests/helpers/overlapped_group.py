@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from pagedopt import PagedAdamW
 
 
-def trained(device: str, attached: bool, whole: bool, options: dict[str, Any]) -> dict[str, Any]:
-    """Losses, parameters and launches hidden of some steps, every second one over two parts of a batch."""
+def trained(device: str, attached: bool, whole: bool, options: dict[str, Any], steps: int) -> dict[str, Any]:
+    """Losses, parameters and launches hidden of `steps` steps, every second one over two parts of a batch."""
     torch.manual_seed(3)
     model = DistributedDataParallel(linears(WIDE[device]).to(device), **options)
     place: dict[str, Any] = {"placement": SmallPages} if device == "cpu" else {}
@@ -24,7 +24,7 @@ def trained(device: str, attached: bool, whole: bool, options: dict[str, Any]) -
         optimizer.attach(model if whole else model.module)
     rank, losses = torch.distributed.get_rank(), []
     with optimizer.watch_reads() if attached else contextlib.nullcontext():
-        for step in range(6):
+        for step in range(steps):
             for part in range(1 + step % 2):
                 x = torch.randn(4, WIDE[device], generator=torch.Generator().manual_seed(100 * step + 10 * part + rank))
                 with model.no_sync() if part < step % 2 else contextlib.nullcontext():
