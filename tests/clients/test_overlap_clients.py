@@ -113,7 +113,8 @@ def test_lightning(tmp_path: Path, more: dict[str, Any], steps: int) -> None:
         module = Module(attached)
         trainer = lightning.Trainer(
             default_root_dir=tmp_path, accelerator="cpu", devices=1, logger=False, enable_progress_bar=False,
-            enable_model_summary=False, max_epochs=2 + 2 * ("accumulate_grad_batches" in more), gradient_clip_val=0.5, **more,
+            enable_model_summary=False, gradient_clip_val=0.5,
+            max_epochs=2 + 2 * ("accumulate_grad_batches" in more), **more,
         )  # fmt: skip
         with watched(module.optimizer, attached):
             trainer.fit(module, batches(steps // 2))

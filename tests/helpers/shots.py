@@ -16,7 +16,7 @@ from injector import Alarm, Outcome, fail_at, interrupt_at
 #: 1: every line and every call; a larger number: every so many of them.
 EVERY = int(os.environ.get("PAGEDOPT_EVERY_LINE", "0"))
 #: How many places of each operation are hit, by placement: files take longer.
-SHOTS = {"resident": 7, "spilled": 2, "half": 3}
+SHOTS = {"resident": 4, "spilled": 2, "half": 2}
 ERRORS: tuple[Callable[[], BaseException], ...] = (
     MemoryError,
     lambda: OSError(errno.ENOSPC, "no space, says the test"),

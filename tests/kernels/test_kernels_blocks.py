@@ -11,6 +11,7 @@ import pytest
 import torch
 from formats_under_test import TwoHalves, WhereItStands
 from host_build import build, functors, launch
+from often import MARKS
 from support import BF16, F32, F64, same_bits, scalars_for, threads
 
 from pagedopt import Sweep, rule
@@ -76,9 +77,15 @@ def lists_of(rule: Rule, formats: tuple[Format, ...], gap: int = 0) -> list[list
 
 
 @pytest.mark.xdist_group("host-blocks")
-@pytest.mark.parametrize("gap", [0, 1])
-@pytest.mark.parametrize("backwards", [False, pytest.param(True, marks=pytest.mark.long)])
-@pytest.mark.parametrize("variant", range(len(VARIANTS)))
+@pytest.mark.parametrize(
+    ("variant", "backwards", "gap"),
+    [
+        pytest.param(variant, backwards, gap, marks=MARKS[not backwards and gap == variant % 2])
+        for variant in range(len(VARIANTS))
+        for backwards in (False, True)
+        for gap in (0, 1)
+    ],
+)
 def test_played_threads_leave_the_bits_of_numba(
     variant: int, backwards: bool, gap: int, capfd: pytest.CaptureFixture[str]
 ) -> None:

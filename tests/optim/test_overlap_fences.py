@@ -13,6 +13,7 @@ import pytest
 import torch
 from children import python
 from file_support import open_files
+from often import long_but
 from overlapped import Loop, equal, linears, run
 from overlapped_acts import ACTS, HIDE, LONG, total
 
@@ -187,7 +188,7 @@ if sys.argv[1] == "fork":
 """
 
 
-@pytest.mark.parametrize("when", [pytest.param("before", marks=pytest.mark.long), "state", "fork"])
+@pytest.mark.parametrize("when", [*long_but(["before", "state"], lambda when: False), "fork"])
 def test_exit_and_fork(when: str) -> None:
     """A process that ends carries out what is queued, and so does one that forks."""
     import sys

@@ -76,7 +76,8 @@ def _answer(process: Any) -> None:
     process.stdin.flush()
 
 
-@pytest.mark.parametrize("placement", [pytest.param(PLACEMENTS[0], marks=pytest.mark.long), *PLACEMENTS[1:]])
+@pytest.mark.long
+@pytest.mark.parametrize("placement", PLACEMENTS)
 def test_replacing_all_state_leaves_no_memory_behind(placement: str) -> None:
     """The first time the memory that we had made goes (of a file: is on the disk), then what the user put before."""
     made, first, *others = run_apart("replaced", placement)
