@@ -36,7 +36,7 @@ from experiments.works.phases import PHASES
 
 #: Ways whose processes use the same caches one after the other, and the numbers of tensors of each.
 Plan = Sequence[tuple[tuple[str, ...], Sequence[int]]]
-#: What it costs beside some 8 s for each of the 21 processes is reckoned from a first reading on an H200: cold 3, 7 and
+#: What it costs beside some 8 s for each of the 27 processes is reckoned from a first reading on an H200: cold 3, 7 and
 #: 20 s at 1, 10 and 100 tensors, and more than 200 s at 300, which are not compiled again.
 ON_GPU: Plan = (
     ((COLD, WARM), (1, 10, 30)),  # 3, 7 and 10 s cold, 5 s warm
@@ -44,8 +44,8 @@ ON_GPU: Plan = (
     ((COLD,), (148,)),  # GPT-2's number: 40 to 60 s
     ((EACH,), (110,)),  # 5 s
     ((OURS_COLD, OURS_WARM), (1, 110, 1000)),  # less than 2 s each
-    ((FOREACH,), (10, 110)),
-    ((FUSED,), (10, 110)),
+    ((FOREACH,), (1, 10, 30, 110, 148)),
+    ((FUSED,), (1, 10, 30, 110, 148)),
 )
 #: Compiled C++ says nothing of a GPU's kernels: on a CPU the list is traced, no more.
 TOYS: Plan = (((TRACED, OURS_COLD), (2,)),)
@@ -78,20 +78,20 @@ def derive(rows: Rows) -> Rows:
     for row in rows:
         first, phases = row["first"]["median"], row["phases"]
         paid = {f"paid, {way}": paid_after(row, rows.first(way=way, count=row["count"])) for way in RIVALS}
-        off = abs(1 - sum(phases.values()) / first) if phases else None
+        off = abs(1 - math.fsum(phases.values()) / first) if phases else None
         found.append({**row, "what": "step", "first_s": first, "off": off, "phased": off is not None, **paid})
     return Rows([*found, *powers(found)])
 
 
-def paid_after(row: Row, rival: Row | None) -> int | None:
-    """The first step by which a rival has taken longer in all, first steps included; None: it never does."""
+def paid_after(row: Row, rival: Row | None) -> int | str | None:
+    """The first step by which a rival has taken longer in all, first steps included; None: no rival was measured."""
     if rival is None or row["way"] == rival["way"]:
         return None
     ahead = row["first"]["median"] - rival["first"]["median"]
     gain = (rival["later"]["median"] - row["later"]["median"]) / 1e6
     if ahead <= 0:
         return 1
-    return 1 + math.ceil(ahead / gain) if gain > 0 else None
+    return 1 + math.ceil(ahead / gain) if gain > 0 else "never"
 
 
 def powers(steps: Rows) -> Iterator[Row]:

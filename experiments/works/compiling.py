@@ -196,8 +196,8 @@ BOTH = ("cuda", "cpu")
 WAYS = {
     OURS: Way(ours, repeats=3),
     ON_CPU: Way(ours, BOTH, on_cpu=True),
-    "CuPy RawKernel": Way(cupy_kernel),
-    "torch.cuda._compile_kernel": Way(torch_kernel),
+    "CuPy RawKernel": Way(cupy_kernel, repeats=3),
+    "torch.cuda._compile_kernel": Way(torch_kernel, repeats=3),
     "Triton": Way(triton_kernel),
     "torch.compile": Way(by_torch, BOTH, slow=True),
     "load_inline": Way(inline, BOTH, slow=True),

@@ -8,6 +8,8 @@ cold.rows, cold.seconds, cold.ended      # ended: None, "not ended in 300 s", "e
 
 from __future__ import annotations
 
+import compileall
+import functools
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.child import Child
+from experiments.harness.child import ROOT, Child
 from experiments.harness.run import Run
 from experiments.harness.time import series
 
@@ -51,6 +53,16 @@ class Fresh:
         return {**self.row, "process_s": series([self.seconds], "wall"), "ended": self.ended}
 
 
+@functools.cache
+def compile_as_pip() -> None:
+    """Python's bytecode of pagedopt, which pip makes of every package that it installs.
+
+    Without it each process would compile our sources, and only ours, where Python is told to write no bytecode.
+    """
+    for package in ("pagedopt", "experiments"):
+        compileall.compile_dir(ROOT / package, quiet=1)
+
+
 @contextmanager
 def empty_caches() -> Iterator[Path]:
     """A folder for the caches of all compilers, which goes with what they put there."""
@@ -66,6 +78,7 @@ def fresh(
     Compilers' caches are empty, or else in the folder ``caches``, as the last call left them.  After ``limit`` seconds
     the process is killed, and that is what it says.
     """
+    compile_as_pip()
     if caches is None:
         with empty_caches() as caches:
             return fresh(function, *arguments, limit=limit, caches=caches)
