@@ -132,9 +132,11 @@ def played(hazard: str, way: str, device: str) -> Iterator[dict[str, Any]]:
         yield {"outcome": CRASH, "elements": 0, "said": said[:300]}
         return
     harmed = int((torch.stack(strangers) != OTHERS).sum()) if strangers else 0
-    wrong = 0 if said else sum(off(user, i, asked) for i in range(len(user.params)))
+    held = [i for i, p in enumerate(user.params) if p.untyped_storage().nbytes()]
+    wrong = 0 if said else sum(off(user, i, asked) for i in held)
     kept = KEPT if watched() is not None else SILENT
-    outcome = HARMS if harmed else REFUSED if said else WRONG if wrong else FOLLOWED if user.params else kept
+    right = kept if not user.params else FOLLOWED if len(held) == COUNT else SILENT
+    outcome = HARMS if harmed else REFUSED if said else WRONG if wrong else right
     yield {"outcome": outcome, "elements": harmed or wrong, "said": said[:300]}
 
 

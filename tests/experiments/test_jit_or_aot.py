@@ -175,12 +175,14 @@ def begun(case: str, cold: float, warm: float = 0.2, refusal: str = "", build: o
     return {"case": case, "device": "cuda", "refusal": refusal, "build": build, **times}
 
 
-def test_who_starts_soon_and_needs_nothing_misses_the_bar() -> None:
+def test_who_starts_soon_and_needs_nothing_is_named() -> None:
     rivals = [begun("slow", 1.1), begun("compiler", 0.9, refusal="no g++"), begun("ahead", 0.1, build={"median": 9})]
     assert set(verdicts("start", [begun(OURS, 0.4), *rivals]).values()) == {True}
     found = verdicts("start", [begun(OURS, 0.6, 0.4), *rivals, begun("CuPy RawKernel", 0.3)])
     assert set(found.values()) == {False}
-    assert start.others(Rows([begun("CuPy RawKernel", 0.3)])) == (1, " (CuPy RawKernel)")
+    said = start.convenient(Rows([begun(OURS, 0.6), *rivals, begun("CuPy RawKernel", 0.3)]))
+    assert said is not None
+    assert said.endswith(f": {OURS}, CuPy RawKernel.")
     assert set(verdicts("start", [{**begun(ON_CPU, 5.0), "device": "cpu"}]).values()) == {None}
 
 

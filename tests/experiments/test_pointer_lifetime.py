@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,20 @@ def test_numbers_of_others_that_change_are_counted(monkeypatch: pytest.MonkeyPat
     assert (row["outcome"], row["elements"]) == (HARMS, 5)
 
 
+def test_a_parameter_without_memory_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def those_with_memory(user: User) -> Callable[[], None]:
+        def step() -> None:
+            for p in user.params:
+                if p.untyped_storage().nbytes():
+                    p.data.sub_(p.grad)  # type: ignore[arg-type]
+
+        return step
+
+    monkeypatch.setitem(held_lists.WAYS, "careful", those_with_memory)
+    (found,) = mishaps.played("shrunk (resize_(0))", "careful", "cpu")
+    assert found["outcome"] == mishaps.SILENT
+
+
 def test_a_process_that_dies_is_an_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     row = hazards.in_child("deleted and given back", BARE, "cpu")
     assert row["outcome"] == CRASH
@@ -125,6 +140,8 @@ def matrix(ours: str = FOLLOWED, memcheck: str = hazards.NOTHING) -> Rows:
 def test_bars_of_hazards_can_be_missed() -> None:
     assert verdicts("hazards", matrix()) == [True, True]
     assert verdicts("hazards", matrix(ours=WRONG)) == [False, True]
+    both = Rows({**row, "outcome": WRONG} if row["way"] == TORCH else row for row in matrix(ours=WRONG))
+    assert hazards.unnoticed(both) == (0, f" (both let through: {'; '.join(sorted(list(HAZARDS)[:3]))})")
     assert verdicts("hazards", matrix(memcheck=hazards.NAMED)) == [True, False]
     assert verdicts("hazards", matrix().where(way=BARE)) == [None, None]
     sums = hazards.derive(matrix()).where(what="sum")
