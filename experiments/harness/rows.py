@@ -147,14 +147,27 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return [f"{name}: {one[name]!r}, now {other[name]!r}" for name in one if one[name] != other[name]]
 
 
+def _untimed(part: Mapping[str, Any]) -> bool:
+    """Whether it only counts: no row names a clock."""
+    return not any("clock" in row for row in part["rows"])
+
+
 def merged(old: Mapping[str, Any], new: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:
-    """The parts of both, those of ``new`` in place of older ones; of another machine's those that say the same on any.
+    """The parts of both, those of ``new`` in place of older ones.
+
+    Of another machine's parts are taken those that need no GPU, and, if it only has another number of cores, those that
+    measure no time.
 
     Raises:
         SystemExit: the results are of two machines, of two sets of versions, or one of them is of toys.
     """
     if wrong := differences(old, new):
-        anywhere = {q.name: old["parts"][q.name] for q in experiment.questions if q.cpu_only and q.name in old["parts"]}
+        fewer_cores = all(line.startswith("cores: ") for line in wrong)
+        anywhere = {
+            q.name: old["parts"][q.name]
+            for q in experiment.questions
+            if q.name in old["parts"] and (q.cpu_only or (fewer_cores and _untimed(old["parts"][q.name])))
+        }
         if anywhere and bool(old["quick"]) == bool(new["quick"]):
             return {**new, "parts": {**anywhere, **new["parts"]}}
         refuse(f"not measured on one machine with one set of versions: {'; '.join(wrong)}")

@@ -277,6 +277,20 @@ def test_what_no_gpu_changes_joins_results_of_any_machine(monkeypatch: pytest.Mo
         rows.merged({**old, "quick": True}, result(), TOY)
 
 
+def test_what_measures_no_time_joins_results_of_other_cores() -> None:
+    counts, times = {"rows": [{"kernels": 3}]}, {"rows": [{"kernels": 3}, {"clock": "wall"}]}
+    old = result(parts={"toy_question": counts}, machine={"cores": 8})
+    new = result(parts={"two": times}, machine={"cores": 16})
+    both = {**new, "parts": {"toy_question": counts, "two": times}}
+    assert rows.merged(old, new, several()) == both
+    for change in (
+        {"parts": {"toy_question": times}, "machine": {"cores": 8}},
+        {"machine": {"cores": 8, "driver": "581"}},
+    ):
+        with pytest.raises(SystemExit):
+            rows.merged({**old, **result(**{"parts": old["parts"], **change})}, new, several())
+
+
 def test_a_question_that_needs_a_gpu_is_left_out_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(two, "NEEDS_GPU", True)
     assert run(experiment=several()) == 0
