@@ -16,7 +16,7 @@ Event = tuple[str, float, float, int]
 #: Lanes of a picture from top to bottom: their letters in a row, names and colours.
 LANES = (("o", "operators", GRAY), ("l", "launches", ORANGE), ("k", "GPU", BLUE))
 #: µs of a trace that are drawn, from the first launch on.
-MOST = 2000.0
+MOST = 1200.0
 #: What a kernel does, by what its name holds; the first that fits.
 KINDS = (
     ("Triton", "triton_"),

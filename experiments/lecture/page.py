@@ -35,8 +35,11 @@ here, and whether it is so. Every number under «ours» is read from a JSON in `
 this page is written by `python -m experiments lecture`, and a test holds it to that.
 
 *true*: it is so today. *changed since*: it was so, or may have been, and is no longer. *was a slip*: it was not so then
-either. What is known about a difference stands behind the verdict. *shown in a later part*: by an experiment that is
-not written yet; its name stands in the last column. *not measured yet*: no run on a GPU that shows it is kept yet.
+either (a *slip* of the source). The known reason for a difference follows the verdict. *shown in a later part*: by an
+experiment that is not written yet; the last column names it. *not measured yet*: no run on a GPU that shows it is kept.
+
+A verdict judges what the claim says, by one or two measured numbers that are named in `holds` there. Where the claim's
+number differs and its words hold, the verdict is *true*, and both numbers stand side by side.
 """
 
 

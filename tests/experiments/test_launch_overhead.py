@@ -143,13 +143,13 @@ def test_a_trace_is_drawn_in_lanes_with_launches_joined_to_their_kernels() -> No
         assert (axes.get_xlim(), axes.get_title(loc="right")) == ((0, timeline.MOST), "")
 
 
-def test_what_lies_beyond_two_milliseconds_is_cut_and_said() -> None:
+def test_what_lies_beyond_the_axis_is_cut_and_said() -> None:
     late = event("cudaLaunchKernel", "cuda_runtime", 3500.0, 4.0, 8)
     if (figure := new_figure(6, 3)) is not None:
         axes = figure.subplots()
         rows = Rows([{"case": SPLIT, "trace": timeline.packed(Trace([*SMALL.events, late]))}])
         timeline.Timeline(title="{case}").onto(axes, rows)
-        assert (axes.get_xlim(), axes.get_title(loc="right")) == ((0, 2000), "… until 2,500")
+        assert (axes.get_xlim(), axes.get_title(loc="right")) == ((0, timeline.MOST), "… until 2,500")
 
 
 @pytest.mark.parametrize(
