@@ -202,7 +202,7 @@ BARS = [
     for model in MODELS for state, most in (("float32", 0.9), ("bfloat16", 0.87))
 ]  # fmt: skip
 PLOTS = [
-    Plot("iterations", [Bars(title="an iteration of {model} parameters, 8 x 1,024 tokens", name="name", length="time", unit="ms",
-                             scale=1e3, colors=color, where={"model": model}) for model in MODELS],
+    Plot("iterations", [Bars(title="an iteration of {model} parameters, 8 x 1,024 tokens", name="name", length="time",
+                             unit="ms", scale=1e3, colors=color, where={"model": model}) for model in MODELS],
          "State on the device (grey); on the host, its step exposed (orange) and hidden (blue)")
 ]  # fmt: skip
