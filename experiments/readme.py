@@ -117,8 +117,8 @@ def seven_billion() -> str:
     machine = near.rates.machine.partition(",")[0].removeprefix("an ")
     return (
         f"{markdown(titles, lines)}\n\nReckoned by `pagedopt plan`, not measured. State is bfloat16, as the "
-        "parameters, and in the last row 8-bit codes.\nState on the host takes page-locked RAM. Times are by the rates of an "
-        f"{machine}; a slower link\nbetween card and host takes longer. Parameters and gradients alone take "
+        "parameters, and in the last row 8-bit codes.\nState on the host takes page-locked RAM. Times are by the rates "
+        f"of an {machine}; a slower link\nbetween card and host takes longer. Parameters and gradients alone take "
         f"{number((away.param_bytes + away.grad_bytes) / 2**30)} GiB. So the lower two rows update each parameter "
         "within the backward and drop its\ngradient; the largest gradient comes on top."
     )
@@ -149,7 +149,7 @@ def options(results: Results) -> str:
         for name, note, column, rows, without, having in cases
     ]
     table = markdown(("option", "without", "with", "note"), lines)
-    return f"{table}\n\nEach row is of one run; [below](#what-it-measures) the same step may be of another, with another time."
+    return f"{table}\n\nEach row is of one run; [below](#what-it-measures) a step may be of another, with another time."
 
 
 def gib_of_state(row: Row) -> float:
@@ -198,8 +198,8 @@ def resident(results: Results) -> str:
     eager = [number(replays.number("wall", case=case)) for case in (OURS, CASES["torch fused"])]
     return (
         f"{table}\n\nIn bfloat16 torch fused keeps its state in bfloat16 and moves 14 bytes an element; ours and the "
-        "copy move 22.\nThe last row is of another run ([captured_step](notes/captured_step.md)), in which an eager step "
-        f"over these tensors takes {eager[0]} by the wall, and torch's {eager[1]}."
+        "copy move 22.\nThe last row is of another run ([captured_step](notes/captured_step.md)), in which an eager "
+        f"step over these tensors takes {eager[0]} by the wall, and torch's {eager[1]}."
     )
 
 
