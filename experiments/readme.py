@@ -39,7 +39,7 @@ WORKS = {
     "1b": "1 B in 60 tensors, float32",
     "1000": "1,000 tensors of 2 x 3",
 }
-#: Bytes of a card of 24 GB.
+#: Bytes of a card of 24 GiB.
 CARD = 24 << 30
 CASES = {"pagedopt": "PagedAdamW", "torch fused": "torch fused", "a copy of its bytes": "copy of its bytes"}
 
@@ -109,14 +109,16 @@ def seven_billion() -> str:
     )
     lines = [
         (name, number(taken / 2**30), number((CARD - taken) / 2**30) if taken < CARD else "does not fit",
-         number(1e3 * (plan.seconds or 0.0)))
+         number(1e3 * (plan.seconds or 0.0)), number(plan.away_bytes / 2**30))
         for name, plan, taken in ways
     ]  # fmt: skip
-    titles = ("AdamW, 7 B parameters in bfloat16", "GiB on the card", "left for activations", "ms of all updates")
+    titles = ("AdamW, 7 B parameters in bfloat16", "GiB on the card", "left for activations", "ms of all updates",
+              "GiB of state on the host")  # fmt: skip
     machine = near.rates.machine.partition(",")[0].removeprefix("an ")
     return (
-        f"{markdown(titles, lines)}\n\nReckoned by `pagedopt plan`, not measured. Times are by the rates of an "
-        f"{machine}; a slower link\nbetween card and host takes longer. Parameters and gradients alone take "
+        f"{markdown(titles, lines)}\n\nReckoned by `pagedopt plan`, not measured. State is bfloat16, as the "
+        "parameters, and in the last row 8-bit codes.\nState on the host takes page-locked RAM. Times are by the rates "
+        f"of an {machine}; a slower link\nbetween card and host takes longer. Parameters and gradients alone take "
         f"{number((away.param_bytes + away.grad_bytes) / 2**30)} GiB. So the lower two rows update each parameter "
         "within the backward and drop its\ngradient; the largest gradient comes on top."
     )
@@ -146,7 +148,8 @@ def options(results: Results) -> str:
         (name, *(number(column(rows.where(**where)[0])) for where in (without, having)), f"[{note}](notes/{note}.md)")
         for name, note, column, rows, without, having in cases
     ]
-    return markdown(("option", "without", "with", "note"), lines)
+    table = markdown(("option", "without", "with", "note"), lines)
+    return f"{table}\n\nEach row is of one run; [below](#what-it-measures) a step may be of another, with another time."
 
 
 def gib_of_state(row: Row) -> float:
@@ -166,15 +169,17 @@ def memory_and_time(results: Results) -> str:
          number(row["ms"]) + (f", its step alone {number(row['alone'])}" if row["alone"] else ""))
         for row in budgets(results)
     ]  # fmt: skip
+    (again,) = asked(results, "in_8_bits.in_8_bits").where(device="cuda", place="resident", case=OURS)
     title = f"AdamW, {rivals[0]['numel'] / 1e6:,.0f} M float32 parameters"
     said = (
         f"{gpu(results)}. State lies there before and after every step; what is away passes through "
         f"{ring / 2**20:.0f} MiB more on the device.\nbitsandbytes leaves its pages on the device. Our harness pushes "
         f"them out after each step, which takes {times[0]} ms by itself, and {times[1]} in 8 bits; a step whose pages "
         f"are still there takes {times[2]} and {times[3]}.\nBeside ours in one run, its 32-bit step takes "
-        f"{wide[ALONE]['over']:.2f} times as long, and {wide[SAME]['over']:.2f} times with its pages pushed out; its "
-        "8-bit one moves a quarter of the bytes, for other numbers.\nOur rows with 8-bit state are of another run "
-        "([in_8_bits](notes/in_8_bits.md))."
+        f"{wide[ALONE]['over']:.2f} times as long, and {wide[SAME]['over']:.2f} times with its pages pushed out. "
+        "bitsandbytes' 8-bit step moves a quarter of the bytes, and its results differ from float32's.\nOur rows with "
+        "8-bit state are of another run ([in_8_bits](notes/in_8_bits.md)), in which our float32 step on the device "
+        f"takes {number(ms('wall')(again))} ms."
     )
     return markdown((title, "GiB of state on the device", "on the host", "ms a step, wall"), lines) + f"\n\n{said}"
 
@@ -190,7 +195,12 @@ def resident(results: Results) -> str:
     times = [[number(replays.number(clock, case=case)) for clock in ("gpu", "wall")] for case in (CAPTURED, GRAPH)]
     lines.append((f"{WORKS['1000']}, in a CUDA graph", *map(" / ".join, times), ""))
     table = markdown(("AdamW, all state on the device: GPU / wall, µs", *CASES), lines)
-    return f"{table}\n\nThe last row is of another run ([captured_step](notes/captured_step.md))."
+    eager = [number(replays.number("wall", case=case)) for case in (OURS, CASES["torch fused"])]
+    return (
+        f"{table}\n\nIn bfloat16 torch fused keeps its state in bfloat16 and moves 14 bytes an element; ours and the "
+        "copy move 22.\nThe last row is of another run ([captured_step](notes/captured_step.md)), in which an eager "
+        f"step over these tensors takes {eager[0]} by the wall, and torch's {eager[1]}."
+    )
 
 
 def link(results: Results) -> str:

@@ -195,14 +195,14 @@ COLUMNS = {
     "host: step()": ms("step_host"), "host: all": ms("host"),
     "GB at the peak": lambda row: row["peak"] / 1e9, "pages hidden": formatted("pages_hidden", "{:,.0f}", ""),
 }  # fmt: skip
-TABLES = [Table("{model}, {load} of 1,024 tokens, ms an iteration", by=("model", "load"), columns=COLUMNS)]
+TABLES = [Table("{model} parameters, {load} of 1,024 tokens, ms an iteration", by=("model", "load"), columns=COLUMNS)]
 BARS = [
     Bar(f"{model}, {state}: hidden over exposed", "of_exposed", at_most=most, unit="x", model=model, state=state,
         way=HIDDEN)
     for model in MODELS for state, most in (("float32", 0.9), ("bfloat16", 0.87))
 ]  # fmt: skip
 PLOTS = [
-    Plot("iterations", [Bars(title="an iteration of {model}, 8 x 1,024 tokens", name="name", length="time", unit="ms",
-                             scale=1e3, colors=color, where={"model": model}) for model in MODELS],
+    Plot("iterations", [Bars(title="an iteration of {model} parameters, 8 x 1,024 tokens", name="name", length="time",
+                             unit="ms", scale=1e3, colors=color, where={"model": model}) for model in MODELS],
          "State on the device (grey); on the host, its step exposed (orange) and hidden (blue)")
 ]  # fmt: skip

@@ -96,6 +96,7 @@ class Streams(Panel):
 
 
 PLOTS = [
-    Plot("streams", [Streams(title="{model}, two iterations, {way}", where={"way": way}) for way in (EXPOSED, HIDDEN)],
+    Plot("streams", [Streams(title="{model} parameters, two iterations, {way}", where={"way": way})
+                     for way in (EXPOSED, HIDDEN)],
          "Exposed, the model waits for the step; hidden, the next forward goes on beside it")
 ]  # fmt: skip
