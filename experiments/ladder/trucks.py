@@ -226,6 +226,4 @@ PANELS = [
         **DRAWN,
     ),
 ]
-PLOTS = [
-    Plot("trucks", PANELS, "AdamW in groups of b tensors: time of a step, and its memory at the peak", by=("key",))
-]
+PLOTS = [Plot("trucks", PANELS, "AdamW in groups of b tensors: time and peak memory of a step", by=("key",))]
