@@ -210,7 +210,7 @@ def on_front(row: Row, others: Sequence[Row]) -> bool:
 
 def ended(row: Row) -> str:
     """Whether it is on the front, or why there is nothing."""
-    where = "yes" if row["front"] else "of the exact" if row["front_exact"] else ""
+    where = "yes" if row["front"] else "of exact ones" if row["front_exact"] else ""
     return last_line()(row) or (where if row["weighed"] else f"{where} (state by reckoning)".strip())
 
 
@@ -244,11 +244,11 @@ TABLES = [
     Table("{work} on {device}: {numel:,} parameters in {tensors:,} tensors", by=("key",), columns={
         "contender": "case", "ms, {clock}": ms("time"), "device, MiB": mib("need"),
         "of it only in a step": mib("extra"), "away, MiB": mib("away"), "kernels": "kernels",
-        "of the copy": percent("share", "{:.0f} %"), "error": error(), "on the front": ended,
+        "of the copy": percent("share", "{:.0f} %"), "error": error(), "on the Pareto front": ended,
     })
 ]  # fmt: skip
 BARS = [
-    Bar("works in which ours is off the front of exact updates", fronts, at_most=0, case=DEVICE),
+    Bar("works in which ours is off the Pareto front of exact updates", fronts, at_most=0, case=DEVICE),
     Bar("ours on the device, bytes beyond two moments", "beyond", at_most=1 << 20, unit="B", case=DEVICE),
     Bar("foreach's peak is one float32 number a parameter, GPT-2, off by", "from_one", at_most=0.05, case=FOREACH,
         key="gpt2"),

@@ -183,7 +183,7 @@ def bridge(rows: Rows) -> str | None:
         size = largest(rows, way)
         trips = f"passes with {size} of {count} ({-(-count // size)} trips)" if size else "does not pass"
         found.append(f"{way} {trips}")
-    return f"The bridge of {number(first['bridge'] / 2**20)} MiB over {first['work']}, {held}: {'; '.join(found)}."
+    return f"A memory limit of {number(first['bridge'] / 2**20)} MiB over {first['work']}, {held}: {'; '.join(found)}."
 
 
 class Peaks(Lines):
@@ -200,7 +200,7 @@ class Peaks(Lines):
         return f"{self.unit} (log, and 0)"
 
 
-GRID: dict[str, Any] = {"down": "way", "across": "size", "corner": "b, tensors in a truck"}
+GRID: dict[str, Any] = {"down": "way", "across": "size", "corner": "b, tensors in a group"}
 TABLES = [
     Grid(f"{{work}} on {{device}} ({{key}}): {said}", cell=cell, where={"key": key}, **GRID)
     for key in ("trips cost", "bytes cost")
@@ -210,11 +210,11 @@ BARS = [
     Bar("trips are 512 / b, off by", "off", at_most=0),
     Bar("foreach's extra is one intermediate of its group, off by", "from_one", at_most=0.05, key="bytes cost",
         way=FOREACH),
-    Bar("ours in one truck, bytes at the peak", "extra", at_most=1 << 20, unit="B", way=OURS, trips=1),
-    Bar("largest truck of ours under the bridge", lambda rows: largest(rows, OURS), at_least=TENSORS),
+    Bar("ours in one group, bytes at the peak", "extra", at_most=1 << 20, unit="B", way=OURS, trips=1),
+    Bar("largest group of ours within the memory limit", lambda rows: largest(rows, OURS), at_least=TENSORS),
 ]  # fmt: skip
 TEXTS = [Text("trucks", bridge)]
-DRAWN: dict[str, Any] = {"x": "size", "each": "way", "label": "b, tensors in a truck", "colors": contenders.color}
+DRAWN: dict[str, Any] = {"x": "size", "each": "way", "label": "b, tensors in a group", "colors": contenders.color}
 PANELS = [
     Lines(title="{work}: {key}", unit="ms a step", y=ms("time"), inches=4.5, **DRAWN),
     Peaks(
@@ -222,8 +222,8 @@ PANELS = [
         unit="MiB at the peak",
         y=mib("extra"),
         log="x",
-        level=("bridge", mib("bridge")),
+        level=("memory limit", mib("bridge")),
         **DRAWN,
     ),
 ]
-PLOTS = [Plot("trucks", PANELS, "The larger the truck, the faster; only foreach's takes memory", by=("key",))]
+PLOTS = [Plot("trucks", PANELS, "AdamW in groups of b tensors: time and peak memory of a step", by=("key",))]

@@ -122,7 +122,7 @@ def test_who_is_weighed_where(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ours_beaten_in_both_misses_the_bar() -> None:
     rows = Rows([weighed(f"{OURS}, device", 100, 2 << 20), weighed(FUSED, 90)])
     found = verdicts("pareto", rows)
-    assert found["works in which ours is off the front of exact updates"] is False
+    assert found["works in which ours is off the Pareto front of exact updates"] is False
     assert found["ours on the device, bytes beyond two moments"] is False
 
 
@@ -152,7 +152,7 @@ def test_state_that_escaped_the_scales_counts_all_the_same() -> None:
     assert (mine["need"], graph["need"], half["need"]) == (8000, 8000, 4000)
     assert (mine["weighed"], graph["weighed"]) == (True, False)
     assert pareto.ended(graph) == "yes (state by reckoning)"
-    assert verdicts("pareto", rows)["works in which ours is off the front of exact updates"] is False
+    assert verdicts("pareto", rows)["works in which ours is off the Pareto front of exact updates"] is False
 
 
 @pytest.mark.gpu

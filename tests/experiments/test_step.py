@@ -174,6 +174,15 @@ def test_tables_show_the_share_of_the_copy() -> None:
     assert dict(zip(headings, lines[1], strict=True))["÷ ours"] == "10.00 x"
 
 
+def test_torch_s_share_is_that_of_the_bytes_it_moves() -> None:
+    rows = Rows({**row, "bytes": 22} for row in made_up()["close_to_a_copy"]).where(key="gpt2-bf16")
+    mine, fused, copy = close_to_a_copy.derive(rows)
+    assert (mine["label"], fused["label"]) == (OURS, f"{FUSED}, bf16 moments")
+    assert mine["share"] == pytest.approx(99)
+    assert fused["share"] == pytest.approx(9.9 * 14 / 22)
+    assert copy["share"] == 100
+
+
 def test_a_loop_without_gpu_times_is_held_to_our_wall() -> None:
     rows = Rows(made_up()["close_to_a_copy"]).where(key="1000")
     rows[1] |= {"gpu": None, "wall": stats(5000.0)}
