@@ -128,7 +128,16 @@ BARS = [
 PLOTS = [
     Plot(
         "rates",
-        [Lines(title="A copy of one piece", unit="GB/s", x=in_units("size", 1024), y="rate", each="case", label="KiB")],
+        [
+            Lines(
+                title="A copy of one piece",
+                unit="GB/s",
+                x=in_units("size", 1 << 20),
+                y="rate",
+                each="case",
+                label="MiB",
+            )
+        ],
         where={"what": ONE},
     ),
     Plot(
