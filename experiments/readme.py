@@ -199,7 +199,7 @@ def resident(results: Results) -> str:
     return (
         f"{table}\n\nIn bfloat16 torch fused keeps its state in bfloat16 and moves 14 bytes an element; ours and the "
         "copy move 22.\nThe last row is of another run ([captured_step](notes/captured_step.md)), in which an eager "
-        f"step over these tensors takes {eager[0]} by the wall, and torch's {eager[1]}."
+        f"step over these tensors takes {eager[0]} µs by the wall, and torch's {eager[1]} µs."
     )
 
 

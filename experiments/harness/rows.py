@@ -162,11 +162,11 @@ def merged(old: Mapping[str, Any], new: Mapping[str, Any], experiment: Experimen
         SystemExit: the results are of two machines, of two sets of versions, or one of them is of toys.
     """
     if wrong := differences(old, new):
-        fewer_cores = all(line.startswith("cores: ") for line in wrong)
+        only_cores = all(line.startswith("cores: ") for line in wrong)
         anywhere = {
             q.name: old["parts"][q.name]
             for q in experiment.questions
-            if q.name in old["parts"] and (q.cpu_only or (fewer_cores and _untimed(old["parts"][q.name])))
+            if q.name in old["parts"] and (q.cpu_only or (only_cores and _untimed(old["parts"][q.name])))
         }
         if anywhere and bool(old["quick"]) == bool(new["quick"]):
             return {**new, "parts": {**anywhere, **new["parts"]}}

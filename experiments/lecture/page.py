@@ -25,7 +25,7 @@ PARTS = {
 #: Verdicts behind a number.
 SEVERAL = {
     TRUE: "are true", CHANGED: "have changed since", SLIP: "were slips", LATER: "are left to a later part",
-    NOT_YET: "are not measured yet", NOT_HERE: "are not shown here",
+    NOT_YET: "not measured yet", NOT_HERE: "not shown here",
 }  # fmt: skip
 HEAD = """\
 # What the lectures say, and what is so

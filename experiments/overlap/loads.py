@@ -26,7 +26,7 @@ def measure(run: Run) -> Iterator[Row]:
     yield from rows(run, PLAN)
 
 
-TABLES = [Table("{model} parameters, {load} of 1,024 tokens, ms an iteration", by=("model", "load"), columns=COLUMNS)]
+TABLES = [Table("{model} parameters, {load}; ms an iteration, a sequence has 1,024 tokens", by=("model", "load"), columns=COLUMNS)]
 BARS = [
     Bar("1.56 B, float32, 32 sequences: hidden over resident", "of_resident", at_most=1.05, unit="x",
         load=str(LARGE), way=HIDDEN),

@@ -55,9 +55,9 @@ class Fresh:
 
 @functools.cache
 def compile_as_pip() -> None:
-    """Python's bytecode of pagedopt, which pip makes of every package that it installs.
+    """Write the bytecode of this checkout's sources, as pip does for every package that it installs.
 
-    Without it each process would compile our sources, and only ours, where Python is told to write no bytecode.
+    Where Python is told to write no bytecode, each process would compile these sources anew, and only these.
     """
     for package in ("pagedopt", "experiments"):
         compileall.compile_dir(ROOT / package, quiet=1)
