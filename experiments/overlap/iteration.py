@@ -195,7 +195,8 @@ COLUMNS = {
     "host: step()": ms("step_host"), "host: all": ms("host"),
     "GB at the peak": lambda row: row["peak"] / 1e9, "pages hidden": formatted("pages_hidden", "{:,.0f}", ""),
 }  # fmt: skip
-TABLES = [Table("{model} parameters, {load}; ms an iteration, a sequence has 1,024 tokens", by=("model", "load"), columns=COLUMNS)]
+TITLE = "{model} parameters, {load}; ms an iteration, a sequence has 1,024 tokens"
+TABLES = [Table(TITLE, by=("model", "load"), columns=COLUMNS)]
 BARS = [
     Bar(f"{model}, {state}: hidden over exposed", "of_exposed", at_most=most, unit="x", model=model, state=state,
         way=HIDDEN)

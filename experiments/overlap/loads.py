@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from experiments.lab import Bar, Row, Run, Table
-from experiments.overlap.iteration import COLUMNS, EXPOSED, HIDDEN, RESIDENT, derive, rows
+from experiments.lab import Bar, Row, Run
+from experiments.overlap.iteration import EXPOSED, HIDDEN, RESIDENT, TABLES, derive, rows
 from experiments.works.training import Load
 
-__all__ = ["derive", "measure"]
+__all__ = ["TABLES", "derive", "measure"]
 
 NEEDS_GPU = True
 MICRO, LARGE = Load(micro=4), Load(batch=32, recomputed=True)
@@ -26,7 +26,6 @@ def measure(run: Run) -> Iterator[Row]:
     yield from rows(run, PLAN)
 
 
-TABLES = [Table("{model} parameters, {load}; ms an iteration, a sequence has 1,024 tokens", by=("model", "load"), columns=COLUMNS)]
 BARS = [
     Bar("1.56 B, float32, 32 sequences: hidden over resident", "of_resident", at_most=1.05, unit="x",
         load=str(LARGE), way=HIDDEN),
