@@ -20,6 +20,7 @@ from experiments.works.list_copy import Call, in_torch, over_a_list
 from pagedopt.system.cuda.driver import bindings, call
 
 NEEDS_GPU = True
+GPUS = 2
 NBYTES, PIECES = 1 << 28, 64
 OFF, API, TORCH = "cuMemcpyPeerAsync, access off", "cuMemcpyPeerAsync", "torch copy_"
 PULL, PUSH, MIXED = "a kernel that reads there", "a kernel that writes there", "a kernel over tensors of both"

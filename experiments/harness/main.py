@@ -99,7 +99,9 @@ def check(folder: Path, questions: Sequence[Question]) -> None:
             refuse(f"{question.name}: {error}")
 
 
-def begun(options: argparse.Namespace, path: Path, experiment: Experiment, device: torch.device) -> dict[str, Any]:
+def begun(
+    options: argparse.Namespace, path: Path, experiment: Experiment, device: torch.device, gpus: int
+) -> dict[str, Any]:
     """Results without a question measured yet, or those that new ones are to join.
 
     Raises:
@@ -115,7 +117,8 @@ def begun(options: argparse.Namespace, path: Path, experiment: Experiment, devic
     }
     if options.merge is None or (options.merge == Path() and not path.exists()):
         return new
-    return rows.merged(rows.read(path if options.merge == Path() else options.merge, experiment), new, experiment)
+    old = rows.read(path if options.merge == Path() else options.merge, experiment)
+    return rows.merged(old, new, experiment, gpus)
 
 
 def main(experiment: Experiment, arguments: Sequence[str], part: str | None = None) -> int:
@@ -137,7 +140,7 @@ def main(experiment: Experiment, arguments: Sequence[str], part: str | None = No
     ]
     check(options.out, questions)
     path = options.out / f"{experiment.name}-{label(device)}.json"
-    result = begun(options, path, experiment, device)
+    result = begun(options, path, experiment, device, min((q.gpus for q in questions), default=1))
     out = show.console()
     known = {} if options.quick else rows.seconds(KEPT / path.name) | rows.seconds(path)
     progress = Advance(out, [q.name for q in questions], known)
@@ -170,6 +173,8 @@ def _measure(experiment: Experiment, question: Question, run: Run, result: dict[
     only = f" --only {name}" if len(experiment.questions) > 1 else ""
     command = f"python -m experiments {experiment.name}{only}{' --quick' if run.quick else ''}"
     part, stopped = answered(question, run, command)
+    if question.gpus > 1:
+        part["machine"] = conditions()
     if part["complete"] or name not in result["parts"]:
         result["parts"][name] = part
     else:

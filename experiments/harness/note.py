@@ -26,8 +26,10 @@ def machine_line(result: Mapping[str, Any]) -> str:
     m = result["machine"]
     others: dict[str, list[str]] = {}
     for name, part in result.get("parts", {}).items():
-        if "commit" in part and words(part) != words(m):
-            others.setdefault(words(part), []).append(name)
+        on = part.get("machine", m)
+        there = f" on {part['machine']['cores']} cores" if on["cores"] != m["cores"] else ""
+        if "commit" in part and (there or words(part) != words(m)):
+            others.setdefault(words(part) + there, []).append(name)
     earlier = "".join(f" Of {source}: {', '.join(names)}." for source, names in others.items())
     versions = ", ".join(f"{name} {version}" for name, version in m["versions"].items())
     gpu = f"{m['gpu']} (driver {m['driver']}, CUDA {m['torch_cuda']})" if result["device"] != "cpu" else "CPU only"

@@ -47,6 +47,11 @@ class Question:
         """Whether no GPU changes its answer: none is measured, and it joins results of any machine."""
         return bool(getattr(self.module, "CPU_ONLY", False))
 
+    @property
+    def gpus(self) -> int:
+        """How many GPUs of one host it needs, if it needs one at all."""
+        return int(getattr(self.module, "GPUS", 1))
+
     def listed(self, what: str) -> Sequence[Any]:
         """``TABLES``, ``PLOTS``, ``BARS`` or ``TEXTS``."""
         return tuple(getattr(self.module, what, ()))

@@ -152,21 +152,25 @@ def _untimed(part: Mapping[str, Any]) -> bool:
     return not any("clock" in row for row in part["rows"])
 
 
-def merged(old: Mapping[str, Any], new: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:
+def merged(old: Mapping[str, Any], new: Mapping[str, Any], experiment: Experiment, gpus: int = 1) -> dict[str, Any]:
     """The parts of both, those of ``new`` in place of older ones.
 
     Of another machine's parts are taken those that need no GPU, and, if it only has another number of cores, those that
-    measure no time.
+    measure no time or name their own machine.  A machine of several GPUs has more cores than one of a single GPU, so
+    parts that need several (``gpus``) join results of any number of cores.
 
     Raises:
         SystemExit: the results are of two machines, of two sets of versions, or one of them is of toys.
     """
     if wrong := differences(old, new):
         only_cores = all(line.startswith("cores: ") for line in wrong)
+        if only_cores and gpus > 1 and bool(old["quick"]) == bool(new["quick"]):
+            return {**old, "parts": dict(old["parts"])}
         anywhere = {
-            q.name: old["parts"][q.name]
+            q.name: part
             for q in experiment.questions
-            if q.name in old["parts"] and (q.cpu_only or (only_cores and _untimed(old["parts"][q.name])))
+            if (part := old["parts"].get(q.name))
+            and (q.cpu_only or (only_cores and ("machine" in part or _untimed(part))))
         }
         if anywhere and bool(old["quick"]) == bool(new["quick"]):
             return {**new, "parts": {**anywhere, **new["parts"]}}

@@ -14,9 +14,10 @@ import torch.distributed as dist
 from experiments.works.models import HYPER
 from pagedopt import PagedAdamW
 
-OURS, FUSED = "PagedAdamW", "torch fused"
+OURS, AWAY, FUSED = "PagedAdamW", "PagedAdamW, all away", "torch fused"
 KINDS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     OURS: PagedAdamW,
+    AWAY: functools.partial(PagedAdamW, device_budget=0),
     FUSED: lambda params, **hyper: torch.optim.AdamW(params, fused=True, **hyper),
 }
 #: Seconds until a process that waits for another gives up.
@@ -26,7 +27,7 @@ WAIT = 60
 def iterations(
     rank: int, world: int, device: str, store: str, sizes: dict[str, int], warmup: int, rounds: int
 ) -> Iterator[dict[str, Any]]:
-    """A row per contender: times (µs) of iterations and of the steps in them, and the losses of the warm-up.
+    """A row per contender: times (µs) of iterations and of the steps in them, the losses of the warm-up, bytes away.
 
     Args:
         rank, world: of this process, and how many there are; each has a GPU of its own, if ``device`` is ``cuda``.
@@ -57,7 +58,7 @@ def iterations(
                 found[name]["steps"].append(step)
     count = sum(p.numel() for p in trainings[OURS].model.parameters())
     for name, times in found.items():
-        yield {"case": name, "parameters": count, **times}
+        yield {"case": name, "parameters": count, "away": trainings[name].away(), **times}
     dist.barrier()
     dist.destroy_process_group()
 
@@ -96,6 +97,14 @@ class Training:
         self.optimizer.zero_grad()
         whole, step = clock.times()
         return float(loss), whole, step
+
+    def away(self) -> int:
+        """Bytes of state in this process that a budget sent away."""
+        if not isinstance(self.optimizer, PagedAdamW):
+            return 0
+        near = "device" if self.device.type == "cuda" else "host"
+        places = self.optimizer.memory_report().by_place
+        return sum(nbytes for place, nbytes in places.items() if place != near)
 
 
 class Clock:

@@ -291,6 +291,26 @@ def test_what_measures_no_time_joins_results_of_other_cores() -> None:
             rows.merged({**old, **result(**{"parts": old["parts"], **change})}, new, several())
 
 
+def test_parts_of_several_gpus_join_results_of_other_cores_and_name_their_machine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(two, "GPUS", 2, raising=False)
+    times = {"rows": [{"clock": "wall"}]}
+    old, new = result(parts={"toy_question": times}, machine={"cores": 16}), result(machine={"cores": 32})
+    kept = rows.merged(old, new, several(), gpus=2)
+    assert kept == old
+    assert kept["parts"] is not old["parts"]
+    kept["parts"]["two"] = {**times, "commit": "def5678", "dirty": False, "machine": new["machine"]}
+    assert old["parts"] == {"toy_question": times}
+    assert rows.merged(kept, new, several())["parts"] == {"two": kept["parts"]["two"]}
+    with pytest.raises(SystemExit):
+        rows.merged(old, result(machine={"cores": 32, "driver": "581"}), several(), gpus=2)
+    machine = {"torch_cuda": "13.0", "processor": "x", "cores": 16, "python": "3.12"}
+    assert note.machine_line({**kept, "machine": {**kept["machine"], **machine}}).endswith(
+        " Of commit def5678 on 32 cores: two."
+    )
+
+
 def test_a_question_that_needs_a_gpu_is_left_out_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(two, "NEEDS_GPU", True)
     assert run(experiment=several()) == 0

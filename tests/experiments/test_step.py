@@ -74,17 +74,21 @@ def test_steps_with_state_in_8_bits_are_measured_on_a_cpu(tmp_path: Path) -> Non
 @pytest.mark.long
 def test_iterations_over_two_processes_take_turns(tmp_path: Path) -> None:
     found = run_quick("fsdp2", tmp_path)
-    whole, steps = found["parts"]["fsdp2"]["rows"]
-    assert (whole["what"], steps["what"]) == ("iterations", "steps")
-    for name in ("ours", "theirs"):
-        assert whole[name]["n"] == steps[name]["n"] == 3
-        assert 0 < steps[name]["min"] < whole[name]["max"]
+    rows = found["parts"]["fsdp2"]["rows"]
+    assert [(row["case"], row["what"]) for row in rows] == [
+        (case, what) for case in (OURS, "PagedAdamW, all away") for what in ("iterations", "steps")
+    ]
+    assert [row["away"] > 0 for row in rows] == [False, False, True, True]
+    for whole, steps in (rows[:2], rows[2:]):
+        for name in ("ours", "theirs"):
+            assert whole[name]["n"] == steps[name]["n"] == 3
+            assert 0 < steps[name]["min"] < whole[name]["max"]
 
 
 def test_iterations_must_not_take_longer_and_must_learn_alike() -> None:
     (bar,) = fsdp2.BARS
     for ratio, met in ((1.04, True), (1.06, False)):
-        assert bar.verdict(Rows([{"what": "iterations", "ratio": stats(ratio)}])).met is met
+        assert bar.verdict(Rows([{"what": "iterations", "case": OURS, "ratio": stats(ratio)}])).met is met
     assert bar.verdict(Rows()).met is None
     fsdp2.check_losses([2.0, 1.0], [2.0, 1.01])
     with pytest.raises(RuntimeError, match="losses"):
