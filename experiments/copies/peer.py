@@ -69,7 +69,7 @@ def measure(run: Run) -> Iterator[Row]:
         run.leave_out("one GPU is here, it needs two")
         return
     here, there = torch.device("cuda", 0), torch.device("cuda", 1)
-    yield {"what": "said", **allowed(0, 1)}
+    yield {"what": "said", "gpu": torch.cuda.get_device_name(there), **allowed(0, 1)}
     torch.cuda.set_device(here)
     run.rounds, run.seconds = run.size((20, 0.5), (3, 0.05))
     numel = run.size(NBYTES, 1 << 16) // 4
@@ -113,7 +113,10 @@ def derive(rows: Rows) -> Rows:
     """GB/s, and how much of the API's copy that is; of a list of both, each direction carries half."""
     known = on_one_clock(rows.where(what="copy"))
     api = (known.first(case=API) or {}).get("time")
-    more = [{**row, "rate": gb_per_s("bytes", "time")(row), "of_api": over(api, row["time"])} for row in known]
+    gpu = (rows.first(what="said") or {}).get("gpu", "GPU")
+    more = [
+        {**row, "gpu": gpu, "rate": gb_per_s("bytes", "time")(row), "of_api": over(api, row["time"])} for row in known
+    ]
     return Rows([*rows.where(what="said"), *more])
 
 
@@ -121,7 +124,7 @@ TABLES = [
     Table("what the driver says of two GPUs", where={"what": "said"}, columns={
         "access": "access", "rank of the way": "rank", "atomics": "atomics",
     }),
-    Table("{bytes:,} bytes from one GPU to another, {clock}", where={"what": "copy"}, columns={
+    Table("{bytes:,} bytes from one {gpu} to another, {clock}", where={"what": "copy"}, columns={
         "by": "case", "µs": "time", "GB/s": "rate", "÷ the API's": "of_api",
     }),
 ]  # fmt: skip
@@ -132,7 +135,7 @@ BARS = [
 PLOTS = [
     Plot(
         "peer",
-        [Bars(title="From one GPU to another, {clock}", name="case", length="rate", unit="GB/s")],
+        [Bars(title="From one {gpu} to another, {clock}", name="case", length="rate", unit="GB/s")],
         where={"what": "copy"},
     )
 ]

@@ -141,6 +141,8 @@ def main(experiment: Experiment, arguments: Sequence[str], part: str | None = No
     check(options.out, questions)
     path = options.out / f"{experiment.name}-{label(device)}.json"
     result = begun(options, path, experiment, device, min((q.gpus for q in questions), default=1))
+    if result["parts"] and result["machine"]["gpu"] != conditions()["gpu"]:
+        path = options.merge  # what it joins stays of its own card
     out = show.console()
     known = {} if options.quick else rows.seconds(KEPT / path.name) | rows.seconds(path)
     progress = Advance(out, [q.name for q in questions], known)

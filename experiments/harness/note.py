@@ -27,7 +27,7 @@ def machine_line(result: Mapping[str, Any]) -> str:
     others: dict[str, list[str]] = {}
     for name, part in result.get("parts", {}).items():
         on = part.get("machine", m)
-        there = f" on {part['machine']['cores']} cores" if on["cores"] != m["cores"] else ""
+        there = f" on {on['gpu']}s of one host, {on['cores']} cores" if on is not m else ""
         if "commit" in part and (there or words(part) != words(m)):
             others.setdefault(words(part) + there, []).append(name)
     earlier = "".join(f" Of {source}: {', '.join(names)}." for source, names in others.items())

@@ -156,15 +156,15 @@ def merged(old: Mapping[str, Any], new: Mapping[str, Any], experiment: Experimen
     """The parts of both, those of ``new`` in place of older ones.
 
     Of another machine's parts are taken those that need no GPU, and, if it only has another number of cores, those that
-    measure no time or name their own machine.  A machine of several GPUs has more cores than one of a single GPU, so
-    parts that need several (``gpus``) join results of any number of cores.
+    measure no time or name their own machine.  Parts that need several GPUs (``gpus``) name theirs, and join results of
+    a machine with another number of cores or another GPU.
 
     Raises:
         SystemExit: the results are of two machines, of two sets of versions, or one of them is of toys.
     """
     if wrong := differences(old, new):
         only_cores = all(line.startswith("cores: ") for line in wrong)
-        if only_cores and gpus > 1 and bool(old["quick"]) == bool(new["quick"]):
+        if gpus > 1 and all(line.startswith(("cores: ", "gpu: ")) for line in wrong):
             return {**old, "parts": dict(old["parts"])}
         anywhere = {
             q.name: part

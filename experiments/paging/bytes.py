@@ -58,7 +58,7 @@ def up_and_down(name: str, nbytes: Bytes) -> Row:
 
 def _known(run: Run, counters: LinkCounters, idle: Bytes) -> dict[str, tuple[Bytes, Bytes]]:
     """What is moved, and what is counted for it, in traffic whose bytes are known."""
-    link = Link(run)
+    link = Link.of(run)
     cases = link.cases(link.best_blocks(run)[0])
     for case in cases:
         case.run()

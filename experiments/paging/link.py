@@ -23,7 +23,7 @@ HBM = "HBM copy"
 def measure(run: Run) -> Iterator[Row]:
     """A row per grid of the plain kernel, then one per ceiling: times, and the bytes that are moved in all."""
     pace(run)
-    link = Link(run)
+    link = Link.of(run)
     moved = {name: sum(copies) * link.nbytes for name, copies in MOVES.items()} | {HBM: 4 * link.nbytes}
     blocks, grids = link.best_blocks(run)
     for row in grids:

@@ -48,7 +48,7 @@ STEP = "step"
 
 def measure(run: Run) -> Iterator[Row]:
     """Rows of (way, share, case) with times, the ceilings' among them, and one by way with its digests."""
-    problem, link = Problem(run), Link(run)
+    problem, link = Problem(run), Link.of(run)
     blocks, _ = link.best_blocks(run)
     error = problem.error(contenders.ours(placement=DEVICE))  # all others must have its bits
     if not error <= problem.work.tolerance:

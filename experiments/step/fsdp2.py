@@ -18,10 +18,11 @@ from pathlib import Path
 import torch
 
 from experiments.harness.child import Child
-from experiments.lab import Bar, Row, Rows, Run, Table, series, spread
-from experiments.step.sharded_process import AWAY, FUSED, OURS, iterations
+from experiments.lab import Bar, Row, Rows, Run, Table, gb_per_s, series, spread
+from experiments.step.sharded_process import AWAY, FUSED, LINK, OURS, iterations
 
 PROCESSES = GPUS = 2
+TURNS = "turns"
 #: Seconds until a process is killed.
 LIMIT = 120
 #: 1.01 thousand million parameters; 2,048 tokens in each process.
@@ -53,6 +54,8 @@ def measure(run: Run) -> Iterator[Row]:
         if child.ended:
             raise RuntimeError(f"process {rank} {child.ended}")
     (theirs,) = found[0].where(case=FUSED)
+    for link in found[0].where(case=LINK):
+        yield {"kind": LINK, "bytes": link["bytes"], "time": series(link["times"], "GPU")}
     for case in (OURS, AWAY):
         (ours,) = found[0].where(case=case)
         check_losses(ours["losses"], theirs["losses"])
@@ -60,7 +63,14 @@ def measure(run: Run) -> Iterator[Row]:
             ratios = [one / other for one, other in zip(ours[what], theirs[what], strict=True)]
             samples = {"ours": ours[what], "theirs": theirs[what], "ratio": ratios}
             times = {name: series(values, clock) for name, values in samples.items()}
-            yield {"what": what, "case": case, "parameters": ours["parameters"], "away": ours["away"], **times}
+            yield {
+                "kind": TURNS,
+                "what": what,
+                "case": case,
+                "parameters": ours["parameters"],
+                "away": ours["away"],
+                **times,
+            }
 
 
 def check_losses(ours: Sequence[float], theirs: Sequence[float]) -> None:
@@ -73,12 +83,27 @@ def check_losses(ours: Sequence[float], theirs: Sequence[float]) -> None:
         raise RuntimeError(f"the losses of {OURS} are {ours}, those of {FUSED} {theirs}")
 
 
+def derive(rows: Rows) -> Rows:
+    """Steps with the floor of their bytes away: these, up and down at once, at the rate of the link."""
+    link = rows.first(kind=LINK)
+    pace = link["time"]["median"] / link["bytes"] if link else None
+    away = [row.get("what") == "steps" and row["away"] for row in rows]
+    return Rows(
+        {**row, "floor": nbytes * pace} if nbytes and pace else row for row, nbytes in zip(rows, away, strict=True)
+    )
+
+
 TABLES = [
-    Table("FSDP2 over two processes, {parameters:,} parameters", {
+    Table("FSDP2 over two processes, {parameters:,} parameters", where={"kind": TURNS}, columns={
         "what": "what", "ours": "case", "state away in each process, bytes": lambda row: f"{row['away']:,}",
         "ours, µs (p10 to p90)": spread("ours"), f"{FUSED}, µs": spread("theirs"),
         "ours over theirs, in turn": spread("ratio"), "turns": lambda row: f"{row['ratio']['n']}",
-    })
+        "floor of the bytes away, µs": "floor",
+    }),
+    Table("copies up and down at once, in both processes", where={"kind": LINK}, columns={
+        "bytes each way": lambda row: f"{row['bytes']:,}", "µs": spread("time"),
+        "GB/s each way": gb_per_s("bytes", "time"),
+    }),
 ]  # fmt: skip
 BARS = [
     Bar(

@@ -87,7 +87,7 @@ def resident(run: Run, work: Work, device: torch.device | None = None) -> Iterat
 def away(run: Run) -> Iterator[Row]:
     """All state on the host: staged, in place, and what the link can do."""
     problem = Problem(run)
-    work, link = run.size(FULL, QUICK), Link(run)
+    work, link = run.size(FULL, QUICK), Link.of(run)
     nbytes = BITS_8 * work.numel
     about = {"place": "away", "device": "cuda", "work": work.name, "numel": work.numel}
     blocks, _ = link.best_blocks(run)

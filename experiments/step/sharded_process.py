@@ -15,6 +15,8 @@ from experiments.works.models import HYPER
 from pagedopt import PagedAdamW
 
 OURS, AWAY, FUSED = "PagedAdamW", "PagedAdamW, all away", "torch fused"
+#: Copies up and down at once, in all processes at the same time: what pages that are away can travel at.
+LINK = "link"
 KINDS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     OURS: PagedAdamW,
     AWAY: functools.partial(PagedAdamW, device_budget=0),
@@ -28,6 +30,7 @@ def iterations(
     rank: int, world: int, device: str, store: str, sizes: dict[str, int], warmup: int, rounds: int
 ) -> Iterator[dict[str, Any]]:
     """A row per contender: times (µs) of iterations and of the steps in them, the losses of the warm-up, bytes away.
+    A last one of the link, on GPUs.
 
     Args:
         rank, world: of this process, and how many there are; each has a GPU of its own, if ``device`` is ``cuda``.
@@ -59,8 +62,26 @@ def iterations(
     count = sum(p.numel() for p in trainings[OURS].model.parameters())
     for name, times in found.items():
         yield {"case": name, "parameters": count, "away": trainings[name].away(), **times}
+    if device == "cuda":
+        yield {"case": LINK, **both_ways(here, warmup, rounds)}
     dist.barrier()
     dist.destroy_process_group()
+
+
+def both_ways(device: torch.device, warmup: int, rounds: int) -> dict[str, Any]:
+    """Times (µs) of copies of ``bytes`` up and as many down at once, while the other processes do the same."""
+    from experiments.works.link import Link
+
+    link, times = Link(device, 1 << 28), []
+    for number in range(warmup + rounds):
+        dist.barrier()
+        clock = Clock(device)
+        clock.tick()
+        link.both()
+        clock.tick()
+        if number >= warmup:
+            times.append(clock.times()[1])
+    return {"times": times, "bytes": link.nbytes}
 
 
 class Training:

@@ -59,12 +59,12 @@ def touch(address: int, nbytes: int, blocks: int, device: torch.device) -> None:
 class Link:
     """Page-locked memory and what can be done with it; freed with this object.
 
-    Attributes:
+    Args:
+        device: of the card.
         nbytes: of a copy in one direction; in place, twice as much is read and written.
     """
 
-    def __init__(self, run: Run) -> None:
-        device, nbytes = run.device, run.size(SIZE, QUICK_SIZE)
+    def __init__(self, device: torch.device, nbytes: int) -> None:
         self.device, self.nbytes = device, nbytes
         self.host = driver.allocate_mapped(2 * nbytes, device.index)
         noise = torch.empty(2 * nbytes // 4, device=device).normal_()
@@ -72,6 +72,11 @@ class Link:
         self.near = noise.view(torch.uint8)
         self.streams = torch.cuda.Stream(device), torch.cuda.Stream(device)
         torch.cuda.synchronize(device)
+
+    @classmethod
+    def of(cls, run: Run) -> Link:
+        """The link of the device that is measured."""
+        return cls(run.device, run.size(SIZE, QUICK_SIZE))
 
     def up(self) -> None:
         """Host to device."""

@@ -300,14 +300,16 @@ def test_parts_of_several_gpus_join_results_of_other_cores_and_name_their_machin
     kept = rows.merged(old, new, several(), gpus=2)
     assert kept == old
     assert kept["parts"] is not old["parts"]
-    kept["parts"]["two"] = {**times, "commit": "def5678", "dirty": False, "machine": new["machine"]}
+    assert rows.merged(old, result(machine={"cores": 32, "gpu": "another"}), several(), gpus=2) == old
+    there = {**new["machine"], "gpu": "GPU X"}
+    kept["parts"]["two"] = {**times, "commit": "def5678", "dirty": False, "machine": there}
     assert old["parts"] == {"toy_question": times}
     assert rows.merged(kept, new, several())["parts"] == {"two": kept["parts"]["two"]}
     with pytest.raises(SystemExit):
         rows.merged(old, result(machine={"cores": 32, "driver": "581"}), several(), gpus=2)
     machine = {"torch_cuda": "13.0", "processor": "x", "cores": 16, "python": "3.12"}
     assert note.machine_line({**kept, "machine": {**kept["machine"], **machine}}).endswith(
-        " Of commit def5678 on 32 cores: two."
+        " Of commit def5678 on GPU Xs of one host, 32 cores: two."
     )
 
 

@@ -90,6 +90,10 @@ def test_iterations_must_not_take_longer_and_must_learn_alike() -> None:
     for ratio, met in ((1.04, True), (1.06, False)):
         assert bar.verdict(Rows([{"what": "iterations", "case": OURS, "ratio": stats(ratio)}])).met is met
     assert bar.verdict(Rows()).met is None
+    turns = {"kind": fsdp2.TURNS, "away": 4000}
+    link = {"kind": fsdp2.LINK, "bytes": 2000, "time": stats(7.0)}
+    found = fsdp2.derive(Rows([link, {**turns, "what": "iterations"}, {**turns, "what": "steps"}]))
+    assert [row.get("floor") for row in found] == [None, None, 14.0]
     fsdp2.check_losses([2.0, 1.0], [2.0, 1.01])
     with pytest.raises(RuntimeError, match="losses"):
         fsdp2.check_losses([2.0, 1.1], [2.0, 1.0])
