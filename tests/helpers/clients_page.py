@@ -23,9 +23,13 @@ from typing import Any
 import pytest
 from paths import ROOT
 
+from experiments.lab import Rows
+from experiments.step import fsdp2
+from experiments.step.sharded_process import AWAY, LINK, OURS
+
 PAGE = ROOT / "notes" / "clients.md"
 RAW = ROOT / "notes" / "raw" / "clients.json"
-FSDP2 = ROOT / "experiments" / "results" / "fsdp2-nvidia-h200.json"
+FSDP2 = ROOT / "experiments" / "results" / "fsdp2-nvidia-h100-80gb-hbm3.json"
 
 
 @dataclass(frozen=True)
@@ -145,15 +149,22 @@ def page() -> str:
 
 
 def _iterations() -> str:
+    """What ``python -m experiments fsdp2`` has measured."""
     measured = json.loads(FSDP2.read_text())
-    (verdict,), (whole, _) = measured["verdicts"], measured["parts"]["fsdp2"]["rows"]
-    turns = whole["ratio"]
-    return (
-        f"An iteration of FSDP2 over two {measured['machine']['gpu']} takes {verdict['measured']:.3f} of the time of\n"
-        f"one with torch's fused AdamW, in turn, all state on the devices (median of {turns['n']} turns,\n"
-        f"of which four fifths lie between {turns['p10']:.2f} and {turns['p90']:.2f}; `python -m experiments fsdp2`, "
-        f"bar {verdict['limit']:g};\n[raw](../experiments/results/{FSDP2.name})).\n"
+    rows = fsdp2.derive(Rows(measured["parts"]["fsdp2"]["rows"]))
+    whole, step = (rows.first(case=OURS, what=what)["ratio"] for what in ("iterations", "steps"))
+    away = rows.first(case=AWAY, what="steps")
+    taken, rate = away["ours"]["median"], rows.first(kind=LINK)
+    words = (
+        f"Over two {measured['machine']['gpu']}, all state on the devices, an iteration of FSDP2 takes "
+        f"{whole['median']:.2f} of the time of one with torch's fused AdamW, the step in it {step['median']:.2f} "
+        f"(medians of {whole['n']} turns; of iterations, which wait for the host, four fifths lie between "
+        f"{whole['p10']:.2f} and {whole['p90']:.2f}). With all {away['away'] / 1e9:.2f} GB of each process away a step "
+        f"takes {taken / 1e3:.0f} ms, {taken / away['floor']:.2f} of what copies of as many bytes up and down need "
+        f"while the other process does the same ({rate['bytes'] / rate['time']['median'] / 1e3:.1f} GB/s each way and "
+        f"card). `python -m experiments fsdp2`; [raw](../experiments/results/{FSDP2.name})."
     )
+    return textwrap.fill(words, 120, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 def _chapter(client: Client, record: dict[str, Any]) -> str:
