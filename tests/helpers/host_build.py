@@ -36,7 +36,12 @@ Play = Callable[[np.ndarray, int, bool], None]
 
 def kernel_text(kernel: str = "multi_tensor_apply.cu", formats: tuple[Format, ...] = ()) -> str:
     """The text NVRTC gets, with the shim in the place of device.cuh."""
-    device, rest = source.text(None, formats, kernel).split('#line 1 "numbers.cuh"', 1)
+    return on_host(source.text(None, formats, kernel))
+
+
+def on_host(text: str) -> str:
+    """CUDA text with the shim in the place of device.cuh."""
+    device, rest = text.split('#line 1 "numbers.cuh"', 1)
     assert '#line 1 "device.cuh"' in device, "device.cuh no longer comes first"
     shim = (HELPERS / "host_shim.h").read_text()
     return f'#line 1 "host_shim.h"\n{shim}\n#line 1 "numbers.cuh"{rest}'
@@ -47,16 +52,30 @@ def build(
     names: Texts, functors: Texts = (), kernel: str = "multi_tensor_apply.cu", formats: tuple[Format, ...] = ()
 ) -> list[Play]:
     """A function to play each of ``names`` (kernel instances); skips the test where there is no g++."""
+    text = "\n".join([kernel_text(kernel, formats), *functors])
+    library = built(text, names)
+    return [functools.partial(_play, getattr(library, f"play_{i}")) for i in range(len(names))]
+
+
+@functools.cache
+def build_traced(text: str, name: str) -> tuple[Play, ctypes.CDLL]:
+    """A function to play an instance of CUDA text, whose library tells what it has touched: see ``traces.h``."""
+    library = built(on_host(text), (name,), traced=True)
+    return functools.partial(_play, library.play_0), library
+
+
+def built(text: str, names: Texts, traced: bool = False) -> ctypes.CDLL:
+    """The library with a function ``play_i`` for each instance.  Without g++ a test is skipped, or fails in CI."""
     compiler = shutil.which("g++")
     if compiler is None:
-        pytest.skip("g++ is not installed")
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("g++ is not installed")
     entries = [
         f'extern "C" bool play_{i}(const void* table, long long blocks, bool backwards) {{\n'
         f"    return fibers::play(blocks, BLOCK, backwards, [=] {{ {name}(*(const {_table_of(name)}*)table); }});\n}}\n"
         for i, name in enumerate(names)
     ]
-    library = _library(compiler, "\n".join([kernel_text(kernel, formats), *functors, '#line 1 "entries"', *entries]))
-    return [functools.partial(_play, getattr(library, f"play_{i}")) for i in range(len(names))]
+    traces = [(HELPERS / "traces.h").read_text()] if traced else []
+    return _library(compiler, "\n".join([*traces, text, '#line 1 "entries"', *entries]), traced)
 
 
 def _table_of(name: str) -> str:
@@ -65,7 +84,7 @@ def _table_of(name: str) -> str:
     return next(t for t in (*(f"TableOf<{n}>" for n in (4096, 32764)), "TableAt") if t in name)
 
 
-def _library(compiler: str, text: str) -> ctypes.CDLL:
+def _library(compiler: str, text: str, traced: bool) -> ctypes.CDLL:
     """Compile once for all workers of a run."""
     folder = Path(os.environ["PAGEDOPT_CACHE_DIR"]) / "host"
     folder.mkdir(parents=True, exist_ok=True)
@@ -73,10 +92,18 @@ def _library(compiler: str, text: str) -> ctypes.CDLL:
     if not path.exists():
         own, source = path.with_suffix(f".{os.getpid()}"), path.with_suffix(f".{os.getpid()}.cpp")
         source.write_text(text)
-        result = subprocess.run([compiler, *FLAGS, str(source), "-o", str(own)], capture_output=True, text=True)
-        assert result.returncode == 0, result.stderr[-4000:]
+        if traced:  # in two steps: the second would link a runtime that has to be there when a process starts
+            made = path.with_suffix(f".{os.getpid()}.o")
+            _compile(compiler, "-fsanitize=thread", "-c", str(source), "-o", str(made))
+            source = made
+        _compile(compiler, str(source), "-o", str(own))
         os.replace(own, path)
     return ctypes.CDLL(str(path))
+
+
+def _compile(compiler: str, *arguments: str) -> None:
+    result = subprocess.run([compiler, *FLAGS, *arguments], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-4000:]
 
 
 def _play(function: Any, argument: np.ndarray, blocks: int, backwards: bool) -> None:

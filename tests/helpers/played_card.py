@@ -1,0 +1,169 @@
+"""A card that is played on a CPU: whole optimizers run on it as on a GPU, and end in the bits of a CPU.
+
+It takes the place of the functions of ``cuda.bindings.driver`` (``played_driver.py``), of what torch knows of CUDA
+(``played_torch.py``), and of compiled kernels, whose own text g++ compiles (``host_build.py``).  Nothing happens when it
+is asked for, but as late as it may (``played_order.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from host_build import build_traced
+from played_driver import GRANULE, REGION, Driver, Memory, merged
+from played_order import Order, Range, Touched
+from played_torch import CUDA, Torch
+
+from pagedopt.kernels import cuda as kernels
+from pagedopt.launch import norm
+from pagedopt.optim.overlap import overlap
+from pagedopt.placements import movers, slabs
+from pagedopt.placements.mapped import MappedArena
+from pagedopt.system import warn
+from pagedopt.system.cuda import driver, sharing, virtual
+from pagedopt.tables.layout import BLOCK
+from pagedopt.transports import choose, pool
+
+#: What is cached of a device, and must not be another one's.
+_CACHED = (
+    (driver, "capabilities"), (driver, "location"), (virtual, "_properties"), (virtual, "_access"),
+    (choose, "_working"), (choose, "_shared"), (pool, "_pool_of"), (kernels, "multi_tensor_kernel"),
+    (kernels, "norm_kernel"), (kernels, "prologue_kernel"),
+)  # fmt: skip
+_TABLES: tuple[tuple[Any, str, Callable[[], Any]], ...] = (
+    (movers, "_rings", dict), (overlap, "_sides", dict), (virtual, "device_pages", dict), (sharing, "ranges", dict),
+    (slabs, "_pool", slabs._Pool), (warn, "_said", set),
+)  # fmt: skip
+
+
+class Card:
+    """The card, as a ``with`` block in which torch has it.
+
+    Args:
+        monkeypatch: undoes what is installed.
+        first, early, seed: see :class:`~played_order.Order`.
+    """
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, first: Sequence[int] = (), early: bool = False, seed: int = 0
+    ) -> None:
+        self.order, self.memory = Order(first, early, seed), Memory()
+        self.driver = Driver(self.order, self.memory)
+        self.torch = Torch(self.order, self.memory, self.driver)
+        for module, name in _CACHED:
+            cached = getattr(module, name)
+            monkeypatch.setattr(module, name, functools.cache(cached.__wrapped__))
+        for module, name, make in _TABLES:
+            monkeypatch.setattr(module, name, make())
+        self.driver.install(monkeypatch)
+        self.torch.install(monkeypatch)
+        monkeypatch.setattr(kernels, "CudaKernel", functools.partial(Kernel, self))
+        monkeypatch.setattr(driver, "Buffer", functools.partial(Buffer, self))
+        monkeypatch.setattr(MappedArena, "granule", GRANULE)
+        monkeypatch.setattr(MappedArena, "stretch", GRANULE)
+
+    @contextlib.contextmanager
+    def playing(self) -> Iterator[Card]:
+        """The block; at its end all is carried out, and nothing may have been at fault."""
+        with self.torch.modes():
+            yield self
+            gc.collect()
+            self.order.wait()
+        self.torch.close()
+        assert not self.faults, "\n".join(self.faults)
+
+    @property
+    def faults(self) -> list[str]:
+        """Bytes that were touched in no order, and memory that was touched and is not there."""
+        return [*self.order.faults, *self.memory.faults]
+
+    def kernel(self, stream: int, what: str, reads: Sequence[Range], writes: Sequence[Range], do: Callable[[], Any]) -> None:
+        """Launch a kernel of a test's own."""
+
+        def work() -> Touched:
+            do()
+            return reads, writes
+
+        self.order.submit(stream, what, work)
+
+
+class Kernel(kernels.CudaKernel):
+    """The kernel's own text, compiled for the host."""
+
+    def __init__(
+        self,
+        card: Card,
+        text: str,
+        name: str,
+        device: int,
+        chunks_per_block: int = 1,
+        blocks: int | None = None,
+        threads: int = BLOCK,
+    ) -> None:
+        play, library = build_traced(text, name)
+
+        def launch(grid: tuple[int], block: tuple[int], arguments: tuple[npt.NDArray[Any]], stream: Any) -> None:
+            argument = arguments[0].copy()  # the argument is passed now, all else is read when its turn comes
+
+            def work() -> Touched:
+                base = card.memory.base
+                library.traces_between(ctypes.c_ulonglong(base), ctypes.c_ulonglong(base + REGION))
+                play(argument, grid[0], False)
+                reads, writes = (merged(_touched(f)) for f in (library.traces_read, library.traces_written))
+                card.memory.check(name, *reads, *writes)
+                return reads, writes
+
+            card.order.submit(stream.ptr, name.partition("<")[0], work)
+
+        self._kernel = launch
+        self.chunks_per_block, self.most_blocks, self.threads = chunks_per_block, blocks, threads
+
+
+def _touched(function: Any) -> npt.NDArray[np.int64]:
+    """The (n, 2) addresses and sizes of a list of ``traces.h``."""
+    function.restype = ctypes.POINTER(ctypes.c_int64 * 3)
+    address, count, _ = function().contents
+    if not count:
+        return np.zeros((0, 2), np.int64)
+    found = np.frombuffer((ctypes.c_int64 * (2 * count)).from_address(address), np.int64).reshape(-1, 2)
+    return np.unique(found, axis=0)
+
+
+_Buffer = driver.Buffer
+
+
+class Buffer(_Buffer):
+    """Its card sees what the host writes into it."""
+
+    def __init__(self, card: Card, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.host = self.host.view(_Seen)
+        self.host.card = card
+
+
+class _Seen(np.ndarray):
+    """Memory of the host that the card reads; a view of it, too."""
+
+    card: Card
+
+    def __array_finalize__(self, other: Any) -> None:
+        self.card = getattr(other, "card", None)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, value)
+        part = np.asarray(self)[key if isinstance(key, slice) else slice(None)]
+        if self.card is not None and part.nbytes:
+            begin = part.ctypes.data
+            self.card.order.host("writing page-locked or managed memory", writes=[(begin, begin + part.nbytes)])
+
+
+__all__ = ["CUDA", "Card", "Kernel"]

@@ -1,0 +1,341 @@
+"""The functions of ``cuda.bindings.driver`` on a played card: memory, copies, streams, events and graphs.
+
+All memory that the card knows is in one region of this process, at the same addresses for host and card, and no address
+is given twice.  What CUDA refuses is refused: mapping where something is mapped, unmapping where nothing is, freeing an
+address range in which something is mapped, releasing a handle twice, allocating and waiting during a capture.
+"""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import itertools
+import mmap
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda.bindings import driver as real
+from played_order import Event, Graph, Order, Range, Touched
+
+from pagedopt.system.files import libc
+
+GRANULE = 4096
+REGION = 1 << 30
+_MAP_NORESERVE = 0x4000
+#: What memory is full of that nobody has written, or that was given back: as a float it is no number.
+NOTHING = 0xFF
+Result = real.CUresult
+#: Not allowed while a stream is being captured, but for threads that have said "relaxed".
+_UNSAFE = {
+    "cuMemAlloc", "cuMemAllocManaged", "cuMemHostAlloc", "cuMemFree", "cuMemFreeHost", "cuMemCreate", "cuMemMap",
+    "cuMemUnmap", "cuMemSetAccess", "cuStreamCreate", "cuStreamSynchronize", "cuEventQuery", "cuEventSynchronize",
+    "cuCtxSynchronize",
+}  # fmt: skip
+#: Calls that a test neither sees nor lets fail.
+_UNSEEN = {"cuGetErrorString", "cuThreadExchangeStreamCaptureMode"}
+_RELAXED = real.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+
+
+class Memory:
+    """The region: what of it is in use, and its bytes."""
+
+    def __init__(self) -> None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        self.region = mmap.mmap(-1, REGION, flags)  # it stays while tensors view it
+        self.base = ctypes.addressof(ctypes.c_ubyte.from_buffer(self.region))
+        self._next, self._used, self._sizes = self.base, list[int](), dict[int, int]()
+        self.faults: list[str] = []
+
+    def knows(self, address: int) -> bool:
+        """Whether an address is the card's."""
+        return self.base <= address < self.base + REGION
+
+    def reserve(self, nbytes: int, align: int = 512) -> int:
+        """Return an address that was never used."""
+        address = -(-self._next // align) * align
+        self._next = address + nbytes
+        assert self._next <= self.base + REGION, "the played card is full"
+        return address
+
+    def use(self, address: int, nbytes: int, fill: int | None = NOTHING) -> int:
+        """Let memory be used, full of one byte."""
+        bisect.insort(self._used, address)
+        self._sizes[address] = nbytes
+        if fill is not None:
+            ctypes.memset(address, fill, nbytes)
+        return address
+
+    def take(self, nbytes: int) -> int:
+        """Return the address of new memory."""
+        return self.use(self.reserve(max(1, nbytes)), nbytes)
+
+    def drop(self, address: int) -> Range:
+        """Let memory be used no more; return what it was."""
+        self._used.remove(address)
+        return address, address + self._sizes.pop(address)
+
+    def size(self, address: int) -> int:
+        """Return the bytes of memory in use that begins at an address."""
+        return self._sizes[address]
+
+    def check(self, what: str, *ranges: Range) -> None:
+        """Note who touches memory that nobody has allocated, or that was freed."""
+        for first, end in ranges:
+            at = first
+            while at < end and (i := bisect.bisect(self._used, at)):
+                until = self._used[i - 1] + self._sizes[self._used[i - 1]]
+                if until <= at:
+                    break
+                at = until
+            if at < end:
+                self.faults.append(f"{what} touches {end - at:,} bytes that are not allocated")
+
+    def at(self, address: int, nbytes: int) -> Any:
+        """Return bytes; they keep the region, and nothing in it."""
+        raw: Any = (ctypes.c_ubyte * nbytes).from_address(address)
+        raw.region = self.region
+        return raw
+
+
+class Driver:
+    """What takes the place of functions of ``cuda.bindings.driver``; enumerations and structures stay.
+
+    Attributes:
+        calls: names of the calls so far.
+        before: called with the name of each call, may return an error in its stead, or raise.
+        handles: of virtual memory those that live, with their bytes.
+        mapped: by address: handle, bytes.
+        accessible: addresses of what is mapped and may be touched.
+        ranges: reserved address ranges, with their bytes.
+    """
+
+    def __init__(self, order: Order, memory: Memory) -> None:
+        self.order, self.memory = order, memory
+        self.calls: list[str] = []
+        self.before: Callable[[str], Any] = lambda name: None
+        self.handles: dict[int, int] = {}
+        self.mapped: dict[int, tuple[int, int]] = {}
+        self.accessible: set[int] = set()
+        self.ranges: dict[int, int] = {}
+        self._numbers, self._files, self._mode = itertools.count(1), dict[int, int](), 0
+        self._events, self._user_objects, self._graphs = dict[int, Event](), dict[int, Any](), dict[int, Graph]()
+        self.kept: dict[Graph, list[Any]] = {}  # what calls the destructors of what a graph keeps alive
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Put it in the place of the driver."""
+        for name in filter(lambda name: name.startswith("cu"), dir(type(self))):
+            monkeypatch.setattr(real, name, lambda *arguments, _name=name: self._call(_name, *arguments), raising=False)
+
+    def close(self) -> None:
+        """Give back the memory of all handles."""
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+    def fail(self, at: int, error: Any = Result.CUDA_ERROR_OUT_OF_MEMORY) -> None:
+        """Let the ``at``-th call from now on fail, or raise."""
+        number = itertools.count()
+
+        def before(name: str) -> Any:
+            if next(number) != at:
+                return None
+            if isinstance(error, BaseException):
+                raise error
+            return error
+
+        self.before = before
+
+    def _call(self, name: str, *arguments: Any) -> tuple[Any, ...]:
+        if name not in _UNSEEN:
+            self.calls.append(name)
+            if (error := self.before(name)) is not None:
+                return error, None
+        if name in _UNSAFE and self.order.captures and self._mode != _RELAXED:
+            return Result.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, None
+        try:
+            value = getattr(self, name)(*arguments)
+        except (AssertionError, KeyError, ValueError):
+            return Result.CUDA_ERROR_INVALID_VALUE, None
+        if isinstance(value, Result):
+            return value, None
+        return Result.CUDA_SUCCESS, *(value if isinstance(value, tuple) else (value,))
+
+    def cuGetErrorString(self, code: Any) -> bytes:
+        return b"as asked for"
+
+    def cuThreadExchangeStreamCaptureMode(self, mode: Any) -> Any:
+        before, self._mode = self._mode, mode
+        return before
+
+    def cuDeviceGet(self, device: int) -> int:
+        return device
+
+    def cuDeviceGetAttribute(self, attribute: Any, device: int) -> int:
+        return 1
+
+    # --- memory
+
+    def cuMemAlloc(self, nbytes: int) -> int:
+        return self.memory.take(nbytes)
+
+    def cuMemHostAlloc(self, nbytes: int, flags: int) -> int:
+        return self.memory.take(nbytes)
+
+    def cuMemHostGetDevicePointer(self, address: int, flags: int) -> int:
+        return address
+
+    def cuMemAllocManaged(self, nbytes: int, flags: int) -> int:
+        return self.memory.use(self.memory.reserve(nbytes, mmap.PAGESIZE), nbytes)
+
+    def cuMemFree(self, address: int) -> None:
+        self.order.wait()
+        self.order.host("freeing", writes=[self.memory.drop(address)])
+
+    cuMemFreeHost = cuMemFree
+
+    def cuMemAdvise(self, *_: Any) -> None:
+        pass
+
+    def cuMemPrefetchAsync(self, address: int, nbytes: int, location: Any, flags: int, stream: int) -> None:
+        self.order.submit(int(stream), "prefetching", lambda: ((), ()))
+
+    def cuMemcpyHtoDAsync(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        if self.memory.knows(source):
+            self.cuMemcpyAsync(target, source, nbytes, stream)
+            return
+        now = bytes(self.memory.at(source, nbytes))  # pageable memory is read at the call
+
+        def work() -> Touched:
+            self.memory.check("a copy to the card", (target, target + nbytes))
+            ctypes.memmove(target, now, nbytes)
+            return (), [(target, target + nbytes)]
+
+        self.order.submit(int(stream), "a copy to the card", work)
+
+    def cuMemcpyAsync(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        read, written = (source, source + nbytes), (target, target + nbytes)
+
+        def work() -> Touched:
+            self.memory.check("a copy", read, written)
+            ctypes.memmove(target, source, nbytes)
+            return [read], [written]
+
+        self.order.submit(int(stream), "a copy", work)
+
+    # --- virtual memory: a handle is a file in memory
+
+    def cuMemGetAllocationGranularity(self, *_: Any) -> int:
+        return GRANULE
+
+    def cuMemAddressReserve(self, nbytes: int, *_: Any) -> int:
+        address = self.memory.reserve(nbytes, GRANULE)
+        self.ranges[address] = nbytes
+        return address
+
+    def cuMemAddressFree(self, address: int, nbytes: int) -> None:
+        assert self.ranges[address] == nbytes
+        assert not any(address <= at < address + nbytes for at in self.mapped)
+        del self.ranges[address]
+
+    def cuMemCreate(self, nbytes: int, *_: Any) -> int:
+        file, handle = os.memfd_create("page"), next(self._numbers)
+        os.ftruncate(file, nbytes)
+        self.handles[handle], self._files[handle] = nbytes, file
+        return handle
+
+    def cuMemRelease(self, handle: int) -> None:
+        del self.handles[handle]  # what is mapped stays until it is unmapped, as in CUDA
+
+    def cuMemMap(self, address: int, nbytes: int, offset: int, handle: int, flags: int) -> None:
+        assert self.handles[handle] == nbytes
+        assert address not in self.mapped
+        self.mapped[address] = (handle, nbytes)
+
+    def cuMemSetAccess(self, address: int, nbytes: int, *_: Any) -> None:
+        handle, size = self.mapped[address]
+        assert size == nbytes
+        libc.map_file_at(address, nbytes, self._files[handle], 0)
+        self.accessible.add(address)
+        self.memory.use(address, nbytes, None)
+
+    def cuMemUnmap(self, address: int, nbytes: int) -> None:
+        assert self.mapped.pop(address)[1] == nbytes
+        if address in self.accessible:
+            self.accessible.remove(address)
+            self.order.host("unmapping", writes=[self.memory.drop(address)])
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | libc._MAP_FIXED
+            libc._call("mmap", address, nbytes, libc._PROT_READ_WRITE, flags, -1, 0)
+
+    # --- streams and events
+
+    def cuStreamCreate(self, flags: int) -> int:
+        return self.order.stream()
+
+    def cuStreamDestroy(self, stream: int) -> None:
+        pass  # what it was given is carried out all the same
+
+    def cuStreamSynchronize(self, stream: int) -> None:
+        self.order.wait(dict(self.order.behind(int(stream))))
+
+    def cuCtxSynchronize(self) -> None:
+        self.order.wait()
+
+    def cuStreamWaitEvent(self, stream: int, event: int, flags: int) -> None:
+        self.order.hold(int(stream), self._events[int(event)])
+
+    def cuEventCreate(self, flags: int) -> int:
+        number = next(self._numbers)
+        self._events[number] = Event()
+        return number
+
+    def cuEventRecord(self, event: int, stream: int) -> None:
+        self.order.record(self._events[int(event)], int(stream))
+
+    def cuEventQuery(self, event: int) -> Any:
+        passed = self.order.has_passed(self._events[int(event)])
+        return Result.CUDA_SUCCESS if passed else Result.CUDA_ERROR_NOT_READY
+
+    def cuEventSynchronize(self, event: int) -> None:
+        self.order.wait(self._events[int(event)].clock)
+
+    def cuEventDestroy(self, event: int) -> None:
+        del self._events[int(event)]
+
+    # --- graphs
+
+    def cuStreamGetCaptureInfo(self, stream: int) -> tuple[Any, ...]:
+        status, graph = real.CUstreamCaptureStatus, self.order.captures.get(int(stream))
+        if graph is None:
+            return status.CU_STREAM_CAPTURE_STATUS_NONE, 0, 0
+        self._graphs[id(graph)] = graph
+        return status.CU_STREAM_CAPTURE_STATUS_ACTIVE, 1, id(graph)
+
+    def cuUserObjectCreate(self, kept: int, destructor: Any, count: int, flags: int) -> int:
+        number = next(self._numbers)
+        call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(int(destructor))
+        self._user_objects[number] = lambda: call(kept)
+        return number
+
+    def cuGraphRetainUserObject(self, graph: int, owner: int, count: int, flags: int) -> None:
+        self.kept.setdefault(self._graphs[graph], []).append(self._user_objects.pop(owner))
+
+    def cuUserObjectRelease(self, owner: int, count: int) -> None:
+        self._user_objects.pop(owner)()
+
+    def destroy(self, graph: Graph) -> None:
+        """Let go of what a graph keeps alive; what it has queued is carried out before."""
+        self._graphs.pop(id(graph), None)
+        for destructor in self.kept.pop(graph, ()):
+            destructor()
+
+
+def merged(touched: np.ndarray) -> list[Range]:
+    """Return (n, 2) addresses and sizes as ranges, in order, those that overlap or meet as one."""
+    if not len(touched):
+        return []
+    touched = touched[np.argsort(touched[:, 0], kind="stable")]
+    first, end = touched[:, 0], np.maximum.accumulate(touched[:, 0] + touched[:, 1])
+    begins = np.flatnonzero(np.r_[True, first[1:] > end[:-1]])
+    return list(zip(first[begins].tolist(), end[np.r_[begins[1:] - 1, len(end) - 1]].tolist(), strict=True))

@@ -1,0 +1,255 @@
+"""The order of a card's events: streams as queues, and for all bytes who touched them and what that was ordered behind.
+
+Each operation has a *clock*: of each stream, how many of its operations have ended before it begins, whatever happens.
+Two operations that touch the same bytes, one of them writing, must be ordered by that; ``faults`` names those that are
+not.  So one run finds a wait that is missing, in whatever order it happens to play.
+
+Beside it bytes are moved for real, as late as possible: an operation is carried out when somebody waits for it, and of
+several that may come next, that of the stream that comes first in ``first``.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+#: How many operations of each stream have ended.
+Clock = dict[int, int]
+#: (first byte, last byte + 1).
+Range = tuple[int, int]
+#: Bytes that an operation has read, and those that it has written.
+Touched = tuple[Iterable[Range], Iterable[Range]]
+Work = Callable[[], Touched]
+#: The host, and what gives memory back, among the streams of a clock.
+HOST, FREED = -1, -2
+#: Bytes of a part of memory, whose accesses are listed together.
+_PART = 1 << 16
+
+
+def join(clock: Clock, other: Clock) -> None:
+    """Put a clock behind another one."""
+    for stream, number in other.items():
+        if clock.get(stream, 0) < number:
+            clock[stream] = number
+
+
+class Operation(NamedTuple):
+    """What a stream is to do; ``clock`` counts itself."""
+
+    stream: int
+    clock: Clock
+    what: str
+    work: Work
+
+
+class Access(NamedTuple):
+    """Bytes that an operation has touched."""
+
+    first: int
+    end: int
+    writes: bool
+    stream: int
+    number: int
+    what: str
+
+    def __str__(self) -> str:
+        by = {HOST: "the host", FREED: "torch's allocator"}.get(self.stream, f"stream {self.stream}")
+        return f"{self.what} (by {by}) {'writes' if self.writes else 'reads'}"
+
+
+@dataclass(eq=False)
+class Event:
+    """What had been given to a stream when it was recorded; in a capture, the graph that it belongs to."""
+
+    clock: Clock = field(default_factory=dict)
+    graph: Graph | None = None
+
+
+@dataclass(eq=False)
+class Graph:
+    """What was asked of streams during a capture: replays ask for it again, the other streams being new ones."""
+
+    origin: int
+    calls: list[tuple[int, str, Any]] = field(default_factory=list)  # stream, what, work or event
+
+
+class Order:
+    """All streams of a card, and its host.
+
+    Args:
+        first: streams in the order in which they may go on, the others come behind.
+        early: carry out everything at once, not as late as possible.
+        seed: of what is drawn: whether an event that nobody has waited for has passed.
+    """
+
+    def __init__(self, first: Sequence[int] = (), early: bool = False, seed: int = 0) -> None:
+        self.first, self.early = {stream: i for i, stream in enumerate(first)}, early
+        self.clocks: dict[int, Clock] = defaultdict(dict)  # of what a stream is given next
+        self.queues: dict[int, deque[Operation]] = defaultdict(deque)
+        self.done: Clock = defaultdict(int)
+        self.captures: dict[int, Graph] = {}
+        self.faults: list[str] = []
+        self._draw = random.Random(seed)
+        self._streams = 0
+        self._seen: dict[int, list[Access]] = defaultdict(list)  # by part
+        self._freed: deque[tuple[Clock, Range, Callable[[], None]]] = deque()
+
+    # --- what the host asks for
+
+    def stream(self) -> int:
+        """Return a new stream."""
+        self._streams += 1
+        return self._streams
+
+    def submit(self, stream: int, what: str, work: Work) -> None:
+        """Give work to a stream; into the graph, if it is being captured."""
+        if (graph := self.captures.get(stream)) is not None:
+            graph.calls.append((stream, what, work))
+            return
+        clock = self.behind(stream)
+        clock[stream] = clock.get(stream, 0) + 1
+        self.queues[stream].append(Operation(stream, dict(clock), what, work))
+        if self.early:
+            self.run()
+
+    def behind(self, stream: int) -> Clock:
+        """Return the clock of a stream, which is behind all that the host has done and waited for."""
+        join(clock := self.clocks[stream], self.clocks[HOST])
+        return clock
+
+    def record(self, event: Event, stream: int) -> None:
+        """Let an event stand for all that the stream was given so far."""
+        event.graph = self.captures.get(stream)
+        event.clock = dict(self.behind(stream))
+        if event.graph is not None:
+            event.graph.calls.append((stream, "record", event))
+
+    def hold(self, stream: int, event: Event) -> None:
+        """Put what a stream is given from now on behind an event."""
+        if event.graph is not None:
+            self.captures.setdefault(stream, event.graph)
+            event.graph.calls.append((stream, "hold", event))
+        elif stream in self.captures:
+            self.faults.append("a stream that is being captured waits for work outside of the capture")
+        else:
+            join(self.behind(stream), event.clock)
+
+    def wait(self, clock: Clock | None = None) -> None:
+        """Let the host wait; None: for everything."""
+        self.run(clock)
+        join(self.clocks[HOST], clock or {stream: self.clocks[stream][stream] for stream in self._used()})
+
+    def has_passed(self, event: Event) -> bool:
+        """Tell whether an event has passed: drawn, unless the host knows it."""
+        known = self.clocks[HOST]
+        if all(known.get(stream, 0) >= number for stream, number in event.clock.items()):
+            return True
+        if passed := self._draw.random() < 0.5:
+            self.wait(event.clock)
+        return passed
+
+    def host(self, what: str, reads: Iterable[Range] = (), writes: Iterable[Range] = ()) -> None:
+        """Note what the host does itself."""
+        clock = self.clocks[HOST]
+        clock[HOST] = clock.get(HOST, 0) + 1
+        self._touch(HOST, clock, what, reads, writes)
+
+    def free(self, stream: int, users: Iterable[int], memory: Range, end: Callable[[], None]) -> None:
+        """Give memory back once what was given so far to its stream, and to its other users, has ended.
+
+        It happens as early as possible, and counts as a write; ``end`` makes the bytes useless.
+        """
+        clock = dict(self.behind(stream))
+        for user in users:
+            join(clock, self.clocks[user])
+        clock[FREED] = clock.get(FREED, 0)
+        self._freed.append((clock, memory, end))
+        self._end_freed()
+
+    def capture(self, stream: int) -> Graph:
+        """Begin to capture a stream."""
+        graph = self.captures[stream] = Graph(stream)
+        return graph
+
+    def end_capture(self, graph: Graph) -> None:
+        """End a capture, of all streams that have joined it."""
+        self.captures = {stream: other for stream, other in self.captures.items() if other is not graph}
+
+    def replay(self, graph: Graph, stream: int) -> None:
+        """Give a stream what was captured."""
+        streams, events = {graph.origin: stream}, dict[int, Event]()
+        for captured, what, asked in graph.calls:
+            if captured not in streams:
+                streams[captured] = self.stream()
+            on = streams[captured]
+            if what == "record":
+                self.record(events.setdefault(id(asked), Event()), on)
+            elif what == "hold":
+                self.hold(on, events[id(asked)])
+            else:
+                self.submit(on, f"captured {what}", asked)
+
+    # --- what happens
+
+    def run(self, clock: Clock | None = None) -> None:
+        """Carry out what a clock is behind, and no more; None: everything."""
+        goal = clock if clock is not None else {stream: self.clocks[stream][stream] for stream in self._used()}
+        while late := [s for s, number in goal.items() if s >= 0 and self.done[s] < number]:
+            late.sort(key=lambda s: (self.first.get(s, len(self.first)), s))
+            ready = next(s for s in late if self._is_ready(self.queues[s][0]))
+            operation = self.queues[ready].popleft()
+            reads, writes = operation.work()
+            self._touch(ready, operation.clock, operation.what, reads, writes)
+            self.done[ready] += 1
+            self._end_freed()
+
+    def _used(self) -> list[int]:
+        return [stream for stream, clock in self.clocks.items() if stream >= 0 and stream in clock]
+
+    def _is_ready(self, operation: Operation) -> bool:
+        clock, own = operation.clock, operation.stream
+        return all(s < 0 or self.done[s] >= number - (s == own) for s, number in clock.items())
+
+    def _end_freed(self) -> None:
+        for _ in range(len(self._freed)):
+            clock, memory, end = self._freed.popleft()
+            if all(s < 0 or self.done[s] >= number for s, number in clock.items()):
+                clock[FREED] = self.done[FREED] = self.done[FREED] + 1
+                self._touch(FREED, clock, "giving it back to torch", (), [memory])
+                end()
+            else:
+                self._freed.append((clock, memory, end))
+
+    def _touch(self, stream: int, clock: Clock, what: str, reads: Iterable[Range], writes: Iterable[Range]) -> None:
+        """Compare with all who touched these bytes before; forget those whom this one stands for."""
+        number = clock[stream]
+        for writing, ranges in ((False, reads), (True, writes)):
+            for whole in ranges:
+                for first, end in _parts(*whole):
+                    kept = [Access(first, end, writing, stream, number, what)]
+                    for other in self._seen[first // _PART]:
+                        if other.first < end and first < other.end:
+                            ordered = clock.get(other.stream, 0) >= other.number
+                            if not ordered and (writing or other.writes):
+                                self._complain(other, kept[0])
+                            stands_for_it = ordered and (writing or not other.writes)
+                            if stands_for_it and first <= other.first and other.end <= end:
+                                continue
+                        kept.append(other)
+                    self._seen[first // _PART] = kept
+
+    def _complain(self, other: Access, this: Access) -> None:
+        text = f"{this} what {other}, and nothing orders the two"
+        if text not in self.faults:
+            self.faults.append(text)
+
+
+def _parts(first: int, end: int) -> Iterator[Range]:
+    """Cut a range at multiples of :data:`_PART`."""
+    while first < end:
+        until = min(end, (first // _PART + 1) * _PART)
+        yield first, until
+        first = until

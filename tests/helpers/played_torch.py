@@ -1,0 +1,376 @@
+"""torch on a played card: tensors whose memory is the card's say that they are on ``cuda:0``, and what torch does with
+them is work of the current stream.
+
+Such an operation begins as early as it may, and what it writes is there as late as possible.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from played_driver import NOTHING, Driver, Memory
+from played_order import Event, Graph, Order, Range, Touched
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+from pagedopt.system import internals
+
+CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
+
+
+class Stream:
+    """In the place of ``torch.cuda.Stream``."""
+
+    order: Order  # of the card that is played now
+
+    def __init__(self, device: Any = None, handle: int | None = None) -> None:
+        self.cuda_stream = self.order.stream() if handle is None else handle
+        self.device, self.device_index = CUDA, 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and other.cuda_stream == self.cuda_stream
+
+    def __hash__(self) -> int:
+        return self.cuda_stream
+
+    def wait_stream(self, other: Stream) -> None:
+        event = Event()
+        self.order.record(event, other.cuda_stream)
+        self.order.hold(self.cuda_stream, event)
+
+    def synchronize(self) -> None:
+        self.order.wait(dict(self.order.behind(self.cuda_stream)))
+
+
+class PlayedGraph:
+    """In the place of ``torch.cuda.CUDAGraph``."""
+
+    driver: Driver
+
+    def __init__(self) -> None:
+        self.graph: Graph | None = None
+
+    def replay(self) -> None:
+        assert self.graph is not None, "nothing was captured"
+        self.driver.order.replay(self.graph, internals.current_stream(0))
+
+    def reset(self) -> None:
+        self.__del__()
+
+    def __del__(self) -> None:
+        if self.graph is not None:
+            self.driver.destroy(self.graph)
+            self.graph = None
+
+
+class Torch:
+    """The part of torch that knows of CUDA."""
+
+    def __init__(self, order: Order, memory: Memory, driver: Driver) -> None:
+        self.order, self.memory, self.driver = order, memory, driver
+        self.current = 0
+        self.users: dict[int, set[int]] = {}  # streams that memory was recorded for, by where it begins
+        self.on_host = False  # whether results go to the host, whatever the operands
+        self._closed = False
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        Stream.order, PlayedGraph.driver = self.order, self.driver
+        played = {
+            "Stream": Stream, "CUDAGraph": PlayedGraph, "graph": self.capture, "stream": self.on_stream,
+            "current_stream": lambda device=None: Stream(handle=self.current), "current_device": lambda: 0,
+            "device": lambda device: contextlib.nullcontext(), "synchronize": lambda device=None: self.order.wait(),
+            "is_available": lambda: True, "is_initialized": lambda: True, "device_count": lambda: 1,
+            "is_current_stream_capturing": lambda: self.current in self.order.captures,
+            "get_device_capability": lambda device=None: (9, 0), "mem_get_info": lambda device=None: (1 << 30, 1 << 31),
+            "memory_stats": lambda device=None: {}, "empty_cache": lambda: None,
+        }  # fmt: skip
+        for name, instead in played.items():
+            monkeypatch.setattr(torch.cuda, name, instead)
+        monkeypatch.setattr(torch.Tensor, "record_stream", self.record_stream_of())
+        monkeypatch.setattr(internals, "current_device", lambda: 0)
+        monkeypatch.setattr(internals, "current_stream", lambda index: self.current)
+
+    def record_stream_of(self) -> Callable[[torch.Tensor, Stream], None]:
+        """What takes the place of the method: torch's own takes only streams of its own."""
+
+        def record_stream(tensor: torch.Tensor, stream: Stream) -> None:
+            if (users := self.users.get(tensor.untyped_storage().data_ptr())) is not None:
+                users.add(stream.cuda_stream)  # of memory that is not of torch's allocator it knows nothing
+
+        return record_stream
+
+    def close(self) -> None:
+        """Give no more memory back."""
+        self._closed = True
+
+    @contextlib.contextmanager
+    def modes(self) -> Iterator[None]:
+        with _Functions(self), _Operations(self):
+            yield
+
+    @contextlib.contextmanager
+    def on_stream(self, stream: Stream) -> Iterator[None]:
+        before, self.current = self.current, stream.cuda_stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    @contextlib.contextmanager
+    def capture(self, graph: PlayedGraph) -> Iterator[None]:
+        self.order.wait()
+        with self.on_stream(Stream()):
+            captured = self.order.capture(self.current)
+            try:
+                yield
+            finally:
+                self.order.end_capture(captured)
+            graph.graph = captured
+
+    # --- tensors
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is on the card."""
+        with torch._C.DisableTorchFunction():
+            return tensor.layout is torch.strided and self.memory.knows(tensor.untyped_storage().data_ptr())
+
+    def view(self, address: int, nbytes: int, owner: object = None) -> torch.Tensor:
+        """Memory of the card as a tensor (uint8)."""
+        raw = self.memory.at(address, max(1, nbytes))
+        raw.owner = owner
+        return torch.frombuffer(raw, dtype=torch.uint8)[:nbytes]
+
+    def empty_like(self, value: torch.Tensor) -> torch.Tensor:
+        """New memory of torch's allocator, for a tensor with the sizes and strides of another."""
+        nbytes = span(value)[1] - span(value)[0]
+        address, stream = self.memory.take(nbytes), self.current
+        raw = self.memory.at(address, max(1, nbytes))
+        users = self.users[address] = set()
+        weakref.finalize(raw, self._free, address, stream, users).atexit = False
+        storage = torch.frombuffer(raw, dtype=torch.uint8).untyped_storage()
+        return torch.empty(0, dtype=value.dtype).set_(storage, 0, value.size(), value.stride())
+
+    def _free(self, address: int, stream: int, users: set[int]) -> None:
+        if self._closed:
+            return
+        del self.users[address]
+
+        def end() -> None:
+            first, last = self.memory.drop(address)
+            ctypes.memset(first, NOTHING, last - first)
+
+        size = self.memory.size(address)
+        self.order.free(stream, users, (address, address + size), end)
+
+    def alias(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same memory, kept alive by nobody."""
+        first, end = span(tensor)
+        raw = self.memory.at(first, max(1, end - first))
+        storage = torch.frombuffer(raw, dtype=torch.uint8).untyped_storage()
+        return torch.empty(0, dtype=tensor.dtype).set_(storage, 0, tensor.size(), tensor.stride())
+
+    def upload(self, value: torch.Tensor) -> torch.Tensor:
+        """Copy a tensor of the host to the card; it is pageable, and so read now."""
+        made = self.empty_like(value)
+        self._submit("a copy to the card", [], [(self.alias(made), value.clone())])
+        return made
+
+    def download(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy a tensor to the host, which waits."""
+        self.on_host = True
+        try:
+            return tensor.clone()
+        finally:
+            self.on_host = False
+
+    # --- operations
+
+    def operate(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Carry out what torch does with tensors on the card."""
+        schema, name = func._schema, func.name().partition("::")[2]
+        writes = [(i, a) for i, a in enumerate(schema.arguments) if a.alias_info and a.alias_info.is_write]
+        if name.startswith(("set_", "detach")) or (not writes and any(r.alias_info for r in schema.returns)):
+            return func(*args, **kwargs)  # metadata and views
+        targets = [kwargs[a.name] if a.name in kwargs else args[i] for i, a in writes if a.name in kwargs or i < len(args)]
+        written = [t for t in tree_flatten(targets)[0] if isinstance(t, torch.Tensor)]
+        given = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
+        # What only is written is not read, but all others are, and what is changed in place.
+        unread = written if name.startswith(("copy_", "zero_", "fill_", "normal_", "uniform_")) else []
+        reads = [span(t) for t in given if self.has(t) and not any(t is w for w in unread) and t.numel()]
+        aliases = {id(t): self.alias(t) if self.has(t) else t for t in given}
+        written_ids = {id(t) for t in written}
+
+        def compute() -> tuple[Any, list[torch.Tensor]]:
+            """The result, and new values of what is written."""
+            instead = {k: t.clone() if k in written_ids else t for k, t in aliases.items()}
+            swap = lambda x: instead[id(x)] if isinstance(x, torch.Tensor) else x  # noqa: E731
+            result = func(*tree_map(swap, args), **tree_map(swap, kwargs))
+            return result, [instead[id(t)] for t in written]
+
+        capturing = self.current in self.order.captures
+        if not capturing:
+            self.order.run(dict(self.order.behind(self.current)))
+        result, values = compute()
+        new = dict[int, torch.Tensor]()  # by value
+        swapped = {id(v): t for v, t in zip(values, written, strict=True)}
+
+        def place(x: Any) -> Any:
+            if not isinstance(x, torch.Tensor):
+                return x
+            if id(x) in swapped:
+                return swapped[id(x)]
+            if self.has(x) or self.on_host:
+                return x
+            new[id(x)] = self.empty_like(x)
+            return new[id(x)]
+
+        outputs = tree_map(place, result)
+        if "empty" in name:
+            return outputs
+        fresh = [x for x in tree_flatten(result)[0] if id(x) in new]
+        targets_now = [(self.alias(t) if self.has(t) else t) for t in written] + [self.alias(new[id(x)]) for x in fresh]
+        if capturing:
+
+            def again() -> Touched:
+                result, values = compute()
+                made = [x for x in tree_flatten(result)[0] if isinstance(x, torch.Tensor) and not any(x is v for v in values)]
+                return self._write(reads, list(zip(targets_now, [*values, *made], strict=True)))
+
+            self.order.submit(self.current, name, again)
+            return outputs
+        to_host = [not self.has(t) for t in targets_now]
+        self._submit(name, reads, list(zip(targets_now, [*values, *fresh], strict=True)))
+        if self.on_host or any(to_host) or not targets_now:
+            self.order.wait(dict(self.order.behind(self.current)))
+        return outputs
+
+    def _submit(self, what: str, reads: list[Range], pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self.order.submit(self.current, f"torch's {what}", lambda: self._write(reads, pairs))
+
+    def _write(self, reads: list[Range], pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> Touched:
+        with torch.no_grad(), _Plainly():
+            for target, value in pairs:
+                target.copy_(value)
+        return reads, [span(target) for target, _ in pairs if target.numel() and self.has(target)]
+
+
+class _Plainly:
+    """A ``with`` block in which torch is what it is."""
+
+    def __enter__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._stack.enter_context(torch._C.DisableTorchFunction())
+        self._stack.enter_context(torch.utils._python_dispatch._disable_current_modes())
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+
+def span(tensor: torch.Tensor) -> Range:
+    """The bytes from a tensor's first element to the end of its last."""
+    with torch._C.DisableTorchFunction():
+        first = tensor.untyped_storage().data_ptr() + tensor.storage_offset() * tensor.element_size()
+        if not tensor.numel():
+            return first, first
+        last = sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+        return first, first + (last + 1) * tensor.element_size()
+
+
+class _Operations(TorchDispatchMode):
+    """What torch computes, backward passes included."""
+
+    def __init__(self, card: Torch) -> None:
+        super().__init__()
+        self.card = card
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(isinstance(t, torch.Tensor) and self.card.has(t) for t in tree_flatten((args, kwargs))[0]):
+            with torch._C.DisableTorchFunction():
+                return self.card.operate(func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+_TO = {torch.Tensor.cpu: CPU, torch.Tensor.cuda: CUDA}
+
+
+class _Functions(TorchFunctionMode):
+    """What torch says of tensors, and where it makes them."""
+
+    def __init__(self, card: Torch) -> None:
+        super().__init__()
+        self.card = card
+        has = card.has
+        self._played: dict[Any, Callable[..., Any]] = {
+            torch.Tensor.device.__get__: lambda t: CUDA if has(t) else t.device,
+            torch.Tensor.is_cuda.__get__: has,
+            torch.Tensor.is_cpu.__get__: lambda t: not has(t),
+            torch.Tensor.get_device: lambda t: 0 if has(t) else -1,
+            torch.Tensor.tolist: lambda t: (card.download(t) if has(t) else t).tolist(),
+            torch.Tensor.numpy: self._numpy,
+        }
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if (played := self._played.get(func)) is not None:
+            return played(*args, **kwargs)
+        if func in _TO or func is torch.Tensor.to:
+            return self._to(func, args, dict(kwargs))
+        if (device := kwargs.get("device")) is None:
+            return func(*args, **kwargs)
+        kwargs = {**kwargs, "device": "cpu"}
+        if torch.device(device).type != "cuda":
+            self.card.on_host = True
+            try:
+                return func(*args, **kwargs)
+            finally:
+                self.card.on_host = False
+        if func is torch.as_tensor and hasattr(args[0], "__cuda_array_interface__"):
+            interface = args[0].__cuda_array_interface__
+            return self.card.view(interface["data"][0], interface["shape"][0], args[0])
+        made = func(*args, **kwargs)
+        if not self.card.has(made):
+            empty = getattr(func, "__name__", "").startswith("empty")
+            with torch._C.DisableTorchFunction(), torch.no_grad():
+                plain = made.detach()
+                made.data = self.card.empty_like(plain) if empty else self.card.upload(plain)
+        return made
+
+    def _to(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        tensor, *rest = args
+        device = _TO.get(func) or kwargs.pop("device", None)
+        if func is torch.Tensor.to and rest and isinstance(rest[0], torch.device | str | int):
+            device, *rest = rest
+        if func is torch.Tensor.to and rest and isinstance(rest[0], torch.Tensor):
+            device, rest = (CUDA if self.card.has(rest[0]) else CPU), [rest[0].dtype, *rest[1:]]
+        if func in _TO:
+            rest, kwargs = [], {}
+        if device is None or (torch.device(device).type == "cuda") == self.card.has(tensor):
+            return tensor.to(*rest, **kwargs) if rest or kwargs else tensor
+        moved = _Moved.apply(tensor, self.card)
+        return moved.to(*rest, **kwargs) if rest or kwargs else moved
+
+    def _numpy(self, tensor: torch.Tensor, **_: Any) -> Any:
+        if self.card.has(tensor):
+            raise TypeError("can't convert cuda:0 device type tensor to numpy")
+        return tensor.numpy(**_)
+
+
+class _Moved(torch.autograd.Function):
+    """A copy between card and host, and its gradient back."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, card: Torch) -> torch.Tensor:
+        ctx.card = card
+        return card.download(tensor) if card.has(tensor) else card.upload(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return (ctx.card.download(grad) if ctx.card.has(grad) else ctx.card.upload(grad)), None
