@@ -135,7 +135,7 @@ def _touched(function: Any) -> npt.NDArray[np.int64]:
     if not count:
         return np.zeros((0, 2), np.int64)
     found = np.frombuffer((ctypes.c_int64 * (2 * count)).from_address(address), np.int64).reshape(-1, 2)
-    return np.unique(found, axis=0)
+    return found.copy()
 
 
 _Buffer = driver.Buffer

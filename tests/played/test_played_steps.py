@@ -1,21 +1,121 @@
-import pytest, torch
-from played_card import Card, CUDA
-from pagedopt import PagedAdamW
+"""Steps of optimizers on a played card, whose pages visit it, lie in it, or move: no wait is missing, no bit differs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from played_runs import EVERY, SOME, Ends, Run, ends_of, play
 
 SIZES = (3000, 17, 1500, 4097)
 
-def train(device, steps=3, **options):
-    g = torch.Generator().manual_seed(1)
-    params = [torch.nn.Parameter(torch.randn(n, generator=g).to(device)) for n in SIZES]
-    opt = PagedAdamW(params, lr=1e-2, **options)
-    for _ in range(steps):
-        for p in params:
-            p.grad = torch.randn(p.shape, generator=g).to(device)
-        opt.step()
-    return [p.detach().cpu() for p in params]
 
-def test_first(monkeypatch):
-    with Card(monkeypatch).playing() as card:
-        a = train(CUDA, device_budget=0)
-    b = train("cpu")
-    assert all(torch.equal(x,y) for x,y in zip(a,b))
+def steps(run: Run, count: int = 3, **options: Any) -> Ends:
+    params = run.params(SIZES)
+    optimizer = run.adamw(params, **options)
+    for _ in range(count):
+        run.gradients(params)
+        optimizer.step()
+    if run.card is not None and options.get("host_access") != "in_place":
+        assert optimizer.memory_report().ring > 0
+    return ends_of(params, optimizer)
+
+
+@pytest.mark.parametrize("order", EVERY, ids=str)
+def test_all_pages_visit(monkeypatch: pytest.MonkeyPatch, order: dict[str, Any]) -> None:
+    play(monkeypatch, lambda run: steps(run, device_budget=0), order)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"device_budget": "24KiB"}, {"device_budget": 0, "host_access": "in_place"}, {"placement": "host"},
+     {"device_budget": 0, "transport": "memcpy"}, {"device_budget": 0, "transport": "mapped"}],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("order", SOME, ids=str)
+def test_placements(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], order: dict[str, Any]) -> None:
+    play(monkeypatch, lambda run: steps(run, **options), order)
+
+
+@pytest.mark.parametrize("order", SOME, ids=str)
+def test_a_second_main_stream(monkeypatch: pytest.MonkeyPatch, order: dict[str, Any]) -> None:
+    """Steps go to one and the other, each behind the one before."""
+
+    def act(run: Run) -> Ends:
+        params, streams = run.params(SIZES), [None, run.stream()]
+        optimizer = run.adamw(params, device_budget="16KiB")
+        for number in range(4):
+            now, before = streams[number % 2], streams[(number + 1) % 2]
+            run.wait(now, before)
+            with run.on(now):
+                run.gradients(params)
+                optimizer.step()
+        run.wait(None, streams[1])
+        return ends_of(params, optimizer)
+
+    play(monkeypatch, act, order)
+
+
+@pytest.mark.parametrize("order", SOME, ids=str)
+def test_two_optimizers_share_a_ring(monkeypatch: pytest.MonkeyPatch, order: dict[str, Any]) -> None:
+    """Each on a stream of its own, and nobody waits for the other."""
+
+    def act(run: Run) -> Ends:
+        lists, streams = [run.params(SIZES), run.params(SIZES)], [run.stream(), run.stream()]
+        optimizers = [run.adamw(params, device_budget=0) for params in lists]
+        for stream in streams:
+            run.wait(stream, None)
+        for _ in range(3):
+            for params, optimizer, stream in zip(lists, optimizers, streams, strict=True):
+                with run.on(stream):
+                    run.gradients(params)
+                    optimizer.step()
+        for stream in streams:
+            run.wait(None, stream)
+        return [*ends_of(lists[0], optimizers[0]), *ends_of(lists[1], optimizers[1])]
+
+    play(monkeypatch, act, order)
+
+
+@pytest.mark.parametrize("placement", ["mapped", "managed"])
+@pytest.mark.parametrize("order", SOME, ids=str)
+def test_pages_move_between_steps(monkeypatch: pytest.MonkeyPatch, placement: str, order: dict[str, Any]) -> None:
+    """Steps are on a stream that the one of the moves does not wait for."""
+
+    def act(run: Run) -> Ends:
+        params, other = run.params(SIZES), run.stream()
+        optimizer = run.adamw(params, device_budget="100%", placement=placement)
+        run.wait(other, None)
+        for budget in (0, "24KiB", "100%", "spill", "unspill"):
+            with run.on(other):
+                run.gradients(params)
+                optimizer.step()
+            if run.card is None:
+                continue
+            if budget in ("spill", "unspill"):
+                getattr(optimizer, budget)()
+            else:
+                optimizer.set_device_budget(budget)
+        return ends_of(params, optimizer)
+
+    play(monkeypatch, act, order)
+
+
+@pytest.mark.parametrize("order", SOME, ids=str)
+def test_state_is_dropped_in_flight(monkeypatch: pytest.MonkeyPatch, order: dict[str, Any]) -> None:
+    def act(run: Run) -> Ends:
+        params = run.params(SIZES)
+        other = run.stream()
+        run.wait(other, None)
+        with run.on(other):
+            for _ in range(2):
+                optimizer = run.adamw(params, device_budget="16KiB")
+                for _ in range(2):
+                    run.gradients(params)
+                    optimizer.step()
+                del optimizer
+        run.wait(None, other)
+        return [p.detach().cpu() for p in params]
+
+    play(monkeypatch, act, order)

@@ -1,0 +1,78 @@
+"""Runs of optimizers that are played on a card, under several orders of its streams, and carried out on a CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from played_card import CUDA, Card
+from played_torch import Stream
+
+from pagedopt import PagedAdamW
+
+#: Orders of the first three streams, and everything as early as possible.
+EVERY: list[dict[str, Any]] = [*({"first": each} for each in itertools.permutations(range(3))), {"early": True}]
+#: The main stream last, first, and everything as early as possible.
+SOME: list[dict[str, Any]] = [{"first": (3, 2, 1, 0)}, {"first": (0, 1, 2, 3)}, {"early": True}]
+Ends = list[torch.Tensor]
+
+
+class Run:
+    """One run, on ``device``.  Streams are none on a CPU.
+
+    Attributes:
+        card: that is played; None on a CPU.
+        generator: of all numbers.
+    """
+
+    def __init__(self, card: Card | None) -> None:
+        self.card, self.device = card, torch.device("cpu") if card is None else CUDA
+        self.generator = torch.Generator().manual_seed(1)
+
+    def numbers(self, *shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=self.generator).to(self.device)
+
+    def params(self, sizes: Sequence[int]) -> list[torch.nn.Parameter]:
+        return [torch.nn.Parameter(self.numbers(size)) for size in sizes]
+
+    def adamw(self, params: Iterable[torch.nn.Parameter], **options: Any) -> PagedAdamW:
+        """An optimizer; on a CPU its state is where it is."""
+        if self.card is None:
+            options = {name: value for name, value in options.items() if name in ("capturable",)}
+        return PagedAdamW(params, lr=1e-2, weight_decay=0.1, **options)
+
+    def gradients(self, params: Iterable[torch.nn.Parameter]) -> None:
+        for p in params:
+            p.grad = self.numbers(*p.shape)
+
+    def stream(self) -> Any:
+        return None if self.card is None else Stream()
+
+    def on(self, stream: Any) -> Any:
+        """A ``with`` block on a stream; None: the main one."""
+        return contextlib.nullcontext() if self.card is None else torch.cuda.stream(stream or Stream(handle=0))
+
+    def wait(self, stream: Any, other: Any) -> None:
+        """Let a stream wait for another; None: the main one."""
+        if self.card is not None:
+            main = Stream(handle=0)
+            (stream or main).wait_stream(other or main)
+
+
+def ends_of(params: Iterable[torch.Tensor], optimizer: Any) -> Ends:
+    """Copies of parameters and their moments on the host."""
+    params = list(params)
+    moments = [optimizer.state[p][name] for p in params for name in ("exp_avg", "exp_avg_sq")]
+    return [t.detach().cpu() for t in (*params, *moments)]
+
+
+def play(monkeypatch: pytest.MonkeyPatch, act: Callable[[Run], Ends], order: dict[str, Any]) -> None:
+    """Play a run under one order of streams: nothing is out of order, and it ends in the bits of the CPU's."""
+    with Card(monkeypatch, **order).playing() as card:
+        played = act(Run(card))
+    for number, (ours, theirs) in enumerate(zip(played, act(Run(None)), strict=True)):
+        assert torch.equal(ours, theirs), f"result {number} is not that of the CPU"
