@@ -42,7 +42,7 @@ class Run:
     def adamw(self, params: Iterable[torch.nn.Parameter], **options: Any) -> PagedAdamW:
         """An optimizer; on a CPU its state is where it is."""
         if self.card is None:
-            options = {name: value for name, value in options.items() if name in ("capturable",)}
+            options = {}
         return PagedAdamW(params, lr=1e-2, weight_decay=0.1, **options)
 
     def gradients(self, params: Iterable[torch.nn.Parameter]) -> None:

@@ -345,17 +345,15 @@ class _Functions(TorchFunctionMode):
 
     def _to(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         tensor, *rest = args
-        device = _TO.get(func) or kwargs.pop("device", None)
-        if func is torch.Tensor.to and rest and isinstance(rest[0], torch.device | str | int):
-            device, *rest = rest
-        if func is torch.Tensor.to and rest and isinstance(rest[0], torch.Tensor):
-            device, rest = (CUDA if self.card.has(rest[0]) else CPU), [rest[0].dtype, *rest[1:]]
         if func in _TO:
-            rest, kwargs = [], {}
-        if device is None or (torch.device(device).type == "cuda") == self.card.has(tensor):
-            return tensor.to(*rest, **kwargs) if rest or kwargs else tensor
-        moved = _Moved.apply(tensor, self.card)
-        return moved.to(*rest, **kwargs) if rest or kwargs else moved
+            device, dtype = _TO[func], None
+        elif isinstance(example := rest[0] if rest else kwargs.get("other"), torch.Tensor):
+            device, dtype = (CUDA if self.card.has(example) else CPU), example.dtype
+        else:
+            device, dtype, *_ = torch._C._nn._parse_to(*rest, **kwargs)
+        if device is not None and (device.type == "cuda") != self.card.has(tensor):
+            tensor = _Moved.apply(tensor, self.card)
+        return tensor if dtype is None else tensor.to(dtype)
 
     def _numpy(self, tensor: torch.Tensor, **_: Any) -> Any:
         if self.card.has(tensor):
