@@ -18,6 +18,7 @@ from gpu_lock import Turns
 
 if TYPE_CHECKING:
     from command_line import Program
+    from played_tables import Tables
 
 RUN_FOLDER = "PAGEDOPT_TESTS_FOLDER"
 RECORD = "PAGEDOPT_CLIENTS_RECORD"
@@ -74,6 +75,16 @@ def program(capsys: pytest.CaptureFixture[str]) -> Program:
     from command_line import Program
 
     return Program(capsys)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tables]:
+    """A played card, with tables on it."""
+    from played_card import Card
+    from played_tables import Tables
+
+    with Card(monkeypatch, seed=None).playing() as card:
+        yield Tables(card)
 
 
 def heed_interrupts() -> None:

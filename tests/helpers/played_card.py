@@ -54,7 +54,7 @@ class Card:
     """
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, first: Sequence[int] = (), early: bool = False, seed: int = 0
+        self, monkeypatch: pytest.MonkeyPatch, first: Sequence[int] = (), early: bool = False, seed: int | None = 0
     ) -> None:
         self.order, self.memory = Order(first, early, seed), Memory()
         self.driver = Driver(self.order, self.memory)
@@ -86,11 +86,16 @@ class Card:
         """Bytes that were touched in no order, and memory that was touched and is not there."""
         return [*self.order.faults, *self.memory.faults]
 
-    def kernel(self, stream: int, what: str, reads: Sequence[Range], writes: Sequence[Range], do: Callable[[], Any]) -> None:
-        """Launch a kernel of a test's own."""
+    def kernel(
+        self, stream: int, what: str, reads: Sequence[Range], writes: Sequence[Range], act: Callable[[], object]
+    ) -> None:
+        """Launch a kernel of a test's own; what it asserts in its turn is a fault."""
 
         def work() -> Touched:
-            do()
+            try:
+                act()
+            except AssertionError as error:
+                self.order.faults.append(str(error))
             return reads, writes
 
         self.order.submit(stream, what, work)

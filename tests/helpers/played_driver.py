@@ -12,6 +12,7 @@ import ctypes
 import itertools
 import mmap
 import os
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +37,8 @@ _UNSAFE = {
 }  # fmt: skip
 #: Calls that a test neither sees nor lets fail.
 _UNSEEN = {"cuGetErrorString", "cuThreadExchangeStreamCaptureMode"}
+#: Of handles and events; those of another card are unknown.
+_numbers = itertools.count(1)
 _RELAXED = real.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 
 
@@ -110,6 +113,7 @@ class Driver:
         mapped: by address: handle, bytes.
         accessible: addresses of what is mapped and may be touched.
         ranges: reserved address ranges, with their bytes.
+        lacks: attributes that the device has not, by a part of their names.
     """
 
     def __init__(self, order: Order, memory: Memory) -> None:
@@ -120,7 +124,9 @@ class Driver:
         self.mapped: dict[int, tuple[int, int]] = {}
         self.accessible: set[int] = set()
         self.ranges: dict[int, int] = {}
-        self._numbers, self._files, self._mode = itertools.count(1), dict[int, int](), 0
+        self.lacks: tuple[str, ...] = ()
+        self._lock = threading.RLock()
+        self._files, self._mode = dict[int, int](), 0
         self._events, self._user_objects, self._graphs = dict[int, Event](), dict[int, Any](), dict[int, Graph]()
         self.kept: dict[Graph, list[Any]] = {}  # what calls the destructors of what a graph keeps alive
 
@@ -148,6 +154,10 @@ class Driver:
         self.before = before
 
     def _call(self, name: str, *arguments: Any) -> tuple[Any, ...]:
+        with self._lock:
+            return self._locked(name, *arguments)
+
+    def _locked(self, name: str, *arguments: Any) -> tuple[Any, ...]:
         if name not in _UNSEEN:
             self.calls.append(name)
             if (error := self.before(name)) is not None:
@@ -173,7 +183,7 @@ class Driver:
         return device
 
     def cuDeviceGetAttribute(self, attribute: Any, device: int) -> int:
-        return 1
+        return int(not any(name in getattr(attribute, "name", "") for name in self.lacks))
 
     # --- memory
 
@@ -240,7 +250,7 @@ class Driver:
         del self.ranges[address]
 
     def cuMemCreate(self, nbytes: int, *_: Any) -> int:
-        file, handle = os.memfd_create("page"), next(self._numbers)
+        file, handle = os.memfd_create("page"), next(_numbers)
         os.ftruncate(file, nbytes)
         self.handles[handle], self._files[handle] = nbytes, file
         return handle
@@ -286,7 +296,7 @@ class Driver:
         self.order.hold(int(stream), self._events[int(event)])
 
     def cuEventCreate(self, flags: int) -> int:
-        number = next(self._numbers)
+        number = next(_numbers)
         self._events[number] = Event()
         return number
 
@@ -313,7 +323,7 @@ class Driver:
         return status.CU_STREAM_CAPTURE_STATUS_ACTIVE, 1, id(graph)
 
     def cuUserObjectCreate(self, kept: int, destructor: Any, count: int, flags: int) -> int:
-        number = next(self._numbers)
+        number = next(_numbers)
         call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(int(destructor))
         self._user_objects[number] = lambda: call(kept)
         return number

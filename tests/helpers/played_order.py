@@ -36,6 +36,11 @@ def join(clock: Clock, other: Clock) -> None:
             clock[stream] = number
 
 
+def is_behind(clock: Clock, other: Clock) -> bool:
+    """Whether a clock is behind all that streams have done in another one."""
+    return all(stream < 0 or clock.get(stream, 0) >= number for stream, number in other.items())
+
+
 class Operation(NamedTuple):
     """What a stream is to do; ``clock`` counts itself."""
 
@@ -82,17 +87,17 @@ class Order:
     Args:
         first: streams in the order in which they may go on, the others come behind.
         early: carry out everything at once, not as late as possible.
-        seed: of what is drawn: whether an event that nobody has waited for has passed.
+        seed: of what is drawn: whether an event that nobody has waited for has passed; None: as it is.
     """
 
-    def __init__(self, first: Sequence[int] = (), early: bool = False, seed: int = 0) -> None:
+    def __init__(self, first: Sequence[int] = (), early: bool = False, seed: int | None = 0) -> None:
         self.first, self.early = {stream: i for i, stream in enumerate(first)}, early
         self.clocks: dict[int, Clock] = defaultdict(dict)  # of what a stream is given next
         self.queues: dict[int, deque[Operation]] = defaultdict(deque)
         self.done: Clock = defaultdict(int)
         self.captures: dict[int, Graph] = {}
         self.faults: list[str] = []
-        self._draw = random.Random(seed)
+        self._draw = None if seed is None else random.Random(seed)
         self._streams = 0
         self._seen: dict[int, list[Access]] = defaultdict(list)  # by part
         self._freed: deque[tuple[Clock, Range, Callable[[], None]]] = deque()
@@ -144,10 +149,10 @@ class Order:
 
     def has_passed(self, event: Event) -> bool:
         """Tell whether an event has passed: drawn, unless the host knows it."""
-        known = self.clocks[HOST]
-        if all(known.get(stream, 0) >= number for stream, number in event.clock.items()):
+        if is_behind(self.clocks[HOST], event.clock):
             return True
-        if passed := self._draw.random() < 0.5:
+        passed = is_behind(self.done, event.clock) if self._draw is None else self._draw.random() < 0.5
+        if passed:
             self.wait(event.clock)
         return passed
 
@@ -216,7 +221,7 @@ class Order:
     def _end_freed(self) -> None:
         for _ in range(len(self._freed)):
             clock, memory, end = self._freed.popleft()
-            if all(s < 0 or self.done[s] >= number for s, number in clock.items()):
+            if is_behind(self.done, clock):
                 clock[FREED] = self.done[FREED] = self.done[FREED] + 1
                 self._touch(FREED, clock, "giving it back to torch", (), [memory])
                 end()

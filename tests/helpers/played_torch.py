@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -115,9 +116,12 @@ class Torch:
         with _Functions(self), _Operations(self):
             yield
 
+    def on_stream(self, stream: Stream) -> AbstractContextManager[None]:
+        return self.on_handle(stream.cuda_stream)
+
     @contextlib.contextmanager
-    def on_stream(self, stream: Stream) -> Iterator[None]:
-        before, self.current = self.current, stream.cuda_stream
+    def on_handle(self, handle: int) -> Iterator[None]:
+        before, self.current = self.current, handle
         try:
             yield
         finally:

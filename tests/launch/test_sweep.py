@@ -1,9 +1,10 @@
-"""The one place that launches, on a device made of queues: what comes before what, and what is left when it fails."""
+"""The one place that launches, on a played card: what comes before what, and what is left when it fails."""
 
 from __future__ import annotations
 
 import pytest
-from fake_device import STREAM, Device
+from played_sweep import STREAM, Device
+from played_tables import Tables
 
 from pagedopt.paging.visits import Launch
 from pagedopt.transports.choose import TRANSPORTS
@@ -20,9 +21,9 @@ every_size = pytest.mark.parametrize("sizes", [FEW, MANY], ids=["few", "many"])
 @every_size
 @pytest.mark.parametrize("prepared", [True, False])
 def test_nothing_is_compiled_once_pages_are_on_their_way(
-    name: str, sizes: tuple[int, ...], prepared: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, sizes: tuple[int, ...], prepared: bool, cuda: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device = Device(monkeypatch, name, sizes)
+    device = Device(monkeypatch, cuda, name, sizes)
     if prepared:
         device.sweep.compile()
         assert device.log == ["compile"], "nothing, or something else, was prepared"
@@ -34,8 +35,8 @@ def test_nothing_is_compiled_once_pages_are_on_their_way(
 
 
 @every_transport
-def test_what_is_launched_is_counted_and_stands_between_the_moves(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Device(monkeypatch, name, FEW)
+def test_what_is_launched_is_counted_and_stands_between_the_moves(name: str, cuda: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch, cuda, name, FEW)
     device.step(1, device.steps())
     rest = len(device.sweep.table.host.chunks) - 3
     assert device.log[1:] == [
@@ -52,9 +53,9 @@ def test_what_is_launched_is_counted_and_stands_between_the_moves(name: str, mon
 @every_transport
 @pytest.mark.parametrize(("fails", "begun"), [("compile", False), ("fetch", False), ("launch", True)])
 def test_a_step_has_begun_when_its_first_launch_is_made(
-    name: str, fails: str, begun: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, fails: str, begun: bool, cuda: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device = Device(monkeypatch, name, FEW)
+    device = Device(monkeypatch, cuda, name, FEW)
     if fails != "compile":
         device.step(1)
     device.fails = fails
@@ -68,8 +69,8 @@ def test_a_step_has_begun_when_its_first_launch_is_made(
     device.cuda.drain(STREAM)
 
 
-def test_a_step_without_work_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Device(monkeypatch, "managed", FEW)
+def test_a_step_without_work_has_not_begun(cuda: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch, cuda, "managed", FEW)
     device.step(1)
     device.step(2, [Launch((1, 1))])
     assert not device.sweep.begun
@@ -78,12 +79,12 @@ def test_a_step_without_work_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("name", ["managed", "mapped", "memcpy", "hybrid"])
 def test_a_table_is_guarded_though_a_later_launch_of_the_step_failed(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, cuda: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was launched before the failure still reads it."""
-    device = Device(monkeypatch, name, MANY)
+    device = Device(monkeypatch, cuda, name, MANY)
     for number in range(1, 2 * RING):
         with pytest.raises(ValueError, match="ends with pages in their slots"):
             device.step(number, device.steps()[:4])
     device.cuda.drain(STREAM)
-    assert device.cuda.calls.count("wait") == 2 * RING - 1 - RING
+    assert device.cuda.count("wait") == 2 * RING - 1 - RING

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from fake_device import STREAM, Device
+from played_sweep import STREAM, Device
+from played_tables import Tables
 
 from pagedopt import DeviceTable, PagedAdamW, Sweep, multi_tensor_apply
 from pagedopt.foreach_ops import foreach_norm
@@ -29,27 +30,27 @@ def record() -> Iterator[list[tuple[int, int, int]]]:
     Recorder.record.clear()
 
 
-def test_its_tables_are_read_as_they_were_when_launched(monkeypatch: pytest.MonkeyPatch, record: list) -> None:
-    """Ten steps ahead of a device made of queues, pages among them."""
-    device = Device(monkeypatch, Recorder, FEW)
+def test_its_tables_are_read_as_they_were_when_launched(cuda: Tables, monkeypatch: pytest.MonkeyPatch, record: list) -> None:
+    """Ten steps ahead of a played card, pages among them."""
+    device = Device(monkeypatch, cuda, Recorder, FEW)
     chunks = len(device.sweep.table.host.chunks)
     for number in range(1, 11):
         device.step(number, device.steps() if number % 2 else None)
     device.cuda.drain(STREAM)
     assert record == [(0, len(FEW), chunks)] * 10
-    assert device.cuda.calls.count("pinned") == 4, "the tables of the one that it wraps are in a ring"
+    assert device.cuda.count("pinned") == 4, "the tables of the one that it wraps are in a ring"
     assert device.sweep.launches == 5 * 3 + 5
 
 
-def test_a_captured_graph_is_prepared_by_the_one_within(monkeypatch: pytest.MonkeyPatch, record: list) -> None:
-    device = Device(monkeypatch, Recorder, FEW)
+def test_a_captured_graph_is_prepared_by_the_one_within(cuda: Tables, monkeypatch: pytest.MonkeyPatch, record: list) -> None:
+    device = Device(monkeypatch, cuda, Recorder, FEW)
     device.sweep.prepare()
-    graph = device.cuda.graph = []
-    device.step(1)
-    device.cuda.graph = None
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        device.step(1)
     for _ in range(2):
-        for work in graph:
-            work()
+        graph.replay()
+        cuda.drain(STREAM)
     assert len(record) == 1
 
 

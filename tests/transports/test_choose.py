@@ -7,7 +7,7 @@ import warnings
 from typing import Any
 
 import pytest
-from fakes import FakeCuda, filled
+from played_tables import REFUSED, Tables, filled
 
 from pagedopt.system.cuda.driver import Capabilities
 from pagedopt.transports.choose import TRANSPORTS, choose, create, shared
@@ -29,8 +29,8 @@ def test_the_choice_by_capabilities(name: str, has: tuple[bool, bool, bool]) -> 
         assert (chosen, reason) == (name, "")
 
 
-def test_without_concurrent_access_managed_memory_is_never_touched(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = FakeCuda(monkeypatch, concurrent_managed=False)
+def test_without_concurrent_access_managed_memory_is_never_touched(cuda: Tables) -> None:
+    cuda.card.driver.lacks = ("CONCURRENT_MANAGED",)
     with pytest.warns(RuntimeWarning, match=r"cuda:0 cannot use 'managed' .* Using 'mapped'; results are the same"):
         way = create("managed", 0)
     assert way.name == "mapped"
@@ -41,7 +41,7 @@ def test_without_concurrent_access_managed_memory_is_never_touched(monkeypatch: 
         create("managed", 1)
     cuda.run_changed(way, filled([5, 3000]), RING + 1)
     cuda.drain(7)
-    assert not {"managed", "advise", "prefetch"} & set(cuda.calls)
+    assert not {"cuMemAllocManaged", "cuMemAdvise", "cuMemPrefetchAsync"} & set(cuda.card.driver.calls)
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,9 @@ def test_without_concurrent_access_managed_memory_is_never_touched(monkeypatch: 
     ],
 )
 def test_refused_memory_falls_back_with_one_warning(
-    monkeypatch: pytest.MonkeyPatch, refused: list[str], asked: str, chosen: str
+    cuda: Tables, refused: list[str], asked: str, chosen: str
 ) -> None:
-    cuda = FakeCuda(monkeypatch)
-    cuda.refuse = dict.fromkeys(refused, "CUDA_ERROR_NOT_SUPPORTED")
+    cuda.refuse(*refused)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         assert create(asked, 0).name == chosen
@@ -76,26 +75,26 @@ def test_refused_memory_falls_back_with_one_warning(
         cuda.drain(7)
 
 
-def test_a_device_is_asked_once_what_works_on_it(cuda: FakeCuda) -> None:
+def test_a_device_is_asked_once_what_works_on_it(cuda: Tables) -> None:
     for _ in range(3):
         assert create("managed", 0).name == "managed"
-    assert cuda.calls.count("managed") == 1
+    assert cuda.count("managed") == 1
     create("managed", 1)
-    assert cuda.calls.count("managed") == 2
+    assert cuda.count("managed") == 2
 
 
 class Own(MemcpyTransport):
     pass
 
 
-def test_a_class_is_made_for_each_device_and_nothing_stands_in(cuda: FakeCuda) -> None:
-    cuda.refuse = dict.fromkeys(("managed", "mapped"), "CUDA_ERROR_NOT_SUPPORTED")
+def test_a_class_is_made_for_each_device_and_nothing_stands_in(cuda: Tables) -> None:
+    cuda.refuse(*REFUSED)
     ways = [create(Own, 0), create(Own, 1), create(Own, 0), shared(Own, 0), shared(Own, 1)]
     assert [(type(way), way.device) for way in ways] == [(Own, 0), (Own, 1), (Own, 0), (Own, 0), (Own, 1)]
     assert len(set(ways)) == 5
     assert shared(Own, 0) is ways[3]
     assert shared(ways[0], 0) is ways[0]
-    assert cuda.calls == []
+    assert cuda.allocations == 0
 
 
 @pytest.mark.parametrize("take", [create, shared])
@@ -107,7 +106,7 @@ def test_what_is_no_transport_is_refused(take: Any) -> None:
         take("pigeon", 0)
 
 
-def test_what_is_in_memory_says_so(cuda: FakeCuda) -> None:
+def test_what_is_in_memory_says_so(cuda: Tables) -> None:
     table = filled([5, 3000])
     for name, kind in TRANSPORTS.items():
         with kind(0).lend(table, 7) as lent:

@@ -1,14 +1,13 @@
-"""A sweep on a device made of queues, with a log of what it does."""
+"""A sweep on a played card, with a log of what it does."""
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from fakes import Decoded, FakeCuda, decode
+from played_card import CUDA, Card
+from played_tables import Decoded, Tables, decode
 from support import F32, lists_for, scalars_for
 
 from pagedopt import Sweep
@@ -16,34 +15,28 @@ from pagedopt.kernels import cuda as kernels
 from pagedopt.paging.policy import Move
 from pagedopt.paging.visits import Action, plan
 from pagedopt.rules import RULES
-from pagedopt.system import internals
 from pagedopt.tables.layout import HostTable
-from pagedopt.transports.choose import TRANSPORTS
 from pagedopt.transports.transport import TABLE_AT
 
 ADAMW = RULES["adamw"]
-STREAM = 7
+STREAM = 0
 
 
 class Device:
-    """Runs a sweep over tensors on the CPU as if they were on a device, and keeps a log of what it does.
+    """Runs a sweep on a played card, and keeps a log of what it does; its kernel only reads its table.
 
     Its transport is of a name or class that ``Sweep`` takes.
 
     ``fails`` names what raises: ``compile``, ``fetch``, ``launch``.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: Any, sizes: tuple[int, ...]) -> None:
-        self.cuda = FakeCuda(monkeypatch)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, cuda: Tables, kind: Any, sizes: tuple[int, ...]) -> None:
+        self.cuda = cuda
         self.log: list[str] = []
         self.fails = ""
-        self.sweep = Sweep(ADAMW, lists_for(ADAMW, sizes, (F32,) * 4), transport=kind)
-        self.sweep.device, self.sweep._on_cpu = torch.device("cuda", 0), False
-        self.sweep.transport = TRANSPORTS.get(kind, kind)(0)
-        monkeypatch.setattr(internals, "current_device", lambda: 0)
-        monkeypatch.setattr(internals, "current_stream", lambda index: STREAM)
+        lists = [[t.to(CUDA) for t in tensors] for tensors in lists_for(ADAMW, sizes, (F32,) * 4)]
+        self.sweep = Sweep(ADAMW, lists, transport=kind)
         monkeypatch.setattr(kernels, "CudaKernel", self.kernel)
-        monkeypatch.setattr(kernels, "multi_tensor_kernel", functools.cache(kernels.multi_tensor_kernel.__wrapped__))
 
     def note(self, what: str, detail: object = "") -> None:
         self.log.append(f"{what} {detail}".strip())
@@ -62,7 +55,9 @@ class Device:
             self.note("launch", count)
             copy, want = argument.copy(), _as_launched(argument, table)
             assert len(want[1]) == count
-            self.cuda.submit(stream.ptr, lambda: _same(decode(copy, table), want))
+            at = 0 if by_value else int(argument.view(TABLE_AT)["words"][0])
+            reads = [] if by_value else [(at, at + table.words.nbytes)]
+            self.cuda.card.kernel(stream.ptr, "a kernel", reads, [], lambda: _same(decode(copy, table), want))
 
         return launch
 
