@@ -61,19 +61,20 @@ class Card:
         self.torch = Torch(self.order, self.memory, self.driver)
         for module, name in _CACHED:
             cached = getattr(module, name)
-            monkeypatch.setattr(module, name, functools.cache(cached.__wrapped__))
+            monkeypatch.setattr(module, name, functools.cache(getattr(cached, "__wrapped__", cached)))
         for module, name, make in _TABLES:
             monkeypatch.setattr(module, name, make())
         self.driver.install(monkeypatch)
         self.torch.install(monkeypatch)
         monkeypatch.setattr(kernels, "CudaKernel", functools.partial(Kernel, self))
         monkeypatch.setattr(driver, "Buffer", functools.partial(Buffer, self))
-        monkeypatch.setattr(MappedArena, "granule", GRANULE)
-        monkeypatch.setattr(MappedArena, "stretch", GRANULE)
+        self._monkeypatch = monkeypatch
 
     @contextlib.contextmanager
     def playing(self) -> Iterator[Card]:
         """The block; at its end all is carried out, and nothing may have been at fault."""
+        self._monkeypatch.setattr(MappedArena, "granule", GRANULE)
+        self._monkeypatch.setattr(MappedArena, "stretch", GRANULE)
         with self.torch.modes():
             yield self
             gc.collect()

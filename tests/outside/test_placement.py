@@ -6,7 +6,7 @@ import gc
 from collections.abc import Iterator
 from typing import Any
 
-import fake_pages
+import played_pages
 import pytest
 import torch
 
@@ -241,13 +241,13 @@ def test_shipped_classes_are_their_names() -> None:
     assert (SmallRam.name, SmallCard.name, Limited.name) == ("small", "SmallCard", "Limited")
 
 
-class FakeCard(Limited, fake_pages.Card):
+class FakeCard(Limited, played_pages.Card):
     """A small card made of memory of this system, whose pages are updated in place."""
 
 
 @pytest.mark.parametrize(("budget", "device"), [(0, 0), ("40%", 8), ("all", 20)])
-def test_a_small_card_of_fake_pages(budget: Any, device: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = fake_pages.install(monkeypatch)
+def test_a_small_card_of_played_pages(budget: Any, device: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = played_pages.install(monkeypatch)
     opt, params = trained(4, placement=FakeCard, device_budget=budget)
     whole, others = trained(4)
     assert same(bits(opt, params), bits(whole, others))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 
-import fake_pages
+import played_pages
 import pytest
-from fake_pages import FakePages
+from played_pages import Driver
 
 
 @pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakePages]:
-    fake = fake_pages.install(monkeypatch)
+def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
+    fake = played_pages.install(monkeypatch)
     yield fake
     gc.collect()
     assert not fake.handles, "memory that nobody has given back"

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any
 
-import fake_pages
+import played_pages
 import pytest
 import torch
-from fake_pages import FakePages, Result
+from played_pages import Driver, Result
 
 from pagedopt.paging.pages import lay_out
 from pagedopt.placements import device_page_limit
@@ -21,19 +21,19 @@ from pagedopt.system.cuda.driver import Location
 from pagedopt.system.state_lost import StateLost
 
 CPU = torch.device("cpu")
-GRANULE = fake_pages.GRANULE
+GRANULE = played_pages.GRANULE
 NUMEL = 5 * GRANULE // 4  # five pages
 FAILED = (driver.CudaError, MemoryError, torch.OutOfMemoryError)
 
 
 @pytest.fixture
-def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], FakePages]]:
+def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Driver]]:
     """Makes a device whose memory is all free, in the place of the last."""
     monkeypatch.setattr(MappedArena, "granule", GRANULE)
-    made: list[FakePages] = []
+    made: list[Driver] = []
 
-    def make() -> FakePages:
-        made.append(fake_pages.install(monkeypatch))
+    def make() -> Driver:
+        made.append(played_pages.install(monkeypatch))
         return made[-1]
 
     yield make
@@ -43,7 +43,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], FakePages]]:
 
 
 @pytest.fixture
-def fake(fakes: Callable[[], FakePages]) -> Iterator[FakePages]:
+def fake(fakes: Callable[[], Driver]) -> Iterator[Driver]:
     found = fakes()
     yield found
     gc.collect()
@@ -63,7 +63,7 @@ def fill(made: MappedArena) -> torch.Tensor:
     return made.tensor.clone()
 
 
-def assert_counted(made: MappedArena, want: torch.Tensor, fake: FakePages) -> None:
+def assert_counted(made: MappedArena, want: torch.Tensor, fake: Driver) -> None:
     """Every page has memory that can be read, on the side where it is counted."""
     assert torch.equal(made.tensor, want)
     inside = {at for at in fake.accessible if 0 <= at - made.tensor.data_ptr() < made.tensor.nbytes}
@@ -71,7 +71,7 @@ def assert_counted(made: MappedArena, want: torch.Tensor, fake: FakePages) -> No
     assert made.measured() == {"device": 2 * GRANULE * made.resident, "host": 2 * GRANULE * (5 - made.resident)}
 
 
-def assert_whole(made: MappedArena, want: torch.Tensor, fake: FakePages) -> None:
+def assert_whole(made: MappedArena, want: torch.Tensor, fake: Driver) -> None:
     """And nothing else has memory."""
     assert_counted(made, want, fake)
     assert len(fake.handles) == len(fake.mapped) == len(fake.accessible) == 10
@@ -79,7 +79,7 @@ def assert_whole(made: MappedArena, want: torch.Tensor, fake: FakePages) -> None
 
 
 @pytest.mark.parametrize(("first", "target"), [(1, 4), (4, 1), (0, 5), (5, 0)])
-def test_pages_move_at_their_addresses(fake: FakePages, first: int, target: int) -> None:
+def test_pages_move_at_their_addresses(fake: Driver, first: int, target: int) -> None:
     made = arena(first)
     assert not made.tensor.any()
     want, address = fill(made), made.tensor.data_ptr()
@@ -88,7 +88,7 @@ def test_pages_move_at_their_addresses(fake: FakePages, first: int, target: int)
     assert_whole(made, want, fake)
 
 
-def leaks(fake: FakePages, at: int) -> bool:
+def leaks(fake: Driver, at: int) -> bool:
     """Whether the ``at``-th call was to give something back: what it concerns is there still, and all else is right."""
     name, *after = fake.calls[at : at + 2]
     return name in ("cuMemRelease", "cuMemAddressFree") or (name == "cuMemUnmap" and after == ["cuMemAddressFree"])
@@ -104,7 +104,7 @@ def leaks(fake: FakePages, at: int) -> bool:
     ],
 )
 def test_any_call_of_a_move_may_fail(
-    fakes: Callable[[], FakePages], first: int, target: int, fault: Any, errors: tuple[type[BaseException], ...]
+    fakes: Callable[[], Driver], first: int, target: int, fault: Any, errors: tuple[type[BaseException], ...]
 ) -> None:
     """Or raise: what was begun of a page is undone."""
     reached = set[int]()
@@ -138,7 +138,7 @@ def test_any_call_of_a_move_may_fail(
 
 
 @pytest.mark.parametrize("at", range(3))
-def test_memory_that_cannot_be_given_leaves_the_page_without(fake: FakePages, at: int) -> None:
+def test_memory_that_cannot_be_given_leaves_the_page_without(fake: Driver, at: int) -> None:
     pages = virtual.Range(2 * GRANULE, 0)
     fake.fail(at)
     with pytest.raises(driver.CudaError, match=r"^cuMem(Create|Map|SetAccess) failed"):
@@ -151,7 +151,7 @@ def test_memory_that_cannot_be_given_leaves_the_page_without(fake: FakePages, at
     assert pages.bytes_at(Location.DEVICE) == pages.bytes_at(Location.HOST) == GRANULE
 
 
-def test_pages_that_cannot_even_stay_are_named(fake: FakePages) -> None:
+def test_pages_that_cannot_even_stay_are_named(fake: Driver) -> None:
     made = arena(3)
     fill(made)
     swapped = [False]
@@ -166,7 +166,7 @@ def test_pages_that_cannot_even_stay_are_named(fake: FakePages) -> None:
     assert made.resident == 3
 
 
-def test_narrow_sections_move_with_the_first_page_of_their_granule(fake: FakePages) -> None:
+def test_narrow_sections_move_with_the_first_page_of_their_granule(fake: Driver) -> None:
     """A byte an element, and a scale of four for every 64: sixteen pages have their scales in one granule."""
     layout = lay_out([20 * GRANULE], [1, Fraction(4, 64)], GRANULE, GRANULE)
     made = MappedArena(layout, torch.device("cpu", 0), 5)
@@ -182,7 +182,7 @@ def test_narrow_sections_move_with_the_first_page_of_their_granule(fake: FakePag
     assert len(fake.handles) == len(fake.mapped) == 22
 
 
-def test_a_limit_refuses_device_pages_as_a_full_card_does(fake: FakePages, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_refuses_device_pages_as_a_full_card_does(fake: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(virtual, "device_pages", {})  # other tests lose memory on purpose
     made, others = arena(1), [0]
     want, page = fill(made), 2 * GRANULE

@@ -1,6 +1,6 @@
 """State that nobody placed is in torch's own tensors, until it has to move: then it is in pages that do.
 
-A GPU's memory is pages that behave as CUDA's do (``fake_pages``), and the CPU is taken for a GPU that has them.
+A GPU's memory is pages that behave as CUDA's do (``played_pages``), and the CPU is taken for a GPU that has them.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
-import fake_pages
+import played_pages
 import pytest
 import torch
-from fake_pages import Card, FakePages, Result
+from played_pages import Card, Driver, Result
 from optim_support import ADAMW, COPIES, bits, same
 
 from pagedopt import PagedAdamW, Rates, run_with_room
@@ -51,13 +51,13 @@ def test_beside_a_cpu_it_stays_in_ram() -> None:
 
 
 @pytest.fixture
-def card(card: FakePages, monkeypatch: pytest.MonkeyPatch) -> FakePages:
+def card(card: Driver, monkeypatch: pytest.MonkeyPatch) -> Driver:
     """The CPU is one of the devices that have such pages."""
     arenas: Any = {"mapped": Card, "managed": HostArena, "host": HostArena, "device": DeviceArena}
     monkeypatch.setitem(choose.ARENAS, "cpu", arenas)
     monkeypatch.setattr(choose, "moves_on_demand", lambda device: True)
     monkeypatch.setattr(Card, "name", "mapped")
-    monkeypatch.setattr(Card, "stretch", 2 * fake_pages.GRANULE)  # several pages
+    monkeypatch.setattr(Card, "stretch", 2 * played_pages.GRANULE)  # several pages
     monkeypatch.setitem(slabs.PARTS, Card, slabs.part_of(Card))
     monkeypatch.setattr(slabs, "_pool", slabs._Pool())
     return card
@@ -108,7 +108,7 @@ def given_room(opt: PagedAdamW) -> None:
 
 
 @pytest.mark.parametrize(("act", "away"), [(spilled, 1.0), (budgeted, 0.5), (given_room, 0.0)])
-def test_state_that_nobody_placed_moves(card: FakePages, act: Callable[[PagedAdamW], None], away: float) -> None:
+def test_state_that_nobody_placed_moves(card: Driver, act: Callable[[PagedAdamW], None], away: float) -> None:
     params, opt = trained(2)
     assert (opt.memory_report().placement, card.handles) == ("device", {})
     before = bits(params, opt)
@@ -121,7 +121,7 @@ def test_state_that_nobody_placed_moves(card: FakePages, act: Callable[[PagedAda
     assert same(bits(params, opt), bits(*trained(4, placement="device")))
 
 
-def test_once_in_pages_it_moves_at_its_addresses(card: FakePages) -> None:
+def test_once_in_pages_it_moves_at_its_addresses(card: Driver) -> None:
     params, opt = trained(2)
     with opt.spilled() as given:
         assert given == STATE
@@ -135,7 +135,7 @@ def test_once_in_pages_it_moves_at_its_addresses(card: FakePages) -> None:
     assert same(bits(params, opt), bits(*trained(4, placement="device")))
 
 
-def test_what_comes_later_is_torchs_again_and_moves_with_the_rest(card: FakePages) -> None:
+def test_what_comes_later_is_torchs_again_and_moves_with_the_rest(card: Driver) -> None:
     params, opt = trained(2)
     opt.spill()
     late = torch.nn.Parameter(torch.ones(4_000))
@@ -148,7 +148,7 @@ def test_what_comes_later_is_torchs_again_and_moves_with_the_rest(card: FakePage
     assert opt.spill() == 0
 
 
-def test_no_more_moves_than_is_asked_for(card: FakePages) -> None:
+def test_no_more_moves_than_is_asked_for(card: Driver) -> None:
     """In whole parameters, from the last one on; the host needs room for what moves alone."""
     params, opt = trained(2)
     first = opt.state[params[0]]["exp_avg"]
@@ -170,7 +170,7 @@ def test_no_more_moves_than_is_asked_for(card: FakePages) -> None:
 @pytest.mark.parametrize("at", [1, 2, 4, 6])
 @pytest.mark.parametrize("act", [lambda o: o.spill(), lambda o: o.set_device_budget("50%")], ids=["spill", "budget"])
 def test_what_is_interrupted_has_changed_nothing(
-    card: FakePages, act: Callable[[PagedAdamW], None], at: int, error: Any, monkeypatch: pytest.MonkeyPatch
+    card: Driver, act: Callable[[PagedAdamW], None], at: int, error: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     params, opt = trained(2)
     before = [opt.state[p]["exp_avg"] for p in params]
@@ -197,7 +197,7 @@ def test_what_is_interrupted_has_changed_nothing(
 
 
 def test_gpus_are_waited_for_before_state_is_copied_and_before_its_old_memory_goes(
-    card: FakePages, monkeypatch: pytest.MonkeyPatch
+    card: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: said.append(str(device)))
@@ -216,20 +216,20 @@ def test_gpus_are_waited_for_before_state_is_copied_and_before_its_old_memory_go
 
 
 @pytest.mark.parametrize("placed", [{"placement": "device"}, {"placement": "host"}], ids=str)
-def test_what_somebody_placed_stays_there(card: FakePages, placed: dict[str, Any]) -> None:
+def test_what_somebody_placed_stays_there(card: Driver, placed: dict[str, Any]) -> None:
     params, opt = trained(2, **placed)
     before = [opt.state[p]["exp_avg"] for p in params]
     assert opt.spill() == 0
     assert all(a is opt.state[p]["exp_avg"] for a, p in zip(before, params, strict=True))
 
 
-def test_before_there_is_state_there_is_nothing_to_move(card: FakePages) -> None:
+def test_before_there_is_state_there_is_nothing_to_move(card: Driver) -> None:
     opt = PagedAdamW(parameters())
     assert opt.spill() == 0
     assert not opt.store.arenas
 
 
-def test_where_the_host_has_no_room_all_stays(card: FakePages) -> None:
+def test_where_the_host_has_no_room_all_stays(card: Driver) -> None:
     params, opt = trained(2)
     before = [opt.state[p]["exp_avg"] for p in params]
     card.before = lambda name: Result.CUDA_ERROR_OUT_OF_MEMORY if name == "cuMemCreate" else None
@@ -254,7 +254,7 @@ def test_where_the_host_has_no_room_all_stays(card: FakePages) -> None:
 
 
 def test_a_time_for_which_there_are_no_rates_is_refused_before_anything_moves(
-    card: FakePages, monkeypatch: pytest.MonkeyPatch
+    card: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     params, opt = trained(2)
     before = [opt.state[p]["exp_avg"] for p in params]
@@ -266,7 +266,7 @@ def test_a_time_for_which_there_are_no_rates_is_refused_before_anything_moves(
 
 
 @pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
-def test_a_copy_of_what_has_moved_is_as_a_new_one_is(card: FakePages, copied: Callable[[Any], Any]) -> None:
+def test_a_copy_of_what_has_moved_is_as_a_new_one_is(card: Driver, copied: Callable[[Any], Any]) -> None:
     params, opt = trained(2)
     opt.spill()
     twins, twin = copied((params, opt))
@@ -276,7 +276,7 @@ def test_a_copy_of_what_has_moved_is_as_a_new_one_is(card: FakePages, copied: Ca
     assert same(bits(twins, twin), bits(params, opt))
 
 
-def test_the_note_beside_an_error_names_the_call_that_helps(card: FakePages) -> None:
+def test_the_note_beside_an_error_names_the_call_that_helps(card: Driver) -> None:
     big = [torch.nn.Parameter(torch.ones(1 << 19))]
     opt = PagedAdamW(big)
     train(big, opt, 0, 1)

