@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from experiment_runs import judged, regenerated, run_quick
-from fakes import decode
+from played_tables import decode
 
 from experiments.harness.rows import Rows
 from experiments.harness.time import series

@@ -1,24 +1,21 @@
 """A table in device memory whose scalars a kernel fills in: what the host copies there, when, and in which order.
 
-Streams are queues here; the prologue is a stand-in that adds 1 to the first scalar of each row that takes a step.
-``tests/kernels/test_prologue.py`` plays the kernel itself, ``tests/gpu/test_gpu_capture.py`` all of it.
+The card is played; the prologue is a stand-in that adds 1 to the first scalar of each row that takes a step.
+``tests/kernels/test_prologue.py`` plays the kernel itself, ``tests/played/test_played_captures.py`` all of it.
 """
 
 from __future__ import annotations
 
 import ctypes
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from fakes import FakeBuffer, FakeCuda, change
+from played_tables import Tables, change
 
 from pagedopt.kernels import cuda as kernels
-from pagedopt.launch import device_step
 from pagedopt.launch.device_step import RING, DeviceStep
 from pagedopt.rules import RULES
-from pagedopt.system.cuda import driver
 from pagedopt.tables.layout import Geometry, HostTable
 from pagedopt.transports.transport import TABLE_AT
 
@@ -30,25 +27,12 @@ def live_words(address: int, count: int) -> np.ndarray:
     return np.frombuffer((ctypes.c_uint64 * count).from_address(address), np.uint64)
 
 
-class Memory(FakeBuffer):
-    """In the place of device memory."""
-
-    def __init__(self, nbytes: int, device: int) -> None:
-        super().__init__(nbytes)
-
-    def fill(self, source: int) -> None:
-        ctypes.memmove(self.address, source, self.nbytes)
-
-
 class World:
-    """A step on a device made of queues; ``runs`` counts prologues that have run."""
+    """A step on a played card; ``runs`` counts prologues that have run."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.cuda, self.runs = FakeCuda(monkeypatch), 0
-        monkeypatch.setattr(driver, "DeviceMemory", Memory)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, cuda: Tables) -> None:
+        self.cuda, self.runs = cuda, 0
         monkeypatch.setattr(kernels, "prologue_kernel", lambda rule, device: self.prologue)
-        capturing = SimpleNamespace(is_current_stream_capturing=lambda: self.cuda.graph is not None)
-        monkeypatch.setattr(device_step, "torch", SimpleNamespace(cuda=capturing))
         self.table = HostTable(4, [5, 3000, 1], RULE.uniform_count, ROWS, Geometry(1024, 32))
         change(self.table, 1, "both")
         self.step = DeviceStep(RULE, 0, self.table, 2, np.array([4.0, 5.0, 6.0]))
@@ -74,7 +58,9 @@ class World:
             assert np.array_equal(there.view(np.int64).reshape(want.shape), want)
             self.runs += 1
 
-        self.cuda.submit(stream.ptr, run)
+        inputs, rows_at = int(at["inputs"]), int(at["table"])
+        read = [(inputs, inputs + told.nbytes), (rows_at, rows_at + self.table.words.nbytes)]
+        self.cuda.card.kernel(stream.ptr, "a prologue", read, [(rows_at, rows_at + 8 * self.table.rows_at)], run)
 
     def launch(self, stream: int = STREAM, spans: Any = (None,)) -> int:
         """A step in as many launches as there are spans; the number of kernels."""
@@ -98,8 +84,8 @@ class World:
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    return World(monkeypatch)
+def world(monkeypatch: pytest.MonkeyPatch, cuda: Tables) -> World:
+    return World(monkeypatch, cuda)
 
 
 def test_one_prologue_runs_before_the_launches_of_a_step(world: World) -> None:
@@ -128,6 +114,16 @@ def test_what_has_not_changed_is_not_copied_and_scalars_and_counts_are_the_devic
     assert world.counters == [9.0] * ROWS
 
 
+def test_what_is_told_on_another_stream_waits_for_the_launches_before(world: World) -> None:
+    """And a launch of the first stream for what was told there."""
+    for number, stream in enumerate((STREAM, STREAM + 1, STREAM + 1, STREAM)):
+        world.tell(number)
+        world.launch(stream)
+    for stream in (STREAM + 1, STREAM):
+        world.cuda.drain(stream)
+    assert world.runs == 4
+
+
 def test_counters_begin_where_they_are_told_to(world: World) -> None:
     world.launch()
     world.cuda.drain(STREAM)
@@ -141,7 +137,7 @@ def test_each_step_reads_what_was_told_before_it(world: World) -> None:
         world.launch()
     world.cuda.drain(STREAM)
     assert world.runs == 3 * RING - 2
-    assert "wait" in world.cuda.calls, "more copies than buffers, and none was waited for"
+    assert world.cuda.count("wait"), "more copies than buffers, and none was waited for"
 
 
 def test_constants_lie_where_inputs_are_told_they_do(world: World) -> None:
@@ -152,14 +148,15 @@ def test_constants_lie_where_inputs_are_told_they_do(world: World) -> None:
 
 
 def test_in_a_capture_the_table_is_there_at_once_and_no_event_is_recorded(world: World) -> None:
-    world.cuda.graph = graph = []
-    world.launch()
-    world.cuda.graph = None
+    order = world.cuda.card.order
+    with world.cuda.card.torch.on_handle(STREAM):
+        graph = order.capture(STREAM)
+        world.launch()
+        order.end_capture(graph)
     before = world.firsts
     assert world.step.copies == 0
     for count in range(1, 4):
-        for work in graph:
-            work()
+        world.cuda.replay(graph, STREAM)
         assert world.firsts == [first + count for first in before]
     world.tell(5)
     assert world.step.publish(world.table, STREAM)
