@@ -191,8 +191,9 @@ class MemcpyTransport(RingTransport):
 
     def allocate(self, nbytes: int) -> TableBuffer:
         words = driver.allocate_pinned(nbytes, self.device).host.view(np.uint64)
-        copy = torch.empty(nbytes, dtype=torch.uint8, device=f"cuda:{self.device}")
-        return TableBuffer(words, copy.data_ptr(), self.device, keep_alive=copy)
+        # Not torch's memory: that belongs to one stream, and a buffer is lent to any.
+        copy = driver.DeviceMemory(nbytes, self.device)
+        return TableBuffer(words, copy.address, self.device, keep_alive=copy)
 
     def publish(self, buffer: TableBuffer, words: int, stream: int) -> None:
         driver.copy_to_device(buffer.address, buffer.source, words * WORD, stream)

@@ -162,6 +162,12 @@ class Order:
         clock[HOST] = clock.get(HOST, 0) + 1
         self._touch(HOST, clock, what, reads, writes)
 
+    def allocate(self, stream: int, memory: Range) -> None:
+        """Note that memory comes from torch's allocator: what its stream was given so far may still use it."""
+        if stream not in self.captures:
+            clock = {stream: 0, **self.behind(stream)}
+            self._touch(stream, clock, "an earlier user of this memory", (), [memory])
+
     def free(self, stream: int, users: Iterable[int], memory: Range, end: Callable[[], None]) -> None:
         """Give memory back once what was given so far to its stream, and to its other users, has ended.
 

@@ -156,6 +156,7 @@ class Torch:
         nbytes = span(value)[1] - span(value)[0]
         address, stream = self.memory.take(nbytes), self.current
         raw = self.memory.at(address, max(1, nbytes))
+        self.order.allocate(stream, (address, address + max(1, nbytes)))
         users = self.users[address] = set()
         weakref.finalize(raw, self._free, address, stream, users).atexit = False
         storage = torch.frombuffer(raw, dtype=torch.uint8).untyped_storage()

@@ -38,32 +38,62 @@ def test_placements(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], or
     play(monkeypatch, lambda run: steps(run, **options), order)
 
 
+@pytest.mark.parametrize("transport", ["managed", "memcpy"])
 @pytest.mark.parametrize("order", SOME, ids=str)
-def test_a_second_main_stream(monkeypatch: pytest.MonkeyPatch, order: dict[str, Any]) -> None:
-    """Steps go to one and the other, each behind the one before."""
+def test_a_second_main_stream(monkeypatch: pytest.MonkeyPatch, transport: str, order: dict[str, Any]) -> None:
+    """Steps go to one and the other, each behind the one before; the last optimizer ends in flight."""
 
     def act(run: Run) -> Ends:
         params, streams = run.params(SIZES), [None, run.stream()]
-        optimizer = run.adamw(params, device_budget="16KiB")
-        for number in range(4):
+        optimizer = run.adamw(params, device_budget="16KiB", transport=transport)
+        for number in range(6):
             now, before = streams[number % 2], streams[(number + 1) % 2]
             run.wait(now, before)
             with run.on(now):
                 run.gradients(params)
                 optimizer.step()
+            if number == 3:
+                optimizer = run.adamw(params, device_budget="16KiB", transport=transport)
+        del optimizer
         run.wait(None, streams[1])
-        return ends_of(params, optimizer)
+        return [p.detach().cpu() for p in params]
 
     play(monkeypatch, act, order)
 
 
 @pytest.mark.parametrize("order", SOME, ids=str)
-def test_two_optimizers_share_a_ring(monkeypatch: pytest.MonkeyPatch, order: dict[str, Any]) -> None:
+def test_parameters_of_one_page_on_streams_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, order: dict[str, Any]
+) -> None:
+    """A step updates one or the other, and its stream does not wait for the other's."""
+
+    def act(run: Run) -> Ends:
+        params, streams = run.params((300, 200)), [run.stream(), run.stream()]
+        optimizer = run.adamw(params, device_budget=0)
+        run.gradients(params)
+        optimizer.step()
+        for stream in streams:
+            run.wait(stream, None)
+        for number in range(4):
+            params[1 - number % 2].grad = None
+            with run.on(streams[number % 2]):
+                run.gradients([params[number % 2]])
+                optimizer.step()
+        for stream in streams:
+            run.wait(None, stream)
+        return ends_of(params, optimizer)
+
+    play(monkeypatch, act, order)
+
+
+@pytest.mark.parametrize("transport", ["managed", "memcpy"])
+@pytest.mark.parametrize("order", SOME, ids=str)
+def test_two_optimizers_share_a_ring(monkeypatch: pytest.MonkeyPatch, transport: str, order: dict[str, Any]) -> None:
     """Each on a stream of its own, and nobody waits for the other."""
 
     def act(run: Run) -> Ends:
         lists, streams = [run.params(SIZES), run.params(SIZES)], [run.stream(), run.stream()]
-        optimizers = [run.adamw(params, device_budget=0) for params in lists]
+        optimizers = [run.adamw(params, device_budget=0, transport=transport) for params in lists]
         for stream in streams:
             run.wait(stream, None)
         for _ in range(3):
