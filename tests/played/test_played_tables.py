@@ -1,0 +1,91 @@
+"""Tables for kernels of a user's own, on a played card: no row is rewritten, or given back, under a kernel."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from played_order import Touched
+from played_runs import SOME, Ends, Run, play
+
+from pagedopt import DeviceTable, PagedAdamW
+from pagedopt.placements import slabs
+from pagedopt.system import internals
+from pagedopt.transports.ring import RING
+
+
+def scale(run: Run, rows: int, count: int) -> None:
+    """Multiply the tensors of a table by two: a kernel that reads its rows when its turn comes."""
+
+    def work() -> Touched:
+        words = np.frombuffer((ctypes.c_int64 * (3 * count)).from_address(rows), np.int64).reshape(count, 3)
+        tensors = [(at, at + 4 * numel) for at, numel, _ in words.tolist()]
+        for first, end in tensors:
+            values = np.frombuffer((ctypes.c_float * ((end - first) // 4)).from_address(first), np.float32)
+            values *= 2
+        return [(rows, rows + words.nbytes), *tensors], tensors
+
+    if run.card is None:
+        work()
+    else:
+        run.card.order.submit(internals.current_stream(0), "scaling", work)
+
+
+@pytest.mark.parametrize("transport", ["managed", "mapped", "memcpy"])
+@pytest.mark.parametrize("order", SOME, ids=str)
+def test_a_kernel_reads_the_rows_of_its_own_launch(
+    monkeypatch: pytest.MonkeyPatch, transport: Any, order: dict[str, Any]
+) -> None:
+    """More launches, on two streams, than there are buffers; the table ends before the last has run."""
+
+    def act(run: Run) -> Ends:
+        tensors, streams = [run.numbers(n) for n in (3, 700)], [None, run.stream()]
+        kept = [tensors]  # torch would give them back in the order of one stream
+        table = DeviceTable([tensors], writes=[0], transport=transport)
+        for number in range(2 * RING + 2):
+            run.wait(streams[number % 2], streams[(number + 1) % 2])
+            with run.on(streams[number % 2]):
+                if number % 3:
+                    tensors = [t.clone() for t in tensors]
+                    kept.append(tensors)
+                    table.refresh([tensors])
+                with table.rows_on_device() as rows:
+                    scale(run, rows, len(table))
+        del table
+        run.wait(None, streams[1])
+        return [t.cpu() for t in tensors]
+
+    play(monkeypatch, act, order)
+
+
+@pytest.mark.parametrize("order", SOME, ids=str)
+def test_bytes_of_a_slab_are_zeroed_behind_launches_on_who_had_them(
+    monkeypatch: pytest.MonkeyPatch, order: dict[str, Any]
+) -> None:
+    """Small optimizers end in flight, and others, on a stream that does not wait, get their bytes."""
+    monkeypatch.setattr(slabs, "OWN", 0)
+
+    def act(run: Run) -> Ends:
+        other = run.stream()
+
+        def small(count: int) -> list[tuple[torch.nn.Parameter, PagedAdamW]]:
+            made = [(p, run.adamw([p], device_budget=0)) for p in run.params((100,) * count)]
+            for p, optimizer in made:
+                run.gradients([p])
+                optimizer.step()
+            return made
+
+        owners = small(4)  # the first have pages of their own
+        run.wait(other, None)
+        with run.on(other):
+            gone = small(3)
+        ends = [p for p, _ in (*owners, *gone)]
+        del gone
+        later = small(3)
+        run.wait(None, other)
+        return [p.detach().cpu() for p in (*ends, *(p for p, _ in later))]
+
+    play(monkeypatch, act, order)
