@@ -24,11 +24,10 @@ from pagedopt.transports.by_value import StructTransport
 from pagedopt.transports.transport import TABLE_AT
 
 #: No contraction of a * b + c: then the results are Numba's bit for bit. Squares, too, are the C library's pow, as in
-#: Python. The checks speak on stderr and go on.
-FLAGS = (
-    "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-ffp-contract=off", "-fno-builtin-pow",
-    "-fsanitize=alignment,bounds,shift,signed-integer-overflow",
-)  # fmt: skip
+#: Python.
+FLAGS = ("-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-ffp-contract=off", "-fno-builtin-pow")
+#: They speak on stderr and go on.
+CHECKS = "-fsanitize=alignment,bounds,shift,signed-integer-overflow"
 
 Texts = tuple[str, ...]
 Play = Callable[[np.ndarray, int, bool], None]
@@ -95,8 +94,9 @@ def _library(compiler: str, text: str, traced: bool) -> ctypes.CDLL:
         if traced:  # in two steps: the second would link a runtime that has to be there when a process starts
             made = path.with_suffix(f".{os.getpid()}.o")
             _compile(compiler, "-fsanitize=thread", "-c", str(source), "-o", str(made))
-            source = made
-        _compile(compiler, str(source), "-o", str(own))
+            _compile(compiler, str(made), "-o", str(own))
+        else:
+            _compile(compiler, CHECKS, str(source), "-o", str(own))
         os.replace(own, path)
     return ctypes.CDLL(str(path))
 

@@ -1,8 +1,8 @@
 """A card that is played on a CPU: whole optimizers run on it as on a GPU, and end in the bits of a CPU.
 
 It takes the place of the functions of ``cuda.bindings.driver`` (``played_driver.py``), of what torch knows of CUDA
-(``played_torch.py``), and of compiled kernels, whose own text g++ compiles (``host_build.py``).  Nothing happens when it
-is asked for, but as late as it may (``played_order.py``).
+(``played_torch.py``), and of compiled kernels: g++ compiles their own text (``host_build.py``).  What it is asked for
+it does as late as it may (``played_order.py``).
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch
 from host_build import build_traced
 from played_driver import GRANULE, REGION, Driver, Memory, merged
 from played_order import Order, Range, Touched
-from played_torch import CUDA, Torch
+from played_torch import Torch
 
 from pagedopt.kernels import cuda as kernels
-from pagedopt.launch import norm
 from pagedopt.optim.overlap import overlap
 from pagedopt.placements import movers, slabs
 from pagedopt.placements.mapped import MappedArena
@@ -170,6 +168,3 @@ class _Seen(np.ndarray):
         if self.card is not None and part.nbytes:
             begin = part.ctypes.data
             self.card.order.host("writing page-locked or managed memory", writes=[(begin, begin + part.nbytes)])
-
-
-__all__ = ["CUDA", "Card", "Kernel"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+import functools
 import itertools
 import mmap
 import os
@@ -132,8 +133,9 @@ class Driver:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Put it in the place of the driver."""
-        for name in filter(lambda name: name.startswith("cu"), dir(type(self))):
-            monkeypatch.setattr(real, name, lambda *arguments, _name=name: self._call(_name, *arguments), raising=False)
+        for name in dir(self):
+            if name.startswith("cu") and hasattr(real, name):  # some have two forms in CUDA 12
+                monkeypatch.setattr(real, name, functools.partial(self._call, name))
 
     def close(self) -> None:
         """Give back the memory of all handles."""
@@ -208,8 +210,12 @@ class Driver:
     def cuMemAdvise(self, *_: Any) -> None:
         pass
 
+    cuMemAdvise_v2 = cuMemAdvise
+
     def cuMemPrefetchAsync(self, address: int, nbytes: int, location: Any, flags: int, stream: int) -> None:
         self.order.submit(int(stream), "prefetching", lambda: ((), ()))
+
+    cuMemPrefetchAsync_v2 = cuMemPrefetchAsync
 
     def cuMemcpyHtoDAsync(self, target: int, source: int, nbytes: int, stream: int) -> None:
         if self.memory.knows(source):

@@ -144,8 +144,9 @@ class Order:
 
     def wait(self, clock: Clock | None = None) -> None:
         """Let the host wait; None: for everything."""
+        clock = self._all() if clock is None else clock
         self.run(clock)
-        join(self.clocks[HOST], clock or {stream: self.clocks[stream][stream] for stream in self._used()})
+        join(self.clocks[HOST], clock)
 
     def has_passed(self, event: Event) -> bool:
         """Tell whether an event has passed: drawn, unless the host knows it."""
@@ -207,7 +208,7 @@ class Order:
 
     def run(self, clock: Clock | None = None) -> None:
         """Carry out what a clock is behind, and no more; None: everything."""
-        goal = clock if clock is not None else {stream: self.clocks[stream][stream] for stream in self._used()}
+        goal = self._all() if clock is None else clock
         while late := [s for s, number in goal.items() if s >= 0 and self.done[s] < number]:
             late.sort(key=lambda s: (self.first.get(s, len(self.first)), s))
             ready = next(s for s in late if self._is_ready(self.queues[s][0]))
@@ -217,8 +218,8 @@ class Order:
             self.done[ready] += 1
             self._end_freed()
 
-    def _used(self) -> list[int]:
-        return [stream for stream, clock in self.clocks.items() if stream >= 0 and stream in clock]
+    def _all(self) -> Clock:
+        return {stream: clock[stream] for stream, clock in self.clocks.items() if stream >= 0 and stream in clock}
 
     def _is_ready(self, operation: Operation) -> bool:
         clock, own = operation.clock, operation.stream

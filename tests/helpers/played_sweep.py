@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from played_card import CUDA, Card
 from played_tables import Decoded, Tables, decode
+from played_torch import CUDA
 from support import F32, lists_for, scalars_for
 
 from pagedopt import Sweep

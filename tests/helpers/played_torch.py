@@ -18,7 +18,7 @@ import torch
 from played_driver import NOTHING, Driver, Memory
 from played_order import Event, Graph, Order, Range, Touched
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
 
 from pagedopt.system import internals
@@ -82,7 +82,8 @@ class Torch:
         self._closed = False
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        Stream.order, PlayedGraph.driver = self.order, self.driver
+        monkeypatch.setattr(Stream, "order", self.order, raising=False)
+        monkeypatch.setattr(PlayedGraph, "driver", self.driver, raising=False)
         played = {
             "Stream": Stream, "CUDAGraph": PlayedGraph, "graph": self.capture, "stream": self.on_stream,
             "current_stream": lambda device=None: Stream(handle=self.current), "current_device": lambda: 0,
@@ -184,7 +185,7 @@ class Torch:
     def upload(self, value: torch.Tensor) -> torch.Tensor:
         """Copy a tensor of the host to the card; it is pageable, and so read now."""
         made = self.empty_like(value)
-        self._submit("a copy to the card", [], [(self.alias(made), value.clone())])
+        self._submit("copy to the card", [], [self.alias(made)], [value.clone()])
         return made
 
     def download(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -198,84 +199,73 @@ class Torch:
     # --- operations
 
     def operate(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Carry out what torch does with tensors on the card."""
+        """Carry out what torch does with tensors on the card, on the current stream."""
         schema, name = func._schema, func.name().partition("::")[2]
-        writes = [(i, a) for i, a in enumerate(schema.arguments) if a.alias_info and a.alias_info.is_write]
-        if name.startswith(("set_", "detach")) or (not writes and any(r.alias_info for r in schema.returns)):
-            return func(*args, **kwargs)  # metadata and views
-        targets = [kwargs[a.name] if a.name in kwargs else args[i] for i, a in writes if a.name in kwargs or i < len(args)]
-        written = [t for t in tree_flatten(targets)[0] if isinstance(t, torch.Tensor)]
-        given = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
-        # What only is written is not read, but all others are, and what is changed in place.
-        unread = written if name.startswith(("copy_", "zero_", "fill_", "normal_", "uniform_")) else []
-        reads = [span(t) for t in given if self.has(t) and not any(t is w for w in unread) and t.numel()]
-        aliases = {id(t): self.alias(t) if self.has(t) else t for t in given}
-        written_ids = {id(t) for t in written}
+        names = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+        if name.startswith("set_") or (not names and any(r.alias_info for r in schema.returns)):
+            return func(*args, **kwargs)  # no bytes are touched
+        by_name = {**dict(zip((a.name for a in schema.arguments), args, strict=False)), **kwargs}
+        written, given = _tensors([by_name[n] for n in names if n in by_name]), _tensors((args, kwargs))
+        unread = {id(t) for t in written} if name.startswith(_OVERWRITES) else set()
+        reads = [span(t) for t in given if self.has(t) and t.numel() and id(t) not in unread]
+        bytes_of = {id(t): self.alias(t) if self.has(t) else t for t in given}
+        changing = {id(t) for t in written}
 
         def compute() -> tuple[Any, list[torch.Tensor]]:
-            """The result, and new values of what is written."""
-            instead = {k: t.clone() if k in written_ids else t for k, t in aliases.items()}
-            swap = lambda x: instead[id(x)] if isinstance(x, torch.Tensor) else x  # noqa: E731
-            result = func(*tree_map(swap, args), **tree_map(swap, kwargs))
-            return result, [instead[id(t)] for t in written]
+            """The result, and the new values of what is written."""
+            now = {k: t.clone() if k in changing else t for k, t in bytes_of.items()}
+            result = func(*_replaced(args, now), **_replaced(kwargs, now))
+            return result, [now[id(t)] for t in written]
 
         capturing = self.current in self.order.captures
         if not capturing:
             self.order.run(dict(self.order.behind(self.current)))
         result, values = compute()
-        new = dict[int, torch.Tensor]()  # by value
-        swapped = {id(v): t for v, t in zip(values, written, strict=True)}
-
-        def place(x: Any) -> Any:
-            if not isinstance(x, torch.Tensor):
-                return x
-            if id(x) in swapped:
-                return swapped[id(x)]
-            if self.has(x) or self.on_host:
-                return x
-            new[id(x)] = self.empty_like(x)
-            return new[id(x)]
-
-        outputs = tree_map(place, result)
+        stay = {id(v): t for v, t in zip(values, written, strict=True)}
+        fresh = [x for x in _tensors(result) if id(x) not in stay and not self.has(x) and not self.on_host]
+        made = {id(x): self.empty_like(x) for x in fresh}
+        outputs = _replaced(result, stay | made)
         if "empty" in name:
             return outputs
-        fresh = [x for x in tree_flatten(result)[0] if id(x) in new]
-        targets_now = [(self.alias(t) if self.has(t) else t) for t in written] + [self.alias(new[id(x)]) for x in fresh]
-        if capturing:
+        targets = [bytes_of[id(t)] for t in written] + [self.alias(made[id(x)]) for x in fresh]
+        if capturing:  # what it reads then will be other bytes
 
             def again() -> Touched:
                 result, values = compute()
-                made = [x for x in tree_flatten(result)[0] if isinstance(x, torch.Tensor) and not any(x is v for v in values)]
-                return self._write(reads, list(zip(targets_now, [*values, *made], strict=True)))
+                news = [x for x in _tensors(result) if not any(x is v for v in values)]
+                return self._write(reads, targets, [*values, *news])
 
-            self.order.submit(self.current, name, again)
+            self.order.submit(self.current, f"torch's {name}", again)
             return outputs
-        to_host = [not self.has(t) for t in targets_now]
-        self._submit(name, reads, list(zip(targets_now, [*values, *fresh], strict=True)))
-        if self.on_host or any(to_host) or not targets_now:
-            self.order.wait(dict(self.order.behind(self.current)))
+        self._submit(name, reads, targets, [*values, *fresh])
+        if not targets or not all(self.has(t) for t in targets):
+            self.order.wait(dict(self.order.behind(self.current)))  # the host gets it
         return outputs
 
-    def _submit(self, what: str, reads: list[Range], pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        self.order.submit(self.current, f"torch's {what}", lambda: self._write(reads, pairs))
+    def _submit(self, name: str, reads: list[Range], targets: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+        self.order.submit(self.current, f"torch's {name}", lambda: self._write(reads, targets, values))
 
-    def _write(self, reads: list[Range], pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> Touched:
-        with torch.no_grad(), _Plainly():
-            for target, value in pairs:
+    def _write(self, reads: list[Range], targets: list[torch.Tensor], values: list[torch.Tensor]) -> Touched:
+        """Let targets have their values; return the bytes that were read and written."""
+        with torch.no_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
+            for target, value in zip(targets, values, strict=True):
                 target.copy_(value)
-        return reads, [span(target) for target, _ in pairs if target.numel() and self.has(target)]
+        written = [span(target) for target in targets if target.numel() and self.has(target)]
+        self.memory.check("torch", *reads, *written)
+        return reads, written
 
 
-class _Plainly:
-    """A ``with`` block in which torch is what it is."""
+#: Operations that do not read what they write.
+_OVERWRITES = ("copy_", "zero_", "fill_", "normal_", "uniform_")
 
-    def __enter__(self) -> None:
-        self._stack = contextlib.ExitStack()
-        self._stack.enter_context(torch._C.DisableTorchFunction())
-        self._stack.enter_context(torch.utils._python_dispatch._disable_current_modes())
 
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [x for x in tree_flatten(tree)[0] if isinstance(x, torch.Tensor)]
+
+
+def _replaced(tree: Any, by_id: dict[int, torch.Tensor]) -> Any:
+    """A tree with other tensors in the place of some."""
+    return tree_map(lambda x: by_id.get(id(x), x), tree)
 
 
 def span(tensor: torch.Tensor) -> Range:
@@ -297,7 +287,7 @@ class _Operations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if any(isinstance(t, torch.Tensor) and self.card.has(t) for t in tree_flatten((args, kwargs))[0]):
+        if any(map(self.card.has, _tensors((args, kwargs)))):
             with torch._C.DisableTorchFunction():
                 return self.card.operate(func, args, kwargs)
         return func(*args, **kwargs)

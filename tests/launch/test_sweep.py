@@ -35,7 +35,9 @@ def test_nothing_is_compiled_once_pages_are_on_their_way(
 
 
 @every_transport
-def test_what_is_launched_is_counted_and_stands_between_the_moves(name: str, cuda: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_launched_is_counted_and_stands_between_the_moves(
+    name: str, cuda: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
     device = Device(monkeypatch, cuda, name, FEW)
     device.step(1, device.steps())
     rest = len(device.sweep.table.host.chunks) - 3

@@ -30,7 +30,9 @@ def record() -> Iterator[list[tuple[int, int, int]]]:
     Recorder.record.clear()
 
 
-def test_its_tables_are_read_as_they_were_when_launched(cuda: Tables, monkeypatch: pytest.MonkeyPatch, record: list) -> None:
+def test_its_tables_are_read_as_they_were_when_launched(
+    cuda: Tables, monkeypatch: pytest.MonkeyPatch, record: list
+) -> None:
     """Ten steps ahead of a played card, pages among them."""
     device = Device(monkeypatch, cuda, Recorder, FEW)
     chunks = len(device.sweep.table.host.chunks)
@@ -42,7 +44,9 @@ def test_its_tables_are_read_as_they_were_when_launched(cuda: Tables, monkeypatc
     assert device.sweep.launches == 5 * 3 + 5
 
 
-def test_a_captured_graph_is_prepared_by_the_one_within(cuda: Tables, monkeypatch: pytest.MonkeyPatch, record: list) -> None:
+def test_a_captured_graph_is_prepared_by_the_one_within(
+    cuda: Tables, monkeypatch: pytest.MonkeyPatch, record: list
+) -> None:
     device = Device(monkeypatch, cuda, Recorder, FEW)
     device.sweep.prepare()
     graph = torch.cuda.CUDAGraph()

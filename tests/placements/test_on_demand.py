@@ -12,8 +12,8 @@ from typing import Any
 import played_pages
 import pytest
 import torch
-from played_pages import Card, Driver, Result
 from optim_support import ADAMW, COPIES, bits, same
+from played_pages import Card, Driver, Result
 
 from pagedopt import PagedAdamW, Rates, run_with_room
 from pagedopt.optim.loading import copying

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import played_pages
 import pytest
 import torch
-from played_pages import Card, Driver
 from file_support import CPU
+from played_pages import Card, Driver
 
 from pagedopt.paging.budget import Budget
 from pagedopt.placements import movers

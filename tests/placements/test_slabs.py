@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from played_pages import Card, Driver, Result
 from file_support import CPU, folder_for_state
 from held import forked, held_by_another
 from optim_support import same, step_on, stepped
+from played_pages import Card, Driver, Result
 
 from pagedopt import PagedAdamW
 from pagedopt.paging.pages import lay_out

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from played_runs import SOME, Ends, Run, ends_of, play
+from played_runs import Ends, Order, Run, ends_of, play, some_orders
 
 SIZES = (3000, 17, 5)
 
@@ -22,9 +22,9 @@ def captured(run: Run, optimizer: Any) -> Any:
 
 
 @pytest.mark.parametrize("options", [{}, {"device_budget": "16KiB", "host_access": "in_place"}], ids=str)
-@pytest.mark.parametrize("order", SOME, ids=str)
+@some_orders
 def test_each_replay_has_the_gradients_of_its_refresh(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], order: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], order: Order
 ) -> None:
     """More of them than the host has buffers for."""
 
@@ -45,8 +45,8 @@ def test_each_replay_has_the_gradients_of_its_refresh(
     play(monkeypatch, act, order)
 
 
-@pytest.mark.parametrize("order", SOME, ids=str)
-def test_capturable_steps_of_two_streams(monkeypatch: pytest.MonkeyPatch, order: dict[str, Any]) -> None:
+@some_orders
+def test_capturable_steps_of_two_streams(monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
     def act(run: Run) -> Ends:
         params, streams = run.params(SIZES), [None, run.stream()]
         optimizer = run.adamw(params, capturable=True)
@@ -61,10 +61,8 @@ def test_capturable_steps_of_two_streams(monkeypatch: pytest.MonkeyPatch, order:
     play(monkeypatch, act, order)
 
 
-@pytest.mark.parametrize("order", SOME, ids=str)
-def test_a_graph_that_is_gone_has_kept_what_its_replays_touch(
-    monkeypatch: pytest.MonkeyPatch, order: dict[str, Any]
-) -> None:
+@some_orders
+def test_a_graph_that_is_gone_has_kept_what_its_replays_touch(monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
     def act(run: Run) -> Ends:
         params = run.params(SIZES)
         optimizer = run.adamw(params, capturable=True)

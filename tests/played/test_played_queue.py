@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from played_runs import EVERY, SOME, Ends, Run, ends_of, play
+from played_runs import Ends, Order, Run, ends_of, every_order, play, some_orders
 from torch import nn
 
 pytestmark = pytest.mark.filterwarnings("ignore:this step was not queued.*no forward")
@@ -19,9 +19,9 @@ def nothing(run: Run, model: nn.Module, optimizer: Any) -> None:
     """The forward comes next."""
 
 
-def train(run: Run, between: Between = nothing, count: int = 5) -> Ends:
+def train(run: Run, between: Between = nothing, count: int = 4) -> Ends:
     torch.manual_seed(5)
-    layers = [each for _ in range(5) for each in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
+    layers = [each for _ in range(3) for each in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
     model = nn.Sequential(*layers).to(run.device)
     optimizer = run.adamw(model.parameters(), device_budget=0)
     losses = []
@@ -37,13 +37,13 @@ def train(run: Run, between: Between = nothing, count: int = 5) -> Ends:
     if run.card is not None:
         optimizer.wait()
         report = optimizer.overlap_report()
-        assert report.hidden + report.waited > 10
+        assert report.hidden + report.waited > 5
         assert report.hidden or between is not nothing
     return [*(loss.cpu() for loss in losses), *ends_of(model.parameters(), optimizer)]
 
 
-@pytest.mark.parametrize("order", EVERY, ids=str)
-def test_the_forward_hides_a_step(monkeypatch: pytest.MonkeyPatch, order: dict[str, Any]) -> None:
+@every_order
+def test_the_forward_hides_a_step(monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
     play(monkeypatch, train, order)
 
 
@@ -78,8 +78,6 @@ def move(run: Run, model: nn.Module, optimizer: Any) -> None:
 
 
 @pytest.mark.parametrize("between", [wait_and_read, wait_elsewhere, forward_elsewhere, move], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("order", SOME, ids=str)
-def test_what_is_done_before_the_next_forward(
-    monkeypatch: pytest.MonkeyPatch, between: Between, order: dict[str, Any]
-) -> None:
+@some_orders
+def test_what_is_done_before_the_next_forward(monkeypatch: pytest.MonkeyPatch, between: Between, order: Order) -> None:
     play(monkeypatch, lambda run: train(run, between), order)

@@ -1,12 +1,11 @@
-"""Steps of optimizers on a played card, whose pages visit it, lie in it, or move: no wait is missing, no bit differs."""
+"""Steps on a played card, of pages that visit it, lie in it, or move: no wait is missing, and no bit differs."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-import torch
-from played_runs import EVERY, SOME, Ends, Run, ends_of, play
+from played_runs import Ends, Order, Run, ends_of, every_order, play, some_orders
 
 SIZES = (3000, 17, 1500, 4097)
 
@@ -22,8 +21,8 @@ def steps(run: Run, count: int = 3, **options: Any) -> Ends:
     return ends_of(params, optimizer)
 
 
-@pytest.mark.parametrize("order", EVERY, ids=str)
-def test_all_pages_visit(monkeypatch: pytest.MonkeyPatch, order: dict[str, Any]) -> None:
+@every_order
+def test_all_pages_visit(monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
     play(monkeypatch, lambda run: steps(run, device_budget=0), order)
 
 
@@ -33,14 +32,14 @@ def test_all_pages_visit(monkeypatch: pytest.MonkeyPatch, order: dict[str, Any])
      {"device_budget": 0, "transport": "memcpy"}, {"device_budget": 0, "transport": "mapped"}],
     ids=str,
 )  # fmt: skip
-@pytest.mark.parametrize("order", SOME, ids=str)
-def test_placements(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], order: dict[str, Any]) -> None:
+@some_orders
+def test_placements(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], order: Order) -> None:
     play(monkeypatch, lambda run: steps(run, **options), order)
 
 
 @pytest.mark.parametrize("transport", ["managed", "memcpy"])
-@pytest.mark.parametrize("order", SOME, ids=str)
-def test_a_second_main_stream(monkeypatch: pytest.MonkeyPatch, transport: str, order: dict[str, Any]) -> None:
+@some_orders
+def test_a_second_main_stream(monkeypatch: pytest.MonkeyPatch, transport: str, order: Order) -> None:
     """Steps go to one and the other, each behind the one before; the last optimizer ends in flight."""
 
     def act(run: Run) -> Ends:
@@ -61,10 +60,8 @@ def test_a_second_main_stream(monkeypatch: pytest.MonkeyPatch, transport: str, o
     play(monkeypatch, act, order)
 
 
-@pytest.mark.parametrize("order", SOME, ids=str)
-def test_parameters_of_one_page_on_streams_of_their_own(
-    monkeypatch: pytest.MonkeyPatch, order: dict[str, Any]
-) -> None:
+@some_orders
+def test_parameters_of_one_page_on_streams_of_their_own(monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
     """A step updates one or the other, and its stream does not wait for the other's."""
 
     def act(run: Run) -> Ends:
@@ -87,8 +84,8 @@ def test_parameters_of_one_page_on_streams_of_their_own(
 
 
 @pytest.mark.parametrize("transport", ["managed", "memcpy"])
-@pytest.mark.parametrize("order", SOME, ids=str)
-def test_two_optimizers_share_a_ring(monkeypatch: pytest.MonkeyPatch, transport: str, order: dict[str, Any]) -> None:
+@some_orders
+def test_two_optimizers_share_a_ring(monkeypatch: pytest.MonkeyPatch, transport: str, order: Order) -> None:
     """Each on a stream of its own, and nobody waits for the other."""
 
     def act(run: Run) -> Ends:
@@ -109,8 +106,8 @@ def test_two_optimizers_share_a_ring(monkeypatch: pytest.MonkeyPatch, transport:
 
 
 @pytest.mark.parametrize("placement", ["mapped", "managed"])
-@pytest.mark.parametrize("order", SOME, ids=str)
-def test_pages_move_between_steps(monkeypatch: pytest.MonkeyPatch, placement: str, order: dict[str, Any]) -> None:
+@some_orders
+def test_pages_move_between_steps(monkeypatch: pytest.MonkeyPatch, placement: str, order: Order) -> None:
     """Steps are on a stream that the one of the moves does not wait for."""
 
     def act(run: Run) -> Ends:
@@ -132,8 +129,8 @@ def test_pages_move_between_steps(monkeypatch: pytest.MonkeyPatch, placement: st
     play(monkeypatch, act, order)
 
 
-@pytest.mark.parametrize("order", SOME, ids=str)
-def test_state_is_dropped_in_flight(monkeypatch: pytest.MonkeyPatch, order: dict[str, Any]) -> None:
+@some_orders
+def test_state_is_dropped_in_flight(monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
     def act(run: Run) -> Ends:
         params = run.params(SIZES)
         other = run.stream()

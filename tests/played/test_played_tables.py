@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from played_order import Touched
-from played_runs import SOME, Ends, Run, play
+from played_runs import Ends, Order, Run, play, some_orders
 
 from pagedopt import DeviceTable, PagedAdamW
 from pagedopt.placements import slabs
@@ -35,9 +35,9 @@ def scale(run: Run, rows: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("transport", ["managed", "mapped", "memcpy"])
-@pytest.mark.parametrize("order", SOME, ids=str)
+@some_orders
 def test_a_kernel_reads_the_rows_of_its_own_launch(
-    monkeypatch: pytest.MonkeyPatch, transport: Any, order: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, transport: Any, order: Order
 ) -> None:
     """More launches, on two streams, than there are buffers; the table ends before the last has run."""
 
@@ -61,9 +61,9 @@ def test_a_kernel_reads_the_rows_of_its_own_launch(
     play(monkeypatch, act, order)
 
 
-@pytest.mark.parametrize("order", SOME, ids=str)
+@some_orders
 def test_bytes_of_a_slab_are_zeroed_behind_launches_on_who_had_them(
-    monkeypatch: pytest.MonkeyPatch, order: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, order: Order
 ) -> None:
     """Small optimizers end in flight, and others, on a stream that does not wait, get their bytes."""
     monkeypatch.setattr(slabs, "OWN", 0)

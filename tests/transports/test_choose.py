@@ -55,9 +55,7 @@ def test_without_concurrent_access_managed_memory_is_never_touched(cuda: Tables)
         (["managed", "mapped"], "struct", "struct"),
     ],
 )
-def test_refused_memory_falls_back_with_one_warning(
-    cuda: Tables, refused: list[str], asked: str, chosen: str
-) -> None:
+def test_refused_memory_falls_back_with_one_warning(cuda: Tables, refused: list[str], asked: str, chosen: str) -> None:
     cuda.refuse(*refused)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
