@@ -46,6 +46,29 @@ def test_each_replay_has_the_gradients_of_its_refresh(
 
 
 @some_orders
+def test_replays_read_gradients_of_another_stream(monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
+    """Which goes on, and lets go of old ones, while they are read."""
+
+    def act(run: Run) -> Ends:
+        params, other = run.params(SIZES), run.stream()
+        optimizer = run.adamw(params, capturable=True)
+        run.gradients(params)
+        optimizer.step()
+        replay = captured(run, optimizer)
+        for _ in range(4):
+            run.gradients(params)
+            run.wait(other, None)
+            with run.on(other):
+                if run.card is not None:
+                    optimizer.refresh()
+                replay()
+        run.wait(None, other)
+        return ends_of(params, optimizer)
+
+    play(monkeypatch, act, order)
+
+
+@some_orders
 def test_capturable_steps_of_two_streams(monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
     def act(run: Run) -> Ends:
         params, streams = run.params(SIZES), [None, run.stream()]
