@@ -341,8 +341,9 @@ class Driver:
         self._user_objects.pop(owner)()
 
     def destroy(self, graph: Graph) -> None:
-        """Let go of what a graph keeps alive; what it has queued is carried out before."""
+        """Let go of what a graph keeps alive; its replays end before."""
         self._graphs.pop(id(graph), None)
+        self.order.run()
         for destructor in self.kept.pop(graph, ()):
             destructor()
 
