@@ -104,9 +104,9 @@ TABLES: list[Table | Grid] = [
     Table("16 slices of {batch:,} x 256, {device}", by=("batch",), where={"of": "way"}, columns={
         "way": "case", "operators": "operators", "launches": "launches", "kernels": "kernels",
         "host µs": "host", "GPU µs": "gpu", "wall µs (p10 to p90)": columns.spread("wall"),
-        "faster": columns.ratio("faster"), "A100: faster": "a100_faster", "error": columns.error(),
+        "faster": columns.ratio("faster"), "A100, its trace: faster": "a100_faster", "error": columns.error(),
     }),
-    *(Grid("{batch:,} rows a slice: kernels x µs of each (in brackets: on an A100)", down="case", across="kind",
+    *(Grid("{batch:,} rows a slice: kernels x µs of each (in brackets: an A100's trace)", down="case", across="kind",
            cell=each, corner="way", heading=kind, where={"of": "kernels", "batch": batch})
       for batch in (BATCH, 16 * BATCH)),
 ]  # fmt: skip

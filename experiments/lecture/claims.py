@@ -15,13 +15,17 @@ from experiments.harness.show import number
 from experiments.lecture.readings import READINGS, declared
 
 CLAIMS = Path(__file__).resolve().parents[1] / "claims.toml"
-TRUE, CHANGED, SLIP = "true", "changed since", "was a slip"
+TRUE, CHANGED, SLIP, NOT_SEEN = "true", "changed since", "was a slip", "not seen here"
 LATER, NOT_YET, NOT_HERE = "shown in a later part", "not measured yet", "not shown here"
-VERDICTS = (TRUE, CHANGED, SLIP, LATER, NOT_YET, NOT_HERE)
+#: What rows may say, and all verdicts.
+JUDGED = (TRUE, CHANGED, SLIP, NOT_SEEN)
+VERDICTS = (*JUDGED, LATER, NOT_YET, NOT_HERE)
 #: Reasons for which a claim need not be shown at all.
-REASONS = ("logistics", "months of work", "apex")
+REASONS = ("logistics", "was not run", "compilers refuse")
+#: What each part of the page was read from, by the letter of its ids.
+SOURCES = {"A": ("000", "001"), "C": ("002",), "D": ("003",)}
 #: Digits that are part of a name; all others in a text have to come from rows.
-NAMES = re.compile(r"GPT-2|Llama 70B|float32|float64|16 bytes|(4|32) KB")
+NAMES = re.compile(r"GPT-2|Llama 70B|float32|float64|int8|16 bytes|(4|32) KB")
 UNITS = {"": 1, "ms": 1e3, "MiB": 2**20}
 
 
@@ -70,12 +74,21 @@ class Claim:
             raise ValueError(f"{self.id}: give one of shown, later and not_here")
         if self.not_here and not any(reason in self.not_here for reason in REASONS):
             raise ValueError(f"{self.id}: not_here is {self.not_here!r}; the reasons are {', '.join(REASONS)}")
-        if len(self.verdicts) != 2 or not set(self.verdicts) <= {TRUE, CHANGED, SLIP}:
-            raise ValueError(f"{self.id}: verdicts are two of {TRUE!r}, {CHANGED!r} and {SLIP!r}")
+        if len(set(self.verdicts)) != 2 or not set(self.verdicts) <= set(JUDGED):
+            raise ValueError(f"{self.id}: verdicts are two of {', '.join(JUDGED)}")
         if bool(self.rows) is (self.id in READINGS) and self.shown:
             raise ValueError(f"{self.id}: give either rows or a function in readings.py")
+        if bool(self.rows) is not bool(self.holds):
+            raise ValueError(f"{self.id}: rows need holds, and holds rows: a verdict has to be able to turn")
+        if not set(self.sources) <= set(SOURCES.get(self.id[0], self.sources)):
+            raise ValueError(f"{self.id}: source {self.source!r} is none of {', '.join(SOURCES[self.id[0]])}")
         if re.search(r"\d", NAMES.sub("", re.sub(r"\{[^}]*\}", "", self.ours))):
             raise ValueError(f"{self.id}: {self.ours!r} has a number that comes from no row")
+
+    @property
+    def sources(self) -> Sequence[str]:
+        """Where it was read: what it names, or all sources of its part."""
+        return (self.source,) if self.source else SOURCES.get(self.id[0], ())
 
     @property
     def experiment(self) -> str:

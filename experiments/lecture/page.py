@@ -13,7 +13,18 @@ from experiments.harness.main import KEPT
 from experiments.harness.note import NOTES, fill, machine_line, markdown
 from experiments.harness.revision import check_source
 from experiments.harness.rows import Rows, of_questions, read
-from experiments.lecture.claims import CHANGED, LATER, NOT_HERE, NOT_YET, SLIP, TRUE, VERDICTS, Claim, claims
+from experiments.lecture.claims import (
+    CHANGED,
+    LATER,
+    NOT_HERE,
+    NOT_SEEN,
+    NOT_YET,
+    SLIP,
+    TRUE,
+    VERDICTS,
+    Claim,
+    claims,
+)
 
 #: Lists the notes.
 INDEX = NOTES / "README.md"
@@ -24,22 +35,30 @@ PARTS = {
 }
 #: Verdicts behind a number.
 SEVERAL = {
-    TRUE: "are true", CHANGED: "have changed since", SLIP: "were slips", LATER: "are left to a later part",
-    NOT_YET: "not measured yet", NOT_HERE: "not shown here",
+    TRUE: "are true", CHANGED: "have changed since", SLIP: "were slips", NOT_SEEN: "not seen here",
+    LATER: "are left to a later part", NOT_YET: "not measured yet", NOT_HERE: "not shown here",
 }  # fmt: skip
 HEAD = """\
 # What the lectures say, and what is so
 
 One line per claim of the four sources (`experiments/claims.toml`): what was claimed, its number, what was measured
-here, and whether it is so. Every number under «ours» is read from a JSON in `experiments/results/`, measured on a GPU;
-this page is written by `python -m experiments lecture`, and a test holds it to that.
+here, and whether it is so. Words in quotation marks are the source's, with its hedges. Every number under "ours" is
+read from a JSON in `experiments/results/`, measured on a GPU; this page is written by `python -m experiments lecture`,
+and a test holds it to that.
+
+The sources: 000 are notes on lecture 6 in English, 001 notes in Chinese, 002 is a talk, 003 the puzzlers' answers.
+A number "in its trace" is from the trace that is published with 003, not from its text.
 
 *true*: it is so today. *changed since*: it was so, or may have been, and is no longer. *was a slip*: it was not so then
-either (a *slip* of the source). The known reason for a difference follows the verdict. *shown in a later part*: by an
-experiment that is not written yet; the last column names it. *not measured yet*: no run on a GPU that shows it is kept.
+either (a *slip* of the source). *not seen here*: what may happen did not happen in what was tried; that refutes
+nothing. *shown in a later part*: by an experiment that is not written yet; the last column names it. *not measured
+yet*: no run on a GPU that shows it is kept. *not shown here*: nothing here could show it. A remark or the known reason
+for a difference follows the verdict.
 
-A verdict judges what the claim says, by one or two measured numbers that are named in `holds` there. Where the claim's
-number differs and its words hold, the verdict is *true*, and both numbers stand side by side.
+A verdict judges what the claim says, by a few measured numbers that are named in `holds` there, or in
+`experiments/lecture/readings.py`. Each can come out either way, and a test shows both outcomes. A claim that something
+may or can happen is true if it happens once. Where the claim's number differs and its words hold, the verdict is
+*true*, and both numbers stand side by side.
 """
 
 
@@ -57,7 +76,8 @@ class Line:
         verdict = f"{self.verdict}; {claim.today}" if claim.today else self.verdict
         later = f"`{claim.later}`" if claim.later else "-"
         shown = f"[{claim.shown}]({claim.experiment}.md)" if claim.shown else later
-        return [claim.id, claim.claim, claim.number or "-", self.ours or "-", verdict, shown]
+        sources = ", ".join(claim.sources)
+        return [claim.id, sources, claim.claim, claim.number or "-", self.ours or "-", verdict, shown]
 
 
 class Results:
@@ -110,7 +130,7 @@ def page(known: Sequence[Claim] | None = None, results: Results | None = None) -
     results = results or Results()
     lines = [line(claim, results) for claim in known or claims()]
     blocks = [HEAD, f"{summary(lines)}\n"]
-    headings = ("id", "claim", "its number", "ours", "verdict", "shown by")
+    headings = ("id", "source", "claim", "its number", "ours", "verdict", "shown by")
     for letter, title in PARTS.items():
         cells = [found.cells() for found in lines if found.claim.id.startswith(letter)]
         blocks.append(f"## {title}\n\n{markdown(headings, cells).replace('---:', '---')}\n")

@@ -6,11 +6,13 @@ rows of the question that shows the claim.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from experiments.harness.rows import Row, Rows, number_in, over
+from experiments.launch.reasons import GONE, by_today
 from experiments.works.contenders import FOREACH, FUSED, LOOP, OURS
 from experiments.works.first_steps import COLD
 from experiments.works.phases import CACHES, PHASES
@@ -60,12 +62,16 @@ def timed(rows: Rows, cases: Iterable[str], **where: Any) -> list[Row] | None:
 
 
 def speed_for_memory(rows: Rows) -> Found | None:
-    """Does the fastest of torch's own ways need more than the slowest, by more than its step counts?"""
+    """Is one of torch's rungs faster than the one below it, and needs more, by more than its step counts?"""
     ways = timed(rows, (LOOP, FOREACH, FUSED), key="gpt2")
     if ways is None:
         return None
-    fast, _, slow = sorted(ways, key=lambda row: row["time"]["median"])
-    return fast["need"] - slow["need"] > MARGIN * slow["state"], cells(slow=slow, fast=fast)
+    dearer = [
+        above["need"] - below["need"] > MARGIN * below["state"]
+        for below, above in itertools.pairwise(ways)
+        if above["time"]["median"] < below["time"]["median"]
+    ]
+    return any(dearer), cells(loop=ways[0], foreach=ways[1], fused=ways[2])
 
 
 def bridge(rows: Rows) -> Found | None:
@@ -86,16 +92,25 @@ def failing(rows: Rows) -> Found | None:
 
 
 def negligible(rows: Rows) -> Found | None:
-    """Is torch's copy and one launch less than structs in many launches, at every length?"""
-    torchs, mine, structs = "torch.tensor(ptrs).to(cuda)", "memcpy", "struct 4 KB"
-    known = walls(rows.where(lists=4, mode="rewritten"))
-    known = {count: wall for count, wall in known.items() if {torchs, mine, structs} <= wall.keys()}
-    won = [[f"{count:,}" for count, wall in known.items() if wall[way] < wall[structs]] for way in (torchs, mine)]
+    """Is there a list, too long for one struct, for which a copy from pinned memory and one launch take less?"""
+    pinned, structs, literal = "memcpy", "struct 4 KB", "torch.tensor(ptrs).to(cuda)"
+    several = {row["count"] for row in rows.where(lists=4, mode="rewritten", way=structs) if row["launches"] > 1}
+    known = {n: wall for n, wall in walls(rows.where(lists=4, mode="rewritten")).items() if n in several}
+    known = {n: wall for n, wall in known.items() if {pinned, structs, literal} <= wall.keys()}
+    if not known:
+        return None
+    won, packed = ([n for n, wall in known.items() if wall[way] < wall[structs]] for way in (pinned, literal))
+    count = won[0] if won else max(known)
+    row = rows.first(lists=4, mode="rewritten", way=structs, count=count) or {}
     values = {
-        way: f"at {', '.join(counts)} tensors" if counts else "never"
-        for way, counts in zip(("torch", "ours"), won, strict=True)
+        "count": count,
+        "launches": row["launches"],
+        "copy": known[count][pinned],
+        "structs": known[count][structs],
+        "won": f"from {won[0]:,} tensors on" if won else "at no number of tensors",
+        "packed": f"from {packed[0]:,} on" if packed else "never",
     }
-    return (len(won[0]) == len(known), values) if known else None
+    return bool(won), values
 
 
 def migrating(rows: Rows) -> Found | None:
@@ -130,17 +145,6 @@ def eager(rows: Rows) -> Found | None:
     return set(kernels) == {1} and bool(printed["waited"]), values
 
 
-def quantized(rows: Rows) -> Found | None:
-    """Is the least state half of float32's, or less?"""
-    known = rows.where(key="gpt2")
-    full = known.first(case=f"{OURS}, device")
-    formats = [row for row in known if row["case"].startswith(f"{OURS}, ") and row["case"].endswith(" state")]
-    if full is None or not formats:
-        return None
-    least = min(formats, key=lambda row: row["state"])
-    return least["state"] <= (1 + MARGIN) * full["state"] / 2, cells(least=least, full=full)
-
-
 def llama(rows: Rows) -> Found | None:
     """Do concrete shapes say something else of who is faster, and by how much, than tiny ones?"""
     there, tiny = (timed(rows, (f"{OURS}, device", FUSED), key=key) for key in ("llama", "1000"))
@@ -161,10 +165,10 @@ def saturated(rows: Rows) -> Found | None:
 
 
 def reasons(rows: Rows) -> Found | None:
-    """Do all of them hold?"""
-    gone = [row["reason"] for row in rows if not row["holds"]]
-    values = {"gone": len(gone), "all": len(rows), "names": f": {', '.join(gone)}" if gone else ""}
-    return (not gone, values) if rows else None
+    """Does each of them still hold, as far as what was tried can tell?"""
+    found = by_today(rows)
+    values = {word: ", ".join(names) or "none" for word, names in found.items()}
+    return (not found[GONE], {**values, "lost": len(found[GONE]), "all": len(rows)}) if rows else None
 
 
 def spilling(rows: Rows) -> Found | None:
@@ -208,7 +212,6 @@ READINGS: dict[str, Callable[[Rows], Found | None]] = {
     "A23": covered,
     "C2": eager,
     "C5": spilling,
-    "C7": quantized,
     "C14": llama,
     "D3": saturated,
     "D9": spilling,

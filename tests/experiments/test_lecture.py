@@ -79,7 +79,7 @@ def scaled(row: Row) -> Row:
 
 
 def test_a_text_has_no_number_of_its_own() -> None:
-    about = {"claim": "c", "shown": "a.b", "rows": {"one": {}}}
+    about = {"claim": "c", "shown": "a.b", "rows": {"one": {}}, "holds": [["one.kernels", ">", 0]]}
     with pytest.raises(ValueError, match="has a number that comes from no row"):
         Claim("X1", **about, ours="{one.kernels} of 36")
     ours = "GPT-2: {one.us} µs, {one.us:ms} ms in {one.kernels} kernels: {one.text}"
@@ -97,7 +97,9 @@ def test_a_claim_says_where_it_is_shown() -> None:
         {"shown": "a.b", "later": "c"},
         {"not_here": "no time"},
         {"shown": "a.b", "verdicts": ["true", "?"]},
+        {"shown": "a.b", "verdicts": ["true", "true"], "rows": {"one": {}}, "holds": [["one.a", "==", 1]]},
         {"shown": "a.b"},
+        {"shown": "a.b", "rows": {"one": {}}},
     ):
         with pytest.raises(ValueError, match="X1: "):
             Claim("X1", **about, **wrong)
@@ -105,10 +107,18 @@ def test_a_claim_says_where_it_is_shown() -> None:
     assert page.line(Claim("X1", **about, later="copies"), page.Results()).verdict == LATER
 
 
+def test_a_claim_names_a_source_of_its_part() -> None:
+    with pytest.raises(ValueError, match="D1: source '000' is none of 003"):
+        Claim("D1", claim="c", later="a", source="000")
+    assert Claim("A1", claim="c", later="a").sources == ("000", "001")
+    cells = page.line(CLAIMS["A20"], page.Results()).cells()
+    assert cells[:2] == ["A20", "001"]
+
+
 def test_results_that_are_not_there_are_not_measured_yet(tmp_path: Path) -> None:
     empty = page.Results(tmp_path)
     verdicts = {page.line(claim, empty).verdict for claim in CLAIMS.values()}
-    assert verdicts == {LATER, NOT_YET}
+    assert {verdict.partition(":")[0] for verdict in verdicts} == {LATER, NOT_YET, NOT_HERE}
     kept = json.loads((ROOT / "experiments" / "results" / "pointer_transports-nvidia-h200.json").read_text())
     (tmp_path / "pointer_transports-cpu.json").write_text(json.dumps(kept))
     assert page.Results(tmp_path).rows("pointer_transports.attempts") is None, "claims are about GPUs"
@@ -119,6 +129,10 @@ def test_results_that_are_not_there_are_not_measured_yet(tmp_path: Path) -> None
 
 
 # --- what rows say
+
+
+def test_every_claim_that_is_shown_is_judged_both_ways() -> None:
+    assert set(MADE) == {claim.id for claim in CLAIMS.values() if claim.shown}
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -141,7 +155,10 @@ LAYER = "855,700,000 parameters: 6 ms (GPU), 95.0 % of a copy; torch fused takes
     ("name", "rows", "words"),
     [
         ("A15", COPIES, "900 µs, pinned 950 µs; our ring 32.0 µs"),
+        ("A16", [*COPIES, listed("struct 4 KB", 180, 12)], "from 1,000 tensors on a copy"),
+        ("A16", [*COPIES, listed("struct 4 KB", 30, 12)], "at no number of tensors a copy"),
         ("A27", [TRITON, OURS], "in 1 ms, ours in 0.9"),
+        ("D11", MADE["D11"][0], "shown: no dynamic shapes; not seen here: bugs; no longer: none"),
         ("C14", MADE["C14"][0], LAYER),
     ],
 )

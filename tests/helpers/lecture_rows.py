@@ -11,8 +11,9 @@ def us(median: float, clock: str = "wall") -> Row:
     return {"clock": clock, "median": median, "p10": median, "p90": median, "n": 9}
 
 
-def counted(operation: str, rung: str, kernels: int) -> Row:
-    return {"what": "count", "operation": operation, "rung": rung, "count": 1000, "kernels": kernels, "operators": 9}
+def counted(operation: str, rung: str, kernels: int, count: int = 1000, operators: int = 9) -> Row:
+    about = {"what": "count", "operation": operation, "rung": rung}
+    return {**about, "count": count, "kernels": kernels, "operators": operators}
 
 
 def weighed(case: str, ms: float, mib: float = 1, key: str = "gpt2") -> Row:
@@ -29,9 +30,8 @@ def attempt(name: str, outcome: str) -> Row:
     return {"name": name, "outcome": outcome, "message": "said so"}
 
 
-def way(case: str, kernels: int, wall: float) -> Row:
-    about = {"of": "way", "batch": 1024, "case": case, "kernels": kernels}
-    return {**about, "wall": us(wall), "busy_us": 9.0, "faster": 2.0}
+def way(case: str, kernels: int, wall: float, busy: float = 9.0) -> Row:
+    return {"of": "way", "batch": 1024, "case": case, "kernels": kernels, "wall": us(wall), "busy_us": busy}
 
 
 def truck(where: str, size: int, time: float = 5.0, **more: Any) -> Row:
@@ -48,7 +48,7 @@ def replayed(mode: str, launches: int) -> Row:
 
 
 def normed(rows: int, of_slice: float) -> Row:
-    return {"operation": "LayerNorm", "where": "one tensor", "rows": rows, "of_slice": of_slice}
+    return {"operation": "LayerNorm", "where": "one tensor", "rows": rows, "of_slice": of_slice, "clock": "GPU"}
 
 
 def fused(case: str, difference: float) -> Row:
@@ -92,6 +92,23 @@ def copied(holder: str, updates: str) -> Row:
     return {"holder": holder, "how": "deepcopy", "updates": updates}
 
 
+def traffic(work: str, case: str = "torch.compile", kernels: int = 1) -> Row:
+    return {"work": work, "case": case, "kernels": kernels, "inductor_each": 8.0, "model_each": 8.0 * kernels}
+
+
+def stepped(case: str, nbytes: int, gpu: float) -> Row:
+    about = {"place": "resident", "device": "cuda", "work": "268 M fp32", "case": case}
+    return {**about, "bytes": nbytes, "gpu": us(gpu, "GPU")}
+
+
+def sent(case: str, rate: float) -> Row:
+    return {"what": "copy", "case": case, "rate": rate, "clock": "GPU"}
+
+
+def spilled(of_passes: float) -> Row:
+    return {"width": 256, "threads": 1024, "spilled": 80, "of_passes": us(of_passes, "GPU")}
+
+
 def optimizer(name: str, became: str) -> Row:
     return {"what": "class", "name": name, "became": became}
 
@@ -105,7 +122,10 @@ STRAIGHT = {"what": "line", "operation": "AdamW", "rung": "torch loop", "a": 0.0
 SHAPES = [weighed("PagedAdamW, device", 6, key="llama"), weighed("torch fused", 7.2, key="llama")]
 #: Rows that bear a claim out, and other cells of the last one with which they do not; of what can be said against.
 MADE: dict[str, tuple[list[Row], Row]] = {
-    "A1": ([weighed("torch loop", 8, 1), weighed("torch foreach", 3, 2), weighed("torch fused", 1, 3)], {"need": 9}),
+    "A1": (
+        [weighed("torch loop", 8, 2), weighed("torch fused", 1, 1), weighed("torch foreach", 3, 3)],
+        {"need": 1.5 * 2**20},
+    ),
     "A2": ([truck("torch foreach", 8), truck("torch foreach", 1, 9)], {"time": us(1)}),
     "A3": (
         [truck("PagedAdamW", 512), truck("torch foreach", 8), truck("torch foreach", 512, passes=False)],
@@ -114,15 +134,23 @@ MADE: dict[str, tuple[list[Row], Row]] = {
     "A4": ([counted("SGD", "torch loop", 1000)], {"kernels": 999}),
     "A5": ([counted("AdamW", "torch loop", 8000), STRAIGHT], {"farthest": 3.0}),
     "A6": ([counted("AdamW", "torch foreach", 115), counted("AdamW", "torch, by default", 115)], {"kernels": 38}),
-    "A7": ([counted("AdamW", "one pointer list (ours)", 1), counted("AdamW", "torch fused", 1)], {"kernels": 38}),
+    "A7": (
+        [
+            counted("AdamW", "one pointer list (ours)", 1),
+            counted("AdamW", "torch foreach", 115),
+            counted("AdamW", "torch fused", 38),
+            counted("AdamW", "torch fused", 2, 36, 2),
+        ],
+        {"kernels": 3},
+    ),
     "A8": ([listed("managed", 31), listed("struct 32 KB", 68, 2), LONG], {"wall": us(60)}),
     "A9": ([counted("add", "torch loop", 1000), counted("add", "torch foreach", 16)], {"kernels": 1000}),
     "A10": ([attempt("vector_nvcc", "left out"), attempt("host_list", "fails")], {"outcome": "works"}),
     "A11": ([attempt("launch_three_lists", "works")], {"outcome": "fails"}),
-    "A12": ([attempt("cut_by_hand", "works")], {"outcome": "fails"}),
     "A13": ([attempt("source_norm_424", "fails")], {"outcome": "works"}),
     "A14": ([LONG], {"launches": 1}),
-    "A16": ([listed(TORCH, 90), listed("memcpy", 30), LONG], {"wall": us(80)}),
+    "A15": ([listed(TORCH, 900), listed("memcpy", 30), listed(PINNED, 950)], {"launches": 12}),
+    "A16": ([listed(TORCH, 900), LONG, listed("memcpy", 30)], {"wall": us(200)}),
     "A17": (
         [summed("torch, graph", 6), summed("pagedopt", 0), summed("pagedopt, graph", 0), summed("bare addresses", 5)],
         {"harms": 0},
@@ -143,6 +171,7 @@ MADE: dict[str, tuple[list[Row], Row]] = {
         ],
         {"kernels": 1},
     ),
+    "A27": ([weighed("PagedAdamW, device", 1), weighed("Triton over our table", 2)], {"time": us(900)}),
     "A28": (
         [
             first("compiled, cold", 1, 3.0),
@@ -172,26 +201,40 @@ MADE: dict[str, tuple[list[Row], Row]] = {
     ),
     "A35": ([{"what": "sum", "bytes": 2**34, "spoiled": 0, "copies": 16}], {"spoiled": 1}),
     "A36": ([{"what": "all", "default": 0, "others": 90, "right": 60, "refused": 20, "worse": 10}], {"default": 1}),
-    "C1": (
+    "A37": (
         [
-            weighed("torch.compile of foreach", 80),
-            weighed("torch fused", 81),
-            weighed("PagedAdamW", 95) | {"share": 99, "beneath": 12290},
+            *(sent(name, 300) for name in ("cuMemcpyPeerAsync", "a kernel over tensors of both")),
+            *(sent(f"a kernel that {does} there", 300) for does in ("reads", "writes")),
+            sent("through pinned host memory", 25),
         ],
-        {"share": 90},
+        {"rate": 400},
     ),
     "C2": (
         [line("y = x + 1", 1), line("torch.cos(y)", 1), line("torch.relu(z)", 1), line("print(y)", 9, True)],
         {"waited": False},
     ),
-    "C7": (
+    "C3": (
         [
-            weighed("PagedAdamW, 0% on device", 1, 1),
-            weighed("PagedAdamW, device", 1, 949),
-            weighed("PagedAdamW, bfloat16 state", 1, 474.6),
+            {"what": "rate", "case": "memory, a copy", "rate": 4000.0},
+            {"what": "knee", "balance": 14.8, "of_product": 204.0},
+            {"what": "rate", "case": "link, host to device", "rate": 55.0},
         ],
-        {"state": 1900 * 2**20},
+        {"rate": 5000.0},
     ),
+    "C4": (
+        [traffic("square", "torch.compile"), traffic("square of square", "eager", 2), traffic("square of square")],
+        {"kernels": 2},
+    ),
+    "C5": ([spilled(2.2)], {"spilled": 0}),
+    "C6": (
+        [
+            {"work": "attention", "case": "torch.compile", "share": 0.008, "keeps": 0},
+            {"work": "attention with a term", "case": "torch.compile", "share": 1.01, "keeps": 1},
+        ],
+        {"keeps": 0},
+    ),
+    "C7": ([stepped("PagedAdamW", 28, 1800), stepped("PagedAdamW, int8 stochastic", 16, 1300)], {"gpu": us(1900)}),
+    "C9": ([begun("load_inline", 12.0, 0.3), begun("C++ extension, built ahead", 0.01, 0.01)], {"cold": us(13.0)}),
     "C13": (
         [
             {"what": "mistake", "case": "a rule (ours)", "at": "a.py:7: no", "named": True},
@@ -208,12 +251,23 @@ MADE: dict[str, tuple[list[Row], Row]] = {
     "D1": ([way("split_stack", 36, 400)], {"kernels": 35}),
     "D2": ([way("combined", 5, 50)], {"kernels": 6}),
     "D3": ([normed(1024, 1.0), normed(16384, 7.5)], {"of_slice": 17.5}),
-    "D4": ([way("split_stack, compiled", 19, 99)], {"kernels": 20}),
-    "D5": ([way("combined, compiled", 3, 99)], {"kernels": 5}),
+    "D4": ([way("split_stack", 36, 400, 94), way("split_stack, compiled", 19, 99, 73)], {"kernels": 20}),
+    "D5": ([way("combined", 5, 50, 47), way("combined, compiled", 3, 99, 15)], {"busy_us": 50.0}),
     "D6": ([way("split_stack", 36, 400), way("combined", 5, 50), way("pointer list", 4, 40)], {"wall": us(500)}),
+    "D7": (
+        [
+            {"work": "LayerNorm and tanh", "case": "eager", "moved": 16.0, "saved": 0.0},
+            {"work": "LayerNorm and tanh", "case": "torch.compile", "moved": 8.0, "saved": 0.5},
+        ],
+        {"saved": 0.33},
+    ),
     "D8": ([fused("combined, compiled", 5e-7), fused("combined", 0.0)], {"difference": 1e-9}),
+    "D9": ([spilled(2.2)], {"of_passes": us(0.8, "GPU")}),
     "D10": ([replayed("eager", 36), replayed("replayed", 1)], {"allocations": 3}),
-    "D11": ([{"reason": "bugs", "holds": True}, {"reason": "memory", "holds": True}], {"holds": False}),
+    "D11": (
+        [{"reason": "bugs", "today": "not seen here"}, {"reason": "no dynamic shapes", "today": "shown"}],
+        {"today": "no longer"},
+    ),
     "D12": (
         [first("compiled, cold", 148, 50.0, phases=dict.fromkeys(PHASES, 10.0))],
         {"phases": {**dict.fromkeys(PHASES, 10.0), "AOTAutograd": 0.0}},
