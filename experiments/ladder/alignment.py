@@ -86,9 +86,8 @@ def derive(rows: Rows) -> Rows:
     rows = on_one_clock(rows)
     found = Rows()
     for row in rows:
-        of_copy = over(by_clock_of(row, rows.first(optimizer=COPY)), row["time"])
         cost = over(row["time"], by_clock_of(row, rows.first(optimizer=row["optimizer"], where=ON)))
-        found.append({**row, "cost": cost, "share": of_copy and 100 * of_copy})
+        found.append({**row, "cost": cost, "share": contenders.of_copy(row, rows.first(optimizer=COPY))})
     return found
 
 

@@ -19,7 +19,7 @@ import torch
 import pagedopt
 from experiments.harness.columns import last_line, percent
 from experiments.harness.machine import chosen_device
-from experiments.lab import Bar, Lines, Plot, Row, Rows, Run, Table, by_clock_of, console, on_one_clock, over
+from experiments.lab import Bar, Lines, Plot, Row, Rows, Run, Table, console, on_one_clock
 from experiments.works import contenders, lines
 from experiments.works.contenders import COMPILED, FOREACH, FUSED, LOOP, OURS, TRITON
 from experiments.works.fresh import fresh
@@ -126,8 +126,7 @@ def derive(rows: Rows) -> Rows:
     """The share of the copy, lines for each percent of it, and a name with the lines beneath: AdamW alone has ours."""
     found, package = Rows(), (rows.first(case=OURS) or {}).get("beneath")
     for row in on_one_clock(rows):
-        of_copy = over(by_clock_of(row, row.get("copy")), row["time"])
-        share = of_copy and 100 * of_copy
+        share = contenders.of_copy(row, row.get("copy"))
         beneath = package if row["case"] == ALONE else row.get("beneath")
         name = f"{row['case']} ({beneath:,} beneath)" if beneath else row["case"]
         found.append({**row, "share": share, "beneath": beneath, "name": name,

@@ -23,7 +23,7 @@ import torch
 from experiments.harness.columns import error, last_line, mib, ms, percent
 from experiments.harness.machine import chosen_device
 from experiments.harness.panels import GRAY, RED, Lines
-from experiments.lab import Bar, Case, Plot, Row, Rows, Run, Table, by_clock_of, console, on_one_clock, over
+from experiments.lab import Bar, Case, Plot, Row, Rows, Run, Table, console, on_one_clock
 from experiments.works import contenders
 from experiments.works.contenders import (
     COMPILED,
@@ -193,8 +193,8 @@ def reckoned(row: Row) -> Row:
     held = row["state"] - (0 if gpu else row["away"])
     state = max(held, numel * (moved - 12) / 2 if gpu and moved else 0)
     need = state + row["extra"] + max(0, row["others"])
-    of_copy = over(by_clock_of(row, row["copy"]), row["time"])
-    share = 100 * of_copy * moved / (row["bytes"] / numel) if of_copy and moved else None
+    share = contenders.of_copy(row, row["copy"])
+    share = share * moved / (row["bytes"] / numel) if share and moved else None
     beyond = {"beyond": need - 8 * numel, "from_one": abs(row["extra"] / (4 * numel) - 1)}
     return {"weighed": state == held, "state": state, "need": need, "share": share, **beyond}
 

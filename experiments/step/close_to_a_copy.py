@@ -105,14 +105,14 @@ def derive(rows: Rows) -> Rows:
         for row in group:
             fewer = row["key"] == BF16 and row["case"] in TORCH
             moved = row["numel"] * TORCH_MOVES if fewer else row["bytes"]
-            of_copy = over(by_clock_of(row, copy), row["time"])
             label = f"{row['case']}, bf16 moments" if fewer else row["case"]
+            share = contenders.of_copy(row, copy)
             found.append({
                 **row,
                 "label": label,
                 "name": label if row["clock"] == group[0]["clock"] else f"{label}, {row['clock']}",
                 "rate": moved / row["time"]["median"] / 1e3,
-                "share": of_copy and 100 * of_copy * moved / row["bytes"],
+                "share": share and share * moved / row["bytes"],
                 "of_ours": over(row["time"], by_clock_of(row, mine)),
                 "over_fused": over(by_clock_of(row, fused), row["time"]),
                 "over_fused_wall": over(fused and fused["wall"], row["wall"]),

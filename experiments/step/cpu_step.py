@@ -6,7 +6,8 @@ Answer (2026-11): as fast as torch fused from 10⁷ elements on, where memory is
 threads, too.
 
 Each contender and torch fused take turns, step by step, over parameters of their own with the same gradients: a pair.
-Both run on the threads that ``torch.set_num_threads`` gives.  The floor is a copy of as many bytes as a step must move.
+Both run on the threads that ``torch.set_num_threads`` gives.  A copy of as many bytes runs beside them; it is no floor
+(:func:`experiments.works.contenders.of_copy`).
 """
 
 from __future__ import annotations

@@ -131,9 +131,8 @@ def derive(rows: Rows) -> Rows:
         plain = group.first(case=IN_PLACE)
         for row in group:
             row = {**row, "rate": row["bytes"] / row["time"]["median"] / 1e3, "ms": row["time"]["median"] / 1e3}
-            share = over(by_clock_of(row, copy), row["time"]) if row["case"] != OURS else None
             rate = plain and plain["bytes"] / plain["time"]["median"] / 1e3
-            row["share"] = share and 100 * share
+            row["share"] = contenders.of_copy(row, copy) if row["case"] != OURS else None
             row["share_in_place"] = 100 * row["rate"] / rate if rate and "in place" in row["case"] else None
             row["over_rival"] = over(rival and rival["wall"], row["wall"])  # its step waits for the device
             row["over_fp32"] = over(by_clock_of(row, mine), row["time"])

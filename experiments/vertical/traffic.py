@@ -14,7 +14,7 @@ from functools import partial
 
 from experiments import lab
 from experiments.lab import Bar, Bars, Plot, Row, Rows, Run, Table, formatted, ms, on_one_clock, over, percent
-from experiments.works.contenders import COPY, FOREACH, OURS
+from experiments.works.contenders import COPY, FOREACH, OURS, of_copy
 from experiments.works.fusible import ADAMW, BY_COMPILER, EAGER, JITERATOR, NORM, ONCE, RULE, RULES, TWICE, WORKS
 from experiments.works.witnesses import witnessed
 
@@ -34,10 +34,9 @@ def derive(rows: Rows) -> Rows:
         known = Rows(each_element(row) for row in on_one_clock(group))
         copy, most = known.first(case=COPY), known.first(case=EAGER) or known.first(case=FOREACH)
         for row in known:
-            of_copy = over(lab.by_clock_of(row, copy), row["time"])
             saved = 1 - row["moved"] / most["moved"] if most and row["moved"] else None
             faster = over(lab.by_clock_of(row, most), row["time"])
-            found.append({**row, "share": of_copy and 100 * of_copy, "faster": faster, "saved": saved})
+            found.append({**row, "share": of_copy(row, copy), "faster": faster, "saved": saved})
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from experiments.lab import BLUE, GRAY, ORANGE, PURPLE, Case, Run
+from experiments.lab import BLUE, GRAY, ORANGE, PURPLE, Case, Row, Run, by_clock_of, over
 from experiments.works.graph import captured
 from experiments.works.models import HYPER, Work
 from experiments.works.reference import Bound, Reference
@@ -213,3 +213,13 @@ def copy_of_bytes(work: Work, device: torch.device) -> Case:
     source = torch.rand(work.bytes_each * work.numel // 8, device=device)
     target = torch.empty_like(source)
     return Case(COPY, lambda: target.copy_(source))
+
+
+def of_copy(row: Row, copy: Row | None) -> float | None:
+    """How fast a row is, in % of a copy of as many bytes, by the row's clock; None where there is no copy, or on a CPU.
+
+    There a copy is no floor: a CPU reads a line of memory before it writes into it.  So a copy also reads its target,
+    and nobody counts that; a step has read whatever it writes.
+    """
+    share = None if row["device"] == "cpu" else over(by_clock_of(row, copy), row["time"])
+    return share and 100 * share

@@ -184,6 +184,13 @@ def test_tables_show_the_share_of_the_copy() -> None:
     assert dict(zip(headings, lines[1], strict=True))["÷ ours"] == "10.00 x"
 
 
+def test_on_a_cpu_a_copy_is_no_floor() -> None:
+    for name in ("cuda", "cpu"):
+        rows = close_to_a_copy.derive(Rows({**row, "device": name} for row in made_up()["close_to_a_copy"]))
+        shown = {row["share"] is not None for row in rows.where(key="gpt2")}
+        assert shown == {name == "cuda"}
+
+
 def test_torch_s_share_is_that_of_the_bytes_it_moves() -> None:
     rows = Rows({**row, "bytes": 22} for row in made_up()["close_to_a_copy"]).where(key="gpt2-bf16")
     mine, fused, copy = close_to_a_copy.derive(rows)
