@@ -3,9 +3,10 @@
 The step of the hidden way is queued by ``attach()``.  An iteration is timed from its begin to that of the next one, on
 the stream that computes, while the host runs ahead.
 
-The floor is forward + backward + clipping of the exposed way, and by how much the update is late: as much as it is
-longer than the forward, or as much as one parameter's last page is updated, with the step alone, later than the forward
-alone reaches the first module that owns the parameter, whichever is more.
+What the hidden way should take is estimated: forward + backward + clipping of the exposed way, and by how much the
+update is late: as much as it is longer than the forward, or as much as one parameter's last page is updated, with the
+step alone, later than the forward alone reaches the first module that owns the parameter, whichever is more.  It is
+made of medians of other iterations, so it is no floor: a single iteration may take less.
 """
 
 from __future__ import annotations
@@ -162,23 +163,23 @@ def reads(training: Training) -> dict[Tensor, float]:
 
 
 def derive(rows: Rows) -> Rows:
-    """Over the resident and the exposed way, and the floor of the hidden one."""
+    """Over the resident and the exposed way, and what the hidden one is estimated to take."""
     found = Rows()
     for row in rows:
         same = {name: row[name] for name in ("model", "load")}
         resident = rows.first(**same, way=RESIDENT) or {}
         exposed = rows.first(**same, state=row["state"], way=EXPOSED) or {}
-        floor = None
+        estimate = None
         if exposed and row.get("late") is not None:
             forward, backward, clip = (exposed[name]["median"] for name in PARTS)
             update = exposed["time"]["median"] - forward - backward - clip
             late = max(row["late"]["median"], update - forward)
-            floor = {"clock": row["time"]["clock"], "median": forward + backward + clip + late}
+            estimate = {"clock": row["time"]["clock"], "median": forward + backward + clip + late}
         found.append({
-            **row, "clock": row["time"]["clock"], "floor": floor and floor["median"],
+            **row, "clock": row["time"]["clock"], "estimate": estimate and estimate["median"],
             "of_resident": over(row["time"], resident.get("time")),
             "of_exposed": over(row["time"], exposed.get("time")),
-            "of_floor": over(row["time"], floor), "name": f"{row['way']}, {row['state']}",
+            "of_estimate": over(row["time"], estimate), "name": f"{row['way']}, {row['state']}",
         })  # fmt: skip
     return found
 
@@ -190,12 +191,12 @@ def color(name: str) -> str:
 
 COLUMNS = {
     "state": lambda row: f"{row['state']}, {row['way']}", "ms": ms("time"), "p10 to p90": spread_ms("time"),
-    "÷ resident": ratio("of_resident"), "floor, ms": ms("floor"),
-    "÷ floor": ratio("of_floor"), "forward": ms("forward"), "backward": ms("backward"),
+    "÷ resident": ratio("of_resident"), "estimate, ms": ms("estimate"),
+    "÷ estimate": ratio("of_estimate"), "forward": ms("forward"), "backward": ms("backward"),
     "host: step()": ms("step_host"), "host: all": ms("host"),
     "GB at the peak": lambda row: row["peak"] / 1e9, "pages hidden": formatted("pages_hidden", "{:,.0f}", ""),
 }  # fmt: skip
-TITLE = "{model} parameters, {load}; ms an iteration, a sequence has 1,024 tokens"
+TITLE = "{model} parameters, {load}; ms an iteration ({clock}), a sequence has 1,024 tokens"
 TABLES = [Table(TITLE, by=("model", "load"), columns=COLUMNS)]
 BARS = [
     Bar(f"{model}, {state}: hidden over exposed", "of_exposed", at_most=most, unit="x", model=model, state=state,

@@ -43,14 +43,14 @@ def row(way: str, time: float, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("late", "floor"),
+    ("late", "estimate"),
     [pytest.param(180.0, 400, id="of a parameter"), pytest.param(100.0, 220 + 240 - 70, id="longer than the forward")],
 )
-def test_the_floor_is_forward_backward_clipping_and_what_is_late(late: float, floor: float) -> None:
+def test_the_estimate_is_forward_backward_clipping_and_what_is_late(late: float, estimate: float) -> None:
     rows = Rows([row(RESIDENT, 220), row(EXPOSED, 460), row(HIDDEN, 410, late={"clock": "GPU", "median": late})])
     _, _, hidden = iteration.derive(rows)
-    assert hidden["floor"] == floor
-    assert hidden["of_floor"] == pytest.approx(410 / floor)
+    assert hidden["estimate"] == estimate
+    assert hidden["of_estimate"] == pytest.approx(410 / estimate)
     assert hidden["of_resident"] == pytest.approx(410 / 220)
     assert hidden["of_exposed"] == pytest.approx(410 / 460)
 
