@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,16 @@ from experiments.harness.note import fill, markdown
 from experiments.harness.panels import BLUE, GRAY, LETTERS, stacked
 from experiments.harness.plot import PAGE, save
 from experiments.harness.revision import ROOT
-from experiments.harness.rows import Row, Rows, best
+from experiments.harness.rows import Row, Rows, best, number_in, over
 from experiments.harness.show import number
 from experiments.lecture.page import Results
 from experiments.overlap.iteration import EXPOSED, HIDDEN
 from experiments.paging.rivals import ALONE, BACK, FUSED, RIVAL, RIVAL_8BIT, SAME, WARM
-from experiments.paging.sweep import BOTH, STEP, TIME
+from experiments.paging.sweep import BOTH, SAYS, STEP, TIME
 from experiments.step.captured_step import CAPTURED
-from experiments.step.in_8_bits import STOCHASTIC
-from experiments.works.contenders import BITS_8, GRAPH, OURS
+from experiments.step.in_8_bits import BOTH_WAYS, STOCHASTIC
+from experiments.works.contenders import BITS_8, COMPILED, COPY, GRAPH, OURS
+from experiments.works.contenders import FUSED as FUSED_STEP
 from pagedopt import Estimate, estimate
 from pagedopt.commands.results import new_figure
 
@@ -31,7 +33,12 @@ OFFLOAD = "torchao CPUOffloadOptimizer"
 HERE = {1.0: "pagedopt, all on the device", 0.0: "pagedopt, none on the device"}
 #: Steps of ``in_8_bits`` that are shown, by place: what is rounded as it is by default.
 IN_8_BITS = {"resident": STOCHASTIC, "away": f"{STOCHASTIC}, staged"}
-RIVALS = {FUSED: "torch fused", OFFLOAD: OFFLOAD, RIVAL: RIVAL, RIVAL_8BIT: f"{RIVAL_8BIT}, 8-bit state"}
+RIVALS = {
+    FUSED: "torch fused",
+    OFFLOAD: f"{OFFLOAD}, backward and step",
+    RIVAL: RIVAL,
+    RIVAL_8BIT: f"{RIVAL_8BIT}, 8-bit state",
+}
 #: Works of ``fused_step`` by what the table calls them.
 WORKS = {
     "gpt2": "GPT-2, 124 M, float32",
@@ -41,7 +48,13 @@ WORKS = {
 }
 #: Bytes of a card of 24 GiB.
 CARD = 24 << 30
-CASES = {"pagedopt": "PagedAdamW", "torch fused": "torch fused", "a copy of its bytes": "copy of its bytes"}
+CLOCKS = ("gpu", "wall")
+CASES = {
+    "pagedopt": OURS,
+    "torch fused": FUSED_STEP,
+    "torch foreach, compiled": COMPILED,
+    "a copy of its bytes": COPY,
+}
 
 
 def main() -> int:
@@ -61,12 +74,12 @@ def asked(results: Results, shown: str) -> Rows:
 
 
 def budgets(results: Results) -> Rows:
-    """A row per budget and per rival, the fastest first: bytes of state here and away between steps, ms of the wall."""
+    """A row per budget and per rival, the fastest first: bytes of state here and away between steps, and times."""
     sweep, rivals = asked(results, "paged_state.sweep"), asked(results, "paged_state.rivals")
     state = sweep[0]["state_bytes"]
     found = [
         {"name": HERE.get(row["share"], f"pagedopt, {100 * row['share']:.0f} % on the device"), "share": row["share"],
-         "here": state - row["host_bytes"], "away": row["host_bytes"], "ms": ms("wall")(row), "alone": None}
+         "here": state - row["host_bytes"], "away": row["host_bytes"], **in_ms(row)}
         for row in sweep.where(kind=TIME, case=STEP, way=STAGED)
         if row["share"] in SHARES
     ]  # fmt: skip
@@ -76,19 +89,23 @@ def budgets(results: Results) -> Rows:
         nbytes = round(BITS_8 * row["numel"])
         here, away = (nbytes, 0) if place == "resident" else (0, nbytes)
         name = f"{HERE[float(place == 'resident')]}, 8-bit state"
-        found.append({"name": name, "share": 1.0, "here": here, "away": away, "ms": ms("wall")(row), "alone": None})
+        found.append({"name": name, "share": 1.0, "here": here, "away": away, **in_ms(row)})
     for row in rivals:
         if row["name"] in (FUSED, OFFLOAD) or row["what"] == SAME:
             here, away = (state, 0) if row["name"] == FUSED else (0, row.get("paged_bytes", state))
-            times = {"ms": ms("wall")(row), "alone": ms("alone")(row)}
-            found.append({"name": RIVALS[row["name"]], "share": None, "here": here, "away": away, **times})
+            found.append({"name": RIVALS[row["name"]], "share": None, "here": here, "away": away, **in_ms(row)})
     return Rows(sorted(found, key=lambda row: row["ms"]))
+
+
+def in_ms(row: Row) -> Row:
+    """Times of a step: by the wall, by the GPU (None: it holds the host up), and of a paged rival its step alone."""
+    return {"ms": ms("wall")(row), "gpu_ms": ms("gpu")(row), "alone": ms("alone")(row)}
 
 
 def blocks(results: Results) -> dict[str, str]:
     """Name → what stands between its markers."""
     return {
-        "seven billion": seven_billion(),
+        "seven billion": seven_billion(results),
         "options": options(results),
         "memory and time": memory_and_time(results),
         "resident": resident(results),
@@ -96,32 +113,52 @@ def blocks(results: Results) -> dict[str, str]:
     }
 
 
-def seven_billion() -> str:
+def seven_billion(results: Results) -> str:
     """What 7 B parameters take of a card, reckoned: with all state on it, and with none."""
     near = estimate("7B", param_dtype="bfloat16")
     away = estimate("7B", param_dtype="bfloat16", device_budget=0)
     eight = estimate("7B", param_dtype="bfloat16", device_budget=0, state_format="int8")
+    shares = reached(results)
     ways = (
-        ("all on the card", near, near.near_bytes),
-        ("state on the host: `device_budget=0`", away, away.near_bytes),
-        ("the same, and [an optimizer per parameter](#when-the-state-does-not-fit)", away, alone(away)),
-        ('the same, and `state_format="int8"`', eight, alone(eight)),
+        ("all on the card", near, near.near_bytes, shares["resident"]),
+        ("state on the host: `device_budget=0`", away, away.near_bytes, shares["away"]),
+        ("the same, and [an optimizer per parameter](#when-the-state-does-not-fit)", away, alone(away), shares["away"]),
+        ('the same, and `state_format="int8"`', eight, alone(eight), shares["int8"]),
     )
     lines = [
         (name, number(taken / 2**30), number((CARD - taken) / 2**30) if taken < CARD else "does not fit",
-         number(1e3 * (plan.seconds or 0.0)), number(plan.away_bytes / 2**30))
-        for name, plan, taken in ways
+         number(1e3 * (plan.seconds or 0.0)), number(1e3 * (plan.seconds or 0.0) / share),
+         number(plan.away_bytes / 2**30))
+        for name, plan, taken, share in ways
     ]  # fmt: skip
-    titles = ("AdamW, 7 B parameters in bfloat16", "GiB on the card", "left for activations", "ms of all updates",
+    titles = ("AdamW, 7 B parameters in bfloat16", "GiB on the card", "left for activations",
+              "ms of all updates, by rates alone", "by the share of them that steps reach",
               "GiB of state on the host")  # fmt: skip
     machine = near.rates.machine.partition(",")[0].removeprefix("an ")
+    resident, staged, int8 = (f"{100 * share:.0f} %" for share in shares.values())
+    (step,) = asked(results, "in_8_bits.in_8_bits").where(place="away", case=IN_8_BITS["away"])
+    by_wall = 7e9 / step["numel"] * step["wall"]["median"] / 1e3
     return (
         f"{markdown(titles, lines)}\n\nReckoned by `pagedopt plan`, not measured. State is bfloat16, as the "
         "parameters, and in the last row 8-bit codes.\nState on the host takes page-locked RAM. Times are by the rates "
-        f"of an {machine}; a slower link\nbetween card and host takes longer. Parameters and gradients alone take "
-        f"{number((away.param_bytes + away.grad_bytes) / 2**30)} GiB. So the lower two rows update each parameter "
-        "within the backward and drop its\ngradient; the largest gradient comes on top."
+        f"of an {machine}; a slower link\nbetween card and host takes longer. Steps that were measured, over fewer "
+        f"parameters, reach {resident} of these rates on the card,\n{staged} with float32 state on the host, and "
+        f"{int8} with 8-bit state there, by the GPU's clock (by the wall the last row is {number(by_wall)} ms)."
+        f"\nParameters and gradients alone take {number((away.param_bytes + away.grad_bytes) / 2**30)} GiB. So the "
+        "lower two rows update each parameter within the backward and\ndrop its gradient; the largest gradient comes "
+        "on top."
     )
+
+
+def reached(results: Results) -> dict[str, float]:
+    """Of the rates by which ``plan`` reckons, what part did steps reach?  On the card, away, and away in 8 bits."""
+    near = asked(results, "in_16_bits.in_16_bits").number("share", case=OURS)
+    staged = asked(results, "paged_state.sweep").number("of_ceiling", kind=SAYS, way=STAGED)
+    eight = asked(results, "in_8_bits.in_8_bits").where(place="away")
+    rates = [eight.number("rate", case=case) for case in (IN_8_BITS["away"], BOTH_WAYS)]
+    assert near is not None
+    assert staged is not None
+    return {"resident": near / 100, "away": staged / 100, "int8": (rates[0] or 0.0) / (rates[1] or 1.0)}
 
 
 def alone(plan: Estimate) -> int:
@@ -134,22 +171,26 @@ def options(results: Results) -> str:
     eight = asked(results, "in_8_bits.in_8_bits").where(device="cuda", place="resident")
     graph = asked(results, "captured_step.captured_step").where(tensors=1000)
     forward = asked(results, "hidden_step.iteration").where(model="1.56 B", load="8 sequences")
-    ways = {"case": OURS}, {"case": STOCHASTIC}
-    cases = [
-        ('`state_format="int8"`: state of 268 M parameters, GiB', "in_8_bits", gib_of_state, eight, *ways),
-        ('`state_format="int8"`: a step over them, ms', "in_8_bits", ms("wall"), eight, *ways),
-        ("`capturable=True`: a step over 1,000 tensors of 2 x 3, in a CUDA graph, µs", "captured_step",
-         lambda row: row["wall"]["median"], graph, {"case": OURS}, {"case": CAPTURED}),
-        *((f"`optimizer.attach(model)`: an iteration of a GPT of 1.56 B parameters, state in {state} on the host, ms",
-           "hiding", ms("time"), forward.where(state=state), {"way": EXPOSED}, {"way": HIDDEN})
+    cases: list[tuple[str, str, str, Rows, str, Row, Row]] = [
+        ('`state_format="int8"`', "a step over 268 M parameters", "in_8_bits", eight, "wall", {"case": OURS},
+         {"case": STOCHASTIC}),
+        ("`capturable=True`, in a CUDA graph", "a step over 1,000 tensors of 2 x 3", "captured_step", graph, "wall",
+         {"case": OURS}, {"case": CAPTURED}),
+        *(("`optimizer.attach(model)`", f"an iteration of a GPT of 1.56 B parameters, state in {state} on the host",
+           "hiding", forward.where(state=state), "time", {"way": EXPOSED}, {"way": HIDDEN})
           for state in ("float32", "bfloat16")),
     ]  # fmt: skip
-    lines = [
-        (name, *(number(column(rows.where(**where)[0])) for where in (without, having)), f"[{note}](notes/{note}.md)")
-        for name, note, column, rows, without, having in cases
-    ]
-    table = markdown(("option", "without", "with", "note"), lines)
-    return f"{table}\n\nEach row is of one run; [below](#what-it-measures) a step may be of another, with another time."
+    lines = []
+    for option, what, note, rows, column, *ways in cases:
+        pair = [rows.where(**where)[0] for where in ways]
+        sizes = [number(gib_of_state(row)) if note == "in_8_bits" else "the same" for row in pair]
+        times = [number(ms(column)(row)) for row in pair]
+        lines.append((option, what, *sizes, *times, pair[0][column]["clock"], f"[{note}](notes/{note}.md)"))
+    titles = ("option", "what", "GiB of state: without", "GiB: with", "ms: without", "ms: with", "clock", "note")
+    return (
+        f"{markdown(titles, lines)}\n\nEach row is of one run; [below](#what-it-measures) a step may be of another, "
+        "with another time."
+    )
 
 
 def gib_of_state(row: Row) -> float:
@@ -159,29 +200,41 @@ def gib_of_state(row: Row) -> float:
 
 def memory_and_time(results: Results) -> str:
     """All, half and none of the state on the device, and rivals."""
-    rivals = asked(results, "paged_state.rivals")
+    sweep, rivals = asked(results, "paged_state.sweep"), asked(results, "paged_state.rivals")
     wide, narrow = ({row["what"]: row for row in rivals.where(name=name)} for name in (RIVAL, RIVAL_8BIT))
     times = [number(ms("wall")(row)) for row in (wide[BACK], narrow[BACK], wide[WARM], narrow[WARM])]
     ring = asked(results, "paged_state.memory").number("ring", way=STAGED, share=0.0)
+    near, fused = sweep.number("gpu", case=STEP, way=STAGED, share=1.0), rivals.number("gpu", name=FUSED)
+    down = asked(results, "paged_state.link").first(what="down")
     assert ring is not None
+    assert near is not None
+    assert fused is not None
+    assert down is not None
+    gradients = 4 * rivals[0]["numel"] / down["moved"] * best(down)["median"] / 1e3
     lines = [
         (row["name"], number(row["here"] / 2**30), number(row["away"] / 2**30),
-         number(row["ms"]) + (f", its step alone {number(row['alone'])}" if row["alone"] else ""))
+         number(row["ms"]) + (f", its step alone {number(row['alone'])}" if row["alone"] else ""),
+         number(row["gpu_ms"]))
         for row in budgets(results)
     ]  # fmt: skip
     (again,) = asked(results, "in_8_bits.in_8_bits").where(device="cuda", place="resident", case=OURS)
     title = f"AdamW, {rivals[0]['numel'] / 1e6:,.0f} M float32 parameters"
     said = (
         f"{gpu(results)}. State lies there before and after every step; what is away passes through "
-        f"{ring / 2**20:.0f} MiB more on the device.\nbitsandbytes leaves its pages on the device. Our harness pushes "
+        f"{ring / 2**20:.0f} MiB more on the device.\nOur rows, those of torch, torchao and "
+        "bitsandbytes, and ours with 8-bit state ([in_8_bits](notes/in_8_bits.md)) are of different processes, whose "
+        f"hosts differ:\nbeside 8-bit state our float32 step on the device takes {number(ms('wall')(again))} ms by the "
+        f"wall. By the GPU torch's fused step takes {fused / near:.2f} times as long as ours.\ntorchao's row is a "
+        f"backward and a step. Some {gradients:.0f} ms of it are gradients on their way down, which in training "
+        "overlap the backward; a step by itself was not measured.\nbitsandbytes leaves its pages on the device. Our "
+        "harness pushes "
         f"them out after each step, which takes {times[0]} ms by itself, and {times[1]} in 8 bits; a step whose pages "
-        f"are still there takes {times[2]} and {times[3]}.\nBeside ours in one run, its 32-bit step takes "
-        f"{wide[ALONE]['over']:.2f} times as long, and {wide[SAME]['over']:.2f} times with its pages pushed out. "
-        "bitsandbytes' 8-bit step moves a quarter of the bytes, and its results differ from float32's.\nOur rows with "
-        "8-bit state are of another run ([in_8_bits](notes/in_8_bits.md)), in which our float32 step on the device "
-        f"takes {number(ms('wall')(again))} ms."
+        f"are still there takes {times[2]} and {times[3]}.\nIts 32-bit step takes {wide[ALONE]['over']:.2f} times as "
+        f"long as ours with all state away, and {wide[SAME]['over']:.2f} times with its pages pushed out. Its 8-bit "
+        "step moves a quarter of the bytes, and its results differ from float32's."
     )
-    return markdown((title, "GiB of state on the device", "on the host", "ms a step, wall"), lines) + f"\n\n{said}"
+    titles = (title, "GiB of state on the device", "on the host", "ms a step, wall", "ms a step, GPU")
+    return f"{markdown(titles, lines)}\n\n{said}"
 
 
 def resident(results: Results) -> str:
@@ -189,18 +242,31 @@ def resident(results: Results) -> str:
     rows = asked(results, "fused_step.close_to_a_copy").where(device="cuda")
     lines = []
     for key, name in WORKS.items():
-        found = [[rows.number(clock, key=key, case=case) for clock in ("gpu", "wall")] for case in CASES.values()]
-        lines.append((name, *(" / ".join(map(number, times)) if all(times) else "" for times in found)))
+        found = [[rows.number(clock, key=key, case=case) for clock in CLOCKS] for case in CASES.values()]
+        lines.append((name, *map(both, found)))
     replays = asked(results, "captured_step.captured_step").where(tensors=1000)
-    times = [[number(replays.number(clock, case=case)) for clock in ("gpu", "wall")] for case in (CAPTURED, GRAPH)]
-    lines.append((f"{WORKS['1000']}, in a CUDA graph", *map(" / ".join, times), ""))
+    times = [[replays.number(clock, case=case) for clock in CLOCKS] for case in (CAPTURED, GRAPH)]
+    lines.append((f"{WORKS['1000']}, in a CUDA graph", *map(both, times), "", ""))
+    layer = asked(results, "optimizer_ladder.pareto").where(key="llama")
+    ours, fused, compiled = (layer.where(case=case)[0] for case in (f"{OURS}, device", FUSED_STEP, COMPILED))
+    times = [[number_in(row, clock) for clock in CLOCKS] for row in (ours, fused, compiled, ours["copy"])]
+    lines.append((f"a layer of a Llama 70B, {layer[0]['numel'] / 1e6:,.0f} M, float32", *map(both, times)))
     table = markdown(("AdamW, all state on the device: GPU / wall, µs", *CASES), lines)
-    eager = [number(replays.number("wall", case=case)) for case in (OURS, CASES["torch fused"])]
+    eager = [number(replays.number("wall", case=case)) for case in (OURS, FUSED_STEP)]
+    by_gpu, by_wall = (over(compiled[clock], ours[clock]) for clock in CLOCKS)
     return (
         f"{table}\n\nIn bfloat16 torch fused keeps its state in bfloat16 and moves 14 bytes an element; ours and the "
-        "copy move 22.\nThe last row is of another run ([captured_step](notes/captured_step.md)), in which an eager "
-        f"step over these tensors takes {eager[0]} µs by the wall, and torch's {eager[1]} µs."
+        "copy move 22.\nThe row in a CUDA graph is of another run ([captured_step](notes/captured_step.md)), in which "
+        f"an eager step over these tensors takes {eager[0]} µs by the wall, and torch's {eager[1]} µs.\nThe row of a "
+        "Llama is of another run, too ([optimizer_ladder](notes/optimizer_ladder.md)): each step ran beside a copy "
+        f"only, the compiled one in a process of its own.\nIt takes {by_wall:.2f} times as long as ours by the wall, "
+        f"and {by_gpu:.2f} times by the GPU; in the other rows it was not timed."
     )
+
+
+def both(times: Sequence[float | None]) -> str:
+    """Two clocks' times; nothing where one is missing."""
+    return " / ".join(map(number, times)) if all(times) else ""
 
 
 def link(results: Results) -> str:
@@ -226,7 +292,7 @@ def draw(rows: Rows, card: str, target: Path) -> Path | None:
     figure.suptitle(
         f"A step of AdamW with {max(row['here'] + row['away'] for row in rows) / 2**30:.0f} GiB of state in float32, "
         f"{card}\n"
-        "solid: the step, pale: its pages pushed out afterwards, by our harness",
+        "solid: the step (torchao's with a backward), pale: its pages pushed out afterwards, by our harness",
         fontsize=LETTERS + 2,
     )
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=[2, 3])

@@ -17,6 +17,8 @@ from pictures import made_of
 from experiments import drawings, readme
 from experiments.__main__ import main as experiments
 from experiments.harness.plot import digest
+from experiments.harness.show import number
+from experiments.ladder.pareto import EXACT
 from experiments.lecture.page import Results
 
 PAGES = ["README.md", "notes/setup.md", "notes/migrating.md", "notes/options.md", "notes/README.md"]
@@ -48,7 +50,8 @@ def test_drawings_are_those_of_today_s_code() -> None:
 
 def test_another_measurement_makes_another_page(tmp_path: Path) -> None:
     kept = Results().folder
-    for name in ("paged_state", "fused_step", "in_8_bits", "captured_step", "hidden_step"):
+    for name in ("paged_state", "fused_step", "in_8_bits", "in_16_bits", "captured_step", "hidden_step",
+                 "optimizer_ladder"):  # fmt: skip
         shutil.copy(kept / f"{name}-nvidia-h200.json", tmp_path)
     path = tmp_path / "paged_state-nvidia-h200.json"
     found = json.loads(path.read_text())
@@ -70,9 +73,54 @@ def test_one_clock_times_all_and_what_is_no_step_is_said() -> None:
     parts = {row["name"]: row["alone"] for row in rows if row["alone"]}
     assert set(parts) == {readme.RIVALS[name] for name in (readme.RIVAL, readme.RIVAL_8BIT)}
     assert set(parts.values()) <= walls
-    table = readme.blocks(Results())["memory and time"]
-    assert "ms a step, wall |" in table
-    assert table.count("its step alone") == len(parts)
+    text = readme.blocks(Results())["memory and time"]
+    assert "ms a step, wall |" in text
+    assert text.count("its step alone") == len(parts)
+
+
+def table(name: str) -> list[dict[str, str]]:
+    """A row per line of a table."""
+    lines = [line[2:-2].split(" | ") for line in readme.blocks(Results())[name].splitlines() if line.startswith("| ")]
+    return [dict(zip(lines[0], line, strict=True)) for line in lines[2:]]
+
+
+def test_what_is_more_than_a_step_is_called_so() -> None:
+    (row,) = readme.asked(Results(), "paged_state.rivals").where(name=readme.OFFLOAD)
+    assert readme.RIVALS[readme.OFFLOAD] == f"{readme.OFFLOAD}, {row['what']}"
+    assert readme.RIVALS[readme.OFFLOAD] in readme.blocks(Results())["memory and time"]
+
+
+def test_steps_of_two_processes_are_compared_by_the_gpu() -> None:
+    by_name = {row["name"]: row for row in readme.budgets(Results())}
+    ours, fused = by_name[readme.HERE[1.0]], by_name["torch fused"]
+    times = f"{fused['gpu_ms'] / ours['gpu_ms']:.2f} times as long as ours.\n"
+    assert f"By the GPU torch's fused step takes {times}" in readme.blocks(Results())["memory and time"]
+
+
+def test_one_column_has_one_unit_and_says_by_which_clock() -> None:
+    for row in table("options"):
+        assert row["clock"] in ("wall", "GPU")
+        assert not re.search(r"GiB|ms|µs", f"{row['option']} {row['what']}")
+    (graph,) = [row for row in table("options") if "capturable" in row["option"]]
+    replays = readme.asked(Results(), "captured_step.captured_step").where(tensors=1000, case=readme.CAPTURED)
+    assert graph["ms: with"] == number(replays[0]["wall"]["median"] / 1e3)
+
+
+def test_the_fastest_rival_with_its_state_on_the_device_is_shown() -> None:
+    layer = readme.asked(Results(), "optimizer_ladder.pareto").where(key="llama")
+    exact = [row for row in layer if row["time"] and row["error"] < EXACT and row["state"] >= 8 * row["numel"]]
+    fastest = min(exact, key=lambda row: row["wall"]["median"])
+    (shown,) = [row for row in table("resident") if "Llama" in next(iter(row.values()))]
+    assert any(cell.endswith(f" / {number(fastest['wall']['median'])}") for cell in shown.values()), fastest["case"]
+
+
+def test_a_plan_stands_beside_what_steps_reach() -> None:
+    shares = readme.reached(Results())
+    assert all(0.5 < share < 1 for share in shares.values())
+    wanted = [shares["resident"], shares["away"], shares["away"], shares["int8"]]
+    for row, share in zip(table("seven billion"), wanted, strict=True):
+        _, _, _, rates, steps, _ = row.values()
+        assert float(steps) == pytest.approx(float(rates) / share, rel=0.01)
 
 
 def test_no_figure_stands_outside_of_what_is_filled() -> None:
@@ -83,7 +131,7 @@ def test_no_figure_stands_outside_of_what_is_filled() -> None:
 
 
 def test_the_card_of_24_gb_is_reckoned_as_plan_does(program: Program) -> None:
-    shown = [line.split(" | ") for line in readme.seven_billion().splitlines() if line.startswith("| ")][2:]
+    shown = [line.split(" | ") for line in readme.seven_billion(Results()).splitlines() if line.startswith("| ")][2:]
     for options, line in (("", shown[0]), ("--budget 0", shown[1])):
         said = program.says("plan", "--params", "7B", "--param-dtype", "bfloat16", *options.split())
         assert f"{line[1]} GiB" in said

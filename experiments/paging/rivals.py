@@ -1,12 +1,14 @@
 """What does a step of others cost over the same parameters, with their state where ours is: on the host?
 
-Answer (H200, 2026-11): from the host and back to the host ours takes 44 ms and bitsandbytes' PagedAdamW32bit 143
-(3.25 times), its step alone 54 (1.23 times); torchao's CPUOffloadOptimizer takes 59 with a backward that does next to
-nothing; torch's fused step with all state on the device takes 2.4.
+Answer (H200, 2026-11, wall): from the host and back to the host ours takes 44 ms and bitsandbytes' PagedAdamW32bit 143
+(3.25 times), its step alone 54 (1.23 times); torchao's CPUOffloadOptimizer takes 59 for a backward that does next to
+nothing and a step, of which some 19 are gradients on their way down; torch's fused step with all state on the device
+takes 2.4.
 
 Pages of bitsandbytes are pushed out after each step: a bar is as long as both take together, and solid as far as the
 step alone; pushing out alone, in the table, takes not quite the rest.  Updates of others are held to float64.
-bitsandbytes and torchao run in processes of their own: they may be absent, and may end the process.
+bitsandbytes and torchao run in processes of their own, behind ours and not in turn with it: they may be absent, and may
+end the process.
 """
 
 from __future__ import annotations
@@ -148,7 +150,12 @@ def derive(rows: Rows) -> Rows:
     ours: Any = (rows.first(name=OURS) or {}).get("wall")
     alone = {(row["name"], SAME): row["wall"] for row in rows.where(what=ALONE)}
     return Rows({**row, "clock": "wall", "over": over(row["wall"], ours), "piece": row["what"] in (ALONE, BACK, WARM),
-                 "alone": alone.get((row["name"], row["what"]))} for row in rows)  # fmt: skip
+                 "alone": alone.get((row["name"], row["what"])), "label": label(row)} for row in rows)  # fmt: skip
+
+
+def label(row: Row) -> str:
+    """In a picture of steps: a step, unless it says what else."""
+    return f"{row['name']}, {row['what']}" if row["what"] not in ("step", SAME) else str(row["name"])
 
 
 COLUMNS: dict[str, Column] = {
@@ -169,6 +176,6 @@ def color(name: str) -> str:
     return ORANGE if name.startswith(tuple(PACKAGES)) else contenders.color(name)
 
 
-STEPS = Bars(title="{numel:,} parameters", unit="ms", name="name", length="wall", scale=1e3, wrap=32, colors=color,
+STEPS = Bars(title="{numel:,} parameters", unit="ms", name="label", length="wall", scale=1e3, wrap=32, colors=color,
              where={"piece": False}, first="alone")  # fmt: skip
 PLOTS = [Plot("rivals", [STEPS], "Solid: the step; pale: its pages pushed out, so that state is on the host again")]
