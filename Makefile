@@ -17,7 +17,7 @@ TEST_ARGS  ?=#  more options for pytest, e.g. TEST_ARGS="-k train -x"
 CORES      := $(shell nproc 2>/dev/null || echo 1)
 WORKERS    ?= $(shell echo $$(( $(CORES) < 8 ? $(CORES) : 8 )))
 
-.PHONY: help setup train test test-clients test-long lint clean
+.PHONY: help setup train test test-clients test-long lint release-check clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -61,6 +61,9 @@ lint: $(READY)  ## ruff, mypy, and the contract of who imports whom
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(VENV)/bin/lint-imports --no-cache --no-logo
+
+release-check: $(READY)  ## fail on numbers that are quoted and were measured with other code; needs the history
+	$(PY) -m experiments release_check
 
 clean:  ## remove .venv, caches and builds (runs/ stays)
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache

@@ -9,11 +9,13 @@ from collections.abc import Sequence
 
 from pagedopt.commands.process import end, process
 
-#: What measures nothing: its module, and what it does.
+#: What measures nothing: its module and function, and what it does.
 PAGES = {
-    "readme": ("readme", "fill README.md with what is kept, and draw its picture"),
-    "drawings": ("drawings", "draw how it works, from the code's own values"),
-    "lecture": ("lecture.page", "write notes/lecture.md, what the lectures claim, from results that are kept"),
+    "readme": ("readme", "main", "fill README.md with what is kept, and draw its picture"),
+    "drawings": ("drawings", "main", "draw how it works, from the code's own values"),
+    "lecture": ("lecture.page", "main", "write notes/lecture.md, what the lectures claim, from results that are kept"),
+    "release_check": ("release_check", "main", "fail on what is quoted and has changed since it was measured"),
+    "fingerprints": ("release_check", "store", "store in what is kept what the tree of its commit measured"),
 }
 
 
@@ -30,12 +32,13 @@ def main(arguments: Sequence[str]) -> int:
             print(f"  {experiment.name:20} {experiment.title}")
             if takes := experiment.takes:
                 print(f"  {'':20} {takes}")
-        print("", *(f"  {page:20} {what}" for page, (_, what) in PAGES.items()), sep="\n")
+        print("", *(f"  {page:20} {what}" for page, (_, _, what) in PAGES.items()), sep="\n")
         return 0
     name, *rest = arguments[0].replace("-", "_"), *arguments[1:]
     if name in PAGES:
-        Parser(prog=f"python -m experiments {name}", description=PAGES[name][1]).parse_args(rest)
-        return int(importlib.import_module(f"experiments.{PAGES[name][0]}").main())
+        module, function, what = PAGES[name]
+        Parser(prog=f"python -m experiments {name}", description=what).parse_args(rest)
+        return int(getattr(importlib.import_module(f"experiments.{module}"), function)())
     found = question.find(name)
     if found is None:
         names = ", ".join(experiment.name for experiment in question.every())

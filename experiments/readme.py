@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.harness import fingerprint
 from experiments.harness.columns import ms
 from experiments.harness.main import KEPT
 from experiments.harness.note import fill, markdown
@@ -61,7 +62,10 @@ def main() -> int:
     """Fill the page and draw its picture."""
     results = Results()
     fill(README, blocks(results))
-    drawn = draw(budgets(results), gpu(results), PICTURE)
+    begin = len(results.asked)
+    rows = budgets(results)
+    commits = dict.fromkeys(str(results.part(shown)[0]["commit"]) for shown in results.asked[begin:])
+    drawn = draw(rows, f"{gpu(results)}, measured at {' and '.join(commits)}", PICTURE)
     print(f"filled: {README}" + (f"; drawn: {drawn}" if drawn else "; no picture: pip install matplotlib"))
     return 0
 
@@ -103,14 +107,24 @@ def in_ms(row: Row) -> Row:
 
 
 def blocks(results: Results) -> dict[str, str]:
-    """Name → what stands between its markers."""
-    return {
-        "seven billion": seven_billion(results),
-        "options": options(results),
-        "memory and time": memory_and_time(results),
-        "resident": resident(results),
-        "link": link(results),
-    }
+    """Name → what stands between its markers: a table, and how old it is."""
+    makers = (seven_billion, options, memory_and_time, resident, link)
+    found = {}
+    for make in makers:
+        begin = len(results.asked)
+        text = make(results)
+        found[make.__name__.replace("_", " ")] = f"{text}\n\n{age(results, results.asked[begin:])}"
+    return found
+
+
+def age(results: Results, shown: Sequence[str]) -> str:
+    """A sentence for each experiment and commit of what is shown: what has changed since."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name in dict.fromkeys(shown):
+        part, topics = results.part(name)
+        known = found.setdefault((name.partition(".")[0], str(part["commit"])), [])
+        known += [topic for topic in topics if topic not in known]
+    return " ".join(f"`{name}` {fingerprint.age(commit, known)}." for (name, commit), known in found.items())
 
 
 def seven_billion(results: Results) -> str:
@@ -285,13 +299,13 @@ def gpu(results: Results) -> str:
     return str(result["machine"]["gpu"])
 
 
-def draw(rows: Rows, card: str, target: Path) -> Path | None:
+def draw(rows: Rows, about: str, target: Path) -> Path | None:
     """Bars for budgets and for rivals: GiB of state on the device, and ms a step; None without matplotlib."""
     if (figure := new_figure(PAGE, 1.1 + 0.3 * len(rows))) is None:
         return None
     figure.suptitle(
         f"A step of AdamW with {max(row['here'] + row['away'] for row in rows) / 2**30:.0f} GiB of state in float32, "
-        f"{card}\n"
+        f"{about}\n"
         "solid: the step (torchao's with a backward), pale: its pages pushed out afterwards, by our harness",
         fontsize=LETTERS + 2,
     )

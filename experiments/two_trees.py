@@ -19,6 +19,7 @@ from experiments.harness.child import ROOT, Child
 from experiments.lab import Row, Rows, Run, Table, formatted, series
 from experiments.works.other_tree import steps
 
+MEASURES = ("kernels", "launch", "step")
 TREES = ("other", "this")
 LIMIT = 1800.0
 

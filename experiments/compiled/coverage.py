@@ -23,6 +23,7 @@ from experiments.lab import Bar, Row, Rows, Run, Table
 from experiments.works.fresh import rows_of
 from experiments.works.models import Work
 
+MEASURES = ()
 TOYS = ("SGD", "SparseAdam")
 LIMIT = 150
 WHOLE, PARTS, NOT = "compiled", "in parts", "not compiled"

@@ -29,6 +29,7 @@ from experiments.works.models import Work
 from experiments.works.slices import combo
 from pagedopt.rules.sgd import sgd
 
+MEASURES = ("kernels",)
 LIMIT, LETTERS = 150, 4000
 ADAMW_LIST, SGD_LIST = "AdamW, foreach", "SGD, foreach"
 CASES: dict[str, Build] = {

@@ -26,6 +26,7 @@ from pagedopt import PagedLion
 LR, BETA1, BETA2 = 1e-4, 0.9, 0.99
 LIMIT = 150
 NEEDS_GPU = True
+MEASURES = ("launch",)
 Tensors = list[torch.Tensor]
 #: An update of parameters from gradients and momenta, in place.
 Update = Callable[[Tensors, Tensors, Tensors], object]

@@ -21,6 +21,7 @@ from experiments.harness.child import Child
 from experiments.lab import Bar, Row, Rows, Run, Table
 from experiments.works.memory_kinds import KINDS, memory
 
+MEASURES = ()
 VALUE, LIMIT = 7, 60.0
 #: What a kernel finds: the number that it was given, and the byte there.
 CUDA = r"""

@@ -18,6 +18,7 @@ from experiments.lab import Bar, Grid, Plot, Row, Rows, Run, Table
 from experiments.works.memory_kinds import DEVICE, KINDS, MANAGED, NBYTES, PAGEABLE, PINNED, RANGE, REGISTERED, memory
 
 NEEDS_GPU = True
+MEASURES = ()
 DIRECTIONS = ("HostToHost", "HostToDevice", "DeviceToHost", "DeviceToDevice", "Default")
 SYNC, ASYNC, NONE = "cudaMemcpy", "cudaMemcpyAsync", "cuMemcpyAsync"
 #: The call, and its direction: the driver's has none.

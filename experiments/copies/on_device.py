@@ -14,6 +14,7 @@ from experiments.lab import Bar, Case, Grid, Lines, Plot, Row, Rows, Run, number
 from experiments.works import list_copy
 from experiments.works.list_copy import Call, Tensors
 
+MEASURES = ("clock", "launch")
 ENGINE, TORCH, FOREACH = "a call for each (cuMemcpyAsync; memcpy)", "torch copy_", "torch _foreach_copy_"
 KERNEL, OURS, BATCH = "one kernel over a list of pieces", "one pointer list (ours)", "cuMemcpyBatchAsync"
 WAYS = {

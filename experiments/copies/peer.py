@@ -20,6 +20,7 @@ from experiments.works.list_copy import Call, in_torch, over_a_list
 from pagedopt.system.cuda.driver import bindings, call
 
 NEEDS_GPU = True
+MEASURES = ("clock", "launch")
 GPUS = 2
 NBYTES, PIECES = 1 << 28, 64
 OFF, API, TORCH = "cuMemcpyPeerAsync, access off", "cuMemcpyPeerAsync", "torch copy_"

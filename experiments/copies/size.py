@@ -15,6 +15,7 @@ import torch
 from experiments.lab import Bar, Row, Rows, Run, Table, formatted, yes_or_no
 from experiments.works import list_copy
 
+MEASURES = ("launch",)
 GUARD, MARK, STEP = 64, 0xA5, 1 << 24
 EDGES = tuple(2**power + off for power in (31, 32) for off in (-1, 1))
 Way = Callable[[torch.Tensor, torch.Tensor], object]

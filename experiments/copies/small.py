@@ -17,6 +17,7 @@ import torch
 from experiments.lab import Case, Grid, Lines, Plot, Row, Run, cycles_per_us, number
 from pagedopt.system.cuda import driver
 
+MEASURES = ("clock",)
 SIZES = (*[8 * 4**i for i in range(9)], 1 << 20)
 HOLD_US = 50_000.0
 

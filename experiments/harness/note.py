@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ def markdown(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in cells)
 
 
-def machine_line(result: Mapping[str, Any]) -> str:
-    """One sentence about the machine, and which questions were measured with another source than the last."""
+def machine_line(result: Mapping[str, Any], experiment: Experiment) -> str:
+    """A sentence about the machine; which questions are of another source than the last; what has changed since."""
     m = result["machine"]
     others: dict[str, list[str]] = {}
     for name, part in result.get("parts", {}).items():
@@ -36,8 +36,22 @@ def machine_line(result: Mapping[str, Any]) -> str:
     quick = " **A `--quick` run: the numbers mean nothing.**" if result.get("quick") else ""
     return (
         f"Measured {m['when'][:10]} at {words(m)}: {gpu}; {m['processor']}, {m['cores']} cores; "
-        f"Python {m['python']}, {versions}.{earlier}{quick}"
+        f"Python {m['python']}, {versions}.{earlier}{changes(result, experiment)}{quick}"
     )
+
+
+def changes(result: Mapping[str, Any], experiment: Experiment) -> str:
+    """What has changed since it was measured, and of which questions; nothing of toys.
+
+    " Changed since: kernels, step (close_to_a_copy, host_time); clock (first_step)."
+    """
+    found: dict[str, list[str]] = {}
+    for question in experiment.questions:
+        part = result.get("parts", {}).get(question.name)
+        if part is not None and not result.get("quick") and (topics := question.changed(part)):
+            found.setdefault(", ".join(topics), []).append(question.name)
+    said = "; ".join(f"{topics} ({', '.join(names)})" for topics, names in found.items())
+    return f" Changed since: {said}." if said else ""
 
 
 def sections(result: Mapping[str, Any], experiment: Experiment) -> dict[str, str]:
@@ -45,7 +59,7 @@ def sections(result: Mapping[str, Any], experiment: Experiment) -> dict[str, str
     fields = ("work", "measured", "limit", "unit", "at_least")
     verdicts = [Verdict(**{name: bar[name] for name in fields}).words() for bar in result["verdicts"]]
     found = {
-        "machine": machine_line(result),
+        "machine": machine_line(result, experiment),
         "left out": "\n".join(f"- {line}" for line in result["left_out"]) or "nothing",
     }
     if verdicts:
@@ -101,5 +115,16 @@ def fill_from(results: Path | None, folder: Path, experiment: Experiment) -> Pat
     result = read(path, experiment)
     check_source(result, path.name)
     note = NOTES / f"{experiment.note}.md"
-    fill(note, sections(result, experiment))
+    content = sections(result, experiment)
+    content["machine"] += "".join(beside(path, experiment))
+    fill(note, content)
     return note
+
+
+def beside(path: Path, experiment: Experiment) -> Iterator[str]:
+    """A paragraph about each other file of committed results: a note speaks of them, though its tables do not."""
+    if path.parent == ROOT / "experiments" / "results":
+        for other in sorted(path.parent.glob(f"{experiment.name}-*.json")):
+            if other != path:
+                link = f"[{other.name}](../experiments/results/{other.name})"
+                yield f"\n\n{link}: {machine_line(read(other, experiment), experiment)}"

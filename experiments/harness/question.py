@@ -7,18 +7,20 @@ import difflib
 import functools
 import importlib
 import pkgutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import experiments
+from experiments.harness import fingerprint
+from experiments.harness.revision import ROOT
 
 #: The list of experiments, a table with so many columns: the last two are minutes and gigabytes on an H200.
 README, COLUMNS = Path(experiments.__path__[0]) / "README.md", 6
 #: Folders without questions of their own.
-SHARED = ("harness", "lab", "works", "lecture", "readme", "__main__")
+SHARED = ("harness", "lab", "works", "lecture", "readme", "release_check", "__main__")
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,14 @@ class Question:
     def gpus(self) -> int:
         """How many GPUs of one host it needs, if it needs one at all."""
         return int(getattr(self.module, "GPUS", 1))
+
+    def fingerprints(self, root: Path = ROOT) -> Mapping[str, str]:
+        """What it measures in the tree of ``root`` (see :mod:`experiments.harness.fingerprint`)."""
+        return fingerprint.of(self.module.__name__, tuple(getattr(self.module, "MEASURES", ())), root)
+
+    def changed(self, part: Mapping[str, Any]) -> list[str]:
+        """Topics of what it measures that are not what they were for a part of results."""
+        return fingerprint.changed(part.get("fingerprint"), self.fingerprints())
 
     def listed(self, what: str) -> Sequence[Any]:
         """``TABLES``, ``PLOTS``, ``BARS`` or ``TEXTS``."""

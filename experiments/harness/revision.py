@@ -41,9 +41,9 @@ def revision(root: Path = ROOT) -> dict[str, Any]:
         SystemExit: the variable that names them is needed and holds something else.
     """
     # A folder inside somebody else's repository is not of its commits.
-    if (root / ".git").exists() and (commit := _git(root, "rev-parse", "--short", "HEAD")):
+    if (root / ".git").exists() and (commit := git(root, "rev-parse", "--short", "HEAD")):
         others = [f":(exclude){path}" for path in WRITTEN]
-        changes = _git(root, "status", "--porcelain", "--", ".", *others)
+        changes = git(root, "status", "--porcelain", "--", ".", *others)
         return {"commit": commit, "dirty": None if changes is None else bool(changes)}
     if not (named := os.environ.get(VARIABLE)):
         return {"commit": None, "dirty": None}
@@ -80,7 +80,7 @@ def words(source: Mapping[str, Any]) -> str:
     return f"commit {source['commit']}{state}" if source["commit"] else "commit unknown"
 
 
-def _git(root: Path, *arguments: str) -> str | None:
+def git(root: Path, *arguments: str) -> str | None:
     """What git prints, or None if it is not here or fails; takes no lock that another git would wait for."""
     if shutil.which("git") is None:
         return None

@@ -187,6 +187,7 @@ class Advance:
 def answered(question: Question, run: Run, command: str) -> tuple[dict[str, Any], bool]:
     """One question's rows with their circumstances, and whether Ctrl-C ended it; a failure is printed."""
     rows: list[dict[str, Any]] = []
+    measured = None if run.quick else question.fingerprints()  # toys are of no tree; files may be edited from now on
     begin = time.perf_counter()
     gc.collect()
     gc.freeze()  # what was imported so far lives on: the many collections to come need not look at it
@@ -204,5 +205,5 @@ def answered(question: Question, run: Run, command: str) -> tuple[dict[str, Any]
     if ended:
         run.left_out.append(f"{ended}; {len(rows)} rows are in the file, and nothing is made of them")
     part = {"rows": rows, "left_out": run.left_out, "complete": not ended, "seconds": time.perf_counter() - begin,
-            "command": command, "when": now(), **this_revision()}  # fmt: skip
+            "command": command, "when": now(), **this_revision(), "fingerprint": measured}  # fmt: skip
     return part, stopped

@@ -25,6 +25,7 @@ from pagedopt.formats.floating import of_dtype
 from pagedopt.kernels import nvrtc, source
 from pagedopt.rules import RULES
 
+MEASURES = ("compiling",)
 LIMIT = 120.0
 #: The GPU's architecture, the version of NVRTC if it is another, and variables.
 Place = tuple[str, str, dict[str, str]]

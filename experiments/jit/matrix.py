@@ -22,6 +22,7 @@ from experiments.lab import Bar, Row, Run, Table
 from experiments.works import wheels
 
 CPU_ONLY = True
+MEASURES = ()
 TOYS: wheels.Axes = {"python": ("3.11",), "cuda": ("13.0",), "torch": ("2.10", "2.13"), "system": ("win_amd64",)}
 OURS = "pagedopt"
 SAYS = {

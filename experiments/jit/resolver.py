@@ -18,6 +18,7 @@ from experiments.lab import Row, Run, Table, yes_or_no
 from experiments.works.wheels import pip, put
 
 CPU_ONLY = True
+MEASURES = ()
 #: In this order, in one environment.
 TYPED = ("install host", "install add-on", "install host==2.0", "install add-on host==2.0")
 

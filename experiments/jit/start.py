@@ -26,6 +26,7 @@ from experiments.works.fresh import empty_caches, fresh
 from experiments.works.models import HYPER
 from experiments.works.reference import Bound, Reference
 
+MEASURES = ("kernels", "launch", "step", "compiling")
 #: Tensors of 64²: of more a compiler on a CPU makes minutes of work.
 TENSORS = {"cuda": 36, "cpu": 8}
 #: Seconds after which a process is given up; that a user will wait for.

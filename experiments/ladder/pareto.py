@@ -43,6 +43,7 @@ from experiments.works.trace import counted
 from experiments.works.weight import Scales, extra
 from pagedopt import PagedOptimizer
 
+MEASURES = ("clock", "kernels", "launch", "step", "paging")
 DEVICE = f"{OURS}, device"
 TOYS = (FOREACH, FUSED, DEVICE, f"{OURS}, bfloat16 state")
 #: Whose state goes where it is used: paged_state weighs them.

@@ -31,6 +31,7 @@ from experiments.works.weight import Scales, extra, high_water
 from pagedopt import Sweep
 from pagedopt.rules.adamw import adamw
 
+MEASURES = ("clock", "kernels", "launch", "transports")
 TENSORS = 512
 #: torch's allocator takes memory in pieces of up to so many bytes: held to less, it stops what would pass.
 SEGMENT = 20 << 20

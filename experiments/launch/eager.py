@@ -23,6 +23,7 @@ from experiments.lab import Row, Rows, Run, Table, Text, cycles_per_us
 from experiments.works.dispatch import dispatched
 from experiments.works.trace import counted
 
+MEASURES = ()
 LINES = ("x = torch.tensor([1, 2, 3], device=device)", "y = x + 1", "print(y)", "z = torch.cos(y)", "w = torch.relu(z)")
 #: µs for which the stream is held.
 HELD = 20_000

@@ -15,6 +15,7 @@ from experiments.works.slices import COMBINED, SPLIT, Slices
 from experiments.works.trace import counted
 
 NEEDS_GPU = True
+MEASURES = ("clock",)
 BATCHES = (64, 256, 1024, 4096, 16384, 65536)
 #: A launch is hidden where the call takes no more than this beyond its kernels.
 HIDDEN = 1.1

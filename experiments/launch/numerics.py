@@ -16,6 +16,7 @@ import torch
 from experiments.lab import Bar, Row, Rows, Run, Table, error
 from experiments.works.slices import COMBINED, COMPILED, LIST, SPLIT, Slices, made
 
+MEASURES = ("launch",)
 UNCOMPILED = (SPLIT, COMBINED, LIST)
 WAYS = (*UNCOMPILED, *COMPILED.values())
 

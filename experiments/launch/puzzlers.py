@@ -19,6 +19,7 @@ from experiments.works import slices
 from experiments.works.slices import COMBINED, COMBO, COMPILED, LIST, SPLIT
 from experiments.works.trace import Trace, counted
 
+MEASURES = ("clock", "launch")
 BATCH = 1024
 
 

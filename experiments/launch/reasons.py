@@ -16,6 +16,7 @@ from experiments.lab import Column, Row, Rows, Run, Table, Text, number
 from experiments.launch.compiler import REASONS
 from experiments.works.slices import forget
 
+MEASURES = ("clock",)
 #: Reasons with a hedge: "not all bugs", "can lead to", "can be".
 HEDGED = ("bugs", "compile time", "memory", "slower for some shapes")
 SHOWN, NOT_SEEN, GONE = "shown", "not seen here", "no longer"

@@ -18,6 +18,7 @@ import torch
 from experiments.lab import Case, Grid, Lines, Plot, Row, Rows, Run, Text, number, on_one_clock, over
 from experiments.works.slices import DIM
 
+MEASURES = ("clock",)
 #: 64 … 262,144: a slice of the puzzlers has 1,024, all of them 16,384.
 ROWS = tuple(4**i for i in range(3, 10))
 SLICE, ALL = 1024, 16384

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,10 +81,15 @@ class Line:
 
 
 class Results:
-    """Kept results of a GPU, by experiment."""
+    """Kept results of a GPU, by experiment.
+
+    Attributes:
+        asked: every ``experiment.question`` whose rows were asked for and are there.
+    """
 
     def __init__(self, folder: Path = KEPT) -> None:
         self.folder = folder
+        self.asked: list[str] = []
         self._known: dict[str, dict[str, Any] | None] = {}
 
     def of(self, name: str) -> dict[str, Any] | None:
@@ -105,11 +110,28 @@ class Results:
         """Rows of ``experiment.question``, with what is derived from them."""
         name, _, part = shown.partition(".")
         result, found = self.of(name), question.find(name)
-        return of_questions(result, found[0]).get(part) if result and found else None
+        rows = of_questions(result, found[0]).get(part) if result and found else None
+        if rows is not None:
+            self.asked.append(shown)
+        return rows
 
     def machines(self) -> list[str]:
         """A sentence for each file that was read."""
-        return [f"- `{name}`: {machine_line(result)}" for name, result in sorted(self._known.items()) if result]
+        known = {name: (result, question.find(name)) for name, result in sorted(self._known.items())}
+        return [f"- `{name}`: {machine_line(result, of[0])}" for name, (result, of) in known.items() if result and of]
+
+    def part(self, shown: str) -> tuple[Mapping[str, Any], list[str]]:
+        """What a file has of ``experiment.question``, which has to be kept, and what has changed since.
+
+        Raises:
+            LookupError: it is not kept.
+        """
+        name, _, part = shown.partition(".")
+        result, found = self.of(name), question.find(name)
+        if not result or not found or part not in result["parts"]:
+            raise LookupError(f"no results of {shown} are kept in {self.folder}")
+        (asked,) = [q for q in found[0].questions if q.name == part]
+        return result["parts"][part], asked.changed(result["parts"][part])
 
 
 def line(claim: Claim, results: Results) -> Line:

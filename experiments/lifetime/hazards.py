@@ -24,6 +24,7 @@ from experiments.works import mishaps
 from experiments.works.held_lists import BARE, OURS, OURS_GRAPH, TORCH, TORCH_GRAPH, WAYS
 from experiments.works.mishaps import BAD, CRASH, HAZARDS, REFUSED
 
+MEASURES = ("launch", "step", "capture")
 NAMED, NOTHING = "named", "nothing"
 #: Who else might notice, and what is set for it: every allocation the driver's own.
 WITNESSES = {"memcheck": (), "memcheck, no cache": ("PYTORCH_NO_CUDA_MEMORY_CACHING=1",)}

@@ -23,6 +23,7 @@ from experiments.works.held_lists import User, lists, minus
 from pagedopt import DeviceTable, PagedSGD, Sweep
 from pagedopt.system.cuda import driver
 
+MEASURES = ("launch",)
 COUNT, CAPTURES, LIMIT = 1000, 50, 120.0
 
 

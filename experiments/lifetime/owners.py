@@ -20,6 +20,7 @@ from experiments.works.fresh import rows_of
 from experiments.works.held_lists import BARE, SGD, User, addresses, follow, lists, minus
 from pagedopt import DeviceTable, PagedSGD, Sweep
 
+MEASURES = ("launch",)
 HOW: dict[str, Callable[[Any], Any]] = {
     "copy": copy.copy, "deepcopy": copy.deepcopy, "pickle": lambda held: pickle.loads(pickle.dumps(held)),
 }  # fmt: skip

@@ -18,6 +18,7 @@ from experiments.lab import Case, Grid, Row, Rows, Run, Text, number
 from pagedopt import Sweep
 from pagedopt.rules import RULES
 
+MEASURES = ("clock", "launch")
 COUNTS = (10, 100, 1000, 10_000)
 LOOK, PYTHON, GUARDS, STEP = "looking (ours)", "data_ptr() in Python", "TensorGuards (torch.compile)", "run (ours)"
 

@@ -24,6 +24,7 @@ from pagedopt.system.cuda import driver
 from pagedopt.transports.ring import RING
 
 NEEDS_GPU = True
+MEASURES = ("launch", "transports")
 REWRITTEN, FREED = "rewritten", "freed"
 RIGHT, OTHER = "the tensor it was given", "another"
 Call = Callable[[], object]

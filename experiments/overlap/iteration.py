@@ -43,6 +43,7 @@ from pagedopt.planning.sizes import SIZES
 
 NOTE = "hiding"
 NEEDS_GPU = True
+MEASURES = ("kernels", "launch", "step", "paging", "overlap")
 FUSED, RESIDENT, EXPOSED, HIDDEN = "torch fused, resident", "resident", "on the host, exposed", "on the host, hidden"
 MODELS = {"355 M": "gpt2-medium", "1.56 B": "gpt2-xl"}
 #: About 0.2 s, in cycles.

@@ -15,6 +15,7 @@ from experiments.works.training import Load
 __all__ = ["TABLES", "derive", "measure"]
 
 NEEDS_GPU = True
+MEASURES = ("kernels", "launch", "step", "paging", "overlap")
 MICRO, LARGE = Load(micro=4), Load(batch=32, recomputed=True)
 PLAN = tuple(
     ("1.56 B", load, "float32", way) for load in (LARGE, MICRO) for way in (RESIDENT, EXPOSED, HIDDEN)

@@ -22,6 +22,7 @@ from experiments.works.paged import PAGED, WAY_AND_SHARE, Problem, adamw, away_b
 from experiments.works.trace import trace_events
 
 NEEDS_GPU = True
+MEASURES = ("launch", "paging")
 #: Shares of state on the device.
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 #: Kinds of rows: counts of nothing and of known traffic, of steps, and the profiler's copies.

@@ -18,6 +18,7 @@ from experiments.lab import Bar, Case, Column, Row, Rows, Run, Table, ms, on_one
 from experiments.works.paged import Problem, adamw
 
 NEEDS_GPU = True
+MEASURES = ("clock", "kernels", "launch", "step", "paging")
 #: The matrix products of a backward: (8192 x 8192)², bf16, 1.1 TFLOP each.
 WIDTH, QUICK_WIDTH = 8192, 512
 #: The products take this many times as long as the update on the default number of blocks.

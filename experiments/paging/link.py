@@ -16,6 +16,7 @@ from experiments.works.link import BOTH, IN_PLACE, MOVES, Link
 from experiments.works.paged import pace
 
 NEEDS_GPU = True
+MEASURES = ("clock",)
 CEILING, GRID = "ceiling", "grid of the plain kernel"
 HBM = "HBM copy"
 

@@ -20,6 +20,7 @@ from experiments.works.watch import watched
 from pagedopt.system.files.host import numbers
 
 NEEDS_GPU = True
+MEASURES = ("paging",)
 #: Shares of state on the device.
 SHARES = (0.0, 0.25, 0.5)
 STEPS = 3

@@ -15,6 +15,7 @@ from experiments.works.tiny_lists import ADVICE
 from pagedopt.system.cuda.driver import capabilities
 
 NEEDS_GPU = True
+MEASURES = ("clock", "kernels", "launch", "transports")
 
 
 def measure(run: Run) -> Iterator[Row]:

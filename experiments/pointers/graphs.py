@@ -16,6 +16,7 @@ from experiments.works.tiny_lists import TRANSPORTS, Lists
 from pagedopt.transports.transport import Transport
 
 NEEDS_GPU = True
+MEASURES = ("clock", "launch", "transports")
 
 
 def measure(run: Run) -> Iterator[Row]:

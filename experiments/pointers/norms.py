@@ -16,6 +16,7 @@ from experiments.lab import BLUE, GRAY, Case, Lines, Plot, Row, Rows, Run, Text,
 from experiments.works import ways
 from experiments.works.trace import counted
 
+MEASURES = ("clock", "launch", "norms")
 COUNTS = (10, 100, 423, 424, 1000, 4096, 16384, 65536)
 WAYS: dict[str, Callable[..., list[torch.Tensor]]] = {
     "torch": lambda tensors: list(torch._foreach_norm(tensors, 2)),

@@ -13,6 +13,8 @@ from experiments.lab import Case, Row, Rows, Run
 from experiments.works import ways
 from experiments.works.tiny_lists import Lists
 
+MEASURES = ("clock", "launch")
+
 
 def measure(run: Run) -> Iterator[Row]:
     """A row per count; the host's work alone."""

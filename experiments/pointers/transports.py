@@ -16,6 +16,7 @@ from experiments.lab import Bar, Grid, Plot, Row, Rows, Run, Text, number
 from experiments.works import ways
 from experiments.works.tiny_lists import COPIES, TRANSPORTS
 
+MEASURES = ("clock", "kernels", "launch", "transports")
 AN_OPTIMIZER = 4
 LISTS = {1: "1 list", AN_OPTIMIZER: "4 lists"}
 STRUCTS, OURS = "struct 4 KB", "memcpy"

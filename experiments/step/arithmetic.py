@@ -19,6 +19,7 @@ from experiments.works.contenders import FOREACH, LOOP
 from experiments.works.forms import FORMS, HYPER, PRODUCTS, SHIPPED, step
 from pagedopt.rules import RULES
 
+MEASURES = ("clock", "kernels", "CPU kernels")
 Tensors = list[torch.Tensor]
 
 

@@ -26,6 +26,7 @@ from pagedopt.commands.train.schedule import learning_rate
 from pagedopt.formats.int8 import BLOCK, FEWEST, MOST_DECAY, ROOT2
 from pagedopt.planning.sizes import BYTES, Size
 
+MEASURES = ("CPU kernels", "formats")
 Array = npt.NDArray[Any]
 #: Options of an optimizer, and the names of its state that is rounded by bitsandbytes' code after each step.
 Code = tuple[dict[str, Any], set[str]]

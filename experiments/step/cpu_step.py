@@ -23,6 +23,7 @@ from experiments.works.contenders import CONTENDERS, FOREACH, FUSED, OURS, check
 from experiments.works.models import Shapes, Work, gpt2_shapes
 from pagedopt.system.machine import MOST_THREADS
 
+MEASURES = ("clock", "CPU kernels", "launch", "step")
 CPU = torch.device("cpu")
 AGAIN = "torch fused, once more"
 

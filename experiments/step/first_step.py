@@ -15,6 +15,7 @@ from experiments.harness import child
 from experiments.lab import Bar, Row, Rows, Run, Table, series
 from experiments.step.fresh_process import first_step, importing
 
+MEASURES = ("kernels", "launch", "step", "compiling")
 COLD, WARM, IMPORT = "first step, cold cache", "first step, warm cache", "import of pagedopt.PagedAdamW"
 LIMIT = 120
 

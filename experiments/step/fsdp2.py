@@ -21,6 +21,7 @@ from experiments.harness.child import Child
 from experiments.lab import Bar, Row, Rows, Run, Table, gb_per_s, series, spread
 from experiments.step.sharded_process import AWAY, FUSED, LINK, OURS, iterations
 
+MEASURES = ("kernels", "launch", "step", "paging")
 PROCESSES = GPUS = 2
 TURNS = "turns"
 #: Seconds until a process is killed.

@@ -39,6 +39,7 @@ from experiments.works.link import Link
 from experiments.works.models import Work
 from experiments.works.paged import FULL, QUICK, Problem
 
+MEASURES = ("clock", "kernels", "CPU kernels", "formats", "launch", "step", "paging", "state file")
 NEAREST, STOCHASTIC = f"{OURS}, int8 nearest", f"{OURS}, int8 stochastic"
 RIVAL = "bitsandbytes AdamW8bit"
 BOTH_WAYS, IN_PLACE = "copy both ways", "plain kernel in place"

@@ -18,6 +18,7 @@ import torch
 from experiments.lab import Bar, Row, Run, Table, formatted, over, series, spread
 from pagedopt import PagedAdamW
 
+MEASURES = ("launch", "step")
 SHAPE = (2, 3)
 BLOCKS, WARM = 4, 5
 KEPT, ANEW = "kept", "made anew"

@@ -18,6 +18,8 @@ import torch
 from experiments.lab import Case, Row, Run, Table
 from pagedopt import PagedAdamW
 
+MEASURES = ("clock", "launch", "step")
+
 
 class _Nothing(torch.optim.Optimizer):
     """What torch's own wrapper around ``step`` costs."""

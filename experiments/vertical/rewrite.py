@@ -20,6 +20,7 @@ from experiments.lab import Row, Rows, Run, Table, formatted, mib, ms, on_one_cl
 from experiments.works.fusible import BY_COMPILER, EAGER
 from experiments.works.witnesses import Call, Way, Works, witnessed
 
+MEASURES = ("clock",)
 SOFTMAX, PLAIN, TERM = "softmax", "attention", "attention with a term"
 NATIVE, FLEX = "scaled_dot_product_attention", "flex_attention, compiled"
 COLUMNS, DIM, CAP = 1 << 17, 64, 20.0

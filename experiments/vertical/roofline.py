@@ -20,6 +20,7 @@ from experiments.lab import Bar, Case, Grid, Lines, Plot, Row, Rows, Run, Table,
 from pagedopt.rules import RULES, Rule
 
 NEEDS_GPU = True
+MEASURES = ("clock", "kernels", "launch")
 EAGER, FUSED = "one after the other", "fused"
 COPY, CHAIN, PRODUCT, LINK = "memory, a copy", "float32, a chain", "matrix product", "link, host to device"
 #: Links of a chain, fused; and the most of torch's, whose time grows with each.

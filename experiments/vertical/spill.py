@@ -19,6 +19,7 @@ import torch
 from experiments.lab import Bar, Case, Lines, Plot, Row, Rows, Run, Table, Text, best, ms, number, series
 from experiments.works.registers import registers
 
+MEASURES = ("clock",)
 WIDTHS, TOYS, THREADS = (8, 16, 32, 48, 64, 96, 128, 192, 256, 320), (8, 128), (256, 1024)
 NUMEL = 1 << 28
 #: What is compiled for where there is no GPU.

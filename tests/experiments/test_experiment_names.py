@@ -74,5 +74,5 @@ def test_a_page_has_help_and_no_options(
             command([page, option])
         assert ended.value.code == status
     said = capsys.readouterr()
-    assert " ".join(PAGES[page][1].split()) in " ".join(said.out.split())
+    assert " ".join(PAGES[page][2].split()) in " ".join(said.out.split())
     assert said.err == f"python -m experiments {page}: unrecognized arguments: --nosuch\n"

@@ -83,7 +83,7 @@ def test_toys_stay_away_from_results(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert {path.name for path in tmp_path.iterdir()} == {"QUICK"}
     found = read(main.QUICK / NAME)
     assert found["verdicts"][0]["met"] is False
-    assert "**A `--quick` run" in note.machine_line(found)
+    assert "**A `--quick` run" in note.machine_line(found, TOY)
     capsys.readouterr()
     for option in (["--keep"], ["--out", str(main.KEPT)]):
         assert "do not belong into experiments/results" in refused(capsys, "--quick", *option)
@@ -241,7 +241,8 @@ def test_a_part_of_another_commit_is_named_in_a_note() -> None:
         "three": {"commit": "def5678", "dirty": False},
     }
     machine = {"torch_cuda": "13.0", "processor": "x", "cores": 2, "python": "3.12"}
-    line = note.machine_line(result(machine=machine, parts={n: {"rows": [], **s} for n, s in sources.items()}))
+    parts = {n: {"rows": [], **s} for n, s in sources.items()}
+    line = note.machine_line(result(machine=machine, parts=parts), TOY)
     assert line.startswith("Measured 2026-11-21 at commit abc1234: ")
     assert line.endswith("torch 2.11. Of commit def5678: two, three.")
 
@@ -308,9 +309,9 @@ def test_parts_of_several_gpus_join_results_of_other_cores_and_name_their_machin
     with pytest.raises(SystemExit):
         rows.merged(old, result(machine={"cores": 32, "driver": "581"}), several(), gpus=2)
     machine = {"torch_cuda": "13.0", "processor": "x", "cores": 16, "python": "3.12"}
-    assert note.machine_line({**kept, "machine": {**kept["machine"], **machine}}).endswith(
-        " Of commit def5678 on GPU Xs of one host, 32 cores: two."
-    )
+    line = note.machine_line({**kept, "machine": {**kept["machine"], **machine}}, several())
+    assert " Of commit def5678 on GPU Xs of one host, 32 cores: two." in line
+    assert line.endswith(" Changed since: unknown (toy_question, two).")
 
 
 def test_a_question_that_needs_a_gpu_is_left_out_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

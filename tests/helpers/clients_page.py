@@ -23,6 +23,8 @@ from typing import Any
 import pytest
 from paths import ROOT
 
+from experiments.harness import fingerprint
+from experiments.harness.question import Question
 from experiments.lab import Rows
 from experiments.step import fsdp2
 from experiments.step.sharded_process import AWAY, LINK, OURS
@@ -151,7 +153,8 @@ def page() -> str:
 def _iterations() -> str:
     """What ``python -m experiments fsdp2`` has measured."""
     measured = json.loads(FSDP2.read_text())
-    rows = fsdp2.derive(Rows(measured["parts"]["fsdp2"]["rows"]))
+    part = measured["parts"]["fsdp2"]
+    rows = fsdp2.derive(Rows(part["rows"]))
     whole, step = (rows.first(case=OURS, what=what)["ratio"] for what in ("iterations", "steps"))
     away = rows.first(case=AWAY, what="steps")
     taken, rate = away["ours"]["median"], rows.first(kind=LINK)
@@ -164,7 +167,8 @@ def _iterations() -> str:
         f"while the other process does the same ({rate['bytes'] / rate['time']['median'] / 1e3:.1f} GB/s each way and "
         f"card). `python -m experiments fsdp2`; [raw](../experiments/results/{FSDP2.name})."
     )
-    return textwrap.fill(words, 120, break_long_words=False, break_on_hyphens=False) + "\n"
+    age = fingerprint.age(part["commit"], Question(fsdp2).changed(part))
+    return f"{textwrap.fill(words, 120, break_long_words=False, break_on_hyphens=False)}\n\nThat was {age}.\n"
 
 
 def _chapter(client: Client, record: dict[str, Any]) -> str:

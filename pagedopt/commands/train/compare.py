@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 # The largest difference at any step of a short run, in nats per byte, by type of device.
 #
 # cpu: float32. Two correct AdamWs differ by rounding alone: 2e-6 at the end of `make train`
-# (experiments/results/train-cpu.json). If weight decay is forgotten, a short run exceeds the tolerance
+# (notes/raw/train-cpu.json). If weight decay is forgotten, a short run exceeds the tolerance
 # (tests/commands/test_train.py).
 #
 # cuda: bfloat16 rounds products a thousand times coarser, and the backward passes of attention and embedding add up in
