@@ -29,11 +29,12 @@ FOLDERS = ("experiments", "pagedopt")
 
 def main() -> int:
     """Print what is wrong; 1 if anything is."""
-    results = Results()
-    pages = {readme.README: [*readme.blocks(results).values()]}
-    pages[page.NOTES / "lecture.md"] = [page.page(results=results)]
-    found = [*stale(results, EXCEPTIONS), *of_history(), *old_pages(pages)]
-    print("\n".join(found) or f"{len(set(results.asked))} parts are quoted, and none has changed since")
+    front, verdicts = Results(), Results()
+    pages = {readme.README: [*readme.blocks(front).values()]}
+    pages[page.NOTES / "lecture.md"] = [page.page(results=verdicts)]
+    verdicts.asked += front.asked
+    found = [*stale(verdicts, EXCEPTIONS), *of_history(), *old_pages(pages)]
+    print("\n".join(found) or f"{len(set(verdicts.asked))} parts are quoted, and none has changed since")
     return int(bool(found))
 
 

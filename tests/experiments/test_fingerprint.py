@@ -278,6 +278,18 @@ def test_the_commit_of_a_clean_tree_has_its_fingerprints() -> None:
     assert there == {q.name: q.fingerprints() for e in question.every() for q in e.questions}
 
 
+def test_a_release_fails_on_what_readme_or_a_verdict_quotes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: set[str] = set()
+    monkeypatch.setattr(release_check, "stale", lambda of, _: asked.update(of.asked) or ["kernels"])
+    for name in ("of_history", "old_pages"):
+        monkeypatch.setattr(release_check, name, lambda *_, said=name: [said])
+    assert release_check.main() == 1
+    assert {"paged_state.rivals", "launch_overhead.eager"} <= asked
+    assert capsys.readouterr().out == "kernels\nof_history\nold_pages\n"
+
+
 def test_a_page_that_says_less_than_is_so_fails_a_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(release_check, "KEPT", tmp_path)
     path = ROOT / "README.md"
