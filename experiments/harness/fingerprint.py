@@ -14,9 +14,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from experiments.harness.revision import ROOT
 
@@ -206,11 +205,15 @@ def without_comments(text: str) -> str:
 @functools.cache
 def _of_topic(root: Path, topic: str) -> str:
     files = sorted({path for pattern in TOPICS[topic] for path in root.glob(pattern)})
-    read: dict[str, Callable[[str], str]] = {".py": lambda text: plain(ast.parse(text))}
-    lines = [f"{path.relative_to(root)}: {read.get(path.suffix, without_comments)(path.read_text())}" for path in files]
-    cuda, cpu = _printed(root) if topic in ("kernels", "CPU kernels") else ("", "")
-    lines += {"kernels": [without_comments(cuda)], "CPU kernels": [plain(ast.parse(cpu))]}.get(topic, [])
+    lines = [f"{path.relative_to(root)}: {_text(path.read_text(), path.suffix == '.py')}" for path in files]
+    if topic in ("kernels", "CPU kernels"):
+        on_cpu = topic == "CPU kernels"
+        lines.append(_text(_printed(root)[on_cpu], on_cpu))
     return _digest(lines)
+
+
+def _text(source: str, is_python: bool) -> str:
+    return plain(ast.parse(source)) if is_python else without_comments(source)
 
 
 @functools.cache
@@ -228,5 +231,5 @@ def _printed(root: Path) -> tuple[str, str]:
     return (cuda, cpu) if done.returncode == 0 else ("", "")
 
 
-def _digest(lines: Sequence[Any]) -> str:
+def _digest(lines: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
