@@ -89,8 +89,10 @@ def derive(rows: Rows) -> Rows:
     link = rows.first(kind=LINK)
     pace = link["time"]["median"] / link["bytes"] if link else None
     away = [row.get("what") == "steps" and row["away"] for row in rows]
+    clock = link and link["time"]["clock"]
     return Rows(
-        {**row, "floor": nbytes * pace} if nbytes and pace else row for row, nbytes in zip(rows, away, strict=True)
+        {**row, "floor": nbytes * pace, "clock": clock} if nbytes and pace else row
+        for row, nbytes in zip(rows, away, strict=True)
     )
 
 
