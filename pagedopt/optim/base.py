@@ -21,15 +21,11 @@ from ..rules import Rule
 from ..system.internals import dynamo_is_at_work, opaque
 from ..system.log import log
 from ..system.state_lost import StateLost
-from .loading.check import check_no_path
 from .loading.copying import bring_home, duplicate, into_pages
-from .loading.load import load
 from .locks import OptimizerLock, locked
 from .options import Options, complete, documented
 from .out_of_memory import advise, is_out_of_memory
-from .overlapping import OverlappingOptimizer
-from .state.encoding import decoded
-from .state.group_options import without_formats
+from .saving import SavingOptimizer
 from .state.rule_optimizer import Group, RuleOptimizer
 from .step.class_checks import check_group, check_initial, check_rules, check_scalars
 from .step.launches import NO_SHARDS, Launches, PreparedStep, grads_of_shards, prepare_again, prepare_anew
@@ -45,7 +41,7 @@ def _names(rules: tuple[Rule, ...]) -> tuple[frozenset[str], frozenset[str]]:
 
 
 @documented
-class PagedOptimizer(OverlappingOptimizer):
+class PagedOptimizer(SavingOptimizer):
     """A ``torch.optim.Optimizer`` made from a rule.
 
     A subclass sets ``rule``.  The rule's hyperparameters are taken from the parameter group by name::
@@ -206,15 +202,6 @@ class PagedOptimizer(OverlappingOptimizer):
             self.param_groups.pop()
             raise
 
-    @locked  # a step sets `damaged` while it runs, so wait for a step in another thread
-    def _check_whole(self) -> None:
-        """Raise RuntimeError if state is damaged."""
-        if self.damaged:
-            raise RuntimeError(
-                f"the state of this {type(self).__name__} is damaged: {self.damaged}. Some of it belongs to a step "
-                "that the rest does not know; load_state_dict() of a checkpoint mends it (load the model's, too)"
-            )
-
     def __repr__(self) -> str:
         text = super().__repr__()
         if (store := vars(self).get("store")) is None:  # called from the constructor
@@ -259,45 +246,6 @@ class PagedOptimizer(OverlappingOptimizer):
                 from .step.budget_advice import tell
 
                 tell(self, why, places, time.perf_counter() - begin)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return torch's state dict.  Its tensors are those of the optimizer, each with a storage of its own.
-
-        Raises RuntimeError if state is damaged.
-        """
-        self._check_whole()
-        return without_formats(super().state_dict())
-
-    def decoded_state_dict(self) -> dict[str, Any]:
-        """Return :meth:`state_dict` with all state as plain numbers, for torch's optimizer or any ``state_format``.
-
-        State in a floating-point format is not copied.  Decoded state is new: float32 (or what its format computes in),
-        on the host.  Raises RuntimeError if state is damaged.
-        """
-        return decoded(self, self.state_dict())
-
-    @locked
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict of this class, of the torch optimizer it replaces, or of a 32-bit one of bitsandbytes.
-
-        Values are copied into existing state tensors that still fit the parameter and ``state_format``, else into new
-        ones.  Placement, budget and formats stay, and no reference to the dict or its tensors remains; a ``seed`` in a
-        loaded group replaces its own.  As in torch, state of a bfloat16 or float16 parameter is rounded to its dtype,
-        unless ``state_format`` says otherwise.
-
-        Once copying has begun, it ends before a signal is handled.  A second Ctrl-C ends it in the middle and leaves
-        the optimizer damaged, and so does a copy that fails (full disk).
-
-        Raises:
-            ValueError: groups, parameters, shapes or names differ, or double precision would be rounded to float32
-                without a ``state_format`` that asks for it; the optimizer is unchanged.
-            MemoryError, torch.OutOfMemoryError: there is no room for the state; the optimizer is unchanged.
-            RuntimeError: the process was forked from the one that made state in a file.
-        """
-        self.store.check_owner()
-        check_no_path(state_dict)
-        load(self, self.store, state_dict, super().load_state_dict)
-        self.preallocated = {p: entry for p, entry in self.preallocated.items() if p not in self.state}
 
     @locked
     def __deepcopy__(self, memo: dict[int, Any]) -> PagedOptimizer:

@@ -51,10 +51,8 @@ def keep_own(group: Group, old: Group) -> None:
         group.setdefault("seed", old["seed"])
 
 
-def without_formats(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Return a state dict whose groups do not say how state is stored: the names of its columns do."""
-    drop = ("state_format", "v_rounding")
-    groups = [
-        {name: value for name, value in group.items() if name not in drop} for group in state_dict["param_groups"]
-    ]
-    return {**state_dict, "param_groups": groups}
+def drop_formats(_: object, state_dict: dict[str, Any]) -> None:
+    """Drop from the groups of a new state dict how state is stored: the names of its columns say it."""
+    for group in state_dict["param_groups"]:
+        for name in ("state_format", "v_rounding"):
+            group.pop(name, None)
