@@ -56,7 +56,8 @@ class Format:
 
     Attributes:
         name: for people.
-        columns: the arrays that store the list; the first may have no name: its key is then the state's name.
+        columns: the arrays that store the list; the first may have no name: its key is then the state's name.  Blocks
+            lie in the memory of the first with an entry for each element; if there is none, in row-major order.
         block: elements that are loaded and stored together: a power of two up to 1,024.
         arithmetic: the narrowest dtype in which kernels may compute, float32 or float64.
         cuda_type, cuda_text, numba_load, numba_store: see above.

@@ -36,17 +36,24 @@ class Wanted(NamedTuple):
         key: name of the column in the parameter's state.
         column: dtype and shape.
         block: elements that are stored together, in this column or across columns.
+        like: a tensor of the parameter's shape, whose strides the column takes; None: the parameter.
     """
 
     param: torch.Tensor
     key: str
     column: Column
     block: int = 1
+    like: torch.Tensor | None = None
+
+    @property
+    def strided(self) -> torch.Tensor:
+        """A tensor (it may be a meta tensor) with the shape and strides of the column."""
+        return self.column.like(local(self.param if self.like is None else self.like))
 
     def zeros(self) -> torch.Tensor:
         """Return the column in memory of torch, on the parameter's device."""
-        like, dtype = self.column.like(local(self.param)), self.column.dtype
-        return torch.empty_strided(like.size(), like.stride(), dtype=dtype, device=self.param.device).zero_()
+        made, dtype = self.strided, self.column.dtype
+        return torch.empty_strided(made.size(), made.stride(), dtype=dtype, device=self.param.device).zero_()
 
 
 #: Most bytes of spare room in an arena that is made when others of its kind are full: more parameters may come.
@@ -129,7 +136,7 @@ class Store:
         for indices in by_param.values():
             p = wanted[indices[0]].param
             grad = None if p.grad is None else p.grad.dtype
-            kinds.setdefault((p.device, p.dtype, grad, *(wanted[i][1:] for i in indices)), []).append(indices)
+            kinds.setdefault((p.device, p.dtype, grad, *(wanted[i][1:4] for i in indices)), []).append(indices)
         before = [(arena, arena.layout) for arena in self.arenas]
         try:
             allocated = [self._allocate(kind, params, wanted) for kind, params in kinds.items()]
@@ -184,9 +191,9 @@ class Store:
             if not arena.full:
                 self._kinds[arena] = kind
         return arena, {
-            i: arena.view(section, number, c.like(p), c.dtype)
-            for indices, number, p in zip(params, numbers, firsts, strict=True)
-            for section, (i, c) in enumerate(zip(indices, columns, strict=True))
+            i: arena.view(section, number, wanted[i].strided, wanted[i].column.dtype)
+            for indices, number in zip(params, numbers, strict=True)
+            for section, i in enumerate(indices)
         }
 
     def check_device(self, device: torch.device) -> None:

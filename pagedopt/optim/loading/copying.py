@@ -13,7 +13,7 @@ from ...placements import choose
 from ...placements.store import Store, Wanted
 from ...system.interrupts import Uninterrupted
 from ..state.rule_optimizer import RuleOptimizer, occurrences
-from ..state.state_columns import StateColumn, state_columns
+from ..state.state_columns import state_columns, walked_like
 from ..step.members import state_tensors
 from .load import copy_values, in_order
 
@@ -64,12 +64,8 @@ def into_pages(optimizer: RuleOptimizer, store: Store, nbytes: int | None = None
 
 def _elsewhere(optimizer: RuleOptimizer, store: Store) -> list[Replaced]:
     """Return the state that is not where the placement wants it."""
-    return [
-        (of.wanted(p, key, tensor.dtype), tensor)
-        for p, tensors in _whole_state(optimizer).items()
-        if not all(store.is_home(tensor) for _, tensor in tensors.values())
-        for key, (of, tensor) in tensors.items()
-    ]
+    states = [state for state in _whole_state(optimizer) if not all(store.is_home(tensor) for _, tensor in state)]
+    return [each for state in states for each in state]
 
 
 def _last(state: list[Replaced], nbytes: int | None) -> tuple[list[Replaced], int]:
@@ -95,8 +91,11 @@ def _idle(devices: Iterable[torch.device]) -> Iterator[None]:
         torch.cuda.synchronize(device)
 
 
-def _whole_state(optimizer: RuleOptimizer) -> dict[torch.Tensor, dict[str, tuple[StateColumn, torch.Tensor]]]:
-    """Return the state columns of each parameter that has all of them, in the right shapes and on its device."""
+def _whole_state(optimizer: RuleOptimizer) -> list[list[Replaced]]:
+    """Return the state columns of each parameter that has all of them, in the right shapes and on its device.
+
+    New ones will have their dtypes, and their blocks where they lie now.
+    """
     found = {}
     for _, group, p in occurrences(optimizer):
         if not (entry := optimizer.state.get(p)):
@@ -104,8 +103,9 @@ def _whole_state(optimizer: RuleOptimizer) -> dict[torch.Tensor, dict[str, tuple
         columns = state_columns(optimizer, optimizer.state_names(group), p, group)
         tensors = {key: (of, t) for key, of in columns.items() if of.fits(t := entry.get(key), p)}
         if columns and len(tensors) == len(columns):
-            found[p] = tensors
-    return found
+            like = walked_like(columns, entry, p)
+            found[p] = [(of.wanted(p, key, like, tensor.dtype), tensor) for key, (of, tensor) in tensors.items()]
+    return list(found.values())
 
 
 def duplicate(optimizer: Kind, memo: dict[int, Any]) -> Kind:
@@ -117,10 +117,10 @@ def duplicate(optimizer: Kind, memo: dict[int, Any]) -> Kind:
     empty.clear()
     twin.__setstate__({**copy.deepcopy(content, memo), "state": empty})
     ours = [
-        (of.wanted(copy.deepcopy(p, memo), key, tensor.dtype), tensor)
-        for p, tensors in _whole_state(optimizer).items()
-        if not any(optimizer.store.is_plain(t) for _, t in tensors.values())
-        for key, (of, tensor) in tensors.items()
+        (wanted._replace(param=copy.deepcopy(wanted.param, memo)), tensor)
+        for state in _whole_state(optimizer)
+        if not any(optimizer.store.is_plain(tensor) for _, tensor in state)
+        for wanted, tensor in state
     ]
     made = twin.store.create([wanted for wanted, _ in ours]) if ours else []
     memo.update((id(tensor), new) for (_, tensor), new in zip(ours, made, strict=True))

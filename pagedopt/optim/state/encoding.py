@@ -9,10 +9,10 @@ import torch
 
 from ...formats.format import MOST, Format
 from ...placements.store import Store
-from ...tables.columns import widest_first
+from ...tables.columns import dense_like, same_layout, widest_first
 from ...tables.shards import like_shard, local
 from .rule_optimizer import RuleOptimizer, occurrences
-from .state_columns import state_columns
+from .state_columns import blocks_along, by_state, state_columns
 
 #: Elements converted at a time, a multiple of every format's block.
 STRETCH = 4096 * MOST
@@ -27,15 +27,15 @@ def encode(
     store: Store,
     begin: Callable[[], object] = bool,
 ) -> None:
-    """Encode ``values``, in the shape of the parameter or one for all elements, into the columns of its state.
+    """Encode ``values``, in the shape of the parameter or one for all elements, into dense columns of its state.
 
-    Values whose strides differ from the parameter's are first copied, all at once.  ``begin`` is called before each
+    Values whose strides differ from the columns' are first copied, all at once.  ``begin`` is called before each
     write; before the first call, nothing has changed.
     """
-    param, columns = local(param), [local(t) for t in columns]
-    flat = [_flat(t, param) if c.per == 1 else t for t, c in zip(columns, form.columns, strict=True)]
+    param = local(param)
+    flat, like = _flat_columns(form, columns, param)
     if isinstance(values, torch.Tensor):
-        source = _flat(local(values).detach(), param)
+        source = _flat(local(values).detach(), like)
     else:
         source = torch.full((), values).expand(param.numel())
     for first in range(0, param.numel(), STRETCH):
@@ -54,23 +54,23 @@ def fill(form: Format, columns: Sequence[torch.Tensor], param: torch.Tensor, val
 
 @torch.no_grad()
 def decode(form: Format, columns: Sequence[torch.Tensor], param: torch.Tensor) -> torch.Tensor:
-    """Return the values encoded in ``columns``, with the shape and strides of ``param``; a DTensor if it is one.
+    """Return the values encoded in ``columns``, with the shape of ``param`` and their strides; a DTensor if it is one.
 
     They are on the host, and decoded a stretch at a time: a device needs no room for them.
     """
-    whole, param, columns = param, local(param), [local(t) for t in columns]
-    flat = [_flat(t, param) if c.per == 1 else t for t, c in zip(columns, form.columns, strict=True)]
-    values = torch.empty_like(param, dtype=form.arithmetic, requires_grad=False, device="cpu")
-    target, numel = _flat(values, param), param.numel()
+    flat, like = _flat_columns(form, columns, local(param))
+    values = torch.empty_strided(like.shape, like.stride(), dtype=form.arithmetic, device="cpu")
+    target, numel = _flat(values, like), like.numel()
     for first in range(0, numel, STRETCH):
         last = min(first + STRETCH, numel)
         parts = [t[first // c.per : c.entries(last)] for t, c in zip(flat, form.columns, strict=True)]
         target[first:last] = form.decode(*parts, numel=last - first)
-    return like_shard(values, of=whole)
+    return like_shard(values, of=param)
 
 
+@torch.no_grad()
 def decoded(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Return ``state_dict``, one of ``optimizer``, with all state as plain numbers."""
+    """Return ``state_dict``, one of ``optimizer``, with all state as plain numbers, in the strides of parameters."""
     keys = [key for group in state_dict["param_groups"] for key in group["params"]]
     state = dict(state_dict["state"])
     for key, (_, group, p) in zip(keys, occurrences(optimizer), strict=True):
@@ -78,14 +78,38 @@ def decoded(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[str, A
         if not isinstance(entry, Mapping):
             continue
         rest = dict(entry)
-        encoded: dict[tuple[str, Format], list[torch.Tensor]] = {}
-        for column, of in state_columns(optimizer, optimizer.state_names(group), p, group).items():
-            if not of.free and column in rest:
-                encoded.setdefault((of.name, of.form), []).append(rest.pop(column))
-        state[key] = rest | {name: decode(form, columns, p) for (name, form), columns in encoded.items()}
+        columns = state_columns(optimizer, optimizer.state_names(group), p, group)
+        plain = {
+            name: _laid_out(decode(form, [rest.pop(column) for column in keys], p), p)
+            for name, (form, keys) in by_state(columns).items()
+            if not columns[keys[0]].free and all(column in rest for column in keys)
+        }
+        state[key] = rest | plain
     return {**state_dict, "state": state}
 
 
-def _flat(tensor: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
-    """Return the elements in the memory order of the parameter's: a view if ``tensor`` has the same order."""
-    return tensor.permute(widest_first(param)).reshape(-1)
+def _laid_out(values: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
+    """Return values with the strides of a parameter: themselves, or a copy."""
+    made = dense_like(local(param))
+    if same_layout(made.shape, local(values).stride(), made.stride()):
+        return values
+    copy = torch.empty_strided(made.shape, made.stride(), dtype=values.dtype, device="cpu")
+    return like_shard(copy.copy_(local(values)), of=param)
+
+
+def _flat_columns(
+    form: Format, columns: Sequence[torch.Tensor], param: torch.Tensor
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Return columns whose elements follow each other as in blocks, and a tensor with the strides of these.
+
+    Dense columns that are laid out alike are views.
+    """
+    here = [local(tensor) for tensor in columns]
+    like = blocks_along(form, here, param)
+    assert like is not None, "no column is missing"
+    return [_flat(t, like) if c.per == 1 else t for t, c in zip(here, form.columns, strict=True)], like
+
+
+def _flat(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return the elements in the memory order of those of ``like``: a view if ``tensor`` has the same order."""
+    return tensor.permute(widest_first(like)).reshape(-1)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple, TypeGuard
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 
 from ...formats.floating import NUMBERS, columns_of
 from ...formats.format import Column, Format
 from ...placements.store import Wanted
-from ...tables.shards import placed_alike
+from ...tables.columns import dense_like
+from ...tables.shards import local, placed_alike
 from .rule_optimizer import Group, RuleOptimizer
 
 
@@ -32,10 +33,12 @@ class StateColumn(NamedTuple):
             return False
         return tensor.device == p.device and tensor.shape == self.column.shape(p)
 
-    def wanted(self, param: torch.Tensor, key: str, dtype: torch.dtype | None = None) -> Wanted:
-        """Return what to ask a store for.  ``dtype`` overrides the column's."""
+    def wanted(
+        self, param: torch.Tensor, key: str, like: torch.Tensor | None = None, dtype: torch.dtype | None = None
+    ) -> Wanted:
+        """Return what to ask a store for.  ``dtype`` overrides the column's; for ``like`` see :class:`Wanted`."""
         column = Column(self.column.name, dtype or self.column.dtype, self.column.per)
-        return Wanted(param, key, column, self.form.block)
+        return Wanted(param, key, column, self.form.block, like)
 
 
 def state_columns(
@@ -51,3 +54,36 @@ def state_columns(
         form = optimizer.format_of(name, p, group)
         found.update((key, StateColumn(name, form, column)) for key, column in columns_of(form, name, p.dtype).items())
     return found
+
+
+def by_state(columns: Mapping[str, StateColumn]) -> dict[str, tuple[Format, list[str]]]:
+    """Return, by the name of a state, its format and the keys of its columns."""
+    found: dict[str, tuple[Format, list[str]]] = {}
+    for key, of in columns.items():
+        found.setdefault(of.name, (of.form, []))[1].append(key)
+    return found
+
+
+def blocks_along(form: Format, columns: Sequence[torch.Tensor | None], p: torch.Tensor) -> torch.Tensor | None:
+    """Return a tensor (it may be a meta tensor) of the shape of ``p`` with the strides along which blocks lie.
+
+    Blocks are stretches of memory, and the parameter may have been given other strides since they were encoded.  So the
+    first column with an entry for each element says where they lie (None: it is missing).  A format without such a
+    column has blocks of the flattened parameter.
+    """
+    if all(column.per > 1 for column in form.columns):
+        return torch.empty(p.shape, device="meta")
+    codes = next(tensor for tensor, column in zip(columns, form.columns, strict=True) if column.per == 1)
+    return None if codes is None else dense_like(local(codes))
+
+
+def walked_like(columns: Mapping[str, StateColumn], entry: Mapping[str, Any], p: torch.Tensor) -> torch.Tensor:
+    """Return a tensor (it may be a meta tensor) with the strides along which kernels walk a parameter and its state.
+
+    They are those of its first state in blocks (:func:`blocks_along`), else those of ``p``.
+    """
+    if all(of.form.block == 1 for of in columns.values()):
+        return p
+    states = [(form, keys) for form, keys in by_state(columns).values() if form.block > 1]
+    found = (blocks_along(form, [entry.get(key) for key in keys], p) for form, keys in states)
+    return next((like for like in found if like is not None), p)

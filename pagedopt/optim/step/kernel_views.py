@@ -1,4 +1,4 @@
-"""The tensors of one launch as its kernel takes them: real numbers, dense, with the strides of their parameters."""
+"""The tensors of one launch as its kernel takes them: real numbers, dense, those of a parameter in the same strides."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...tables.columns import Tensors, has_memory, is_dense
+from ...tables.columns import Tensors, has_memory, is_dense, same_layout
 from ...tables.shards import local
 from .members import Grads, Member
 
@@ -17,24 +17,30 @@ class KernelViews:
 
     Dense tensors with their parameter's strides are taken as they are, complex ones as pairs of real numbers (as in
     torch's optimizers), DTensors as their local shards.  A tensor with gaps or other strides gets a copy, which is
-    filled before the launch and copied back after it.  Only these copies are stored; all other tensors are arguments.
+    filled before the launch and copied back after it.  Of a parameter with other strides than its blocks of state, it
+    is the parameter that is copied.  Only these copies are stored; all other tensors are arguments.
 
     Attributes:
         plain: whether all tensors are taken as they are.
     """
 
-    __slots__ = ("_copies_gradients", "_count", "_odd", "_param_copies", "_state_copies", "plain")
+    __slots__ = ("_copies_gradients", "_count", "_odd", "_param_copies", "_state_copies", "_strides", "plain")
 
     def __init__(self, members: Sequence[Member], keys: Sequence[str]) -> None:
         self._count = len(members)
-        self._odd = tuple([i for i, m in enumerate(members) if m.shard is not m.param or _is_odd(m.param)])
+        likes = [m.like for m in members]
+        strides = [None if like is m.shard else like.stride() for m, like in zip(members, likes, strict=True)]
+        odd = [m.shard is not m.param or _is_odd(m.param, own) for m, own in zip(members, strides, strict=True)]
+        self._odd = tuple([i for i, is_odd in enumerate(odd) if is_odd])
+        #: Those along which blocks of state lie (None: it has none), by index of the parameter.
+        self._strides = {i: strides[i] for i in self._odd}
         self._param_copies: tuple[tuple[int, torch.Tensor], ...] = ()  # (index of the parameter, copy)
         self._copies_gradients = False
         copies: list[tuple[int, torch.Tensor]] = []  # (index in all state, copy)
         by_id: dict[int, torch.Tensor] = {}  # by id of the original: a tensor may be there twice
-        for i, (key, m) in enumerate((key, m) for key in keys for m in members):
-            state = local(m.entry[key])
-            if not _is_laid_out(state, like := m.columns[key].column.like(m.shard)):
+        for i, (key, (m, like)) in enumerate((key, each) for key in keys for each in zip(members, likes, strict=True)):
+            state, like = local(m.entry[key]), m.columns[key].column.like(like)
+            if not _is_laid_out(state, like):
                 if id(state) not in by_id:
                     by_id[id(state)] = state.new_empty_strided(like.shape, like.stride())
                 copies.append((i, by_id[id(state)]))
@@ -69,13 +75,13 @@ class KernelViews:
         now: list[Any] = list(params)
         before, copies = dict(self._param_copies), {}
         for i in self._odd:
-            p = local(now[i]).detach()
-            if not _is_plain(p):
+            p, strides = local(now[i]).detach(), self._strides[i]
+            if not _is_plain(p, strides):
                 if not has_memory(p):
                     raise ValueError(f"tensor {i} of param has no memory (its storage was freed or resized to less)")
                 copy = before.get(i)
                 if copy is None or copy.shape != p.shape or copy.dtype != p.dtype or copy.device != p.device:
-                    copy = torch.empty_like(p)
+                    copy = torch.empty_like(p) if strides is None else p.new_empty_strided(p.shape, strides)
                 p = copies[i] = copy
             now[i] = as_real(p)
         self._param_copies = tuple(copies.items())
@@ -125,14 +131,16 @@ def _is_laid_out(t: torch.Tensor, like: torch.Tensor) -> bool:
     return not (t.is_conj() or t.is_neg()) and (t.numel() <= 1 or t.stride() == like.stride())
 
 
-def _is_odd(p: torch.Tensor) -> bool:
-    """Tell whether a kernel cannot take a parameter as it is."""
-    return p.is_complex() or not _is_plain(p)
+def _is_odd(p: torch.Tensor, strides: tuple[int, ...] | None) -> bool:
+    """Tell whether a kernel cannot take a parameter as it is; ``strides``: those of its state in blocks, if any."""
+    return p.is_complex() or not _is_plain(p, strides)
 
 
-def _is_plain(p: torch.Tensor) -> bool:
-    """Tell whether a parameter is dense, with no pending conjugation or sign."""
-    return is_dense(p) and not (p.is_conj() or p.is_neg())
+def _is_plain(p: torch.Tensor, strides: tuple[int, ...] | None) -> bool:
+    """Tell whether a parameter is dense, with these strides, and with no pending conjugation or sign."""
+    # Another number of dimensions is left to the table, which refuses it.
+    as_asked = strides is None or len(strides) != p.dim() or same_layout(p.shape, p.stride(), strides)
+    return as_asked and is_dense(p) and not (p.is_conj() or p.is_neg())
 
 
 def _alike(grad: torch.Tensor | None, p: torch.Tensor) -> torch.Tensor | None:

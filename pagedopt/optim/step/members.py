@@ -15,12 +15,12 @@ from ...formats.format import Format
 from ...rules import Rule
 from ...rules.rule import check_rule
 from ...tables.checks import DtypeError
-from ...tables.columns import has_memory, is_fake
+from ...tables.columns import has_memory, is_fake, same_layout
 from ...tables.shards import is_partial, is_sharded, local, local_grad, placed_alike, placement_of
 from ..state.group_options import check_group_options
 from ..state.rule_optimizer import Group, RuleOptimizer, occurrences
 from ..state.scalar_state import beside_param, number_names
-from ..state.state_columns import StateColumn, state_columns
+from ..state.state_columns import StateColumn, blocks_along, by_state, state_columns, walked_like
 from .class_checks import check_update
 
 #: Local gradients of DTensors, by parameter.
@@ -58,6 +58,11 @@ class Member:
     moved: dict[str, torch.Tensor] = field(default_factory=dict)
     again: bool = False
     turn: int = 0
+
+    @property
+    def like(self) -> torch.Tensor:
+        """A tensor (it may be a meta tensor) with the strides along which a kernel walks parameter and state."""
+        return walked_like(self.columns, self.entry, self.shard)
 
     @property
     def formats(self) -> tuple[Format, ...]:
@@ -257,6 +262,7 @@ def _check(optimizer: RuleOptimizer, member: Member) -> None:
     for key in member.columns:
         if key not in member.missing:
             _check_tensor(optimizer, member, key)
+    _check_blocks(member)
     for name in number_names(optimizer, member.rule):
         if name not in member.missing:
             _check_number(member, name)
@@ -300,6 +306,18 @@ def _check_tensor(optimizer: RuleOptimizer, member: Member, key: str) -> None:
     if value.dtype is not wanted and (fixed or not kind or not of.free):
         # DtypeError is several errors of torch in one: versions of torch differ in what they raise here.
         raise DtypeError(f"{what}; it is stored as {wanted} (state_format says how)")
+
+
+def _check_blocks(member: Member) -> None:
+    """Refuse states whose blocks lie along different strides: a kernel walks all of them at once."""
+    like = member.like
+    for form, keys in by_state(member.columns).values() if like is not member.shard else ():
+        along = blocks_along(form, [member.entry.get(key) for key in keys], member.shard) if form.block > 1 else None
+        if along is not None and not same_layout(like.shape, along.stride(), like.stride()):
+            raise RuntimeError(
+                f"state {keys[0]!r} of {_named(member)} has strides {along.stride()}, other state in blocks "
+                f"{like.stride()}: blocks lie along the strides, which must be alike"
+            )
 
 
 def _is_expanded(tensor: torch.Tensor) -> bool:

@@ -30,7 +30,7 @@ def create(optimizer: RuleOptimizer, found: Sequence[Member]) -> None:
             firsts.append(member)
     ready = {id(m): _preallocated(optimizer, m) for m in firsts}
     late = [(m, n) for m in firsts for n in m.missing if n not in ready[id(m)]]
-    wanted = [m.columns[n].wanted(m.param, n) for m, n in late if n in m.columns]
+    wanted = [m.columns[n].wanted(m.param, n, m.like) for m, n in late if n in m.columns]
     created = optimizer.store.create(wanted) if wanted else []
     _warn_on_cpu(optimizer, firsts)
     if wanted:
