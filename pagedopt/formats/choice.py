@@ -55,9 +55,14 @@ class State:
 
 
 class Choice(ABC):
-    """A value of ``state_format`` that stands for several formats."""
+    """A value of ``state_format`` that stands for several formats.
+
+    Attributes:
+        formats: those that have columns of different names.
+    """
 
     name: str
+    formats: tuple[Format, ...] = ()
 
     @abstractmethod
     def of(self, state: State) -> Format | torch.dtype:

@@ -256,6 +256,7 @@ class Int8(Choice):
     """``state_format="int8"``: :class:`Root2` and :class:`Root4`; small parameters keep float32."""
 
     name = "int8"
+    formats = ROOT2, NEAREST
 
     def of(self, state: State) -> Format | torch.dtype:
         """Return the format of a state.

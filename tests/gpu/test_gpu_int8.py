@@ -86,6 +86,41 @@ def test_a_view_that_begins_anywhere_leaves_the_same_bits() -> None:
     assert same(*found)
 
 
+def strided(device: str, changes: bool, place: str) -> tuple[PagedAdamW, torch.nn.Parameter]:
+    """After four steps on gradients that differ by channel; the strides of the parameter may change in the middle."""
+    shape = (30, 40, 7, 9)
+    p = torch.nn.Parameter(torch.linspace(-1, 1, 75_600).view(shape).to(device))
+    optimizer = PagedAdamW([p], lr=1e-2, state_format="int8", seed=5, **PLACES[place])
+    for step in range(4):
+        if changes and step == 2:
+            p.data = p.data.contiguous(memory_format=torch.channels_last)
+        grad = torch.sin(torch.arange(75_600.0) * (step + 1)).view(shape) * torch.logspace(-3, 1, 40).view(-1, 1, 1)
+        p.grad = torch.empty_like(p).copy_(grad)
+        optimizer.step()
+    return optimizer, p
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_strides_may_change_and_codes_load_into_others_and_into_floats(place: str) -> None:
+    """As on a CPU, where strides change in no step."""
+    (opt, p), (still, q) = strided("cuda", True, place), strided("cpu", False, "resident")
+    state, want = opt.decoded_state_dict()["state"][0], still.decoded_state_dict()["state"][0]
+    assert same([p.detach().cpu(), *state.values()], [q.detach(), *want.values()])
+    q.data = q.data.contiguous(memory_format=torch.channels_last)
+    loaded = PagedAdamW([p], state_format="int8", **PLACES[place]), PagedAdamW([q], state_format="int8")
+    for one in loaded:
+        one.load_state_dict(still.state_dict())
+    assert same([t.cpu() for t in loaded[0].state[p].values()], list(loaded[1].state[q].values()))
+    for dtype in (torch.float32, torch.bfloat16):
+        plain = PagedAdamW([p], state_format=dtype, **PLACES[place])
+        plain.load_state_dict(opt.state_dict())
+        assert all(torch.equal(plain.state[p][name].cpu(), want[name].to(dtype)) for name in ("exp_avg", "exp_avg_sq"))
+    opt.load_state_dict(opt.state_dict())
+    assert same([t.cpu() for t in opt.state[p].values()], list(loaded[1].state[q].values()))
+    p.grad = torch.ones_like(p)
+    opt.step()
+
+
 def test_decoded_state_lies_on_the_host() -> None:
     p = torch.nn.Parameter(torch.zeros(8_000_000, device="cuda"))
     p.grad = torch.ones_like(p)

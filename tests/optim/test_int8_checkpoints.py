@@ -11,12 +11,11 @@ import pytest
 import torch
 from contract_world import through_a_file
 from int8_support import same
-from int8_training import PLACES, Params, bits, give, made, parameters, train
+from int8_training import PLACES, Params, bits, made, parameters, train
 from int8_twin import flat
 
 from pagedopt import PagedAdamW, PagedOptimizer
 from pagedopt.optim.state import encoding
-from tests.outside.format import Int8Blocks
 
 pytestmark = pytest.mark.usefixtures("folder")
 SOME = ["resident", "file", "part", "spill()"]
@@ -117,24 +116,6 @@ def test_decoded_state_is_torch_s_and_on_the_host(place: str, monkeypatch: pytes
     assert same(
         [t for p in params for t in again.state[p].values()], [t for p in params for t in opt.state[p].values()]
     )
-
-
-def test_int8_state_is_refused_where_another_format_is_wanted_and_the_other_way_round() -> None:
-    opt, params = trained()
-    for other in (None, "bfloat16", Int8Blocks()):
-        plain = PagedAdamW(params, lr=1e-2, state_format=other)
-        with pytest.raises(ValueError, match=r"parameter 0 has no exp_avg.*another state_format.*decoded_state_dict"):
-            plain.load_state_dict(opt.state_dict())
-        assert not plain.state
-        plain.load_state_dict(opt.decoded_state_dict())
-        assert plain.state
-    want = bits(opt, params)
-    other = PagedAdamW(params, state_format=Int8Blocks())
-    give(params, 0, late=False)
-    other.step()
-    with pytest.raises(ValueError, match=r"parameter 0 has no exp_avg\.root2, exp_avg\.absmax.* another state_format"):
-        opt.load_state_dict(other.state_dict())
-    assert same(bits(opt, params)[1:6], want[1:6])
 
 
 @pytest.mark.parametrize("block", [128, 512, 2048])

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
+import int8_oracle as oracle
 import pytest
 import torch
 from int8_support import same
 from int8_training import PLACES
+from int8_twin import flat
 from often import long_but
-from optim_support import COPIES
+from optim_support import COPIES, through_file
 
+import pagedopt
 from pagedopt import PagedAdamW, PagedOptimizer
+from pagedopt.formats import Column, Format
 
 pytestmark = pytest.mark.usefixtures("folder")
 Layout = Callable[[torch.Tensor], torch.Tensor]
@@ -76,6 +82,45 @@ def values(opt: PagedOptimizer, params: list[torch.nn.Parameter]) -> list[torch.
     return [t for i, p in enumerate(params) for t in (p.detach(), *state[i].values())]
 
 
+def columns_of(saved: dict[str, torch.Tensor], like: torch.Tensor) -> list[torch.Tensor]:
+    """What an entry of int8 state has to be for a parameter as ``like``: itself, or decoded by NumPy and encoded."""
+    made: list[torch.Tensor] = []
+    for name, kind, decode, encode in (
+        ("exp_avg", "root2", oracle.decode2, oracle.encode2), ("exp_avg_sq", "root4", oracle.decode4, oracle.encode4)
+    ):  # fmt: skip
+        codes, absmax = saved[f"{name}.{kind}"], saved[f"{name}.absmax"]
+        decoded = torch.empty_like(codes, dtype=torch.float32)
+        flat(decoded).copy_(torch.from_numpy(decode(flat(codes).numpy(), absmax.numpy())))
+        wanted = torch.empty_like(like, requires_grad=False)
+        if torch.equal(flat(wanted.copy_(decoded)), flat(decoded)):
+            made += [flat(codes), absmax]
+        else:
+            made += [torch.from_numpy(t) for t in encode(flat(wanted).numpy())]
+    return made
+
+
+def flattened(entry: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    return [flat(t) for name, t in entry.items() if name != "step"]
+
+
+@pytest.mark.parametrize("place", ["resident", "file"])
+@pytest.mark.parametrize("layouts", long_but(PAIRS, OFTEN.__contains__), ids=" in ".join)
+def test_a_load_gives_the_decoded_numbers_and_copies_bits_where_blocks_are_the_same(
+    layouts: tuple[str, str], place: str
+) -> None:
+    opt, params = trained(layouts[0])
+    saved = through_file(opt.state_dict())
+    mine = parameters(layouts[1])
+    other = PagedAdamW(mine, lr=1e-2, state_format="int8", **PLACES[place])
+    for state in (saved, copy.deepcopy(saved)):  # into new state, then into that
+        other.load_state_dict(state)
+        for i, p in enumerate(mine[:2]):
+            assert same(flattened(other.state[p]), columns_of(saved["state"][i], p)), f"parameter {i}"
+        assert torch.equal(other.state[mine[2]]["exp_avg"], opt.state[params[2]]["exp_avg"])
+    state = other.decoded_state_dict()["state"]
+    assert all(v.stride() == torch.empty_like(p).stride() for i, p in enumerate(mine) for v in [*state[i].values()][1:])
+
+
 def clones(opt: PagedOptimizer) -> None:
     """State outside of what the budget covers."""
     for entry in opt.state.values():
@@ -121,6 +166,18 @@ def test_strides_that_change_in_training_change_no_number(case: tuple[str, str, 
     assert same(values(opt, params), values(still, theirs))
 
 
+def test_a_load_lays_state_out_as_its_parameter_again_and_steps_need_no_copies() -> None:
+    opt, params = trained("contiguous")
+    lay_out(params, "channels last")
+    train(opt, params, 2, 3)
+    want = [columns_of(opt.state[p], p) for p in params[:2]]
+    assert not opt._launches.buckets[-1].lists.as_they_are
+    opt.load_state_dict(opt.state_dict())
+    assert all(same(flattened(opt.state[p]), columns) for p, columns in zip(params[:2], want, strict=True))
+    train(opt, params, 3, 4)
+    assert all(bucket.lists.as_they_are for bucket in opt._launches.buckets)
+
+
 def test_states_whose_blocks_lie_apart_are_refused_and_nothing_has_changed() -> None:
     opt, params = trained("channels last")
     entry = opt.state[params[0]]
@@ -140,3 +197,83 @@ def test_state_of_an_expanded_parameter_is_decoded_as_loaded() -> None:
     state = opt.decoded_state_dict()["state"][0]
     for name in ("exp_avg", "exp_avg_sq"):
         assert (state[name] - saved[name]).abs().max() < 0.02 * saved[name].abs().max()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Firsts(Format):
+    """One number for 256 neighbours, that of the first: no column has an entry for each element."""
+
+    name: str = "firsts"
+    columns: tuple[Column, ...] = (Column("first", torch.float32, 256),)
+    block: int = 256
+    cuda_type: str = "Firsts"
+    numba_load: str = "for i in range(live):\n    x[i] = S(first[0])"
+    numba_store: str = "first[0] = np.float32(x[0])"
+
+    def encode(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """One of each block."""
+        return (values[::256].float(),)
+
+    def decode(self, *columns: torch.Tensor, numel: int) -> torch.Tensor:
+        """Each 256 times."""
+        return columns[0].repeat_interleave(256)[:numel]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Differences(Format):
+    """Each number less the first of its block, and that: it has an entry for each element."""
+
+    name: str = "differences"
+    columns: tuple[Column, ...] = (Column("rest", torch.float32), Column("first", torch.float32, 256))
+    block: int = 256
+    cuda_type: str = "Differences"
+    numba_load: str = "for i in range(live):\n    x[i] = S(rest[i] + first[0])"
+    numba_store: str = "first[0] = np.float32(x[0])\nfor i in range(live):\n    rest[i] = np.float32(x[i]) - first[0]"
+
+    def encode(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The differences, and one of each block."""
+        first = values[::256].float()
+        return values - first.repeat_interleave(256)[: len(values)], first
+
+    def decode(self, *columns: torch.Tensor, numel: int) -> torch.Tensor:
+        """Their sums."""
+        return columns[0] + columns[1].repeat_interleave(256)[:numel]
+
+
+@pagedopt.rule
+def drift(param, grad, fast, slow, *, lr):  # type: ignore[no-untyped-def]
+    fast = 0.5 * fast + 0.5 * grad
+    slow = 0.9 * slow + 0.1 * grad
+    param = param - lr * (fast + slow)
+    return param, fast, slow
+
+
+class Drift(PagedOptimizer):
+    """Descent along two averages."""
+
+    rule = drift
+    has_step: ClassVar = False
+
+    def __init__(self, params: Any, lr: float = 1e-2, **options: Any) -> None:
+        super().__init__(params, {"lr": lr}, **options)
+
+
+def test_without_codes_blocks_are_of_the_flattened_parameter_and_other_state_lies_as_they_do() -> None:
+    """Strides that change, a state that is made anew, and a load; one of the two states has codes."""
+    results, formats = [], {"fast": Firsts(), "slow": Differences()}
+    for first, second, third in (("contiguous",) * 3, ("transposed", "channels last with gaps", "channels last")):
+        params = parameters(first)
+        opt = Drift(params, state_format=formats)
+        train(opt, params, 0, 2)
+        lay_out(params, second)
+        for entry in opt.state.values():
+            del entry["slow.rest"], entry["slow.first"]
+        train(opt, params, 2, 3)
+        saved, params = opt.state_dict(), [torch.nn.Parameter(LAYOUTS[third](p.data)) for p in params]
+        opt = Drift(params, state_format=formats)
+        opt.load_state_dict(saved)
+        for i, p in enumerate(params):
+            assert same([*opt.state[p].values()], [*saved["state"][i].values()])
+        train(opt, params, 3, 4)
+        results.append(values(opt, params))
+    assert same(*results)

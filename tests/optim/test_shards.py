@@ -201,6 +201,21 @@ def test_blocks_of_shards_are_refused(mesh: Any) -> None:
     assert len(optimizer.param_groups) == 1
 
 
+def test_codes_are_refused_where_only_one_of_state_and_parameter_is_a_shard(mesh: Any) -> None:
+    p = torch.nn.Parameter(torch.ones(70, 90))
+    optimizer = PagedAdamW([p], state_format="int8")
+    plain = {"step": 1, "exp_avg": torch.ones(70, 90), "exp_avg_sq": torch.ones(70, 90)}
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": {0: plain}})
+    saved = optimizer.state_dict()
+    sharded = PagedAdamW([torch.nn.Parameter(placed(mesh, torch.ones(70, 90)))])
+    with pytest.raises(ValueError, match=r"has no exp_avg.*another state_format, whose decoded_state_dict"):
+        sharded.load_state_dict(saved)
+    entry = {key: placed(mesh, t, "Replicate") if t.dim() == 2 else t for key, t in saved["state"][0].items()}
+    with pytest.raises(ValueError, match=r"loaded exp_avg.root2 of parameter 0 is a DTensor .* is no DTensor"):
+        optimizer.load_state_dict({**saved, "state": {0: entry}})
+    assert not optimizer.damaged
+
+
 def test_a_parameter_of_sums_that_have_not_been_made_is_refused(mesh: Any) -> None:
     with pytest.raises(TypeError, match="Partial"):
         PagedAdamW([torch.nn.Parameter(placed(mesh, torch.ones(4), "Partial"))])

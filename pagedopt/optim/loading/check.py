@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from ...formats.floating import chosen_format, known, real_dtype
+from ...formats.floating import ENCODED, FLOAT32, NUMBERS, chosen_format, columns_of, known, real_dtype
+from ...formats.format import Column, Format
 from ...rules import UPDATES
-from ...tables.columns import has_memory
+from ...tables.columns import dense_like, has_memory, same_layout
 from ...tables.shards import is_sharded, local, placed_alike, placement_of
 from ..state.rule_optimizer import Group, RuleOptimizer, occurrences
 from ..state.scalar_state import ScalarKind, beside_param, new_numbers, number_names
-from ..state.state_columns import StateColumn, state_columns
+from ..state.state_columns import StateColumn, blocks_along, by_state, state_columns, walked_like
 
 StateDict = dict[str, Any]
 State = Mapping[Any, Mapping[str, Any]]
@@ -56,6 +58,18 @@ def check_form(state_dict: StateDict) -> None:
             raise NoStateDict(f"loaded group {index} has no list of parameters")
 
 
+class Source(NamedTuple):
+    """Part of a loaded entry that a state is read from.
+
+    Attributes:
+        form: the format in which the state was saved; one of :data:`NUMBERS` stands for plain numbers of any dtype.
+        columns: its columns by their keys.
+    """
+
+    form: Format
+    columns: Mapping[str, Column]
+
+
 @dataclass(frozen=True)
 class Loaded:
     """A parameter, and what a state dict has for it: ``entry``, without values that are None.
@@ -74,14 +88,42 @@ class Loaded:
     columns: Mapping[str, StateColumn]
     entry: Mapping[str, Any]
 
-    @property
-    def plain(self) -> dict[str, list[str]]:
-        """State loaded as plain numbers that its format has to encode: its name, and the keys of its columns."""
-        found: dict[str, list[str]] = {}
-        for key, of in self.columns.items():
-            if not of.free and of.name in self.entry:
-                found.setdefault(of.name, []).append(key)
-        return {name: keys for name, keys in found.items() if not all(key in self.entry for key in keys)}
+    @functools.cached_property
+    def states(self) -> dict[str, tuple[Format, list[str]]]:
+        """Format, and keys of the columns, of each state by its name."""
+        return by_state(self.columns)
+
+    @functools.cached_property
+    def like(self) -> torch.Tensor:
+        """A tensor (it may be a meta tensor) with the strides that state gets: the parameter's, if its formats can."""
+        return walked_like(self.columns, {}, local(self.param))
+
+    @functools.cached_property
+    def sources(self) -> dict[str, Source]:
+        """What each state is loaded from, by its name; those of which the entry has not all are left out."""
+        encoded = () if is_sharded(self.param) or self.param.is_complex() else ENCODED
+        found = {}
+        for name, (own, _) in self.states.items():
+            forms = (own, FLOAT32, *encoded)
+            sources = (Source(form, columns_of(form, name, self.param.dtype)) for form in forms)
+            if source := next((each for each in sources if each.columns.keys() <= self.entry.keys()), None):
+                found[name] = source
+        return found
+
+    def values(self, name: str) -> list[torch.Tensor]:
+        """Return the tensors that a state is loaded from."""
+        return [self.entry[key] for key in self.sources[name].columns]
+
+    def is_copied(self, name: str) -> bool:
+        """Whether a state is loaded as it is: in its own format, and its blocks lie where the optimizer has them."""
+        form, _ = self.states[name]
+        if self.sources[name].form is not form:
+            return False
+        if form.block == 1:
+            return True
+        along = blocks_along(form, self.values(name), self.param)
+        assert along is not None, "no column is missing"
+        return same_layout(along.shape, along.stride(), dense_like(self.like).stride())
 
 
 def members(optimizer: RuleOptimizer, state_dict: StateDict) -> Iterator[Loaded]:
@@ -125,15 +167,15 @@ def check_state(optimizer: RuleOptimizer, state_dict: StateDict) -> None:
 
 
 def foreign_states(optimizer: RuleOptimizer) -> set[str]:
-    """Return names of state that rules of this package have, and no rule of this optimizer."""
+    """Return keys of state that rules of this package have, and no rule of this optimizer."""
     own = optimizer.rules or tuple(optimizer.rule_of(group) for group in optimizer.param_groups)
     known, mine = ({name for rule in rules for name in rule.inputs[2:]} for rules in (UPDATES.values(), own))
-    return known - mine
+    return {column.key(name) for name in known - mine for form in (FLOAT32, *ENCODED) for column in form.columns}
 
 
 def _check_entry(optimizer: RuleOptimizer, member: Loaded) -> None:
-    encoded = {key for keys in member.plain.values() for key in keys}
-    if absent := [n for n in (*member.numbers, *member.columns) if n not in member.entry and n not in encoded]:
+    needed = [key for name, (_, keys) in member.states.items() if name not in member.sources for key in keys]
+    if absent := [name for name in (*member.numbers, *needed) if name not in member.entry]:
         states = tuple({f"{member.columns[name].name}." for name in absent if name in member.columns})
         other = any(str(name).startswith(states) for name in member.entry if name not in member.columns)
         raise ValueError(
@@ -148,17 +190,16 @@ def _check_entry(optimizer: RuleOptimizer, member: Loaded) -> None:
             )
     for name in member.numbers:
         _check_number(member, name)
-    p = member.param
-    for name in member.plain:
-        _check_tensor(f"loaded {name} of parameter {member.key}", member.entry[name], p)
-    for key, of in member.columns.items():
-        what = f"loaded {key} of parameter {member.key}"
-        if of.free:
-            _check_tensor(what, member.entry[key], p)
-            said = chosen_format(optimizer.state_format_of(member.group), key)
-            _check_precision(said is not None, what, member.entry[key].dtype, of.column.dtype)
-        elif key not in encoded:
-            _check_column(what, member.entry[key], of, p)
+    for name, (form, columns) in member.sources.items():
+        for key, column in columns.items():
+            what, value = f"loaded {key} of parameter {member.key}", member.entry[key]
+            if form not in NUMBERS:
+                _check_column(what, value, form, column, member.param)
+                continue
+            _check_tensor(what, value, member.param)
+            if (own := member.columns.get(key)) and own.free:
+                said = chosen_format(optimizer.state_format_of(member.group), name)
+                _check_precision(said is not None, what, value.dtype, own.column.dtype)
 
 
 def _check_tensor(what: str, value: Any, p: torch.Tensor) -> None:
@@ -170,6 +211,10 @@ def _check_tensor(what: str, value: Any, p: torch.Tensor) -> None:
         raise ValueError(f"{what} is {tuple(value.shape)}, the parameter is {tuple(p.shape)}")
     if value.is_complex() and not p.is_complex():
         raise ValueError(f"{what} is {value.dtype}, the parameter is real ({p.dtype})")
+    _check_placed(what, value, p)
+
+
+def _check_placed(what: str, value: torch.Tensor, p: torch.Tensor) -> None:
     if not placed_alike(value, p):
         raise ValueError(
             f"{what} is {placement_of(value)}, the parameter is {placement_of(p)}; "
@@ -177,13 +222,14 @@ def _check_tensor(what: str, value: Any, p: torch.Tensor) -> None:
         )
 
 
-def _check_column(what: str, value: Any, of: StateColumn, p: torch.Tensor) -> None:
-    wanted = (of.column.dtype, of.column.shape(p))
+def _check_column(what: str, value: Any, form: Format, column: Column, p: torch.Tensor) -> None:
+    wanted = (column.dtype, column.shape(p))
     if not isinstance(value, torch.Tensor) or (value.dtype, value.shape) != wanted or value.layout is not torch.strided:
         found = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-        per = of.column.per
+        per = column.per
         other = "" if per == 1 else f", an entry for {per} elements; it was saved with blocks of another size"
-        raise ValueError(f"{what} is {found}; format {of.form.name!r} has {wanted[0]} {tuple(wanted[1])}{other}")
+        raise ValueError(f"{what} is {found}; format {form.name!r} has {wanted[0]} {tuple(wanted[1])}{other}")
+    _check_placed(what, value, p)
 
 
 def is_whole(tensor: torch.Tensor) -> bool:
@@ -235,5 +281,5 @@ def reusable(optimizer: RuleOptimizer, before: State, member: Loaded, key: str) 
     old = before[p].get(key) if p in before else None
     if not of.fits(old, p) or old.dtype is not of.column.dtype or not optimizer.store.is_home(old):
         return None
-    same_strides = local(old).stride() == of.column.like(local(p)).stride()
+    same_strides = local(old).stride() == of.column.like(member.like).stride()
     return old if same_strides or not local(p).numel() else None

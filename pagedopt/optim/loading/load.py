@@ -9,16 +9,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
+from ...formats.floating import NUMBERS
 from ...formats.format import Format
 from ...placements.store import Store, Wanted
 from ...system.interrupts import Uninterrupted
 from ...tables.columns import widest_first
 from ...tables.shards import local
-from ..state.encoding import encode
+from ..state.encoding import decode, encode
 from ..state.group_options import check_group_options, keep_own
 from ..state.rule_optimizer import RuleOptimizer
 from ..step.members import state_tensors
@@ -27,8 +29,6 @@ from .foreign import translate
 
 #: Bytes copied at a time, which bounds the memory that conversions take.
 CHUNK = 16 << 20
-#: Format, columns to write, loaded plain numbers, and the parameter.
-Encoding = tuple[Format, list[torch.Tensor], torch.Tensor, torch.Tensor]
 NO_STAGING = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
@@ -67,8 +67,8 @@ def load(
             if plan.blocks:
                 begin()
                 copy_values(plan.blocks, store, plan.staging)
-            for one in plan.encodings:
-                encode(*one, store, begin)
+            for one in plan.conversions:
+                _convert(one, store, plan.staging, begin)
             optimizer.damaged = ""
             made = plan.made
 
@@ -101,20 +101,37 @@ def load(
         tell_made(optimizer, by="load_state_dict()")
 
 
+class Conversion(NamedTuple):
+    """State that is read in one format and written in another, or with other strides.
+
+    Attributes:
+        param: the parameter.
+        source, values: the format in which it was saved, and its loaded columns.
+        target, columns: the format of the state, and its columns.
+    """
+
+    param: torch.Tensor
+    source: Format
+    values: list[torch.Tensor]
+    target: Format
+    columns: list[torch.Tensor]
+
+
 @dataclass(frozen=True)
 class Plan:
-    """A load that has been checked, and all memory that it needs.
+    """A load that has been checked, and all memory that it needs but for single states that are converted.
 
     Attributes:
         entries: the optimizer's state after the load.
         blocks: pairs of (part of a state tensor, values to copy into it).
+        conversions: state that cannot be copied.
         staging: host memory for values that are converted on their way to a device.
         made: whether new state tensors were allocated.
     """
 
     entries: dict[Any, dict[str, Any]]
     blocks: list[tuple[torch.Tensor, torch.Tensor]]
-    encodings: list[Encoding]
+    conversions: list[Conversion]
     staging: torch.Tensor
     made: bool
 
@@ -123,8 +140,9 @@ def prepare(optimizer: RuleOptimizer, store: Store, state_dict: StateDict, befor
     """Return the load of a dict that :func:`check_state` has accepted, with all its memory; nothing is copied yet."""
     entries: dict[Any, dict[str, Any]] = {}
     new: list[tuple[dict[str, Any], Wanted]] = []
-    plain: list[tuple[dict[str, Any], list[str], Loaded, str]] = []
     pairs: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+    converted: list[tuple[dict[str, Any], Loaded, str]] = []
+    old: list[torch.Tensor] = []
     everyone = list(members(optimizer, state_dict))
     for member in [each for each in everyone if each.entry]:
         p = member.param
@@ -132,15 +150,20 @@ def prepare(optimizer: RuleOptimizer, store: Store, state_dict: StateDict, befor
         reused = [reusable(optimizer, before, member, key) for key in member.columns]
         if None in reused and not all(old is None or store.is_plain(old) for old in reused):
             reused = [None] * len(reused)  # all columns of a piece move with one page, so they share an arena
-        encoded = {key for keys in member.plain.values() for key in keys}
-        plain += [(entry, keys, member, name) for name, keys in member.plain.items()]
-        for (key, of), old in zip(member.columns.items(), reused, strict=True):
-            entry[key] = old
-            if key not in encoded:
-                pairs.append((entry, key, local(member.entry[key])))
-            if old is None:
-                new.append((entry, of.wanted(p, key)))
-        others = [n for n in member.entry if n not in (*member.numbers, *member.columns, *member.plain)]
+        for (key, of), tensor in zip(member.columns.items(), reused, strict=True):
+            entry[key] = tensor
+            if tensor is None:
+                new.append((entry, of.wanted(p, key, member.like)))
+            else:
+                old.append(tensor)
+        known = {*member.numbers, *member.columns}
+        for name, (_, keys) in member.states.items():
+            if member.is_copied(name):
+                pairs += [(entry, key, member.entry[key]) for key in keys]
+            else:
+                converted.append((entry, member, name))
+                known.update(member.sources[name].columns)
+        others = [name for name in member.entry if name not in known]
         entry.update((name, _copied(member.entry[name], p)) for name in others)
     params = {member.key: member.param for member in everyone}
     entries = {  # in the order of the loaded dict, as torch
@@ -148,18 +171,31 @@ def prepare(optimizer: RuleOptimizer, store: Store, state_dict: StateDict, befor
         for key, entry in state_dict["state"].items()
         if key not in params or params[key] in entries
     }
-    sources = _without_aliases(pairs)
+    apart = _without_aliases(old)
+    values = [value if _same(entry[key], value) else apart(value) for entry, key, value in pairs]
+    read = [[*map(apart, member.values(name))] for _, member, name in converted]
     on_devices = any(isinstance(p, torch.Tensor) and p.device.type != "cpu" for p in entries)
     staging = torch.empty(CHUNK if on_devices else 0, dtype=torch.uint8, device="cpu")
     made = store.create([wanted for _, wanted in new]) if new else []
     for (entry, wanted), tensor in zip(new, made, strict=True):
         entry[wanted.key] = tensor
-    copies = [(entry[key], source) for (entry, key, _), source in zip(pairs, sources, strict=True)]
-    encodings = [
-        (member.columns[keys[0]].form, [entry[key] for key in keys], member.entry[name], member.param)
-        for entry, keys, member, name in plain
-    ]
-    return Plan(entries, in_order([(a, b) for a, b in copies if not _same(a, b)]), encodings, staging, bool(new))
+    copies = [(entry[key], value) for (entry, key, _), value in zip(pairs, values, strict=True)]
+    conversions = []
+    for (entry, member, name), loaded in zip(converted, read, strict=True):
+        source, (target, keys) = member.sources[name].form, member.states[name]
+        conversions.append(Conversion(member.param, source, loaded, target, [entry[key] for key in keys]))
+    return Plan(entries, in_order([(a, b) for a, b in copies if not _same(a, b)]), conversions, staging, bool(new))
+
+
+def _convert(conversion: Conversion, store: Store, staging: torch.Tensor, begin: Callable[[], object]) -> None:
+    """Write state in another format, or with other strides, than it was saved in; values are rounded once."""
+    param, source, loaded, target, columns = conversion
+    values = loaded[0] if source in NUMBERS else decode(source, loaded, param)
+    if target in NUMBERS:
+        begin()
+        copy_values(in_order([(columns[0], values)]), store, staging)
+    else:
+        encode(target, columns, values, param, store, begin)
 
 
 def _copied(value: Any, p: torch.Tensor) -> Any:
@@ -169,21 +205,34 @@ def _copied(value: Any, p: torch.Tensor) -> Any:
     return value.detach().to(p.device, p.dtype if p.is_floating_point() else value.dtype, copy=True)
 
 
-def _without_aliases(pairs: list[tuple[dict[str, Any], str, torch.Tensor]]) -> list[torch.Tensor]:
-    """Return the loaded tensors.  One that shares memory with state that will be overwritten is copied to the host."""
-    targets = {local(old).untyped_storage().data_ptr() for entry, name, _ in pairs if (old := entry[name]) is not None}
-    return [
-        value.detach().to("cpu", copy=True)
-        if value.untyped_storage().data_ptr() in targets and not _same(entry[name], value)
-        else value
-        for entry, name, value in pairs
-    ]
+def _without_aliases(written: Sequence[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a function that copies a tensor to the host if it shares memory with one of those that will be written."""
+    spans = np.array(sorted(map(_span, written)), np.uint64).reshape(-1, 2)
+    starts, ends = spans[:, 0], np.maximum.accumulate(spans[:, 1])
+
+    def apart(tensor: torch.Tensor) -> torch.Tensor:
+        tensor = local(tensor).detach()
+        first, last = _span(tensor)
+        before = int(np.searchsorted(starts, np.uint64(last)))  # as many begin before it ends
+        shared = first < last and before and ends[before - 1] > first
+        return tensor.to("cpu", copy=True) if shared else tensor
+
+    return apart
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the addresses of a tensor's first byte and behind its last one."""
+    tensor = local(tensor)
+    elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (elements * tensor.itemsize if tensor.numel() else 0)
 
 
 def _same(a: torch.Tensor | None, b: torch.Tensor) -> bool:
     """Return whether two tensors of one shape are the same elements of the same memory."""
-    a = None if a is None else local(a)
-    return a is not None and (a.data_ptr(), a.dtype, a.stride()) == (b.data_ptr(), b.dtype, b.stride())
+    if a is None:
+        return False
+    a, b = local(a), local(b)
+    return (a.data_ptr(), a.dtype, a.stride()) == (b.data_ptr(), b.dtype, b.stride())
 
 
 @torch.no_grad()
