@@ -23,7 +23,8 @@ def any_of(names: Sequence[str]) -> str:
 #: Help of the options that say how state is stored and where it lies, which several commands have.
 STATE_FORMAT = (
     f"how state is stored: {any_of(NAMES)}. int8 takes 8 bits an element and a float32 for each 256; state of "
-    "parameters below 4,096 elements is float32 then"
+    "parameters below 4,096 elements is float32 then. float16 is refused for second moments, unless parameters are "
+    "float16, too"
 )
 BUDGET = (
     "how much state may stay on the device (if parameters are on a CPU: in RAM), as 2GiB, 500MB, 25%% of the state or "

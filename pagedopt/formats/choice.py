@@ -21,14 +21,26 @@ class Moment:
     Attributes:
         signed: whether it may be negative.
         decay: the name of the hyperparameter by which it is multiplied in each step; None: it does not decay.
+        squares: whether it holds squares of gradients, as a sum, mean or maximum, of which float16 loses the small
+            ones.  None: not said, for a state that is not signed; one that is holds none.
+
+    Raises:
+        ValueError: it is signed and holds squares.
 
     Example:
-        >>> @pagedopt.rule(moments={"level": pagedopt.Moment(signed=False, decay="beta")})
+        >>> @pagedopt.rule(moments={"level": pagedopt.Moment(signed=False, decay="beta", squares=True)})
         ... def root_mean(param, grad, level, *, lr, beta): ...
     """
 
     signed: bool = True
     decay: str | None = None
+    squares: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.signed and self.squares:
+            raise ValueError("a Moment is signed and holds squares, which are not negative; give it signed=False")
+        if self.signed:
+            object.__setattr__(self, "squares", False)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..system.warn import warn_once
 from .choice import Choice, State
 from .format import Column, ElementFormat, Format, complexified
 from .int8 import INT8
@@ -154,6 +155,37 @@ def format_of(state_format: StateFormat, state: State, param: torch.dtype) -> Fo
     return found
 
 
+def check_squares(state_format: StateFormat, state: State, param: torch.dtype, refuse: bool = True) -> None:
+    """Check that float16 is given for no state that holds squares, unless the parameter is float16, too.
+
+    Warns, once, of state of which the rule does not say whether it holds squares.
+
+    Args:
+        refuse: raise an error; False: warn, once.
+
+    Raises:
+        ValueError: float16 is given for squares.
+    """
+    squares = None if state.moment is None else state.moment.squares
+    if squares is False or chosen_format(state_format, state.name) != FLOAT16 or real_dtype(param) is torch.float16:
+        return
+    what = f"state_format is 'float16' for {state.name!r} of a parameter of {param}"
+    if squares is None:
+        text = (
+            f"{what}, and rule {state.rule!r} does not say whether that state holds squares, of which float16 rounds "
+            f"those below 3e-8 to zero; say so: @pagedopt.rule(moments={{{state.name!r}: pagedopt.Moment(signed=…, "
+            "squares=…)})"
+        )
+    else:
+        text = (
+            f"{what}: it holds squares, and float16 rounds those below 3e-8 to zero; give 'bfloat16' or 'float32' "
+            f"(state_format={{{state.name!r}: …}} gives one state alone)"
+        )
+        if refuse:
+            raise ValueError(text)
+    warn_once(text, text)
+
+
 def columns_of(form: Format, name: str, param: torch.dtype) -> dict[str, Column]:
     """Return the columns of state ``name`` by key, with dtypes for a parameter of dtype ``param``."""
     made = (complexified(column) if param.is_complex else column for column in form.columns)
@@ -165,6 +197,7 @@ __all__ = [
     "OneFormat",
     "StateFormat",
     "check_format",
+    "check_squares",
     "chosen_format",
     "columns_of",
     "dtype_of_name",

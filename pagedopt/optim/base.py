@@ -26,7 +26,7 @@ from .locks import OptimizerLock, locked
 from .options import Options, complete, documented
 from .out_of_memory import advise, is_out_of_memory
 from .saving import SavingOptimizer
-from .state.rule_optimizer import Group, RuleOptimizer
+from .state.rule_optimizer import Group, RuleOptimizer, occurrences
 from .step.class_checks import check_group, check_initial, check_rules, check_scalars
 from .step.launches import NO_SHARDS, Launches, PreparedStep, grads_of_shards, prepare_again, prepare_anew
 from .step.members import refuse, state_tensors
@@ -181,8 +181,9 @@ class PagedOptimizer(SavingOptimizer):
         Raises:
             TypeError: a parameter is a DTensor of pending sums (``Partial``); a hyperparameter of the class's only rule
                 is missing or not a number.
-            ValueError: as torch's; ``state_format`` cannot store state of a complex parameter, or of a DTensor; a
-                parameter is neither on a CPU nor on an NVIDIA GPU, or the placement does not serve its device.
+            ValueError: as torch's; ``state_format`` cannot store state of a complex parameter or of a DTensor, or is
+                float16 for squares; a parameter is neither on a CPU nor on an NVIDIA GPU, or the placement does not
+                serve its device.
         """
         if isinstance(param_group, dict) and "params" not in param_group:
             keys = ", ".join(map(repr, param_group)) or "nothing"
@@ -273,6 +274,8 @@ class PagedOptimizer(SavingOptimizer):
             self._configure(options, restored=True)
         super().__setstate__(state)
         self._launches = None
+        for _, group, p in occurrences(self) if options else ():  # pickled before squares in float16 were refused
+            self.check_squares(self.state.get(p) or (), p, group, refuse=False)
         if options:
             bring_home(self, self.store)
 

@@ -44,10 +44,13 @@ TABLE = {
         "parameter group may have one of its own, under the same key",
         None,
         {
-            "None": "as the parameter, as in torch: state of bfloat16 parameters is bfloat16",
+            "None": "as the parameter, as in torch: state of bfloat16 parameters is bfloat16, of float16 parameters "
+            "float16. Float16 rounds squares below 3e-8 to zero: with a `beta2` of 0.999 the second moment of "
+            "gradients below 0.005 stays zero, and `eps` alone divides the update",
             '"float32", "fp32", "float", torch.float32': "32 bits an element, whatever the parameter has",
             '"bfloat16", "bf16", torch.bfloat16': "16 bits with the range of float32",
-            '"float16", "fp16", "half", torch.float16': "16 bits with more digits and less range",
+            '"float16", "fp16", "half", torch.float16': "16 bits with more digits than bfloat16 and less "
+            "range. Refused for state that holds squares, such as second moments, unless the parameter is float16, too",
             '"float64", "fp64", "double", torch.float64': "64 bits; the step then computes in float64",
             '"int8", "8bit"': "a code of 8 bits an element, and a float32 for each 256: 2.03 bytes a parameter for "
             "AdamW. State of parameters below 4,096 elements is float32. Refused for complex parameters, for DTensors "

@@ -15,7 +15,7 @@ import torch
 from ..common.facts_table import Shown
 from ..common.units import text_of_bytes, text_of_count, text_of_seconds
 from ..formats.choice import State
-from ..formats.floating import StateFormat, check_format, dtype_of_name, format_of, real_dtype
+from ..formats.floating import StateFormat, check_format, check_squares, dtype_of_name, format_of, real_dtype
 from ..formats.format import Format
 from ..paging.budget import Budget, Given
 from ..paging.pages import Layout, Width, lay_out
@@ -263,6 +263,8 @@ def _arenas(
         said, real = found.own_formats.get(i, state_format), real_dtype(dtype)
         states = [State(name, numel, rule.name, rule.moments.get(name)) for name in rule.inputs[2:]]
         forms = tuple([format_of(said, state, dtype) for state in states])
+        for state in states:
+            check_squares(said, state, dtype)
         kinds.setdefault((real, forms), []).append(numel * (2 if dtype.is_complex else 1))
     layouts, traffic, columns = [], [], []
     for (dtype, forms), numels in kinds.items():

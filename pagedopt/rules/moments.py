@@ -9,8 +9,8 @@ from ..formats.choice import Moment
 from .rule import fma, sqrt
 
 #: Adam's means, and the maximum of the second one, which does not decay.
-MOMENTS = {"exp_avg": Moment(decay="beta1"), "exp_avg_sq": Moment(signed=False, decay="beta2")}
-AMSGRAD = {**MOMENTS, "max_exp_avg_sq": Moment(signed=False)}
+MOMENTS = {"exp_avg": Moment(decay="beta1"), "exp_avg_sq": Moment(signed=False, decay="beta2", squares=True)}
+AMSGRAD = {**MOMENTS, "max_exp_avg_sq": Moment(signed=False, squares=True)}
 
 
 def decoupled(param, change, lr, weight_decay):

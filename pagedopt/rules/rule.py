@@ -289,7 +289,8 @@ def rule(
     that begin with ``_``, the functions above, and words of C++ that Python lacks (``new``, ``double``, …).
 
     Args:
-        moments: for each state that may be stored in 8 bits, whether it may be negative and by what it decays.
+        moments: for each state that may be stored in 8 bits or in float16, whether it may be negative, by what it
+            decays, and whether it holds squares.
 
     Raises:
         RuleError: it uses something else, its source cannot be found, or a name stands for another function; the

@@ -102,6 +102,13 @@ def test_state_in_8_bits_is_planned(name: str, rated: Program, tmp_path: Path) -
     assert row["state_bytes"] == 2 * (4096 + 4 * 16) + 2 * 4 * 4095
 
 
+def test_float16_is_planned_for_float16_parameters_alone(rated: Program) -> None:
+    asked = ("--params", "1B", "--state-format", "half")
+    assert "--state-format 'float16' for 'exp_avg_sq' of a parameter of torch.float32" in rated.refuses(*asked)
+    for more in (("--param-dtype", "float16"), ("--rule", "lion")):
+        assert "state" in rated.says(*asked, *more)
+
+
 def test_help_names_every_format(plan: Program, train_tiny: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "10000")
     for program in (plan, train_tiny):

@@ -265,6 +265,7 @@ BAD_VALUES = {
     ("--seed", "-1"): "--seed -1",
     ("--seed", str(2**64)): "must be at most",
     ("--state-format", "int3"): "--state-format int3: state_format is 'int3'; there are float32, ",
+    ("--state-format", "half"): "--state-format float16: state_format is 'float16' for 'exp_avg_sq' of a parameter of",
     ("--state-format", "int8", "--optimizer", "torch"): "--state-format int8: only PagedAdamW stores its state in it",
     ("--overlap", "forward", "--optimizer", "torch"): "--overlap forward: only PagedAdamW has it",
     ("--device", "toaster"): "must be cpu, cuda or cuda:N",

@@ -75,8 +75,9 @@ def test_what_the_table_shows_is_taken(name: str, values: str, tmp_path: Path, m
     monkeypatch.setenv("PAGEDOPT_STATE_DIR", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     ASSUMED.save("there.json")
+    dtype = torch.float16 if "torch.float16" in values else torch.float32
     for value in each(values):
-        pagedopt.PagedAdamW([torch.nn.Parameter(torch.ones(3))], **{name: value})
+        pagedopt.PagedAdamW([torch.nn.Parameter(torch.ones(3, dtype=dtype))], **{name: value})
 
 
 #: What the table's budgets are, in the words of their class.

@@ -13,7 +13,7 @@ def momenta(beta1, decay, step):
     return beta1 * (1 - 0.5 * 0.96 ** (step * decay)), beta1 * (1 - 0.5 * 0.96 ** ((step + 1) * decay))
 
 
-@rule(moments={"exp_avg": Moment(decay="beta1"), "exp_avg_sq": Moment(signed=False, decay="beta2")})
+@rule(moments={"exp_avg": Moment(decay="beta1"), "exp_avg_sq": Moment(signed=False, decay="beta2", squares=True)})
 def nadam(param, grad, exp_avg, exp_avg_sq, *, lr, beta1, beta2, eps, weight_decay, momentum_decay, step, mu_product):
     grad = grad + weight_decay * param
     mu, ahead = momenta(beta1, momentum_decay, step)

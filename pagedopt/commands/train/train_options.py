@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from ...common.units import text_of_bytes
-from ...formats.floating import check_format
 from ...formats.names import full_name
 from ...paging.budget import Budget
 from ...placements.choose import ARENAS, Arena, check_placement, default_placement
@@ -226,14 +225,14 @@ def check_state(options: TrainOptions, typed: Collection[str]) -> None:
 
 
 def check_state_format(options: TrainOptions) -> None:
-    """Refuse an unknown format, and one for an optimizer that has none."""
+    """Refuse a format that is unknown or unfit, and one for an optimizer that has none."""
     if options.state_format is None:
         return
     text, given = f"--state-format {options.state_format}", options.state_format
     if options.optimizer == "torch":
         raise UsageError(f"{text}: only PagedAdamW stores its state in it; use --optimizer both or paged")
     try:
-        check_format(given)  # type: ignore[arg-type]
+        estimate([(1,)], state_format=given)  # type: ignore[arg-type]  # refuses what PagedAdamW does
     except ValueError as error:
         raise UsageError(f"{text}: {error}") from error
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
 
 from ...formats.choice import Choice, Rounding, State
-from ...formats.floating import StateFormat, chosen_format, format_of
+from ...formats.floating import StateFormat, check_squares, chosen_format, format_of
 from ...formats.format import Format
 from ...placements.store import Store
 from ...planning.affordable import Affordable
@@ -86,6 +86,21 @@ class RuleOptimizer(torch.optim.Optimizer):
         if not isinstance(chosen_format(said, name), Choice):
             return format_of(said, State(name, p.numel()), p.dtype)
         return format_of(said, self._state(name, p.numel(), group), p.dtype)
+
+    def check_squares(self, names: Container[str], p: torch.Tensor, group: Group, refuse: bool = True) -> None:
+        """Check the format of squares among the states ``names`` of a parameter in ``group``.
+
+        Raises ValueError, or warns, as :func:`pagedopt.formats.floating.check_squares`.
+        """
+        if (said := self.state_format_of(group)) is None:
+            return
+        states: dict[str, State] = {}
+        for rule in self.rules or (self.rule_of(group),):
+            for name in rule.inputs[2:]:
+                states.setdefault(name, State(name, p.numel(), rule.name, rule.moments.get(name)))
+        for name, state in states.items():
+            if name in names:
+                check_squares(said, state, p.dtype, refuse)
 
     def _state(self, name: str, numel: int, group: Group) -> State:
         rule = self.rule_of(group)

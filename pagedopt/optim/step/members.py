@@ -168,7 +168,8 @@ def refuse(optimizer: RuleOptimizer, group: Group, states: Collection[str]) -> N
         TypeError: a parameter is a DTensor with a ``Partial`` placement: its sums have not been made.
         ValueError, TypeError: the group has an option with a bad value, or a format that cannot store its state.
         ValueError: a parameter is a ``FakeTensor``, or its state has an unsuitable format: one without complex numbers
-            for a complex parameter, or one whose entries stand for several elements for a DTensor.
+            for a complex parameter, one whose entries stand for several elements for a DTensor, or float16 for squares
+            of a parameter that is not float16.
     """
     check_group_options(group, states or None)
     said = optimizer.state_format_of(group)
@@ -187,6 +188,7 @@ def refuse(optimizer: RuleOptimizer, group: Group, states: Collection[str]) -> N
             _check_sharded(optimizer, p, group, states)
         for name in states if p.is_complex() else chosen:
             optimizer.format_of(name, p, group)
+        optimizer.check_squares(states, p, group)
 
 
 def _check_sharded(optimizer: RuleOptimizer, p: torch.Tensor, group: Group, states: Collection[str]) -> None:

@@ -33,6 +33,8 @@ def create(optimizer: RuleOptimizer, found: Sequence[Member]) -> None:
     wanted = [m.columns[n].wanted(m.param, n, m.like) for m, n in late if n in m.columns]
     created = optimizer.store.create(wanted) if wanted else []
     _warn_on_cpu(optimizer, firsts)
+    for m in firsts:  # a parameter was cast or a format changed since the constructor, which refuses squares in float16
+        optimizer.check_squares(m.rule.inputs[2:], m.param, optimizer.param_groups[m.group], refuse=False)
     if wanted:
         from .budget_advice import tell_made  # here: it imports planning, which a step without new state does not need
 
