@@ -3,7 +3,8 @@ torch.optim.AdamW side by side: same seed, same batches, step by step in turn. I
 loss curves, a JSON file and a checkpoint, and says whether the curves agree (exit status 1 if they do not). If they are
 further apart than rounding takes them in a short run, torch's AdamW then takes the steps once more in its foreach
 implementation: if that is as far from the fused one, PagedAdamW is not to blame. With state in fewer bits
-(--state-format int8 or bfloat16) the curves are shown beside each other and not judged.
+(--state-format int8 or bfloat16) the curves are shown beside each other, and the exit status is 1 only if PagedAdamW's
+loss ends above its start while torch's fell. A loss that is not finite always means exit status 1.
 
 With --spill, which is the default on a CPU, a short second act follows: the same training from its start, once with
 all optimizer state resident and once with most of it spilled to a file (on a GPU: to the host). It shows where the
@@ -77,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Train, report, and return the exit status: 0, 1 if the curves differ, 130 if interrupted."""
+    """Train, report, and return the exit status: 0, 1 if the curves differ or show a fault, 130 if interrupted."""
     from .run import run  # imports torch
 
     return run(args)

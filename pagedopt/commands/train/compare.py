@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 # The largest difference at any step of a short run, in nats per byte, by type of device.
@@ -84,6 +84,20 @@ class Comparison:
             f"differ by at most {self.max_difference:.2g} in {steps} steps (step {self.at_step}){own}; the tolerance "
             f"is {self.tolerance:.2g}{rule}."
         )
+
+
+def broken(curves: Mapping[str, Sequence[float]]) -> list[str]:
+    """Return a sentence for each curve with a loss that is not finite, by the curve's name.
+
+    >>> broken({"one": [3.0, math.nan, math.inf], "other": [3.0, 2.0, 1.0]})
+    ['The loss of one is nan in step 2.']
+    """
+    found = []
+    for name, losses in curves.items():
+        step = next((step for step, loss in enumerate(losses, 1) if not math.isfinite(loss)), 0)
+        if step:
+            found.append(f"The loss of {name} is {losses[step - 1]} in step {step}.")
+    return found
 
 
 def compare(first: Sequence[float], second: Sequence[float], tolerance: float | None) -> Comparison:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -20,7 +19,7 @@ from ...system import machine
 from ..errors import UsageError
 from ..results import as_json, new_figure, spread
 from ..tables import results_table, say
-from .compare import Comparison
+from .compare import Comparison, broken
 from .contender import Contender
 from .files import replacing
 from .train_options import TrainOptions
@@ -33,12 +32,16 @@ WARM_UP_STEPS = 5  # not timed: they compile, allocate and autotune
 def report(
     options: TrainOptions, results: Mapping[str, dict[str, Any]], comparison: Comparison | None, console: Console
 ) -> int:
-    """Say and write what the contenders measured. Return 1 if the curves differ or a loss is not finite, else 0."""
+    """Say and write what the contenders measured. Return 1 if the curves differ or show a fault, else 0."""
     out, measured = Path(options.out), list(results.values())
     first = measured[0]["losses"]
-    fell = f"The loss went from {first[0]:.3f} to {final_loss(first):.3f} nats per byte."
+    said = [f"The loss went from {first[0]:.3f} to {final_loss(first):.3f} nats per byte."]
     names = [result["optimizer"] for result in measured]
-    say(console, f"{fell} {comparison.sentence(len(first), *names)}" if comparison else fell, whole=True)
+    not_finite = broken({result["optimizer"]: result["losses"] for result in measured})
+    if comparison and not not_finite:
+        said.append(comparison.sentence(len(first), *names))
+    faults = not_finite or rising(results)
+    say(console, " ".join([*said, *faults]), whole=True)
     content = {
         "machine": machine.describe(),
         "options": asdict(options),
@@ -52,8 +55,20 @@ def report(
     else:
         written = f"{out / RESULT} (no plot: matplotlib is not installed; pip install matplotlib)"
     say(console, f"written: {written}", whole=True)
-    finite = all(math.isfinite(loss) for result in measured for loss in result["losses"])
-    return 0 if finite and (comparison is None or comparison.agree is not False) else 1
+    return 1 if faults or (comparison is not None and comparison.agree is False) else 0
+
+
+def rising(results: Mapping[str, dict[str, Any]]) -> list[str]:
+    """Return a sentence if PagedAdamW's loss ends above its start, and torch's, of the same batches, below."""
+    if results.keys() != {"paged", "torch"}:
+        return []
+    (ours, begin, end), (theirs, start, last) = (
+        (result["optimizer"], result["first_train_loss"], result["final_train_loss"])
+        for result in (results["paged"], results["torch"])
+    )
+    if not (end > begin and last < start):
+        return []
+    return [f"The loss of {ours} ROSE from {begin:.3f} to {end:.3f}; that of {theirs} fell to {last:.3f}."]
 
 
 def summarize(contender: Contender, validation_loss: float, options: TrainOptions) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from ...common.units import text_of_bytes, text_of_seconds
 from ...paging.budget import Budget
 from ...placements.choose import ARENAS, default_placement
 from ..tables import results_table, say
-from .compare import TOLERANCE, compare
+from .compare import TOLERANCE, broken, compare
 from .contender import Contender
 from .progress_report import text_of_places, warm_spread, write_values
 from .train_options import EVERYTHING, TrainOptions
@@ -112,6 +112,8 @@ def verdict(contenders: Sequence[Contender]) -> tuple[bool, str]:
     On a CPU every bit must be equal. On a GPU gradients add up in an order that varies, so losses get a tolerance.
     """
     one, other = contenders
+    if faults := broken({contender.name: contender.curve.losses for contender in contenders}):
+        return False, " ".join(faults)
     steps = len(one.curve.losses)
     if one.device.type == "cpu":
         pairs = zip(one.model.parameters(), other.model.parameters(), strict=True)
