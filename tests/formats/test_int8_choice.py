@@ -158,6 +158,56 @@ def test_a_decay_that_becomes_too_slow_is_refused_by_the_step_and_changes_nothin
     assert float(opt.state[p]["step"]) == 2
 
 
+SLOW: dict[str, Any] = {"betas": (0.995, 0.999), "state_format": "int8"}
+
+
+def test_a_slow_decay_is_taken_where_no_code_is_stored() -> None:
+    """All parameters are so small that their state is float32."""
+    p = torch.nn.Parameter(torch.ones(3))
+    p.grad = torch.ones(3)
+    opt = PagedAdamW([p], **SLOW)
+    for _ in range(2):
+        opt.step()
+    assert opt.state[p]["exp_avg"].dtype is torch.float32
+    opt.add_param_group({"params": [large()], "betas": (0.9, 0.999)})
+    with pytest.raises(ValueError, match=r"its decay beta1 is 0\.995"):
+        opt.add_param_group({"params": [large()]})
+    opt.step()
+
+
+def test_a_slow_decay_that_is_loaded_is_refused_and_changes_nothing() -> None:
+    (p, opt), other = ((p := large()), PagedAdamW([p], state_format="int8")), PagedAdamW([large()], betas=SLOW["betas"])
+    for steps in range(2):
+        with pytest.raises(ValueError, match=r"its decay beta1 is 0\.995"):
+            opt.load_state_dict(other.state_dict())
+        assert opt.param_groups[0]["betas"] == (0.9, 0.999)
+        opt.step()
+        assert float(opt.state[p]["step"]) == steps + 1
+
+
+class OnDevice(torch.Tensor):
+    """A tensor that says that it lies on a GPU."""
+
+    is_cuda = True
+
+
+def test_a_decay_on_a_device_is_asked_once_when_state_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    p, read = large(), []
+    opt = PagedAdamW([p], state_format="int8")
+    monkeypatch.setattr(OnDevice, "__float__", lambda beta: read.append(1) or beta.as_subclass(torch.Tensor).item())
+    for beta in (0.995, 0.9):
+        opt.param_groups[0]["betas"] = tuple(torch.tensor(b).as_subclass(OnDevice) for b in (beta, 0.999))
+        if beta == 0.995:
+            with pytest.raises(ValueError, match=r"its decay beta1 is 0\.995"):
+                opt.step()
+            assert not opt.state
+        else:
+            read.clear()
+            for _ in range(3):
+                opt.step()
+    assert len(read) == 2  # of both moments
+
+
 def test_what_a_rule_says_of_its_states_is_checked() -> None:
     for moments, error, text in (
         ({"grad": MEAN}, ValueError, "moments names 'grad', which is no state of it; there is level"),

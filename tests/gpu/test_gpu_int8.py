@@ -121,6 +121,20 @@ def test_strides_may_change_and_codes_load_into_others_and_into_floats(place: st
     opt.step()
 
 
+def test_a_decay_on_the_device_is_asked_when_state_is_made() -> None:
+    p = torch.nn.Parameter(torch.ones(5000, device="cuda"))
+    p.grad = torch.ones_like(p)
+    slow, fast = ((torch.tensor(beta, device="cuda"), torch.tensor(0.999, device="cuda")) for beta in (0.995, 0.9))
+    optimizer = PagedAdamW([p], betas=slow, capturable=True, state_format="int8")
+    with pytest.raises(ValueError, match=r"its decay beta1 is 0\.995"):
+        optimizer.step()
+    assert not optimizer.state
+    optimizer.param_groups[0]["betas"] = fast
+    for _ in range(2):
+        optimizer.step()
+    assert int(optimizer.state[p]["step"]) == 2
+
+
 def test_decoded_state_lies_on_the_host() -> None:
     p = torch.nn.Parameter(torch.zeros(8_000_000, device="cuda"))
     p.grad = torch.ones_like(p)

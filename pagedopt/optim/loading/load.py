@@ -23,7 +23,7 @@ from ...tables.shards import local
 from ..state.encoding import decode, encode
 from ..state.group_options import check_group_options, keep_own
 from ..state.rule_optimizer import RuleOptimizer
-from ..step.members import state_tensors
+from ..step.members import check_choices, state_tensors
 from .check import Loaded, State, StateDict, check_form, check_groups, check_state, members, number_of, reusable
 from .foreign import translate
 
@@ -59,6 +59,8 @@ def load(
             keep_own(group, old)
             check_group_options(group)
         check_groups(optimizer, before["param_groups"], loaded)
+        for group in optimizer.param_groups:
+            check_choices(optimizer, group, optimizer.state_names(group))
         check_state(optimizer, loaded)
         plan = prepare(optimizer, store, loaded, before["state"])
         with Uninterrupted(gives_way=True):

@@ -102,12 +102,20 @@ class RuleOptimizer(torch.optim.Optimizer):
             if name in names:
                 check_squares(said, state, p.dtype, refuse)
 
-    def _state(self, name: str, numel: int, group: Group) -> State:
+    def check_decays(self, p: torch.Tensor, group: Group) -> None:
+        """Raise ValueError if a decay, which is read even from a device, is too slow for the format of its state."""
+        said = self.state_format_of(group)
+        for name in self.state_names(group) if said is not None else ():
+            if isinstance(one := chosen_format(said, name), Choice):
+                one.of(self._state(name, p.numel(), group, read=True))
+
+    def _state(self, name: str, numel: int, group: Group, read: bool = False) -> State:
         rule = self.rule_of(group)
         moment = next((r.moments[name] for r in (rule, *self.rules) if name in r.moments), None)
         decay = None if moment is None or moment.decay is None else scalar_of(rule, moment.decay, group)
-        # A number on a device is not read: a step would wait for it.
-        known = None if decay is None or (isinstance(decay, torch.Tensor) and decay.is_cuda) else float(decay)
+        # A number on a device is not read in each step, which would wait for it.
+        unread = not read and isinstance(decay, torch.Tensor) and decay.is_cuda
+        known = None if decay is None or unread else float(decay)
         rounding = group.get("v_rounding", self.v_rounding)
         # A step that only the rule knows begins anew with each load, and so would random bits: it is not counted.
         return State(name, numel, rule.name, moment, known, rounding, counted=self.has_step)
@@ -117,8 +125,14 @@ class RuleOptimizer(torch.optim.Optimizer):
         said = self.state_format_of(group)
         if said is None:
             return None
-        chosen = [(name, chosen_format(said, name)) for name in self.state_names(group)]
-        return [one.of(self._state(name, LARGE, group)) if isinstance(one, Choice) else one for name, one in chosen]
+        found: list[object] = []
+        for name in self.state_names(group):
+            one = chosen_format(said, name)
+            try:
+                found.append(one.of(self._state(name, LARGE, group)) if isinstance(one, Choice) else one)
+            except ValueError as error:  # a parameter decides, when a step is prepared: it may be a small one
+                found.append(str(error))
+        return found
 
 
 def occurrences(optimizer: RuleOptimizer) -> Iterator[tuple[int, Group, torch.Tensor]]:

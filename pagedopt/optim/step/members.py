@@ -172,12 +172,7 @@ def refuse(optimizer: RuleOptimizer, group: Group, states: Collection[str]) -> N
             of a parameter that is not float16.
     """
     check_group_options(group, states or None)
-    said = optimizer.state_format_of(group)
-    chosen: list[str] = []
-    if any(isinstance(chosen_format(said, name), Choice) for name in states):
-        check_rule(optimizer.rule_of(group))
-        chosen = [name for name in optimizer.state_names(group) if isinstance(chosen_format(said, name), Choice)]
-        group.setdefault("seed", optimizer.seed)
+    check_choices(optimizer, group, states)
     for p in group["params"]:
         if is_fake(p):
             raise ValueError(
@@ -186,9 +181,24 @@ def refuse(optimizer: RuleOptimizer, group: Group, states: Collection[str]) -> N
             )
         if is_sharded(p):
             _check_sharded(optimizer, p, group, states)
-        for name in states if p.is_complex() else chosen:
+        for name in states if p.is_complex() else ():
             optimizer.format_of(name, p, group)
         optimizer.check_squares(states, p, group)
+
+
+def check_choices(optimizer: RuleOptimizer, group: Group, states: Collection[str]) -> None:
+    """Raise ValueError if the format of a state follows from rule and decay, and there is none; give the group a seed.
+
+    ``states`` are all state names.
+    """
+    said = optimizer.state_format_of(group)
+    if any(isinstance(chosen_format(said, name), Choice) for name in states):
+        check_rule(optimizer.rule_of(group))
+        chosen = [name for name in optimizer.state_names(group) if isinstance(chosen_format(said, name), Choice)]
+        for p in group["params"]:
+            for name in chosen:
+                optimizer.format_of(name, p, group)
+        group.setdefault("seed", optimizer.seed)
 
 
 def _check_sharded(optimizer: RuleOptimizer, p: torch.Tensor, group: Group, states: Collection[str]) -> None:

@@ -20,6 +20,7 @@ def create(optimizer: RuleOptimizer, found: Sequence[Member]) -> None:
 
     Raises:
         MemoryError, torch.OutOfMemoryError: there is no room.
+        ValueError: a decay is too slow for the format of the state.
     """
     optimizer.store.forget_and_warn(state_tensors(optimizer), type(optimizer).__name__)
     entries: dict[int, dict[str, Any]] = {}
@@ -28,13 +29,15 @@ def create(optimizer: RuleOptimizer, found: Sequence[Member]) -> None:
         member.entry = entries.setdefault(id(member.param), member.entry)
         if member.turn == 0 and (member.is_new or member.missing):
             firsts.append(member)
+            group = optimizer.param_groups[member.group]
+            optimizer.check_decays(member.param, group)
+            # A parameter was cast, or a format changed, since the constructor has refused squares in float16.
+            optimizer.check_squares(member.rule.inputs[2:], member.param, group, refuse=False)
     ready = {id(m): _preallocated(optimizer, m) for m in firsts}
     late = [(m, n) for m in firsts for n in m.missing if n not in ready[id(m)]]
     wanted = [m.columns[n].wanted(m.param, n, m.like) for m, n in late if n in m.columns]
     created = optimizer.store.create(wanted) if wanted else []
     _warn_on_cpu(optimizer, firsts)
-    for m in firsts:  # a parameter was cast or a format changed since the constructor, which refuses squares in float16
-        optimizer.check_squares(m.rule.inputs[2:], m.param, optimizer.param_groups[m.group], refuse=False)
     if wanted:
         from .budget_advice import tell_made  # here: it imports planning, which a step without new state does not need
 
