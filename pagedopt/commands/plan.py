@@ -33,7 +33,7 @@ from .. import __version__
 from ..common.units import parse_count, parse_seconds, text_of_bytes, text_of_count
 from ..formats.names import NUMBER_NAMES, full_name
 from ..optim.registry import RULE_NAMES
-from ..paging.budget import Budget
+from ..paging.budget import NOTHING, Budget
 from ..planning.sizes import SIZES
 from .errors import UsageError
 from .parser import BUDGET, PLACEMENT, STATE_FORMAT, any_of
@@ -94,7 +94,7 @@ def main(args: argparse.Namespace) -> int:
         whole = None if args.my_step is None else parse_seconds(args.my_step, "my_step")
     spared = spare(args) if args.budget == "auto" else None
     if spared is not None:
-        args.budget = spared
+        args.budget = Budget(spared)
     plan(args, ASSUMED)  # refuses wrong options before two seconds go into measuring
     with Console(stderr=True).status("measuring this machine"):
         rows, own = plan(args, find_rates(args))
@@ -157,19 +157,21 @@ def plan(args: argparse.Namespace, rates: Rates) -> tuple[list[Estimate], int | 
     """
     from ..placements.choose import ARENAS
 
-    own = None if args.budget is None else Budget(args.budget)
+    own = None if args.budget is None else Budget.parse(args.budget)
+    if own is not None and own is not args.budget:
+        own.check_unit()
     kind = ARENAS[args.device].get(args.placement or "")  # ``estimate`` refuses unknown names
     if kind is not None and not (kind.paged and kind.keeps_budget):
         row = planned(args, own, rates)
         return [row], row.budget
     # A budget puts state into pages, whose bytes all shares refer to. So the first estimate must have one.
-    first = planned(args, 0 if own is None or own.everything else own, rates)
+    first = planned(args, NOTHING if own is None or own.everything else own, rates)
     budgets = {int(share * first.state_bytes) for share in SHARES}
     asked = None
     if own is not None:
         asked = first.state_bytes if own.everything or first.budget is None else first.budget
         budgets.add(asked)
-    return [planned(args, budget, rates) for budget in sorted(budgets)], asked
+    return [planned(args, Budget(budget), rates) for budget in sorted(budgets)], asked
 
 
 @option_names()
@@ -187,7 +189,7 @@ def spare(args: argparse.Namespace) -> int:
     return policy.spare_bytes(limit, 0, max(0, room[row.near] - row.param_bytes - row.grad_bytes), 0, 0)
 
 
-def planned(args: argparse.Namespace, budget: Budget | int | None, rates: Rates) -> Estimate:
+def planned(args: argparse.Namespace, budget: Budget | None, rates: Rates) -> Estimate:
     """Return the estimate for one budget; ValueError or TypeError if an option has a wrong value."""
     from ..planning.estimate import estimate
 
@@ -236,7 +238,7 @@ def fitting(rows: list[Estimate], room: dict[str, int], args: argparse.Namespace
     state, near = rows[-1].state_bytes, rows[0].near
 
     def lacking(budget: int) -> set[str]:
-        return set(short(planned(args, budget, rows[0].rates), room))
+        return set(short(planned(args, Budget(budget), rows[0].rates), room))
 
     # A larger budget needs more memory near the parameters and less away from them, so each bound can be bisected.
     most = state

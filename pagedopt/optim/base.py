@@ -23,7 +23,7 @@ from ..system.log import log
 from ..system.state_lost import StateLost
 from .loading.copying import bring_home, duplicate, into_pages
 from .locks import OptimizerLock, locked
-from .options import Options, complete, documented
+from .options import Options, check_group_keys, complete, documented
 from .out_of_memory import advise, is_out_of_memory
 from .saving import SavingOptimizer
 from .state.rule_optimizer import Group, RuleOptimizer, occurrences
@@ -182,12 +182,11 @@ class PagedOptimizer(SavingOptimizer):
             TypeError: a parameter is a DTensor of pending sums (``Partial``); a hyperparameter of the class's only rule
                 is missing or not a number.
             ValueError: as torch's; ``state_format`` cannot store state of a complex parameter or of a DTensor, or is
-                float16 for squares; a parameter is neither on a CPU nor on an NVIDIA GPU, or the placement does not
-                serve its device.
+                float16 for squares; the group has an option that holds for all parameters; a parameter is neither on a
+                CPU nor on an NVIDIA GPU, or the placement does not serve its device.
         """
-        if isinstance(param_group, dict) and "params" not in param_group:
-            keys = ", ".join(map(repr, param_group)) or "nothing"
-            raise KeyError(f"a parameter group has no 'params', and has {keys}; write {{'params': …}}")
+        if isinstance(param_group, dict):
+            check_group_keys(type(self).__name__, param_group, self.defaults)
         super().add_param_group(param_group)
         name, group = type(self).__name__, self.param_groups[-1]
         try:

@@ -13,7 +13,7 @@ from ..formats.choice import Rounding
 from ..formats.floating import StateFormat
 from ..paging.budget import Given
 from ..placements.choose import HostAccess, Placement
-from ..transports.choose import Kind, check_transport
+from ..transports.choose import DEFAULT, Kind, check_transport
 from .foreign_options import OPTIONS, hint
 from .state.group_options import check_group_options
 
@@ -59,7 +59,7 @@ TABLE = {
         },
     ),
     "v_rounding": Option(
-        "how int8 rounds second moments; a parameter group may have its own",
+        "how int8 rounds second moments, saved in the groups of a state dict; a parameter group may have its own",
         None,
         {
             "None": "stochastically where their decay (`beta2`) is 0.99 or more, else to nearest; the maximum of "
@@ -128,7 +128,7 @@ TABLE = {
     "transport": Option(
         "how the pointer table reaches the kernel; or a subclass of `pagedopt.transports.Transport`, of which each "
         "device gets an object",
-        "managed",
+        DEFAULT,
         {
             '"managed"': "managed memory, which the host writes and the kernel reads in place",
             '"mapped"': "page-locked memory of the host, read over the link",
@@ -147,6 +147,10 @@ TABLE = {
         },
     ),
 }
+
+
+#: Options that a group may have for itself.
+OF_GROUPS = {"state_format", "v_rounding", "seed"}
 
 
 class Options(TypedDict, total=False):
@@ -199,6 +203,23 @@ def check_hyperparameters(**given: Any) -> None:
             raise TypeError(f"{name} is {value!r}, a text; write the number, as {name}={value or 0}")
         if name == "betas" and (not isinstance(value, tuple | list) or any(isinstance(beta, str) for beta in value)):
             raise TypeError(f"betas is {value!r}; give two numbers, as betas=(0.9, 0.999)")
+
+
+def check_group_keys(owner: str, group: Mapping[str, Any], defaults: Collection[str]) -> None:
+    """Check the keys of a new group of the class ``owner``, whose hyperparameters are in ``defaults``.
+
+    Raises:
+        KeyError: it has no parameters.
+        ValueError: it has an option that holds for all parameters of an optimizer.
+    """
+    if "params" not in group:
+        keys = ", ".join(map(repr, group)) or "nothing"
+        raise KeyError(f"a parameter group has no 'params', and has {keys}; write {{'params': …}}")
+    for name in TABLE:
+        if name in group and name not in OF_GROUPS and name not in defaults:
+            raise ValueError(
+                f"a parameter group has {name!r}, which holds for all parameters; write {owner}(…, {name}=…)"
+            )
 
 
 def complete(options: Options, kind: type, states: Collection[str] | None) -> Options:

@@ -97,11 +97,12 @@ def auto_budget(device: torch.device, here: Sequence[Arena]) -> int:
 
 
 def warn_of_no_page(arena: Arena, budget: Budget) -> None:
-    """Warn, once, if a budget in bytes is less than one page of an arena."""
-    nbytes, page = budget.nbytes or 0, int(max(arena.layout.page_bytes(), default=0))
+    """Warn, once, if a budget in bytes, or a share of an arena, is less than one of its pages."""
+    page = int(max(arena.layout.page_bytes(), default=0))
+    nbytes = budget.nbytes or 0 if budget.share is None else budget.of(arena.layout.nbytes)
     if arena.paged and 0 < nbytes < page:
         warn_once(
-            ("budget", nbytes, page),
+            ("budget", budget.said, page),
             f"device_budget={budget.said!r} holds no page of {page:,} bytes on {arena.device}: all of that state is "
-            "away; a share as '50%' counts in whole pages, too",
+            "away; a budget counts in whole pages",
         )

@@ -162,7 +162,7 @@ def estimate(
             name the state.
         param_dtype: dtype of parameters and gradients; None: their own, float32 for shapes.
         state_format, placement, device_budget, host_access: as in :class:`~pagedopt.PagedOptimizer`, except ``"auto"``,
-            which is only known while training.
+            which is only known while training.  A :class:`Budget` may be of any bytes.
         device: ``"cuda"`` or ``"cpu"``; None: the parameters' device, ``"cuda"`` for shapes and the meta device.
         rates: rates of the machine it will run on, see :meth:`Rates.load`; None: those of the file that a time in
             ``device_budget`` names, else assumed ones (an H200; a round guess for a CPU), as ``rates.machine`` says.
@@ -181,6 +181,8 @@ def estimate(
     rule = rule if isinstance(rule, Rule) else UPDATES[rule]
     check_format(state_format)
     budget = Budget.parse(device_budget)
+    if budget is not device_budget:
+        budget.check_unit()
     check_placement(placement, budget, host_access)
     if budget.auto:
         raise ValueError(

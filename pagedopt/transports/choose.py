@@ -20,6 +20,7 @@ Kind = Literal["managed", "memcpy", "struct", "hybrid", "mapped"] | type[Transpo
 TRANSPORTS: dict[str, type[Transport]] = {
     t.name: t for t in (ManagedTransport, MemcpyTransport, StructTransport, HybridTransport, MappedTransport)
 }
+DEFAULT: Kind = "managed"
 #: Substitutes for each that the driver may refuse, in order.
 _STAND_INS = {"managed": ("mapped", "memcpy"), "mapped": ("memcpy",)}
 

@@ -15,6 +15,7 @@ from tiny_training import train
 
 from pagedopt.commands.train import contents, run
 from pagedopt.commands.train.checkpoint import BEFORE, CHECKSUM, FORMAT, checksum, load_checkpoint, save_checkpoint
+from pagedopt.commands.train.train_options import TrainOptions
 
 STEPS = 6
 Where = tuple[Any, ...]
@@ -153,6 +154,18 @@ def test_state_in_8_bits_is_looked_at_by_its_columns(
     path = tmp_path / "wrong.pt"
     save_checkpoint(path, content)
     assert said in refused(path, program)
+
+
+def test_a_checkpoint_of_before_the_rounding_was_saved_is_accepted(in_8_bits: Path) -> None:
+    content = load_checkpoint(in_8_bits)
+    options = TrainOptions(**content["options"])
+    groups = content["contenders"]["paged"]["optimizer"]["param_groups"]
+    for group in groups:
+        assert group.pop("v_rounding", 0) is None
+    contents.check_contents(content, options)
+    groups[0]["v_rounding"] = "nearest"
+    with pytest.raises(contents.WrongContents, match="v_rounding is 'nearest'"):
+        contents.check_contents(content, options)
 
 
 @pytest.fixture(scope="module")

@@ -48,8 +48,8 @@ def test_columns_are_named_after_their_code_and_pass_through_a_file(place: str) 
         assert entry["step"] == 3
         assert same(list(entry.values()), list(opt.state[p].values()))
     (group,) = saved["param_groups"]
-    assert group["seed"] == 6
-    assert not group.keys() & {"state_format", "v_rounding"}
+    assert (group["seed"], group["v_rounding"]) == (6, None)
+    assert "state_format" not in group
 
 
 @pytest.mark.parametrize("place", SOME)
@@ -133,14 +133,14 @@ def test_a_file_of_another_block_size_is_refused_in_words(name: str, block: int)
 
 
 def test_a_group_stores_what_it_loads_in_its_own_format() -> None:
-    """A state dict does not say how groups store state: the optimizer that loads it does."""
+    """A state dict does not say how groups store state, as the optimizer that loads it does; but how they round."""
     other, theirs = made({"kind": "stochastic", "place": "resident", "seed": 1, "own": True})
     other.param_groups[0]["v_rounding"] = "nearest"
     train(other, theirs, range(2), late=False)
     third, _ = made({"kind": "stochastic", "place": "resident", "seed": 2, "own": True})
     third.load_state_dict(through_a_file(other.state_dict()))
     assert [group.get("state_format") for group in third.param_groups] == [None, "float32"]
-    assert [group.get("v_rounding") for group in third.param_groups] == [None, None]
+    assert [group.get("v_rounding") for group in third.param_groups] == ["nearest", None]
     assert [group.get("seed") for group in third.param_groups] == [1, None]
     order = [p for group in third.param_groups for p in group["params"]]
     assert list(third.state[order[-1]]) == ["step", "exp_avg", "exp_avg_sq"]
@@ -209,3 +209,21 @@ def test_a_loaded_decay_that_is_too_slow_is_refused_and_changes_nothing() -> Non
     assert same(bits(again, theirs), want)
     train(again, theirs, range(3, 4))
     assert same(bits(again, theirs), bits(opt, params))
+
+
+def test_the_rounding_is_saved_and_loaded_with_the_seed() -> None:
+    """A run goes on as it began, whatever its new optimizer was made with; an old dict says nothing of the rounding."""
+    p = torch.nn.Parameter(torch.ones(4096))
+    saver = PagedAdamW([p], state_format="int8", v_rounding="nearest", seed=3)
+    saved = saver.state_dict()
+    assert (saved["param_groups"][0]["v_rounding"], saved["param_groups"][0]["seed"]) == ("nearest", 3)
+    loader = PagedAdamW([p], state_format="int8", v_rounding="stochastic")
+    loader.load_state_dict(saved)
+    assert (loader.param_groups[0]["v_rounding"], loader.param_groups[0]["seed"]) == ("nearest", 3)
+    loader.load_state_dict(PagedAdamW([p], state_format="int8").state_dict())
+    assert loader.param_groups[0]["v_rounding"] is None
+    old = {**saved, "param_groups": [{k: v for k, v in saved["param_groups"][0].items() if k != "v_rounding"}]}
+    loader.param_groups[0]["v_rounding"] = "stochastic"
+    loader.load_state_dict(old)
+    assert loader.param_groups[0]["v_rounding"] == "stochastic"
+    torch.optim.AdamW([p]).load_state_dict(saved)

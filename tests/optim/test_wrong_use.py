@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from formats_under_test import WhereItStands
 
 import pagedopt
 from pagedopt import PagedAdamW, PagedLion, PagedSGD, run_with_room
@@ -63,7 +64,9 @@ def test_a_budget_whose_unit_was_forgotten_is_refused(budget: Any, text: str) ->
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         optimizer.set_device_budget(budget)
     assert optimizer.store.budget == Budget("50%")
-    Budget(budget), pagedopt.estimate("7B", device_budget=budget)  # a plan takes any
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        pagedopt.estimate("7B", device_budget=budget)
+    assert pagedopt.estimate("7B", device_budget=Budget(budget)).budget == Budget(budget).nbytes  # as plan reckons
 
 
 @pytest.mark.parametrize("budget", [0, 0.5, 1.0, 4096, "1%", "4KiB", None])
@@ -89,6 +92,16 @@ def test_a_budget_that_holds_no_page_warns_once_with_the_size_of_a_page() -> Non
     assert texts(PagedAdamW(parameters(1 << 20), device_budget="4MiB").step) == []
 
 
+def test_a_share_that_holds_no_page_warns_once_too() -> None:
+    large = PagedAdamW(parameters(1 << 20), device_budget="1%")
+    (said,) = texts(large.step)
+    page = int(large.store.arenas[0].layout.page_bytes()[0])
+    assert said.startswith(f"device_budget='1%' holds no page of {page:,} bytes on cpu: all of that state is away")
+    assert texts(PagedAdamW(parameters(1 << 20), device_budget="1%").step) == []
+    for budget in ("50%", "0%", 0):
+        assert texts(PagedAdamW(parameters(1 << 20), device_budget=budget).step) == []
+
+
 @pytest.mark.parametrize(
     ("budget", "words"),
     [(None, ""), ("50%", " (budget 50% of the state)"), ("auto", " (budget what the device can spare)"),
@@ -110,6 +123,56 @@ def test_options_of_a_gpu_warn_on_a_cpu(option: str, value: Any) -> None:
     assert texts(make(**asked).step) == [said]
     assert texts(make(**asked).step) == []
     assert texts(make(device_budget=0).step) == []
+
+
+def test_a_transport_warns_on_a_cpu() -> None:
+    said = "transport='struct' on cpu: there is no GPU behind these parameters, and it has no effect"
+    assert texts(make(transport="struct").step) == [said]
+    assert texts(make(transport="managed").step) == []
+
+
+@pytest.mark.parametrize(("option", "value"), [("seed", 3), ("v_rounding", "nearest")])
+def test_options_of_int8_warn_without_it(option: str, value: Any) -> None:
+    said = f"{option}={value!r}: no state_format is 'int8', and it has no effect"
+    optimizer = make(**{option: value})
+    assert texts(optimizer.step) == [said]
+    assert texts(optimizer.step) == []
+    assert texts(make(state_format="int8", **{option: value}).step) == []  # also of parameters that stay float32
+    groups = [{"params": parameters()}, {"params": parameters(), "state_format": "int8"}]
+    assert texts(PagedAdamW(groups, **{option: value}).step) == []
+    with_seed = {"exp_avg": WhereItStands(), "exp_avg_sq": "float32"}  # a format of one's own may draw bits
+    assert texts(make(state_format=with_seed, **{option: value}).step) == []
+
+
+@pytest.mark.parametrize(("option", "value"), [("device_budget", "50%"), ("placement", "host"), ("preallocate", True)])
+def test_a_group_with_an_option_of_the_whole_optimizer_is_refused(option: str, value: Any) -> None:
+    text = f"a parameter group has {option!r}, which holds for all parameters; write PagedAdamW(…, {option}=…)"
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        PagedAdamW([{"params": parameters(), option: value}])
+    optimizer = make()
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        optimizer.add_param_group({"params": parameters(), option: value})
+    assert len(optimizer.param_groups) == 1
+    optimizer.add_param_group({"params": parameters(), "of_my_own": value, "name": "head"})  # as in torch
+    old = copy.deepcopy(optimizer.state_dict())
+    old["param_groups"][0][option] = value
+    optimizer.load_state_dict(old)
+    assert optimizer.param_groups[0][option] == value
+
+
+def test_a_hyperparameter_may_have_the_name_of_an_option() -> None:
+    class Blocks(pagedopt.PagedOptimizer):
+        rule = pagedopt.rule(moved)
+
+        def __init__(self, params: Any, blocks: float = 1.0) -> None:
+            super().__init__(params, {"blocks": blocks})
+
+    assert Blocks([{"params": parameters(), "blocks": 2.0}]).param_groups[0]["blocks"] == 2.0
+
+
+def moved(param, grad, *, blocks):  # type: ignore[no-untyped-def]
+    param = param - blocks * grad
+    return param
 
 
 # --- arguments

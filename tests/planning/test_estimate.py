@@ -310,7 +310,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     ),
     ("7B", {"placement": "moon"}, "placement is 'moon'"),
     ("7B", {"placement": "file"}, "placement='file' is for parameters on a CPU"),
-    ("7B", {"placement": "device", "device_budget": 5}, "device_budget is 5 with placement='device'"),
+    ("7B", {"placement": "device", "device_budget": 5000}, "device_budget is 5000 with placement='device'"),
     ("7B", {"device_budget": "2 parsecs"}, "device_budget is '2 parsecs'"),
     ("7B", {"device_budget": -1}, "cannot be negative"),
     ("7B", {"device_budget": "auto"}, "device_budget is 'auto'.*give bytes"),

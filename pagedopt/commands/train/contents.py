@@ -19,6 +19,8 @@ from .schedule import learning_rate
 from .train_options import EVERYTHING, OPTIMIZERS, TrainOptions
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+#: A key of groups that older checkpoints do not have.
+NEWER = "v_rounding"
 
 
 class WrongContents(ValueError):
@@ -61,6 +63,8 @@ def _check_optimizer(what: str, found: Any, kind: str, model: nn.Module, options
     first = 0
     for number, (group, new, members) in enumerate(zip(found["param_groups"], fresh, split, strict=True)):
         where = f"{what}, group {number}"
+        if isinstance(group, dict) and NEWER not in group:
+            new = {name: value for name, value in new.items() if name != NEWER}
         _same_keys(where, group, new)
         wanted = {**new, "lr": rate, "params": list(range(first, first + len(members)))}
         for name, value in group.items():

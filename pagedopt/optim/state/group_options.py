@@ -42,17 +42,16 @@ def seed_word(optimizer: RuleOptimizer, group: int) -> float:
 
 
 def keep_own(group: Group, old: Group) -> None:
-    """Give a loaded group the format that it had before; its seed is the loaded one, if there is one."""
-    for name in ("state_format", "v_rounding"):
-        group.pop(name, None)
+    """Give a loaded group the format that it had before; seed and rounding are the loaded ones, if there are any."""
+    group.pop("state_format", None)
+    if "state_format" in old:
+        group["state_format"] = old["state_format"]
+    for name in ("seed", "v_rounding"):
         if name in old:
-            group[name] = old[name]
-    if "seed" in old:
-        group.setdefault("seed", old["seed"])
+            group.setdefault(name, old[name])
 
 
 def drop_formats(_: object, state_dict: dict[str, Any]) -> None:
     """Drop from the groups of a new state dict how state is stored: the names of its columns say it."""
     for group in state_dict["param_groups"]:
-        for name in ("state_format", "v_rounding"):
-            group.pop(name, None)
+        group.pop("state_format", None)

@@ -187,9 +187,13 @@ def refuse(optimizer: RuleOptimizer, group: Group, states: Collection[str]) -> N
 
 
 def check_choices(optimizer: RuleOptimizer, group: Group, states: Collection[str]) -> None:
-    """Raise ValueError if the format of a state follows from rule and decay, and there is none; give the group a seed.
+    """Check formats that follow from rule and decay, and give the group seed and rounding if it has such a format.
 
     ``states`` are all state names.
+
+    Raises:
+        ValueError: a state cannot be stored.
+        TypeError: the group's rule is none.
     """
     said = optimizer.state_format_of(group)
     if any(isinstance(chosen_format(said, name), Choice) for name in states):
@@ -199,6 +203,7 @@ def check_choices(optimizer: RuleOptimizer, group: Group, states: Collection[str
             for name in chosen:
                 optimizer.format_of(name, p, group)
         group.setdefault("seed", optimizer.seed)
+        group.setdefault("v_rounding", optimizer.v_rounding)
 
 
 def _check_sharded(optimizer: RuleOptimizer, p: torch.Tensor, group: Group, states: Collection[str]) -> None:

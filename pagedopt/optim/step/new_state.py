@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ...formats.choice import Choice
+from ...formats.floating import chosen_format
 from ...system.warn import warn_once
 from ...tables.shards import local
+from ...transports.choose import DEFAULT
 from ..state.encoding import fill
 from ..state.rule_optimizer import RuleOptimizer
 from ..state.scalar_state import ScalarKind, new_numbers
@@ -38,6 +41,7 @@ def create(optimizer: RuleOptimizer, found: Sequence[Member]) -> None:
     wanted = [m.columns[n].wanted(m.param, n, m.like) for m, n in late if n in m.columns]
     created = optimizer.store.create(wanted) if wanted else []
     _warn_on_cpu(optimizer, firsts)
+    _warn_without_int8(optimizer, firsts)
     if wanted:
         from .budget_advice import tell_made  # here: it imports planning, which a step without new state does not need
 
@@ -74,10 +78,26 @@ def _preallocated(optimizer: RuleOptimizer, member: Member) -> dict[str, Any]:
 def _warn_on_cpu(optimizer: RuleOptimizer, members: Sequence[Member]) -> None:
     """Warn, once, of options that have an effect beside a GPU only."""
     if any(member.param.device.type == "cpu" for member in members):
-        for name, value in (("host_access", optimizer.store.host_access), ("blocks", optimizer.blocks)):
-            if value is not None:
+        store, transport = optimizer.store, optimizer.transport
+        given = {"host_access": (store.host_access, None), "blocks": (optimizer.blocks, None)}
+        for name, (value, default) in {**given, "transport": (transport, DEFAULT)}.items():
+            if value != default:
                 text = f"{name}={value!r} on cpu: there is no GPU behind these parameters, and it has no effect"
                 warn_once((name, "cpu", value), text)
+
+
+def _warn_without_int8(optimizer: RuleOptimizer, members: Sequence[Member]) -> None:
+    """Warn, once, of options of int8 where no group has it; a format of one's own may draw bits from the seed, too."""
+    given = {"seed": optimizer.seed or None, "v_rounding": optimizer.v_rounding}
+    if set(given.values()) == {None} or any(not of.free for m in members for of in m.columns.values()):
+        return
+    for group in optimizer.param_groups:
+        said = optimizer.state_format_of(group)
+        if any(isinstance(chosen_format(said, name), Choice) for name in optimizer.state_names(group)):
+            return
+    for name, value in given.items():
+        if value is not None:
+            warn_once((name, value), f"{name}={value!r}: no state_format is 'int8', and it has no effect")
 
 
 def _fill(optimizer: RuleOptimizer, member: Member) -> None:
