@@ -50,7 +50,7 @@ def attach(
         if instead and name in instead:  # an AttributeError would reach `from … import` without its text
             return Missing(f"module {package!r} has no attribute {name!r}: {instead[name]}", name)
         if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}{near(name, homes)}", name=name)
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{near(name, homes, 'Paged')}", name=name)
         value = getattr(importlib.import_module(homes[name], package), name)
         setattr(sys.modules[package], name, value)
         return value

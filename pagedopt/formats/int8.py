@@ -277,7 +277,8 @@ class Int8(Choice):
             if state.decay is not None and state.decay > MOST_DECAY:
                 raise ValueError(
                     f"{what} cannot be stored in int8: its decay {moment.decay} is {state.decay:g}, and codes follow "
-                    f"first moments up to {MOST_DECAY} (notes/int8.md); give state_format={{{state.name!r}: …}} another"
+                    f"first moments up to {MOST_DECAY} (notes/int8.md); give that state another "
+                    f"format, as state_format={{{state.name!r}: 'bfloat16', …: 'int8'}}"
                 )
             return ROOT2
         if moment.decay is None:  # a maximum of numbers that are rounded at random would climb

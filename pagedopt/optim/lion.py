@@ -45,6 +45,8 @@ class PagedLion(PagedOptimizer):
         **options: Unpack[Options],
     ) -> None:
         check_hyperparameters(lr=lr, betas=betas, weight_decay=weight_decay)
+        if len(betas) != 2:
+            raise ValueError(f"betas is {betas}; give two numbers, as betas=(0.9, 0.99)")
         beta1, beta2 = betas
         for name, value in {"lr": lr, "betas[0]": beta1, "betas[1]": beta2, "weight_decay": weight_decay}.items():
             if isinstance(value, torch.Tensor) and value.numel() != 1:

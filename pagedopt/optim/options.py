@@ -20,16 +20,26 @@ from .state.group_options import check_group_options
 
 @dataclass(frozen=True)
 class Option:
-    """An option: what it says, its default, and what its values mean, by how they are written in Python."""
+    """An option: what it says, its default, and what its values mean, by how they are written in Python.
+
+    Attributes:
+        range: its values in words, where only some are listed.
+    """
 
     what: str
     default: Any
     values: Mapping[str, str]
+    range: str = ""
 
     @property
     def taken(self) -> list[str]:
         """The values without those that are refused."""
         return [value for value, meaning in self.values.items() if not meaning.startswith("refused")]
+
+    @property
+    def choice(self) -> str:
+        """The values that it takes, in a line."""
+        return self.range or ", ".join(self.taken)
 
     @property
     def written(self) -> str:
@@ -73,6 +83,7 @@ TABLE = {
         "the seed of stochastic rounding, saved in the groups of a state dict; a parameter group may have its own",
         0,
         {"0, 2097151": "the least and the largest. Each seed rounds otherwise; torch's generators are not used"},
+        "whole numbers from 0 to 2,097,151",
     ),
     "placement": Option(
         "where state lives; or a subclass of `pagedopt.placements.Arena`",
@@ -124,6 +135,7 @@ TABLE = {
             "8": "few nearly fill the link: an update in place on a stream of its own then leaves the multiprocessors "
             "to a backward pass that runs at the same time",
         },
+        "None, or a whole number from 1 on",
     ),
     "transport": Option(
         "how the pointer table reaches the kernel; or a subclass of `pagedopt.transports.Transport`, of which each "
@@ -182,7 +194,7 @@ def documented(kind: type, meanings: bool = False) -> type:
             for value, meaning in option.values.items():
                 lines += _wrapped(f"{value}: {meaning}.", 8)
         else:
-            lines += _wrapped(f"{', '.join(option.taken)}.", 8)
+            lines += _wrapped(f"{option.choice}.", 8)
     if kind.__doc__:  # python -OO leaves none
         kind.__doc__ = "\n".join([inspect.cleandoc(kind.__doc__), "", *lines, ""])
     return kind

@@ -22,7 +22,10 @@ None of them but the first three changes a bit of a step. [paged_state.md](paged
 
 
 def page() -> str:
-    rows = [(f"`{name}`", _code(option.taken), f"`{option.written}`", option.what) for name, option in TABLE.items()]
+    rows = [
+        (f"`{name}`", option.range or _code(option.taken), f"`{option.written}`", option.what)
+        for name, option in TABLE.items()
+    ]
     parts = [_HEAD, _table(("option", "values", "default", "what it says"), rows)]
     for name, option in TABLE.items():
         rows = [(_code([value]), meaning) for value, meaning in option.values.items()]

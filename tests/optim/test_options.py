@@ -36,7 +36,7 @@ def test_the_page_is_made_of_the_table() -> None:
 def test_the_help_of_a_class_says_every_option(kind: type) -> None:
     said = " ".join(pydoc.plain(pydoc.render_doc(kind)).replace("|", " ").split())
     for name, option in TABLE.items():
-        assert f"{name} = {option.written}: {option.what}. {', '.join(option.taken)}." in said
+        assert f"{name} = {option.written}: {option.what}. {option.choice}." in said
 
 
 def test_the_help_of_the_options_says_every_value() -> None:
@@ -52,6 +52,14 @@ def test_the_numbers_of_8_bits_are_those_of_the_format() -> None:
     assert of_format.endswith(f"above {MOST_DECAY}")
     assert f"{SLOW} or more" in of_rounding
     assert each(next(iter(TABLE["seed"].values))) == [0, MOST_SEED]
+
+
+def test_options_with_more_values_than_are_listed_say_their_range() -> None:
+    page = options_page.page()
+    for name, said in {"seed": f"whole numbers from 0 to {MOST_SEED:,}",
+                       "blocks": "None, or a whole number from 1 on"}.items():  # fmt: skip
+        assert TABLE[name].choice == said
+        assert f"\n| `{name}` | {said} | " in page
 
 
 def literals(hint: Any) -> set[Any]:

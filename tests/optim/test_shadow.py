@@ -98,6 +98,34 @@ def test_both_are_near_and_nothing_is_left(kind: Any, given: dict[str, Any], opt
     chosen = "fused" if given.get("fused") else "foreach" if given.get("foreach") else "loop"
     assert f"torch's {seen.names[0].split()[1]} ({chosen})" in str(seen)
     assert ("saved" in str(seen)) or seen.saved_bytes < 0
+    way = "foreach" if chosen == "fused" else "fused"
+    assert f"{seen.names[0]} and ({way}) differ by {seen.torch_difference:.2g} of a parameter, " in str(seen)
+    assert seen.torch_losses[0] == seen.losses[0][0]
+
+
+def test_the_yardstick_is_torch_in_another_way() -> None:
+    net, batches = made()
+    real = copy.deepcopy(net)
+    found = []
+    for fused in (False, True):
+        one, numbers = copy.deepcopy(real), torch.get_rng_state()
+        optimizer = torch.optim.AdamW(one.parameters(), lr=0.01, fused=fused)
+        random.seed(7)
+        np.random.seed(7)
+        for inputs, targets in batches:
+            optimizer.zero_grad()
+            one(inputs, targets).backward()
+            optimizer.step()
+        torch.set_rng_state(numbers)
+        found.append([p.detach().double() for p in one.parameters()])
+    random.seed(7)
+    np.random.seed(7)
+    seen = shadow(net, torch.optim.AdamW(net.parameters(), lr=0.01), batches)
+    assert (seen.torch_way, len(seen.torch_losses)) == ("fused", 5)
+    assert seen.torch_difference == max(float((a - b).abs().max()) for a, b in zip(*found, strict=True)) > 0
+    given = torch.optim.AdamW(net.parameters(), lr=torch.tensor(0.01))
+    assert shadow(net, given, batches[:1]).torch_way == ""
+    assert "differ by" not in str(shadow(net, given, batches[:1]))
 
 
 def test_the_torch_side_is_what_torch_does() -> None:

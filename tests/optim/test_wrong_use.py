@@ -196,6 +196,42 @@ def test_a_hyperparameter_of_the_wrong_kind_is_answered(kind: Any, options: dict
         kind(parameters(), **options)
 
 
+@pytest.mark.parametrize("betas", [(0.9,), (0.9, 0.99, 0.5)])
+def test_betas_are_two(betas: Any) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"betas is {betas}; give two numbers, as betas=(0.9, 0.99)")):
+        PagedLion(parameters(), betas=betas)
+    if len(betas) == 3:
+        with pytest.raises(ValueError, match=re.escape(f"betas is {betas}; rule 'adamw' takes 2 of them")):
+            PagedAdamW(parameters(), betas=betas).step()  # where torch raises, too
+
+
+def test_state_of_another_dtype_is_answered_with_the_one_it_should_have() -> None:
+    optimizer = make(state_format="float64")
+    optimizer.step()
+    (entry,) = optimizer.state.values()
+    entry["exp_avg"] = entry["exp_avg"].bfloat16()
+    with pytest.raises(
+        TypeError, match=r"'exp_avg' of .* is torch.bfloat16 \(3000,\); it should be torch.float64 \(by "
+    ):
+        optimizer.step()
+
+
+def test_a_format_that_cannot_store_a_state_is_answered_with_what_can() -> None:
+    with pytest.raises(
+        ValueError,
+        match=re.escape("; give that state another format, as state_format={'exp_avg': 'bfloat16', …: 'int8'}"),
+    ):
+        PagedAdamW(parameters(5000), betas=(0.995, 0.999), state_format="int8")
+
+
+def test_an_optimizer_that_is_not_there_is_not_taken_for_another() -> None:
+    meant = {"PagedMuon": "", "PagedNadam": "", "PagedAdan": "", "PagedAdamw": "PagedAdamW", "PagedLoin": "PagedLion"}
+    for name, other in meant.items():
+        said = f"; did you mean {other}?" if other else ""
+        with pytest.raises(AttributeError, match=f"has no attribute '{name}'{re.escape(said)}$"):
+            getattr(pagedopt, name)
+
+
 def test_a_group_without_parameters_is_answered() -> None:
     with pytest.raises(KeyError, match="a parameter group has no 'params', and has 'param', 'lr'; write"):
         PagedAdamW([{"param": parameters(), "lr": 1e-3}])

@@ -322,7 +322,7 @@ def _check_tensor(optimizer: RuleOptimizer, member: Member, key: str) -> None:
     fixed = of.name in optimizer.fixed_dtypes and (p.grad is None or value.dtype is not p.grad.dtype)
     if value.dtype is not wanted and (fixed or not kind or not of.free):
         # DtypeError is several errors of torch in one: versions of torch differ in what they raise here.
-        raise DtypeError(f"{what}; it is stored as {wanted} (state_format says how)")
+        raise DtypeError(f"{what}; it should be {wanted} (by state_format; without one, by the parameter)")
 
 
 def _check_blocks(member: Member) -> None:

@@ -10,7 +10,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 import numpy as np
@@ -41,6 +41,9 @@ class Shadow:
         change: the largest change of a parameter by torch's steps, a yardstick for ``difference``.
         state_bytes: of state beside the parameters (on their device; on a CPU in RAM), a ring of slots included.
         seconds: of ``step()``, synchronized, the median without the first step (unless there is only one).
+        torch_way: another way in which torch's class computes, as a yardstick: how far is torch from itself?  "" if
+            none was tried, as for complex parameters, a learning rate that is a tensor, and ``capturable`` groups.
+        torch_difference, torch_losses: as ``difference`` and ``losses``, of torch's two ways.
 
     Example:
         >>> print(pagedopt.shadow(model, optimizer, itertools.islice(loader, 5), device_budget="50%"))
@@ -53,6 +56,9 @@ class Shadow:
     change: float
     state_bytes: tuple[int, int]
     seconds: tuple[float, float]
+    torch_way: str = ""
+    torch_difference: float = math.nan
+    torch_losses: tuple[float, ...] = ()
 
     @property
     def saved_bytes(self) -> int:
@@ -61,17 +67,22 @@ class Shadow:
 
     def __str__(self) -> str:
         (one, other), steps = self.names, len(self.losses[0])
-        apart = [abs(a - b) for a, b in zip(*self.losses, strict=True)]
-        losses = math.nan if any(map(math.isnan, apart)) else max(apart)
+        losses = _apart(*self.losses)
         bytes_ = " and ".join(text_of_bytes(n) for n in self.state_bytes)
         times = " and ".join(text_of_seconds(s) for s in self.seconds)
         saved = f"{text_of_bytes(abs(self.saved_bytes))} {'saved' if self.saved_bytes > 0 else 'more'}"
         if abs(self.saved_bytes) < LITTLE:
             saved = "nothing saved"
+        own = ""
+        if self.torch_way:
+            far = (
+                f"{self.torch_difference:.2g} of a parameter, {_apart(self.losses[0], self.torch_losses):.2g} of a loss"
+            )
+            own = f"{one} and ({self.torch_way}) differ by {far}\n"
         return (
             f"{one} and {other}, {steps} steps on the same batches:\n"
             f"largest absolute difference: {self.difference:.2g} of a parameter ({self.where}; these steps moved one "
-            f"by {self.change:.2g} at most), {losses:.2g} of a loss\n"
+            f"by {self.change:.2g} at most), {losses:.2g} of a loss\n{own}"
             f"state beside the parameters: {bytes_}, {saved}\n"
             f"a step: {times}"
         )
@@ -89,16 +100,17 @@ def shadow(
     """Train with torch's optimizer, then from the same start with the paged one, then restore everything.
 
     torch's computes in the way that the groups' flags choose (``foreach``, ``fused``), else in its default.  Each step
-    differs by a few roundings, and in float32 those of the paged one are the smaller ones (notes/arithmetic.md).
+    differs by a few roundings, and in float32 those of the paged one are the smaller ones (notes/arithmetic.md).  As
+    training amplifies them, a third run, with torch's in another of its ways, says how far torch is from itself.
 
     Each run has state of its own, which begins as a copy of ``optimizer``'s.  The device needs room for one such state
-    more, and the host for two copies of the parameters.  Restored are parameters, gradients, buffers, modes and random
-    number generators of torch, NumPy and Python; ``optimizer`` and its state are never touched.  Batches taken from an
-    iterator are gone.
+    more, and the host for three copies of the parameters.  Restored are parameters, gradients, buffers, modes and
+    random number generators of torch, NumPy and Python; ``optimizer`` and its state are never touched.  Batches taken
+    from an iterator are gone.
 
     Args:
         optimizer: over the model's parameters: one of torch's that has a paged counterpart, or a paged one.
-        batches: at most ``steps`` of them are used, each by both.
+        batches: at most ``steps`` of them are used, each in every run.
         loss: function (model, batch) that returns a tensor of one element; None: call ``model(**batch)`` for a dict,
             ``model(*batch)`` for a tuple or list, else ``model(batch)``, and use ``loss`` of the result if it has one.
         options: options of the paged optimizer (:class:`Options`); they override those of a paged ``optimizer``.
@@ -116,25 +128,35 @@ def shadow(
     taken = list(itertools.islice(batches, steps))
     if not taken:
         raise ValueError("there is no batch in batches (an iterator that was used up gives none)")
+    runs: list[tuple[Any, Options, dict[str, Any]]] = [(pair[0], {}, {}), (pair[1], ours, {})]
+    if other := _other_way(optimizer):
+        runs.append((pair[0], {}, other))
     seen, ends = [], []
     with _restored(model, optimizer) as restart:
-        for kind, more in zip(pair, ({}, ours), strict=True):
+        for kind, more, flags in runs:
             restart()
             twin = kind([dict(group) for group in optimizer.param_groups], **more)
             plain = optimizer.decoded_state_dict() if isinstance(optimizer, PagedOptimizer) else optimizer.state_dict()
+            plain = {**plain, "param_groups": [{**group, **flags} for group in plain["param_groups"]]}
             # torch's optimizer goes on in the tensors that it loads, which may be those of `optimizer`.
             twin.load_state_dict(copy.deepcopy(plain) if kind is pair[0] else plain)
             del plain
             for group, given in zip(twin.param_groups, optimizer.param_groups, strict=True):
-                group.update({**decay, **given, "params": group["params"]})  # loading into AdamW changes Adam's decay
+                group.update(
+                    {**decay, **given, **flags, "params": group["params"]}
+                )  # loading into AdamW changes Adam's decay
             seen.append(_train(model, twin, taken, loss or _loss))
             ends.append({name: p.detach().cpu().clone() for name, p in _named(model, optimizer)})
             del twin
-    difference, where = _largest(*ends)
+    difference, where = _largest(*ends[:2])
     change, _ = _largest(ends[0], {name: p.detach() for name, p in _named(model, optimizer)})  # restored by now
-    (one, bytes_one, time_one), (other, bytes_other, time_other) = seen
+    losses, nbytes, seconds = zip(*seen, strict=True)
     names = (f"torch's {pair[0].__name__} ({_way(optimizer)})", pair[1].__name__)
-    return Shadow(names, (one, other), difference, where, change, (bytes_one, bytes_other), (time_one, time_other))
+    found = Shadow(names, losses[:2], difference, where, change, nbytes[:2], seconds[:2])
+    if not other:
+        return found
+    way, (apart, _) = "fused" if other["fused"] else "foreach", _largest(ends[0], ends[2])
+    return replace(found, torch_way=way, torch_difference=apart, torch_losses=losses[2])
 
 
 def _pair(optimizer: torch.optim.Optimizer, options: Options) -> tuple[tuple[Any, Any], Options]:
@@ -158,6 +180,24 @@ def _way(optimizer: torch.optim.Optimizer) -> str:
         default = any(p.is_cuda for p in group["params"]) if group.get("foreach") is None else group["foreach"]
         ways.add("fused" if group.get("fused") else "foreach" if default else "loop")
     return " and ".join(sorted(ways))
+
+
+def _other_way(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return flags with which torch computes in another way; {} if these groups may not allow one."""
+    for group in optimizer.param_groups:
+        numbers = (group["lr"], *group.get("betas", ()))
+        if group.get("capturable") or any(isinstance(number, torch.Tensor) for number in numbers):
+            return {}
+        if not all(p.is_floating_point() for p in group["params"]):
+            return {}
+    fused = "fused" not in _way(optimizer)
+    return {"foreach": not fused, "fused": fused}
+
+
+def _apart(one: Sequence[float], other: Sequence[float]) -> float:
+    """Return the largest difference between losses, NaN if one is not a number."""
+    apart = [abs(a - b) for a, b in zip(one, other, strict=True)]
+    return math.nan if any(map(math.isnan, apart)) else max(apart)
 
 
 def _named(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
