@@ -10,10 +10,14 @@ Run twice: the second run goes on with the first one's checkpoint, in runs/examp
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
 from torch.utils.data import DataLoader
 
 from pagedopt import PagedAdamW
+
+try:
+    from accelerate import Accelerator
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error}; first: pip install -e '.[clients]'") from None
 
 CHECKPOINT = Path("runs/examples/accelerate")
 EPOCHS = 3

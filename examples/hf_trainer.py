@@ -10,10 +10,14 @@ Run twice: the second run goes on with the first one's checkpoint, in runs/examp
 from pathlib import Path
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
 
 from pagedopt import PagedAdamW
+
+try:
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+    from transformers.trainer_utils import get_last_checkpoint
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error}; first: pip install -e '.[clients]'") from None
 
 FOLDER = Path("runs/examples/trainer")
 STEPS = 30

@@ -10,14 +10,17 @@ Run twice: the second run goes on with the first one's checkpoint, in runs/examp
 from pathlib import Path
 from typing import Any
 
-import lightning
 import torch
 from torch.utils.data import DataLoader
 
 from pagedopt import PagedAdamW
 
-FOLDER = Path("runs/examples/lightning")
-EPOCHS = 3
+try:
+    import lightning
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error}; first: pip install -e '.[clients]'") from None
+
+FOLDER, EPOCHS = Path("runs/examples/lightning"), 3
 
 
 class Flip(lightning.LightningModule):

@@ -115,9 +115,13 @@ def test_examples_are_short() -> None:
 
 
 def test_what_an_example_needs_first_is_said() -> None:
-    for name in ("accelerate_loop", "hf_trainer", "lightning_fit"):
+    for name, package in {"accelerate_loop": "accelerate", "hf_trainer": "transformers",
+                          "lightning_fit": "lightning"}.items():  # fmt: skip
         text = (EXAMPLES / f"{name}.py").read_text()
         assert "pip install -e '.[clients]'" in (ast.get_docstring(ast.parse(text)) or "")
+        with unittest.mock.patch.dict(sys.modules, {package: None}), pytest.raises(SystemExit) as ended:  # not there
+            runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+        assert re.fullmatch(rf".*{package}.*; first: pip install -e '\.\[clients\]'", str(ended.value))
     environment = {name: value for name, value in os.environ.items() if name != "RANK"} | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "examples/fsdp2.py"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)

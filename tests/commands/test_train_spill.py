@@ -165,6 +165,7 @@ def test_the_act_reports_what_should_be_and_what_is() -> None:
     report = MemoryReport({"host": 5 << 20, "file": 7 << 20}, {"host": 6 << 20, "file": 8 << 20}, "file", 5 << 20, 3)
     twin: Any = SimpleNamespace(
         name="spilled",
+        queued=False,
         optimizer=SimpleNamespace(memory_report=lambda: report),
         curve=contender.Curve([2.5, 1.25], [70.0, 30.0], [7.0, 3.0]),
     )
@@ -385,10 +386,13 @@ def test_a_resumed_run_is_told_of_the_options_that_were_typed(tmp_path: Path, pr
     assert said.startswith("pagedopt train: --device-budget 150%: device_budget is '150%'")
 
 
-def test_an_update_under_the_forward(tmp_path: Path) -> None:
-    """``--overlap forward`` changes no loss, and hides pages."""
+def test_an_update_under_the_forward(tmp_path: Path, train_tiny: Program) -> None:
+    """``--overlap forward`` changes no loss, hides pages, and the table says what its time is."""
     for name, more in (("plain", ()), ("hidden", ("--overlap", "forward"))):
         given = ("--steps", 6, "--optimizer", "paged", "--device-budget", 0, "--checkpoint-every", 3, *more)
-        assert train(tmp_path / name, *given) == 0
+        said = train_tiny.says(*given, "--out", tmp_path / name)
+        assert bool(re.search(r"\d \([\d.]+ to [\d.]+\) queued", said)) == (name == "hidden")
+        assert ("queued: these ms are the time to queue the update" in said) == (name == "hidden")
+        assert result(tmp_path / name)["optimizers"]["paged"]["queued"] == (name == "hidden")
     assert losses(tmp_path / "plain") == losses(tmp_path / "hidden")
     assert result(tmp_path / "hidden")["options"]["overlap"] == "forward"

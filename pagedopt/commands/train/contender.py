@@ -128,6 +128,13 @@ class Contender:
                     found["device" if value.is_cuda else "host"] += value.nbytes
         return dict(found)
 
+    @property
+    def queued(self) -> bool:
+        """Whether updates were queued to run under the forward: then ``optimizer_ms`` is the time to queue them."""
+        ask = getattr(self.optimizer, "overlap_report", None)  # torch's has none
+        report = ask and ask()
+        return bool(report and (report.hidden or report.waited))
+
     def state_dict(self) -> dict[str, Any]:
         """Return everything that ``load_state_dict`` needs to go on."""
         self.collect()

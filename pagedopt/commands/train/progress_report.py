@@ -81,6 +81,7 @@ def summarize(contender: Contender, validation_loss: float, options: TrainOption
         "validation_loss": validation_loss,
         "tokens_per_second": options.batch * options.block / warm_spread(curve.step_ms)["median"] * 1e3,
         "optimizer_step_ms": warm_spread(curve.optimizer_ms),
+        "queued": contender.queued,
         "state_bytes": contender.state_bytes(),
         **vars(curve),
     }
@@ -111,11 +112,24 @@ def table(results: Sequence[dict[str, Any]]) -> Table:
             "train loss": f"{result['final_train_loss']:.4f}",
             "val loss": f"{result['validation_loss']:.4f}",
             "tokens/s": f"{result['tokens_per_second']:,.0f}",
-            "optimizer ms (p10 to p90)": f"{times['median']:.2f} ({times['p10']:.2f} to {times['p90']:.2f})",
+            "optimizer ms (p10 to p90)": f"{times['median']:.2f} ({times['p10']:.2f} to {times['p90']:.2f})"
+            + " queued" * result["queued"],
             "state": text_of_places(result["state_bytes"]),
         }
         rows.append(row)
     return results_table(rows)
+
+
+def show(console: Console, table: Table, results: Sequence[dict[str, Any]]) -> None:
+    """Print a table of results, and what "queued" in it means."""
+    console.print(table)
+    if any(result["queued"] for result in results):
+        say(
+            console,
+            "queued: these ms are the time to queue the update, which then runs under the next forward and may make it "
+            "longer.",
+            whole=True,
+        )
 
 
 def write_values(path: Path, content: dict[str, Any]) -> None:

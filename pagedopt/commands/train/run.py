@@ -25,7 +25,7 @@ from .data import Corpus, load_corpus, sample_batch, to_device
 from .display import Display
 from .files import only_run
 from .interrupt import Interrupt
-from .progress_report import RESULT, report, summarize, table
+from .progress_report import RESULT, report, show, summarize, table
 from .schedule import learning_rate
 from .train_options import AS_TORCH, OPTIMIZERS, TrainOptions, resolve, resolve_resumed
 
@@ -52,7 +52,8 @@ class Run:
         options = self.options
         with Display(console, self.step, options.steps, options.batch * options.block) as display:
             while self.step < options.steps and not interrupt.requested:
-                self.take_step()
+                with interrupt.step():
+                    self.take_step()
                 if self.step % COLLECT_EVERY[self.device.type] == 0 or self.step == options.steps:
                     for contender in self.contenders:
                         contender.collect()
@@ -215,8 +216,11 @@ def _train(current: Run, interrupt: Interrupt, console: Console) -> int:
         if interrupt.requested:
             current.save()
             return _interrupted(current, console)
-        results = {c.kind: summarize(c, current.validate(c), options) for c in current.contenders}
-        console.print(table(list(results.values())))  # before any file is written: the disk may be full
+        with interrupt.step():
+            losses = {c.kind: current.validate(c) for c in current.contenders}
+        results = {c.kind: summarize(c, losses[c.kind], options) for c in current.contenders}
+        measured = list(results.values())
+        show(console, table(measured), measured)  # before any file is written: the disk may be full
         current.save()
         current.free()
         comparison = None

@@ -18,7 +18,7 @@ from ...placements.choose import ARENAS, default_placement
 from ..tables import results_table, say
 from .compare import TOLERANCE, broken, compare
 from .contender import Contender
-from .progress_report import text_of_places, warm_spread, write_values
+from .progress_report import show, text_of_places, warm_spread, write_values
 from .train_options import EVERYTHING, TrainOptions
 
 NAMES = ("resident", "spilled")
@@ -64,7 +64,7 @@ def report(contenders: Sequence[Contender], path: Path, console: Console) -> int
     """Show the act and add it to the run's JSON file. Return 1 if the twins differ, else 0."""
     results = {contender.name: summarize(contender) for contender in contenders}
     agree, sentence = verdict(contenders)
-    console.print(table(list(results.values())))
+    show(console, table(list(results.values())), list(results.values()))
     say(console, sentence, whole=True)
     write_values(path, {**json.loads(path.read_text()), "spill": {**results, "agree": agree}})
     say(console, f"added to: {path}", whole=True)
@@ -83,6 +83,7 @@ def summarize(contender: Contender) -> dict[str, Any]:
         "measured_bytes": dict(state.measured),
         "ring_bytes": state.ring,
         "optimizer_step_ms": warm_spread(contender.curve.optimizer_ms),
+        "queued": contender.queued,
         "whole_step_ms": warm_spread(contender.curve.step_ms),
         "losses": contender.curve.losses,
     }
@@ -97,7 +98,7 @@ def table(results: Sequence[dict[str, Any]]) -> Table:
                 "state": result["state"],
                 "bytes": text_of_places(result["state_bytes"]),
                 f"{near}, measured": text_of_bytes(result["measured_bytes"].get(near, 0)),
-                "optimizer ms": f"{result['optimizer_step_ms']['median']:.2f}",
+                "optimizer ms": f"{result['optimizer_step_ms']['median']:.2f}" + " queued" * result["queued"],
                 "step ms": f"{result['whole_step_ms']['median']:.1f}",
                 "last loss": f"{result['losses'][-1]:.4f}",
             }
