@@ -54,9 +54,10 @@ class Run:
             while self.step < options.steps and not interrupt.requested:
                 with interrupt.step():
                     self.take_step()
-                if self.step % COLLECT_EVERY[self.device.type] == 0 or self.step == options.steps:
-                    for contender in self.contenders:
+                    shown = self.step % COLLECT_EVERY[self.device.type] == 0 or self.step == options.steps
+                    for contender in self.contenders if shown else ():
                         contender.collect()
+                if shown:
                     display.update(self.step, self.contenders)
                 if options.checkpoint_every and self.step % options.checkpoint_every == 0:
                     self.save()
@@ -216,9 +217,7 @@ def _train(current: Run, interrupt: Interrupt, console: Console) -> int:
         if interrupt.requested:
             current.save()
             return _interrupted(current, console)
-        with interrupt.step():
-            losses = {c.kind: current.validate(c) for c in current.contenders}
-        results = {c.kind: summarize(c, losses[c.kind], options) for c in current.contenders}
+        results = {c.kind: summarize(c, current.validate(c), options) for c in current.contenders}
         measured = list(results.values())
         show(console, table(measured), measured)  # before any file is written: the disk may be full
         current.save()
