@@ -40,6 +40,6 @@ def test_the_changelog_has_its_headings() -> None:
 def test_planted_faults_name_what_is_there() -> None:
     """``scripts/plant_faults.py`` replaces a text that stands once in its file, and runs a test file that exists."""
     for fault in tomllib.loads((ROOT / "tests" / "planted_faults.toml").read_text())["fault"]:
-        assert (ROOT / "pagedopt" / fault["file"]).read_text().count(fault["before"]) == 1, fault["what"]
+        assert (ROOT / fault["file"]).read_text().count(fault["before"]) == 1, fault["what"]
         assert fault["before"] != fault["after"]
         assert (ROOT / fault["test"].split()[0]).is_file(), fault["what"]
