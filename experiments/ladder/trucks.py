@@ -168,8 +168,9 @@ def derive(rows: Rows) -> Rows:
 
 
 def largest(rows: Rows, way: str) -> int | None:
-    """The largest group that passes the bridge."""
-    return max(rows.where(key="bytes cost", way=way, passes=True).values("size"), default=None)
+    """The largest group that passes the bridge; 0: not even one tensor does; None: the way was not measured."""
+    asked = rows.where(key="bytes cost", way=way)
+    return max(asked.where(passes=True).values("size"), default=0) if asked else None
 
 
 def bridge(rows: Rows) -> str | None:

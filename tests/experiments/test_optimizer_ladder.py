@@ -203,6 +203,8 @@ def test_the_bridge_says_who_passes() -> None:
         [truck(FOREACH, 512, False, 3 << 30), truck(OURS, 1, True, 2 << 20), truck(OURS, 512, False, 2 << 20)]
     )
     assert list(verdicts("trucks", greedy).values()) == [True, False, False, False]
+    assert trucks.largest(greedy.where(way=OURS, size=512), OURS) == 0, "nothing passes: the bar is missed"
+    assert trucks.largest(greedy.where(way=FOREACH), OURS) is None, "ours was not measured"
 
 
 def test_trucks_of_one_work_are_compared_by_one_clock() -> None:
