@@ -35,14 +35,14 @@ from experiments.lab import (
 )
 from experiments.works import contenders
 from experiments.works.contenders import BITS_8, COPY, OURS, color
-from experiments.works.link import Link
+from experiments.works.link import BOTH, IN_PLACE, MOVES, Link
 from experiments.works.models import Work
 from experiments.works.paged import FULL, QUICK, Problem
 
 MEASURES = ("clock", "kernels", "CPU kernels", "formats", "launch", "step", "paging", "state file")
 NEAREST, STOCHASTIC = f"{OURS}, int8 nearest", f"{OURS}, int8 stochastic"
 RIVAL = "bitsandbytes AdamW8bit"
-BOTH_WAYS, IN_PLACE = "copy both ways", "plain kernel in place"
+BOTH_WAYS = "copy both ways"
 INT8: dict[str, dict[str, Any]] = {
     NEAREST: {"state_format": "int8", "v_rounding": "nearest"},
     STOCHASTIC: {"state_format": "int8", "v_rounding": "stochastic"},
@@ -74,11 +74,9 @@ def resident(run: Run, work: Work, device: torch.device | None = None) -> Iterat
     builds = {OURS: contenders.ours(), **{name: contenders.ours(**how) for name, how in INT8.items()}}
     if device.type == "cuda":
         builds |= {name: contenders.CONTENDERS[name].build for name in contenders.installed(run, [RIVAL])}
-    loose = Work(work.name, work.shapes, work.dtype, round(MOVED), 0.1)  # state in 8 bits takes an update off by that
+    loose = Work(work.name, work.shapes, work.dtype, MOVED, 0.1)  # state in 8 bits takes an update off by that
     cases, errors = contenders.checked(run, loose, builds, device)
-    source = torch.rand(int(MOVED * work.numel) // 8, device=device)
-    target = torch.empty_like(source)
-    cases.append(Case(COPY, lambda: target.copy_(source)))
+    cases.append(contenders.copy_of_bytes(loose, device))
     about = {"place": "resident", "device": device.type, "work": work.name, "numel": work.numel}
     for name, timing in run.measure(cases, device=device).items():
         each = 28 if name == OURS else MOVED
@@ -92,10 +90,10 @@ def away(run: Run) -> Iterator[Row]:
     nbytes = BITS_8 * work.numel
     about = {"place": "away", "device": "cuda", "work": work.name, "numel": work.numel}
     blocks, _ = link.best_blocks(run)
-    plain = run.measure([case for case in link.cases(blocks) if case.name in ("both ways", IN_PLACE)])
-    for name, each in (("both ways", 1), (IN_PLACE, 2)):
-        known = {"case": BOTH_WAYS if each == 1 else name, "bytes": 2 * each * link.nbytes, "error": None}
-        yield {**about, **known, **plain[name]}
+    plain = run.measure([case for case in link.cases(blocks) if case.name in (BOTH, IN_PLACE)])
+    for moves, name in ((BOTH, BOTH_WAYS), (IN_PLACE, IN_PLACE)):
+        known = {"case": name, "bytes": sum(MOVES[moves]) * link.nbytes, "error": None}
+        yield {**about, **known, **plain[moves]}
     del link
     run.free()
     ways: dict[str, dict[str, Any]] = {"staged": {"host_access": "staged"}}

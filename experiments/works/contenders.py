@@ -210,7 +210,7 @@ def checked(
 
 def copy_of_bytes(work: Work, device: torch.device) -> Case:
     """Read half the bytes of an update and write the other half."""
-    source = torch.rand(work.bytes_each * work.numel // 8, device=device)
+    source = torch.rand(int(work.bytes_each * work.numel) // 8, device=device)
     target = torch.empty_like(source)
     return Case(COPY, lambda: target.copy_(source))
 

@@ -47,7 +47,7 @@ class Work:
     name: str
     shapes: Shapes
     dtype: torch.dtype = torch.float32
-    bytes_each: int = 28
+    bytes_each: float = 28
     tolerance: float = 5e-5
 
     @property

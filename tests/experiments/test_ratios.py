@@ -1,0 +1,202 @@
+"""Shares, ratios and rates that experiments derive from rows, each held to a small case that is worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ladder_rows import clocks
+
+from experiments.compiled import recompiles
+from experiments.copies import on_device, peer
+from experiments.harness import question
+from experiments.harness.rows import Row, Rows
+from experiments.harness.time import series
+from experiments.ladder import alignment
+from experiments.launch import puzzlers, replays
+from experiments.paging import bytes, hidden, rivals, state_file, sweep
+from experiments.step import captured_step, close_to_a_copy, codes, in_8_bits
+from experiments.vertical import spill
+from experiments.works import link
+from experiments.works.contenders import COPY, FUSED, GRAPH, OURS
+
+
+def one(us: float, clock: str = "wall") -> dict[str, Any]:
+    return series([us], clock)
+
+
+def queued(case: str, wall: float, gpu: float, each: float) -> Row:
+    return {"work": captured_step.GPT2, "case": case, **clocks(wall, gpu), "queued": one(each)}
+
+
+def step(case: str, gpu: float, nbytes: int = 28_000, **about: Any) -> Row:
+    return {"key": "gpt2", "device": "cuda", "work": "w", "numel": 1000, "bytes": nbytes, "case": case,
+            **clocks(2 * gpu, gpu), **about}  # fmt: skip
+
+
+def in_8(case: str, gpu: float, nbytes: int = 16_000, place: str = "resident") -> Row:
+    return {"place": place, "device": "cuda", "case": case, "bytes": nbytes, **clocks(2 * gpu, gpu)}
+
+
+def swept(case: str, share: float, time: float, way: str = "mapped, staged") -> Row:
+    about = {"kind": sweep.TIME, "way": way, "share": share, "case": case, "away": 1 - share, "host_bytes": 8000}
+    return {**about, **clocks(9 * time, time)}
+
+
+def coded(decay: float, code: str, error: float) -> Row:
+    about = {"family": "AdamW", "which": codes.BOTH, "decay": decay, "code": code}
+    return {**about, "error": error, "turned": 0.0, "bias": -2.0}
+
+
+#: Question, rows as they are measured, which of them is looked at, what must be derived.
+CASES: dict[str, tuple[str, list[Row], dict[str, Any], dict[str, Any]]] = {
+    "a copy of 28 bytes in 80 µs is 80 % of a step in 100": (
+        "close_to_a_copy",
+        [step(OURS, 100), step(FUSED, 160), step(COPY, 80)],
+        {"case": OURS},
+        {"share": 80, "over_fused": 1.6, "over_fused_wall": 1.6, "of_ours": 1, "rate": 28_000 / 100e-6 / 1e9},
+    ),
+    "torch's bfloat16 moments are 14 bytes of the copy's 22": (
+        "close_to_a_copy",
+        [step(name, 100, 22_000, key=close_to_a_copy.BF16) for name in (OURS, FUSED, COPY)],
+        {"case": FUSED},
+        {"share": 100 * 14 / 22, "rate": 14_000 / 100e-6 / 1e9},
+    ),
+    "a replay that waits 60 µs is held to 1.05 x 40 + 15": (
+        "captured_step",
+        [queued(OURS, 100, 40, 90), queued(FUSED, 600, 50, 90), queued(GRAPH, 120, 50, 80),
+         queued(captured_step.CAPTURED, 60, 41, 57)],
+        {"case": captured_step.CAPTURED},
+        {"of_kernel": 57 / 57, "of_fused": 10, "of_graph": 0.5, "queued_of_graph": 57 / 80},
+    ),
+    "state in 8 bits": (
+        "in_8_bits",
+        [in_8(OURS, 150, 28_000), in_8(in_8_bits.NEAREST, 100), in_8(in_8_bits.RIVAL, 400), in_8(COPY, 75)],
+        {"case": in_8_bits.NEAREST},
+        {"share": 75, "over_rival": 4, "over_fp32": 1.5, "rate": 16_000 / 100e-6 / 1e9, "ms": 0.1},
+    ),
+    "float32 has no share of a copy of 8 bits": (
+        "in_8_bits", [in_8(OURS, 150, 28_000), in_8(COPY, 75)], {"case": OURS}, {"share": None},
+    ),
+    "in place, 4 bytes in 50 µs beside 16 in 100": (
+        "in_8_bits",
+        [in_8(link.IN_PLACE, 100, 16_000, "away"), in_8("int8, in place", 50, 4_000, "away"),
+         in_8("int8, staged", 50, 4_000, "away")],
+        {"case": "int8, in place"},
+        {"share_in_place": 50},
+    ),
+    "the error of a code": (
+        "codes",
+        [coded(0.9, codes.STOCHASTIC, 2.0), coded(0.99, codes.STOCHASTIC, 4.0), coded(0.99, codes.PUBLISHED, 16.0),
+         coded(0.99, codes.BFLOAT16, 1.0)],
+        {"code": codes.STOCHASTIC, "decay": 0.99},
+        {"of_rival": 0.25, "of_nine": 2, "half": 1, "off": 2, "remembers": 100, "allowed": "yes"},
+    ),
+    "a list of pieces beside calls and foreach": (
+        "on_device",
+        [{"what": on_device.MANY, "size": 10, "bytes": 240, "case": case, **clocks(us)}
+         for case, us in ((on_device.OURS, 10), (on_device.ENGINE, 30), (on_device.FOREACH, 20))],
+        {"case": on_device.OURS},
+        {"of_calls": 3, "of_foreach": 2, "rate": 240 / 10e-6 / 1e9},
+    ),
+    "from one GPU to another": (
+        "peer",
+        [{"what": "copy", "case": case, "bytes": 1000, **clocks(9 * us, us)}
+         for case, us in ((peer.API, 8), (peer.PULL, 10))],
+        {"case": peer.PULL},
+        {"of_api": 0.8, "rate": 1000 / 10e-6 / 1e9},
+    ),
+    "one element off 16 bytes": (
+        "alignment",
+        [{"optimizer": optimizer, "where": where, "aligned": 1.0, **clocks(us)}
+         for optimizer, where, us in ((OURS, alignment.ON, 100), (OURS, alignment.OFF, 120), (COPY, alignment.ON, 90))],
+        {"optimizer": OURS, "where": alignment.OFF},
+        {"cost": 1.2, "share": 75},
+    ),
+    "lines for each percent of a copy": (
+        "effort",
+        [{"case": OURS, "device": "cuda", "lines": 60, "alone": False, **clocks(120), "copy": clocks(90)}],
+        {},
+        {"share": 75, "per": 60 / 75},
+    ),
+    "a call of slices": (
+        "puzzlers",
+        [{"of": "way", "batch": 1024, "device": "cuda", "case": case, "kernels": kernels, "trace": "x", **clocks(us)}
+         for case, kernels, us in ((puzzlers.SPLIT, 38, 300), (puzzlers.COMBINED, 5, 100), (puzzlers.LIST, 4, 50))],
+        {"case": puzzlers.SPLIT},
+        {"off": 2, "faster": 1, "of_combined": 3},
+    ),
+    "a replay": (
+        "replays",
+        [{"work": "w", "mode": mode, "kernels": kernels, **clocks(us)}
+         for mode, kernels, us in ((replays.EAGER, 36, 300), (replays.REPLAY, 35, 60))],
+        {"mode": replays.REPLAY},
+        {"off": 1, "faster": 5},
+    ),
+    "graphs that are made again": (
+        "recompiles",
+        [{"way": recompiles.OURS, "steps": 5, "ran": 3, "by_step": [1, 1, 2, 2, 4]}],
+        {},
+        {"again": 3, "eager": 2},
+    ),
+    "half of an update behind products": (
+        "hidden",
+        [{hidden.PRODUCTS: one(100, "GPU"), hidden.UPDATE: one(40, "GPU"), hidden.TOGETHER: one(120, "GPU")}],
+        {},
+        {"added": 20, "hidden": 50},
+    ),
+    "5 MiB taken of 2 MiB and a ring of 1": (
+        "memory", [{"device_extra": 5 << 20, "budget": 2 << 20, "ring": 1 << 20}], {}, {"beyond": 2},
+    ),
+    "both directions of the link": (
+        "bytes", [{"kind": bytes.STEP, "must": 100, "up": 110, "down": 130}], {}, {"of_must": 1.2},
+    ),
+    "a rival that takes three times as long": (
+        "rivals",
+        [{"name": name, "what": what, "wall": one(us)}
+         for name, what, us in ((rivals.OURS, "step", 50), (rivals.RIVAL, rivals.SAME, 150),
+                                (rivals.RIVAL, rivals.ALONE, 60))],
+        {"what": rivals.SAME},
+        {"over": 3, "alone": 60, "piece": False},
+    ),
+    "state on the host: 8,000 bytes up and down in 100 µs, where a copy of 4,000 both ways takes 40": (
+        "sweep",
+        [{"kind": sweep.BITS, "way": "mapped, staged", "same": True, "copy_bytes": 4000},
+         swept(sweep.STEP, 0.0, 100), swept(sweep.BOTH, 0.0, 40),
+         swept(sweep.STEP, 1.0, 11), swept(sweep.DEVICE, 1.0, 10)],
+        {"kind": sweep.SAYS},
+        {"rate": 16_000 / 100e-6 / 1e9, "of_ceiling": 80, "near": 10, "bits": "same"},
+    ),
+    "the plain kernel reads and writes 2 x 4,000 bytes in 80 µs": (
+        "sweep",
+        [{"kind": sweep.BITS, "way": "mapped, in place", "same": True, "copy_bytes": 4000},
+         swept(sweep.STEP, 0.0, 100, "mapped, in place"), swept(sweep.IN_PLACE, 0.0, 80, "mapped, in place")],
+        {"kind": sweep.SAYS},
+        {"of_ceiling": 80},
+    ),
+    "60 MiB in RAM under a budget of 50": (
+        "state_file",
+        [{"kind": state_file.STATE, "name": "file", "digest": "a", "budget": 50 << 20, "resident": 60 << 20}],
+        {},
+        {"beyond": 10},
+    ),
+    "a kernel that spills": (
+        "spill",
+        [{"width": 8, "spill_stores": 3, "spill_loads": 4, spill.FUSED: clocks(9, 6), spill.PASSES: clocks(9, 3)}],
+        {},
+        {"of_passes": 2, "spilled": 7},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_derived_is_worked_out_by_hand(case: str) -> None:
+    name, rows, where, wanted = CASES[case]
+    found = question.find(name)
+    assert found
+    (asked,) = (each for each in found[0].questions if each.name == name)
+    row = asked.derive(Rows(rows)).first(**where)
+    assert row is not None
+    derived = {column: row[column] for column in wanted}
+    medians = {column: value["median"] if isinstance(value, dict) else value for column, value in derived.items()}
+    assert medians == pytest.approx(wanted)
