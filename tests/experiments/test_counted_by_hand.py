@@ -17,7 +17,7 @@ from experiments.launch import saturation
 from experiments.paging import link, spike
 from experiments.step import captured_step, close_to_a_copy, cpu_step, in_8_bits, in_16_bits, step_host
 from experiments.vertical import rewrite, roofline
-from experiments.works import contenders, fusible, paged
+from experiments.works import contenders, fusible, paged, training
 from experiments.works import link as works_link
 from experiments.works.batching import Limits
 from experiments.works.contenders import COMPILED, CONTENDERS, COPY, FOREACH, FUSED, LOOP, OURS, copy_of_bytes
@@ -135,6 +135,17 @@ def test_bytes_of_state_in_8_bits_are_codes_and_scales(monkeypatch: pytest.Monke
     assert {row["bytes"] for row in away if row["case"] != OURS} == {2 * 2 * (4096 + 16 * 4)}
 
 
+def test_works_are_as_large_as_they_are_called() -> None:
+    known = close_to_a_copy.works(False)
+    sizes = {key: work.numel for key, work in known.items()}
+    assert (sizes["1b"], sizes["50m"], sizes["1000"], sizes["5000"]) == (60 << 24, 50_000_004, 6000, 30_000)
+    assert sizes["gpt2"] == sizes["gpt2-bf16"] == 124_439_808
+    for work in cpu_step.works(False)[:-1]:
+        assert work.name == f"{work.numel:,} elements"
+    assert [work.numel for work in cpu_step.works(False)[:-1]] == [10**5, 10**6, 10**7, 50_000_000]
+    assert (paged.FULL.numel, in_8_bits.ON_CPU.numel, in_8_bits.IN_A_FILE.numel) == (1 << 28, 16_000_000, 1 << 26)
+
+
 def test_two_moments_are_eight_bytes() -> None:
     assert paged.STATE_BYTES == 2 * 4
     assert paged.Problem(Watched()).state_bytes == 16 * 512 * 512 * 8
@@ -149,6 +160,13 @@ def test_a_kernel_over_rows_reads_and_writes_each_float() -> None:
     assert operands(lambda: saturation.OPERATIONS["tanh"](x)) == few["bytes"]
     (row,) = saturation.derive(Rows([few | {"gpu": None, "wall": clocks(8.0)["wall"]}]))
     assert row["rate"] == pytest.approx(32768 / 8e-6 / 1e9)
+
+
+def test_inputs_that_take_turns_are_a_mebibyte_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(saturation, "repeated", lambda operation, inputs: seen.append(len(inputs)))
+    assert {row["rows"] for row in saturation.measure(Watched())} == {16, 256}
+    assert seen == [1, 64, 1, 64, 1, 4, 1, 4], "of 16 KiB, and of 256 KiB"
 
 
 #: Bytes of each element by way: 4 read and 4 written in each kernel.
@@ -216,10 +234,12 @@ def test_the_link_moves_the_bytes_of_its_copies(monkeypatch: pytest.MonkeyPatch)
     moved = {row["what"]: row["moved"] for row in link.measure(run) if row["kind"] == link.CEILING}
     assert moved == {"up": 1000, "down": 1000, "both ways": 2000, "plain kernel in place": 4000, "HBM copy": 4000}
     assert operands(run.cases[link.HBM].run) == moved[link.HBM]
-    monkeypatch.setattr(in_8_bits, "QUICK", Work("small", [(4096,)]))
-    monkeypatch.setattr(in_8_bits, "INT8", {})
+    for module in (in_8_bits, paged):
+        monkeypatch.setattr(module, "QUICK", Work("small", [(4096,)]))
+    monkeypatch.setattr(contenders, "ours", lambda **_: contenders.theirs(foreach=True))  # nothing to compile
     known = {row["case"]: row["bytes"] for row in in_8_bits.away(run)}
-    assert known == {in_8_bits.BOTH_WAYS: 2000, works_link.IN_PLACE: 4000}
+    assert (known.pop(in_8_bits.BOTH_WAYS), known.pop(works_link.IN_PLACE)) == (2000, 4000)
+    assert set(known.values()) == {2 * 2 * (4096 + 16 * 4)}, "codes and scales of two moments, up and down"
 
 
 def test_trips_and_the_bridge_are_counted() -> None:
@@ -236,6 +256,17 @@ def test_trips_and_the_bridge_are_counted() -> None:
 def test_state_of_a_loop_is_two_moments_of_each_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spike, "WIDTH", 8)
     assert spike.Training(Watched(), placement="device").state_bytes == 4 * 8 * 8 * (4 + 4)
+
+
+def test_a_large_batch_has_four_times_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spike, "WIDTH", 8)
+    loop = spike.Training(Watched(), placement="device")
+    assert [len(loop.batch(step)) for step in (1, 19, 20, 21)] == [2048, 2048, 4 * 2048, 2048]
+
+
+def test_a_card_holds_a_large_step_beside_half_of_the_state() -> None:
+    assert spike.card_bytes(2000, 3500, 7000) == 2000 + 7000 - 2000 // 2
+    assert spike.card_bytes(8000, 3600, 7000) == 8000 + 3780, "and an ordinary one, with 5 % more"
 
 
 # --- launches
@@ -289,6 +320,13 @@ def test_queued_steps_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(captured_step.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: spend(50.0))
     assert captured_step.mean_of_queued(lambda: spend(7.0)) == pytest.approx(7.5)
+
+
+def test_a_mark_of_a_cpu_is_told_in_microseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter((3.0, 3.5))
+    monkeypatch.setattr(training.time, "perf_counter", lambda: next(times))
+    first, second = training.Mark(CPU), training.Mark(CPU)
+    assert second.since(first) == 500_000
 
 
 def test_the_ratio_of_host_times_is_torchs_over_ours() -> None:

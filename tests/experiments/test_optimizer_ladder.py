@@ -141,10 +141,11 @@ def test_the_peak_is_of_what_is_held_at_once() -> None:
 
 def test_a_gpu_is_weighed_by_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """As by an allocator that hands out 512 bytes for 4; tests/gpu weighs with the real one."""
-    device, held = torch.device("cuda", 0), {"asked": 1000, "given": 1024, "peak": 1000}
+    device = torch.device("cuda", 0)
+    held = {"asked": 1000, "given": 1024, "peak": 1000, "gone": 2000, "reserved": 2000}
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (0, 1 << 30))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda *_: 1 << 21)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (9000 - held["gone"], 9000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda *_: held["reserved"])
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda *_: held["given"])
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda *_: held["given"] + 512)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda *_: None)
@@ -153,8 +154,8 @@ def test_a_gpu_is_weighed_by_what_was_asked_for(monkeypatch: pytest.MonkeyPatch)
         lambda *_: {"requested_bytes.all.current": held["asked"], "requested_bytes.all.peak": held["peak"]},
     )  # fmt: skip
     scales = weight.Scales(device)
-    held |= {"asked": 1004, "given": 1536}
-    assert scales.since() == {"taken": 4, "rounding": 508, "others": 0}
+    held |= {"asked": 1004, "given": 1536, "gone": 5000, "reserved": 4000}
+    assert scales.since() == {"taken": 4, "rounding": 508, "others": 1000}
     assert weight.extra(lambda: held.update(peak=1104), device) == 100
 
 

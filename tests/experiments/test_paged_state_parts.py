@@ -150,6 +150,8 @@ def test_dry_driver(dry: Run) -> None:
     found = measured(driver, dry)
     assert dry.left_out == []
     assert len(found.where(kind=driver.PAGES)) == 8
+    moved = {row["name"]: row["moved"] / driver.QUICK_SIZE for row in found.where(kind=driver.PAGES)}
+    assert {name: times for name, times in moved.items() if times != 1} == {driver.AT_ONCE: 2}, "up and down"
     assert found.where(kind=driver.STEPS).values("name") == [driver.STEP_AND_OUT, driver.STEP, driver.OUT]
 
 

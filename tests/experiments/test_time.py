@@ -76,6 +76,14 @@ def test_a_gate_that_opened_early_is_tried_again_with_a_longer_spin(monkeypatch:
     assert gpu.spins[-1] >= 900 > gpu.spins[-2]
 
 
+def test_the_host_s_time_ends_with_the_call_and_the_wall_s_with_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeGpu(monkeypatch, host_us=0)
+    times = iter((5.0, 5.002, 5.003))
+    monkeypatch.setattr(time.time, "perf_counter", lambda: next(times))
+    host, wall, _ = time._CudaClock(time.Case("a", lambda: None)).sample()
+    assert (host, wall) == (pytest.approx(2000), pytest.approx(3000))
+
+
 def test_a_gate_that_never_holds_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = FakeGpu(monkeypatch, host_us=math.inf)
     clock = time._CudaClock(time.Case("a", lambda: None))
