@@ -53,7 +53,7 @@ test-clients: $(CLIENTS)  ## install transformers, accelerate, lightning, peft a
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal -m "clients and not long" \
 		-o testpaths="tests/clients tests/test_install.py" $(TEST_ARGS)
 
-test-long: $(READY)  ## run all tests, and interrupt at every line
+test-long: $(READY)  ## run all tests, and interrupt at every line; PAGEDOPT_SLICE=0 to 19: a part of the long ones alone
 	OMP_NUM_THREADS=1 PAGEDOPT_EVERY_LINE=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal --timeout 3600 $(TEST_ARGS)
 
 lint: $(READY)  ## ruff, mypy, and the contract of who imports whom

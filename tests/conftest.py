@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from clients_page import Record
 from gpu_lock import Turns
+from slices import Slice
 
 if TYPE_CHECKING:
     from command_line import Program
@@ -32,6 +33,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Turns(Path(os.environ[RUN_FOLDER])))
     if RECORD in os.environ and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Record(Path(os.environ[RECORD]).resolve()))
+    if (chosen := Slice.asked_for()) is not None:
+        config.pluginmanager.register(chosen)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import traceback
 import warnings
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from edits import CASES, STATE_EDITS, STEP_EDITS, Case, Edit, Params, groups_of, listed, parameters, state_edits, steps
-from edits_groups import ADAM_EDITS, GROUP_EDITS, LION_EDITS, SGD_EDITS
+from edits_groups import ADAM_EDITS, FLAGS, GROUP_EDITS, LION_EDITS, SGD_EDITS
 from often import MARKS
 
 import pagedopt
@@ -25,8 +24,6 @@ Tensors = dict[tuple[int, str], torch.Tensor]
 INCIDENTAL = (AttributeError, TypeError, AssertionError)
 #: Errors that a look-up or a read raises by itself: where torch's does, ours looks up or reads on purpose.
 BY_THEMSELVES = (KeyError, NotImplementedError)
-#: Every combination, and more lines in :mod:`test_faults`.
-EVERY = bool(os.environ.get("PAGEDOPT_EVERY_LINE"))
 PLACEMENTS = ("resident", "spilled", "half")
 #: Where torch takes a meta tensor for a moment and updates nothing, without a word; here it is refused.
 LENIENT = ("momentum_buffer: other device",)
@@ -211,20 +208,22 @@ def assert_reported(case: Case, ours: World, placement: str) -> None:
 
 
 def parametrized() -> Any:
-    """(case, edit, placement): all edits resident and spilled; AdamW half and with amsgrad those that may differ there;
-    Lion half, which is both.  `make test` does every other one: each edit of AdamW and SGD resident, or spilled."""
+    """(case, edit, placement): edits of tensors resident and spilled; AdamW half and with amsgrad those that may differ
+    there.  `make test` does every other one: each edit of AdamW and SGD resident, or spilled; and no more than that of
+    what lies in no arena, step counts and flags, and of Lion, whose state is as SGD's and half resident as AdamW's."""
     chosen = [
-        pytest.param(name, edit, placement, id=f"{name}-{edit}-{placement}", marks=MARKS[(i + j) % 2 == 0])
+        pytest.param(name, edit, placement, id=f"{name}-{edit}-{placement}", marks=MARKS[often])
         for name, case in CASES.items()
         for i, edit in enumerate(edits_for(case))
         for j, placement in enumerate(PLACEMENTS)
-        if EVERY or not _is_alike(name, edit, placement)
+        if (often := (i + j) % 2 == 0) or not (name == "lion" or edit.startswith("step: ") or edit in FLAGS)
+        if not _is_alike(name, edit, placement)
     ]
     return pytest.mark.parametrize(("case", "edit", "placement"), chosen)
 
 
 def _is_alike(case: str, edit: str, placement: str) -> bool:
-    """Whether a combination hardly says more than others do."""
+    """Whether a combination says no more than others do."""
     if case == "lion":
         return placement != "half"
     if case == "sgd" and placement == "half":

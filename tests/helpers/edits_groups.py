@@ -208,3 +208,9 @@ SGD_EDITS: dict[str, Edit] = {
 }
 
 LION_EDITS: dict[str, Edit] = {name: ADAM_EDITS[name] for name in ("betas", "betas list", "no betas")}
+
+#: What changes numbers of a group alone, and no tensor of state.
+FLAGS = (
+    "lr", "lr tensor", "weight_decay", "maximize", "foreach", "no lr", "no maximize", "betas", "betas list", "no betas",
+    "eps", "coupled weight_decay", "momentum", "dampening", "nesterov",
+)  # fmt: skip

@@ -176,29 +176,24 @@ def test_every_rule(variant: int, gap: int, capfd: pytest.CaptureFixture[str]) -
         check(rule, dtypes, threads, 0, plays[variant], capfd, gap=gap)
 
 
-#: The others differ from one of these in storage or in operations, not in both.
-OFTEN = ("adamw", "sgd_momentum", "lion")
+#: In all storages; any other rule in one, as storage and operations do not know each other (a GPU does all in all).
+IN_ALL = ("adamw", "sgd_momentum", "lion")
 
 
-def is_often(rule: Rule, stored: str) -> bool:
-    """Whether a case is no long one: these three in all storages, and the elementwise rules in one."""
-    return rule.name in OFTEN or (stored == "float32" and not rule.name.startswith("adam"))
+def is_often(rule: Rule) -> bool:
+    """Whether a case is no long one: AdamW's relatives are."""
+    return rule.name in IN_ALL or not rule.name.startswith("adam")
 
 
-_BY_CASE = [
-    pytest.param(
-        at, id=name_of((rule, stored)), marks=[] if is_often(rule, stored) else pytest.mark.long
-    )
-    for at, (rule, stored) in enumerate(CASES)
-]  # fmt: skip
+PLAYED = [(rule, stored) for rule, stored in CASES if rule.name in IN_ALL or stored == "float32"]
+_BY_CASE = [pytest.param(*each, id=name_of(each), marks=MARKS[is_often(each[0])]) for each in PLAYED]
 
 
 @pytest.mark.xdist_group("host-bits")
-@pytest.mark.parametrize("case", _BY_CASE)
-def test_the_bits_of_several_steps_are_numbas(case: int) -> None:
+@pytest.mark.parametrize(("rule", "stored"), _BY_CASE)
+def test_the_bits_of_several_steps_are_numbas(rule: Rule, stored: str) -> None:
     """Special values included; of a NaN only that it is one."""
-    rule, stored = CASES[case]
-    alike = [each for each in CASES if is_often(*each) == is_often(rule, stored)]  # `make test` compiles its own alone
+    alike = [each for each in PLAYED if is_often(each[0]) == is_often(rule)]  # `make test` compiles its own alone
     names = tuple(instance(each, dtypes_of(each, dtype), 512, "TableAt") for each, dtype in alike)
     play = build(names, functors(dict.fromkeys(each for each, _ in alike)))[alike.index((rule, stored))]
     before, played, by_numba = (special_lists(rule, stored) for _ in range(3))

@@ -17,7 +17,7 @@ from file_support import open_files
 from gpu_support import NEEDED
 from shots import EVERY, each, failure_at, judge_failure, judge_signal, judge_two, signal_at, two_at
 
-pytestmark = [pytest.mark.timeout(7200)] if EVERY else []
+pytestmark = [pytest.mark.timeout(7200), pytest.mark.long] if EVERY else []
 #: State that is in RAM or partly in a file, and state that is on a GPU or partly on the host.
 ON_CPU, ON_GPU = scenes(), [pytest.param(scene, id=f"{scene}-cuda", marks=NEEDED) for scene in scenes("cuda")]
 AGAIN = [s for s in ON_CPU if "step" in s.operation or "load" in s.operation]

@@ -15,11 +15,13 @@ import pytest
 import torch
 from file_support import open_files
 from injector import Outcome
+from often import MARKS
 from overlapped import Loop
 from shots import EVERY, NEVER, assert_rose, failure_at, signal_at
 
 pytestmark = [
     pytest.mark.timeout(7200 if EVERY else 110),
+    *MARKS[not EVERY],
     pytest.mark.filterwarnings("ignore:this step was not queued.*no forward"),
 ]
 Shoot = Callable[[int, Callable[[], Any]], Outcome]

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 from edits import CASES, STATE_EDITS, Edit, each_entry, groups_of, parameters, steps
-from edits_check import EVERY, LENIENT, PLACEMENTS, World, assert_same, edits_for, parametrized, run, worlds
+from edits_check import LENIENT, PLACEMENTS, World, assert_same, edits_for, parametrized, run, worlds
 from edits_groups import GROUP_EDITS, add_group
+from often import long_but
 from optim_support import same, stepped
 from support import default_dtype
 
@@ -36,7 +37,7 @@ def test_an_edit_may_be_made_again(edit: str, placement: str) -> None:
     run(CASES["adamw"], placement, [(edit, found)] * 3)
 
 
-@pytest.mark.parametrize("seed", range(300 if EVERY else 12))
+@pytest.mark.parametrize("seed", long_but(range(300), range(12).__contains__))
 def test_edits_follow_each_other(seed: int) -> None:
     """Four edits in a row, of any kind; the row ends where one has nothing left to edit, or where torch refuses."""
     chance = random.Random(seed)

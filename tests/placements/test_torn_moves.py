@@ -19,6 +19,7 @@ import torn_moves
 from children import python
 from file_support import assert_holds, fill, mapped, open_files, small, step
 from injector import interrupt_at
+from often import MARKS
 from stand_ins import raising
 
 from pagedopt.system.files import libc
@@ -29,7 +30,7 @@ from pagedopt.system.state_lost import StateLost
 STRIDE = 1 if os.environ.get("PAGEDOPT_EVERY_LINE") else 53
 
 
-pytestmark = pytest.mark.usefixtures("folder")
+pytestmark = [pytest.mark.usefixtures("folder"), *MARKS[STRIDE > 1]]
 
 
 def run(*arguments: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import shutil
@@ -152,12 +153,14 @@ def get(cubin: Cubin) -> Got:
     return got
 
 
-#: Every damage is done to a file of Numba's; to these, every second one.
-SOME = [pytest.param(damage, marks=MARKS[i % 2 == 0], id=name) for i, (name, damage) in enumerate(DAMAGE.items())]
+#: Every damage is done to a file of Numba's; of these two, one after the other gets it.
+SOME = [
+    pytest.param(damage, which, id=f"{name}-{which}", marks=MARKS[which == "cubin"])
+    for (name, damage), which in zip(DAMAGE.items(), itertools.cycle(("cubin", "sealed")), strict=False)
+]
 
 
-@pytest.mark.parametrize("which", ["cubin", pytest.param("sealed", marks=pytest.mark.long)])
-@pytest.mark.parametrize("damage", SOME)
+@pytest.mark.parametrize(("damage", "which"), SOME)
 def test_a_damaged_cubin_is_made_anew_with_one_warning(
     place: Path, cubin: Cubin, damage: Callable[[Path], None], which: str
 ) -> None:
