@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 import torch
 from edits import CASES, STATE_EDITS, Edit, each_entry, groups_of, parameters, steps
-from edits_check import LENIENT, PLACEMENTS, World, assert_same, edits_for, parametrized, run, worlds
+from edits_check import LENIENT, PLACEMENTS, World, assert_same, edits_for, parametrized, run, same_outcome, worlds
 from edits_groups import GROUP_EDITS, add_group
 from often import long_but
 from optim_support import same, stepped
+from stand_ins import raising
 from support import default_dtype
+
+from pagedopt.optim.step import members
 
 #: Edits that put all or some state where no budget covers it.
 OUTSIDE = ("clones", "the large entry of clones", "offload", "update", "offload .data", "prune the large")
@@ -26,6 +29,16 @@ OUTSIDE = ("clones", "the large entry of clones", "offload", "update", "offload 
 def test_an_edit_does_what_it_does_in_torch(case: str, edit: str, placement: str) -> None:
     chosen = CASES[case]
     run(chosen, placement, [(edit, edits_for(chosen)[edit])])
+
+
+def test_what_goes_wrong_by_itself_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch refuses, too: an error that a line of ours does not raise is a slip."""
+    ours, theirs = worlds(CASES["adamw"], "resident", steps=2)
+    for world in (ours, theirs):
+        edits_for(CASES["adamw"])["exp_avg: number"](world.optimizer, world.params)
+    monkeypatch.setattr(members, "_check", raising(AttributeError("'float' object has no attribute 'dtype'")))
+    with pytest.raises(AssertionError, match="just went wrong"):
+        same_outcome(ours, theirs, "exp_avg: number", 2)
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
