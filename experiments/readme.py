@@ -268,9 +268,12 @@ def resident(results: Results) -> str:
     table = markdown(("AdamW, all state on the device: GPU / wall, µs", *CASES), lines)
     eager = [number(replays.number("wall", case=case)) for case in (OURS, FUSED_STEP)]
     by_gpu, by_wall = (over(compiled[clock], ours[clock]) for clock in CLOCKS)
+    narrow = asked(results, "in_16_bits.in_16_bits").where(device="cuda")
     return (
         f"{table}\n\nIn bfloat16 torch fused keeps its state in bfloat16 and moves 14 bytes an element; ours and the "
-        "copy move 22.\nThe row in a CUDA graph is of another run ([captured_step](notes/captured_step.md)), in which "
+        f"copy move 22. The step that is shorter on the GPU is {shorter(rows.where(key='gpt2-bf16'))}; with bfloat16 "
+        f"state in both it is {shorter(narrow)} ([in_16_bits](notes/in_16_bits.md)).\n"
+        "The row in a CUDA graph is of another run ([captured_step](notes/captured_step.md)), in which "
         f"an eager step over these tensors takes {eager[0]} µs by the wall, and torch's {eager[1]} µs.\nThe row of a "
         "Llama is of another run, too ([optimizer_ladder](notes/optimizer_ladder.md)): each step ran beside a copy "
         f"only, the compiled one in a process of its own.\nIt takes {by_wall:.2f} times as long as ours by the wall, "
@@ -281,6 +284,14 @@ def resident(results: Results) -> str:
 def both(times: Sequence[float | None]) -> str:
     """Two clocks' times; nothing where one is missing."""
     return " / ".join(map(number, times)) if all(times) else ""
+
+
+def shorter(rows: Rows) -> str:
+    """Whose step takes less GPU time."""
+    ours, fused = (rows.number("gpu", case=CASES[name]) for name in ("pagedopt", "torch fused"))
+    assert ours is not None
+    assert fused is not None
+    return "ours" if ours < fused else "torch's"
 
 
 def link(results: Results) -> str:
