@@ -16,6 +16,7 @@ import tiny_training
 import torch
 from children import python
 from command_line import Program, assert_has
+from pictures import needs_matplotlib
 from rich.console import Console
 from tiny_training import TINY, behind_each_step, interrupted_behind, result
 
@@ -60,8 +61,8 @@ def test_curves_coincide_and_fall(finished: Path) -> None:
     assert sum(curves["paged"][-5:]) / 5 < curves["paged"][0] - 1.5
 
 
+@needs_matplotlib
 def test_losses_are_drawn(finished: Path) -> None:
-    pytest.importorskip("matplotlib")
     assert (finished / "losses.png").read_bytes().startswith(PNG)
 
 

@@ -17,9 +17,9 @@ import tiny_training
 import torch
 from command_line import Program
 from paths import ROOT
+from pictures import needs_matplotlib
 from tiny_training import TINY
 
-from pagedopt.commands.results import new_figure
 from pagedopt.commands.train.checkpoint import load_checkpoint, save_checkpoint
 
 PAGED = ("--no-spill", "--optimizer", "paged")
@@ -159,7 +159,7 @@ def test_a_disk_without_room_at_the_end_keeps_the_table(tmp_path: Path) -> None:
     assert names(tmp_path) == {".lock"}
 
 
-@pytest.mark.skipif(new_figure(1, 1) is None, reason="matplotlib is not installed")
+@needs_matplotlib
 def test_a_picture_that_cannot_be_written_is_one_line(tmp_path: Path, program: Program) -> None:
     (tmp_path / "losses.png").mkdir()
     status, said, complaint = program.run(*TINY, *PAGED, "--steps", 1, "--out", tmp_path)

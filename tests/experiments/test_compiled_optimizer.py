@@ -11,6 +11,7 @@ import pytest
 import torch
 from experiment_runs import experiment, judged, regenerated, run_quick
 from paths import ROOT
+from pictures import needs_matplotlib
 
 from experiments.compiled import coverage, first_call, generated, kernels, mistakes, recompiles
 from experiments.harness import note
@@ -129,10 +130,9 @@ def test_the_power_of_n_comes_out() -> None:
     assert (power["exponent"], power["last"]) == (pytest.approx(2), pytest.approx(2))
 
 
+@needs_matplotlib
 def test_the_picture_has_every_way(tmp_path: Path) -> None:
     figure = new_figure(8, 5)
-    if figure is None:
-        pytest.skip("no matplotlib")
     (plot,) = first_call.PLOTS
     plot.onto(figure, first_call.derive(made_up()).where(**plot.where))
     assert {text.get_text() for text in figure.axes[0].texts} == {COLD, FOREACH, FUSED, OURS_COLD, OURS_WARM}
@@ -289,10 +289,17 @@ def test_the_message_of_a_string_points_at_no_file() -> None:
     assert not mistakes.message("a string of CUDA")["named"]
 
 
-def test_the_graph_is_counted_and_drawn() -> None:
+def graph() -> Rows:
     nodes = [["arg0", "placeholder", [], []], ["mul", "call", [0, 2], ["arg0"]], ["copy", "call", [2], ["mul", "arg0"]]]
-    rows = generated.derive(Rows([{"what": "graph", "case": "a case", "device": "cpu", "nodes": nodes}]))
-    assert (rows[0]["count"], rows[0]["kernels"]) == (3, 2)
-    if (figure := new_figure(8, 5)) is not None:
-        generated.coloured(figure, rows)
-        assert [text.get_text() for text in figure.axes[0].texts[:4]] == ["mul", "copy", "by kernel 0", "by kernel 2"]
+    return generated.derive(Rows([{"what": "graph", "case": "a case", "device": "cpu", "nodes": nodes}]))
+
+
+def test_the_graph_is_counted() -> None:
+    assert (graph()[0]["count"], graph()[0]["kernels"]) == (3, 2)
+
+
+@needs_matplotlib
+def test_the_graph_is_drawn() -> None:
+    figure = new_figure(8, 5)
+    generated.coloured(figure, graph())
+    assert [text.get_text() for text in figure.axes[0].texts[:4]] == ["mul", "copy", "by kernel 0", "by kernel 2"]

@@ -12,6 +12,7 @@ import torch
 from experiment_runs import experiment, judged, regenerated, run_quick
 from ladder_rows import CPU, clocks, quick_run
 from paths import ROOT
+from pictures import needs_matplotlib
 
 from experiments.copies import addresses, direction, on_device, peer, size, small
 from experiments.harness import note
@@ -220,11 +221,12 @@ def test_a_child_that_python_ends_is_no_outcome() -> None:
         direction.every_pair(direction.SYNC, "Default")
 
 
+@needs_matplotlib
 def test_the_matrix_of_directions_is_drawn() -> None:
-    if (figure := new_figure(8, 5)) is not None:
-        rows = [row for name in direction.DIRECTIONS for row in pairs(direction.ASYNC, name, "error 21")]
-        direction.draw(figure, direction.derive(Rows([*rows, *pairs(direction.NONE, "none", "")])))
-        assert [len(axes.patches) for axes in figure.axes] == [36] * 6
+    figure = new_figure(8, 5)
+    rows = [row for name in direction.DIRECTIONS for row in pairs(direction.ASYNC, name, "error 21")]
+    direction.draw(figure, direction.derive(Rows([*rows, *pairs(direction.NONE, "none", "")])))
+    assert [len(axes.patches) for axes in figure.axes] == [36] * 6
 
 
 def test_numbers_that_differ_miss_their_bar() -> None:

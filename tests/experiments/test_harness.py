@@ -10,6 +10,7 @@ import pytest
 import torch
 import toy_question
 from experiment_runs import experiment as named
+from pictures import can_draw
 
 from experiments.harness import main, note, question, revision, rows
 from experiments.harness.run import Advance, Run
@@ -69,13 +70,7 @@ def test_results_are_rows_with_their_circumstances(capsys: pytest.CaptureFixture
     ]  # fmt: skip
     said = capsys.readouterr().out
     assert all(words in said for words in ("- 4 pieces", "grid", "long enough", "not measured here", NAME))
-    assert (main.RUNS / "toy_question-cpu-lengths.png").exists() is (note_plots() is not None)
-
-
-def note_plots() -> Any:
-    from pagedopt.commands.results import new_figure
-
-    return new_figure(1, 1)
+    assert (main.RUNS / "toy_question-cpu-lengths.png").exists() is can_draw()
 
 
 def test_toys_stay_away_from_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

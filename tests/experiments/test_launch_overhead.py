@@ -12,6 +12,7 @@ import pytest
 import torch
 from experiment_runs import experiment, judged, regenerated, run_quick
 from paths import ROOT
+from pictures import needs_matplotlib
 from stand_ins import raising
 
 from experiments.harness import note
@@ -134,22 +135,24 @@ def test_a_trace_comes_back_from_its_row() -> None:
     assert timeline.packed(Trace([])) == ""
 
 
+@needs_matplotlib
 def test_a_trace_is_drawn_in_lanes_with_launches_joined_to_their_kernels() -> None:
-    if (figure := new_figure(6, 3)) is not None:
-        axes = figure.subplots()
-        timeline.Timeline(title="{case}").onto(axes, Rows([{"case": SPLIT, "trace": timeline.packed(SMALL)}]))
-        assert [len(bars.get_paths()) for bars in axes.collections] == [1, 1, 1]
-        assert [list(line.get_xdata()) for line in axes.lines] == [[0.0, 6.0]]
-        assert (axes.get_xlim(), axes.get_title(loc="right")) == ((0, timeline.MOST), "")
+    figure = new_figure(6, 3)
+    axes = figure.subplots()
+    timeline.Timeline(title="{case}").onto(axes, Rows([{"case": SPLIT, "trace": timeline.packed(SMALL)}]))
+    assert [len(bars.get_paths()) for bars in axes.collections] == [1, 1, 1]
+    assert [list(line.get_xdata()) for line in axes.lines] == [[0.0, 6.0]]
+    assert (axes.get_xlim(), axes.get_title(loc="right")) == ((0, timeline.MOST), "")
 
 
+@needs_matplotlib
 def test_what_lies_beyond_the_axis_is_cut_and_said() -> None:
     late = event("cudaLaunchKernel", "cuda_runtime", 3500.0, 4.0, 8)
-    if (figure := new_figure(6, 3)) is not None:
-        axes = figure.subplots()
-        rows = Rows([{"case": SPLIT, "trace": timeline.packed(Trace([*SMALL.events, late]))}])
-        timeline.Timeline(title="{case}").onto(axes, rows)
-        assert (axes.get_xlim(), axes.get_title(loc="right")) == ((0, timeline.MOST), "… until 2,500")
+    figure = new_figure(6, 3)
+    axes = figure.subplots()
+    rows = Rows([{"case": SPLIT, "trace": timeline.packed(Trace([*SMALL.events, late]))}])
+    timeline.Timeline(title="{case}").onto(axes, rows)
+    assert (axes.get_xlim(), axes.get_title(loc="right")) == ((0, timeline.MOST), "… until 2,500")
 
 
 @pytest.mark.parametrize(

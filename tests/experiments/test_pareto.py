@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from ladder_rows import CPU, clocks, quick_run, verdicts
+from pictures import needs_matplotlib
 
 from experiments.harness.rows import Rows
 from experiments.ladder import pareto
@@ -170,14 +171,15 @@ def test_a_graph_of_a_step_holds_the_state_that_it_writes() -> None:
     assert state() is None
 
 
+@needs_matplotlib
 def test_a_picture_names_who_is_on_a_front() -> None:
-    if (figure := new_figure(6, 4)) is not None:
-        rows = pareto.derive(Rows([
-            weighed(f"{OURS}, device", 100), weighed(FUSED, 120), weighed(FOREACH, 300, 4000),
-            weighed("coarse", 80, -4000, error=1e-2),
-        ]))  # fmt: skip
-        axes = figure.subplots()
-        (panel,) = pareto.PANELS
-        panel.onto(axes, rows)
-        assert {text.get_text() for text in axes.texts} == {f"{OURS}, device", "coarse"}
-        assert len(axes.collections) >= 2, "and the others are dots"
+    figure = new_figure(6, 4)
+    rows = pareto.derive(Rows([
+        weighed(f"{OURS}, device", 100), weighed(FUSED, 120), weighed(FOREACH, 300, 4000),
+        weighed("coarse", 80, -4000, error=1e-2),
+    ]))  # fmt: skip
+    axes = figure.subplots()
+    (panel,) = pareto.PANELS
+    panel.onto(axes, rows)
+    assert {text.get_text() for text in axes.texts} == {f"{OURS}, device", "coarse"}
+    assert len(axes.collections) >= 2, "and the others are dots"

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pictures
 import pytest
-from pictures import made_of
+from pictures import made_of, needs_matplotlib
 
 from experiments.harness import question
 from experiments.harness.main import KEPT, main
@@ -17,8 +18,6 @@ from experiments.harness.panels import COLORS, Bars, Lines, label_beside
 from experiments.harness.plot import PAGE, WHISKERS, Plot, digest, of_results
 from experiments.harness.rows import Rows, read
 from pagedopt.commands.results import new_figure
-
-needs_matplotlib = pytest.mark.skipif(new_figure(1, 1) is None, reason="matplotlib is not installed")
 
 
 def kept() -> Iterator[tuple[Path, Plot, Rows]]:
@@ -35,6 +34,15 @@ def drawn(plot: Plot, rows: Rows) -> Any:
     figure = new_figure(PAGE, 5)
     plot.onto(figure, rows)
     return figure
+
+
+def test_without_matplotlib_pictures_are_skipped_and_ci_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "new_figure", lambda *_: None)
+    monkeypatch.delenv("CI", raising=False)
+    assert not pictures.can_draw()
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(RuntimeError, match="install matplotlib"):
+        pictures.can_draw()
 
 
 def test_a_picture_is_made_of_the_rows_that_are_kept() -> None:

@@ -13,6 +13,7 @@ import torch
 from experiment_runs import experiment, judged, regenerated, run_quick
 from ladder_rows import CPU, quick_run
 from paths import ROOT
+from pictures import needs_matplotlib
 
 from experiments.harness import note
 from experiments.harness.rows import Rows
@@ -149,11 +150,12 @@ def test_bars_of_hazards_can_be_missed() -> None:
     assert sums.number("missed", way="memcheck") == 3
 
 
+@needs_matplotlib
 def test_the_matrix_is_drawn_with_a_cell_for_each_row() -> None:
-    if (figure := new_figure(8, 5)) is not None:
-        hazards.draw(figure, hazards.derive(matrix()))
-        (axes,) = figure.axes
-        assert len(axes.patches) == len(matrix()) == 18
+    figure = new_figure(8, 5)
+    hazards.draw(figure, hazards.derive(matrix()))
+    (axes,) = figure.axes
+    assert len(axes.patches) == len(matrix()) == 18
 
 
 REPORT = (

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pictures import needs_matplotlib
 
 from experiments.harness import show
 from experiments.harness.panels import Bars, Lines
 from experiments.harness.plot import Plot
 from experiments.harness.rows import Rows
-from pagedopt.commands.results import new_figure
 
 
 @pytest.mark.parametrize(
@@ -86,9 +86,8 @@ def test_a_table_has_a_line_per_row_and_a_grid_one_per_way() -> None:
     assert list(table.shown(Rows())) == []
 
 
+@needs_matplotlib
 def test_plots_are_drawn_as_far_as_there_are_rows(tmp_path: Path) -> None:
-    if new_figure(1, 1) is None:
-        pytest.skip("matplotlib is not installed")
     lines = Plot("lines", [Lines(title=clock, x="n", y=clock, each="way") for clock in ("wall", "gpu", "host")])
     bars = Plot("bars", [Bars(title="{n}", name="way", length="wall", line="b")], by=("n",))
     for plot in (lines, bars):

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 from paths import ROOT
+from pictures import can_draw
 
 from experiments.harness import note, question, rows
 from experiments.harness.main import KEPT, main
-from pagedopt.commands.results import new_figure
 
 
 def run_quick(name: str, out: Path, plots: Sequence[str] = (), more: Sequence[str] = ()) -> dict[str, Any]:
@@ -30,8 +30,8 @@ def run_quick(name: str, out: Path, plots: Sequence[str] = (), more: Sequence[st
     assert {"commit", "dirty"} <= found["machine"].keys()
     assert ("a note is not filled from that" in done.stdout) is (found["machine"]["dirty"] is not False)
     assert all(set(bar) >= {"work", "measured", "limit", "met"} for bar in found["verdicts"])
-    if new_figure(1, 1) is not None:
-        assert sorted(p.name for p in out.glob("*.png")) == sorted(f"{name}-cpu-{p}.png" for p in plots)
+    drawn = sorted(f"{name}-cpu-{p}.png" for p in plots) if can_draw() else []
+    assert sorted(p.name for p in out.glob("*.png")) == drawn
     return found
 
 

@@ -1,9 +1,28 @@
-"""What a PNG says of itself."""
+"""Whether pictures can be drawn, and what a PNG says of itself."""
 
 from __future__ import annotations
 
+import os
 import struct
 from pathlib import Path
+
+import pytest
+
+from pagedopt.commands.results import new_figure
+
+
+def can_draw() -> bool:
+    """Whether there is matplotlib, which CI must have.
+
+    Raises:
+        RuntimeError: this is CI, and it is missing.
+    """
+    if new_figure(1, 1) is None and os.environ.get("CI"):
+        raise RuntimeError("tests of pictures must not be skipped in CI: install matplotlib")
+    return new_figure(1, 1) is not None
+
+
+needs_matplotlib = pytest.mark.skipif(not can_draw(), reason="matplotlib is not installed")
 
 
 def made_of(path: Path) -> str | None:
