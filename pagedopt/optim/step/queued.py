@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -25,6 +26,13 @@ def memory_of(tensor: torch.Tensor) -> int | None:
         return tensor.untyped_storage().data_ptr() or None
     except (RuntimeError, NotImplementedError):  # fake, functional, sparse
         return None
+
+
+def cannot_be_told(tensor: torch.Tensor) -> bool:
+    """Return whether the memory of a tensor is unknown, as it is inside of ``torch.func.grad`` and ``vmap``."""
+    if memory_of(tensor) is not None or tensor.layout is not torch.strided:  # a sparse tensor is a view of none
+        return False
+    return tensor.device.type != "meta" and tensor.numel() > 0
 
 
 def why_not(step: PreparedStep) -> str:
@@ -60,16 +68,16 @@ class Pending(NamedTuple):
         return cls(p, p.data_ptr(), p._version, grad, grad._version, memory)
 
     def misuse(self) -> str:
-        """Return what was done to them since, in place; or ""."""
+        """Return what was done to them since; or ""."""
         if self.param._version != self.version:
             return "a parameter was written"
         if self.param.data_ptr() != self.address:
             return "a parameter was given other memory"
-        return "a gradient was written" if self.grad._version != self.grad_version else ""
-
-    def has_other_gradient(self) -> bool:
-        """Return whether a backward, or the user, has set another gradient since."""
-        return self.param.grad is not None and self.param.grad is not self.grad
+        if self.grad._version != self.grad_version:
+            return "a gradient was written"
+        if self.param.grad is not None and self.param.grad is not self.grad:
+            return "gradients were set, by a forward that attach() did not see or by hand,"
+        return ""
 
 
 class QueuedStep:
@@ -100,6 +108,9 @@ class QueuedStep:
         self._lock, self._process = threading.RLock(), os.getpid()
         self._state = [tuple(entry.values()) for entry in step.entries]  # launches may run when it is replaced
         self._side, self._events = side, events
+        self._looked = 0  # launches before which _look() has looked
+        self._versions, self._counters = step.optimizer.store.versions, list[tuple[torch.Tensor, int]]()
+        self._shared: set[int | None] = set()  # memory of several parameters, which may have one version
         self._waits: dict[int, int] = {}  # by stream: launches that it has waited for
         launches = _launches(step.updates, step.ready.arenas)
         self._launches: Iterator[None] | None = launches
@@ -112,6 +123,9 @@ class QueuedStep:
         """Remember parameters and gradients as they are, now that the step is counted."""
         self._pending = [[Pending.of(p, grad) for p, grad in pairs] for pairs in self._pairs]
         self._pairs = []
+        self._counters = [(each, each._version) for each in self._versions.counters]
+        uses = Counter(memory_of(each.param) for launch in self._pending for each in launch)
+        self._shared = {memory for memory, count in uses.items() if count > 1}
 
     def _launch_on(self, side: torch.cuda.Stream, launches: Iterator[None]) -> None:
         """Queue all launches on a stream, behind what the current stream has been given, each with an event."""
@@ -161,9 +175,23 @@ class QueuedStep:
         """Return how many launches the caller (on a GPU, the current stream) has waited for."""
         return self.begun if self._side is None else self._waits.get(_current(self._side), 0)
 
+    def launches_before(self, tensors: Iterable[torch.Tensor | None]) -> int:
+        """Return how many launches must have begun before a reader of tensors goes on; all, if a memory is unknown."""
+        count = 0
+        for tensor in tensors:
+            if (launch := self.launch_of(tensor)) >= count:
+                count = launch + 1
+            elif launch < 0 and tensor is not None and cannot_be_told(tensor):
+                return self.total
+        return count
+
     def wait_for(self, tensors: Iterable[torch.Tensor | None]) -> int:
         """Wait for the updates of parameters; return how many more launches have begun."""
-        return self._reach(1 + max(map(self.launch_of, tensors), default=-1))
+        return self._reach(self.launches_before(tensors))
+
+    def wait_for_first(self, launches: int) -> int:
+        """Wait for this many launches; return how many more have begun."""
+        return self._reach(launches)
 
     def wait_for_all(self) -> int:
         """Wait for all updates; return how many more launches have begun."""
@@ -172,9 +200,6 @@ class QueuedStep:
     def finish(self) -> int:
         """Wait for all updates, and until every page is back; return how many more launches have begun."""
         with self._lock:
-            for pending in self._pending[self.begun :]:
-                if any(each.has_other_gradient() for each in pending):
-                    self.misuse = self.misuse or "gradients have come from a forward that attach() did not see"
             more = self.wait_for_all()
             if self._side is not None:
                 torch.cuda.current_stream(self._side.device).wait_stream(self._side)
@@ -196,15 +221,33 @@ class QueuedStep:
         """Wait for the first launches; return how many more have begun."""
         with self._lock:
             before = self.begun
-            for pending in self._pending[before:stop]:
-                for each in pending:
-                    self.misuse = self.misuse or each.misuse()
+            self._look(stop)
             if self._side is not None:
                 if stop:
                     self._hold(self._side, stop)
             elif self._launches is not None and stop > before:
                 self._carry_out(self._launches, stop)
             return self.begun - before
+
+    def _look(self, stop: int) -> None:
+        """Note what was done to parameters, gradients and state before the first launches.
+
+        Then raise the versions of the other parameters: if one was read too early and autograd has saved it, the
+        backward raises RuntimeError.
+        """
+        first, self._looked = self._looked, max(stop, self._looked)
+        pending = [each for launch in self._pending[first:stop] for each in launch]
+        if not pending:
+            return
+        as_they_were = []
+        for each in pending:
+            if misuse := each.misuse():
+                self.misuse = self.misuse or misuse
+            elif not self._shared or memory_of(each.param) not in self._shared:
+                as_they_were.append(each.param)
+        if any(counter._version != version for counter, version in self._counters):
+            self.misuse = self.misuse or "state was written"
+        torch.autograd.graph.increment_version(as_they_were)
 
     def _carry_out(self, launches: Iterator[None], stop: int) -> None:
         """Carry out launches on a CPU; behind the last, write pages back."""
