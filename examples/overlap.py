@@ -31,7 +31,7 @@ def main() -> None:
         optimizer.step()  # queued
         optimizer.zero_grad()
         if step % 10 == 0:
-            with optimizer.waited():  # nothing else tells the optimizer that somebody reads the parameters here
+            with optimizer.waited():  # nothing notices that the average reads the parameters here
                 torch._foreach_lerp_(average, list(model.parameters()), 0.1)
             print(f"step {step}: loss {loss.item():.4f}")
     print(optimizer.overlap_report())

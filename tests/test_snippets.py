@@ -1,4 +1,4 @@
-"""Every block of Python that README.md and notes/migrating.md show, each in a process's worth of names of its own."""
+"""Every block of Python that README.md and two of the notes show, each in a process's worth of names of its own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 from paths import DATA, ROOT
 
+PAGES = ("README.md", "notes/migrating.md", "notes/hiding.md")
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
 
 
@@ -51,7 +52,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return copy.deepcopy(content)
 
 
-@pytest.mark.parametrize(("name", "text"), [*blocks("README.md"), *blocks("notes/migrating.md")])
+@pytest.mark.parametrize(("name", "text"), [each for page in PAGES for each in blocks(page)])
 def test_it_runs_as_it_stands(name: str, text: str, files: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     here = Path("snippet.py")
     here.write_text(text)  # a rule is read from its file
@@ -81,6 +82,7 @@ def test_it_runs_as_it_stands(name: str, text: str, files: dict[str, Any], capsy
 def test_there_are_as_many_as_before() -> None:
     assert len(blocks("README.md")) >= 3
     assert len(blocks("notes/migrating.md")) == 5
+    assert len(blocks("notes/hiding.md")) == 1
 
 
 def test_names_that_are_answered_are_in_the_tables() -> None:

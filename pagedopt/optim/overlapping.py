@@ -30,9 +30,14 @@ class OverlappingOptimizer(CapturingOptimizer):
         parameters that are still to be updated, and the end of the model's forward waits for the rest.  The first
         forward with gradients is recorded, for modules that read parameters of others.
 
-        Whatever reads or writes a parameter, or a gradient, between :meth:`step` and the next call of the model has to
-        call :meth:`wait` first, as an average of the weights, ``p.clamp_()`` or ``copy.deepcopy(model)``.  Methods of
-        this optimizer and ``state_dict`` of the model do it themselves.  :meth:`watch_reads` finds who forgets it.
+        Pages with parameters that no attached model holds come first, and ``step()`` waits for them, with a warning.
+        Modules that join a model later are hooked by the next ``step()`` or call of the model.
+
+        Whatever else reads or writes parameters, gradients or state between :meth:`step` and the next call of the model
+        has to call :meth:`wait` first.  Methods of this optimizer and ``state_dict`` of the model do it themselves.
+        Nothing notices reads without autograd (an average by hand, ``AveragedModel``, scripted functions) and writes
+        through ``.data`` or NumPy; notes/hiding.md has the whole list.  Other writes, and gradients of forwards that
+        were not seen, raise in the next step; :meth:`watch_reads` finds the line.
 
         A step is carried out at once, and says why once, if the model's forward since the last step was not seen
         (``torch.compile``, CUDA graphs), if hooks run behind it, or if parameters are on several devices.
@@ -42,8 +47,8 @@ class OverlappingOptimizer(CapturingOptimizer):
             overlap: under what; there is only the forward.
 
         Raises:
-            ValueError: ``overlap`` is something else; the model is, or has within it, a ``DataParallel``, or is sharded
-                by FSDP.
+            ValueError: ``overlap`` is something else; the model is attached, or is, or has within it, a
+                ``DataParallel``, a scripted module, or one that is sharded by FSDP; no hook has been set.
             TypeError: the model is no module.
 
         Example:
@@ -54,8 +59,8 @@ class OverlappingOptimizer(CapturingOptimizer):
             ...     loss.backward()
             ...     optimizer.step()
             ...     optimizer.zero_grad()
-            >>> with optimizer.waited():
-            ...     torch.save(copy.deepcopy(model), path)
+            >>> with optimizer.waited():  # nothing notices that the average reads the parameters
+            ...     average.update_parameters(model)
         """
         if overlap != "forward":
             raise ValueError(f"overlap is {overlap!r}, and there is only 'forward'")

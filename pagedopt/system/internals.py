@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.overrides
 
 #: The index of the current CUDA device, and the handle of a device's current stream, without an object for either.
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
@@ -18,6 +19,9 @@ current_stream: Callable[[int], int] = getattr(
 )
 #: Decorator: ``torch.compile`` does not trace into the function.  The private form does not import Dynamo.
 opaque: Callable[[Any], Any] = getattr(torch, "_disable_dynamo", torch.compiler.disable)
+#: What puts a function mode on the stack of this thread, or takes the innermost away.
+push_function_mode: Callable[[Any], None] = torch.overrides._push_mode
+pop_function_mode: Callable[[], Any] = torch.overrides._pop_mode
 _callback: Callable[[], object] | None
 try:
     from torch._C._dynamo.eval_frame import get_eval_frame_callback as _callback
@@ -36,6 +40,11 @@ def in_fake_mode() -> bool:
         return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
     except AttributeError:
         return "Fake" in type(torch.empty(0, device="cpu")).__name__
+
+
+def function_modes() -> list[Any]:
+    """Return the function modes of this thread, the innermost last."""
+    return torch.overrides._get_current_function_mode_stack() if torch._C._len_torch_function_stack() else []
 
 
 def shard_of(tensor: Any) -> torch.Tensor:

@@ -26,6 +26,7 @@ pytestmark = [
     *NEEDED,
     pytest.mark.timeout(60),
     pytest.mark.filterwarnings("ignore:this step was not queued.*no forward"),
+    pytest.mark.filterwarnings("ignore:.* parameters of the optimizer are in no attached model"),
     pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated"),
 ]
 #: About 50 ms.

@@ -53,6 +53,7 @@ class Loop:
         make: the models; the first is called with data, the next with what it returns.
         loss: of what the last one returns.
         before, between, behind: called before a step's forward, between backward and step, and behind zero_grad.
+        attach: the modules to attach.
     """
 
     make: Callable[[int], Models] = lambda width: [linears(width)]
@@ -61,6 +62,7 @@ class Loop:
     between: Callable[[Loop], None] = lambda loop: None
     behind: Callable[[Loop], None] = lambda loop: None
     optimizers: Callable[[Loop], list[Any]] = lambda loop: [loop.adamw(p for m in loop.models for p in m.parameters())]
+    attach: Callable[[Loop], Iterable[nn.Module]] = lambda loop: loop.models
     step: Callable[[Loop, Callable[[], Tensor]], Tensor] | None = None
     micro: int = 1
     budget: Any = 0
@@ -88,7 +90,7 @@ class Loop:
                 module.register_forward_pre_hook(lambda *_: None)
         self.opts = self.optimizers(self)
         for opt in self.opts if attached else ():
-            for model in self.models:
+            for model in self.attach(self):
                 opt.attach(model)
 
     def batch(self, of: int = 0) -> Tensor:

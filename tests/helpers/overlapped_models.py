@@ -141,6 +141,64 @@ class Skipping(nn.Module):
         return y
 
 
+class Prompt(nn.Module):
+    """Adds parameters to what comes in: one that is not in a model, as its loop attaches none of it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.prompt = nn.Parameter(torch.randn(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.prompt
+
+
+class Temperature(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.temperature
+
+
+class Blocks(nn.Module):
+    """Its loop attaches the list of blocks, which is never called itself."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(width, width), nn.Linear(width, width)
+        self.blocks = nn.ModuleList(linears(width, 2) for _ in range(LAYERS // 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        y: Tensor = self.head(x)
+        return y
+
+
+def by_transforms(loop: Loop, gradients: Callable[[], Tensor]) -> Tensor:
+    """Gradients from backward, then from torch.func.grad, then of each sample from vmap, and all over again."""
+    (net,), (opt,), x = loop.models, loop.opts, loop.batch()
+
+    def loss_of(params: dict[str, Tensor], x: Tensor) -> Tensor:
+        return loop.loss(loop, torch.func.functional_call(net, params, (x,)))
+
+    if loop.number % 3 == 0:
+        loss = gradients()
+    else:
+        grad, params = torch.func.grad_and_value(loss_of), {name: p.detach() for name, p in net.named_parameters()}
+        if loop.number % 3 == 2:
+            grad = torch.func.vmap(grad, in_dims=(None, 0))
+        grads, losses = grad(params, x)
+        loss = losses.mean()
+        for name, p in net.named_parameters():
+            p.grad = grads[name] if loop.number % 3 == 1 else grads[name].mean(0)
+    opt.step()
+    opt.zero_grad()
+    return loss
+
+
 def regularized(loop: Loop, y: Tensor) -> Tensor:
     return y.square().mean() + 1e-3 * sum(p.square().sum() for m in loop.models for p in m.parameters())
 
@@ -228,7 +286,10 @@ def split(loop: Loop) -> None:
 
 
 #: Steps after which all that a loop does has been hidden; 3 for all others.
-STEPS = {"late": 7, "scaler": 6, "a group more": 6, "evaluation": 5, "regularizer": 4, "two over the same": 6}
+STEPS = {
+    "late": 7, "scaler": 6, "a group more": 6, "evaluation": 5, "regularizer": 4, "two over the same": 6,
+    "encoder outside": 4, "transforms": 5,
+}  # fmt: skip
 #: Left to the long tests.
 LONG = (
     "half of it resident",
@@ -243,6 +304,7 @@ LONG = (
     "two optimizers",
     "accumulation",
     "a group more",
+    "prompt outside",
 )
 SEQUENCE = {"data": (2, 3)}
 LOOPS: dict[str, Callable[[], Loop]] = {
@@ -272,4 +334,10 @@ LOOPS: dict[str, Callable[[], Loop]] = {
     "two optimizers": lambda: Loop(optimizers=halves),
     "two over the same": lambda: Loop(optimizers=twice),
     "a group more": lambda: Loop(before=split),
+    "encoder outside": lambda: Loop(lambda w: [linears(w, 9), linears(w)], attach=lambda loop: loop.models[1:]),
+    "prompt outside": lambda: Loop(
+        lambda w: [Prompt(w), linears(w), Temperature()], attach=lambda loop: loop.models[1:2]
+    ),
+    "blocks alone": lambda: Loop(lambda w: [Blocks(w)], attach=lambda loop: [loop.models[0].blocks]),
+    "transforms": lambda: Loop(step=by_transforms),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
@@ -15,8 +15,8 @@ class Waits(Protocol):
     def enter(self, module: torch.nn.Module) -> None:
         """A module is called."""
 
-    def leave(self, module: torch.nn.Module) -> None:
-        """The call has ended, with or without an error."""
+    def leave(self, module: torch.nn.Module, whole: bool = True) -> None:
+        """The call has ended; ``whole`` unless its forward has raised."""
 
     def wait(self) -> None:
         """All parameters are about to be read or written."""
@@ -82,6 +82,14 @@ class Leave(Hook):
             overlap.leave(module)
 
 
+class Raised(Hook):
+    """Behind an error in a module's forward; behind one that ended well :class:`Leave` was there before."""
+
+    def __call__(self, module: torch.nn.Module, args: Any, result: Any) -> None:
+        if not torch.compiler.is_compiling() and (overlap := self.overlap) is not None:
+            overlap.leave(module, whole=False)
+
+
 class Fence(Hook):
     """Before parameters are read or written, as a state dict does; called with whatever arguments."""
 
@@ -101,19 +109,22 @@ class Compiled:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self._module()
         entered: list[Waits] = []
+        whole = False
         try:
             for overlap in list(self.overlaps) if module is not None else ():
                 entered.append(overlap)
                 overlap.enter(module)  # type: ignore[arg-type]
-            return self.call(*args, **kwargs)
+            result = self.call(*args, **kwargs)
+            whole = True
+            return result
         finally:
             for overlap in entered:
-                overlap.leave(module)  # type: ignore[arg-type]
+                overlap.leave(module, whole)  # type: ignore[arg-type]
 
 
-def wrap_compiled(model: torch.nn.Module, overlap: Waits) -> None:
-    """Let calls of compiled modules within a model wait, too."""
-    for module in model.modules():
+def wrap_compiled(modules: Iterable[torch.nn.Module], overlap: Waits) -> None:
+    """Let calls of compiled modules wait, too."""
+    for module in modules:
         made = module._compiled_call_impl
         if made is not None:
             if not isinstance(made, Compiled):
@@ -121,9 +132,9 @@ def wrap_compiled(model: torch.nn.Module, overlap: Waits) -> None:
             made.overlaps.add(overlap)
 
 
-def unwrap_compiled(model: torch.nn.Module, overlap: Waits) -> None:
+def unwrap_compiled(modules: Iterable[torch.nn.Module], overlap: Waits) -> None:
     """Undo :func:`wrap_compiled`."""
-    for module in model.modules():
+    for module in modules:
         made = module._compiled_call_impl
         if isinstance(made, Compiled):
             made.overlaps.discard(overlap)
@@ -160,22 +171,3 @@ def tell_compiled() -> None:
 def is_compiled(module: torch.nn.Module) -> bool:
     """Return whether a call of a module runs code of a compiler, which calls no hooks of modules inside."""
     return module._compiled_call_impl is not None or hasattr(module, "_orig_mod")
-
-
-def hook(module: torch.nn.Module, overlap: Waits) -> list[Any]:
-    """Register all hooks of one module; return what removes them.
-
-    None is called behind an error: Dynamo guards the number of a hook that is, and would compile equal blocks one by
-    one, the first eight.
-    """
-    return [
-        module.register_forward_pre_hook(Enter(overlap), prepend=True),
-        module.register_forward_hook(Leave(overlap)),
-        module.register_state_dict_pre_hook(Fence(overlap)),
-        module.register_load_state_dict_pre_hook(Fence(overlap)),
-    ]
-
-
-def hook_outermost(module: torch.nn.Module, overlap: Waits) -> list[Any]:
-    """Register what is called behind an error in the forward of an outermost module, if that is not compiled."""
-    return [] if module._compiled_call_impl else [module.register_forward_hook(Leave(overlap), always_call=True)]

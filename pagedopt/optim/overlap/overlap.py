@@ -22,13 +22,14 @@ from ..state.rule_optimizer import RuleOptimizer, occurrences
 from ..step.launches import Launches, PreparedStep
 from ..step.queued import QueuedStep, memory_of, why_not
 from . import hooks
-from .calls import Calls
-from .record import Record, Recorder
+from .calls import Call, Calls
+from .models import Models, modules_of, refusal
+from .record import NEVER, Record, Recorder, Slot
 
 #: Why a step was not queued, where nothing is to be said about it.
 _QUIET = ("no page of its state is away",)
-#: Kinds of modules that gather parameters themselves.
-_REFUSED = ("DataParallel", "FullyShardedDataParallel", "FSDPModule")
+#: Turns of parameters that no attached model holds, and of those that no record has seen.
+_OUTSIDE, _UNRECORDED = -2, -1
 
 
 @dataclass
@@ -37,13 +38,15 @@ class OverlapReport:
 
     Attributes:
         hidden: launches (one for each page that is away) that a module within the forward, or its end, waited for.
-        waited: launches that were waited for before the forward began, by a fence or by the outermost module.
+        waited: launches that were waited for before the forward began, by ``step()``, a fence or the outermost module.
         plain: steps that were not queued, by reason.
+        outside: parameters of the last queued step that no attached model holds; ``step()`` has waited for them.
     """
 
     hidden: int = 0
     waited: int = 0
     plain: Counter[str] = field(default_factory=Counter)
+    outside: int = 0
 
 
 _Kind = Literal["hidden", "waited"]
@@ -58,49 +61,32 @@ class Overlap:
         self.record = Record()
         self.queued: QueuedStep | None = None
         self._events: list[Event] = []
-        self._models: list[weakref.ref[torch.nn.Module]] = []
         self._calls = Calls()
-        self._outermost: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self.models = Models(self)
         self._missed: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # outermost, with unrecorded ones inside
         self._seen, self._off, self._misuse = False, "", ""
+        self._first_launches = 0  # of the queued step: those of parameters that no record has seen
         self._if_deleted: Any = None
-        self._handles = [_first_before_steps(optimizer, self)]
-        hooks.tell_of(self)
-
-    # --- models
+        self._before_steps: Any = None
 
     def attach(self, model: torch.nn.Module) -> None:
-        """Hook all modules of a model."""
-        for module in model.modules():
-            kind = next((name for c in type(module).__mro__ if (name := c.__name__) in _REFUSED), None)
-            if kind is not None:
-                raise ValueError(f"attach() does not take a {kind}, which gathers parameters itself")
-        if any(ref() is model for ref in self._models):
-            raise ValueError(f"this {type(model).__name__} is attached")
+        """Hook all modules of a model; ValueError as :meth:`Models.add`."""
+        self.models.add(model)
+        hooks.wrap_compiled(modules_of([model]), self)
+        self.record.forget()  # it has not noted who reads parameters of this model
         self._off = ""
-        self._models.append(weakref.ref(model))
-        for module in model.modules():
-            self._handles += hooks.hook(module, self)
-        hooks.wrap_compiled(model, self)
+        if (optimizer := self._optimizer()) is not None and self._before_steps is None:
+            self._before_steps = _first_before_steps(optimizer, self)
+            hooks.tell_of(self)
 
     def detach(self) -> None:
         """Take all hooks away."""
         self.wait()
-        for handle in self._handles:
-            handle.remove()
-        for model in self._alive():
-            hooks.unwrap_compiled(model, self)
-        self._handles, self._models = [], []
+        hooks.unwrap_compiled(self.models.modules(), self)
+        self.models.remove_all()
+        if self._before_steps is not None:
+            self._before_steps.remove()
         self._turn_off("the optimizer was detached")
-
-    def _alive(self) -> Iterator[torch.nn.Module]:
-        return (model for ref in self._models if (model := ref()) is not None)
-
-    def name_of(self, param: torch.Tensor) -> str:
-        """Return the name of a parameter, or of what a view is of, in the attached models."""
-        memory = memory_of(param)
-        named = (each for model in self._alive() for each in model.named_parameters())
-        return next((f"parameter {name!r}" for name, p in named if memory_of(p) == memory), "a parameter")
 
     # --- calls of modules
 
@@ -108,49 +94,77 @@ class Overlap:
         """A module is called: wait for the parameters that it is going to read."""
         calls = self._calls
         calls.forget_ended()
-        if not calls:
-            self._begin(module)
-        calls.push(module)
-        if calls.recorder is not None:
+        begins = calls.outermost is None
+        outermost = calls.push(module)
+        if begins:
+            self._begin(outermost)
+        if outermost.recorder is not None:
             self.record.enter(module)
         elif not self.record.knows(module):
-            if calls.grad:
-                self._missed.add(calls.outermost)
+            if outermost.grad:
+                self._missed.add(outermost.module)
             self._finish("waited")
         elif self.queued is not None:
             self._wait_for(module.parameters() if hooks.is_compiled(module) else self._read_by(module), "hidden")
 
-    def leave(self, module: torch.nn.Module) -> None:
+    def leave(self, module: torch.nn.Module, whole: bool = True) -> None:
         """A call has ended; the end of the outermost waits for all that is left."""
         calls = self._calls
-        if not calls.pop(module):
+        outermost = calls.outermost
+        if outermost is None or not calls.pop(module):
             return
-        if calls.stop_recording():
-            self._order()
+        recorder = outermost.recorder
+        if recorder is not None and whole:
+            self.record.ended(module)
+        if calls.outermost is not None:
+            return
+        if recorder is not None:
+            recorder.stop()
+            self._order(self.models.modules())
         if self.queued is not None:
             self.report.hidden += self.queued.wait_for_all()
-        self._seen = self._seen or calls.grad
+        self._seen = self._seen or (whole and outermost.grad)
 
-    def _begin(self, module: torch.nn.Module) -> None:
+    def _begin(self, call: Call) -> None:
         """The outermost call begins: wait for what no module is known to read, or for all, and record the call."""
-        calls = self._calls
-        calls.grad = torch.is_grad_enabled() and not internals.in_fake_mode()
+        module = call.module
+        call.grad = torch.is_grad_enabled() and not internals.in_fake_mode()
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             self._captured()
-        if module not in self._outermost:
-            self._outermost.add(module)
-            self._handles += hooks.hook_outermost(module, self)
-        for model in self._alive():
-            hooks.wrap_compiled(model, self)
+        modules = self.models.modules()
+        hooks.wrap_compiled(modules, self)
+        if self.queued is not None and not self.queued.all_begun:
+            if not self.models.comes_first(module):
+                self._misuse = self._misuse or "a hook was put in front of those of attach() and has run"
+            self._hook_anew(modules)
+        self.models.hook_outermost(module)
         if not self.record.knows(module) or module in self._missed:
             self._finish("waited")
-            if calls.grad and not self._off:
+            if call.grad and not self._off:
                 self._missed.discard(module)
-                calls.recorder = Recorder(self._params(), lambda p: self.record.note(calls.innermost, p))
-                calls.recorder.__enter__()
+                call.recorder = Recorder(self.models, call.frame, self._note)
+                call.recorder.start()
         elif self.queued is not None:
-            known = self.record.first_use
-            self._wait_for([p for p in self._params() if id(p) not in known], "waited")
+            self._count("waited", self.queued.wait_for_first(self._first_launches))
+
+    def _note(self, slots: list[Slot] | None) -> None:
+        """A function of torch was given a parameter, or a tensor whose memory cannot be told, in a recorded call."""
+        if (call := self._calls.innermost) is not None:
+            if slots is None:
+                self.record.note_any(call.module)
+            else:
+                self.record.note(call.module, slots)
+
+    def _hook_anew(self, modules: list[torch.nn.Module]) -> None:
+        """Hook modules that have joined a model, have lost their hooks, or have others in front; wait if there are."""
+        if found := self.models.unhooked(modules):
+            self._finish("waited")
+            self.record.forget()
+            if why := next(filter(None, map(refusal, found)), ""):
+                self._turn_off(f"a module has joined the model, and {why}")
+            else:
+                for module in found:
+                    self.models.hook(module)
 
     def _read_by(self, module: torch.nn.Module) -> Iterator[torch.Tensor | None]:
         yield from module._parameters.values()
@@ -168,31 +182,41 @@ class Overlap:
             for _, _, p in occurrences(optimizer):
                 yield p
 
-    def _order(self) -> None:
-        """Let pages pass in the order in which their parameters are first used."""
+    def _turns(self, modules: list[torch.nn.Module]) -> list[int]:
+        """Return, for each parameter of the optimizer, when its pages pass, where the models have these modules."""
+        turns = self.record.turns(modules)
+        found = [turns.get(id(p), _OUTSIDE) for p in self._params()]
+        return [_UNRECORDED if turn == NEVER else turn for turn in found]
+
+    def _order(self, modules: list[torch.nn.Module]) -> None:
+        """Let pages pass in the order in which their parameters are first used; first those that no model holds."""
         if (optimizer := self._optimizer()) is not None:
-            first = self.record.first_use
-            order = {i: first.get(id(p), -1) for i, (_, _, p) in enumerate(occurrences(optimizer))}
+            order = dict(enumerate(self._turns(modules)))
             if order != optimizer.first_use:
                 optimizer.first_use = order
                 optimizer.forget_launches()
+
+    def before_step(self) -> None:
+        """A step is about to be prepared: wait if hooks of the user run before it, and look at the models."""
+        optimizer: Any = self._optimizer()
+        if self.queued is not None and (len(optimizer._optimizer_step_pre_hooks) > 1 or _global_hooks("pre")):
+            self.wait()
+        if not self._off:
+            modules = self.models.modules()
+            self._hook_anew(modules)
+            self._order(modules)
 
     # --- fences
 
     def wait(self) -> None:
         """Wait for the queued step, as everybody does who reads or writes what it changes."""
+        self._calls.forget_ended()
         self._finish("waited")
 
     def refuse_copy(self) -> None:
         """Raise RuntimeError if parameters are pending: a copy of the model has read them already."""
         if (queued := self.queued) is not None and not queued.all_begun:
             raise RuntimeError("a copy of a model whose update is queued: call optimizer.wait() before")
-
-    def wait_before_others(self) -> None:
-        """Wait if other hooks run before ``step()``."""
-        optimizer: Any = self._optimizer()
-        if self.queued is not None and (len(optimizer._optimizer_step_pre_hooks) > 1 or _global_hooks("pre")):
-            self.wait()
 
     def _finish(self, kind: _Kind) -> None:
         queued = self.queued
@@ -234,6 +258,7 @@ class Overlap:
             raise RuntimeError(f"since the last step, which was queued, {misuse} before it was waited for. {_ADVICE}")
         why = self._why_plain(step)
         if not why:
+            self._say_who_is_outside(step.optimizer)
             return step.run(self._queue)
         if why not in _QUIET and not self.report.plain[why]:
             warnings.warn(f"this step was not queued: {why}", RuntimeWarning, stacklevel=outside())
@@ -260,6 +285,26 @@ class Overlap:
             update.sweep.begun = True  # from now on an error leaves the state damaged
             update.write_numbers()
         queued.watch()
+        self._wait_for_outside(queued)
+
+    def _say_who_is_outside(self, optimizer: RuleOptimizer) -> None:
+        """Warn once if a step that is about to be queued updates parameters that no attached model holds."""
+        turns = optimizer.first_use.values()
+        count = sum(turn == _OUTSIDE and p.grad is not None for turn, p in zip(turns, self._params(), strict=False))
+        before, self.report.outside = self.report.outside, count
+        if count and not before:
+            warnings.warn(
+                f"{count} of {len(turns)} parameters of the optimizer are in no attached model, and step() waits for "
+                "their updates; to hide these, too, attach() the modules that hold them",
+                RuntimeWarning,
+                stacklevel=outside(),
+            )
+
+    def _wait_for_outside(self, queued: QueuedStep) -> None:
+        """Wait for parameters that no attached model holds; the model waits for those that no record has seen."""
+        turns = [*zip(self._turns(self.models.modules()), self._params(), strict=True)]
+        self._first_launches = queued.launches_before(p for turn, p in turns if turn == _UNRECORDED)
+        self._count("waited", queued.wait_for(p for turn, p in turns if turn == _OUTSIDE))
 
 
 _ADVICE = (
@@ -282,7 +327,7 @@ def _first_before_steps(optimizer: RuleOptimizer, overlap: Overlap) -> Any:
 
     def wait(*_: Any) -> None:
         if (alive := ref()) is not None:
-            alive.wait_before_others()
+            alive.before_step()
 
     handle: Any = optimizer.register_step_pre_hook(wait)
     optimizer._optimizer_step_pre_hooks.move_to_end(handle.id, last=False)  # type: ignore[attr-defined]

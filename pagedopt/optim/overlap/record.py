@@ -1,18 +1,30 @@
-"""Which parameters a module reads, recorded from a forward: an optimizer knows parameters, not modules."""
+"""Which parameters a module reads, recorded from a forward: an optimizer knows parameters, not modules.
+
+A parameter is known by the modules that hold it and its name there.  So a record keeps none alive, and follows if
+another takes its place.
+"""
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ..step.queued import memory_of
+from ...system import internals
+from ...system.interrupts import Uninterrupted
+from ..step.queued import cannot_be_told, memory_of
 from .hooks import is_compiled
+from .models import modules_of
 
-Parameters = list[torch.Tensor]
+#: A module, and the name under which it holds a parameter.
+Slot = tuple[weakref.ref[torch.nn.Module], str]
+#: Behind every turn.
+NEVER = sys.maxsize
 #: Attributes that say nothing of a tensor's values.
 _ABOUT = frozenset(
     getattr(torch.Tensor, name).__get__
@@ -24,65 +36,137 @@ _ABOUT = frozenset(
 
 
 class Record:
-    """What recorded forwards have shown.
-
-    Attributes:
-        first_use: by id of a parameter, its place in the order in which parameters were first used.
-    """
+    """What recorded forwards have shown."""
 
     def __init__(self) -> None:
-        # By module: the values of `training` that it was recorded with, and parameters that it reads beside its own.
+        # By module: the values of `training` that it was recorded with; parameters that it reads beside its own; and
+        # by name of its own, the position in the order in which parameters were first used.
         self._training: weakref.WeakKeyDictionary[torch.nn.Module, set[bool]] = weakref.WeakKeyDictionary()
-        self._reads: weakref.WeakKeyDictionary[torch.nn.Module, dict[int, torch.Tensor]] = weakref.WeakKeyDictionary()
-        self.first_use: dict[int, int] = {}
+        self._reads: weakref.WeakKeyDictionary[torch.nn.Module, set[Slot]] = weakref.WeakKeyDictionary()
+        self._turns: weakref.WeakKeyDictionary[torch.nn.Module, dict[str, int]] = weakref.WeakKeyDictionary()
+        self._reads_any: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._count = 0
 
     def knows(self, module: torch.nn.Module) -> bool:
-        """Return whether a call of a module, as it is set, has been recorded."""
+        """Return whether a call of a module, as it is set, has been recorded from its beginning to its end."""
         return module.training in self._training.get(module, ())
 
-    def read_by(self, module: torch.nn.Module) -> Iterable[torch.Tensor]:
-        """Return the parameters that a module reads and does not own."""
-        return self._reads.get(module, {}).values()
+    def forget(self) -> None:
+        """Know no module any more: each is to be recorded anew."""
+        self._training.clear()
+        self._reads_any.clear()
+
+    def read_by(self, module: torch.nn.Module) -> Iterator[torch.Tensor | None]:
+        """Yield the parameters that a module reads and does not own."""
+        for ref, name in tuple(self._reads.get(module, ())):
+            if (owner := ref()) is not None:
+                yield owner._parameters.get(name)
+        if module in self._reads_any:
+            for each in self._turns.keyrefs():
+                if (owner := each()) is not None:
+                    yield from tuple(owner._parameters.values())
+
+    def turns(self, modules: Iterable[torch.nn.Module]) -> dict[int, int]:
+        """Return, by id of each parameter that modules hold, when it was first used; NEVER if no record has seen it."""
+        found: dict[int, int] = {}
+        for module in modules:
+            if module._parameters:
+                seen = self._turns.get(module, {})
+                for name, p in module._parameters.items():
+                    if p is not None:
+                        found[id(p)] = min(found.get(id(p), NEVER), seen.get(name, NEVER))
+        return found
 
     def enter(self, module: torch.nn.Module) -> None:
         """Note that a module is called."""
+        for each in modules_of([module]) if is_compiled(module) else (module,):
+            for name, p in each._parameters.items():
+                if p is not None:
+                    self._use(each, name)
+
+    def ended(self, module: torch.nn.Module) -> None:
+        """Note that the call of a module has ended well."""
         self._training.setdefault(module, set()).add(module.training)
-        for p in module.parameters(recurse=is_compiled(module)):
-            self._use(p)
 
-    def note(self, module: torch.nn.Module, p: torch.Tensor) -> None:
-        """Note that a module, and none inside of it, reads a parameter."""
-        self._use(p)
-        if all(p is not own for own in module._parameters.values()):
-            self._reads.setdefault(module, {})[id(p)] = p
+    def note(self, module: torch.nn.Module, slots: Iterable[Slot]) -> None:
+        """Note that a module, and none inside of it, reads what is in these slots."""
+        for slot in slots:
+            owner = slot[0]()
+            if owner is not None:
+                self._use(owner, slot[1])
+                if owner is not module:
+                    self._reads.setdefault(module, set()).add(slot)
 
-    def _use(self, p: torch.Tensor) -> None:
-        self.first_use.setdefault(id(p), len(self.first_use))
+    def note_any(self, module: torch.nn.Module) -> None:
+        """Note that a module is given a tensor whose memory cannot be told, and so may read any parameter."""
+        self._reads_any.add(module)
+
+    def _use(self, module: torch.nn.Module, name: str) -> None:
+        turns = self._turns.setdefault(module, {})
+        if name not in turns:
+            turns[name] = self._count
+            self._count += 1
 
 
 class Recorder(TorchFunctionMode):
-    """Calls ``note`` with each parameter that an operator or a function of torch is given, or a view of one.
+    """Tells which parameters the operators and functions of torch are given, or views of them, in one call of a module.
 
     Args:
-        params: those of the optimizer.
-        note: called in the thread that made this.
+        models: who may hold parameters.
+        frame: lasts as long as the call.
+        note: called with the slots of a parameter; with None if the memory of a tensor cannot be told.
     """
 
-    def __init__(self, params: Iterable[torch.Tensor], note: Callable[[torch.Tensor], object]) -> None:
+    def __init__(
+        self, models: Iterable[torch.nn.Module], frame: FrameType, note: Callable[[list[Slot] | None], object]
+    ) -> None:
         super().__init__()
-        self._note = note
-        self._by_memory: dict[int, Parameters] = {}
-        for p in params:
-            if (memory := memory_of(p)) is not None:
-                self._by_memory.setdefault(memory, []).append(p)
+        self.frame, self._note = frame, note
+        self._by_memory: dict[int, list[Slot]] = {}
+        for module in modules_of(models):
+            ref = weakref.ref(module)
+            for name, p in module._parameters.items():
+                if p is not None and (memory := memory_of(p)) is not None:
+                    self._by_memory.setdefault(memory, []).append((ref, name))
+
+    def start(self) -> None:
+        """Put this on torch's stack of modes."""
+        internals.push_function_mode(self)
+
+    def stop(self) -> None:
+        """Take this off torch's stack of modes, wherever it is there."""
+        with Uninterrupted():
+            if any(mode is self for mode in internals.function_modes()):
+                above = []
+                while (mode := internals.pop_function_mode()) is not self:
+                    above.append(mode)
+                for mode in reversed(above):
+                    internals.push_function_mode(mode)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Note what is read, and go on."""
+        """Note what is read, and go on.  In code of a compiler nothing is noted."""
+        if internals.dynamo_is_at_work():
+            return func(*args, **(kwargs or {}))
+        if sys._getframe(1).f_code in _LOOKS:
+            return _pass_on(func, args, kwargs or {})
         for tensor in tensors_in((args, kwargs)) if func not in _ABOUT else ():
             memory = memory_of(tensor)
-            for p in self._by_memory.get(memory, ()) if memory is not None else ():
-                self._note(p)
+            if memory is not None:
+                if slots := self._by_memory.get(memory):
+                    self._note(slots)
+            elif cannot_be_told(tensor):
+                self._note(None)
         return func(*args, **(kwargs or {}))
+
+
+def _pass_on(func: Any, args: Any, kwargs: Any) -> Any:
+    """Call a function with which a recorder looks at a tensor."""
+    return func(*args, **kwargs)
+
+
+#: The code from which we look at tensors.  Recorders, of which each optimizer has one, do not see each other look: with
+#: each more of them the calls would double.
+_LOOKS = frozenset(look.__code__ for look in (memory_of, cannot_be_told, _pass_on))
 
 
 def tensors_in(values: Any) -> Iterator[torch.Tensor]:

@@ -40,7 +40,9 @@ class Watch(TorchDispatchMode):
         for tensor in tensors_in((args, kwargs)):
             if queued.is_pending(tensor):
                 does = "writes" if any(tensor is each for each in written) else "reads"
-                raise RuntimeError(self._found(does, self._overlap.name_of(tensor), "is still to be updated", func))
+                raise RuntimeError(
+                    self._found(does, self._overlap.models.name_of(tensor), "is still to be updated", func)
+                )
         for tensor in written:
             if queued.reads_gradient(tensor):
                 raise RuntimeError(self._found("writes", "a gradient", "is still to be read by an update", func))

@@ -1,0 +1,149 @@
+"""The attached models: which modules they have now, and whether their hooks are in place."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from ..step.queued import memory_of
+from . import hooks
+
+_GATHERS = "which gathers parameters itself"
+_NO_HOOKS = "whose code calls no hooks; attach the modules beside it"
+#: Kinds of modules that hooks do not serve, by the name of a class, and why.
+_REFUSED = {
+    "DataParallel": _GATHERS,
+    "FullyShardedDataParallel": _GATHERS,
+    "FSDPModule": _GATHERS,
+    "ScriptModule": _NO_HOOKS,
+    "TracedModule": _NO_HOOKS,
+}
+
+
+def modules_of(models: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Return all modules of models, each once: as ``modules()``, but faster."""
+    found: dict[int, torch.nn.Module] = {}
+    stack: list[torch.nn.Module | None] = [*models]
+    while stack:
+        module = stack.pop()
+        if module is not None and id(module) not in found:
+            found[id(module)] = module
+            if module._modules:
+                stack.extend(module._modules.values())
+    return list(found.values())
+
+
+def refusal(model: torch.nn.Module) -> str:
+    """Return why a model cannot be hooked, or ""."""
+    for name, module in model.named_modules():
+        for kind in (c.__name__ for c in type(module).__mro__):
+            if kind in _REFUSED:
+                within = f" (its module {name!r})" if name else ""
+                return f"attach() does not take a {kind}{within}, {_REFUSED[kind]}"
+    return ""
+
+
+class Models:
+    """The attached models of one overlap.
+
+    All modules have the same hooks, the same objects: a look at a module tells whether they are in place.
+
+    Args:
+        overlap: what the hooks call.
+    """
+
+    def __init__(self, overlap: hooks.Waits) -> None:
+        self._models: list[weakref.ref[torch.nn.Module]] = []
+        self._enter, self._leave = hooks.Enter(overlap), hooks.Leave(overlap)
+        self._raised, self._fence = hooks.Raised(overlap), hooks.Fence(overlap)
+        self._handles: weakref.WeakKeyDictionary[torch.nn.Module, list[Any]] = weakref.WeakKeyDictionary()
+        self._outermost: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+
+    def __iter__(self) -> Iterator[torch.nn.Module]:
+        """Yield the models that are alive."""
+        return (model for ref in self._models if (model := ref()) is not None)
+
+    def modules(self) -> list[torch.nn.Module]:
+        """Return the modules that the models have now, each once."""
+        return modules_of(self)
+
+    def name_of(self, param: torch.Tensor) -> str:
+        """Return the name of a parameter, or of what a view is of."""
+        memory = memory_of(param)
+        named = (each for model in self for each in model.named_parameters())
+        return next((f"parameter {name!r}" for name, p in named if memory_of(p) == memory), "a parameter")
+
+    def add(self, model: torch.nn.Module) -> None:
+        """Hook a model.
+
+        Raises:
+            ValueError: it cannot be hooked, or is attached; nothing has changed.
+        """
+        if why := refusal(model):
+            raise ValueError(why)
+        if any(each is model for each in self):
+            raise ValueError(f"this {type(model).__name__} is attached")
+        unhooked = self.unhooked(modules_of([model]))
+        try:
+            for module in unhooked:
+                self.hook(module)
+        except BaseException:
+            for module in unhooked:
+                self._unhook(module)
+            raise
+        self._models.append(weakref.ref(model))
+
+    def remove_all(self) -> None:
+        """Take all hooks away, and forget the models."""
+        for module in list(self._handles):
+            self._unhook(module)
+        self._models = []
+
+    def hook(self, module: torch.nn.Module) -> None:
+        """Register all hooks of a module, in front of all others; any that it has are taken away before."""
+        self._unhook(module)
+        self._handles[module] = [
+            module.register_forward_pre_hook(self._enter, prepend=True),
+            module.register_forward_hook(self._leave),
+            module.register_state_dict_pre_hook(self._fence),
+            module.register_load_state_dict_pre_hook(self._fence),
+        ]
+
+    def hook_outermost(self, module: torch.nn.Module) -> None:
+        """Let a module that is called outermost, and is not compiled, tell if its forward raises.
+
+        Other modules do without: Dynamo guards on the id of such a hook, and would compile equal blocks one by one, the
+        first eight.
+        """
+        if module not in self._outermost and not module._compiled_call_impl:
+            handle = module.register_forward_hook(self._raised, always_call=True)
+            self._handles.setdefault(module, []).append(handle)
+            self._outermost.add(module)
+
+    def _unhook(self, module: torch.nn.Module) -> None:
+        for handle in self._handles.pop(module, ()):
+            handle.remove()
+        self._outermost.discard(module)
+
+    def comes_first(self, module: torch.nn.Module) -> bool:
+        """Return whether no hook stands before that of a module, but those of other overlaps."""
+        for hook in module._forward_pre_hooks.values():
+            if hook is self._enter:
+                return True
+            if type(hook) is not hooks.Enter:
+                break
+        return False
+
+    def unhooked(self, modules: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
+        """Return the modules whose hooks are missing, or have others in front."""
+        enter, leave = self._enter, self._leave
+        found = [
+            module
+            for module in modules
+            if next(iter(module._forward_pre_hooks.values()), None) is not enter
+            or leave not in module._forward_hooks.values()
+        ]
+        return [m for m in found if not self.comes_first(m) or leave not in m._forward_hooks.values()]
