@@ -1,8 +1,8 @@
-"""What ``README.md`` says in numbers, and its picture, made of results of a GPU that are kept."""
+"""What ``README.md`` and ``notes/usage.md`` say in numbers, and the picture, made of results of a GPU that are kept."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from experiments.works.contenders import FUSED as FUSED_STEP
 from pagedopt import Estimate, estimate
 from pagedopt.commands.results import new_figure
 
-README, PICTURE = ROOT / "README.md", KEPT / "readme.png"
+FOLDER, PICTURE = ROOT, KEPT / "readme.png"
 STAGED = "mapped, staged"
 #: Budgets that are shown.
 SHARES = (0.0, 0.5, 1.0)
@@ -59,14 +59,15 @@ CASES = {
 
 
 def main() -> int:
-    """Fill the page and draw its picture."""
+    """Fill both pages and draw the picture."""
     results = Results()
-    fill(README, blocks(results))
+    for page in PAGES:
+        fill(FOLDER / page, blocks(results, page))
     begin = len(results.asked)
     rows = budgets(results)
     commits = dict.fromkeys(str(results.part(shown)[0]["commit"]) for shown in results.asked[begin:])
     drawn = draw(rows, f"{gpu(results)}, measured at {' and '.join(commits)}", PICTURE)
-    print(f"filled: {README}" + (f"; drawn: {drawn}" if drawn else "; no picture: pip install matplotlib"))
+    print(f"filled: {', '.join(PAGES)}" + (f"; drawn: {drawn}" if drawn else "; no picture: pip install matplotlib"))
     return 0
 
 
@@ -78,6 +79,19 @@ def asked(results: Results, shown: str) -> Rows:
 
 
 def budgets(results: Results) -> Rows:
+    """Those of :func:`of_one_run`, and ours with 8-bit state."""
+    found = [*of_one_run(results)]
+    eight = asked(results, "in_8_bits.in_8_bits").where(device="cuda")
+    for place, case in IN_8_BITS.items():
+        (row,) = eight.where(place=place, case=case)
+        nbytes = round(BITS_8 * row["numel"])
+        here, away = (nbytes, 0) if place == "resident" else (0, nbytes)
+        name = f"{HERE[float(place == 'resident')]}, 8-bit state"
+        found.append({"name": name, "share": 1.0, "here": here, "away": away, **in_ms(row)})
+    return Rows(sorted(found, key=lambda row: row["ms"]))
+
+
+def of_one_run(results: Results) -> Rows:
     """A row per budget and per rival, the fastest first: bytes of state here and away between steps, and times."""
     sweep, rivals = asked(results, "paged_state.sweep"), asked(results, "paged_state.rivals")
     state = sweep[0]["state_bytes"]
@@ -87,13 +101,6 @@ def budgets(results: Results) -> Rows:
         for row in sweep.where(kind=TIME, case=STEP, way=STAGED)
         if row["share"] in SHARES
     ]  # fmt: skip
-    eight = asked(results, "in_8_bits.in_8_bits").where(device="cuda")
-    for place, case in IN_8_BITS.items():
-        (row,) = eight.where(place=place, case=case)
-        nbytes = round(BITS_8 * row["numel"])
-        here, away = (nbytes, 0) if place == "resident" else (0, nbytes)
-        name = f"{HERE[float(place == 'resident')]}, 8-bit state"
-        found.append({"name": name, "share": 1.0, "here": here, "away": away, **in_ms(row)})
     for row in rivals:
         if row["name"] in (FUSED, OFFLOAD) or row["what"] == SAME:
             here, away = (state, 0) if row["name"] == FUSED else (0, row.get("paged_bytes", state))
@@ -106,11 +113,10 @@ def in_ms(row: Row) -> Row:
     return {"ms": ms("wall")(row), "gpu_ms": ms("gpu")(row), "alone": ms("alone")(row)}
 
 
-def blocks(results: Results) -> dict[str, str]:
-    """Name → what stands between its markers: a table, and how old it is."""
-    makers = (seven_billion, options, memory_and_time, resident, link)
+def blocks(results: Results, page: str = "") -> dict[str, str]:
+    """Name → what stands between its markers, a table and how old it is; of one page, or of all."""
     found = {}
-    for make in makers:
+    for make in PAGES[page] if page else [make for makers in PAGES.values() for make in makers]:
         begin = len(results.asked)
         text = make(results)
         found[make.__name__.replace("_", " ")] = f"{text}\n\n{age(results, results.asked[begin:])}"
@@ -199,7 +205,7 @@ def options(results: Results) -> str:
         pair = [rows.where(**where)[0] for where in ways]
         sizes = [number(gib_of_state(row)) if note == "in_8_bits" else "the same" for row in pair]
         times = [number(ms(column)(row)) for row in pair]
-        lines.append((option, what, *sizes, *times, pair[0][column]["clock"], f"[{note}](notes/{note}.md)"))
+        lines.append((option, what, *sizes, *times, pair[0][column]["clock"], f"[{note}]({note}.md)"))
     titles = ("option", "what", "GiB of state: without", "GiB: with", "ms: without", "ms: with", "clock", "note")
     return (
         f"{markdown(titles, lines)}\n\nEach row is of one run; [below](#what-it-measures) a step may be of another, "
@@ -210,6 +216,30 @@ def options(results: Results) -> str:
 def gib_of_state(row: Row) -> float:
     """Of AdamW, by the format that a contender of ``in_8_bits`` has."""
     return float(row["numel"] * (8 if row["case"] == OURS else BITS_8)) / 2**30
+
+
+def numbers(results: Results) -> str:
+    """The front page's table: one run, with its card, date, commit and versions."""
+    lines = [
+        (row["name"], number(row["here"] / 2**30), wall(row), number(row["gpu_ms"]) if row["gpu_ms"] else "-")
+        for row in of_one_run(results)
+    ]
+    numel = asked(results, "paged_state.rivals")[0]["numel"]
+    titles = (f"AdamW, {numel / 1e6:,.0f} M float32 parameters", "GiB of state on the GPU", "ms a step, wall", "GPU")
+    result = results.of("paged_state")
+    assert result is not None
+    machine = result["machine"]
+    versions = ", ".join(f"{name} {machine['versions'][name]}" for name in ("torch", "bitsandbytes", "torchao"))
+    return (
+        f"{markdown(titles, lines)}\n\n{machine['gpu']}, {machine['when'][:10]}, {versions}. Each library ran in a "
+        "process of its own.\nbitsandbytes leaves its pages on the GPU; our harness pushes them out after each step, "
+        "and that is the larger part of its time."
+    )
+
+
+def wall(row: Row) -> str:
+    """Milliseconds by the wall."""
+    return number(row["ms"]) + (f", its step alone {number(row['alone'])}" if row["alone"] else "")
 
 
 def memory_and_time(results: Results) -> str:
@@ -227,7 +257,7 @@ def memory_and_time(results: Results) -> str:
     gradients = 4 * rivals[0]["numel"] / down["moved"] * best(down)["median"] / 1e3
     lines = [
         (row["name"], number(row["here"] / 2**30), number(row["away"] / 2**30),
-         number(row["ms"]) + (f", its step alone {number(row['alone'])}" if row["alone"] else ""),
+         wall(row),
          number(row["gpu_ms"]))
         for row in budgets(results)
     ]  # fmt: skip
@@ -236,7 +266,7 @@ def memory_and_time(results: Results) -> str:
     said = (
         f"{gpu(results)}. State lies there before and after every step; what is away passes through "
         f"{ring / 2**20:.0f} MiB more on the device.\nOur rows, those of torch, torchao and "
-        "bitsandbytes, and ours with 8-bit state ([in_8_bits](notes/in_8_bits.md)) are of different processes, whose "
+        "bitsandbytes, and ours with 8-bit state ([in_8_bits](in_8_bits.md)) are of different processes, whose "
         f"hosts differ:\nbeside 8-bit state our float32 step on the device takes {number(ms('wall')(again))} ms by the "
         f"wall. By the GPU torch's fused step takes {fused / near:.2f} times as long as ours.\ntorchao's row is a "
         f"backward and a step. Some {gradients:.0f} ms of it are gradients on their way down, which in training "
@@ -272,10 +302,10 @@ def resident(results: Results) -> str:
     return (
         f"{table}\n\nIn bfloat16 torch fused keeps its state in bfloat16 and moves 14 bytes an element; ours and the "
         f"copy move 22. The step that is shorter on the GPU is {shorter(rows.where(key='gpt2-bf16'))}; with bfloat16 "
-        f"state in both it is {shorter(narrow)} ([in_16_bits](notes/in_16_bits.md)).\n"
-        "The row in a CUDA graph is of another run ([captured_step](notes/captured_step.md)), in which "
+        f"state in both it is {shorter(narrow)} ([in_16_bits](in_16_bits.md)).\n"
+        "The row in a CUDA graph is of another run ([captured_step](captured_step.md)), in which "
         f"an eager step over these tensors takes {eager[0]} µs by the wall, and torch's {eager[1]} µs.\nThe row of a "
-        "Llama is of another run, too ([optimizer_ladder](notes/optimizer_ladder.md)): each step ran beside a copy "
+        "Llama is of another run, too ([optimizer_ladder](optimizer_ladder.md)): each step ran beside a copy "
         f"only, the compiled one in a process of its own.\nIt takes {by_wall:.2f} times as long as ours by the wall, "
         f"and {by_gpu:.2f} times by the GPU; in the other rows it was not timed."
     )
@@ -308,6 +338,13 @@ def gpu(results: Results) -> str:
     result = results.of("paged_state")
     assert result is not None
     return str(result["machine"]["gpu"])
+
+
+#: Page, below the root → what makes its blocks.
+PAGES: dict[str, Sequence[Callable[[Results], str]]] = {
+    "README.md": (numbers,),
+    "notes/usage.md": (seven_billion, options, memory_and_time, resident, link),
+}
 
 
 def draw(rows: Rows, about: str, target: Path) -> Path | None:

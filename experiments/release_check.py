@@ -30,7 +30,7 @@ FOLDERS = ("experiments", "pagedopt")
 def main() -> int:
     """Print what is wrong; 1 if anything is."""
     front, verdicts = Results(), Results()
-    pages = {readme.README: [*readme.blocks(front).values()]}
+    pages = {ROOT / name: [*readme.blocks(front, name).values()] for name in readme.PAGES}
     pages[page.NOTES / "lecture.md"] = [page.page(results=verdicts)]
     verdicts.asked += front.asked
     found = [*stale(verdicts, EXCEPTIONS), *of_history(), *old_pages(pages)]

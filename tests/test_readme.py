@@ -23,20 +23,24 @@ from experiments.harness.show import number
 from experiments.ladder.pareto import EXACT
 from experiments.lecture.page import Results
 
-PAGES = ["README.md", "notes/setup.md", "notes/migrating.md", "notes/options.md", "notes/README.md"]
+PAGES = ["README.md", "notes/usage.md", "notes/setup.md", "notes/migrating.md", "notes/options.md", "notes/README.md"]
 TEXT = (ROOT / "README.md").read_text()
+#: Of the pages that are filled together.
+TEXTS = {page: (ROOT / page).read_text() for page in readme.PAGES}
 #: What was measured, in any of its units.
 FIGURE = re.compile(r"\d(?:[\d.,]*\d)? ?(?:ms|µs|seconds?|[GMT]i?B/s|%(?! of)| times\b|x faster|tokens)")
 
 
 def test_the_figures_come_out_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = tmp_path / "README.md"
-    page.write_text(emptied(TEXT))
-    assert page.read_text() != TEXT
-    monkeypatch.setattr(readme, "README", page)
+    (tmp_path / "notes").mkdir()
+    for page, text in TEXTS.items():
+        (tmp_path / page).write_text(emptied(text))
+        assert emptied(text) != text
+    monkeypatch.setattr(readme, "FOLDER", tmp_path)
     monkeypatch.setattr(readme, "PICTURE", tmp_path / "readme.png")
     assert experiments(["readme"]) == 0
-    assert undated(page.read_text()) == undated(TEXT), "python -m experiments readme"
+    for page, text in TEXTS.items():
+        assert undated((tmp_path / page).read_text()) == undated(text), "python -m experiments readme"
 
 
 def test_the_picture_is_made_of_what_is_kept() -> None:
@@ -61,7 +65,7 @@ def test_another_measurement_makes_another_page(tmp_path: Path) -> None:
         row["wall"] = {key: value if key == "clock" else 2 * value for key, value in row["wall"].items()}
     path.write_text(json.dumps(found))
     before, after = (readme.blocks(results) for results in (Results(), Results(tmp_path)))
-    assert [name for name in before if before[name] != after[name]] == ["memory and time"]
+    assert [name for name in before if before[name] != after[name]] == ["numbers", "memory and time"]
     assert digest(readme.budgets(Results(tmp_path))) != made_of(readme.PICTURE)
 
 
@@ -125,9 +129,10 @@ def test_a_plan_stands_beside_what_steps_reach() -> None:
         assert float(steps) == pytest.approx(float(rates) / share, rel=0.01)
 
 
-def test_no_figure_stands_outside_of_what_is_filled() -> None:
+@pytest.mark.parametrize("page", readme.PAGES)
+def test_no_figure_stands_outside_of_what_is_filled(page: str) -> None:
     """But for what a user writes, in code."""
-    text = re.sub(r"^```.*?^```|^    .*?$|`[^`\n]*`", "", emptied(TEXT), flags=re.M | re.S)
+    text = re.sub(r"^```.*?^```|^    .*?$|`[^`\n]*`", "", emptied(TEXTS[page]), flags=re.M | re.S)
     assert not FIGURE.findall(text)
     assert FIGURE.findall("it is 16 % slower and takes 3.25 times as long"), "the pattern finds some"
 
@@ -148,7 +153,7 @@ def test_the_shorter_step_is_told_by_its_gpu_time(ours: float, whose: str) -> No
 
 
 def test_plans_that_are_shown_are_made(program: Program) -> None:
-    lines = re.findall(r"^    pagedopt (plan .*?)(?:  +#.*)?$", TEXT, re.M)
+    lines = re.findall(r"^    pagedopt (plan .*?)(?:  +#.*)?$", "".join(TEXTS.values()), re.M)
     assert lines
     for line in lines:
         assert "GiB" in program.says(*shlex.split(line))
@@ -173,10 +178,26 @@ def test_links_lead_somewhere(page: str) -> None:
             assert anchor in known, target
 
 
-def test_the_first_screen_comes_first() -> None:
-    """Picture, install line, code, a win, options, for what not, what for, with what; only then how it is built."""
-    wanted = ["](experiments/results/readme.png)", "pip install -e", "```python", "<!-- begin seven billion -->"]
-    wanted += ["<!-- begin options -->", "**It is not for**", "| you have | use |", "**It works with**"]
-    wanted += ["## One command runs the main job"]
+def test_the_front_page_is_short_and_in_order() -> None:
+    """For whom, picture, install, commands, code, what to take, one table; only then the rest."""
+    assert len(TEXT.split()) <= 1300
+    wanted = [
+        "It is for you if",
+        "](experiments/results/readme.png)",
+        "pip install -e",
+        "    make train",
+        "    make test",
+    ]
+    wanted += ["```python", "| you have | use |", "<!-- begin numbers -->", "## What it is not for", "## How it works"]
     places = [TEXT.index(words) for words in wanted]
     assert places == sorted(places)
+
+
+def test_the_front_page_s_table_is_of_one_run() -> None:
+    table, run = readme.blocks(Results(), "README.md")["numbers"], Results().of("paged_state")
+    assert run is not None
+    assert (
+        f"{run['machine']['gpu']}, {run['machine']['when'][:10]}, torch {run['machine']['versions']['torch']}" in table
+    )
+    assert table.count("measured at") == 1
+    assert all(f"| {row['name']} |" in table for row in readme.of_one_run(Results()))

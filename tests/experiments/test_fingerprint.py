@@ -61,7 +61,10 @@ def test_pages_made_of_several_results_say_how_old_each_is() -> None:
     blocks = readme.blocks(results)
     quoted = list(results.asked)
     lecture = page.page(results=results)
-    text = {"README": readme.README.read_text(), "lecture": (note.NOTES / "lecture.md").read_text()}
+    text = {
+        "README": "".join((ROOT / name).read_text() for name in readme.PAGES),
+        "lecture": (note.NOTES / "lecture.md").read_text(),
+    }
     for shown in dict.fromkeys(results.asked):
         part, topics = results.part(shown)
         commit = part["commit"]
