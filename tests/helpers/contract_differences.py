@@ -124,6 +124,11 @@ DIFFERENCES: tuple[Difference, ...] = (
         _NO_GRAPH, ("PagedAdamW",),
     ),
     Difference(
+        "refused", "groups that are refused", ("an option of all", "an option of all: groups"),
+        "A group with an option that holds for all parameters of an optimizer (`device_budget`) is refused with "
+        "ValueError, as it would have no effect; torch takes any key.",
+    ),
+    Difference(
         "beyond", "flags set between steps",
         tuple(f"{{{also}'fused': True}}{end}" for also in ("", "'foreach': True, ") for end in ("", ": trained")),
         "fused set in a group whose step counts lie on the CPU is followed, and the counts stay there; torch's "

@@ -277,7 +277,7 @@ def groups_that_are_refused(world: World) -> None:
         "names where there were none": {"params": [("a", world.param((3,), 8))]},
         "a negative lr": {"params": [world.param((3,), 5)], "lr": -1.0},
         "another word": {"params": [world.param((3,), 6)], "warmth": 3},
-        "options of others": {"params": [world.param((3,), 7)], "device_budget": 0},
+        "an option of all": {"params": [world.param((3,), 7)], "device_budget": 0},
     }  # fmt: skip
     for label, group in bad.items():
         world.attempt(label, opt.add_param_group, group)
