@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from edits import CASES as OPTIMIZERS
 from gpu_support import NEEDED
 from rules_to_the_bit import CASES, SIZES, STORED, assert_same_bits, name_of, sets_in, special_lists, spoilt
 from rules_under_test import same_values
 
 from pagedopt import Sweep
 from pagedopt.rules import Rule
+from tests.optim.specs import CASES as OPTIMIZERS
 
 pytestmark = NEEDED
 
@@ -43,7 +43,7 @@ def test_optimizers_on_cpu_and_gpu_agree(name: str, stored: str) -> None:
     runs = []
     for device in ("cpu", "cuda"):
         params = [torch.nn.Parameter(value.to(device, copy=True)) for value in start]
-        optimizer = case.ours(params, **case.options, state_format=None if of_state is dtype else of_state)
+        optimizer = case.make(False, [{"params": params}], state_format=None if of_state is dtype else of_state)
         runs.append((device, params, optimizer))
     for step in range(20):
         grads = [spoilt(torch.randn(shape, generator=generator).to(dtype), generator) for shape in SHAPES]

@@ -27,7 +27,7 @@ from pagedopt.transports import pool
 
 pytestmark = NEEDED
 
-STAGED = [Scene("step", placement, case, "cuda") for placement in ("spilled", "half") for case in ("adamw", "sgd")]
+STAGED = [Scene("step", placement, case, "cuda") for placement in ("spilled", "half") for case in ("adamw", "momentum")]
 #: How many of the copies of a step are hit.
 HITS = 8
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from edits import CASES
 from edits_check import PLACEMENTS, assert_same, edits_for, parametrized, run, worlds
 from gpu_support import NEEDED
+
+from tests.optim.specs import BY_STATE as CASES
 
 pytestmark = NEEDED
 

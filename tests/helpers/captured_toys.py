@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from pagedopt import PagedAdamW, PagedLion, PagedSGD
+from pagedopt import PagedAdamW
+from tests.optim.specs import ADAMW, SPECS, Case, Spec
 from tests.outside.nadam import NAdam
 
-HYPER: dict[str, Any] = {"lr": 0.03, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.2}
-CAPTURABLE: dict[str, Any] = {**HYPER, "capturable": True}
+HYPER = ADAMW.hyper
+CAPTURABLE: dict[str, Any] = {**HYPER, **ADAMW.capturable}
 
 
 class CapturableNAdam(NAdam):
@@ -22,16 +23,20 @@ class CapturableNAdam(NAdam):
         super().__init__([{"params": params, "capturable": True}], **options)
 
 
+def _maker(spec: Spec, case: Case) -> Callable[..., Any]:
+    """A function that makes an optimizer of parameters."""
+
+    def make(params: Any, **options: Any) -> Any:
+        return case.make(False, [{"params": params}], **{**spec.capturable, **options})
+
+    return make
+
+
 KINDS: dict[str, Callable[..., Any]] = {
-    "adamw": functools.partial(PagedAdamW, **CAPTURABLE),
-    "amsgrad": functools.partial(PagedAdamW, **CAPTURABLE, amsgrad=True, maximize=True),
+    **{case.name: _maker(spec, case) for spec in SPECS.values() for case in spec.cases},
     "bfloat16 state": functools.partial(PagedAdamW, **CAPTURABLE, state_format="bfloat16"),
     "int8": functools.partial(PagedAdamW, **CAPTURABLE, state_format="int8", v_rounding="stochastic", seed=5),
     "fused": functools.partial(PagedAdamW, **CAPTURABLE, fused=True),
-    "sgd": functools.partial(PagedSGD, lr=0.03, weight_decay=0.2),
-    "momentum": functools.partial(PagedSGD, lr=0.03, momentum=0.7, dampening=0.4, weight_decay=0.2),
-    "nesterov": functools.partial(PagedSGD, lr=0.03, momentum=0.7, nesterov=True),
-    "lion": functools.partial(PagedLion, lr=0.003, betas=(0.8, 0.95), weight_decay=0.2, capturable=True),
     "nadam": functools.partial(CapturableNAdam, lr=0.02, momentum_decay=0.05),
 }
 PLACES: dict[str, dict[str, Any]] = {

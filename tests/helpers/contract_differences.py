@@ -2,36 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A difference from torch.
-
-    Attributes:
-        kind: ``"beyond"`` (ours does what torch refuses, or does better), ``"refused"`` (ours refuses what torch
-            does) or ``"differs"``.
-        scenario, labels: where it shows: a label, or several, which may end in ``*``.
-        words: what ours does, what torch does, and why.
-        optimizers: names of the classes it holds for; empty: all.
-        devices: those it holds on.
-        error: what ours raises, if it is refused.
-        older: whether it is one from older versions of torch alone, which raise there.
-    """
-
-    kind: str
-    scenario: str
-    labels: str | tuple[str, ...]
-    words: str
-    optimizers: tuple[str, ...] = ()
-    devices: tuple[str, ...] = ("cpu", "cuda")
-    error: type[Exception] | None = None
-    older: bool = False
-
+from tests.optim.specs import SPECS, Difference
 
 #: Classes whose torch's step views complex numbers as real ones.
-_AS_REAL = ("PagedAdamW",)
+_AS_REAL = tuple(name for name, spec in SPECS.items() if not spec.conjugated)
+#: Classes whose step decays weights by subtracting a part of them.
+_DECOUPLED = tuple(name for name, spec in SPECS.items() if spec.decoupled)
 
 #: Dtypes of a gradient and of its narrower parameter.
 _WIDER = (("float32", "bfloat16"), ("float32", "float16"), ("float64", "float32"))
@@ -54,6 +30,7 @@ _OF_ONE: tuple[tuple[str, str | tuple[str, ...], tuple[str, ...]], ...] = (
 )
 
 DIFFERENCES: tuple[Difference, ...] = (
+    *(each for spec in SPECS.values() for each in spec.differences),
     # Parameters and gradients.
     Difference(
         "beyond", "a step that is refused", "all is as it was",
@@ -87,7 +64,7 @@ DIFFERENCES: tuple[Difference, ...] = (
             "differs", scenario, labels,
             "An infinite parameter becomes NaN in a step that decays weights, as in torch's fused kernel for CUDA: its "
             "share is subtracted from it. torch's loop multiplies it, and it stays infinite.",
-            ("PagedAdamW", "PagedLion"),
+            _DECOUPLED,
         )
         for scenario, labels in {
             "extreme parameters": "infinite parameters*",

@@ -7,7 +7,7 @@ import itertools
 
 import torch
 from contract_hyperparameters import group_of, odd_values, switches, tried
-from contract_world import FLAGS, ORDINARY, World, scenario
+from contract_world import FLAGS, World, ordinary, scenario
 from edits import give
 
 CHAPTER = "hyperparameters"
@@ -36,7 +36,8 @@ def arguments_by_place(world: World) -> None:
     """Hyperparameters given by position."""
     p = world.param()
     takes = inspect.signature(world.kind).parameters.values()
-    values = [ORDINARY.get(a.name, a.default) for a in takes if a.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD][1:]
+    chosen = ordinary(world.entry)
+    values = [chosen.get(a.name, a.default) for a in takes if a.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD][1:]
     opt = world.kind([p], *values, **({"foreach": False} if world.options is None else world.options))
     world.train(opt, [p], show="trained")
 

@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
 from typing import Any
 
 import torch
-from contract_world import DEFAULT, FLAGS, Place, ordinary, reference
+from contract_world import DEFAULT, Place, ordinary, reference
 from edits import numbers
-from stand_ins import refusal
 
 from pagedopt.optim.registry import Entry
+from tests.optim.specs import spec_of
 
 Shapes = tuple[tuple[int, ...], ...]
 #: With tails for every vector width, one element, none.
@@ -33,33 +32,14 @@ STARTS = (0, 10, LONG)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 #: Bounds on the root mean square and the largest error over :data:`LONG` steps, as multiples of torch's best.
 RMS, MOST = 1.02, 1.1
-#: Bounds on the difference after one step, in ulp, by name; what is not named has torch's bits.  Of a parameter
-#: they are ulp of the larger of it and its update, as a small one may be what two large numbers leave.
-#: torch's kernel for a CPU computes (c * g) * g, as ours; that for a GPU c * (g * g), which may be a rounding further.
-ULP = {
-    "cpu": {"parameter": 5, "exp_avg_sq": 1, "max_exp_avg_sq": 1},
-    "cuda": {"parameter": 5, "exp_avg_sq": 2, "max_exp_avg_sq": 2},
-}
-#: torch's fused kernel for CUDA averages squares by two fma: nearer to float64 than its default for some betas (twice
-#: at 0.95), and further for others (1.4 times at 0.999).  Ours is held to the default.
-NO_MEASURE = {("cuda", "fused", "exp_avg_sq"), ("cuda", "fused", "max_exp_avg_sq")}
 #: Gradients repeat after as many steps.
 PERIOD = 97
 
 
 def variants(entry: Entry) -> list[dict[str, Any]]:
-    """Hyperparameters: nothing at its default; all of it; and each flag of torch's class set, if it takes it."""
-    known = inspect.signature(reference(entry)).parameters
-    flags = [n for n, p in known.items() if isinstance(p.default, bool) and n not in FLAGS]
-    found: list[dict[str, Any]] = [ordinary(entry), {}]
-    make = functools.partial(reference(entry), [torch.nn.Parameter(torch.ones(1))])
-    for flag in flags:
-        for less in ({}, {"dampening": 0.0}):  # nesterov takes none
-            hyper = {**ordinary(entry), **less, flag: True}
-            if less.keys() <= known.keys() and not refusal(functools.partial(make, **hyper), ValueError):
-                found.append(hyper)
-                break
-    return found
+    """Hyperparameters: nothing at its default; all of it; and what else the constructor can be given."""
+    first, *others = (case.options for case in spec_of(entry).cases if not case.in_groups)
+    return [first, {}, *others]
 
 
 def _hyper(entry: Entry, at: int, dtype: torch.dtype) -> dict[str, Any]:
@@ -142,7 +122,7 @@ def _torchs_errors(entry: Entry, at: int, device: str) -> tuple[Kinds, dict[str,
     for way, flags in ways(entry).items():
         run = Training(kind, {**hyper, **flags}, torch.float32, device, LONG_SHAPES).to_step(LONG).kinds()
         for name, value in run.items():
-            if (device, way, name) not in NO_MEASURE:
+            if (device, way, name) not in spec_of(entry).unmeasured:
                 errors.setdefault(name, []).append(_error(value, exact[name]))
     return exact, {name: (min(rms for rms, _ in each), min(most for _, most in each)) for name, each in errors.items()}
 
@@ -201,7 +181,9 @@ def far_from_default(entry: Entry, at: int, dtype: torch.dtype, place: Place) ->
                 bound = ulp(want, dtype) + 5 * ulp(_size(wide, old), torch.float32)
             else:
                 want = theirs[name]
-                bound = ULP[place.device].get(name, 0) * ulp(_size(want, old) if name == "parameter" else want, dtype)
+                bound = spec_of(entry).ulp[place.device].get(name, 0) * ulp(
+                    _size(want, old) if name == "parameter" else want, dtype
+                )
             same = (value == want) | (value.isnan() & want.isnan())
             wrong = ~same & ~((value.double() - want.double()).abs() <= bound)
             if wrong.any():

@@ -19,17 +19,11 @@ from typing import Any
 import edits
 import torch
 from captured_steps import capturing
-from reference_lion import Lion
 
 from pagedopt.optim.registry import OPTIMIZERS, Entry
 from pagedopt.tables.columns import same_layout
+from tests.optim.specs import spec_of
 
-#: What an optimizer is made with, as far as its class knows it: nothing is at its default and nothing is zero.
-ORDINARY: dict[str, Any] = {
-    "lr": 0.03, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.2, "momentum": 0.7, "dampening": 0.4,
-}  # fmt: skip
-#: Stand-ins where torch has no such class.
-REFERENCES: dict[str, Any] = {"PagedLion": Lion}
 #: Flags by which torch chooses one of its implementations.
 FLAGS = ("foreach", "fused", "capturable", "differentiable")
 
@@ -71,13 +65,12 @@ CAPTURED = (
 
 def reference(entry: Entry) -> Any:
     """torch's class, as installed, or what stands in for it."""
-    return entry.torch or REFERENCES[entry.name]
+    return spec_of(entry).reference
 
 
 def ordinary(entry: Entry) -> dict[str, Any]:
-    """The hyperparameters of a class that are not at their defaults."""
-    known = inspect.signature(reference(entry)).parameters
-    return {name: value for name, value in ORDINARY.items() if name in known}
+    """Hyperparameters of a class, none at its default and none zero."""
+    return spec_of(entry).hyper
 
 
 @dataclass
@@ -111,7 +104,7 @@ class World:
         return set(inspect.signature(reference(self.entry)).parameters)
 
     def make(self, params: Any, **hyper: Any) -> Any:
-        """An optimizer with :data:`ORDINARY` values where ``hyper`` says nothing; torch's is its loop, unless a flag is
+        """An optimizer with :func:`ordinary` values where ``hyper`` says nothing; torch's is its loop, unless a flag is
         given (``foreach=False`` is what behaviour is compared with)."""
         if self.options is not None:
             return self.kind(params, **{**ordinary(self.entry), **hyper, **self.options})

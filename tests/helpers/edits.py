@@ -8,16 +8,11 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from optim_support import ADAMW
-from reference_lion import Lion
 from torch.nn import Parameter
 from torch.optim import Optimizer
-
-from pagedopt import PagedAdamW, PagedLion, PagedSGD
 
 Params = list[Parameter]
 Edit = Callable[[Optimizer, Params], None]
@@ -26,36 +21,6 @@ TensorEdit = Callable[[dict[str, Any], str], None]
 #: Behind a first one that spans pages, of 64 KiB in a file and of 2 MiB on a device; two are alike.
 SHAPES = ((13, 18), (13, 18), (5, 9), (), (70,))
 LARGE = {"cpu": (200, 201), "cuda": (1100, 1101)}
-MOMENTS = ("exp_avg", "exp_avg_sq")
-SGD: dict[str, Any] = {"lr": 0.05, "momentum": 0.9, "dampening": 0.4, "weight_decay": 0.1}
-LION: dict[str, Any] = {"lr": 0.01, "betas": (0.8, 0.95), "weight_decay": 0.1}
-
-
-@dataclass(frozen=True)
-class Case:
-    """An optimizer of ours, torch's, and the names of their state tensors."""
-
-    ours: Any
-    torch: Any
-    options: dict[str, Any]
-    names: tuple[str, ...]
-
-    @property
-    def has_step(self) -> bool:
-        return self.ours.has_step
-
-    def make(self, theirs: bool, groups: list[dict[str, Any]], **ours: Any) -> Optimizer:
-        if theirs:
-            return self.torch(groups, foreach=False, **self.options)
-        return self.ours(groups, **self.options, **ours)
-
-
-CASES = {
-    "adamw": Case(PagedAdamW, torch.optim.AdamW, ADAMW, MOMENTS),
-    "amsgrad": Case(PagedAdamW, torch.optim.AdamW, {**ADAMW, "amsgrad": True}, (*MOMENTS, "max_exp_avg_sq")),
-    "sgd": Case(PagedSGD, torch.optim.SGD, SGD, ("momentum_buffer",)),
-    "lion": Case(PagedLion, Lion, LION, ("exp_avg",)),
-}
 
 
 def numbers(shape: tuple[int, ...], seed: int, device: str = "cpu") -> torch.Tensor:

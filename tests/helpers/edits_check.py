@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from edits import CASES, STATE_EDITS, STEP_EDITS, Case, Edit, Params, groups_of, listed, parameters, state_edits, steps
-from edits_groups import ADAM_EDITS, FLAGS, GROUP_EDITS, LION_EDITS, SGD_EDITS
+from edits import STATE_EDITS, STEP_EDITS, Edit, Params, groups_of, listed, parameters, state_edits, steps
+from edits_groups import EDITS_OF, FLAGS, GROUP_EDITS
 from often import MARKS
 
 import pagedopt
+from tests.optim.specs import BY_STATE, SPECS, Case
 
 #: Where the package is.
 PACKAGE = Path(pagedopt.__file__).parent
@@ -33,8 +34,10 @@ def edits_for(case: Case) -> dict[str, Edit]:
     """All that is done to an optimizer of this kind."""
     found = {**state_edits(case.names), **GROUP_EDITS}
     if case.has_step:
-        return {**found, **{f"step: {name}": edit for name, edit in STEP_EDITS.items()}, **ADAM_EDITS}
-    return {**found, **(SGD_EDITS if "momentum" in case.options else LION_EDITS)}
+        found |= {f"step: {name}": edit for name, edit in STEP_EDITS.items()}
+    for edits in (edits for name, edits in EDITS_OF.items() if name in case.known):
+        found |= edits
+    return found
 
 
 def options(case: Case, placement: str, params: Params) -> dict[str, Any]:
@@ -210,23 +213,31 @@ def assert_reported(case: Case, ours: World, placement: str) -> None:
 def parametrized() -> Any:
     """(case, edit, placement): edits of tensors resident and spilled; AdamW half and with amsgrad those that may differ
     there.  `make test` does every other one: each edit of AdamW and SGD resident, or spilled; and no more than that of
-    what lies in no arena, step counts and flags, and of Lion, whose state is as SGD's and half resident as AdamW's."""
+    what lies in no arena, step counts and flags, and of classes that torch has not, half resident."""
     chosen = [
         pytest.param(name, edit, placement, id=f"{name}-{edit}-{placement}", marks=MARKS[often])
-        for name, case in CASES.items()
+        for name, case in BY_STATE.items()
         for i, edit in enumerate(edits_for(case))
         for j, placement in enumerate(PLACEMENTS)
-        if (often := (i + j) % 2 == 0) or not (name == "lion" or edit.startswith("step: ") or edit in FLAGS)
-        if not _is_alike(name, edit, placement)
+        if (often := (i + j) % 2 == 0) or not (is_own(case) or edit.startswith("step: ") or edit in FLAGS)
+        if not _is_alike(case, edit, placement)
     ]
     return pytest.mark.parametrize(("case", "edit", "placement"), chosen)
 
 
-def _is_alike(case: str, edit: str, placement: str) -> bool:
+def is_own(case: Case) -> bool:
+    """Whether torch has no such class: its state is as another's, and half resident as AdamW's."""
+    return not case.theirs.__module__.startswith("torch.")
+
+
+def _is_alike(case: Case, edit: str, placement: str) -> bool:
     """Whether a combination says no more than others do."""
-    if case == "lion":
-        return placement != "half"
-    if case == "sgd" and placement == "half":
+    first = next(spec for spec in SPECS.values() if case in spec.cases).cases[0]
+    half = placement == "half"
+    if is_own(case):
+        return not half
+    own = tuple((set(case.names) - set(first.names)) | (set(case.options) - set(first.options)))
+    if case is not first and not edit.startswith(own):
         return True
-    of_state = edit in STATE_EDITS or edit in GROUP_EDITS or edit.startswith(("large", "amsgrad"))
-    return (case == "amsgrad" and not edit.startswith(("max_", "amsgrad"))) or (placement == "half" and not of_state)
+    of_state = edit in STATE_EDITS or edit in GROUP_EDITS or edit.startswith(("large", "amsgrad", *own))
+    return half and not (case.has_step and of_state)

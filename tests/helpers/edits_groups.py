@@ -188,26 +188,17 @@ GROUP_EDITS: dict[str, Edit] = {
     "no maximize": _without("maximize"),
 }
 
-ADAM_EDITS: dict[str, Edit] = {
-    "betas": _flag(betas=(0.5, 0.7)),
-    "betas list": _flag(betas=[0.5, 0.7]),
-    "eps": _flag(eps=0.1),
-    "amsgrad on": _flag(amsgrad=True),
-    "amsgrad off": _flag(amsgrad=False),
-    "capturable": _flag(capturable=True),
-    "no betas": _without("betas"),
+#: By the hyperparameter they are about, which not every class has.
+EDITS_OF: dict[str, dict[str, Edit]] = {
+    "betas": {"betas": _flag(betas=(0.5, 0.7)), "betas list": _flag(betas=[0.5, 0.7]), "no betas": _without("betas")},
+    "eps": {"eps": _flag(eps=0.1)},
+    "amsgrad": {"amsgrad on": _flag(amsgrad=True), "amsgrad off": _flag(amsgrad=False)},
+    "capturable": {"capturable": _flag(capturable=True)},
+    "decoupled_weight_decay": {"coupled weight_decay": _flag(decoupled_weight_decay=False)},
+    "momentum": {"momentum": _flag(momentum=0.3), "momentum off": _flag(momentum=0)},
+    "dampening": {"dampening": _flag(dampening=0.1)},
+    "nesterov": {"nesterov": _flag(nesterov=True, dampening=0)},
 }
-if "decoupled_weight_decay" in torch.optim.AdamW([torch.zeros(1)]).defaults:  # older versions of torch's do not ask
-    ADAM_EDITS["coupled weight_decay"] = _flag(decoupled_weight_decay=False)
-
-SGD_EDITS: dict[str, Edit] = {
-    "momentum": _flag(momentum=0.3),
-    "momentum off": _flag(momentum=0),
-    "dampening": _flag(dampening=0.1),
-    "nesterov": _flag(nesterov=True, dampening=0),
-}
-
-LION_EDITS: dict[str, Edit] = {name: ADAM_EDITS[name] for name in ("betas", "betas list", "no betas")}
 
 #: What changes numbers of a group alone, and no tensor of state.
 FLAGS = (

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import edits
 import torch
-from edits import Case, Params, give, parameter, steps
+from edits import Params, give, parameter, steps
 from stand_ins import refusal
+
+from tests.optim.specs import ADAMW, BY_STATE
 
 Values = dict[tuple[Any, str], Any]
 
 #: With ``fused`` step counts lie on the parameter's device.
 CASES = {
-    **edits.CASES,
-    "fused": Case(edits.PagedAdamW, torch.optim.AdamW, {**edits.ADAMW, "fused": True}, edits.CASES["adamw"].names),
+    **BY_STATE,
+    "fused": dataclasses.replace(ADAMW.cases[0], name="fused", options={**ADAMW.hyper, "fused": True}),
 }
 #: Elements of the parameter that spans pages.
 LARGE = {"cpu": 36_000, "cuda": 1_200_000}
@@ -221,7 +223,7 @@ def scenes(device: str = "cpu") -> list[Scene]:
     everywhere = ("resident", "spilled", "half")
     of_adamw = [operation for operation in OPERATIONS if operation not in OF_SGD]
     chosen = [("adamw", operation, PLACED.get(operation, everywhere)) for operation in of_adamw]
-    others = [("sgd", operation) for operation in ("first step", "step", *OF_SGD)]
+    others = [("momentum", operation) for operation in ("first step", "step", *OF_SGD)]
     if device == "cuda":
         others += [("fused", operation) for operation in ("first step", "step", "load used")]
     chosen += [(case, operation, everywhere[:2]) for case, operation in others]

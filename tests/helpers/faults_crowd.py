@@ -8,9 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from edits import CASES, give, parameter, steps
+from edits import give, parameter, steps
 from faults import Scene, Values, Way, is_same
 from stand_ins import refusal
+
+from tests.optim.specs import BY_STATE
 
 #: More optimizers than state files that are not shared; every fourth parameter spans pages.
 COUNT, SMALL, LARGE = 20, 300, {"cpu": 20_000, "cuda": 600_000}
@@ -20,7 +22,7 @@ class Crowd:
     """Optimizers of one parameter each, ready for an operation on one after the other; all state is away."""
 
     def __init__(self, scene: Scene, theirs: bool = False) -> None:
-        self.scene, self.case = scene, CASES[scene.case]
+        self.scene, self.case = scene, BY_STATE[scene.case]
         sizes = [LARGE[scene.device] if i % 4 == 0 else SMALL for i in range(COUNT)]
         self.params = [parameter((size,), i, scene.device) for i, size in enumerate(sizes)]
         options = {} if theirs else {"placement": "file" if scene.device == "cpu" else "mapped", "device_budget": 0}
@@ -77,7 +79,7 @@ OPERATIONS: dict[str, Callable[[Crowd], Callable[[], Any]]] = {
 }
 CROWDS = [
     Scene(operation, "spilled", case)
-    for operation, case in (("first steps", "adamw"), ("steps", "adamw"), ("steps", "sgd"), ("loads", "adamw"))
+    for operation, case in (("first steps", "adamw"), ("steps", "adamw"), ("steps", "momentum"), ("loads", "adamw"))
 ]
 
 

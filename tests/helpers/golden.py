@@ -2,9 +2,9 @@
 
 Inputs come from integer arithmetic, so that no generator of random numbers has a say.  A case has one digest for all
 devices, compilers and placements: rules round as IEEE says.  (One with ``exp`` or ``log`` would need one per library.)
-To record them anew, from the root of the project:
+To record those that are missing (delete a line of the file to have it recorded anew), from the root of the project:
 
-    PYTHONPATH=. python tests/helpers/golden.py --record
+    PYTHONPATH=.:tests/helpers python tests/helpers/golden.py --record
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import functools
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 from paths import DATA
 
-from pagedopt import PagedAdamW, PagedSGD
+from tests.optim import specs
 
 FILE = DATA / "golden.json"
 STEPS, DIGESTS_AFTER = 50, (1, 10, 50)
@@ -33,27 +33,6 @@ LARGE = (*SHAPES[:-1], (2_100_001,))
 #: Significant bits of the inputs, so that each is exact in its dtype.
 BITS = {torch.float64: 31, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 
-ADAMW = {"lr": 0.03, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.2}
-OTHER_ADAMW = {"lr": 0.01, "betas": (0.7, 0.9), "eps": 3e-3, "weight_decay": 0.05}
-MOMENTUM = {"lr": 0.03, "momentum": 0.7, "dampening": 0.4, "weight_decay": 0.2}
-OTHER_MOMENTUM = {"lr": 0.01, "momentum": 0.9, "dampening": 0.1, "weight_decay": 0.05}
-NESTEROV, OTHER_NESTEROV = {"dampening": 0.0, "nesterov": True}, {"dampening": 0.0, "momentum": 0.8}
-
-#: Name: class, and what the two groups set.
-OPTIMIZERS: dict[str, tuple[Callable[..., torch.optim.Optimizer], dict[str, Any], dict[str, Any]]] = {
-    "adamw": (PagedAdamW, ADAMW, OTHER_ADAMW),
-    "amsgrad": (PagedAdamW, {**ADAMW, "amsgrad": True}, OTHER_ADAMW),
-    "maximize": (PagedAdamW, {**ADAMW, "maximize": True}, OTHER_ADAMW),
-    "sgd": (PagedSGD, {"lr": 0.03, "weight_decay": 0.2}, {"lr": 0.01}),
-    "momentum": (PagedSGD, MOMENTUM, OTHER_MOMENTUM),
-    "nesterov": (PagedSGD, {**MOMENTUM, **NESTEROV}, {**OTHER_MOMENTUM, **OTHER_NESTEROV}),
-}
-#: (dtype of parameters, format of state).  A kernel costs a compilation: the last ones are AdamW's only.
-STORED = (
-    (torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, "float32"), (torch.float64, None),
-    (torch.float32, "bfloat16"), (torch.float16, None), (torch.float16, "float32"),
-)  # fmt: skip
-STORED_BY = {"adamw": STORED, "maximize": STORED, "sgd": ((torch.float32, None), (torch.bfloat16, None))}
 Options = dict[str, Any]
 
 
@@ -76,9 +55,10 @@ class Case(NamedTuple):
 
 CASES = [
     Case(name, dtype, state_format)
-    for dtype, state_format in STORED  # first, as the inputs of one dtype are kept
-    for name in OPTIMIZERS
-    if (dtype, state_format) in STORED_BY.get(name, STORED[:4])
+    for dtype in BITS  # first, as the inputs of one dtype are kept
+    for name, case in specs.CASES.items()
+    for stored, state_format in case.recorded
+    if stored is dtype
 ]
 #: One, two and three tensors of state.
 CASES += [
@@ -88,29 +68,21 @@ CASES += [
 ]
 
 
-def state_bytes(case: Case) -> int:
-    """Bytes of state, without step counts and without what pages round up."""
-    tensors = {"adamw": 2, "maximize": 2, "amsgrad": 3, "sgd": 0, "momentum": 1, "nesterov": 1}[case.optimizer]
-    itemsize = getattr(torch, case.state_format).itemsize if case.state_format else case.dtype.itemsize
-    return tensors * itemsize * sum(torch.Size(shape).numel() for shape in case.shapes)
-
-
 def placements(case: Case, device: str) -> dict[str, Options]:
     """Options that may not change a bit, by name."""
-    if not (nbytes := state_bytes(case)):
+    if not specs.CASES[case.optimizer].names:
         return {"default": {}}
-    half = nbytes // 2
     out: dict[str, Options] = {"default": {}, "host": {"placement": "host"}}
     if device == "cpu":
         file = {"placement": "file"}
-        small = {"file": {**file, "device_budget": 0}, "file half": {**file, "device_budget": half}}
+        small = {"file": {**file, "device_budget": 0}, "file half": {**file, "device_budget": "50%"}}
         return out if case.large else out | small
     for access in ("staged", "in_place"):
         mapped = {"placement": "mapped", "host_access": access}
         out |= {f"mapped {access}": {**mapped, "device_budget": 0}}
         if case.large:
-            out |= {f"mapped half {access}": {**mapped, "device_budget": half}}
-    return out | ({"managed": {"placement": "managed", "device_budget": half}} if case.large else {})
+            out |= {f"mapped half {access}": {**mapped, "device_budget": "50%"}}
+    return out | ({"managed": {"placement": "managed", "device_budget": "50%"}} if case.large else {})
 
 
 def numbers(numel: int, stream: int, dtype: torch.dtype, device: str) -> torch.Tensor:
@@ -149,9 +121,9 @@ def digest(params: Iterable[torch.Tensor], opt: torch.optim.Optimizer) -> str:
 def trajectory(case: Case, device: str, options: Options) -> str:
     """Digests after some of the steps; the second parameter has no gradient in every seventh step."""
     params = [torch.nn.Parameter(value.clone()) for value in _values(0, case.dtype, case.shapes, device)]
-    make, first, second = OPTIMIZERS[case.optimizer]
-    groups = [{"params": params[::2], **first}, {"params": params[1::2], **first, **second}]
-    opt = make(groups, state_format=case.state_format, **options)
+    chosen = specs.CASES[case.optimizer]
+    groups = [{"params": params[::2]}, {"params": params[1::2], **chosen.other}]
+    opt = chosen.make(False, groups, state_format=case.state_format, **options)
     found = []
     for step in range(1, STEPS + 1):
         grads = _values(1 + step % GRADIENTS, case.dtype, case.shapes, device)
@@ -171,24 +143,26 @@ def recorded() -> dict[str, str]:
 
 
 def record() -> None:
-    """Write the digests of all cases.
+    """Write the digests that are missing, and remove those without a case.
 
     Raises:
         SystemExit: placements disagree; nothing is written then.
     """
-    found = {}
-    for case in CASES:
+    known = recorded()
+    found = {str(case): known[str(case)] for case in CASES if str(case) in known}
+    missing = [case for case in CASES if str(case) not in known]
+    for case in missing:
         by_place = {name: trajectory(case, "cpu", options) for name, options in placements(case, "cpu").items()}
         if len(set(by_place.values())) > 1:
             sys.exit(f"{case}: placements disagree, nothing recorded: {by_place}")
         found[str(case)] = by_place["default"]
     FILE.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
-    print(f"{len(found)} digests in {FILE}")
+    print(f"{len(missing)} of {len(found)} digests in {FILE} are new")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--record", action="store_true", required=True, help="replace the digests that are known")
+    parser.add_argument("--record", action="store_true", required=True, help="add the digests that are missing")
     parser.parse_args()
     record()
 

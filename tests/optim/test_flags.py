@@ -13,27 +13,16 @@ import pytest
 import torch
 from optim_support import ready
 
-from pagedopt.optim.registry import OPTIMIZERS
+from tests.optim.specs import SPECS, TWO, Spec
 
-PAIRS = [(entry.optimizer, entry.torch) for entry in OPTIMIZERS if entry.torch]
+SPECS_OF_TORCH = [spec for spec in SPECS.values() if spec.entry.torch]
+PAIRS = [(spec.entry.optimizer, spec.entry.torch) for spec in SPECS_OF_TORCH]
 FLAGS = [{"foreach": a, "fused": b} for a, b in itertools.product((None, False, True), repeat=2)]
-TENSOR, TWO = torch.tensor(0.5), torch.tensor([0.5, 0.5])
 ONE = TWO[:1]
-VALUES: dict[str, list[dict[str, Any]]] = {
-    "all": [
-        {}, {"lr": TENSOR}, {"lr": TWO}, {"lr": ONE}, {"lr": 0}, {"lr": -1.0}, {"weight_decay": -1.0},
-        {"maximize": True}, {"nope": 1}, {"fused": True, "differentiable": True}, {"params": []},
-    ],
-    "AdamW": [
-        {"betas": (TENSOR, TENSOR)}, {"betas": (TENSOR, 0.5)}, {"betas": (0.5, TENSOR)}, {"betas": (TWO, TENSOR)},
-        {"betas": (0, 0)}, {"betas": (1.0, 0.5)}, {"betas": (0.5, 1.0)}, {"betas": (0.5,)}, {"eps": -1.0},
-        {"eps": 0}, {"amsgrad": True},
-    ],
-    "SGD": [
-        {"momentum": 0.9}, {"momentum": -1.0}, {"nesterov": True}, {"nesterov": True, "momentum": 0.9},
-        {"nesterov": True, "momentum": 0.9, "dampening": 0.1}, {"momentum": 0.9, "dampening": 0.1},
-    ],
-}  # fmt: skip
+VALUES: list[dict[str, Any]] = [
+    {}, {"lr": TWO[0]}, {"lr": TWO}, {"lr": ONE}, {"lr": 0}, {"maximize": True}, {"nope": 1},
+    {"fused": True, "differentiable": True}, {"params": []},
+]  # fmt: skip
 
 
 def outcome(make: Any, options: dict[str, Any], dtype: torch.dtype) -> tuple[Any, ...]:
@@ -50,10 +39,10 @@ def outcome(make: Any, options: dict[str, Any], dtype: torch.dtype) -> tuple[Any
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=str)
-@pytest.mark.parametrize(("ours", "theirs"), PAIRS, ids=lambda c: c.__name__)
-def test_what_torch_takes_is_taken_and_what_it_refuses_is_refused(ours: Any, theirs: Any, dtype: torch.dtype) -> None:
-    refused = 0
-    for values in [*VALUES["all"], *VALUES[theirs.__name__]]:
+@pytest.mark.parametrize("spec", SPECS_OF_TORCH, ids=str)
+def test_what_torch_takes_is_taken_and_what_it_refuses_is_refused(spec: Spec, dtype: torch.dtype) -> None:
+    ours, theirs, refused = spec.entry.optimizer, spec.entry.torch, 0
+    for values in [*VALUES, *(bad.hyper for bad in spec.bad), *spec.asked]:
         for flags in FLAGS:
             options = {**flags, **values}
             if dtype.is_complex and options["fused"]:

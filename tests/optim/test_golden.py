@@ -22,7 +22,7 @@ TRAJECTORIES = [
 @pytest.mark.parametrize(("case", "device", "options"), TRAJECTORIES)
 def test_every_bit_is_what_it_was(case: Case, device: str, options: Options) -> None:
     known = recorded()
-    assert str(case) in known, f"{FILE.name} has no digest for {case}; record it on a commit you trust"
+    assert str(case) in known, f"{FILE.name} has no digest for {case}; record it (tests/helpers/golden.py)"
     assert trajectory(case, device, options) == known[str(case)]
 
 

@@ -10,24 +10,20 @@ from typing import Any
 
 import pytest
 import torch
-from edits import CASES, groups_of, parameters
+from edits import groups_of, parameters
 from edits_check import PLACEMENTS, World, assert_same, options, worlds
 
+from tests.optim.specs import BY_STATE as CASES
+
 VALUES = [math.nan, math.inf, 2.5, -1, 2**32, 0, 1]
-NAMES = {
-    "adamw": ("lr", "beta1", "beta2", "eps", "weight_decay"),
-    "amsgrad": ("beta2", "eps"),
-    "sgd": ("lr", "momentum", "dampening", "weight_decay"),
-    "lion": ("lr", "beta1", "beta2", "weight_decay"),
-}
-HYPERPARAMETERS = [(case, name) for case, names in NAMES.items() for name in names]
+HYPERPARAMETERS = [(name, number) for name, case in CASES.items() for number in case.numbers]
 FORMS: dict[str, Callable[[Any], Any]] = {"tensor": lambda v: torch.tensor(float(v)), "number": lambda v: v}
 
 
 def changed(case: str, name: str, value: float) -> dict[str, Any]:
     """``name`` as a group holds it."""
-    beta1, beta2 = CASES["adamw"].options["betas"]  # Lion's, too
     if name in ("beta1", "beta2"):
+        beta1, beta2 = CASES[case].options["betas"]
         return {"betas": (value, beta2) if name == "beta1" else (beta1, value)}
     return {name: value}
 
@@ -54,7 +50,7 @@ def test_at_construction(case: str, name: str, value: float) -> None:
     chosen = CASES[case]
     given = changed(case, name, value)
     made: list[World | type] = []
-    for make in (chosen.torch, chosen.ours):
+    for make in (chosen.theirs, chosen.ours):
         params = parameters()
         optimizer = outcome(make, groups_of(params), **{**chosen.options, **given})
         made.append(type(optimizer) if isinstance(optimizer, Exception) else World(optimizer, params))

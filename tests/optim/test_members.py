@@ -14,13 +14,8 @@ from optim_support import ready, same, step_on_ones, stepped
 from torch.nn import Parameter
 
 from pagedopt import PagedAdamW, PagedSGD
-
-OPTIMIZERS: dict[str, tuple[type, type, dict[str, Any]]] = {
-    "adamw": (PagedAdamW, torch.optim.AdamW, {"lr": 0.05, "weight_decay": 0.1}),
-    "amsgrad": (PagedAdamW, torch.optim.AdamW, {"lr": 0.05, "amsgrad": True, "maximize": True}),
-    "sgd": (PagedSGD, torch.optim.SGD, {"lr": 0.05, "momentum": 0.8, "nesterov": True, "weight_decay": 0.1}),
-}
-
+from tests.optim.specs import BY_STATE as OPTIMIZERS
+from tests.optim.specs import SPECS
 
 #: How a parameter is made, from numbers that belong to a seed.
 MAKERS: dict[str, Callable[[int, str], torch.Tensor]] = {
@@ -71,14 +66,14 @@ class Rounded(Parameter):
 
 def pair(name: str, device: str, **options: Any) -> tuple[Any, Any, list[Any], list[Any]]:
     """An optimizer of ours and torch's with equal parameters, odd ones between ordinary ones."""
-    ours_type, torch_type, chosen = OPTIMIZERS[name]
     worlds = []
-    for made in (ours_type, torch_type):
+    for theirs in (False, True):
         params = [numbers((33, 3), 7, device), *(make(20 + i, device) for i, make in enumerate(MAKERS.values()))]
-        params = [(Parameter if made is ours_type else Rounded)(p) for p in (*params, numbers((5,), 9, device))]
-        worlds.append((made(params, **chosen, **(options if made is ours_type else {})), params))
-    (ours, mine), (theirs, others) = worlds
-    return ours, theirs, mine, others
+        params = [(Rounded if theirs else Parameter)(p) for p in (*params, numbers((5,), 9, device))]
+        how = {} if theirs else options
+        worlds.append((OPTIMIZERS[name].make(theirs, [{"params": params}], **how), params))
+    (ours, mine), (other, others) = worlds
+    return ours, other, mine, others
 
 
 def train(optimizer: Any, params: list[Any], steps: range, layout: str = "as it is") -> None:
@@ -140,8 +135,14 @@ def test_odd_parameters_follow_torch(name: str, options: dict[str, Any], device:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
-    ("name", "change"),  # torch's AdamW cannot view a conjugated gradient as real
-    [(name, change) for name in OPTIMIZERS for change in GRADIENTS if name == "sgd" or change != "conjugated"],
+    ("name", "change"),
+    [
+        (case.name, change)
+        for spec in SPECS.values()
+        for case in spec.cases
+        for change in GRADIENTS
+        if case.name in OPTIMIZERS and (spec.conjugated or change != "conjugated")
+    ],
 )
 def test_gradients_may_be_laid_out_otherwise(name: str, change: str, device: str) -> None:
     ours, theirs, mine, others = pair(name, device)

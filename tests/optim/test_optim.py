@@ -202,19 +202,13 @@ def test_a_closure_is_called_with_gradients_on() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lr": -1.0}, "Invalid learning rate: -1.0"),
-        ({"eps": -1.0}, "Invalid epsilon value: -1.0"),
-        ({"betas": (1.0, 0.9)}, "Invalid beta parameter at index 0: 1.0"),
-        ({"betas": (0.9, 1.0)}, "Invalid beta parameter at index 1: 1.0"),
-        ({"weight_decay": -1.0}, "Invalid weight_decay value: -1.0"),
-        ({"lr": torch.tensor([1.0, 2.0])}, "Tensor lr must be 1-element"),
         ({"differentiable": True}, "differentiable=True"),
         ({"state_format": "int3"}, "state_format is 'int3'; there are float32, bfloat16"),
         ({"placement": "moon"}, "placement is 'moon'; there are mapped, managed, host"),
         ({"transport": "owl"}, "transport is 'owl'; there are hybrid, managed"),
     ],
 )
-def test_wrong_arguments_are_refused_at_construction(options: dict[str, Any], message: str) -> None:
+def test_wrong_options_are_refused_at_construction(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         PagedAdamW([torch.nn.Parameter(torch.ones(2))], **options)
 

@@ -15,6 +15,7 @@ from pagedopt.commands.main import main
 from pagedopt.optim.options import DEFAULTS, Options
 from pagedopt.optim.registry import OPTIMIZERS, RULE_NAMES, Entry
 from pagedopt.rules import RULES, UPDATES
+from tests.optim.specs import SPECS, Spec, spec_of
 
 BY_NAME = [pytest.param(entry, id=entry.name) for entry in OPTIMIZERS]
 
@@ -31,17 +32,43 @@ def test_an_entry_is_what_its_class_is(entry: Entry) -> None:
 
 
 @pytest.mark.parametrize("entry", BY_NAME)
-def test_states_are_those_that_steps_make(entry: Entry) -> None:
-    p = torch.nn.Parameter(torch.ones(3))
-    optimizer = entry.optimizer([p], **{"lr": 0.1})
+def test_states_and_rules_are_those_of_steps(entry: Entry) -> None:
     found: set[str] = set()
-    for flags in ({}, {"amsgrad": True}, {"momentum": 0.9}):
-        optimizer.param_groups[0].update(flags)
-        optimizer.state.clear()
+    for case in spec_of(entry).cases:
+        optimizer = case.make(False, [{"params": [p := torch.nn.Parameter(torch.ones(3))]}])
+        assert optimizer.rule_of(optimizer.param_groups[0]) is RULES[case.rule]
         p.grad = torch.ones(3)
         optimizer.step()
         found |= optimizer.state[p].keys() - {"step"}
     assert found == set(entry.states)
+    assert {case.rule for case in spec_of(entry).cases} == set(entry.rules)
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=str)
+def test_what_is_bad_is_refused_as_the_reference_refuses_it(spec: Spec) -> None:
+    assert spec.bad
+    for bad in spec.bad:
+        params = [torch.nn.Parameter(torch.ones(2))]
+        with pytest.raises(bad.error):
+            spec.reference(params, **bad.hyper)
+        with pytest.raises(bad.error, match=bad.words):
+            spec.entry.optimizer(params, **bad.hyper)
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=str)
+def test_nothing_of_a_first_case_is_at_its_default_or_zero(spec: Spec) -> None:
+    defaults = spec.reference([torch.nn.Parameter(torch.ones(2))]).defaults
+    for name, value in spec.hyper.items():
+        assert value != defaults[name], name
+        assert all(value) if isinstance(value, tuple) else value, name
+    numbers = {name for name, value in defaults.items() if type(value) in (int, float, tuple)}
+    assert numbers == spec.hyper.keys()
+
+
+def test_every_optimizer_has_its_entry_and_no_other_has() -> None:
+    assert [spec.entry for spec in SPECS.values()] == list(OPTIMIZERS)
+    names = [case.name for spec in SPECS.values() for case in spec.cases]
+    assert len(set(names)) == len(names)
 
 
 def test_there_is_no_other_rule_of_an_optimizer() -> None:

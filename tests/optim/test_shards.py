@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 import torch
 from children import loaded_beside_torch
-from contract_world import ordinary
 from optim_support import ADAMW, through_file
 
 from pagedopt import PagedAdamW, PagedSGD, multi_tensor_apply
 from pagedopt.foreach_ops import foreach_add
-from pagedopt.optim.registry import OPTIMIZERS, Entry
 from pagedopt.rules import RULES
 from pagedopt.tables.shards import local
+from tests.optim.specs import BY_STATE, Case
 from tests.outside.format import Int8Blocks
 
 
@@ -104,23 +103,22 @@ def test_shards_are_updated_as_torch_does_and_state_is_placed_as_its_parameter(m
 
 
 @pytest.mark.filterwarnings("ignore:.*lie where they were put:RuntimeWarning")
-@pytest.mark.parametrize("entry", OPTIMIZERS, ids=lambda entry: entry.name)
+@pytest.mark.parametrize("case", BY_STATE.values(), ids=str)
 @pytest.mark.parametrize("budget", [None, 0])
 def test_shards_have_the_bits_of_plain_parameters_whatever_becomes_of_their_state(
-    mesh: Any, entry: Entry, budget: Any
+    mesh: Any, case: Case, budget: Any
 ) -> None:
     """Budgets move it, users replace it, others load it."""
     shards = parameters(mesh)
     plain = [torch.nn.Parameter(local(p.detach()).clone(memory_format=torch.preserve_format)) for p in shards]
-    hyper = {name: value for name, value in ordinary(entry).items() if name != "dampening"}
-    optimizers: list[Any] = [entry.optimizer(some, **hyper, device_budget=budget) for some in (shards, plain)]
+    optimizers = [case.make(False, [{"params": some}], device_budget=budget) for some in (shards, plain)]
     for number in range(6):
         gradients(mesh, shards, number, sums=number % 2 == 1)
         for p, q in zip(shards, plain, strict=True):
             q.grad = local(p.grad).clone()
         for some, optimizer in zip((shards, plain), optimizers, strict=True):
             if number == 2:
-                for name in entry.states:
+                for name in case.names:
                     if name in optimizer.state[some[0]]:
                         optimizer.state[some[0]][name] = optimizer.state[some[0]][name].clone()
             if number == 3 and budget is not None:

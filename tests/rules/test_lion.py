@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from edits import LION, groups_of, numbers, parameters, steps
+from edits import groups_of, numbers, parameters, steps
 from reference_lion import Lion
 from support import BF16, F16, F32, F64
 
 from pagedopt import PagedLion
+from tests.optim.specs import LION
 
 PLACES: dict[str, dict[str, Any]] = {
     "resident": {},
@@ -25,7 +26,7 @@ PLACES: dict[str, dict[str, Any]] = {
 def trained(dtype: torch.dtype, how: dict[str, Any], optimizer: Any = PagedLion) -> tuple[Any, list[torch.Tensor]]:
     """Four steps; a late parameter joins after two, another misses a gradient."""
     params = [torch.nn.Parameter(p.detach().to(dtype)) for p in parameters()]
-    made = optimizer(groups_of(params[:-1]), **LION, **how)
+    made = optimizer(groups_of(params[:-1]), **LION.hyper, **how)
     steps(made, params[:-1], 2)
     made.add_param_group({"params": params[-1:], "lr": 0.02})
     steps(made, params, 1, first=2)
@@ -45,7 +46,7 @@ def test_against_float64(dtype: torch.dtype, place: str) -> None:
     ours, theirs = trained(dtype, PLACES[place]), trained(F64, {}, Lion)
     bound = 64 * torch.finfo(dtype).eps
     for got, want in zip(values(*ours), values(*theirs), strict=True):
-        assert (got.double() - want).abs().max() <= bound, "an update is 0.01"
+        assert (got.double() - want).abs().max() <= bound, "an update is 0.01 to 0.07"
 
 
 @pytest.mark.parametrize("state_format", [None, "float32", "bfloat16"])
@@ -75,10 +76,7 @@ def test_copies_go_on_alike(place: str, how: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(values(optimizer, params), values(other, twins), strict=True))
 
 
-def test_defaults_and_ranges() -> None:
+def test_defaults() -> None:
     p = torch.nn.Parameter(torch.ones(3))
     defaults = {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0, "maximize": False}
     assert PagedLion([p]).param_groups[0].items() >= defaults.items()
-    for wrong in ({"lr": -1.0}, {"betas": (1.0, 0.9)}, {"betas": (0.9, -0.1)}, {"weight_decay": -1.0}):
-        with pytest.raises(ValueError, match=f"{next(iter(wrong))}="):
-            PagedLion([p], **wrong)

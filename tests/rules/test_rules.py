@@ -6,81 +6,54 @@ import copy
 import math
 import pickle
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from reference_lion import Lion
 from support import BETAS, F64, scalars_for
 
 from pagedopt import multi_tensor_apply
 from pagedopt.rules import RULES, Rule, rule
+from tests.optim.specs import CASES, Case
 
 EXACT = {"rtol": 1e-12, "atol": 1e-15}
 
 
-def assert_follows(name: str, make: Callable[..., torch.optim.Optimizer], first: float = 0.0, **scalars: Any) -> None:
-    """After every step the reference has the parameter of a torch optimizer, and at the end its state.
+def assert_follows(case: Case, first: float | None = None, **changes: Any) -> None:
+    """After every step the rule's reference has the parameter of torch's optimizer, and at the end its state.
 
     Args:
-        name: of the rule.
-        make: makes the optimizer.
-        first: what the reference's state begins with.
-        scalars: hyperparameters of the rule, but for the step.
+        case: an optimizer.
+        first: what the reference's state begins with; None: as the optimizer's.
+        changes: of its hyperparameters.
     """
-    subject = RULES[name]
+    subject, case = RULES[case.rule], replace(case, options={**case.options, **changes})
     param = torch.linspace(-2, 2, 21, dtype=F64).reshape(3, 7).requires_grad_()
-    optimizer = make([param])
-    values = [param.detach().clone(), *[torch.full_like(param.detach(), first) for _ in subject.inputs[2:]]]
+    optimizer = case.make(True, [{"params": [param]}])
+    begin = [case.ours.initial.get(name, 0.0) if first is None else first for name in case.names]
+    values = [param.detach().clone(), *[torch.full_like(param.detach(), number) for number in begin]]
+    hyper = {**optimizer.defaults, **dict(zip(("beta1", "beta2"), case.options.get("betas", ()), strict=False))}
     generator = torch.Generator().manual_seed(1)
     for step in range(1, 6):
         param.grad = torch.randn(3, 7, dtype=F64, generator=generator)
-        number = {"step": step} if "step" in subject.scalars else {}
-        values = list(subject.reference(values[0], param.grad, *values[1:], **scalars, **number))
+        scalars = {name: {**hyper, "step": step}[name] for name in subject.scalars}
+        values = list(subject.reference(values[0], param.grad, *values[1:], **scalars))
         optimizer.step()
         torch.testing.assert_close(values[0], param.detach(), **EXACT)
-    for value, key in zip(values[1:], subject.inputs[2:], strict=True):
+    for value, key in zip(values[1:], case.names, strict=True):
         torch.testing.assert_close(value, optimizer.state[param][key], **EXACT)
 
 
-@pytest.mark.parametrize("maximize", [False, True])
-@pytest.mark.parametrize("name", ["adamw", "adamw_amsgrad", "adam", "adam_amsgrad"])
-def test_adamw_reference_is_torch(name: str, maximize: bool) -> None:
-    options: dict[str, Any] = {"lr": 0.03, "eps": 1e-3, "weight_decay": 0.2, "maximize": maximize}
-    kind = torch.optim.AdamW if name.startswith("adamw") else torch.optim.Adam
-    make = partial(kind, betas=BETAS, amsgrad=name.endswith("amsgrad"), foreach=False, **options)
-    assert_follows(name, make, beta1=BETAS[0], beta2=BETAS[1], **options)
+@pytest.mark.parametrize("changes", [{}, {"maximize": True}, {"weight_decay": 0.0}], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_the_reference_of_a_rule_is_torchs_optimizer(name: str, changes: dict[str, Any]) -> None:
+    assert_follows(CASES[name], **changes)
 
 
-@pytest.mark.parametrize("maximize", [False, True])
-@pytest.mark.parametrize("decay", [0.0, 0.2])
-def test_sgd_reference_is_torch(decay: float, maximize: bool) -> None:
-    options: dict[str, Any] = {"lr": 0.3, "weight_decay": decay, "maximize": maximize}
-    assert_follows("sgd", partial(torch.optim.SGD, foreach=False, **options), **options)
-
-
-@pytest.mark.parametrize(
-    ("dampening", "nesterov", "decay", "maximize"),
-    [(0.4, False, 0.2, False), (0.0, True, 0.2, False), (0.4, False, 0.0, True), (0.0, True, 0.2, True)],
-)
-def test_sgd_momentum_reference_is_torch(dampening: float, nesterov: bool, decay: float, maximize: bool) -> None:
-    """The first step takes the gradient whatever is in the buffer."""
-    options: dict[str, Any] = {
-        "dampening": dampening,
-        "nesterov": nesterov,
-        "weight_decay": decay,
-        "maximize": maximize,
-    }
-    make = partial(torch.optim.SGD, lr=0.3, momentum=0.7, foreach=False, **options)
-    assert_follows("sgd_momentum", make, first=math.nan, lr=0.3, momentum=0.7, **options)
-
-
-@pytest.mark.parametrize("maximize", [False, True])
-@pytest.mark.parametrize("decay", [0.0, 0.2])
-def test_lion_reference_is_lion(decay: float, maximize: bool) -> None:
-    options: dict[str, Any] = {"lr": 0.03, "weight_decay": decay, "maximize": maximize}
-    assert_follows("lion", partial(Lion, betas=BETAS, **options), beta1=BETAS[0], beta2=BETAS[1], **options)
+@pytest.mark.parametrize("name", ["momentum", "nesterov"])
+def test_the_first_step_takes_the_gradient_whatever_is_in_the_buffer(name: str) -> None:
+    assert_follows(CASES[name], first=math.nan)
 
 
 ELEMENTWISE: dict[str, Callable[..., list[torch.Tensor]]] = {
@@ -113,9 +86,7 @@ def test_lerp_comes_from_the_nearer_end() -> None:
 
 
 def test_every_rule_has_a_witness() -> None:
-    assert set(RULES) == {
-        "adamw", "adamw_amsgrad", "adam", "adam_amsgrad", "sgd", "sgd_momentum", "lion", *ELEMENTWISE,
-    }  # fmt: skip
+    assert set(RULES) == {*(case.rule for case in CASES.values()), *ELEMENTWISE}
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -1,0 +1,76 @@
+"""An optimizer is its files, a line in the registry and an entry in ``specs.py``: then every suite runs it.
+
+A Signum is added to a copy of the package and of its tests; of each suite a test of it runs there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from children import python
+from paths import ROOT
+
+SIGNUM = Path(__file__).with_name("signum")
+#: What goes over the entries on a CPU.
+SUITES = (
+    "tests/kernels/test_kernels_cpu.py", "tests/optim/contract.py", "tests/optim/test_golden.py",
+    "tests/optim/test_host_values.py", "tests/optim/test_members.py", "tests/optim/test_registry.py",
+    "tests/optim/test_shards.py", "tests/optim/test_state_edits.py", "tests/placements/test_refused_devices.py",
+    "tests/rules/test_rules.py",
+)  # fmt: skip
+#: A plugin: records the new trajectory, and leaves one test of Signum in each file; says how many there were.
+PLUGIN = """
+import collections, json, pathlib
+import captured_toys, golden
+
+def pytest_configure():
+    golden.record()
+
+def pytest_collection_modifyitems(items):
+    counts, chosen = collections.Counter(), {}
+    for item in items:
+        if "signum" in item.name.lower():
+            counts[item.location[0]] += 1
+            if not item.get_closest_marker("long") and not item.get_closest_marker("gpu"):
+                chosen.setdefault(item.location[0], item)
+    items[:] = chosen.values()
+    pathlib.Path("counts.json").write_text(json.dumps({**counts, "captured": "signum" in captured_toys.KINDS}))
+"""
+
+
+def insert(file: Path, before: str, text: str) -> None:
+    """Put a text in front of one that a file has once."""
+    old = file.read_text()
+    assert old.count(before) == 1, f"{file.name} has {before!r} {old.count(before)} times"
+    file.write_text(old.replace(before, text + before))
+
+
+def add_signum(tree: Path) -> None:
+    """What CONTRIBUTING.md asks of who adds an optimizer."""
+    shutil.copy(SIGNUM / "rule.py", tree / "pagedopt" / "rules" / "signum.py")
+    shutil.copy(SIGNUM / "optimizer.py", tree / "pagedopt" / "optim" / "signum.py")
+    insert(tree / "pagedopt/optim/registry.py", ")\nRULE_NAMES", '    Entry("PagedSignum", "signum", ("signum",)),\n')
+    entry = (SIGNUM / "entry.py").read_text().partition("\n\n\n")[2]
+    insert(tree / "tests/optim/specs.py", "#: By the name of the class.", f"{entry}\n")
+    insert(tree / "tests/optim/specs.py", ")}\nCASES", ", SIGNUM")
+
+
+@pytest.mark.timeout(240)
+def test_every_suite_runs_an_optimizer_that_is_added(tmp_path: Path) -> None:
+    away = shutil.ignore_patterns("__pycache__", "*.pt")
+    for name in ("pagedopt", "tests"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=away)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    add_signum(tmp_path)
+    (tmp_path / "plugin.py").write_text(PLUGIN)
+    path = os.pathsep.join([str(tmp_path), str(tmp_path / "tests/helpers")])
+    options = ("-q", "-p", "plugin", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout", "0")
+    said = python("-m", "pytest", *options, *SUITES, cwd=tmp_path, timeout=200, PYTHONPATH=path)
+    counts = json.loads((tmp_path / "counts.json").read_text())
+    assert counts.pop("captured")
+    assert counts.keys() == set(SUITES), said
+    assert f"{len(SUITES)} passed" in said, said
