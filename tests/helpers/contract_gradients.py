@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from contract_world import World, scenario
+from contract_world import World, scenario, without_state
 from edits import give
 
 CHAPTER = "gradients"
@@ -194,7 +194,7 @@ def sparse(world: World) -> None:
 @scenario(CHAPTER)
 def sparse_without_state(world: World) -> None:
     """Sparse gradients for an optimizer that keeps nothing: ``momentum=0`` and no weight decay, for who has that."""
-    simple = {name: 0 for name in ("momentum", "dampening", "weight_decay") if name in world.known}
+    simple = {**without_state(world.entry), **({"weight_decay": 0} if "weight_decay" in world.known else {})}
     p = world.param((13, 18), 1)
     opt = world.make([p], **simple)
     p.grad = world.values(p.shape, 3).to_sparse()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from contract_world import World, scenario
+from contract_world import World, scenario, without_state
 from edits import give
 
 CHAPTER = "parameters"
@@ -247,17 +247,18 @@ def another_view_of_the_same_memory(world: World) -> None:
 @scenario(CHAPTER)
 def complex_between_steps(world: World) -> None:
     """A parameter becomes complex, or its real part, between two steps."""
+    plain = without_state(world.entry)
     for label, kind, change in (
         ("complex", torch.float32, lambda t: t.to(torch.complex64)),
         ("its real part", torch.complex64, lambda t: t.real.clone()),
         ("complex128", torch.complex64, lambda t: t.to(torch.complex128)),
         ("conjugated", torch.complex64, lambda t: t.conj()),
     ):
-        for left, kept in itertools.product((False, True), (True, False) if "momentum" in world.known else (True,)):
+        for left, kept in itertools.product((False, True), (True, False) if plain else (True,)):
             name = f"{label}, the gradient left" if left else label
             name += "" if kept else ", no momentum"
             params = [world.param((13, 18), i, kind) for i in range(2)]
-            opt = world.trained(params, 2, **{} if kept else {"momentum": 0, "dampening": 0})
+            opt = world.trained(params, 2, **{} if kept else plain)
             params[0].data = change(params[0].data)
             with world.tries(name):
                 if not left:
@@ -270,7 +271,7 @@ def complex_between_steps(world: World) -> None:
 @scenario(CHAPTER)
 def changed_without_momentum(world: World) -> None:
     """The same where an optimizer keeps nothing that would have to fit: ``momentum=0``, for who has that."""
-    plain: dict[str, Any] = {"momentum": 0, "dampening": 0} if "momentum" in world.known else {}
+    plain = without_state(world.entry)
     for label, change in CHANGES.items():
         _changed(world, label, change, **plain)
         if plain and label in LEFT:

@@ -73,6 +73,11 @@ def ordinary(entry: Entry) -> dict[str, Any]:
     return spec_of(entry).hyper
 
 
+def without_state(entry: Entry) -> dict[str, Any]:
+    """Hyperparameters with which a class keeps no state; empty if there are none."""
+    return next((case.options for case in spec_of(entry).cases if not case.names), {})
+
+
 @dataclass
 class World:
     """One side, and what has been said and raised on it.

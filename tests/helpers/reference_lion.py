@@ -32,37 +32,53 @@ class Lion(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            beta1, beta2 = map(_number, group["betas"])
-            lr, weight_decay = _number(group["lr"]), _number(group["weight_decay"])
+            beta1, beta2 = map(number, group["betas"])
+            lr, weight_decay = number(group["lr"]), number(group["weight_decay"])
             for p in group["params"]:
                 if p.grad is None:
                     continue
-                if p.grad.is_sparse:
-                    raise RuntimeError("sparse gradients")
                 state = self.state[p]
-                if state.get("exp_avg") is None:
-                    state["exp_avg"] = torch.zeros_like(p)
-                exp_avg = state["exp_avg"]
-                if not (p.is_floating_point() or p.is_complex()):
-                    raise NotImplementedError(f"a parameter of {p.dtype}")
-                kinds = p.is_complex(), p.is_floating_point()
-                if exp_avg.shape != p.shape or (exp_avg.is_complex(), exp_avg.is_floating_point()) != kinds:
-                    raise RuntimeError(f"exp_avg is {exp_avg.dtype} {tuple(exp_avg.shape)}")
+                exp_avg = mean_of(p, state, "exp_avg")
                 wide = torch.promote_types(torch.promote_types(p.dtype, exp_avg.dtype), torch.float32)
                 gradient, mean = p.grad.to(wide), exp_avg.to(wide)
                 gradient = -gradient if group["maximize"] else gradient
-                update = _sign(mean * beta1 + gradient * (1 - beta1))
+                update = sign(mean * beta1 + gradient * (1 - beta1))
                 p.copy_(p.to(wide) * (1 - lr * weight_decay) - update * lr)
                 exp_avg.copy_(mean * beta2 + gradient * (1 - beta2))
         return loss
 
 
-def _number(value: Any) -> float:
+def mean_of(p: torch.Tensor, state: dict[str, Any], name: str) -> torch.Tensor:
+    """A parameter's momentum, made if there is none.
+
+    Raises:
+        RuntimeError: the gradient is sparse, or the momentum is not of the parameter's shape and kind.
+        NotImplementedError: the parameter has integers.
+    """
+    if p.grad is not None and p.grad.is_sparse:
+        raise RuntimeError("sparse gradients")
+    if state.get(name) is None:
+        state[name] = torch.zeros_like(p)
+    found: torch.Tensor = state[name]
+    if not (p.is_floating_point() or p.is_complex()):
+        raise NotImplementedError(f"a parameter of {p.dtype}")
+    kinds = p.is_complex(), p.is_floating_point()
+    if found.shape != p.shape or (found.is_complex(), found.is_floating_point()) != kinds:
+        raise RuntimeError(f"{name} is {found.dtype} {tuple(found.shape)}")
+    return found
+
+
+def number(value: Any) -> float:
+    """A hyperparameter that is a number or a tensor of one.
+
+    Raises:
+        TypeError: it is a text.
+    """
     if isinstance(value, str):
         raise TypeError(f"{value!r} is a text")
     return float(value.item() if isinstance(value, torch.Tensor) else value)
 
 
-def _sign(t: torch.Tensor) -> torch.Tensor:
+def sign(t: torch.Tensor) -> torch.Tensor:
     """Of complex numbers that of either part, as torch's optimizers take these for pairs of real ones."""
     return torch.complex(t.real.sign(), t.imag.sign()) if t.is_complex() else t.sign()

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import reference_lion
 import torch
-from reference_lion import Lion
 
 from pagedopt import PagedAdamW, PagedLion, PagedSGD
 from pagedopt.optim.registry import OPTIMIZERS, Entry
@@ -252,7 +252,7 @@ SGD = Spec(
 
 _LION: Hyper = {"lr": 0.03, "betas": (0.8, 0.95), "weight_decay": 0.2}
 _OF_LION: Hyper = {
-    "ours": PagedLion, "theirs": Lion, "rule": "lion",
+    "ours": PagedLion, "theirs": reference_lion.Lion, "rule": "lion",
     "other": {"lr": 0.01, "betas": (0.7, 0.9), "weight_decay": 0.05},
 }  # fmt: skip
 LION = Spec(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import reference_lion
 import torch
 
 from tests.optim.specs import ENTRIES, F32, Bad, Case, Spec
@@ -31,17 +32,13 @@ class Signum(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            lr, momentum, decay = (float(group[name]) for name in ("lr", "momentum", "weight_decay"))
+            lr, momentum, decay = (reference_lion.number(group[key]) for key in ("lr", "momentum", "weight_decay"))
             for p in (p for p in group["params"] if p.grad is not None):
-                state = self.state[p]
-                if state.get("momentum_buffer") is None:
-                    state["momentum_buffer"] = torch.zeros_like(p)
-                buffer = state["momentum_buffer"]
+                buffer = reference_lion.mean_of(p, self.state[p], "momentum_buffer")
                 wide = torch.promote_types(torch.promote_types(p.dtype, buffer.dtype), torch.float32)
                 gradient = -p.grad.to(wide) if group["maximize"] else p.grad.to(wide)
                 mean = buffer.to(wide) * momentum + gradient * (1 - momentum)
-                update = torch.complex(mean.real.sign(), mean.imag.sign()) if mean.is_complex() else mean.sign()
-                p.copy_(p.to(wide) * (1 - lr * decay) - update * lr)
+                p.copy_(p.to(wide) * (1 - lr * decay) - reference_lion.sign(mean) * lr)
                 buffer.copy_(mean)
         return loss
 
