@@ -2,6 +2,9 @@
 
 A test that uses the card takes a lock shared; one marked ``exclusive``, because it watches memory or time, takes it
 alone.  ``exclusive("host")`` watches the memory of the machine, too, and runs alone among all tests, GPU or not.
+
+Groups of pytest-xdist (``--dist loadgroup``) would not do: a group's tests share a worker, but those of other workers
+run beside them.
 """
 
 from __future__ import annotations

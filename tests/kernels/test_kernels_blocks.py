@@ -76,7 +76,6 @@ def lists_of(rule: Rule, formats: tuple[Format, ...], gap: int = 0) -> list[list
     return lists
 
 
-@pytest.mark.xdist_group("host-blocks")
 @pytest.mark.parametrize(
     ("variant", "backwards", "gap"),
     [

@@ -115,13 +115,11 @@ VARIANTS_HOW = [
 ]  # fmt: skip
 
 
-@pytest.mark.xdist_group("host-adamw")
 @pytest.mark.parametrize(("variant", "how"), VARIANTS_HOW)
 def test_adamw_in_every_variant(variant: int, how: str, capfd: pytest.CaptureFixture[str]) -> None:
     check(ADAMW, *ADAMW_VARIANTS[variant], play_of_adamw(variant), capfd, **HOW[how])
 
 
-@pytest.mark.xdist_group("host-adamw")
 @pytest.mark.parametrize(("nbytes", "least"), [(4096, 20), pytest.param(32764, 3, marks=pytest.mark.long)])
 @pytest.mark.parametrize("threads", SHAPES)
 def test_a_table_split_over_launches(threads: int, nbytes: int, least: int) -> None:
@@ -156,7 +154,6 @@ OTHERS = [RULES[n] for n in RULES if n != "adamw"] + [RULES[n].out_of_place for 
 OTHER_VARIANTS = [(r, (d,) * len(r.inputs), t) for r in OTHERS for d, t in ((F32, 512), (BF16, 32))]
 
 
-@pytest.mark.xdist_group("host-rules")
 @pytest.mark.parametrize("gap", [0, 1])
 @pytest.mark.parametrize(
     "variant", range(len(OTHER_VARIANTS)), ids=lambda v: f"{OTHER_VARIANTS[v][0].name}-{OTHER_VARIANTS[v][2]}"
@@ -189,7 +186,6 @@ PLAYED = [(rule, stored) for rule, stored in CASES if rule.name in IN_ALL or sto
 _BY_CASE = [pytest.param(*each, id=name_of(each), marks=MARKS[is_often(each[0])]) for each in PLAYED]
 
 
-@pytest.mark.xdist_group("host-bits")
 @pytest.mark.parametrize(("rule", "stored"), _BY_CASE)
 def test_the_bits_of_several_steps_are_numbas(rule: Rule, stored: str) -> None:
     """Special values included; of a NaN only that it is one."""
@@ -218,7 +214,6 @@ def play_language(rule: Rule, lists: Lists, scalars: dict[str, float] | None = N
     launch(plays[LANGUAGE.index((rule, dtypes))], sweep.table.host)
 
 
-@pytest.mark.xdist_group("host-language")
 @pytest.mark.parametrize("dtype", [F32, F64], ids=str)
 @pytest.mark.parametrize("name", PARTS)
 def test_every_part_of_the_language(name: str, dtype: torch.dtype) -> None:
@@ -230,7 +225,6 @@ def test_every_part_of_the_language(name: str, dtype: torch.dtype) -> None:
         assert same_values(lists[j][0], want, roundings), f"{rule.inputs[j]}: {lists[j][0]} is not {want}"
 
 
-@pytest.mark.xdist_group("host-language")
 def test_results_that_read_each_other() -> None:
     a, b = torch.randn(100, dtype=F64), torch.randn(100, dtype=F64)
     for rule, scalars in ((steps, {"rate": 0.3, "flag": 1.0}), (carrying, {"scale": 0.7, "rate": 0.3, "count": 5.0})):
@@ -242,14 +236,12 @@ def test_results_that_read_each_other() -> None:
     assert (x.tolist(), y.tolist()) == ([0, -1, -2, -3, -4], [0, 1, 2, 3, 4])
 
 
-@pytest.mark.xdist_group("host-language")
 def test_elements_take_the_value_of_a_hyperparameter() -> None:
     a, b = torch.arange(5.0), torch.arange(5.0).bfloat16()
     play_language(filled, [[a], [b]], {"value": 3.0})
     assert (a.tolist(), b.tolist()) == ([1.5] * 5, [0, 3, 6, 9, 12])
 
 
-@pytest.mark.xdist_group("host-language")
 def test_more_hyperparameters_than_a_warp_has_threads() -> None:
     a, b = torch.randn(3000, dtype=F64), torch.randn(3000, dtype=F64)
     (want,) = many.reference(a, b, **MANY)
@@ -257,7 +249,6 @@ def test_more_hyperparameters_than_a_warp_has_threads() -> None:
     torch.testing.assert_close(a, want, rtol=1e-13, atol=1e-13)
 
 
-@pytest.mark.xdist_group("host-language")
 @pytest.mark.parametrize(("source", "target"), [d for r, d in LANGUAGE if r is copied], ids=str)
 def test_conversions_are_those_of_torch(source: torch.dtype, target: torch.dtype) -> None:
     bits = torch.arange(-(1 << 31), 1 << 31, 65_521, dtype=torch.int64).to(torch.int32)

@@ -111,7 +111,6 @@ def check(capfd: pytest.CaptureFixture[str], index: int, *others: list[list[torc
         assert (t.as_strided((9,), (1,), t.storage_offset() + len(t)) == 7).all(), "written behind the end"
 
 
-@pytest.mark.xdist_group("host-int8")
 @pytest.mark.parametrize("backwards", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize("index", range(len(VARIANTS)), ids=PLAYED)
 def test_played_threads_leave_the_bits_of_numba(index: int, backwards: bool, capfd: pytest.CaptureFixture[str]) -> None:
@@ -119,7 +118,6 @@ def test_played_threads_leave_the_bits_of_numba(index: int, backwards: bool, cap
     check(capfd, index, numba, *(updated("g++", index, gap, backwards) for gap in (0, 1)))
 
 
-@pytest.mark.xdist_group("host-int8")
 @pytest.mark.parametrize("index", [1, 2, 6], ids=[PLAYED[i] for i in (1, 2, 6)])
 def test_rows_that_begin_in_the_middle_of_a_parameter_change_no_bit(
     index: int, capfd: pytest.CaptureFixture[str]
@@ -132,7 +130,6 @@ def test_rows_that_begin_in_the_middle_of_a_parameter_change_no_bit(
     check(capfd, index, whole, *cut)
 
 
-@pytest.mark.xdist_group("host-int8")
 @pytest.mark.parametrize("first", [0, 256 << 33], ids=["at the start", "beyond 32 bits"])
 @pytest.mark.parametrize("use", ["Numba", "g++"])
 @pytest.mark.parametrize("threads", [32, 512])

@@ -45,7 +45,6 @@ def played_norm(tensors: list[torch.Tensor], variant: int, backwards: bool) -> t
     return result
 
 
-@pytest.mark.xdist_group("host-norm")
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("variant", range(len(VARIANTS)), ids=lambda v: str(VARIANTS[v]).replace("torch.", ""))
 def test_norms_are_those_of_torch(variant: int, backwards: bool, capfd: pytest.CaptureFixture[str]) -> None:
@@ -62,7 +61,6 @@ def test_norms_are_those_of_torch(variant: int, backwards: bool, capfd: pytest.C
     torch.testing.assert_close(got.double(), want, rtol=eps, atol=0)
 
 
-@pytest.mark.xdist_group("host-norm")
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_nan_and_infinity_reach_the_norm(order: float, value: float) -> None:

@@ -50,7 +50,6 @@ def play_of(threads: int, nbytes: int, small: bool):  # type: ignore[no-untyped-
     return build(names, functors([ADAMW]))[NAMES.index((threads, nbytes, small))]
 
 
-@pytest.mark.xdist_group("host-spans")
 @pytest.mark.parametrize("blocks", [1, 3])
 @pytest.mark.parametrize("threads", SHAPES)
 def test_a_small_grid_does_all_the_work(threads: int, blocks: int) -> None:
@@ -63,7 +62,6 @@ def test_a_small_grid_does_all_the_work(threads: int, blocks: int) -> None:
     assert not same_bits(lists, before)
 
 
-@pytest.mark.xdist_group("host-spans")
 @pytest.mark.parametrize("sizes", [SIZES, (700, 1, 3, 33, 1024) * 9], ids=["chunks listed", "one chunk each"])
 @pytest.mark.parametrize("nbytes", [0, 4096])
 @pytest.mark.parametrize("threads", SHAPES)

@@ -22,7 +22,6 @@ from pagedopt.kernels import nvrtc, source
 from pagedopt.kernels.cuda import PROLOGUE_AT, PROLOGUE_BLOCK
 from pagedopt.rules import RULES, Rule, rule
 
-pytestmark = pytest.mark.xdist_group("host-prologue")
 ALL = {**SUBJECTS, "raising": raising, "square_root": RULES["square_root"]}
 
 
