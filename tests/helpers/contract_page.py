@@ -1,25 +1,33 @@
 """``notes/contract.md``: what is done to an optimizer, and whether ours does what torch's does.  To write it anew:
 
-    PYTHONPATH=.:tests/helpers:tests/optim python -m contract_page
+    PYTHONPATH=.:tests/helpers:tests/contract python -m contract_page
 
-It is made of scenarios and listed differences alone, as ``tests/optim/contract.py`` holds both: what is not listed is
+It is made of scenarios and listed differences alone, as ``tests/contract`` holds both: what is not listed is
 as in torch, in each placement, and what is listed differs.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from contract import CHAPTERS
-from contract_differences import DIFFERENCES, Difference
 from contract_world import OPTIMIZERS, PLACES, SCENARIOS, Scenario
 
+from tests.contract.differences import DIFFERENCES, Difference
+
 PAGE = Path(__file__).resolve().parents[2] / "notes" / "contract.md"
+#: In which order files of scenarios (``tests/contract/test_contract_*.py``) are on it.
+FILES = (
+    "parameters", "gradients", "hyperparameters", "flags", "loops", "schedules", "surroundings", "objects",
+    "checkpoints",
+)  # fmt: skip
+for _file in FILES:
+    importlib.import_module(f"test_contract_{_file}")
 _HEAD = """\
 # The contract: what people do to an optimizer, beside torch's
 
-Made by `tests/helpers/contract_page.py`; do not edit. Each line is a scenario that `tests/optim/contract.py` plays
+Made by `tests/helpers/contract_page.py`; do not edit. Each line is a scenario that `tests/contract` plays
 twice, with torch's class and with ours, in each placement: {places}.
 torch's class has `foreach=False`, unless the user sets a flag, or numbers are at their limits: that is done in torch's
 default way. What both say is compared: parameters, state, values, types of errors. `PagedLion` stands beside Lion in
@@ -28,7 +36,7 @@ plain torch, as torch has none.
 **as torch**: nothing differs. **beyond**: ours does what torch refuses, or keeps more. **refused**: ours refuses what
 torch does. **differs**: numbers do. Numbers below a table say what differs.
 
-The same file holds what a step computes, in each of these placements:
+The same folder holds what a step computes, in each of these placements:
 
 * CPU and CUDA leave the same bits (`tests/gpu/test_gpu_cpu_bits.py`).
 * After 1,000 steps in float32 the error against float64 is at most that of the best of torch's ways: loop, `foreach`,
@@ -44,8 +52,9 @@ The same file holds what a step computes, in each of these placements:
 
 
 def page() -> str:
-    chapters = dict.fromkeys(scene.chapter for scene in SCENARIOS)
-    parts = [_chapter(chapter, [scene for scene in SCENARIOS if scene.chapter == chapter]) for chapter in chapters]
+    ordered = sorted(SCENARIOS, key=lambda scene: FILES.index(scene.play.__module__.removeprefix("test_contract_")))
+    chapters = dict.fromkeys(scene.chapter for scene in ordered)
+    parts = [_chapter(chapter, [scene for scene in ordered if scene.chapter == chapter]) for chapter in chapters]
     return "\n".join([_HEAD.format(places=", ".join(f"{place.name} ({place.device})" for place in PLACES)), *parts])
 
 
@@ -78,5 +87,4 @@ def _cell(found: list[Difference], notes: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    assert CHAPTERS, "the scenarios are there"
     PAGE.write_text(page())

@@ -1,8 +1,8 @@
 """The contract: what people do to an optimizer of torch, done to ours and to torch's, and both transcripts compared.
 
-A scenario is a function of a :class:`World`, which makes optimizers of one side and writes down what is said and
-raised.  It runs once with torch's class and once with ours in each of the placements; what differs must be listed, with
-the reason, in :mod:`contract_differences`.  An optimizer that is entered in the registry gets all of it.
+A scenario (``tests/contract``) is a function of a :class:`World`, which makes optimizers of one side and writes down
+what is said and raised.  It runs once with torch's class and once with ours in each of the placements; what differs
+must be listed, with the reason, in ``tests/contract/differences.py``.  Every optimizer of the registry gets all of it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import edits
+import pytest
 import torch
 from captured_steps import capturing
+from gpu_support import NEEDED
+from often import MARKS
 
 from pagedopt.optim.registry import OPTIMIZERS, Entry
 from pagedopt.tables.columns import same_layout
+from tests.contract.differences import Difference, listed
 from tests.optim.specs import spec_of
 
 #: Flags by which torch chooses one of its implementations.
@@ -206,18 +210,68 @@ class Scenario:
 SCENARIOS: list[Scenario] = []
 
 
-def scenario(chapter: str, *devices: str) -> Callable[[Play], Play]:
-    """Enter a scenario, whose docstring is its sentence; left out, ``devices`` are all."""
+def scenario(chapter: str, *devices: str) -> Callable[[Play], Callable[[Entry, Place], None]]:
+    """Make a test of a scenario, whose docstring is its sentence; left out, ``devices`` are all.
 
-    def enter(play: Play) -> Play:
+    What differs from torch has to be listed in ``tests/contract/differences.py``.
+    """
+
+    def enter(play: Play) -> Callable[[Entry, Place], None]:
         sentence = " ".join((play.__doc__ or "").split())
-        name = play.__name__.replace("_", " ")
+        name = play.__name__.removeprefix("test_").replace("_", " ")
         assert sentence, f"{name} has no sentence"
         assert name not in {scene.name for scene in SCENARIOS}, f"{name} is there, and differences are listed by name"
-        SCENARIOS.append(Scenario(chapter, name, sentence, play, devices or ("cpu", "cuda")))
-        return play
+        scene = Scenario(chapter, name, sentence, play, devices or ("cpu", "cuda"))
+        SCENARIOS.append(scene)
+
+        def test(entry: Entry, place: Place) -> None:
+            hold(scene, entry, place)
+
+        test.__name__, test.__doc__ = play.__name__, play.__doc__
+        return pytest.mark.parametrize(("entry", "place"), _cases(scene))(test)
 
     return enter
+
+
+def _cases(scene: Scenario) -> list[Any]:
+    """On a CPU every optimizer goes through every scenario in one of the two places, and every scenario is done in
+    both; `make test-long` does all of them in both."""
+    at = len([other for other in SCENARIOS if other.play.__module__ == scene.play.__module__])
+    return [
+        pytest.param(
+            entry, place, id=f"{entry.name}-{place.device}-{place.name}",
+            marks=NEEDED if place.device == "cuda" else MARKS[is_often(at, j, k)],
+        )
+        for j, entry in enumerate(OPTIMIZERS)
+        for k, place in enumerate(PLACES)
+        if place.device in scene.devices
+    ]  # fmt: skip
+
+
+def is_often(*numbers: int) -> bool:
+    """Whether a case on a CPU is no long one, given where each of its values stands in its list: every other one is."""
+    return sum(numbers) % 2 == 0
+
+
+def hold(scene: Scenario, entry: Entry, place: Place) -> None:
+    """What is done does what it does in torch, but for the differences that are listed."""
+    theirs, ours = run(scene, entry, place)
+    found = differences(theirs, ours)
+    assert theirs.said, "nothing is compared"
+
+    def entered(label: str) -> Difference | None:
+        """What is listed; a difference from older versions counts where the installed torch raises there, or before."""
+        each = listed(scene.name, label, entry.name, place.device)
+        taken = label in theirs.said and not isinstance(theirs.said[label], Exception)
+        return None if each is not None and each.older and taken else each
+
+    unlisted = {at: words for at, words in found.items() if not entered(at)}
+    assert not unlisted, f"{scene.sentence} {unlisted}"
+    for label in theirs.said:
+        known = entered(label)
+        assert known is None or label in found, f"{label!r} is listed as a difference, and is none: {known}"
+        if known is not None and known.error is not None:
+            assert isinstance(ours.said[label], known.error), f"{label!r}: {ours.said[label]!r}"
 
 
 def through_a_file(saved: Any, weights_only: bool = True) -> Any:

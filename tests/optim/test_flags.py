@@ -48,7 +48,7 @@ def test_what_torch_takes_is_taken_and_what_it_refuses_is_refused(spec: Spec, dt
             if dtype.is_complex and options["fused"]:
                 continue
             mine, want = (outcome(make, options, dtype) for make in (ours, theirs))
-            if values.get("lr") is ONE and want == (TypeError,):  # an older torch: see contract_differences.py
+            if values.get("lr") is ONE and want == (TypeError,):  # an older torch: see tests/contract/differences.py
                 assert torch.equal(mine[-1], outcome(ours, {**options, "lr": 0.5}, dtype)[-1]), f"{options}: {mine}"
                 continue
             assert len(mine) == len(want), f"{options}: {mine}, torch: {want}"

@@ -17,10 +17,10 @@ from paths import ROOT
 SIGNUM = Path(__file__).with_name("signum")
 #: What goes over the entries on a CPU.
 SUITES = (
-    "tests/kernels/test_kernels_cpu.py", "tests/optim/contract.py", "tests/optim/test_golden.py",
-    "tests/optim/test_host_values.py", "tests/optim/test_members.py", "tests/optim/test_registry.py",
-    "tests/optim/test_shards.py", "tests/optim/test_state_edits.py", "tests/placements/test_refused_devices.py",
-    "tests/rules/test_rules.py",
+    *(str(file.relative_to(ROOT)) for file in (ROOT / "tests/contract").glob("test_*.py") if "page" not in file.name),
+    "tests/kernels/test_kernels_cpu.py", "tests/optim/test_golden.py", "tests/optim/test_host_values.py",
+    "tests/optim/test_members.py", "tests/optim/test_registry.py", "tests/optim/test_shards.py",
+    "tests/optim/test_state_edits.py", "tests/placements/test_refused_devices.py", "tests/rules/test_rules.py",
 )  # fmt: skip
 #: A plugin: records the new trajectory, and leaves one test of Signum in each file; says how many there were.
 PLUGIN = """
@@ -34,9 +34,10 @@ def pytest_collection_modifyitems(items):
     counts, chosen = collections.Counter(), {}
     for item in items:
         if "signum" in item.name.lower():
-            counts[item.location[0]] += 1
+            file = str(item.path.relative_to(pathlib.Path.cwd()))
+            counts[file] += 1
             if not item.get_closest_marker("long") and not item.get_closest_marker("gpu"):
-                chosen.setdefault(item.location[0], item)
+                chosen.setdefault(file, item)
     items[:] = chosen.values()
     pathlib.Path("counts.json").write_text(json.dumps({**counts, "captured": "signum" in captured_toys.KINDS}))
 """

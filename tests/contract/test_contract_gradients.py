@@ -40,7 +40,7 @@ def plain(optimizer: Any, params: list[Any]) -> list[Any]:
 
 
 @scenario(CHAPTER)
-def none_for_some(world: World) -> None:
+def test_none_for_some(world: World) -> None:
     """Gradients that come and go: state and step of who has none do not move, nor is state made before the first."""
     params, opt = world.begin([(13, 18)] * 4)
     for step, away in enumerate([{1}, {0, 1}, set(), {0, 2}, {3}, {0, 1, 2, 3}, {1, 2}, set()]):
@@ -51,7 +51,7 @@ def none_for_some(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def none_for_all(world: World) -> None:
+def test_none_for_all(world: World) -> None:
     """Steps without any gradient, before the first one that has some, too."""
     params, opt = world.begin([(5, 3), (4,)])
     opt.step()
@@ -63,7 +63,7 @@ def none_for_all(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def kept_or_new_memory(world: World) -> None:
+def test_kept_or_new_memory(world: World) -> None:
     """Gradients written into the memory they had, as ``zero_grad(set_to_none=False)`` leaves it, and new ones."""
     params, opt = world.begin([(13, 18), (7,), ()])
     give(params)
@@ -78,7 +78,7 @@ def kept_or_new_memory(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def laid_out_otherwise(world: World) -> None:
+def test_laid_out_otherwise(world: World) -> None:
     """Gradients with other strides than their parameters, expanded, negated, with gaps; at once or later."""
     strides: list[Any] = []
     for label, change in LAYOUTS.items():
@@ -95,7 +95,7 @@ def laid_out_otherwise(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def laid_out_otherwise_in_each_step(world: World) -> None:
+def test_laid_out_otherwise_in_each_step(world: World) -> None:
     """One layout of gradients after the other."""
     params = [world.param((13, 18), 1), torch.nn.Parameter(world.values((18, 13), 2).t())]
     opt = world.make(params)
@@ -107,7 +107,7 @@ def laid_out_otherwise_in_each_step(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def of_complex_numbers(world: World) -> None:
+def test_of_complex_numbers(world: World) -> None:
     """Complex gradients with other strides than their parameters, and conjugated and negated views."""
     ways = {name: LAYOUTS[name] for name in ("transposed", "with gaps", "negated")}
     for label, change in {**ways, "conjugated": torch.conj}.items():
@@ -147,7 +147,7 @@ def _say_extremes(world: World, label: str, opt: Any, p: Any, ended: torch.Tenso
 
 
 @scenario(CHAPTER)
-def extreme_values(world: World) -> None:
+def test_extreme_values(world: World) -> None:
     """Infinities, NaN, denormal and huge numbers in gradients go where torch lets them go, step by step."""
     for dtype, decay in itertools.product(DTYPES, DECAYS):
         p = world.param((len(EXTREMES), 5), 1, dtype)
@@ -160,7 +160,7 @@ def extreme_values(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def extreme_parameters(world: World) -> None:
+def test_extreme_parameters(world: World) -> None:
     """The same in parameters and in state."""
     for dtype, decay in itertools.product(DTYPES, DECAYS):
         start = _extremes(world, dtype)[:, None].repeat(1, 5)
@@ -179,7 +179,7 @@ def extreme_parameters(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def sparse(world: World) -> None:
+def test_sparse(world: World) -> None:
     """Sparse gradients, in the first step and later, and a dense one after them."""
     for first in (0, 2):
         params = [world.param((13, 18), 1), world.param((13, 18), 2)]
@@ -192,7 +192,7 @@ def sparse(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def sparse_without_state(world: World) -> None:
+def test_sparse_without_state(world: World) -> None:
     """Sparse gradients for an optimizer that keeps nothing: ``momentum=0`` and no weight decay, for who has that."""
     simple = {**without_state(world.entry), **({"weight_decay": 0} if "weight_decay" in world.known else {})}
     p = world.param((13, 18), 1)
@@ -215,7 +215,7 @@ def _mixed(world: World, param: torch.dtype, grad: torch.dtype, dtype: torch.dty
 
 
 @scenario(CHAPTER)
-def of_another_dtype(world: World) -> None:
+def test_of_another_dtype(world: World) -> None:
     """Gradients of another dtype than their parameters, as frameworks hand them over that keep them in float32."""
     pairs = (
         (torch.bfloat16, torch.float32), (torch.float16, torch.float32), (torch.float32, torch.bfloat16),
@@ -234,7 +234,7 @@ def of_another_dtype(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def with_a_graph(world: World) -> None:
+def test_with_a_graph(world: World) -> None:
     """Gradients with a graph of their own, from ``backward(create_graph=True)``."""
     p = world.param((13, 18), 1)
     opt = world.make([p])
@@ -246,7 +246,7 @@ def with_a_graph(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def one_for_two_parameters(world: World) -> None:
+def test_one_for_two_parameters(world: World) -> None:
     """One tensor as the gradient of two parameters, and a gradient that is a view of a larger flat one."""
     params, opt = world.begin([(13, 18)] * 4)
     for step in range(3):
@@ -258,7 +258,7 @@ def one_for_two_parameters(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def gradients_of_what_is_frozen(world: World) -> None:
+def test_gradients_of_what_is_frozen(world: World) -> None:
     """``requires_grad_(False)`` between steps, the gradient still there or gone."""
     params, opt = world.begin([(13, 18)] * 3, 2)
     params[1].requires_grad_(False)
@@ -270,7 +270,7 @@ def gradients_of_what_is_frozen(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def broadcast_over_a_larger_parameter(world: World) -> None:
+def test_broadcast_over_a_larger_parameter(world: World) -> None:
     """A parameter grows between two steps into what the gradient that is left, and state, could be broadcast to."""
     for old, new in (((1,), (4,)), ((), (3,)), ((), (1,)), ((1, 3), (5, 3))):
         p = world.param(old)

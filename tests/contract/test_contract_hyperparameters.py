@@ -5,39 +5,19 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from contract_values import group_of, odd_values, shown, switches, tried
 from contract_world import World, ordinary, scenario
 from edits import give
 
 CHAPTER = "hyperparameters"
 
 
-def switches(world: World) -> list[str]:
-    """Names of hyperparameters that are on or off."""
-    return [name for name in ("amsgrad", "nesterov", "maximize") if name in world.known]
-
-
-def group_of(optimizer: Any, *also: str) -> dict[str, Any]:
-    """The first group but for its parameters and, as the world chooses it for torch, ``foreach``."""
-    away = {"params", "foreach"} - {*also}
-    return {name: value for name, value in optimizer.param_groups[0].items() if name not in away}
-
-
-def tried(world: World, label: str, **hyper: Any) -> None:
-    """Make an optimizer and take two steps."""
-    p = world.param((13, 5))
-    with world.tries(label):
-        opt = world.make([p], **hyper)
-        group = group_of(opt, *hyper)
-        world.train(opt, [p], range(2))
-        world.say(f"{label}: what came of it", [p, group])
-
-
 @scenario(CHAPTER)
-def values_of_zero(world: World) -> None:
+def test_values_of_zero(world: World) -> None:
     """A learning rate, betas, an epsilon, a weight decay, a momentum or a dampening of zero, each and all together,
     with a gradient that is zero in places."""
     zeros: dict[str, Any] = dict.fromkeys(ordinary(world.entry), 0.0)
@@ -56,47 +36,8 @@ def values_of_zero(world: World) -> None:
             tried(world, label, betas=betas)
 
 
-def odd_values(world: World) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Values at the edges of what is taken and beyond, by label."""
-    one, two = torch.tensor(0.5), torch.tensor([0.5, 0.25])
-    here = torch.full((1,), 0.25, device=world.device)
-    odd: dict[str, list[Any]] = {
-        "lr": [0, 1, True, -1.0, -0.0, math.nan, math.inf, "0.1", None, one, one.double(), one.int(), two, two[:1],
-               two[:0], two[:1, None], -one, here, here[0], one.numpy()[()], one.clone().requires_grad_()],
-        "weight_decay": [0, -1.0, math.nan, math.inf, None, one],
-        "eps": [0, -1.0, math.nan, math.inf, None, one],
-        "betas": [(0, 0), (0.0, 0.0), (1.0, 0.5), (0.5, 1.0), (-0.1, 0.5), (0.5, -0.1), (0.5, math.nan), (0.5,), (),
-                  (0.5, 0.6, 0.7), [0.5, 0.6], 0.5, None, (one, one), (one, 0.5), (0.5, one), (two, one), (one, two),
-                  (two[:1], one), (here, here[0]), (one, -one), (one.double(), one.double()), (0, 0.5), (False, False)],
-        "momentum": [0, 1, 2.0, -1.0, math.nan, None, one],
-        "dampening": [0, 1.0, 2.0, -1.0, None, one],
-        "nesterov": [True, 1, None],
-        "amsgrad": [True, 1, None],
-        "maximize": [True, 1, None],
-        "params": [[], [world.param(), 3], [{}], torch.ones(3), None, {world.param()}],
-        "unknown": [1],
-    }  # fmt: skip
-    for name, values in odd.items():
-        for value in values if name in {*world.known, "unknown"} else []:
-            yield f"{name}={_shown(value)}", {name: value}
-    if "nesterov" in world.known:
-        yield "nesterov, no dampening", {"nesterov": True, "dampening": 0}
-        yield "nesterov, no momentum", {"nesterov": True, "dampening": 0, "momentum": 0}
-
-
-def _shown(value: Any) -> str:
-    """A value in a label, the same on both sides."""
-    if isinstance(value, torch.Tensor):
-        on = "" if value.device.type == "cpu" else " on the device"
-        grad = ", with grad" if value.requires_grad else ""
-        return f"{value.dtype} {value.tolist()}{on}{grad}"
-    if isinstance(value, list | tuple | set):
-        return f"{type(value).__name__}({', '.join(map(_shown, value))})"
-    return repr(value)
-
-
 @scenario(CHAPTER)
-def odd_values_at_construction(world: World) -> None:
+def test_odd_values_at_construction(world: World) -> None:
     """Values at the edges of what is taken, and beyond: negative, NaN, infinite, too large, of the wrong type, tensors
     of two elements, one float and one tensor as betas; then two steps, if it was made."""
     for label, hyper in odd_values(world):
@@ -109,11 +50,11 @@ def odd_values_at_construction(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def a_tensor_that_is_the_learning_rate(world: World) -> None:
+def test_a_tensor_that_is_the_learning_rate(world: World) -> None:
     """A learning rate in a tensor, changed in place between steps, replaced and made a number again."""
     for kind in (torch.tensor(0.1), torch.tensor([0.1]), torch.tensor(0.1, dtype=torch.float64),
                  torch.tensor(0.2, device=world.device)):  # fmt: skip
-        label = _shown(kind)
+        label = shown(kind)
         params = world.params()
         with world.tries(label):
             opt = world.trained(params, 2, lr=kind)
@@ -130,7 +71,7 @@ def a_tensor_that_is_the_learning_rate(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def warnings_of_values(world: World) -> None:
+def test_warnings_of_values(world: World) -> None:
     """What is warned of: a learning rate that asks for gradients, and a parameter that stands twice in a group."""
     p = world.param((3,))
     makes: dict[str, Callable[[], Any]] = {
@@ -150,7 +91,7 @@ def warnings_of_values(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def tensors_in_groups(world: World) -> None:
+def test_tensors_in_groups(world: World) -> None:
     """Each group has a tensor of its own for each of its hyperparameters, and all change in place between steps."""
     params = world.params()
     groups: list[dict[str, Any]] = []
@@ -170,7 +111,7 @@ def tensors_in_groups(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def betas_that_are_tensors(world: World) -> None:
+def test_betas_that_are_tensors(world: World) -> None:
     """Betas as tensors of no and of one dimension, on the CPU and on the device, changed in place where the group holds
     the user's own."""
     if "betas" not in world.known:
@@ -189,7 +130,7 @@ def betas_that_are_tensors(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def values_of_each_group(world: World) -> None:
+def test_values_of_each_group(world: World) -> None:
     """Groups that differ in every hyperparameter and switch, all of which change between steps."""
     params = world.params([(200, 101), (13, 18), (7,), (3, 3), (1,), ()])
     values = ordinary(world.entry)
@@ -208,7 +149,7 @@ def values_of_each_group(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def values_changed_between_steps(world: World) -> None:
+def test_values_changed_between_steps(world: World) -> None:
     """Each value of a group is replaced between two steps by one at the edges of what torch takes, and beyond."""
     for label, hyper in odd_values(world):
         ((name, value), *others) = hyper.items()
@@ -221,7 +162,7 @@ def values_changed_between_steps(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def deleted_from_a_group(world: World) -> None:
+def test_deleted_from_a_group(world: World) -> None:
     """Each value is deleted from a group, where torch's step raises; when it is back a step goes on."""
     params, opt = world.begin([(13, 5), (4,)], 1)
     for name in [name for name in opt.param_groups[0] if name != "params"]:
@@ -233,7 +174,7 @@ def deleted_from_a_group(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def groups_added_in_mid_training(world: World) -> None:
+def test_groups_added_in_mid_training(world: World) -> None:
     """``add_param_group`` between steps, with values of its own, after a change of ``defaults``, and back to front."""
     params, opt = world.begin([(200, 101), (13, 18)], 2)
     new = world.param((7, 5), 5)
@@ -249,7 +190,7 @@ def groups_added_in_mid_training(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def parameters_that_are_never_trained(world: World) -> None:
+def test_parameters_that_are_never_trained(world: World) -> None:
     """Parameters of integers and bytes among the others, as quantized layers have them: no gradient, no state."""
     params = [world.param((13, 18)), torch.nn.Parameter(torch.arange(7, device=world.device), requires_grad=False)]
     opt = world.make(params)
@@ -262,7 +203,7 @@ def parameters_that_are_never_trained(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def groups_that_are_refused(world: World) -> None:
+def test_groups_that_are_refused(world: World) -> None:
     """``add_param_group`` with parameters of another group, twice the same, of no leaf, of no tensors, of a set, of
     none, or with no dict: what torch refuses is refused, no group has been added, and a step goes on."""
     p = world.param()

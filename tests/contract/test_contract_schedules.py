@@ -79,20 +79,20 @@ def play_schedules(world: World, lr: Callable[[], Any]) -> None:
 
 
 @scenario(CHAPTER)
-def every_scheduler(world: World) -> None:
+def test_every_scheduler(world: World) -> None:
     """Each scheduler of the installed torch, over two groups: what it sets in them, and the parameters that come of it;
     the cyclic ones drive momentum or betas, too."""
     play_schedules(world, lambda: 0.05)
 
 
 @scenario(CHAPTER)
-def every_scheduler_of_a_tensor(world: World) -> None:
+def test_every_scheduler_of_a_tensor(world: World) -> None:
     """Each scheduler of the installed torch, with learning rates in tensors, which it changes in place."""
     play_schedules(world, lambda: torch.tensor(0.05))
 
 
 @scenario(CHAPTER)
-def schedulers_that_are_resumed(world: World) -> None:
+def test_schedulers_that_are_resumed(world: World) -> None:
     """Each scheduler is saved with its optimizer in the middle, and both are loaded into new ones."""
     for name, make in schedules().items():
         params, opt = world.begin([(13, 18), (7,)])
@@ -112,7 +112,7 @@ def schedulers_that_are_resumed(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def a_scheduler_that_is_ahead(world: World) -> None:
+def test_a_scheduler_that_is_ahead(world: World) -> None:
     """A scheduler that steps before its optimizer warns of it, one behind it does not; and copies of an optimizer that
     has a scheduler step by themselves."""
     params = world.params([(13, 18), (7,)])
@@ -134,7 +134,7 @@ def a_scheduler_that_is_ahead(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def averaged_weights(world: World) -> None:
+def test_averaged_weights(world: World) -> None:
     """``AveragedModel``, plain and exponential, beside a model that is trained, with ``SWALR``."""
     for label, how in (("swa", {}), ("ema", {"multi_avg_fn": swa_utils.get_ema_multi_avg_fn(0.9)})):
         net = world.filled(torch.nn.Linear(13, 18))

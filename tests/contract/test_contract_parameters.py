@@ -55,26 +55,26 @@ def rounded(values: Any, kind: str) -> list[torch.Tensor]:
 
 
 @scenario(CHAPTER)
-def sizes(world: World) -> None:
+def test_sizes(world: World) -> None:
     """Parameters of 0 dimensions, 0, 1, 3, 4,097 and more than 65,536 elements in one optimizer."""
     world.begin([(), (0,), (1,), (3,), (4097,), (70_001,), (0, 5)], 3, show="trained")
 
 
 @scenario(CHAPTER)
-def layouts(world: World) -> None:
+def test_layouts(world: World) -> None:
     """Unaligned views, channels last, transposed, permuted, slices with gaps; state is laid out as torch's."""
     world.trained(odd(world), show="trained")
 
 
 @scenario(CHAPTER)
-def complex_parameters(world: World) -> None:
+def test_complex_parameters(world: World) -> None:
     """Parameters of complex numbers, with gaps and of 0 dimensions, too, beside real ones."""
     wide, narrow = odd(world, torch.complex128), odd(world, torch.complex64)
     world.trained([*wide, *narrow, world.param((9,), 1), world.param((), 2, torch.complex64)], show="trained")
 
 
 @scenario(CHAPTER)
-def thousands_of_tiny_tensors(world: World) -> None:
+def test_thousands_of_tiny_tensors(world: World) -> None:
     """5,000 parameters of a few elements each."""
     params = [torch.nn.Parameter(v[: 1 + i % 4].clone()) for i, v in enumerate(world.values((5_000, 4), 1))]
     opt = world.make(params)
@@ -90,7 +90,7 @@ def thousands_of_tiny_tensors(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def several_dtypes(world: World) -> None:
+def test_several_dtypes(world: World) -> None:
     """float32, float64, bfloat16, float16 and complex parameters in one optimizer, in one group and in several."""
     kinds = (*FLOATS, torch.complex64, torch.complex128)
     params = [world.param((17, 5), i, kinds[i % len(kinds)]) for i in range(2 * len(kinds))]
@@ -101,7 +101,7 @@ def several_dtypes(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def default_dtype_float64(world: World) -> None:
+def test_default_dtype_float64(world: World) -> None:
     """``torch.set_default_dtype(torch.float64)``: a model made under it, and what the optimizer counts with."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
@@ -112,7 +112,7 @@ def default_dtype_float64(world: World) -> None:
 
 
 @scenario(CHAPTER, "cuda")
-def two_devices(world: World) -> None:
+def test_two_devices(world: World) -> None:
     """Parameters on the CPU and on a GPU in one optimizer, while another GPU is the current device, if there is one."""
     here = world.params([(40, 30)] * 3)
     there = [torch.nn.Parameter(world.values((40, 30), i).cpu()) for i in range(3)]
@@ -126,7 +126,7 @@ def two_devices(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def frozen_integers(world: World) -> None:
+def test_frozen_integers(world: World) -> None:
     """Parameters of integers that take no gradient, as quantized layers have, among those that are trained."""
     codes = torch.nn.Parameter(torch.arange(9, device=world.device).to(torch.int8), requires_grad=False)
     params = [world.param((5, 4)), codes, world.param((3,), 1)]
@@ -136,7 +136,7 @@ def frozen_integers(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def numbers_that_cannot_be_trained(world: World) -> None:
+def test_numbers_that_cannot_be_trained(world: World) -> None:
     """Integers and float8 with a gradient: refused in the step."""
     for dtype in (torch.int64, torch.float8_e4m3fn):
         p = torch.nn.Parameter(torch.ones(5, device=world.device).to(dtype), requires_grad=False)
@@ -211,21 +211,21 @@ def _changed(world: World, label: str, change: Callable[[Any], None], kept_grad:
 
 
 @scenario(CHAPTER)
-def changed_between_steps(world: World) -> None:
+def test_changed_between_steps(world: World) -> None:
     """A parameter's ``.data`` or storage is replaced, laid out anew, grown, shrunk or cast between two steps."""
     for label, change in CHANGES.items():
         _changed(world, label, change)
 
 
 @scenario(CHAPTER)
-def changed_with_its_gradient_left(world: World) -> None:
+def test_changed_with_its_gradient_left(world: World) -> None:
     """The same with the old gradient left where it was, and then new ones."""
     for label in LEFT:
         _changed(world, label, CHANGES[label], kept_grad=True)
 
 
 @scenario(CHAPTER)
-def another_view_of_the_same_memory(world: World) -> None:
+def test_another_view_of_the_same_memory(world: World) -> None:
     """``.data`` becomes another view that begins where the old one did, the gradient's strides stay as they were."""
     views: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         "transposed": lambda t: t.t(),
@@ -245,7 +245,7 @@ def another_view_of_the_same_memory(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def complex_between_steps(world: World) -> None:
+def test_complex_between_steps(world: World) -> None:
     """A parameter becomes complex, or its real part, between two steps."""
     plain = without_state(world.entry)
     for label, kind, change in (
@@ -269,7 +269,7 @@ def complex_between_steps(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def changed_without_momentum(world: World) -> None:
+def test_changed_without_momentum(world: World) -> None:
     """The same where an optimizer keeps nothing that would have to fit: ``momentum=0``, for who has that."""
     plain = without_state(world.entry)
     for label, change in CHANGES.items():
@@ -279,7 +279,7 @@ def changed_without_momentum(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def a_module_cast_between_steps(world: World) -> None:
+def test_a_module_cast_between_steps(world: World) -> None:
     """``module.half()``, ``.bfloat16()`` and ``.double()`` between two steps, and back to float32."""
     for name in ("half", "bfloat16", "double"):
         module = net(world)
@@ -300,7 +300,7 @@ def a_module_cast_between_steps(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def a_module_cast_before_the_first_step(world: World) -> None:
+def test_a_module_cast_before_the_first_step(world: World) -> None:
     """``module.half()``, ``.bfloat16()``, ``.double()`` after the optimizer was made: state is made in that dtype."""
     for name in ("half", "bfloat16", "double"):
         module = net(world)
@@ -310,7 +310,7 @@ def a_module_cast_before_the_first_step(world: World) -> None:
 
 
 @scenario(CHAPTER, "cuda")
-def moved_to_another_device(world: World) -> None:
+def test_moved_to_another_device(world: World) -> None:
     """A parameter's data moves to the CPU or to the GPU, before the first step and between two."""
     for moment, first in (("before", 0), ("between", 2)):
         for where in ("cpu", "cuda"):
@@ -326,7 +326,7 @@ def moved_to_another_device(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def a_step_that_is_refused(world: World) -> None:
+def test_a_step_that_is_refused(world: World) -> None:
     """A step that refuses one of its parameters, and what it leaves of the others, of state and of step counts."""
     params, opt = world.begin([(13, 18)] * 3, 2)
     params[1].data, params[1].grad = torch.cat([params[1].data, params[1].data]), None
@@ -338,7 +338,7 @@ def a_step_that_is_refused(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def one_memory_for_two(world: World) -> None:
+def test_one_memory_for_two(world: World) -> None:
     """Two parameters that are views of one memory, tied by ``.data``."""
     one, other = world.param((13, 18)), world.param((13, 18), 1)
     other.data = one.data

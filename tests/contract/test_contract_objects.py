@@ -37,13 +37,13 @@ def copied(world: World, how: Callable[[Any], Any]) -> None:
 
 
 @scenario(CHAPTER)
-def a_deep_copy(world: World) -> None:
+def test_a_deep_copy(world: World) -> None:
     """``copy.deepcopy`` of model and optimizer; both go on, each for itself."""
     copied(world, copy.deepcopy)
 
 
 @scenario(CHAPTER)
-def a_deep_copy_of_the_optimizer_alone(world: World) -> None:
+def test_a_deep_copy_of_the_optimizer_alone(world: World) -> None:
     """``copy.deepcopy`` of an optimizer copies its parameters, too; gradients go with them as torch has it."""
     params, opt = world.begin(SHAPES, 3)
     twin = copy.deepcopy(opt)
@@ -54,7 +54,7 @@ def a_deep_copy_of_the_optimizer_alone(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def pickle_of_every_protocol(world: World) -> None:
+def test_pickle_of_every_protocol(world: World) -> None:
     """``pickle`` of model and optimizer by every protocol, from the oldest to the newest; what comes back goes on."""
     params, opt = world.begin(SHAPES, 3)
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
@@ -64,13 +64,13 @@ def pickle_of_every_protocol(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def a_whole_optimizer_in_a_file(world: World) -> None:
+def test_a_whole_optimizer_in_a_file(world: World) -> None:
     """``torch.save`` of model and optimizer as objects, and ``torch.load(weights_only=False)``."""
     copied(world, lambda saved: through_a_file(saved, weights_only=False))
 
 
 @scenario(CHAPTER)
-def what_a_copy_leaves_behind(world: World) -> None:
+def test_what_a_copy_leaves_behind(world: World) -> None:
     """Attributes that users set, and hooks, do not go with a copy, nor a pickle, where torch leaves them behind."""
     opt = world.make(world.params(SHAPES))
     opt.mine = 3
@@ -80,7 +80,7 @@ def what_a_copy_leaves_behind(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def a_shallow_copy(world: World) -> None:
+def test_a_shallow_copy(world: World) -> None:
     """``copy.copy``: two optimizers over the same groups and state; each goes on from where the other stopped."""
     params, opt = world.begin(SHAPES, 3)
     twin = copy.copy(opt)
@@ -90,7 +90,7 @@ def a_shallow_copy(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def set_state(world: World) -> None:
+def test_set_state(world: World) -> None:
     """``__setstate__`` with groups of an older version, whose flags are missing, as unpickling an old file calls it."""
     params, opt = world.begin(SHAPES, 3)
     new = {"maximize", "foreach", "fused", "nesterov"} if world.entry.torch else {}
@@ -104,7 +104,7 @@ def set_state(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def its_text(world: World) -> None:
+def test_its_text(world: World) -> None:
     """``repr`` before and after a step, with several groups, and with a value changed: as torch's but for the name."""
     params = world.params(SHAPES)
     opt = unflagged(world, [{"params": params[:1]}, {"params": params[1:], "lr": 0.5}])
@@ -115,7 +115,7 @@ def its_text(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def its_defaults(world: World) -> None:
+def test_its_defaults(world: World) -> None:
     """``defaults``, the values and order of names in a group, and a default that is changed before a group is added."""
     params = world.params(SHAPES)
     opt = unflagged(world, params[:1])
@@ -128,7 +128,7 @@ def its_defaults(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def its_class(world: World) -> None:
+def test_its_class(world: World) -> None:
     """``isinstance`` of torch's class, and a class of one's own derived from it: values, steps and copies."""
     kind: Any = world.kind
 
@@ -163,7 +163,7 @@ def its_class(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def state_as_a_mapping(world: World) -> None:
+def test_state_as_a_mapping(world: World) -> None:
     """``state`` is empty before the first step, has one entry per parameter then, in torch's order of names; keys of
     one's own stay beside them, whatever they are of."""
     params, opt = world.begin(SHAPES)
@@ -183,7 +183,7 @@ def state_as_a_mapping(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def zero_grad(world: World) -> None:
+def test_zero_grad(world: World) -> None:
     """``zero_grad`` both ways: gradients become None, or zeros in the tensors they are, cut off from their graph."""
     for label, how in (("by default", {}), ("to None", {"set_to_none": True}), ("to zeros", {"set_to_none": False})):
         params = [*world.params(SHAPES), world.param((7,), 9)]
@@ -201,7 +201,7 @@ def zero_grad(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def state_that_autograd_has_saved(world: World) -> None:
+def test_state_that_autograd_has_saved(world: World) -> None:
     """State is a factor of a loss; before its backward, that of another parameter is written, or takes a step."""
 
     def written(opt: Any, q: Any) -> None:

@@ -6,7 +6,7 @@ import inspect
 import itertools
 
 import torch
-from contract_hyperparameters import group_of, odd_values, switches, tried
+from contract_values import group_of, odd_values, switches, tried
 from contract_world import FLAGS, World, ordinary, scenario
 from edits import give
 
@@ -22,7 +22,7 @@ def flags(world: World) -> list[str]:
 
 
 @scenario(CHAPTER)
-def every_argument(world: World) -> None:
+def test_every_argument(world: World) -> None:
     """What torch's class takes is taken, in torch's order, with torch's defaults."""
     given = inspect.signature(world.kind).parameters.values()
     names = world.known if world.entry.torch else world.known - set(FLAGS)
@@ -32,7 +32,7 @@ def every_argument(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def arguments_by_place(world: World) -> None:
+def test_arguments_by_place(world: World) -> None:
     """Hyperparameters given by position."""
     p = world.param()
     takes = inspect.signature(world.kind).parameters.values()
@@ -43,7 +43,7 @@ def arguments_by_place(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def every_combination_of_flags(world: World) -> None:
+def test_every_combination_of_flags(world: World) -> None:
     """``foreach`` and ``fused``, None, False and True, with every value that torch takes or refuses."""
     for choice in CHOICES if flags(world) else ({},):
         for label, hyper in [("", {}), *odd_values(world)]:
@@ -52,7 +52,7 @@ def every_combination_of_flags(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def steps_with_flags(world: World) -> None:
+def test_steps_with_flags(world: World) -> None:
     """A step with ``foreach`` and ``fused`` in every combination, with each of the switches on and off."""
     for choice in CHOICES if flags(world) else ({},):
         for name, on in itertools.product(switches(world), (False, True)):
@@ -61,7 +61,7 @@ def steps_with_flags(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def differentiable(world: World) -> None:
+def test_differentiable(world: World) -> None:
     """``differentiable=True``, by itself and with ``foreach`` and ``fused``."""
     if "differentiable" in flags(world):
         for choice in CHOICES:
@@ -70,7 +70,7 @@ def differentiable(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def flags_set_between_steps(world: World) -> None:
+def test_flags_set_between_steps(world: World) -> None:
     """``foreach``, ``fused``, ``differentiable``, ``amsgrad``, ``nesterov``, ``maximize`` and ``momentum`` are set in a
     group in mid-training, and taken back."""
     changes = [{name: True} for name in (*flags(world), *switches(world)) if name != "capturable"]
@@ -86,7 +86,7 @@ def flags_set_between_steps(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def flags_with_tensors_set_between_steps(world: World) -> None:
+def test_flags_with_tensors_set_between_steps(world: World) -> None:
     """A learning rate becomes a tensor in a group whose ``foreach`` or ``fused`` is True."""
     for choice in CHOICES if flags(world) else ({},):
         p = world.param((13, 5))
@@ -97,7 +97,7 @@ def flags_with_tensors_set_between_steps(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def flags_that_are_loaded(world: World) -> None:
+def test_flags_that_are_loaded(world: World) -> None:
     """A state dict brings flags and values: another optimizer's, and with flags left out, as old versions wrote it."""
     params = world.params([(13, 5), (4,)])
     other = world.make(world.params([(13, 5), (4,)]), lr=0.5, **({"fused": True} if flags(world) else {}))
@@ -118,7 +118,7 @@ def flags_that_are_loaded(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def complex_parameters_and_fused(world: World) -> None:
+def test_complex_parameters_and_fused(world: World) -> None:
     """Flags that choose torch's fused kernel, over a complex parameter, with and without a gradient."""
     chosen = [flags for flags in ({"fused": True}, {"fused": True, "capturable": True}) if flags.keys() <= world.known]
     world.say("flags", chosen)

@@ -30,7 +30,7 @@ def backward(optimizer: Any, params: list[Any]) -> torch.Tensor:
 
 
 @scenario(CHAPTER)
-def closures(world: World) -> None:
+def test_closures(world: World) -> None:
     """A step with a closure, as for LBFGS: it is called once, with gradients on, and its loss is returned, also where
     gradients are off around it."""
     params, opt = world.begin([(13, 18), (7,), ()])
@@ -53,7 +53,7 @@ def closures(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def closures_that_fail_or_do_more(world: World) -> None:
+def test_closures_that_fail_or_do_more(world: World) -> None:
     """A closure that raises, one that is none, one that adds a group, changes the learning rate, or steps itself."""
     params, opt = world.begin([(13, 18), (7,)], 1)
 
@@ -80,7 +80,7 @@ def closures_that_fail_or_do_more(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def what_a_step_leaves(world: World) -> None:
+def test_what_a_step_leaves(world: World) -> None:
     """A step leaves gradients, leaves and ``requires_grad`` as they were, and what was saved for a backward of before
     is known to have changed."""
     params = world.params([(13, 18), (7,), ()])
@@ -101,7 +101,7 @@ def what_a_step_leaves(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def clipping(world: World) -> None:
+def test_clipping(world: World) -> None:
     """``clip_grad_norm_`` and ``clip_grad_value_``, in torch's ways to compute them, between backward and step."""
     utils = torch.nn.utils
     ways: dict[str, Callable[[list[Any]], Any]] = {
@@ -122,7 +122,7 @@ def clipping(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def accumulation(world: World) -> None:
+def test_accumulation(world: World) -> None:
     """Gradients of several backwards before a step, zeroed in both ways, and ``None`` in between."""
     for set_to_none in (False, True):
         params, opt = world.begin([(13, 18), (7,), ()])
@@ -137,7 +137,7 @@ def accumulation(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def gradients_off(world: World) -> None:
+def test_gradients_off(world: World) -> None:
     """Steps within ``no_grad``, ``set_grad_enabled``, ``inference_mode`` and ``autocast``, the first or later ones."""
     blocks: dict[str, Callable[[], Any]] = {
         "no_grad": torch.no_grad, "enable_grad": torch.enable_grad, "inference_mode": torch.inference_mode,
@@ -155,7 +155,7 @@ def gradients_off(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def made_in_inference_mode(world: World) -> None:
+def test_made_in_inference_mode(world: World) -> None:
     """Parameters, or parameters and optimizer, made in ``inference_mode``, and steps taken there and outside."""
     for outside in (False, True):
         with torch.inference_mode():
@@ -172,7 +172,7 @@ def made_in_inference_mode(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def functional_calls(world: World) -> None:
+def test_functional_calls(world: World) -> None:
     """Gradients from ``torch.func.functional_call`` and ``torch.func.grad``, for a module and for plain tensors."""
     net = world.filled(torch.nn.Sequential(torch.nn.Linear(7, 13), torch.nn.Tanh(), torch.nn.Linear(13, 1))).double()
     batch = world.values((20, 7), 3).double()  # a rounding of a parameter moves gradients near zero by more than itself
@@ -193,7 +193,7 @@ def functional_calls(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def two_optimizers_over_the_same_parameters(world: World) -> None:
+def test_two_optimizers_over_the_same_parameters(world: World) -> None:
     """Two optimizers over the same parameters, one of torch's and one more over some of them, in turn."""
     params = world.params([(200, 101), (13, 18), ()])
     first, second = world.make(params), world.make(params, lr=0.1)
@@ -207,7 +207,7 @@ def two_optimizers_over_the_same_parameters(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def an_optimizer_for_each_parameter(world: World) -> None:
+def test_an_optimizer_for_each_parameter(world: World) -> None:
     """An optimizer per parameter, stepped and zeroed by ``register_post_accumulate_grad_hook`` within the backward."""
     params = world.params([(200, 101), (13, 18), (7,), (3, 3), ()])
     opts = {p: world.make([p]) for p in params}
@@ -226,7 +226,7 @@ def an_optimizer_for_each_parameter(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def frozen_for_a_while(world: World) -> None:
+def test_frozen_for_a_while(world: World) -> None:
     """Parameters whose ``requires_grad`` is switched off and on, with their gradients left and with them gone."""
     params, opt = world.begin([(13, 18), (7,), ()])
     for step in range(6):
@@ -239,7 +239,7 @@ def frozen_for_a_while(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def threads(world: World) -> None:
+def test_threads(world: World) -> None:
     """Steps in another thread, and two optimizers that step at once in two threads."""
     params, opt = world.begin([(200, 101), (13, 18), ()])
     with ThreadPoolExecutor(1) as pool:
@@ -262,7 +262,7 @@ def threads(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def scaled_gradients(world: World) -> None:
+def test_scaled_gradients(world: World) -> None:
     """``GradScaler``: scaled losses, a gradient of infinity that skips a step, ``unscale_`` and clipping, a closure."""
     flags: list[dict[str, Any]] = [{}, {"fused": True}] if "fused" in world.known else [{}]
     for flag in flags:

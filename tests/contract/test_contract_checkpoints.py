@@ -52,7 +52,7 @@ def continued(world: World, label: str, params: list[Any], saved: dict[str, Any]
 
 
 @scenario(CHAPTER)
-def weights_only(world: World) -> None:
+def test_weights_only(world: World) -> None:
     """``torch.save`` of a state dict, and ``torch.load(weights_only=True)`` into a new optimizer, which goes on."""
     params = world.params(SHAPES)
     opt = world.trained(groups(params))
@@ -74,26 +74,26 @@ def from_torch(world: World, needed: str = "", **flags: Any) -> None:
 
 
 @scenario(CHAPTER)
-def from_torch_s_loop_and_back(world: World) -> None:
+def test_from_torch_s_loop_and_back(world: World) -> None:
     """A state dict of torch's ``foreach=False`` is taken in mid-training, gone on with, and given back to torch."""
     from_torch(world)
 
 
 @scenario(CHAPTER)
-def from_torch_s_foreach_and_back(world: World) -> None:
+def test_from_torch_s_foreach_and_back(world: World) -> None:
     """A state dict of torch's ``foreach=True`` is taken in mid-training, gone on with, and given back to torch."""
     from_torch(world, "fused", foreach=True)
 
 
 @scenario(CHAPTER)
-def from_torch_s_fused_and_back(world: World) -> None:
+def test_from_torch_s_fused_and_back(world: World) -> None:
     """A state dict of torch's ``fused=True``, whose step counts lie on the parameter's device, is taken in mid-training
     and given back to torch."""
     from_torch(world, "fused", foreach=None, fused=True)
 
 
 @scenario(CHAPTER, "cuda")
-def from_torch_s_capturable_and_back(world: World) -> None:
+def test_from_torch_s_capturable_and_back(world: World) -> None:
     """A state dict of torch's ``capturable=True`` is taken in mid-training and given back to torch."""
     from_torch(world, "capturable", capturable=True)
 
@@ -105,7 +105,7 @@ def counts(saved: dict[str, Any], kind: Callable[[float], Any]) -> None:
 
 
 @scenario(CHAPTER)
-def counts_that_are_numbers(world: World) -> None:
+def test_counts_that_are_numbers(world: World) -> None:
     """Step counts as plain numbers (torch before 1.12) or as tensors of other dtypes are taken as torch takes them."""
     kinds: dict[str, Callable[[float], Any]] = {
         "int": int, "float": float, "float64": lambda n: torch.tensor(n, dtype=torch.float64),
@@ -124,7 +124,7 @@ def counts_that_are_numbers(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def into_one_that_has_begun(world: World) -> None:
+def test_into_one_that_has_begun(world: World) -> None:
     """Loading into an optimizer in mid-training replaces all it had, also for parameters of which the dict has none."""
     params, strangers = world.params(SHAPES), world.params(SHAPES)
     first = torchs(world, params)
@@ -139,7 +139,7 @@ def into_one_that_has_begun(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def before_the_first_step(world: World) -> None:
+def test_before_the_first_step(world: World) -> None:
     """A state dict of an optimizer that has taken no step is saved and loaded, into a new and into a used one."""
     params = world.params(SHAPES)
     saved = through_a_file(world.make(groups(params)).state_dict())
@@ -153,7 +153,7 @@ def before_the_first_step(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def its_own_dict(world: World) -> None:
+def test_its_own_dict(world: World) -> None:
     """An optimizer loads its own state dict, which is no copy: it shows what later steps make of state."""
     params = world.params(SHAPES)
     opt = world.trained(groups(params))
@@ -166,7 +166,7 @@ def its_own_dict(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def what_was_loaded_is_left_alone(world: World) -> None:
+def test_what_was_loaded_is_left_alone(world: World) -> None:
     """Steps after loading do not change the tensors of the dict that was loaded."""
     params, saved = begun(world)
     kept = copy.deepcopy(saved)
@@ -199,43 +199,43 @@ def into_float32(world: World, dtype: torch.dtype) -> None:
 
 
 @scenario(CHAPTER)
-def float32_state_into_bfloat16_parameters(world: World) -> None:
+def test_float32_state_into_bfloat16_parameters(world: World) -> None:
     """State in float32 is loaded for parameters in bfloat16: it is cast to bfloat16, and training goes on."""
     cast(world, torch.bfloat16, torch.float32)
 
 
 @scenario(CHAPTER)
-def float32_state_into_float16_parameters(world: World) -> None:
+def test_float32_state_into_float16_parameters(world: World) -> None:
     """State in float32 is loaded for parameters in float16: it is cast to float16, and training goes on."""
     cast(world, torch.float16, torch.float32)
 
 
 @scenario(CHAPTER)
-def float32_state_that_a_state_format_keeps(world: World) -> None:
+def test_float32_state_that_a_state_format_keeps(world: World) -> None:
     """State in float32 is loaded for parameters in bfloat16, where ours is told ``state_format="float32"``."""
     cast(world, torch.bfloat16, torch.float32, state_format="float32")
 
 
 @scenario(CHAPTER)
-def bfloat16_state_into_float32_parameters(world: World) -> None:
+def test_bfloat16_state_into_float32_parameters(world: World) -> None:
     """State in bfloat16 is loaded for parameters in float32: it is widened, and training goes on."""
     cast(world, torch.float32, torch.bfloat16)
 
 
 @scenario(CHAPTER)
-def float32_state_into_float64_parameters(world: World) -> None:
+def test_float32_state_into_float64_parameters(world: World) -> None:
     """State in float32 is loaded for parameters in float64: it is widened, and training goes on."""
     cast(world, torch.float64, torch.float32)
 
 
 @scenario(CHAPTER)
-def float64_state_into_float32_parameters(world: World) -> None:
+def test_float64_state_into_float32_parameters(world: World) -> None:
     """State in float64 is loaded for parameters in float32."""
     into_float32(world, torch.float64)
 
 
 @scenario(CHAPTER)
-def loading_after_a_cast(world: World) -> None:
+def test_loading_after_a_cast(world: World) -> None:
     """A model is cast to bfloat16 in mid-training and the checkpoint from before loaded: state is cast, too."""
     net = world.filled(torch.nn.Linear(13, 18))
     opt = world.trained(net.parameters())
@@ -247,7 +247,7 @@ def loading_after_a_cast(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def values_of_one_s_own(world: World) -> None:
+def test_values_of_one_s_own(world: World) -> None:
     """What users keep in ``state`` is saved and loaded with the rest, cast and moved as torch does with it."""
     params, saved = begun(world)
     mine = {"double": torch.ones(3, dtype=torch.float64), "count": torch.arange(3), "text": "mine", "number": 3}
@@ -267,7 +267,7 @@ def values_of_one_s_own(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def named_parameters(world: World) -> None:
+def test_named_parameters(world: World) -> None:
     """``named_parameters()`` as parameters: names stand in groups and state dicts, and go from named to unnamed."""
     params = world.params(SHAPES)
     pairs = [(f"layer.{i}", p) for i, p in enumerate(params)]
@@ -288,7 +288,7 @@ def named_parameters(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def what_does_not_fit(world: World) -> None:
+def test_what_does_not_fit(world: World) -> None:
     """A state dict of another model, or half of one, is refused when it is loaded, and what was there goes on."""
     params = world.params(SHAPES)
     opt = world.trained(groups(params))
@@ -310,7 +310,7 @@ def what_does_not_fit(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def forms_of_a_state_dict(world: World) -> None:
+def test_forms_of_a_state_dict(world: World) -> None:
     """Groups and their parameters in tuples, a step count of NumPy's, state of nobody's, and what is no dict at all."""
     _, saved = begun(world)
 
@@ -336,6 +336,6 @@ def forms_of_a_state_dict(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def complex_state_into_real_parameters(world: World) -> None:
+def test_complex_state_into_real_parameters(world: World) -> None:
     """State of complex parameters is loaded for real ones of the same shapes."""
     into_float32(world, torch.complex64)

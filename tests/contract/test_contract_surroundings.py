@@ -23,7 +23,7 @@ CHAPTER = "loops"
 
 
 @scenario(CHAPTER)
-def step_hooks(world: World) -> None:
+def test_step_hooks(world: World) -> None:
     """Hooks before and behind a step, of one optimizer and of all: their order, what they see, and when they are
     removed."""
     params, opt = world.begin([(13, 18), (7,)])
@@ -50,7 +50,7 @@ def step_hooks(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def step_hooks_that_act(world: World) -> None:
+def test_step_hooks_that_act(world: World) -> None:
     """Hooks that change gradients, values of groups and arguments, that add a group, and that raise or return nonsense:
     nothing has been updated if one before the step raises, everything if one behind it does."""
 
@@ -86,7 +86,7 @@ def step_hooks_that_act(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def state_dict_hooks(world: World) -> None:
+def test_state_dict_hooks(world: World) -> None:
     """Hooks around ``state_dict`` and ``load_state_dict``, in their order, that see, change and replace the dict."""
     params, opt = world.begin([(13, 18), (7,)], 2)
     seen: list[str] = []
@@ -118,7 +118,7 @@ def state_dict_hooks(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def ranges_of_a_profiler(world: World) -> None:
+def test_ranges_of_a_profiler(world: World) -> None:
     """A profiler sees exactly one range per step, with the name of the class, and one per ``zero_grad``; those of a
     subclass have its name."""
 
@@ -158,7 +158,7 @@ def holds(world: World) -> dict[str, int]:
 
 
 @scenario(CHAPTER)
-def a_cell_that_is_run_again(world: World) -> None:
+def test_a_cell_that_is_run_again(world: World) -> None:
     """A notebook's cell that builds model and optimizer and trains is run ten times: each leaves no file, thread,
     mapping or device memory, and an optimizer is gone as soon as its name is."""
     cell: dict[str, Any] = {}
@@ -187,7 +187,7 @@ def a_cell_that_is_run_again(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def devices_that_are_not_meant(world: World) -> None:
+def test_devices_that_are_not_meant(world: World) -> None:
     """Parameters on ``meta``, at construction and in a group that is added: where that is refused, the groups that were
     there go on."""
     away = torch.nn.Parameter(torch.ones(3, device="meta"))
@@ -200,7 +200,7 @@ def devices_that_are_not_meant(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def tensors_without_memory(world: World) -> None:
+def test_tensors_without_memory(world: World) -> None:
     """An optimizer of ``FakeTensorMode``'s tensors; and a first step inside of that mode, behind which it goes on."""
     with FakeTensorMode():
         fake = torch.nn.Parameter(torch.ones(3, device=world.device))
