@@ -19,8 +19,8 @@ from tests.contract.differences import DIFFERENCES, Difference
 PAGE = Path(__file__).resolve().parents[2] / "notes" / "contract.md"
 #: In which order files of scenarios (``tests/contract/test_contract_*.py``) are on it.
 FILES = (
-    "parameters", "gradients", "hyperparameters", "flags", "loops", "schedules", "surroundings", "objects",
-    "checkpoints",
+    "checkpoints", "hyperparameters", "flags", "gradients", "loops", "objects", "parameters", "schedules",
+    "surroundings",
 )  # fmt: skip
 for _file in FILES:
     importlib.import_module(f"test_contract_{_file}")
