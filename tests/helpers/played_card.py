@@ -43,6 +43,10 @@ _TABLES: tuple[tuple[Any, str, Callable[[], Any]], ...] = (
 )  # fmt: skip
 
 
+#: Finalizers of what the driver has lent.
+_GIVE_BACK: tuple[tuple[Any, str], ...] = ((driver, "_free"), (driver, "_destroy_event"), (virtual, "_free"))
+
+
 class Card:
     """The card, as a ``with`` block in which torch has it.
 
@@ -57,16 +61,23 @@ class Card:
         self.order, self.memory = Order(first, early, seed), Memory()
         self.driver = Driver(self.order, self.memory)
         self.torch = Torch(self.order, self.memory, self.driver)
+        self.driver.install(monkeypatch)  # first: what is cached and in tables is then given back to it
+        self.torch.install(monkeypatch)
+        for module, name in _GIVE_BACK:
+            monkeypatch.setattr(module, name, functools.partial(self._give_back, getattr(module, name)))
         for module, name in _CACHED:
             cached = getattr(module, name)
             monkeypatch.setattr(module, name, functools.cache(getattr(cached, "__wrapped__", cached)))
         for module, name, make in _TABLES:
             monkeypatch.setattr(module, name, make())
-        self.driver.install(monkeypatch)
-        self.torch.install(monkeypatch)
         monkeypatch.setattr(kernels, "CudaKernel", functools.partial(Kernel, self))
         monkeypatch.setattr(driver, "Buffer", functools.partial(Buffer, self))
         self._monkeypatch = monkeypatch
+
+    def _give_back(self, give_back: Callable[..., None], *arguments: Any) -> None:
+        """Call a finalizer, unless the card is gone: a real driver must not be given what was played."""
+        if self.driver.is_installed:
+            give_back(*arguments)
 
     @contextlib.contextmanager
     def playing(self) -> Iterator[Card]:

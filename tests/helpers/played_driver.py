@@ -137,6 +137,11 @@ class Driver:
             if name.startswith("cu") and hasattr(real, name):  # some have two forms in CUDA 12
                 monkeypatch.setattr(real, name, functools.partial(self._call, name))
 
+    @property
+    def is_installed(self) -> bool:
+        """Whether it is in the place of the driver."""
+        return getattr(getattr(real.cuEventDestroy, "func", None), "__self__", None) is self
+
     def close(self) -> None:
         """Give back the memory of all handles."""
         while self._files:
