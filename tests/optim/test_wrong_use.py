@@ -18,6 +18,7 @@ import pagedopt
 from pagedopt import PagedAdamW, PagedLion, PagedSGD, run_with_room
 from pagedopt.paging.budget import Budget
 from pagedopt.system import warn
+from pagedopt.transports import MemcpyTransport
 
 
 @pytest.fixture(autouse=True)
@@ -129,6 +130,7 @@ def test_a_transport_warns_on_a_cpu() -> None:
     said = "transport='struct' on cpu: there is no GPU behind these parameters, and it has no effect"
     assert texts(make(transport="struct").step) == [said]
     assert texts(make(transport="managed").step) == []
+    assert texts(make(transport=MemcpyTransport).step)[0].startswith("transport=MemcpyTransport on cpu: ")
 
 
 @pytest.mark.parametrize(("option", "value"), [("seed", 3), ("v_rounding", "nearest")])

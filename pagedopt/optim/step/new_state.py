@@ -82,7 +82,8 @@ def _warn_on_cpu(optimizer: RuleOptimizer, members: Sequence[Member]) -> None:
         given = {"host_access": (store.host_access, None), "blocks": (optimizer.blocks, None)}
         for name, (value, default) in {**given, "transport": (transport, DEFAULT)}.items():
             if value != default:
-                text = f"{name}={value!r} on cpu: there is no GPU behind these parameters, and it has no effect"
+                said = value.__name__ if isinstance(value, type) else repr(value)
+                text = f"{name}={said} on cpu: there is no GPU behind these parameters, and it has no effect"
                 warn_once((name, "cpu", value), text)
 
 
