@@ -17,6 +17,7 @@ from children import python
 from gpu_support import NEEDED
 from overlapped import Ended, Loop, agree, equal, run
 from overlapped_acts import ACTS
+from overlapped_joins import JOINS, loop_of
 from overlapped_models import LOOPS, STEPS, clip
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -93,6 +94,32 @@ def test_bits_of_200_steps(name: str) -> None:
 def test_what_is_done_between_a_step_and_the_next_forward(name: str) -> None:
     loop = Loop(behind=ACTS[name], device="cuda")
     agree(run(loop, True, 4), run(Loop(behind=ACTS[name], device="cuda"), False, 4), hidden=False)
+
+
+@pytest.mark.usefixtures("late")
+@pytest.mark.parametrize("name", JOINS)
+def test_modules_change_while_a_step_is_queued(name: str) -> None:
+    def on_gpu() -> Loop:
+        loop = loop_of(name, queued=True)
+        loop.device = "cuda"
+        return loop
+
+    agree(run(on_gpu(), True, 5), run(on_gpu(), False, 5))
+
+
+@pytest.mark.parametrize("late", [SPIN], indirect=True)
+def test_step_waits_for_parameters_outside(late: None) -> None:
+    """They are read as soon as it has returned; for others the stream has not waited by then."""
+    loop, plain = on_gpu("encoder outside"), on_gpu("encoder outside")
+    loop.start(True)
+    plain.start(False)
+    loop.train(3)
+    plain.train(3)
+    encoder, decoder = loop.models
+    assert loop.opts[0]._overlap.queued.begun < loop.opts[0]._overlap.queued.total
+    assert all(map(torch.equal, encoder.parameters(), plain.models[0].parameters()))
+    loop.opts[0].wait()
+    assert all(map(torch.equal, decoder.parameters(), plain.models[1].parameters()))
 
 
 @pytest.mark.parametrize("late", [SPIN], indirect=True)

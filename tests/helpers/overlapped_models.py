@@ -177,26 +177,29 @@ class Blocks(nn.Module):
         return y
 
 
-def by_transforms(loop: Loop, gradients: Callable[[], Tensor]) -> Tensor:
-    """Gradients from backward, then from torch.func.grad, then of each sample from vmap, and all over again."""
-    (net,), (opt,), x = loop.models, loop.opts, loop.batch()
+def by_transforms(ways: Callable[[int], int]) -> Callable[[Loop, Callable[[], Tensor]], Tensor]:
+    """A step whose gradients come from backward (0), from torch.func.grad (1) or of each sample from vmap (2)."""
 
-    def loss_of(params: dict[str, Tensor], x: Tensor) -> Tensor:
-        return loop.loss(loop, torch.func.functional_call(net, params, (x,)))
+    def step(loop: Loop, gradients: Callable[[], Tensor]) -> Tensor:
+        (net,), (opt,), way = loop.models, loop.opts, ways(loop.number)
 
-    if loop.number % 3 == 0:
-        loss = gradients()
-    else:
-        grad, params = torch.func.grad_and_value(loss_of), {name: p.detach() for name, p in net.named_parameters()}
-        if loop.number % 3 == 2:
-            grad = torch.func.vmap(grad, in_dims=(None, 0))
-        grads, losses = grad(params, x)
-        loss = losses.mean()
-        for name, p in net.named_parameters():
-            p.grad = grads[name] if loop.number % 3 == 1 else grads[name].mean(0)
-    opt.step()
-    opt.zero_grad()
-    return loss
+        def loss_of(params: dict[str, Tensor], x: Tensor) -> Tensor:
+            return loop.loss(loop, torch.func.functional_call(net, params, (x,)))
+
+        if way == 0:
+            loss = gradients()
+        else:
+            grad = torch.func.grad_and_value(loss_of)
+            of = torch.func.vmap(grad, in_dims=(None, 0)) if way == 2 else grad
+            grads, losses = of({name: p.detach() for name, p in net.named_parameters()}, loop.batch())
+            loss = losses.mean()
+            for name, p in net.named_parameters():
+                p.grad = grads[name].mean(0) if way == 2 else grads[name]
+        opt.step()
+        opt.zero_grad()
+        return loss
+
+    return step
 
 
 def regularized(loop: Loop, y: Tensor) -> Tensor:
@@ -305,6 +308,7 @@ LONG = (
     "accumulation",
     "a group more",
     "prompt outside",
+    "recorded in a transform",
 )
 SEQUENCE = {"data": (2, 3)}
 LOOPS: dict[str, Callable[[], Loop]] = {
@@ -339,5 +343,8 @@ LOOPS: dict[str, Callable[[], Loop]] = {
         lambda w: [Prompt(w), linears(w), Temperature()], attach=lambda loop: loop.models[1:2]
     ),
     "blocks alone": lambda: Loop(lambda w: [Blocks(w)], attach=lambda loop: [loop.models[0].blocks]),
-    "transforms": lambda: Loop(step=by_transforms),
+    "transforms": lambda: Loop(step=by_transforms(lambda number: number % 3)),
+    "recorded in a transform": lambda: Loop(
+        lambda w: [Functional(w)], step=by_transforms(lambda number: int(number == 0))
+    ),
 }

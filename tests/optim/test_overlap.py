@@ -82,6 +82,7 @@ FENCES: dict[str, tuple[object, str, Callable[..., Any], str]] = {
     "unrecorded modules": (Record, "knows", lambda self, _: bool(self._training), "late"),
     "parameters outside": (Overlap, "_wait_for_outside", _nothing, "encoder outside"),
     "memory that cannot be told": (queued_steps, "cannot_be_told", lambda _: False, "transforms"),
+    "a record that cannot tell": (Record, "note_any", _nothing, "recorded in a transform"),
     "other optimizers": (overlapping, "wait_for_others", _nothing, "two over the same"),
 }
 

@@ -105,12 +105,11 @@ class Models:
     def hook(self, module: torch.nn.Module) -> None:
         """Register all hooks of a module, in front of all others; any that it has are taken away before."""
         self._unhook(module)
-        self._handles[module] = [
-            module.register_forward_pre_hook(self._enter, prepend=True),
-            module.register_forward_hook(self._leave),
-            module.register_state_dict_pre_hook(self._fence),
-            module.register_load_state_dict_pre_hook(self._fence),
-        ]
+        handles = self._handles[module] = []
+        handles.append(module.register_forward_pre_hook(self._enter, prepend=True))
+        handles.append(module.register_forward_hook(self._leave))
+        handles.append(module.register_state_dict_pre_hook(self._fence))
+        handles.append(module.register_load_state_dict_pre_hook(self._fence))
 
     def hook_outermost(self, module: torch.nn.Module) -> None:
         """Let a module that is called outermost, and is not compiled, tell if its forward raises.
