@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from injector import Outcome, interrupt_at
 from overlapped import Loop, agree, equal, linears, run
-from shots import NEVER, assert_rose
+from shots import EVERY, NEVER, assert_rose
 from torch import Tensor, nn
 
 from pagedopt import PagedAdamW
@@ -19,7 +19,7 @@ from pagedopt.optim.overlap import record
 from pagedopt.optim.overlap.record import Recorder
 
 pytestmark = [
-    pytest.mark.timeout(60),
+    pytest.mark.timeout(600 if EVERY else 60),
     pytest.mark.filterwarnings("ignore:this step was not queued.*no forward"),
 ]
 
@@ -62,7 +62,7 @@ def assert_modes_are_whole(net: nn.Module) -> None:
 
 @pytest.mark.parametrize("optimizers", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_an_interrupt_in_the_recorded_forward(optimizers: int) -> None:
-    """At each line of the package."""
+    """At each line of the package, or at every third."""
     x = torch.ones(2, 4)
 
     def shot(at: int) -> tuple[Outcome, nn.Module, list[PagedAdamW]]:
@@ -72,7 +72,7 @@ def test_an_interrupt_in_the_recorded_forward(optimizers: int) -> None:
 
     events = shot(NEVER)[0].events
     try:
-        for at in range(1, events + 1):
+        for at in range(1, events + 1, EVERY or 3):
             outcome, net, made = shot(at)
             assert_rose(outcome)
             assert_modes_are_whole(net)
@@ -149,6 +149,25 @@ def test_recorders_stand_aside_of_a_compiler() -> None:
     torch._dynamo.reset()
     assert not agree(run(Loop(make), True, 4, watch=False), run(Loop(make), False, 4)).plain
     torch._dynamo.reset()
+
+
+def test_parameters_that_are_not_initialized() -> None:
+    """They have no memory yet; their module, which runs later, is recorded then."""
+
+    class Later(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.net, self.lazy, self.calls = linears(width), nn.LazyLinear(width), 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            y: Tensor = self.net(self.lazy(x) if self.calls > 3 else x)
+            return y
+
+    def initialized(loop: Loop) -> list[Any]:
+        return [loop.adamw(loop.models[0].net.parameters())]  # type: ignore[union-attr]
+
+    assert not equal(Loop(lambda width: [Later(width)], optimizers=initialized), 6).plain
 
 
 def test_a_recorder_is_taken_away_from_between_others() -> None:

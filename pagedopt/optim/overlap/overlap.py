@@ -133,7 +133,7 @@ class Overlap:
             self._captured()
         modules = self.models.modules()
         hooks.wrap_compiled(modules, self)
-        if self.queued is not None and not self.queued.all_begun:
+        if self.queued is not None and not self.queued.all_passed:
             if not self.models.comes_first(module):
                 self._misuse = self._misuse or "a hook was put in front of those of attach() and has run"
             self._hook_anew(modules)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from ...placements.arena import Arena
 from ...system import internals
@@ -24,15 +25,15 @@ def memory_of(tensor: torch.Tensor) -> int | None:
     """Return the address of the memory that a tensor is a view of; None if it has none."""
     try:
         return tensor.untyped_storage().data_ptr() or None
-    except (RuntimeError, NotImplementedError):  # fake, functional, sparse
+    except (RuntimeError, NotImplementedError, ValueError):  # fake, functional, sparse, not initialized
         return None
 
 
 def cannot_be_told(tensor: torch.Tensor) -> bool:
-    """Return whether the memory of a tensor is unknown, as it is inside of ``torch.func.grad`` and ``vmap``."""
-    if memory_of(tensor) is not None or tensor.layout is not torch.strided:  # a sparse tensor is a view of none
-        return False
-    return tensor.device.type != "meta" and tensor.numel() > 0
+    """Return whether :func:`memory_of` does not know a tensor's memory, as in ``torch.func.grad`` and ``vmap``."""
+    if memory_of(tensor) is not None or tensor.layout is not torch.strided or tensor.device.type == "meta":
+        return False  # a sparse tensor is a view of none
+    return not is_lazy(tensor) and tensor.numel() > 0
 
 
 def why_not(step: PreparedStep) -> str:
