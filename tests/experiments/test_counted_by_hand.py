@@ -190,7 +190,8 @@ def test_what_is_fused_must_move_what_its_kernels_read_and_write(work: str) -> N
         assert operands(call) / unit == pytest.approx(DUE[work][name], rel=0.01)  # and means, and step counts
 
 
-def test_attentions_are_told_in_units_of_all_their_scores() -> None:
+def test_attentions_are_told_in_units_of_all_their_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rewrite, "DIM", 32)  # another number than that of rows
     assert [rewrite.attentions(CPU, True, term)[0] for term in (False, True)] == [64 * 64 * 4] * 2
     assert rewrite.softmaxes(CPU, True)[0] == 4 * 256 * 4
 
