@@ -59,6 +59,12 @@ CASES: dict[str, tuple[str, list[Row], dict[str, Any], dict[str, Any]]] = {
         {"case": OURS},
         {"share": 80, "over_fused": 1.6, "over_fused_wall": 1.6, "of_ours": 1, "rate": 28_000 / 100e-6 / 1e9},
     ),
+    "on a CPU a copy is no floor": (
+        "close_to_a_copy",
+        [step(OURS, 100, device="cpu"), step(COPY, 80, device="cpu")],
+        {"case": OURS},
+        {"share": None},
+    ),
     "torch's bfloat16 moments are 14 bytes of the copy's 22": (
         "close_to_a_copy",
         [step(name, 100, 22_000, key=close_to_a_copy.BF16) for name in (OURS, FUSED, COPY)],
@@ -111,7 +117,7 @@ CASES: dict[str, tuple[str, list[Row], dict[str, Any], dict[str, Any]]] = {
     ),
     "one element off 16 bytes": (
         "alignment",
-        [{"optimizer": optimizer, "where": where, "aligned": 1.0, **clocks(us)}
+        [{"device": "cuda", "optimizer": optimizer, "where": where, "aligned": 1.0, **clocks(us)}
          for optimizer, where, us in ((OURS, alignment.ON, 100), (OURS, alignment.OFF, 120), (COPY, alignment.ON, 90))],
         {"optimizer": OURS, "where": alignment.OFF},
         {"cost": 1.2, "share": 75},
@@ -183,6 +189,14 @@ CASES: dict[str, tuple[str, list[Row], dict[str, Any], dict[str, Any]]] = {
         {},
         {"beyond": 10},
     ),
+    "2,000 bytes away, up and down at once, where 1,000 take 10 µs": (
+        "fsdp2",
+        [{"kind": fsdp2.LINK, "bytes": 1000, "time": one(10, "GPU")},
+         *({"kind": fsdp2.TURNS, "what": what, "away": away}
+           for what in ("iterations", "steps") for away in (0, 2000))],
+        {"what": "steps", "away": 2000},
+        {"floor": 20, "clock": "GPU"},
+    ),
     "a kernel that spills": (
         "spill",
         [{"width": 8, "spill_stores": 3, "spill_loads": 4, spill.FUSED: clocks(9, 6), spill.PASSES: clocks(9, 3)}],
@@ -216,13 +230,15 @@ class Said(list[Row]):
 
 def test_iterations_are_compared_turn_by_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """9 over 10 and 12 over 10, not 21 over 20; the first process is asked."""
-    losses = {"losses": [2.0], "parameters": 7}
-    mine = {"case": fsdp2.OURS, "iterations": [9.0, 12.0], "steps": [1.0, 1.0], **losses}
-    theirs = {"case": fsdp2.FUSED, "iterations": [10.0, 10.0], "steps": [4.0, 2.0], **losses}
-    said = iter([Said([mine, theirs]), Said([])])
+    about = {"losses": [2.0], "parameters": 7, "away": 0}
+    mine = {"case": fsdp2.OURS, "iterations": [9.0, 12.0], "steps": [1.0, 1.0], **about}
+    away = {**mine, "case": fsdp2.AWAY, "iterations": [20.0, 30.0]}
+    theirs = {"case": fsdp2.FUSED, "iterations": [10.0, 10.0], "steps": [4.0, 2.0], **about}
+    said = iter([Said([mine, away, theirs]), Said([])])
     monkeypatch.setattr(fsdp2, "Child", lambda *_, **__: next(said))
-    iterations, steps = fsdp2.measure(quick_run())
+    iterations, steps, from_host, _ = fsdp2.measure(quick_run())
     assert (iterations["ratio"]["min"], iterations["ratio"]["max"]) == (0.9, 1.2)
+    assert (from_host["case"], from_host["ratio"]["min"], from_host["ratio"]["max"]) == (fsdp2.AWAY, 2, 3)
     assert (steps["ratio"]["min"], steps["ratio"]["max"]) == (0.25, 0.5)
     assert (iterations["ours"]["max"], iterations["theirs"]["max"], iterations["parameters"]) == (12, 10, 7)
 
