@@ -1,15 +1,14 @@
-"""``notes/contract.md``: what is done to an optimizer, and whether ours does what torch's does.  To write it anew:
+"""``notes/contract.md``: what is done to an optimizer, and where ours does not do what torch's does.  To write it anew:
 
     PYTHONPATH=.:tests/helpers:tests/contract python -m contract_page
 
-It is made of scenarios and listed differences alone, as ``tests/contract`` holds both: what is not listed is
-as in torch, in each placement, and what is listed differs.
+It is made of scenarios and listed differences alone, as ``tests/contract`` holds both. A scenario without a
+difference is only counted: it is as in torch, in each placement.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
 from pathlib import Path
 
 from contract_world import OPTIMIZERS, PLACES, SCENARIOS, Scenario
@@ -27,14 +26,13 @@ for _file in FILES:
 _HEAD = """\
 # The contract: what people do to an optimizer, beside torch's
 
-Made by `tests/helpers/contract_page.py`; do not edit. Each line is a scenario that `tests/contract` plays
-twice, with torch's class and with ours, in each placement: {places}.
+Made by `tests/helpers/contract_page.py`; do not edit. `tests/contract` plays {scenes} scenarios twice, with torch's
+class and with ours, in each placement: {places}.
+Parameters, state, values and types of errors are compared. In {same} of them nothing differs for any class; the others follow.
 torch's class has `foreach=False`, unless the user sets a flag, or numbers are at their limits: that is done in torch's
-default way. What both say is compared: parameters, state, values, types of errors. `PagedLion` stands beside Lion in
-plain torch, as torch has none.
+default way. `PagedLion` stands beside Lion in plain torch, as torch has none.
 
-**as torch**: nothing differs. **beyond**: ours does what torch refuses, or keeps more. **refused**: ours refuses what
-torch does. **differs**: numbers do. Numbers below a table say what differs.
+**beyond**: ours does what torch refuses, or keeps more. **refused**: ours refuses what torch does. **differs**: numbers do.
 
 The same folder holds what a step computes, in each of these placements:
 
@@ -55,19 +53,24 @@ def page() -> str:
     ordered = sorted(SCENARIOS, key=lambda scene: FILES.index(scene.play.__module__.removeprefix("test_contract_")))
     chapters = dict.fromkeys(scene.chapter for scene in ordered)
     parts = [_chapter(chapter, [scene for scene in ordered if scene.chapter == chapter]) for chapter in chapters]
-    return "\n".join([_HEAD.format(places=", ".join(f"{place.name} ({place.device})" for place in PLACES)), *parts])
+    same = sum(not any(_found(scene, entry.name) for entry in OPTIMIZERS) for scene in SCENARIOS)
+    places = ", ".join(f"{place.name} ({place.device})" for place in PLACES)
+    return "\n".join([_HEAD.format(scenes=len(SCENARIOS), same=same, places=places), *parts])
 
 
-def _chapter(chapter: str, scenes: Iterable[Scenario]) -> str:
+def _chapter(chapter: str, scenes: list[Scenario]) -> str:
+    """What differs, in a table; of the rest, the number."""
     names = [entry.name for entry in OPTIMIZERS]
-    head = [f"| what is done | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
-    lines = [f"## {chapter.capitalize()}", "", *head]
     notes: list[str] = []
+    rows: list[str] = []
     for scene in scenes:
-        cells = [_cell(_found(scene, name), notes) for name in names]
-        only = "" if len(scene.devices) > 1 else f" ({scene.devices[0].upper()} only)"
-        lines.append(f"| {scene.sentence.replace(chr(96) * 2, chr(96))}{only} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *(f"{i}. {words}" for i, words in enumerate(notes, 1)), ""])
+        if any(found := [_found(scene, name) for name in names]):
+            cells = " | ".join(_cell(each, notes) for each in found)
+            only = "" if len(scene.devices) > 1 else f" ({scene.devices[0].upper()} only)"
+            rows.append(f"| {scene.sentence.replace(chr(96) * 2, chr(96))}{only} | {cells} |")
+    head = [f"| what is done | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
+    lines = [f"## {chapter.capitalize()}: {len(rows)} of {len(scenes)}", "", *head, *rows, ""]
+    return "\n".join([*lines, *(f"{i}. {words}" for i, words in enumerate(notes, 1)), ""])
 
 
 def _found(scene: Scenario, optimizer: str) -> list[Difference]:
