@@ -12,6 +12,7 @@ from experiments.harness.rows import Rows, newest, of_questions, read
 from experiments.harness.show import Verdict
 
 NOTES = ROOT / "notes"
+UNMEASURED = "not measured in this run"
 
 
 def markdown(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -54,23 +55,33 @@ def changes(result: Mapping[str, Any], experiment: Experiment) -> str:
     return f" Changed since: {said}." if said else ""
 
 
+def whose(experiment: Experiment) -> str:
+    """What tells its machine, bars and left out from another's on a page that has another name: " in_8_bits"."""
+    return "" if experiment.note == experiment.name else f" {experiment.name}"
+
+
 def sections(result: Mapping[str, Any], experiment: Experiment) -> dict[str, str]:
-    """Name → content: ``machine``, ``bars``, ``left out``, one of every question, and those that texts name."""
+    """Name → content: ``machine``, ``bars``, ``left out``, one of every question, and those that texts name.
+
+    The first three end in what :func:`whose` says.
+    """
     fields = ("work", "measured", "limit", "unit", "at_least")
     verdicts = [Verdict(**{name: bar[name] for name in fields}).words() for bar in result["verdicts"]]
+    mine = whose(experiment)
     found = {
-        "machine": machine_line(result, experiment),
-        "left out": "\n".join(f"- {line}" for line in result["left_out"]) or "nothing",
+        f"machine{mine}": machine_line(result, experiment),
+        f"left out{mine}": "\n".join(f"- {line}" for line in result["left_out"]) or "nothing",
     }
     if verdicts:
-        found["bars"] = markdown(("work", "bar", "measured", "verdict"), verdicts)
+        found[f"bars{mine}"] = markdown(("work", "bar", "measured", "verdict"), verdicts)
     known = of_questions(result, experiment)
     for question in experiment.questions:
-        rows = known.get(question.name)
-        found[question.name] = "not measured in this run" if rows is None else _of_question(question, rows)
-        for text in question.listed("TEXTS"):
+        rows, texts = known.get(question.name), question.listed("TEXTS")
+        if question.listed("TABLES") or any(text.section == question.name for text in texts):
+            found[question.name] = UNMEASURED if rows is None else _of_question(question, rows)
+        for text in texts:
             if text.section != question.name:
-                said = "not measured in this run" if rows is None else text.say(rows)
+                said = UNMEASURED if rows is None else text.say(rows)
                 found[text.section] = "\n".join(filter(None, (found.get(text.section), said)))
     return found
 
@@ -116,7 +127,7 @@ def fill_from(results: Path | None, folder: Path, experiment: Experiment) -> Pat
     check_source(result, path.name)
     note = NOTES / f"{experiment.note}.md"
     content = sections(result, experiment)
-    content["machine"] += "".join(beside(path, experiment))
+    content[f"machine{whose(experiment)}"] += "".join(beside(path, experiment))
     fill(note, content)
     return note
 

@@ -75,7 +75,8 @@ class Line:
         claim = self.claim
         verdict = f"{self.verdict}; {claim.today}" if claim.today else self.verdict
         later = f"`{claim.later}`" if claim.later else "-"
-        shown = f"[{claim.shown}]({claim.experiment}.md)" if claim.shown else later
+        found = question.find(claim.experiment) if claim.shown else None
+        shown = f"[{claim.shown}]({found[0].note}.md)" if found else later
         sources = ", ".join(claim.sources)
         return [claim.id, sources, claim.claim, claim.number or "-", self.ours or "-", verdict, shown]
 

@@ -18,11 +18,13 @@ from collections.abc import Iterator
 
 import torch
 
-from experiments.lab import Bar, Row, Rows, Run, Table, gb_per_s, spread
-from experiments.works.contenders import CONTENDERS, FOREACH, FUSED, OURS, checked, copy_of_bytes
+from experiments.lab import Bar, Grid, Row, Rows, Run, Table, gb_per_s, spread
+from experiments.works.contenders import CONTENDERS, COPY, FOREACH, FUSED, OURS, checked, copy_of_bytes
 from experiments.works.models import Shapes, Work, gpt2_shapes
 from pagedopt.system.machine import MOST_THREADS
 
+#: The name of the experiment's note.
+NOTE = "fused_step"
 MEASURES = ("clock", "CPU kernels", "launch", "step")
 CPU = torch.device("cpu")
 AGAIN = "torch fused, once more"
@@ -88,11 +90,14 @@ def derive(rows: Rows) -> Rows:
 
 QUARTILES = ("p25", "p75")
 TABLES = [
-    Table("{work} ({numel:,} parameters), threads: {threads}", by=("work", "threads"), columns={
-        "contender": "case", "µs (quartiles)": spread("time", *QUARTILES),
+    Table("PagedAdamW (quartiles)", where={"case": OURS}, columns={
+        "over": "work", "threads": "threads", "µs": spread("time", *QUARTILES),
         "torch fused in turn, µs": spread("other", *QUARTILES),
         "speed over torch fused": spread("ratio", *QUARTILES), "GB/s": "rate",
         "pairs": lambda row: f"{row['ratio']['n']:,}",
-    })
+    }),
+    *(Grid(f"{case}: speed over torch fused, by threads", down="work", across="threads", cell="ratio", corner="over",
+           where={"case": case})
+      for case in (FOREACH, AGAIN, COPY)),
 ]  # fmt: skip
 BARS = [Bar("speed over torch fused, where it is least", "ratio", at_least=0.95, unit="x", case=OURS)]

@@ -18,6 +18,8 @@ from experiments.step.close_to_a_copy import PANELS, TABLES, derive, steps
 from experiments.works.contenders import FOREACH, FUSED, OURS
 from experiments.works.models import Work, gpt2_shapes
 
+#: The name of the experiment's note.
+NOTE = "int8"
 MEASURES = ("clock", "kernels", "launch", "step")
 __all__ = ["BARS", "PLOTS", "TABLES", "derive", "measure"]
 

@@ -39,6 +39,8 @@ from experiments.works.link import BOTH, IN_PLACE, MOVES, Link
 from experiments.works.models import Work
 from experiments.works.paged import FULL, QUICK, Problem
 
+#: The name of the experiment's note.
+NOTE = "int8"
 MEASURES = ("clock", "kernels", "CPU kernels", "formats", "launch", "step", "paging", "state file")
 NEAREST, STOCHASTIC = f"{OURS}, int8 nearest", f"{OURS}, int8 stochastic"
 RIVAL = "bitsandbytes AdamW8bit"

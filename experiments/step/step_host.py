@@ -1,6 +1,6 @@
 """What does a step cost the host, by number of tensors, with gradients kept and made anew, beside torch's fused step?
 
-Answer: see notes/step_host.md.
+Answer: see notes/fused_step.md.
 
 Each optimizer steps in a loop of its own, in four blocks that take turns with the other's.  The GPU is waited for
 before each step, so that the time of the call is the host's alone.  Ratios are of the medians over all blocks.
@@ -18,6 +18,8 @@ import torch
 from experiments.lab import Bar, Row, Run, Table, formatted, over, series, spread
 from pagedopt import PagedAdamW
 
+#: The name of the experiment's note.
+NOTE = "fused_step"
 MEASURES = ("launch", "step")
 SHAPE = (2, 3)
 BLOCKS, WARM = 4, 5

@@ -111,4 +111,4 @@ def test_bars_are_met_or_missed(ours: float, bias: float, met: bool) -> None:
 
 def test_what_is_committed_comes_out_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert judged("codes", "cpu") == 3
-    regenerated("codes", tmp_path, monkeypatch)
+    regenerated("int8", tmp_path, monkeypatch)

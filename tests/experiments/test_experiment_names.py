@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from experiment_runs import experiment
 
@@ -76,3 +78,9 @@ def test_a_page_has_help_and_no_options(
     said = capsys.readouterr()
     assert " ".join(PAGES[page][2].split()) in " ".join(said.out.split())
     assert said.err == f"python -m experiments {page}: unrecognized arguments: --nosuch\n"
+
+
+def test_to_do_all_of_it_is_to_run_each() -> None:
+    loop = r"for name in ([^;]*); do\n        python -m experiments \$name --keep"
+    (listed,) = re.findall(loop, question.README.read_text())
+    assert sorted(listed.replace("\\", "").split()) == [experiment.name for experiment in question.every()]

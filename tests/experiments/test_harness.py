@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -343,6 +344,25 @@ def test_a_note_is_filled_from_results(tmp_path: Path, capsys: pytest.CaptureFix
     assert "| pieces | 100 | 200 |" in filled
     assert run("--note", str(main.KEPT / NAME)) == 0
     assert path.read_text() == filled
+
+
+def test_experiments_that_share_a_page_keep_their_blocks_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toy_question, "NOTE", "ropes", raising=False)
+    run("--keep")
+    own = ("machine toy_question", "bars toy_question", "left out toy_question", "answer", "toy_question")
+    text = "".join(f"<!-- begin {name} -->\n<!-- end {name} -->\n" for name in ("machine", "bars", "left out", *own))
+    (tmp_path / "ropes.md").write_text(text)
+    assert run("--note") == 0
+    filled = (tmp_path / "ropes.md").read_text()
+    assert re.findall(r"<!-- begin (.*) -->\n<!-- end", filled) == ["machine", "bars", "left out"]
+    assert re.search(r"begin machine toy_question -->\nMeasured .* at commit abc1234", filled)
+
+
+def test_a_question_that_shows_no_rows_asks_for_no_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    run("--keep")
+    monkeypatch.setattr(toy_question, "TABLES", [])
+    found = note.sections(rows.read(main.KEPT / NAME, TOY), TOY)
+    assert list(found) == ["machine", "left out", "bars", "answer"]
 
 
 def test_a_file_of_another_layout_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,7 @@ def run() -> Run:
 
 def test_kept_results_say_what_the_note_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert judged("hidden_step", "nvidia-h200") == 5
-    regenerated("hidden_step", tmp_path, monkeypatch)
+    regenerated("hiding", tmp_path, monkeypatch)
 
 
 def test_toys_hide_pages(run: Run) -> None:

@@ -132,8 +132,8 @@ def test_what_is_committed_comes_out_again(tmp_path: Path, monkeypatch: pytest.M
     assert judged("in_16_bits", "nvidia-h200") == judged("cpu_step", "cpu") == 1
     assert judged("captured_step", "nvidia-h200") == 4
     assert (judged("in_8_bits", "nvidia-h200"), judged("in_8_bits", "cpu")) == (6, 7)
-    for name in ("fused_step", "in_16_bits", "in_8_bits", "captured_step", "cpu_step"):
-        regenerated(name, tmp_path, monkeypatch)
+    for page in ("fused_step", "captured_step"):
+        regenerated(page, tmp_path, monkeypatch)
 
 
 def stats(median: float, clock: str = "wall") -> dict[str, Any]:

@@ -55,14 +55,18 @@ def judged(name: str, machine: str) -> int:
     return len(result["verdicts"])
 
 
-def regenerated(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``--note`` makes of the committed results what is committed between the markers, but for what changed since."""
-    page = f"{experiment(name).note}.md"
-    committed = (ROOT / "notes" / page).read_text()
-    (tmp_path / page).write_text(emptied(committed))
+def regenerated(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--note`` of a page's experiments makes what is committed between the markers, but for what changed since.
+
+    No block is empty.
+    """
+    committed = (ROOT / "notes" / f"{page}.md").read_text()
+    assert not re.search(r"<!-- begin (.*) -->\s*<!-- end \1 -->", committed)
+    (tmp_path / f"{page}.md").write_text(emptied(committed))
     monkeypatch.setattr(note, "NOTES", tmp_path)
-    assert main(experiment(name), ["--note"]) == 0
-    assert undated((tmp_path / page).read_text()) == undated(committed)
+    for asked in (found for found in question.every() if found.note == page):
+        assert main(asked, ["--note"]) == 0
+    assert undated((tmp_path / f"{page}.md").read_text()) == undated(committed)
 
 
 def undated(text: str) -> str:
