@@ -192,7 +192,7 @@ def options(results: Results) -> str:
     graph = asked(results, "captured_step.captured_step").where(tensors=1000)
     forward = asked(results, "hidden_step.iteration").where(model="1.56 B", load="8 sequences")
     cases: list[tuple[str, str, str, Rows, str, Row, Row]] = [
-        ('`state_format="int8"`', "a step over 268 M parameters", "in_8_bits", eight, "wall", {"case": OURS},
+        ('`state_format="int8"`', "a step over 268 M parameters", "int8", eight, "wall", {"case": OURS},
          {"case": STOCHASTIC}),
         ("`capturable=True`, in a CUDA graph", "a step over 1,000 tensors of 2 x 3", "captured_step", graph, "wall",
          {"case": OURS}, {"case": CAPTURED}),
@@ -203,7 +203,7 @@ def options(results: Results) -> str:
     lines = []
     for option, what, note, rows, column, *ways in cases:
         pair = [rows.where(**where)[0] for where in ways]
-        sizes = [number(gib_of_state(row)) if note == "in_8_bits" else "the same" for row in pair]
+        sizes = [number(gib_of_state(row)) if note == "int8" else "the same" for row in pair]
         times = [number(ms(column)(row)) for row in pair]
         lines.append((option, what, *sizes, *times, pair[0][column]["clock"], f"[{note}]({note}.md)"))
     titles = ("option", "what", "GiB of state: without", "GiB: with", "ms: without", "ms: with", "clock", "note")
@@ -266,7 +266,8 @@ def memory_and_time(results: Results) -> str:
     said = (
         f"{gpu(results)}. State lies there before and after every step; what is away passes through "
         f"{ring / 2**20:.0f} MiB more on the device.\nOur rows, those of torch, torchao and "
-        "bitsandbytes, and ours with 8-bit state ([in_8_bits](in_8_bits.md)) are of different processes, whose "
+        "bitsandbytes, and ours with 8-bit state ([int8](int8.md#how-fast-is-a-step-with-it)) "
+        "are of different processes, whose "
         f"hosts differ:\nbeside 8-bit state our float32 step on the device takes {number(ms('wall')(again))} ms by the "
         f"wall. By the GPU torch's fused step takes {fused / near:.2f} times as long as ours.\ntorchao's row is a "
         f"backward and a step. Some {gradients:.0f} ms of it are gradients on their way down, which in training "
@@ -302,7 +303,7 @@ def resident(results: Results) -> str:
     return (
         f"{table}\n\nIn bfloat16 torch fused keeps its state in bfloat16 and moves 14 bytes an element; ours and the "
         f"copy move 22. The step that is shorter on the GPU is {shorter(rows.where(key='gpt2-bf16'))}; with bfloat16 "
-        f"state in both it is {shorter(narrow)} ([in_16_bits](in_16_bits.md)).\n"
+        f"state in both it is {shorter(narrow)} ([in 16 bits](int8.md#everything-in-16-bits)).\n"
         "The row in a CUDA graph is of another run ([captured_step](captured_step.md)), in which "
         f"an eager step over these tensors takes {eager[0]} µs by the wall, and torch's {eager[1]} µs.\nThe row of a "
         "Llama is of another run, too ([optimizer_ladder](optimizer_ladder.md)): each step ran beside a copy "
