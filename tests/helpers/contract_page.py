@@ -26,13 +26,15 @@ for _file in FILES:
 _HEAD = """\
 # The contract: what people do to an optimizer, beside torch's
 
-Made by `tests/helpers/contract_page.py`; do not edit. `tests/contract` plays {scenes} scenarios twice, with torch's
-class and with ours, in each placement: {places}.
-Parameters, state, values and types of errors are compared. In {same} of them nothing differs for any class; the others follow.
+Made by `tests/helpers/contract_page.py`; do not edit. `tests/contract` plays {scenes} scenarios twice, with
+torch's class and with ours, in each placement: {places}.
+Parameters, state, values and types of errors are compared. In {same} of them nothing differs for any class; the others
+follow.
 torch's class has `foreach=False`, unless the user sets a flag, or numbers are at their limits: that is done in torch's
 default way. `PagedLion` stands beside Lion in plain torch, as torch has none.
 
-**beyond**: ours does what torch refuses, or keeps more. **refused**: ours refuses what torch does. **differs**: numbers do.
+**beyond**: ours does what torch refuses, or keeps more. **refused**: ours refuses what torch does. **differs**:
+numbers do.
 
 The same folder holds what a step computes, in each of these placements:
 
