@@ -73,9 +73,9 @@ class OverlappingOptimizer(CapturingOptimizer):
     @locked
     def detach(self) -> None:
         """Undo :meth:`attach`, of all models."""
-        if self._overlap is not None:
-            self._overlap.detach()
-            self._overlap = None
+        overlap, self._overlap = self._overlap, None  # first: if an interrupt leaves hooks behind, they are dead
+        if overlap is not None:
+            overlap.detach()
             self.first_use = {}
             self._launches = None
 

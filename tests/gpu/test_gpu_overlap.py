@@ -5,8 +5,10 @@ A fence that is missing reads a parameter before its update, and not by luck aft
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,12 +17,16 @@ import pytest
 import torch
 from children import python
 from gpu_support import NEEDED
+from injector import Outcome, interrupt_at
 from overlapped import Ended, Loop, agree, equal, run
 from overlapped_acts import ACTS
 from overlapped_joins import JOINS, loop_of
 from overlapped_models import LOOPS, STEPS, clip
+from shots import NEVER
+from stand_ins import raising
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from pagedopt.optim.overlap.overlap import Overlap
 from pagedopt.optim.step.queued import QueuedStep
 
 pytestmark = [
@@ -168,6 +174,59 @@ def test_gradients_are_given_back() -> None:
     gradients = sum(p.nbytes for p in loop.models[0].parameters())
     del loop
     assert peak(True) <= peak(False) + gradients // 10
+
+
+@pytest.mark.parametrize("late", [SPIN], indirect=True)
+def test_after_an_error_in_the_middle_of_queueing_the_stream_waits(late: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read next is what the launches that were queued leave, and what is loaded next stays."""
+    loop = Loop(device="cuda")
+    loop.start(True)
+    loop.train(2)
+    loop.gradients()
+    (model,), (opt,) = loop.models, loop.opts
+    saved = copy.deepcopy([model.state_dict(), opt.state_dict()])
+    before = [p.detach().clone() for p in model.parameters()]
+    with monkeypatch.context() as patched:
+        patched.setattr(opt._overlap._events[5], "record", raising(OSError("says the test")))
+        with pytest.raises(OSError, match="says the test") as raised:
+            opt.step()
+    found = [p.detach().clone() for p in model.parameters()]
+    torch.cuda.synchronize()
+    assert all(map(torch.equal, found, model.parameters()))
+    assert not all(map(torch.equal, found, before))
+    assert "failed in the middle" in opt.damaged
+    for each, state in zip((model, opt), saved, strict=True):
+        each.load_state_dict(state)
+    del raised  # with its frames; no page that was on its way comes back now
+    opt.zero_grad()
+    loop.train(1)
+    assert all(map(torch.equal, loop.values(), plainly_trained(3)))
+
+
+@functools.cache
+def plainly_trained(steps: int) -> list[torch.Tensor]:
+    loop = Loop(device="cuda")
+    loop.start(False)
+    loop.train(steps)
+    return loop.values()
+
+
+@pytest.mark.parametrize("late", [SPIN], indirect=True)
+def test_an_interrupt_at_a_line_of_a_fence(late: None) -> None:
+    """The next fence waits for what is left."""
+    lines = Overlap._finish, Overlap._end_of, QueuedStep.finish, QueuedStep._hold, QueuedStep._let_go, QueuedStep._drop
+
+    def hit(at: int) -> tuple[Loop, Outcome]:
+        loop = Loop(device="cuda")
+        loop.start(True)
+        loop.train(2)
+        return loop, interrupt_at(at, signal.SIGINT, loop.opts[0].wait, of=lines)
+
+    for at in hit(NEVER)[1].last_times:
+        loop, outcome = hit(at)
+        assert isinstance(outcome.error, KeyboardInterrupt), outcome.shots
+        loop.train(1)
+        assert all(map(torch.equal, loop.values(), plainly_trained(3))), outcome.shots
 
 
 def test_a_capture_waits_and_turns_the_overlap_off() -> None:

@@ -38,14 +38,14 @@ class Outcome:
     """What came of a call with an injection.
 
     Attributes:
-        files: the package's file of each line, or call that returned, that was counted until the function ended or
-            the last shot.
+        lines: file:line, in the package, of each line, or call that returned, that was counted until the function
+            ended or the last shot.
         shots: where each shot hit, as file:line or file:line name.
         value, error: what the function returned or raised.
         unraisable: what was raised where nothing can rise (a finalizer) and Python dropped it.
     """
 
-    files: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
     shots: list[str] = field(default_factory=list)
     value: Any = None
     error: BaseException | None = None
@@ -54,30 +54,50 @@ class Outcome:
 
     @property
     def events(self) -> int:
-        return len(self.files)
+        return len(self.lines)
+
+    @property
+    def last_times(self) -> list[int]:
+        """The number of the last event at each line."""
+        return sorted({line: at for at, line in enumerate(self.lines, 1)}.values())
+
+    @property
+    def files(self) -> list[str]:
+        return [line.rpartition(":")[0] for line in self.lines]
 
 
-def interrupt_at(at: int | Sequence[int], number: int, function: Callable[[], Any]) -> Outcome:
+def interrupt_at(
+    at: int | Sequence[int],
+    number: int,
+    function: Callable[[], Any],
+    of: Sequence[Callable[..., Any]] = (),
+    handler: Callable[..., Any] | None = None,
+) -> Outcome:
     """Call ``function`` and raise signal ``number`` where the ``at``-th line begins (several: one after the other).
 
     The handlers are Python's own for SIGINT, and for any other signal one that raises :class:`Alarm`; afterwards they
     must be in their places.
+
+    Args:
+        of: functions whose lines count; none: all lines of the package do.
+        handler: what handles the signal in their place.
     """
     out = Outcome()
     lines = [at] if isinstance(at, int) else list(at)
+    codes = [each.__code__ for each in of]
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(PACKAGE):
+        if frame.f_code not in codes if codes else not frame.f_code.co_filename.startswith(PACKAGE):
             return None
         if event == "line":
-            out.files.append(_file(frame))
+            out.lines.append(_place(frame))
             if out.events in lines:
                 out.shots.append(_place(frame))
                 out.in_finalizer |= _in_finalizer(frame)
                 signal.raise_signal(number)  # its handler runs in here, where nothing is traced
         return trace
 
-    with _handlers(number), _unraisable(out), _restoring(sys.gettrace, sys.settrace):
+    with _handlers(number, handler), _unraisable(out), _restoring(sys.gettrace, sys.settrace):
         sys.settrace(trace)
         _call(function, out, lambda: sys.settrace(None))
     return out
@@ -95,7 +115,7 @@ def fail_at(at: int, error: BaseException, function: Callable[[], Any]) -> Outco
         if out.shots or not _is_fallible(frame, event, argument):
             return
         with lock:
-            out.files.append(_file(frame))
+            out.lines.append(_place(frame))
             hit = out.events == at
         if hit:
             out.shots.append(f"{_place(frame)} {getattr(argument, '__qualname__', '')}")
@@ -167,11 +187,11 @@ def _call(function: Callable[[], Any], out: Outcome, stop: Callable[[], None]) -
 
 
 @contextlib.contextmanager
-def _handlers(number: int) -> Iterator[None]:
+def _handlers(number: int, handler: Callable[..., Any] | None) -> Iterator[None]:
     def alarm(*_: Any) -> None:
         raise Alarm
 
-    ours = signal.default_int_handler if number == signal.SIGINT else alarm
+    ours = handler or (signal.default_int_handler if number == signal.SIGINT else alarm)
     before = signal.signal(number, ours)
     try:
         yield

@@ -1,12 +1,15 @@
-"""An interrupt at a line, or a failure of a call, while a step is queued or carried out: then training goes on.
+"""Interrupts, and failures of calls, while a step is queued or carried out: then training goes on.
 
 ``PAGEDOPT_EVERY_LINE`` as in ``test_faults.py``.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,17 +17,40 @@ from typing import Any
 import pytest
 import torch
 from file_support import open_files
-from injector import Outcome
+from injector import Outcome, interrupt_at
 from often import MARKS
 from overlapped import Loop
-from shots import EVERY, NEVER, assert_rose, failure_at, signal_at
+from overlapped_shots import (
+    TAKEN,
+    Prepare,
+    Shoot,
+    a_step,
+    an_evaluation,
+    at_lines_of,
+    carriers,
+    go_on,
+    hit,
+    plain,
+    ready,
+    taken,
+)
+from shots import EVERY, NEVER, failure_at, signal_at, two_at
+from stand_ins import raising, refusal
+from stray_signals import stray_signals
+from torch import nn
+
+from pagedopt.optim.overlap import overlap
+from pagedopt.optim.overlap.calls import Calls
+from pagedopt.optim.overlap.overlap import Overlap
+from pagedopt.optim.overlap.record import Record, Recorder
+from pagedopt.optim.step.queued import QueuedStep
+from pagedopt.optim.step.update import Update
 
 pytestmark = [
     pytest.mark.timeout(7200 if EVERY else 110),
     *MARKS[not EVERY],
-    pytest.mark.filterwarnings("ignore:this step was not queued.*no forward"),
+    pytest.mark.filterwarnings("ignore:this step was not queued.*(no forward|was detached)"),
 ]
-Shoot = Callable[[int, Callable[[], Any]], Outcome]
 
 
 @pytest.fixture(autouse=True)
@@ -34,60 +60,213 @@ def nothing_is_left(folder: Path) -> Iterator[None]:
     assert open_files(folder) == 0
 
 
-def ready(attached: bool = True) -> Loop:
-    """A model whose update is queued."""
-    loop = Loop()
-    loop.start(attached)
-    loop.train(3)
-    return loop
+def an_iteration(loop: Loop) -> Callable[[], Any]:
+    return functools.partial(loop.train, 1)
 
 
-@functools.cache
-def plain() -> list[list[torch.Tensor]]:
-    """Weights and state after 3, 4, … plain steps."""
-    loop = ready(attached=False)
-    return [loop.values(), *((loop.train(1), loop.values())[1] for _ in range(3))]
+#: What is done while a step is queued.
+ACTS: dict[str, Prepare] = {
+    "wait": lambda loop: loop.opts[0].wait,
+    "state_dict": lambda loop: loop.opts[0].state_dict,
+    "state_dict of the model": lambda loop: loop.models[0].state_dict,
+    "step": a_step,
+    "set_device_budget": lambda loop: functools.partial(loop.opts[0].set_device_budget, "50%"),
+    "zero_grad(False)": lambda loop: functools.partial(loop.opts[0].zero_grad, False),
+    "evaluation": an_evaluation,
+    "detach": lambda loop: loop.opts[0].detach,
+}
 
 
-def taken(loop: Loop) -> int:
-    """How many steps the weights and state are of."""
-    values = loop.values()
-    return next(3 + i for i, each in enumerate(plain()) if all(map(torch.equal, values, each)))
-
-
-def go_on(loop: Loop, outcome: Outcome, may_be_damaged: bool) -> None:
-    """All of a step is there or nothing of it, or the optimizer says that it is damaged; two more steps are right."""
-    try:
-        loop.opts[0].wait()
-    except Exception:
-        assert may_be_damaged
-    if loop.opts[0].damaged:
-        assert may_be_damaged, loop.opts[0].damaged
-        assert outcome.error is not None, "nobody heard of it"
-        with pytest.raises(RuntimeError, match="is damaged"):
-            loop.opts[0].step()
-        return
-    loop.number = taken(loop)
-    loop.opts[0].zero_grad()
-    loop.train(1)
-    loop.train(1) if loop.number < 6 else None
-    assert taken(loop) == loop.number
-
-
-@pytest.mark.parametrize(
-    ("shoot", "may_be_damaged"), [(signal_at, False), (failure_at, True)], ids=["signal", "failure"]
-)
+@pytest.mark.parametrize("shoot", [signal_at, failure_at])
 @pytest.mark.parametrize("shots", [4, pytest.param(60, marks=pytest.mark.long)])
-def test_an_iteration_is_hit(shoot: Shoot, may_be_damaged: bool, shots: int) -> None:
-    events = shoot(NEVER, functools.partial(ready().train, 1)).events
-    wrong = []
-    for at in range(1, events + 1, EVERY or events // shots):
+def test_an_iteration_is_hit(shoot: Shoot, shots: int) -> None:
+    hit(an_iteration, shoot, shots)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shoot", [signal_at, failure_at, two_at])
+@pytest.mark.parametrize("act", ACTS)
+def test_an_act_is_hit(act: str, shoot: Shoot) -> None:
+    hit(ACTS[act], shoot, 60)
+
+
+#: What may lose a step that is queued.
+FENCE = (
+    Overlap.wait, Overlap._finish, Overlap._end_of, overlap._wait_if_alive, QueuedStep.finish, QueuedStep.wait_for_all,
+    QueuedStep._reach,
+)  # fmt: skip
+
+
+def test_each_line_of_a_fence_is_hit() -> None:
+    hit(ACTS["wait"], at_lines_of(*FENCE))
+
+
+def _of_the_model(loop: Loop, outcome: Outcome, _: bool) -> None:
+    values = loop.models[0].state_dict().values()
+    assert all(map(torch.equal, values, plain()[0]))
+    assert not overlap._with_queued
+
+
+def test_each_line_of_a_fence_is_hit_while_the_optimizer_is_deleted() -> None:
+    """The model waits by itself."""
+    hit(lambda loop: loop.opts.clear, at_lines_of(*FENCE), judge=_of_the_model)
+
+
+def test_a_second_interrupt_while_a_step_is_queued() -> None:
+    """It has been taken, it has not, or it says that it is damaged: it is never carried out without being counted."""
+    hit(a_step, at_lines_of(Overlap._queue, QueuedStep.launch, QueuedStep.counted, Update.write_numbers, gap=1))
+
+
+def test_a_second_interrupt_whose_handler_saves_while_a_step_is_queued() -> None:
+    """It is told that the state is damaged, and does not raise; the step is taken, or says the same."""
+    told: list[str] = []
+
+    def shoot(at: int) -> tuple[Loop, Outcome]:
         loop = ready()
-        outcome = shoot(at, functools.partial(loop.train, 1))
-        try:
-            if not may_be_damaged:
-                assert_rose(outcome)
-            go_on(loop, outcome, may_be_damaged)
-        except Exception as error:
-            wrong.append(f"{at}: {outcome.shots} raised {outcome.error!r}: {type(error).__name__}: {error}")
-    assert not wrong, "\n".join(wrong)
+        step, handler = a_step(loop), lambda *_: told.append(refusal(loop.opts[0].state_dict))
+        lines = Overlap._queue, QueuedStep.counted, Update.write_numbers
+        return loop, interrupt_at((at, at + 1), signal.SIGINT, step, of=lines, handler=handler)
+
+    for at in shoot(NEVER)[1].last_times:
+        go_on(*shoot(at), may_be_damaged=True)
+    assert any("a step ended in the middle" in each for each in told)
+
+
+def test_a_fence_in_another_thread_waits_until_a_step_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_numbers, threads = Update.write_numbers, list[threading.Thread]()
+
+    def write(self: Update) -> None:
+        threads.append(threading.Thread(target=loop.models[0].state_dict))
+        threads[0].start()
+        threads[0].join(0.2)
+        write_numbers(self)
+
+    loop = ready()
+    step = a_step(loop)
+    monkeypatch.setattr(Update, "write_numbers", write)
+    step()
+    threads[0].join()
+    assert taken(loop) == TAKEN + 1
+
+
+def test_a_step_that_could_not_be_counted_stays_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No fence carries it out, and then says that all is well."""
+    loop = ready()
+    a_step(loop)
+    monkeypatch.setattr(Update, "write_numbers", raising(OSError("says the test")))
+    with pytest.raises(OSError, match="says the test"):
+        loop.opts[0].step()
+    loop.opts[0].wait()
+    assert "says the test" in loop.opts[0].damaged
+    assert all(map(torch.equal, loop.models[0].parameters(), plain()[0]))
+
+
+def test_an_error_between_two_launches_leaves_no_page_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even while the error is kept."""
+    loop = ready()
+    let_go = QueuedStep._let_go
+
+    def fail(self: QueuedStep, first: int, stop: int) -> None:
+        if first == 2:
+            raise OSError("says the test")
+        let_go(self, first, stop)
+
+    monkeypatch.setattr(QueuedStep, "_let_go", fail)
+    with pytest.raises(OSError, match="says the test") as raised:
+        loop.opts[0].wait()
+    assert not carriers()
+    assert "says the test" in loop.opts[0].damaged
+    assert raised.value
+
+
+def test_an_interrupt_does_not_swallow_misuse() -> None:
+    """It is told by the step that is interrupted, or by the next one."""
+
+    def misused(loop: Loop) -> Callable[[], Any]:
+        with torch.no_grad():
+            next(loop.models[0].parameters()).clamp_(-0.1, 0.1)
+        loop.gradients()
+        return loop.opts[0].step  # type: ignore[no-any-return]
+
+    def told(loop: Loop, outcome: Outcome, _: bool) -> None:
+        errors = outcome.error, outcome.error and outcome.error.__context__
+        assert "before it was waited for" in "".join(map(str, errors)) + refusal(loop.opts[0].step)
+
+    hit(misused, at_lines_of(Overlap.take, Overlap._finish, Overlap._end_of), judge=told)
+
+
+@pytest.mark.parametrize("fence", [overlap._before_exit, overlap._before_fork])
+def test_one_that_fails_or_is_interrupted_does_not_keep_others_from_being_carried_out(fence: Callable[[], Any]) -> None:
+    """Before a process ends, or forks: nobody is there to do it once more."""
+    for at in (1, 2, 5):
+        loops = [ready() for _ in range(3)]
+        broken: Any = loops[1].opts[0]._overlap.queued
+        broken.wait_for_all = raising(OSError("says the test"))
+        outcome = interrupt_at(at, signal.SIGINT, fence, of=(Overlap.wait, Overlap._finish))
+        assert isinstance(outcome.error, KeyboardInterrupt)
+        for each in (loops[0], loops[2]):
+            assert each.opts[0]._overlap.queued is None
+            assert all(map(torch.equal, each.models[0].parameters(), plain()[0]))
+        del broken.wait_for_all
+        assert taken(loops[1]) == TAKEN
+
+
+@pytest.mark.parametrize("rounds", [24, pytest.param(600, marks=pytest.mark.long)])
+def test_sigint_at_random_times(rounds: int) -> None:
+    """In a loop that saves after each step: what is counted has been taken, and nothing else."""
+    many = lambda width: [nn.Sequential(*(nn.LayerNorm(width) for _ in range(40)))]  # noqa: E731
+    loop, twin = ready(make=many), ready(False, many)
+    (opt,), (model,) = loop.opts, loop.models
+
+    def iteration() -> None:
+        opt.zero_grad()
+        loop.train(1)
+
+    def save() -> None:
+        copy.deepcopy(opt.state_dict())
+
+    hits = 0
+    with stray_signals(seed=rounds) as call:
+        while hits < rounds:
+            if call(iteration, 0.05) or call(save, 0.001):
+                hits += 1
+                loop.number = int(opt.state[next(model.parameters())]["step"])
+                twin.train(loop.number - twin.number)
+                assert all(map(torch.equal, loop.values(), twin.values())), f"after {hits} interrupts"
+    assert loop.hidden() > 0
+
+
+#: In the middle of what a signal handler may come, and calls itself.
+SHARED = (
+    Calls.push, Calls.pop, Calls.forget_ended, QueuedStep._reach, QueuedStep._carry_out, Overlap.enter, Overlap.leave,
+    Overlap._end_of,
+)  # fmt: skip
+
+
+RECORDED = Recorder.__torch_function__, Record.note, Calls.push, Calls.pop
+SOME = [pytest.param(TAKEN, SHARED, id="shared"), pytest.param(0, RECORDED, id="recorded")]
+ALL = [pytest.param(steps, (), id=f"all, behind {steps} steps", marks=pytest.mark.long) for steps in (TAKEN, 0)]
+
+
+@pytest.mark.parametrize(("steps", "of"), [*SOME, *ALL])
+def test_a_signal_handler_calls_the_model_and_saves(steps: int, of: tuple[Callable[..., Any], ...]) -> None:
+    """It may come at each line; an error in one of its calls, which it handles, harms nothing."""
+
+    def handle(loop: Loop) -> None:
+        with torch.no_grad():
+            with pytest.raises(RuntimeError, match="shapes"):
+                loop.models[0](torch.zeros(3, 7))
+            loop.models[0](loop.batch())
+        loop.opts[0].state_dict()
+
+    def shoot(at: int) -> tuple[Loop, Outcome]:
+        loop = ready(steps=steps)
+        handler = lambda *_: handle(loop)  # noqa: E731
+        return loop, interrupt_at(at, signal.SIGALRM, an_iteration(loop), of=of, handler=handler)
+
+    for at in shoot(NEVER)[1].last_times:
+        loop, outcome = shoot(at)
+        assert outcome.error is None, f"{outcome.shots}: {outcome.error!r}"
+        loop.train(max(0, TAKEN - loop.number))
+        assert taken(loop) == loop.number, outcome.shots
+        assert loop.opts[0]._overlap._calls.outermost is None, outcome.shots

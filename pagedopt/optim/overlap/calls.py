@@ -36,20 +36,24 @@ class Call:
 
 
 class Calls(threading.local):
-    """The stack of one thread, the outermost call first."""
+    """The stack of one thread, the outermost call first.
+
+    A signal handler may call modules at any line of this class.  When it returns, these calls have ended; so a method
+    reads the stack once and sets it once, whatever a handler has left there meanwhile.
+    """
 
     def __init__(self) -> None:
-        self._stack: list[Call] = []
+        self._stack: tuple[Call, ...] = ()
 
     @property
     def outermost(self) -> Call | None:
         """The outermost call; None outside of all."""
-        return self._stack[0] if self._stack else None
+        return next(iter(self._stack), None)
 
     @property
     def innermost(self) -> Call | None:
         """The innermost call; None outside of all."""
-        return self._stack[-1] if self._stack else None
+        return next(reversed(self._stack), None)
 
     def within_compiled(self) -> bool:
         """Return whether one of the calls is of a compiled module."""
@@ -58,24 +62,31 @@ class Calls(threading.local):
 
     def push(self, module: torch.nn.Module) -> Call:
         """A call has begun; called by a hook of the module.  Return the outermost call."""
-        self._stack.append(Call(module, _frame_of_call()))
-        return self._stack[0]
+        stack = self._stack = (*self._stack, Call(module, _frame_of_call()))
+        return stack[0]
 
     def pop(self, module: torch.nn.Module) -> bool:
-        """A call has ended, and all within it; return False if it is unknown."""
-        if not any(call.module is module for call in self._stack):
-            return False
-        while self._stack.pop().module is not module:
-            pass
-        return True
+        """A call has ended, and all within it; return False if it is unknown.
+
+        The hooks of a module may say so twice.  The second time it may be in another call, which goes on.
+        """
+        stack, caller = self._stack, _frame_of_call()
+        for at, call in reversed([*enumerate(stack)]):
+            if call.module is module:
+                if call.frame is not caller and _is_running(call.frame):
+                    return False
+                self._stack = stack[:at]
+                return True
+        return False
 
     def forget_ended(self) -> None:
         """Forget calls that ended without a word, and take recorders of such calls, whoever put them there, off torch's
         stack of modes."""
         recorders = [mode for mode in internals.function_modes() if isinstance(mode, Recorder)]
-        if not self._stack and not recorders:
+        stack = self._stack
+        if not stack and not recorders:
             return
-        last = self._stack[-1].frame if self._stack and not recorders else None
+        last = stack[-1].frame if stack and not recorders else None
         frames = set[int]()
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
@@ -86,12 +97,23 @@ class Calls(threading.local):
         for recorder in recorders:
             if id(recorder.frame) not in frames:
                 recorder.stop()
-        while self._stack and id(self._stack[-1].frame) not in frames:
-            self._stack.pop()
+        while stack and id(stack[-1].frame) not in frames:
+            stack = stack[:-1]
+        self._stack = stack
 
 
 def _frame_of_call() -> FrameType:
     """Return the frame of torch, or of :class:`hooks.Compiled`, that has called the hook."""
-    frame = sys._getframe(3)  # behind push() and Overlap.enter()
-    hook = hooks.Enter.__call__.__code__
-    return frame.f_back if frame.f_code is hook and frame.f_back is not None else frame
+    frame = sys._getframe(3)  # behind push() and Overlap.enter(), or pop() and leave()
+    return frame.f_back if frame.f_code in _HOOKS and frame.f_back is not None else frame
+
+
+_HOOKS = frozenset(hook.__call__.__code__ for hook in (hooks.Enter, hooks.Leave, hooks.Raised))
+
+
+def _is_running(frame: FrameType) -> bool:
+    """Return whether a frame is on the stack of this thread."""
+    found: FrameType | None = sys._getframe(1)
+    while found is not None and found is not frame:
+        found = found.f_back
+    return found is not None

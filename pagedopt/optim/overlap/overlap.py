@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import functools
 import os
 import sys
 import threading
@@ -17,6 +19,7 @@ import torch
 
 from ...system import internals
 from ...system.cuda.driver import Event
+from ...system.interrupts import Uninterrupted
 from ...system.warn import outside
 from ..state.rule_optimizer import RuleOptimizer, occurrences
 from ..step.launches import Launches, PreparedStep
@@ -56,7 +59,7 @@ class Overlap:
     """See :meth:`~pagedopt.PagedOptimizer.attach`."""
 
     def __init__(self, optimizer: RuleOptimizer) -> None:
-        self._optimizer = weakref.ref(optimizer)
+        self._optimizer = weakref.ref(optimizer, functools.partial(_wait_if_alive, weakref.ref(self)))
         self.report = OverlapReport()
         self.record = Record()
         self.queued: QueuedStep | None = None
@@ -66,7 +69,6 @@ class Overlap:
         self._missed: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # outermost, with unrecorded ones inside
         self._seen, self._off, self._misuse = False, "", ""
         self._first_launches = 0  # of the queued step: those of parameters that no record has seen
-        self._if_deleted: Any = None
         self._before_steps: Any = None
 
     def attach(self, model: torch.nn.Module) -> None:
@@ -121,8 +123,8 @@ class Overlap:
         if recorder is not None:
             recorder.stop()
             self._order(self.models.modules())
-        if self.queued is not None:
-            self.report.hidden += self.queued.wait_for_all()
+        if (queued := self.queued) is not None:
+            self._count("hidden", queued.wait_for_all())
         self._seen = self._seen or (whole and outermost.grad)
 
     def _begin(self, call: Call) -> None:
@@ -133,7 +135,8 @@ class Overlap:
             self._captured()
         modules = self.models.modules()
         hooks.wrap_compiled(modules, self)
-        if self.queued is not None and not self.queued.all_passed:
+        queued = self.queued
+        if queued is not None and not queued.all_passed:
             if not self.models.comes_first(module):
                 self._misuse = self._misuse or "a hook was put in front of those of attach() and has run"
             self._hook_anew(modules)
@@ -144,8 +147,8 @@ class Overlap:
                 self._missed.discard(module)
                 call.recorder = Recorder(self.models, call.frame, self._note)
                 call.recorder.start()
-        elif self.queued is not None:
-            self._count("waited", self.queued.wait_for_first(self._first_launches))
+        elif queued is not None:
+            self._count("waited", queued.wait_for_first(self._first_launches))
 
     def _note(self, slots: list[Slot] | None) -> None:
         """A function of torch was given a parameter, or a tensor whose memory cannot be told, in a recorded call."""
@@ -219,20 +222,17 @@ class Overlap:
             raise RuntimeError("a copy of a model whose update is queued: call optimizer.wait() before")
 
     def _finish(self, kind: _Kind) -> None:
-        queued = self.queued
-        if queued is None:
-            return
-        try:
+        if (queued := self.queued) is not None:
             self._count(kind, queued.finish())
-        finally:
-            self._end_of(queued)
+            self._end_of(queued)  # not in a `finally`: after an interrupt the next fence waits for what is left
 
     def _end_of(self, queued: QueuedStep) -> None:
-        self._misuse = self._misuse or queued.misuse
-        if self.queued is queued:
-            self.queued = None
-        if self._if_deleted is not None:
-            self._if_deleted.detach()
+        """Forget a step that is done, unless another thread has.  After an interrupt all of this is done again."""
+        with queued.lock:
+            if self.queued is queued:
+                self._misuse = self._misuse or queued.misuse
+                _with_queued.discard(self)
+                self.queued = None
 
     def traced(self) -> None:
         """A compiler traces hooks; those within a compiled module have been waited for as a whole."""
@@ -254,8 +254,12 @@ class Overlap:
     def take(self, step: PreparedStep) -> Launches | None:
         """Take a prepared step: queue it if the forward before it was seen, else carry it out."""
         if misuse := self._misuse:
-            self._misuse = ""
-            raise RuntimeError(f"since the last step, which was queued, {misuse} before it was waited for. {_ADVICE}")
+            said = f"since the last step, which was queued, {misuse} before it was waited for"
+            try:
+                raise RuntimeError(f"{said}. {_ADVICE}")
+            except RuntimeError:
+                self._misuse = ""  # not before: an interrupt would leave it untold
+                raise
         why = self._why_plain(step)
         if not why:
             self._say_who_is_outside(step.optimizer)
@@ -276,15 +280,18 @@ class Overlap:
         return why_not(step)
 
     def _queue(self, step: PreparedStep) -> None:
-        device = step.updates[0].sweep.device
         self._seen = False
-        queued = self.queued = QueuedStep(step, _side(device) if device.type == "cuda" else None, self._events)
-        self._if_deleted = weakref.finalize(step.optimizer, queued.finish)
-        self._if_deleted.atexit = False  # see _before_exit()
-        for update in step.updates:
-            update.sweep.begun = True  # from now on an error leaves the state damaged
-            update.write_numbers()
-        queued.watch()
+        queued = QueuedStep(step, _side(step.updates[0].sweep.device), self._events)
+        with queued.lock:  # fences in other threads wait until it is counted
+            self.queued = queued  # before it is launched: whatever is raised, the next fence waits for that
+            _with_queued.add(self)
+            queued.launch()
+            for update in step.updates:
+                update.sweep.begun = True  # from now on an error leaves the state damaged
+                update.write_numbers()
+            queued.counted()
+            if self.queued is not queued:
+                raise RuntimeError("behind a second Ctrl-C a signal handler has waited for a step that was not counted")
         self._wait_for_outside(queued)
 
     def _say_who_is_outside(self, optimizer: RuleOptimizer) -> None:
@@ -311,14 +318,24 @@ _ADVICE = (
     "Call optimizer.wait() before such a line, and before code of a compiler, a CUDA graph or m.forward(x), which call "
     "no hooks; optimizer.watch_reads() finds the line. The step that was asked for now was not taken"
 )
+#: Overlaps whose step is queued.  They outlive their optimizers until it is done.
+_with_queued: set[Overlap] = set()
 _sides: dict[torch.device, torch.cuda.Stream] = {}
 
 
-def _side(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream of queued steps on a device; optimizers share it."""
+def _side(device: torch.device) -> torch.cuda.Stream | None:
+    """Return the stream of queued steps on a device, which optimizers share; None on a CPU."""
+    if device.type == "cpu":
+        return None
     if device not in _sides:
         _sides[device] = torch.cuda.Stream(device)
     return _sides[device]
+
+
+def _wait_if_alive(overlap: weakref.ref[Overlap], _: object) -> None:
+    """Wait for the queued step of an optimizer that has died: the model's parameters are read without it."""
+    if (alive := overlap()) is not None:
+        alive.wait()
 
 
 def _first_before_steps(optimizer: RuleOptimizer, overlap: Overlap) -> Any:
@@ -350,15 +367,20 @@ def wait_for_others(step: PreparedStep, own: Overlap | None) -> None:
 
 def _before_fork() -> None:
     """Carry out what is queued on CPUs: a child must neither do it again nor read what has not been done."""
-    for overlap in hooks.all_known():
-        if (queued := overlap.queued) is not None and queued.on_host:
-            overlap.wait()
+    on_host = (each for each in list(_with_queued) if (queued := each.queued) is not None and queued.on_host)
+    _wait_for_each(on_host)
 
 
 def _before_exit() -> None:
     """Finish what is queued, while there still are threads that carry pages, and before what users do at exit."""
-    for overlap in hooks.all_known():
-        overlap.wait()
+    _wait_for_each(list(_with_queued))
+
+
+def _wait_for_each(overlaps: Iterable[Overlap]) -> None:
+    """Wait for the queued steps of all, even if one fails or a signal comes meanwhile."""
+    with Uninterrupted(gives_way=True), contextlib.ExitStack() as stack:
+        for overlap in overlaps:
+            stack.callback(overlap.wait)
 
 
 os.register_at_fork(before=_before_fork)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -87,6 +88,9 @@ class QueuedStep:
     On a CPU a launch is carried out when somebody waits for a parameter that it, or one behind it, updates.  On a GPU
     all launches are in a stream of their own, and who waits is the current stream.
 
+    The caller calls :meth:`launch`, counts the step, and calls :meth:`counted`.  Only then is there something to wait
+    for.  After an error or an interrupt :meth:`finish` may be called again: it waits for what is left.
+
     Args:
         step: its checks are done; see :func:`why_not`.
         side: the stream of the launches; None on a CPU.
@@ -94,8 +98,9 @@ class QueuedStep:
 
     Attributes:
         begun: how many launches somebody has waited for, or has carried out.
-        total: the number of launches.
+        total: the number of launches that can be waited for: all of them, or none until the step is counted.
         misuse: what was done, before its launch, to a parameter or gradient of this step; or "".
+        lock: a reentrant one, for all that may not happen in two threads at once.
     """
 
     def __init__(self, step: PreparedStep, side: torch.cuda.Stream | None, events: list[Event]) -> None:
@@ -103,35 +108,43 @@ class QueuedStep:
         self._pairs = _pairs(step.updates)  # by launch: parameters that it is the last one for, with their gradients
         self._pending: list[list[Pending]] = []  # the same, since the step was counted
         self._last: dict[int, int] = {}  # by memory of a parameter: its last launch
-        for number, pairs in enumerate(self._pairs):
-            self._last.update((memory, number) for p, _ in pairs if (memory := memory_of(p)) is not None)
-        self.begun, self.total, self.misuse = 0, len(self._pairs), ""
-        self._lock, self._process = threading.RLock(), os.getpid()
+        self.begun, self.total, self.misuse = 0, 0, ""
+        self.lock, self._process = threading.RLock(), os.getpid()
         self._state = [tuple(entry.values()) for entry in step.entries]  # launches may run when it is replaced
         self._side, self._events = side, events
         self._looked = 0  # launches before which _look() has looked
         self._versions, self._counters = step.optimizer.store.versions, list[tuple[torch.Tensor, int]]()
         self._shared: set[int | None] = set()  # memory of several parameters, which may have one version
         self._waits: dict[int, int] = {}  # by stream: launches that it has waited for
-        launches = _launches(step.updates, step.ready.arenas)
-        self._launches: Iterator[None] | None = launches
+        self._launches: Generator[None] | None = _launches(step.updates, step.ready.arenas)
         if side is not None:
             self._owner = torch.cuda.current_stream(side.device)
-            self._launch_on(side, launches)
-            self._launches = None
 
-    def watch(self) -> None:
-        """Remember parameters and gradients as they are, now that the step is counted."""
-        self._pending = [[Pending.of(p, grad) for p, grad in pairs] for pairs in self._pairs]
-        self._pairs = []
+    def launch(self) -> None:
+        """On a GPU, queue all launches; after an error, let the current stream wait for those that were queued."""
+        if self._side is not None and self._launches is not None:
+            try:
+                self._launch_on(self._side, self._launches)
+            except BaseException:
+                self.finish()
+                raise
+
+    def counted(self) -> None:
+        """Remember parameters and gradients as they are, now that the step is counted; fences wait from now on."""
+        pending = [[Pending.of(p, grad) for p, grad in pairs] for pairs in self._pairs]
+        uses, last = Counter[int | None](), dict[int, int]()
+        for number, pairs in enumerate(self._pairs):
+            memories = [memory_of(p) for p, _ in pairs]
+            uses.update(memories)
+            last.update((memory, number) for memory in memories if memory is not None)
         self._counters = [(each, each._version) for each in self._versions.counters]
-        uses = Counter(memory_of(each.param) for launch in self._pending for each in launch)
         self._shared = {memory for memory, count in uses.items() if count > 1}
+        self._pairs, self._pending, self._last, self.total = [], pending, last, len(pending)  # all at once, or nothing
 
-    def _launch_on(self, side: torch.cuda.Stream, launches: Iterator[None]) -> None:
+    def _launch_on(self, side: torch.cuda.Stream, launches: Generator[None]) -> None:
         """Queue all launches on a stream, behind what the current stream has been given, each with an event."""
         side.wait_stream(self._owner)
-        with torch.cuda.stream(side):
+        with torch.cuda.stream(side), contextlib.closing(launches):  # to close it brings fetched pages back
             for number, _ in enumerate(launches):
                 if number == len(self._events):
                     self._events.append(Event(side.device_index))
@@ -139,8 +152,8 @@ class QueuedStep:
 
     @property
     def on_host(self) -> bool:
-        """Whether fences carry out the launches, and some are left."""
-        return self._launches is not None
+        """Whether fences carry out the launches."""
+        return self._side is None
 
     @property
     def all_begun(self) -> bool:
@@ -200,7 +213,7 @@ class QueuedStep:
 
     def finish(self) -> int:
         """Wait for all updates, and until every page is back; return how many more launches have begun."""
-        with self._lock:
+        with self.lock:
             more = self.wait_for_all()
             if self._side is not None:
                 torch.cuda.current_stream(self._side.device).wait_stream(self._side)
@@ -213,21 +226,20 @@ class QueuedStep:
         if self._side is None:
             self.finish()
             return
-        with self._lock, relaxed_capture():  # else CUDA allows no wait while any stream is captured
+        with self.lock, relaxed_capture():  # else CUDA allows no wait while any stream is captured
+            self._look(self.total)
             self._side.synchronize()
             self.begun = self.total
             self._drop()
 
     def _reach(self, stop: int) -> int:
         """Wait for the first launches; return how many more have begun."""
-        with self._lock:
+        with self.lock:
             before = self.begun
-            self._look(stop)
             if self._side is not None:
-                if stop:
-                    self._hold(self._side, stop)
+                self._hold(self._side, stop)
             elif self._launches is not None and stop > before:
-                self._carry_out(self._launches, stop)
+                self._carry_out(stop)
             return self.begun - before
 
     def _look(self, stop: int) -> None:
@@ -236,8 +248,7 @@ class QueuedStep:
         Then raise the versions of the other parameters: if one was read too early and autograd has saved it, the
         backward raises RuntimeError.
         """
-        first, self._looked = self._looked, max(stop, self._looked)
-        pending = [each for launch in self._pending[first:stop] for each in launch]
+        pending = [each for launch in self._pending[self._looked : stop] for each in launch]
         if not pending:
             return
         as_they_were = []
@@ -248,16 +259,21 @@ class QueuedStep:
                 as_they_were.append(each.param)
         if any(counter._version != version for counter, version in self._counters):
             self.misuse = self.misuse or "state was written"
+        self._looked = stop  # not before, for misuse would be lost by an interrupt; nor later: our own would be misuse
         torch.autograd.graph.increment_version(as_they_were)
 
-    def _carry_out(self, launches: Iterator[None], stop: int) -> None:
+    def _carry_out(self, stop: int) -> None:
         """Carry out launches on a CPU; behind the last, write pages back."""
         if os.getpid() != self._process:
             raise RuntimeError("this process was forked while a step was queued: call optimizer.wait() before")
         optimizer = self._optimizer()
         with Uninterrupted(gives_way=True):
+            launches = self._launches
+            if launches is None:  # a signal handler has just carried them out
+                return
+            self._look(stop)
             if optimizer is not None:
-                optimizer.damaged = "a queued step ended in the middle"
+                damaged, optimizer.damaged = optimizer.damaged, "a queued step ended in the middle"
             try:
                 while self.begun < stop:
                     next(launches)
@@ -268,22 +284,24 @@ class QueuedStep:
                     self._drop()
             except BaseException as error:
                 self._drop()
+                launches.close()  # brings fetched pages back; now, and not when the traceback is dropped
                 if optimizer is not None:
                     optimizer.damaged = f"a queued step failed in the middle ({type(error).__name__}: {error})"
                 raise
             if optimizer is not None:
-                optimizer.damaged = ""
+                optimizer.damaged = damaged  # not empty if this step could not be counted
 
     def _hold(self, side: torch.cuda.Stream, stop: int) -> None:
         """Let the current stream wait for launches, and give back gradients if it is the one that they came from."""
         current = _current(side)
         passed = self._waits.get(current, 0)
         if passed < stop:
+            self._look(stop)
             self._events[stop - 1].hold(current)
-            self._waits[current] = stop
+            self.begun = max(self.begun, stop)
             if current == self._owner.cuda_stream:
                 self._let_go(passed, stop)
-            self.begun = max(self.begun, stop)
+            self._waits[current] = stop  # last: after an interrupt all of this is done again
 
     def _let_go(self, first: int, stop: int) -> None:
         """Give back the gradients of launches."""
@@ -313,7 +331,7 @@ def _pairs(updates: Sequence[Update]) -> list[list[tuple[torch.Tensor, torch.Ten
     return pairs
 
 
-def _launches(updates: Sequence[Update], arenas: Sequence[Arena]) -> Iterator[None]:
+def _launches(updates: Sequence[Update], arenas: Sequence[Arena]) -> Generator[None]:
     """Carry out all updates; yield behind each launch."""
     for update in updates:
         yield from update.passes(arenas)
