@@ -339,7 +339,8 @@ class _Functions(TorchFunctionMode):
         return made
 
     def _to(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        tensor, *rest = args
+        given, *rest = args
+        tensor, copy = given, kwargs.pop("copy", False)
         if func in _TO:
             device, dtype = _TO[func], None
         elif isinstance(example := rest[0] if rest else kwargs.get("other"), torch.Tensor):
@@ -348,7 +349,8 @@ class _Functions(TorchFunctionMode):
             device, dtype, *_ = torch._C._nn._parse_to(*rest, **kwargs)
         if device is not None and (device.type == "cuda") != self.card.has(tensor):
             tensor = _Moved.apply(tensor, self.card)
-        return tensor if dtype is None else tensor.to(dtype)
+        tensor = tensor if dtype is None else tensor.to(dtype)
+        return tensor.clone() if copy and tensor is given else tensor
 
     def _numpy(self, tensor: torch.Tensor, **_: Any) -> Any:
         if self.card.has(tensor):

@@ -1,0 +1,230 @@
+"""Errors and interrupts while a step is queued, and at its fences, on a played card: nobody comes too early after them.
+
+``PAGEDOPT_EVERY_LINE`` as in ``test_faults.py``.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from injector import Outcome, interrupt_at
+from often import MARKS
+from played_runs import Ends, Run, ends_of, play
+from shots import EVERY, NEVER
+from stand_ins import raising
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from pagedopt.optim.overlap.overlap import Overlap
+from pagedopt.optim.step.queued import QueuedStep
+
+pytestmark = [
+    pytest.mark.timeout(7200 if EVERY else 120),
+    *MARKS[not EVERY],
+    pytest.mark.filterwarnings("ignore:this step was not queued.*no forward"),
+]
+WIDTH = 40
+
+
+class Training:
+    """Of two layers, attached if they are on a card; one step has been taken."""
+
+    def __init__(self, run: Run) -> None:
+        torch.manual_seed(5)
+        self.model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)).to(run.device)
+        self.optimizer = run.adamw(self.model.parameters(), device_budget=0)
+        if run.card is not None:
+            self.optimizer.attach(self.model)
+        self.batch = run.numbers(4, WIDTH)
+        self.step()
+        dicts = [self.model.state_dict(), self.optimizer.state_dict()]
+        self._saved = tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, dicts)
+
+    def gradients(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(self.batch).square().mean().backward()
+
+    def step(self) -> None:
+        self.gradients()
+        self.optimizer.step()
+
+    def restore(self) -> None:
+        """Begin behind the first step again."""
+        self.model.load_state_dict(self._saved[0])
+        self.optimizer.load_state_dict(self._saved[1])
+
+    def prepared(self) -> Callable[[], Any]:
+        """The second step, without the fence that it begins with."""
+        self.gradients()
+        self.optimizer.wait()
+        return self.optimizer.step  # type: ignore[no-any-return]
+
+    def go_on(self) -> None:
+        """Read parameters, behind no fence if state is damaged; forget gradients; take steps until there are three."""
+        if not self.optimizer.damaged:
+            self.optimizer.wait()
+        for p in self.model.parameters():
+            p.detach().clone()
+        self.optimizer.zero_grad()
+        if self.optimizer.damaged:
+            self.restore()
+        while min(int(entry["step"]) for entry in self.optimizer.state.values()) < 3:
+            self.step()
+
+    def ends(self) -> Ends:
+        self.optimizer.wait()
+        return ends_of(self.model.parameters(), self.optimizer)
+
+
+Places = Callable[[Training], Iterable[int]]
+Round = Callable[[Training, int], object]
+
+
+def play_rounds(monkeypatch: pytest.MonkeyPatch, places: Places, hit: Round, behind: Round) -> None:
+    """On one card, at each place: hit the second step, then nothing is at fault, and the end is that of a CPU.
+
+    Args:
+        places: where to hit; called with a training that may be used up.
+        hit: called with a training behind its first step, and the place.
+        behind: what is done then.
+    """
+    rounds = 0
+
+    def act(run: Run) -> Ends:
+        nonlocal rounds
+        training = Training(run)
+        if run.card is None:
+            training.go_on()
+            return training.ends() * rounds
+        ends: Ends = []
+        for at in places(training):
+            training.restore()
+            hit(training, at)
+            behind(training, at)
+            assert not run.card.faults, f"{at}: {run.card.faults}"
+            ends += training.ends()
+            rounds += 1
+        return ends
+
+    play(monkeypatch, act, {})
+    assert rounds > 2
+
+
+def go_on(training: Training, _: int) -> None:
+    training.go_on()
+
+
+def wait_and_go_on(training: Training, _: int) -> None:
+    training.optimizer.wait()
+    training.go_on()
+
+
+def test_an_error_in_the_middle_of_queueing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current stream has waited for what was queued."""
+
+    def places(training: Training) -> Iterable[int]:
+        return range(len(training.optimizer._overlap._events))
+
+    def hit(training: Training, at: int) -> None:
+        step = training.prepared()
+        with monkeypatch.context() as patched:
+            patched.setattr(training.optimizer._overlap._events[at], "record", raising(OSError("says the test")))
+            with pytest.raises(OSError, match="says the test"):
+                step()
+        assert "says the test" in training.optimizer.damaged
+
+    play_rounds(monkeypatch, places, hit, go_on)
+
+
+Begin = Callable[[Training], Callable[[], Any]]
+
+
+def interrupts(begin: Begin, *of: Callable[..., Any], before: Sequence[int] = ()) -> tuple[Places, Round]:
+    """Places and what hits them: Ctrl-C at each line of some functions, when it runs last, in what ``begin`` returns.
+
+    Args:
+        before: lines that are hit in each round.
+    """
+
+    def shoot(training: Training, at: int) -> Outcome:
+        return interrupt_at((*before, at), signal.SIGINT, begin(training), of=of)
+
+    def places(training: Training) -> list[int]:
+        return shoot(training, NEVER).last_times
+
+    def hit(training: Training, at: int) -> None:
+        assert isinstance(shoot(training, at).error, KeyboardInterrupt)
+
+    return places, hit
+
+
+def test_a_second_interrupt_while_a_step_is_queued(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first is deferred; behind the second the current stream has waited."""
+    lines = QueuedStep.launch, QueuedStep._launch_on
+    play_rounds(monkeypatch, *interrupts(Training.prepared, *lines, before=[1]), go_on)
+
+
+def test_interrupts_while_the_stream_is_made_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an error in the middle of queueing: the next fence does it."""
+
+    def begin(training: Training) -> Callable[[], Any]:
+        step, event = training.prepared(), training.optimizer._overlap._events[1]
+
+        def act() -> None:
+            with monkeypatch.context() as patched:
+                patched.setattr(event, "record", raising(OSError("says the test")))
+                step()
+
+        return act
+
+    lines = QueuedStep.launch, QueuedStep.finish, QueuedStep._reach, QueuedStep._drop
+    play_rounds(monkeypatch, *interrupts(begin, *lines, before=[1]), wait_and_go_on)
+
+
+def evaluate(training: Training) -> None:
+    with torch.no_grad():
+        training.model(training.batch)
+
+
+@pytest.mark.parametrize("act", [lambda t: t.optimizer.wait(), evaluate], ids=["wait", "forward"])
+def test_an_interrupt_at_a_fence(monkeypatch: pytest.MonkeyPatch, act: Callable[[Training], object]) -> None:
+    """Gradients are not given back too early, and what may be done behind the next forward is not taken for misuse."""
+
+    def begin(training: Training) -> Callable[[], Any]:
+        training.step()
+        training.optimizer.zero_grad()
+        return lambda: act(training)
+
+    def behind(training: Training, _: int) -> None:
+        evaluate(training)
+        with torch.no_grad():
+            for p in training.model.parameters():
+                p.mul_(1)
+        training.go_on()
+
+    lines = QueuedStep._hold, QueuedStep._let_go, QueuedStep.finish, QueuedStep._drop, Overlap._finish, Overlap._end_of
+    play_rounds(monkeypatch, *interrupts(begin, *lines), behind)
+
+
+def test_misuse_before_a_capture_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host waits for the step, as the stream cannot."""
+
+    def act(run: Run) -> Ends:
+        training = Training(run)
+        training.step()
+        if run.card is not None:
+            with torch.no_grad():
+                next(training.model.parameters()).clamp_(-0.1, 0.1)
+            graph = torch.cuda.CUDAGraph()
+            with torch.no_grad(), torch.cuda.graph(graph):
+                training.model(training.batch)
+            with pytest.raises(RuntimeError, match="a parameter was written before it was waited for"):
+                training.optimizer.step()
+            run.card.order.faults.clear()  # the misuse itself
+        return []
+
+    play(monkeypatch, act, {})
