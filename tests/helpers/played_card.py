@@ -38,8 +38,8 @@ _CACHED = (
     (kernels, "norm_kernel"), (kernels, "prologue_kernel"),
 )  # fmt: skip
 _TABLES: tuple[tuple[Any, str, Callable[[], Any]], ...] = (
-    (movers, "_rings", dict), (overlap, "_sides", dict), (overlap, "_with_queued", set), (virtual, "device_pages", dict),
-    (sharing, "ranges", dict), (slabs, "_pool", slabs._Pool), (warn, "_said", set),
+    (movers, "_rings", dict), (overlap, "_sides", dict), (overlap, "_with_queued", set), (sharing, "ranges", dict),
+    (virtual, "device_pages", dict), (slabs, "_pool", slabs._Pool), (warn, "_said", set),
 )  # fmt: skip
 
 
