@@ -72,7 +72,7 @@ def test_it_runs_as_it_stands(name: str, text: str, files: dict[str, Any], capsy
         for i, p in enumerate(names["model"].parameters()):
             assert torch.equal(optimizer.state[p]["exp_avg_sq"], expected[i]["exp_avg_sq"])
             assert float(optimizer.state[p]["step"]) == 1
-    if "attach(" in text:
+    if "overlap_report(" in text:
         report = names["optimizer"].overlap_report()
         assert report.hidden > report.waited, "the example hides what it is about"
     if "print(" in text:

@@ -18,7 +18,7 @@ def test_tables_keep_their_units_on_60_columns() -> None:
     ours = {
         "optimizer": "PagedAdamW", "final_train_loss": 1.2345, "validation_loss": 1.2345, "tokens_per_second": 123456.7,
         "optimizer_step_ms": times, "whole_step_ms": times, "state_bytes": places, "state": "resident",
-        "measured_bytes": places, "losses": [1.2345],
+        "measured_bytes": places, "losses": [1.2345], "queued": False,
     }  # fmt: skip
     for table in (progress_report.table, spill.table):
         words = []
