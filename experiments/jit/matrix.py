@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from experiments.harness.revision import ROOT
-from experiments.lab import Bar, Row, Run, Table
+from experiments.lab import Bar, Row, Rows, Run, Text
 from experiments.works import wheels
 
 CPU_ONLY = True
@@ -60,10 +60,11 @@ def measure(run: Run) -> Iterator[Row]:
         }
 
 
-TABLES = [
-    Table("{machines} machines, asked of pip one by one", {
-        "what is shipped": "says", "compiled for each": "over", "wheels": "wheels", "machines served": "served",
-        "the first tag": "tag",
-    })
-]  # fmt: skip
+def counted(rows: Rows) -> str:
+    """Wheels of each kind, and how many machines they serve."""
+    kinds = "; ".join("{says}: {wheels} (for {served})".format(**row) for row in rows)
+    return f"Wheels that pip takes, asked for each of {rows[0]['machines']} machines, and how many they serve: {kinds}."
+
+
+TEXTS = [Text("matrix", counted)]
 BARS = [Bar("wheels of ours", "wheels", at_most=1, kind=OURS)]

@@ -14,7 +14,7 @@ import venv
 from collections.abc import Iterator
 from pathlib import Path
 
-from experiments.lab import Row, Run, Table, yes_or_no
+from experiments.lab import Row, Rows, Run, Text
 from experiments.works.wheels import pip, put
 
 CPU_ONLY = True
@@ -47,9 +47,11 @@ def measure(run: Run) -> Iterator[Row]:
             }
 
 
-TABLES = [
-    Table("one environment, line after line", {
-        "typed": "typed", "exit status": "code", "pip's report": "installed", "host then": "host",
-        "a warning or an error": yes_or_no("warned"),
-    })
-]  # fmt: skip
+def line_after_line(rows: Rows) -> str:
+    """Which host each line leaves, and what pip says of it."""
+    ends = {(0, False): "", (0, True): ", with a warning"}
+    lines = (f"`{row['typed']}`: {row['host']}{ends.get((row['code'], row['warned']), ', refused')}" for row in rows)
+    return f"The host that each line leaves, with an add-on compiled for host 1.0: {'; '.join(lines)}."
+
+
+TEXTS = [Text("resolver", line_after_line)]
