@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from experiments.harness.child import Child
-from experiments.lab import Bar, Grid, Plot, Row, Rows, Run, Table
+from experiments.lab import Bar, Plot, Row, Rows, Run, Table
 from experiments.works.memory_kinds import DEVICE, KINDS, MANAGED, NBYTES, PAGEABLE, PINNED, RANGE, REGISTERED, memory
 
 NEEDS_GPU = True
@@ -141,8 +141,6 @@ TABLES = [
         "direction": "direction", "pairs that it fits": "fitting", "of these not right": "failed",
         "other pairs": "others", "right all the same": "right", "refused": "refused", "wrong data or a crash": "worse",
     }),
-    Grid("by cudaMemcpyAsync", "pair", "direction", "outcome", "from → to", heading=str,
-         where={"what": "pair", "call": ASYNC}),
 ]  # fmt: skip
 BARS = [Bar("copies without a direction, or by Default, that are not right", "default", at_most=0, what="all")]
 TITLE = """cudaMemcpyAsync from one kind of memory (down) to another (across), by direction

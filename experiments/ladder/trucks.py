@@ -205,8 +205,12 @@ class Peaks(Lines):
 GRID: dict[str, Any] = {"down": "way", "across": "size", "corner": "b, tensors in a group"}
 TABLES = [
     Grid(f"{{work}} on {{device}} ({{key}}): {said}", cell=cell, where={"key": key}, **GRID)
-    for key in ("trips cost", "bytes cost")
-    for said, cell in (("ms a step, {clock}", ms("time")), ("kernels", "kernels"), ("MiB at the peak", mib("extra")))
+    for key, said, cell in (
+        ("trips cost", "ms a step, {clock}", ms("time")),
+        ("bytes cost", "ms a step, {clock}", ms("time")),
+        ("bytes cost", "kernels", "kernels"),
+        ("bytes cost", "MiB at the peak", mib("extra")),
+    )
 ]
 BARS = [
     Bar("trips are 512 / b, off by", "off", at_most=0),

@@ -82,8 +82,9 @@ def tables(lists: int, name: str) -> Iterator[Grid]:
         if lists == AN_OPTIMIZER or mode == "rewritten":
             yield ways.on_grid(f"transports, {name}, {words}: wall µs", "wall", lists=lists, mode=mode)
     yield ways.on_grid(f"transports, {name}, rewritten: GPU µs", "gpu", lists=lists, mode="rewritten")
-    title = f"transports, {name}, rewritten: launches, bytes copied explicitly"
-    yield ways.on_grid(title, ways.traffic, lists=lists, mode="rewritten")
+    if lists == AN_OPTIMIZER:
+        title = f"transports, {name}, rewritten: launches, bytes copied explicitly"
+        yield ways.on_grid(title, ways.traffic, lists=lists, mode="rewritten")
 
 
 TABLES = [table for lists, name in LISTS.items() for table in tables(lists, name)]

@@ -147,8 +147,8 @@ def sentence(rows: Rows) -> str:
 
 TABLES = [
     Table("W values at once in blocks of {threads:,} threads, {arch}", by=("threads",), columns={
-        "W": "width", "registers": "registers", "stack, B": "stack", "spill stores, B": "spill_stores",
-        "spill loads, B": "spill_loads", "compiled in ms": "compile_ms", "fused ms": ms("one"),
+        "W": "width", "registers": "registers", "spill stores, B": "spill_stores", "spill loads, B": "spill_loads",
+        "fused ms": ms("one"),
         "two passes ms": ms("two"), "fused ÷ two passes": "of_passes",
     })
 ]  # fmt: skip
