@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -54,10 +55,8 @@ def _nothing(*_: Any, **__: Any) -> Any:
     return None
 
 
-def _no_last_wait(self: Overlap, module: torch.nn.Module, whole: bool = True) -> None:
-    queued, self.queued = self.queued, None
-    leave(self, module, whole)
-    self.queued = queued
+def _not_at_the_end(self: QueuedStep) -> int:
+    return 0 if sys._getframe(1).f_code is Overlap.leave.__code__ else wait_for_all(self)
 
 
 def _behind_other_hooks(self: Models, module: torch.nn.Module) -> None:
@@ -68,7 +67,7 @@ def _behind_other_hooks(self: Models, module: torch.nn.Module) -> None:
     overlap._hook_anew = lambda _: None
 
 
-leave = Overlap.leave
+wait_for_all = QueuedStep.wait_for_all
 
 
 #: What is taken out, and the loop that shows it.
@@ -78,7 +77,7 @@ FENCES: dict[str, tuple[object, str, Callable[..., Any], str]] = {
     "the record, in out_proj": (Record, "read_by", lambda *_: (), "attention"),
     "the record, in F.linear": (Record, "read_by", lambda *_: (), "functional"),
     "before other hooks": (Models, "hook", _behind_other_hooks, "old weight_norm"),
-    "the end of the forward": (Overlap, "leave", _no_last_wait, "regularizer"),
+    "the end of the forward": (QueuedStep, "wait_for_all", _not_at_the_end, "regularizer"),
     "unrecorded modules": (Record, "knows", lambda self, _: bool(self._training), "late"),
     "parameters outside": (Overlap, "_wait_for_outside", _nothing, "encoder outside"),
     "memory that cannot be told": (queued_steps, "cannot_be_told", lambda _: False, "transforms"),
