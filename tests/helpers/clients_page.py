@@ -23,12 +23,6 @@ from typing import Any
 import pytest
 from paths import ROOT
 
-from experiments.harness import fingerprint
-from experiments.harness.question import Question
-from experiments.lab import Rows
-from experiments.step import fsdp2
-from experiments.step.sharded_process import AWAY, LINK, OURS
-
 PAGE = ROOT / "notes" / "clients.md"
 RAW = ROOT / "notes" / "raw" / "clients.json"
 FSDP2 = ROOT / "experiments" / "results" / "fsdp2-nvidia-h100-80gb-hbm3.json"
@@ -152,6 +146,12 @@ def page() -> str:
 
 def _iterations() -> str:
     """What ``python -m experiments fsdp2`` has measured."""
+    from experiments.harness import fingerprint
+    from experiments.harness.question import Question
+    from experiments.lab import Rows
+    from experiments.step import fsdp2
+    from experiments.step.sharded_process import AWAY, LINK, OURS
+
     measured = json.loads(FSDP2.read_text())
     part = measured["parts"]["fsdp2"]
     rows = fsdp2.derive(Rows(part["rows"]))

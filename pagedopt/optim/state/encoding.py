@@ -63,7 +63,10 @@ def decode(form: Format, columns: Sequence[torch.Tensor], param: torch.Tensor) -
     target, numel = _flat(values, like), like.numel()
     for first in range(0, numel, STRETCH):
         last = min(first + STRETCH, numel)
-        parts = [t[first // c.per : c.entries(last)] for t, c in zip(flat, form.columns, strict=True)]
+        # One of the columns may have been copied to the host, out of the way of what is written.
+        parts = [
+            t[first // c.per : c.entries(last)].to(flat[0].device) for t, c in zip(flat, form.columns, strict=True)
+        ]
         target[first:last] = form.decode(*parts, numel=last - first)
     return like_shard(values, of=param)
 
