@@ -182,11 +182,11 @@ class PagedOptimizer(SavingOptimizer):
             TypeError: a parameter is a DTensor of pending sums (``Partial``); a hyperparameter of the class's only rule
                 is missing or not a number.
             ValueError: as torch's; ``state_format`` cannot store state of a complex parameter or of a DTensor, or is
-                float16 for squares; the group has an option that holds for all parameters; a parameter is neither on a
-                CPU nor on an NVIDIA GPU, or the placement does not serve its device.
+                float16 for squares; the group has another value of an option that holds for all parameters; a
+                parameter is neither on a CPU nor on an NVIDIA GPU, or the placement does not serve its device.
         """
         if isinstance(param_group, dict):
-            check_group_keys(type(self).__name__, param_group, self.defaults)
+            check_group_keys(type(self).__name__, param_group, self.defaults, self._options())
         super().add_param_group(param_group)
         name, group = type(self).__name__, self.param_groups[-1]
         try:
@@ -251,11 +251,10 @@ class PagedOptimizer(SavingOptimizer):
     def __deepcopy__(self, memo: dict[int, Any]) -> PagedOptimizer:
         return duplicate(self, memo)
 
-    @locked
-    def __getstate__(self) -> dict[str, Any]:
-        self._check_whole()
+    def _options(self) -> Options:
+        """Return the options of the constructor, with their values of now."""
         store = self.store
-        options: Options = {
+        return {
             "state_format": self.state_format,
             "v_rounding": self.v_rounding,
             "seed": self.seed,
@@ -266,7 +265,11 @@ class PagedOptimizer(SavingOptimizer):
             "transport": self.transport,
             "preallocate": self.preallocate,
         }
-        return {**super().__getstate__(), "_options": options}
+
+    @locked
+    def __getstate__(self) -> dict[str, Any]:
+        self._check_whole()
+        return {**super().__getstate__(), "_options": self._options()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if options := state.pop("_options", None):

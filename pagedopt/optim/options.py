@@ -217,18 +217,22 @@ def check_hyperparameters(**given: Any) -> None:
             raise TypeError(f"betas is {value!r}; give two numbers, as betas=(0.9, 0.999)")
 
 
-def check_group_keys(owner: str, group: Mapping[str, Any], defaults: Collection[str]) -> None:
+def check_group_keys(owner: str, group: Mapping[str, Any], defaults: Collection[str], options: Options) -> None:
     """Check the keys of a new group of the class ``owner``, whose hyperparameters are in ``defaults``.
+
+    A wrapper may repeat the optimizer's own ``options`` in each group (``ZeroRedundancyOptimizer`` does).
 
     Raises:
         KeyError: it has no parameters.
-        ValueError: it has an option that holds for all parameters of an optimizer.
+        ValueError: it has another value of an option that holds for all parameters of an optimizer.
     """
     if "params" not in group:
         keys = ", ".join(map(repr, group)) or "nothing"
         raise KeyError(f"a parameter group has no 'params', and has {keys}; write {{'params': …}}")
     for name in TABLE:
-        if name in group and name not in OF_GROUPS and name not in defaults:
+        if name in OF_GROUPS or name in defaults or name not in group:
+            continue
+        if group[name] != options[name]:  # type: ignore[literal-required]
             raise ValueError(
                 f"a parameter group has {name!r}, which holds for all parameters; write {owner}(…, {name}=…)"
             )

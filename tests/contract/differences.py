@@ -102,8 +102,8 @@ DIFFERENCES: tuple[Difference, ...] = (
     ),
     Difference(
         "refused", "groups that are refused", ("an option of all", "an option of all: groups"),
-        "A group with an option that holds for all parameters of an optimizer (`device_budget`) is refused with "
-        "ValueError, as it would have no effect; torch takes any key.",
+        "A group with another value of an option that holds for all parameters of an optimizer (`device_budget`) is "
+        "refused with ValueError, as it would have no effect; torch takes any key.",
     ),
     Difference(
         "beyond", "flags set between steps",

@@ -155,6 +155,9 @@ def test_a_group_with_an_option_of_the_whole_optimizer_is_refused(option: str, v
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         optimizer.add_param_group({"params": parameters(), option: value})
     assert len(optimizer.param_groups) == 1
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        PagedAdamW([{"params": parameters(), option: None}], **{option: value})
+    PagedAdamW([{"params": parameters(), option: value}], **{option: value})  # as ZeroRedundancyOptimizer does
     optimizer.add_param_group({"params": parameters(), "of_my_own": value, "name": "head"})  # as in torch
     old = copy.deepcopy(optimizer.state_dict())
     old["param_groups"][0][option] = value
