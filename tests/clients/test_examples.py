@@ -7,7 +7,6 @@ import importlib.util
 import os
 import re
 import runpy
-import subprocess
 import sys
 import unittest.mock
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from pathlib import Path
 import clients
 import pytest
 import torchvision_operators
-from children import python
+from children import python, run
 from paths import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -93,8 +92,8 @@ def program(name: str, folder: Path, **variables: str) -> str:
 def check(*runs: Callable[[], str]) -> None:
     """Run an example twice, and look at the losses of both."""
     found: list[list[float]] = []
-    for run in runs:
-        said = run()
+    for once in runs:
+        said = once()
         assert said.count("optimizer state") == 1
         found.append([float(number) for number in re.findall(r"\bloss'?:? '?([\d.]+)", said)])
     first, second = found
@@ -122,8 +121,8 @@ def test_what_an_example_needs_first_is_said() -> None:
         with unittest.mock.patch.dict(sys.modules, {package: None}), pytest.raises(SystemExit) as ended:  # not there
             runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
         assert re.fullmatch(rf".*{package}.*; first: pip install -e '\.\[clients\]'", str(ended.value))
-    environment = {name: value for name, value in os.environ.items() if name != "RANK"} | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "examples/fsdp2.py"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
+    with unittest.mock.patch.dict(os.environ):
+        os.environ.pop("RANK", None)
+        done = run("examples/fsdp2.py", cwd=ROOT)
     assert done.returncode == 2
     assert done.stderr.endswith("error: start it with torchrun --nproc-per-node 2 examples/fsdp2.py\n")

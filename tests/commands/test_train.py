@@ -331,7 +331,7 @@ def test_resume_refuses_what_would_change_the_run(tmp_path: Path, program: Progr
 
 def test_help_does_not_wait_for_torch() -> None:
     code = "import sys; from pagedopt.commands.main import build_parser; build_parser(); print('torch' in sys.modules)"
-    assert python("-c", code) == "False\n"
+    assert python("-c", code, fresh=True) == "False\n"
 
 
 def test_corpus_is_the_library_without_its_tests(tmp_path: Path) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import stat
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 import tiny_training
 import torch
+from children import run, start
 from command_line import Program
 from paths import ROOT
 from pictures import needs_matplotlib
@@ -38,38 +38,32 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def run_apart(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run Python text in a process of its own."""
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
-
-
 # ---- one run at a time ----
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+def running(tmp_path: Path) -> Iterator[ForkServerProcess]:
     """A run in another process, which has written its first checkpoint into ``tmp_path``."""
     command = [*TINY, *PAGED, "--steps", "100000", "--checkpoint-every", "5", "--out", str(tmp_path)]
-    run = subprocess.Popen([sys.executable, "-m", "pagedopt", *command], cwd=ROOT, stdout=subprocess.DEVNULL)
+    other = start("-m", "pagedopt", *command, cwd=ROOT)
     try:
-        until(run, (tmp_path / "checkpoint.pt").exists)
-        yield run
+        until(other, (tmp_path / "checkpoint.pt").exists)
+        yield other
     finally:
-        run.kill()
-        run.wait()
+        other.kill()
+        other.join()
 
 
-def until(run: subprocess.Popen[bytes], seen: Any) -> None:
+def until(other: ForkServerProcess, seen: Any) -> None:
     deadline = time.monotonic() + 100
     while not seen():
-        assert run.poll() is None, f"the run has ended with {run.returncode}"
+        assert other.exitcode is None, f"the run has ended with {other.exitcode}"
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
 def test_a_second_run_is_refused_until_the_first_is_gone(
-    running: subprocess.Popen[bytes], tmp_path: Path, program: Program
+    running: ForkServerProcess, tmp_path: Path, program: Program
 ) -> None:
     saved = tmp_path / "checkpoint.pt"
     for second in ((*TINY, *PAGED, "--steps", 1, "--out", tmp_path), ("train", "--resume", saved)):
@@ -80,7 +74,7 @@ def test_a_second_run_is_refused_until_the_first_is_gone(
     until(running, lambda: load_checkpoint(saved)["step"] > before)  # the first one has not noticed
     assert train(tmp_path / "elsewhere", "--steps", 1) == 0
     running.kill()
-    running.wait()
+    running.join()
     assert train(tmp_path, "--steps", 1) == 0
 
 
@@ -140,7 +134,7 @@ sys.exit(main(sys.argv[1:]))
 def test_a_disk_without_room_keeps_the_old_checkpoint_and_says_so(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.pt"
     save_checkpoint(path, content(1))
-    done = run_apart(FULL, *TINY, *PAGED, "--steps", 2, "--checkpoint-every", 1, "--out", tmp_path)
+    done = run("-c", FULL, *TINY, *PAGED, "--steps", 2, "--checkpoint-every", 1, "--out", tmp_path)
     assert done.returncode == 2, done.stderr
     assert f"--out {tmp_path}: the checkpoint of step 1 cannot be written (File too large). The one" in done.stderr
     assert "Traceback" not in done.stderr
@@ -150,7 +144,7 @@ def test_a_disk_without_room_keeps_the_old_checkpoint_and_says_so(tmp_path: Path
 
 @pytest.mark.long
 def test_a_disk_without_room_at_the_end_keeps_the_table(tmp_path: Path) -> None:
-    done = run_apart(FULL, *TINY, *PAGED, "--steps", 1, "--checkpoint-every", 0, "--out", tmp_path)
+    done = run("-c", FULL, *TINY, *PAGED, "--steps", 1, "--checkpoint-every", 0, "--out", tmp_path)
     said = [line for line in done.stderr.splitlines() if "compiled kernels cannot be kept" not in line]  # nor can they
     no_checkpoint = f"pagedopt train: --out {tmp_path}: the checkpoint of step 1 cannot be written (File too large). "
     assert said == [no_checkpoint + "Make room there, or name another folder with --out."]
@@ -201,7 +195,7 @@ save_checkpoint(Path(sys.argv[1]) / "checkpoint.pt", content(2, {"b": Late(9)}))
 
 def test_what_a_killed_run_left_goes_with_the_next_one(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "checkpoint.pt", content(1))
-    assert run_apart(KILLED, tmp_path).returncode == -signal.SIGKILL
+    assert run("-c", KILLED, tmp_path).returncode == -signal.SIGKILL
     assert len(names(tmp_path)) == 2
     assert load_checkpoint(tmp_path / "checkpoint.pt")["step"] == 1
     mine = tmp_path / ".notes.unfinished"

@@ -275,4 +275,4 @@ print(equal(Loop(device="cuda"), 4).hidden)
 @pytest.mark.parametrize("variable", ["CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS"])
 def test_one_after_the_other(variable: str) -> None:
     """Right where kernels block the host, and where all streams share one queue."""
-    assert int(python("-c", CHILD.format(paths=sys.path), timeout=55, **{variable: "1"})) > 0
+    assert int(python("-c", CHILD.format(paths=sys.path), timeout=55, fresh=True, **{variable: "1"})) > 0

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from children import run
 from paths import ROOT
 from pictures import can_draw
 
@@ -21,9 +19,9 @@ from experiments.harness.main import KEPT, main
 
 def run_quick(name: str, out: Path, plots: Sequence[str] = (), more: Sequence[str] = ()) -> dict[str, Any]:
     """Results of ``python -m experiments NAME --quick --device cpu``, whose plots are there."""
-    command = [sys.executable, "-m", "experiments", name, "--quick", "--device", "cpu", "--out", str(out), *more]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # to name the card takes some of its memory
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110, check=False)
+    command = ["-m", "experiments", name, "--quick", "--device", "cpu", "--out", out, *more]
+    no_card = {"CUDA_VISIBLE_DEVICES": ""}  # to name it takes some of its memory
+    done = run(*command, timeout=110, cwd=ROOT, **no_card)
     assert done.returncode == 0, done.stderr
     name = name.replace("-", "_")
     found = dict(json.loads((out / f"{name}-cpu.json").read_text()))

@@ -1,13 +1,11 @@
 """Functions that several processes of one group call together: gloo on CPUs, NCCL where each has a GPU of its own.
 
-The processes come from a server that has loaded torch and Numba and nothing else, so each is new and starts at once.
-(Torch's compiler is among that: torch loads it with a process's first optimizer.)
+The processes are forks of the server (``children.py``), so each is new and starts at once.
 """
 
 from __future__ import annotations
 
 import importlib
-import multiprocessing
 import os
 import sys
 import tempfile
@@ -20,14 +18,11 @@ from typing import Any
 
 import pytest
 import torch
+from children import server
 from often import MARKS
 
 #: Seconds until a process that waits for others gives up, and until all are ended.
 WAIT, LIMIT = 60, 100
-_LOADED = [
-    "torch", "torch.distributed.fsdp", "torch.distributed.optim", "torch.distributed.tensor.parallel",
-    "torch.distributed.checkpoint.state_dict", "torch._dynamo", "numba",
-]  # fmt: skip
 
 
 def on_devices(world: int, often: bool = True) -> pytest.MarkDecorator:
@@ -54,8 +49,7 @@ def together(function: str, world: int, device: str, *arguments: Any) -> list[An
     Raises:
         AssertionError: one of them failed, with what it said; or they were not done in time.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_LOADED)
+    context = server()
     with tempfile.TemporaryDirectory(prefix="pagedopt-group-") as name:
         folder = Path(name)
         group = [

@@ -123,3 +123,7 @@ def test_there_is_at_most_one_break_more_than_for_torch_s_fused_step() -> None:
 
 def test_a_step_loads_no_compiler_that_torch_s_does_not_load() -> None:
     assert not {"torch._dynamo", "torch._inductor"} & set(loaded_beside_torch())
+
+
+def test_nothing_of_torchs_tensors_of_several_processes_is_loaded_that_torch_does_not_load() -> None:
+    assert [name for name in loaded_beside_torch() if name.startswith("torch.distributed")] == []

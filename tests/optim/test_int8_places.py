@@ -5,10 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,7 @@ from typing import Any
 import int8_training as training
 import pytest
 import torch
-from children import python
+from children import python, start
 from int8_support import same
 from int8_training import LONG, PLACES, STEPS, bits, made, save, train
 from pairwise import cover
@@ -109,18 +106,18 @@ def test_the_number_of_threads_changes_no_bit() -> None:
 def kill_at_work(folder: Path) -> None:
     """Begin the long training in a process, and kill that once its checkpoint is there and it goes on."""
     code = f"import int8_training; int8_training.train_until_killed({str(folder)!r})"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    with subprocess.Popen([sys.executable, "-c", code], env=environment) as child:
-        try:
-            until = time.monotonic() + 90
-            while not (folder / "half.pt").exists():
-                assert child.poll() is None, "it ended before its checkpoint"
-                assert time.monotonic() < until, "no checkpoint yet"
-                time.sleep(0.02)
-            time.sleep(0.1)
-        finally:
-            child.send_signal(signal.SIGKILL)
-    assert child.returncode == -signal.SIGKILL
+    child = start("-c", code)
+    try:
+        until = time.monotonic() + 90
+        while not (folder / "half.pt").exists():
+            assert child.exitcode is None, "it ended before its checkpoint"
+            assert time.monotonic() < until, "no checkpoint yet"
+            time.sleep(0.02)
+        time.sleep(0.1)
+    finally:
+        child.kill()
+        child.join()
+    assert child.exitcode == -signal.SIGKILL
 
 
 def test_200_steps_killed_and_resumed_are_200_steps(tmp_path: Path) -> None:

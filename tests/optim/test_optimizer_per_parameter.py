@@ -39,7 +39,7 @@ def unhooked(folder: Path) -> Iterator[None]:
 
 
 def held(count: int, large: int, options: dict[str, Any]) -> dict[str, Any]:
-    said = python("-W", "error", apart.__file__, *map(json.dumps, (count, large, options)), timeout=300)
+    said = python("-W", "error", apart.__file__, *map(json.dumps, (count, large, options)), timeout=300, fresh=True)
     return dict(json.loads(said))
 
 

@@ -193,7 +193,7 @@ def test_exit_and_fork(when: str) -> None:
     """A process that ends carries out what is queued, and so does one that forks."""
     import sys
 
-    said = python("-W", "ignore", "-c", CHILD.format(paths=sys.path), when)
+    said = python("-W", "ignore", "-c", CHILD.format(paths=sys.path), when, fresh=when != "fork")
     assert float(said) == sum(p.detach().double().abs().sum().item() for p in plain().models[0].parameters())
 
 

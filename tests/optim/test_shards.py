@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from children import loaded_beside_torch
 from optim_support import ADAMW, through_file
 
 from pagedopt import PagedAdamW, PagedSGD, multi_tensor_apply
@@ -261,7 +260,3 @@ def test_lists_of_dtensors_are_torchs_business_or_refused(mesh: Any) -> None:
     lists = [[p], [placed(mesh, torch.ones(4))], [placed(mesh, torch.zeros(4))]]
     with pytest.raises(ValueError, match="DTensor, which has no memory of its own"):
         multi_tensor_apply(RULES["sgd_momentum"], lists, {"lr": 0.1, "momentum": 0.9, "step": 1})
-
-
-def test_nothing_of_torchs_tensors_of_several_processes_is_loaded_that_torch_does_not_load() -> None:
-    assert [name for name in loaded_beside_torch() if name.startswith("torch.distributed")] == []

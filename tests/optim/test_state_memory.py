@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("folder")
 
 def run_apart(name: str, *arguments: object) -> Any:
     """What a function of ``state_apart.py`` prints."""
-    return json.loads(python(SCRIPT, name, *map(json.dumps, arguments), **TRIMMED))
+    return json.loads(python(SCRIPT, name, *map(json.dumps, arguments), fresh=True, **TRIMMED))
 
 
 def anonymous(status: int) -> int:

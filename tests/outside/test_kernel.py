@@ -64,4 +64,4 @@ def test_the_name_of_the_pointer_costs_nothing_until_it_is_used() -> None:
         "import sys, pagedopt.kernels as k; assert dir(k) == ['pointer']; assert 'numba' not in sys.modules; "
         "k.pointer; assert 'numba' in sys.modules"
     )
-    python("-c", program)
+    python("-c", program, fresh=True)

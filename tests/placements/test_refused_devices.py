@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
+from children import run
 from paths import ROOT
 
 from pagedopt.optim.registry import OPTIMIZERS, Entry
@@ -47,7 +45,7 @@ sys.exit(main(["plan", "--params", "1B"]))
 
 @pytest.mark.parametrize("name", ["win32", "darwin"])
 def test_systems_that_are_not_meant_are_refused_in_plain_words(name: str) -> None:
-    done = subprocess.run([sys.executable, "-c", SYSTEM, name], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = run("-c", SYSTEM, name, cwd=ROOT)
     text = f"pagedopt needs Linux, and this is {name}"
     assert done.stdout.startswith(text), done.stderr
     assert done.stderr.startswith(f"pagedopt plan: {text}"), done.stderr

@@ -142,7 +142,7 @@ def test_the_installed_bindings_pass_the_number_on(tmp_path: Path) -> None:
     (tmp_path / "cuda.cpp").write_text(LIBRARY)
     command = [compiler, "-shared", "-fPIC", "cuda.cpp", "-o", "libcuda.so.1", "-ldl"]
     subprocess.run(command, cwd=tmp_path, check=True)
-    assert python("-c", ASK, LD_LIBRARY_PATH=str(tmp_path)).splitlines() == SAID
+    assert python("-c", ASK, fresh=True, LD_LIBRARY_PATH=str(tmp_path)).splitlines() == SAID
 
 
 # ---- stand-ins ----

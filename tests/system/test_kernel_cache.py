@@ -128,7 +128,7 @@ def test_a_temporary_folder_goes_with_the_process_that_made_it(place: Path) -> N
     script = SCRIPT + "\nimport glob, os, tempfile\nif os.fork() == 0:\n    raise SystemExit\nos.wait()\n"
     script += "print(len(glob.glob(tempfile.gettempdir() + '/pagedopt-*/*')))"
     nowhere = {"TMPDIR": str(place / "tmp"), "HOME": "/dev/null", "PAGEDOPT_CACHE_DIR": "", "XDG_CACHE_HOME": ""}
-    values, told, kept = python("-c", script, timeout=100, cwd=None, **nowhere).splitlines()
+    values, told, kept = python("-c", script, fresh=True, **nowhere).splitlines()
     assert values == "[1.5, -4.0]"
     assert str(place / "tmp") in told
     assert int(kept) >= 1
