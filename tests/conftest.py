@@ -1,4 +1,9 @@
-"""What a whole run shares, workers and all: a folder for compiled kernels (never the user's) and locks; signals."""
+"""What a whole run shares, workers and all: a folder for compiled kernels (never the user's) and locks; signals.
+
+Compiled kernels are kept from run to run, in pytest's own cache: ``--cache-clear`` and ``make clean`` empty it.  Each
+file is found by all that it is made of: text, signature, processor and the versions of Python and Numba, or of NVRTC, or
+of g++.  In CI a run begins without any.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +28,33 @@ if TYPE_CHECKING:
 
 RUN_FOLDER = "PAGEDOPT_TESTS_FOLDER"
 RECORD = "PAGEDOPT_CLIENTS_RECORD"
+#: Bytes: what some ten versions of all kernels take.
+MOST_KEPT = 1 << 30
 
 
 def pytest_configure(config: pytest.Config) -> None:
     heed_interrupts()
     if not hasattr(config, "workerinput"):  # workers of pytest-xdist inherit the variables from the controller
         os.environ[RUN_FOLDER] = folder = tempfile.mkdtemp(prefix="pagedopt-tests-")
-        os.environ["PAGEDOPT_CACHE_DIR"] = os.path.join(folder, "cache")
+        os.environ["PAGEDOPT_CACHE_DIR"] = str(_kept_kernels(config) or os.path.join(folder, "cache"))
     config.pluginmanager.register(Turns(Path(os.environ[RUN_FOLDER])))
     if RECORD in os.environ and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Record(Path(os.environ[RECORD]).resolve()))
     if (chosen := Slice.asked_for()) is not None:
         config.pluginmanager.register(chosen)
+
+
+def _kept_kernels(config: pytest.Config) -> Path | None:
+    """Where compiled kernels are kept; None: nowhere.  It begins anew when it has outgrown :data:`MOST_KEPT`."""
+    if os.environ.get("CI") or not config.pluginmanager.hasplugin("cacheprovider"):
+        return None
+    try:
+        folder = config.cache.mkdir("kernels")  # type: ignore[union-attr]
+    except OSError:  # a tree that cannot be written
+        return None
+    if sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) > MOST_KEPT:
+        shutil.rmtree(folder, ignore_errors=True)
+    return folder
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -84,10 +84,11 @@ def _table_of(name: str) -> str:
 
 
 def _library(compiler: str, text: str, traced: bool) -> ctypes.CDLL:
-    """Compile once for all workers of a run."""
+    """Compile once for all workers, and for later runs."""
     folder = Path(os.environ["PAGEDOPT_CACHE_DIR"]) / "host"
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
+    made_of = repr((text, traced, FLAGS, CHECKS, _version(compiler)))
+    path = folder / f"{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.so"
     if not path.exists():
         own, source = path.with_suffix(f".{os.getpid()}"), path.with_suffix(f".{os.getpid()}.cpp")
         source.write_text(text)
@@ -99,6 +100,11 @@ def _library(compiler: str, text: str, traced: bool) -> ctypes.CDLL:
             _compile(compiler, CHECKS, str(source), "-o", str(own))
         os.replace(own, path)
     return ctypes.CDLL(str(path))
+
+
+@functools.cache
+def _version(compiler: str) -> str:
+    return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
 
 
 def _compile(compiler: str, *arguments: str) -> None:
