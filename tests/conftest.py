@@ -1,8 +1,8 @@
 """What a whole run shares, workers and all: a folder for compiled kernels (never the user's) and locks; signals.
 
 Compiled kernels are kept from run to run, in pytest's own cache: ``--cache-clear`` and ``make clean`` empty it.  Each
-file is found by all that it is made of: text, signature, processor and the versions of Python and Numba, or of NVRTC, or
-of g++.  In CI a run begins without any.
+file is found by all that it is made of: text, signature, processor, and the versions of Python and Numba, NVRTC or
+g++.  In CI a run begins without any.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from children import run
 from command_line import Program, assert_has
 from paths import ROOT
 from stand_ins import raising
@@ -105,7 +105,7 @@ for name in ("numba", "cupy", "cuda", "cuda.bindings", "matplotlib"):
 from pagedopt.commands.main import main
 sys.exit(main(["doctor", "--json", "--quick", "--device", "cpu"]))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, cwd=ROOT)
+    done = run("-c", program, cwd=ROOT)
     assert done.returncode == 1, done.stderr
     report = json.loads(done.stdout)
     assert [report["packages"][name] for name in ("numba", "cupy", "cuda.bindings")] == [None] * 3

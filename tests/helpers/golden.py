@@ -118,14 +118,14 @@ def digest(params: Iterable[torch.Tensor], opt: torch.optim.Optimizer) -> str:
     return whole.hexdigest()[:12]
 
 
-def trajectory(case: Case, device: str, options: Options) -> str:
+def trajectory(case: Case, device: str, options: Options, steps: int = STEPS) -> str:
     """Digests after some of the steps; the second parameter has no gradient in every seventh step."""
     params = [torch.nn.Parameter(value.clone()) for value in _values(0, case.dtype, case.shapes, device)]
     chosen = specs.CASES[case.optimizer]
     groups = [{"params": params[::2]}, {"params": params[1::2], **chosen.other}]
     opt = chosen.make(False, groups, state_format=case.state_format, **options)
     found = []
-    for step in range(1, STEPS + 1):
+    for step in range(1, steps + 1):
         grads = _values(1 + step % GRADIENTS, case.dtype, case.shapes, device)
         for i, (p, grad) in enumerate(zip(params, grads, strict=True)):
             p.grad = None if i == 1 and step % 7 == 0 else grad

@@ -1,9 +1,12 @@
-"""Trajectories that must not change: 50 steps of every optimizer, dtype and format, from each placement, to the bit."""
+"""Trajectories that must not change: steps of every optimizer, dtype and format, from each placement, to the bit.
+
+Resident state takes all 50 steps.  Elsewhere, on a CPU, it takes ten, in which every page has travelled ten times.
+"""
 
 from __future__ import annotations
 
 import pytest
-from golden import CASES, FILE, Case, Options, placements, recorded, trajectory
+from golden import CASES, DIGESTS_AFTER, FILE, STEPS, Case, Options, placements, recorded, trajectory
 from gpu_support import NEEDED
 from often import MARKS
 
@@ -23,7 +26,10 @@ TRAJECTORIES = [
 def test_every_bit_is_what_it_was(case: Case, device: str, options: Options) -> None:
     known = recorded()
     assert str(case) in known, f"{FILE.name} has no digest for {case}; record it (tests/helpers/golden.py)"
-    assert trajectory(case, device, options) == known[str(case)]
+    steps = STEPS if device == "cuda" or not options else DIGESTS_AFTER[1]
+    found = trajectory(case, device, options, steps).split()
+    assert found == known[str(case)].split()[: len(found)]
+    assert len(found) == sum(after <= steps for after in DIGESTS_AFTER)
 
 
 def test_every_digest_has_its_case() -> None:
