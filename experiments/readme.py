@@ -225,16 +225,49 @@ def numbers(results: Results) -> str:
         for row in of_one_run(results)
     ]
     numel = asked(results, "paged_state.rivals")[0]["numel"]
-    titles = (f"AdamW, {numel / 1e6:,.0f} M float32 parameters", "GiB of state on the GPU", "ms a step, wall", "GPU")
+    titles = (
+        f"AdamW, {numel / 1e6:,.0f} M float32 parameters",
+        "GiB of state on the GPU",
+        "ms a step, wall",
+        "ms, GPU",
+    )
     result = results.of("paged_state")
     assert result is not None
     machine = result["machine"]
     versions = ", ".join(f"{name} {machine['versions'][name]}" for name in ("torch", "bitsandbytes", "torchao"))
+    near, away = ({row["share"]: row for row in of_one_run(results)}[share] for share in (1.0, 0.0))
+    each = (away["gpu_ms"] - near["gpu_ms"]) / (away["away"] / 2**30)
+    wide, narrow = (number(pushed_out(results, name)) for name in (RIVAL, RIVAL_8BIT))
     return (
-        f"{markdown(titles, lines)}\n\n{machine['gpu']}, {machine['when'][:10]}, {versions}. Each library ran in a "
-        "process of its own.\nbitsandbytes leaves its pages on the GPU; our harness pushes them out after each step, "
-        "and that is the larger part of its time."
+        f"{markdown(titles, lines)}\n\n{machine['gpu']}, {machine['when'][:10]}, {versions}. Each GiB of state that "
+        f"spills adds\n{each:.0f} ms to a step (PCIe 5.0 x16). Rows are of different processes, in which Python takes "
+        "longer or less: compare by\nthe GPU where there is a time (torch fused ÷ ours: "
+        f"{fused_over_ours(results):.2f}). Of torchao's row some {gradients(results):.0f} ms are gradients on their "
+        "way down,\nwhich in training overlap the backward. bitsandbytes leaves its pages on the GPU; our harness "
+        f"pushes them out\nafter each step, which takes {wide} ms, and {narrow} in 8 bits."
     )
+
+
+def fused_over_ours(results: Results) -> float:
+    """How many times as long torch's fused step takes as ours, by the GPU, with all state on the device."""
+    near = asked(results, "paged_state.sweep").number("gpu", case=STEP, way=STAGED, share=1.0)
+    fused = asked(results, "paged_state.rivals").number("gpu", name=FUSED)
+    assert near is not None
+    assert fused is not None
+    return fused / near
+
+
+def gradients(results: Results) -> float:
+    """Milliseconds that all gradients take on their way down to the host, at the rate of a copy."""
+    down = asked(results, "paged_state.link").first(what="down")
+    assert down is not None
+    return float(4 * asked(results, "paged_state.rivals")[0]["numel"] / down["moved"] * best(down)["median"] / 1e3)
+
+
+def pushed_out(results: Results, name: str) -> float:
+    """Milliseconds by the wall in which a rival's pages go back to the host."""
+    (row,) = asked(results, "paged_state.rivals").where(name=name, what=BACK)
+    return float(row["wall"]["median"] / 1e3)
 
 
 def wall(row: Row) -> str:
@@ -244,17 +277,12 @@ def wall(row: Row) -> str:
 
 def memory_and_time(results: Results) -> str:
     """All, half and none of the state on the device, and rivals."""
-    sweep, rivals = asked(results, "paged_state.sweep"), asked(results, "paged_state.rivals")
+    rivals = asked(results, "paged_state.rivals")
     wide, narrow = ({row["what"]: row for row in rivals.where(name=name)} for name in (RIVAL, RIVAL_8BIT))
-    times = [number(ms("wall")(row)) for row in (wide[BACK], narrow[BACK], wide[WARM], narrow[WARM])]
+    back = [number(pushed_out(results, name)) for name in (RIVAL, RIVAL_8BIT)]
+    warm = [number(ms("wall")(row[WARM])) for row in (wide, narrow)]
     ring = asked(results, "paged_state.memory").number("ring", way=STAGED, share=0.0)
-    near, fused = sweep.number("gpu", case=STEP, way=STAGED, share=1.0), rivals.number("gpu", name=FUSED)
-    down = asked(results, "paged_state.link").first(what="down")
     assert ring is not None
-    assert near is not None
-    assert fused is not None
-    assert down is not None
-    gradients = 4 * rivals[0]["numel"] / down["moved"] * best(down)["median"] / 1e3
     lines = [
         (row["name"], number(row["here"] / 2**30), number(row["away"] / 2**30),
          wall(row),
@@ -265,18 +293,16 @@ def memory_and_time(results: Results) -> str:
     title = f"AdamW, {rivals[0]['numel'] / 1e6:,.0f} M float32 parameters"
     said = (
         f"{gpu(results)}. State lies there before and after every step; what is away passes through "
-        f"{ring / 2**20:.0f} MiB more on the device.\nOur rows, those of torch, torchao and "
-        "bitsandbytes, and ours with 8-bit state ([int8](int8.md#how-fast-is-a-step-with-it)) "
-        "are of different processes, whose "
-        f"hosts differ:\nbeside 8-bit state our float32 step on the device takes {number(ms('wall')(again))} ms by the "
-        f"wall. By the GPU torch's fused step takes {fused / near:.2f} times as long as ours.\ntorchao's row is a "
-        f"backward and a step. Some {gradients:.0f} ms of it are gradients on their way down, which in training "
-        "overlap the backward; a step by itself was not measured.\nbitsandbytes leaves its pages on the device. Our "
-        "harness pushes "
-        f"them out after each step, which takes {times[0]} ms by itself, and {times[1]} in 8 bits; a step whose pages "
-        f"are still there takes {times[2]} and {times[3]}.\nIts 32-bit step takes {wide[ALONE]['over']:.2f} times as "
-        f"long as ours with all state away, and {wide[SAME]['over']:.2f} times with its pages pushed out. Its 8-bit "
-        "step moves a quarter of the bytes, and its results differ from float32's."
+        f"{ring / 2**20:.0f} MiB more on the device.\nOur rows, those of torch, torchao and bitsandbytes, and ours "
+        "with 8-bit state ([int8](int8.md#how-fast-is-a-step-with-it)) are of different processes, whose hosts "
+        f"differ:\nbeside 8-bit state our float32 step on the device takes {number(ms('wall')(again))} ms by the wall. "
+        f"By the GPU torch's fused step takes {fused_over_ours(results):.2f} times as long as ours.\ntorchao's row is "
+        f"a backward and a step. Some {gradients(results):.0f} ms of it are gradients on their way down, which in "
+        "training overlap the backward; a step by itself was not measured.\nbitsandbytes leaves its pages on the "
+        f"device. Our harness pushes them out after each step, which takes {back[0]} ms by itself, and {back[1]} in "
+        f"8 bits; a step whose pages are still there takes {warm[0]} and {warm[1]}.\nIts 32-bit step takes "
+        f"{wide[ALONE]['over']:.2f} times as long as ours with all state away, and {wide[SAME]['over']:.2f} times with "
+        "its pages pushed out. Its 8-bit step moves a quarter of the bytes, and its results differ from float32's."
     )
     titles = (title, "GiB of state on the device", "on the host", "ms a step, wall", "ms a step, GPU")
     return f"{markdown(titles, lines)}\n\n{said}"

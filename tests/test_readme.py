@@ -88,7 +88,7 @@ def test_one_clock_times_all_and_what_is_no_step_is_said() -> None:
 def table(name: str) -> list[dict[str, str]]:
     """A row per line of a table."""
     lines = [line[2:-2].split(" | ") for line in readme.blocks(Results())[name].splitlines() if line.startswith("| ")]
-    return [dict(zip(lines[0], line, strict=True)) for line in lines[2:]]
+    return [dict(zip(lines[0], line, strict=True)) for line in lines[1:]]
 
 
 def test_what_is_more_than_a_step_is_called_so() -> None:
@@ -139,7 +139,7 @@ def test_no_figure_stands_outside_of_what_is_filled(page: str) -> None:
 
 
 def test_the_card_of_24_gb_is_reckoned_as_plan_does(program: Program) -> None:
-    shown = [line.split(" | ") for line in readme.seven_billion(Results()).splitlines() if line.startswith("| ")][2:]
+    shown = [line.split(" | ") for line in readme.seven_billion(Results()).splitlines() if line.startswith("| ")][1:]
     for options, line in (("", shown[0]), ("--budget 0", shown[1])):
         said = program.says("plan", "--params", "7B", "--param-dtype", "bfloat16", *options.split())
         assert f"{line[1]} GiB" in said

@@ -118,7 +118,7 @@ TABLES = [
         **{f"paid against {way}, steps": f"paid, {way}" for way in RIVALS}, "error": error(),
     }, where={"what": "step"}),
     Table("its phases, each moment in one of them (s, {clock})", {
-        "step": "way", "N": "count", "first": "first", **{name: phase(name) for name in PHASES},
+        "step": "way", "N": "count", **{name: phase(name) for name in PHASES},
         "in none": formatted("off", "{:.1%}"),
     }, where={"phased": True}),
     Table("the first step grows as N to the power of", {

@@ -94,7 +94,10 @@ def measure(run: Run) -> Iterator[Row]:
 
 
 def derive(rows: Rows) -> Rows:
-    """And sums: of each direction how many pairs it fits, how many others are right all the same, refused, or worse."""
+    """And sums: of each direction how many pairs it fits, how many others are right all the same, refused, or worse.
+
+    The first of several calls whose sums are alike has the names of all in ``calls``.
+    """
     sums = Rows()
     for group in rows.groups("call", "direction"):
         other = group.where(fits=False)
@@ -106,6 +109,12 @@ def derive(rows: Rows) -> Rows:
         sums.append(
             {**about, "failed": failed, "others": len(other), "right": right, "worse": worse, "refused": refused}
         )
+    alike: dict[str, list[str]] = {}
+    for group in sums.groups("call"):
+        alike.setdefault(str([list(row.values())[2:] for row in group]), []).append(group[0]["call"])
+    together = {calls[0]: " and ".join(calls) for calls in alike.values()}
+    for row in sums:
+        row |= {"calls": together.get(row["call"]), "first": row["call"] in together}
     counts = ("fitting", "failed", "others", "right", "worse", "refused")
     whole = {name: sum(row[name] for row in sums) for name in counts}
     default = sum(row["failed"] for row in sums if row["direction"] in ("Default", "none"))
@@ -137,7 +146,7 @@ def draw(figure: Any, rows: Rows) -> None:
 
 
 TABLES = [
-    Table("{call}: pairs of six kinds of memory, by direction", by=("call",), where={"what": "sum"}, columns={
+    Table("{calls}: pairs of six kinds of memory, by direction", by=("calls",), where={"first": True}, columns={
         "direction": "direction", "pairs that it fits": "fitting", "of these not right": "failed",
         "other pairs": "others", "right all the same": "right", "refused": "refused", "wrong data or a crash": "worse",
     }),

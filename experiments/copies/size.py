@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from experiments.lab import Bar, Row, Rows, Run, Table, formatted, yes_or_no
+from experiments.lab import Bar, Row, Rows, Run, Table, yes_or_no
 from experiments.works import list_copy
 
 MEASURES = ("launch",)
@@ -102,16 +102,30 @@ def pitches(run: Run) -> Iterator[Row]:
 
 
 def derive(rows: Rows) -> Rows:
-    """And a row of sums, without those of pitches: the largest copy that arrived, and how many are spoiled."""
+    """And a row for each way, and one of sums without pitches: the largest that arrived, and how many are spoiled."""
     known = [row for row in rows if "pitch" not in row["way"]]
     right = [row["bytes"] for row in known if row["right"] and row["guards"]]
     sums = {"what": "sum", "copies": len(known), "spoiled": len(known) - len(right), "bytes": max(right, default=0)}
-    return Rows([*({**row, "what": "copy"} for row in rows), *([sums] if known else [])])
+    ways = map(of_way, rows.groups("way"))
+    return Rows([*({**row, "what": "copy"} for row in rows), *ways, *([sums] if known else [])])
+
+
+def of_way(rows: Rows) -> Row:
+    """What became of all its copies."""
+    return {
+        "what": "way",
+        "way": rows[0]["way"],
+        "device": rows[0]["device"],
+        "sizes": "; ".join(f"{row['bytes']:,}" for row in rows),
+        "right": all(row["right"] for row in rows),
+        "guards": all(row["guards"] for row in rows),
+        "said": "; ".join(filter(None, rows.values("said"))),
+    }
 
 
 TABLES = [
-    Table("copies on {device}", where={"what": "copy"}, columns={
-        "by": "way", "bytes": formatted("bytes", "{:,.0f}"), "every byte arrived": yes_or_no("right"),
+    Table("copies on {device}", where={"what": "way"}, columns={
+        "by": "way", "bytes": "sizes", "every byte arrived": yes_or_no("right"),
         "bytes beside it untouched": yes_or_no("guards"), "error": "said",
     }),
 ]  # fmt: skip

@@ -13,17 +13,39 @@ from experiments.harness.show import Verdict
 
 NOTES = ROOT / "notes"
 UNMEASURED = "not measured in this run"
+#: Cells that say nothing.
+NOTHING = ("", "-")
 
 
 def markdown(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
-    every = [headings, ["---", *["---:"] * (len(headings) - 1)], *lines]
-    cells = ([cell.replace("|", "\\|").replace("\n", "<br>") for cell in line] for line in every)
-    return "\n".join("| " + " | ".join(line) + " |" for line in cells)
+    """A Markdown table, without columns that are empty in every line.
+
+    >>> print(markdown(["step", "µs", "GPU µs"], [["ours", "7", "-"], ["torch", "9", "-"]]))
+    | step | µs |
+    |---|---:|
+    | ours | 7 |
+    | torch | 9 |
+    """
+    kept = [i for i in range(len(headings)) if not lines or any(line[i] not in NOTHING for line in lines)]
+    cells = [[line[i].replace("|", "\\|").replace("\n", "<br>") for i in kept] for line in (headings, *lines)]
+    top, *rest = ("| " + " | ".join(line) + " |" for line in cells)
+    return "\n".join([top, f"|---{'|---:' * (len(kept) - 1)}|", *rest])
 
 
 def machine_line(result: Mapping[str, Any], experiment: Experiment) -> str:
     """A sentence about the machine; which questions are of another source than the last; what has changed since."""
+    m = result["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in m["versions"].items())
+    gpu = f"{m['gpu']} (driver {m['driver']}, CUDA {m['torch_cuda']})" if result["device"] != "cpu" else "CPU only"
+    quick = " **A `--quick` run: the numbers mean nothing.**" if result.get("quick") else ""
+    return (
+        f"Measured {m['when'][:10]} at {words(m)}: {gpu}; {m['processor']}, {m['cores']} cores; "
+        f"Python {m['python']}, {versions}.{earlier(result)}{changes(result, experiment)}{quick}"
+    )
+
+
+def earlier(result: Mapping[str, Any]) -> str:
+    """Which questions are of another source than the last: " Of commit abc1234: leaks, price."."""
     m = result["machine"]
     others: dict[str, list[str]] = {}
     for name, part in result.get("parts", {}).items():
@@ -31,14 +53,7 @@ def machine_line(result: Mapping[str, Any], experiment: Experiment) -> str:
         there = f" on {on['gpu']}s of one host, {on['cores']} cores" if on is not m else ""
         if "commit" in part and (there or words(part) != words(m)):
             others.setdefault(words(part) + there, []).append(name)
-    earlier = "".join(f" Of {source}: {', '.join(names)}." for source, names in others.items())
-    versions = ", ".join(f"{name} {version}" for name, version in m["versions"].items())
-    gpu = f"{m['gpu']} (driver {m['driver']}, CUDA {m['torch_cuda']})" if result["device"] != "cpu" else "CPU only"
-    quick = " **A `--quick` run: the numbers mean nothing.**" if result.get("quick") else ""
-    return (
-        f"Measured {m['when'][:10]} at {words(m)}: {gpu}; {m['processor']}, {m['cores']} cores; "
-        f"Python {m['python']}, {versions}.{earlier}{changes(result, experiment)}{quick}"
-    )
+    return "".join(f" Of {source}: {', '.join(names)}." for source, names in others.items())
 
 
 def changes(result: Mapping[str, Any], experiment: Experiment) -> str:

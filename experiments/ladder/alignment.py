@@ -106,4 +106,4 @@ BARS = [
 ]  # fmt: skip
 PANELS = [Bars(title="{where}", unit="% of a copy's rate", name="optimizer", length="share", colors=contenders.color)]
 TITLE = "A step comes less close to a copy where tensors begin off 16 bytes, ours by least"
-PLOTS = [Plot("alignment", PANELS, TITLE, by=("where",))]
+PLOTS = [Plot("alignment", PANELS, TITLE, {"device": "cuda"}, by=("where",))]  # on a CPU a copy is no floor

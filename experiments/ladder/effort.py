@@ -166,4 +166,4 @@ PANELS = [
         inches=4,
     )
 ]
-PLOTS = [Plot("effort", PANELS)]
+PLOTS = [Plot("effort", PANELS, where={"device": "cuda"})]

@@ -10,8 +10,8 @@ from typing import Any
 
 from experiments.harness import question
 from experiments.harness.main import KEPT
-from experiments.harness.note import NOTES, fill, machine_line, markdown
-from experiments.harness.revision import check_source
+from experiments.harness.note import NOTES, changes, earlier, fill, markdown
+from experiments.harness.revision import check_source, words
 from experiments.harness.rows import Rows, of_questions, read
 from experiments.lecture.claims import (
     CHANGED,
@@ -117,9 +117,14 @@ class Results:
         return rows
 
     def machines(self) -> list[str]:
-        """A sentence for each file that was read."""
+        """A line for each file that was read: its card and its age. Its note has the rest of the machine."""
         known = {name: (result, question.find(name)) for name, result in sorted(self._known.items())}
-        return [f"- `{name}`: {machine_line(result, of[0])}" for name, (result, of) in known.items() if result and of]
+        return [
+            f"- [{name}]({of[0].note}.md): {result['machine']['gpu']}, {result['machine']['when'][:10]}, "
+            f"{words(result['machine'])}.{earlier(result)}{changes(result, of[0])}"
+            for name, (result, of) in known.items()
+            if result and of
+        ]
 
     def part(self, shown: str) -> tuple[Mapping[str, Any], list[str]]:
         """What a file has of ``experiment.question``, which has to be kept, and what has changed since.
@@ -157,7 +162,8 @@ def page(known: Sequence[Claim] | None = None, results: Results | None = None) -
     for letter, title in PARTS.items():
         cells = [found.cells() for found in lines if found.claim.id.startswith(letter)]
         blocks.append(f"## {title}\n\n{markdown(headings, cells).replace('---:', '---')}\n")
-    blocks.append("## Measured\n\n" + ("\n".join(results.machines()) or "nothing yet") + "\n")
+    measured = "\n".join(results.machines()) or "nothing yet"
+    blocks.append(f"## Measured\n\nEach note names its machine and all versions.\n\n{measured}\n")
     return "\n".join(blocks)
 
 

@@ -159,8 +159,11 @@ def draw(figure: Any, rows: Rows) -> None:
 
 def quoted(rows: Rows) -> str | None:
     """What refusals and memcheck say."""
-    said = [row for row in rows.where(what="hazard") if row["said"] and row["outcome"] != CRASH]
-    return "\n".join(f"- {row['hazard']}, {row['way']}: {row['said']}" for row in said) or None
+    said: dict[str, list[str]] = {}
+    for row in rows.where(what="hazard"):
+        if row["said"] and row["outcome"] != CRASH:
+            said.setdefault(row["said"], []).append(f"{row['hazard']}, {row['way']}")
+    return "\n".join(f"- {'; '.join(where)}: {text}" for text, where in said.items()) or None
 
 
 TABLES = [

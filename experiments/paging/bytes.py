@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.lab import Bar, Column, Row, Rows, Run, Table, formatted, gb
+from experiments.lab import Bar, Column, Grid, Row, Rows, Run, Table, gb, number
 from experiments.works.counters import Bytes, LinkCounters, fits
 from experiments.works.link import BOTH, IN_PLACE, MOVES, Link
 from experiments.works.paged import PAGED, WAY_AND_SHARE, Problem, adamw, away_bytes
@@ -110,13 +110,11 @@ def derive(rows: Rows) -> Rows:
     return found
 
 
-CROSSING: dict[str, Column] = {
-    "way": WAY_AND_SHARE,
-    "GB each way that had to": gb("must"),
-    "up": gb("up"),
-    "down": gb("down"),
-    "÷ had to": formatted("of_must", "{:.4f}"),
-}
+def crossing(row: Row) -> str:
+    """How many times as many as had to; where none had to, how many."""
+    return f"{row['of_must']:.4f}" if row["must"] else f"{number((row['up'] + row['down']) / 1e6)} MB"
+
+
 COUNTING: dict[str, Column] = {
     "known traffic": "what",
     "GB up": gb("moved_up"),
@@ -125,10 +123,11 @@ COUNTING: dict[str, Column] = {
     "counted sent": gb("counted_down"),
 }
 COPIES: dict[str, Column] = {"copy": "what", "GB": gb("bytes")}
+CROSSED = "bytes over the link in a step, by the card, ÷ those that had to (none: how many), by share on the device"
 TABLES = [
-    Table("bytes over the link in a step, counted by the card", CROSSING, where={"kind": STEP}),
+    Grid(CROSSED, "way", "share", crossing, "way", "{:.0%}".format, {"kind": STEP}),
     Table("what the counters count for known traffic", COUNTING, where={"kind": KNOWN}),
     Table("copies of one staged step, all away, as torch's profiler has them", COPIES, where={"kind": PROFILER}),
 ]
-CROSSED = "bytes that crossed ÷ bytes that had to, worst share"
-BARS = [Bar(f"{way}: {CROSSED}", "of_must", at_most=1.01, unit="x", kind=STEP, way=way) for way in PAGED]
+WORST = "bytes that crossed ÷ bytes that had to, worst share"
+BARS = [Bar(f"{way}: {WORST}", "of_must", at_most=1.01, unit="x", kind=STEP, way=way) for way in PAGED]

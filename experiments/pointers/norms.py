@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 import pagedopt
-from experiments.lab import BLUE, GRAY, Case, Lines, Plot, Row, Rows, Run, Text, number
+from experiments.lab import BLUE, GRAY, Case, Lines, Plot, Row, Rows, Run
 from experiments.works import ways
 from experiments.works.trace import counted
 
@@ -48,15 +48,6 @@ def derive(rows: Rows) -> Rows:
     return Rows({**row, "counted": bool(row["launches"])} for row in rows)
 
 
-def sentences(rows: Rows) -> str:
-    """Below and above the old limit."""
-    return "\n".join(
-        f"- Norms of {count} tensors: torch {number(us['torch'])} µs, ours {number(us['pagedopt'])} µs."
-        for count, us in ways.walls(rows).items()
-        if count in (423, 424)
-    )
-
-
 TABLES = [
     ways.on_grid("norms of N tensors: wall µs", "wall"),
     ways.on_grid("norms of N tensors: GPU µs", "gpu"),
@@ -66,4 +57,3 @@ COLORS = {"torch": GRAY, "pagedopt": BLUE}
 TITLE = "Norms of N tiny tensors, by torch and through one list of pointers"
 PANEL = Lines(title=TITLE, x="count", y="wall", each="way", label="tensors", colors=COLORS.__getitem__)
 PLOTS = [Plot("norms", [PANEL])]
-TEXTS = [Text("answer", sentences)]

@@ -97,8 +97,8 @@ def derive(rows: Rows) -> Rows:
 
 TABLES = [
     Table("{work}", by=("work",), columns={
-        "step": "case", "host µs": spread("host"), "GPU µs": spread("gpu"), "wall µs": spread("wall"),
-        f"wall µs of {QUEUED} queued, each": spread("queued"), "torch fused ÷ it": formatted("of_fused", "{:.1f} x"),
+        "step": "case", "host µs": "host", "GPU µs": "gpu", "wall µs (p10 to p90)": spread("wall"),
+        f"wall µs of {QUEUED} queued, each": "queued", "torch fused ÷ it": formatted("of_fused", "{:.1f} x"),
     })
 ]  # fmt: skip
 TINY = "1,000 x (2, 3)"

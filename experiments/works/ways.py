@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from mmap import PAGESIZE
 from typing import Any
 
-from experiments.lab import Case, Column, Grid, Lines, Row, Rows, Run, number
+from experiments.lab import Case, Column, Grid, Lines, Row, Rows, Run
 from experiments.works.tiny_lists import Lists, Make
 from pagedopt.transports.ring import ManagedTransport
 from pagedopt.transports.transport import Transport
@@ -100,12 +100,6 @@ def walls(rows: Rows) -> dict[int, dict[str, float]]:
     """Wall times by way (µs), of each number of tensors, the least first."""
     groups = sorted(rows.groups("count"), key=lambda group: group[0]["count"])
     return {group[0]["count"]: {row["way"]: row["wall"]["median"] for row in group} for group in groups}
-
-
-def traffic(row: Row) -> str:
-    """launches, and kilobytes copied by an explicit call."""
-    copied = row["copied_bytes"]
-    return f"{row['launches']:,}" + (f", {number(copied / 1000)} kB" if copied else "")
 
 
 def on_grid(title: str, cell: Column, **where: Any) -> Grid:

@@ -340,7 +340,7 @@ def test_a_note_is_filled_from_results(tmp_path: Path, capsys: pytest.CaptureFix
     assert "- 4 pieces" in filled
     assert "at commit abc1234: CPU only" in filled
     assert "| long enough | ≥ 100 m | 200 m | met |" in filled
-    assert "**cut**\n\n| length | µs | double |\n| --- | ---: | ---: |\n| 100 | " in filled
+    assert "**cut**\n\n| length | µs | double |\n|---|---:|---:|\n| 100 | " in filled
     assert "| pieces | 100 | 200 |" in filled
     assert run("--note", str(main.KEPT / NAME)) == 0
     assert path.read_text() == filled

@@ -32,7 +32,7 @@ BROKEN = raising(TypeError("no such argument"))
 
 @pytest.mark.long
 def test_toys_are_measured_on_a_cpu(tmp_path: Path) -> None:
-    plots = ["alignment", "effort", "pareto-gpt2", "trucks"]
+    plots = ["pareto-gpt2", "trucks"]
     found = run_quick("optimizer_ladder", tmp_path, plots=plots)
     parts = {name: Rows(part["rows"]) for name, part in found["parts"].items()}
     assert list(parts) == ["counts", "trucks", "pareto", "alignment", "effort"]

@@ -34,8 +34,8 @@ def page() -> str:
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    lines = [head, ("---",) * len(head), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    top, *lines = (f"| {' | '.join(line)} |\n" for line in (head, *rows))
+    return "".join([top, "|---" * len(head) + "|\n", *lines])
 
 
 def _code(values: Iterable[str]) -> str:
