@@ -11,6 +11,7 @@ import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -70,9 +71,17 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(trylast=True)  # behind the fixtures
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Nor what kernels, compilers and results have left by then: half a million objects in a worker's last files."""
-    if nextitem is not None and nextitem.path != item.path:
+    """Nor what kernels, compilers and results have left by then: half a million objects in a worker's last files.
+
+    A first step alone loads torch's compiler, and each look for garbage after it would take a quarter of a second.
+    """
+    global _modules
+    if nextitem is not None and (nextitem.path != item.path or len(sys.modules) > _modules + 20):
+        _modules = len(sys.modules)
         pytest_collection_finish()
+
+
+_modules = len(sys.modules)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

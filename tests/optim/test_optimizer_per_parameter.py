@@ -39,7 +39,8 @@ def unhooked(folder: Path) -> Iterator[None]:
 
 
 def held(count: int, large: int, options: dict[str, Any]) -> dict[str, Any]:
-    said = python("-W", "error", apart.__file__, *map(json.dumps, (count, large, options)), timeout=300, fresh=True)
+    quiet = ("-W", "error", "-W", "ignore:device_budget:RuntimeWarning")  # half of a page is none
+    said = python(*quiet, apart.__file__, *map(json.dumps, (count, large, options)), timeout=300, fresh=True)
     return dict(json.loads(said))
 
 

@@ -110,10 +110,10 @@ def cgroup_folders(cgroup: str, mounted: Sequence[Mount]) -> list[tuple[_Version
             continue
         own = PurePosixPath(paths[mount.kind])
         # In a container the root of the mounted hierarchy may be the container's own cgroup.
-        own = own.relative_to(mount.top if own.is_relative_to(mount.top) else "/")
+        own, point = own.relative_to(mount.top if own.is_relative_to(mount.top) else "/"), PurePosixPath(mount.point)
         version = _V1 if mount.kind == "cgroup" else _V2
-        inner = mount.point / own
-        found += [(version, folder) for folder in [inner, *inner.parents] if folder.is_relative_to(mount.point)]
+        inner = point / own
+        found += [(version, folder) for folder in [inner, *inner.parents] if folder.is_relative_to(point)]
     return found
 
 

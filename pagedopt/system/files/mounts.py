@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 _FILE = Path("/proc/self/mountinfo")
 
@@ -21,8 +21,8 @@ class Mount:
         options: of the file system; those of a version 1 cgroup name its controllers.
     """
 
-    top: PurePosixPath
-    point: PurePosixPath
+    top: str
+    point: str
     kind: str
     options: tuple[str, ...]
 
@@ -37,7 +37,7 @@ def mounts(text: str | None = None) -> list[Mount]:
     found = []
     for line in text.splitlines():
         left, _, right = line.partition(" - ")
-        top, point = (PurePosixPath(_unescaped(field)) for field in left.split()[3:5])
+        top, point = map(_unescaped, left.split()[3:5])
         fields = right.split()
         found.append(Mount(top, point, fields[0], tuple(fields[-1].split(","))))
     return found
@@ -45,12 +45,12 @@ def mounts(text: str | None = None) -> list[Mount]:
 
 def file_system(path: str | os.PathLike[str], text: str | None = None) -> str:
     """Return the type of the file system of ``path``, e.g. ``ext4``; "" if unknown.  ``text`` as in :func:`mounts`."""
-    real = PurePosixPath(os.path.realpath(path))
-    above = [mount for mount in mounts(text) if real.is_relative_to(mount.point)]
-    deepest = max((len(mount.point.parts) for mount in above), default=0)
-    return next((mount.kind for mount in reversed(above) if len(mount.point.parts) == deepest), "")
+    real = os.path.join(os.path.realpath(path), "")
+    above = [mount for mount in mounts(text) if real.startswith(os.path.join(mount.point, ""))]
+    deepest = max((len(mount.point) for mount in above), default=0)
+    return next((mount.kind for mount in reversed(above) if len(mount.point) == deepest), "")
 
 
 def _unescaped(field: str) -> str:
     """Undo the escapes of a path: the file writes a space as \\040."""
-    return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), field)
+    return field if "\\" not in field else re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), field)
