@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch.nn.parameter import is_lazy
 
+from ...launch.device_step import DeviceStep
 from ...placements.arena import Arena
 from ...system import internals
 from ...system.cuda.driver import Event, relaxed_capture
@@ -44,6 +45,8 @@ def why_not(step: PreparedStep) -> str:
         return "no page of its state is away"
     if any(group.get("capturable") for group in step.optimizer.param_groups):
         return "a group is capturable"
+    if any(isinstance(at := update.sweep.transport, DeviceStep) and at.reads_hyperparameters for update in updates):
+        return "a hyperparameter is a tensor that the device reads"
     if not all(update.lists.as_they_are for update in updates):
         return "parameters or state are complex, DTensors, or have gaps or other strides"
     if len({update.sweep.device for update in updates}) > 1:
