@@ -24,7 +24,8 @@ from experiments.harness.show import number
 from experiments.ladder.pareto import EXACT
 from experiments.lecture.page import Results
 
-PAGES = ["README.md", "notes/usage.md", "notes/setup.md", "notes/migrating.md", "notes/options.md", "notes/README.md"]
+PAGES = ["README.md", "notes/usage.md", "notes/setup.md", "notes/migrating.md", "notes/options.md",
+         "notes/methods.md", "notes/README.md"]  # fmt: skip
 TEXT = (ROOT / "README.md").read_text()
 #: Of the pages that are filled together.
 TEXTS = {page: (ROOT / page).read_text() for page in readme.PAGES}

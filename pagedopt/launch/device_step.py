@@ -40,6 +40,7 @@ class DeviceStep(Transport):
             upper half the seed; the address of its step count; that of each hyperparameter.  Set :attr:`changed` after
             a write.
         constants: the numbers of each group that are no tensors, (groups, scalars) float64; likewise.
+        reads_hyperparameters: whether one is a tensor, which the prologue reads when its turn comes.
         copies: how many copies were queued.
     """
 
@@ -64,7 +65,7 @@ class DeviceStep(Transport):
         self._last = driver.Event(device)
         self._stream: int | None = None  # on which ``_last`` was recorded
         self._stamp = -1
-        self.changed, self.copies = True, 0
+        self.changed, self.reads_hyperparameters, self.copies = True, False, 0
 
     def compile(self) -> None:
         """Compile (or load) the prologue now."""
@@ -139,14 +140,15 @@ class _Lent(Lent):
 
     def parts(self, span: Span | None = None) -> Iterator[tuple[Argument, int]]:
         """Yield the argument of each launch; the first one finds the prologue queued before it."""
-        if not self._prologue_ran:
+        first, last = span or (0, len(self._table.chunk_words))
+        fields = np.zeros(1, TABLE_AT)
+        fields["words"], fields["header"] = self.address, self._table.header(first, last)[0]
+        argument = opaque(fields)
+        if not self._prologue_ran:  # last, for it counts the step: what fails before has changed nothing
             self._step._run_prologue(self._table, self._stream)
             self._prologue_ran = True
-        first, last = span or (0, len(self._table.chunk_words))
         if first < last:
-            fields = np.zeros(1, TABLE_AT)
-            fields["words"], fields["header"] = self.address, self._table.header(first, last)[0]
-            yield opaque(fields), last - first
+            yield argument, last - first
 
     def __exit__(self, *_: object) -> None:
         if not self._capturing:

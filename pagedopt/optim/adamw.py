@@ -22,14 +22,16 @@ class PagedAdamW(PagedOptimizer, torch.optim.AdamW):
 
     Args:
         params: parameters or groups.
-        lr: learning rate, a number or a tensor of one element (without ``capturable`` a step waits for a CUDA tensor).
+        lr: learning rate, a number or a tensor of one element (a step waits for a CUDA tensor, unless ``fused`` or
+            ``capturable``).
         betas: decay rates of the two moments.
         eps: added to the root of the second moment.
         weight_decay: decoupled weight decay.
         amsgrad: use the largest second moment so far.
         maximize: go up the gradient.
         foreach, fused: choose torch's implementation; this class has only one.  They have two effects, both as in
-            torch: which inputs are refused, and where ``step`` lies (with ``fused`` on the parameter's device).
+            torch: which inputs are refused, and where ``step`` lies (with ``fused`` on the parameter's device, which
+            reads it there in each step, with the learning rate and betas).
         capturable: keep ``step`` on the parameter's device, and read it, the learning rate and betas there: then
             ``torch.cuda.graph`` may capture :meth:`step`.
         differentiable: must be False.

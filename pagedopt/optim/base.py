@@ -347,7 +347,11 @@ class PagedOptimizer(SavingOptimizer):
 
     @contextlib.contextmanager
     def spilled(self, nbytes: int | str | None = None) -> Iterator[int]:
-        """A ``with`` block: :meth:`spill` before it, :meth:`unspill` after it.  Yields the bytes freed."""
+        """A ``with`` block: :meth:`spill` before it, :meth:`unspill` after it.  Yields the bytes freed.
+
+        Args:
+            nbytes: as of :meth:`spill`.
+        """
         given = self.spill(nbytes)
         try:
             yield given
@@ -356,5 +360,8 @@ class PagedOptimizer(SavingOptimizer):
 
     @locked
     def memory_report(self) -> MemoryReport:
-        """Return the bytes of state on device, host and file, planned and measured (see :class:`MemoryReport`)."""
+        """Return the bytes of state on device, host and file, planned and measured; moves nothing.
+
+        See :class:`MemoryReport`.
+        """
         return self.store.report(state_tensors(self))

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..system.cuda import virtual
 from ..system.warn import outside
 from .locks import OptimizerLock, Settles, locked
 from .state.rule_optimizer import RuleOptimizer
@@ -76,6 +77,8 @@ class CapturingOptimizer(RuleOptimizer):
         if not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
             if self._captures:
                 self._tell_of_captures()
+            if virtual.dead:
+                virtual.free_dead()
             if "capturable" in self.defaults and not self._warned_capturable_if_run_uncaptured:
                 self._warn_if_capturable()
             return False

@@ -81,11 +81,15 @@ class OverlappingOptimizer(CapturingOptimizer):
 
     @locked
     def wait(self) -> None:
-        """Let the current stream (on a CPU, the caller) wait until the last step is done."""
+        """Let the current stream (on a CPU, the caller) wait until the last step is done.
+
+        To be called before parameters, gradients or state are read or written behind a step that may be queued; see
+        :meth:`attach`.  What it waits for is not hidden.  Without a queued step it does nothing.
+        """
 
     @contextlib.contextmanager
     def waited(self) -> Iterator[None]:
-        """A ``with`` block that reads or writes parameters: :meth:`wait` before it."""
+        """A ``with`` block that reads or writes parameters: :meth:`wait` before it, and nothing behind it."""
         self.wait()
         yield
 
@@ -109,7 +113,10 @@ class OverlappingOptimizer(CapturingOptimizer):
 
     @locked
     def overlap_report(self) -> OverlapReport:
-        """Return what was hidden, what was waited for, and which steps were carried out at once."""
+        """Return what was hidden, what was waited for, and which steps were carried out at once, since :meth:`attach`.
+
+        All of it is zero if no model is attached.  See :class:`OverlapReport`.
+        """
         return OverlapReport() if self._overlap is None else self._overlap.report
 
     def zero_grad(self, set_to_none: bool = True) -> None:

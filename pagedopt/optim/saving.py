@@ -72,6 +72,9 @@ class SavingOptimizer(OverlappingOptimizer):
         Once copying has begun, it ends before a signal is handled.  A second Ctrl-C ends it in the middle and leaves
         the optimizer damaged, and so does a copy that fails (full disk).
 
+        Args:
+            state_dict: what :meth:`state_dict` returned, here or in a run before.
+
         Raises:
             ValueError: groups, parameters, shapes or names differ, or double precision would be rounded to float32
                 without a ``state_format`` that asks for it; the optimizer is unchanged.

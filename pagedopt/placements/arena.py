@@ -67,8 +67,8 @@ class Arena:
     tensor: torch.Tensor
     #: Held while pages that other optimizers share move, and during launches; None: nothing is shared.
     lock: AbstractContextManager[object] | None = None
-    #: The state tensors that view it, and how many are alive.  A store drops the arena when the last one dies.
-    views: tuple[weakref.ref[torch.Tensor], ...] = ()
+    #: The storages of state tensors that view it, and how many live.  A store drops the arena when the last one dies.
+    views: tuple[weakref.ref[torch.UntypedStorage], ...] = ()
     alive: int = 0
 
     def __init_subclass__(cls, **options: Any) -> None:

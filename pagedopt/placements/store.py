@@ -60,16 +60,19 @@ class Wanted(NamedTuple):
 SPARE = 4 << 20
 
 
-class _View(weakref.ref[torch.Tensor]):
-    """A weak reference to a tensor of an arena that counts its death; it keeps neither arena nor store alive."""
+class _View(weakref.ref[torch.UntypedStorage]):
+    """A weak reference to a storage in an arena that counts its death; it keeps neither arena nor store alive.
+
+    To the storage, and not to its tensor: ``torch.utils.swap_tensors`` refuses tensors with weak references.
+    """
 
     __slots__ = ("arena", "store")
 
-    def __new__(cls, tensor: torch.Tensor, *_: Any) -> Self:
-        return super().__new__(cls, tensor, _died)
+    def __new__(cls, storage: torch.UntypedStorage, *_: Any) -> Self:
+        return super().__new__(cls, storage, _died)
 
-    def __init__(self, tensor: torch.Tensor, store: weakref.ref[Store], arena: weakref.ref[Arena]) -> None:
-        super().__init__(tensor, _died)  # type: ignore[call-arg]
+    def __init__(self, storage: torch.UntypedStorage, store: weakref.ref[Store], arena: weakref.ref[Arena]) -> None:
+        super().__init__(storage, _died)  # type: ignore[call-arg]
         self.store, self.arena = store, arena
 
 
@@ -152,7 +155,8 @@ class Store:
             shards.update(made)
             if home is not None:
                 home.alive += len(made)
-                home.views = (*home.views, *(_View(tensor, store, weakref.ref(home)) for tensor in made.values()))
+                storages = [tensor.untyped_storage() for tensor in made.values()]
+                home.views = (*home.views, *(_View(storage, store, weakref.ref(home)) for storage in storages))
         return [like_shard(shards[i], of=one.param) for i, one in enumerate(wanted)]
 
     def _drop(self, arena: Arena) -> None:

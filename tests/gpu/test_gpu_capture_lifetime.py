@@ -22,7 +22,7 @@ from injector import interrupt_at
 from optim_support import same
 
 from pagedopt.kernels import cuda
-from pagedopt.system.cuda import driver, graphs
+from pagedopt.system.cuda import driver, graphs, virtual
 
 pytestmark = launching()
 
@@ -70,6 +70,27 @@ def test_a_graph_outlives_its_optimizer() -> None:
     torch.cuda.synchronize()
     assert same(eager[0], params)
     assert len(junk) == 8
+
+
+def test_mapped_state_that_dies_in_a_capture_stays_until_it_has_ended() -> None:
+    """A wait for the device would end the capture."""
+    params, optimizer = begun(KINDS["adamw"])
+    others, gone = begun(KINDS["adamw"], **PLACES["in place"])
+    settled()
+    assert not virtual.dead
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        del gone
+        gc.collect()
+        assert virtual.dead
+        optimizer.step()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert float(optimizer.state[params[0]]["step"]) == 3
+    assert virtual.dead
+    optimizer.step()
+    assert not virtual.dead
+    assert len(others) == len(params)
 
 
 def test_a_graph_that_is_gone_lets_go() -> None:

@@ -216,6 +216,9 @@ TENSOR_EDITS: dict[str, TensorEdit] = {
     "fill_": through(lambda t: t.fill_(0.5)),
     "mul_": through(lambda t: t.mul_(2)),
     "share_memory_": through(lambda t: None if t.is_cuda else t.share_memory_()),
+    "swap_tensors": through(lambda t: torch.utils.swap_tensors(t, t * 2)),
+    "swap_tensors, other strides": through(lambda t: torch.utils.swap_tensors(t, transposed(t))),
+    "swap_tensors, float64": through(lambda t: torch.utils.swap_tensors(t, t.double())),
     "its own view": replace(lambda t: t.view(t.shape)),
     "detached": replace(torch.Tensor.detach),
 }
@@ -272,6 +275,7 @@ STEP_EDITS: dict[str, Edit] = {
     "set_": _count_itself(lambda t: t.set_(torch.tensor(6.0))),
     "resize_(0)": _count_itself(lambda t: t.resize_(0)),
     "share_memory_": _count_itself(torch.Tensor.share_memory_),
+    "swap_tensors": _count_itself(lambda t: torch.utils.swap_tensors(t, t + 3)),
     "shared": shared_count,
 }
 

@@ -78,6 +78,13 @@ def parameter_data(opt: Optimizer, params: Params) -> None:
         p.data = p.data.clone()
 
 
+def swap_parameters(opt: Optimizer, params: Params, dtype: torch.dtype | None = None) -> None:
+    """As ``module.to()`` does under ``torch.__future__.set_swap_module_params_on_conversion(True)``."""
+    for p in params:
+        p.grad = None
+        torch.utils.swap_tensors(p, torch.nn.Parameter((p.detach() * 0.5).to(dtype or p.dtype)))
+
+
 def share_parameters(opt: Optimizer, params: Params) -> None:
     for p in params:
         if not p.is_cuda:
@@ -173,6 +180,8 @@ GROUP_EDITS: dict[str, Edit] = {
     "a group twice, cleared": _then_clear(one_dict_twice),
     "parameters .data": parameter_data,
     "parameters share_memory_": share_parameters,
+    "parameters swap_tensors": swap_parameters,
+    "parameters swap_tensors, float64": functools.partial(swap_parameters, dtype=torch.float64),
     "prune": prune,
     "prune the large": functools.partial(prune, index=0),
     "slice": slice_off,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from made_pages import table
 from paths import ROOT
 
 from pagedopt.optim.options import TABLE
@@ -26,16 +27,11 @@ def page() -> str:
         (f"`{name}`", option.range or _code(option.taken), f"`{option.written}`", option.what)
         for name, option in TABLE.items()
     ]
-    parts = [_HEAD, _table(("option", "values", "default", "what it says"), rows)]
+    parts = [_HEAD, table(("option", "values", "default", "what it says"), rows)]
     for name, option in TABLE.items():
         rows = [(_code([value]), meaning) for value, meaning in option.values.items()]
-        parts.append(f"## {name}\n\n" + _table((f"`{name}=`", "means"), rows))
+        parts.append(f"## {name}\n\n" + table((f"`{name}=`", "means"), rows))
     return "\n".join(parts)
-
-
-def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    top, *lines = (f"| {' | '.join(line)} |\n" for line in (head, *rows))
-    return "".join([top, "|---" * len(head) + "|\n", *lines])
 
 
 def _code(values: Iterable[str]) -> str:

@@ -39,7 +39,7 @@ _CACHED = (
 )  # fmt: skip
 _TABLES: tuple[tuple[Any, str, Callable[[], Any]], ...] = (
     (movers, "_rings", dict), (overlap, "_sides", dict), (overlap, "_with_queued", set), (sharing, "ranges", dict),
-    (virtual, "device_pages", dict), (slabs, "_pool", slabs._Pool), (warn, "_said", set),
+    (virtual, "device_pages", dict), (virtual, "dead", list), (slabs, "_pool", slabs._Pool), (warn, "_said", set),
 )  # fmt: skip
 
 

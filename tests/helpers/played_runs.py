@@ -51,9 +51,9 @@ class Run:
         return [torch.nn.Parameter(self.numbers(size)) for size in sizes]
 
     def adamw(self, params: Iterable[torch.nn.Parameter], **options: Any) -> PagedAdamW:
-        """An optimizer; on a CPU its state is where it is."""
+        """An optimizer; on a CPU its state, in whatever format, is where it is."""
         if self.card is None:
-            options = {}
+            options = {name: value for name, value in options.items() if name == "state_format"}
         return PagedAdamW(params, lr=1e-2, weight_decay=0.1, **options)
 
     def gradients(self, params: Iterable[torch.nn.Parameter]) -> None:

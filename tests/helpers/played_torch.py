@@ -87,7 +87,7 @@ class Torch:
         played = {
             "Stream": Stream, "CUDAGraph": PlayedGraph, "graph": self.capture, "stream": self.on_stream,
             "current_stream": lambda device=None: Stream(handle=self.current), "current_device": lambda: 0,
-            "device": lambda device: contextlib.nullcontext(), "synchronize": lambda device=None: self.order.wait(),
+            "device": lambda device: contextlib.nullcontext(), "synchronize": self.synchronize,
             "is_available": lambda: True, "is_initialized": lambda: True, "device_count": lambda: 1,
             "is_current_stream_capturing": lambda: self.current in self.order.captures,
             "get_device_capability": lambda device=None: (9, 0), "mem_get_info": lambda device=None: (1 << 30, 1 << 31),
@@ -98,6 +98,10 @@ class Torch:
         monkeypatch.setattr(torch.Tensor, "record_stream", self.record_stream_of())
         monkeypatch.setattr(internals, "current_device", lambda: 0)
         monkeypatch.setattr(internals, "current_stream", lambda index: self.current)
+
+    def synchronize(self, device: object = None) -> None:
+        if error := self.driver.cuCtxSynchronize():
+            raise RuntimeError(f"CUDA error: {error.name}")
 
     def record_stream_of(self) -> Callable[[torch.Tensor, Stream], None]:
         """What takes the place of the method: torch's own takes only streams of its own."""

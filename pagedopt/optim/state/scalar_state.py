@@ -76,10 +76,13 @@ def _adjacent_zeros(dtype: torch.dtype, count: int) -> Iterator[torch.Tensor]:
 class ScalarState:
     """One number per parameter.  Keeps no tensor alive: callers pass the same tensors, at the same addresses, again.
 
+    What is read is what memory holds now: a collective of ``torch.distributed`` and a write through ``.data`` raise no
+    version counter.  Numbers on a device are waited for, unless a ``DeviceBucket`` reads them there.
+
     ``shared`` are addresses of numbers that several parameters have in common; as in torch's loop, each changes it.
     """
 
-    __slots__ = ("_mirror", "_on_device", "_others", "_whole", "_windows", "count")
+    __slots__ = ("_others", "_whole", "_windows", "count")
 
     #: What :meth:`read` adds to each number.
     _added = 0.0
@@ -88,23 +91,18 @@ class ScalarState:
         self.count = len(tensors)
         addresses = [t.data_ptr() for t in tensors]
         by_dtype: dict[torch.dtype, list[int]] = {}
-        on_device, others = [], []
+        others = []
         for row, (t, address) in enumerate(zip(tensors, addresses, strict=True)):
-            on_cpu = t.device.type == "cpu"
-            if t.dtype not in SINGLES or address in shared or (on_cpu and address % t.dtype.itemsize):
+            if t.device.type != "cpu" or t.dtype not in SINGLES or address in shared or address % t.dtype.itemsize:
                 others.append(row)
-            elif on_cpu:
-                by_dtype.setdefault(t.dtype, []).append(row)
             else:
-                on_device.append(row)
+                by_dtype.setdefault(t.dtype, []).append(row)
         windows: list[tuple[Rows, npt.NDArray[np.floating], Rows]] = []
         for dtype, rows in by_dtype.items():
             some: Rows = _ALL if len(rows) == self.count else np.array(rows)
             windows.append((some, *_window([addresses[row] for row in rows], dtype)))
         #: For each dtype on the CPU: (rows, an array over their memory, the position of each row in it).
         self._windows = tuple(windows)
-        self._on_device = on_device
-        self._mirror = DeviceMirror([tensors[row].dtype is torch.float32 for row in on_device]) if on_device else None
         self._others = tuple(others)
         in_order = len(windows) == 1 and windows[0][0] is windows[0][2] is _ALL
         #: All numbers as one array, if they lie one behind the other, as :func:`new_numbers` makes them.
@@ -113,7 +111,7 @@ class ScalarState:
     @property
     def takes_tensors(self) -> bool:
         """Whether methods use the tensors they are given.  Else all numbers are reached through their addresses."""
-        return bool(self._others) or self._mirror is not None
+        return bool(self._others)
 
     def read(self, tensors: NumberTensors, absent: Sequence[int], ahead: Ahead) -> Values | float:
         """Return what a rule takes: one number per parameter, or one float if all are the same.
@@ -128,8 +126,6 @@ class ScalarState:
         out = np.empty(self.count, np.float64)
         for rows, window, positions in self._windows:
             out[rows] = window[positions]
-        if self._mirror:
-            out[self._on_device] = self._mirror.read([tensors[row] for row in self._on_device])
         if self._added:
             out += self._added
         if self._others:
@@ -155,56 +151,9 @@ class ScalarState:
         present[list(absent)] = False
         for rows, window, positions in self._windows:
             window[positions] = np.where(present[rows], coming[rows], window[positions])
-        if self._mirror:
-            at = self._on_device
-            self._mirror.write([tensors[row] for row in at], coming[at], present[at])
         for row in self._others:
             if present[row]:
                 tensors[row].detach().fill_(float(coming[row]))
-
-
-class DeviceMirror:
-    """Host copies of numbers on devices.  Reading waits for the device only if version counters show foreign writes."""
-
-    __slots__ = ("_narrow", "_values", "_versions")
-
-    def __init__(self, narrow: Sequence[bool]) -> None:
-        #: Which numbers are float32; the others are float64.
-        self._narrow = np.array(narrow, bool)
-        self._values: Values = np.empty(0)
-        self._versions: list[int] | None = None
-
-    def read(self, tensors: NumberTensors) -> Values:
-        """Return the numbers; copies them from the device if others have written to them."""
-        if self._versions is None or self._versions != _versions(tensors):
-            self._values = np.empty(len(tensors), np.float64)
-            for device in {t.device for t in tensors}:
-                rows = [i for i, t in enumerate(tensors) if t.device == device]
-                self._values[rows] = torch.stack([tensors[i].detach().double().view(()) for i in rows]).cpu().numpy()
-            self._versions = _versions(tensors)
-        return self._values
-
-    def write(self, tensors: NumberTensors, values: Values, chosen: npt.NDArray[np.bool_]) -> None:
-        """Write the ``chosen`` numbers on the current streams, with one launch if each is one more than it was."""
-        rows = np.flatnonzero(chosen)
-        if not len(rows):
-            return
-        new, tensors = values[rows], [t.detach() for t in tensors]  # detached tensors share version counters
-        if (new == self._values[rows] + 1).all():
-            torch._foreach_add_([tensors[i] for i in rows], 1.0)
-        else:
-            for value in np.unique(new):
-                some = [tensors[i] for i in rows[(new == value) | ((new != new) & (value != value))]]
-                torch._foreach_zero_(some)
-                torch._foreach_add_(some, float(value))
-        self._values = self._values.copy()
-        self._values[rows] = np.where(self._narrow[rows], new.astype(np.float32), new)
-        self._versions = _versions(tensors)
-
-
-def _versions(tensors: NumberTensors) -> list[int] | None:
-    """Return the version counters, or None if some have none (tensors of ``torch.inference_mode``)."""
-    return None if any(t.is_inference() for t in tensors) else [t._version for t in tensors]
 
 
 class StepCounts(ScalarState):

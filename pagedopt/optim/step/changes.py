@@ -9,8 +9,6 @@ from itertools import chain
 from operator import attrgetter, itemgetter, methodcaller
 from typing import Any
 
-import torch
-
 from ...system.compare_tensors import Contents, identities
 from ...tables.columns import Tensors
 from ...tables.shards import is_sharded, local
@@ -32,15 +30,23 @@ class KnownObjects:
     storage was replaced, shared or resized to nothing.  Addresses and strides of parameters and gradients are compared
     by the tables (:meth:`PointerTable.look`).  New values in the same tensor change nothing here.
 
-    Nothing is kept alive.  Objects are known by id, which is unique while they live; once one of the tensors has died,
-    nothing matches any more.  Lists and dicts may be replaced by others with the same contents.
+    Nothing is kept alive, and no tensor is referred to, not even weakly: ``torch.utils.swap_tensors`` refuses tensors
+    with weak references.  Objects are known by id, which another object may have once the first has died.  What a
+    launch then uses is still what it would use of the first:
+
+    * A parameter or gradient: the tables compare its type, dtype, device, shape, strides and address in each step.
+    * State: its storage is known by a weak reference, and once one of the storages has died, nothing matches any more.
+      So what has the id and the address of a state tensor is in the memory that was looked at.  (Another layout of
+      that memory goes unnoticed, whether a new tensor has it or the same one, as after ``t_()``.)
+
+    Lists and dicts may be replaced by others with the same contents.
 
     Attributes:
         picks: for each bucket, two functions that select its tensors and its numbers from what :meth:`compare` returns.
     """
 
     __slots__ = (
-        "__weakref__", "_contents", "_dead", "_formats", "_lengths", "_params", "_positions", "_refs", "_rules",
+        "__weakref__", "_contents", "_dead", "_formats", "_lengths", "_params", "_positions", "_rules", "_storages",
         "_takes_state", "_waiting", "picks",
     )  # fmt: skip
 
@@ -61,8 +67,8 @@ class KnownObjects:
         self._contents = Contents(keys, content, compared, local if any(map(is_sharded, values)) else None)
         self._params = identities(members.params)
         self._dead: list[object] = []
-        note, objects = self._dead.append, {id(t): t for t in (*members.params, *keys, *values)}
-        self._refs = tuple([weakref.ref(t, note) for t in objects.values() if isinstance(t, torch.Tensor)])
+        note, storages = self._dead.append, {id(s): s for s in (local(t).untyped_storage() for t in values)}
+        self._storages = tuple([weakref.ref(storage, note) for storage in storages.values()])
         self._positions = self._contents.positions([*map(id, keys)])
 
     def pick_for(self, buckets: Sequence[tuple[Bucket, Sequence[Member]]]) -> None:

@@ -30,7 +30,7 @@ class DeviceBucket(Bucket):
     is copied there when it changes.
     """
 
-    __slots__ = ("_device_step", "_tensors")
+    __slots__ = ("_device_step", "_group_of_row", "_plain_numbers", "_tensors", "_told")
 
     def __init__(self, optimizer: RuleOptimizer, members: Sequence[Member], shared: set[int], shards: Grads) -> None:
         super().__init__(optimizer, members, shared, shards)
@@ -41,16 +41,20 @@ class DeviceBucket(Bucket):
         counters = next((n.behind for _, n, _ in self._numbers if isinstance(n, UnsavedStepCounts)), None)
         self._device_step = DeviceStep(self.rule, device, table.host, len(optimizer.param_groups), counters)
         self.sweep.transport = self._device_step
+        self._group_of_row = np.array(self._groups)
+        self._plain_numbers = not any(n.is_inference() for n in self.numbers_of(members))
+        #: Whether the device was told where step counts and other numbers of parameters lie: they stay there.
+        self._told = False
         #: Tensors of hyperparameters, which the device reads.
         self._tensors: tuple[torch.Tensor, ...] = ()
 
     @staticmethod
     def takes(member: Member, names: Sequence[str], shared: set[int]) -> bool:
         """Tell whether a parameter's numbers are where the device can count them: on it, as float32 or float64."""
-        numbers = [member.entry[name] for name in names]
-        return member.param.is_cuda and all(
-            n.device == member.param.device and n.dtype in SINGLES and n.data_ptr() not in shared for n in numbers
-        )
+        if not member.param.is_cuda:
+            return False
+        numbers, device = [member.entry[name] for name in names], member.param.device
+        return all(n.device == device and n.dtype in SINGLES and n.data_ptr() not in shared for n in numbers)
 
     def compile(self, formats: tuple[Format, ...]) -> None:
         """Also compile the prologue."""
@@ -69,13 +73,18 @@ class DeviceBucket(Bucket):
         table = self.sweep.table
         if len(table.absent) == self.count:
             return None
-        self.tell(optimizer, numbers)
-        away = set(table.absent)
-        counted = [n for i, n in enumerate(numbers) if i % self.count not in away and not n.is_inference()]
+        self.tell(optimizer, None if self._told else numbers)
+        written: NumberTensors
+        if table.absent or self._own_counters or self._inference or not self._plain_numbers:
+            away = set(table.absent)
+            counted = [n for i, n in enumerate(numbers) if i % self.count not in away and not n.is_inference()]
+            written = (*self._written(optimizer, tensors, table.absent), *counted)
+        else:
+            written = (*tensors[: self.count], *optimizer.store.versions.counters, *numbers)  # type: ignore[arg-type]
         plan = WHOLE if self.route is None else self.route.plan(table.host, table.absent)
         return Update(
             self.sweep, self.sweep.ready(plan), table.host.stamp, self.lists, tensors, seen, list(table.absent), (), (),
-            self.route, plan, (*self._written(optimizer, tensors, table.absent), *counted),
+            self.route, plan, written,
         )  # fmt: skip
 
     def follow(self, optimizer: RuleOptimizer, tensors: Tensors) -> None:
@@ -115,21 +124,23 @@ class DeviceBucket(Bucket):
                 else:
                     constants[group, i], sources[group, i] = value, step.constant_at(group, i)
         inputs = np.zeros_like(step.inputs)
-        inputs[:, 0] = [1 + int(seed_word(optimizer, group)) for group in self._groups]
-        inputs[:, 2:] = sources[list(self._groups)]
+        words = {group: 1 + int(seed_word(optimizer, group)) for group in set(self._groups)}
+        inputs[:, 0] = [words[group] for group in self._groups]
+        inputs[:, 2:] = sources[self._group_of_row]
         for name, each, where in self._numbers:
             column = 1 if name == "step" else 2 + self.rule.scalars.index(name)
-            if isinstance(each, UnsavedStepCounts):
-                inputs[:, column] = [step.counter_at(row) for row in range(self.count)]
-            elif numbers is None:
+            if numbers is None:
                 inputs[:, column] = step.inputs[:, column]
+            elif isinstance(each, UnsavedStepCounts):
+                inputs[:, column] = [step.counter_at(row) for row in range(self.count)]
             else:
                 inputs[:, column] = [_address(n, name, self.sweep.device) for n in numbers[where]]
         inputs[table.absent, 0] = 0
         if step.inputs.tobytes() != inputs.tobytes() or step.constants.tobytes() != constants.tobytes():
             step.inputs[:], step.constants[:], step.changed = inputs, constants, True
             table.host.stamp += 1  # a step that was prepared before has other numbers
-        self._tensors = tuple(tensors)
+        self._tensors, self._told = tuple(tensors), True
+        step.reads_hyperparameters = bool(tensors)
 
     def _values(self, optimizer: RuleOptimizer, group: int) -> list[tuple[str, Any]]:
         """Return (name, number or tensor on the device) of each hyperparameter; 0 for those that parameters have.

@@ -148,16 +148,16 @@ def prepare_anew(optimizer: RuleOptimizer, shards: Grads) -> PreparedStep:
     return PreparedStep(optimizer, tuple(filter(None, updates)), launches, ready, entries, fresh)
 
 
-def kind_of(optimizer: RuleOptimizer) -> KindOf | None:
-    """Return what chooses the class of a member's bucket; None: all have :class:`Bucket`."""
-    groups = optimizer.param_groups
-    if not any(group.get("capturable") for group in groups):
-        return None
+def kind_of(optimizer: RuleOptimizer) -> KindOf:
+    """Return what chooses the class of a member's bucket.
+
+    Step counts that lie on a device, as with ``fused``, are read there in each step, and the host waits for none.
+    """
 
     def kind(member: Member, shared: set[int]) -> type[Bucket]:
-        capturable = groups[member.group].get("capturable")
         names = number_names(optimizer, member.rule)
-        return DeviceBucket if capturable and DeviceBucket.takes(member, names, shared) else Bucket
+        asked = names or optimizer.param_groups[member.group].get("capturable")
+        return DeviceBucket if asked and DeviceBucket.takes(member, names, shared) else Bucket
 
     return kind
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch.nn.parameter import is_lazy
 
+from ...launch.device_step import DeviceStep
 from ...placements.arena import Arena
 from ...system import internals
 from ...system.cuda.driver import Event, relaxed_capture
@@ -44,6 +45,8 @@ def why_not(step: PreparedStep) -> str:
         return "no page of its state is away"
     if any(group.get("capturable") for group in step.optimizer.param_groups):
         return "a group is capturable"
+    if any(map(_reads_hyperparameters, updates)):
+        return "a hyperparameter is a tensor that the device reads"
     if not all(update.lists.as_they_are for update in updates):
         return "parameters or state are complex, DTensors, or have gaps or other strides"
     if len({update.sweep.device for update in updates}) > 1:
@@ -51,6 +54,12 @@ def why_not(step: PreparedStep) -> str:
     if any(arena.lock is not None for arena in step.ready.arenas):
         return "state is so small that it shares pages with that of other optimizers"
     return ""
+
+
+def _reads_hyperparameters(update: Update) -> bool:
+    """Return whether the launch reads a learning rate or beta from the device when its turn comes."""
+    transport = update.sweep.transport if update.sweep.device.type == "cuda" else None
+    return isinstance(transport, DeviceStep) and transport.reads_hyperparameters
 
 
 class Pending(NamedTuple):

@@ -28,25 +28,33 @@ class Gradient:
     def __init__(self, param: torch.Tensor, copied: bool) -> None:
         grad = param.grad
         self.param = param
-        self.grad = None if grad is None else weakref.ref(grad)
+        self.memory = None if grad is None else weakref.ref(_memory_of(grad))
         self.version = None if grad is None else _version(grad)
         self.copied = None if grad is None or not copied else (grad, local(grad).detach().to("cpu", copy=True))
 
     @property
     def written(self) -> bool:
-        """Whether the parameter has the same gradient with other values."""
+        """Whether the parameter has a gradient in the same memory with other values."""
         now = self.param.grad
-        return now is not None and self.grad is not None and now is self.grad() and _version(now) != self.version
+        if now is None or self.memory is None or _memory_of(now) is not self.memory():
+            return False
+        return _version(now) != self.version
 
     def put_back(self) -> None:
         """Let the parameter have no gradient if it had none; else put back what was copied."""
-        if self.grad is None:
+        if self.memory is None:
             self.param.grad = None
         elif self.copied is not None:
             grad, values = self.copied
             with torch.no_grad():
                 local(grad).copy_(values)
             self.param.grad = grad
+
+
+def _memory_of(grad: torch.Tensor) -> torch.UntypedStorage | torch.Tensor:
+    """Return the storage, as ``torch.utils.swap_tensors`` refuses tensors with weak references; itself if sparse."""
+    shard = local(grad)
+    return shard.untyped_storage() if shard.layout is torch.strided else grad
 
 
 def _version(tensor: torch.Tensor) -> int | None:

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -52,6 +52,7 @@ class Range:
     """A reserved address range of a multiple of the granule.  It is freed after this object and all its tensors."""
 
     def __init__(self, nbytes: int, device: int) -> None:
+        free_dead()
         with torch.cuda.device(device), relaxed_capture():
             self.address = int(call("cuMemAddressReserve", nbytes, 0, 0, 0))
         self.nbytes, self.device = nbytes, device
@@ -147,8 +148,14 @@ class Range:
             after.callback(call, "cuMemAddressFree", target, nbytes)
             self._map(target, nbytes, handle)
             after.callback(call, "cuMemUnmap", target, nbytes)
-            after.callback(call, "cuStreamSynchronize", stream)  # also after an error: the copy may have begun
-            call("cuMemcpyAsync", target, source, nbytes, stream)
+            try:
+                call("cuMemcpyAsync", target, source, nbytes, stream)
+            finally:  # also after an error: the copy may have begun
+                try:
+                    call("cuStreamSynchronize", stream)
+                except BaseException:
+                    after.pop_all()  # it may still run: the temporary address stays mapped
+                    raise
 
 
 def release(handles: Sequence[Any]) -> None:
@@ -160,13 +167,85 @@ def release(handles: Sequence[Any]) -> None:
         check("cuMemRelease", result)
 
 
-def _free(address: int, nbytes: int, pages: dict[int, tuple[Any, int, Location]], device: int) -> None:
+class _Dead(NamedTuple):
+    """An address range whose object has died: its pages are unmapped once no kernel can use them any more."""
+
+    address: int
+    nbytes: int
+    pages: dict[int, tuple[Any, int, Location]]
+    device: int
+
+
+#: Ranges that died while a stream was being captured; :func:`free_dead` frees them.
+dead: list[_Dead] = []
+#: Errors of a call that waits for a device one of whose streams is being captured.
+_CAPTURING = {
+    "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
+    "CUDA_ERROR_STREAM_CAPTURE_ISOLATION", "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", "CUDA_ERROR_CAPTURED_EVENT",
+    "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD",
+}  # fmt: skip
+#: Errors that say that the context is gone, and its memory with it, as when the process ends.
+_GONE = {
+    "CUDA_ERROR_DEINITIALIZED", "CUDA_ERROR_NOT_INITIALIZED", "CUDA_ERROR_INVALID_CONTEXT",
+    "CUDA_ERROR_CONTEXT_IS_DESTROYED",
+}  # fmt: skip
+
+
+def _free(*range_: Any) -> None:
+    dead.append(_Dead(*range_))
+    free_dead()
+
+
+def free_dead() -> None:
+    """Free ranges that have died, after waiting for their devices.
+
+    While a stream is being captured CUDA allows no wait: then they stay until the next call, which the next range, the
+    end of another one or the next step of an optimizer makes.
+
+    Raises:
+        RuntimeError: a device cannot be waited for; what kernels may still use stays mapped.
+    """
+    stay = []
+    with Uninterrupted():
+        try:
+            while dead:
+                if not _give_back(each := dead.pop()):
+                    stay.append(each)
+        finally:
+            dead.extend(stay)
+
+
+def _give_back(each: _Dead) -> bool:
+    """Wait for the device and free a range; return False if a stream is being captured.
+
+    Raises RuntimeError as :func:`free_dead`.
+    """
+    failed = None
     # When the process exits the context may already be gone, and its memory with it.
-    with Uninterrupted(), contextlib.suppress(Exception), torch.cuda.device(device), relaxed_capture():
-        d = bindings()
-        d.cuCtxSynchronize()  # unmapping does not wait for kernels that still read the memory
-        for offset, (handle, page, _) in pages.items():
-            d.cuMemUnmap(address + offset, page)
-            d.cuMemRelease(handle)
-            device_pages.pop(int(handle), None)
-        d.cuMemAddressFree(address, nbytes)
+    with contextlib.suppress(Exception), torch.cuda.device(each.device), relaxed_capture():
+        if torch.cuda.is_current_stream_capturing():  # asked first, as a wait that is refused ends the capture
+            return False
+        failed = _unmap(each)
+    if failed is None or failed.code in _GONE:
+        return True
+    if failed.code in _CAPTURING:  # that of another stream
+        return False
+    raise RuntimeError(
+        f"{each.nbytes:,} bytes of optimizer state on cuda:{each.device} stay mapped, as kernels may still use them: "
+        f"{failed}"
+    ) from failed
+
+
+def _unmap(each: _Dead) -> CudaError | None:
+    """Free a range; return the error if its device cannot be waited for: then nothing is unmapped."""
+    try:
+        call("cuCtxSynchronize")  # unmapping does not wait for kernels that still read the memory
+    except CudaError as error:
+        return error
+    d = bindings()
+    for offset, (handle, page, _) in each.pages.items():
+        d.cuMemUnmap(each.address + offset, page)
+        d.cuMemRelease(handle)
+        device_pages.pop(int(handle), None)
+    d.cuMemAddressFree(each.address, each.nbytes)
+    return None
