@@ -167,9 +167,9 @@ def test_ddp(whole: bool, options: dict[str, Any], steps: int) -> None:
 
 
 def _ddp(attached: bool, whole: bool, options: dict[str, Any], steps: int) -> list[Any]:
-    return together("overlapped_group.trained", 2, "cpu", attached, whole, options, steps)
+    return together("tests.clients.overlapped_group.trained", 2, "cpu", attached, whole, options, steps)
 
 
 def test_fsdp_is_refused() -> None:
-    (said,) = together("overlapped_group.refused", 1, "cpu")
+    (said,) = together("tests.clients.overlapped_group.refused", 1, "cpu")
     assert ["FullyShardedDataParallel" in said[0], "FSDPModule" in said[1]] == [True, True]

@@ -23,6 +23,9 @@ from processes import on_devices, together
 BOUND, IN_BFLOAT16 = {"cpu": 1e-6, "cuda": 1e-5}, 1e-2
 
 
+#: Whose functions new processes call.
+RUNS = "tests.clients.several_runs"
+
 pytestmark = pytest.mark.clients
 
 
@@ -51,13 +54,13 @@ def check_places(found: dict[str, Any]) -> None:
 def check_setup(name: str, device: str, folder: Path, world: int = 2, bound: float | None = None) -> None:
     """Train and save, go on in new processes; ``name`` is that of a setup in ``several_setups.py``."""
     bound = bound or BOUND[device]
-    before = together("several_runs.trained", world, device, name, folder)
+    before = together(f"{RUNS}.trained", world, device, name, folder)
     for found in before:
         check_close(found["ours"], found["torch"], bound)
         check_same(found["away"], found["ours"])
         assert found["ours"]["kinds"] == found["torch"]["kinds"]
         check_places(found)
-    for found, old in zip(together("several_runs.trained", world, device, name, folder, True), before, strict=True):
+    for found, old in zip(together(f"{RUNS}.trained", world, device, name, folder, True), before, strict=True):
         check_close(found["torch"], old["torch"], bound)
         check_same(found["ours"], old["ours"])
         check_same(found["away"], old["ours"])
@@ -135,7 +138,7 @@ def test_a_checkpoint_is_loaded_by_another_number_of_processes(device: str, tmp_
     """A checkpoint of FSDP2 is loaded by another number of processes: 2, 3 and 1 (on two GPUs: 2, 1 and 2)."""
     before: dict[str, Any] = {}
     for stage, world in enumerate((2, 3, 1) if device == "cpu" else (2, 1, 2)):
-        found = together("several_runs.resharded", world, device, "FSDP2", tmp_path, 2 * stage, 2 * stage + 2)
+        found = together(f"{RUNS}.resharded", world, device, "FSDP2", tmp_path, 2 * stage, 2 * stage + 2)
         for each in found:
             for who in before:
                 check_same({"losses": [], "values": each[who]["begun"]}, {**before[who], "losses": []})
@@ -148,7 +151,7 @@ def test_a_checkpoint_is_loaded_by_another_number_of_processes(device: str, tmp_
 @on_devices(2)
 def test_one_process_prepares_its_step_anew(device: str) -> None:
     """One of the processes has replaced state and the others have not: none waits for what another does not do."""
-    for found in together("several_runs.one_of_them_prepares_anew", 2, device):
+    for found in together(f"{RUNS}.one_of_them_prepares_anew", 2, device):
         check_close(found["ours"], found["torch"], BOUND[device])
         check_same(found["away"], found["ours"])
 
@@ -156,7 +159,7 @@ def test_one_process_prepares_its_step_anew(device: str) -> None:
 @on_devices(2)
 def test_copies_and_estimates(device: str) -> None:
     """FSDP2: `copy.deepcopy` and `pickle` of an optimizer go on alike; `estimate` says what a process will take."""
-    for rank, found in enumerate(together("several_runs.copied", 2, device)):
+    for rank, found in enumerate(together(f"{RUNS}.copied", 2, device)):
         copied, pickled, original = found["after"]
         assert all(map(torch.equal, copied, original))
         assert all(map(torch.equal, pickled, original))

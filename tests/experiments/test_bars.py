@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from bar_knobs import COUNT, KNOBS, REAL, bars, knob, measured, names
 
 from experiments.harness.question import Experiment, Question
 from experiments.harness.show import Bar, Verdict
+from tests.experiments.bar_knobs import COUNT, KNOBS, REAL, bars, knob, measured, names
 
 EVERY = [pytest.param(*each, id=f"{each[1].name}: {each[2].title}") for each in bars()]
 #: Halvings of a knob until it is at the threshold; a count that is not there by so many is never there.

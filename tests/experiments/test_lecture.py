@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from experiment_runs import undated
-from lecture_rows import MADE, PINNED, TORCH, Row, listed, weighed
 from paths import ROOT
 
 from experiments.harness import question
@@ -17,6 +16,7 @@ from experiments.harness.rows import Rows
 from experiments.lecture import page
 from experiments.lecture.claims import LATER, NOT_HERE, NOT_YET, VERDICTS, Claim, claims
 from experiments.works.contenders import FOREACH
+from tests.experiments.lecture_rows import MADE, PINNED, TORCH, Row, listed, weighed
 
 IDS = [f"{letter}{n}" for letter, last in (("A", 37), ("C", 14), ("D", 12)) for n in range(1, last + 1)]
 CLAIMS = {claim.id: claim for claim in claims()}

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from cuda_errors import assert_clean
-from faults import Scene, Stage, expected
 from gpu_support import NEEDED, all_of_the_card_in_the_end
 from optim_support import ADAMW
 from spill_support import everything, parameters, same, steps
@@ -24,6 +23,7 @@ from pagedopt.kernels.nvrtc import CompileError
 from pagedopt.placements import store
 from pagedopt.system.cuda import driver
 from pagedopt.transports import pool
+from tests.optim.faults import Scene, Stage, expected
 
 pytestmark = NEEDED
 

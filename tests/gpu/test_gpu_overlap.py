@@ -19,15 +19,15 @@ from children import python
 from gpu_support import NEEDED
 from injector import Outcome, interrupt_at
 from overlapped import Ended, Loop, agree, equal, run
-from overlapped_acts import ACTS
-from overlapped_joins import JOINS, loop_of
-from overlapped_models import LOOPS, STEPS, clip
 from shots import NEVER
 from stand_ins import raising
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pagedopt.optim.overlap.overlap import Overlap
 from pagedopt.optim.step.queued import QueuedStep
+from tests.optim.overlapped_acts import ACTS
+from tests.optim.overlapped_joins import JOINS, loop_of
+from tests.optim.overlapped_models import LOOPS, STEPS, clip
 
 pytestmark = [
     *NEEDED,

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 from edits import STATE_EDITS, STEP_EDITS, Edit, Params, groups_of, listed, parameters, state_edits, steps
-from edits_groups import EDITS_OF, FLAGS, GROUP_EDITS
 from often import MARKS
 
 import pagedopt
+from tests.optim.edits_groups import EDITS_OF, FLAGS, GROUP_EDITS
 from tests.optim.specs import BY_STATE, SPECS, Case
 
 #: Where the package is.

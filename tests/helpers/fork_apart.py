@@ -12,8 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from faults import Scene, Stage, Values, is_same, other_training
 from stand_ins import refusal
+
+from tests.optim.faults import Scene, Stage, Values, is_same, other_training
 
 
 def trained(placement: str) -> Stage:

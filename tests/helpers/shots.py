@@ -9,9 +9,10 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-from faults import Stage
-from faults_crowd import Crowd
 from injector import Alarm, Outcome, fail_at, interrupt_at
+
+from tests.optim.faults import Stage
+from tests.optim.faults_crowd import Crowd
 
 #: 1: every line and every call; a larger number: every so many of them.
 EVERY = int(os.environ.get("PAGEDOPT_EVERY_LINE", "0"))

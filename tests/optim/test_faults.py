@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 from cuda_errors import assert_clean
-from faults import Scene, scenes
-from faults_crowd import CROWDS, Crowd
 from file_support import open_files
 from gpu_support import NEEDED
 from shots import EVERY, each, failure_at, judge_failure, judge_signal, judge_two, signal_at, two_at
+
+from tests.optim.faults import Scene, scenes
+from tests.optim.faults_crowd import CROWDS, Crowd
 
 pytestmark = [pytest.mark.timeout(7200), pytest.mark.long] if EVERY else []
 #: State that is in RAM or partly in a file, and state that is on a GPU or partly on the host.

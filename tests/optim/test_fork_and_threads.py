@@ -14,13 +14,13 @@ import pytest
 import torch
 from children import python
 from edits import numbers
-from faults import Scene, Stage, is_same
 from held import together
 from optim_support import bits, same
 from paths import HELPERS
 from support import threads
 
 from pagedopt import PagedAdamW
+from tests.optim.faults import Scene, Stage, is_same
 
 pytestmark = pytest.mark.usefixtures("folder")
 

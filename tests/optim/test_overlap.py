@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from overlapped import Ended, Loop, agree, equal, run
-from overlapped_models import LONG, LOOPS, STEPS
 
 from pagedopt.optim import overlapping
 from pagedopt.optim.overlap import hooks
@@ -19,6 +18,7 @@ from pagedopt.optim.overlap.overlap import Overlap
 from pagedopt.optim.overlap.record import Record
 from pagedopt.optim.step import queued as queued_steps
 from pagedopt.optim.step.queued import QueuedStep
+from tests.optim.overlapped_models import LONG, LOOPS, STEPS
 
 pytestmark = [
     pytest.mark.timeout(60),

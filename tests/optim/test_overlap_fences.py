@@ -15,10 +15,10 @@ from children import python
 from file_support import open_files
 from often import long_but
 from overlapped import Loop, equal, linears, run
-from overlapped_acts import ACTS, HIDE, LONG, total
 
 from pagedopt.optim.overlap.overlap import Overlap
 from pagedopt.optim.step.queued import QueuedStep
+from tests.optim.overlapped_acts import ACTS, HIDE, LONG, total
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore:this step was not queued.*no forward")]
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from often import long_but
 from overlapped import Loop, equal, linears
-from overlapped_joins import JOINS, loop_of
-from overlapped_models import Functional
 from torch import nn
 
 from pagedopt.optim.overlap.models import Models
+from tests.optim.overlapped_joins import JOINS, loop_of
+from tests.optim.overlapped_models import Functional
 
 pytestmark = [
     pytest.mark.timeout(60),

@@ -13,13 +13,13 @@ import pytest
 import torch
 from edits import STATE_EDITS, Edit, each_entry, groups_of, parameters, steps
 from edits_check import LENIENT, PLACEMENTS, World, assert_same, edits_for, parametrized, run, same_outcome, worlds
-from edits_groups import GROUP_EDITS, add_group
 from often import long_but
 from optim_support import same, stepped
 from stand_ins import raising
 from support import default_dtype
 
 from pagedopt.optim.step import members
+from tests.optim.edits_groups import GROUP_EDITS, add_group
 from tests.optim.specs import BY_STATE as CASES
 
 #: Edits that put all or some state where no budget covers it.

@@ -15,12 +15,12 @@ import pytest
 import torch
 from optim_support import ADAMW, bits, model, same, train
 from overlapped import Loop
-from overlapped_models import linears
 from torch.nn import Parameter
 from torch.utils import swap_tensors
 
 from pagedopt import PagedAdamW, run_with_room
 from pagedopt.optim.step import bucket as buckets
+from tests.optim.overlapped_models import linears
 from tests.optim.test_shards import mesh, placed
 
 __all__ = ["mesh"]

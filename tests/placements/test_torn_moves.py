@@ -15,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torn_moves
 from children import python
 from file_support import assert_holds, fill, mapped, open_files, small, step
 from injector import interrupt_at
@@ -25,6 +24,7 @@ from stand_ins import raising
 from pagedopt.system.files import libc
 from pagedopt.system.files.state_file import StateFile
 from pagedopt.system.state_lost import StateLost
+from tests.placements import torn_moves
 
 #: So many lines are passed over between two that get a signal.
 STRIDE = 1 if os.environ.get("PAGEDOPT_EVERY_LINE") else 53

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from edits import give, parameter, steps
-from faults import Scene, Values, Way, is_same
 from stand_ins import refusal
 
+from tests.optim.faults import Scene, Values, Way, is_same
 from tests.optim.specs import BY_STATE
 
 #: More optimizers than state files that are not shared; every fourth parameter spans pages.

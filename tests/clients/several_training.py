@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from several_setups import Net, Setup
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.tensor import DTensor
+
+from tests.clients.several_setups import Net, Setup
 
 #: Parts of a batch, and rows of a part in all processes together: 1, 2, 3 or 4 of them have as many each.
 PARTS, ROWS = 3, 12

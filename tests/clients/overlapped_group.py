@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from overlapped import WIDE, SmallPages, linears
-from several_setups import HYPER
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from pagedopt import PagedAdamW
+from tests.clients.several_setups import HYPER
 
 
 def trained(device: str, attached: bool, whole: bool, options: dict[str, Any], steps: int) -> dict[str, Any]:

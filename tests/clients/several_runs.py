@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from several_setups import SETUPS
-from several_training import Training, mean_of_squares, own
 
 from pagedopt import PagedAdamW, estimate
+from tests.clients.several_setups import SETUPS
+from tests.clients.several_training import Training, mean_of_squares, own
 
 #: torch's class, ours, and ours with all state away.
 CONTENDERS: dict[str, tuple[Any, dict[str, Any]]] = {
