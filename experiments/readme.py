@@ -208,7 +208,7 @@ def options(results: Results) -> str:
         lines.append((option, what, *sizes, *times, pair[0][column]["clock"], f"[{note}]({note}.md)"))
     titles = ("option", "what", "GiB of state: without", "GiB: with", "ms: without", "ms: with", "clock", "note")
     return (
-        f"{markdown(titles, lines)}\n\nEach row is of one run; [below](#what-it-measures) a step may be of another, "
+        f"{markdown(titles, lines)}\n\nEach row is of one run; [above](#what-it-measures) a step may be of another, "
         "with another time."
     )
 

@@ -10,6 +10,7 @@ import torch
 from ..rules.adam import adam, adam_amsgrad
 from ..rules.adamw import adamw, adamw_amsgrad
 from ..rules.rule import Rule
+from ..system.warn import warn_once
 from .base import Group, PagedOptimizer
 from .options import Options, check_hyperparameters, documented
 
@@ -70,6 +71,17 @@ class PagedAdamW(PagedOptimizer, torch.optim.AdamW):
             foreach=foreach, capturable=capturable, differentiable=differentiable, fused=fused,
         )  # fmt: skip
         self._step_supports_amp_scaling = False  # torch sets it if fused; but this step does not unscale gradients
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """As torch's AdamW, which sets ``decoupled_weight_decay``; says so where that changes what a group does."""
+        coupled = any(not g.get("decoupled_weight_decay", True) and g["weight_decay"] for g in state["param_groups"])
+        super().__setstate__(state)
+        if coupled:
+            warn_once(
+                "decoupled_weight_decay",
+                "decoupled_weight_decay is False in what is loaded or copied, and True now, as in torch's AdamW; for "
+                "Adam's weight decay set it in each of optimizer.param_groups again",
+            )
 
     def rule_of(self, group: Group) -> Rule:
         """Return AdamW's rule, or Adam's if ``decoupled_weight_decay`` is False; with ``amsgrad`` its variant.

@@ -35,6 +35,10 @@ NAMES |= {
 
 OPTIONS: dict[str, str] = {
     "learning_rate": "write lr=…",
+    "budget": "write device_budget=…",
+    "memory_budget": "write device_budget=…",
+    "overlap": "call optimizer.attach(model): the update then runs under the next forward",
+    "decoupled_weight_decay": "write it into parameter groups: {'params': …, 'decoupled_weight_decay': False}",
     "optim_bits": "write state_format='int8' for 8 bits, 'float32' for 32 (None: as the parameter)",
     "is_paged": "leave it out: device_budget='auto' (or bytes, or a share) says what stays on the device",
     "percentile_clipping": "it is not there: torch.nn.utils.clip_grad_norm_(model.parameters(), …) before step() clips",

@@ -211,6 +211,8 @@ documented(Options, meanings=True)
 def check_hyperparameters(**given: Any) -> None:
     """Raise TypeError for hyperparameters that are texts, and for ``betas`` that are no pair."""
     for name, value in given.items():
+        if name == "lr" and value is None:
+            raise TypeError("lr is None; give a number, or leave it out")
         if isinstance(value, str):
             raise TypeError(f"{name} is {value!r}, a text; write the number, as {name}={value or 0}")
         if name == "betas" and (not isinstance(value, tuple | list) or any(isinstance(beta, str) for beta in value)):

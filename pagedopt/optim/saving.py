@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .loading.check import check_no_path
+from .loading.check import check_is_dict
 from .loading.load import load
 from .locks import locked
 from .overlapping import OverlappingOptimizer
@@ -82,7 +82,7 @@ class SavingOptimizer(OverlappingOptimizer):
             RuntimeError: the process was forked from the one that made state in a file.
         """
         self.store.check_owner()
-        check_no_path(state_dict)
+        check_is_dict(state_dict)
         load(self, self.store, state_dict, super().load_state_dict)
         self.preallocated = {p: entry for p, entry in self.preallocated.items() if p not in self.state}
 

@@ -103,6 +103,6 @@ def warn_of_no_page(arena: Arena, budget: Budget) -> None:
     if arena.paged and 0 < nbytes < page:
         warn_once(
             ("budget", budget.said, page),
-            f"device_budget={budget.said!r} holds no page of {page:,} bytes on {arena.device}: all of that state is "
-            "away; a budget counts in whole pages",
+            f"device_budget={budget.said!r} holds no page of {page:,} bytes on {arena.device}: all state in such "
+            "pages is away; a budget counts in whole pages",
         )

@@ -47,7 +47,9 @@ class MemoryReport(Shown):
     def facts(self) -> tuple[str, list[tuple[str, str]]]:
         """Return the report's title and its (name, text) pairs."""
         rows = [(f"on {place}", self._bytes(place)) for place in self.by_place]
-        rows.append(("placement", self.means) if rows else ("state", "none yet: the first step makes it"))
+        rows.append(
+            ("placement", self.means) if rows else ("state", "none: the first step makes it, if the rule has any")
+        )
         if self.budget is not None or self.asked:
             rows.append(("budget", self.asked if self.budget is None else text_of_bytes(self.budget)))
         if self.ring:
@@ -64,7 +66,9 @@ class MemoryReport(Shown):
     def __str__(self) -> str:
         parts = [self._bytes(place, f" on {place}") for place in self.by_place]
         if not parts:
-            return "no state yet: the first step makes it" + (f" (budget {self.asked})" if self.asked else "")
+            return "no state: the first step makes it, if the rule has any" + (
+                f" (budget {self.asked})" if self.asked else ""
+            )
         budget = "" if self.budget is None else f", budget {text_of_bytes(self.budget)}"
         ring = f", ring of {text_of_bytes(self.ring)}" if self.ring else ""
         return f"optimizer state ({self.means}{budget}{ring}): " + ", ".join(parts)

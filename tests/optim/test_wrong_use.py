@@ -87,7 +87,9 @@ def test_a_budget_that_holds_no_page_warns_once_with_the_size_of_a_page() -> Non
     large = PagedAdamW(parameters(1 << 20), device_budget=5000)
     (said,) = texts(large.step)
     page = int(large.store.arenas[0].layout.page_bytes()[0])
-    assert said.startswith(f"device_budget=5000 holds no page of {page:,} bytes on cpu: all of that state is away")
+    assert said.startswith(
+        f"device_budget=5000 holds no page of {page:,} bytes on cpu: all state in such pages is away"
+    )
     assert texts(large.step) == []
     assert texts(PagedAdamW(parameters(1 << 20), device_budget=5000).step) == []
     assert texts(PagedAdamW(parameters(1 << 20), device_budget="4MiB").step) == []
@@ -97,7 +99,9 @@ def test_a_share_that_holds_no_page_warns_once_too() -> None:
     large = PagedAdamW(parameters(1 << 20), device_budget="1%")
     (said,) = texts(large.step)
     page = int(large.store.arenas[0].layout.page_bytes()[0])
-    assert said.startswith(f"device_budget='1%' holds no page of {page:,} bytes on cpu: all of that state is away")
+    assert said.startswith(
+        f"device_budget='1%' holds no page of {page:,} bytes on cpu: all state in such pages is away"
+    )
     assert texts(PagedAdamW(parameters(1 << 20), device_budget="1%").step) == []
     for budget in ("50%", "0%", 0):
         assert texts(PagedAdamW(parameters(1 << 20), device_budget=budget).step) == []
@@ -110,7 +114,7 @@ def test_a_share_that_holds_no_page_warns_once_too() -> None:
 )  # fmt: skip
 def test_the_report_before_the_first_step_says_the_budget(budget: Any, words: str) -> None:
     report = make(device_budget=budget).memory_report()
-    assert str(report) == f"no state yet: the first step makes it{words}"
+    assert str(report) == f"no state: the first step makes it, if the rule has any{words}"
     assert dict(report.facts()[1]).get("budget", "") == words.removeprefix(" (budget ").removesuffix(")")
 
 
@@ -285,3 +289,59 @@ def test_state_of_amsgrad_is_of_the_same_optimizer() -> None:
     theirs.step()
     ours.load_state_dict(theirs.state_dict())
     assert ours.param_groups[0]["amsgrad"]
+
+
+# --- first steps that go wrong
+
+
+def test_adams_weight_decay_that_a_load_ends_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's AdamW ends it, too, and says nothing."""
+    group = {"params": parameters(), "decoupled_weight_decay": False}
+    optimizer = PagedAdamW([group], weight_decay=0.1)
+    saved = optimizer.state_dict()
+    for again in (lambda: optimizer.load_state_dict(copy.deepcopy(saved)), lambda: copy.deepcopy(optimizer)):
+        monkeypatch.setattr("pagedopt.system.warn._said", set())
+        optimizer.param_groups[0]["decoupled_weight_decay"] = False
+        (said,) = texts(again)
+        assert "set it in each of optimizer.param_groups again" in said
+    assert optimizer.param_groups[0]["decoupled_weight_decay"] is False  # the copy is another
+    optimizer.load_state_dict(saved)
+    theirs = torch.optim.AdamW([group], weight_decay=0.1)
+    theirs.load_state_dict(saved)
+    both = [each.param_groups[0]["decoupled_weight_decay"] for each in (optimizer, theirs)]
+    assert both == [True, True]
+    monkeypatch.setattr("pagedopt.system.warn._said", set())
+    assert texts(lambda: make(weight_decay=0).load_state_dict(torch.optim.Adam(parameters()).state_dict())) == []
+
+
+def test_a_model_without_a_parameter_of_the_optimizer_is_told_when_it_is_attached() -> None:
+    model = torch.nn.Linear(3, 2)
+    (said,) = texts(lambda: make().attach(model))
+    assert said == "this Linear holds no parameter of this optimizer, so its forward hides nothing"
+    assert texts(lambda: PagedAdamW(model.parameters()).attach(model)) == []
+
+
+def test_what_is_no_state_dict_is_answered_with_what_to_write() -> None:
+    optimizer = make()
+    for wrong, words in (
+        (optimizer, "this is an optimizer; pass its state_dict()"),
+        (None, "this is None"),
+        ({"model": {}, "optimizer": optimizer.state_dict()}, r"write load_state_dict\(checkpoint\['optimizer'\]\)"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=words):
+            optimizer.load_state_dict(wrong)
+    for wrong in (None, optimizer):  # as of torch's
+        with pytest.raises(AttributeError):
+            optimizer.load_state_dict(wrong)
+        with pytest.raises(AttributeError):
+            torch.optim.AdamW(parameters()).load_state_dict(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [({"budget": "2GiB"}, "write device_budget=…"), ({"overlap": "forward"}, r"call optimizer\.attach\(model\)"),
+     ({"decoupled_weight_decay": False}, "write it into parameter groups"), ({"lr": None}, "lr is None; give")],
+)  # fmt: skip
+def test_slips_are_answered_with_what_to_write(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        make(**given)

@@ -30,17 +30,21 @@ class NoStateDict(ValueError, KeyError):
     __str__ = ValueError.__str__
 
 
-class IsPath(TypeError, AttributeError):
-    """A path was given in place of a dict.  Also an AttributeError, which torch raises."""
+class NoDict(TypeError, AttributeError):
+    """Something else was given in place of a dict.  Also an AttributeError, which torch raises."""
 
 
-def check_no_path(state_dict: Any) -> None:
-    """Raise IsPath for the path of a checkpoint."""
+def check_is_dict(state_dict: Any) -> None:
+    """Raise NoDict for the path of a checkpoint, an optimizer and None."""
     if isinstance(state_dict, str | os.PathLike):
-        raise IsPath(
+        raise NoDict(
             "a state dict of an optimizer is a dict, and this is a path; write "
             f"load_state_dict(torch.load({str(state_dict)!r}))"
         )
+    if isinstance(state_dict, torch.optim.Optimizer):
+        raise NoDict("a state dict of an optimizer is a dict, and this is an optimizer; pass its state_dict()")
+    if state_dict is None:
+        raise NoDict("a state dict of an optimizer is a dict, and this is None")
 
 
 def check_form(state_dict: StateDict) -> None:
@@ -51,11 +55,17 @@ def check_form(state_dict: StateDict) -> None:
     if not isinstance(state_dict.get("state"), Mapping) or not isinstance(groups, list | tuple):
         raise NoStateDict(
             f"this is no state dict of an optimizer: it should hold 'state' and 'param_groups', and has "
-            f"{', '.join(map(repr, state_dict)) or 'nothing'}"
+            f"{', '.join(map(repr, state_dict)) or 'nothing'}{_inner(state_dict)}"
         )
     for index, group in enumerate(groups):
         if not isinstance(group, Mapping) or not isinstance(group.get("params"), list | tuple):
             raise NoStateDict(f"loaded group {index} has no list of parameters")
+
+
+def _inner(checkpoint: Mapping[Any, Any]) -> str:
+    """Return what to write where an item of a checkpoint is the state dict."""
+    found = (key for key, item in checkpoint.items() if isinstance(item, Mapping) and "param_groups" in item)
+    return "".join(f"; write load_state_dict(checkpoint[{key!r}])" for key in found)
 
 
 class Source(NamedTuple):

@@ -73,11 +73,17 @@ class Overlap:
 
     def attach(self, model: torch.nn.Module) -> None:
         """Hook all modules of a model; ValueError as :meth:`Models.add`."""
+        optimizer = self._optimizer()
         self.models.add(model)
+        if optimizer is not None and not _holds_any(model, optimizer):
+            warnings.warn(
+                f"this {type(model).__name__} holds no parameter of this optimizer, so its forward hides nothing",
+                RuntimeWarning, stacklevel=outside(),
+            )  # fmt: skip
         hooks.wrap_compiled(modules_of([model]), self)
         self.record.forget()  # it has not noted who reads parameters of this model
         self._off = ""
-        if (optimizer := self._optimizer()) is not None and self._before_steps is None:
+        if optimizer is not None and self._before_steps is None:
             self._before_steps = _first_before_steps(optimizer, self)
             hooks.tell_of(self)
 
@@ -363,6 +369,12 @@ def wait_for_others(step: PreparedStep, own: Overlap | None) -> None:
             tensors = (t for update in step.updates for t in update.seen if t is not None)
             if queued.updates_any(memory for t in tensors if (memory := memory_of(t)) is not None):
                 other.wait()
+
+
+def _holds_any(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether the model has a parameter of the optimizer."""
+    own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return any(id(p) in own for p in model.parameters())
 
 
 def _before_fork() -> None:
