@@ -50,17 +50,16 @@ template <class Code> __device__ __forceinline__ void load_codes(unsigned* word,
     }
 }
 
-// The lowest byte of each code, where the mask has ones.
-template <class Code> __device__ __forceinline__ void store_codes(const unsigned* code, unsigned mask, const Spot& spot) {
+// Store a thread's codes, four in a word.
+template <class Code> __device__ __forceinline__ void store_codes(const unsigned* word, const Spot& spot) {
 #pragma unroll
     for (int q = 0; q < EACH; q += QUAD) {
         Code* to = spot.column<Code>(0) + (spot.at + Spot::offset(q));
-        const unsigned word = lowest_bytes(code[q], code[q + 1], code[q + 2], code[q + 3]) & mask;
-        if (spot.aligned && q + QUAD <= spot.live) *(unsigned*)to = word;
+        if (spot.aligned && q + QUAD <= spot.live) *(unsigned*)to = word[q / QUAD];
         else
 #pragma unroll
             for (int i = 0; i < QUAD; ++i)
-                if (q + i < spot.live) to[i] = (Code)(word >> 8 * i);
+                if (q + i < spot.live) to[i] = (Code)(word[q / QUAD] >> 8 * i);
     }
 }
 
@@ -91,14 +90,96 @@ template <class S> __device__ __forceinline__ float absmax_of(const S* x, bool& 
     const float absmax = __uint_as_float(most);
     return most && absmax < LEAST ? LEAST : absmax;
 }
+
+enum Rounding { NEAREST, BY_STEP, BY_LARGEST };  // at random: by bits of the step, or of the block's largest magnitude
+
+// What a share of the largest magnitude is multiplied by. At random, the largest gets `whole` or more, and so its code.
+template <Rounding HOW> __device__ __forceinline__ float scale_of(float whole, float absmax) {
+    if (!(absmax > 0.0f)) return 0.0f;
+    const float scale = whole / absmax;
+    return HOW != NEAREST && scale * absmax < whole ? __uint_as_float(__float_as_uint(scale) + 1) : scale;
+}
+
+// The nearest integer, of a float that is not negative.
+__device__ __forceinline__ float rounded(float x) { return (x + ROUND) - ROUND; }
+
+// 16 random bits for each of a thread's elements: those that decide in most cases, and `further` ones. Two neighbours
+// among the inputs share a call, of which the compiler then makes one.
+template <Rounding HOW> __device__ __forceinline__ Philox draw(const Spot& spot, float absmax, bool further) {
+    const unsigned long long index = spot.index, seed = spot.seed;
+    const unsigned long long place = index / BLOCK_NUMEL * 32 + index % BLOCK_NUMEL / QUAD;
+    const unsigned high = (unsigned)(place >> 32) | (further ? 0x80000000u : 0u);
+    return Philox(place, high, HOW == BY_STEP ? (unsigned)seed : __float_as_uint(absmax), spot.row, seed >> 32,
+                  spot.input / 2);
+}
+// Those of element i; the first of two neighbours has the bytes swapped.
+__device__ __forceinline__ float bits_for(int i, unsigned word, const Spot& spot) {
+    return half_beside(word, i % 2, spot.input % 2 == 0) - 8388608.0f;
+}
+
+constexpr float UNIT = 1.52587890625e-05f;  // 2^-16
+
+// Where a share of the largest magnitude lies: `rest` above the number of the code `low`, of `step` to the next one's.
+struct Between {
+    float low, rest, unit;  // unit: step / 2^16
+};
+
+// Store x in the codes of Root. At random, the code `low` is lifted to the next one if u < rest / step, where u has 32
+// random bits. Its upper half decides nearly always: only where it does not, all codes are computed again with all bits.
+template <class Root, Rounding HOW, class S>
+__device__ __forceinline__ void store(const S* x, const Spot& spot) {
+    bool all_finite;
+    const float absmax = absmax_of(x, all_finite), scale = scale_of<HOW>(Root::whole, absmax);
+    store_absmax(absmax, spot);
+    bool again = !all_finite;
+    unsigned code[EACH], word[EACH / QUAD];
+    Philox random(0, 0, 0, 0, 0, 0);
+    if constexpr (HOW != NEAREST) random = draw<HOW>(spot, absmax, false);
+    const auto pack = [&] {
+#pragma unroll
+        for (int q = 0; q < EACH; q += QUAD)
+            word[q / QUAD] = lowest_bytes(code[q], code[q + 1], code[q + 2], code[q + 3]);
+    };
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+        const float value = (float)x[i];
+        if constexpr (HOW == NEAREST) code[i] = Root::code(Root::nearest(Root::share(value, scale)), value);
+        else {
+            const Between at = Root::between(Root::share(value, scale));
+            const float left = fmaf(-bits_for(i, random.word[i / 2], spot), at.unit, at.rest);
+            again = again || __float_as_uint(left) < __float_as_uint(at.unit);
+            code[i] = Root::code(left >= at.unit ? at.low + 1.0f : at.low, value);
+        }
+    }
+    pack();
+    if (warp_any(again)) {
+        Philox more(0, 0, 0, 0, 0, 0);
+        if constexpr (HOW != NEAREST) more = draw<HOW>(spot, absmax, true);
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) {
+            const float value = opaque((float)x[i]);
+            if constexpr (HOW == NEAREST) code[i] = Root::code(Root::nearest(Root::share(value, scale)), value);
+            else {
+                const Between at = Root::between(Root::share(value, scale));
+                const float left = fmaf(-bits_for(i, opaque(random.word[i / 2]), spot), at.unit, at.rest);
+                const float u = (bits_for(i, more.word[i / 2], spot) + 0.5f) * UNIT;
+                code[i] = Root::code(u * at.unit < left ? at.low + 1.0f : at.low, value);
+            }
+            if (!is_finite(value)) code[i] = Root::not_finite;
+        }
+        pack();
+    }
+    if (!(absmax > 0.0f)) word[0] = word[1] = 0;
+    store_codes<typename Root::Code>(word, spot);
+}
 }  // namespace int8
 
-// No element needs to be clamped to the largest code: the share of an element in the largest magnitude is 1 at most, or 1
-// and a rounding, whose root rounds to the same code.
-
-// First moments: the code's square, with its sign. -128 is NaN.
-struct Root2 {
+// First moments: the code's cube. -128 is NaN.
+template <int8::Rounding HOW> struct Root3 {
     static constexpr int columns = 2;
+    static constexpr float whole = 2048383.0f;  // the cube of the largest code
+    static constexpr unsigned not_finite = 0x80;
+    typedef signed char Code;
     template <class S, int WIDTH> static __device__ __forceinline__ void load(S (&x)[WIDTH], const Spot& spot) {
         static_assert(WIDTH == int8::EACH, "a warp takes one block");
         unsigned word[WIDTH / QUAD], any_nan = 0;
@@ -112,7 +193,7 @@ struct Root2 {
 #pragma unroll
         for (int i = 0; i < WIDTH; ++i) {
             const float code = byte_beside(word[i / QUAD], i % QUAD) - 8388736.0f;
-            x[i] = (S)(((code * fabsf(code)) * (1.0f / 16129.0f)) * absmax);
+            x[i] = (S)(((code * code) * (code * (1.0f / 2048383.0f))) * absmax);
         }
         if (warp_any(any_nan))
 #pragma unroll
@@ -120,28 +201,32 @@ struct Root2 {
                 if (int8::is_zero_byte(word, i)) x[i] = (S)__uint_as_float(0x7fffffffu);
     }
     template <class S, int WIDTH> static __device__ __forceinline__ void store(const S (&x)[WIDTH], const Spot& spot) {
-        bool all_finite;
-        const float absmax = int8::absmax_of(x, all_finite);
-        const float scale = absmax > 0.0f ? 16129.0f / absmax : 0.0f;
-        int8::store_absmax(absmax, spot);
-        unsigned code[WIDTH];
-#pragma unroll
-        for (int i = 0; i < WIDTH; ++i) {
-            const float value = (float)x[i];
-            const float square = fmaxf(fabsf(value) * scale, 1e-6f);
-            code[i] = __float_as_uint(copysignf(fast_root(square), value) + int8::ROUND);
-        }
-        if (warp_any(!all_finite))
-#pragma unroll
-            for (int i = 0; i < WIDTH; ++i)
-                if (!int8::is_finite((float)x[i])) code[i] = 0x80;
-        int8::store_codes<signed char>(code, ~0u, spot);
+        int8::store<Root3, HOW>(x, spot);
+    }
+    static __device__ __forceinline__ float share(float value, float scale) { return fabsf(value) * scale; }
+    // The estimate of a root may be off by 0.4: what lies below is compared.
+    static __device__ __forceinline__ int8::Between between(float share) {
+        constexpr float THREE = 3.0f * int8::UNIT;
+        const float near = int8::rounded(about_cube_root(share)), cube = (near * near) * near;
+        const float low = fminf(cube > share ? near - 1.0f : near, 126.0f);
+        return {low, fmaf(-(low * low), low, share), fmaf(fmaf(THREE, low, THREE), low, int8::UNIT)};
+    }
+    // The largest code whose lower limit, (2c - 1)^3 / 8, is not above the share.
+    static __device__ __forceinline__ float nearest(float share) {
+        const float near = int8::rounded(about_cube_root(share) + 0.5f), odd = near + near - 1.0f;
+        return (odd * odd) * odd > 8.0f * share ? near - 1.0f : near;
+    }
+    static __device__ __forceinline__ unsigned code(float size, float value) {
+        return __float_as_uint(copysignf(size, value) + int8::ROUND);
     }
 };
 
 // Second moments: the code's fourth power. 0 is infinity, and the code of every element while a block is all zero.
-template <bool STOCHASTIC> struct Root4 {
+template <int8::Rounding HOW> struct Root4 {
     static constexpr int columns = 2;
+    static constexpr float whole = 4228250624.0f;  // the fourth power of the largest code, in float32
+    static constexpr unsigned not_finite = 0;
+    typedef unsigned char Code;
     template <class S, int WIDTH> static __device__ __forceinline__ void load(S (&x)[WIDTH], const Spot& spot) {
         static_assert(WIDTH == int8::EACH, "a warp takes one block");
         unsigned word[WIDTH / QUAD], any_zero = 0;
@@ -161,40 +246,16 @@ template <bool STOCHASTIC> struct Root4 {
                 if (i < spot.live && int8::is_zero_byte(word, i)) x[i] = (S)__uint_as_float(int8::INFINITE);
     }
     template <class S, int WIDTH> static __device__ __forceinline__ void store(const S (&x)[WIDTH], const Spot& spot) {
-        bool all_finite;
-        const float absmax = int8::absmax_of(x, all_finite);
-        const float scale = absmax > 0.0f ? 4228250624.0f / absmax : 0.0f;
-        int8::store_absmax(absmax, spot);
-        const Philox random = draw(spot);
-        unsigned code[WIDTH];
-#pragma unroll
-        for (int i = 0; i < WIDTH; ++i) {
-            const float value = (float)x[i];
-            const float square = fast_root(fmaxf(value * scale, 1.0f));
-            const float part = half_beside(random.word[i / 2], i % 2) - 8388608.0f;
-            const float rounded = round(square, fast_root(square), part, value == absmax);
-            code[i] = __float_as_uint(rounded + int8::ROUND);
-        }
-        if (warp_any(!all_finite))
-#pragma unroll
-            for (int i = 0; i < WIDTH; ++i)
-                if (!int8::is_finite((float)x[i])) code[i] = 0;
-        int8::store_codes<unsigned char>(code, absmax > 0.0f ? ~0u : 0u, spot);
+        int8::store<Root4, HOW>(x, spot);
     }
-
-private:
-    // 16 random bits for each of a thread's elements: of the parameter, its element, the step and the state.
-    static __device__ __forceinline__ Philox draw(const Spot& spot) {
-        const unsigned long long index = spot.index, seed = STOCHASTIC ? spot.seed : 0;
-        const unsigned long long place = index / int8::BLOCK_NUMEL * 32 + index % int8::BLOCK_NUMEL / QUAD;
-        return Philox(place, place >> 32, seed, spot.row, seed >> 32, spot.input);
+    static __device__ __forceinline__ float share(float value, float scale) { return fmaxf(value * scale, 1.0f); }
+    static __device__ __forceinline__ int8::Between between(float share) {
+        constexpr float FOUR = 4.0f * int8::UNIT, SIX = 6.0f * int8::UNIT;
+        const float near = int8::rounded(about_fourth_root(share)), near2 = near * near;
+        const float low = fminf(fmaf(-near2, near2, share) < 0.0f ? near - 1.0f : near, 254.0f), low2 = low * low;
+        return {low, fmaf(-low2, low2, share), fmaf(fmaf(fmaf(FOUR, low, SIX), low, FOUR), low, int8::UNIT)};
     }
-    // The code of an element whose square root and fourth root these are, in units of the code.
-    static __device__ __forceinline__ float round(float square, float root, float random, bool is_largest) {
-        if constexpr (!STOCHASTIC) return root;  // adding ROUND rounds to the nearest
-        const float low = fminf(((root - 0.5f) + int8::ROUND) - int8::ROUND, 254.0f), low2 = low * low;
-        const float d = low + low + 1.0f, step = d * ((low2 + low2) + d), rest = (square - low2) * (square + low2);
-        const bool up = (random * 1.52587890625e-05f) * step < rest;
-        return is_largest ? 255.0f : up ? low + 1.0f : low;
-    }
+    static __device__ __forceinline__ float nearest(float share) { return fast_root(fast_root(share)); }
+    // Adding ROUND rounds what is nearest; a number above whole, by a rounding, has the largest code still.
+    static __device__ __forceinline__ unsigned code(float size, float) { return __float_as_uint(size + int8::ROUND); }
 };
