@@ -20,6 +20,48 @@ struct Philox {
 };
 
 namespace int8 {
+#ifdef __CUDACC_RTC__  // Builds for the host (tests) have functions of their own for these.
+// Roots to a few parts in a million, of 0 or a normal number: what is made of them is corrected. From 1 on the second.
+__device__ __forceinline__ float about_cube_root(float x) {
+    float power, root;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(power * (1.0f / 3.0f)));
+    return root;
+}
+__device__ __forceinline__ float about_fourth_root(float x) {
+    float one_over, root;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(one_over) : "f"(x));
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(one_over));
+    return root;
+}
+
+// 2^23 plus half k of `word`, whose bytes are swapped if `swapped`.
+__device__ __forceinline__ float half_of(unsigned word, int k, bool swapped) {
+    const unsigned first = swapped ? 0x7401 : 0x7410, second = swapped ? 0x7423 : 0x7432;
+    return __uint_as_float(__byte_perm(word, 0x4b000000u, k ? second : first));
+}
+
+// The bits that are set in an odd number of lanes.
+__device__ __forceinline__ unsigned warp_xor(unsigned value) {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_xor_sync(0xffffffffu, value);
+#else
+    for (int step = 16; step; step >>= 1) value ^= __shfl_xor_sync(0xffffffffu, value, step);
+    return value;
+#endif
+}
+
+// The same number, of which the compiler knows nothing: what is made of it is made anew, and not kept in registers.
+__device__ __forceinline__ float opaque(float x) {
+    asm volatile("" : "+f"(x));
+    return x;
+}
+__device__ __forceinline__ unsigned opaque(unsigned x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+#endif
+
 constexpr int BLOCK_NUMEL = 256, EACH = 8;  // elements of a block, which a warp has, and how many of them a thread has
 constexpr float LEAST = 5.0487098e-29f;     // 2^-94, the least magnitude of a block that is not all zero
 constexpr float ROUND = 12582912.0f;        // 1.5 * 2^23: adding it leaves a rounded integer in the lowest bits
@@ -91,7 +133,8 @@ template <class S> __device__ __forceinline__ float absmax_of(const S* x, bool& 
     return most && absmax < LEAST ? LEAST : absmax;
 }
 
-enum Rounding { NEAREST, BY_STEP, BY_LARGEST };  // at random: by bits of the step, or of the block's largest magnitude
+// To the nearest code; or at random, by bits of the step, or of the block's elements where no steps are counted.
+enum Rounding { NEAREST, BY_STEP, BY_DATA };
 
 // What a share of the largest magnitude is multiplied by. At random, the largest gets `whole` or more, and so its code.
 template <Rounding HOW> __device__ __forceinline__ float scale_of(float whole, float absmax) {
@@ -103,18 +146,29 @@ template <Rounding HOW> __device__ __forceinline__ float scale_of(float whole, f
 // The nearest integer, of a float that is not negative.
 __device__ __forceinline__ float rounded(float x) { return (x + ROUND) - ROUND; }
 
-// 16 random bits for each of a thread's elements: those that decide in most cases, and `further` ones. Two neighbours
-// among the inputs share a call, of which the compiler then makes one.
-template <Rounding HOW> __device__ __forceinline__ Philox draw(const Spot& spot, float absmax, bool further) {
+// The third word of a block's counters.
+template <Rounding HOW, class S> __device__ __forceinline__ unsigned when_of(const S* x, const Spot& spot) {
+    unsigned mixed = (unsigned)spot.seed;
+    if constexpr (HOW == BY_DATA) {
+        mixed = 0;
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) mixed ^= is_finite((float)x[i]) ? __float_as_uint((float)x[i]) : 0u;
+        mixed = warp_xor(mixed);
+    }
+    return mixed;
+}
+
+// 16 random bits for each of a thread's elements: the upper ones, which nearly always decide, or the `lower` ones. Two
+// neighbours among the inputs share a call, of which the compiler then makes one.
+__device__ __forceinline__ Philox draw(const Spot& spot, unsigned when, bool lower) {
     const unsigned long long index = spot.index, seed = spot.seed;
     const unsigned long long place = index / BLOCK_NUMEL * 32 + index % BLOCK_NUMEL / QUAD;
-    const unsigned high = (unsigned)(place >> 32) | (further ? 0x80000000u : 0u);
-    return Philox(place, high, HOW == BY_STEP ? (unsigned)seed : __float_as_uint(absmax), spot.row, seed >> 32,
-                  spot.input / 2);
+    const unsigned high = (unsigned)(place >> 32) | (lower ? 0x80000000u : 0u);
+    return Philox(place, high, when, spot.row, seed >> 32, spot.input / 2);
 }
 // Those of element i; the first of two neighbours has the bytes swapped.
 __device__ __forceinline__ float bits_for(int i, unsigned word, const Spot& spot) {
-    return half_beside(word, i % 2, spot.input % 2 == 0) - 8388608.0f;
+    return half_of(word, i % 2, spot.input % 2 == 0) - 8388608.0f;
 }
 
 constexpr float UNIT = 1.52587890625e-05f;  // 2^-16
@@ -131,38 +185,46 @@ __device__ __forceinline__ void store(const S* x, const Spot& spot) {
     bool all_finite;
     const float absmax = absmax_of(x, all_finite), scale = scale_of<HOW>(Root::whole, absmax);
     store_absmax(absmax, spot);
-    bool again = !all_finite;
-    unsigned code[EACH], word[EACH / QUAD];
-    Philox random(0, 0, 0, 0, 0, 0);
-    if constexpr (HOW != NEAREST) random = draw<HOW>(spot, absmax, false);
+    unsigned code[EACH], word[EACH / QUAD], upper[EACH / 2], when = 0;
+    if constexpr (HOW != NEAREST) {
+        when = when_of<HOW>(x, spot);
+        const Philox random = draw(spot, when, false);
+#pragma unroll
+        for (int i = 0; i < EACH / 2; ++i) upper[i] = random.word[i];
+    }
     const auto pack = [&] {
 #pragma unroll
         for (int q = 0; q < EACH; q += QUAD)
             word[q / QUAD] = lowest_bytes(code[q], code[q + 1], code[q + 2], code[q + 3]);
     };
+    bool again = !all_finite;
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
-        const float value = (float)x[i];
-        if constexpr (HOW == NEAREST) code[i] = Root::code(Root::nearest(Root::share(value, scale)), value);
+        const float value = (float)x[i], share = Root::share(value, scale);
+        if constexpr (HOW == NEAREST) code[i] = Root::code(Root::nearest(share), value);
         else {
-            const Between at = Root::between(Root::share(value, scale));
-            const float left = fmaf(-bits_for(i, random.word[i / 2], spot), at.unit, at.rest);
-            again = again || __float_as_uint(left) < __float_as_uint(at.unit);
+            const Between at = Root::between(share);
+            const float left = fmaf(-bits_for(i, upper[i / 2], spot), at.unit, at.rest);
+            again = again || __float_as_uint(left) < __float_as_uint(at.unit);  // from 0 to below unit: u is close
             code[i] = Root::code(left >= at.unit ? at.low + 1.0f : at.low, value);
         }
     }
     pack();
     if (warp_any(again)) {
-        Philox more(0, 0, 0, 0, 0, 0);
-        if constexpr (HOW != NEAREST) more = draw<HOW>(spot, absmax, true);
+        unsigned lower[EACH / 2];
+        if constexpr (HOW != NEAREST) {
+            const Philox random = draw(spot, opaque(when), true);
+#pragma unroll
+            for (int i = 0; i < EACH / 2; ++i) lower[i] = random.word[i];
+        }
 #pragma unroll
         for (int i = 0; i < EACH; ++i) {
-            const float value = opaque((float)x[i]);
-            if constexpr (HOW == NEAREST) code[i] = Root::code(Root::nearest(Root::share(value, scale)), value);
+            const float value = opaque((float)x[i]), share = Root::share(value, scale);
+            if constexpr (HOW == NEAREST) code[i] = Root::code(Root::nearest(share), value);
             else {
-                const Between at = Root::between(Root::share(value, scale));
-                const float left = fmaf(-bits_for(i, opaque(random.word[i / 2]), spot), at.unit, at.rest);
-                const float u = (bits_for(i, more.word[i / 2], spot) + 0.5f) * UNIT;
+                const Between at = Root::between(share);
+                const float left = fmaf(-bits_for(i, opaque(upper[i / 2]), spot), at.unit, at.rest);
+                const float u = (bits_for(i, lower[i / 2], spot) + 0.5f) * UNIT;
                 code[i] = Root::code(u * at.unit < left ? at.low + 1.0f : at.low, value);
             }
             if (!is_finite(value)) code[i] = Root::not_finite;
@@ -207,13 +269,13 @@ template <int8::Rounding HOW> struct Root3 {
     // The estimate of a root may be off by 0.4: what lies below is compared.
     static __device__ __forceinline__ int8::Between between(float share) {
         constexpr float THREE = 3.0f * int8::UNIT;
-        const float near = int8::rounded(about_cube_root(share)), cube = (near * near) * near;
+        const float near = int8::rounded(int8::about_cube_root(share)), cube = (near * near) * near;
         const float low = fminf(cube > share ? near - 1.0f : near, 126.0f);
         return {low, fmaf(-(low * low), low, share), fmaf(fmaf(THREE, low, THREE), low, int8::UNIT)};
     }
     // The largest code whose lower limit, (2c - 1)^3 / 8, is not above the share.
     static __device__ __forceinline__ float nearest(float share) {
-        const float near = int8::rounded(about_cube_root(share) + 0.5f), odd = near + near - 1.0f;
+        const float near = int8::rounded(int8::about_cube_root(share) + 0.5f), odd = near + near - 1.0f;
         return (odd * odd) * odd > 8.0f * share ? near - 1.0f : near;
     }
     static __device__ __forceinline__ unsigned code(float size, float value) {
@@ -251,7 +313,7 @@ template <int8::Rounding HOW> struct Root4 {
     static __device__ __forceinline__ float share(float value, float scale) { return fmaxf(value * scale, 1.0f); }
     static __device__ __forceinline__ int8::Between between(float share) {
         constexpr float FOUR = 4.0f * int8::UNIT, SIX = 6.0f * int8::UNIT;
-        const float near = int8::rounded(about_fourth_root(share)), near2 = near * near;
+        const float near = int8::rounded(int8::about_fourth_root(share)), near2 = near * near;
         const float low = fminf(fmaf(-near2, near2, share) < 0.0f ? near - 1.0f : near, 254.0f), low2 = low * low;
         return {low, fmaf(-low2, low2, share), fmaf(fmaf(fmaf(FOUR, low, SIX), low, FOUR), low, int8::UNIT)};
     }

@@ -68,15 +68,17 @@ TABLE = {
             '{"exp_avg": "bfloat16"}': "one state; all that is not named is as the parameter",
         },
     ),
-    "v_rounding": Option(
-        "how int8 rounds second moments, saved in the groups of a state dict; a parameter group may have its own",
+    "rounding": Option(
+        "how int8 rounds, saved in the groups of a state dict; a parameter group may have its own",
         None,
         {
-            "None": "stochastically where their decay (`beta2`) is 0.99 or more, else to nearest; the maximum of "
-            "`amsgrad` always to nearest",
-            '"nearest"': "to the nearest code",
+            "None": "first moments stochastically; second moments, too, where their decay (`beta2`) is 0.99 or more, "
+            "else to nearest; the maximum of `amsgrad` always to nearest",
+            '"nearest"': "to the nearest code. Without a gradient a first moment then never decays to zero, and goes "
+            "on moving its parameter",
             '"stochastic"': "up or down at random, so that the mean is the number. The random bits depend on `seed`, "
-            "the step and the element alone: they are the same on every device, in every placement and after a resume",
+            "the step and the element alone (without a step count, on the block's numbers): they are the same on every "
+            "device, in every placement and after a resume",
         },
     ),
     "seed": Option(
@@ -162,14 +164,14 @@ TABLE = {
 
 
 #: Options that a group may have for itself.
-OF_GROUPS = {"state_format", "v_rounding", "seed"}
+OF_GROUPS = {"state_format", "rounding", "seed"}
 
 
 class Options(TypedDict, total=False):
     """Keywords that every optimizer takes."""
 
     state_format: StateFormat
-    v_rounding: Rounding
+    rounding: Rounding
     seed: int
     placement: Placement | None
     device_budget: Given

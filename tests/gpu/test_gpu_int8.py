@@ -18,7 +18,7 @@ pytestmark = NEEDED
 SHAPES = ((300, 257), (4096,), (64,), (3, 700), (1_000_003,), (4097,), (70_000,))
 KINDS: dict[str, Any] = {
     "stochastic": functools.partial(PagedAdamW, seed=7),
-    "nearest": functools.partial(PagedAdamW, v_rounding="nearest"),
+    "nearest": functools.partial(PagedAdamW, rounding="nearest"),
     "amsgrad": functools.partial(PagedAdamW, amsgrad=True),
     "lion": PagedLion,
 }
