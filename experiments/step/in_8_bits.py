@@ -46,8 +46,8 @@ NEAREST, STOCHASTIC = f"{OURS}, int8 nearest", f"{OURS}, int8 stochastic"
 RIVAL = "bitsandbytes AdamW8bit"
 BOTH_WAYS = "copy both ways"
 INT8: dict[str, dict[str, Any]] = {
-    NEAREST: {"state_format": "int8", "v_rounding": "nearest"},
-    STOCHASTIC: {"state_format": "int8", "v_rounding": "stochastic"},
+    NEAREST: {"state_format": "int8", "rounding": "nearest"},
+    STOCHASTIC: {"state_format": "int8", "rounding": "stochastic"},
 }
 #: Bytes that a step with state in 8 bits moves for each float32 parameter.
 MOVED = 12 + 2 * BITS_8
