@@ -161,11 +161,27 @@ def test_a_checkpoint_of_before_the_rounding_was_saved_is_accepted(in_8_bits: Pa
     options = TrainOptions(**content["options"])
     groups = content["contenders"]["paged"]["optimizer"]["param_groups"]
     for group in groups:
-        assert group.pop("rounding", 0) is None
+        group["v_rounding"] = group.pop("rounding", 0)
+        assert group["v_rounding"] is None
+    contents.check_contents(content, options)
+    groups[0]["v_rounding"] = "nearest"
+    with pytest.raises(contents.WrongContents, match="v_rounding is 'nearest'"):
+        contents.check_contents(content, options)
+    for group in groups:
+        del group["v_rounding"]
     contents.check_contents(content, options)
     groups[0]["rounding"] = "nearest"
     with pytest.raises(contents.WrongContents, match="rounding is 'nearest'"):
         contents.check_contents(content, options)
+
+
+def test_a_checkpoint_with_first_moments_in_root_2_is_accepted(in_8_bits: Path) -> None:
+    content = load_checkpoint(in_8_bits)
+    state = content["contenders"]["paged"]["optimizer"]["state"]
+    for key, entry in state.items():
+        state[key] = {name.replace("root3", "root2"): value for name, value in entry.items()}
+    assert any("exp_avg.root2" in entry for entry in state.values())
+    contents.check_contents(content, TrainOptions(**content["options"]))
 
 
 @pytest.fixture(scope="module")
