@@ -52,10 +52,6 @@ __device__ __forceinline__ unsigned warp_xor(unsigned value) {
 }
 
 // The same number, of which the compiler knows nothing: what is made of it is made anew, and not kept in registers.
-__device__ __forceinline__ float opaque(float x) {
-    asm volatile("" : "+f"(x));
-    return x;
-}
 __device__ __forceinline__ unsigned opaque(unsigned x) {
     asm volatile("" : "+r"(x));
     return x;
@@ -167,8 +163,19 @@ __device__ __forceinline__ Philox draw(const Spot& spot, unsigned when, bool low
     return Philox(place, high, when, spot.row, seed >> 32, spot.input / 2);
 }
 // Those of element i; the first of two neighbours has the bytes swapped.
-__device__ __forceinline__ float bits_for(int i, unsigned word, const Spot& spot) {
-    return half_of(word, i % 2, spot.input % 2 == 0) - 8388608.0f;
+__device__ __forceinline__ float bits_for(int i, const Philox& random, const Spot& spot) {
+    return half_of(random.word[i / 2], i % 2, spot.input % 2 == 0) - 8388608.0f;
+}
+
+// The codes of a thread's elements, four in a word: the lowest byte of each.
+template <class Code> __device__ __forceinline__ void pack(unsigned* word, Code code) {
+#pragma unroll
+    for (int q = 0; q < EACH; q += QUAD) {
+        unsigned each[QUAD];
+#pragma unroll
+        for (int i = 0; i < QUAD; ++i) each[i] = code(q + i);
+        word[q / QUAD] = lowest_bytes(each[0], each[1], each[2], each[3]);
+    }
 }
 
 constexpr float UNIT = 1.52587890625e-05f;  // 2^-16
@@ -185,51 +192,41 @@ __device__ __forceinline__ void store(const S* x, const Spot& spot) {
     bool all_finite;
     const float absmax = absmax_of(x, all_finite), scale = scale_of<HOW>(Root::whole, absmax);
     store_absmax(absmax, spot);
-    unsigned code[EACH], word[EACH / QUAD], upper[EACH / 2], when = 0;
-    if constexpr (HOW != NEAREST) {
-        when = when_of<HOW>(x, spot);
-        const Philox random = draw(spot, when, false);
-#pragma unroll
-        for (int i = 0; i < EACH / 2; ++i) upper[i] = random.word[i];
-    }
-    const auto pack = [&] {
-#pragma unroll
-        for (int q = 0; q < EACH; q += QUAD)
-            word[q / QUAD] = lowest_bytes(code[q], code[q + 1], code[q + 2], code[q + 3]);
-    };
+    unsigned word[EACH / QUAD], when = 0;
     bool again = !all_finite;
-#pragma unroll
-    for (int i = 0; i < EACH; ++i) {
-        const float value = (float)x[i], share = Root::share(value, scale);
-        if constexpr (HOW == NEAREST) code[i] = Root::code(Root::nearest(share), value);
-        else {
-            const Between at = Root::between(share);
-            const float left = fmaf(-bits_for(i, upper[i / 2], spot), at.unit, at.rest);
+    if constexpr (HOW == NEAREST) {
+        pack(word, [&](int i) { return Root::code(Root::nearest(Root::share((float)x[i], scale)), (float)x[i]); });
+    } else {
+        when = when_of<HOW>(x, spot);
+        const Philox upper = draw(spot, when, false);
+        pack(word, [&](int i) {
+            const Between at = Root::between(Root::share((float)x[i], scale));
+            const float left = fmaf(-bits_for(i, upper, spot), at.unit, at.rest);
             again = again || __float_as_uint(left) < __float_as_uint(at.unit);  // from 0 to below unit: u is close
-            code[i] = Root::code(left >= at.unit ? at.low + 1.0f : at.low, value);
-        }
+            return Root::code(left >= at.unit ? at.low + 1.0f : at.low, (float)x[i]);
+        });
     }
-    pack();
-    if (warp_any(again)) {
-        unsigned lower[EACH / 2];
-        if constexpr (HOW != NEAREST) {
-            const Philox random = draw(spot, opaque(when), true);
+    if (warp_any(again)) {  // a loop: eight elements at once would want registers that all of the kernel then lacks
+        float value[EACH];
 #pragma unroll
-            for (int i = 0; i < EACH / 2; ++i) lower[i] = random.word[i];
-        }
-#pragma unroll
+        for (int i = 0; i < EACH; ++i) value[i] = (float)x[i];
+        Philox upper(0, 0, 0, 0, 0, 0), lower = upper;
+        if constexpr (HOW != NEAREST) upper = draw(spot, opaque(when), false), lower = draw(spot, opaque(when), true);
+        unsigned long long codes = 0;
+#pragma unroll 1
         for (int i = 0; i < EACH; ++i) {
-            const float value = opaque((float)x[i]), share = Root::share(value, scale);
-            if constexpr (HOW == NEAREST) code[i] = Root::code(Root::nearest(share), value);
+            unsigned code;
+            if constexpr (HOW == NEAREST) code = Root::code(Root::nearest(Root::share(value[i], scale)), value[i]);
             else {
-                const Between at = Root::between(share);
-                const float left = fmaf(-bits_for(i, opaque(upper[i / 2]), spot), at.unit, at.rest);
-                const float u = (bits_for(i, lower[i / 2], spot) + 0.5f) * UNIT;
-                code[i] = Root::code(u * at.unit < left ? at.low + 1.0f : at.low, value);
+                const Between at = Root::between(Root::share(value[i], scale));
+                const float left = fmaf(-bits_for(i, upper, spot), at.unit, at.rest);
+                const float u = (bits_for(i, lower, spot) + 0.5f) * UNIT;
+                code = Root::code(u * at.unit < left ? at.low + 1.0f : at.low, value[i]);
             }
-            if (!is_finite(value)) code[i] = Root::not_finite;
+            if (!is_finite(value[i])) code = Root::not_finite;
+            codes |= (unsigned long long)(code & 255) << 8 * i;
         }
-        pack();
+        word[0] = (unsigned)codes, word[1] = (unsigned)(codes >> 32);
     }
     if (!(absmax > 0.0f)) word[0] = word[1] = 0;
     store_codes<typename Root::Code>(word, spot);

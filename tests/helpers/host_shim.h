@@ -139,5 +139,5 @@ static inline unsigned warp_xor(unsigned value) {
     for (int step = 16; step; step >>= 1) value ^= __shfl_xor_sync(0xffffffffu, value, step);
     return value;
 }
-template <class T> T opaque(T x) { return x; }
+static inline unsigned opaque(unsigned x) { return x; }
 }  // namespace int8
