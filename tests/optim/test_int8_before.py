@@ -101,20 +101,24 @@ def test_a_pickle_of_before_goes_on(name: str, before: dict[str, Any]) -> None:
         assert same([p.detach(), *opt.state[p].values()], [q.detach(), *other.state[q].values()])
 
 
+def with_old_option(where: str, p: torch.nn.Parameter) -> PagedAdamW:
+    old: dict[str, Any] = {"v_rounding": "nearest"}
+    if where == "optimizer":
+        return PagedAdamW([p], state_format="int8", **old)
+    if where == "group":
+        return PagedAdamW([{"params": [p], **old}], state_format="int8")
+    opt = PagedAdamW([torch.nn.Parameter(torch.ones(4096))], state_format="int8")
+    opt.add_param_group({"params": [p], **old})
+    return opt
+
+
 @pytest.mark.parametrize("where", ["optimizer", "group", "later"])
 def test_v_rounding_is_rounding_and_says_so_once(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warn, "_said", set())
     p = torch.nn.Parameter(torch.ones(4096))
-    old: dict[str, Any] = {"v_rounding": "nearest"}
     with pytest.warns(RuntimeWarning, match="v_rounding='nearest': the option is called rounding now") as said:
-        if where == "optimizer":
-            opt = PagedAdamW([p], state_format="int8", **old)
-            assert opt.rounding == "nearest"
-        elif where == "group":
-            opt = PagedAdamW([{"params": [p], **old}], state_format="int8")
-        else:
-            opt = PagedAdamW([torch.nn.Parameter(torch.ones(4096))], state_format="int8")
-            opt.add_param_group({"params": [p], **old})
+        opt = with_old_option(where, p)
+    assert opt.rounding == ("nearest" if where == "optimizer" else None)
     assert len(said) == 1
     group = opt.param_groups[-1]
     assert (group["rounding"], group.get("v_rounding", "none")) == ("nearest", "none")
