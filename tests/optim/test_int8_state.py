@@ -19,7 +19,7 @@ F32, BF16 = torch.float32, torch.bfloat16
 CASES: list[tuple[str, torch.dtype, dict[str, Any]]] = [
     ("stochastic", F32, {}), ("stochastic", F32, {"seed": 77, **PLACES["part"]}),
     ("stochastic", F32, {"rounding": "nearest"}), ("nearest", F32, {"rounding": "stochastic", "seed": 2}),
-    ("nearest", F32, {}), ("amsgrad", F32, {"seed": 5}), ("lion", BF16, {}),
+    ("nearest", F32, {}), ("amsgrad", F32, {"seed": 5}), ("lion", BF16, {}), ("momentum", F32, {"seed": 3}),
 ]  # fmt: skip
 
 
@@ -49,7 +49,7 @@ def test_state_is_what_numpy_makes_of_a_step_on_decoded_state(
     for number in range(8):
         step(opt, twin, number)
         assert twin.differences(opt) == [], f"step {number}"
-    assert len(twin.columns) == (5 if kind == "lion" else 10 if kind != "amsgrad" else 15)
+    assert len(twin.columns) == {"lion": 5, "momentum": 5, "amsgrad": 15}.get(kind, 10)
 
 
 @pagedopt.rule(moments={"exp_avg_sq": pagedopt.Moment(signed=False, decay="beta2")})
