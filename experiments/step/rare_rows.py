@@ -1,6 +1,7 @@
 """What becomes of elements in 8 bits whose gradient stops, is small beside its block's, or comes rarely?
 
-Answer (CPU, 2026-11): ANSWER
+Answer (CPU, 2026-11): without a gradient they go as far as in float32, to 4 %; at β1 0.9 the furthest twice as far, at
+0.99 five times.  Small ones take updates up to 14 times as large as float32's.
 
 In a play, blocks of 256 elements have a gradient of normal numbers in each step.  Eight elements of each have none
 after the first step, eight have one of a millionth or more of the others' size, and eight have theirs in each
