@@ -1,6 +1,6 @@
 """How large is the update error with 8-bit moments, by decay rate?
 
-Answer (CPU, 2026-11): ANSWER
+Answer (CPU, 2026-11): AdamW's by 5 % at β2 0.999, where bitsandbytes' code has 14 %; first moments do up to 0.99.
 
 A small GPT trains in float32.  Beside it, for each code, an optimizer stores state in that code and gets the same
 gradients.  Its parameters are zero before each step, so after it they are the update.
