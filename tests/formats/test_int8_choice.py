@@ -127,7 +127,6 @@ def test_where_no_steps_are_counted_the_block_s_own_numbers_draw(kind: Any) -> N
     p = large()
     opt = kind([p], state_format="int8")
     assert opt.format_of("level", p, opt.param_groups[0]) is SECOND["by data"]
-    opt.step()
 
 
 OF_GROUPS = [{"state_format": "int9"}, {"rounding": "up"}, {"seed": -3}, {"betas": (0.999, 0.999)}]

@@ -69,7 +69,7 @@ def test_the_mean_over_all_draws_is_the_number(root: int) -> None:
     is the least number."""
     codes = CODES[root][root - 3 :]
     grid, absmax = (each.ravel() for each in np.meshgrid(codes, scales(200)))
-    for decay in DECAYS:
+    for decay in DECAYS[::2] + DECAYS[-1:]:
         f, share = after_a_step(root, grid, absmax, decay)
         low, high = (decoded(root, f + i, absmax).astype(np.float64) for i in (0, 1))
         want = decoded(root, grid, absmax).astype(np.float64) * float(F32(decay))

@@ -57,6 +57,12 @@ PLAYED = [
 ]
 
 
+def indices(*often: int, long: Sequence[int]) -> list[Any]:
+    """Variants, some of which are tried where there is time."""
+    marked = [(i, []) for i in often] + [(i, [pytest.mark.long]) for i in long]
+    return [pytest.param(i, id=PLAYED[i], marks=marks) for i, marks in marked]
+
+
 def values_of(name: str, numel: int, generator: torch.Generator) -> torch.Tensor:
     """Ordinary numbers, with zeros in the middle; gradients have some that are not finite, and a block of tiny ones."""
     values = torch.randn(numel, generator=generator)
@@ -119,13 +125,13 @@ def check(capfd: pytest.CaptureFixture[str], index: int, *others: list[list[torc
 
 
 @pytest.mark.parametrize("backwards", [False, pytest.param(True, marks=pytest.mark.long)])
-@pytest.mark.parametrize("index", range(len(VARIANTS)), ids=PLAYED)
+@pytest.mark.parametrize("index", indices(1, 2, 4, 6, long=(0, 3, 5, 7, 8, 9)))
 def test_played_threads_leave_the_bits_of_numba(index: int, backwards: bool, capfd: pytest.CaptureFixture[str]) -> None:
     numba = updated("Numba", index)
     check(capfd, index, numba, *(updated("g++", index, gap, backwards) for gap in (0, 1)))
 
 
-@pytest.mark.parametrize("index", [1, 2, 6, 9], ids=[PLAYED[i] for i in (1, 2, 6, 9)])
+@pytest.mark.parametrize("index", indices(2, 6, long=(1, 9)))
 def test_rows_that_begin_in_the_middle_of_a_parameter_change_no_bit(
     index: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -139,7 +145,7 @@ def test_rows_that_begin_in_the_middle_of_a_parameter_change_no_bit(
 
 @pytest.mark.parametrize("first", [0, 256 << 33], ids=["at the start", "beyond 32 bits"])
 @pytest.mark.parametrize("use", ["Numba", "g++"])
-@pytest.mark.parametrize("index", [6, 7, 8, 9], ids=[PLAYED[i] for i in (6, 7, 8, 9)])
+@pytest.mark.parametrize("index", indices(6, 8, long=(7, 9)))
 def test_elements_are_drawn_for_as_the_oracle_says(index: int, use: str, first: int) -> None:
     """The four words of a counter and both of the key count; so does where in a large parameter a row begins."""
     rule, formats, _ = VARIANTS[index]

@@ -16,10 +16,11 @@ from pagedopt.optim.base import PagedOptimizer
 
 pytestmark = pytest.mark.usefixtures("folder")
 F32, BF16 = torch.float32, torch.bfloat16
-CASES: list[tuple[str, torch.dtype, dict[str, Any]]] = [
+CASES: list[Any] = [
     ("stochastic", F32, {}), ("stochastic", F32, {"seed": 77, **PLACES["part"]}),
     ("stochastic", F32, {"rounding": "nearest"}), ("nearest", F32, {"rounding": "stochastic", "seed": 2}),
-    ("nearest", F32, {}), ("amsgrad", F32, {"seed": 5}), ("lion", BF16, {}), ("momentum", F32, {"seed": 3}),
+    ("nearest", F32, {}), ("amsgrad", F32, {"seed": 5}), ("lion", BF16, {}),
+    pytest.param("momentum", F32, {"seed": 3}, marks=pytest.mark.long),
 ]  # fmt: skip
 
 
