@@ -1,6 +1,6 @@
 """How large is the update error with 8-bit moments, by decay rate?
 
-Answer (CPU, 2026-11): AdamW's by 4 % at β2 0.999, where bitsandbytes' code has 14 %; first moments do up to 0.99.
+Answer (CPU, 2026-11): AdamW's by 5 % at β2 0.999, where bitsandbytes' code has 14 %; first moments do up to 0.99.
 
 A small GPT trains in float32.  Beside it, for each code, an optimizer stores state in that code and gets the same
 gradients.  Its parameters are zero before each step, so after it they are the update.
@@ -9,40 +9,44 @@ gradients.  Its parameters are zero before each step, so after it they are the u
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
+from functools import partial
 from statistics import fmean
 from typing import Any
 
-import numba
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from experiments.lab import Bar, Lines, Plot, Row, Rows, Run, Table, percent, ratio
+from experiments.works.codes_8_bits import FLASH, PUBLISHED, Code, rooted
 from pagedopt import PagedAdamW, PagedLion, PagedOptimizer, PagedSGD
 from pagedopt.commands.train.data import Bytes, load_corpus, sample_batch, to_device
 from pagedopt.commands.train.gpt import build_model
 from pagedopt.commands.train.schedule import learning_rate
-from pagedopt.formats.int8 import BLOCK, FEWEST, MOST_DECAY, ROOT2
+from pagedopt.formats import int8
+from pagedopt.formats.int8 import FEWEST, MOST_DECAY
 from pagedopt.planning.sizes import BYTES, Size
 
 MEASURES = ("CPU kernels", "formats")
-Array = npt.NDArray[Any]
-#: Options of an optimizer, and the names of its state that is rounded by bitsandbytes' code after each step.
-Code = tuple[dict[str, Any], set[str]]
+#: Options of an optimizer, and the codes of its float32 state that is rounded after each step, by its name.
+Contender = tuple[dict[str, Any], dict[str, Code]]
 #: The name of the experiment's note.
 NOTE = "int8"
 
 BOTH, FIRST = "both moments", "the first moment alone"
-FLOAT32, BFLOAT16, PUBLISHED = "float32", "bfloat16", "bitsandbytes' code"
-NEAREST, STOCHASTIC, ROOT = "int8, v to the nearest", "int8, v stochastic", "int8, root 2"
+FLOAT32, BFLOAT16, RIVAL, SMALL_BLOCKS = "float32", "bfloat16", "bitsandbytes' code", "FlashOptim's code, blocks of 32"
+OURS, NEAREST = "int8", "int8, all to the nearest"
+#: The first moment otherwise, beside a second one as in int8: root, and whether it is rounded at random.
+OTHERS = {
+    "m root 2, to the nearest (before)": (2, False), "m root 2, stochastic": (2, True),
+    "m root 4, stochastic": (4, True),
+}  # fmt: skip
 #: By family: the rate at which the float32 model learns, and the decay that it has (of AdamW, of its second moment).
 RATES = {"AdamW": (1e-3, 0.999), "SGD": (0.03, 0.9), "Lion": (2e-4, 0.99)}
-DECAYS = {
-    ("AdamW", BOTH): (0.95, 0.99, 0.999),
-    ("AdamW", FIRST): (0.8, 0.9, 0.95, 0.98, 0.99, 0.999),
+#: Of AdamW with both moments in a code: pairs.
+DECAYS: dict[tuple[str, str], tuple[Any, ...]] = {
+    ("AdamW", BOTH): ((0.9, 0.95), (0.9, 0.999), (0.99, 0.999)),
+    ("AdamW", FIRST): (0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999),
     ("SGD", FIRST): (0.9, 0.95, 0.98, 0.99, 0.999),
-    ("Lion", FIRST): (0.9, 0.95, 0.98, 0.99, 0.999),
+    ("Lion", FIRST): (0.9, 0.95, 0.98, 0.99, 0.995, 0.999),
 }
 #: Of 870 thousand parameters: as in larger models, a row of the embedding is at least a block long.
 SIZE = Size(layers=1, heads=4, width=256, block=64, vocabulary=BYTES, batch=8, steps=400, lr=0.0)
@@ -50,71 +54,49 @@ SIZE = Size(layers=1, heads=4, width=256, block=64, vocabulary=BYTES, batch=8, s
 TOY_STEPS, LOOK = 4, 10
 
 
-def codes(which: str, moment: str) -> dict[str, Code]:
-    """The contenders, with the name of the first moment."""
-    exact = {"state_format": "float32"}
-    few: dict[str, dict[str, Any]] = {BFLOAT16: {"state_format": {moment: "bfloat16"}}}
-    if which == FIRST:
-        few[ROOT], rounded = {"state_format": {moment: ROOT2}}, {moment}
-    else:
-        few[BFLOAT16], rounded = {"state_format": "bfloat16"}, {"exp_avg", "exp_avg_sq"}
-        for name, how in {NEAREST: "nearest", STOCHASTIC: "stochastic"}.items():
-            few[name] = {"state_format": "int8", "v_rounding": how}
-    return {FLOAT32: (exact, set()), PUBLISHED: (exact, rounded), **{name: (of, set()) for name, of in few.items()}}
+def first_moment(family: str) -> str:
+    """The name of the first moment."""
+    return "momentum_buffer" if family == "SGD" else "exp_avg"
 
 
-@cache
-def table(signed: bool) -> tuple[Array, Array, Array]:
-    """The numbers of bitsandbytes' dynamic code that are not negative, in order; the middles between them; and for the
-    upper 16 bits of a float32 up to 1 how many middles are below: a search among 256 takes ten times as long."""
-    counts = [2 ** (i if signed else i + 1) for i in range(7)]
-    inner = [10.0 ** (i - 6) * (0.1 + 0.9 * (j + 0.5) / n) for i, n in enumerate(counts) for j in range(n)]
-    known = np.array([0.0, *inner, 1.0], np.float32)
-    middles = (known[1:] + known[:-1]) / 2
-    starts = (np.arange(0x3F81, dtype=np.uint32) << 16).view(np.float32)
-    return known, np.append(middles, np.float32(np.inf)), np.searchsorted(middles, starts).astype(np.uint8)
+def codes(family: str, which: str) -> dict[str, Contender]:
+    """The contenders."""
+    exact, moment = {"state_format": "float32"}, first_moment(family)
+    if which == FIRST:  # not "int8", which refuses long decays
+        how: int8.How = "by step" if family == "AdamW" else "by data"
+        return {
+            FLOAT32: (exact, {}), RIVAL: (exact, {moment: PUBLISHED[moment]}),
+            BFLOAT16: ({"state_format": {moment: "bfloat16"}}, {}),
+            OURS: ({"state_format": {moment: int8.FIRST[how]}}, {}),
+        }  # fmt: skip
+    both = ("exp_avg", "exp_avg_sq")
+    beside = {"state_format": {"exp_avg": "float32", "exp_avg_sq": "int8"}}
+    others: dict[str, Contender] = {name: (beside, {"exp_avg": partial(rooted, root=root, random=random)})
+              for name, (root, random) in OTHERS.items()}  # fmt: skip
+    return {
+        FLOAT32: (exact, {}), RIVAL: (exact, {name: PUBLISHED[name] for name in both}), SMALL_BLOCKS: (exact, FLASH),
+        BFLOAT16: ({"state_format": "bfloat16"}, {}), **others, OURS: ({"state_format": "int8"}, {}),
+        NEAREST: ({"state_format": "int8", "rounding": "nearest"}, {}),
+    }  # fmt: skip
 
 
-@numba.njit
-def put(values: Array, known: Array, middles: Array, below: Array, lowest: int, highest: int) -> None:
-    """Do what :func:`published` does."""
-    for begin in range(0, len(values), BLOCK):
-        block = values[begin : begin + BLOCK]
-        absmax = np.abs(block).max()
-        if absmax > 0:
-            shares = np.abs(block) / absmax
-            upper = shares.view(np.uint32) >> 16
-            for i in range(len(block)):
-                near = below[upper[i]] + (shares[i] > middles[below[upper[i]]])
-                if block[i] < 0:
-                    near = min(max(near, lowest), highest)
-                block[i] = np.copysign(known[near], block[i]) * absmax
-
-
-def published(values: torch.Tensor, signed: bool) -> None:
-    """Replace numbers by the nearest of bitsandbytes' code, which has no -1; what is negative stays so."""
-    known, middles, below = table(signed)
-    on_host = values.cpu()
-    put(on_host.view(-1).numpy(), known, middles, below, 1, len(known) - 2)
-    values.copy_(on_host)
-
-
-def optimizer(family: str, which: str, decay: float, params: list[torch.nn.Parameter], lr: float, **chosen: Any) -> Any:
-    """An optimizer without weight decay, with this decay of the second moment if both are stored, else of the first."""
+def optimizer(family: str, decay: Any, params: list[torch.nn.Parameter], lr: float, **chosen: Any) -> Any:
+    """An optimizer without weight decay, with these decays of both moments, or with this one of the first."""
     if family == "SGD":
         return PagedSGD(params, lr, momentum=decay, **chosen)
     if family == "Lion":
         return PagedLion(params, lr, (0.9, decay), **chosen)
-    return PagedAdamW(params, lr, (0.9, decay) if which == BOTH else (decay, 0.999), weight_decay=0.0, **chosen)
+    betas = decay if isinstance(decay, tuple) else (decay, 0.999)
+    return PagedAdamW(params, lr, betas, weight_decay=0.0, **chosen)
 
 
 class Twin:
     """An optimizer with a code, over parameters that are zero before each step: they become the update, negated."""
 
-    def __init__(self, stored: list[torch.nn.Parameter], family: str, which: str, decay: float, code: Code) -> None:
+    def __init__(self, stored: list[torch.nn.Parameter], family: str, decay: Any, contender: Contender) -> None:
         self.params = [torch.nn.Parameter(torch.zeros_like(p)) for p in stored]
-        chosen, self.rounded = code
-        self.optimizer: PagedOptimizer = optimizer(family, which, decay, self.params, 1.0, **chosen)
+        chosen, self.rounded = contender
+        self.optimizer: PagedOptimizer = optimizer(family, decay, self.params, 1.0, **chosen)
 
     def step(self, grads: list[torch.Tensor | None]) -> None:
         """Update parameters and state."""
@@ -123,8 +105,8 @@ class Twin:
             p.grad = grad
         self.optimizer.step()
         for p in self.params:
-            for name in self.rounded:
-                published(self.optimizer.state[p][name], signed=name != "exp_avg_sq")
+            for name, code in self.rounded.items():
+                code(self.optimizer.state[p][name])
 
     @property
     def update(self) -> torch.Tensor:
@@ -161,10 +143,9 @@ def trained(run: Run, text: Bytes, family: str) -> Iterator[Row]:
     model = build_model(SIZE, SIZE.block, run.options.seed, run.device)
     params = list(model.parameters())
     stored = [p for p in params if p.numel() >= FEWEST]
-    leader = optimizer(family, BOTH, usual, params, rate)
-    moment = "momentum_buffer" if family == "SGD" else "exp_avg"
+    leader = optimizer(family, (0.9, usual) if family == "AdamW" else usual, params, rate)
     twins = {
-        (which, decay): {name: Twin(stored, of, which, decay, code) for name, code in codes(which, moment).items()}
+        (which, decay): {name: Twin(stored, of, decay, code) for name, code in codes(of, which).items()}
         for (of, which), decays in DECAYS.items() if of == family for decay in decays
     }  # fmt: skip
     found: dict[Any, list[Row]] = {(*key, name): [] for key, group in twins.items() for name in group}
@@ -182,7 +163,8 @@ def trained(run: Run, text: Bytes, family: str) -> Iterator[Row]:
     about = {"family": family, "numel": sum(p.numel() for p in stored), "steps": steps, "loss": loss.item()}
     for (which, decay, name), rows in found.items():
         joined = {key: (max if key == "worst" else fmean)(row[key] for row in rows) for key in rows[0]}
-        yield {**about, "which": which, "decay": decay, "code": name, **joined}
+        beta1, beta2 = decay if which == BOTH else (None, decay)
+        yield {**about, "which": which, "beta1": beta1, "decay": beta2, "code": name, **joined}
 
 
 def options(parser: Any) -> None:
@@ -198,23 +180,27 @@ def measure(run: Run) -> Iterator[Row]:
         yield from trained(run, text, family)
 
 
+#: What a picture shows.
+DRAWN = {BOTH: (RIVAL, SMALL_BLOCKS, OURS, NEAREST), FIRST: (RIVAL, OURS)}
+
+
 def derive(rows: Rows) -> Rows:
     """Errors beside those of bitsandbytes' code, of bfloat16, and of the same code at a decay of 0.9."""
     found = Rows()
     for row in rows:
-        alike = rows.where(family=row["family"], which=row["which"])
+        alike = rows.where(family=row["family"], which=row["which"], beta1=row["beta1"])
         here, code = alike.where(decay=row["decay"]), row["code"]
-        rival, nine = here.number("error", code=PUBLISHED), alike.number("error", decay=0.9, code=code)
+        rival, nine = here.number("error", code=RIVAL), alike.number("error", decay=0.9, code=code)
         more = {
             "half": here.number("error", code=BFLOAT16),
             "rival": rival,
             "of_rival": row["error"] / rival if rival else None,
             "of_nine": row["error"] / nine if nine else None,
-            "rival_turned": here.number("turned", code=PUBLISHED),
+            "rival_turned": here.number("turned", code=RIVAL),
             "off": None if row.get("bias") is None else abs(row["bias"]),
             "allowed": "yes" if row["decay"] <= MOST_DECAY else "no",
-            "line": f"{row['family']}, {code}" if row["which"] == FIRST else code,
-            "drawn": row["which"] if code != FLOAT32 and (row["which"] == BOTH or code != BFLOAT16) else "",
+            "line": row["code"] if row["which"] == BOTH else f"{row['family']}, {row['code']}",
+            "drawn": row["which"] if row["code"] in DRAWN[row["which"]] else "",
             "remembers": 1 / (1 - row["decay"]),
         }
         found.append({**row, **more})
@@ -222,13 +208,13 @@ def derive(rows: Rows) -> Rows:
 
 
 TABLES = [
-    Table("AdamW, β1 0.9: {numel:,} parameters, {steps} steps", where={"which": BOTH}, columns={
-        "state": "code", "β2": "decay", "error of the update": percent("error", "{:.2f} %"),
+    Table("AdamW, both moments: {numel:,} parameters, {steps} steps", where={"which": BOTH}, columns={
+        "state": "code", "β1": "beta1", "β2": "decay", "error of the update": percent("error", "{:.2f} %"),
         "÷ bitsandbytes'": ratio("of_rival"), "bias of v": percent("bias", "{:+.1f} %"),
         "largest update": "worst", "turned": percent("turned", "{:.2f} %"),
     }),
-    Table("First moments alone, int8 by root 2: {numel:,} parameters, {steps} steps",
-          where={"which": FIRST, "code": ROOT}, columns={
+    Table("First moments alone, int8: {numel:,} parameters, {steps} steps",
+          where={"which": FIRST, "code": OURS}, columns={
         "optimizer": "family", "decay": "decay", "error": percent("error"), "÷ at 0.9": ratio("of_nine"),
         "bitsandbytes'": percent("rival"), "bfloat16": percent("half", "{:.2f} %"),
         "turned": percent("turned", "{:.2f} %"), "turned, bitsandbytes'": percent("rival_turned", "{:.2f} %"),
@@ -236,11 +222,11 @@ TABLES = [
     }),
 ]  # fmt: skip
 BARS = [
-    Bar("AdamW, β2 0.999, v stochastic: error ÷ bitsandbytes'", "of_rival", at_most=0.5, unit="x",
-        which=BOTH, code=STOCHASTIC, decay=0.999),
-    Bar("AdamW, v stochastic: bias of v", "off", at_most=1.0, unit="%", which=BOTH, code=STOCHASTIC),
+    Bar("AdamW, β2 0.999: error ÷ bitsandbytes'", "of_rival", at_most=0.5, unit="x", which=BOTH, code=OURS,
+        beta1=0.9, decay=0.999),
+    Bar("AdamW: bias of v", "off", at_most=1.0, unit="%", which=BOTH, code=OURS),
     Bar(f"first moments up to {MOST_DECAY}: error ÷ bitsandbytes'", "of_rival", at_most=1.0, unit="x",
-        which=FIRST, code=ROOT, allowed="yes"),
+        which=FIRST, code=OURS, allowed="yes"),
 ]  # fmt: skip
 REMEMBERS = "steps that the moment remembers, 1 / (1 - decay)"
 ABOUT: dict[str, Any] = {"x": "remembers", "y": "error", "each": "line", "unit": "error, %", "label": REMEMBERS}

@@ -144,7 +144,7 @@ def every() -> Iterator[Contender]:
             width = 2 * sum(column.dtype.itemsize for column in of.columns)
             yield Contender(f"{OURS}, {name} state", ours(state_format=name), state=width)
     for how in ("nearest", "stochastic"):
-        build = ours(state_format="int8", v_rounding=how)
+        build = ours(state_format="int8", rounding=how)
         yield Contender(f"{OURS}, int8 {how}", build, state=BITS_8, narrow_from=QUANTIZED_FROM)
     yield Contender(FUSED, theirs(fused=True), GRAY)
     yield Contender(FOREACH, theirs(foreach=True), GRAY)

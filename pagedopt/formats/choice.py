@@ -10,7 +10,7 @@ import torch
 
 from .format import Format
 
-#: How second moments are rounded; None: by their decay.
+#: How moments are rounded; None: first moments stochastically, second ones by their decay.
 Rounding = Literal["nearest", "stochastic"] | None
 
 
@@ -53,7 +53,7 @@ class State:
         rule: the rule's name.
         moment: what the rule says about it; None: nothing.
         decay: the value of its decay; None: it has none, or it is not known here.
-        rounding: what ``v_rounding`` asks for.
+        rounding: what the option ``rounding`` asks for.
         counted: whether its optimizer counts steps.
     """
 

@@ -20,6 +20,44 @@ struct Philox {
 };
 
 namespace int8 {
+#ifdef __CUDACC_RTC__  // Builds for the host (tests) have functions of their own for these.
+// Roots to a few parts in a million, of 0 or a normal number: what is made of them is corrected. From 1 on the second.
+__device__ __forceinline__ float about_cube_root(float x) {
+    float power, root;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(power * (1.0f / 3.0f)));
+    return root;
+}
+__device__ __forceinline__ float about_fourth_root(float x) {
+    float one_over, root;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(one_over) : "f"(x));
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(one_over));
+    return root;
+}
+
+// 2^23 plus half k of `word`, whose bytes are swapped if `swapped`.
+__device__ __forceinline__ float half_of(unsigned word, int k, bool swapped) {
+    const unsigned first = swapped ? 0x7401 : 0x7410, second = swapped ? 0x7423 : 0x7432;
+    return __uint_as_float(__byte_perm(word, 0x4b000000u, k ? second : first));
+}
+
+// The bits that are set in an odd number of lanes.
+__device__ __forceinline__ unsigned warp_xor(unsigned value) {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_xor_sync(0xffffffffu, value);
+#else
+    for (int step = 16; step; step >>= 1) value ^= __shfl_xor_sync(0xffffffffu, value, step);
+    return value;
+#endif
+}
+
+// The same number, of which the compiler knows nothing: what is made of it is made anew, and not kept in registers.
+__device__ __forceinline__ unsigned opaque(unsigned x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+#endif
+
 constexpr int BLOCK_NUMEL = 256, EACH = 8;  // elements of a block, which a warp has, and how many of them a thread has
 constexpr float LEAST = 5.0487098e-29f;     // 2^-94, the least magnitude of a block that is not all zero
 constexpr float ROUND = 12582912.0f;        // 1.5 * 2^23: adding it leaves a rounded integer in the lowest bits
@@ -50,17 +88,16 @@ template <class Code> __device__ __forceinline__ void load_codes(unsigned* word,
     }
 }
 
-// The lowest byte of each code, where the mask has ones.
-template <class Code> __device__ __forceinline__ void store_codes(const unsigned* code, unsigned mask, const Spot& spot) {
+// Store a thread's codes, four in a word.
+template <class Code> __device__ __forceinline__ void store_codes(const unsigned* word, const Spot& spot) {
 #pragma unroll
     for (int q = 0; q < EACH; q += QUAD) {
         Code* to = spot.column<Code>(0) + (spot.at + Spot::offset(q));
-        const unsigned word = lowest_bytes(code[q], code[q + 1], code[q + 2], code[q + 3]) & mask;
-        if (spot.aligned && q + QUAD <= spot.live) *(unsigned*)to = word;
+        if (spot.aligned && q + QUAD <= spot.live) *(unsigned*)to = word[q / QUAD];
         else
 #pragma unroll
             for (int i = 0; i < QUAD; ++i)
-                if (q + i < spot.live) to[i] = (Code)(word >> 8 * i);
+                if (q + i < spot.live) to[i] = (Code)(word[q / QUAD] >> 8 * i);
     }
 }
 
@@ -91,14 +128,117 @@ template <class S> __device__ __forceinline__ float absmax_of(const S* x, bool& 
     const float absmax = __uint_as_float(most);
     return most && absmax < LEAST ? LEAST : absmax;
 }
+
+// To the nearest code; or at random, by bits of the step, or of the block's elements where no steps are counted.
+enum Rounding { NEAREST, BY_STEP, BY_DATA };
+
+// What a share of the largest magnitude is multiplied by. At random, the largest gets `whole` or more, and so its code.
+template <Rounding HOW> __device__ __forceinline__ float scale_of(float whole, float absmax) {
+    if (!(absmax > 0.0f)) return 0.0f;
+    const float scale = whole / absmax;
+    return HOW != NEAREST && scale * absmax < whole ? __uint_as_float(__float_as_uint(scale) + 1) : scale;
+}
+
+// The nearest integer, of a float that is not negative.
+__device__ __forceinline__ float rounded(float x) { return (x + ROUND) - ROUND; }
+
+// The third word of a block's counters.
+template <Rounding HOW, class S> __device__ __forceinline__ unsigned when_of(const S* x, const Spot& spot) {
+    unsigned mixed = (unsigned)spot.seed;
+    if constexpr (HOW == BY_DATA) {
+        mixed = 0;
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) mixed ^= is_finite((float)x[i]) ? __float_as_uint((float)x[i]) : 0u;
+        mixed = warp_xor(mixed);
+    }
+    return mixed;
+}
+
+// 16 random bits for each of a thread's elements: the upper ones, which nearly always decide, or the `lower` ones. Two
+// neighbours among the inputs share a call, of which the compiler then makes one.
+__device__ __forceinline__ Philox draw(const Spot& spot, unsigned when, bool lower) {
+    const unsigned long long index = spot.index, seed = spot.seed;
+    const unsigned long long place = index / BLOCK_NUMEL * 32 + index % BLOCK_NUMEL / QUAD;
+    const unsigned high = (unsigned)(place >> 32) | (lower ? 0x80000000u : 0u);
+    return Philox(place, high, when, spot.row, seed >> 32, spot.input / 2);
+}
+// Those of element i; the first of two neighbours has the bytes swapped.
+__device__ __forceinline__ float bits_for(int i, const Philox& random, const Spot& spot) {
+    return half_of(random.word[i / 2], i % 2, spot.input % 2 == 0) - 8388608.0f;
+}
+
+// The codes of a thread's elements, four in a word: the lowest byte of each.
+template <class Code> __device__ __forceinline__ void pack(unsigned* word, Code code) {
+#pragma unroll
+    for (int q = 0; q < EACH; q += QUAD) {
+        unsigned each[QUAD];
+#pragma unroll
+        for (int i = 0; i < QUAD; ++i) each[i] = code(q + i);
+        word[q / QUAD] = lowest_bytes(each[0], each[1], each[2], each[3]);
+    }
+}
+
+constexpr float UNIT = 1.52587890625e-05f;  // 2^-16
+
+// Where a share of the largest magnitude lies: `rest` above the number of the code `low`, of `step` to the next one's.
+struct Between {
+    float low, rest, unit;  // unit: step / 2^16
+};
+
+// Store x in the codes of Root. At random, the code `low` is lifted to the next one if u < rest / step, where u has 32
+// random bits. Its upper half decides nearly always: only where it does not, all codes are computed again with all bits.
+template <class Root, Rounding HOW, class S>
+__device__ __forceinline__ void store(const S* x, const Spot& spot) {
+    bool all_finite;
+    const float absmax = absmax_of(x, all_finite), scale = scale_of<HOW>(Root::whole, absmax);
+    store_absmax(absmax, spot);
+    unsigned word[EACH / QUAD], when = 0;
+    bool again = !all_finite;
+    if constexpr (HOW == NEAREST) {
+        pack(word, [&](int i) { return Root::code(Root::nearest(Root::share((float)x[i], scale)), (float)x[i]); });
+    } else {
+        when = when_of<HOW>(x, spot);
+        const Philox upper = draw(spot, when, false);
+        pack(word, [&](int i) {
+            const Between at = Root::between(Root::share((float)x[i], scale));
+            const float left = fmaf(-bits_for(i, upper, spot), at.unit, at.rest);
+            again = again || __float_as_uint(left) < __float_as_uint(at.unit);  // from 0 to below unit: u is close
+            return Root::code(left >= at.unit ? at.low + 1.0f : at.low, (float)x[i]);
+        });
+    }
+    if (warp_any(again)) {  // a loop: eight elements at once would want registers that all of the kernel then lacks
+        float value[EACH];
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) value[i] = (float)x[i];
+        Philox upper(0, 0, 0, 0, 0, 0), lower = upper;
+        if constexpr (HOW != NEAREST) upper = draw(spot, opaque(when), false), lower = draw(spot, opaque(when), true);
+        unsigned long long codes = 0;
+#pragma unroll 1
+        for (int i = 0; i < EACH; ++i) {
+            unsigned code;
+            if constexpr (HOW == NEAREST) code = Root::code(Root::nearest(Root::share(value[i], scale)), value[i]);
+            else {
+                const Between at = Root::between(Root::share(value[i], scale));
+                const float left = fmaf(-bits_for(i, upper, spot), at.unit, at.rest);
+                const float u = (bits_for(i, lower, spot) + 0.5f) * UNIT;
+                code = Root::code(u * at.unit < left ? at.low + 1.0f : at.low, value[i]);
+            }
+            if (!is_finite(value[i])) code = Root::not_finite;
+            codes |= (unsigned long long)(code & 255) << 8 * i;
+        }
+        word[0] = (unsigned)codes, word[1] = (unsigned)(codes >> 32);
+    }
+    if (!(absmax > 0.0f)) word[0] = word[1] = 0;
+    store_codes<typename Root::Code>(word, spot);
+}
 }  // namespace int8
 
-// No element needs to be clamped to the largest code: the share of an element in the largest magnitude is 1 at most, or 1
-// and a rounding, whose root rounds to the same code.
-
-// First moments: the code's square, with its sign. -128 is NaN.
-struct Root2 {
+// First moments: the code's cube. -128 is NaN.
+template <int8::Rounding HOW> struct Root3 {
     static constexpr int columns = 2;
+    static constexpr float whole = 2048383.0f;  // the cube of the largest code
+    static constexpr unsigned not_finite = 0x80;
+    typedef signed char Code;
     template <class S, int WIDTH> static __device__ __forceinline__ void load(S (&x)[WIDTH], const Spot& spot) {
         static_assert(WIDTH == int8::EACH, "a warp takes one block");
         unsigned word[WIDTH / QUAD], any_nan = 0;
@@ -112,7 +252,7 @@ struct Root2 {
 #pragma unroll
         for (int i = 0; i < WIDTH; ++i) {
             const float code = byte_beside(word[i / QUAD], i % QUAD) - 8388736.0f;
-            x[i] = (S)(((code * fabsf(code)) * (1.0f / 16129.0f)) * absmax);
+            x[i] = (S)(((code * code) * (code * (1.0f / 2048383.0f))) * absmax);
         }
         if (warp_any(any_nan))
 #pragma unroll
@@ -120,28 +260,32 @@ struct Root2 {
                 if (int8::is_zero_byte(word, i)) x[i] = (S)__uint_as_float(0x7fffffffu);
     }
     template <class S, int WIDTH> static __device__ __forceinline__ void store(const S (&x)[WIDTH], const Spot& spot) {
-        bool all_finite;
-        const float absmax = int8::absmax_of(x, all_finite);
-        const float scale = absmax > 0.0f ? 16129.0f / absmax : 0.0f;
-        int8::store_absmax(absmax, spot);
-        unsigned code[WIDTH];
-#pragma unroll
-        for (int i = 0; i < WIDTH; ++i) {
-            const float value = (float)x[i];
-            const float square = fmaxf(fabsf(value) * scale, 1e-6f);
-            code[i] = __float_as_uint(copysignf(fast_root(square), value) + int8::ROUND);
-        }
-        if (warp_any(!all_finite))
-#pragma unroll
-            for (int i = 0; i < WIDTH; ++i)
-                if (!int8::is_finite((float)x[i])) code[i] = 0x80;
-        int8::store_codes<signed char>(code, ~0u, spot);
+        int8::store<Root3, HOW>(x, spot);
+    }
+    static __device__ __forceinline__ float share(float value, float scale) { return fabsf(value) * scale; }
+    // The estimate of a root may be off by 0.4: what lies below is compared.
+    static __device__ __forceinline__ int8::Between between(float share) {
+        constexpr float THREE = 3.0f * int8::UNIT;
+        const float near = int8::rounded(int8::about_cube_root(share)), cube = (near * near) * near;
+        const float low = fminf(cube > share ? near - 1.0f : near, 126.0f);
+        return {low, fmaf(-(low * low), low, share), fmaf(fmaf(THREE, low, THREE), low, int8::UNIT)};
+    }
+    // The largest code whose lower limit, (2c - 1)^3 / 8, is not above the share.
+    static __device__ __forceinline__ float nearest(float share) {
+        const float near = int8::rounded(int8::about_cube_root(share) + 0.5f), odd = near + near - 1.0f;
+        return (odd * odd) * odd > 8.0f * share ? near - 1.0f : near;
+    }
+    static __device__ __forceinline__ unsigned code(float size, float value) {
+        return __float_as_uint(copysignf(size, value) + int8::ROUND);
     }
 };
 
 // Second moments: the code's fourth power. 0 is infinity, and the code of every element while a block is all zero.
-template <bool STOCHASTIC> struct Root4 {
+template <int8::Rounding HOW> struct Root4 {
     static constexpr int columns = 2;
+    static constexpr float whole = 4228250624.0f;  // the fourth power of the largest code, in float32
+    static constexpr unsigned not_finite = 0;
+    typedef unsigned char Code;
     template <class S, int WIDTH> static __device__ __forceinline__ void load(S (&x)[WIDTH], const Spot& spot) {
         static_assert(WIDTH == int8::EACH, "a warp takes one block");
         unsigned word[WIDTH / QUAD], any_zero = 0;
@@ -161,40 +305,16 @@ template <bool STOCHASTIC> struct Root4 {
                 if (i < spot.live && int8::is_zero_byte(word, i)) x[i] = (S)__uint_as_float(int8::INFINITE);
     }
     template <class S, int WIDTH> static __device__ __forceinline__ void store(const S (&x)[WIDTH], const Spot& spot) {
-        bool all_finite;
-        const float absmax = int8::absmax_of(x, all_finite);
-        const float scale = absmax > 0.0f ? 4228250624.0f / absmax : 0.0f;
-        int8::store_absmax(absmax, spot);
-        const Philox random = draw(spot);
-        unsigned code[WIDTH];
-#pragma unroll
-        for (int i = 0; i < WIDTH; ++i) {
-            const float value = (float)x[i];
-            const float square = fast_root(fmaxf(value * scale, 1.0f));
-            const float part = half_beside(random.word[i / 2], i % 2) - 8388608.0f;
-            const float rounded = round(square, fast_root(square), part, value == absmax);
-            code[i] = __float_as_uint(rounded + int8::ROUND);
-        }
-        if (warp_any(!all_finite))
-#pragma unroll
-            for (int i = 0; i < WIDTH; ++i)
-                if (!int8::is_finite((float)x[i])) code[i] = 0;
-        int8::store_codes<unsigned char>(code, absmax > 0.0f ? ~0u : 0u, spot);
+        int8::store<Root4, HOW>(x, spot);
     }
-
-private:
-    // 16 random bits for each of a thread's elements: of the parameter, its element, the step and the state.
-    static __device__ __forceinline__ Philox draw(const Spot& spot) {
-        const unsigned long long index = spot.index, seed = STOCHASTIC ? spot.seed : 0;
-        const unsigned long long place = index / int8::BLOCK_NUMEL * 32 + index % int8::BLOCK_NUMEL / QUAD;
-        return Philox(place, place >> 32, seed, spot.row, seed >> 32, spot.input);
+    static __device__ __forceinline__ float share(float value, float scale) { return fmaxf(value * scale, 1.0f); }
+    static __device__ __forceinline__ int8::Between between(float share) {
+        constexpr float FOUR = 4.0f * int8::UNIT, SIX = 6.0f * int8::UNIT;
+        const float near = int8::rounded(int8::about_fourth_root(share)), near2 = near * near;
+        const float low = fminf(fmaf(-near2, near2, share) < 0.0f ? near - 1.0f : near, 254.0f), low2 = low * low;
+        return {low, fmaf(-low2, low2, share), fmaf(fmaf(fmaf(FOUR, low, SIX), low, FOUR), low, int8::UNIT)};
     }
-    // The code of an element whose square root and fourth root these are, in units of the code.
-    static __device__ __forceinline__ float round(float square, float root, float random, bool is_largest) {
-        if constexpr (!STOCHASTIC) return root;  // adding ROUND rounds to the nearest
-        const float low = fminf(((root - 0.5f) + int8::ROUND) - int8::ROUND, 254.0f), low2 = low * low;
-        const float d = low + low + 1.0f, step = d * ((low2 + low2) + d), rest = (square - low2) * (square + low2);
-        const bool up = (random * 1.52587890625e-05f) * step < rest;
-        return is_largest ? 255.0f : up ? low + 1.0f : low;
-    }
+    static __device__ __forceinline__ float nearest(float share) { return fast_root(fast_root(share)); }
+    // Adding ROUND rounds what is nearest; a number above whole, by a rounding, has the largest code still.
+    static __device__ __forceinline__ unsigned code(float size, float) { return __float_as_uint(size + int8::ROUND); }
 };

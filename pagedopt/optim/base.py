@@ -21,11 +21,13 @@ from ..rules import Rule
 from ..system.internals import dynamo_is_at_work, opaque
 from ..system.log import log
 from ..system.state_lost import StateLost
+from .loading.check import has_old_codes
 from .loading.copying import bring_home, duplicate, into_pages
 from .locks import OptimizerLock, locked
 from .options import Options, check_group_keys, complete, documented
 from .out_of_memory import advise, is_out_of_memory
 from .saving import SavingOptimizer
+from .state.group_options import rename_rounding
 from .state.rule_optimizer import Group, RuleOptimizer, occurrences
 from .step.class_checks import check_group, check_initial, check_rules, check_scalars
 from .step.launches import NO_SHARDS, Launches, PreparedStep, grads_of_shards, prepare_again, prepare_anew
@@ -89,12 +91,13 @@ class PagedOptimizer(SavingOptimizer):
         self._states, self.numbers = _names(rules)
         if rules:
             check_initial(name, self.initial, self._states | self.numbers - (set() if self.has_step else {"step"}))
+        rename_rounding(options, warn=not restored)
         chosen = complete(options, type(self), self._states if rules else None)
         budget, self.affordable = Budget.parse(chosen["device_budget"]), Affordable()
         if not restored:
             budget.check_unit()
         self.store = Store(chosen["placement"], budget, chosen["host_access"], self.affordable)
-        self.state_format, self.v_rounding, self.seed = chosen["state_format"], chosen["v_rounding"], chosen["seed"]
+        self.state_format, self.rounding, self.seed = chosen["state_format"], chosen["rounding"], chosen["seed"]
         self.blocks, self.transport = chosen["blocks"], chosen["transport"]
         self._launches: Launches | None = None
         self._captures, self.preallocated, self.preallocate = [], {}, chosen["preallocate"]
@@ -186,6 +189,7 @@ class PagedOptimizer(SavingOptimizer):
                 parameter is neither on a CPU nor on an NVIDIA GPU, or the placement does not serve its device.
         """
         if isinstance(param_group, dict):
+            rename_rounding(param_group)
             check_group_keys(type(self).__name__, param_group, self.defaults, self._options())
         super().add_param_group(param_group)
         name, group = type(self).__name__, self.param_groups[-1]
@@ -256,7 +260,7 @@ class PagedOptimizer(SavingOptimizer):
         store = self.store
         return {
             "state_format": self.state_format,
-            "v_rounding": self.v_rounding,
+            "rounding": self.rounding,
             "seed": self.seed,
             "placement": store.placement,
             "device_budget": store.budget.said,
@@ -276,8 +280,12 @@ class PagedOptimizer(SavingOptimizer):
             self._configure(options, restored=True)
         super().__setstate__(state)
         self._launches = None
+        for group in self.param_groups:
+            rename_rounding(group, warn=False)
         for _, group, p in occurrences(self) if options else ():  # pickled before squares in float16 were refused
             self.check_squares(self.state.get(p) or (), p, group, refuse=False)
+        if options and has_old_codes(self):
+            self.load_state_dict(self.state_dict())
         if options:
             bring_home(self, self.store)
 

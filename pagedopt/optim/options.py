@@ -63,20 +63,23 @@ TABLE = {
             "range. Refused for state that holds squares, such as second moments, unless the parameter is float16, too",
             '"float64", "fp64", "double", torch.float64': "64 bits; the step then computes in float64",
             '"int8", "8bit"': "a code of 8 bits an element, and a float32 for each 256: 2.03 bytes a parameter for "
-            "AdamW. State of parameters below 4,096 elements is float32. Refused for complex parameters, for DTensors "
-            "and for first moments with a decay above 0.99",
+            "AdamW. State of parameters below 4,096 elements is float32. Not for parameters in which elements of very "
+            "different gradients lie side by side, as an embedding narrower than 256: give it a group with "
+            "'float32'. Refused for complex parameters, for DTensors and for first moments with a decay above 0.99",
             '{"exp_avg": "bfloat16"}': "one state; all that is not named is as the parameter",
         },
     ),
-    "v_rounding": Option(
-        "how int8 rounds second moments, saved in the groups of a state dict; a parameter group may have its own",
+    "rounding": Option(
+        "how int8 rounds, saved in the groups of a state dict; a parameter group may have its own",
         None,
         {
-            "None": "stochastically where their decay (`beta2`) is 0.99 or more, else to nearest; the maximum of "
-            "`amsgrad` always to nearest",
-            '"nearest"': "to the nearest code",
+            "None": "first moments stochastically; second moments, too, where their decay (`beta2`) is 0.99 or more, "
+            "else to nearest; the maximum of `amsgrad` always to nearest",
+            '"nearest"': "to the nearest code. Without a gradient a first moment then never decays to zero, and goes "
+            "on moving its parameter",
             '"stochastic"': "up or down at random, so that the mean is the number. The random bits depend on `seed`, "
-            "the step and the element alone: they are the same on every device, in every placement and after a resume",
+            "the step and the element alone (without a step count, on the block's numbers): they are the same on every "
+            "device, in every placement and after a resume",
         },
     ),
     "seed": Option(
@@ -162,14 +165,14 @@ TABLE = {
 
 
 #: Options that a group may have for itself.
-OF_GROUPS = {"state_format", "v_rounding", "seed"}
+OF_GROUPS = {"state_format", "rounding", "seed"}
 
 
 class Options(TypedDict, total=False):
     """Keywords that every optimizer takes."""
 
     state_format: StateFormat
-    v_rounding: Rounding
+    rounding: Rounding
     seed: int
     placement: Placement | None
     device_budget: Given

@@ -64,7 +64,7 @@ class SavingOptimizer(OverlappingOptimizer):
 
         Values are copied into existing state tensors that still fit the parameter and ``state_format``, else into new
         ones.  Placement, budget and formats stay, and no reference to the dict or its tensors remains; ``seed`` and
-        ``v_rounding`` of a loaded group replace its own.  As in torch, state of a bfloat16 or float16 parameter is
+        ``rounding`` of a loaded group replace its own.  As in torch, state of a bfloat16 or float16 parameter is
         rounded to its dtype, unless ``state_format`` says otherwise.  State in int8 is loaded into any
         ``state_format``, decoded and rounded once; its bits are copied into int8, unless the parameter has other
         strides and so other blocks.

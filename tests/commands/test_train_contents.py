@@ -133,7 +133,7 @@ def test_every_field_and_every_wrong_content(
 
 
 WRONG_COLUMNS = {
-    "missing": ("exp_avg.root2", None, "has no exp_avg.root2"),
+    "missing": ("exp_avg.root3", None, "has no exp_avg.root3"),
     "plain": ("exp_avg", torch.ones(3), "has 'exp_avg', which no run of these options saves"),
     "blocks": ("exp_avg.absmax", torch.ones(3), "exp_avg.absmax is torch.float32 (3,)"),
     "dtype": ("exp_avg_sq.root4", torch.int8, "exp_avg_sq.root4 is torch.int8"),
@@ -145,7 +145,7 @@ def test_state_in_8_bits_is_looked_at_by_its_columns(
     name: str, tmp_path: Path, program: Program, in_8_bits: Path
 ) -> None:
     content = load_checkpoint(in_8_bits)
-    large = next(e for e in content["contenders"]["paged"]["optimizer"]["state"].values() if "exp_avg.root2" in e)
+    large = next(e for e in content["contenders"]["paged"]["optimizer"]["state"].values() if "exp_avg.root3" in e)
     key, new, said = WRONG_COLUMNS[name]
     if new is None:
         del large[key]
@@ -161,11 +161,27 @@ def test_a_checkpoint_of_before_the_rounding_was_saved_is_accepted(in_8_bits: Pa
     options = TrainOptions(**content["options"])
     groups = content["contenders"]["paged"]["optimizer"]["param_groups"]
     for group in groups:
-        assert group.pop("v_rounding", 0) is None
+        group["v_rounding"] = group.pop("rounding", 0)
+        assert group["v_rounding"] is None
     contents.check_contents(content, options)
     groups[0]["v_rounding"] = "nearest"
     with pytest.raises(contents.WrongContents, match="v_rounding is 'nearest'"):
         contents.check_contents(content, options)
+    for group in groups:
+        del group["v_rounding"]
+    contents.check_contents(content, options)
+    groups[0]["rounding"] = "nearest"
+    with pytest.raises(contents.WrongContents, match="rounding is 'nearest'"):
+        contents.check_contents(content, options)
+
+
+def test_a_checkpoint_with_first_moments_in_root_2_is_accepted(in_8_bits: Path) -> None:
+    content = load_checkpoint(in_8_bits)
+    state = content["contenders"]["paged"]["optimizer"]["state"]
+    for key, entry in state.items():
+        state[key] = {name.replace("root3", "root2"): value for name, value in entry.items()}
+    assert any("exp_avg.root2" in entry for entry in state.values())
+    contents.check_contents(content, TrainOptions(**content["options"]))
 
 
 @pytest.fixture(scope="module")

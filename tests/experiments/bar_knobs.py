@@ -106,6 +106,9 @@ def made_anew(row: Row, far: float) -> Row:
 KNOBS: dict[str, Knob] = {
     "codes.of_rival": longer("error"),
     "codes.off": longer("bias"),
+    "rare_rows.off": longer("mean", least=0),
+    "rare_rows.of_most": longer("most"),
+    "rare_rows.of_tied": longer("tied"),
     "first_call.off": longer("first", least=0),
     "recompiles.again": Knob(made_anew, {}, COUNT),
     "kernels.error": more("error"),

@@ -18,7 +18,7 @@ UNTIMED = {
     "disk_write", "down", "error", "farthest", "losses", "moved", "number", "of_eager", "of_must", "rms", "share", "up",
 }  # fmt: skip
 #: What measures errors, and nothing else.
-NO_TIMES = "codes"
+NO_TIMES = ("codes", "rare_rows")
 
 
 def every_row() -> Iterator[tuple[str, Row]]:

@@ -47,7 +47,7 @@ def swept(case: str, share: float, time: float, way: str = "mapped, staged") -> 
 
 
 def coded(decay: float, code: str, error: float) -> Row:
-    about = {"family": "AdamW", "which": codes.BOTH, "decay": decay, "code": code}
+    about = {"family": "AdamW", "which": codes.BOTH, "beta1": 0.9, "decay": decay, "code": code}
     return {**about, "error": error, "turned": 0.0, "bias": -2.0}
 
 
@@ -96,9 +96,9 @@ CASES: dict[str, tuple[str, list[Row], dict[str, Any], dict[str, Any]]] = {
     ),
     "the error of a code": (
         "codes",
-        [coded(0.9, codes.STOCHASTIC, 2.0), coded(0.99, codes.STOCHASTIC, 4.0), coded(0.99, codes.PUBLISHED, 16.0),
+        [coded(0.9, codes.OURS, 2.0), coded(0.99, codes.OURS, 4.0), coded(0.99, codes.RIVAL, 16.0),
          coded(0.99, codes.BFLOAT16, 1.0)],
-        {"code": codes.STOCHASTIC, "decay": 0.99},
+        {"code": codes.OURS, "decay": 0.99},
         {"of_rival": 0.25, "of_nine": 2, "half": 1, "off": 2, "remembers": 100, "allowed": "yes"},
     ),
     "a list of pieces beside calls and foreach": (

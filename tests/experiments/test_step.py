@@ -65,8 +65,8 @@ def test_steps_with_state_in_8_bits_are_measured_on_a_cpu(tmp_path: Path) -> Non
     found = run_quick("in-8-bits", tmp_path, plots=["in-8-bits"])
     everything = in_8_bits.derive(Rows(found["parts"]["in_8_bits"]["rows"]))
     rows = everything.where(place="resident")
-    assert [row["case"] for row in rows] == [OURS, in_8_bits.NEAREST, in_8_bits.STOCHASTIC, COPY]
-    assert len(everything) == len(rows) + 3, "those in a file"
+    assert [row["case"] for row in rows] == [OURS, *in_8_bits.INT8, COPY]
+    assert len(everything) == len(rows) + 4, "those in a file"
     assert all(row["error"] < 0.1 for row in rows if row["case"] != COPY)
     assert rows[0]["bytes"] / rows[1]["bytes"] == pytest.approx(28 / 16.0625)
 

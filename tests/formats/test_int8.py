@@ -14,12 +14,23 @@ from int8_support import get, put, same
 from pagedopt import Sweep
 from pagedopt.formats.floating import of_dtype
 from pagedopt.formats.format import Format
-from pagedopt.formats.int8 import NEAREST, ROOT2, STOCHASTIC
+from pagedopt.formats.int8 import FIRST, HOWS, SECOND, Root3
+from pagedopt.formats.int8_text import How
 
 DRAW = Draw(seed=9, step=77, number=5, input=1)
 GENERATOR = np.random.default_rng(3)
 TINY = 1e-42  # a denormal
-FORMATS = {"root 2": ROOT2, "root 4": NEAREST, "root 4, stochastic": STOCHASTIC}
+FORMATS = {form.name: form for forms in (FIRST, SECOND) for form in forms.values()}
+
+
+def root_of(form: Format) -> int:
+    return 3 if isinstance(form, Root3) else 4
+
+
+def drawn_by(form: Format, draw: Draw = DRAW) -> Draw | None:
+    """What the oracle draws as this format does."""
+    how: dict[How, Draw | None] = {"nearest": None, "by step": draw, "by data": draw._replace(step=None)}
+    return how[form.how]  # type: ignore[attr-defined]
 
 
 def spread(numel: int, width: float) -> Array:
@@ -52,7 +63,7 @@ VALUES = {
     "denormal": spread(600, 1) * TINY, "one denormal": np.eye(1, 300, 7)[0] * TINY, "NaN": with_some(np.nan, -np.nan),
     "infinity": with_some(np.inf, -np.inf, 1e39, -1e39), "both": with_some(np.inf, np.nan, 0.0, 3e38),
     "all NaN": np.full(300, np.nan), "all infinite": np.full(256, np.inf), "NaN and zeros": np.eye(1, 300)[0] * np.nan,
-    "ties of root 2": ties(2, 127), "ties of root 4": ties(4, 255),
+    "ties of root 3": ties(3, 127), "ties of root 4": ties(4, 255),
     "zeros between": np.concatenate([spread(256, 1), np.zeros(256), spread(256, 1) * 1e-30, spread(100, 1) * 1e30]),
 }  # fmt: skip
 
@@ -76,37 +87,54 @@ def loaded_by_kernel(form: Format, codes: Array, absmax: Array) -> Array:
 
 def values_for(form: Format, name: str) -> Array:
     """Of a second moment none is negative."""
-    return VALUES[name] if form is ROOT2 else np.abs(VALUES[name])
+    return VALUES[name] if root_of(form) == 3 else np.abs(VALUES[name])
 
 
 @pytest.mark.parametrize(
     ("form", "dtype"),
     [
-        pytest.param(ROOT2, torch.float32, id="root 2"),
-        pytest.param(NEAREST, torch.float32, id="root 4", marks=pytest.mark.long),  # the next one with another draw
-        pytest.param(STOCHASTIC, torch.float32, id="root 4, stochastic"),
-        pytest.param(STOCHASTIC, torch.float64, id="root 4, stochastic, of float64", marks=pytest.mark.long),
+        pytest.param(FORMATS[name], dtype, id=f"{name}, of {str(dtype)[6:]}", marks=[pytest.mark.long] if long else [])
+        for name, dtype, long in (
+            ("int8, root 3, nearest", torch.float32, False), ("int8, root 3, stochastic by step", torch.float64, True),
+            ("int8, root 3, stochastic by data", torch.float32, False), ("int8, root 4, nearest", torch.float32, True),
+            ("int8, root 4, stochastic by step", torch.float32, False),
+            ("int8, root 4, stochastic by data", torch.float64, True),
+        )
     ],
-)
+)  # fmt: skip
 def test_a_kernel_stores_and_loads_the_bits_of_the_oracle(form: Format, dtype: torch.dtype) -> None:
     for name in VALUES:
-        values = torch.from_numpy(values_for(form, name)).to(dtype)
-        draw = DRAW if form is STOCHASTIC else None
-        want = oracle.encode2(values.numpy()) if form is ROOT2 else oracle.encode4(values.numpy(), draw)
+        values, root = torch.from_numpy(values_for(form, name)).to(dtype), root_of(form)
+        want = oracle.encode(root, values.numpy(), drawn_by(form))
         assert same(stored_by_kernel(form, values), want), name
-        decode = oracle.decode2 if form is ROOT2 else oracle.decode4
-        assert same([loaded_by_kernel(form, *want)], [decode(*want)]), name
+        assert same([loaded_by_kernel(form, *want)], [oracle.decode(root, *want)]), name
 
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 def test_torch_converts_to_the_bits_of_the_oracle_and_rounds_to_nearest(form: Format) -> None:
     for name in VALUES:
-        values = values_for(form, name)
-        want = oracle.encode2(values) if form is ROOT2 else oracle.encode4(values)
+        values, root = values_for(form, name), root_of(form)
+        want = oracle.encode(root, values)
         columns = form.encode(torch.from_numpy(values))
         assert same(columns, want), name
-        decode = oracle.decode2 if form is ROOT2 else oracle.decode4
-        assert same([form.decode(*columns, numel=len(values))], [decode(*want)]), name
+        assert same([form.decode(*columns, numel=len(values))], [oracle.decode(root, *want)]), name
+
+
+def test_kernels_that_round_otherwise_are_others() -> None:
+    assert len(set(FORMATS.values())) == len({form.cuda_type for form in FORMATS.values()}) == 2 * len(HOWS)
+
+
+def test_bits_are_drawn_anew_where_16_are_not_enough() -> None:
+    """Of so many elements a few are so near that the lower bits decide, and lift some of them."""
+    form, values = FIRST["by step"], np.abs(spread(1 << 18, 1)).astype(np.float32)
+    blocks = oracle.in_blocks(values)
+    q = oracle.shares(3, blocks, oracle.absmax_of(blocks), True)
+    h, low = oracle.halves(blocks, DRAW), oracle.halves(blocks, DRAW, lower=True)
+    ends = [oracle.lifted(3, q, h, np.full_like(h, end))[1] for end in (0, 65535)]
+    near = ends[0] != ends[1]
+    assert 1 < near.sum() < 20, "one in 65,536"
+    assert 0 < oracle.lifted(3, q, h, low)[1][near].mean() < 1
+    assert same(stored_by_kernel(form, torch.from_numpy(values)), oracle.encode(3, values, DRAW))
 
 
 def absmaxes() -> Array:
@@ -119,7 +147,7 @@ def absmaxes() -> Array:
     return found
 
 
-@pytest.mark.parametrize("form", [ROOT2, NEAREST], ids=["root 2", "root 4"])
+@pytest.mark.parametrize("form", [FIRST["nearest"], SECOND["nearest"]], ids=["root 3", "root 4"])
 def test_encoding_what_was_decoded_changes_nothing(form: Format) -> None:
     """Over all codes, of a NaN and of infinity, too."""
     absmax = torch.from_numpy(absmaxes())
@@ -127,72 +155,76 @@ def test_encoding_what_was_decoded_changes_nothing(form: Format) -> None:
     again = form.encode(form.decode(codes, absmax, numel=len(codes)))
     assert torch.equal(again[0], codes)
     assert torch.equal(again[1], absmax)
-    values = oracle.decode2(codes.numpy(), absmax.numpy()) if form is ROOT2 else oracle.decode4(
-        codes.numpy(), absmax.numpy()
-    )  # fmt: skip
+    values = oracle.decode(root_of(form), codes.numpy(), absmax.numpy())
     assert same(stored_by_kernel(form, torch.from_numpy(values)), (codes.numpy(), absmax.numpy()))
 
 
-@pytest.mark.parametrize(("form", "error"), [(ROOT2, 1 / 127), (NEAREST, 2 / 254), (STOCHASTIC, 4 / 254)])
-def test_a_code_is_near_its_number(form: Format, error: float) -> None:
+ERRORS = {"int8, root 3, nearest": 1.5 / 127, "int8, root 3, stochastic by step": 3 / 127,
+          "int8, root 4, nearest": 2 / 254, "int8, root 4, stochastic by step": 4 / 254}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_a_code_is_near_its_number(name: str) -> None:
     """In units of the block's largest, by the codes' distance where it is widest; the sign stays."""
+    form = FORMATS[name]
     values = values_for(form, "ordinary").astype(np.float32)
     codes, absmax = stored_by_kernel(form, torch.from_numpy(values))
-    got = oracle.decode2(codes, absmax) if form is ROOT2 else oracle.decode4(codes, absmax)
+    got = oracle.decode(root_of(form), codes, absmax)
     largest = np.repeat(absmax, 256)[: len(values)]
-    assert (np.abs(got - values) <= error * largest).all()
+    assert (np.abs(got - values) <= ERRORS[name] * largest).all()
     assert (got * values >= 0).all()
     assert (got[np.abs(values) == largest] == values[np.abs(values) == largest]).all()
 
 
-@pytest.mark.parametrize("form", [NEAREST, STOCHASTIC], ids=["nearest", "stochastic"])
-def test_no_second_moment_becomes_zero_unless_all_of_its_block_are(form: Format) -> None:
+@pytest.mark.parametrize("how", HOWS[:2])
+def test_no_second_moment_becomes_zero_unless_all_of_its_block_are(how: How) -> None:
     values = np.zeros(512, np.float32)
     values[:2] = 1, 1e-30
-    codes, absmax = stored_by_kernel(form, torch.from_numpy(values))
+    codes, absmax = stored_by_kernel(SECOND[how], torch.from_numpy(values))
     assert codes[0] == 255
     assert codes[1:256].min() == 1
     assert not codes[256:].any()
     assert absmax.tolist() == [1, 0]
-    assert (oracle.decode4(codes, absmax)[:256] > 0).all()
+    assert (oracle.decode(4, codes, absmax)[:256] > 0).all()
 
 
-def test_the_largest_of_a_block_stays_what_it_is_whatever_is_drawn() -> None:
+@pytest.mark.parametrize("root", [3, 4])
+def test_the_largest_of_a_block_stays_what_it_is_whatever_is_drawn(root: int) -> None:
     """So rounding never moves an absmax: not for magnitudes either whose product with T / a is not T."""
+    form, most = ({3: FIRST, 4: SECOND}[root]["by step"], {3: 127, 4: 255}[root])
     largest = np.exp(GENERATOR.uniform(-60, 80, 400)).astype(np.float32)
     values = (largest[:, None] * GENERATOR.uniform(0, 1, (400, 256)).astype(np.float32)).astype(np.float32)
     values[:, 17] = largest
     for step in range(1, 65):
-        codes, absmax = stored_by_kernel(STOCHASTIC, torch.from_numpy(values.ravel()), DRAW._replace(step=step))
-        assert (codes.reshape(400, 256)[:, 17] == 255).all()
+        codes, absmax = stored_by_kernel(form, torch.from_numpy(values.ravel()), DRAW._replace(step=step))
+        assert (codes.reshape(400, 256)[:, 17] == most).all()
         assert np.array_equal(absmax, largest)
 
 
-def test_the_mean_of_stochastic_rounding_is_the_number() -> None:
-    """By five standard errors of so many draws, and the 16 bits of one; to nearest it would be ten times as far off."""
-    shares, blocks, steps = GENERATOR.uniform(2, 254.5, 40), 64, 4
-    shares[:2] = 1.5, 254.9
-    values = np.repeat(((shares / 255) ** 4).astype(np.float32), 256 * blocks)
-    values[::256] = 1
-    total = np.zeros(len(values))
-    for step in range(1, steps + 1):
-        total += oracle.decode4(*stored_by_kernel(STOCHASTIC, torch.from_numpy(values), DRAW._replace(step=step)))
-    drawn = total.reshape(len(shares), blocks, 256)[:, :, 1:].mean((1, 2)) / steps
-    low, high = ((np.floor(shares + i) / 255) ** 4 for i in (0, 1))
-    part = (values[1 :: 256 * blocks].astype(np.float64) - low) / (high - low)
-    error = np.sqrt(part * (1 - part) / (steps * blocks * 255))
-    off = (drawn - values[1 :: 256 * blocks]) / (high - low)
-    assert (np.abs(off) <= 5 * error + 2.0**-16 + 1e-4).all(), off
-    assert (5 * error).max() < 0.02
+CHANGES: list[dict[str, int]] = [{"seed": 10}, {"step": 78}, {"number": 6}]
 
 
-@pytest.mark.parametrize("change", [{"seed": 10}, {"step": 78}, {"number": 6}], ids=str)
-def test_another_seed_step_or_parameter_rounds_otherwise(change: dict[str, int]) -> None:
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+@pytest.mark.parametrize("forms", [FIRST, SECOND], ids=["root 3", "root 4"])
+def test_another_seed_step_or_parameter_rounds_otherwise(forms: dict[How, Format], change: dict[str, int]) -> None:
     values = torch.from_numpy(np.abs(spread(5000, 1)).astype(np.float32))
-    one, other = (stored_by_kernel(STOCHASTIC, values, draw)[0] for draw in (DRAW, DRAW._replace(**change)))
-    again = stored_by_kernel(STOCHASTIC, values)[0]
+    one, other = (stored_by_kernel(forms["by step"], values, draw)[0] for draw in (DRAW, DRAW._replace(**change)))
+    again = stored_by_kernel(forms["by step"], values)[0]
     assert np.array_equal(one, again)
     assert 0.2 < (one != other).mean() < 0.5  # of two draws a third differ
+
+
+def test_where_no_steps_are_counted_another_number_in_the_block_rounds_otherwise() -> None:
+    """And the step does not count: the blocks that did not change keep their bits."""
+    values = np.abs(spread(5120, 1)).astype(np.float32)
+    changed = values.copy()
+    changed[::512] *= np.float32(1.5)  # in every other block
+    one, other = (
+        stored_by_kernel(FIRST["by data"], torch.from_numpy(v), DRAW._replace(step=step))[0].reshape(-1, 256)
+        for v, step in ((values, 1), (changed, 2))
+    )
+    assert np.array_equal(one[1::2], other[1::2])
+    assert (one[::2] != other[::2])[:, 1:].mean() > 0.2
 
 
 ZERO, ONES, PI = 0, 0xFFFFFFFF, (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)
@@ -208,10 +240,20 @@ def test_the_oracle_s_philox_gives_the_known_answers_of_random123(counter: Any, 
     assert " ".join(f"{int(word):08x}" for word in oracle.philox(counter, key)) == words
 
 
-def test_draws_are_spread_evenly_over_elements() -> None:
+@pytest.mark.parametrize("lower", [False, True], ids=["h", "l"])
+def test_draws_are_spread_evenly_over_elements(lower: bool) -> None:
     """Their mean is a half, no number comes too often, and the index in the parameter counts beyond 32 bits."""
-    drawn = oracle.halves(1 << 16, DRAW)
+    rows = np.zeros((256, 256), np.float32)
+    drawn = oracle.halves(rows, DRAW, lower)
     assert abs(drawn.mean() / 65536 - 0.5) < 5 * 0.29 / 256
     assert len(np.unique(drawn)) > 0.62 * 65536  # 1 - 1/e of all, as of random numbers
-    beyond = oracle.halves(512, DRAW._replace(first=1 << 40))
-    assert not np.array_equal(beyond, oracle.halves(512, DRAW))
+    for other in (DRAW._replace(first=1 << 40), DRAW._replace(step=78), DRAW._replace(input=2)):
+        assert (oracle.halves(rows, other, lower) == drawn).mean() < 0.001
+    assert (oracle.halves(rows, DRAW, not lower) == drawn).mean() < 0.001
+
+
+def test_two_neighbours_among_inputs_share_a_call_and_no_bit_has_one_place_in_both() -> None:
+    rows = np.zeros((64, 256), np.float32)
+    m, v = (oracle.halves(rows, DRAW._replace(input=i)).astype(np.uint32) for i in (2, 3))
+    assert np.array_equal(m, (v & 255) << 8 | v >> 8)
+    assert abs(np.corrcoef(m.ravel(), v.ravel())[0, 1]) < 5 / np.sqrt(m.size) + 2 / 256

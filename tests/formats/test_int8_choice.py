@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any, ClassVar
 
@@ -13,14 +14,16 @@ from pagedopt import Moment, PagedAdamW, PagedLion, PagedOptimizer, PagedSGD
 from pagedopt.formats.choice import Rounding, State
 from pagedopt.formats.floating import CHOICES, chosen_format
 from pagedopt.formats.format import Format
-from pagedopt.formats.int8 import FEWEST, INT8, NEAREST, ROOT2, STOCHASTIC
+from pagedopt.formats.int8 import FEWEST, FIRST, INT8, SECOND
 
 MEAN, SQUARE, MOST = Moment(decay="beta1"), Moment(signed=False, decay="beta2"), Moment(signed=False)
 STATES: list[tuple[Moment, float | None, Rounding, Format]] = [
-    (MEAN, 0.9, None, ROOT2), (MEAN, 0.99, "stochastic", ROOT2), (MEAN, None, None, ROOT2),
-    (SQUARE, 0.999, None, STOCHASTIC), (SQUARE, 0.99, None, STOCHASTIC), (SQUARE, 0.9899, None, NEAREST),
-    (SQUARE, None, None, STOCHASTIC), (SQUARE, 0.999, "nearest", NEAREST), (SQUARE, 0.5, "stochastic", STOCHASTIC),
-    (MOST, None, None, NEAREST), (MOST, None, "stochastic", NEAREST),
+    (MEAN, 0.9, None, FIRST["by step"]), (MEAN, 0.99, "stochastic", FIRST["by step"]),
+    (MEAN, None, None, FIRST["by step"]), (MEAN, 0.9, "nearest", FIRST["nearest"]),
+    (SQUARE, 0.999, None, SECOND["by step"]), (SQUARE, 0.99, None, SECOND["by step"]),
+    (SQUARE, 0.9899, None, SECOND["nearest"]), (SQUARE, None, None, SECOND["by step"]),
+    (SQUARE, 0.999, "nearest", SECOND["nearest"]), (SQUARE, 0.5, "stochastic", SECOND["by step"]),
+    (MOST, None, None, SECOND["nearest"]), (MOST, None, "stochastic", SECOND["nearest"]),
 ]  # fmt: skip
 
 
@@ -31,14 +34,15 @@ def test_sign_decay_and_rounding_choose_the_format(
     state = State("s", FEWEST, "r", moment, decay, rounding)
     assert INT8.of(state) is form
     assert INT8.of(State("s", FEWEST - 1, "r", moment, decay, rounding)) is torch.float32
+    forms = FIRST if form in FIRST.values() else SECOND
+    by_data = forms["nearest"] if form is forms["nearest"] else forms["by data"]
+    assert INT8.of(dataclasses.replace(state, counted=False)) is by_data
 
 
 def test_its_names() -> None:
     assert CHOICES == {"int8": INT8}
     assert chosen_format("8bit", "exp_avg") is chosen_format({"exp_avg": "int8"}, "exp_avg") is INT8
     assert chosen_format(INT8, "exp_avg") is INT8
-    assert len({ROOT2, NEAREST, STOCHASTIC}) == 3
-    assert len({form.name for form in (ROOT2, NEAREST, STOCHASTIC)}) == 3
 
 
 @pagedopt.rule
@@ -97,11 +101,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
                                             "beta1 is 0.995, and codes follow first moments up to 0.99"),
     (PagedLion, {"betas": (0.9, 0.999)}, "state 'exp_avg' of rule 'lion' cannot be stored in int8: its decay beta2"),
     (PagedSGD, {"momentum": 0.999}, "state 'momentum_buffer' of rule 'sgd_momentum' cannot be stored in int8"),
-    (Uncounted, {}, "state 'level' of rule 'uncounted' would be rounded at random, and its optimizer counts no steps: "
-                    "give v_rounding='nearest'"),
-    (Forgotten, {}, "state 'level' of rule 'forgotten' would be rounded at random"),
-    (Uncounted, {"beta2": 0.9, "v_rounding": "stochastic"}, "would be rounded at random"),
-    (PagedAdamW, {"v_rounding": "up"}, "v_rounding is 'up'; it must be 'nearest', 'stochastic' or None"),
+    (PagedAdamW, {"rounding": "up"}, "rounding is 'up'; it must be 'nearest', 'stochastic' or None"),
     (PagedAdamW, {"seed": -1}, "seed is -1; it must be a whole number from 0 to 2,097,151"),
     (PagedAdamW, {"seed": 1 << 21}, "seed is 2097152; it must be"), (PagedAdamW, {"seed": True}, "seed is True; it"),
     (PagedAdamW, {"seed": 1.0}, "seed is 1.0; it must be"), (PagedAdamW, {"seed": None}, "seed is None; it must be"),
@@ -121,19 +121,21 @@ def test_what_cannot_be_is_refused_when_an_optimizer_is_made(kind: Any, options:
         kind([large()], state_format="int8", **options)
 
 
-@pytest.mark.parametrize("options", [{"v_rounding": "nearest"}, {"beta2": 0.9}, {"state_format": "float32"}], ids=str)
 @pytest.mark.parametrize("kind", [Uncounted, Forgotten])
-def test_where_no_steps_are_counted_all_but_stochastic_rounding_is_taken(kind: Any, options: dict[str, Any]) -> None:
-    assert not kind([large()], **{"state_format": "int8", **options}).state
+def test_where_no_steps_are_counted_the_block_s_own_numbers_draw(kind: Any) -> None:
+    """A step that no state remembers begins anew with each load."""
+    p = large()
+    opt = kind([p], state_format="int8")
+    assert opt.format_of("level", p, opt.param_groups[0]) is SECOND["by data"]
 
 
-OF_GROUPS = [{"state_format": "int9"}, {"v_rounding": "up"}, {"seed": -3}, {"betas": (0.999, 0.999)}]
+OF_GROUPS = [{"state_format": "int9"}, {"rounding": "up"}, {"seed": -3}, {"betas": (0.999, 0.999)}]
 
 
 @pytest.mark.parametrize("bad", OF_GROUPS, ids=str)
 def test_a_group_with_such_an_option_is_refused_and_not_added(bad: dict[str, Any]) -> None:
     opt = PagedAdamW([large()], state_format="int8")
-    with pytest.raises(ValueError, match=r"state_format is 'int9'|v_rounding is|seed is -3|its decay beta1 is 0\.999"):
+    with pytest.raises(ValueError, match=r"state_format is 'int9'|rounding is|seed is -3|its decay beta1 is 0\.999"):
         opt.add_param_group({"params": [large()], **bad})
     assert len(opt.param_groups) == 1
 

@@ -10,7 +10,8 @@ import torch
 from gpu_support import NEEDED
 from int8_support import same
 
-from pagedopt import PagedAdamW, PagedLion
+from pagedopt import PagedAdamW, PagedLion, PagedSGD
+from pagedopt.formats.int8 import CUDA_TEXT
 from pagedopt.kernels import source
 
 pytestmark = NEEDED
@@ -18,9 +19,10 @@ pytestmark = NEEDED
 SHAPES = ((300, 257), (4096,), (64,), (3, 700), (1_000_003,), (4097,), (70_000,))
 KINDS: dict[str, Any] = {
     "stochastic": functools.partial(PagedAdamW, seed=7),
-    "nearest": functools.partial(PagedAdamW, v_rounding="nearest"),
+    "nearest": functools.partial(PagedAdamW, rounding="nearest"),
     "amsgrad": functools.partial(PagedAdamW, amsgrad=True),
     "lion": PagedLion,
+    "momentum": functools.partial(PagedSGD, momentum=0.9),
 }
 PLACES: dict[str, dict[str, Any]] = {
     "resident": {},
@@ -161,4 +163,25 @@ def test_the_fast_root_is_the_root_of_every_float_that_it_meets() -> None:
     wrong, first, last, stride = cupy.zeros(1, cupy.uint64), (127 - 60) << 23, (127 + 60) << 23, 1 << 23
     for begin in range(first, last, stride):
         check((stride // 256,), (256,), (cupy.uint32(begin), wrong))
+    assert int(wrong[0]) == 0
+
+
+def test_estimates_of_roots_are_near_for_every_share() -> None:
+    """Within a fifth of a code: half of one would be too far for the comparison that follows."""
+    cupy = pytest.importorskip("cupy")
+    own = CUDA_TEXT.split("namespace int8 {")[1].split("constexpr int BLOCK_NUMEL")[0]
+    text = (
+        f"namespace int8 {{{own}}}\n"
+        'extern "C" __global__ void check(unsigned first, int root, unsigned long long* wrong) {\n'
+        "    const float x = __uint_as_float(first + blockIdx.x * blockDim.x + threadIdx.x);\n"
+        "    const float found = root == 3 ? int8::about_cube_root(x) : int8::about_fourth_root(x);\n"
+        "    const double want = root == 3 ? cbrt((double)x) : sqrt(sqrt((double)x));\n"
+        "    if (!(fabs(found - want) < 0.2)) atomicAdd(wrong, 1ull);\n"
+        "}\n"
+    )
+    check = cupy.RawKernel(text, "check", options=("-fmad=false",))
+    wrong, stride = cupy.zeros(1, cupy.uint64), 1 << 23
+    for root, first, last in ((3, 0, (127 + 21) << 23), (4, 127 << 23, (127 + 32) << 23)):
+        for begin in range(first, last, stride):
+            check((stride // 256,), (256,), (cupy.uint32(begin), root, wrong))
     assert int(wrong[0]) == 0

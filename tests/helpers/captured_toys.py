@@ -35,7 +35,7 @@ def _maker(spec: Spec, case: Case) -> Callable[..., Any]:
 KINDS: dict[str, Callable[..., Any]] = {
     **{case.name: _maker(spec, case) for spec in SPECS.values() for case in spec.cases},
     "bfloat16 state": functools.partial(PagedAdamW, **CAPTURABLE, state_format="bfloat16"),
-    "int8": functools.partial(PagedAdamW, **CAPTURABLE, state_format="int8", v_rounding="stochastic", seed=5),
+    "int8": functools.partial(PagedAdamW, **CAPTURABLE, state_format="int8", rounding="stochastic", seed=5),
     "fused": functools.partial(PagedAdamW, **CAPTURABLE, fused=True),
     "nadam": functools.partial(CapturableNAdam, lr=0.02, momentum_decay=0.05),
 }

@@ -125,3 +125,19 @@ static inline float half_beside(unsigned word, int k) { return 8388608.0f + (wor
 static inline unsigned lowest_bytes(unsigned a, unsigned b, unsigned c, unsigned d) {
     return (a & 255) | (b & 255) << 8 | (c & 255) << 16 | (d & 255) << 24;
 }
+
+namespace int8 {
+// Off by 0.3 of a code, up or down: what a device's estimate is worse by must not show.
+static inline float off(float x) { return __float_as_uint(x) & 1 ? 0.3f : -0.3f; }
+static inline float about_cube_root(float x) { return fmaxf(cbrtf(x) + off(x), 0.0f); }
+static inline float about_fourth_root(float x) { return sqrtf(sqrtf(x)) + off(x); }
+static inline float half_of(unsigned word, int k, bool swapped) {
+    const unsigned half = word >> 16 * k & 65535;
+    return 8388608.0f + (swapped ? (half & 255) << 8 | half >> 8 : half);
+}
+static inline unsigned warp_xor(unsigned value) {
+    for (int step = 16; step; step >>= 1) value ^= __shfl_xor_sync(0xffffffffu, value, step);
+    return value;
+}
+static inline unsigned opaque(unsigned x) { return x; }
+}  // namespace int8

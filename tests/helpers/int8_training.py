@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pagedopt import PagedAdamW, PagedLion, PagedOptimizer
+from pagedopt import PagedAdamW, PagedLion, PagedOptimizer, PagedSGD
 
 Params = list[torch.nn.Parameter]
 
@@ -22,6 +22,7 @@ KINDS: dict[str, tuple[type[PagedOptimizer], dict[str, Any]]] = {
     "nearest": (PagedAdamW, {"lr": 1e-2, "weight_decay": 0.1, "betas": (0.8, 0.95)}),
     "amsgrad": (PagedAdamW, {"lr": 1e-2, "weight_decay": 0.1, "amsgrad": True}),
     "lion": (PagedLion, {"lr": 1e-3, "weight_decay": 0.1}),
+    "momentum": (PagedSGD, {"lr": 1e-3, "momentum": 0.9, "weight_decay": 0.1}),
 }
 PLACES: dict[str, dict[str, Any]] = {
     "resident": {},

@@ -11,7 +11,7 @@ from int8_oracle import Array, Draw
 from int8_support import same
 
 #: What a group may have for itself; the rest goes to the float32 optimizer.
-OWN = ("state_format", "v_rounding", "seed")
+OWN = ("state_format", "rounding", "seed")
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
@@ -43,7 +43,7 @@ class Twin:
     def step(self) -> None:
         """One step: decode, update, encode."""
         for (i, name), (codes, absmax) in self.columns.items():
-            values = oracle.decode4(codes, absmax) if "sq" in name else oracle.decode2(codes, absmax)
+            values = oracle.decode(4 if "sq" in name else 3, codes, absmax)
             flat(self.opt.state[self.params[i]][name]).copy_(torch.from_numpy(values))
         self.opt.step()
         groups = [group for group in self.opt.param_groups for _ in group["params"]]
@@ -56,14 +56,12 @@ class Twin:
                 self.columns[i, name] = self._encode(values, i, name, names.index(name), group)
 
     def _encode(self, values: Array, i: int, name: str, index: int, group: dict[str, Any]) -> tuple[Array, Array]:
-        if name == "exp_avg":
-            return oracle.encode2(values)
-        own = self.own[i]
-        by_decay = "stochastic" if group["betas"][1] >= 0.99 else "nearest"
-        if name == "max_exp_avg_sq" or (own.get("v_rounding") or by_decay) == "nearest":
-            return oracle.encode4(values)
-        step = int(self.opt.state[self.params[i]]["step"])
-        return oracle.encode4(values, Draw(own.get("seed", 0), step, i, index))
+        root, own = 4 if "sq" in name else 3, self.own[i]
+        usual = "stochastic" if root == 3 or group["betas"][1] >= 0.99 else "nearest"
+        if name == "max_exp_avg_sq" or (own.get("rounding") or usual) == "nearest":
+            return oracle.encode(root, values)
+        step = self.opt.state[self.params[i]].get("step")
+        return oracle.encode(root, values, Draw(own.get("seed", 0), None if step is None else int(step), i, index))
 
     def differences(self, opt: Any) -> list[str]:
         """Where an optimizer's parameters and state have other bits than these."""
@@ -74,7 +72,7 @@ class Twin:
             for name, value in self.opt.state.get(mine, {}).items():
                 if (i, name) in self.columns:
                     codes, absmax = self.columns[i, name]
-                    kind = "root4" if "sq" in name else "root2"
+                    kind = "root4" if "sq" in name else "root3"
                     want |= {f"{name}.{kind}": torch.from_numpy(codes), f"{name}.absmax": torch.from_numpy(absmax)}
                 else:
                     want[name] = value

@@ -17,7 +17,7 @@ from support import BF16, F32, F64, same_bits, scalars_for, threads
 from pagedopt import Sweep, rule
 from pagedopt.formats import Column, Format
 from pagedopt.formats.floating import of_dtype
-from pagedopt.formats.int8 import NEAREST, ROOT2
+from pagedopt.formats.int8 import FIRST, SECOND
 from pagedopt.kernels import nvrtc, source
 from pagedopt.launch.stored import Stored
 from pagedopt.rules import RULES, Rule
@@ -199,7 +199,7 @@ def test_blocks_that_do_not_go_together_are_refused() -> None:
     narrow = dataclasses.replace(INT8, name="narrow", block=16, columns=columns)
     with pytest.raises(ValueError, match="'narrow' and 'wide' have blocks of 16 and 1024"):
         Stored(rule, (*map(of_dtype, (F32, F32)), wide, narrow))
-    for other in (NEAREST, ROOT2):
+    for other in (FIRST["by step"], SECOND["nearest"]):
         with pytest.raises(ValueError, match=r"blocks of 64 and 256 elements.* more than 128 must all have the same"):
             Stored(rule, (*map(of_dtype, (F32, F32)), INT8, other))
     with pytest.raises(ValueError, match="chunk_numel is 96; format 'int8 in blocks of 64' needs a multiple of 64"):

@@ -18,7 +18,7 @@ from support import BF16, F32, F64, scalars_for
 from pagedopt import Sweep
 from pagedopt.formats.floating import of_dtype
 from pagedopt.formats.format import Format
-from pagedopt.formats.int8 import NEAREST, ROOT2, STOCHASTIC
+from pagedopt.formats.int8 import FIRST, SECOND
 from pagedopt.kernels import nvrtc, source
 from pagedopt.rules import RULES, Rule
 from pagedopt.tables.layout import BLOCK, Geometry
@@ -41,13 +41,26 @@ def variant(rule: Rule, param: torch.dtype, threads: int, *states: Format) -> Va
 
 
 VARIANTS = [
-    variant(ADAMW, F32, 32, ROOT2, NEAREST), variant(ADAMW, F32, 512, ROOT2, NEAREST),
-    variant(ADAMW, F32, 32, ROOT2, STOCHASTIC), variant(ADAMW, F32, 512, ROOT2, STOCHASTIC),
-    variant(LION, BF16, 512, ROOT2), variant(LION, F64, 32, ROOT2),
-    variant(put, F64, 512, STOCHASTIC), variant(put, F32, 32, STOCHASTIC),
+    variant(ADAMW, F32, 32, FIRST["nearest"], SECOND["nearest"]),
+    variant(ADAMW, F32, 512, FIRST["by step"], SECOND["nearest"]),
+    variant(ADAMW, F32, 32, FIRST["by step"], SECOND["by step"]),
+    variant(ADAMW, F32, 512, FIRST["by step"], SECOND["by step"]),
+    variant(LION, BF16, 512, FIRST["by data"]), variant(LION, F64, 32, FIRST["nearest"]),
+    variant(put, F64, 512, SECOND["by step"]), variant(put, F32, 32, SECOND["by step"]),
+    variant(put, F32, 32, FIRST["by step"]), variant(put, F32, 512, FIRST["by data"]),
 ]  # fmt: skip
+FORMATS = (FIRST["nearest"], SECOND["nearest"])
 NAMES = tuple(source.instance(rule, forms, threads, "TableAt") for rule, forms, threads in VARIANTS)
-PLAYED = [f"{rule.name} {forms[0].name} {forms[-1].name[6:]} {threads}" for rule, forms, threads in VARIANTS]
+PLAYED = [
+    f"{rule.name} {forms[0].name} {' '.join(form.name[6:] for form in forms if not form.plain)} {threads}"
+    for rule, forms, threads in VARIANTS
+]
+
+
+def indices(*often: int, long: Sequence[int]) -> list[Any]:
+    """Variants, some of which are tried where there is time."""
+    marked = [(i, []) for i in often] + [(i, [pytest.mark.long]) for i in long]
+    return [pytest.param(i, id=PLAYED[i], marks=marks) for i, marks in marked]
 
 
 def values_of(name: str, numel: int, generator: torch.Generator) -> torch.Tensor:
@@ -92,7 +105,7 @@ def updated(use: str, index: int, gap: int = 0, backwards: bool = False, **how: 
     if use == "Numba":
         sweep.run(scalars_for(rule), seed=SEED)
     else:
-        play = build(NAMES, functors([ADAMW, LION, put]), formats=(ROOT2, NEAREST, STOCHASTIC))[index]
+        play = build(NAMES, functors([ADAMW, LION, put]), formats=FORMATS)[index]
         sweep.set_scalars([rule.uniforms(scalars_for(rule))], SEED)
         launch(play, sweep.table.host, 0, backwards)
     return lists
@@ -112,13 +125,13 @@ def check(capfd: pytest.CaptureFixture[str], index: int, *others: list[list[torc
 
 
 @pytest.mark.parametrize("backwards", [False, pytest.param(True, marks=pytest.mark.long)])
-@pytest.mark.parametrize("index", range(len(VARIANTS)), ids=PLAYED)
+@pytest.mark.parametrize("index", indices(1, 2, 4, 6, long=(0, 3, 5, 7, 8, 9)))
 def test_played_threads_leave_the_bits_of_numba(index: int, backwards: bool, capfd: pytest.CaptureFixture[str]) -> None:
     numba = updated("Numba", index)
     check(capfd, index, numba, *(updated("g++", index, gap, backwards) for gap in (0, 1)))
 
 
-@pytest.mark.parametrize("index", [1, 2, 6], ids=[PLAYED[i] for i in (1, 2, 6)])
+@pytest.mark.parametrize("index", indices(2, 6, long=(1, 9)))
 def test_rows_that_begin_in_the_middle_of_a_parameter_change_no_bit(
     index: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,11 +145,11 @@ def test_rows_that_begin_in_the_middle_of_a_parameter_change_no_bit(
 
 @pytest.mark.parametrize("first", [0, 256 << 33], ids=["at the start", "beyond 32 bits"])
 @pytest.mark.parametrize("use", ["Numba", "g++"])
-@pytest.mark.parametrize("threads", [32, 512])
-def test_elements_are_drawn_for_as_the_oracle_says(threads: int, use: str, first: int) -> None:
+@pytest.mark.parametrize("index", indices(6, 8, long=(7, 9)))
+def test_elements_are_drawn_for_as_the_oracle_says(index: int, use: str, first: int) -> None:
     """The four words of a counter and both of the key count; so does where in a large parameter a row begins."""
-    index = {32: 7, 512: 6}[threads]
     rule, formats, _ = VARIANTS[index]
+    threads = VARIANTS[index][2]
     lists, numbers = lists_of(rule, formats), [5, 1 << 31, 3, 2, 0, 70_000, 1, 9]
     sweep = Sweep(rule, lists, formats=formats, geometry=SHAPES[threads], numbers=numbers)
     sweep.table.host.row_words[:, len(lists) + 1] += first
@@ -145,11 +158,10 @@ def test_elements_are_drawn_for_as_the_oracle_says(threads: int, use: str, first
     if use == "Numba":
         sweep.launch(None)
     else:
-        launch(
-            build(NAMES, functors([ADAMW, LION, put]), formats=(ROOT2, NEAREST, STOCHASTIC))[index], sweep.table.host
-        )
+        launch(build(NAMES, functors([ADAMW, LION, put]), formats=FORMATS)[index], sweep.table.host)
     for i, values in enumerate(lists[0]):
-        want = oracle.encode4(values.numpy(), Draw(seed, step, numbers[i], 1, first))
+        draw = Draw(seed, None if formats[1] is FIRST["by data"] else step, numbers[i], 1, first)
+        want = oracle.encode(4 if formats[1] in SECOND.values() else 3, values.numpy(), draw)
         assert same([lists[1][i], lists[2][i]], want), i
 
 
@@ -161,7 +173,7 @@ def test_nvrtc_compiles_all(arch: str) -> None:
     for rule in (ADAMW, LION):
         mine = [(forms, threads) for one, forms, threads in VARIANTS if one is rule]
         names = {source.instance(rule, *one, "TableAt", small_grid=arch == "sm_75") for one in mine}
-        text = source.text(rule, (ROOT2, NEAREST, STOCHASTIC))
+        text = source.text(rule, FORMATS)
         cubin, symbols = nvrtc.compile_cuda(text, tuple(sorted(names)), arch)
         assert cubin[:4] == b"\x7fELF"
         assert len(set(symbols)) == len(names)

@@ -24,20 +24,19 @@ pytestmark = pytest.mark.usefixtures("folder")
 NAMES = ("exp_avg", "exp_avg_sq")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 FORMATS = [*DTYPES, "int8"]
-ENCODE = {"exp_avg": ("root2", oracle.encode2), "exp_avg_sq": ("root4", oracle.encode4)}
-DECODE = {"exp_avg": oracle.decode2, "exp_avg_sq": oracle.decode4}
+ROOTS = {"exp_avg": 3, "exp_avg_sq": 4}
 
 
 def encoded(values: torch.Tensor, name: str) -> dict[str, torch.Tensor]:
     """The columns that NumPy makes of float32, the codes with the same strides."""
-    kind, encode = ENCODE[name]
-    codes, absmax = map(torch.from_numpy, encode(flat(values).numpy()))
-    return {f"{name}.{kind}": codes.as_strided(values.shape, values.stride()), f"{name}.absmax": absmax}
+    root = ROOTS[name]
+    codes, absmax = map(torch.from_numpy, oracle.encode(root, flat(values).numpy()))
+    return {f"{name}.root{root}": codes.as_strided(values.shape, values.stride()), f"{name}.absmax": absmax}
 
 
 def decoded(columns: dict[str, torch.Tensor], name: str) -> torch.Tensor:
     codes, absmax = columns.values()
-    values = torch.from_numpy(DECODE[name](flat(codes).numpy(), absmax.numpy()))
+    values = torch.from_numpy(oracle.decode(ROOTS[name], flat(codes).numpy(), absmax.numpy()))
     return values.as_strided(codes.shape, codes.stride())
 
 
@@ -119,8 +118,8 @@ def test_what_cannot_be_read_is_still_refused_in_words() -> None:
     fresh, saved = PagedAdamW([p]), opt.state_dict()
     for harm, text in (
         ({"exp_avg_sq.absmax": torch.ones(7)}, r"exp_avg_sq\.absmax of parameter 0 is .* \(7,\); format 'int8, root 4"),
-        ({"exp_avg.absmax": None}, r"parameter 0 has no exp_avg; it has step, exp_avg\.root2, "),
-        ({"exp_avg.root2": torch.ones(90, 70)}, r"exp_avg\.root2 of parameter 0 is torch\.float32"),
+        ({"exp_avg.absmax": None}, r"parameter 0 has no exp_avg; it has step, exp_avg\.root3, "),
+        ({"exp_avg.root3": torch.ones(90, 70)}, r"exp_avg\.root3 of parameter 0 is torch\.float32"),
     ):
         with pytest.raises(ValueError, match=text):
             fresh.load_state_dict({**saved, "state": {0: {"step": 1, **columns, **harm}}})

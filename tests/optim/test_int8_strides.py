@@ -85,17 +85,15 @@ def values(opt: PagedOptimizer, params: list[torch.nn.Parameter]) -> list[torch.
 def columns_of(saved: dict[str, torch.Tensor], like: torch.Tensor) -> list[torch.Tensor]:
     """What an entry of int8 state has to be for a parameter as ``like``: itself, or decoded by NumPy and encoded."""
     made: list[torch.Tensor] = []
-    for name, kind, decode, encode in (
-        ("exp_avg", "root2", oracle.decode2, oracle.encode2), ("exp_avg_sq", "root4", oracle.decode4, oracle.encode4)
-    ):  # fmt: skip
-        codes, absmax = saved[f"{name}.{kind}"], saved[f"{name}.absmax"]
+    for name, root in (("exp_avg", 3), ("exp_avg_sq", 4)):
+        codes, absmax = saved[f"{name}.root{root}"], saved[f"{name}.absmax"]
         decoded = torch.empty_like(codes, dtype=torch.float32)
-        flat(decoded).copy_(torch.from_numpy(decode(flat(codes).numpy(), absmax.numpy())))
+        flat(decoded).copy_(torch.from_numpy(oracle.decode(root, flat(codes).numpy(), absmax.numpy())))
         wanted = torch.empty_like(like, requires_grad=False)
         if torch.equal(flat(wanted.copy_(decoded)), flat(decoded)):
             made += [flat(codes), absmax]
         else:
-            made += [torch.from_numpy(t) for t in encode(flat(wanted).numpy())]
+            made += [torch.from_numpy(t) for t in oracle.encode(root, flat(wanted).numpy())]
     return made
 
 

@@ -71,9 +71,7 @@ def test_hooks_of_others_see_and_may_change_what_is_loaded() -> None:
 def test_what_a_hook_on_state_dict_returns_is_returned(kind: Any, save: str, returned: Any) -> None:
     """The object itself, whatever it is; without one, the dict that hooks saw and may have changed."""
     _, opt = trained(1, kind)
-    opt.add_param_group(
-        {"params": [torch.nn.Parameter(torch.ones(3))], "state_format": "int8", "v_rounding": "nearest"}
-    )
+    opt.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))], "state_format": "int8", "rounding": "nearest"})
     seen: list[Any] = []
     opt.register_state_dict_post_hook(lambda _, found: seen.append(found) or found.update(note=3))
     opt.register_state_dict_post_hook(lambda _, found: seen.append(found) or returned)
@@ -83,7 +81,7 @@ def test_what_a_hook_on_state_dict_returns_is_returned(kind: Any, save: str, ret
     assert seen[0]["note"] == 3
     if kind is PagedAdamW:
         assert not any("state_format" in group for group in seen[0]["param_groups"])
-        assert {"state_format", "v_rounding"} < opt.param_groups[-1].keys(), "the optimizer's own group"
+        assert {"state_format", "rounding"} < opt.param_groups[-1].keys(), "the optimizer's own group"
     assert len(opt._optimizer_state_dict_post_hooks) == 2
 
 
@@ -98,7 +96,7 @@ def test_hooks_on_state_dict_see_decoded_state_where_that_is_asked_for() -> None
     opt = with_codes()
     opt.register_state_dict_post_hook(lambda _, found: list(found["state"][0]))
     assert opt.decoded_state_dict() == ["step", "exp_avg", "exp_avg_sq"]
-    assert opt.state_dict()[1:3] == ["exp_avg.root2", "exp_avg.absmax"]
+    assert opt.state_dict()[1:3] == ["exp_avg.root3", "exp_avg.absmax"]
 
 
 def test_an_interrupt_of_decoding_leaves_codes_in_later_state_dicts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +106,7 @@ def test_an_interrupt_of_decoding_leaves_codes_in_later_state_dicts(monkeypatch:
         patch.setattr(torch.utils.hooks.RemovableHandle, "__enter__", raising(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             opt.decoded_state_dict()
-    assert list(opt.state_dict()["state"][0])[1:3] == ["exp_avg.root2", "exp_avg.absmax"]
+    assert list(opt.state_dict()["state"][0])[1:3] == ["exp_avg.root3", "exp_avg.absmax"]
 
 
 def test_a_deep_copy_of_the_optimizer_keeps_its_options() -> None:

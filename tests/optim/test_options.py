@@ -46,7 +46,7 @@ def test_the_help_of_the_options_says_every_value() -> None:
 
 
 def test_the_numbers_of_8_bits_are_those_of_the_format() -> None:
-    of_format, of_rounding = TABLE["state_format"].values['"int8", "8bit"'], TABLE["v_rounding"].values["None"]
+    of_format, of_rounding = TABLE["state_format"].values['"int8", "8bit"'], TABLE["rounding"].values["None"]
     assert f"below {FEWEST:,} elements" in of_format
     assert f"for each {BLOCK}: {2 * (1 + 4 / BLOCK):.2f} bytes" in of_format
     assert of_format.endswith(f"above {MOST_DECAY}")

@@ -100,7 +100,7 @@ def test_an_unknown_option_is_named_as_python_names_it(entry: Entry) -> None:
 def test_every_option_has_a_default_and_is_kept() -> None:
     assert set(DEFAULTS) == set(Options.__annotations__)
     given: dict[str, Any] = {
-        "state_format": "bfloat16", "v_rounding": "nearest", "seed": 3, "placement": "file", "device_budget": "1MiB",
+        "state_format": "bfloat16", "rounding": "nearest", "seed": 3, "placement": "file", "device_budget": "1MiB",
         "host_access": None, "blocks": 3, "transport": "struct", "preallocate": True,
     }  # fmt: skip
     assert given.keys() == DEFAULTS.keys()

@@ -208,7 +208,7 @@ def test_codes_are_refused_where_only_one_of_state_and_parameter_is_a_shard(mesh
     with pytest.raises(ValueError, match=r"has no exp_avg.*another state_format, whose decoded_state_dict"):
         sharded.load_state_dict(saved)
     entry = {key: placed(mesh, t, "Replicate") if t.dim() == 2 else t for key, t in saved["state"][0].items()}
-    with pytest.raises(ValueError, match=r"loaded exp_avg.root2 of parameter 0 is a DTensor .* is no DTensor"):
+    with pytest.raises(ValueError, match=r"loaded exp_avg.root3 of parameter 0 is a DTensor .* is no DTensor"):
         optimizer.load_state_dict({**saved, "state": {0: entry}})
     assert not optimizer.damaged
 

@@ -137,7 +137,7 @@ def test_a_transport_warns_on_a_cpu() -> None:
     assert texts(make(transport=MemcpyTransport).step)[0].startswith("transport=MemcpyTransport on cpu: ")
 
 
-@pytest.mark.parametrize(("option", "value"), [("seed", 3), ("v_rounding", "nearest")])
+@pytest.mark.parametrize(("option", "value"), [("seed", 3), ("rounding", "nearest")])
 def test_options_of_int8_warn_without_it(option: str, value: Any) -> None:
     said = f"{option}={value!r}: no state_format is 'int8', and it has no effect"
     optimizer = make(**{option: value})

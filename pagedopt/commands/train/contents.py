@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ...optim.loading.check import is_whole
+from ...optim.state.group_options import OLD_ROUNDING
 from ...optim.state.rule_optimizer import RuleOptimizer
 from ...optim.state.state_columns import state_columns
 from .contender import Curve, build_optimizer
@@ -19,8 +20,8 @@ from .schedule import learning_rate
 from .train_options import EVERYTHING, OPTIMIZERS, TrainOptions
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-#: A key of groups that older checkpoints do not have.
-NEWER = "v_rounding"
+#: A key of groups that older checkpoints do not have, or under another name; and a column that they have instead.
+NEWER, OLD_COLUMN = "rounding", ("root3", "root2")
 
 
 class WrongContents(ValueError):
@@ -64,7 +65,9 @@ def _check_optimizer(what: str, found: Any, kind: str, model: nn.Module, options
     for number, (group, new, members) in enumerate(zip(found["param_groups"], fresh, split, strict=True)):
         where = f"{what}, group {number}"
         if isinstance(group, dict) and NEWER not in group:
-            new = {name: value for name, value in new.items() if name != NEWER}
+            new = {OLD_ROUNDING if name == NEWER else name: value for name, value in new.items()}
+            if OLD_ROUNDING not in group:
+                new.pop(OLD_ROUNDING, None)
         _same_keys(where, group, new)
         wanted = {**new, "lr": rate, "params": list(range(first, first + len(members)))}
         for name, value in group.items():
@@ -77,6 +80,9 @@ def _check_optimizer(what: str, found: Any, kind: str, model: nn.Module, options
         where = f"{what}, state of parameter {key}"
         group = fresh[0 if key < len(split[0]) else 1]
         moments = _moments(optimizer, group, [*split[0], *split[1]][key])
+        if isinstance(entry, dict):
+            olds = {name: name.replace(*OLD_COLUMN) for name in moments}
+            moments = {olds[name] if olds[name] in entry else name: tensor for name, tensor in moments.items()}
         _same_keys(where, entry, ("step", *moments))
         _check_tensor(f"{where}, step", entry["step"], torch.empty((), device="meta"))
         if entry["step"].item() != step:

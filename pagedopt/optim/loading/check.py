@@ -13,6 +13,7 @@ import torch
 
 from ...formats.floating import ENCODED, FLOAT32, NUMBERS, chosen_format, columns_of, known, real_dtype
 from ...formats.format import Column, Format
+from ...formats.int8 import OLD_ROOT2
 from ...rules import UPDATES
 from ...tables.columns import dense_like, has_memory, same_layout
 from ...tables.shards import is_sharded, local, placed_alike, placement_of
@@ -134,6 +135,12 @@ class Loaded:
         along = blocks_along(form, self.values(name), self.param)
         assert along is not None, "no column is missing"
         return same_layout(along.shape, along.stride(), dense_like(self.like).stride())
+
+
+def has_old_codes(optimizer: RuleOptimizer) -> bool:
+    """Return whether state is in codes that are loaded and no longer stored, as in a pickle of before."""
+    ending = f".{OLD_ROOT2.columns[0].name}"
+    return any(str(name).endswith(ending) for entry in optimizer.state.values() for name in entry)
 
 
 def members(optimizer: RuleOptimizer, state_dict: StateDict) -> Iterator[Loaded]:

@@ -49,7 +49,7 @@ class RuleOptimizer(torch.optim.Optimizer):
     affordable: Affordable
     #: See :class:`~pagedopt.optim.options.Options`.
     state_format: StateFormat
-    v_rounding: Rounding
+    rounding: Rounding
     seed: int
     blocks: int | None
     transport: Kind
@@ -116,7 +116,7 @@ class RuleOptimizer(torch.optim.Optimizer):
         # A number on a device is not read in each step, which would wait for it.
         unread = not read and isinstance(decay, torch.Tensor) and decay.is_cuda
         known = None if decay is None or unread else float(decay)
-        rounding = group.get("v_rounding", self.v_rounding)
+        rounding = group.get("rounding", self.rounding)
         # A step that only the rule knows begins anew with each load, and so would random bits: it is not counted.
         return State(name, numel, rule.name, moment, known, rounding, counted=self.has_step)
 

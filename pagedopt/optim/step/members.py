@@ -203,7 +203,7 @@ def check_choices(optimizer: RuleOptimizer, group: Group, states: Collection[str
             for name in chosen:
                 optimizer.format_of(name, p, group)
         group.setdefault("seed", optimizer.seed)
-        group.setdefault("v_rounding", optimizer.v_rounding)
+        group.setdefault("rounding", optimizer.rounding)
 
 
 def _check_sharded(optimizer: RuleOptimizer, p: torch.Tensor, group: Group, states: Collection[str]) -> None:

@@ -89,7 +89,7 @@ def _warn_on_cpu(optimizer: RuleOptimizer, members: Sequence[Member]) -> None:
 
 def _warn_without_int8(optimizer: RuleOptimizer, members: Sequence[Member]) -> None:
     """Warn, once, of options of int8 where no group has it; a format of one's own may draw bits from the seed, too."""
-    given = {"seed": optimizer.seed or None, "v_rounding": optimizer.v_rounding}
+    given = {"seed": optimizer.seed or None, "rounding": optimizer.rounding}
     if set(given.values()) == {None} or any(not of.free for m in members for of in m.columns.values()):
         return
     for group in optimizer.param_groups:
