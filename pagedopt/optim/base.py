@@ -92,7 +92,7 @@ class PagedOptimizer(SavingOptimizer):
         if rules:
             check_initial(name, self.initial, self._states | self.numbers - (set() if self.has_step else {"step"}))
         rename_rounding(options, warn=not restored)
-        chosen = complete(options, type(self), self._states if rules else None)
+        chosen = self._made_with = complete(options, type(self), self._states if rules else None)
         budget, self.affordable = Budget.parse(chosen["device_budget"]), Affordable()
         if not restored:
             budget.check_unit()
@@ -190,7 +190,7 @@ class PagedOptimizer(SavingOptimizer):
         """
         if isinstance(param_group, dict):
             rename_rounding(param_group)
-            check_group_keys(type(self).__name__, param_group, self.defaults, self._options())
+            check_group_keys(type(self).__name__, param_group, self.defaults, self._made_with)
         super().add_param_group(param_group)
         name, group = type(self).__name__, self.param_groups[-1]
         try:
@@ -255,10 +255,11 @@ class PagedOptimizer(SavingOptimizer):
     def __deepcopy__(self, memo: dict[int, Any]) -> PagedOptimizer:
         return duplicate(self, memo)
 
-    def _options(self) -> Options:
-        """Return the options of the constructor, with their values of now."""
+    @locked
+    def __getstate__(self) -> dict[str, Any]:
+        self._check_whole()
         store = self.store
-        return {
+        options: Options = {
             "state_format": self.state_format,
             "rounding": self.rounding,
             "seed": self.seed,
@@ -269,11 +270,7 @@ class PagedOptimizer(SavingOptimizer):
             "transport": self.transport,
             "preallocate": self.preallocate,
         }
-
-    @locked
-    def __getstate__(self) -> dict[str, Any]:
-        self._check_whole()
-        return {**super().__getstate__(), "_options": self._options()}
+        return {**super().__getstate__(), "_options": options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if options := state.pop("_options", None):

@@ -225,7 +225,7 @@ def check_hyperparameters(**given: Any) -> None:
 def check_group_keys(owner: str, group: Mapping[str, Any], defaults: Collection[str], options: Options) -> None:
     """Check the keys of a new group of the class ``owner``, whose hyperparameters are in ``defaults``.
 
-    A wrapper may repeat the optimizer's own ``options`` in each group (``ZeroRedundancyOptimizer`` does).
+    A wrapper may repeat the ``options`` of the constructor in each group, as ``ZeroRedundancyOptimizer`` does.
 
     Raises:
         KeyError: it has no parameters.
@@ -237,7 +237,8 @@ def check_group_keys(owner: str, group: Mapping[str, Any], defaults: Collection[
     for name in TABLE:
         if name in OF_GROUPS or name in defaults or name not in group:
             continue
-        if group[name] != options[name]:  # type: ignore[literal-required]
+        own: Any = options[name]  # type: ignore[literal-required]
+        if group[name] is not own and (type(group[name]) is not type(own) or group[name] != own):
             raise ValueError(
                 f"a parameter group has {name!r}, which holds for all parameters; write {owner}(…, {name}=…)"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, NamedTuple
@@ -32,7 +33,10 @@ NO_ARENAS = ReadyArenas([], (), NOTHING_HELD)
 
 
 def find(arenas: Sequence[Arena], states: Sequence[torch.Tensor]) -> tuple[int, int] | None:
-    """Return (index of the arena, index of the parameter in it) if the tensors are its views, one per section."""
+    """Return (index of the arena, index of the parameter in it) if the tensors are its views, one per section.
+
+    Views of a part are none: rows are cut from the arena's layout, and would reach behind a parameter that has shrunk.
+    """
     for number, arena in enumerate(arenas):
         layout, base = arena.layout, arena.tensor.data_ptr()
         begin = states[0].data_ptr() - base - layout.sections[0]
@@ -40,7 +44,10 @@ def find(arenas: Sequence[Arena], states: Sequence[torch.Tensor]) -> tuple[int, 
             continue
         index = int(np.searchsorted(layout.starts, begin // layout.itemsizes[0], side="right")) - 1
         expected = [base + layout.begin(section, index) for section in range(len(states))]
-        if expected == [s.data_ptr() for s in states]:
+        if expected != [s.data_ptr() for s in states]:
+            continue
+        numel = int(layout.numels[index])
+        if all(s.nbytes == math.ceil(numel * size) for s, size in zip(states, layout.itemsizes, strict=True)):
             return number, index
     return None
 

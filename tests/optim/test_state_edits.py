@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from edits import STATE_EDITS, Edit, each_entry, groups_of, parameters, steps
+from edits import STATE_EDITS, Edit, each_entry, groups_of, moments, parameters, steps
 from edits_check import LENIENT, PLACEMENTS, World, assert_same, edits_for, parametrized, run, same_outcome, worlds
 from often import long_but
 from optim_support import same, stepped
 from stand_ins import raising
 from support import default_dtype
 
+from pagedopt import PagedAdamW
 from pagedopt.optim.step import members
 from tests.optim.edits_groups import GROUP_EDITS, add_group
 from tests.optim.specs import BY_STATE as CASES
@@ -227,3 +228,29 @@ def test_a_name_in_state_that_is_an_object_goes_with_its_optimizer() -> None:
     del optimizer, p, name
     gc.collect()
     assert there() is None
+
+
+@pytest.mark.parametrize("budget", [None, 0, "50%"])
+@pytest.mark.parametrize("state_format", [None, "bfloat16"])
+def test_a_parameter_that_has_shrunk_with_its_state_is_updated_and_nothing_behind_it(
+    budget: Any, state_format: Any
+) -> None:
+    """The state is the front of what it was, at the same address: where its pages lie no longer says how long it is."""
+    results = []
+    for kind, options in (
+        (torch.optim.AdamW, {}),
+        (PagedAdamW, {"device_budget": budget, "state_format": state_format}),
+    ):
+        flat = torch.ones(400_000)
+        p = torch.nn.Parameter(flat[:200_000])
+        optimizer = kind([p], lr=0.1, **options)
+        for count in (200_000, 100_000, 100_000):
+            p.grad = None
+            p.data = flat[:count]
+            for name in moments(optimizer, p):
+                optimizer.state[p][name] = optimizer.state[p][name][:count]
+            p.grad, behind = torch.ones_like(p), flat[count:].clone()
+            optimizer.step()
+            assert torch.equal(flat[count:], behind)
+        results.append(flat)
+    torch.testing.assert_close(*results, rtol=1e-2 if state_format else 1e-6, atol=0)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from formats_under_test import WhereItStands
@@ -161,7 +162,12 @@ def test_a_group_with_an_option_of_the_whole_optimizer_is_refused(option: str, v
     assert len(optimizer.param_groups) == 1
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         PagedAdamW([{"params": parameters(), option: None}], **{option: value})
-    PagedAdamW([{"params": parameters(), option: value}], **{option: value})  # as ZeroRedundancyOptimizer does
+    repeated = PagedAdamW([{"params": parameters(), option: value}], **{option: value})  # by ZeroRedundancyOptimizer
+    repeated.set_device_budget("all")  # it goes on to repeat what it was told
+    repeated.add_param_group({"params": parameters(), option: value})
+    for odd in (np.array([0, 0]), torch.tensor([0, 0]), [value]):
+        with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+            repeated.add_param_group({"params": parameters(), option: odd})
     optimizer.add_param_group({"params": parameters(), "of_my_own": value, "name": "head"})  # as in torch
     old = copy.deepcopy(optimizer.state_dict())
     old["param_groups"][0][option] = value

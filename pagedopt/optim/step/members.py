@@ -290,6 +290,8 @@ def _check_number(member: Member, name: str) -> None:
     value = member.entry[name]
     if not isinstance(value, torch.Tensor) or value.numel() != 1 or value.is_complex() or is_sharded(value):
         raise RuntimeError(f"state {name!r} of {_named(member)} is {_words(value)}; it must be a tensor of one number")
+    if value.is_meta:  # torch raises one or the other here, by what of it is loaded
+        raise NotImplementedError(f"state {name!r} of {_named(member)} is on meta, and has no value")
 
 
 def _move_number(optimizer: RuleOptimizer, member: Member, name: str) -> None:
