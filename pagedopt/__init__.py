@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .planning.rates import Rates as Rates
     from .rules import Rule as Rule
     from .rules import RuleError as RuleError
+    from .rules import compose as compose
     from .rules import rule as rule
     from .tables.pointers import PointerTable as PointerTable
 
@@ -39,7 +40,7 @@ _MODULES = {
     ".formats.choice": ("Moment",),
     ".tables.pointers": ("PointerTable",),
     ".planning.rates": ("Rates",),
-    ".rules": ("Rule", "RuleError", "rule"),
+    ".rules": ("Rule", "RuleError", "compose", "rule"),
 }  # fmt: skip
 #: Names from before they had a module of their own.
 _UNLISTED = {".foreach_ops": (

@@ -13,7 +13,7 @@ from pagedopt.rules import rule
 
 
 def wrong_rule(param: Any, grad: Any, *, lr: Any) -> Any:
-    """A rule with a loop, which no rule has."""
+    """A rule that asks in a loop whether a hyperparameter is true."""
     while lr:
         lr = lr - 1
     return param - lr * grad
@@ -26,7 +26,7 @@ extern "C" __global__ void wrong(float* param) {
 """
 #: What raises, and the line of its mistake: the third, in this file or in the string.
 MISTAKES: dict[str, tuple[Callable[[], object], int]] = {
-    "a rule (ours)": (lambda: rule(wrong_rule), wrong_rule.__code__.co_firstlineno + 2),
+    "a rule (ours)": (lambda: rule(wrong_rule).cuda_source(), wrong_rule.__code__.co_firstlineno + 2),
     "a string of CUDA": (lambda: compile_cuda(WRONG_STRING, ("wrong",), "sm_90"), 3),
 }
 

@@ -11,7 +11,7 @@ from typing import Literal
 #: Functions that any text may call: those of rules, and the two that reinterpret uint32 bits and float32.
 FUNCTIONS = frozenset({
     "bits_of", "element_abs", "element_exp", "element_fma", "element_log", "element_max",
-    "element_min", "element_sign", "element_sqrt", "float_of",
+    "element_min", "element_sign", "element_sqrt", "element_tanh", "float_of",
 })  # fmt: skip
 
 

@@ -89,6 +89,10 @@ template <class T> struct Plain {
     }
 };
 
+// The type of an element, for rules that ask how a list stores a number: of plain lists alone.
+template <class F> struct Element { typedef F type; };
+template <class T> struct Element<Plain<T>> { typedef T type; };
+
 // The alignment that `aligned` promises of a format's columns: of a plain list, that of a quad.
 template <class F> struct Aligned { static constexpr int bytes = 4; };
 template <class T> struct Aligned<Plain<T>> { static constexpr int bytes = alignof(Pack<T, QUAD>); };
@@ -143,7 +147,7 @@ __device__ __forceinline__ void update_blocks(const S* u, const Spot& spot) {
     S in[WIDTH][Rule::lists], out[WIDTH][Rule::outputs];
     load_all<0, Rule, S, WIDTH, F...>(in, spot);
 #pragma unroll
-    for (int i = 0; i < WIDTH; ++i) Rule::template apply<S>(in[i], u, out[i]);
+    for (int i = 0; i < WIDTH; ++i) Rule::template apply<S, typename Element<F>::type...>(in[i], u, out[i]);
     store_all<0, Rule, S, WIDTH, F...>(out, spot);
 }
 

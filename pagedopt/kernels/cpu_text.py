@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -44,8 +44,18 @@ def source(rule: KernelRule, formats: tuple[StorageFormat, ...]) -> str:
         loads.append(form.numba_load.format(f"_p{i}[_i]"))
         stores.append(f"_p{i}[_i] = " + form.numba_store)
     uniforms = _uniforms(rule, len(formats))
-    lines = [*uniforms, *arrays, "for _i in range(_numel):", *_indented(rule.numba_lines(loads, stores))]
+    lines = [
+        *uniforms,
+        *arrays,
+        "for _i in range(_numel):",
+        *_indented(rule.numba_lines(loads, stores, _rounded(formats))),
+    ]
     return _module(rule.name, len(formats), arithmetic(formats), lines)
+
+
+def _rounded(formats: tuple[StorageFormat, ...]) -> list[Callable[[str], str]]:
+    """Return for each list what makes the text of a number that of the number as a plain format stores it."""
+    return [lambda text, f=f: f.numba_load.format(f.numba_store.format(text)) for f in formats]  # type: ignore[misc]
 
 
 def _uniforms(rule: KernelRule, lists: int) -> list[str]:
@@ -107,7 +117,7 @@ def _source_of_blocks(rule: KernelRule, formats: tuple[StorageFormat, ...]) -> s
         *arrays,
         f"for _b in range(0, _numel, {block}):",
         *_indented([f"_live = min({block}, _numel - _b)", *before]),
-        *_indented(["for _i in range(_live):", *_indented(rule.numba_lines(loads, stores)), *after]),
+        *_indented(["for _i in range(_live):", *_indented(rule.numba_lines(loads, stores, _rounded(formats))), *after]),
     ]
     return _module(rule.name, lists, arithmetic(formats), lines, "".join(["np = _np\n", *functions]))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 
@@ -34,16 +34,19 @@ class KernelRule(Protocol):
     @property
     def writes(self) -> tuple[int, ...]: ...
 
-    def check(self) -> None:
-        """Raise TypeError if the rule has changed since its text was made."""
-
     def cuda_source(self) -> str:
         """Return a struct with ``apply(in, u, out)`` for one element, and masks of the lists it reads and writes."""
 
     def prologue_source(self) -> str:
         """Return a struct with ``compute(in, u)`` for one set of hyperparameters, and what ``prologue.cu`` asks for."""
 
-    def numba_lines(self, load: Sequence[str], store: Sequence[str]) -> list[str]:
-        """Return Python statements for one element; ``load[i]`` reads from list i, ``store[i]`` stores ``{}`` there."""
+    def numba_lines(
+        self, load: Sequence[str], store: Sequence[str], stored: Sequence[Callable[[str], str]] = ()
+    ) -> list[str]:
+        """Return Python statements for one element.
+
+        ``load[i]`` reads from list i, ``store[i]`` stores ``{}`` there, ``stored[i]`` makes the text of a number that
+        of the number as list i has it.
+        """
 
     def __hash__(self) -> int: ...

@@ -49,7 +49,7 @@ __device__ __forceinline__ void update(
     S in[WIDTH][Rule::lists], out[WIDTH][Rule::outputs];
     (load<S, Rule, LIST, WIDTH, T>(in, address[LIST], at, across), ...);
 #pragma unroll
-    for (int i = 0; i < WIDTH; ++i) Rule::template apply<S>(in[i], u, out[i]);
+    for (int i = 0; i < WIDTH; ++i) Rule::template apply<S, T...>(in[i], u, out[i]);
     (store<S, Rule, LIST, WIDTH, T>(out, address[LIST], at, across), ...);
 }
 

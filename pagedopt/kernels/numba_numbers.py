@@ -120,6 +120,11 @@ def element_log(x):
 
 
 @njit
+def element_tanh(x):
+    return math.tanh(x)
+
+
+@njit
 def element_abs(x):
     return abs(x)
 

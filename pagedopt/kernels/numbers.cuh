@@ -43,6 +43,12 @@ template <> __device__ __forceinline__ half_bits store_as<half_bits, double>(dou
     return {float_to_half((float)value)};
 }
 
+// A number as list LIST of the types T stores it: of two rules in one kernel, the second takes what the first has stored.
+template <int LIST, class S, class T, class... Rest> __device__ __forceinline__ S stored(S x) {
+    if constexpr (LIST == 0) return load_as<S, T>(store_as<T, S>(x));
+    else return stored<LIST - 1, S, Rest...>(x);
+}
+
 // min and max propagate NaN, as torch.minimum and torch.maximum do.
 template <class S> __device__ __forceinline__ S element_max(S a, S b) { return (a > b || a != a) ? a : b; }
 template <class S> __device__ __forceinline__ S element_min(S a, S b) { return (a < b || a != a) ? a : b; }
@@ -51,4 +57,5 @@ template <class S> __device__ __forceinline__ S element_abs(S x) { return fabs(x
 template <class S> __device__ __forceinline__ S element_sqrt(S x) { return sqrt(x); }
 template <class S> __device__ __forceinline__ S element_exp(S x) { return exp(x); }
 template <class S> __device__ __forceinline__ S element_log(S x) { return log(x); }
+template <class S> __device__ __forceinline__ S element_tanh(S x) { return tanh(x); }
 template <class S> __device__ __forceinline__ S element_fma(S a, S b, S c) { return fma(a, b, c); }

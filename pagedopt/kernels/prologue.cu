@@ -34,6 +34,7 @@ __device__ inline double abs(double x) { return ::fabs(x); }
 __device__ inline double sqrt(double x) { return ::sqrt(x); }
 __device__ inline double exp(double x) { return ::exp(x); }
 __device__ inline double log(double x) { return ::log(x); }
+__device__ inline double tanh(double x) { return ::tanh(x); }
 __device__ inline double fma(double a, double b, double c) { return a * b + c; }  // rounds twice
 }  // namespace python
 

@@ -40,6 +40,13 @@ class Stored:
             raise ValueError(f"{said}, got {len(given)} formats")
         self.given = tuple([None if f in NUMBERS else f for f in given])
         self._inputs = rule.inputs
+        for i in rule.between:
+            if (form := self.given[i]) is not None and not form.plain:
+                raise ValueError(
+                    f"rule {rule.name!r} is made of rules of which one takes what another has stored in "
+                    f"{rule.inputs[i]!r}; format {form.name!r} stores blocks, or rounds at random: launch them one "
+                    "after another"
+                )
         columns = [f.columns if f else FLOAT32.columns for f in self.given]
         ends = list(itertools.accumulate(map(len, columns)))
         self.keys = tuple(c.key(name) for name, each in zip(rule.inputs, columns, strict=True) for c in each)

@@ -144,12 +144,10 @@ class Sweep:
         Raises:
             ValueError, TypeError: a tensor can no longer be used (another size, dtype or device; no memory); nothing
                 has been launched then.
-            RuleError: the rule is no longer what was translated.
+            RuleError: the rule does what no kernel can.
         """
         if isinstance(scalars, Mapping):
             scalars = [self.rule.uniforms(scalars)]
-        else:
-            self.rule.check()
         if self.table.follow():
             self._take_formats()
         self.launch(scalars, steps, seeds=seed)
@@ -252,9 +250,8 @@ class Sweep:
 
         Raises:
             CompileError: it cannot be compiled.
-            RuleError: the rule is no longer what was translated.
+            RuleError: the rule does what no kernel can.
         """
-        self.rule.check()
         self.ready()
 
     def ready(self, steps: Sequence[Action] = WHOLE) -> Any:

@@ -1,12 +1,13 @@
-"""Update rules: what an optimizer does to one element.  One file per optimizer family; ``language`` translates them."""
+"""Update rules: what an optimizer does to one element.  One file per optimizer family; ``language`` traces them."""
 
 import importlib
 import pkgutil
 from collections.abc import Iterator
 
 # For type checkers: they do not see the names that globals() gets below.
+from .compose import compose
 from .elementwise import add, add_scalar, addcdiv, addcmul, lerp, lerp_tensor, mul, mul_scalar, square_root  # noqa: F401
-from .language.function_syntax import RuleError
+from .language.syntax import RuleError
 from .rule import Rule, fma, rule, sign, sqrt
 
 
@@ -24,4 +25,4 @@ RULES: dict[str, Rule] = {r.name: r for r in _shipped()}
 UPDATES = {name: r for name, r in RULES.items() if r.inputs[:2] == ("param", "grad")}
 globals().update(RULES)
 
-__all__ = ["RULES", "UPDATES", "Rule", "RuleError", "fma", "rule", "sign", "sqrt", *RULES]
+__all__ = ["RULES", "UPDATES", "Rule", "RuleError", "compose", "fma", "rule", "sign", "sqrt", *RULES]

@@ -1,9 +1,11 @@
-"""``Rule``: one Python function on scalars, translated to a CUDA functor, a Numba loop and a reference on tensors."""
+"""``Rule``: one Python function on scalars, traced to a CUDA functor, a Numba loop and a reference on tensors."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import operator
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
@@ -14,10 +16,10 @@ import numpy.typing as npt
 import torch
 
 from ..formats.choice import Moment
-from .language import cuda, cuda_prologue, host_expressions, numba, reference
-from .language.function_syntax import RuleError
-from .language.functions import fma, sign, sqrt
-from .language.parse import Program, analyse
+from .language import printers
+from .language.operations import fma, sign, sqrt, strict
+from .language.syntax import Signature, signature_of, source_of
+from .language.trace import Node, Trace
 
 #: Below this number of sets, computing one set after another is faster than NumPy.
 FEW = 8
@@ -25,30 +27,35 @@ FEW = 8
 Column = float | npt.NDArray[np.float64]
 
 
-class Rule:
+_tracing = threading.RLock()
+
+
+class Rule(Signature):
     """The update of one element, written once.
 
     Args:
         function: positional parameters are elements of tensors, keyword-only parameters are hyperparameters.  It
             returns the parameters that change, by name (or one expression, which overwrites the first parameter).
             If it returns a hyperparameter, too, an optimizer stores that number for each of its parameters from step
-            to step; the new value may depend on hyperparameters alone.  Plain functions that it calls are inlined.
-        program: the translation of ``function``; None: translate it now.
+            to step; the new value may depend on hyperparameters alone.
         moments: what is known of its states, by name (see :class:`~pagedopt.Moment`).
+        signature: what is known of ``function``; left out: what its source says.
+        parts: the rules that it is made of (see :func:`pagedopt.compose`).
 
     Attributes:
         function: the function.
-        program: its translation.
         name: the function's name.
         inputs: names of the tensor lists it takes, in order.
         scalars: names of its hyperparameters; those in ``defaults`` may be left out.
         defaults: values of hyperparameters that are left out.
-        carried: the hyperparameters that it returns: name → index of the new value in :meth:`uniforms`.
+        changes: for each returned element, the index of the input whose new value it is.
         writes: indices of the lists it overwrites.
+        assigned: names that it assigns.
         functor, prologue: names of the structs in :meth:`cuda_source` and :meth:`prologue_source`.
 
     Raises:
-        RuleError: the function uses something that cannot be translated; the message names the line.
+        RuleError: its syntax is not that of a rule; the message names the line.  What its values do is refused at the
+            first use that needs them (see :attr:`program`).
         ValueError: ``moments`` names what is no state or hyperparameter of the rule.
         TypeError: one of ``moments`` is no :class:`~pagedopt.Moment`.
     """
@@ -56,49 +63,61 @@ class Rule:
     def __init__(
         self,
         function: Callable[..., Any],
-        program: Program | None = None,
         moments: Mapping[str, Moment] = MappingProxyType({}),
+        signature: Signature | None = None,
+        parts: tuple[Rule, ...] = (),
     ) -> None:
-        self.function = function
-        self.program = program = program or analyse(function)
-        self.name, self.functor, self.prologue = program.name, program.functor, program.prologue
-        self.inputs, self.writes = program.inputs, program.writes
-        self.scalars, self.defaults, self.carried = program.scalars, program.defaults, program.carried
-        self.__doc__ = function.__doc__
-        self._host = host_expressions.host_function(program)
-        self.moments = dict(moments)
-        self._check_moments()
-
-    def _check_moments(self) -> None:
+        self._source = None if signature else source_of(function)
+        self._said = signature or signature_of(function, self._source)  # type: ignore[arg-type]
+        vars(self).update(vars(self._said))
+        self.function, self.moments, self.__doc__ = function, dict(moments), function.__doc__
+        self.functor, self.prologue = f"rule_{self.name}", f"prologue_{self.name}"
+        self.parts, self._in_place = parts, self
+        self._traced: printers.Program | None = None
         for name, moment in self.moments.items():
             if not isinstance(moment, Moment):
                 raise TypeError(f"rule {self.name!r}: moments[{name!r}] is {moment!r}; give a pagedopt.Moment")
+            states, what = ", ".join(self.inputs[2:]) or "none", f"the decay of {name!r} is {moment.decay!r}"
             if name not in self.inputs[2:]:
-                states = ", ".join(self.inputs[2:]) or "none"
                 raise ValueError(
                     f"rule {self.name!r}: moments names {name!r}, which is no state of it; there is {states}"
                 )
             if moment.decay is not None and moment.decay not in self.scalars:
-                raise ValueError(
-                    f"rule {self.name!r}: the decay of {name!r} is {moment.decay!r}, which is no hyperparameter of it; "
-                    f"there is {', '.join(self.scalars)}"
-                )
+                there = ", ".join(self.scalars)
+                raise ValueError(f"rule {self.name!r}: {what}, which is no hyperparameter of it; there is {there}")
+
+    @property
+    def program(self) -> printers.Program:
+        """Its graph, traced at the first use.
+
+        Raises:
+            RuleError: it does what no kernel can; the message shows the line, and says what to write instead.
+        """
+        base = self._in_place
+        if base._traced is None:
+            with _tracing:
+                base._traced = base._traced or printers.Program(base, *Trace(base).run(base.function, base._source))
+        return base._traced
+
+    @cached_property
+    def carried(self) -> dict[str, int]:
+        """The hyperparameters that it returns: name → index of the new value in :meth:`uniforms`."""
+        return self.program.carried
 
     @property
     def reads(self) -> tuple[int, ...]:
         """Indices of the lists it reads."""
-        return tuple(sorted(self.program.reads))
+        return tuple(self.program.reads)
 
     @property
-    def assigned(self) -> frozenset[str]:
-        """Names that it assigns."""
-        return frozenset(name for name, _ in self.program.statements)
+    def between(self) -> tuple[int, ...]:
+        """Indices of the lists whose values are rounded between two rules that it is made of."""
+        return tuple(sorted({int(node.args[0]) for node in self.program.whole if node.op == "stored"}))
 
     @property
     def lost(self) -> tuple[str, ...]:
         """Names of the inputs that it assigns and does not return."""
-        changes = self.program.changes
-        return tuple(name for i, name in enumerate(self.inputs) if i not in changes and name in self.assigned)
+        return tuple(name for i, name in enumerate(self.inputs) if i not in self.changes and name in self.assigned)
 
     @property
     def uniform_count(self) -> int:
@@ -113,23 +132,15 @@ class Rule:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        out_of_place = self.program.writes != self.program.changes
-        return (_find, (self.function.__module__, self.function.__qualname__, out_of_place))
+        name = (__package__, "compose") if self.parts else (self.function.__module__, self.function.__qualname__)
+        return _find, (*name, self._in_place is not self, *self.parts)
 
     def __call__(self, *elements: Any, **scalars: Any) -> Any:
-        """Call the function on Python scalars."""
+        """Call the function: on Python numbers, or in another rule on its values."""
+        node = next((x for x in (*elements, *scalars.values()) if isinstance(x, Node)), None)
+        if node is not None and self._source is not None:
+            return node.trace.call(self.function, *elements, **scalars)
         return self.function(*elements, **scalars)
-
-    def check(self) -> None:
-        """Check that the function is still what was translated; every use of the rule calls this first.
-
-        Raises:
-            RuleError: its code or that of a function it calls was replaced, or a name that one of them calls now
-                stands for something else.
-        """
-        if not self.program.dependencies.unchanged():
-            change = self.program.dependencies.first_change()
-            raise RuleError(f"rule {self.name!r} is no longer what was translated: {change}")
 
     def uniforms(self, scalars: Mapping[str, float]) -> list[float]:
         """Return the numbers that a kernel receives: every expression of hyperparameters alone, computed in double.
@@ -138,10 +149,8 @@ class Rule:
             TypeError: a hyperparameter is missing, unknown or no number.
             RuntimeError: an expression is the root of a negative number.
             ArithmeticError, ValueError: as Python for an expression, e.g. a division by zero; the message names it.
-            RuleError: see :meth:`check`.
+            RuleError: see :attr:`program`.
         """
-        if not self.program.dependencies.unchanged():
-            self.check()
         try:
             if str in map(type, scalars.values()):  # else 2 * "1" is "11", and float("11") is a number
                 raise TypeError("a text is no number")
@@ -165,10 +174,9 @@ class Rule:
         sets = max(len(value) for value in scalars.values() if isinstance(value, np.ndarray))
         out = np.empty((sets, self.uniform_count))
         if sets >= FEW:
-            self.check()
             try:
-                with host_expressions.strict():
-                    for i, column in enumerate(self._columns(**scalars)):
+                with strict():
+                    for i, column in enumerate(self.program.on_columns(**scalars)):
                         if isinstance(column, np.ndarray) and column.dtype.kind != "f":
                             column = column.astype(np.float64, casting="safe")  # raises for complex numbers
                         out[:, i] = column
@@ -176,14 +184,12 @@ class Rule:
             except (ArithmeticError, TypeError, ValueError):
                 pass  # a set is at fault, or only NumPy raises: computing set by set below decides
         for i in range(sets):
-            out[i] = self.uniforms(
-                {name: float(v[i]) if isinstance(v, np.ndarray) else v for name, v in scalars.items()}
-            )
+            out[i] = self.uniforms({n: float(v[i]) if isinstance(v, np.ndarray) else v for n, v in scalars.items()})
         return out
 
     @cached_property
-    def _columns(self) -> host_expressions.Host:
-        return host_expressions.columns_function(self.program)
+    def _host(self) -> printers.Host:
+        return self.program.on_numbers
 
     def _explain(self, values: Mapping[str, float], error: Exception) -> None:
         """Raise what :meth:`uniforms` documents: an error that names the hyperparameter or expression at fault."""
@@ -191,14 +197,12 @@ class Rule:
         unknown = [s for s in values if s not in self.scalars]
         if missing or unknown:
             tensors = [s for s in unknown if s in self.inputs]
-            raise TypeError(
-                f"rule {self.name!r} takes the scalars {list(self.scalars)}; missing {missing}, unknown {unknown}"
-                + (f": {self.before_star(tensors)}" if tensors else "")
-            ) from error
+            said = f"rule {self.name!r} takes the scalars {list(self.scalars)}; missing {missing}, unknown {unknown}"
+            raise TypeError(said + (f": {self.before_star(tensors)}" if tensors else "")) from error
         for name, value in values.items():
             if not _is_number(value):
                 raise TypeError(f"rule {self.name!r}: the scalar {name!r} is {value!r}; give a number") from error
-        text, value = host_expressions.first_failure(self.program, values)
+        text, value = self.program.first_failure(values)
         given = ", ".join(f"{name}={v!r}" for name, v in values.items())
         if isinstance(value, complex):
             raise RuntimeError(f"rule {self.name!r}: {text} has the root of a negative number; {given}") from error
@@ -207,32 +211,30 @@ class Rule:
 
     def before_star(self, names: Sequence[str]) -> str:
         """Return the part of an error message that says why ``names`` are tensors and not hyperparameters."""
-        return (
-            f"in rule {self.name!r} {', '.join(map(repr, names))} stands before the '*' (or there is none), and so is "
-            "a tensor"
-        )
+        said = ", ".join(map(repr, names))
+        return f"in rule {self.name!r} {said} stands before the '*' (or there is none), and so is a tensor"
 
     def reference(self, *tensors: torch.Tensor, **scalars: float) -> tuple[torch.Tensor, ...]:
-        """Compute the rule on whole tensors, in their dtype (use float64): a new value for each list in ``writes``."""
-        self.check()
-        results = zip(self._reference(*tensors, **scalars), self.program.changes, strict=True)
-        return tuple(reference.filled(value, tensors[i]) for value, i in results)
-
-    @cached_property
-    def _reference(self) -> Callable[..., tuple[Any, ...]]:
-        return reference.reference_function(self.program)
+        """Compute the rule on whole tensors, in double: a new value, of their dtype, for each list in ``writes``."""
+        given = [t.detach().cpu().double().reshape(-1).numpy() for t in tensors]
+        with np.errstate(all="ignore"):
+            values = self.program.on_elements(*given, **scalars)
+        whole = [torch.from_numpy(np.broadcast_to(value, given[0].shape).copy()) for value in values]
+        return tuple(value.view(tensors[i].shape).to(tensors[i]) for value, i in zip(whole, self.changes, strict=True))
 
     def cuda_source(self) -> str:
         """Return the generated CUDA C++ functor."""
-        return cuda.cuda_functor(self.program)
+        return printers.cuda_functor(self, self.program)
 
     def prologue_source(self) -> str:
-        """Return the generated CUDA C++ of :meth:`uniforms` (see :func:`language.cuda_prologue.cuda_prologue`)."""
-        return cuda_prologue.cuda_prologue(self.program)
+        """Return the generated CUDA C++ of :meth:`uniforms` (see :func:`language.printers.cuda_prologue`)."""
+        return printers.cuda_prologue(self, self.program)
 
-    def numba_lines(self, load: Sequence[str], store: Sequence[str]) -> list[str]:
-        """Return the generated statements of the CPU kernel's loop (see :func:`language.numba.numba_lines`)."""
-        return numba.numba_lines(self.program, load, store)
+    def numba_lines(
+        self, load: Sequence[str], store: Sequence[str], stored: Sequence[printers.Stored] = ()
+    ) -> list[str]:
+        """Return the generated statements of the CPU kernel's loop (see :func:`language.printers.numba_lines`)."""
+        return printers.numba_lines(self, self.program, load, store, stored)
 
     def numba_source(self, dtypes: Sequence[torch.dtype] | None = None) -> str:
         """Return the generated Python source of the CPU kernel for ``dtypes`` (default: all float32)."""
@@ -244,7 +246,12 @@ class Rule:
     @cached_property
     def out_of_place(self) -> Rule:
         """The rule with one more list per result, after its inputs; results go there, and the inputs stay unchanged."""
-        return Rule(self.function, self.program.out_of_place(), self.moments)
+        inputs = (*self.inputs, *(f"out_{self.inputs[i]}" for i in self.changes))
+        writes = tuple(range(len(self.inputs), len(inputs)))
+        signature = dataclasses.replace(self._said, name=f"{self.name}_out", inputs=inputs, writes=writes)
+        made = Rule(self.function, self.moments, signature, self.parts)
+        made._in_place = self
+        return made
 
 
 def _is_number(value: Any) -> bool:
@@ -277,24 +284,26 @@ def rule(
     """Decorator: make ``function``, the update of one element, a :class:`Rule`.
 
     Positional parameters are elements of tensor lists (for an optimizer: parameter, gradient, then state by name),
-    keyword-only ones hyperparameters, of which some may have numbers as defaults.  The body is assignments and one
-    ``return`` of the positional parameters that change (or of one expression, which overwrites the first): arithmetic,
-    ``**``, comparisons, ``and``, ``or``, ``not``, ``a if test else b``, and calls of ``abs``, ``min``, ``max``, of
-    ``sqrt``, ``exp`` and ``log`` from ``math``, of ``sign`` and ``fma`` from :mod:`pagedopt.rules`, and of plain
-    functions of the same kind, which are inlined.  What depends on hyperparameters alone is computed once per step on
-    the host, in double; everything else in float32, or in float64 if a list is float64.  So is a comparison with 0,
-    such as ``weight_decay != 0``: the kernel has the number anyway.
+    keyword-only ones hyperparameters, of which some may have numbers as defaults.  It ends with the one ``return`` of
+    the positional parameters that change, by name (or of one expression, which overwrites the first).
 
-    Parameters and variables must not have reserved names: ``u``, ``u0``, ``u1``, …, ``S``, ``out``, ``range``, names
-    that begin with ``_``, the functions above, and words of C++ that Python lacks (``new``, ``double``, …).
+    A rule is traced: Python runs it once, at its first use, with symbols in the place of numbers, and kernels compute
+    what came of them.  So Python itself may do anything with what is known then: constants of a module, loops, tuples,
+    closures, other functions and rules.  A global, or a function, that changes later does not change the rule.  On
+    elements and hyperparameters there are arithmetic, comparisons, ``and``, ``or``, ``not`` and ``a if test else b``
+    (which take symbols as tests; ``if`` and ``while`` do not), ``abs``, ``min``, ``max``, of ``math`` ``sqrt``,
+    ``exp``, ``log`` and ``tanh``, and of :mod:`pagedopt.rules` ``sign`` and ``fma``; of elements the powers 2 and 3.
+    What depends on hyperparameters alone is computed once per step on the host, in double, and only in the branches
+    that are taken; everything else in float32, or in float64 if a list is float64.  So is a comparison with 0, such as
+    ``weight_decay != 0``: the kernel has the number anyway.
 
     Args:
         moments: for each state that may be stored in 8 bits or in float16, whether it may be negative, by what it
             decays, and whether it holds squares.
 
     Raises:
-        RuleError: it uses something else, its source cannot be found, or a name stands for another function; the
-            message begins with file and line.
+        RuleError: its syntax is another, or its source cannot be found or is not what Python runs.  What its values
+            do is refused at the first use.  The message begins with file and line, and says what to write instead.
 
     Example:
         >>> @pagedopt.rule
@@ -308,9 +317,10 @@ def rule(
     return Rule(function, moments=moments)
 
 
-def _find(module: str, name: str, out_of_place: bool) -> Rule:
-    """Find a rule by the name of its function: pickles of rules hold no code."""
+def _find(module: str, name: str, out_of_place: bool, *parts: Rule) -> Rule:
+    """Find a rule by the name of its function, or of what makes it of others: pickles of rules hold no code."""
     found = operator.attrgetter(name)(importlib.import_module(module))
+    found = found(*parts) if parts else found
     base = found if isinstance(found, Rule) else Rule(found)
     return base.out_of_place if out_of_place else base
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from math import exp, log
+from math import exp, log, tanh
 
 import numpy as np
 import rules_under_test
@@ -74,7 +74,7 @@ def smooth(x, *, a, b, step):  # type: ignore[no-untyped-def]
     """Functions of the C library."""
     fading = exp(-abs(a)) * log(1 + abs(b))
     powers = abs(a) ** b + a**2 - b**3 + abs(b) ** 0.5 + 2**a
-    return x * fading + x * powers + x * (1 - 0.97**step) + x * exp(1)
+    return x * fading + x * powers + x * (1 - 0.97**step) + x * exp(1) + x * tanh(a / 3)
 
 
 @rule

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import exp, log
+from math import exp, log, tanh
 
 import torch
 
@@ -60,18 +60,19 @@ def powers_in_torch(a: torch.Tensor, *rest: torch.Tensor) -> Outcome:
 
 
 @rule
-def functions(a, root, power, logarithm, size, fused):  # type: ignore[no-untyped-def]
+def functions(a, root, power, logarithm, size, fused, bent):  # type: ignore[no-untyped-def]
     """Every function on elements, once."""
     root = sqrt(a)
     power = exp(-a)
     logarithm = log(a)
     size = abs(a)
     fused = fma(a, a, -a)
-    return root, power, logarithm, size, fused
+    bent = tanh(a)
+    return root, power, logarithm, size, fused, bent
 
 
 def functions_in_torch(a: torch.Tensor, *rest: torch.Tensor) -> Outcome:
-    return a.sqrt(), torch.exp(-a), torch.log(a), a.abs(), a * a - a
+    return a.sqrt(), torch.exp(-a), torch.log(a), a.abs(), a * a - a, torch.tanh(a)
 
 
 @rule

@@ -106,7 +106,7 @@ def test_where_python_raises_numbers_are_not_finite(a: float, b: float) -> None:
 
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("count", [1, PROLOGUE_BLOCK, 300])
-@pytest.mark.parametrize("name", ["adamw", "lion", "nadam", "carrying", "divided", "square_root", "choices"])
+@pytest.mark.parametrize("name", ["adamw", "lion", "nadam", "carrying", "divided", "square_root", "filled"])
 def test_numbers_are_read_and_written_in_their_types(name: str, count: int, backwards: bool) -> None:
     """Some float32, some float64; absent rows stay as they are; rows lie in several blocks of threads."""
     subject = ALL[name]
@@ -134,7 +134,7 @@ def test_the_text_is_readable() -> None:
     text = SUBJECTS["nadam"].prologue_source()
     assert "struct prologue_nadam {" in text
     assert "const S beta1 = in[1];" in text
-    assert "u[6] = (ahead / (S(1.0) - (mu_product_1 * ahead)));" in text
+    assert "u[6] = (ahead / (S(1.0) - (mu_product_2 * ahead)));" in text
     assert RULES["adamw"].out_of_place.prologue == "prologue_adamw_out"
 
 

@@ -155,9 +155,9 @@ def test_other_comparisons_of_hyperparameters_are_made_on_the_host() -> None:
     @rule
     def bounded(param, *, lr):  # type: ignore[no-untyped-def]
         param = param * lr if lr > 1e-9 else param
-        return param if 0 < lr else -param  # noqa: SIM300
+        return param if lr < 1 else -param
 
-    assert bounded.uniforms({"lr": 0.5}) == [1.0, 0.5, 1.0]
+    assert bounded.uniforms({"lr": 0.5}) == [0.5, 1.0, 1.0]
 
 
 def test_adamw_takes_few_numbers() -> None:
@@ -194,7 +194,7 @@ def test_a_list_that_is_never_read_is_not_loaded() -> None:
         return param
 
     assert "reads = 0x2, writes = 0x1" in fresh.cuda_source()
-    assert "S param = in[0]" not in fresh.cuda_source()
+    assert "in[0]" not in fresh.cuda_source()
 
 
 @pytest.mark.parametrize("name", ["adamw", "square_root"])

@@ -1,21 +1,18 @@
-"""Plain functions that a rule calls are written out in its kernels, by Python's own rules of names and arguments."""
+"""What Python runs while a rule is traced, as Python computes it: functions, loops, tuples, closures, other rules."""
 
 from __future__ import annotations
 
-import functools
 import math
-import types
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
-from support import F32, F64
+from support import F64
 from users_module import module
 
 from pagedopt import multi_tensor_apply
-from pagedopt.rules import Rule, RuleError, rule, sign, sqrt
+from pagedopt.rules import RULES, Rule, rule, sign, sqrt
 
 
 def twice(x):  # type: ignore[no-untyped-def]
@@ -54,131 +51,117 @@ def many_helpers(param, grad, kept, *, lr, most, step):  # type: ignore[no-untyp
     return param, kept
 
 
-@rule
-def by_hand(param, grad, kept, *, lr, most, step):  # type: ignore[no-untyped-def]
-    """The same without helpers."""
-    rate = (lr + lr) / 6
-    g = (grad + grad) * (rate + rate)
-    k = param
-    p = param - 0.5 * g
-    k = k + p * 0.5**0.5
-    param = k
-    kept = p + -0.25
-    e = grad + grad
-    f = e + e
-    root = sqrt(abs(f)) if param > 0 else grad - kept + (grad - kept)
-    g = (root + root) * 2.0
-    p = kept - lr * g
-    k = kept + p * lr**0.5
-    kept = k
-    grad = p + step
-    x = root if grad > 0 else -root
-    g = (x + x) * 2.0
-    p = param - 0.5 * g
-    k = param + p * 0.5**0.5
-    param = k * sign(p + -0.25)
-    return param, kept
-
-
 SCALARS = {"lr": 0.3, "most": 1.7, "step": 3.0}
 
 
-def lists(dtype: torch.dtype) -> list[list[torch.Tensor]]:
+def lists(count: int) -> list[list[torch.Tensor]]:
     generator = torch.Generator().manual_seed(3)
-    return [[torch.randn(4099, generator=generator, dtype=F64).to(dtype)] for _ in range(3)]
+    return [[torch.randn(4099, generator=generator, dtype=F64)] for _ in range(count)]
 
 
-@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
-def test_the_bits_are_those_of_a_rule_written_by_hand(dtype: torch.dtype) -> None:
-    found = []
-    for subject in (many_helpers, by_hand):
-        values = lists(dtype)
-        multi_tensor_apply(subject, values, SCALARS)
-        found.append(values)
-    assert all(torch.equal(ours, theirs) for (ours,), (theirs,) in zip(*found, strict=True))
-    assert not torch.equal(found[0][0][0], lists(dtype)[0][0])
+# ---- what Python can do, in rules that are compared with Python ----
+
+RATES = (0.5, 0.25, 2.0)
+TABLE = {"fast": 3, "slow": 0.125}
 
 
-def test_kernel_and_reference_are_what_python_computes() -> None:
-    values = lists(F64)
-    reference = many_helpers.reference(*(v[0] for v in values), **SCALARS)
-    want = [many_helpers(*(float(v[0][i]) for v in values), **SCALARS) for i in range(50)]
-    multi_tensor_apply(many_helpers, values, SCALARS)
+class Pair(NamedTuple):
+    low: Any
+    high: Any
+
+    def inside(self, x):  # type: ignore[no-untyped-def]
+        return self.low if x < self.low else min(x, self.high)
+
+
+@rule
+def loops(a, b, *, lr):  # type: ignore[no-untyped-def]
+    """Loops, tuples, lists, dicts, a module's constants, comprehensions, walrus, starred arguments."""
+    parts = []
+    for i, rate in enumerate(RATES):
+        parts.append(a * rate if i % 2 else -a * (rate * lr))
+    total = sum(parts) + sum(x * x for x in parts[1:])
+    first, *rest = [total, b, (c := TABLE["fast"])]
+    while c > 1:
+        c -= 1
+        first = first + TABLE["slow"] / c
+    (a, b), last = swapped(*rest[:1], first), math.pi
+    a += last
+    return a, b
+
+
+@rule
+def functions(a, b, *, lr, x, u, S, double, _y, element_max, near=0.5):  # type: ignore[no-untyped-def]
+    """Functions inside, methods, lambdas; names that C++, Python's builtins and the kernel have."""
+
+    def inner(x, power=2):  # type: ignore[no-untyped-def]
+        return x**power if x > lr or not x else near * x
+
+    def turned(f):  # type: ignore[no-untyped-def]
+        return lambda *args: -f(*args)
+
+    u0 = Pair(-near, near * 3).inside(a)
+    max_ = turned(inner)(b, 3) + inner(u0) + (lambda x: x if lr > 1 else 2 * x)(a)
+    out, _i, new, len = u * S, double - _y, x / element_max, a * 0.5
+    a = max_ + out * b + max(u0, _i, len) - new * _y
+    return a
+
+
+@rule
+def truths(a, b, *, lr):  # type: ignore[no-untyped-def]
+    """'and', 'or', 'not' and chains: lazy for Python's values, of which they give the value."""
+    name = RATES[3:] or "b"
+    known = {"b": b}[name] if name and not isinstance(name, int) else 1 / 0
+    some = 1 if (not name and 1 / 0) or 2 < len(name) < 1 / 0 else known
+    b = some if (0 < 1 and a < b < 2 <= 5 * lr) or not (lr and a) else -some if a != b or lr > 2 else 0
+    a = (a > b) + (b > 0) * 2 - (lr > 1) * 4 if name is not None and name in ("a", "b") else a
+    return a, b
+
+
+@rule
+def rules_inside(a, b, c, d, *, lr, step):  # type: ignore[no-untyped-def]
+    """Other rules, with their defaults."""
+    a, c, d = RULES["adamw"](a, b, c, abs(d), lr=lr, beta1=0.9, beta2=0.75, eps=1e-3, weight_decay=lr / 2, step=step)
+    a = RULES["lerp"](a, RULES["square_root"](d), weight=lr) + math.tanh(c)
+    return a, c, d
+
+
+FUNCTIONS = {"x": 0.5, "u": 2.0, "S": 3.0, "double": -1.0, "_y": 1.5, "element_max": 7.0}
+SUBJECTS: list[tuple[Rule, dict[str, float]]] = [
+    (loops, {"lr": 0.3}), (functions, {"lr": 0.3, **FUNCTIONS}), (functions, {"lr": 1.7, **FUNCTIONS}),
+    (truths, {"lr": 0.6}), (truths, {"lr": 0.0}), (truths, {"lr": 3.0}), (rules_inside, {"lr": 0.3, "step": 2}),
+    (many_helpers, SCALARS),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("subject", "scalars"), SUBJECTS, ids=lambda x: getattr(x, "name", None))
+def test_kernel_and_reference_are_what_python_computes(subject: Rule, scalars: dict[str, float]) -> None:
+    values = lists(len(subject.inputs))
+    reference = subject.reference(*(v[0] for v in values), **scalars)
+    want = [subject(*(float(v[0][i]) for v in values), **scalars) for i in range(50)]
+    multi_tensor_apply(subject, values, scalars)
     for i, row in enumerate(want):
+        row = row if isinstance(row, tuple) else (row,)
         assert [float(r[i]) for r in reference] == pytest.approx(row, rel=1e-12)
-        assert [float(values[j][0][i]) for j in (0, 2)] == pytest.approx(row, rel=1e-12)
+        assert [float(values[j][0][i]) for j in subject.writes] == pytest.approx(row, rel=1e-12)
 
 
 def test_what_a_helper_computes_of_hyperparameters_alone_is_hoisted() -> None:
+    def bounds(x, most, least=-1):  # type: ignore[no-untyped-def]
+        x = x + 1
+        return least * x, most if most > x else x
+
     @rule
     def subject(param, *, lr):  # type: ignore[no-untyped-def]
         low, high = bounds(lr, most=9)
         return max(low, min(param, high))
 
-    assert subject.uniforms({"lr": 0.5}) == [-1.5, 9.0]
-
-
-def bounds(x, most, least=-1):  # type: ignore[no-untyped-def]
-    x = x + 1
-    return least * x, most if most > x else x
-
-
-def test_names_do_not_capture_each_other() -> None:
-    """The rule's ``x`` is not the helper's, nor is a new name for one of these a name of the rule."""
-
-    def helper(x, y):  # type: ignore[no-untyped-def]
-        x = x * y
-        y = x + y
-        x = x - y
-        return y - x
-
-    @rule
-    def subject(y, x, *, x_1, y_1, x_2):  # type: ignore[no-untyped-def]
-        y_2 = helper(x + x_1, y * y_1) - x_2
-        x = helper(y_2, x) + x * y_1
-        y = helper(x, x) - y_2
-        return y, x
-
-    scalars = {"x_1": 0.7, "y_1": -1.3, "x_2": 0.4}
-    a, b = torch.tensor([0.3, -0.8], dtype=F64), torch.tensor([1.1, 0.6], dtype=F64)
-    want = zip(*(subject(float(p), float(q), **scalars) for p, q in zip(a, b, strict=True)), strict=True)
-    multi_tensor_apply(subject, [[a], [b]], scalars)
-    for got, row in zip((a, b), want, strict=True):
-        assert got.tolist() == pytest.approx(row, rel=1e-14)
-
-
-def test_a_branch_that_is_not_taken_is_not_computed() -> None:
-    def inverse(x):  # type: ignore[no-untyped-def]
-        one = 1 / x
-        return one * one
-
-    @rule
-    def subject(param, *, lr):  # type: ignore[no-untyped-def]
-        rate = inverse(lr) if lr != 0 and inverse(lr) > 1 else 0
-        return param * rate
-
-    assert subject.uniforms({"lr": 0.0}) == [0.0]
-    assert subject.uniforms({"lr": 0.5}) == [4.0]
-
-
-def test_values_change_places() -> None:
-    @rule
-    def subject(a, b):  # type: ignore[no-untyped-def]
-        a, b = swapped(a, b)
-        return a, b
-
-    x, y = torch.tensor([1.0, 2.0]).split(1)
-    multi_tensor_apply(subject, [[x], [y]], {})
-    assert (x.item(), y.item()) == subject(1.0, 2.0) == (2.0, 1.0)
+    assert subject.uniforms({"lr": 0.5}) == [9.0, -1.5]
 
 
 def test_a_single_value_overwrites_the_first_list_whatever_it_names() -> None:
-    def second(a, b):  # type: ignore[no-untyped-def]
-        return b
-
     @rule
     def subject(a, b):  # type: ignore[no-untyped-def]
-        return second(a, b)
+        return swapped(a, b)[0]
 
     x, y = torch.tensor([1.0]), torch.tensor([2.0])
     assert subject.writes == (0,)
@@ -186,155 +169,86 @@ def test_a_single_value_overwrites_the_first_list_whatever_it_names() -> None:
     assert (x.item(), y.item()) == (2.0, 2.0)
 
 
-def test_a_helper_of_a_closure_and_another_of_the_same_name() -> None:
-    def make(helper: Callable[..., Any]) -> Rule:
-        @rule
-        def subject(param):  # type: ignore[no-untyped-def]
-            return helper(param) * 3
-
-        return subject
-
-    def three(x):  # type: ignore[no-untyped-def]
-        return x * 3
-
-    thrice, double = make(three), make(twice)
-    assert [thrice.reference(torch.tensor(2.0, dtype=F64))[0].item(), double(2.0)] == [18.0, 12.0]
+# ---- branches ----
 
 
-# ---- what is refused, and where ----
-
-REFUSED = {
-    "a global of the helper": "def h(x):\n    return x * RATE  #!\n",
-    "a name of the caller": "def h(x):\n    return x * grad  #!\n",
-    "a statement": "def h(x):\n    if x > 0:  #!\n        x = 1\n    return x\n",
-    "no return": "def h(x):\n    x = x + 1  #!\n",
-    "a method": "def h(x):\n    return x.sqrt()  #!\n",
-    "itself": "def h(x):\n    return h(x - 1)  #!\n",
-    "each other": "def g(x):\n    return h(x)  #!\n\n\ndef h(x):\n    return g(x)\n",
-    "a reserved name": "def h(x):\n    _y = x  #!\n    return _y\n",
-    "any number of arguments": "def h(*x):  #!\n    return 1\n",
-    "an unknown function": "def h(x):\n    return math.sinh(x)  #!\n",
-    "a function of its own name": "def sqrt(x):\n    return x\n\n\ndef h(x):\n    return sqrt(x)  #!\n",
-    "a power of an element": "def h(x):\n    return x**0.3  #!\n",
-    "a function that comes later": "",
-    "a lambda": "h = lambda x: x\n",
-    "a wrapper": "@functools.wraps(abs)\ndef h(x):\n    return x\n",
-    "cached": "@functools.cache\ndef h(x):\n    return x\n",
-    "a class": "class h:\n    pass\n",
-    "two values": "def h(x):\n    return x, x\n",
-    "too few arguments": "def h(x, y):\n    return x + y\n",
-    "a default that is no number": "def h(x, y=None):\n    return x\n",
-    "another keyword": "def h(y):\n    return y\n",
-}
-RULE = "\n\ndef f(param, grad):\n    param = param - h({argument})  #?\n    return param\n"
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_written_out_is_refused_by_line(name: str, tmp_path: Path) -> None:
-    head = "import functools\nimport math\nRATE = 2.0\n\n\n"
-    text = head + REFUSED[name] + RULE.format(argument="x=param" if name == "another keyword" else "param")
-    mark = "#!" if "#!" in text else "#?"
-    line = 1 + next(i for i, each in enumerate(text.splitlines()) if each.endswith(mark))
-    with pytest.raises(RuleError, match=rf"users_module\.py:{line}: cannot translate"):
-        rule(module(text, tmp_path).f)
-
-
-@pytest.mark.parametrize(
-    "statement",
-    ["a, b, c = swapped(param, grad)", "a, b = twice(param)", "a, b = sqrt(param)", "a, b = param, grad",
-     "a = swapped(param, grad)", "[a, b] = swapped(param, grad)", "a, *b = swapped(param, grad)",
-     "a = twice(*param)", "a = twice(**param)"],
-)  # fmt: skip
-def test_values_and_names_must_be_as_many(statement: str, tmp_path: Path) -> None:
-    text = (
-        "from math import sqrt\ndef twice(x):\n    return x + x\ndef swapped(a, b):\n    return b, a\n"
-        f"def f(param, grad):\n    {statement}\n    return param\n"
-    )
-    with pytest.raises(RuleError, match=r"users_module\.py:7: cannot translate"):
-        rule(module(text, tmp_path).f)
-
-
-# ---- changed after the rule was made ----
-
-OWN = """
-import pagedopt
-
-
-def inner(x, by=1.0):
-    return x + by
-
-
-def outer(x):
-    return inner(x) * 2
-
-
-@pagedopt.rule
-def subject(param):
-    return outer(param)
-
-
-def other(x, by=1.0):
-    return x - by
-"""
-
-
-def rebind_outer(own: types.ModuleType, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(own, "outer", own.other)
-
-
-def rebind_inner(own: types.ModuleType, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(own, "inner", own.other)
-
-
-def take_inner(own: types.ModuleType, patch: pytest.MonkeyPatch) -> None:
-    patch.delattr(own, "inner")
-
-
-def replace_inner(own: types.ModuleType, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(own.inner, "__code__", own.other.__code__)
-
-
-def replace_a_default(own: types.ModuleType, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(own.inner, "__defaults__", (2.0,))
-
-
-@pytest.mark.parametrize("spoil", [rebind_outer, rebind_inner, take_inner, replace_inner, replace_a_default])
-def test_a_helper_that_has_changed_is_noticed(
-    spoil: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = module(OWN, tmp_path)
-    x = torch.tensor([1.0])
-    use = functools.partial(multi_tensor_apply, own.subject, [[x]], {})
-    use()
-    with monkeypatch.context() as patch:
-        spoil(own, patch)
-        with pytest.raises(RuleError, match=r"no longer what was translated: .*users_module\.py:(5|10|15): "):
-            use()
-    assert x.item() == 4.0
-    use()
-    assert x.item() == 10.0
-
-
-def test_a_file_whose_helper_has_changed_is_refused(tmp_path: Path) -> None:
-    own = module(OWN.replace("@pagedopt.rule\n", ""), tmp_path)
-    path = tmp_path / "users_module.py"
-    path.write_text(path.read_text().replace("x + by", "x * by"))
-    with pytest.raises(RuleError, match=r"users_module\.py:5: .*its source is not what Python runs"):
-        rule(own.subject)
-
-
-def test_defaults_keep_their_sign_and_size() -> None:
-    def signed(x, low=-2.0, zero=-0.0, most=math.inf):  # type: ignore[no-untyped-def]
-        return low**2 * min(x, most) + math_copy(zero)
-
-    def math_copy(x):  # type: ignore[no-untyped-def]
-        return 1 / (x + 1)
+def test_what_is_computed_only_in_a_branch_is_computed_only_there() -> None:
+    def inverse(x):  # type: ignore[no-untyped-def]
+        one = 1 / x
+        return one * one + one
 
     @rule
-    def subject(param):  # type: ignore[no-untyped-def]
-        return signed(param)
+    def subject(param, *, lr, step):  # type: ignore[no-untyped-def]
+        rate = inverse(lr) if lr != 0 and inverse(lr) > 1 else 0
+        other = inverse(lr) if step > 1 and lr != 0 else 7
+        both = (inverse(lr) if lr > 0 else 3) if step > 1 else 1 / step
+        param = param * inverse(lr) if lr != 0 else param * 1.0
+        inner = param if param > 0 else 2 * param if step != 1 else math.log(step - 1) * param
+        return inner + rate * other - both
 
-    x = torch.tensor([3.0], dtype=F64)
-    assert subject.reference(x)[0].item() == subject(3.0) == 13.0
-    multi_tensor_apply(subject, [[x]], {})
-    assert x.item() == 13.0
+    for lr, step in ((0.0, 3.0), (0.5, 3.0), (0.5, 2.0), (0.0, 2.0), (-0.5, 2.0)):
+        x = torch.linspace(-2, 2, 9, dtype=F64)
+        want = [subject(float(v), lr=lr, step=step) for v in x]
+        (reference,) = subject.reference(x, lr=lr, step=step)
+        multi_tensor_apply(subject, [[x]], {"lr": lr, "step": step})
+        assert x.tolist() == pytest.approx(want, rel=1e-14)
+        assert reference.tolist() == pytest.approx(want, rel=1e-14)
+
+
+def test_an_error_of_numbers_is_raised_where_the_branch_is_taken() -> None:
+    @rule
+    def subject(param, *, lr):  # type: ignore[no-untyped-def]
+        return param * (math.log(-1) if lr else 1 / 1)
+
+    assert subject.uniforms({"lr": 0.0}) == [1.0]
+    with pytest.raises(ValueError, match="math domain error"):
+        subject.uniforms({"lr": 1.0})
+
+
+def test_constants_keep_their_sign_and_size() -> None:
+    @rule
+    def subject(param, other, *, a):  # type: ignore[no-untyped-def]
+        low = (-2) ** a + -0.0 * a - min(a, math.inf)
+        param = low * min(param, math.inf) + max(other, -math.inf)
+        other = math.nan if param > 1 else -0.0
+        return param, other
+
+    x, y = torch.tensor([3.0, 0.0], dtype=F64), torch.tensor([-1.0, -1.0], dtype=F64)
+    assert subject(3.0, -1.0, a=2.0)[0] == 5.0
+    multi_tensor_apply(subject, [[x], [y]], {"a": 2.0})
+    assert (x.tolist(), y.isnan().tolist(), y.signbit().tolist()[1]) == ([5.0, -1.0], [True, False], True)
+
+
+# ---- the text ----
+
+
+def test_doublings_are_printed_as_statements() -> None:
+    @rule
+    def subject(a, *, lr):  # type: ignore[no-untyped-def]
+        for _ in range(30):
+            lr = lr + lr * lr
+            a = a + a * a
+        return a * lr
+
+    for text in (subject.cuda_source(), subject.prologue_source(), subject.numba_source()):
+        assert text.count("\n") > 30
+        assert len(text) < 6000
+    assert subject.uniforms({"lr": 1e-9}) == [pytest.approx(1e-9, rel=1e-6)]
+
+
+def test_deep_expressions_are_printed_as_statements(tmp_path: Path) -> None:
+    text = f"def f(x, *, lr):\n    return {' + '.join(f'x * {i} + lr**{i}' for i in range(120))}\n"
+    made = rule(module(text, tmp_path).f)
+    x = torch.tensor([0.5], dtype=F64)
+    multi_tensor_apply(made, [[x]], {"lr": 0.5})
+    assert x.item() == pytest.approx(120 * 119 / 4 + 2)
+    assert max(line.count("(") for line in made.cuda_source().splitlines()) < 100
+
+
+def test_the_text_has_the_authors_names() -> None:
+    text = functions.cuda_source()
+    assert "const S u0_ = " in text
+    assert "new" not in text.replace("new_", "")
+    text = RULES["adamw"].cuda_source()
+    assert "const S denominator = ((element_sqrt<S>(exp_avg_sq_2) * u5) + u6);" in text
+    assert "const bool near = (beta1 > S(0.5));" in RULES["adamw"].prologue_source()

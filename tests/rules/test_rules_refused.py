@@ -1,224 +1,221 @@
-"""What cannot be translated is refused where the rule is made, with the file and line it stands on."""
+"""What cannot be traced is refused with its file and line, a caret, the reason, and what to write instead."""
 
 from __future__ import annotations
 
-import inspect
-import re
-import textwrap
-from collections.abc import Callable
+import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
 from users_module import module
 
-from pagedopt.rules import Rule, RuleError
+from pagedopt.rules import Rule, RuleError, rule
 
-# The offending line is marked with #!; everything else about each rule is fine.
-REFUSED = {
-    "if statement": """
-        def f(param, grad, *, lr):
-            if lr > 1:  #!
-                param = param - grad
-            return param""",
-    "for loop": """
-        def f(param, grad):
-            grad = grad * 2
-            for i in range(3):  #!
-                param = param - grad
-            return param""",
-    "while loop": """
-        def f(param):
-            while param > 1:  #!
-                param = param / 2
-            return param""",
-    "unknown call": """
-        def f(param):
-            param = param * 2
-            param = tanh(param)  #!
-            return param""",
-    "returned hyperparameter that varies per element": """
-        def f(param, *, scale):
-            scale = scale * param  #!
-            return param, scale""",
-    "returned hyperparameter that varies at last": """
-        def f(param, *, scale):
-            scale = scale / 2
-            scale = max(scale, abs(param))  #!
-            param = param * scale
-            return param, scale""",
-    "returned hyperparameter as it was given": """
-        def f(param, *, lr):
-            param = param - lr
-            return param, lr  #!""",
-    "returned expression of a hyperparameter": """
-        def f(param, *, scale):
-            return param, scale / 2  #!""",
-    "returned hyperparameter twice": """
-        def f(param, *, scale):
-            scale = scale / 2
-            return param, scale, scale  #!""",
-    "returned step": """
-        def f(param, *, step):
-            step = step + 1
-            return param, step  #!""",
-    "hyperparameters alone": """
-        def f(param, *, lr, scale):
-            lr = lr / 2
-            scale = scale / 2
-            return lr, scale  #!""",
-    "nested function": """
-        def f(param):
-            def g(x):  #!
-                return x
-            return param""",
-    "returns a local": """
-        def f(param, grad):
-            step = param - grad
-            return param, step  #!""",
-    "returns nothing": """
-        def f(param):
-            param = 2 * param
-            return  #!""",
-    "no return": """
-        def f(param):
-            param = 2 * param  #!""",
-    "no tensors": """
-        def f(*, lr):  #!
-            return lr""",
-    "seventeen tensors": """
-        def f(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q):  #!
-            return a + q""",
-    "varargs": """
-        def f(param, *rest):  #!
-            return param""",
-    "keyword varargs": """
-        def f(param, **rest):  #!
-            return param""",
-    "positional only": """
-        def f(param, /, grad):  #!
-            return param""",
-    "default of a tensor": """
-        def f(param, grad=0):  #!
-            return param""",
-    "default that is no number": """
-        def f(param, *, mode="fast"):  #!
-            return param""",
-    "local u3": """
-        def f(param):
-            u3 = param * 2  #!
-            return u3 + param""",
-    "local with an underscore": """
-        def f(param):
-            _x = param * 2  #!
-            return _x + param""",
-}
-# Statements that stand alone in a rule, and ends of one.
+#: Above every rule below.
+HEAD = """\
+import functools
+import math
+import torch
+from math import sqrt
+TENSOR = torch.ones(3)
+
+
+def again(x):
+    return again(x - 1)
+
+
+def other(x):
+    return other_again(x)
+
+
+def other_again(x):
+    return other(x + 1)
+
+
+def wrong(x):
+    return x.sqrt()
+
+
+short = lambda x: x
+
+
+def two(x):
+    return x, x
+
+
+def first(x):
+    yield x
+
+
+"""
+TRUTH = "asks whether a value is true.*write 'name = a if test else b'"
+#: Statements that stand alone in a rule: what is refused, what the caret marks, what is said.
 STATEMENTS = {
-    "call of a hyperparameter alone": "rate = round(lr)",
-    "module function": "param = math.sqrt(param)",
-    "attribute": "param = param.grad",
-    "subscript": "param = param[0]",
-    "string": 'param = param + "1"',
-    "None": "param = None",
-    "complex number": "param = param * 1j",
-    "global name": "param = param * RATE",
-    "function used as a value": "param = param + sqrt",
-    "too many arguments": "param = sqrt(param, 2)",
-    "keyword argument": "param = sqrt(x=param)",
-    "three-way min": "param = min(param, grad, 1)",
-    "lambda": "param = (lambda x: x)(param)",
-    "walrus": "param = (y := 2) * param",
-    "comprehension": "param = [param for i in 3]",
-    "root as a power": "param = param ** 0.5",
-    "power of an element": "param = param ** grad",
-    "number to the power of an element": "param = lr ** param",
-    "remainder": "param = param % 2",
-    "floor division": "param = param // 2",
-    "bit operator": "param = param & grad",
-    "inverted bits": "param = ~param",
-    "identity": "param = param if param is grad else 0",
-    "membership": "param = param if param in (1, 2) else 0",
-    "value of 'or'": "param = param or grad",
-    "value of 'and'": "param = 2 * (param > 0 and grad)",
-    "hyperparameter reassigned": "lr = lr / 2",
-    "hyperparameter made an element": "lr = lr * param",
-    "two targets": "param = grad = 2 * param",
-    "unpacking": "param, grad = grad, param",
-    "annotation": "param: float = 2 * param",
-    "early return": "return param",
+    "if lr > 1: param = grad": ("if lr > 1: param = grad", TRUTH),
+    "while param > 1: param = param / 2": ("while param > 1: param = param / 2", TRUTH),
+    "assert lr > 0": ("assert lr > 0", TRUTH),
+    "param = sorted([param, grad])[0]": ("sorted([param, grad])", TRUTH),
+    "param = list(map(lambda x: x if lr else 0, [bool(param)]))[0]": ("bool(param)", TRUTH),
+    "for x in param: param = x": ("for x in param: param = x", "one number; there is nothing inside"),
+    "param = param[0]": ("param[0]", "one number; there is nothing inside"),
+    "param = math.sinh(param)": ("math.sinh(param)", "call of 'sinh'; .*plain functions.* sqrt/1, .*fma/3"),
+    "param = math.log(param, 2)": ("math.log(param, 2)", "call of 'log'; .* log/1"),
+    "param = sqrt(x=param)": ("sqrt(x=param)", "call of 'sqrt'; .*sqrt/1"),
+    "param = torch.sqrt(param)": ("torch.sqrt(param)", r"write 'from math import sqrt' and call sqrt\("),
+    "param = math.fabs(param)": ("math.fabs(param)", r"write Python's own abs and call abs\("),
+    "param = (grad * 2).sqrt()": ("(grad * 2).sqrt", r"no 'sqrt'; call sqrt\("),
+    "param = param.grad": ("param.grad", "numbers, which have no 'grad'"),
+    "param = float(param)": ("float(param)", r"leave float\(\), .* out: hyperparameters are floats"),
+    "param = param * int(lr)": ("int(lr)", r"leave .*int\(\) .*out"),
+    "param = isinstance(lr, float) * param": ("isinstance(lr, float)", "call of 'isinstance'"),
+    "param = type(param)(1)": ("type(param)", "call of 'type'"),
+    'param = len(f"{lr:.3}") * param': ('f"{lr:.3}"', "has no text while"),
+    "param = len(str(lr)) * param": ("str(lr)", "call of 'str'"),
+    "param = getattr(param, 'dtype', 1)": ("getattr(param, 'dtype', 1)", "call of 'getattr'"),
+    "param = param + '1'": ("param + '1'", "'1' where a number is needed"),
+    "param = param * None": ("param * None", "None where a number is needed"),
+    "param = param * 1j": ("param * 1j", "1j where a number is needed"),
+    "param = param + sqrt": ("param + sqrt", "a builtin_function_or_method where a number is needed"),
+    "param = param * TENSOR": ("param * TENSOR", r"a Tensor where .* is an argument of the rule, .* take .item\(\)"),
+    "param = TENSOR * param": ("TENSOR * param", "a Tensor where a number is needed"),
+    "param = 10**400 * param": ("10**400 * param", "an int that is too large for a float"),
+    "param = param + RITE": ("RITE", "NameError: name 'RITE' is not defined"),
+    "param = 1 / 0 * param": ("1 / 0", "ZeroDivisionError: division by zero"),
+    "param = param ** 0.5": ("param ** 0.5", r"'\*\*' of elements; use .* powers 2 and 3, or write sqrt"),
+    "param = param ** grad": ("param ** grad", r"'\*\*' of elements"),
+    "param = lr ** param": ("lr ** param", r"'\*\*' of elements"),
+    "param = param % 2": ("param % 2", r"'%' of elements; use \+ - \* / or the powers 2 and 3"),
+    "param = param // 2": ("param // 2", "'//' of elements"),
+    "param = param & grad": ("param & grad", "no bits; use"),
+    "param = ~param": ("~param", "no bits; use"),
+    "param = param @ grad": ("param @ grad", "no bits; use"),
+    "param = 1 if param is grad else 0": ("param is grad", "'is' of a value, .*compare it with =="),
+    "param = 1 if param is not None else 0": ("param is not None", "'is not' of a value"),
+    "param = 1 if 2 in (1, param) else 0": ("2 in (1, param)", "'in' of a value"),
+    "param = param or grad": ("param or grad", "the value of 'or', .*write 'a if test else b'"),
+    "param = 2 * (lr > 0 and 3)": ("lr > 0 and 3", "the value of 'and'"),
+    "param = grad if lr > 0 else (y := 2)": ("y := 2", "':=' in a branch; write 'y = …' before"),
+    "param, grad = (param, lr) if lr else (lr, param)": (
+        "(param, lr) if lr else (lr, param)",
+        "a tuple where .*; a branch is one number: choose each by itself",
+    ),
+    "param = again(param)": ("again(x - 1)", "'again' calls itself, directly or through others"),
+    "param = other(param)": ("other(x + 1)", "'other' calls itself"),
+    "param = wrong(param)": ("x.sqrt", r"no 'sqrt'; call sqrt\("),
+    "param = short(param)": ("short(param)", "'<lambda>' is no function that can be traced"),
+    "param = two(param, 1)": ("two(param, 1)", r"TypeError: two\(\) takes 1 positional argument but 2"),
+    "a, b = two(two(param)[0])[:1]": ("a, b", "not enough values to unpack"),
+    "param = functools.partial(max)([param, grad])": ("functools.partial(max)([param, grad])", TRUTH),
+    "param = first(param)": ("yield x", "runs once, to be traced"),
+    "global TENSOR": ("global TENSOR", "runs once, to be traced"),
+    "import os": ("import os", "runs once, to be traced"),
+    "class A: pass": ("class A: pass", "runs once, to be traced"),
+    "with param: pass": ("with param: pass", "runs once, to be traced"),
+    "try: param = float(lr)\n    except TypeError: param = 0": (
+        "try: param = float(lr)",
+        "runs once, to be traced",
+    ),
+    "match param:\n        case float(): param = 0": ("match param:", "runs once, to be traced"),
+    "return param": ("return param", "one 'return', which comes last; .*'a if test else b'"),
+    "for i in range(10**9): grad = param + i % 7": ("param + i % 7", "more than 10000 operations"),
+    "for i in range(9999): grad = grad * 2 + 1": ("grad * 2", "more than 10000 operations"),
 }
+RULE = "def f(param, grad, *, lr, scale=1.0):\n    {}\n    return param\n"
+REFUSED = {statement: (RULE.format(statement), mark, text) for statement, (mark, text) in STATEMENTS.items()}
+#: The last line of a rule whose first is another statement.
 ENDS = {
-    "method": "return param.sqrt()",
-    "returns an expression beside a name": "return param, grad * 2",
-    "returns one twice": "return param, param",
+    "return param, grad * 2": ("grad * 2", "returns 'grad . 2'; return .* by name.* 'grad = grad . 2'"),
+    "return param, TENSOR": ("TENSOR", "returns 'TENSOR'; return the parameters that change, by name"),
+    "return param, param": ("param", "returns 'param' twice; leave one out"),
+    "return param, lr": ("lr", "returns 'lr', a hyperparameter that it does not change"),
+    "lr = lr / 2\n    scale = 2\n    return lr, scale": ("return lr, scale", "returns no tensor"),
+    "return two(param)": ("return two(param)", "returns 2 values; assign them to parameters, and return these by name"),
+    "both = two(param)\n    return both": ("return both", "returns 2 values; assign them"),
+    "param = two(param)\n    return param": ("return param", "returns 2 values for one parameter"),
+    "param = two(grad)\n    return param, grad": ("return param, grad", "returns 2 values for one parameter"),
+    "param = None\n    return param": ("return param", "None where a number is needed"),
+    "param = grad\n    return": ("return", "ends with 'return' of the new values, not with 'return'"),
+    "param = 2 * grad": ("param = 2 * grad", "ends with 'return' of the new values, not with 'param = 2 . grad'"),
+    "if lr > 1:\n        return param": ("return param", "one 'return', which comes last"),
+    "lr = lr * param\n    return param, lr": ("return param, lr", "'lr' is one number for all elements; .*tensor's"),
+    "lr = lr / 2\n    lr = max(lr, abs(param))\n    return param, lr": ("return param, lr", "'lr' is one number"),
+}  # fmt: skip
+REFUSED |= {
+    body: (f"def f(param, grad, *, lr, scale=1.0):\n    {body}\n", mark, text) for body, (mark, text) in ENDS.items()
 }
 REFUSED |= {
-    name: f"        def f(param, grad, *, lr):\n            {line}  #!\n            return param"
-    for name, line in STATEMENTS.items()
-}
-REFUSED |= {name: f"        def f(param, grad, *, lr):\n            {line}  #!" for name, line in ENDS.items()}
+    body: (f"def f{body}:\n    return a\n", f"def f{body}:", text)
+    for body, text in [
+        ("(*, lr)", "at least one, are plain"), ("(a, *rest)", "plain positional"), ("(a, **rest)", "plain positional"),
+        ("(a, /, b)", "plain positional"), ("(a, b=0)", "plain positional"),
+        ("(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q)", "17 tensor parameters; there may be 16"),
+    ]
+}  # fmt: skip
+REFUSED["step"] = ("def f(a, *, step):\n    return a, step\n", "step", "'step', which the optimizer counts")
+REFUSED["mode"] = ("def f(a, *, mode='fast'):\n    return a\n", "mode", "the default of 'mode' is 'fast', not a number")
 
 
-def rule_from(body: str, tmp_path: Any) -> Rule:
-    """The rule that ``body`` defines in a file of its own."""
-    text = textwrap.dedent(body).lstrip("\n")
-    own = module(f"import math\nfrom math import sqrt\nRATE = 2.0\n\n\n{text}\n", tmp_path)
-    return Rule(getattr(own, re.findall(r"^def (\w+)", text, re.M)[0]))
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused_with_line_caret_reason_and_advice(name: str, tmp_path: Path) -> None:
+    text, mark, said = REFUSED[name]
+    whole, begin = HEAD + text, HEAD.count("\n")
+    lines = whole.splitlines()
+    at = next(i for i in (*range(begin + 1, len(lines)), *range(begin + 1)) if mark in lines[i])
+    with pytest.raises(
+        RuleError, match=rf"(?s)^\S*users_module\.py:{at + 1}: cannot translate this rule: .*{said}"
+    ) as e:
+        traced(rule(module(whole, tmp_path).f))
+    _, line, caret = str(e.value).splitlines()
+    assert line.strip() == lines[at].strip()
+    assert line[caret.index("^") : caret.rindex("^") + 1] == mark
 
 
-@pytest.mark.parametrize("body", REFUSED.values(), ids=REFUSED.keys())
-def test_what_cannot_be_translated_is_refused_by_line(body: str, tmp_path: Any) -> None:
-    lines = body.strip("\n").splitlines()
-    line = 6 + next(i for i, text in enumerate(lines) if text.endswith("#!"))  # five lines stand above
-    with pytest.raises(RuleError, match=rf"users_module\.py:{line}: cannot translate"):
-        rule_from(body, tmp_path)
+def traced(subject: Rule) -> Rule:
+    """It raises what is wrong with its values."""
+    assert subject.program
+    return subject
 
 
-@pytest.mark.parametrize("body", REFUSED.values(), ids=REFUSED.keys())
-def test_an_indented_rule_is_refused_by_the_same_line(body: str, tmp_path: Any) -> None:
-    """Rules are often written inside functions; getsource dedents them."""
-    lines = body.strip("\n").splitlines()
-    if lines[0].lstrip().startswith("def f"):
-        inner = textwrap.indent(textwrap.dedent(body.strip("\n")), "    ")
-        own = module(f"from math import sqrt\ndef make():\n{inner}\n    return f\n", tmp_path)
-        line = 3 + next(i for i, text in enumerate(lines) if text.endswith("#!"))
-        with pytest.raises(RuleError, match=rf":{line}: "):
-            Rule(own.make())
+def test_syntax_is_refused_by_the_decorator_and_values_at_first_use(tmp_path: Path) -> None:
+    with pytest.raises(RuleError, match="one 'return'"):
+        rule(module(HEAD + RULE.format("return grad"), tmp_path).f)
+    made = rule(module(HEAD + RULE.format("param = param[0]"), tmp_path).f)
+    for use in (made.cuda_source, made.prologue_source, made.numba_source, lambda: made.uniforms({"lr": 1.0})):
+        with pytest.raises(RuleError, match="nothing inside"):
+            use()
 
 
-CPP_WORDS = (  # noqa: SIM905
-    "alignas alignof asm auto bitand bitor bool case catch char char16_t char32_t compl const const_cast "
-    "constexpr decltype default delete do double dynamic_cast enum explicit export extern false float friend goto "
-    "inline int long mutable namespace new noexcept not_eq nullptr operator or_eq private protected public "
-    "register reinterpret_cast short signed sizeof static static_assert static_cast struct switch template this "
-    "thread_local throw true typedef typeid typename union unsigned using virtual void volatile wchar_t xor "
-    "xor_eq and_eq"
-).split()
-# Names the generated texts use themselves, macros of the compilers, and a Python name the loop needs.
-OWN_WORDS = ["u", "u0", "u12", "out", "S", "range", "INFINITY", "NAN", "NULL", "sqrt", "max", "element_abs"]
+def test_an_indented_rule_is_refused_by_the_same_line(tmp_path: Path) -> None:
+    """Rules are often written inside functions; letters may take several bytes."""
+    text = "def make():\n    def f(param, *, β):\n        param = β * 'ä' * param\n        return param\n    return f\n"
+    with pytest.raises(RuleError, match=r":3: .*\n    param = β \* 'ä' \* param\n            \^{7}$"):
+        traced(rule(module(text, tmp_path).make()))
 
 
-@pytest.mark.parametrize("word", [*CPP_WORDS, *OWN_WORDS])
-@pytest.mark.parametrize("place", ["tensor", "hyperparameter", "local"])
-def test_reserved_names_are_refused(word: str, place: str, tmp_path: Any) -> None:
-    body = {
-        "tensor": f"def f(param, {word}):\n    return param",
-        "hyperparameter": f"def f(param, *, {word}):\n    return param",
-        "local": f"def f(param):\n    {word} = 2 * param\n    return param",
-    }[place]
-    with pytest.raises(RuleError, match=f"'{word}' is reserved"):
-        rule_from(body, tmp_path)
+@pytest.mark.parametrize("text", ["'%s' % param", "f'{[param]}'", "{param: 1}.get(grad)"])
+def test_what_python_makes_of_a_value_is_no_number(text: str, tmp_path: Path) -> None:
+    with pytest.raises(RuleError, match="where a number is needed"):
+        traced(rule(module(RULE.format(f"param = {text}"), tmp_path).f))
 
 
-def test_a_function_without_source_is_refused() -> None:
-    namespace: dict[str, Callable[..., Any]] = {}
+def test_advice_that_is_followed_makes_a_rule(tmp_path: Path) -> None:
+    for line in ("param = grad if lr > 1 else param", "param = abs(sqrt(grad))", "grad = grad * 2; param = grad"):
+        assert traced(rule(module(HEAD + RULE.format(line), tmp_path).f)).writes == (0,)
+
+
+def test_a_value_of_another_rule_is_refused(tmp_path: Path) -> None:
+    text = "kept = []\ndef f(a):\n    kept.append(a)\n    return a * kept[0]\ndef g(b):\n    return b * kept[0]\n"
+    own = module(text, tmp_path)
+    traced(rule(own.f))
+    with pytest.raises(RuleError, match=r":6: .*a value of another rule, or of an earlier trace"):
+        traced(rule(own.g))
+
+
+def test_what_has_no_source_is_refused() -> None:
+    namespace: dict[str, Any] = {}
     exec("def f(param):\n    return param * 2", namespace)
-    assert inspect.isfunction(namespace["f"])
     with pytest.raises(RuleError, match="source cannot be read"):
-        Rule(namespace["f"])
-
-
-def test_a_lambda_is_refused() -> None:
-    double = lambda param: param * 2  # noqa: E731
-    with pytest.raises(RuleError, match="written with def"):
-        Rule(double)
+        rule(namespace["f"])
+    for other in (functools.partial(rule), len, Path, lambda param: param * 2):
+        with pytest.raises(RuleError, match="plain function written with def"):
+            rule(other)

@@ -70,8 +70,9 @@ def schedule(param, *, lr, warm, step):  # type: ignore[no-untyped-def]
     cycle = step % 7 // 2 + (step > 3) + (0 < step <= 5) - (-(step != 2))
     fall = 1 / (1 + abs(step - warm)) if step > warm or step == 1 else sqrt(abs(lr))
     late = True if step > 100 else 0
+    both = 2 if (step > 2 and warm) or lr else 3
     rate = lr * share * sign(cycle - 3) * fall**1.5 + 2**3 * late
-    return param - rate * cycle - share * late
+    return (param if (step and warm) or lr else 2 * param) - rate * cycle - share * late * both
 
 
 @given(steps=st.lists(STEPS, min_size=8, max_size=20), warm=st.floats(-5, 50), lr=st.floats(-1, 1))

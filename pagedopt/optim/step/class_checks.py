@@ -30,7 +30,7 @@ def check_rules(owner: str, rules: Iterable[Any]) -> None:
 @functools.cache
 def check_update(rule: Rule) -> None:
     """Raise RuleError if a rule leaves its first input, changes its second, or assigns state and does not return it."""
-    names, code, changes = rule.inputs, rule.function.__code__, rule.program.changes
+    names, code, changes = rule.inputs, rule.function.__code__, rule.changes
     who = f"{code.co_filename}:{code.co_firstlineno}: rule {rule.name!r} of an optimizer"
     if len(names) < 2:
         raise RuleError(f"{who} takes {names[0]!r} alone: {_ORDER}")

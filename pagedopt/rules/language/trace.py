@@ -1,0 +1,414 @@
+"""Traces a rule: Python runs it with nodes in the place of numbers, and every operation on one makes another.
+
+What would ask for a truth value (``a if t else b``, ``and``, ``or``, ``not``, comparisons) and calls are rewritten
+before into calls of :class:`Trace`; an assignment also names its value.  All else is Python's own.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import operator
+from collections.abc import Callable, Hashable
+from numbers import Integral, Real
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType
+from typing import Any, NoReturn
+
+from .operations import ARITY, FUNCTIONS, OPERATIONS
+from .syntax import RuleError, Signature, Source, check, codes, refuse, source_of
+
+#: The most operations of a rule.
+MOST = 10_000
+#: Operators of Python, by the method of a node that is called.
+BINARY = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "**": "pow", "%": "mod", "//": "floordiv"}
+COMPARED = {"<": "lt", "<=": "le", ">": "gt", ">=": "ge", "==": "eq", "!=": "ne"}
+
+
+class Refusal(Exception):
+    """What a rule must not do, without the line where it does."""
+
+
+class Raw(str):
+    """An operand that is printed as it is."""
+
+
+class Node:
+    """One operation, or an input.  Equal operations of one rule are one node.
+
+    Attributes:
+        op: a key of :data:`OPERATIONS`; of leaves "input" or "scalar".
+        args: its operands: nodes, or numbers.
+        name: the author's, if any.
+        paths: the branches in which the author computes it, each as pairs (index of a test, which way); () is outside.
+        varies: whether it depends on elements; otherwise on hyperparameters alone.
+        truth: whether it is a truth value.
+        whole: whether Python has an int for it, whatever the hyperparameters.
+        risky: whether Python may raise for it or what it is made of.
+    """
+
+    __slots__ = ("args", "index", "name", "op", "paths", "risky", "trace", "truth", "varies", "whole")
+    __array_ufunc__ = None  # NumPy's numbers leave their operators to ours
+    __hash__ = object.__hash__
+
+    def __init__(self, trace: Trace, op: str, *args: Any, name: str = "") -> None:
+        self.trace, self.op, self.args, self.name, self.index = trace, op, args, name, len(trace.nodes)
+        nodes, row = [a for a in args if isinstance(a, Node)], OPERATIONS.get(op)
+        self.paths: set[tuple[tuple[int, bool], ...]] = set()
+        self.varies: bool = op in ("input", "stored") or any(a.varies for a in nodes)
+        self.truth = row is not None and row.truth
+        self.risky: bool = row is not None and (row.risky or any(a.risky for a in nodes))
+        self.whole = row is not None and row.whole is not None and all(_is_whole(args[i]) for i in row.whole)
+        trace.nodes.append(self)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        known = f"; call {name}(…)" if name in FUNCTIONS else ""
+        raise Refusal(f"elements and hyperparameters are numbers, which have no {name!r}{known}")
+
+    def __pos__(self) -> Node:
+        return self
+
+    def __neg__(self) -> Node:
+        return self.trace.node("neg", self)
+
+    def __abs__(self) -> Node:
+        return self.trace.node("abs", self)
+
+
+def _binary(op: str, backwards: bool) -> Callable[[Node, Any], Node]:
+    return lambda self, other: self.trace.binary(op, *((other, self) if backwards else (self, other)))
+
+
+def _refusing(why: str) -> Callable[..., NoReturn]:
+    def method(*_: Any) -> NoReturn:
+        raise Refusal(why)
+
+    return method
+
+
+for _op, _name in (BINARY | COMPARED).items():
+    setattr(Node, f"__{_name}__", _binary(_op, False))
+    if _op in BINARY:
+        setattr(Node, f"__r{_name}__", _binary(_op, True))
+for _why, _names in {
+    "it asks whether a value is true, which is known only in a kernel; a choice is an expression: write "
+    "'name = a if test else b' (a loop runs over what is known now)": "bool",
+    "elements and hyperparameters have no bits; use + - * /, and 'and', 'or', 'not' in conditions":
+        "and or xor lshift rshift matmul rand ror rxor rlshift rrshift rmatmul invert",
+    "a value has no number while a rule is traced; leave float(), int() and the like out: hyperparameters are floats":
+        "float int complex round trunc floor ceil",
+    "an element or hyperparameter is one number; there is nothing inside":
+        "getitem setitem iter len index contains call",
+    "a value has no text while a rule is traced; leave it out": "format",
+}.items():  # fmt: skip
+    for _name in _names.split():
+        setattr(Node, f"__{_name}__", _refusing(_why))
+
+
+def _is_whole(value: Any) -> bool:
+    return value.whole if isinstance(value, Node) else isinstance(value, int)
+
+
+# ---- rewriting ----
+
+#: The name under which rewritten code has the trace.
+_TRACE = "__pagedopt_trace__"
+_OPERATORS: dict[type[ast.cmpop], str] = {
+    ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=", ast.Is: "is",
+    ast.IsNot: "is not", ast.In: "in", ast.NotIn: "not in",
+}  # fmt: skip
+_ON_OBJECTS: dict[str, Callable[[Any, Any], Any]] = {
+    "is": operator.is_, "is not": operator.is_not, "in": lambda a, b: a in b, "not in": lambda a, b: a not in b,
+}  # fmt: skip
+
+
+class _Rewriter(ast.NodeTransformer):
+    """Puts calls of the trace in the place of what would ask for a truth value, and of calls."""
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
+        branches = (_lambda(self.visit(branch)) for branch in (node.body, node.orelse))
+        return _hook(node, "choice", self._condition(node.test), *branches)
+
+    def visit_BoolOp(self, node: ast.BoolOp, condition: bool = False) -> ast.expr:
+        first, *rest = map(self._condition if condition else self.visit, node.values)
+        op = ast.Constant("and" if isinstance(node.op, ast.And) else "or")
+        return _hook(node, "joined", op, ast.Constant(condition), first, *map(_lambda, rest))
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
+        is_not = isinstance(node.op, ast.Not)
+        return _hook(node, "denied", self._condition(node.operand)) if is_not else self.generic_visit(node)
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        links = zip(node.ops, map(self.visit, node.comparators), strict=True)
+        texts = (x for op, value in links for x in (ast.Constant(_OPERATORS[type(op)]), _lambda(value)))
+        return _hook(node, "compared", self.visit(node.left), *texts)
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        made = _hook(node, "call", node.func, *node.args)
+        made.keywords = node.keywords
+        return made
+
+    def visit_Assign(self, node: ast.Assign | ast.AugAssign) -> list[ast.stmt]:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        names = [n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+        named = (_hook(node, "named", ast.Constant(name), ast.Name(name, ast.Load())) for name in names)
+        self.generic_visit(node)
+        return [node, *(ast.copy_location(ast.Expr(call), node) for call in named)]
+
+    visit_AugAssign = visit_Assign
+
+    def _condition(self, node: ast.expr) -> Any:
+        return self.visit_BoolOp(node, True) if isinstance(node, ast.BoolOp) else self.visit(node)
+
+
+def _lambda(body: ast.expr) -> ast.Lambda:
+    nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+    return ast.copy_location(ast.Lambda(nothing, body), body)
+
+
+def _hook(node: Any, name: str, *args: ast.expr) -> ast.Call:
+    made = ast.Call(ast.Attribute(ast.Name(_TRACE, ast.Load()), name, ast.Load()), list(args), [])
+    return ast.fix_missing_locations(ast.copy_location(made, node))
+
+
+def _rewritten(function: FunctionType, source: Source, trace: Trace) -> FunctionType:
+    """Return ``function`` with its source rewritten for ``trace``."""
+    tree, free = _Rewriter().visit(source.read()), function.__code__.co_freevars
+    # Decorators, annotations and defaults are evaluated outside of the function: they are no part of its code.
+    tree.decorator_list, tree.returns, tree.name = [], None, f"{_TRACE}d"
+    tree.args.defaults, tree.args.kw_defaults = [], [None] * len(tree.args.kwonlyargs)
+    for arg in ast.walk(tree.args):
+        if isinstance(arg, ast.arg):
+            arg.annotation = None
+    scope = ast.parse(f"def scope():\n    {' = '.join((*free, _TRACE))} = None")
+    scope.body[0].body.append(tree)  # type: ignore[attr-defined]
+    code = next(c for c in codes(compile(scope, source.file, "exec", dont_inherit=True)) if c.co_name == tree.name)
+    code = code.replace(co_name=function.__name__, co_qualname=function.__qualname__)
+    cells = dict(zip(free, function.__closure__ or (), strict=True)) | {_TRACE: CellType(trace)}
+    closure = tuple(cells[name] for name in code.co_freevars)
+    made = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
+
+
+# ---- running ----
+
+#: Builtins that may be called with a node; what they do with it, they do by its operators.
+_ALLOWED = (sum, zip, list, tuple, dict, set, enumerate, reversed, map, filter, iter, range, pow, float, int, bool,
+            complex, round)  # fmt: skip
+#: Modules whose functions take numbers, not nodes; names that they have for functions that a rule may call.
+_NUMERIC = ("math", "cmath", "_operator", "numpy", "torch")
+_OTHER_NAMES = {"absolute": "abs", "fabs": "abs", "fmax": "max", "fmin": "min", "maximum": "max", "minimum": "min"}
+
+
+class Trace:
+    """One run of a rule with nodes.
+
+    Attributes:
+        nodes: in the order in which Python made them.
+    """
+
+    def __init__(self, signature: Signature) -> None:
+        self.signature, self.nodes, self._count = signature, list[Node](), 0
+        self._known: dict[Any, Node] = {}
+        self._path: tuple[tuple[int, bool], ...] = ()
+        self._rewritten: dict[FunctionType, FunctionType] = {}
+        self._own: set[CodeType] = set()
+        self._active: list[FunctionType] = []
+
+    def run(self, function: Any, source: Source | None) -> tuple[list[Node], dict[str, Any]]:
+        """Return all nodes, and the values of what the rule returns, by name, or raise RuleError at the line at fault.
+
+        Args:
+            source: of ``function``; None: it is ours, and is called as it is.
+        """
+        inputs = [Node(self, "input", name=name) for name in self.signature.inputs]
+        scalars = {name: Node(self, "scalar", name=name) for name in self.signature.scalars}
+        try:
+            return self.nodes, self._results(self._traced(function, source)(*inputs, **scalars))
+        except RuleError:
+            raise
+        except Exception as error:
+            self._refuse(error, source)
+
+    def _results(self, value: Any) -> dict[str, Any]:
+        names = self.signature.returned
+        values = value if isinstance(value, tuple) and len(value) == len(names) else (value,)
+        for each in values:
+            if isinstance(each, tuple | list):
+                one = " for one parameter" if names else "; assign them to parameters, and return these by name"
+                raise Refusal(f"returns {len(each)} values{one}")
+        found = dict(zip(names or self.signature.inputs[:1], map(self._operand, values), strict=True))
+        if several := [n for n in self.signature.counted if isinstance(found[n], Node) and found[n].varies]:
+            raise Refusal(f"{several[0]!r} is one number for all elements; it must not depend on a tensor's")
+        return found
+
+    def _refuse(self, error: Exception, source: Source | None) -> NoReturn:
+        """Raise a RuleError at the innermost line of a traced function; without one: at the end of ``source``."""
+        found, trace = None, error.__traceback__
+        while trace is not None:
+            found, trace = trace if trace.tb_frame.f_code in self._own else found, trace.tb_next
+        why = str(error) if isinstance(error, Refusal) else f"{type(error).__name__}: {error}"
+        if found is not None:
+            code = found.tb_frame.f_code
+            first, last, begin, end = list(code.co_positions())[found.tb_lasti // 2]
+            refuse(code.co_filename, found.tb_lineno, why, begin or 0, end if first == last else None)
+        if source is not None:
+            source.refuse(source.tree.body[-1], why)
+        raise RuleError(f"rule {self.signature.name!r}: {why}") from error
+
+    # ---- nodes ----
+
+    def node(self, op: str, *args: Any) -> Node:
+        """Return the node of an operation."""
+        self._count += 1
+        if self._count > MOST:
+            raise Refusal(f"more than {MOST} operations; a rule is the update of one element")
+        args = tuple(map(self._operand, args))
+        key = (op, *((a.index,) if isinstance(a, Node) else (type(a), repr(a)) for a in args))
+        if key not in self._known:
+            self._known[key] = Node(self, op, *args)
+        self._known[key].paths.add(self._path)
+        return self._known[key]
+
+    def binary(self, op: str, left: Any, right: Any) -> Node:
+        """Return the node of an operator."""
+        if any(isinstance(a, Node) and a.varies for a in (left, right)) and op in ("**", "%", "//"):
+            if op != "**" or isinstance(right, Node) or right not in (2, 3):
+                roots = ", or write sqrt, exp and log, with 'from math import sqrt, exp, log'" if op == "**" else ""
+                raise Refusal(f"{op!r} of elements; use + - * / or the powers 2 and 3{roots}")
+            square = self.node("*", left, left)
+            return square if right == 2 else self.node("*", square, left)
+        return self.node(op, left, right)
+
+    def _operand(self, value: Any) -> Any:
+        """Return a node of this trace, or a Python number, which ``value`` is; refuse other things."""
+        if isinstance(value, Node) and value.trace is not self:
+            raise Refusal("a value of another rule, or of an earlier trace; give it as an argument")
+        if isinstance(value, Node | Raw):
+            return value
+        if not isinstance(value, Real):
+            said = repr(value) if value is None or isinstance(value, str | complex) else f"a {type(value).__name__}"
+            advice = "; a branch is one number: choose each by itself" if isinstance(value, tuple) else ""
+            advice += "; a tensor is an argument of the rule, and of one number take .item()" * (said == "a Tensor")
+            raise Refusal(f"{said} where a number is needed{advice}")
+        try:
+            float(value)
+        except OverflowError:
+            raise Refusal("an int that is too large for a float") from None
+        return int(value) if isinstance(value, Integral) else float(value)
+
+    # ---- what rewritten code calls ----
+
+    def _traced(self, function: FunctionType, source: Source | None) -> Callable[..., Any]:
+        """Return a function that runs ``function`` rewritten; without ``source``: as it is."""
+        if source is not None and function not in self._rewritten:
+            check(source)
+            self._rewritten[function] = _rewritten(function, source, self)
+            self._own |= {*codes(self._rewritten[function].__code__)}
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if function in self._active:
+                raise Refusal(f"{function.__name__!r} calls itself, directly or through others; write each turn out")
+            self._active.append(function)
+            try:
+                return self._rewritten.get(function, function)(*args, **kwargs)
+            finally:
+                self._active.pop()
+
+        return run
+
+    def call(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function: one of :data:`FUNCTIONS` makes a node, plain functions are traced, too."""
+        if isinstance(function, MethodType):
+            function, args = function.__func__, (function.__self__, *args)
+        if getattr(function, "__code__", None) in self._own:
+            return self._traced(function, None)(*args, **kwargs)
+        given = (*args, *kwargs.values())
+        if not any(map(_has_node, given)):
+            return function(*args, **kwargs)
+        name = next((name for name, known in FUNCTIONS.items() if known is function), "")
+        if name and not kwargs and (len(args) == ARITY[name] or len(args) > ARITY[name] == 2):
+            first = self.node(name, *args[: ARITY[name]])
+            return functools.reduce(lambda a, b: self.node(name, a, b), args[ARITY[name] :], first)
+        if isinstance(function, FunctionType) and not name:
+            try:
+                source = source_of(function)
+            except RuleError as error:
+                raise Refusal(f"{function.__name__!r} is no function that can be traced: {error}") from None
+            return self._traced(function, source)(*args, **kwargs)
+        if any(isinstance(a, Node) for a in given) and (name or not _is_native(function)):
+            raise Refusal(_instead(getattr(function, "__name__", type(function).__name__), name))
+        return function(*args, **kwargs)
+
+    def choice(self, test: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
+        """``yes if test else no``"""
+        if not isinstance(test, Node):
+            return yes() if test else no()
+        return self.node("choice", test, self._branch(test, True, yes), self._branch(test, False, no))
+
+    def _branch(self, test: Node, taken: bool, value: Callable[[], Any]) -> Any:
+        before, self._path = self._path, (*self._path, (test.index, taken))
+        try:
+            return self._operand(value())
+        except (ArithmeticError, ValueError) as error:  # of numbers alone: the host raises if the branch is taken
+            if any(self.nodes[i].varies for i, _ in self._path):
+                raise
+            kind = "ValueError" if isinstance(error, ValueError) else type(error).__name__
+            return self.node("raise", Raw(kind), Raw(repr(str(error))))
+        finally:
+            self._path = before
+
+    def joined(self, op: str, condition: bool, first: Any, *rest: Callable[[], Any]) -> Any:
+        """``first and …`` or ``first or …``; ``condition``: only its truth is asked for."""
+        if not rest:
+            return first
+        if not isinstance(first, Node):
+            return first if bool(first) == (op == "or") else self.joined(op, condition, rest[0](), *rest[1:])
+        if not condition:  # Python returns one of the operands, a kernel a truth value
+            raise Refusal(f"the value of {op!r}, which only stands in conditions; write 'a if test else b'")
+        second = self._branch(first, op == "and", lambda: self.joined(op, True, rest[0](), *rest[1:]))
+        return self.node(op, first, second)
+
+    def denied(self, value: Any) -> Any:
+        """``not value``"""
+        return self.node("not", value) if isinstance(value, Node) else not value
+
+    def compared(self, left: Any, op: str, value: Callable[[], Any], *more: Any) -> Any:
+        """``left < value``, ``left < value <= …``, ``left is value``, …"""
+        right = value()
+        if op in _ON_OBJECTS and (_has_node(left) or _has_node(right)):
+            raise Refusal(f"{op!r} of a value, which is a number: compare it with ==, or write 'a if test else b'")
+        first = (_ON_OBJECTS[op] if op in _ON_OBJECTS else getattr(operator, COMPARED[op]))(left, right)
+        return self.joined("and", True, first, lambda: self.compared(right, *more)) if more else first
+
+    def named(self, name: str, value: Any) -> None:
+        """Remember the author's name of a value."""
+        if isinstance(value, Node):
+            value.name = value.name or name
+
+
+def _has_node(value: Any) -> bool:
+    inner = value.values() if isinstance(value, dict) else value
+    return isinstance(value, Node) or (isinstance(value, tuple | list | set | dict) and any(map(_has_node, inner)))
+
+
+def _is_native(function: Any) -> bool:
+    """Whether Python may call a function with a node: it can only compute with it, or pass it on."""
+    if isinstance(function, BuiltinFunctionType) and isinstance(function.__self__, list | dict | set):
+        return True
+    home = (getattr(function, "__module__", None) or type(function).__module__).partition(".")[0]
+    return function in _ALLOWED if isinstance(function, Hashable) and home == "builtins" else home not in _NUMERIC
+
+
+def _instead(called: str, known: str) -> str:
+    """Say what to write for a call that is refused; ``known``: its name among :data:`FUNCTIONS`."""
+    name = _OTHER_NAMES.get(called, called)
+    if name in FUNCTIONS and not known:
+        home = FUNCTIONS[name].__module__
+        how = f"Python's own {name}" if home == "builtins" else f"'from {home} import {name}'"
+        return f"call of another {called!r}; write {how} and call {name}(…)"
+    there = ", ".join(f"{name}/{arity}" for name, arity in ARITY.items())
+    return f"call of {called!r}; a rule may call plain functions, written with def, and (name/arguments) {there}"
