@@ -16,10 +16,12 @@ from support import BF16, F16, F32, F64
 
 import pagedopt
 from pagedopt import Moment, PagedOptimizer, Rule, RuleError, Sweep, compose, multi_tensor_apply
-from pagedopt.formats.int8 import ROOT2
+from pagedopt.formats.int8 import FIRST
 from pagedopt.kernels import nvrtc, source
 from pagedopt.rules import RULES, fma
 from tests.outside.element_format import Fixed16
+
+CODES = FIRST["nearest"]
 
 
 @pagedopt.rule
@@ -155,7 +157,12 @@ def test_it_compiles() -> None:
     nvrtc_support.nvrtc()
     made = compose(clipped, RULES["adamw"])
     names = [instance(made, types, 512, "TableAt") for types in ((F32,) * 4, (BF16, F16, F32, F32))]
-    types = (pagedopt.formats.FORMATS["bfloat16"], pagedopt.formats.FORMATS["float16"], ROOT2, ROOT2)
+    types = (
+        pagedopt.formats.FORMATS["bfloat16"],
+        pagedopt.formats.FORMATS["float16"],
+        CODES,
+        CODES,
+    )
     names.append(source.instance(made, types, 512, "TableAt"))
     cubin, symbols = nvrtc.compile_cuda(source.text(made, types), tuple(names), "sm_90")
     assert all(symbol.encode() in cubin for symbol in symbols)
@@ -188,9 +195,11 @@ def test_what_does_not_fit_together_is_refused(rules: Any, error: type[Exception
 def test_a_list_of_blocks_between_two_rules_is_refused() -> None:
     made = compose(fading, fading)
     codes = [[torch.zeros(512, dtype=torch.int8)], [torch.zeros(2)]]
-    with pytest.raises(ValueError, match=r"in 'weight'; format 'int8, root 2' stores blocks.* one after another"):
-        Sweep(made, codes, formats=[ROOT2])
-    Sweep(fading, codes, formats=[ROOT2])
+    with pytest.raises(
+        ValueError, match=r"in 'weight'; format 'int8, root 3, nearest' stores blocks.* one after another"
+    ):
+        Sweep(made, codes, formats=[CODES])
+    Sweep(fading, codes, formats=[CODES])
 
 
 def test_a_format_of_ones_own_rounds_between_two_rules() -> None:
