@@ -35,7 +35,8 @@ NO_ARENAS = ReadyArenas([], (), NOTHING_HELD)
 def find(arenas: Sequence[Arena], states: Sequence[torch.Tensor]) -> tuple[int, int] | None:
     """Return (index of the arena, index of the parameter in it) if the tensors are its views, one per section.
 
-    Views of a part are none: rows are cut from the arena's layout, and would reach behind a parameter that has shrunk.
+    A tensor that views only a part of its section does not count.  A step takes the number of elements from the layout,
+    and would write behind a parameter that was cut down together with its state.
     """
     for number, arena in enumerate(arenas):
         layout, base = arena.layout, arena.tensor.data_ptr()

@@ -1,8 +1,11 @@
 """Python in processes of their own: new interpreters, or forks of a server, which start at once.
 
-The server has loaded torch and Numba, which takes an interpreter four seconds, and no module of ours.  A test needs a
-new interpreter if it asks what is loaded, how much memory that takes, what comes at exit or of an interrupt while
-modules are loaded, or sets what a library reads when it is loaded.
+The server has loaded torch and Numba, which takes an interpreter seconds, and no module of ours.  A test asks for a new
+interpreter (``fresh=True``) for one of these reasons:
+
+* it looks at which modules are loaded, or at the memory that they take;
+* it looks at what happens when Python exits, or when it is interrupted while it loads modules;
+* it sets a variable that a library reads when it is loaded.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def source_files(root: Path) -> list[Path]:
     """Return the library's sources in an order that does not depend on the file system."""
     found = []
     for folder, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if name not in SKIPPED]  # site-packages alone takes a second to walk
+        folders[:] = [name for name in folders if name not in SKIPPED]  # site-packages alone takes long to walk
         found += [Path(folder, name) for name in names if name.endswith(".py")]
     return sorted(found, key=lambda path: path.relative_to(root).as_posix())
 
