@@ -3,10 +3,16 @@
 Answer (CPU, 2026-11): without a gradient they go as far as in float32, to 4 %; at β1 0.9 the furthest twice as far, at
 0.99 five times.  Small ones take updates up to 14 times as large as float32's.
 
-In a play, blocks of 256 elements have a gradient of normal numbers in each step.  Eight elements of each have none
-after the first step, eight have one of a millionth or more of the others' size, and eight have theirs in each
-hundredth step and a thousandth of it in between, as rows of a tied embedding.  In a real training, an embedding of
-50,000 rows learns words, of which most are rare.  Everyone gets the same gradients, as in ``codes``.
+In a play, blocks of 256 elements have a gradient of normal numbers in each step.  In each block,
+three kinds of elements differ, eight of each kind:
+
+* their gradient is zero after the first step;
+* their gradient is small: down to a millionth of the others' size;
+* their gradient has the others' size in every hundredth step, and a thousandth of it in between, as in rows of a tied
+  embedding.
+
+In a real training, an embedding of 50,000 rows learns words, of which most are rare.  All formats get the same
+gradients, as in ``codes``.
 """
 
 from __future__ import annotations
