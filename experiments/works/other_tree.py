@@ -26,6 +26,7 @@ def works(gpu: bool, quick: bool) -> dict[str, tuple[Any, ...]]:
         found |= {
             "GPT-2, float32": (gpt2, f32, 30),
             "GPT-2, bfloat16": (gpt2, torch.bfloat16, 30),
+            "GPT-2, int8": (gpt2, f32, 30, {"state_format": "int8"}),
             "1 B in 60 tensors": ([(4096, 4096)] * 60, f32, 10),
         }
         for name in ("mapped", "memcpy", "struct", "hybrid"):
