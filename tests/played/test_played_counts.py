@@ -77,7 +77,7 @@ def test_counts_of_a_device_that_no_flag_has_put_there_are_followed(
 @some_orders
 def test_a_queued_step_reads_its_counts_there(monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
     def act(run: Run) -> Ends:
-        torch.manual_seed(5)
+        torch.default_generator.manual_seed(5)
         model = nn.Sequential(*(nn.Linear(40, 40) for _ in range(3))).to(run.device)
         optimizer = run.adamw(model.parameters(), device_budget=0, fused=True)
         if run.card is not None:
@@ -104,7 +104,7 @@ def test_a_step_that_reads_a_learning_rate_there_is_not_queued(monkeypatch: pyte
     """It would read what a schedule has made of it since."""
 
     def act(run: Run) -> Ends:
-        torch.manual_seed(5)
+        torch.default_generator.manual_seed(5)
         model = nn.Sequential(*(nn.Linear(40, 40) for _ in range(3))).to(run.device)
         optimizer = run.adamw(model.parameters(), device_budget=0, fused=True)
         rate = optimizer.param_groups[0]["lr"] = torch.tensor(0.01, dtype=torch.float64).to(run.device)

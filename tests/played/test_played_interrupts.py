@@ -34,7 +34,7 @@ class Training:
     """Of two layers, attached if they are on a card; one step has been taken."""
 
     def __init__(self, run: Run) -> None:
-        torch.manual_seed(5)
+        torch.default_generator.manual_seed(5)
         self.model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)).to(run.device)
         self.optimizer = run.adamw(self.model.parameters(), device_budget=0)
         if run.card is not None:

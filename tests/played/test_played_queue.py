@@ -20,7 +20,7 @@ def nothing(run: Run, model: nn.Module, optimizer: Any) -> None:
 
 
 def train(run: Run, between: Between = nothing, count: int = 4) -> Ends:
-    torch.manual_seed(5)
+    torch.default_generator.manual_seed(5)
     layers = [each for _ in range(3) for each in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
     model = nn.Sequential(*layers).to(run.device)
     optimizer = run.adamw(model.parameters(), device_budget=0)
