@@ -75,8 +75,8 @@ MOMENTUM = Family("SGD with momentum", torch.optim.SGD, PagedSGD, {"lr": 1e-3, "
 
 
 def ours(family: Family = ADAMW, /, **options: Any) -> Build:
-    """PagedAdamW, or another of ours."""
-    return lambda params: Bound(family.paged(params, **family.hyper, **options).step)
+    """PagedAdamW, or another of ours, with the family's hyperparameters where ``options`` has no other."""
+    return lambda params: Bound(family.paged(params, **{**family.hyper, **options}).step)
 
 
 def theirs(family: Family = ADAMW, /, **options: Any) -> Build:

@@ -25,12 +25,13 @@ LARGE = {"cpu": (200, 201), "cuda": (1100, 1101)}
 
 def numbers(shape: tuple[int, ...], seed: int, device: str = "cpu") -> torch.Tensor:
     """Values between -1 and 1 by integer arithmetic, none of them 0, the same on every device."""
-    return _numbers(tuple(shape), seed, device).clone()
+    return _numbers(tuple(shape), seed).to(device, copy=True)
 
 
-@functools.lru_cache(maxsize=128)  # all edits are made to the same parameters and gradients
-def _numbers(shape: tuple[int, ...], seed: int, device: str) -> torch.Tensor:
-    k = torch.arange(torch.Size(shape).numel(), device=device)
+# All edits are made to the same parameters and gradients.  They are kept on the host: memory of a device is counted.
+@functools.lru_cache(maxsize=128)
+def _numbers(shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    k = torch.arange(torch.Size(shape).numel())
     return (((k * 7919 + seed * 104729) % 2003 * 2 - 2003).float() / 2003).reshape(shape)
 
 
