@@ -60,7 +60,8 @@ def test_another_measurement_makes_another_page(tmp_path: Path) -> None:
     kept = Results().folder
     for name in ("paged_state", "fused_step", "in_8_bits", "in_16_bits", "captured_step", "hidden_step",
                  "optimizer_ladder"):  # fmt: skip
-        shutil.copy(kept / f"{name}-nvidia-h200.json", tmp_path)
+        for measured in kept.glob(f"{name}-nvidia-h[12]00*.json"):
+            shutil.copy(measured, tmp_path)
     path = tmp_path / "paged_state-nvidia-h200.json"
     found = json.loads(path.read_text())
     for row in found["parts"]["rivals"]["rows"]:
