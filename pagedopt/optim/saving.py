@@ -10,6 +10,7 @@ from .loading.check import check_is_dict
 from .loading.load import load
 from .locks import locked
 from .overlapping import OverlappingOptimizer
+from .state.damage import check_whole
 from .state.encoding import decoded
 from .state.group_options import drop_formats
 from .state.rule_optimizer import RuleOptimizer
@@ -89,8 +90,4 @@ class SavingOptimizer(OverlappingOptimizer):
     @locked  # a step sets `damaged` while it runs, so wait for a step in another thread
     def _check_whole(self) -> None:
         """Raise RuntimeError if state is damaged."""
-        if self.damaged:
-            raise RuntimeError(
-                f"the state of this {type(self).__name__} is damaged: {self.damaged}. Some of it belongs to a step "
-                "that the rest does not know; load_state_dict() of a checkpoint mends it (load the model's, too)"
-            )
+        check_whole(self)

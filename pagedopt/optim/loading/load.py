@@ -6,6 +6,7 @@ because there may be no room for all state twice.  A half-finished copy leaves t
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from ...placements.store import Store, Wanted
 from ...system.interrupts import Uninterrupted
 from ...tables.columns import widest_first
 from ...tables.shards import local
+from ..state.damage import whole
 from ..state.encoding import decode, encode
 from ..state.group_options import check_group_options, keep_own
 from ..state.rule_optimizer import RuleOptimizer
@@ -42,14 +44,14 @@ def load(
     before = dict(vars(optimizer))
     given: list[StateDict] = []
     begun = made = False
+    written = contextlib.ExitStack()
 
     def take(_: torch.optim.Optimizer, loaded: StateDict) -> StateDict:
         check_form(loaded)
         # If a rule of this optimizer has state named "state1", the name does not mean that the dict is bitsandbytes'.
         has_state1 = any("state1" in optimizer.state_names(group) for group in optimizer.param_groups)
         given.append(loaded if has_state1 else translate(loaded))
-        # Set first: if we are interrupted, the text stays and says that the state is damaged.
-        optimizer.damaged = "a load ended in the middle"
+        written.enter_context(whole(optimizer, "a load", lambda: begun))
         return {**given[0], "state": {}}
 
     def put(_: torch.optim.Optimizer) -> None:
@@ -71,7 +73,8 @@ def load(
                 copy_values(plan.blocks, store, plan.staging)
             for one in plan.conversions:
                 _convert(one, store, plan.staging, begin)
-            optimizer.damaged = ""
+            written.close()
+            optimizer.damaged = ""  # all state is new: what was damaged before is mended
             made = plan.made
 
     def begin() -> None:
@@ -82,7 +85,8 @@ def load(
     hooks = [optimizer.register_load_state_dict_pre_hook(take)]
     hooks.append(optimizer.register_load_state_dict_post_hook(put, prepend=True))
     try:
-        torch_load(state_dict)
+        with written:
+            torch_load(state_dict)
     except BaseException:
         with Uninterrupted():
             if not begun:

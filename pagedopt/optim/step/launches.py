@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from ...placements.ready_arenas import ReadyArenas
 from ...system.interrupts import Uninterrupted
 from ...tables.columns import Tensors
+from ..state.damage import whole
 from ..state.rule_optimizer import RuleOptimizer
 from ..state.scalar_state import Ahead, number_names
 from .bucket import Bucket, KindOf
@@ -85,26 +86,23 @@ class PreparedStep(NamedTuple):
         return self.launches
 
     def _launch(self, launch: Callable[[PreparedStep], object] | None) -> None:
-        optimizer = self.optimizer
-        try:
-            # Set first: if we are interrupted, the text stays and says that the state is damaged.
-            optimizer.damaged = "a step ended in the middle"
-            if self.fresh:
-                put_state(optimizer, self.fresh)
-            if launch is not None:
-                launch(self)
-            else:
-                for update in self.updates:
-                    update.launch(self.ready.arenas)
-        except BaseException as error:
-            if any(update.sweep.begun for update in self.updates):
-                optimizer.damaged = f"a step failed in the middle ({type(error).__name__}: {error})"
-            else:
+        with whole(self.optimizer, "a step", self._begun):
+            try:
                 if self.fresh:
-                    take_state_back(optimizer, self.fresh)
-                optimizer.damaged = ""
-            raise
-        optimizer.damaged = ""
+                    put_state(self.optimizer, self.fresh)
+                if launch is not None:
+                    launch(self)
+                else:
+                    for update in self.updates:
+                        update.launch(self.ready.arenas)
+            except BaseException:
+                if self.fresh and not self._begun():
+                    take_state_back(self.optimizer, self.fresh)
+                raise
+
+    def _begun(self) -> bool:
+        """Whether a launch has begun: part of the state may be new."""
+        return any(update.sweep.begun for update in self.updates)
 
 
 def prepare_again(

@@ -18,6 +18,7 @@ from ...placements.arena import Arena
 from ...system import internals
 from ...system.cuda.driver import Event, relaxed_capture
 from ...system.interrupts import Uninterrupted
+from ..state.damage import whole
 from ..state.rule_optimizer import RuleOptimizer
 from .launches import PreparedStep
 from .update import Update
@@ -281,24 +282,20 @@ class QueuedStep:
             if launches is None:  # a signal handler has just carried them out
                 return
             self._look(stop)
-            if optimizer is not None:
-                damaged, optimizer.damaged = optimizer.damaged, "a queued step ended in the middle"
-            try:
-                while self.begun < stop:
-                    next(launches)
-                    self._let_go(self.begun, self.begun + 1)
-                    self.begun += 1
-                if self.begun == self.total:
-                    next(launches, None)
+            written = contextlib.nullcontext() if optimizer is None else whole(optimizer, "a queued step", lambda: True)
+            with written:
+                try:
+                    while self.begun < stop:
+                        next(launches)
+                        self._let_go(self.begun, self.begun + 1)
+                        self.begun += 1
+                    if self.begun == self.total:
+                        next(launches, None)
+                        self._drop()
+                except BaseException:
                     self._drop()
-            except BaseException as error:
-                self._drop()
-                launches.close()  # brings fetched pages back; now, and not when the traceback is dropped
-                if optimizer is not None:
-                    optimizer.damaged = f"a queued step failed in the middle ({type(error).__name__}: {error})"
-                raise
-            if optimizer is not None:
-                optimizer.damaged = damaged  # not empty if this step could not be counted
+                    launches.close()  # brings fetched pages back; now, and not when the traceback is dropped
+                    raise
 
     def _hold(self, side: torch.cuda.Stream, stop: int) -> None:
         """Let the current stream wait for launches, and give back gradients if it is the one that they came from."""
