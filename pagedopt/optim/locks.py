@@ -19,10 +19,12 @@ class OptimizerLock:
 
     def __call__(self) -> threading.RLock:
         """Return the lock, for a ``with`` block."""
-        if self._fork != _forks:
-            with _renewing:
-                if self._fork != _forks:
-                    self._fork, self._rlock = _forks, threading.RLock()
+        return self._rlock if self._fork == _forks else self._renewed()
+
+    def _renewed(self) -> threading.RLock:
+        with _renewing:
+            if self._fork != _forks:
+                self._fork, self._rlock = _forks, threading.RLock()
         return self._rlock
 
 
@@ -52,7 +54,8 @@ def locked(method: Callable[Concatenate[Own, Given], Result]) -> Callable[Concat
 
     @functools.wraps(method)
     def waits(self: Own, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
-        with self._lock():
+        lock = self._lock
+        with lock._rlock if lock._fork == _forks else lock():  # lock(), written out: every step takes it
             if self._overlap is not None:
                 self._overlap.wait()
             return method(self, *args, **kwargs)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, NoReturn
+from operator import attrgetter
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from .columns import TensorList, is_dense, same_layout
+from .misfit import misfit
 
 
 class ShapeError(ValueError, RuntimeError):
@@ -22,6 +24,12 @@ class DtypeError(TypeError, RuntimeError):
 
 class LayoutError(ValueError):
     """A tensor of the right shape has other strides than the first list's, or is a view of negated numbers."""
+
+
+_dtype, _device, _layout, _shape = map(attrgetter, ("dtype", "device", "layout", "shape"))
+_ERRORS: dict[str, type[Exception]] = {
+    "type": TypeError, "shape": ShapeError, "dtype": DtypeError, "device": ValueError,
+}  # fmt: skip
 
 
 class Common:
@@ -67,17 +75,16 @@ class Common:
         raise kind(f"tensor {i} of {self.names[j]} {why}")
 
     def _tensor(self, j: int, i: int, value: Any) -> torch.Tensor:
-        if not isinstance(value, torch.Tensor):
-            self.fail(TypeError, j, i, f"is {type(value).__name__}, not a tensor")
-        if value.layout is not torch.strided:
-            self.fail(TypeError, j, i, f"is sparse ({value.layout}); only dense tensors are supported")
-        return value
+        shape = value.shape if isinstance(value, torch.Tensor) else torch.Size()
+        if found := misfit(value, shape, memory=False):
+            self.fail(_ERRORS[found.kind], j, i, found.why)
+        return cast(torch.Tensor, value)
 
-    def _expected(self, j: int) -> tuple[Sequence[torch.Size], Sequence[tuple[int, ...]]]:
+    def _expected(self, j: int) -> tuple[tuple[torch.Size, ...], tuple[tuple[int, ...], ...]]:
         """Return shapes and strides of list ``j``."""
         if self.per[j] == 1:
             return self._shapes, self._strides
-        return [torch.Size([n]) for n in self.entries(j).tolist()], [(1,)] * len(self.numels)
+        return tuple([torch.Size([n]) for n in self.entries(j).tolist()]), ((1,),) * len(self.numels)
 
     def entries(self, j: int) -> npt.NDArray[np.int64]:
         """Return the number of entries of each tensor of list ``j``, (tensors,)."""
@@ -87,27 +94,28 @@ class Common:
         """Return whether no tensor is absent and all are as expected: a fast check that may say no wrongly."""
         shapes, strides = self._expected(j)
         try:
-            dtypes = {t.dtype for t in tensors}
+            dtypes = {*map(_dtype, tensors)}
             alike = (
                 len(dtypes) == 1
                 and (self.dtypes[j] is None or self.dtypes[j] in dtypes)
-                and {t.device for t in tensors} == {self.device}
-                and {t.layout for t in tensors} == {torch.strided}
-                and all(t.shape == shape for t, shape in zip(tensors, shapes, strict=True))
-                and all(t.stride() == stride for t, stride in zip(tensors, strides, strict=True))
+                and {*map(_device, tensors)} == {self.device}
+                and {*map(_layout, tensors)} == {torch.strided}
+                and (*map(_shape, tensors),) == shapes
+                and (*map(torch.Tensor.stride, tensors),) == strides
                 and not any(map(torch.is_neg, tensors))
             )
-        except AttributeError:  # absent, or no tensor
+        except (AttributeError, TypeError):  # absent, or no tensor
             return False
         if alike:
             (self.dtypes[j],) = dtypes
         return alike
 
     def _check_tensor(self, j: int, i: int, value: Any) -> None:
+        shapes, all_strides = self._expected(j)
+        shape, strides = shapes[i], all_strides[i]
+        if found := misfit(value, shape, self.dtypes[j], self.device, of="the table", memory=False):
+            self.fail(_ERRORS[found.kind], j, i, found.why)
         tensor = self._tensor(j, i, value)
-        shape, strides = (listed[i] for listed in self._expected(j))
-        if tensor.shape != shape:
-            self.fail(ShapeError, j, i, f"has shape {tuple(tensor.shape)}, the table has {tuple(shape)}")
         if tensor.numel() > 1 and not same_layout(shape, tensor.stride(), strides):
             self.fail(
                 LayoutError, j, i,
@@ -115,12 +123,8 @@ class Common:
             )  # fmt: skip
         if tensor.is_neg():
             self.fail(LayoutError, j, i, "is a view of negated numbers, which are not in memory; use resolve_neg()")
-        if tensor.device != self.device:
-            self.fail(ValueError, j, i, f"is on {tensor.device}, the table is on {self.device}")
         if self.dtypes[j] is None:
             self.dtypes[j] = tensor.dtype
-        if tensor.dtype is not self.dtypes[j]:
-            self.fail(DtypeError, j, i, f"is {tensor.dtype}, the list is {self.dtypes[j]}")
 
 
 def checked_writes(writes: Collection[int], lists: int) -> tuple[int, ...]:
@@ -143,6 +147,8 @@ def check_overlap(common: Common, writes: Collection[int], addresses: npt.NDArra
     live = (addresses != 0).all(axis=1) & (common.numels > 0)
     sizes = [np.uint64(d.itemsize if d else 0) for d in common.dtypes]
     nbytes = [common.entries(j)[live].astype(np.uint64) * size for j, size in enumerate(sizes)]
+    if _apart(addresses[live].T.ravel(), np.concatenate(nbytes)):
+        return
     index = np.flatnonzero(live).astype(np.int64)
     start = np.concatenate([addresses[live, j] for j in writes])
     end = np.concatenate([addresses[live, j] + nbytes[j] for j in writes])
@@ -158,6 +164,13 @@ def check_overlap(common: Common, writes: Collection[int], addresses: npt.NDArra
         same = (which[at] == index) & (start[at] == begin) & (end[at] == stop)
         for position in np.flatnonzero(hit & ~same):
             _overlap(common.names, int(index[position]), int(which[at[position]]))
+
+
+def _apart(start: npt.NDArray[np.uint64], nbytes: npt.NDArray[np.uint64]) -> bool:
+    """Return whether no two stretches of memory overlap: the usual case."""
+    order = start.argsort()
+    start, nbytes = start[order], nbytes[order]
+    return not ((start + nbytes)[:-1] > start[1:]).any()
 
 
 def _overlap(names: Sequence[str], a: int, b: int) -> NoReturn:

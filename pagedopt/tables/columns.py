@@ -80,10 +80,11 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 def has_memory(tensor: torch.Tensor) -> bool:
     """Return whether the storage is as large as sizes and strides ask for: it may have been resized or freed."""
-    if not tensor.numel():
+    if not (reach := tensor.numel()):
         return True
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (tensor.storage_offset() + last + 1) * tensor.itemsize <= tensor.untyped_storage().nbytes()
+    if not tensor.is_contiguous():
+        reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (tensor.storage_offset() + reach) * tensor.itemsize <= tensor.untyped_storage().nbytes()
 
 
 def is_fake(tensor: torch.Tensor) -> bool:

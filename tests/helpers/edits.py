@@ -31,7 +31,7 @@ def numbers(shape: tuple[int, ...], seed: int, device: str = "cpu") -> torch.Ten
 # All edits are made to the same parameters and gradients.  They are kept on the host: memory of a device is counted.
 @functools.lru_cache(maxsize=128)
 def _numbers(shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    k = torch.arange(torch.Size(shape).numel())
+    k = torch.arange(torch.Size(shape).numel(), device="cpu")
     return (((k * 7919 + seed * 104729) % 2003 * 2 - 2003).float() / 2003).reshape(shape)
 
 

@@ -52,8 +52,14 @@ def group(change: Callable[[dict[str, Any]], Any]) -> Callable[[StateDict], Any]
 
 
 HARMS: dict[str, tuple[Callable[[StateDict], Any], str]] = {
-    "shape": (entry(lambda e: e.update(exp_avg=torch.zeros(7))), r"exp_avg of parameter 2 is \(7,\), the parameter"),
-    "transposed": (lambda d: d["state"][0].update(exp_avg=d["state"][0]["exp_avg"].t()), r"parameter 0 is \(13, 18\)"),
+    "shape": (
+        entry(lambda e: e.update(exp_avg=torch.zeros(7))),
+        r"exp_avg of parameter 2 has shape \(7,\), the parameter",
+    ),
+    "transposed": (
+        lambda d: d["state"][0].update(exp_avg=d["state"][0]["exp_avg"].t()),
+        r"parameter 0 has shape \(13, 18\)",
+    ),
     "a name less": (entry(lambda e: e.pop("exp_avg_sq")), "parameter 2 has no exp_avg_sq; it has step, exp_avg"),
     "a name without value": (entry(lambda e: e.update(exp_avg_sq=None)), "has no exp_avg_sq"),
     "no step": (entry(lambda e: e.pop("step")), "parameter 2 has no step"),
@@ -61,7 +67,10 @@ HARMS: dict[str, tuple[Callable[[StateDict], Any], str]] = {
         lambda d: d["state"].update({2: {"momentum_buffer": d["state"][2]["exp_avg"]}}),
         "parameter 2 has no step, exp_avg, exp_avg_sq; it has momentum_buffer",
     ),
-    "a list": (entry(lambda e: e.update(exp_avg=e["exp_avg"].tolist())), "exp_avg of parameter 2 is a list"),
+    "a list": (
+        entry(lambda e: e.update(exp_avg=e["exp_avg"].tolist())),
+        "exp_avg of parameter 2 is list, not a tensor",
+    ),
     "integers": (entry(lambda e: e.update(exp_avg=e["exp_avg"].int())), "parameter 2 is torch.int32"),
     "complex": (entry(lambda e: e.update(exp_avg=e["exp_avg"] * 1j)), "parameter 2 is torch.complex64"),
     "sparse": (entry(lambda e: e.update(exp_avg=e["exp_avg"].to_sparse())), "parameter 2 is .*torch.sparse_coo"),

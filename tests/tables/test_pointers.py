@@ -58,8 +58,8 @@ REFUSED: dict[str, Case] = {
     "gaps": (swapped(1, torch.ones(4, 12)[:, ::2]), ValueError, r"tensor 1 of grads has strides \(12, 2\)"),
     "expanded": (swapped(1, torch.ones(6).expand(4, 6)), ValueError, r"tensor 1 of grads has strides \(0, 1\)"),
     "a device": (swapped(2, torch.ones(7, device="meta")), ValueError, "2 of grads is on meta, the table is on cpu"),
-    "a dtype": (swapped(2, torch.ones(7).double()), TypeError, r"tensor 2 of grads is torch\.float64, the list is"),
-    "an integer": (swapped(2, torch.ones(7).int()), TypeError, r"tensor 2 of grads is torch\.int32, the list is"),
+    "a dtype": (swapped(2, torch.ones(7).double()), TypeError, r"tensor 2 of grads is torch\.float64; it should be"),
+    "an integer": (swapped(2, torch.ones(7).int()), TypeError, r"tensor 2 of grads is torch\.int32; it should be"),
     "one missing": (lambda good: good[:-1], ValueError, "grads has 2 tensors, the table has 3|grads: 2"),
     "one more": (lambda good: [*good, torch.ones(1)], ValueError, "grads has 4 tensors, the table has 3|grads: 4"),
 }
@@ -85,7 +85,7 @@ def test_a_refused_refresh_changes_nothing(spoil: Any, kind: type[Exception], me
 
 def test_a_refused_list_does_not_settle_the_dtype_of_an_empty_one() -> None:
     table = build(tensors((3,), (4,)), [None, None])
-    text = r"tensor 1 of grads is torch\.float32, the list is torch\.bfloat16"
+    text = r"tensor 1 of grads is torch\.float32; it should be torch\.bfloat16"
     assert_refused(table, [None, [torch.ones(3).bfloat16(), torch.ones(4)]], text, TypeError)
     assert table.refresh([None, tensors((3,), (4,))]) is True
 

@@ -16,7 +16,8 @@ from ...formats.format import Column, Format
 from ...formats.int8 import OLD_ROOT2
 from ...rules import UPDATES
 from ...tables.columns import dense_like, has_memory, same_layout
-from ...tables.shards import is_sharded, local, placed_alike, placement_of
+from ...tables.misfit import Misfit, misfit
+from ...tables.shards import is_sharded, local, placement_of
 from ..state.rule_optimizer import Group, RuleOptimizer, occurrences
 from ..state.scalar_state import ScalarKind, beside_param, new_numbers, number_names
 from ..state.state_columns import StateColumn, blocks_along, by_state, state_columns, walked_like
@@ -220,33 +221,27 @@ def _check_entry(optimizer: RuleOptimizer, member: Loaded) -> None:
 
 
 def _check_tensor(what: str, value: Any, p: torch.Tensor) -> None:
-    if not isinstance(value, torch.Tensor):
-        raise ValueError(f"{what} is a {type(value).__name__}, not a tensor")
-    if value.layout is not torch.strided or not known(real_dtype(value.dtype)):
-        raise ValueError(f"{what} is {value.dtype}, {value.layout}; state is a dense tensor of a floating-point type")
-    if value.shape != p.shape:
-        raise ValueError(f"{what} is {tuple(value.shape)}, the parameter is {tuple(p.shape)}")
+    _check_fits(what, misfit(value, p.shape, placed=p, memory=False))
+    if not known(real_dtype(value.dtype)):
+        raise ValueError(f"{what} is {value.dtype}; state is a tensor of a floating-point type")
     if value.is_complex() and not p.is_complex():
         raise ValueError(f"{what} is {value.dtype}, the parameter is real ({p.dtype})")
-    _check_placed(what, value, p)
 
 
-def _check_placed(what: str, value: torch.Tensor, p: torch.Tensor) -> None:
-    if not placed_alike(value, p):
-        raise ValueError(
-            f"{what} is {placement_of(value)}, the parameter is {placement_of(p)}; "
-            "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict() loads what was saved otherwise"
-        )
+def _check_fits(what: str, found: Misfit | None, **hints: str) -> None:
+    """Raise ValueError for a misfit, with a hint for its kind."""
+    hints["placement"] = (
+        "; torch.distributed.checkpoint.state_dict.set_optimizer_state_dict() loads what was saved otherwise"
+    )
+    if found is not None:
+        raise ValueError(f"{what} {found.why}{hints.get(found.kind, '')}")
 
 
 def _check_column(what: str, value: Any, form: Format, column: Column, p: torch.Tensor) -> None:
-    wanted = (column.dtype, column.shape(p))
-    if not isinstance(value, torch.Tensor) or (value.dtype, value.shape) != wanted or value.layout is not torch.strided:
-        found = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-        per = column.per
-        other = "" if per == 1 else f", an entry for {per} elements; it was saved with blocks of another size"
-        raise ValueError(f"{what} is {found}; format {form.name!r} has {wanted[0]} {tuple(wanted[1])}{other}")
-    _check_placed(what, value, p)
+    asks, per = f"format {form.name!r}", column.per
+    found = misfit(value, column.shape(p), column.dtype, of=asks, placed=p, memory=False)
+    blocks = "" if per == 1 else f", an entry for {per} elements; it was saved with blocks of another size"
+    _check_fits(what, found, shape=blocks, dtype=f", as {asks} has it")
 
 
 def is_whole(tensor: torch.Tensor) -> bool:

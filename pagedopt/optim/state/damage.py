@@ -8,7 +8,7 @@ from types import TracebackType
 from .rule_optimizer import RuleOptimizer
 
 
-class whole:  # noqa: N801 - read as a statement: with whole(optimizer, "a step")
+class whole:
     """A ``with`` block that writes state: it is carried out, or changes nothing, or leaves the optimizer damaged.
 
     The damage is noted first and taken back last, so an interrupt that nothing can stop leaves the note.

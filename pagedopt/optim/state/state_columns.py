@@ -11,7 +11,8 @@ from ...formats.floating import NUMBERS, columns_of
 from ...formats.format import Column, Format
 from ...placements.store import Wanted
 from ...tables.columns import dense_like
-from ...tables.shards import local, placed_alike
+from ...tables.misfit import misfit
+from ...tables.shards import local
 from .rule_optimizer import Group, RuleOptimizer
 
 
@@ -29,9 +30,7 @@ class StateColumn(NamedTuple):
 
     def fits(self, tensor: object, p: torch.Tensor) -> TypeGuard[torch.Tensor]:
         """Whether it is a tensor with the shape of this column of ``p``'s state, on its device and sharded as it is."""
-        if not isinstance(tensor, torch.Tensor) or not placed_alike(tensor, p):
-            return False
-        return tensor.device == p.device and tensor.shape == self.column.shape(p)
+        return misfit(tensor, self.column.shape(p), device=p.device, placed=p, memory=False) is None
 
     def wanted(
         self, param: torch.Tensor, key: str, like: torch.Tensor | None = None, dtype: torch.dtype | None = None

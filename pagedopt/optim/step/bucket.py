@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -78,6 +79,8 @@ class Bucket:
 
         self.route, self.sweep, params = self._with_gradient_copies(bind)
         self.sweep.table.let_go()
+        if self.lists.as_they_are:
+            self.sweep.table.remember(tensors[: 2 * self.count])
         self._numbers = _numbers(optimizer, members, shared)
         self._pattern: Pattern | None = None
         own = [local(m.entry[key]) for key in self.keys for m in members]
@@ -104,11 +107,13 @@ class Bucket:
         if len(set(memory)) < len(memory) or any(m.rule.carried for m in members):
             _take_turns(members, memory)
         found: dict[tuple[Any, ...], list[Member]] = {}
+        formats_of = _FormatsOf()
         numbers = Counter(m.entry[name].data_ptr() for m in members for name in number_names(optimizer, m.rule))
         shared = {address for address, uses in numbers.items() if uses > 1}
-        for member in sorted(members, key=lambda m: m.turn):
+        for member in sorted(members, key=attrgetter("turn")):
             of = Bucket if kind is None else kind(member, shared)
-            found.setdefault((of, member.turn, member.rule, member.param.device, member.formats), []).append(member)
+            alike = of, member.turn, member.rule, member.param.device, formats_of(member)
+            found.setdefault(alike, []).append(member)
         return [(of(optimizer, each, shared, shards), each) for (of, *_), each in found.items()]
 
     def tensors_of(self, members: Sequence[Member]) -> Tensors:
@@ -239,6 +244,23 @@ class Bucket:
         table.assign_sets(pattern.sets)
         self._pattern = pattern
         return pattern
+
+
+class _FormatsOf:
+    """Numbers for members: those whose lists have the same formats have the same."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], int] = {}
+        self._numbers: dict[tuple[Format, ...], int] = {}
+
+    def __call__(self, member: Member) -> int:
+        p, entry = member.param, member.entry
+        grad, dtypes = p.grad, [entry[key].dtype for key in member.columns]
+        alike = id(member.columns), p.dtype, None if grad is None else grad.dtype, *dtypes
+        number = self._known.get(alike)
+        if number is None:
+            number = self._known[alike] = self._numbers.setdefault(member.formats, len(self._numbers))
+        return number
 
 
 def _runs_beside_python(device: torch.device) -> bool:

@@ -9,6 +9,8 @@ from itertools import chain
 from operator import attrgetter, itemgetter, methodcaller
 from typing import Any
 
+import torch
+
 from ...system.compare_tensors import Contents, identities
 from ...tables.columns import Tensors
 from ...tables.shards import is_sharded, local
@@ -54,20 +56,25 @@ class KnownObjects:
         self._rules, self._lengths, self._waiting = members.rules, members.lengths, tuple(members.waiting)
         self._formats = (*map(optimizer.formats_depend_on, optimizer.param_groups),)
         entries: dict[int, dict[str, Any]] = {}
-        names: dict[int, dict[str, None]] = {}  # a parameter may be in several groups, whose rules differ
+        names: dict[int, tuple[str, ...]] = {}
         for m in members.found:
             entries[id(m.param)] = m.entry
-            used = (*m.columns, *number_names(optimizer, m.rule))
-            names.setdefault(id(m.param), {}).update(dict.fromkeys(used))
-        keys = tuple(dict.fromkeys((*optimizer.state, *(m.param for m in members.found if m.entry))))
-        compared = [tuple(names.get(id(key), ())) for key in keys]
+            used = interned((*m.columns, *number_names(optimizer, m.rule)))
+            if (before := names.setdefault(id(m.param), used)) is not used:  # in another group, with another rule
+                names[id(m.param)] = tuple(dict.fromkeys((*before, *used)))
+        there = {*map(id, optimizer.state)}
+        new = {id(m.param): m.param for m in members.found if m.entry and id(m.param) not in there}
+        keys = (*optimizer.state, *new.values())
+        compared = [names.get(id(key), ()) for key in keys]
         content = [entries.get(id(key), {}) for key in keys]
         values = [entry[name] for entry, of in zip(content, compared, strict=True) for name in of]
         # Contents reads addresses before the tables do: if somebody moves state in between, the next step notices.
-        self._contents = Contents(keys, content, compared, local if any(map(is_sharded, values)) else None)
+        sharded = any(map(is_sharded, values))
+        self._contents = Contents(keys, content, compared, local if sharded else None)
         self._params = identities(members.params)
         self._dead: list[object] = []
-        note, storages = self._dead.append, {id(s): s for s in (local(t).untyped_storage() for t in values)}
+        note, shards = self._dead.append, map(local, values) if sharded else values
+        storages = {id(s): s for s in map(torch.Tensor.untyped_storage, shards)}
         self._storages = tuple([weakref.ref(storage, note) for storage in storages.values()])
         self._positions = self._contents.positions([*map(id, keys)])
 

@@ -28,15 +28,23 @@ class KernelViews:
 
     def __init__(self, members: Sequence[Member], keys: Sequence[str]) -> None:
         self._count = len(members)
+        self._param_copies: tuple[tuple[int, torch.Tensor], ...] = ()  # (index of the parameter, copy)
+        self._state_copies: tuple[tuple[int, torch.Tensor], ...] = ()  # (index in all state, copy)
+        self._copies_gradients = False
+        self._odd: tuple[int, ...] = ()
+        #: Strides along which blocks of state lie (None: it has none), by index of the parameter.
+        self._strides: dict[int, tuple[int, ...] | None] = {}
+        if not all(_is_simple(m, keys) for m in members):
+            self._find_copies(members, keys)
+        self.plain = not self._odd and not self._state_copies
+
+    def _find_copies(self, members: Sequence[Member], keys: Sequence[str]) -> None:
         likes = [m.like for m in members]
         strides = [None if like is m.shard else like.stride() for m, like in zip(members, likes, strict=True)]
         odd = [m.shard is not m.param or _is_odd(m.param, own) for m, own in zip(members, strides, strict=True)]
         self._odd = tuple([i for i, is_odd in enumerate(odd) if is_odd])
-        #: Those along which blocks of state lie (None: it has none), by index of the parameter.
         self._strides = {i: strides[i] for i in self._odd}
-        self._param_copies: tuple[tuple[int, torch.Tensor], ...] = ()  # (index of the parameter, copy)
-        self._copies_gradients = False
-        copies: list[tuple[int, torch.Tensor]] = []  # (index in all state, copy)
+        copies: list[tuple[int, torch.Tensor]] = []
         by_id: dict[int, torch.Tensor] = {}  # by id of the original: a tensor may be there twice
         for i, (key, (m, like)) in enumerate((key, each) for key in keys for each in zip(members, likes, strict=True)):
             state, like = local(m.entry[key]), m.columns[key].column.like(like)
@@ -45,7 +53,6 @@ class KernelViews:
                     by_id[id(state)] = state.new_empty_strided(like.shape, like.stride())
                 copies.append((i, by_id[id(state)]))
         self._state_copies = tuple(copies)
-        self.plain = not self._odd and not self._state_copies
 
     @property
     def as_they_are(self) -> bool:
@@ -118,6 +125,18 @@ class KernelViews:
         first = 2 * self._count
         pairs = {id(copy): (local(_there(tensors, first + i)), copy) for i, copy in self._state_copies}
         return list(pairs.values())
+
+
+def _is_simple(member: Member, keys: Sequence[str]) -> bool:
+    """Tell whether kernels take a parameter and its state as they are, for the usual reason: all are contiguous."""
+    p, entry = member.param, member.entry
+    if member.blocked or member.shard is not p or p.is_complex() or p.is_neg() or not p.is_contiguous():
+        return False
+    for key in keys:
+        state = entry[key]
+        if state.is_neg() or not state.is_contiguous():
+            return False
+    return True
 
 
 def _there(tensors: Tensors, at: int) -> torch.Tensor:

@@ -82,23 +82,20 @@ class PreparedStep(NamedTuple):
         with Uninterrupted(gives_way=True), held:
             if arenas and (*map(_resident, arenas),) != residents:
                 return None
-            self._launch(launch)
+            with whole(self.optimizer, "a step", self._begun):
+                try:
+                    if self.fresh:
+                        put_state(self.optimizer, self.fresh)
+                    if launch is not None:
+                        launch(self)
+                    else:
+                        for update in self.updates:
+                            update.launch(arenas)
+                except BaseException:
+                    if self.fresh and not self._begun():
+                        take_state_back(self.optimizer, self.fresh)
+                    raise
         return self.launches
-
-    def _launch(self, launch: Callable[[PreparedStep], object] | None) -> None:
-        with whole(self.optimizer, "a step", self._begun):
-            try:
-                if self.fresh:
-                    put_state(self.optimizer, self.fresh)
-                if launch is not None:
-                    launch(self)
-                else:
-                    for update in self.updates:
-                        update.launch(self.ready.arenas)
-            except BaseException:
-                if self.fresh and not self._begun():
-                    take_state_back(self.optimizer, self.fresh)
-                raise
 
     def _begun(self) -> bool:
         """Whether a launch has begun: part of the state may be new."""

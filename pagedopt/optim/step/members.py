@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -15,8 +16,9 @@ from ...formats.format import Format
 from ...rules import Rule
 from ...rules.rule import check_rule
 from ...tables.checks import DtypeError
-from ...tables.columns import has_memory, is_fake, same_layout
-from ...tables.shards import is_partial, is_sharded, local, local_grad, placed_alike, placement_of
+from ...tables.columns import is_fake, same_layout
+from ...tables.misfit import misfit
+from ...tables.shards import is_partial, is_sharded, local, local_grad, placement_of
 from ..state.group_options import check_group_options
 from ..state.rule_optimizer import Group, RuleOptimizer, occurrences
 from ..state.scalar_state import beside_param, number_names
@@ -27,7 +29,11 @@ from .class_checks import check_update
 Grads = Mapping[torch.Tensor, torch.Tensor]
 
 
-@dataclass
+#: Shared by the many members that lack nothing.
+NOTHING: Mapping[str, torch.Tensor] = MappingProxyType({})
+
+
+@dataclass(slots=True)
 class Member:
     """One occurrence of a parameter in a group.
 
@@ -42,6 +48,7 @@ class Member:
         is_new: whether it has no state yet.
         missing: names of numbers and keys of state tensors that the entry lacks.
         moved: numbers as ``optimizer.state`` has them, where ``entry`` has copies on another device.
+        blocked: whether one of its states may be stored in blocks.
         again: whether the parameter is in an earlier group, too, which will have made its state.
         turn: launches run in this order.  A later occurrence of a parameter has a later turn, as in torch's loop.
     """
@@ -54,15 +61,16 @@ class Member:
     index: int
     shard: torch.Tensor
     is_new: bool = False
-    missing: list[str] = field(default_factory=list)
-    moved: dict[str, torch.Tensor] = field(default_factory=dict)
+    missing: Sequence[str] = ()
+    moved: Mapping[str, torch.Tensor] = field(default_factory=lambda: NOTHING)
+    blocked: bool = True
     again: bool = False
     turn: int = 0
 
     @property
     def like(self) -> torch.Tensor:
         """A tensor (it may be a meta tensor) with the strides along which a kernel walks parameter and state."""
-        return walked_like(self.columns, self.entry, self.shard)
+        return walked_like(self.columns, self.entry, self.shard) if self.blocked else self.shard
 
     @property
     def formats(self) -> tuple[Format, ...]:
@@ -126,6 +134,7 @@ def members(optimizer: RuleOptimizer) -> Members:
                 f"rule {rule.name!r} changes {', '.join(sorted(unknown))}: {type(optimizer).__name__}, which chooses "
                 "among rules, has to name them all in its attribute 'rules'"
             )
+    columns_of = _ColumnsOf(optimizer)
     for index, (group_index, group, p) in enumerate(occurrences(optimizer)):
         rule, entry = rules[group_index], dict(optimizer.state.get(p) or {})
         if p.grad is None and not (entry and known(real_dtype(p.dtype))):  # a dtype is refused at the first gradient
@@ -137,8 +146,8 @@ def members(optimizer: RuleOptimizer) -> Members:
             )
         if not known(real_dtype(p.dtype)):
             raise NotImplementedError(f"{type(optimizer).__name__} cannot update parameter {index}: it is {p.dtype}")
-        columns = state_columns(optimizer, rule.inputs[2:], p, group)
-        member = Member(p, group_index, rule, entry, columns, index, local(p))
+        columns, blocked = columns_of(rule, group_index, p)
+        member = Member(p, group_index, rule, entry, columns, index, local(p), blocked=blocked)
         if p.grad is None:
             if not _is_complete(optimizer, member):
                 waiting.append(index)
@@ -153,6 +162,25 @@ def members(optimizer: RuleOptimizer) -> Members:
     params = tuple([p for _, _, p in occurrences(optimizer)])
     lengths = tuple([len(group["params"]) for group in optimizer.param_groups])
     return Members(found, waiting, params, interned(lengths), interned(rules))
+
+
+class _ColumnsOf:
+    """State columns, made once for parameters of one group, dtype and (if a format is asked for) size."""
+
+    def __init__(self, optimizer: RuleOptimizer) -> None:
+        self._optimizer = optimizer
+        self._found: dict[tuple[object, ...], tuple[dict[str, StateColumn], bool]] = {}
+
+    def __call__(self, rule: Rule, group: int, p: torch.Tensor) -> tuple[dict[str, StateColumn], bool]:
+        """Return the columns of a parameter in group number ``group``, and whether one of them may be in blocks."""
+        said = self._optimizer.param_groups[group]
+        asked = self._optimizer.state_format_of(said) is not None
+        key = group, p.dtype, p.numel() if asked else 0
+        found = self._found.get(key)
+        if found is None:
+            columns = state_columns(self._optimizer, rule.inputs[2:], p, said)
+            found = self._found[key] = columns, any(of.form.block > 1 for of in columns.values())
+        return found
 
 
 @functools.lru_cache(maxsize=512)
@@ -256,7 +284,8 @@ def _find_missing(optimizer: RuleOptimizer, member: Member) -> None:
     member.is_new = bool(needed) and not member.entry
     if member.is_new and getattr(optimizer.state, "default_factory", None) is None:
         optimizer.state[member.param]  # KeyError: a plain dict was put in place of torch's defaultdict
-    member.missing = [name for name in needed if member.entry.get(name) is None]
+    entry = member.entry
+    member.missing = [name for name in needed if entry.get(name) is None] if None in map(entry.get, needed) else ()
 
 
 def _check(optimizer: RuleOptimizer, member: Member) -> None:
@@ -269,13 +298,8 @@ def _check(optimizer: RuleOptimizer, member: Member) -> None:
         group = optimizer.param_groups[member.group]
         _check_sharded(optimizer, p, group, {of.name for of in member.columns.values()})
         p = member.shard
-    if _is_expanded(p):
-        raise RuntimeError(
-            f"parameter {member.index} of shape {tuple(p.shape)} is expanded: several of its elements are one in "
-            "memory, and cannot be updated; use p.clone()"
-        )
-    if not has_memory(p):
-        raise RuntimeError(f"{_named(member)} has no memory for all of it: its storage was freed or resized")
+    if found := misfit(p, p.shape):
+        raise RuntimeError(f"{_named(member)} {found.why}{'; use p.clone()' if found.kind == 'expanded' else ''}")
     for key in member.columns:
         if key not in member.missing:
             _check_tensor(optimizer, member, key)
@@ -298,37 +322,29 @@ def _move_number(optimizer: RuleOptimizer, member: Member, name: str) -> None:
     """Copy a number to the device if the group's flags want it there: ZeRO's loading leaves it on the CPU."""
     value = member.entry[name]
     if beside_param(optimizer.param_groups[member.group]) and value.device.type == "cpu" != member.param.device.type:
-        member.moved[name] = value
+        member.moved = {**member.moved, name: value}
         member.entry[name] = value.to(member.param.device)
 
 
 def _check_tensor(optimizer: RuleOptimizer, member: Member, key: str) -> None:
     p, value, of = member.param, member.entry[key], member.columns[key]
-    what = f"state {key!r} of {_named(member)} is {_words(value)}"
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-        raise RuntimeError(f"{what}; it must be a dense tensor")
-    if value.device != p.device:
-        raise RuntimeError(f"{what} on {value.device}, the parameter is on {p.device}: they must be on the same device")
-    if value.shape != (shape := of.column.shape(p)):
-        there = "the parameter has shape" if of.column.per == 1 else f"format {of.form.name!r} has"
-        raise RuntimeError(f"{what}; {there} {tuple(shape)}")
-    if not placed_alike(value, p):
-        raise RuntimeError(f"{what}, {placement_of(value)}; the parameter is {placement_of(p)}")
-    value = local(value)
-    if _is_expanded(value):
-        raise RuntimeError(f"{what}, expanded: several of its elements are one in memory, and cannot be updated")
-    if not has_memory(value):
-        raise RuntimeError(f"{what}, without memory for all of it: its storage was freed or resized")
-    wanted = of.column.dtype
-    kind = value.is_complex() if p.is_complex() else value.is_floating_point()
-    fixed = of.name in optimizer.fixed_dtypes and (p.grad is None or value.dtype is not p.grad.dtype)
-    if value.dtype is not wanted and (fixed or not kind or not of.free):
-        # DtypeError is several errors of torch in one: versions of torch differ in what they raise here.
-        raise DtypeError(f"{what}; it should be {wanted} (by state_format; without one, by the parameter)")
+    dtype, asks = of.column.dtype, "the parameter" if of.column.per == 1 else f"format {of.form.name!r}"
+    if of.free and isinstance(value, torch.Tensor) and value.dtype is not dtype:
+        fixed = of.name in optimizer.fixed_dtypes and (p.grad is None or value.dtype is not p.grad.dtype)
+        if not fixed and (value.is_complex() if p.is_complex() else value.is_floating_point()):
+            dtype = value.dtype  # users may replace plain numbers by those of another dtype
+    if found := misfit(value, of.column.shape(p), dtype, p.device, of=asks, placed=p):
+        what = f"state {key!r} of {_named(member)} {found.why}"
+        if found.kind == "dtype":
+            # DtypeError is several errors of torch in one: versions of torch differ in what they raise here.
+            raise DtypeError(f"{what} (by state_format; without one, by the parameter)")
+        raise RuntimeError(what)
 
 
 def _check_blocks(member: Member) -> None:
     """Refuse states whose blocks lie along different strides: a kernel walks all of them at once."""
+    if not member.blocked:
+        return
     like = member.like
     for form, keys in by_state(member.columns).values() if like is not member.shard else ():
         along = blocks_along(form, [member.entry.get(key) for key in keys], member.shard) if form.block > 1 else None
@@ -337,10 +353,6 @@ def _check_blocks(member: Member) -> None:
                 f"state {keys[0]!r} of {_named(member)} has strides {along.stride()}, other state in blocks "
                 f"{like.stride()}: blocks lie along the strides, which must be alike"
             )
-
-
-def _is_expanded(tensor: torch.Tensor) -> bool:
-    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def _named(member: Member) -> str:

@@ -36,6 +36,8 @@ def create(optimizer: RuleOptimizer, found: Sequence[Member]) -> None:
             optimizer.check_decays(member.param, group)
             # A parameter was cast, or a format changed, since the constructor has refused squares in float16.
             optimizer.check_squares(member.rule.inputs[2:], member.param, group, refuse=False)
+    if not firsts:
+        return
     ready = {id(m): _preallocated(optimizer, m) for m in firsts}
     late = [(m, n) for m in firsts for n in m.missing if n not in ready[id(m)]]
     wanted = [m.columns[n].wanted(m.param, n, m.like) for m, n in late if n in m.columns]
