@@ -42,7 +42,7 @@ _MODULES = {
     ".planning.rates": ("Rates",),
     ".rules": ("Rule", "RuleError", "compose", "rule"),
 }  # fmt: skip
-#: Names from before they had a module of their own.
+#: Found here, too, and not listed: they have a module of their own.
 _UNLISTED = {".foreach_ops": (
     "foreach_add", "foreach_add_", "foreach_addcdiv", "foreach_addcdiv_", "foreach_addcmul", "foreach_addcmul_",
     "foreach_lerp", "foreach_lerp_", "foreach_mul", "foreach_mul_", "foreach_norm", "foreach_sqrt", "foreach_sqrt_",

@@ -20,7 +20,6 @@ class OverlappingOptimizer(CapturingOptimizer):
     """What an optimizer offers to those whose forward should hide its step."""
 
     _overlap: Overlap | None = None
-    _launches: Launches | None
 
     @locked
     def attach(self, model: torch.nn.Module, overlap: Literal["forward"] = "forward") -> None:
@@ -130,7 +129,3 @@ class OverlappingOptimizer(CapturingOptimizer):
         if known:
             wait_for_others(step, self._overlap)
         return step.run() if self._overlap is None else self._overlap.take(step)
-
-    def forget_launches(self) -> None:
-        """Make the next step anew: the order of its launches has changed."""
-        self._launches = None

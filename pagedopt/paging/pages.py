@@ -92,11 +92,6 @@ class Layout:
             return None
         return replace(self, numels=np.append(self.numels, sizes), starts=np.append(self.starts, starts))
 
-    @property
-    def page_nbytes(self) -> int:
-        """Bytes of a full page, all sections together."""
-        return int(self.page_numel * sum(self.itemsizes))
-
     def begin(self, section: int, index: int) -> int:
         """Return the byte at which parameter ``index`` begins in a section."""
         return self.sections[section] + int(int(self.starts[index]) * self.itemsizes[section])

@@ -64,18 +64,18 @@ def load(
         for group in optimizer.param_groups:
             check_choices(optimizer, group, optimizer.state_names(group))
         check_state(optimizer, loaded)
-        plan = prepare(optimizer, store, loaded, before["state"])
+        ready = prepare(optimizer, store, loaded, before["state"])
         with Uninterrupted(gives_way=True):
             # Before the copies: if one fails, the next load reuses these tensors and needs no second copy of state.
-            optimizer.state.update(plan.entries)
-            if plan.blocks:
+            optimizer.state.update(ready.entries)
+            if ready.blocks:
                 begin()
-                copy_values(plan.blocks, store, plan.staging)
-            for one in plan.conversions:
-                _convert(one, store, plan.staging, begin)
+                copy_values(ready.blocks, store, ready.staging)
+            for one in ready.conversions:
+                _convert(one, store, ready.staging, begin)
             written.close()
             optimizer.damaged = ""  # all state is new: what was damaged before is mended
-            made = plan.made
+            made = ready.made
 
     def begin() -> None:
         nonlocal begun
@@ -124,7 +124,7 @@ class Conversion(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class PreparedLoad:
     """A load that has been checked, and all memory that it needs but for single states that are converted.
 
     Attributes:
@@ -142,7 +142,7 @@ class Plan:
     made: bool
 
 
-def prepare(optimizer: RuleOptimizer, store: Store, state_dict: StateDict, before: State) -> Plan:
+def prepare(optimizer: RuleOptimizer, store: Store, state_dict: StateDict, before: State) -> PreparedLoad:
     """Return the load of a dict that :func:`check_state` has accepted, with all its memory; nothing is copied yet."""
     entries: dict[Any, dict[str, Any]] = {}
     new: list[tuple[dict[str, Any], Wanted]] = []
@@ -190,7 +190,9 @@ def prepare(optimizer: RuleOptimizer, store: Store, state_dict: StateDict, befor
     for (entry, member, name), loaded in zip(converted, read, strict=True):
         source, (target, keys) = member.sources[name].form, member.states[name]
         conversions.append(Conversion(member.param, source, loaded, target, [entry[key] for key in keys]))
-    return Plan(entries, in_order([(a, b) for a, b in copies if not _same(a, b)]), conversions, staging, bool(new))
+    return PreparedLoad(
+        entries, in_order([(a, b) for a, b in copies if not _same(a, b)]), conversions, staging, bool(new)
+    )
 
 
 def _convert(conversion: Conversion, store: Store, staging: torch.Tensor, begin: Callable[[], object]) -> None:

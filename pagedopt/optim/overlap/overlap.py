@@ -203,7 +203,7 @@ class Overlap:
             order = dict(enumerate(self._turns(modules)))
             if order != optimizer.first_use:
                 optimizer.first_use = order
-                optimizer.forget_launches()
+                optimizer._launches = None  # its launches have another order
 
     def before_step(self) -> None:
         """A step is about to be prepared: wait if hooks of the user run before it, and look at the models."""

@@ -47,6 +47,8 @@ class RuleOptimizer(torch.optim.Optimizer):
     #: Where state lives; and what turns a budget given as a time into bytes that may be away.
     store: Store
     affordable: Affordable
+    #: The record of the last step; None: the next one is prepared anew.
+    _launches: Any = None
     #: See :class:`~pagedopt.optim.options.Options`.
     state_format: StateFormat
     rounding: Rounding
@@ -61,9 +63,6 @@ class RuleOptimizer(torch.optim.Optimizer):
         Every step calls it, so flags may change between steps.  ``step`` passes on its exceptions.
         """
         return self.rule
-
-    def forget_launches(self) -> None:
-        """Prepare the next step anew."""
 
     def state_names(self, group: Group) -> tuple[str, ...]:
         """Return the names of the state tensors of a parameter in ``group``, in the order of the rule's inputs."""

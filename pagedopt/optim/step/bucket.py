@@ -67,7 +67,8 @@ class Bucket:
         def bind() -> tuple[Route | None, Sweep, list[torch.Tensor]]:
             lists = self._cut(self.lists.as_seen(tensors, shards))
             first_use = [optimizer.first_use.get(m.index, -1) for m in members] if optimizer.first_use else None
-            way, device = route(optimizer.store, lists[0], state, first_use), lists[0][0].device
+            way = route(optimizer.store, lists[0], state, first_use) if optimizer.store.arenas else None
+            device = lists[0][0].device
             transport = self._transport(optimizer)
             rows, geometry = (way.rows, way.geometry) if way else (None, None)
             sweep = Sweep(
@@ -86,7 +87,7 @@ class Bucket:
         own = [local(m.entry[key]) for key in self.keys for m in members]
         # State that does not share the store's version counters: a step raises these counters one by one.
         self._own_counters = tuple(optimizer.store.versions.raise_all(own))
-        self._inference = any(t.is_inference() for t in (*params, *(own[i] for i in self._own_counters)))
+        self._inference = any(map(torch.Tensor.is_inference, (*params, *[own[i] for i in self._own_counters])))
         by_tensor = bool(self._own_counters) or any(each.takes_tensors for _, each, _ in self._numbers)
         self.takes_state = _runs_beside_python(params[0].device) or not self.lists.plain or by_tensor
 
@@ -96,12 +97,12 @@ class Bucket:
 
     @staticmethod
     def partition(
-        optimizer: RuleOptimizer, members: Sequence[Member], shards: Grads, kind: KindOf | None = None
+        optimizer: RuleOptimizer, members: Sequence[Member], shards: Grads, kind: KindOf
     ) -> list[tuple[Bucket, list[Member]]]:
         """Divide members into launches.  Duplicates and parameters that share memory go into later launches.
 
         Args:
-            kind: the class of a member's bucket; None: this one.
+            kind: the class of a member's bucket.
         """
         memory = _memories(members)
         if len(set(memory)) < len(memory) or any(m.rule.carried for m in members):
@@ -111,7 +112,7 @@ class Bucket:
         numbers = Counter(m.entry[name].data_ptr() for m in members for name in number_names(optimizer, m.rule))
         shared = {address for address, uses in numbers.items() if uses > 1}
         for member in sorted(members, key=attrgetter("turn")):
-            of = Bucket if kind is None else kind(member, shared)
+            of = kind(member, shared)
             alike = of, member.turn, member.rule, member.param.device, formats_of(member)
             found.setdefault(alike, []).append(member)
         return [(of(optimizer, each, shared, shards), each) for (of, *_), each in found.items()]

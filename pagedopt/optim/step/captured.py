@@ -18,9 +18,9 @@ from ..state.rule_optimizer import RuleOptimizer, occurrences
 from ..state.scalar_state import number_names
 from .bucket import Bucket
 from .device_bucket import DeviceBucket
-from .launches import NO_SHARDS, put_state, take_state_back
+from .launches import put_state, take_state_back
 from .members import Member, members
-from .new_state import create
+from .plan import Plan
 from .update import Update
 
 #: Transports whose tables are kernel arguments.
@@ -164,25 +164,19 @@ def capture(optimizer: RuleOptimizer) -> CapturedStep:
             a parameter is complex, has gaps, is a DTensor, or is on another device than the stream.
     """
     found = _members(optimizer)
-    fresh = tuple([m for m in found if m.missing])
-    create(optimizer, found)
-    ready = optimizer.store.make_ready()
-    pairs = Bucket.partition(optimizer, found, NO_SHARDS, functools.partial(_kind, optimizer))
-    launches = []
-    for bucket, of in pairs:
+    plan = Plan.of(optimizer, found, functools.partial(_kind, optimizer))
+    for bucket, _ in plan.launches:
         _check_bucket(bucket)
-        update = bucket.prepare(optimizer, bucket.tensors_of(of), bucket.numbers_of(of), {}, NO_SHARDS)
-        if update is not None:
-            launches.append((cast(DeviceBucket, bucket), of, update))
+    launches = [(cast(DeviceBucket, bucket), of, update) for bucket, of, update in plan.prepare()]
     captured = CapturedStep(optimizer, launches)
-    with Uninterrupted(gives_way=True), ready.held:
+    with Uninterrupted(gives_way=True), plan.ready.held:
         graphs.keep_with_graph(internals.current_stream(torch.cuda.current_device()), captured)
         try:
-            put_state(optimizer, fresh)
+            put_state(optimizer, plan.fresh)
             for _, _, update in launches:
-                update.launch(ready.arenas)
+                update.launch(plan.ready.arenas)
         except BaseException:
-            take_state_back(optimizer, fresh)
+            take_state_back(optimizer, plan.fresh)
             raise
     return captured
 

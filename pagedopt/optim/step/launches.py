@@ -16,12 +16,10 @@ from .bucket import Bucket, KindOf
 from .changes import KnownObjects
 from .device_bucket import DeviceBucket
 from .members import Grads, Member, members, reduced, sharded
-from .new_state import create
+from .plan import NO_SHARDS, Plan
 from .update import Update
 
 _resident = attrgetter("resident")
-#: Gradients of shards if no parameter is a DTensor.
-NO_SHARDS: Grads = {}
 
 
 class Launches(NamedTuple):
@@ -128,19 +126,13 @@ def prepare_anew(optimizer: RuleOptimizer, shards: Grads) -> PreparedStep:
         CompileError: a kernel cannot be compiled.
     """
     everyone = members(optimizer)
-    fresh = tuple([m for m in everyone.found if m.is_new or m.missing or m.moved])
-    create(optimizer, everyone.found)
-    objects = KnownObjects(optimizer, everyone)
-    ready = optimizer.store.make_ready()
-    buckets = Bucket.partition(optimizer, everyone.found, shards, kind_of(optimizer))
-    objects.pick_for(buckets)
-    ahead: Ahead = {}
-    updates = [
-        bucket.prepare(optimizer, bucket.tensors_of(of), bucket.numbers_of(of), ahead, shards) for bucket, of in buckets
-    ]
-    launches = Launches(objects, tuple([bucket for bucket, _ in buckets]), ready.residents, everyone.sharded)
+    plan = Plan.of(optimizer, everyone.found, kind_of(optimizer), shards, everyone)
+    assert plan.objects is not None, "it was given everyone"
+    updates = tuple([update for _, _, update in plan.prepare(shards)])
+    buckets = tuple([bucket for bucket, _ in plan.launches])
+    launches = Launches(plan.objects, buckets, plan.ready.residents, everyone.sharded)
     entries = tuple([m.entry for m in everyone.found])
-    return PreparedStep(optimizer, tuple(filter(None, updates)), launches, ready, entries, fresh)
+    return PreparedStep(optimizer, updates, launches, plan.ready, entries, plan.fresh)
 
 
 def kind_of(optimizer: RuleOptimizer) -> KindOf:

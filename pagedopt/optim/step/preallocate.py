@@ -8,11 +8,10 @@ from ...tables.shards import local
 from ..state.rule_optimizer import RuleOptimizer
 from ..state.scalar_state import number_names
 from ..state.state_columns import state_columns
-from .bucket import Bucket
 from .class_checks import check_update
-from .launches import NO_SHARDS, kind_of
+from .launches import kind_of
 from .members import Member
-from .new_state import create
+from .plan import Plan
 
 
 def preallocate(optimizer: RuleOptimizer, index: int) -> None:
@@ -38,8 +37,7 @@ def preallocate(optimizer: RuleOptimizer, index: int) -> None:
             found.append(member)
     if not found:
         return
-    create(optimizer, found)
-    for bucket, members in Bucket.partition(optimizer, found, NO_SHARDS, kind_of(optimizer)):
+    for bucket, members in Plan.of(optimizer, found, kind_of(optimizer)).launches:
         bucket.compile(members[0].formats)
     store = optimizer.store
     for device in {m.param.device for m in found if m.param.is_cuda}:
