@@ -124,7 +124,7 @@ def check_format(state_format: StateFormat, states: Collection[str] | None = Non
 
 
 def chosen_format(state_format: StateFormat, name: str) -> Format | Choice | None:
-    """Return what ``state_format`` gives for state ``name``; None: the parameter's dtype."""
+    """Return the format that ``state_format`` gives to state ``name``; None: the parameter's dtype."""
     one = state_format.get(name) if isinstance(state_format, Mapping) else state_format
     if isinstance(one, torch.dtype):
         return _OF_DTYPES[one]

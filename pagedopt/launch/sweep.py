@@ -206,7 +206,7 @@ class Sweep:
         return passes(steps, self._launch_on_cpu({None: ways} if steps is WHOLE else ways), mover)
 
     def _launch_on_cpu(self, ways: Any) -> Callable[[Span | None], None]:
-        """Return what updates a span."""
+        """Return the function that updates a span."""
 
         def launch(span: Span | None) -> None:
             walk, team = ways[span]
@@ -255,7 +255,7 @@ class Sweep:
         self.ready()
 
     def ready(self, steps: Sequence[Action] = WHOLE) -> Any:
-        """Return what :meth:`launch` takes as ``ready``: the compiled kernel; on a CPU (walk, team), or a dict by span.
+        """Return the compiled kernel, for :meth:`launch`; on a CPU (walk, team), or a dict by span.
 
         The kernel is cached until formats change.  On a CPU a team of threads has another kernel than one thread.
         Raises CompileError if it cannot be compiled.

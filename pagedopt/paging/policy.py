@@ -43,7 +43,7 @@ def place(page_bytes: Sequence[Indices], budget: Budget) -> list[int]:
 
 
 def _leave(page_bytes: Sequence[Indices], away: int) -> list[int]:
-    """Return what :func:`place` does if at most ``away`` bytes may be away: last pages of the first arenas leave."""
+    """Return the boundaries if at most ``away`` bytes may be away: the last pages of the first arenas leave."""
     boundaries = []
     for sizes in page_bytes:
         leaving = np.cumsum(sizes[::-1])  # bytes away, by number of pages less one

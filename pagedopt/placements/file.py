@@ -100,7 +100,7 @@ class FileArena(Arena):
             self._file.drop(away[2], rest=True)
 
     def mover(self, arenas: Sequence[Arena], ring: Callable[[torch.device], Ring]) -> Mover:
-        """Return what carries pages from and to the file; no ring is needed."""
+        """Return the mover of pages from and to the file; no ring is needed."""
         return FileMover(cast(Sequence[FileArena], arenas))
 
     def fetch(self, page: int) -> None:

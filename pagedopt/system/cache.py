@@ -88,7 +88,7 @@ def keep(name: str, data: bytes) -> Path | None:
 
 
 def find(name: str) -> CachedFile | None:
-    """Return what :func:`keep` wrote under ``name``, if it is there and nobody else can have written it."""
+    """Return the file that :func:`keep` wrote under ``name``, if it is there and nobody else can have written it."""
     for folder in _folders():
         path = folder / name
         try:

@@ -24,7 +24,7 @@ class Located:
 
     @classmethod
     def of(cls, tensors: Tensors, layout: TensorLayout | None) -> tuple[Located, Addresses]:
-        """Return what to store about ``tensors``, and their addresses; 0 for an absent tensor."""
+        """Return the record of ``tensors``, and their addresses; 0 for an absent tensor."""
         absent = missing(tensors)
         found = cls(absent, layout) if absent or layout else _UNKNOWN
         return found, _addresses(tensors, absent, layout)

@@ -54,7 +54,7 @@ def examine(device: torch.device, quick: bool = False) -> dict[str, Any]:
 
 
 def notes(device: torch.device, packages: dict[str, str | None]) -> list[str]:
-    """Return what is worth knowing but not a failure."""
+    """Return remarks: worth knowing, but no failures."""
     out = [f"{name} is not installed: {facts.PACKAGES[name]}" for name, version in packages.items() if not version]
     if not torch.cuda.is_available():
         if machine.driver_version() is None:
@@ -71,7 +71,7 @@ def notes(device: torch.device, packages: dict[str, str | None]) -> list[str]:
 def problems(
     device: torch.device, packages: dict[str, str | None], tried: list[dict[str, Any]], step: dict[str, Any]
 ) -> list[str]:
-    """Return what should work here and does not."""
+    """Return failures: of things that should work here."""
     out = [
         f"{name} is missing, which parameters on {device.type} need: {facts.PACKAGES[name]}; `make setup` installs it"
         for name in facts.NEEDED[device.type]

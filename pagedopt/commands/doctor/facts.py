@@ -99,7 +99,7 @@ def card(index: int) -> dict[str, Any]:
 
 
 def attributes(index: int) -> dict[str, int | None]:
-    """Return what a device can do with memory; None for what cuda-bindings (missing, or old) cannot ask."""
+    """Return a device's abilities with memory; None for those that cuda-bindings (missing, or old) cannot ask."""
     out: dict[str, int | None] = dict.fromkeys(ATTRIBUTES)
     try:
         d = driver.bindings()

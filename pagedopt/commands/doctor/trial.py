@@ -99,7 +99,7 @@ def _distance(device: torch.device, name: str, steps: int) -> float:
 
 
 def choices(device: torch.device, tried: list[dict[str, Any]], rates: Rates | None) -> list[dict[str, Any]]:
-    """Return what an optimizer gets by default, as two dicts: without a budget and with one, each with the reason."""
+    """Return an optimizer's defaults, as two dicts: without a budget and with one, each with the reason."""
     found = {t["placement"]: t for t in tried if t["device"] == str(device)}
     kinds = candidates(None, device, NOTHING)
     works = [kind for kind in kinds if found[kind.name]["works"]]

@@ -64,7 +64,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def _read(path: Path) -> Any:
-    """Return what ``torch.save`` wrote, if that is plain values and tensors; else raise UsageError."""
+    """Return the contents of a file of ``torch.save``: plain values and tensors; else raise UsageError."""
     try:
         if not zipfile.is_zipfile(path):
             raise UsageError(

@@ -92,7 +92,7 @@ def _check_optimizer(what: str, found: Any, kind: str, model: nn.Module, options
 
 
 def _moments(optimizer: torch.optim.Optimizer, group: dict[str, Any], p: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return what a parameter's two moments are stored in, by its key, as tensors without memory."""
+    """Return the columns of a parameter's two moments by their keys, as tensors without memory."""
     if not isinstance(optimizer, RuleOptimizer):
         return dict.fromkeys(MOMENTS, p)
     columns = state_columns(optimizer, MOMENTS, p, group)

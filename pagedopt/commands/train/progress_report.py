@@ -72,7 +72,7 @@ def rising(results: Mapping[str, dict[str, Any]]) -> list[str]:
 
 
 def summarize(contender: Contender, validation_loss: float, options: TrainOptions) -> dict[str, Any]:
-    """Return what a contender measured as plain values."""
+    """Return a contender's measurements as plain values."""
     curve = contender.curve
     return {
         "optimizer": contender.label,

@@ -65,7 +65,7 @@ def check_form(state_dict: StateDict) -> None:
 
 
 def _inner(checkpoint: Mapping[Any, Any]) -> str:
-    """Return what to write where an item of a checkpoint is the state dict."""
+    """Return the call to write where an item of a checkpoint is the state dict; "" where none is."""
     found = (key for key, item in checkpoint.items() if isinstance(item, Mapping) and "param_groups" in item)
     return "".join(f"; write load_state_dict(checkpoint[{key!r}])" for key in found)
 

@@ -120,7 +120,7 @@ class RuleOptimizer(torch.optim.Optimizer):
         return State(name, numel, rule.name, moment, known, rounding, counted=self.has_step)
 
     def formats_depend_on(self, group: Group) -> object:
-        """Return what the formats of a group's state depend on, apart from its parameters; equal if nothing changed."""
+        """Return the formats of a group's state, for a parameter of any size; equal if nothing has changed."""
         said = self.state_format_of(group)
         if said is None:
             return None

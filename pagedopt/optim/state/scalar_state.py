@@ -114,7 +114,7 @@ class ScalarState:
         return bool(self._others)
 
     def read(self, tensors: NumberTensors, absent: Sequence[int], ahead: Ahead) -> Values | float:
-        """Return what a rule takes: one number per parameter, or one float if all are the same.
+        """Return the numbers for a rule: one per parameter, or one float if all are the same.
 
         ``absent`` are rows that take no step.  Numbers that earlier launches of the step will write are in ``ahead``.
         """

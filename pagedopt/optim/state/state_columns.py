@@ -35,7 +35,7 @@ class StateColumn(NamedTuple):
     def wanted(
         self, param: torch.Tensor, key: str, like: torch.Tensor | None = None, dtype: torch.dtype | None = None
     ) -> Wanted:
-        """Return what to ask a store for.  ``dtype`` overrides the column's; for ``like`` see :class:`Wanted`."""
+        """Return this column for a store.  ``dtype`` overrides the column's; for ``like`` see :class:`Wanted`."""
         column = Column(self.column.name, dtype or self.column.dtype, self.column.per)
         return Wanted(param, key, column, self.form.block, like)
 

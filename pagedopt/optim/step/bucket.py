@@ -288,13 +288,12 @@ def _memories(members: Sequence[Member]) -> list[int]:
     """Return a number for each parameter's memory: parameters that overlap have the same."""
     # Of a parameter with gaps only the first element counts: others may lie between its elements.
     params = [m.shard for m in members]
-    start = np.array([p.data_ptr() for p in params], np.int64)
-    sizes = [p.nbytes if is_dense(p) else p.itemsize for p in params]
-    order = np.argsort(start, kind="stable")
-    ends = np.maximum.accumulate((start + np.array(sizes, np.int64))[order])
-    found = np.empty(len(members), np.int64)
-    found[order] = np.cumsum(np.concatenate([[True], start[order][1:] >= ends[:-1]])[: len(members)])
-    return found.tolist()
+    starts, sizes = [p.data_ptr() for p in params], [p.nbytes if is_dense(p) else p.itemsize for p in params]
+    found, end, number = [0] * len(params), 0, 0
+    for i in sorted(range(len(params)), key=starts.__getitem__):
+        number += starts[i] >= end
+        found[i], end = number, max(end, starts[i] + sizes[i])
+    return found
 
 
 def _take_turns(members: Iterable[Member], memory: Sequence[int]) -> None:

@@ -54,7 +54,7 @@ class CapturedStep:
         self._transport = optimizer.transport
 
     def void(self, optimizer: RuleOptimizer) -> list[str]:
-        """Return what no refresh can follow, in words: replaced state, moved parameters, other groups."""
+        """Return the changes that no refresh can follow, in words: replaced state, moved parameters, other groups."""
         if _groups(optimizer) != self._groups or _rules(optimizer) != self._rules:
             return ["groups, their parameters, their rules or formats are others"]
         found = []
@@ -76,7 +76,7 @@ class CapturedStep:
         return found
 
     def changes(self, optimizer: RuleOptimizer) -> list[str]:
-        """Return what is not as the captured step was told, in words."""
+        """Return all changes since the captured step was told of any, in words."""
         found = self.void(optimizer)
         for bucket, of in () if found else self._launches:
             moved = bucket.sweep.table.moved([(), [m.param.grad for m in of]])

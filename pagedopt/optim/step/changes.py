@@ -117,7 +117,7 @@ class KnownObjects:
 
 
 def _pick(positions: list[int]) -> Pick:
-    """Return what takes the items at these positions of a tuple, as a tuple."""
+    """Return a function that takes the items at these positions of a tuple, as a tuple."""
     first = positions[0] if positions else 0
     if positions == [*range(first, first + len(positions))]:
         return _stretch(first, first + len(positions))
@@ -126,7 +126,7 @@ def _pick(positions: list[int]) -> Pick:
 
 @functools.lru_cache(maxsize=256)
 def _stretch(first: int, last: int) -> Pick:
-    """Return what takes the items from ``first`` to before ``last``; cached, as there may be thousands alike."""
+    """Return a function that takes items ``first`` to ``last - 1``; cached, as there may be thousands alike."""
     return itemgetter(slice(first, last))
 
 

@@ -136,7 +136,7 @@ def prepare_anew(optimizer: RuleOptimizer, shards: Grads) -> PreparedStep:
 
 
 def kind_of(optimizer: RuleOptimizer) -> KindOf:
-    """Return what chooses the class of a member's bucket.
+    """Return the function that chooses the class of a member's bucket.
 
     Step counts that lie on a device, as with ``fused``, are read there in each step, and the host waits for none.
     """

@@ -61,7 +61,7 @@ def create(optimizer: RuleOptimizer, found: Sequence[Member]) -> None:
 
 
 def _preallocated(optimizer: RuleOptimizer, member: Member) -> dict[str, Any]:
-    """Return what ``preallocate=True`` has made of a member's missing state; {} if another kind is wanted now."""
+    """Return a member's missing state, made by ``preallocate=True``; {} if another kind is wanted now."""
     made = optimizer.preallocated.get(member.param)
     if made is None or any(name not in made for name in member.missing):
         return {}

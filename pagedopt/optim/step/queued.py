@@ -80,7 +80,7 @@ class Pending(NamedTuple):
         return cls(p, p.data_ptr(), p._version, grad, grad._version, memory)
 
     def misuse(self) -> str:
-        """Return what was done to them since; or ""."""
+        """Return how they were misused since, in words; or ""."""
         if self.param._version != self.version:
             return "a parameter was written"
         if self.param.data_ptr() != self.address:

@@ -90,7 +90,7 @@ class Program:
         return [test for i in sorted({i for path in node.paths for i, _ in path}) if not (test := self.nodes[i]).varies]
 
     def host_writer(self, column: str, tensors: bool = False) -> tuple[Writer, list[str]]:
-        """Return what has written the host's part (with ``tensors``: all) as Python, and the texts of its results."""
+        """Return the writer of the host's part (with ``tensors``: of all) as Python, and the texts of its results."""
         prefix = "f_"
         while any(node.name.startswith(prefix) for node in self.nodes):
             prefix += "_"
@@ -235,7 +235,7 @@ class Writer:
 
 
 def _kernel(program: Program, column: str, stored: Sequence[Stored] = ()) -> tuple[Writer, list[str], list[str]]:
-    """Return what has written a kernel's part, the names of its inputs, and the texts of its results."""
+    """Return the writer of a kernel's part, the names of its inputs, and the texts of its results."""
     writer = Writer(program, column, stored=stored)
     inputs = writer.give("input")
     writer.given |= {value: f"u{i}" for i, value in enumerate(program.uniforms) if isinstance(value, Node)}

@@ -77,7 +77,7 @@ def source_of(function: Callable[..., Any]) -> Source:
 
 
 def _essence(code: CodeType) -> tuple[Any, ...]:
-    """Return what code computes, without file and lines."""
+    """Return instructions, constants and names of code, without file and lines."""
     constants = [_essence(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
     arguments = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_varnames
     return (*arguments, code.co_code, constants, code.co_names, code.co_freevars, code.co_cellvars)
@@ -172,7 +172,7 @@ _ONCE = {
 
 
 def check(source: Source) -> list[ast.AST]:
-    """Return what is in a function; raise RuleError at what cannot be traced, whatever its values are."""
+    """Return the nodes of a function; raise RuleError at one that cannot be traced, whatever its values are."""
     nodes = [*ast.walk(source.tree)]
     for node in nodes:
         if type(node) in _ONCE:

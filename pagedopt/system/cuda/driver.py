@@ -115,7 +115,7 @@ def explained(device: int, nbytes: int, where: Location) -> Iterator[None]:
 
 @functools.cache
 def capabilities(device: int) -> Capabilities:
-    """Return what CUDA device ``device`` can do."""
+    """Return the abilities of CUDA device ``device``."""
     names = bindings().CUdevice_attribute
     handle = call("cuDeviceGet", device)
 

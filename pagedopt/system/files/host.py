@@ -118,7 +118,7 @@ def cgroup_folders(cgroup: str, mounted: Sequence[Mount]) -> list[tuple[_Version
 
 
 def _cgroup_room(version: _Version, folder: Path, owner: str) -> Room | None:
-    """Return what the limits in one folder leave; None if there are none."""
+    """Return the bytes that the limits in one folder leave; None if there are none."""
     limits = [int(text) for name in version.limits if (text := _text(folder / name).strip()).isdigit()]
     usage = _text(folder / version.usage).strip()
     # In version 1 a number larger than any memory means "no limit".
