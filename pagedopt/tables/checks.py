@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .columns import TensorList, is_dense, same_layout
+from .columns import TensorList, is_dense, missing, same_layout
 from .misfit import misfit
 
 
@@ -91,8 +91,14 @@ class Common:
         return -(-self.numels // self.per[j])
 
     def _agree(self, j: int, tensors: Sequence[Any]) -> bool:
-        """Return whether no tensor is absent and all are as expected: a fast check that may say no wrongly."""
+        """Return whether all tensors that are there are as expected: a fast check that may say no wrongly."""
         shapes, strides = self._expected(j)
+        if j and (gone := missing(tensors)):
+            here = np.delete(np.arange(len(tensors)), gone).tolist()
+            tensors = [tensors[i] for i in here]
+            shapes, strides = tuple([shapes[i] for i in here]), tuple([strides[i] for i in here])
+            if not here:
+                return True
         try:
             dtypes = {*map(_dtype, tensors)}
             alike = (

@@ -47,7 +47,7 @@ class Located:
 _UNKNOWN = Located((), None)
 
 
-def missing(tensors: Tensors) -> tuple[int, ...]:
+def missing(tensors: TensorList) -> tuple[int, ...]:
     """Return indices of the tensors that are None."""
     return tuple([i for i, t in enumerate(tensors) if t is None])
 

@@ -88,6 +88,7 @@ class PointerTable:
         "_numbers",
         "_rows",
         "_seen",
+        "_seen_before",
         "_unwritten",
         "absent",
         "host",
@@ -130,6 +131,7 @@ class PointerTable:
         self._columns: list[Located | None] = [None] * len(lists)
         self._held: list[Tensors | None] = [None] * len(lists)
         self._seen: _Seen | None = None
+        self._seen_before: tuple[_Seen, ...] = ()
         self._unwritten = False
         #: Indices of tensors that are skipped, as they are absent from a list.
         self.absent: list[int] = []
@@ -233,9 +235,14 @@ class PointerTable:
             tensors: of the first lists, one list after the other: those that may be replaced, or change strides.  The
                 caller itself compares the other lists.
         """
-        gone = missing(tensors)
+        gone, there = missing(tensors), [t for t in tensors if t is not None]
+        for seen in self._seen_before:  # a gradient that comes and goes is seen again
+            if seen.missing == gone and seen.layout.same(*there):
+                self._seen = seen
+                return
         here = np.delete(np.arange(len(tensors)), gone) if gone else slice(len(tensors))
-        self._seen = _Seen(TensorLayout.of([t for t in tensors if t is not None]), gone, here)
+        self._seen = _Seen(TensorLayout.of(there), gone, here)
+        self._seen_before = (self._seen, *self._seen_before[:1])
 
     def look(self, tensors: Tensors) -> bool:
         """Take the addresses of tensors if their shapes and strides are as remembered, in as few calls as possible.

@@ -11,8 +11,8 @@ import torch
 from pagedopt import PagedAdamW
 from pagedopt.optim.step.bucket import Bucket
 from pagedopt.optim.step.captured import CapturedStep
-from pagedopt.optim.step.launches import NO_SHARDS
 from pagedopt.optim.step.members import members
+from pagedopt.optim.step.plan import Plan
 
 Params = list[torch.nn.Parameter]
 
@@ -28,10 +28,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> tuple[Params, Any, CapturedStep]:
         p.grad = torch.ones_like(p)
     optimizer.step()
     found = members(optimizer).found
-    launches: list[Any] = []
-    for bucket, of in Bucket.partition(optimizer, found, NO_SHARDS):
-        update = bucket.prepare(optimizer, bucket.tensors_of(of), bucket.numbers_of(of), {}, NO_SHARDS)
-        launches.append((bucket, of, update))
+    launches: list[Any] = Plan.of(optimizer, found, lambda *_: Bucket).prepare()
     return [*params, late], optimizer, CapturedStep(optimizer, launches)
 
 
