@@ -164,10 +164,11 @@ class StagedCopies:
 
     def queue(self, words: npt.NDArray[np.uint64], target: int, stream: int) -> None:
         """Queue a copy of ``words`` to the device address ``target``."""
-        self._at = (self._at + 1) % RING
-        if self._at == len(self._slots):
+        following = (self._at + 1) % RING
+        if following == len(self._slots):
             memory = driver.allocate_pinned(self._nbytes, self._device)
             self._slots.append((memory.host.view(np.uint64), driver.Event(self._device)))
+        self._at = following  # behind what may fail: the next call then finds the slot that is still missing
         buffer, copied = self._slots[self._at]
         copied.wait()  # at once if the buffer was never used
         buffer[: len(words)] = words

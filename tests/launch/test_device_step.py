@@ -16,6 +16,7 @@ from played_tables import Tables, change
 from pagedopt.kernels import cuda as kernels
 from pagedopt.launch.device_step import RING, DeviceStep
 from pagedopt.rules import RULES
+from pagedopt.system.cuda import driver
 from pagedopt.tables.layout import Geometry, HostTable
 from pagedopt.transports.transport import TABLE_AT
 
@@ -165,3 +166,22 @@ def test_in_a_capture_the_table_is_there_at_once_and_no_event_is_recorded(world:
     kept = live_words(world.step.address, len(world.table.words) + world.step.inputs.size)
     assert kept[-1] == 5
     assert world.firsts == [first + 3 for first in before]
+
+
+def test_a_copy_whose_buffer_could_not_be_had_can_be_queued_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No room on the host, or a Ctrl-C in the allocation."""
+
+    def full(*_: Any) -> Any:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "allocate_pinned", full)
+        for _ in range(2):
+            with pytest.raises(MemoryError):
+                world.launch()
+    before = world.table.scalars[:, 0].tolist()
+    assert world.launch() == 1
+    world.cuda.drain(STREAM)
+    assert world.firsts == [first + 1 for first in before]

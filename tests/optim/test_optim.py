@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from gpu_support import DEVICES
 from optim_support import ADAMW, distance, model, pair, ready, same, step_on_ones, stepped, train, trained
 
 import pagedopt
@@ -297,3 +298,19 @@ def lion(param, grad, exp_avg, *, lr, beta1, beta2):  # type: ignore[no-untyped-
     param = param - lr * sign(beta1 * exp_avg + (1 - beta1) * grad)
     exp_avg = beta2 * exp_avg + (1 - beta2) * grad
     return param, exp_avg
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_which_gradient_is_absent_may_change_from_step_to_step(device: str) -> None:
+    """As many as before are there, in the same shapes, and of other parameters."""
+    worlds = []
+    for cls in (torch.optim.AdamW, PagedAdamW):
+        params = [torch.nn.Parameter(torch.full((5,), i + 1.0, device=device)) for i in range(3)]
+        optimizer = cls(params, lr=0.1)
+        for step in range(12):
+            for i, p in enumerate(params):
+                absent = i == step * 2 % 3 or (step % 4 == 3 and i == (step + 1) % 3)
+                p.grad = None if absent else torch.linspace(-1, step + i, 5, device=device)
+            optimizer.step()
+        worlds.append(torch.cat([p.detach() for p in params]))
+    torch.testing.assert_close(*worlds, rtol=1e-6, atol=1e-6)
