@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +14,17 @@ from .language.trace import Node, Raw
 from .rule import Rule, check_rule
 
 
+def _free(name: str, taken: Collection[str]) -> str:
+    """Return the name, with a number behind it if it is taken."""
+    return next(found for i in itertools.count(1) if (found := f"{name}_{i}" if i > 1 else name) not in taken)
+
+
 def compose(*rules: Rule) -> Rule:
     """Make one rule of several, of which each takes what those before it have changed.
 
     The first two tensors (parameter and gradient) are the same for all; of state each rule has its own, and so of
     numbers that it returns: a name that was there before gets ``_2``, ``_3``, …  Other hyperparameters of one name are
-    one.
+    one; a tensor with such a name gets a number, too.
     Between two rules a value is rounded as its list stores it, but not where another rule calls what is made here.  All
     compute in float64 if any list is float64.
 
@@ -39,7 +47,10 @@ def compose(*rules: Rule) -> Rule:
     rules = tuple(part for each in rules for part in each.parts or (each,))
     name = "_then_".join(each.name for each in rules)
     title = f"rule {name!r}"
-    inputs = max((list(each.inputs[:2]) for each in rules), key=len)
+    given = {n for each in rules for n in each.scalars}
+    inputs = list[str]()
+    for n in max((each.inputs[:2] for each in rules), key=len):  # a hyperparameter of another rule may have that name
+        inputs.append(_free(n, {*given, *inputs}))
     shared = tuple(inputs)
     scalars = list(dict.fromkeys(n for each in rules for n in each.scalars if n not in each.counted))
     if both := [n for each in rules for n in each.counted if n in scalars]:
@@ -50,12 +61,13 @@ def compose(*rules: Rule) -> Rule:
         names = {n: n for n in each.scalars} | dict(zip(each.inputs[:2], shared, strict=False))
         for own, all_names in ((each.inputs[2:], inputs), (each.counted, scalars)):
             for n in own:
-                names[n] = next(x for i in range(17) if (x := f"{n}_{i + 1}" if i else n) not in inputs + scalars)
+                names[n] = _free(n, {*inputs, *scalars})
                 all_names.append(names[n])
         plan.append((each, names))
         moments |= {names[n]: replace(m, decay=m.decay and names[m.decay]) for n, m in each.moments.items()}
         for n, value in each.defaults.items():
-            if defaults.setdefault(names[n], value) != value:
+            before = defaults.setdefault(names[n], value)
+            if before != value and not (math.isnan(before) and math.isnan(value)):
                 raise RuleError(f"{title}: two defaults of {n!r}, {defaults[names[n]]!r} and {value!r}; give one")
     needed = {names[n] for each, names in plan for n in each.scalars if n not in each.defaults}
     defaults = {n: value for n, value in defaults.items() if n not in needed}

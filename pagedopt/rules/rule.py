@@ -37,7 +37,7 @@ class Rule(Signature):
         function: positional parameters are elements of tensors, keyword-only parameters are hyperparameters.  It
             returns the parameters that change, by name (or one expression, which overwrites the first parameter).
             If it returns a hyperparameter, too, an optimizer stores that number for each of its parameters from step
-            to step; the new value may depend on hyperparameters alone.
+            to step, in float32 as torch stores step counts; the new value may depend on hyperparameters alone.
         moments: what is known of its states, by name (see :class:`~pagedopt.Moment`).
         signature: what is known of ``function``; left out: what its source says.
         parts: the rules that it is made of (see :func:`pagedopt.compose`).
@@ -294,7 +294,7 @@ def rule(
     (which take symbols as tests; ``if`` and ``while`` do not), ``abs``, ``min``, ``max``, of ``math`` ``sqrt``,
     ``exp``, ``log`` and ``tanh``, and of :mod:`pagedopt.rules` ``sign`` and ``fma``; of elements the powers 2 and 3.
     What depends on hyperparameters alone is computed once per step on the host, in double, and only in the branches
-    that are taken; everything else in float32, or in float64 if a list is float64.  So is a comparison with 0, such as
+    that tests of hyperparameters take; everything else in float32, or in float64 if a list is float64.  So is a comparison with 0, such as
     ``weight_decay != 0``: the kernel has the number anyway.
 
     Args:

@@ -29,6 +29,7 @@ def misfit(
     device: torch.device | None = None,
     *,
     of: str = "the parameter",
+    shaped_by: str = "",
     placed: torch.Tensor | None = None,
     memory: bool = True,
 ) -> Misfit | None:
@@ -38,7 +39,7 @@ def misfit(
         value: the value.
         shape: of the tensor; of a DTensor, of all of it.
         dtype, device: of the tensor; None: any.
-        of: who asks for it, for the text.
+        of, shaped_by: who asks for it, and for its shape if that is another, for the text.
         placed: a tensor that is a DTensor if this is one, placed as it is; None: any.
         memory: whether each of its elements needs memory of its own.
     """
@@ -47,7 +48,7 @@ def misfit(
     if value.layout is not torch.strided:
         return Misfit("type", f"is sparse ({value.layout}); only dense tensors are supported")
     if value.shape != shape:
-        return Misfit("shape", f"has shape {tuple(value.shape)}, {of} has {tuple(shape)}")
+        return Misfit("shape", f"has shape {tuple(value.shape)}, {shaped_by or of} has {tuple(shape)}")
     if placed is not None and not placed_alike(value, placed):
         return Misfit("placement", f"is {placement_of(value)}, {of} is {placement_of(placed)}")
     if device is not None and value.device != device:

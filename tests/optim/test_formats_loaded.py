@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -216,3 +217,24 @@ def test_int8_state_takes_the_numbers_that_another_parameter_had_before_the_load
             [opt.state[params[0]][key] for key in encoded(want[name], name)], [*encoded(want[name], name).values()]
         )
         assert torch.equal(opt.state[params[4]][name], want[name])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "there"), [("int8", "float32", "exp_avg.root3"), (None, "int8", "exp_avg")]
+)
+def test_a_format_that_changes_between_steps_is_named_and_a_load_follows_it(
+    before: str | None, after: str, there: str
+) -> None:
+    p = torch.nn.Parameter(torch.linspace(-1, 1, 5000))
+    opt = PagedAdamW([{"params": [p], "state_format": before}])
+    for step in range(2):
+        p.grad = torch.linspace(step, 1, 5000)
+        opt.step()
+    opt.param_groups[0]["state_format"] = after
+    with pytest.raises(
+        KeyError, match=rf"is stored as '{re.escape(there)}', in another state_format; optimizer\.load_"
+    ):
+        opt.step()
+    opt.load_state_dict(opt.state_dict())
+    opt.step()
+    assert there not in opt.state[p]

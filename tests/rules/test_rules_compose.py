@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import pickle
 from typing import Any, ClassVar
 
@@ -223,3 +224,35 @@ def test_a_rule_that_returns_its_gradient_is_no_optimizers() -> None:
 
     with pytest.raises(RuleError, match="returns 'grad', its second input, which is the gradient and stays"):
         Clips([torch.nn.Parameter(params[0])])
+
+
+@pagedopt.rule
+def falling(x, d, *, lr):  # type: ignore[no-untyped-def]
+    """Calls its gradient d."""
+    x = x - lr * d
+    return x
+
+
+@pagedopt.rule
+def shrinking(param, grad, m, *, d=0.5, x=0.25):  # type: ignore[no-untyped-def]
+    """Has hyperparameters of these names."""
+    m = m + grad
+    param = param - d * x
+    return param, m
+
+
+@pytest.mark.parametrize("rules", [(falling, shrinking), (shrinking, falling)], ids=["tensors first", "numbers first"])
+def test_a_hyperparameter_may_be_called_as_a_tensor_of_another_rule(rules: tuple[Rule, ...]) -> None:
+    both = compose(*rules)
+    assert len({*both.inputs, *both.scalars}) == len(both.inputs) + len(both.scalars)
+    param, grad, m = (torch.full((3,), value, dtype=F64) for value in (1.0, 10.0, 0.0))
+    multi_tensor_apply(both, [[param], [grad], [m]], {"lr": 0.125, "d": 4.0})
+    assert (param.tolist(), m.tolist()) == ([1 - 1.25 - 1.0] * 3, [10.0] * 3)
+
+
+def test_a_default_that_is_no_number_is_one_default() -> None:
+    @pagedopt.rule
+    def capped(param, grad, *, cap=math.nan):  # type: ignore[no-untyped-def]
+        return param - min(grad, cap)
+
+    assert math.isnan(compose(capped, capped).defaults["cap"])

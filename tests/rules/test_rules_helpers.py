@@ -252,3 +252,62 @@ def test_the_text_has_the_authors_names() -> None:
     text = RULES["adamw"].cuda_source()
     assert "const S denominator = ((element_sqrt<S>(exp_avg_sq_2) * u5) + u6);" in text
     assert "const bool near = (beta1 > S(0.5));" in RULES["adamw"].prologue_source()
+
+
+def test_branches_that_may_raise_are_printed_in_as_many_statements_as_they_have() -> None:
+    """The same division in many branches: each is decided by the tests before it, and none is written out again."""
+
+    def chain(turns: int) -> Rule:
+        @rule
+        def chained(param, grad, *, lr, b):  # type: ignore[no-untyped-def]
+            x = 1.0
+            for i in range(turns):
+                x = 1 / x if x > i else x + lr if b > i else 1 / lr
+            return param * x
+
+        return chained
+
+    def by_hand(turns: int, lr: float, b: float) -> float:
+        x = 1.0
+        for i in range(turns):
+            x = 1 / x if x > i else x + lr if b > i else 1 / lr
+        return x
+
+    for turns in (2, 5, 30):
+        for lr, b in ((0.1, 3.0), (2.0, 0.5), (0.001, 40.0)):
+            assert chain(turns).uniforms({"lr": lr, "b": b}) == [by_hand(turns, lr, b)]
+    sizes = [len(chain(turns).prologue_source()) for turns in (20, 40)]
+    assert sizes[1] < 2.5 * sizes[0]
+
+
+def test_what_one_branch_may_not_compute_another_does() -> None:
+    @rule
+    def twice(param, grad, *, a, b):  # type: ignore[no-untyped-def]
+        first = 1 / a if b > 0 else b
+        second = 1 / a if first < 0 else 2 / a if b > 1 else a
+        return param * first + grad * second
+
+    for a, b in ((2.0, 3.0), (2.0, 0.5), (2.0, -1.0), (0.0, 0.0)):
+        first = 1 / a if b > 0 else b
+        second = 1 / a if first < 0 else 2 / a if b > 1 else a
+        assert sorted(twice.uniforms({"a": a, "b": b})) == sorted([first, second])
+    with pytest.raises(ZeroDivisionError):
+        twice.uniforms({"a": 0.0, "b": -1.0})
+
+
+@pytest.mark.parametrize("name", ["min", "max"])
+def test_of_equal_numbers_the_first_is_taken_as_python_does(name: str) -> None:
+    """Of zeros their signs show which."""
+
+    @rule
+    def larger(a, b):  # type: ignore[no-untyped-def]
+        return max(a, b)
+
+    @rule
+    def smaller(a, b):  # type: ignore[no-untyped-def]
+        return min(a, b)
+
+    zeros = torch.tensor([0.0, -0.0])
+    a, b = zeros.clone(), zeros.flip(0)
+    multi_tensor_apply({"min": smaller, "max": larger}[name], [[a], [b]])
+    assert torch.signbit(a).tolist() == torch.signbit(zeros).tolist()

@@ -144,3 +144,17 @@ def test_parameters_of_many_step_counts_are_updated_as_torch_does(groups: int) -
         made.append(params)
     for ours, theirs in zip(*made, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("numerator", [math.inf, -math.inf, math.nan, 0.0, 1.0])
+@pytest.mark.parametrize("sets", [3, 40])
+def test_a_division_by_zero_raises_whatever_is_divided(numerator: float, sets: int) -> None:
+    """By IEEE 754 inf / 0 and nan / 0 raise no flag."""
+
+    @rule
+    def dividing(param, grad, *, lr, step, cap):  # type: ignore[no-untyped-def]
+        return param - grad * min(lr, cap / (step - 8))
+
+    steps = np.arange(1.0, sets + 1)
+    assert_same_bits(dividing, {"lr": 0.1, "step": steps, "cap": numerator})
+    assert_same_bits(dividing, {"lr": 0.1, "step": steps + 8, "cap": np.full(sets, numerator)})

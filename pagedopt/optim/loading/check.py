@@ -239,7 +239,7 @@ def _check_fits(what: str, found: Misfit | None, **hints: str) -> None:
 
 def _check_column(what: str, value: Any, form: Format, column: Column, p: torch.Tensor) -> None:
     asks, per = f"format {form.name!r}", column.per
-    found = misfit(value, column.shape(p), column.dtype, of=asks, placed=p, memory=False)
+    found = misfit(value, column.shape(p), column.dtype, shaped_by=asks, placed=p, memory=False)
     blocks = "" if per == 1 else f", an entry for {per} elements; it was saved with blocks of another size"
     _check_fits(what, found, shape=blocks, dtype=f", as {asks} has it")
 

@@ -279,7 +279,8 @@ def _find_missing(optimizer: RuleOptimizer, member: Member) -> None:
     needed = (*number_names(optimizer, member.rule), *member.columns)
     if optimizer.has_step and member.entry:  # torch makes all state of a parameter at once
         for name in needed:
-            member.entry[name]  # KeyError, as in torch
+            if name not in member.entry:
+                raise KeyError(_lacking(member, name))  # as in torch
         return
     member.is_new = bool(needed) and not member.entry
     if member.is_new and getattr(optimizer.state, "default_factory", None) is None:
@@ -328,12 +329,12 @@ def _move_number(optimizer: RuleOptimizer, member: Member, name: str) -> None:
 
 def _check_tensor(optimizer: RuleOptimizer, member: Member, key: str) -> None:
     p, value, of = member.param, member.entry[key], member.columns[key]
-    dtype, asks = of.column.dtype, "the parameter" if of.column.per == 1 else f"format {of.form.name!r}"
+    dtype, shaped_by = of.column.dtype, "" if of.column.per == 1 else f"format {of.form.name!r}"
     if of.free and isinstance(value, torch.Tensor) and value.dtype is not dtype:
         fixed = of.name in optimizer.fixed_dtypes and (p.grad is None or value.dtype is not p.grad.dtype)
         if not fixed and (value.is_complex() if p.is_complex() else value.is_floating_point()):
             dtype = value.dtype  # users may replace plain numbers by those of another dtype
-    if found := misfit(value, of.column.shape(p), dtype, p.device, of=asks, placed=p):
+    if found := misfit(value, of.column.shape(p), dtype, p.device, shaped_by=shaped_by, placed=p):
         what = f"state {key!r} of {_named(member)} {found.why}"
         if found.kind == "dtype":
             # DtypeError is several errors of torch in one: versions of torch differ in what they raise here.
@@ -353,6 +354,18 @@ def _check_blocks(member: Member) -> None:
                 f"state {keys[0]!r} of {_named(member)} has strides {along.stride()}, other state in blocks "
                 f"{like.stride()}: blocks lie along the strides, which must be alike"
             )
+
+
+def _lacking(member: Member, name: str) -> str:
+    """Return the name of a missing state, and what to do if that state is there in another format."""
+    of = member.columns.get(name)
+    other = next((key for key in member.entry if of is not None and str(key).partition(".")[0] == of.name), None)
+    if of is None or other is None:
+        return name
+    return (
+        f"{name}: state {of.name!r} of {_named(member)} is stored as {other!r}, in another state_format; "
+        "optimizer.load_state_dict(optimizer.state_dict()) stores it anew"
+    )
 
 
 def _named(member: Member) -> str:

@@ -89,7 +89,7 @@ def _called(name: str) -> Operation:
 
 OPERATIONS: dict[str, Operation] = {
     **{op: Operation(f"({{0}} {op} {{1}})") for op in "+-*"},
-    "/": Operation("({0} / {1})", risky=True, whole=None),
+    "/": Operation("({0} / {1})", "{f}divide({0}, {1})", "({0} / {1})", risky=True, whole=None),
     "**": _on_host("**", "power"), "%": _on_host("%", "modulo"), "//": _on_host("//", "floor_divide"),
     "neg": Operation("(-{0})", whole=(0,)),
     **{op: _compared(op) for op in ("<", "<=", ">", ">=", "==", "!=")},
@@ -117,6 +117,13 @@ def _on_each(function: Function, arity: int = 2) -> Function:
     return _either(function, lambda *args: each(*args).astype(np.float64))
 
 
+def _divided(a: Any, b: Any) -> Any:
+    """Divide arrays; raise where Python does: by IEEE 754 inf / 0 and nan / 0 raise no flag."""
+    if not np.all(b):
+        raise ZeroDivisionError
+    return a / b
+
+
 def _fail(kind: type[Exception], why: str) -> Any:
     """Raise what Python raised for numbers of a branch, while the rule was traced."""
     raise kind(why)
@@ -136,7 +143,8 @@ _LOGIC: dict[str, Function] = {
 #: ``pow``, as Python does; ``np.power`` is vectorized, with other bits.
 EXACT: dict[str, Function] = {
     **{name: _on_each(function, ARITY[name]) for name, function in FUNCTIONS.items()}, **_LOGIC,
-    "power": _either(operator.pow, np.float_power), "modulo": _on_each(operator.mod),
+    "divide": _either(operator.truediv, _divided), "power": _either(operator.pow, np.float_power),
+    "modulo": _on_each(operator.mod),
     "floor_divide": _on_each(operator.floordiv),
 }  # fmt: skip
 _ON_ARRAYS: dict[str, Function] = {
@@ -146,7 +154,7 @@ _ON_ARRAYS: dict[str, Function] = {
 #: On elements as kernels compute them, but for roundings: NaN is handed on.
 REFERENCE: dict[str, Function] = {
     **{name: _either(function, _ON_ARRAYS[name]) for name, function in FUNCTIONS.items()}, **_LOGIC,
-    "power": operator.pow, "modulo": operator.mod, "floor_divide": operator.floordiv,
+    "divide": operator.truediv, "power": operator.pow, "modulo": operator.mod, "floor_divide": operator.floordiv,
 }  # fmt: skip
 
 

@@ -212,7 +212,7 @@ class Trace:
 
     def __init__(self, signature: Signature) -> None:
         self.signature, self.nodes, self._count = signature, list[Node](), 0
-        self._known: dict[Any, Node] = {}
+        self._known: dict[Any, list[Node]] = {}
         self._path: tuple[tuple[int, bool], ...] = ()
         self._rewritten: dict[FunctionType, FunctionType] = {}
         self._own: set[CodeType] = set()
@@ -268,10 +268,17 @@ class Trace:
             raise Refusal(f"more than {MOST} operations; a rule is the update of one element")
         args = tuple(map(self._operand, args))
         key = (op, *((a.index,) if isinstance(a, Node) else (type(a), repr(a)) for a in args))
-        if key not in self._known:
-            self._known[key] = Node(self, op, *args)
-        self._known[key].paths.add(self._path)
-        return self._known[key]
+        for node in self._known.get(key, ()):
+            if node.varies or not node.risky:
+                node.paths.add(self._path)
+                return node
+            # Python may raise: what another branch computes is a node of its own, decided by tests that come before it.
+            if any(self._path[: len(path)] == path for path in node.paths):
+                return node
+        node = Node(self, op, *args)
+        node.paths.add(self._path)
+        self._known.setdefault(key, []).append(node)
+        return node
 
     def binary(self, op: str, left: Any, right: Any) -> Node:
         """Return the node of an operator."""
