@@ -294,8 +294,8 @@ def rule(
     (which take symbols as tests; ``if`` and ``while`` do not), ``abs``, ``min``, ``max``, of ``math`` ``sqrt``,
     ``exp``, ``log`` and ``tanh``, and of :mod:`pagedopt.rules` ``sign`` and ``fma``; of elements the powers 2 and 3.
     What depends on hyperparameters alone is computed once per step on the host, in double, and only in the branches
-    that tests of hyperparameters take; everything else in float32, or in float64 if a list is float64.  So is a comparison with 0, such as
-    ``weight_decay != 0``: the kernel has the number anyway.
+    that tests of hyperparameters take; everything else in float32, or in float64 if a list is float64.  So is a
+    comparison with 0, such as ``weight_decay != 0``: the kernel has the number anyway.
 
     Args:
         moments: for each state that may be stored in 8 bits or in float16, whether it may be negative, by what it
