@@ -137,13 +137,13 @@ def element_sign(x):
 @njit
 def element_max(a, b):
     """Return the larger number, or NaN if one is NaN, as torch.maximum does."""
-    return a if (a >= b or a != a) else b
+    return a if (a > b or a != a) else b
 
 
 @njit
 def element_min(a, b):
     """Return the smaller number, or NaN if one is NaN, as torch.minimum does."""
-    return a if (a <= b or a != a) else b
+    return a if (a < b or a != a) else b
 
 
 @intrinsic

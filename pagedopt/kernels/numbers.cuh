@@ -50,8 +50,8 @@ template <int LIST, class S, class T, class... Rest> __device__ __forceinline__ 
 }
 
 // min and max propagate NaN, as torch.minimum and torch.maximum do.
-template <class S> __device__ __forceinline__ S element_max(S a, S b) { return (a >= b || a != a) ? a : b; }
-template <class S> __device__ __forceinline__ S element_min(S a, S b) { return (a <= b || a != a) ? a : b; }
+template <class S> __device__ __forceinline__ S element_max(S a, S b) { return (a > b || a != a) ? a : b; }
+template <class S> __device__ __forceinline__ S element_min(S a, S b) { return (a < b || a != a) ? a : b; }
 template <class S> __device__ __forceinline__ S element_sign(S x) { return S((x > S(0)) - (x < S(0))); }
 template <class S> __device__ __forceinline__ S element_abs(S x) { return fabs(x); }
 template <class S> __device__ __forceinline__ S element_sqrt(S x) { return sqrt(x); }

@@ -151,14 +151,14 @@ def test_a_fence_in_another_thread_waits_until_a_step_is_counted(monkeypatch: py
 
 def test_a_step_that_could_not_be_counted_stays_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
     """No fence carries it out, and then says that all is well."""
-    loop = ready()
+    want, loop = plain()[0], ready()
     a_step(loop)
     monkeypatch.setattr(Update, "write_numbers", raising(OSError("says the test")))
     with pytest.raises(OSError, match="says the test"):
         loop.opts[0].step()
     loop.opts[0].wait()
     assert "says the test" in loop.opts[0].damaged
-    assert all(map(torch.equal, loop.models[0].parameters(), plain()[0]))
+    assert all(map(torch.equal, loop.models[0].parameters(), want))
 
 
 def test_an_error_between_two_launches_leaves_no_page_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:

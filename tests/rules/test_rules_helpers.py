@@ -293,21 +293,3 @@ def test_what_one_branch_may_not_compute_another_does() -> None:
         assert sorted(twice.uniforms({"a": a, "b": b})) == sorted([first, second])
     with pytest.raises(ZeroDivisionError):
         twice.uniforms({"a": 0.0, "b": -1.0})
-
-
-@pytest.mark.parametrize("name", ["min", "max"])
-def test_of_equal_numbers_the_first_is_taken_as_python_does(name: str) -> None:
-    """Of zeros their signs show which."""
-
-    @rule
-    def larger(a, b):  # type: ignore[no-untyped-def]
-        return max(a, b)
-
-    @rule
-    def smaller(a, b):  # type: ignore[no-untyped-def]
-        return min(a, b)
-
-    zeros = torch.tensor([0.0, -0.0])
-    a, b = zeros.clone(), zeros.flip(0)
-    multi_tensor_apply({"min": smaller, "max": larger}[name], [[a], [b]])
-    assert torch.signbit(a).tolist() == torch.signbit(zeros).tolist()
