@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from queue import SimpleQueue
 from typing import Protocol
 
 import torch
@@ -159,10 +160,28 @@ class StagedMover:
             self.ring.copied_bytes[not to_device] += nbytes
 
 
+_Task = tuple[Future[None], Callable[[int], None], int]
+
+
+def _serve(tasks: SimpleQueue[_Task | None]) -> None:
+    """Carry out tasks until there is None."""
+    while (task := tasks.get()) is not None:
+        future, act, page = task
+        try:
+            act(page)
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+
+
 class FileMover:
     """Reads and writes pages of a file on a thread of its own, in the order of the calls.
 
     So a slot is emptied before it is filled again, and memory holds at most as many visiting pages as there are slots.
+
+    No ``ThreadPoolExecutor``: all of them share a lock, which a finalizer must not wait for.  The garbage collector may
+    run in the middle of any pool's ``submit()``, and carry out the queued step of an optimizer that has died.
     """
 
     def __init__(self, arenas: Sequence[Filed]) -> None:
@@ -170,15 +189,22 @@ class FileMover:
 
     def begin(self) -> None:
         """Start the thread."""
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="pagedopt-file")
+        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
+        self._thread = threading.Thread(target=_serve, args=(self._tasks,), name="pagedopt-file", daemon=True)
+        self._thread.start()
         self._fetches: dict[int, Future[None]] = {}  # by slot
         self._evictions: list[Future[None]] = []
         self._visited: set[int] = set()
 
+    def _submit(self, act: Callable[[int], None], page: int) -> Future[None]:
+        future: Future[None] = Future()
+        self._tasks.put((future, act, page))
+        return future
+
     def fetch(self, move: Move) -> None:
         """Read a page ahead, after the evictions so far."""
         self._visited.add(move.arena)
-        self._fetches[move.slot] = self._worker.submit(self._arenas[move.arena].fetch, move.page)
+        self._fetches[move.slot] = self._submit(self._arenas[move.arena].fetch, move.page)
 
     def arrive(self, move: Move) -> None:
         """Wait until reading has begun; touching a byte that is not there yet waits for the disk."""
@@ -186,7 +212,7 @@ class FileMover:
 
     def evict(self, move: Move) -> None:
         """Write a page back and drop it, in the background."""
-        self._evictions.append(self._worker.submit(self._arenas[move.arena].evict, move.page))
+        self._evictions.append(self._submit(self._arenas[move.arena].evict, move.page))
 
     def finish(self) -> None:
         """Wait for the disk, and drop what the operating system has read ahead around the pages.
@@ -194,7 +220,8 @@ class FileMover:
         Raises:
             MemoryError, OSError: writing a page failed; its only copy is still in the page cache.
         """
-        self._worker.shutdown()
+        self._tasks.put(None)
+        self._thread.join()
         for eviction in self._evictions:
             eviction.result()
         for number in self._visited:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import copy
 import functools
 import json
@@ -105,3 +106,20 @@ def test_a_step_in_another_thread_is_a_step(placement: str) -> None:
     twin.act()
     twin.train(2, 5)
     assert is_same(stage.values(), twin.values(), False)
+
+
+def test_pages_of_a_file_move_in_the_middle_of_any_pool_s_submit() -> None:
+    """The garbage collector may run there, and a queued step of an optimizer that has died is carried out then."""
+    p = torch.nn.Parameter(torch.ones(1 << 17))
+    opt = PagedAdamW([p], device_budget=0)
+    for _ in range(2):
+        p.grad = torch.ones_like(p)
+        opt.step()
+    with concurrent.futures.thread._global_shutdown_lock:  # type: ignore[attr-defined]
+        step = threading.Thread(target=opt.step)
+        step.start()
+        step.join(20)
+        stuck = step.is_alive()
+    step.join()
+    assert not stuck
+    assert opt.state[p]["step"] == 3
