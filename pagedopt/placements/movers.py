@@ -196,15 +196,11 @@ class FileMover:
         self._evictions: list[Future[None]] = []
         self._visited: set[int] = set()
 
-    def _submit(self, act: Callable[[int], None], page: int) -> Future[None]:
-        future: Future[None] = Future()
-        self._tasks.put((future, act, page))
-        return future
-
     def fetch(self, move: Move) -> None:
         """Read a page ahead, after the evictions so far."""
         self._visited.add(move.arena)
-        self._fetches[move.slot] = self._submit(self._arenas[move.arena].fetch, move.page)
+        self._fetches[move.slot] = read = Future[None]()
+        self._tasks.put((read, self._arenas[move.arena].fetch, move.page))
 
     def arrive(self, move: Move) -> None:
         """Wait until reading has begun; touching a byte that is not there yet waits for the disk."""
@@ -212,7 +208,9 @@ class FileMover:
 
     def evict(self, move: Move) -> None:
         """Write a page back and drop it, in the background."""
-        self._evictions.append(self._submit(self._arenas[move.arena].evict, move.page))
+        written = Future[None]()
+        self._evictions.append(written)
+        self._tasks.put((written, self._arenas[move.arena].evict, move.page))
 
     def finish(self) -> None:
         """Wait for the disk, and drop what the operating system has read ahead around the pages.
