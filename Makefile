@@ -1,4 +1,4 @@
-# `make` alone lists the targets. Everything is installed into .venv, nothing outside this folder is touched.
+# `make` alone lists the targets. Everything is installed into .venv.  Outside of this folder are caches alone (pip, kernels).
 
 VENV  := .venv
 READY := $(VENV)/.ready
