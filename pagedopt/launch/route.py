@@ -92,9 +92,9 @@ def route(
 
     Pages pass in the order in which one of their parameters has the least ``first_use``; None: in that of addresses.
     """
-    if not params or not states:
-        return None
     arenas = store.arenas  # this list does not change, even if the store drops an arena meanwhile
+    if not params or not states or not arenas:
+        return None
     found = [find(arenas, each) for each in zip(*states, strict=True)]
     passing = {
         number

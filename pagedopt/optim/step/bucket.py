@@ -67,8 +67,7 @@ class Bucket:
         def bind() -> tuple[Route | None, Sweep, list[torch.Tensor]]:
             lists = self._cut(self.lists.as_seen(tensors, shards))
             first_use = [optimizer.first_use.get(m.index, -1) for m in members] if optimizer.first_use else None
-            way = route(optimizer.store, lists[0], state, first_use) if optimizer.store.arenas else None
-            device = lists[0][0].device
+            way, device = route(optimizer.store, lists[0], state, first_use), lists[0][0].device
             transport = self._transport(optimizer)
             rows, geometry = (way.rows, way.geometry) if way else (None, None)
             sweep = Sweep(
@@ -248,7 +247,7 @@ class Bucket:
 
 
 class _FormatsOf:
-    """Numbers for members: those whose lists have the same formats have the same."""
+    """Gives each member the number of its set of formats: equal sets have one number."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[object, ...], int] = {}

@@ -25,7 +25,7 @@ class Plan(NamedTuple):
         optimizer: whose members they are.
         fresh: members whose new state is still to be put into ``optimizer.state``.
         ready: the arenas of state.
-        objects: to compare with, in later steps; None if nobody will.
+        objects: what later steps compare state and groups with; None for captured and preallocated steps.
         launches: each bucket with its members, in the order of the launches.
     """
 
