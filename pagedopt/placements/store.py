@@ -7,7 +7,7 @@ import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from ..system import internals
 from ..system.files import host
 from ..system.warn import outside
 from ..tables.shards import like_shard, local
-from ..tables.storage import Column
 from . import choose
 from .choose import Arena, HostAccess, Placement
 from .limits import by_device, divide, warn_of_no_page
@@ -26,35 +25,7 @@ from .movers import Ring, ring_for, slot_bytes
 from .ready_arenas import NO_ARENAS, NOTHING_HELD, ReadyArenas, find, joined
 from .time_budgets import Affords, limits_of, way_of
 from .versions import Versions
-
-
-class Wanted(NamedTuple):
-    """One column of a parameter's state that is to be created.
-
-    Attributes:
-        param: the parameter.
-        key: name of the column in the parameter's state.
-        column: dtype and shape.
-        block: elements that are stored together, in this column or across columns.
-        like: a tensor of the parameter's shape, whose strides the column takes; None: the parameter.
-    """
-
-    param: torch.Tensor
-    key: str
-    column: Column
-    block: int = 1
-    like: torch.Tensor | None = None
-
-    @property
-    def strided(self) -> torch.Tensor:
-        """A tensor (it may be a meta tensor) with the shape and strides of the column."""
-        return self.column.like(local(self.param if self.like is None else self.like))
-
-    def zeros(self) -> torch.Tensor:
-        """Return the column in memory of torch, on the parameter's device."""
-        made, dtype = self.strided, self.column.dtype
-        return torch.empty_strided(made.size(), made.stride(), dtype=dtype, device=self.param.device).zero_()
-
+from .wanted import Wanted
 
 #: Most bytes of spare room in an arena that is made when others of its kind are full: more parameters may come.
 SPARE = 4 << 20

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import torch
 
 from ...placements import choose
-from ...placements.store import Store, Wanted
+from ...placements.store import Store
+from ...placements.wanted import Wanted
 from ...system.interrupts import Uninterrupted
 from ..state.rule_optimizer import RuleOptimizer, occurrences
 from ..state.state_columns import state_columns, walked_like

@@ -17,7 +17,8 @@ import torch
 
 from ...formats.floating import NUMBERS
 from ...formats.format import Format
-from ...placements.store import Store, Wanted
+from ...placements.store import Store
+from ...placements.wanted import Wanted
 from ...system.interrupts import Uninterrupted
 from ...tables.columns import widest_first
 from ...tables.shards import local

@@ -9,7 +9,7 @@ import torch
 
 from ...formats.floating import NUMBERS, columns_of
 from ...formats.format import Column, Format
-from ...placements.store import Wanted
+from ...placements.wanted import Wanted
 from ...tables.columns import dense_like
 from ...tables.misfit import misfit
 from ...tables.shards import local
