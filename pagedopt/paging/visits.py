@@ -1,7 +1,6 @@
 """What a step does, as a value: launches, and between them the visits of pages to the device.  No memory is touched.
 
-A plan is a list of actions; :func:`plan` makes one, and :func:`carry_out` (or, launch by launch, :func:`passes`)
-executes it::
+A plan is a list of actions; :func:`plan` makes one, and :func:`passes` executes it, launch by launch::
 
     >>> for action in plan((0, 7), [(Move(0, 3, 0), (7, 9)), (Move(0, 4, 1), (9, 12))], slots=2): print(action)
     Fetch(move=Move(arena=0, page=3, slot=0))
@@ -107,12 +106,6 @@ class Mover(Protocol):
 
     def finish(self) -> None:
         """Let later work wait until every page is back; MemoryError or OSError if one could not be copied back."""
-
-
-def carry_out(actions: Iterable[Action], launch: Callable[[Span | None], object], mover: Mover | None = None) -> None:
-    """Execute a plan: :func:`passes`, to the end."""
-    for _ in passes(actions, launch, mover):
-        pass
 
 
 def passes(

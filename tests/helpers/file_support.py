@@ -17,7 +17,7 @@ from children import python
 from pagedopt.paging.budget import Budget
 from pagedopt.paging.pages import lay_out
 from pagedopt.paging.policy import place, schedule
-from pagedopt.paging.visits import Span, carry_out, plan
+from pagedopt.paging.visits import Span, passes, plan
 from pagedopt.placements.file import FileArena
 from pagedopt.placements.movers import FileMover
 from pagedopt.system.files.state_file import FOLDER_VARIABLE, state_folder
@@ -52,7 +52,8 @@ def step(memory: FileArena) -> None:
             section[span[0] : span[1]] += 1 + number
 
     memory.prepare()
-    carry_out(plan((0, memory.resident * numel), visits), launch, FileMover([memory]))
+    for _ in passes(plan((0, memory.resident * numel), visits), launch, FileMover([memory])):
+        pass
 
 
 def process_bytes(name: str) -> int:

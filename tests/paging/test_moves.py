@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import doctest
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 from hypothesis import example, given
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pagedopt.paging import visits
 from pagedopt.paging.policy import SLOTS, Move, schedule
-from pagedopt.paging.visits import Action, Arrive, Evict, Fetch, Launch, Span, carry_out, plan
+from pagedopt.paging.visits import Action, Arrive, Evict, Fetch, Launch, Mover, Span, passes, plan
 
 Moves = list[tuple[Move, Span]]
 RESIDENT = (0, 7)
@@ -87,6 +87,12 @@ def some_moves(draw: st.DrawFn) -> tuple[Moves, int]:
     every = cyclic(draw(st.integers(0, 20)), slots)
     keep = draw(st.lists(st.booleans(), min_size=len(every), max_size=len(every)))
     return [move for move, kept in zip(every, keep, strict=True) if kept], slots
+
+
+def carry_out(actions: Iterable[Action], launch: Callable[[Span | None], object], mover: Mover | None = None) -> None:
+    """Execute a plan, to the end."""
+    for _ in passes(actions, launch, mover):
+        pass
 
 
 def run(moves: Moves, slots: int = SLOTS, resident: Span | None = RESIDENT, trace: Trace | None = None) -> Trace:
