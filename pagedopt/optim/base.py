@@ -260,18 +260,8 @@ class PagedOptimizer(SavingOptimizer):
     @locked
     def __getstate__(self) -> dict[str, Any]:
         self._check_whole()
-        store = self.store
-        options: Options = {
-            "state_format": self.state_format,
-            "rounding": self.rounding,
-            "seed": self.seed,
-            "placement": store.placement,
-            "device_budget": store.budget.said,
-            "host_access": store.host_access,
-            "blocks": self.blocks,
-            "transport": self.transport,
-            "preallocate": self.preallocate,
-        }
+        now: Any = {name: getattr(self, name) for name in ("state_format", "rounding", "seed", "blocks", "transport")}
+        options: Options = {**self._made_with, **now, "device_budget": self.store.budget.said}
         return {**super().__getstate__(), "_options": options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
